@@ -1,0 +1,74 @@
+# Every target sets up what it needs: on a machine with only Python and make, `make demo` or `make test` is enough.
+
+# The first of these that is 3.11 or newer makes the environment.
+PYTHON  ?= python3 python3.13 python3.12 python3.11
+VENV    ?= .venv
+WORKDIR ?= runs/demo
+# More arguments for pytest (make test) or for the resolver (make lock).
+ARGS    ?=
+
+BIN   := $(VENV)/bin
+PIP   := $(BIN)/python -m pip
+STAMP := $(VENV)/.installed
+
+is_new_enough = -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null
+found_python  = $(or $(shell for python in $(PYTHON); do $$python $(is_new_enough) && echo $$python && break; done), \
+                     $(error none of '$(PYTHON)' is Python 3.11 or newer; name one: make PYTHON=/path/to/python3.12))
+
+# Held-out sentences of the built-in grammar: a question, a counter, a number, two kinds of clauses.
+define DEMO_SENTENCES
+my aunt found the banana that taro 's friend bought yesterday .
+how many glasses of milk did they drink ?
+this violin costs six thousand two hundred forty five yen .
+she did not play baseball because she was tired .
+did yumi break ken 's bicycle on thursday ?
+endef
+export DEMO_SENTENCES
+
+.PHONY: help setup test lint check demo smoke colab lock
+
+help:  ## list the targets
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-6s  %s\n", $$1, $$2 }' Makefile
+
+setup: $(STAMP)  ## make .venv from requirements.lock (once; every other target does it too)
+
+$(STAMP): requirements.lock pyproject.toml
+	@echo "Installing the locked packages into $(VENV) (once, some minutes)" && $(found_python) -m venv $(VENV)
+	@$(PIP) install -qq --require-hashes -r requirements.lock
+	@$(PIP) install -qq --no-deps --no-build-isolation --editable .
+	@touch $@
+
+test: setup  ## run the tests; those that need PyTorch or ../shared/data skip without them
+	@$(BIN)/pytest -n 2 $(ARGS)
+
+lint: setup  ## check format, style and types
+	@$(BIN)/ruff format --check .
+	@$(BIN)/ruff check .
+	@$(BIN)/pyright --pythonpath $(BIN)/python
+
+check: lint test  ## lint, then test: what a change must pass
+
+demo: setup  ## train on the built-in grammar, translate, draw attention, score (5 minutes)
+	@$(BIN)/tfx-jax train --config=experiments/transformer_demo.py --workdir=$(WORKDIR)
+	@echo "$$DEMO_SENTENCES" > $(WORKDIR)/sentences.en
+	@$(BIN)/tfx-jax translate --workdir=$(WORKDIR) < $(WORKDIR)/sentences.en > $(WORKDIR)/sentences.ja
+	@paste $(WORKDIR)/sentences.en $(WORKDIR)/sentences.ja
+	@$(BIN)/tfx-jax attend --workdir=$(WORKDIR) --source="$$(head -n 1 $(WORKDIR)/sentences.en)" \
+	  --output=$(WORKDIR)/attention.png
+	@$(BIN)/tfx-jax evaluate --workdir=$(WORKDIR)
+
+smoke: setup  ## train every experiment's test variant through the command line
+	@rm -rf runs/smoke
+	@for file in experiments/*.py; do \
+	  echo "== $$file" && $(BIN)/tfx-jax train --config=$$file:test --workdir=runs/smoke/$$(basename $$file .py) || exit 1; \
+	done
+
+colab: setup  ## make the notebooks from their py:percent sources
+	@$(BIN)/jupytext --quiet --update --to notebook colab/*.py
+
+lock:  ## resolve requirements.lock anew; ARGS=--upgrade takes newer releases
+	@$(found_python) -m venv --clear .venv-lock && .venv-lock/bin/pip install --quiet uv
+	@UV_CUSTOM_COMPILE_COMMAND="make lock" .venv-lock/bin/uv pip compile --quiet --universal --generate-hashes \
+	  --no-emit-index-url --no-emit-find-links --python-version 3.11 --extra dev $(ARGS) pyproject.toml \
+	  --output-file requirements.lock
+	@rm -rf .venv-lock

@@ -1,0 +1,48 @@
+r"""The Transformer on WMT14 English-French: 38.1 BLEU (base) and 41.8 (big) on newstest2014.
+
+"Attention Is All You Need" (Vaswani et al., 2017), Table 2; section 6.1 of its text gives 41.0 for the big model, its
+abstract 41.8 as the table does. 36 million pairs, one vocabulary of 32,000 word pieces, everything else as for
+English-German (`transformer_wmt14_ende.py`) but the dropout of the big model, 0.1. On 8 NVIDIA P100: base 100,000 steps
+of 0.4 s (12 hours), big 300,000 steps of 1.0 s (3.5 days). The last 5 (base) or 20 (big) checkpoints are averaged;
+they are 10 minutes of the paper's hardware apart, 1,500 and 600 steps. The subwords are those of a SentencePiece
+unigram model.
+
+    tfx-jax train --config=experiments/transformer_wmt14_enfr.py:big --workdir=gs://BUCKET/RUN \
+        --config.data.data_dir=DIR
+    tfx-jax average --workdir=gs://BUCKET/RUN
+    tfx-jax evaluate --workdir=gs://BUCKET/RUN --step=average
+
+DIR holds the TFDS data set wmt14_translate/fr-en as array records. `--config.model.dtype=bfloat16` computes in half
+the memory on a TPU or a recent GPU. The variant is "base", "big" or "test" (seconds, on the built-in grammar).
+
+Measured here: not yet run.
+"""
+
+from tfx_jax.models.transformer import TransformerConfig
+from tfx_jax.training.config import ExperimentConfig
+
+
+def get_config(variant: str = "base") -> ExperimentConfig:
+    if variant not in ("base", "big", "test"):
+        raise ValueError(f"unknown variant {variant!r}; there are base, big, test")
+    config = ExperimentConfig()  # its defaults are the paper's
+    config.data.dataset = "wmt14_translate/fr-en"
+    config.data.source_language, config.data.target_language = "en", "fr"
+    config.model.vocab_size = 32_000
+    config.num_steps = 100_000
+    config.checkpoint_every = 1_500
+    config.keep_last = 5
+    if variant == "big":
+        config.model = TransformerConfig.big(vocab_size=32_000, dropout_rate=0.1)
+        config.num_steps = 300_000
+        config.checkpoint_every = 600
+        config.keep_last = 20
+    if variant == "test":  # seconds on one CPU
+        config.data.dataset = "grammar"
+        config.data.source_language, config.data.target_language = "en", "ja"
+        config.data.max_length, config.data.tokens_per_batch, config.data.window = 64, 256, 256
+        config.model.num_layers, config.model.d_model, config.model.num_heads, config.model.d_ff = 1, 32, 2, 64
+        config.model.vocab_size = 1_000
+        config.decoding.extra_length = 4
+        config.num_steps, config.checkpoint_every, config.log_every = 6, 2, 2
+    return config

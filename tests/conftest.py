@@ -1,0 +1,29 @@
+"""Eight CPU devices, and no silent broadcasting or dtype promotion in our own code."""
+
+import os
+import pathlib
+
+import jax
+import pytest
+
+jax.config.update("jax_num_cpu_devices", 8)
+jax.config.update("jax_default_matmul_precision", "highest")
+jax.config.update("jax_numpy_rank_promotion", "raise")
+
+SHARED_DATA = pathlib.Path(__file__).parents[2] / "shared" / "data"
+
+
+@pytest.fixture(autouse=True)
+def _strict_dtypes(request):
+    """Strict promotion where arrays are ours; optax relies on promotion, so training may promote."""
+    strict = {"functional", "nn", "models"} & set(request.path.parts)
+    with jax.numpy_dtype_promotion("strict" if strict else "standard"):
+        yield
+
+
+@pytest.fixture(scope="session")
+def shared_data():
+    """The folder of real text sets; the test is skipped where it is absent."""
+    if not SHARED_DATA.is_dir():
+        pytest.skip(f"no real text sets at {SHARED_DATA.name}: they are not distributed with the code")
+    return SHARED_DATA

@@ -1,0 +1,354 @@
+"""Every example once an epoch, in static shapes within the budget, and the same after every interruption."""
+
+import collections
+import itertools
+import json
+import subprocess
+import sys
+
+import grain
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tfx_jax.data import bucketing, text, tokenizer
+from tfx_jax.errors import UserError
+
+MAX_LENGTH = 24
+
+
+def _make_pairs(count, seed=0):
+    """Pairs whose first word is unique; both sides have 1 to 22 words, seldom the same number."""
+    random = np.random.default_rng(seed)
+    lengths = random.integers(1, MAX_LENGTH - 1, (count, 2))
+    return [
+        {"source": " ".join([f"s{i}", *["x"] * (n - 1)]), "target": " ".join([f"t{i}", *["y"] * (m - 1)])}
+        for i, (n, m) in enumerate(lengths)
+    ]
+
+
+def _make_tokenizer(pairs):
+    return tokenizer.WordTokenizer.train(side for pair in pairs for side in pair.values())
+
+
+PAIRS = _make_pairs(103)
+TOKENIZER = _make_tokenizer(PAIRS)
+OPTIONS = {"tokens_per_batch": 128, "max_length": MAX_LENGTH, "seed": 3, "window": 40, "rows_multiple": 2}
+
+
+def _batches(pairs=PAIRS, **options):
+    return iter(bucketing.batches(pairs, TOKENIZER, **{**OPTIONS, "prefetch": 0, **options}))
+
+
+def _take_windows(iterator, count):
+    """The batches of the next `count` windows."""
+    first = iterator.get_state()["window"]
+    taken = []
+    while iterator.get_state()["window"] < first + count:
+        taken.append(next(iterator))
+    return taken
+
+
+def _examples(taken):
+    """The pairs of some batches, as text; each row must be tokens, one EOS, padding."""
+    found = []
+    for batch in taken:
+        for source, target in zip(batch["source"], batch["target"], strict=True):
+            if source.any() or target.any():
+                found.append((_text_of(source), _text_of(target)))
+    return found
+
+
+def _text_of(row):
+    length = np.count_nonzero(row)
+    assert np.all(row[:length] != tokenizer.PAD_ID)
+    assert np.flatnonzero(row == tokenizer.EOS_ID).tolist() == [length - 1]
+    return TOKENIZER.decode(row)
+
+
+def _expected(pairs=PAIRS):
+    return sorted((pair["source"], pair["target"]) for pair in pairs)
+
+
+def _assert_same(left, right):
+    assert len(left) == len(right)
+    for one, other in zip(left, right, strict=True):
+        assert one.keys() == other.keys()
+        for side in one:
+            np.testing.assert_array_equal(one[side], other[side])
+
+
+def test_every_example_once_an_epoch_uncut_and_reshuffled():
+    iterator = _batches()
+    epochs = [_examples(_take_windows(iterator, 3)) for _ in range(3)]  # 103 examples are 3 windows of at most 40
+    for epoch in epochs:
+        assert sorted(epoch) == _expected()
+    assert epochs[0] != epochs[1] != epochs[2] != epochs[0]
+
+
+def test_windows_are_of_equal_size_and_hold_different_examples_in_every_epoch():
+    iterator = _batches()
+    windows = [{source for source, _ in _examples(_take_windows(iterator, 1))} for _ in range(6)]
+    assert [len(window) for window in windows] == [34, 34, 35] * 2
+    assert windows[:3] != windows[3:]
+
+
+@pytest.mark.parametrize("window", [1, 7, 103, 104, 10_000])
+def test_an_epoch_is_an_epoch_whatever_the_window(window):
+    windows_per_epoch = -(-len(PAIRS) // window)
+    assert sorted(_examples(_take_windows(_batches(window=window), windows_per_epoch))) == _expected()
+
+
+def test_shapes_are_few_static_and_within_the_budget():
+    for batch in itertools.islice(_batches(), 60):
+        rows, length = batch["source"].shape
+        assert batch["target"].shape == (rows, length)
+        assert batch["source"].dtype == batch["target"].dtype == np.int32
+        assert (rows, length) in {(16, 8), (10, 12), (8, 16), (6, 20), (4, 24)}  # rows: even, at most 128 / length
+
+
+def test_only_one_batch_of_a_window_is_not_full():
+    iterator = _batches()
+    for _ in range(6):
+        not_full = [batch for batch in _take_windows(iterator, 1) if not batch["source"].any(axis=1).all()]
+        assert len(not_full) <= 1
+
+
+def test_lengths_of_batches_come_in_an_order_of_their_own_in_every_epoch_and_for_every_seed():
+    iterator, other = _batches(window=200), _batches(window=200, seed=4)
+    orders = [[batch["source"].shape[1] for batch in _take_windows(epoch, 1)] for epoch in (iterator, iterator, other)]
+    assert sorted(orders[0]) == sorted(orders[1]) == sorted(orders[2])
+    orders += [sorted(orders[0]), sorted(orders[0], reverse=True)]
+    assert len(set(map(tuple, orders))) == len(orders)
+
+
+def test_same_seed_same_batches_other_seed_other_batches():
+    first, again, other = ([*itertools.islice(_batches(seed=seed), 40)] for seed in (3, 3, 4))
+    _assert_same(first, again)
+    assert _examples(first) != _examples(other)
+
+
+def test_a_seed_is_not_its_neighbour_one_epoch_later():
+    # Or a mean over seeds would be one over the same order of the data.
+    iterator = _batches(seed=3)
+    windows = [_examples(_take_windows(iterator, 1)) for _ in range(4)]
+    assert set(_examples(_take_windows(_batches(seed=4), 1))) != set(windows[3])
+
+
+@pytest.mark.parametrize("prefetch", [0, 3])
+def test_resumes_exactly_at_every_position(prefetch):
+    iterator = _batches(prefetch=prefetch)
+    states, taken = [], []
+    for _ in range(45):  # more than two epochs
+        states.append(json.dumps(iterator.get_state()))
+        taken.append(next(iterator))
+    iterator.close()
+    assert max(map(len, states)) < 100
+    resumed = _batches(prefetch=prefetch)
+    for position in reversed(range(45)):
+        resumed.set_state(json.loads(states[position]))
+        assert json.dumps(resumed.get_state()) == states[position]
+        _assert_same([next(resumed) for _ in range(min(3, 45 - position))], taken[position : position + 3])
+    resumed.close()
+
+
+def test_is_a_grain_dataset_that_can_be_iterated_twice():
+    dataset = bucketing.batches(PAIRS, TOKENIZER, **OPTIONS)
+    assert isinstance(dataset, grain.IterDataset)
+    one, other = iter(dataset), iter(dataset)
+    _assert_same([next(one) for _ in range(5)], [next(other) for _ in range(5)])
+    one.close()
+    one.close()
+    with pytest.raises(ValueError, match="closed"):
+        next(one)
+    other.close()
+
+
+def test_state_of_other_data_is_refused():
+    iterator = _batches(PAIRS[:90])
+    with pytest.raises(UserError, match=r"belongs to 103 training pairs, but there are 90: bring"):
+        iterator.set_state(_batches().get_state())
+
+
+@pytest.mark.parametrize("count", [1, 2, 4])
+def test_processes_share_every_batch(count):
+    whole = [*itertools.islice(_batches(rows_multiple=4), 30)]
+    shares = [
+        [*itertools.islice(_batches(rows_multiple=4, process_index=index, process_count=count), 30)]
+        for index in range(count)
+    ]
+    joined = [
+        {side: np.concatenate([part[side] for part in parts]) for side in parts[0]}
+        for parts in zip(*shares, strict=True)
+    ]
+    _assert_same(joined, whole)
+    for index in range(1, count):
+        assert shares[index][0]["source"].shape == shares[0][0]["source"].shape
+
+
+def test_pairs_that_are_too_long_or_empty_are_skipped_and_counted():
+    long_source = {"source": "x " * 100_000, "target": "y"}
+    long_target = {"source": "x", "target": "y " * MAX_LENGTH}  # one too many with EOS
+    just_fits = {"source": "x", "target": "y " * (MAX_LENGTH - 1)}
+    without_text = {"source": " ", "target": "y"}
+    pairs = [*PAIRS[:20], long_source, long_target, just_fits, without_text]
+    iterator = _batches(pairs)
+    taken = _take_windows(iterator, 1)
+    assert iterator.get_state() == {"window": 1, "batch": 0, "skipped": 3, "num_pairs": 24}
+    _take_windows(iterator, 2)
+    assert iterator.get_state()["skipped"] == 9
+    assert sorted(_examples(taken)) == sorted([*_expected(PAIRS[:20]), ("x", " ".join("y" * (MAX_LENGTH - 1)))])
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"pairs": []}, "there are no training pairs"),
+        (
+            {"pairs": [{"source": "x " * 30, "target": "y"}] * 3},
+            "of 3 training pairs in a row, none has 1 to 23 tokens",
+        ),
+        ({"pairs": [{"source": "x", "target": ""}]}, "look at the text, or raise max_length"),
+        ({"tokens_per_batch": 47}, "tokens_per_batch=47 cannot hold 2 rows of 24 tokens: raise it or lower max_length"),
+        ({"process_count": 4}, "rows_multiple=2 must be a multiple of the 4 processes"),
+        ({"boundaries": (8, 16)}, r"boundaries=\(8, 16\) must increase up to max_length=24 or more"),
+        ({"boundaries": (16, 8, 24)}, "must increase"),
+    ],
+)
+def test_mistakes(options, message):
+    with pytest.raises(UserError, match=message) as caught:
+        next(_batches(**options))
+    assert "\n" not in str(caught.value)
+
+
+def test_errors_of_the_thread_reach_the_caller():
+    with pytest.raises(UserError, match="raise max_length"):
+        next(_batches([{"source": "x " * 30, "target": "y"}], prefetch=2))
+
+
+@given(max_length=st.integers(1, 100_000))
+@settings(deadline=None, max_examples=100)
+def test_length_boundaries_waste_at_most_a_third(max_length):
+    boundaries = bucketing.length_boundaries(max_length)
+    assert boundaries[-1] == max_length
+    assert all(length % 4 == 0 for length in boundaries[:-1])
+    for shorter, longer in itertools.pairwise(boundaries):
+        assert shorter < longer <= max(shorter + 4, 1.25 * shorter)
+
+
+@given(
+    lengths=st.lists(st.integers(1, 40), max_size=200),
+    boundaries=st.lists(st.integers(1, 40), min_size=1, max_size=6, unique=True).map(sorted),
+    tokens_per_batch=st.integers(1, 300),
+    rows_multiple=st.sampled_from([1, 2, 3]),
+)
+@settings(deadline=None, max_examples=100)
+def test_plan_puts_each_example_into_one_batch_that_holds_it(lengths, boundaries, tokens_per_batch, rows_multiple):
+    buckets = bucketing.bucket_shapes(boundaries, tokens_per_batch, rows_multiple)
+    plan = bucketing.plan_batches(np.array(lengths, np.int64), buckets)
+    planned = collections.Counter(int(member) for _, members in plan for member in members)
+    assert planned == {index: 1 for index, length in enumerate(lengths) if length <= boundaries[-1]}
+    for bucket, members in plan:
+        assert 0 < len(members) <= bucket.rows
+        assert max(lengths[member] for member in members) <= bucket.length
+        assert bucket.rows % rows_multiple == 0
+        assert bucket.rows * bucket.length <= tokens_per_batch or bucket.rows == rows_multiple
+    assert sum(len(members) < bucket.rows for bucket, members in plan) <= 1
+
+
+def test_plan_by_hand():
+    buckets = (bucketing.Bucket(4, 3), bucketing.Bucket(8, 2), bucketing.Bucket(16, 1))
+    plan = bucketing.plan_batches(np.array([4, 9, 1, 3, 5, 2, 17, 7]), buckets)
+    # 5 is left of the first bucket and fills a row of the second; 7 is left of the second and moves to the third.
+    assert [(bucket.length, members.tolist()) for bucket, members in plan] == [
+        (4, [0, 2, 3]),
+        (8, [5, 4]),
+        (16, [7]),
+        (16, [1]),
+    ]
+    # What is left at the end takes the shape of its longest example.
+    assert [bucket.length for bucket, _ in bucketing.plan_batches(np.array([3, 4]), buckets)] == [4]
+
+
+def _eval_batches(pairs=PAIRS, **options):
+    return [*bucketing.eval_batches(pairs, TOKENIZER, **{"tokens_per_batch": 128, **options})]
+
+
+def test_evaluation_gives_every_example_once_with_its_place_short_ones_first():
+    taken = _eval_batches()
+    places = [index for batch in taken for index in batch["index"] if index >= 0]
+    assert sorted(places) == list(range(len(PAIRS)))
+    for batch in taken:
+        assert batch["index"].dtype == np.int32
+        for index, source, target in zip(batch["index"], batch["source"], batch["target"], strict=True):
+            if index >= 0:
+                assert (_text_of(source), _text_of(target)) == tuple(PAIRS[index].values())
+            else:
+                assert not source.any()
+                assert not target.any()
+    lengths = [max(len(side.split()) for side in PAIRS[index].values()) for index in places]
+    assert lengths == sorted(lengths)
+    assert sum(int((batch["index"] < 0).any()) for batch in taken) <= 1
+
+
+def test_evaluation_is_shared_by_processes():
+    whole = _eval_batches(rows_multiple=2)
+    shares = [_eval_batches(rows_multiple=2, process_index=index, process_count=2) for index in range(2)]
+    joined = [
+        {side: np.concatenate([part[side] for part in parts]) for side in parts[0]}
+        for parts in zip(*shares, strict=True)
+    ]
+    _assert_same(joined, whole)
+
+
+def test_evaluation_takes_sources_alone_and_nothing_at_all():
+    (batch,) = _eval_batches([{"source": "x x", "target": ""}, {"source": "", "target": ""}])
+    assert batch["index"].tolist()[:3] == [1, 0, -1]
+    assert batch["target"][0].tolist()[:2] == [tokenizer.EOS_ID, tokenizer.PAD_ID]
+    assert _eval_batches([]) == []
+
+
+def test_evaluation_keeps_a_line_of_100_000_tokens_or_cuts_it_when_told():
+    pairs = [*PAIRS[:5], {"source": "x " * 100_000, "target": "y"}]
+    assert _eval_batches(pairs)[-1]["source"].shape == (1, 100_001)
+    taken = _eval_batches(pairs, max_length=50)
+    row = next(batch["source"][batch["index"] == 5][0] for batch in taken if 5 in batch["index"])
+    assert len(row) == 50
+    assert _text_of(row) == " ".join("x" * 49)
+    assert sum(int((batch["index"] >= 0).sum()) for batch in taken) == 6
+
+
+def test_evaluation_refuses_boundaries_that_are_too_short():
+    with pytest.raises(UserError, match=r"an example of \d+ tokens is longer than the last of boundaries=\(8,\)"):
+        _eval_batches(boundaries=(8,))
+
+
+_EXITS_WHILE_PREFETCHING = """
+from tfx_jax.data import bucketing, tokenizer
+pairs = [{"source": f"the cat number {i} sat on the mat", "target": f"a dog {i} barked"} for i in range(5_000)]
+words = tokenizer.SentencePieceTokenizer.train((pair["source"] for pair in pairs[:500]), vocab_size=60)
+iterator = iter(bucketing.batches(pairs, words, tokens_per_batch=512, max_length=64, seed=0, prefetch=1_000))
+next(iterator)
+"""
+
+
+def test_interpreter_ends_cleanly_while_a_thread_prefetches():
+    done = subprocess.run(
+        [sys.executable, "-c", _EXITS_WHILE_PREFETCHING], capture_output=True, text=True, timeout=300, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.data
+def test_little_padding_on_real_text(shared_data):
+    folder = shared_data / "multi30k-bpe"
+    pairs = text.read_pairs(folder / "train.en.gz", folder / "train.de.gz")
+    words = tokenizer.WordTokenizer.train(pairs[index][side] for index in range(len(pairs)) for side in pairs[0])
+    iterator = iter(bucketing.batches(pairs, words, tokens_per_batch=4096, max_length=128, seed=0))
+    tokens = positions = 0
+    for batch in itertools.islice(iterator, 120):
+        tokens += np.maximum((batch["source"] > 0).sum(axis=1), (batch["target"] > 0).sum(axis=1)).sum()
+        positions += batch["source"].size
+    iterator.close()
+    assert tokens / positions > 0.87

@@ -1,0 +1,200 @@
+"""Parallel text from files: what is read, and the one line a user gets for each kind of broken file."""
+
+import gzip
+import itertools
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tfx_jax.data import text
+from tfx_jax.errors import UserError
+
+
+def _write(path, content):
+    data = content.encode() if isinstance(content, str) else content
+    path.write_bytes(gzip.compress(data) if path.suffix == ".gz" else data)
+    return path
+
+
+def _pairs(tmp_path, source, target, **options):
+    return text.read_pairs(_write(tmp_path / "a.en", source), _write(tmp_path / "a.ja", target), **options)
+
+
+def _contents(pairs):
+    return [(pairs[index]["source"], pairs[index]["target"]) for index in range(len(pairs))]
+
+
+@pytest.mark.parametrize("suffix", ["", ".gz"])
+def test_pairs_of_two_files(tmp_path, suffix):
+    source = _write(tmp_path / f"train.en{suffix}", "a cat\nthe dog\n")
+    target = _write(tmp_path / f"train.ja{suffix}", "猫 。\n犬\n")
+    pairs = text.read_pairs(str(source), target)
+    assert pairs[1] == {"source": "the dog", "target": "犬"}
+    assert _contents(pairs) == [("a cat", "猫 。"), ("the dog", "犬")]
+    assert pairs.num_dropped == 0
+
+
+@pytest.mark.parametrize("suffix", ["", ".gz"])
+def test_pairs_of_a_tsv(tmp_path, suffix):
+    path = _write(tmp_path / f"train.tsv{suffix}", "a cat\t猫\r\nthe dog\t犬")
+    assert _contents(text.read_tsv(path)) == [("a cat", "猫"), ("the dog", "犬")]
+
+
+@pytest.mark.parametrize("content", ["x y\nz\n", "x y\nz", "x y\r\nz\r\n", "\ufeffx y\nz\n"])
+def test_line_ends_and_byte_order_mark_are_not_text(tmp_path, content):
+    assert text.read_lines(_write(tmp_path / "lines", content)) == ["x y", "z"]
+
+
+def test_only_newlines_end_a_line(tmp_path):
+    # str.splitlines would cut at each of these, and the two sides would no longer match.
+    line = "a\u2028b\x0bc\x0cd\x85e\rf\x1cg"
+    assert text.read_lines(_write(tmp_path / "lines", line + "\nz\n")) == [line, "z"]
+
+
+def test_white_space_inside_a_line_is_kept(tmp_path):
+    assert text.read_lines(_write(tmp_path / "lines", "  a  b \n\t\n")) == ["  a  b ", "\t"]
+
+
+_LINE = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\n\r\ufeff"), max_size=12)
+
+
+@given(lines=st.lists(_LINE, min_size=1, max_size=30), block=st.sampled_from([1, 5, 1000]))
+@settings(deadline=None, max_examples=100)
+def test_any_text_comes_back(tmp_path_factory, lines, block):
+    path = _write(tmp_path_factory.mktemp("text") / "lines", "".join(line + "\n" for line in lines))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(text, "_SCAN_BYTES", block)
+        assert text.read_lines(path) == lines
+
+
+@given(
+    sides=st.lists(st.tuples(_LINE | st.sampled_from([" ", "\u3000 "]), _LINE | st.just("")), min_size=1, max_size=30)
+)
+@settings(deadline=None, max_examples=100)
+def test_pairs_without_text_are_dropped_or_kept_when_told(tmp_path_factory, sides):
+    folder = tmp_path_factory.mktemp("text")
+    paths = [
+        _write(folder / name, "".join(line + "\n" for line in lines))
+        for name, lines in zip("ab", zip(*sides, strict=True), strict=True)
+    ]
+    everything = text.read_pairs(*paths, keep_empty=True)
+    assert _contents(everything) == sides
+    assert everything.num_dropped == 0
+    with_text = [(source, target) for source, target in sides if source.strip() and target.strip()]
+    if with_text:
+        pairs = text.read_pairs(*paths)
+        assert _contents(pairs) == with_text
+        assert pairs.num_dropped == len(sides) - len(with_text)
+    else:
+        with pytest.raises(UserError, match=f"none of the {len(sides)} pairs has text on both sides"):
+            text.read_pairs(*paths)
+
+
+def test_empty_sides_of_a_tsv_are_dropped(tmp_path):
+    path = _write(tmp_path / "train.tsv", "a\tb\n\tc\nd\t\ne\tf\ng\t")
+    pairs = text.read_tsv(path)
+    assert _contents(pairs) == [("a", "b"), ("e", "f")]
+    assert pairs.num_dropped == 3
+    assert len(text.read_tsv(path, keep_empty=True)) == 5
+
+
+def test_a_line_of_100_000_tokens_is_a_line(tmp_path):
+    pairs = _pairs(tmp_path, "a\n" + "b " * 100_000 + "\n", "c\nd\n")
+    assert len(pairs[1]["source"].split()) == 100_000
+
+
+def test_index_out_of_range_ends_an_iteration(tmp_path):
+    pairs = _pairs(tmp_path, "a\n\nc\n", "x\ny\nz\n")
+    assert [pair["target"] for pair in pairs] == ["x", "z"]
+    with pytest.raises(IndexError):
+        pairs[2]
+
+
+def test_many_pairs_come_in_one_call_where_the_source_can():
+    class Slow(list):
+        def __getitems__(self, indices):
+            return [f"{self[index]}!" for index in indices]
+
+    assert text.get_pairs(["a", "b", "c"], [2, 0]) == ["c", "a"]
+    assert text.get_pairs(Slow("abc"), np.array([2, 0])) == ["c!", "a!"]
+
+
+@pytest.mark.parametrize(("count", "max_pairs"), [(1, None), (5000, None), (5000, 7), (5000, 9000), (10**12, 5)])
+def test_lines_for_a_tokenizer_are_evenly_spaced(count, max_pairs):
+    class Numbers:
+        def __len__(self):
+            return count
+
+        def __getitem__(self, index):
+            return {"source": f"s{index}", "target": f"t{index}"}
+
+    lines = list(text.lines_of(Numbers(), max_pairs))
+    number = min(count, max_pairs or count)
+    places = [int(line[1:]) for line in lines[::2]]
+    assert lines[1::2] == [f"t{place}" for place in places]
+    assert len(set(places)) == number
+    assert places[0] == 0
+    gaps = [right - left for left, right in itertools.pairwise([*places, count])]
+    assert set(gaps) <= {count // number, count // number + 1}
+
+
+def test_missing_file(tmp_path):
+    with pytest.raises(UserError, match=r"no\.txt does not exist$"):
+        text.read_lines(tmp_path / "no.txt")
+
+
+def test_directory(tmp_path):
+    with pytest.raises(UserError, match="is a directory, not a text file"):
+        text.read_lines(tmp_path)
+
+
+def test_other_system_errors_are_one_line(tmp_path):
+    with pytest.raises(UserError, match=r"cannot read .*: File name too long"):
+        text.read_lines(tmp_path / ("x" * 5000))
+
+
+@pytest.mark.parametrize("content", [b"", b"\xef\xbb\xbf"])
+@pytest.mark.parametrize("suffix", ["", ".gz"])
+def test_empty_file(tmp_path, content, suffix):
+    with pytest.raises(UserError, match=r"lines(\.gz)? is empty$"):
+        text.read_lines(_write(tmp_path / f"lines{suffix}", content))
+
+
+def test_sides_with_different_numbers_of_lines(tmp_path):
+    with pytest.raises(UserError, match=r"a\.en has 1,201 lines and .*a\.ja has 2: line i of one must be"):
+        _pairs(tmp_path, "x\n" * 1201, "y\ny\n")
+
+
+@pytest.mark.parametrize("block", [1, 7, 1 << 24])
+@pytest.mark.parametrize("broken", [b"caf\xe9", b"\xe3\x81", b"\xff"])
+def test_invalid_utf8_names_file_and_line(tmp_path, monkeypatch, broken, block):
+    monkeypatch.setattr(text, "_SCAN_BYTES", block)
+    for content in (b"ok\n\nna\xc3\xafve\n" + broken + b"\nok\n", b"ok\nok\n\n" + broken):
+        with pytest.raises(UserError, match=r"lines, line 4: not UTF-8 \(.*\); convert the file"):
+            text.read_lines(_write(tmp_path / "lines", content))
+
+
+def test_not_really_gzip(tmp_path):
+    path = tmp_path / "lines.gz"
+    whole = gzip.compress(b"a line\n" * 1000)
+    for content in (b"a line\n", whole[:-9], whole[:12] + b"\xff\xff" + whole[14:]):
+        path.write_bytes(content)
+        with pytest.raises(UserError, match=r"lines\.gz is not a whole gzip file \(.*\); a plain text must not"):
+            text.read_lines(path)
+
+
+@pytest.mark.parametrize(
+    ("content", "line", "tabs"), [("a\tb\nc d\n", 2, 0), ("a\tb\tc\nd\te\n", 1, 2), ("a\tb\nc\td\n\n", 3, 0)]
+)
+def test_tsv_line_without_exactly_one_tab(tmp_path, content, line, tabs):
+    with pytest.raises(UserError, match=rf"train\.tsv, line {line}: {tabs} TABs; a line must be"):
+        text.read_tsv(_write(tmp_path / "train.tsv", content))
+
+
+@pytest.mark.data
+def test_real_text(shared_data):
+    pairs = text.read_pairs(shared_data / "enja" / "train.en.gz", shared_data / "enja" / "train.ja.gz")
+    assert len(pairs) == 50_000
+    assert pairs[0]["target"] == "誰 が 一番 に 着 く か 私 に は 分か り ま せ ん 。"

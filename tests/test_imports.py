@@ -1,0 +1,40 @@
+"""What an import costs: `tfx_jax.functional` is light enough for anyone's project, `tfx_jax` itself is free."""
+
+import pathlib
+import statistics
+import subprocess
+import sys
+
+ROOT = pathlib.Path(__file__).parents[1]
+HEAVY = ("flax", "optax", "orbax", "matplotlib", "grain", "sentencepiece", "torch")
+TIMED_IMPORT = """
+import time
+import jax
+start = time.perf_counter()
+import tfx_jax.functional
+print(time.perf_counter() - start)
+"""
+
+
+def _run(program):
+    """What a fresh interpreter prints: imports are cached in this one."""
+    command = [sys.executable, "-c", program]
+    return subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout
+
+
+def _loaded_by(module):
+    """Top-level packages in memory after an import."""
+    return set(_run(f"import sys, {module}; print(*{{name.split('.')[0] for name in sys.modules}})").split())
+
+
+def test_functional_adds_little_to_jax():
+    seconds = statistics.median(float(_run(TIMED_IMPORT)) for _ in range(3))
+    assert seconds < 0.3
+
+
+def test_functional_loads_no_framework():
+    assert not _loaded_by("tfx_jax.functional").intersection(HEAVY)
+
+
+def test_package_itself_loads_nothing():
+    assert not _loaded_by("tfx_jax").intersection({"jax", "numpy", *HEAVY})

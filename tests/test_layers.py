@@ -1,0 +1,75 @@
+"""The architecture as tests: imports point down, `functional` stays light, a file can be read in one sitting."""
+
+import ast
+import importlib.util
+import pathlib
+import sys
+
+import pytest
+
+ROOT = pathlib.Path(__file__).parents[1]
+MAY_IMPORT = {
+    "functional": {"functional"},
+    "nn": {"functional", "nn", "errors"},
+    "models": {"functional", "nn", "models", "errors"},
+    "tasks": {"functional", "nn", "models", "tasks", "data", "errors"},
+    "training": {"functional", "nn", "models", "tasks", "training", "data", "errors"},
+    "cli": {"functional", "nn", "models", "tasks", "training", "cli", "data", "errors"},
+    "data": {"data", "errors"},
+    "errors": set(),
+    "__init__": set(),
+    "__main__": {"cli"},
+}
+MAX_LINES = 400
+SOURCES = sorted((ROOT / "tfx_jax").rglob("*.py"))
+FILES = [
+    *SOURCES,
+    *(path for folder in ("tests", "experiments", "colab") for path in sorted((ROOT / folder).rglob("*.py"))),
+]
+
+
+def _label(path):
+    return path.relative_to(ROOT).as_posix()
+
+
+def _imported_names(source, package):
+    """Full dotted names of everything that some source code imports, inside functions too.
+
+    >>> sorted(_imported_names("import a.b; from . import c; from ..d import e", "x.y"))
+    ['a.b', 'x.d.e', 'x.y.c']
+    """
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            module = importlib.util.resolve_name("." * node.level + (node.module or ""), package)
+            yield from (f"{module}.{alias.name}" for alias in node.names)
+
+
+def _imports(path):
+    package = ".".join(path.relative_to(ROOT).parts[:-1])
+    return set(_imported_names(path.read_text(encoding="utf-8"), package))
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=_label)
+def test_imports_point_down(path):
+    layer = pathlib.PurePath(path.relative_to(ROOT).parts[1]).stem
+    ours = {name.split(".")[1] for name in _imports(path) if name.startswith("tfx_jax.")}
+    assert ours & MAY_IMPORT.keys() <= MAY_IMPORT[layer]
+
+
+@pytest.mark.parametrize("path", [path for path in SOURCES if "functional" in path.parts], ids=_label)
+def test_functional_imports_three_packages(path):
+    packages = {name.split(".")[0] for name in _imports(path)}
+    assert packages <= {"jax", "numpy", "jaxtyping", "tfx_jax", *sys.stdlib_module_names}
+
+
+def test_one_file_knows_orbax():
+    knowing = {_label(path) for path in SOURCES if any(name.startswith("orbax") for name in _imports(path))}
+    assert knowing <= {"tfx_jax/training/checkpoint.py"}
+
+
+@pytest.mark.parametrize("path", FILES, ids=_label)
+def test_file_is_short(path):
+    lines = len(path.read_text(encoding="utf-8").splitlines())
+    assert lines <= MAX_LINES, f"{lines} lines: give one of its ideas a file of its own"

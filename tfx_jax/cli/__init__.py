@@ -1,0 +1,42 @@
+"""The command `tfx-jax VERB`: dispatch, and errors as one line."""
+
+import importlib
+import sys
+from collections.abc import Sequence
+
+from tfx_jax.errors import UserError
+
+VERBS = {
+    "train": "train the experiment of a configuration file, or go on with it",
+    "evaluate": "score a trained model: sacreBLEU, tokenised BLEU, exact match",
+    "translate": "translate standard input, line by line",
+    "average": "average the newest checkpoints of a training",
+    "attend": "draw what every attention head looks at, for one sentence pair",
+}
+
+_USAGE = "usage: tfx-jax VERB [options]; tfx-jax VERB --help says more\n\n" + "".join(
+    f"  {verb:<10} {what}\n" for verb, what in VERBS.items()
+)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs one verb and returns the exit status: 2 for a mistake of the user's, which costs one line on stderr."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    if not arguments or arguments[0] in ("-h", "--help", "help"):
+        print(_USAGE, end="")
+        return 0 if arguments else 2
+    verb = arguments.pop(0)
+    if verb not in VERBS:
+        print(f"tfx-jax: unknown verb {verb!r}; there are {', '.join(VERBS)}", file=sys.stderr)
+        return 2
+    try:
+        return importlib.import_module(f"tfx_jax.cli.{verb}").run(arguments)
+    except UserError as error:
+        print(f"tfx-jax {verb}: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:
+        # Whoever read our output has had enough (`| head`). Python would complain once more when it flushes at exit.
+        sys.stdout = None
+        return 141

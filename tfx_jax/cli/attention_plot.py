@@ -1,0 +1,340 @@
+"""Draws attention maps: one large panel that shows the alignment, and below it every head of every layer.
+
+Rows are queries and columns are keys, with the source along the top and the target down the side as in Figure 3 of
+Bahdanau et al. (2015, https://arxiv.org/abs/1409.0473). Nothing here knows a model: arrays and tokens in, figure out.
+
+The layout is worked out in inches before anything is drawn, so that every label gets the room that it takes in its own
+font, and the figure grows with the sentence instead of the labels shrinking into each other.
+"""
+
+import functools
+import importlib.metadata
+import math
+import os
+import pathlib
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+from jaxtyping import Float
+from matplotlib import colormaps, font_manager
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg, RendererAgg
+from matplotlib.cm import ScalarMappable
+from matplotlib.colors import LinearSegmentedColormap, Normalize
+from matplotlib.figure import Figure
+from matplotlib.font_manager import FontProperties
+
+from tfx_jax.errors import UserError
+
+_FONTS = ["DejaVu Sans", "IPAexGothic"]  # matplotlib's own, then one with Japanese for what the first lacks
+# Perceptually uniform, but from white, so that a weight of zero is bare paper.
+_COLOURS = LinearSegmentedColormap.from_list("attention", ["white", *colormaps["magma_r"](np.linspace(1 / 8, 1, 8))])
+_LONGEST_LABEL = 18  # characters; a longer token is cut
+_SMALLEST_TYPE = 3.5  # points; where tokens leave less room, only every second, third, ... is labelled
+_MARGIN, _GAP, _PAD = 0.3, 0.3, 0.06  # inches: around the figure, between panels, between a label and what it labels
+_POINTS = 72  # to the inch
+_SCALE_ROOM = 0.6  # inches beside a panel for the bar that explains the colours
+_MOST_PIXELS = 30e6  # a larger picture gets a lower resolution
+_SUFFIXES = (".png", ".pdf", ".svg")
+
+# What the rows and the columns of each kind of map stand for, in the order of drawing.
+_AXES = {
+    ("encoder", "self"): ("source", "source"),
+    ("decoder", "self"): ("target", "target input"),
+    ("decoder", "cross"): ("target", "source"),
+}
+
+
+class _Style(NamedTuple):
+    """How large panels are drawn at most: lengths in inches, type in points."""
+
+    cell: float  # side of one weight
+    side: float  # longest side of a panel
+    label_size: float
+    title_size: float
+    tilt: float  # of column labels that do not fit upright, in degrees
+
+
+_LEAD = _Style(cell=0.42, side=10.0, label_size=13.0, title_size=13.0, tilt=60.0)
+_SMALL = _Style(cell=0.12, side=3.2, label_size=6.5, title_size=7.5, tilt=90.0)
+
+
+class _Panel(NamedTuple):
+    """One map with the labels of its rows and columns."""
+
+    title: str
+    weights: np.ndarray  # [T, S]
+    rows: list[str]
+    columns: list[str]
+
+
+class _Frame(NamedTuple):
+    """The room that a panel takes, in inches, and how its labels are set."""
+
+    width: float  # of the map itself, and so its height
+    height: float
+    left: float  # row labels
+    above: float  # column labels; the title stands on top of them
+    right: float  # how far a tilted column label leans out
+    title_width: float
+    title_height: float
+    title_size: float  # points
+    label_size: float  # points
+    every: int  # one label every so many tokens
+    tilt: float  # degrees
+
+
+class _Placed(NamedTuple):
+    """A panel and where the top left corner of its map goes, in inches from that of the figure."""
+
+    panel: _Panel
+    frame: _Frame
+    left: float
+    top: float
+
+
+def clean_piece(piece: str) -> str:
+    """Makes a SentencePiece readable: drops its mark for a space, or shows ␣ where that is all there is.
+
+    >>> clean_piece("▁attention"), clean_piece("ion"), clean_piece("▁")
+    ('attention', 'ion', '␣')
+    """
+    return piece.removeprefix("▁").replace("▁", " ") or "␣"
+
+
+def plot_attention(
+    maps: Mapping[str, Float[np.ndarray, "N T S"]],
+    source_tokens: Sequence[str],
+    target_tokens: Sequence[str],
+    *,
+    target_inputs: Sequence[str] | None = None,
+    lead_layer: int | None = None,
+) -> Figure:
+    """Draws every head's weights of one sentence pair, under the mean of its cross-attention.
+
+    Args:
+      maps: weights in [0, 1] by "encoder/LAYER/self", "decoder/LAYER/self" or "decoder/LAYER/cross", each [N, T, S]
+        with queries down and keys across. Any subset will do; without cross-attention there is no large panel.
+      source_tokens: what the encoder read, pieces or words; the marks of pieces are taken off.
+      target_tokens: what the decoder wrote at each step: the rows of both its kinds of map.
+      target_inputs: what the decoder read at each step, the columns of its self-attention: the target one step late.
+        None labels them with `target_tokens`.
+      lead_layer: the layer in the large panel; None means the mean over all of them.
+
+    Returns:
+      A figure that pyplot does not know, so that nothing needs closing.
+
+    Raises:
+      ValueError: if there is no map, or a map has another name, rank or size than the tokens make it.
+      UserError: if there is no cross-attention of layer `lead_layer`.
+    """
+    if not maps:
+        raise ValueError("no attention maps to draw")
+    tokens = {
+        "source": [_label(token) for token in source_tokens],
+        "target": [_label(token) for token in target_tokens],
+        "target input": [_label(token) for token in (target_tokens if target_inputs is None else target_inputs)],
+    }
+    groups = _group(maps)
+    rows = [
+        _head_panels(stack, layer, kind, weights, tokens)
+        for (stack, kind), layers in groups.items()
+        for layer, weights in sorted(layers.items())
+    ]
+    lead = _lead_panel(groups["decoder", "cross"], tokens, lead_layer)
+    placed, (width, height) = _arrange(lead, rows)
+    figure = Figure(figsize=(width, height))
+    FigureCanvasAgg(figure)
+    for item in placed:
+        _draw_panel(figure, item)
+    _draw_scale(figure, placed[0] if lead else placed[len(rows[0]) - 1])
+    return figure
+
+
+def save_attention(
+    path: str | os.PathLike[str],
+    maps: Mapping[str, Float[np.ndarray, "N T S"]],
+    source_tokens: Sequence[str],
+    target_tokens: Sequence[str],
+    *,
+    target_inputs: Sequence[str] | None = None,
+    lead_layer: int | None = None,
+) -> None:
+    """Writes what `plot_attention` draws to a PNG, PDF or SVG file, by the suffix of `path`.
+
+    Raises:
+      ValueError: as `plot_attention`.
+      UserError: if the suffix is another, the folder is missing or the file cannot be written.
+    """
+    path = pathlib.Path(path)
+    if path.suffix.lower() not in _SUFFIXES:
+        raise UserError(f"cannot draw {path}: its name should end in {', '.join(_SUFFIXES)}")
+    if not path.parent.is_dir():
+        raise UserError(f"cannot write {path}: there is no folder {path.parent}")
+    figure = plot_attention(maps, source_tokens, target_tokens, target_inputs=target_inputs, lead_layer=lead_layer)
+    width, height = figure.get_size_inches()
+    try:
+        figure.savefig(path, dpi=min(200.0, math.sqrt(_MOST_PIXELS / (width * height))))
+    except OSError as error:
+        raise UserError(f"cannot write {path}: {error.strerror or error}") from error
+
+
+def _group(maps: Mapping[str, np.ndarray]) -> dict[tuple[str, str], dict[int, np.ndarray]]:
+    """Sorts maps by kind, in the order of `_AXES`, and each kind by layer number."""
+    groups = {kind: {} for kind in _AXES}
+    for name, weights in maps.items():
+        match name.split("/"):
+            case [stack, layer, kind] if (stack, kind) in groups and layer.isdecimal():
+                groups[stack, kind][int(layer)] = np.asarray(weights, np.float32)
+            case _:
+                raise ValueError(f"unknown attention map {name!r}: expected a name such as 'decoder/0/cross'")
+    return groups
+
+
+def _head_panels(
+    stack: str, layer: int, kind: str, weights: np.ndarray, tokens: Mapping[str, list[str]]
+) -> list[_Panel]:
+    """Makes one row of small panels, whose queries are labelled at the first head alone."""
+    row_side, column_side = _AXES[stack, kind]
+    rows, columns = tokens[row_side], tokens[column_side]
+    found = f"map '{stack}/{layer}/{kind}' has shape {list(weights.shape)}"
+    if not weights.size:
+        raise ValueError(f"{found}: there is nothing to draw")
+    if weights.ndim != 3 or weights.shape[1:] != (len(rows), len(columns)):
+        wanted = f"{len(rows)} {row_side} tokens by {len(columns)} {column_side} tokens"
+        raise ValueError(f"{found}, but {wanted} need [N, {len(rows)}, {len(columns)}]")
+    return [
+        _Panel(f"{stack} {layer} · {kind} · head {head}", weights[head], [] if head else rows, columns)
+        for head in range(len(weights))
+    ]
+
+
+def _lead_panel(crosses: Mapping[int, np.ndarray], tokens: Mapping[str, list[str]], layer: int | None) -> _Panel | None:
+    """Averages the cross-attention of one layer or of all, or gives None where there is none to average."""
+    if layer is not None and layer not in crosses:
+        raise UserError(f"no cross-attention of layer {layer} to draw: choose from {sorted(crosses)}")
+    if not crosses:
+        return None
+    chosen, where = (list(crosses.values()), "all layers") if layer is None else ([crosses[layer]], f"layer {layer}")
+    mean = np.mean([weights.mean(axis=0) for weights in chosen], axis=0)
+    return _Panel(f"cross-attention · mean over the heads of {where}", mean, tokens["target"], tokens["source"])
+
+
+def _frame(panel: _Panel, style: _Style) -> _Frame:
+    """Measures what a panel needs."""
+    num_rows, num_columns = panel.weights.shape
+    cell = min(style.cell, style.side / max(num_rows, num_columns))
+    wanted = min(style.label_size, 0.8 * _POINTS * cell * math.sin(math.radians(style.tilt)))  # lines must not touch
+    label_size, every = max(wanted, _SMALLEST_TYPE), math.ceil(_SMALLEST_TYPE / wanted)
+    longest_row = max((_text_width(label, label_size) for label in panel.rows), default=0.0)
+    longest_column = max(_text_width(label, label_size) for label in panel.columns)
+    tilt = math.radians(0.0 if longest_column < 0.9 * cell * every else style.tilt)
+    line = 1.2 * label_size / _POINTS
+    return _Frame(
+        width=num_columns * cell,
+        height=num_rows * cell,
+        left=longest_row + _PAD,
+        above=longest_column * math.sin(tilt) + line * math.cos(tilt) + _PAD,
+        right=longest_column * math.cos(tilt),
+        title_width=_text_width(panel.title, style.title_size),
+        title_height=1.6 * style.title_size / _POINTS,
+        title_size=style.title_size,
+        label_size=label_size,
+        every=every,
+        tilt=math.degrees(tilt),
+    )
+
+
+def _arrange(lead: _Panel | None, rows: Sequence[Sequence[_Panel]]) -> tuple[list[_Placed], tuple[float, float]]:
+    """Places the large panel at the top and the small ones in a grid under it, and gives the size of the figure."""
+    framed = [[(panel, _frame(panel, _SMALL)) for panel in row] for row in rows]
+    frames = [frame for row in framed for _, frame in row]
+    indent = max(frame.left for frame in frames)
+    pitch = max(max(frame.width, frame.title_width) for frame in frames) + _GAP
+    grid_width = indent + pitch * max(len(row) for row in rows) - _GAP + (_SCALE_ROOM if lead is None else 0)
+    placed, top, width = [], _MARGIN, grid_width
+    if lead is not None:
+        frame = _frame(lead, _LEAD)
+        lead_width = frame.left + max(frame.width + max(frame.right, _SCALE_ROOM), frame.title_width)
+        width = max(grid_width, lead_width)
+        top += frame.title_height + frame.above
+        placed.append(_Placed(lead, frame, _MARGIN + (width - lead_width) / 2 + frame.left, top))
+        top += frame.height + 2 * _GAP
+    for row in framed:
+        top += max(frame.title_height + frame.above for _, frame in row)
+        left = _MARGIN + (width - grid_width) / 2 + indent
+        placed += [_Placed(*item, left + pitch * column, top) for column, item in enumerate(row)]
+        top += max(frame.height for _, frame in row) + _GAP
+    return placed, (width + 2 * _MARGIN, top - _GAP + _MARGIN)
+
+
+def _draw_panel(figure: Figure, item: _Placed) -> None:
+    """Draws one map, its labels and its title."""
+    panel, frame, left, top = item
+    axes = _add_axes(figure, left, top, frame.width, frame.height)
+    axes.imshow(panel.weights, cmap=_COLOURS, vmin=0, vmax=1, aspect="auto", interpolation="nearest")
+    num_rows, num_columns = panel.weights.shape
+    ruling = {"color": "0.88", "linewidth": 1.4 * frame.width / num_columns}
+    axes.hlines(np.arange(0.5, num_rows - 1), -0.5, num_columns - 0.5, **ruling)
+    axes.vlines(np.arange(0.5, num_columns - 1), -0.5, num_rows - 0.5, **ruling)
+    axes.tick_params(length=0, pad=_PAD * _POINTS / 2, labeltop=True, labelbottom=False)
+    axes.spines[:].set(color="0.7", linewidth=0.5)
+    # Labels are tokens, never formulas: a lone "$" must not start one.
+    text = {"fontproperties": FontProperties(family=_FONTS, size=frame.label_size), "parse_math": False}
+    turned = {}
+    if frame.tilt:
+        turned = {"rotation": frame.tilt, "rotation_mode": "anchor", "ha": "left", "va": "center"}
+        dip = 0.5 * frame.label_size * math.cos(math.radians(frame.tilt))  # of the lower corner of a turned label
+        axes.tick_params(axis="x", pad=_PAD * _POINTS / 2 + dip)
+    columns = range(0, len(panel.columns), frame.every)
+    axes.set_xticks(columns, [panel.columns[column] for column in columns], **text, **turned)
+    rows = range(0, len(panel.rows), frame.every)
+    axes.set_yticks(rows, [panel.rows[row] for row in rows], **text)
+    font = FontProperties(family=_FONTS, size=frame.title_size)
+    above = 1 + (frame.above + 0.3 * frame.title_size / _POINTS) / frame.height
+    axes.text(0, above, panel.title, transform=axes.transAxes, fontproperties=font, va="bottom")
+
+
+def _draw_scale(figure: Figure, item: _Placed) -> None:
+    """Draws the meaning of the colours to the right of a panel."""
+    frame = item.frame
+    axes = _add_axes(figure, item.left + frame.width + 0.15, item.top, 0.12, min(frame.height, 2.0))
+    bar = figure.colorbar(ScalarMappable(Normalize(0, 1), _COLOURS), cax=axes, ticks=[0, 0.5, 1])
+    bar.outline.set(edgecolor="0.7", linewidth=0.5)
+    axes.tick_params(length=0, labelsize=8)
+
+
+def _add_axes(figure: Figure, left: float, top: float, width: float, height: float) -> Axes:
+    """Adds axes at a place in inches from the top left corner."""
+    across, down = figure.get_size_inches()
+    return figure.add_axes((left / across, 1 - (top + height) / down, width / across, height / down))
+
+
+def _label(token: str) -> str:
+    """Shortens a token to what a label can hold and replaces what neither font can draw."""
+    text = clean_piece(token)
+    if len(text) > _LONGEST_LABEL:
+        text = text[: _LONGEST_LABEL - 1] + "…"
+    return "".join(character if ord(character) in _drawable() else "�" for character in text)
+
+
+@functools.lru_cache(maxsize=1024)
+def _text_width(text: str, size: float) -> float:
+    """Measures a line of text of `size` points, in inches."""
+    renderer = RendererAgg(1, 1, dpi=_POINTS)
+    width, _, _ = renderer.get_text_width_height_descent(text, FontProperties(family=_FONTS, size=size), ismath=False)
+    return width / _POINTS
+
+
+@functools.cache
+def _drawable() -> frozenset[int]:
+    """Makes the Japanese font known to matplotlib and gives the code points that one of the two fonts can draw.
+
+    The package that carries the font would make it the font of everything at import, so it is never imported.
+    """
+    package = importlib.metadata.distribution("matplotlib-fontja")
+    japanese = str(package.locate_file("matplotlib_fontja/fonts/ipaexg.ttf"))
+    font_manager.fontManager.addfont(japanese)
+    paths = [font_manager.findfont(_FONTS[0]), japanese]
+    return frozenset(code for path in paths for code in font_manager.get_font(path).get_charmap())

@@ -1,0 +1,394 @@
+"""Batches of sentences of about the same length, cut by a budget of tokens (Vaswani et al., 2017, section 5.1).
+
+The examples of an epoch, shuffled, are taken a window at a time. Inside a window they are sorted into buckets by
+length, each bucket is cut into batches of one static shape, and the batches are shuffled. A window depends on nothing
+but the seed and its number, so the state of the iterator is a few integers, and every process computes the same plan
+and takes its own rows.
+"""
+
+import atexit
+import dataclasses
+import itertools
+import math
+import weakref
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import grain
+import grain.experimental
+import numpy as np
+
+from tfx_jax.data.text import PairSource, get_pairs
+from tfx_jax.data.tokenizer import EOS_ID, PAD_ID, Tokenizer
+from tfx_jax.errors import UserError
+
+Batch = dict[str, np.ndarray]
+
+_CHUNK = 4096  # texts tokenized in one call
+
+
+@dataclasses.dataclass(frozen=True)
+class Bucket:
+    """The shape of a batch, [rows, length]."""
+
+    length: int
+    rows: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Shard:
+    """The rows of every batch that belong to this process: block `index` of `count` equal blocks.
+
+    Blocks, not every count-th row: the order in which `jax.make_array_from_process_local_data` joins them again.
+    """
+
+    index: int = 0
+    count: int = 1
+
+    def take(self, rows: int) -> slice:
+        """The part of a batch of so many rows."""
+        share = rows // self.count
+        return slice(self.index * share, (self.index + 1) * share)
+
+
+def batches(
+    pairs: PairSource,
+    tokenizer: Tokenizer,
+    *,
+    tokens_per_batch: int,
+    max_length: int,
+    seed: int,
+    boundaries: Sequence[int] | None = None,
+    window: int = 65_536,
+    rows_multiple: int = 1,
+    process_index: int = 0,
+    process_count: int = 1,
+    prefetch: int = 32,
+) -> grain.IterDataset[Batch]:
+    """Endless training batches: every pair once an epoch, in an order that differs from epoch to epoch.
+
+    Each batch is {"source": [rows, length], "target": [rows, length]}, int32; both sides end with EOS_ID, the rest is
+    PAD_ID. The model prepends BOS_ID by shifting the target. In one batch of a window the last rows may be all padding.
+
+    Args:
+      pairs: random access to the text.
+      tokenizer: one tokenizer for both sides.
+      tokens_per_batch: rows * length <= tokens_per_batch, padding counted, over all processes.
+      max_length: longest side, EOS_ID included. Longer pairs, and those with a side of no token at all, are skipped and
+        counted in the state of the iterator, as "skipped".
+      seed: decides the order of everything.
+      boundaries: the lengths that batches may have, increasing; `length_boundaries(max_length)` by default.
+      window: how many examples, at most, are sorted together. More means less padding, above all with large batches.
+      rows_multiple: rows are a multiple of it: the number of devices that share a batch.
+      process_index: which of the equal blocks of rows this process gets.
+      process_count: how many processes share a batch. The plan does not depend on it.
+      prefetch: how many batches a thread prepares ahead, 0 for none; a few dozen cover the loading of the next window.
+
+    Returns:
+      A dataset whose iterators have a small JSON state, that of the last batch taken, whatever was prefetched.
+
+    Raises:
+      UserError: if there are no pairs, if a batch cannot hold `rows_multiple` rows of the longest length, or if the
+        rows cannot be shared equally.
+    """
+    if len(pairs) == 0:
+        raise UserError("there are no training pairs")
+    if boundaries is None:
+        boundaries = length_boundaries(max_length)
+    if list(boundaries) != sorted(set(boundaries)) or boundaries[-1] < max_length:
+        raise UserError(f"boundaries={tuple(boundaries)} must increase up to max_length={max_length} or more")
+    if tokens_per_batch < rows_multiple * boundaries[-1]:
+        raise UserError(
+            f"tokens_per_batch={tokens_per_batch} cannot hold {rows_multiple} rows of {boundaries[-1]} tokens: "
+            "raise it or lower max_length"
+        )
+    return _BucketedDataset(
+        pairs,
+        tokenizer,
+        buckets=bucket_shapes(boundaries, tokens_per_batch, rows_multiple),
+        max_length=max_length,
+        seed=seed,
+        window=window,
+        shard=_share(rows_multiple, process_index, process_count),
+        prefetch=prefetch,
+    )
+
+
+def eval_batches(
+    pairs: PairSource,
+    tokenizer: Tokenizer,
+    *,
+    tokens_per_batch: int,
+    max_length: int | None = None,
+    boundaries: Sequence[int] | None = None,
+    rows_multiple: int = 1,
+    process_index: int = 0,
+    process_count: int = 1,
+) -> Iterator[Batch]:
+    """One pass over all pairs, short ones first, for scoring or translating; an empty target is fine.
+
+    Args:
+      pairs: a list of {"source": str, "target": str}, or any source of pairs.
+      tokenizer: one tokenizer for both sides.
+      tokens_per_batch: rows * length stays below it, unless `rows_multiple` rows of one length do not fit.
+      max_length: longer sides are cut to this many tokens, EOS_ID included, as no line may be lost; None cuts nothing.
+      boundaries: the lengths that batches may have; `length_boundaries` of the longest example by default.
+      rows_multiple: as for `batches`.
+      process_index: as for `batches`.
+      process_count: as for `batches`.
+
+    Yields:
+      {"source": [rows, length], "target": [rows, length], "index": [rows]}, int32; "index" is the place of the pair in
+      `pairs`, or -1 for a row that is all padding.
+    """
+    if len(pairs) == 0:
+        return
+    examples = _encode(pairs, range(len(pairs)), tokenizer, max_length)
+    lengths = _longer_side(examples)
+    longest = int(lengths.max())
+    buckets = bucket_shapes(boundaries or length_boundaries(max_length or longest), tokens_per_batch, rows_multiple)
+    if longest > buckets[-1].length:
+        raise UserError(f"an example of {longest} tokens is longer than the last of boundaries={boundaries}")
+    shard = _share(rows_multiple, process_index, process_count)
+    order = np.argsort(lengths, kind="stable")
+    for bucket, members in plan_batches(lengths[order], buckets):
+        rows = order[members]
+        index = np.full(bucket.rows, -1, np.int32)
+        index[: len(rows)] = rows
+        yield {**_assemble(examples, bucket, rows, shard), "index": index[shard.take(bucket.rows)]}
+
+
+def length_boundaries(max_length: int) -> tuple[int, ...]:
+    """Few lengths that waste little: four for each doubling, multiples of 4, and `max_length` at the end.
+
+    >>> length_boundaries(100)
+    (8, 12, 16, 20, 24, 28, 32, 40, 48, 56, 64, 80, 96, 100)
+    """
+    boundaries, length = [], 8
+    while length < max_length:
+        boundaries.append(length)
+        doubling = 1 << (length.bit_length() - 1)
+        length += max(4, doubling // 4)
+    return (*boundaries, max_length)
+
+
+def bucket_shapes(boundaries: Sequence[int], tokens_per_batch: int, rows_multiple: int = 1) -> tuple[Bucket, ...]:
+    """As many rows as the budget of tokens allows for each length, but at least `rows_multiple`.
+
+    >>> bucket_shapes((8, 24), tokens_per_batch=100, rows_multiple=2)
+    (Bucket(length=8, rows=12), Bucket(length=24, rows=4))
+    """
+    return tuple(
+        Bucket(length, max(rows_multiple, tokens_per_batch // length // rows_multiple * rows_multiple))
+        for length in boundaries
+    )
+
+
+def plan_batches(lengths: np.ndarray, buckets: Sequence[Bucket]) -> list[tuple[Bucket, np.ndarray]]:
+    """Assigns examples to batches, each in the shortest bucket that holds it, in the order given.
+
+    Those that do not fill a batch of their bucket move up to the next one, but not to shapes that no example needs. So
+    at most one of all batches is not full.
+
+    Args:
+      lengths: length of each example, [number of examples] int.
+      buckets: shapes in order of length.
+
+    Returns:
+      For each batch its shape and the indices of its examples, at most `rows`; none of an example that is longer than
+      the last bucket.
+    """
+    bucket_of = np.searchsorted([bucket.length for bucket in buckets], lengths)
+    plan: list[tuple[Bucket, np.ndarray]] = []
+    waiting = np.empty(0, np.int64)
+    for number, bucket in enumerate(buckets[: bucket_of.max(initial=-1) + 1]):
+        waiting = np.concatenate([waiting, np.flatnonzero(bucket_of == number)])
+        full = len(waiting) // bucket.rows * bucket.rows
+        plan += [(bucket, members) for members in waiting[:full].reshape(-1, bucket.rows)]
+        waiting = waiting[full:]
+    if waiting.size:
+        plan.append((buckets[bucket_of[waiting].max()], waiting))
+    return plan
+
+
+class _Sequences(NamedTuple):
+    """Many short lists of ids in one array: a window of Python lists would take ten times the memory."""
+
+    ids: np.ndarray  # [sum of lengths] int32
+    lengths: np.ndarray  # [number of sequences] int64
+
+    @classmethod
+    def pack(cls, sequences: list[list[int]], max_length: int | None) -> "_Sequences":
+        for ids in sequences:
+            if max_length is not None:
+                del ids[max_length - 1 :]
+            ids.append(EOS_ID)
+        lengths = np.array([len(ids) for ids in sequences], np.int64)
+        return cls(np.fromiter(itertools.chain.from_iterable(sequences), np.int32, count=lengths.sum()), lengths)
+
+    def pad(self, members: np.ndarray, rows: int, length: int) -> np.ndarray:
+        """A row for each member, PAD_ID behind it and in the rows that are left, [rows, length] int32."""
+        starts = np.cumsum(self.lengths) - self.lengths
+        columns = np.arange(length)
+        inside = columns < self.lengths[members, np.newaxis]
+        padded = np.full((rows, length), PAD_ID, np.int32)
+        padded[: len(members)][inside] = self.ids[(starts[members, np.newaxis] + columns)[inside]]
+        return padded
+
+
+class _BucketedDataset(grain.IterDataset[Batch]):
+    """The batches of all windows, one after the other, without end."""
+
+    def __init__(
+        self,
+        pairs: PairSource,
+        tokenizer: Tokenizer,
+        *,
+        buckets: tuple[Bucket, ...],
+        max_length: int,
+        seed: int,
+        window: int,
+        shard: Shard,
+        prefetch: int,
+    ):
+        super().__init__()
+        self._pairs, self._tokenizer = pairs, tokenizer
+        self._buckets, self._max_length, self._seed = buckets, max_length, seed
+        self._shard, self._prefetch = shard, prefetch
+        # Windows end with the epoch, or a sentence could meet itself in a batch; equal ones, or the last could be tiny.
+        self.num_pairs = len(pairs)
+        self._windows_per_epoch = math.ceil(self.num_pairs / window)
+
+    def __iter__(self) -> grain.DatasetIterator[Batch]:
+        return _PrefetchedIterator(_BucketedIterator(self), self._prefetch)
+
+    def load_window(self, number: int) -> "_Window":
+        """Reads, tokenizes and plans the window with this number, counted from the start of training."""
+        epoch, part = divmod(number, self._windows_per_epoch)
+        begin, end = (self.num_pairs * edge // self._windows_per_epoch for edge in (part, part + 1))
+        indices = _shuffled_indices(self.num_pairs, self._seed, epoch, range(begin, end))
+        examples = _encode(self._pairs, indices, self._tokenizer)
+        lengths = _longer_side(examples)
+        shorter = np.minimum(examples["source"].lengths, examples["target"].lengths)
+        keep = np.flatnonzero((lengths <= self._max_length) & (shorter > 1))  # 1: nothing but EOS_ID
+        if not keep.size:
+            raise UserError(
+                f"of {len(indices)} training pairs in a row, none has 1 to {self._max_length - 1} tokens on both "
+                "sides: look at the text, or raise max_length"
+            )
+        plan = [(bucket, keep[members]) for bucket, members in plan_batches(lengths[keep], self._buckets)]
+        order = np.random.default_rng((self._seed, number)).permutation(len(plan))
+        return _Window(examples, [plan[place] for place in order], num_skipped=len(indices) - len(keep))
+
+    def assemble(self, window: "_Window", number: int) -> Batch:
+        """The rows of one batch of a window that belong to this process."""
+        return _assemble(window.examples, *window.plan[number], self._shard)
+
+
+class _Window(NamedTuple):
+    """Tokenized examples and the batches they will form."""
+
+    examples: dict[str, _Sequences]
+    plan: list[tuple[Bucket, np.ndarray]]
+    num_skipped: int
+
+
+class _BucketedIterator(grain.DatasetIterator[Batch]):
+    """Remembers the next batch as (window, batch); a window is loaded again when the iteration is resumed inside it."""
+
+    def __init__(self, dataset: _BucketedDataset):
+        super().__init__()
+        self._dataset = dataset
+        self._window = self._batch = self._skipped = 0
+        self._loaded: _Window | None = None
+
+    def __next__(self) -> Batch:
+        self._assert_not_closed()
+        if self._loaded is None:
+            self._loaded = self._dataset.load_window(self._window)
+        batch = self._dataset.assemble(self._loaded, self._batch)
+        self._batch += 1
+        if self._batch == len(self._loaded.plan):
+            self._window, self._batch, self._skipped = self._window + 1, 0, self._skipped + self._loaded.num_skipped
+            self._loaded = None
+        return batch
+
+    def get_state(self) -> dict[str, int]:
+        """Where the next batch is, how many pairs were skipped in the windows before, and how many pairs there are."""
+        num_pairs = self._dataset.num_pairs
+        return {"window": self._window, "batch": self._batch, "skipped": self._skipped, "num_pairs": num_pairs}
+
+    def set_state(self, state: dict[str, int]) -> None:
+        """Continues with the batch that would have come next when `get_state` gave `state`.
+
+        Raises:
+          UserError: if the state belongs to another number of pairs.
+        """
+        if state["num_pairs"] != self._dataset.num_pairs:
+            raise UserError(
+                f"the checkpoint belongs to {state['num_pairs']:,} training pairs, but there are "
+                f"{self._dataset.num_pairs:,}: bring the old data back or train in a new working directory"
+            )
+        self._window, self._batch, self._skipped = state["window"], state["batch"], state["skipped"]
+        self._loaded = None
+
+
+class _PrefetchedIterator(grain.experimental.ThreadPrefetchDatasetIterator[Batch]):
+    """Runs the iterator of the windows in a thread, which ends before the interpreter does.
+
+    A daemon thread that is still inside SentencePiece when Python shuts down aborts the process.
+    """
+
+    def __init__(self, parent: _BucketedIterator, num_batches: int):
+        super().__init__(parent, num_batches)
+        _open_iterators.add(self)
+
+    def close(self) -> None:
+        """Ends the thread; the second time, there is nothing to do, nor are the modules to do it with at shut-down."""
+        if not self._closed:
+            super().close()
+
+
+_open_iterators: weakref.WeakSet[_PrefetchedIterator] = weakref.WeakSet()
+
+
+@atexit.register
+def _close_iterators() -> None:
+    for iterator in list(_open_iterators):
+        iterator.close()
+
+
+def _share(rows_multiple: int, process_index: int, process_count: int) -> Shard:
+    if rows_multiple % process_count:
+        raise UserError(f"rows_multiple={rows_multiple} must be a multiple of the {process_count} processes")
+    return Shard(process_index, process_count)
+
+
+def _shuffled_indices(size: int, seed: int, epoch: int, places: range) -> list[int]:
+    """A part of the permutation of an epoch, computed without the rest of it: sources may be endless in practice."""
+    epoch_seed = int(np.random.SeedSequence((seed, epoch)).generate_state(1)[0])
+    shuffle = grain.experimental.index_shuffle
+    return [shuffle(place, max_index=size - 1, seed=epoch_seed, rounds=4) for place in places]
+
+
+def _encode(
+    pairs: PairSource, indices: Sequence[int], tokenizer: Tokenizer, max_length: int | None = None
+) -> dict[str, _Sequences]:
+    """The ids of both sides, each with EOS_ID at the end; longer sides are cut to `max_length`."""
+    chunks: dict[str, list[_Sequences]] = {"source": [], "target": []}
+    for start in range(0, len(indices), _CHUNK):
+        found = get_pairs(pairs, indices[start : start + _CHUNK])
+        for side, packed in chunks.items():
+            packed.append(_Sequences.pack(tokenizer.encode_batch([pair[side] for pair in found]), max_length))
+    return {side: _Sequences(*map(np.concatenate, zip(*packed, strict=True))) for side, packed in chunks.items()}
+
+
+def _longer_side(examples: dict[str, _Sequences]) -> np.ndarray:
+    return np.maximum(examples["source"].lengths, examples["target"].lengths)
+
+
+def _assemble(examples: dict[str, _Sequences], bucket: Bucket, members: np.ndarray, shard: Shard) -> Batch:
+    """The rows of one batch that belong to this process."""
+    rows = range(bucket.rows)[shard.take(bucket.rows)]
+    mine = members[rows.start : rows.stop]
+    return {side: sequences.pad(mine, len(rows), bucket.length) for side, sequences in examples.items()}

@@ -1,0 +1,1 @@
+from tfx_jax.data.grammar.pairs import GrammarPairs as GrammarPairs

@@ -1,0 +1,104 @@
+"""Sentence pairs from a TFDS translation data set, without TensorFlow.
+
+The data set must lie on disk as array records (`file_format="array_record"` when it was prepared): those can be read at
+random, and by Python alone. The code that prepared it is not needed any more.
+"""
+
+import os
+from collections.abc import Sequence
+from typing import Any
+
+from etils import epath
+
+from tfx_jax.data.text import Pair
+from tfx_jax.errors import UserError
+
+
+class TfdsPairs:
+    """Two languages of a TFDS data source, as a source of pairs."""
+
+    def __init__(self, records: Any, source_language: str, target_language: str):
+        """Takes a TFDS data source whose elements map a language to its sentence, str or bytes."""
+        self._records = records
+        self._languages = {"source": source_language, "target": target_language}
+
+    def __len__(self) -> int:
+        return len(self._records)
+
+    def __getitem__(self, index: int) -> Pair:
+        return self._pair(self._records[index])
+
+    def __getitems__(self, indices: Sequence[int]) -> list[Pair]:
+        """Many pairs in one call, which reads array records many times faster."""
+        return [self._pair(record) for record in self._records.__getitems__(indices)]
+
+    def _pair(self, record: dict[str, str | bytes]) -> Pair:
+        return {side: _as_text(record[language]) for side, language in self._languages.items()}
+
+
+def tfds_pairs(
+    name: str, split: str, *, data_dir: epath.PathLike = "", source_language: str, target_language: str
+) -> TfdsPairs:
+    """Opens a prepared translation data set.
+
+    No text is read or checked up front: pairs with an empty side, which some corpora have, are left to `batches`, which
+    skips them.
+
+    Args:
+      name: data set and configuration, "wmt14_translate/de-en": the newest version on disk, unless ":1.0.0" follows.
+      split: "train", or a part of it, "train[:90%]".
+      data_dir: where TFDS keeps its data sets, local or `gs://`; by default TFDS_DATA_DIR or ~/tensorflow_datasets.
+      source_language: the language to translate from, "de".
+      target_language: the language to translate to, "en".
+
+    Raises:
+      UserError: if TFDS is not installed, or there is no such data set, split or language, or it is not array records.
+    """
+    tfds = _import_tfds()
+    folder = _find_version(epath.Path(data_dir or os.environ.get("TFDS_DATA_DIR", "~/tensorflow_datasets")), name)
+    builder = tfds.builder_from_directory(folder)
+    for language in (source_language, target_language):
+        if language not in (builder.info.features or {}):
+            raise UserError(f"{name} has no language {language!r}; it has {', '.join(builder.info.features or ())}")
+    try:
+        records = builder.as_data_source(split)
+    except NotImplementedError:
+        raise UserError(
+            f"{folder} is stored as {builder.info.file_format}; "
+            'prepare it again with file_format="array_record", which can be read without TensorFlow'
+        ) from None
+    except ValueError as error:
+        raise UserError(f"{name}: {' '.join(str(error).split())}") from None  # names the splits there are
+    return TfdsPairs(records, source_language, target_language)
+
+
+def _import_tfds() -> Any:
+    """Imported at first use: it is an extra, and slow to import."""
+    try:
+        import array_record  # noqa: F401  what reads the files: TFDS imports it too late to tell the user
+        import tensorflow_datasets
+
+        return tensorflow_datasets
+    except ImportError as error:
+        raise UserError(f"reading TFDS needs more packages ({error}): install tfx-jax[tfds]") from None
+
+
+def _find_version(data_dir: epath.Path, name: str) -> epath.Path:
+    """The folder of the version asked for, or of the newest; `name` is data_set/configuration[:version]."""
+    name, _, version = name.partition(":")
+    folder = data_dir.expanduser() / name
+    versions = [
+        child
+        for child in (folder.iterdir() if folder.is_dir() else ())
+        if (child / "dataset_info.json").exists() and version in ("", child.name)
+    ]
+    if not versions:
+        raise UserError(
+            f"{folder / version} holds no prepared TFDS data set: prepare {name} there with "
+            'file_format="array_record", or set data_dir'
+        )
+    return max(versions, key=lambda child: [int(number) for number in child.name.split(".")])
+
+
+def _as_text(sentence: str | bytes) -> str:
+    return sentence.decode() if isinstance(sentence, bytes) else sentence

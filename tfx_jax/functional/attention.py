@@ -1,0 +1,123 @@
+"""Scaled dot-product attention, equation 1 of "Attention Is All You Need"."""
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int
+
+from tfx_jax.functional.dropout import dropout
+from tfx_jax.functional.masks import causal_mask, segment_mask
+
+Bias = Float[Array, "#B #N #T #S"]
+Mask = Bool[Array, "#B #N #T #S"]
+SegmentIds = Int[Array, "B T"] | tuple[Int[Array, "B T"], Int[Array, "B S"]]
+
+
+def dot_product_attention(
+    query: Float[Array, "B T N H"],
+    key: Float[Array, "B S K H"],
+    value: Float[Array, "B S K U"],
+    bias: Bias | None = None,
+    mask: Mask | None = None,
+    *,
+    is_causal: bool = False,
+    scale: float | None = None,
+    segment_ids: SegmentIds | None = None,
+    dropout_rate: float = 0.0,
+    dropout_rng: Array | None = None,
+    return_weights: bool = False,
+) -> Float[Array, "B T N U"] | tuple[Float[Array, "B T N U"], Float[Array, "B N T S"]]:
+    r"""Computes softmax(scale * Q K^T + bias) V for every head.
+
+    Equation 1 of "Attention Is All You Need" (Vaswani et al., 2017, https://arxiv.org/abs/1706.03762); with K < N
+    heads of keys and values, the grouped queries of Ainslie et al. (2023, https://arxiv.org/abs/2305.13245).
+
+    Args:
+      query: queries, [B, T, N, H]; H is the paper's d_k.
+      key: keys, [B, S, K, H]; K divides N, and query head n reads key head n // (N / K).
+      value: values, [B, S, K, U]; U is the paper's d_v and may differ from H.
+      bias: added to the scaled logits, broadcastable to [B, N, T, S]. Not a way to mask.
+      mask: True where a query may attend, broadcastable to [B, N, T, S]. A query that may see no key gets a zero
+        output, never a NaN and never the mean value.
+      is_causal: query t sees keys 0 .. t + S - T only.
+      scale: multiplies the logits; None means 1 / sqrt(H). T5 passes 1.0.
+      segment_ids: packed sequences, [B, T] for self-attention or a pair ([B, T], [B, S]); a query sees the keys of its
+        own segment, and segment 0 is padding.
+      dropout_rate: probability in [0, 1) of dropping an attention weight.
+      dropout_rng: PRNG key; None disables dropout.
+      return_weights: also return the softmax weights, before dropout.
+
+    Returns:
+      Weighted values, [B, T, N, U], in the dtype of `query`; with `return_weights` a pair of these and the weights,
+      [B, N, T, S]. Logits, softmax and weights are float32 (float64 for float64 inputs) whatever the inputs.
+
+    Raises:
+      ValueError: if the sizes do not fit together, or a mask is not boolean or not of rank 4.
+
+    >>> x = jnp.ones((1, 3, 2, 4))
+    >>> out, weights = dot_product_attention(x, x, x, is_causal=True, return_weights=True)
+    >>> out.shape, weights[0, 0].round(2).tolist()[:2]
+    ((1, 3, 2, 4), [[1.0, 0.0, 0.0], [0.5, 0.5, 0.0]])
+    """
+    _check_shapes(query, key, value, bias, mask)
+    b, t, n, h = query.shape
+    _, s, k, u = value.shape
+    mask = _combined_mask(mask, is_causal, segment_ids, t, s)
+
+    dtype = jnp.promote_types(query.dtype, jnp.float32)
+    grouped_query = query.reshape(b, t, k, n // k, h)
+    logits = jnp.einsum("BTKGH,BSKH->BKGTS", grouped_query, key, preferred_element_type=dtype).reshape(b, n, t, s)
+    logits = logits * (h**-0.5 if scale is None else scale)
+    if bias is not None:
+        logits = logits + bias.astype(dtype)
+    weights = _masked_softmax(logits, mask)
+
+    dropped = dropout(weights, dropout_rate, dropout_rng).astype(value.dtype).reshape(b, k, n // k, t, s)
+    out = jnp.einsum("BKGTS,BSKU->BTKGU", dropped, value).reshape(b, t, n, u).astype(query.dtype)
+    return (out, weights) if return_weights else out
+
+
+def _masked_softmax(logits: Float[Array, "B N T S"], mask: Mask | None) -> Float[Array, "B N T S"]:
+    """Softmax over the visible keys; a row without any becomes zeros."""
+    if mask is None:
+        return jax.nn.softmax(logits, axis=-1)
+    # Large but finite: minus infinity would make a row without keys NaN, in the value or in the gradient.
+    hidden = 0.7 * jnp.finfo(logits.dtype).min
+    weights = jax.nn.softmax(jnp.where(mask, logits, hidden), axis=-1)
+    return jnp.where(mask, weights, jnp.zeros((), weights.dtype))
+
+
+def _combined_mask(
+    mask: Mask | None, is_causal: bool, segment_ids: SegmentIds | None, num_queries: int, num_keys: int
+) -> Mask | None:
+    masks = [] if mask is None else [mask]
+    if is_causal:
+        masks.append(causal_mask(num_queries, num_keys))
+    if segment_ids is not None:
+        query_ids, key_ids = segment_ids if isinstance(segment_ids, tuple) else (segment_ids, segment_ids)
+        masks.append(segment_mask(query_ids, key_ids))
+    combined = None
+    for part in masks:
+        combined = part if combined is None else combined & part
+    return combined
+
+
+def _check_shapes(query: Array, key: Array, value: Array, bias: Array | None, mask: Array | None) -> None:
+    for name, array in (("query", query), ("key", key), ("value", value)):
+        if array.ndim != 4:
+            raise ValueError(f"{name} must have rank 4, [batch, length, heads, size], got shape {array.shape}")
+    if query.shape[-1] != key.shape[-1]:
+        raise ValueError(f"query and key head sizes differ: {query.shape[-1]} != {key.shape[-1]}")
+    if key.shape[:3] != value.shape[:3]:
+        raise ValueError(f"key and value differ in batch, length or heads: {key.shape[:3]} != {value.shape[:3]}")
+    if query.shape[0] != key.shape[0]:
+        raise ValueError(f"query and key batch sizes differ: {query.shape[0]} != {key.shape[0]}")
+    if query.shape[2] % key.shape[2]:
+        raise ValueError(f"{key.shape[2]} key heads do not divide {query.shape[2]} query heads")
+    full = (query.shape[0], query.shape[2], query.shape[1], key.shape[1])
+    for name, array in (("bias", bias), ("mask", mask)):
+        if array is not None and (
+            array.ndim != 4 or any(size not in (1, want) for size, want in zip(array.shape, full, strict=True))
+        ):
+            raise ValueError(f"{name} must be broadcastable to [B, N, T, S] = {full}, got shape {array.shape}")
+    if mask is not None and mask.dtype != jnp.bool_:
+        raise ValueError(f"mask must be boolean (True = may attend), got {mask.dtype}; use bias for additive terms")

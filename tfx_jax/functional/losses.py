@@ -1,0 +1,39 @@
+"""Losses over a vocabulary, without ever building a one-hot matrix."""
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+
+def label_smoothed_cross_entropy(
+    logits: Float[Array, "*batch V"], targets: Int[Array, "*batch"], *, smoothing: float = 0.0
+) -> Float[Array, "*batch"]:
+    r"""Cross entropy against (1 - e) * onehot(target) + e / V (Szegedy et al., 2016; e = 0.1 in Vaswani et al., 2017).
+
+    With q the smoothed target, -sum_v q_v log p_v = log Z - (1 - e) * logit[target] - e * mean(logits): three
+    reductions of the logits, and no array of their size is made. The smallest possible value is the entropy of q.
+
+    Args:
+      logits: unnormalised scores, [*batch, V], any float dtype.
+      targets: class indices, [*batch].
+      smoothing: the probability mass e in [0, 1) that is spread evenly over all V classes, the target included.
+
+    Returns:
+      Loss in nats of each position, float32 (float64 for float64 logits), [*batch]. Weigh and sum it yourself: what
+      counts as padding is the caller's knowledge.
+
+    Raises:
+      ValueError: if `smoothing` is outside [0, 1) or the shapes do not fit.
+
+    >>> label_smoothed_cross_entropy(jnp.zeros((1, 4)), jnp.array([2]), smoothing=0.1).round(4).tolist()
+    [1.3862999677658081]
+    """
+    if not 0.0 <= smoothing < 1.0:
+        raise ValueError(f"smoothing must be in [0, 1), got {smoothing}")
+    if logits.shape[:-1] != targets.shape:
+        raise ValueError(f"logits {logits.shape} do not fit targets {targets.shape}")
+    logits = logits.astype(jnp.promote_types(logits.dtype, jnp.float32))
+    log_normaliser = jax.nn.logsumexp(logits, axis=-1)
+    picked = jnp.take_along_axis(logits, targets[..., None], axis=-1)[..., 0]
+    loss = log_normaliser - (1.0 - smoothing) * picked
+    return loss - smoothing * logits.mean(axis=-1) if smoothing else loss

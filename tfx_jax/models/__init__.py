@@ -1,0 +1,5 @@
+"""One file for each paper: its Config above its Model."""
+
+from tfx_jax.models.transformer import Transformer, TransformerConfig
+
+__all__ = ["Transformer", "TransformerConfig"]

@@ -1,0 +1,216 @@
+"""The encoder-decoder Transformer of "Attention Is All You Need" (Vaswani et al., 2017)."""
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jaxtyping import Array, Bool, Float, Int
+
+from tfx_jax.functional.attention import dot_product_attention
+from tfx_jax.functional.dropout import dropout
+from tfx_jax.functional.positions import sinusoidal_positions
+from tfx_jax.nn.attention import MultiHeadAttention
+from tfx_jax.nn.embedding import Embedding, LearnedPositions
+from tfx_jax.nn.feed_forward import FeedForward
+from tfx_jax.nn.layers import DecoderLayer, EncoderLayer, KeysValues, Residual
+from tfx_jax.nn.normalization import LayerNorm
+from tfx_jax.nn.stack import scan_layers, stack_layers, unstack_layers
+
+PAD_ID = 0
+BOS_ID = 1
+
+
+@dataclasses.dataclass
+class TransformerConfig:
+    """Sizes of a Transformer; the defaults are the paper's base model (Table 3)."""
+
+    vocab_size: int = 37_000  # one vocabulary for both languages
+    num_layers: int = 6  # the paper's N, in the encoder and again in the decoder
+    d_model: int = 512
+    num_heads: int = 8  # the paper's h
+    d_k: int | None = None  # None: d_model / num_heads
+    d_v: int | None = None  # None: d_k's default, d_model / num_heads
+    d_ff: int = 2048
+    dropout_rate: float = 0.1  # of each sublayer's output and of the sums of embeddings and positions
+    attention_dropout_rate: float = 0.0  # of the attention weights; the paper's text has none
+    pre_norm: bool = False  # norm(x + f(x)) as in the paper, or x + f(norm(x))
+    learned_positions: int = 0  # 0: sinusoids; else the number of positions that have a learned vector
+    attention_bias: bool = False  # whether the attention's projections have offsets
+    layer_norm_epsilon: float = 1e-6
+    dtype: str = "float32"  # of the computation; parameters, logits and statistics stay float32
+
+    @classmethod
+    def big(cls, **overrides: Any) -> "TransformerConfig":
+        """The paper's big model (Table 3, last row)."""
+        return cls(**{"d_model": 1024, "num_heads": 16, "d_ff": 4096, "dropout_rate": 0.3} | overrides)
+
+
+class Transformer(nnx.Module):
+    """Encoder and decoder over one shared embedding; 0 is the padding token, 1 the one that starts a target."""
+
+    def __init__(
+        self,
+        config: TransformerConfig,
+        *,
+        attention_fn: Callable[..., Any] = dot_product_attention,
+        rngs: nnx.Rngs,
+    ):
+        """Draws the parameters.
+
+        Args:
+          config: the sizes.
+          attention_fn: the attention of every layer, with the signature of `dot_product_attention`.
+          rngs: stream `params`.
+
+        Raises:
+          ValueError: if the sizes contradict each other.
+        """
+        c = config
+        dtype = jnp.dtype(c.dtype)
+        attention = functools.partial(
+            MultiHeadAttention,
+            c.d_model,
+            c.num_heads,
+            d_k=c.d_k,
+            d_v=c.d_model // c.num_heads if c.d_v is None else c.d_v,
+            use_bias=c.attention_bias,
+            dropout_rate=c.attention_dropout_rate,
+            attention_fn=attention_fn,
+            dtype=dtype,
+        )
+        feed_forward = functools.partial(FeedForward, c.d_model, c.d_ff, dtype=dtype)
+        residual = functools.partial(
+            Residual, c.d_model, dropout_rate=c.dropout_rate, pre_norm=c.pre_norm, epsilon=c.layer_norm_epsilon
+        )
+        norm = functools.partial(LayerNorm, c.d_model, epsilon=c.layer_norm_epsilon)
+
+        self.embedding = Embedding(c.vocab_size, c.d_model, dtype=dtype, rngs=rngs)
+        self.encoder_layers = stack_layers(
+            lambda rngs: EncoderLayer(attention(rngs=rngs), feed_forward(rngs=rngs), residual), c.num_layers, rngs
+        )
+        self.decoder_layers = stack_layers(
+            lambda rngs: DecoderLayer(attention(rngs=rngs), attention(rngs=rngs), feed_forward(rngs=rngs), residual),
+            c.num_layers,
+            rngs,
+        )
+        self.encoder_norm = norm() if c.pre_norm else None
+        self.decoder_norm = norm() if c.pre_norm else None
+        learned = functools.partial(LearnedPositions, c.learned_positions, c.d_model)
+        self.source_positions = learned(rngs=rngs) if c.learned_positions else None
+        self.target_positions = learned(rngs=rngs) if c.learned_positions else None
+        self.dropout_rate = c.dropout_rate
+
+    def __call__(
+        self,
+        source: Int[Array, "B S"],
+        target: Int[Array, "B T"],
+        *,
+        rngs: nnx.Rngs | None = None,
+        return_attention: bool = False,
+    ) -> Any:
+        """Scores every next target token, given the source and the target tokens before it (teacher forcing).
+
+        Args:
+          source: source tokens, 0 where there is none.
+          target: target tokens to be predicted; the decoder reads them shifted right behind the start token.
+          rngs: stream `dropout`; None means evaluation.
+          return_attention: also return every attention map.
+
+        Returns:
+          float32 logits, [B, T, V]; with `return_attention` a pair of these and a dictionary with the keys
+          "encoder/0/self" [B, N, S, S], "decoder/0/self" [B, N, T, T], "decoder/0/cross" [B, N, T, S] and so on.
+        """
+        memory, encoder_maps = self.encode(source, rngs=rngs, return_attention=return_attention)
+        start = jnp.full_like(target[:, :1], BOS_ID)
+        inputs = jnp.concatenate([start, target[:, :-1]], axis=1)
+        x = self._embed(inputs, jnp.arange(inputs.shape[1]), self.target_positions, rngs)
+        mask = source_mask(source)
+
+        def decode(layer: DecoderLayer, x: Array, rngs: nnx.Rngs | None) -> tuple[Array, Any]:
+            return layer(x, memory, memory_mask=mask, rngs=rngs, return_weights=return_attention)
+
+        x, decoder_maps = scan_layers(decode, self.decoder_layers, x, rngs)
+        logits = self._logits(x)
+        if not return_attention:
+            return logits
+        return logits, encoder_maps | _named_maps("decoder", decoder_maps)
+
+    def encode(
+        self, source: Int[Array, "B S"], *, rngs: nnx.Rngs | None = None, return_attention: bool = False
+    ) -> tuple[Float[Array, "B S D"], dict[str, Array]]:
+        """Returns the encoder's output and its attention maps (an empty dictionary unless asked for)."""
+        x = self._embed(source, jnp.arange(source.shape[1]), self.source_positions, rngs)
+        mask = source_mask(source)
+
+        def encode(layer: EncoderLayer, x: Array, rngs: nnx.Rngs | None) -> tuple[Array, Any]:
+            return layer(x, mask=mask, rngs=rngs, return_weights=return_attention)
+
+        x, maps = scan_layers(encode, self.encoder_layers, x, rngs)
+        return (x if self.encoder_norm is None else self.encoder_norm(x)), _named_maps("encoder", maps)
+
+    def start_decoding(
+        self, source: Int[Array, "B S"], *, max_length: int
+    ) -> tuple[Callable[[Int[Array, " R"], Any], tuple[Float[Array, "R V"], Any]], Any]:
+        """Prepares decoding with a cache, for the searches of `tfx_jax.functional.decoding`.
+
+        The source is encoded and projected once, here; a step then costs one token. Rows are the beams of the
+        sentences, those of a sentence next to each other.
+
+        Args:
+          source: source tokens, 0 where there is none.
+          max_length: how many target tokens the cache has room for.
+
+        Returns:
+          `step_fn(tokens [R], cache) -> (logits [R, V], cache)` and the empty cache of B rows.
+        """
+        memory, _ = self.encode(source)
+        mask = source_mask(source)
+        layers = unstack_layers(self.decoder_layers)
+        memories = [KeysValues(*layer.cross_attention.project_memory(memory)) for layer in layers]
+
+        def step_fn(tokens: Array, cache: dict[str, Any]) -> tuple[Array, dict[str, Any]]:
+            position = cache["position"]
+            x = self._embed(tokens[:, None], position[None], self.target_positions, None)
+            caches = []
+            for layer, layer_cache, layer_memory in zip(layers, cache["layers"], memories, strict=True):
+                x, layer_cache = layer.step(x, layer_cache, position, layer_memory, mask)
+                caches.append(layer_cache)
+            return self._logits(x)[:, 0], {"position": position + 1, "layers": caches}
+
+        def empty(like: Array) -> Array:
+            return jnp.zeros((source.shape[0], max_length, *like.shape[2:]), like.dtype)
+
+        return step_fn, {"position": jnp.zeros((), jnp.int32), "layers": jax.tree.map(empty, memories)}
+
+    def _embed(
+        self,
+        tokens: Int[Array, "B T"],
+        positions: Int[Array, " T"],
+        learned: LearnedPositions | None,
+        rngs: nnx.Rngs | None,
+    ) -> Float[Array, "B T D"]:
+        x = self.embedding(tokens)
+        vectors = sinusoidal_positions(positions, x.shape[-1]) if learned is None else learned(positions)
+        x = x + vectors[None].astype(x.dtype)
+        return dropout(x, self.dropout_rate, rngs.dropout() if rngs is not None and self.dropout_rate else None)
+
+    def _logits(self, x: Float[Array, "B T D"]) -> Float[Array, "B T V"]:
+        return self.embedding.attend(x if self.decoder_norm is None else self.decoder_norm(x))
+
+
+def source_mask(source: Int[Array, "B S"]) -> Bool[Array, "B 1 1 S"]:
+    """Hides padding tokens from every query."""
+    return (source != PAD_ID)[:, None, None, :]
+
+
+def _named_maps(prefix: str, maps: dict[str, Array] | None) -> dict[str, Array]:
+    """Splits maps stacked over layers into one entry for each layer and kind."""
+    return {
+        f"{prefix}/{index}/{kind}": weights
+        for kind, stacked in (maps or {}).items()
+        for index, weights in enumerate(stacked)
+    }

@@ -1,0 +1,25 @@
+"""Flax NNX modules: each owns parameters and calls `tfx_jax.functional`.
+
+Modules hold `nnx.Param` and Python values only. Randomness comes in at the call (`rngs=None` means evaluation), caches
+go in and come out, so a module is a pytree that `jax.jit`, `jax.grad`, `jax.vmap` and `jax.lax.scan` take as it is.
+"""
+
+from tfx_jax.nn.attention import MultiHeadAttention
+from tfx_jax.nn.embedding import Embedding, LearnedPositions
+from tfx_jax.nn.feed_forward import FeedForward
+from tfx_jax.nn.layers import DecoderLayer, EncoderLayer
+from tfx_jax.nn.normalization import LayerNorm
+from tfx_jax.nn.stack import scan_layers, stack_layers, unstack_layers
+
+__all__ = [
+    "DecoderLayer",
+    "Embedding",
+    "EncoderLayer",
+    "FeedForward",
+    "LayerNorm",
+    "LearnedPositions",
+    "MultiHeadAttention",
+    "scan_layers",
+    "stack_layers",
+    "unstack_layers",
+]

@@ -1,0 +1,151 @@
+"""Multi-head attention: projections around a pure attention function."""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax.numpy as jnp
+from flax import nnx
+from jax.typing import DTypeLike
+from jaxtyping import Array, Float
+
+from tfx_jax.functional.attention import Bias, Mask, SegmentIds, dot_product_attention
+
+
+class MultiHeadAttention(nnx.Module):
+    """Multi-head attention (Vaswani et al., 2017, section 3.2.2).
+
+    Owns the four projections and nothing else: what happens between them is `attention_fn`, so every attention of
+    `tfx_jax.functional` plugs in, with its own options bound by `functools.partial`. Kernels keep the heads as an axis
+    of their own (query [D, N, H], key [D, K, H], value [D, K, U], out [N, U, D]), so heads can be sharded.
+    """
+
+    def __init__(
+        self,
+        d_model: int,
+        num_heads: int,
+        *,
+        d_k: int | None = None,
+        d_v: int | None = None,
+        num_kv_heads: int | None = None,
+        d_key_input: int | None = None,
+        d_value_input: int | None = None,
+        d_out: int | None = None,
+        use_bias: bool = False,
+        dropout_rate: float = 0.0,
+        attention_fn: Callable[..., Any] = dot_product_attention,
+        dtype: DTypeLike = jnp.float32,
+        param_dtype: DTypeLike = jnp.float32,
+        rngs: nnx.Rngs,
+    ):
+        """Draws the projections.
+
+        Args:
+          d_model: width D of the query inputs, and of whatever is not said otherwise.
+          num_heads: N, the paper's h.
+          d_k: query and key head size H; None means d_model / num_heads.
+          d_v: value head size U; None means d_k.
+          num_kv_heads: K, a divisor of num_heads; None means num_heads.
+          d_key_input: width of the inputs that keys are made from; None means d_model.
+          d_value_input: width of the inputs that values are made from; None means d_key_input.
+          d_out: width of the output; None means d_model.
+          use_bias: whether the projections have one; the paper's have none.
+          dropout_rate: of the attention weights; 0 in the paper's text, 0.1 in its code.
+          attention_fn: any attention with the signature of `tfx_jax.functional.dot_product_attention`.
+          dtype: of the computation.
+          param_dtype: of the parameters.
+          rngs: stream `params` draws the parameters, Glorot uniform.
+
+        Raises:
+          ValueError: if `d_k` is None and num_heads does not divide d_model, or num_kv_heads not num_heads.
+        """
+        if d_k is None:
+            if d_model % num_heads:
+                raise ValueError(f"d_model={d_model} is not divisible by num_heads={num_heads}; give d_k")
+            d_k = d_model // num_heads
+        d_v = d_k if d_v is None else d_v
+        num_kv_heads = num_heads if num_kv_heads is None else num_kv_heads
+        if num_heads % num_kv_heads:
+            raise ValueError(f"num_heads={num_heads} is not divisible by num_kv_heads={num_kv_heads}")
+        d_key_input = d_model if d_key_input is None else d_key_input
+        d_value_input = d_key_input if d_value_input is None else d_value_input
+        project = functools.partial(
+            nnx.LinearGeneral,
+            use_bias=use_bias,
+            kernel_init=nnx.initializers.glorot_uniform(),
+            dtype=dtype,
+            param_dtype=param_dtype,
+            rngs=rngs,
+        )
+        self.query = project(d_model, (num_heads, d_k))
+        self.key = project(d_key_input, (num_kv_heads, d_k))
+        self.value = project(d_value_input, (num_kv_heads, d_v))
+        self.out = project((num_heads, d_v), d_model if d_out is None else d_out, axis=(-2, -1))
+        self.dropout_rate = dropout_rate
+        self.attention_fn = attention_fn
+
+    def __call__(
+        self,
+        x: Float[Array, "B T D"],
+        memory: Float[Array, "B S _"] | None = None,
+        value_memory: Float[Array, "B S _"] | None = None,
+        *,
+        bias: Bias | None = None,
+        mask: Mask | None = None,
+        is_causal: bool = False,
+        segment_ids: SegmentIds | None = None,
+        rngs: nnx.Rngs | None = None,
+        return_weights: bool = False,
+    ) -> Any:
+        """Attends from `x` to `memory`.
+
+        Args:
+          x: what the queries are made from.
+          memory: what the keys are made from; None means `x`, self-attention.
+          value_memory: what the values are made from; None means `memory`.
+          bias: see `tfx_jax.functional.dot_product_attention`, like the arguments below.
+          mask: True where a query may attend.
+          is_causal: hide the future.
+          segment_ids: of packed sequences.
+          rngs: stream `dropout`; None means evaluation.
+          return_weights: also return the attention weights, [B, N, T, S].
+
+        Returns:
+          [B, T, d_out], or a pair of it and the weights.
+        """
+        key, value = self.project_memory(x if memory is None else memory, value_memory)
+        return self.attend(
+            x,
+            key,
+            value,
+            bias=bias,
+            mask=mask,
+            is_causal=is_causal,
+            segment_ids=segment_ids,
+            rngs=rngs,
+            return_weights=return_weights,
+        )
+
+    def project_memory(
+        self, memory: Float[Array, "B S _"], value_memory: Float[Array, "B S _"] | None = None
+    ) -> tuple[Float[Array, "B S K H"], Float[Array, "B S K U"]]:
+        """Makes the keys and values that `attend` takes: once for a memory that many steps look at."""
+        return self.key(memory), self.value(memory if value_memory is None else value_memory)
+
+    def attend(
+        self,
+        x: Float[Array, "B T D"],
+        key: Float[Array, "B S K H"],
+        value: Float[Array, "B S K U"],
+        *,
+        rngs: nnx.Rngs | None = None,
+        return_weights: bool = False,
+        **options: Any,
+    ) -> Any:
+        """Attends from `x` to keys and values that are projected already; options and result as in the call."""
+        if rngs is not None and self.dropout_rate:
+            options |= {"dropout_rate": self.dropout_rate, "dropout_rng": rngs.dropout()}
+        if return_weights:
+            context, weights = self.attention_fn(self.query(x), key, value, return_weights=True, **options)
+            return self.out(context), weights
+        return self.out(self.attention_fn(self.query(x), key, value, **options))

@@ -1,0 +1,53 @@
+"""Token embeddings, used at both ends of a model, and learned positions."""
+
+import math
+
+import jax.numpy as jnp
+from flax import nnx
+from jax.typing import DTypeLike
+from jaxtyping import Array, Float, Int
+
+from tfx_jax.functional.positions import learned_positions
+
+
+class Embedding(nnx.Module):
+    """One matrix [V, D] for source tokens, target tokens and the pre-softmax layer (Press and Wolf, 2017).
+
+    Section 3.4 of Vaswani et al. (2017): looked up, the vectors are multiplied by sqrt(d_model), which gives them unit
+    variance at the start; as the output layer the matrix is used as it is. Tie by calling one module twice.
+    """
+
+    def __init__(
+        self,
+        vocab_size: int,
+        d_model: int,
+        *,
+        dtype: DTypeLike = jnp.float32,
+        param_dtype: DTypeLike = jnp.float32,
+        rngs: nnx.Rngs,
+    ):
+        init = nnx.initializers.normal(d_model**-0.5)
+        self.table = nnx.Param(init(rngs.params(), (vocab_size, d_model), param_dtype))
+        self.dtype = dtype
+
+    def __call__(self, tokens: Int[Array, "*batch"]) -> Float[Array, "*batch D"]:
+        """Looks tokens up and scales by sqrt(D)."""
+        vectors = jnp.take(self.table[...], tokens, axis=0).astype(self.dtype)
+        return vectors * math.sqrt(vectors.shape[-1])
+
+    def attend(self, x: Float[Array, "*batch D"]) -> Float[Array, "*batch V"]:
+        """Scores every token of the vocabulary against `x`; float32 logits."""
+        table = self.table[...].astype(self.dtype)
+        return jnp.einsum("...D,VD->...V", x.astype(self.dtype), table, preferred_element_type=jnp.float32)
+
+
+class LearnedPositions(nnx.Module):
+    """A learned vector for each of `max_length` positions."""
+
+    def __init__(self, max_length: int, d_model: int, *, param_dtype: DTypeLike = jnp.float32, rngs: nnx.Rngs):
+        init = nnx.initializers.normal(d_model**-0.5)
+        self.table = nnx.Param(init(rngs.params(), (max_length, d_model), param_dtype))
+
+    def __call__(self, positions: Int[Array, "*shape"]) -> Float[Array, "*shape D"]:
+        """Looks positions up; see `tfx_jax.functional.learned_positions`."""
+        return learned_positions(self.table[...], positions)

@@ -1,0 +1,171 @@
+"""Encoder and decoder layers (Vaswani et al., 2017, section 3.1), composed of sublayers that the caller builds."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax.typing import DTypeLike
+from jaxtyping import Array, Float, Int
+
+from tfx_jax.functional.attention import Mask
+from tfx_jax.functional.dropout import dropout
+from tfx_jax.nn.attention import MultiHeadAttention
+from tfx_jax.nn.feed_forward import FeedForward
+from tfx_jax.nn.normalization import LayerNorm
+
+
+class KeysValues(NamedTuple):
+    """Projected keys and values: all that attending to a memory needs of it."""
+
+    key: Float[Array, "B S K H"]
+    value: Float[Array, "B S K U"]
+
+
+class Residual(nnx.Module):
+    """Dropout, residual connection and layer normalisation around a sublayer.
+
+    Post-norm, the paper's: norm(x + f(x)). Pre-norm (Xiong et al., 2020): x + f(norm(x)), which trains without
+    warm-up and wants one more normalisation after the last layer.
+    """
+
+    def __init__(
+        self,
+        d_model: int,
+        *,
+        dropout_rate: float = 0.0,
+        pre_norm: bool = False,
+        epsilon: float = 1e-6,
+        param_dtype: DTypeLike = jnp.float32,
+    ):
+        self.norm = LayerNorm(d_model, epsilon=epsilon, param_dtype=param_dtype)
+        self.dropout_rate = dropout_rate
+        self.pre_norm = pre_norm
+
+    def __call__(
+        self,
+        sublayer: Callable[[Float[Array, "B T D"]], tuple[Float[Array, "B T D"], Any]],
+        x: Float[Array, "B T D"],
+        rngs: nnx.Rngs | None = None,
+    ) -> tuple[Float[Array, "B T D"], Any]:
+        """Wraps `y, extra = sublayer(x)`; `extra` is handed through."""
+        y, extra = sublayer(self.norm(x) if self.pre_norm else x)
+        rng = rngs.dropout() if rngs is not None and self.dropout_rate else None
+        x = x + dropout(y, self.dropout_rate, rng)
+        return (x if self.pre_norm else self.norm(x)), extra
+
+
+class EncoderLayer(nnx.Module):
+    """Self-attention, then feed-forward."""
+
+    def __init__(
+        self, self_attention: MultiHeadAttention, feed_forward: FeedForward, make_residual: Callable[[], Residual]
+    ):
+        self.self_attention = self_attention
+        self.self_attention_residual = make_residual()
+        self.feed_forward = feed_forward
+        self.feed_forward_residual = make_residual()
+
+    def __call__(
+        self,
+        x: Float[Array, "B S D"],
+        *,
+        mask: Mask | None = None,
+        rngs: nnx.Rngs | None = None,
+        return_weights: bool = False,
+    ) -> tuple[Float[Array, "B S D"], dict[str, Array] | None]:
+        """Returns the output and, with `return_weights`, {"self": [B, N, S, S]} (else None)."""
+
+        def attend(x: Array) -> tuple[Array, Any]:
+            return _with_extra(self.self_attention(x, mask=mask, rngs=rngs, return_weights=return_weights))
+
+        x, weights = self.self_attention_residual(attend, x, rngs)
+        x, _ = self.feed_forward_residual(lambda x: (self.feed_forward(x, rngs=rngs), None), x, rngs)
+        return x, {"self": weights} if return_weights else None
+
+
+class DecoderLayer(nnx.Module):
+    """Causal self-attention, attention to the encoder's output, then feed-forward."""
+
+    def __init__(
+        self,
+        self_attention: MultiHeadAttention,
+        cross_attention: MultiHeadAttention,
+        feed_forward: FeedForward,
+        make_residual: Callable[[], Residual],
+    ):
+        self.self_attention = self_attention
+        self.self_attention_residual = make_residual()
+        self.cross_attention = cross_attention
+        self.cross_attention_residual = make_residual()
+        self.feed_forward = feed_forward
+        self.feed_forward_residual = make_residual()
+
+    def __call__(
+        self,
+        x: Float[Array, "B T D"],
+        memory: Float[Array, "B S D"],
+        *,
+        memory_mask: Mask | None = None,
+        rngs: nnx.Rngs | None = None,
+        return_weights: bool = False,
+    ) -> tuple[Float[Array, "B T D"], dict[str, Array] | None]:
+        """Returns the output and, with `return_weights`, {"self": [B, N, T, T], "cross": [B, N, T, S]} (else None)."""
+
+        def attend_self(x: Array) -> tuple[Array, Any]:
+            return _with_extra(self.self_attention(x, is_causal=True, rngs=rngs, return_weights=return_weights))
+
+        def attend_memory(x: Array) -> tuple[Array, Any]:
+            return _with_extra(
+                self.cross_attention(x, memory, mask=memory_mask, rngs=rngs, return_weights=return_weights)
+            )
+
+        x, self_weights = self.self_attention_residual(attend_self, x, rngs)
+        x, cross_weights = self.cross_attention_residual(attend_memory, x, rngs)
+        x, _ = self.feed_forward_residual(lambda x: (self.feed_forward(x, rngs=rngs), None), x, rngs)
+        return x, {"self": self_weights, "cross": cross_weights} if return_weights else None
+
+    def step(
+        self,
+        x: Float[Array, "R 1 D"],
+        cache: KeysValues,
+        position: Int[Array, ""],
+        memory: KeysValues,
+        memory_mask: Mask,
+    ) -> tuple[Float[Array, "R 1 D"], KeysValues]:
+        """Extends every row by one token.
+
+        Args:
+          x: the newest token of each row; R = B * W rows, the W beams of one sentence next to each other.
+          cache: keys and values of the tokens so far, [R, L, K, H] and [R, L, K, U] with room for L tokens.
+          position: how many tokens the cache holds; x is written there.
+          memory: projected keys and values of the encoder's output, [B, S, K, H] and [B, S, K, U].
+          memory_mask: which of them exist, [B, 1, 1, S].
+
+        Returns:
+          The layer's output, [R, 1, D], and the longer cache.
+        """
+        num_rows, batch_size = x.shape[0], memory.key.shape[0]
+
+        def attend_self(x: Array) -> tuple[Array, KeysValues]:
+            new = KeysValues(*self.self_attention.project_memory(x))
+            longer = jax.tree.map(
+                lambda old, row: jax.lax.dynamic_update_slice_in_dim(old, row, position, 1), cache, new
+            )
+            past = (jnp.arange(longer.key.shape[1]) <= position)[None, None, None, :]
+            return self.self_attention.attend(x, *longer, mask=past), longer
+
+        def attend_memory(x: Array) -> tuple[Array, None]:
+            # The beams of a sentence become the queries of one attention, so its memory is neither copied nor re-read.
+            beams = x.reshape(batch_size, num_rows // batch_size, -1)
+            return self.cross_attention.attend(beams, *memory, mask=memory_mask).reshape(x.shape), None
+
+        x, cache = self.self_attention_residual(attend_self, x)
+        x, _ = self.cross_attention_residual(attend_memory, x)
+        x, _ = self.feed_forward_residual(lambda x: (self.feed_forward(x), None), x)
+        return x, cache
+
+
+def _with_extra(result: Any) -> tuple[Array, Any]:
+    return result if isinstance(result, tuple) else (result, None)

@@ -1,0 +1,21 @@
+"""Layer normalisation with its gain and offset."""
+
+import jax.numpy as jnp
+from flax import nnx
+from jax.typing import DTypeLike
+from jaxtyping import Array, Float
+
+from tfx_jax.functional.normalization import layer_norm
+
+
+class LayerNorm(nnx.Module):
+    """Layer normalisation (Ba et al., 2016) with a learned gain and offset for each feature."""
+
+    def __init__(self, d_model: int, *, epsilon: float = 1e-6, param_dtype: DTypeLike = jnp.float32):
+        self.scale = nnx.Param(jnp.ones(d_model, param_dtype))
+        self.bias = nnx.Param(jnp.zeros(d_model, param_dtype))
+        self.epsilon = epsilon
+
+    def __call__(self, x: Float[Array, "*batch D"]) -> Float[Array, "*batch D"]:
+        """Normalises the last axis; see `tfx_jax.functional.layer_norm`."""
+        return layer_norm(x, self.scale[...], self.bias[...], epsilon=self.epsilon)

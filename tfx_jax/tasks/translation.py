@@ -1,0 +1,126 @@
+"""Translation: what a batch of sentence pairs means, its loss, and how a model's translations are found."""
+
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from jaxtyping import Array, Int
+
+from tfx_jax.data.bucketing import eval_batches
+from tfx_jax.data.tokenizer import BOS_ID, EOS_ID, PAD_ID, Tokenizer
+from tfx_jax.functional.decoding import beam_search
+from tfx_jax.functional.losses import label_smoothed_cross_entropy
+
+# Source lengths that decoding compiles for. Coarse: a step costs the same whatever the padding of its source.
+_DECODING_LENGTHS = (16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
+
+
+def translation_loss(
+    model: nnx.Module, batch: dict[str, Array], rngs: nnx.Rngs | None, *, label_smoothing: float = 0.0
+) -> tuple[Array, dict[str, Array]]:
+    """Sums the label-smoothed cross entropy over the target tokens of a batch.
+
+    Args:
+      model: `model(source, target, rngs=...)` gives the logits of every target token.
+      batch: "source" [B, S] and "target" [B, T], int32, with PAD_ID behind the sentences.
+      rngs: stream `dropout`; None means evaluation.
+      label_smoothing: see `tfx_jax.functional.label_smoothed_cross_entropy`.
+
+    Returns:
+      The summed loss in nats, and sums over tokens: "tokens" (how many there are), "nll" (cross entropy without
+      smoothing) and "correct" (how many are the model's first choice); all float32 scalars.
+    """
+    target = batch["target"]
+    logits = model(batch["source"], target, rngs=rngs)
+    weights = (target != PAD_ID).astype(jnp.float32)
+    loss = label_smoothed_cross_entropy(logits, target, smoothing=label_smoothing)
+    sums = {
+        "tokens": weights.sum(),
+        "nll": (label_smoothed_cross_entropy(logits, target) * weights).sum(),
+        "correct": ((logits.argmax(axis=-1) == target) * weights).sum(),
+    }
+    return (loss * weights).sum(), sums
+
+
+class Translator:
+    """Translates sentences by beam search (Vaswani et al., 2017, section 6.1); compiles once for each batch shape."""
+
+    def __init__(
+        self,
+        graphdef: nnx.GraphDef,
+        tokenizer: Tokenizer,
+        *,
+        beam_size: int = 4,
+        alpha: float = 0.6,
+        extra_length: int = 50,
+        max_source_length: int = 256,
+        tokens_per_batch: int = 2_048,
+    ):
+        """Remembers the model without its parameters and the options of the search.
+
+        Args:
+          graphdef: of a model with `start_decoding`, such as `tfx_jax.models.Transformer`.
+          tokenizer: the one the model was trained with.
+          beam_size: W.
+          alpha: of the length penalty.
+          extra_length: how many tokens an output may be longer than its input.
+          max_source_length: longer inputs are cut to this many tokens, end of sentence included.
+          tokens_per_batch: source positions of a batch.
+        """
+        self.tokenizer = tokenizer
+        self._max_source_length = max_source_length
+        self._tokens_per_batch = tokens_per_batch
+        self._search = jax.jit(functools.partial(_search, graphdef, beam_size, alpha, extra_length))
+
+    def __call__(self, params: Any, lines: Sequence[str]) -> list[str]:
+        """Translates each line; an empty one stays empty."""
+        return [self.tokenizer.decode(ids) for ids in self.translate_ids(params, lines)]
+
+    def translate_ids(self, params: Any, lines: Sequence[str]) -> list[list[int]]:
+        """Translates each line into token ids, the end of sentence included (nothing for an empty line)."""
+        outputs: list[list[int]] = [[] for _ in lines]
+        wanted = [index for index, line in enumerate(lines) if line.strip()]
+        pairs = [{"source": lines[index], "target": ""} for index in wanted]
+        few = max(1, len(wanted) - 1).bit_length()  # a handful of lines should not pay for a full batch
+        for batch in eval_batches(
+            pairs,
+            self.tokenizer,
+            tokens_per_batch=min(self._tokens_per_batch, _DECODING_LENGTHS[0] << few),
+            max_length=self._max_source_length,
+            boundaries=self._boundaries(),
+        ):
+            tokens = np.asarray(self._search(params, batch["source"]))
+            for index, row in zip(batch["index"], tokens, strict=True):
+                if index >= 0:
+                    outputs[wanted[index]] = row[row != PAD_ID].tolist()
+        return outputs
+
+    def _boundaries(self) -> tuple[int, ...]:
+        shorter = (length for length in _DECODING_LENGTHS if length < self._max_source_length)
+        return (*shorter, self._max_source_length)
+
+
+def _search(
+    graphdef: nnx.GraphDef, beam_size: int, alpha: float, extra_length: int, params: Any, source: Int[Array, "B S"]
+) -> Int[Array, "B L"]:
+    """The best hypothesis of each row."""
+    lengths = (source != PAD_ID).sum(axis=1)
+    max_length = source.shape[1] + extra_length
+    step_fn, cache = nnx.merge(graphdef, params).start_decoding(source, max_length=max_length)
+    found = beam_search(
+        step_fn,
+        cache,
+        jnp.full(source.shape[:1], BOS_ID),
+        beam_size=beam_size,
+        max_length=max_length,
+        # A row of padding is done at once.
+        length_limits=jnp.where(lengths > 0, lengths + extra_length, 1),
+        eos_id=EOS_ID,
+        pad_id=PAD_ID,
+        alpha=alpha,
+    )
+    return found.tokens[:, 0]

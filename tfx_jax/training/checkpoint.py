@@ -1,0 +1,244 @@
+"""Checkpoints of a training; the one file that knows Orbax.
+
+A checkpoint holds the parameters and the rest of the state apart, so that whoever translates reads no optimizer
+moments, and a few JSON values: where the data iterator stands and how the evaluations went.
+"""
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from etils import epath
+from orbax.checkpoint import v1 as ocp
+
+from tfx_jax.errors import UserError
+from tfx_jax.training.step import Params, TrainState
+
+# What Orbax and its storage raise for files that are damaged, missing or cannot be written.
+_STORAGE_ERRORS = (OSError, ValueError, KeyError, TypeError, RuntimeError)
+
+_policies = ocp.training.preservation_policies
+
+
+class Checkpoints:
+    """The checkpoints of one training, in `workdir/checkpoints`."""
+
+    def __init__(self, workdir: epath.PathLike, *, keep_last: int = 5, keep_best: int = 1):
+        """Opens the folder, which is made if missing, and clears what an interrupted save left behind.
+
+        Args:
+          workdir: local or `gs://`.
+          keep_last: the newest checkpoints stay.
+          keep_best: of those saved with a score, the highest stay besides.
+        """
+        self.directory = epath.Path(workdir) / "checkpoints"
+        best = _policies.BestN(
+            get_metric_fn=lambda metrics: metrics["score"], n=keep_best, keep_checkpoints_without_metrics=False
+        )
+        self._checkpointer = ocp.training.Checkpointer(
+            self.directory.resolve(),
+            preservation_policy=_policies.AnyPreservationPolicy([_policies.LatestN(keep_last), best]),
+            cleanup_tmp_directories=True,
+        )
+        self._saving: int | None = None
+
+    def __enter__(self) -> "Checkpoints":
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        self._checkpointer.close()
+
+    @property
+    def steps(self) -> list[int]:
+        """Steps of the complete checkpoints, oldest first."""
+        return sorted(checkpoint.step for checkpoint in self._checkpointer.checkpoints)
+
+    def save(self, state: TrainState, extra: dict[str, Any], *, score: float | None = None) -> None:
+        """Copies the state and writes it in the background; a save still under way is waited for.
+
+        Args:
+          state: saved under its step; a checkpoint of that step that is there already is replaced.
+          extra: JSON values.
+          score: ranks this checkpoint, higher is better; None leaves it out of the ranking.
+
+        Raises:
+          UserError: if the save before this one failed, or this one cannot start.
+        """
+        self.wait()
+        step = int(state.step)
+        self._guard(
+            step,
+            lambda: self._checkpointer.save_checkpointables_async(
+                step,
+                {"params": state.params, "rest": {"step": state.step, "opt_state": state.opt_state}},
+                force=True,
+                overwrite=step in self.steps,
+                metrics=None if score is None else {"score": score},
+                custom_metadata=extra,
+            ),
+        )
+        self._saving = step
+
+    def wait(self) -> None:
+        """Returns when nothing is being written any more.
+
+        Raises:
+          UserError: if the save failed.
+        """
+        if self._saving is not None:
+            step, self._saving = self._saving, None
+            self._guard(step, self._checkpointer.wait)
+
+    def restore_latest(self, abstract_state: TrainState) -> tuple[TrainState, dict[str, Any]] | None:
+        """Reads the newest checkpoint that can be read, with a warning for each that cannot.
+
+        Args:
+          abstract_state: the shapes, dtypes and shardings to restore into; the latter need not be those saved.
+
+        Returns:
+          The state and the JSON values saved with it; None if there is no checkpoint.
+
+        Raises:
+          UserError: if there are checkpoints but none can be read.
+        """
+        wanted = {
+            "params": abstract_state.params,
+            "rest": {"step": abstract_state.step, "opt_state": abstract_state.opt_state},
+        }
+        steps = self.steps
+        for step in reversed(steps):
+            try:
+                found = self._checkpointer.load_checkpointables(step, wanted)
+                extra = self._checkpointer.metadata(step).custom_metadata
+            except _STORAGE_ERRORS as error:
+                logging.warning(
+                    "checkpoint %s cannot be read (%s); trying the one before", self.directory / str(step), _line(error)
+                )
+                continue
+            rest = found["rest"]
+            return TrainState(rest["step"], found["params"], rest["opt_state"]), extra
+        if steps:
+            raise UserError(f"none of the checkpoints in {self.directory} can be read: delete the folder to start anew")
+        return None
+
+    def _guard(self, step: int, save: Callable[[], Any]) -> None:
+        try:
+            save()
+        except _STORAGE_ERRORS as error:
+            good = [saved for saved in self.steps if saved != step]
+            last = f"the last good checkpoint is step {good[-1]}" if good else "there is no earlier checkpoint"
+            raise UserError(
+                f"cannot save step {step} in {self.directory} ({_line(error)}); {last}; "
+                "make room and run the same command again"
+            ) from None
+
+
+def load_params(workdir: epath.PathLike, step: int | str | None = None) -> Params:
+    """Gives back the parameters of a training.
+
+    Args:
+      workdir: the folder given to `tfx-jax train`.
+      step: of a checkpoint; "best" for the one of highest validation BLEU, "average" for what `tfx-jax average` wrote,
+        None for the newest.
+
+    Returns:
+      Nested dictionary of NumPy arrays, as `flax.nnx.merge` takes it beside the model's graph definition.
+
+    Raises:
+      UserError: if there is no such checkpoint, or it cannot be read.
+    """
+    if step == "average":
+        return _load_average(epath.Path(workdir))
+    with _open(workdir) as checkpointer:
+        steps = sorted(checkpoint.step for checkpoint in checkpointer.checkpoints)
+        if step == "best":
+            step = _best_step(checkpointer)
+        chosen = steps[-1] if step is None else step
+        if chosen not in steps:
+            raise UserError(f"{workdir} has no checkpoint of step {chosen}; there are {', '.join(map(str, steps))}")
+        return _load_step(checkpointer, int(chosen))
+
+
+def average_checkpoints(workdir: epath.PathLike, last: int) -> list[int]:
+    """Averages the parameters of the newest checkpoints (Vaswani et al., 2017, section 6.1) into `workdir/average`.
+
+    Sums are float64, one checkpoint in memory at a time.
+
+    Args:
+      workdir: the folder given to `tfx-jax train`.
+      last: how many checkpoints.
+
+    Returns:
+      Their steps.
+
+    Raises:
+      UserError: if there are not so many.
+    """
+    with _open(workdir) as checkpointer:
+        steps = sorted(checkpoint.step for checkpoint in checkpointer.checkpoints)
+        if not 1 <= last <= len(steps):
+            raise UserError(
+                f"cannot average the last {last} checkpoints: {workdir} has {len(steps)}; see config.keep_last"
+            )
+        mean = average_trees(lambda step: _load_step(checkpointer, step), steps[-last:])
+    ocp.save(epath.Path(workdir).resolve() / "average", mean, overwrite=True)
+    return steps[-last:]
+
+
+def average_trees(load: Callable[[int], Params], steps: Sequence[int]) -> Params:
+    """Mean of the trees that `load(step)` gives, in the dtypes of the first."""
+    first = load(steps[0])
+    total = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), first)
+    for step in steps[1:]:
+        total = jax.tree.map(np.add, total, load(step))
+    return jax.tree.map(lambda leaf, like: (leaf / len(steps)).astype(like.dtype), total, first)
+
+
+def _open(workdir: epath.PathLike) -> ocp.training.Checkpointer:
+    directory = epath.Path(workdir) / "checkpoints"
+    if not directory.is_dir():
+        raise UserError(f"{workdir} has no checkpoints: train there first")
+    checkpointer = ocp.training.Checkpointer(directory.resolve())
+    if not checkpointer.checkpoints:
+        checkpointer.close()
+        raise UserError(f"{workdir} has no complete checkpoint yet")
+    return checkpointer
+
+
+def _best_step(checkpointer: ocp.training.Checkpointer) -> int:
+    scores = {checkpoint.step: (checkpoint.metrics or {}).get("score") for checkpoint in checkpointer.checkpoints}
+    scored = {step: score for step, score in scores.items() if score is not None}
+    if not scored:
+        raise UserError(f"no checkpoint in {checkpointer.directory} has been evaluated; see config.eval_every")
+    return max(scored, key=lambda step: (scored[step], step))
+
+
+def _load_step(checkpointer: ocp.training.Checkpointer, step: int) -> Params:
+    try:
+        metadata = checkpointer.checkpointables_metadata(step).metadata["params"]
+        return checkpointer.load_checkpointables(step, {"params": _as_numpy(metadata)})["params"]
+    except _STORAGE_ERRORS as error:
+        name = f"{checkpointer.directory / str(step)}"
+        raise UserError(f"checkpoint {name} cannot be read ({_line(error)}); choose another with --step") from None
+
+
+def _load_average(workdir: epath.Path) -> Params:
+    path = workdir.resolve() / "average"
+    if not path.is_dir():
+        raise UserError(f"{workdir} has no average: run tfx-jax average --workdir={workdir} first")
+    try:
+        return ocp.load(path, _as_numpy(ocp.metadata(path).metadata))
+    except _STORAGE_ERRORS as error:
+        raise UserError(f"{path} cannot be read ({_line(error)}): run tfx-jax average again") from None
+
+
+def _as_numpy(metadata: Any) -> Any:
+    """The target that makes Orbax restore NumPy arrays, wherever the checkpoint was written."""
+    return jax.tree.map(lambda leaf: np.empty(leaf.shape, leaf.dtype), metadata)
+
+
+def _line(error: Exception) -> str:
+    """The first line of an error, or its kind where it says nothing."""
+    return next(iter(str(error).splitlines()), "")[:200] or type(error).__name__

@@ -1,0 +1,208 @@
+"""Experiment configuration: plain dataclasses, changed by experiment files and the command line, checked once."""
+
+import dataclasses
+import difflib
+import json
+import types
+import typing
+from typing import Any
+
+import jax.numpy as jnp
+from etils import epath
+
+from tfx_jax.errors import UserError
+from tfx_jax.models.transformer import TransformerConfig
+
+
+@dataclasses.dataclass
+class DataConfig:
+    """Where sentence pairs come from and how they become batches."""
+
+    dataset: str = "grammar"  # "grammar" (built in), "files", or a TFDS name such as "wmt14_translate/de-en"
+    data_dir: str = ""  # TFDS: where the data set was prepared; files: the folder that the names below are relative to
+    train_source: str = ""  # files: one sentence a line, plain or .gz; a .tsv holds both sides and needs no target
+    train_target: str = ""
+    validation_source: str = ""
+    validation_target: str = ""
+    test_source: str = ""
+    test_target: str = ""
+    source_language: str = "en"
+    target_language: str = "ja"
+    is_tokenised: bool = False  # the text is tokens with spaces between them, as BLEU counts them
+    tokenizer: str = "sentencepiece"  # or "words": the text is segmented already, for example by BPE with "@@ " marks
+    max_length: int = 256  # tokens of a sentence, its end included; longer training pairs are left out
+    tokens_per_batch: int = 25_000  # positions of each side of a global batch, padding included (the paper's 25,000)
+    window: int = 16_384  # pairs that are sorted by length together
+
+
+@dataclasses.dataclass
+class OptimizerConfig:
+    """Adam as in section 5.3 of the paper."""
+
+    warmup_steps: int = 4_000
+    peak_learning_rate: float | None = None  # None: the paper's (d_model * warmup_steps)^-0.5
+    b1: float = 0.9
+    b2: float = 0.98
+    epsilon: float = 1e-9
+
+
+@dataclasses.dataclass
+class DecodingConfig:
+    """Beam search as in section 6.1 of the paper."""
+
+    beam_size: int = 4
+    alpha: float = 0.6  # of the length penalty
+    extra_length: int = 50  # an output may be this many tokens longer than its input
+
+
+@dataclasses.dataclass
+class MeshConfig:
+    """How the devices are arranged."""
+
+    data: int = -1  # devices that share a batch; -1: all
+
+
+@dataclasses.dataclass
+class ExperimentConfig:
+    """Everything a run depends on."""
+
+    model: TransformerConfig = dataclasses.field(default_factory=TransformerConfig)
+    data: DataConfig = dataclasses.field(default_factory=DataConfig)
+    optimizer: OptimizerConfig = dataclasses.field(default_factory=OptimizerConfig)
+    decoding: DecodingConfig = dataclasses.field(default_factory=DecodingConfig)
+    mesh: MeshConfig = dataclasses.field(default_factory=MeshConfig)
+    label_smoothing: float = 0.1
+    num_steps: int = 100_000
+    seed: int = 0
+    log_every: int = 50  # steps between lines and TensorBoard points
+    checkpoint_every: int = 1_000
+    eval_every: int = 0  # steps between translations of the validation part; 0: only after the last step
+    patience: int = 0  # evaluations without a better BLEU before training stops; 0: never
+    keep_last: int = 5  # newest checkpoints kept, and averaged by `tfx-jax average` unless told otherwise
+    keep_best: int = 1  # checkpoints of highest validation BLEU kept besides
+
+
+# What may differ between two runs in one workdir: how long, how visibly and on which devices, but not what is trained.
+_CHANGEABLE = {
+    "num_steps",
+    "log_every",
+    "checkpoint_every",
+    "eval_every",
+    "patience",
+    "keep_last",
+    "keep_best",
+    "decoding",
+    "mesh",
+}
+
+
+def validate(config: ExperimentConfig) -> ExperimentConfig:
+    """Raises UserError for impossible settings; call it after command-line overrides."""
+    model, data = config.model, config.data
+    at_least_one = {
+        "model.num_layers": model.num_layers,
+        "model.num_heads": model.num_heads,
+        "model.d_model": model.d_model,
+        "model.d_ff": model.d_ff,
+        "data.max_length": data.max_length,
+        "data.window": data.window,
+        "optimizer.warmup_steps": config.optimizer.warmup_steps,
+        "decoding.beam_size": config.decoding.beam_size,
+        "num_steps": config.num_steps,
+        "log_every": config.log_every,
+        "checkpoint_every": config.checkpoint_every,
+        "keep_last": config.keep_last,
+    }
+    for name, value in at_least_one.items():
+        if value < 1:
+            raise UserError(f"config.{name} must be at least 1, got {value}")
+    rates = {
+        "model.dropout_rate": model.dropout_rate,
+        "model.attention_dropout_rate": model.attention_dropout_rate,
+        "label_smoothing": config.label_smoothing,
+    }
+    for name, rate in rates.items():
+        if not 0.0 <= rate < 1.0:
+            raise UserError(f"config.{name} must be in [0, 1), got {rate}")
+    if model.d_model % 2 and not model.learned_positions:
+        raise UserError(f"config.model.d_model must be even for sinusoidal positions, got {model.d_model}")
+    if model.d_k is None and model.d_model % model.num_heads:
+        raise UserError(f"config.model.d_model={model.d_model} is not divisible by num_heads={model.num_heads}")
+    try:
+        jnp.dtype(model.dtype)
+    except TypeError:
+        raise UserError(f'config.model.dtype must be "float32" or "bfloat16", got {model.dtype!r}') from None
+    if data.tokenizer not in ("sentencepiece", "words"):
+        raise UserError(f'config.data.tokenizer must be "sentencepiece" or "words", got {data.tokenizer!r}')
+    if data.tokens_per_batch < data.max_length:
+        raise UserError(
+            f"config.data.tokens_per_batch={data.tokens_per_batch} holds no sentence of max_length={data.max_length}"
+        )
+    if model.learned_positions and model.learned_positions < data.max_length:
+        raise UserError(
+            f"config.model.learned_positions={model.learned_positions} is less than data.max_length={data.max_length}"
+        )
+    return config
+
+
+def flat(config: Any, prefix: str = "") -> dict[str, Any]:
+    """Lists every leaf of nested dataclasses by its dotted name."""
+    leaves = {}
+    for field in dataclasses.fields(config):
+        value = getattr(config, field.name)
+        if dataclasses.is_dataclass(value):
+            leaves |= flat(value, f"{prefix}{field.name}.")
+        else:
+            leaves[prefix + field.name] = value
+    return leaves
+
+
+def unknown_field(name: str, config: Any) -> UserError:
+    """Makes the error for an override of a field that does not exist, with the nearest one that does."""
+    near = difflib.get_close_matches(name, flat(config), n=1, cutoff=0.4)
+    hint = f"; did you mean config.{near[0]}?" if near else ""
+    return UserError(f"config has no field {name}{hint}")
+
+
+def save_config(config: ExperimentConfig, workdir: epath.Path) -> None:
+    """Writes `config.json`, or checks that the one that is there describes the same experiment.
+
+    Raises:
+      UserError: if the workdir belongs to another experiment; the message names the fields that differ.
+    """
+    path = workdir / "config.json"
+    if path.exists():
+        saved, wanted = flat(load_config(workdir)), flat(config)
+        changed = [
+            f"{name}={saved[name]!r}, not {wanted[name]!r}"
+            for name in wanted
+            if saved[name] != wanted[name] and name.split(".")[0] not in _CHANGEABLE
+        ]
+        if changed:
+            raise UserError(f"{workdir} was made with {'; '.join(changed)}: take another --workdir or delete this one")
+    partial = path.with_name(path.name + ".partial")
+    partial.write_text(json.dumps(dataclasses.asdict(config), indent=2) + "\n")
+    partial.rename(path)
+
+
+def load_config(workdir: epath.Path) -> ExperimentConfig:
+    """Reads what `save_config` wrote.
+
+    Raises:
+      UserError: if there is none, or it cannot be read.
+    """
+    path = workdir / "config.json"
+    if not path.exists():
+        raise UserError(f"{workdir} has no config.json: it is not the --workdir of a training")
+    try:
+        return _from_dict(ExperimentConfig, json.loads(path.read_text()))
+    except (ValueError, TypeError) as error:
+        raise UserError(f"{path} is damaged or from another version ({error})") from None
+
+
+def _from_dict(cls: type, values: dict[str, Any]) -> Any:
+    kinds = typing.get_type_hints(cls)
+    nested = {
+        name for name, kind in kinds.items() if not isinstance(kind, types.UnionType) and dataclasses.is_dataclass(kind)
+    }
+    return cls(**{name: _from_dict(kinds[name], value) if name in nested else value for name, value in values.items()})

@@ -1,0 +1,161 @@
+"""From a configuration and a workdir to everything a run needs: text, tokenizer, model."""
+
+import dataclasses
+import functools
+import itertools
+from collections.abc import Iterator
+
+import jax
+import numpy as np
+from etils import epath
+from flax import nnx
+from jaxtyping import Array
+
+from tfx_jax.data.grammar import GrammarPairs
+from tfx_jax.data.text import PairSource, read_pairs, read_tsv
+from tfx_jax.data.tfds import tfds_pairs
+from tfx_jax.data.tokenizer import EOS_ID, Tokenizer, join_subwords, train_or_load
+from tfx_jax.errors import UserError
+from tfx_jax.models.transformer import Transformer
+from tfx_jax.tasks.bleu import BleuScores, bleu_scores
+from tfx_jax.tasks.translation import Translator
+from tfx_jax.training.config import DataConfig, ExperimentConfig, load_config
+from tfx_jax.training.step import Params
+
+# SentencePiece learns nothing new from more lines than this, and an endless source has to stop somewhere.
+_TOKENIZER_PAIRS = 1_000_000
+_GRAMMAR_TOKENIZER_PAIRS = 20_000
+
+
+class Experiment:
+    """What training, evaluation and translation share.
+
+    Attributes:
+      config: the experiment's configuration.
+      tokenizer: the joint tokenizer of both languages, trained at first use and kept in the workdir.
+    """
+
+    def __init__(self, config: ExperimentConfig, workdir: epath.PathLike):
+        """Loads the tokenizer of `workdir`, or trains it on the training part and saves it there."""
+        self.config = config
+        limit = _GRAMMAR_TOKENIZER_PAIRS if config.data.dataset == "grammar" else _TOKENIZER_PAIRS
+        self.tokenizer: Tokenizer = train_or_load(
+            workdir,
+            lambda: _both_sides(open_pairs(config.data, "train"), limit),
+            kind=config.data.tokenizer,
+            vocab_size=config.model.vocab_size,
+        )
+
+    @classmethod
+    def load(cls, workdir: epath.PathLike) -> "Experiment":
+        """Opens the experiment that was trained in `workdir`.
+
+        Raises:
+          UserError: if there is none.
+        """
+        return cls(load_config(epath.Path(workdir)), workdir)
+
+    def make_model(self) -> Transformer:
+        """Draws a model; its vocabulary is the tokenizer's, which may be smaller than what the configuration allows."""
+        config = dataclasses.replace(self.config.model, vocab_size=self.tokenizer.vocab_size)
+        return Transformer(config, rngs=nnx.Rngs(params=self.config.seed))
+
+    @functools.cached_property
+    def graphdef(self) -> nnx.GraphDef:
+        """The model without its parameters."""
+        return nnx.graphdef(nnx.eval_shape(self.make_model))
+
+    def translator(self, *, beam_size: int | None = None, alpha: float | None = None) -> Translator:
+        """The search of the configuration, or one with another beam."""
+        decoding = self.config.decoding
+        return Translator(
+            self.graphdef,
+            self.tokenizer,
+            beam_size=decoding.beam_size if beam_size is None else beam_size,
+            alpha=decoding.alpha if alpha is None else alpha,
+            extra_length=decoding.extra_length,
+            max_source_length=self.config.data.max_length,
+        )
+
+    def evaluate(
+        self, translator: Translator, params: Params, pairs: PairSource
+    ) -> tuple[BleuScores, list[str], list[str]]:
+        """Translates the source sides and scores them; returns the scores, the translations and the references."""
+        everything = [pairs[index] for index in range(len(pairs))]
+        references = [self._plain(pair["target"]) for pair in everything]
+        hypotheses = translator(params, [pair["source"] for pair in everything])
+        data = self.config.data
+        scores = bleu_scores(hypotheses, references, language=data.target_language, is_tokenised=data.is_tokenised)
+        return scores, hypotheses, references
+
+    def attention(
+        self, params: Params, source: str, target: str | None = None
+    ) -> tuple[dict[str, np.ndarray], list[str], list[str]]:
+        """Every attention map of one sentence pair.
+
+        Args:
+          params: of the model.
+          source: the sentence to read.
+          target: its translation; None means the model's own.
+
+        Returns:
+          Maps by name, each [N, T, S] float32, the source's pieces and the target's, the end of sentence included.
+        """
+        source_ids = [*self.tokenizer.encode(source), EOS_ID]
+        if target is None:
+            (target_ids,) = self.translator().translate_ids(params, [source])
+        else:
+            target_ids = [*self.tokenizer.encode(target), EOS_ID]
+
+        @jax.jit
+        def maps(params: Params, source: Array, target: Array) -> dict[str, Array]:
+            return nnx.merge(self.graphdef, params)(source, target, return_attention=True)[1]
+
+        found = maps(params, np.array([source_ids], np.int32), np.array([target_ids], np.int32))
+        pieces = self.tokenizer.pieces
+        return {name: np.asarray(weights[0]) for name, weights in found.items()}, pieces(source_ids), pieces(target_ids)
+
+    def _plain(self, reference: str) -> str:
+        """References of segmented text lose their subword marks, as the tokenizer's output does."""
+        return join_subwords(reference) if self.config.data.tokenizer == "words" else reference
+
+
+def open_pairs(data: DataConfig, split: str) -> PairSource:
+    """Opens the "train", "validation" or "test" part of the configured text.
+
+    Evaluation parts keep their empty lines, as every line counts there.
+
+    Raises:
+      UserError: if the configuration names no such part, or it cannot be read.
+    """
+    if data.dataset == "grammar":
+        return GrammarPairs(split)
+    if data.dataset == "files":
+        return _open_files(data, split)
+    return tfds_pairs(
+        data.dataset,
+        split,
+        data_dir=data.data_dir,
+        source_language=data.source_language,
+        target_language=data.target_language,
+    )
+
+
+def _open_files(data: DataConfig, split: str) -> PairSource:
+    source, target = getattr(data, f"{split}_source"), getattr(data, f"{split}_target")
+    if not source:
+        raise UserError(f"config.data.{split}_source names no file for the {split} part")
+    keep_empty = split != "train"
+    folder = epath.Path(data.data_dir)
+    if not target and source.removesuffix(".gz").endswith(".tsv"):
+        return read_tsv(folder / source, keep_empty=keep_empty)
+    if not target:
+        raise UserError(f"config.data.{split}_target names no file; only a .tsv holds both sides")
+    return read_pairs(folder / source, folder / target, keep_empty=keep_empty)
+
+
+def _both_sides(pairs: PairSource, limit: int) -> Iterator[str]:
+    for index in itertools.islice(range(len(pairs)), limit):
+        pair = pairs[index]
+        yield pair["source"]
+        yield pair["target"]

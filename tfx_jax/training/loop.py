@@ -1,0 +1,236 @@
+"""The training loop: from a configuration to a trained model in a workdir, however often it is interrupted."""
+
+import functools
+import math
+import time
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from etils import epath
+
+from tfx_jax.data.bucketing import batches
+from tfx_jax.errors import UserError
+from tfx_jax.tasks.translation import translation_loss
+from tfx_jax.training.checkpoint import Checkpoints
+from tfx_jax.training.config import ExperimentConfig, save_config, validate
+from tfx_jax.training.experiment import Experiment, open_pairs
+from tfx_jax.training.interrupt import stop_on_signals
+from tfx_jax.training.optimizer import learning_rate, make_optimizer
+from tfx_jax.training.progress import Progress
+from tfx_jax.training.sharding import DATA_PARALLEL, make_mesh, shard_batch, state_shardings
+from tfx_jax.training.step import Metrics, TrainState, init_state, jit_update
+
+
+class Result(NamedTuple):
+    """How a training ended."""
+
+    step: int
+    """The step of the last checkpoint."""
+    evaluations: list[dict[str, float]]
+    """"step", "bleu", "nll" and "exact_match" of every evaluation so far."""
+    signum: int | None
+    """The signal that interrupted it, or None."""
+
+
+def train(config: ExperimentConfig, workdir: epath.PathLike) -> Result:
+    """Trains until `config.num_steps`, or on from where an earlier run in the same workdir stopped.
+
+    A run that is interrupted and started again gives, bit for bit, the parameters of one that was not.
+
+    Args:
+      config: the experiment.
+      workdir: where configuration, tokenizer, checkpoints and TensorBoard files go; local or `gs://`.
+
+    Returns:
+      How it ended.
+
+    Raises:
+      UserError: if the configuration, the data or the workdir do not allow it, if the loss stops being finite, or if a
+        checkpoint cannot be written.
+    """
+    workdir = epath.Path(workdir)
+    validate(config)
+    pairs = open_pairs(config.data, "train")
+    workdir.mkdir(parents=True, exist_ok=True)
+    save_config(config, workdir)
+    with (
+        Checkpoints(workdir, keep_last=config.keep_last, keep_best=config.keep_best) as checkpoints,
+        stop_on_signals() as stop,
+    ):
+        trainer = _Trainer(config, workdir, checkpoints, pairs)
+        trainer.run(stop)
+        checkpoints.wait()
+        return Result(trainer.saved_step, trainer.evaluations, stop.signum)
+
+
+class _Trainer:
+    """State and surroundings of one run."""
+
+    def __init__(self, config: ExperimentConfig, workdir: epath.Path, checkpoints: Checkpoints, pairs: Any):
+        self.config = config
+        self.checkpoints = checkpoints
+        self.experiment = Experiment(config, workdir)
+        self.mesh = make_mesh(config.mesh.data)
+        self.iterator = iter(
+            batches(
+                pairs,
+                self.experiment.tokenizer,
+                tokens_per_batch=config.data.tokens_per_batch,
+                max_length=config.data.max_length,
+                seed=config.seed,
+                window=config.data.window,
+                rows_multiple=self.mesh.size,
+                process_index=jax.process_index(),
+                process_count=jax.process_count(),
+            )
+        )
+        optimizer = make_optimizer(config.optimizer, config.model.d_model)
+        self.learning_rate = learning_rate(config.optimizer, config.model.d_model)
+        graphdef, first_state = init_state(self.experiment.make_model, optimizer)
+        shardings = state_shardings(jax.eval_shape(first_state), self.mesh, DATA_PARALLEL)
+        self.evaluations: list[dict[str, float]] = []
+        self.state = self._restore(first_state, shardings)
+        loss_fn = functools.partial(translation_loss, label_smoothing=config.label_smoothing)
+        self.step_fn = jit_update(graphdef, loss_fn, optimizer, shardings)
+        self.rng = jax.random.key(config.seed)
+        self.translator = self.experiment.translator()
+        self.saved_step = self.first_step = int(self.state.step)
+        self.progress = Progress(workdir, first_step=self.first_step, num_steps=config.num_steps)
+
+    def _restore(self, first_state: Any, shardings: TrainState) -> TrainState:
+        """The newest checkpoint, or the first state."""
+        abstract = jax.tree.map(
+            lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
+            jax.eval_shape(first_state),
+            shardings,
+        )
+        restored = self.checkpoints.restore_latest(abstract)
+        if restored is None:
+            return jax.jit(first_state, out_shardings=shardings)()
+        state, extra = restored
+        self.iterator.set_state(extra["data"])
+        self.evaluations = extra["evaluations"]
+        return state
+
+    def run(self, stop: Any) -> None:
+        """Steps, logs, evaluates and saves until the end, or until `stop` asks."""
+        config = self.config
+        if self.first_step:
+            self.progress.message(f"resuming at step {self.first_step}")
+        meter = _Meter()
+        try:
+            for step in range(self.first_step + 1, config.num_steps + 1):
+                if stop.signum is not None or self._has_converged():
+                    break
+                batch = shard_batch(next(self.iterator), self.mesh)
+                self.state, metrics = self.step_fn(self.state, batch, self.rng)
+                self._check(meter.add(step, metrics))
+                if step % config.log_every == 0 or step == config.num_steps:
+                    self._log(step, meter)
+                last = step == config.num_steps
+                if last or (config.eval_every and step % config.eval_every == 0):
+                    self._check(meter.drain())
+                    self._evaluate(step)
+                    meter.restart_clock()
+                elif step % config.checkpoint_every == 0:
+                    self._check(meter.drain())
+                    self._save()
+            self._check(meter.drain())
+            if int(self.state.step) > self.saved_step:
+                self._save()
+            self.checkpoints.wait()
+            if stop.signum is not None:
+                self.progress.message(f"stopped, saved at step {self.saved_step}: run the same command to go on")
+            elif self._has_converged() and int(self.state.step) < config.num_steps:
+                self.progress.message(f"stopped early: no better BLEU in the last {config.patience} evaluations")
+        finally:
+            self.progress.close()
+
+    def _save(self, score: float | None = None) -> None:
+        extra = {"data": self.iterator.get_state(), "evaluations": self.evaluations}
+        self.checkpoints.save(self.state, extra, score=score)
+        self.saved_step = int(self.state.step)
+
+    def _check(self, losses: list[tuple[int, float]]) -> None:
+        """Stops the run at the first loss that is not finite; what was saved before is unharmed."""
+        for step, loss in losses:
+            if not math.isfinite(loss):
+                self.checkpoints.wait()
+                good = (
+                    f"the last good checkpoint is step {self.saved_step}" if self.saved_step else "nothing is saved yet"
+                )
+                raise UserError(
+                    f"the loss is {loss} at step {step}; {good}: lower the learning rate or lengthen the warm-up"
+                )
+
+    def _log(self, step: int, meter: "_Meter") -> None:
+        self._check(meter.drain())
+        sums, seconds = meter.take()
+        tokens = max(sums["tokens"], 1.0)
+        loss = sums["loss"] / tokens
+        scalars = {
+            "train/loss": loss,
+            "train/nll": sums["nll"] / tokens,
+            "train/accuracy": sums["correct"] / tokens,
+            "train/grad_norm": sums["grad_norm"] / sums["steps"],
+            "train/learning_rate": float(self.learning_rate(step - 1)),
+            "train/tokens_per_second": tokens / seconds,
+        }
+        self.progress.log(step, scalars, loss=loss, tokens_per_second=tokens / seconds)
+
+    def _evaluate(self, step: int) -> None:
+        """Translates the validation part, saves with its BLEU as the score."""
+        started = time.monotonic()
+        pairs = open_pairs(self.config.data, "validation")
+        params = jax.device_get(self.state.params)
+        scores, _, _ = self.experiment.evaluate(self.translator, params, pairs)
+        self.evaluations.append({"step": step, "bleu": scores.tokenised, "exact_match": scores.exact_match})
+        self.progress.scalars(step, {"validation/bleu": scores.tokenised, "validation/exact_match": scores.exact_match})
+        self._save(score=scores.tokenised)
+        self.progress.message(
+            f"step {step}: validation BLEU {scores.tokenised:.2f} (tokenised), {scores.sacrebleu:.2f} (sacreBLEU), "
+            f"exact match {scores.exact_match:.1f} %, {time.monotonic() - started:.0f} s"
+        )
+
+    def _has_converged(self) -> bool:
+        """Whether the last `patience` evaluations brought no better BLEU."""
+        patience = self.config.patience
+        bleus = [evaluation["bleu"] for evaluation in self.evaluations]
+        return 0 < patience < len(bleus) and max(bleus[-patience:]) <= max(bleus[:-patience])
+
+
+class _Meter:
+    """Sums the metrics of many steps without making the device wait: a step's are fetched while the next one runs."""
+
+    def __init__(self) -> None:
+        self._waiting: list[tuple[int, Metrics]] = []
+        self._sums: dict[str, float] = {}
+        self.restart_clock()
+
+    def restart_clock(self) -> None:
+        """Leaves out of the token rate what happened until now."""
+        self._since = time.monotonic()
+
+    def add(self, step: int, metrics: Metrics) -> list[tuple[int, float]]:
+        """Takes the metrics of a step that was just started; returns the losses of those that are done."""
+        done = self.drain()
+        self._waiting.append((step, metrics))
+        return done
+
+    def drain(self) -> list[tuple[int, float]]:
+        """Waits for everything; returns (step, loss) of what came in."""
+        done = []
+        for step, metrics in self._waiting:
+            fetched = {name: float(np.asarray(value)) for name, value in metrics.items()} | {"steps": 1.0}
+            self._sums = {name: self._sums.get(name, 0.0) + value for name, value in fetched.items()}
+            done.append((step, fetched["loss"]))
+        self._waiting.clear()
+        return done
+
+    def take(self) -> tuple[dict[str, float], float]:
+        """Returns the sums and the seconds since the last call, and starts again."""
+        sums, seconds = self._sums, time.monotonic() - self._since
+        self._sums = {}
+        self.restart_clock()
+        return sums, seconds
