@@ -6,7 +6,7 @@ is what `make demo` runs first. There is no paper behind it: the grammar (`tfx_j
 something real to translate without downloading anything, with word order that crosses from one language to the other.
 """
 
-from tfx_jax.training.config import ExperimentConfig
+from tfx_jax.training.config import ExperimentConfig, tiny_variant
 
 
 def get_config(variant: str = "demo") -> ExperimentConfig:
@@ -26,12 +26,8 @@ def get_config(variant: str = "demo") -> ExperimentConfig:
     config.num_steps = 1_500
     config.checkpoint_every = 250
     config.log_every = 50
-    if variant == "test":  # seconds, not a model that knows anything
-        config.model.num_layers, config.model.d_model, config.model.d_ff = 1, 32, 64
-        config.data.tokens_per_batch = 256
-        config.data.window = 256
-        config.decoding.extra_length = 4
-        config.num_steps, config.checkpoint_every, config.log_every = 12, 2, 2
-    elif variant != "demo":
-        raise ValueError(f'unknown variant {variant!r}; there are "demo" and "test"')
+    if variant == "test":
+        return tiny_variant(config)
+    if variant != "demo":
+        raise ValueError(f"unknown variant {variant!r}; there are demo, test")
     return config

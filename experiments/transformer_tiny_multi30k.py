@@ -8,7 +8,7 @@ d_model 128, d_ff 256, 4 heads, dropout 0.3, label smoothing 0.1, peak learning 
         --config.data.data_dir=DIR
 """
 
-from tfx_jax.training.config import ExperimentConfig
+from tfx_jax.training.config import ExperimentConfig, tiny_variant
 
 
 def get_config(variant: str = "paper") -> ExperimentConfig:
@@ -34,7 +34,11 @@ def get_config(variant: str = "paper") -> ExperimentConfig:
     config.eval_every = 1_000
     config.keep_last = 10
     if variant == "hour":
-        config.data.tokens_per_batch = 4_096
-        config.optimizer.warmup_steps = 1_000
-        config.eval_every, config.checkpoint_every = 600, 200
+        config.data.tokens_per_batch = 2_048
+        config.optimizer.peak_learning_rate, config.optimizer.warmup_steps = 0.002, 500
+        config.eval_every, config.checkpoint_every = 1_500, 300
+    elif variant == "test":
+        return tiny_variant(config)
+    elif variant != "paper":
+        raise ValueError(f"unknown variant {variant!r}; there are paper, hour, test")
     return config

@@ -80,7 +80,8 @@ def test_the_newest_version_unless_another_is_named(tmp_path):
 
 
 def test_the_folder_of_tfds_is_the_default(data_dir, monkeypatch):
-    monkeypatch.setenv("TFDS_DATA_DIR", str(data_dir))
+    monkeypatch.setenv("HOME", str(data_dir.parent))
+    monkeypatch.setenv("TFDS_DATA_DIR", f"~/{data_dir.name}")
     assert len(tfds.tfds_pairs("toy/en-ja", "train", **LANGUAGES)) == 20
 
 

@@ -282,6 +282,13 @@ def test_forbidden_tokens_and_dead_ends():
     np.testing.assert_array_equal(log_probs, [-np.inf] * 3)
 
 
+def test_limit_where_eos_is_forbidden():
+    """Only EOS may follow, and it must not: no hypothesis."""
+    assert_found(run(beam_search, table_step(NEVER_ENDS), [BOS], beam_size=2, max_length=2), 0, [])
+    tokens, log_probs = run(greedy_search, table_step(NEVER_ENDS), [BOS], max_length=2)
+    assert (tokens.tolist(), log_probs.tolist()) == ([[3, PAD]], [-np.inf])
+
+
 def test_pad_is_never_generated():
     """PAD has nearly all the mass: what remains is renormalised."""
     table = np.array([[0.97, 0.01, 0.01, 0.01], [0.97, 0.0, 0.01, 0.02], [1, 0, 0, 0], [0.97, 0.0, 0.02, 0.01]])

@@ -2,6 +2,7 @@
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from tfx_jax.functional.dropout import dropout
@@ -37,7 +38,8 @@ def dot_product_attention(
       value: values, [B, S, K, U]; U is the paper's d_v and may differ from H.
       bias: added to the scaled logits, broadcastable to [B, N, T, S]. Not a way to mask.
       mask: True where a query may attend, broadcastable to [B, N, T, S]. A query that may see no key gets a zero
-        output, never a NaN and never the mean value.
+        output, never a NaN and never the mean value. Hidden keys and values change nothing, but must be finite: 0 * NaN
+        is NaN.
       is_causal: query t sees keys 0 .. t + S - T only.
       scale: multiplies the logits; None means 1 / sqrt(H). T5 passes 1.0.
       segment_ids: packed sequences, [B, T] for self-attention or a pair ([B, T], [B, S]); a query sees the keys of its
@@ -61,9 +63,9 @@ def dot_product_attention(
     _check_shapes(query, key, value, bias, mask)
     b, t, n, h = query.shape
     _, s, k, u = value.shape
-    mask = _combined_mask(mask, is_causal, segment_ids, t, s)
+    mask = _combined_mask(mask, is_causal, segment_ids, b, t, s)
 
-    dtype = jnp.promote_types(query.dtype, jnp.float32)
+    dtype = np.promote_types(query.dtype, np.float32)  # NumPy's: JAX's own refuses under strict promotion
     grouped_query = query.reshape(b, t, k, n // k, h)
     logits = jnp.einsum("BTKGH,BSKH->BKGTS", grouped_query, key, preferred_element_type=dtype).reshape(b, n, t, s)
     logits = logits * (h**-0.5 if scale is None else scale)
@@ -87,13 +89,16 @@ def _masked_softmax(logits: Float[Array, "B N T S"], mask: Mask | None) -> Float
 
 
 def _combined_mask(
-    mask: Mask | None, is_causal: bool, segment_ids: SegmentIds | None, num_queries: int, num_keys: int
+    mask: Mask | None, is_causal: bool, segment_ids: SegmentIds | None, batch: int, num_queries: int, num_keys: int
 ) -> Mask | None:
     masks = [] if mask is None else [mask]
     if is_causal:
         masks.append(causal_mask(num_queries, num_keys))
     if segment_ids is not None:
         query_ids, key_ids = segment_ids if isinstance(segment_ids, tuple) else (segment_ids, segment_ids)
+        shapes, want = (query_ids.shape, key_ids.shape), ((batch, num_queries), (batch, num_keys))
+        if shapes != want:
+            raise ValueError(f"segment_ids must have shapes [B, T] = {want[0]} and [B, S] = {want[1]}, got {shapes}")
         masks.append(segment_mask(query_ids, key_ids))
     combined = None
     for part in masks:

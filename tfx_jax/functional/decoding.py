@@ -119,8 +119,8 @@ def sample(
     Raises:
       ValueError: if an argument is out of range, or a shape contradicts the number of rows.
     """
-    if not temperature >= np.finfo(np.float32).tiny:
-        raise ValueError(f"temperature={temperature} is not positive; for the most probable token use greedy_search")
+    if not temperature >= 1e-30:  # so that the best log-probability, -log(V) at least, stays finite
+        raise ValueError(f"temperature={temperature} is below 1e-30; for the most probable token use greedy_search")
     if top_k is not None and top_k < 1:
         raise ValueError(f"top_k={top_k} keeps no token; give at least 1, or None to keep all")
     if top_p is not None and not 0 < top_p <= 1:
@@ -130,9 +130,7 @@ def sample(
 
     def choose(log_probs, length):
         row_rngs = jax.vmap(jax.random.fold_in, in_axes=(None, 0))(jax.random.fold_in(rng, length), rows)
-        # Relative to the best token, which stays at 0 however small the temperature.
-        logits = (log_probs - jnp.max(log_probs, axis=-1, keepdims=True)) / temperature
-        kept = None
+        logits, kept = log_probs / temperature, None
         if top_k is not None:
             logits, kept = jax.lax.top_k(logits, min(top_k, logits.shape[-1]))
         if top_p is not None and top_p < 1:

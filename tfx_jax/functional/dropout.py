@@ -2,6 +2,7 @@
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float
 
 _LEVELS = 1 << 16
@@ -10,8 +11,9 @@ _LEVELS = 1 << 16
 def dropout(x: Float[Array, "*shape"], rate: float, rng: Array | None) -> Float[Array, "*shape"]:
     """Zeroes each element with probability `rate` and scales the rest to keep the mean (Srivastava et al., 2014).
 
-    The mask is drawn from 16 random bits an element, half the work of a float32 uniform. `rate` is therefore
-    rounded to a multiple of 1/65536; the scale uses the rounded value, so the expectation is exact.
+    The mask is drawn from 16 random bits an element: half of what a float32 uniform takes from the `rbg` generator,
+    while `threefry` makes 32 bits anyway. `rate` is therefore rounded to a multiple of 1/65536; the scale uses the
+    rounded value, so the expectation is exact.
 
     Args:
       x: any shape, any float dtype.
@@ -34,4 +36,6 @@ def dropout(x: Float[Array, "*shape"], rate: float, rng: Array | None) -> Float[
         return x
     kept = max(kept, 1)
     keep = jax.random.bits(rng, x.shape, jnp.uint16) <= jnp.uint16(kept - 1)
-    return jnp.where(keep, x * jnp.asarray(_LEVELS / kept, x.dtype), jnp.zeros((), x.dtype))
+    # Rounded to bfloat16, the scale itself would be wrong: by 0.16 % at rate 0.1, and for every element alike.
+    scaled = x.astype(np.promote_types(x.dtype, np.float32)) * (_LEVELS / kept)
+    return jnp.where(keep, scaled.astype(x.dtype), jnp.zeros((), x.dtype))

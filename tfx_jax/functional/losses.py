@@ -2,6 +2,7 @@
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float, Int
 
 
@@ -15,7 +16,7 @@ def label_smoothed_cross_entropy(
 
     Args:
       logits: unnormalised scores, [*batch, V], any float dtype.
-      targets: class indices, [*batch].
+      targets: class indices, [*batch]. One outside 0 .. V - 1 makes the loss NaN, not that of another class.
       smoothing: the probability mass e in [0, 1) that is spread evenly over all V classes, the target included.
 
     Returns:
@@ -25,15 +26,16 @@ def label_smoothed_cross_entropy(
     Raises:
       ValueError: if `smoothing` is outside [0, 1) or the shapes do not fit.
 
-    >>> label_smoothed_cross_entropy(jnp.zeros((1, 4)), jnp.array([2]), smoothing=0.1).round(4).tolist()
-    [1.3862999677658081]
+    >>> loss = label_smoothed_cross_entropy(jnp.zeros((1, 4)), jnp.array([2]), smoothing=0.1)
+    >>> loss.shape, round(loss.item(), 4)
+    ((1,), 1.3863)
     """
     if not 0.0 <= smoothing < 1.0:
         raise ValueError(f"smoothing must be in [0, 1), got {smoothing}")
     if logits.shape[:-1] != targets.shape:
         raise ValueError(f"logits {logits.shape} do not fit targets {targets.shape}")
-    logits = logits.astype(jnp.promote_types(logits.dtype, jnp.float32))
+    logits = logits.astype(np.promote_types(logits.dtype, np.float32))
     log_normaliser = jax.nn.logsumexp(logits, axis=-1)
-    picked = jnp.take_along_axis(logits, targets[..., None], axis=-1)[..., 0]
+    picked = jnp.take_along_axis(logits, targets[..., None], axis=-1, wrap_negative_indices=False)[..., 0]
     loss = log_normaliser - (1.0 - smoothing) * picked
     return loss - smoothing * logits.mean(axis=-1) if smoothing else loss

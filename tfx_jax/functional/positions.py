@@ -20,19 +20,23 @@ def sinusoidal_positions(
       base: the paper's 10,000.
 
     Returns:
-      float32 [*shape, D].
+      float32 [*shape, D], within 3e-7 + 7.4e-10 * position of the exact value: 2e-5 at position 30,000, where angles
+      multiplied in float32 would be off by 2e-3.
 
     Raises:
       ValueError: if `d_model` is odd.
 
-    >>> sinusoidal_positions(jnp.arange(2), 4).round(2).tolist()
-    [[0.0, 1.0, 0.0, 1.0], [0.8399999737739563, 0.5400000214576721, 0.009999999776482582, 1.0]]
+    >>> print(np.asarray(sinusoidal_positions(jnp.arange(2), 4)).round(2))
+    [[0.   1.   0.   1.  ]
+     [0.84 0.54 0.01 1.  ]]
     """
     if d_model % 2:
         raise ValueError(f"d_model must be even for sinusoidal positions, got {d_model}")
-    # The frequencies are constants of the program, so they may as well be exact: float64 until the last moment.
-    frequency = (float(base) ** (-np.arange(0, d_model, 2, dtype=np.float64) / d_model)).astype(np.float32)
-    angle = positions[..., None].astype(jnp.float32) * np.expand_dims(frequency, tuple(range(positions.ndim)))
+    # Angles are fractions of a turn in units of 2^-32: that their product overflows is the reduction modulo 2 pi.
+    turns = float(base) ** (-np.arange(0, d_model, 2) / d_model) / (2 * np.pi)
+    steps = np.round(turns * 2.0**32).astype(np.int64).astype(np.int32)
+    angle = positions[..., None].astype(jnp.int32) * np.expand_dims(steps, tuple(range(positions.ndim)))
+    angle = angle.astype(jnp.float32) * (2 * np.pi / 2.0**32)
     return jnp.stack([jnp.sin(angle), jnp.cos(angle)], axis=-1).reshape(*positions.shape, d_model)
 
 
@@ -44,7 +48,8 @@ def learned_positions(table: Float[Array, "P D"], positions: Int[Array, "*shape"
       positions: positions, any shape; the last axis is the length of a sequence.
 
     Returns:
-      [*shape, D] in the dtype of `table`. A position past the table is NaN: training on it would be a silent lie.
+      [*shape, D] in the dtype of `table`. A position outside the table is NaN: training on it would be a
+      silent lie.
 
     Raises:
       ValueError: if the sequences are longer than the table, which is all that shapes can tell.
@@ -54,4 +59,4 @@ def learned_positions(table: Float[Array, "P D"], positions: Int[Array, "*shape"
     """
     if positions.ndim and positions.shape[-1] > table.shape[0]:
         raise ValueError(f"{positions.shape[-1]} positions, but the table of learned positions has {table.shape[0]}")
-    return jnp.take(table, positions, axis=0, mode="fill", fill_value=jnp.nan)
+    return table.at[positions].get(mode="fill", fill_value=jnp.nan, wrap_negative_indices=False)

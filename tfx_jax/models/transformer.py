@@ -70,6 +70,8 @@ class Transformer(nnx.Module):
           ValueError: if the sizes contradict each other.
         """
         c = config
+        if None in (c.d_k, c.d_v) and c.d_model % c.num_heads:
+            raise ValueError(f"d_model={c.d_model} is not divisible by num_heads={c.num_heads}; give d_k and d_v")
         dtype = jnp.dtype(c.dtype)
         attention = functools.partial(
             MultiHeadAttention,
@@ -166,7 +168,13 @@ class Transformer(nnx.Module):
 
         Returns:
           `step_fn(tokens [R], cache) -> (logits [R, V], cache)` and the empty cache of B rows.
+
+        Raises:
+          ValueError: if there are fewer learned positions than `max_length`.
         """
+        positions = self.target_positions
+        if positions is not None and max_length > positions.table.shape[0]:
+            raise ValueError(f"max_length={max_length}, but there are {positions.table.shape[0]} learned positions")
         memory, _ = self.encode(source)
         mask = source_mask(source)
         layers = unstack_layers(self.decoder_layers)

@@ -54,7 +54,8 @@ class MultiHeadAttention(nnx.Module):
           attention_fn: any attention with the signature of `tfx_jax.functional.dot_product_attention`.
           dtype: of the computation.
           param_dtype: of the parameters.
-          rngs: stream `params` draws the parameters, Glorot uniform.
+          rngs: stream `params` draws the parameters: Glorot uniform, query, key and value with half the variance, as
+            if they were one matrix. The paper is silent; attention then starts flatter.
 
         Raises:
           ValueError: if `d_k` is None and num_heads does not divide d_model, or num_kv_heads not num_heads.
@@ -69,18 +70,19 @@ class MultiHeadAttention(nnx.Module):
             raise ValueError(f"num_heads={num_heads} is not divisible by num_kv_heads={num_kv_heads}")
         d_key_input = d_model if d_key_input is None else d_key_input
         d_value_input = d_key_input if d_value_input is None else d_value_input
-        project = functools.partial(
-            nnx.LinearGeneral,
-            use_bias=use_bias,
-            kernel_init=nnx.initializers.glorot_uniform(),
-            dtype=dtype,
-            param_dtype=param_dtype,
-            rngs=rngs,
+        linear = functools.partial(
+            nnx.LinearGeneral, use_bias=use_bias, dtype=dtype, param_dtype=param_dtype, rngs=rngs
         )
+        project = functools.partial(linear, kernel_init=nnx.initializers.variance_scaling(0.5, "fan_avg", "uniform"))
         self.query = project(d_model, (num_heads, d_k))
         self.key = project(d_key_input, (num_kv_heads, d_k))
         self.value = project(d_value_input, (num_kv_heads, d_v))
-        self.out = project((num_heads, d_v), d_model if d_out is None else d_out, axis=(-2, -1))
+        self.out = linear(
+            (num_heads, d_v),
+            d_model if d_out is None else d_out,
+            axis=(-2, -1),
+            kernel_init=nnx.initializers.glorot_uniform(),
+        )
         self.dropout_rate = dropout_rate
         self.attention_fn = attention_fn
 

@@ -82,6 +82,7 @@ class Translator:
 
     def translate_ids(self, params: Any, lines: Sequence[str]) -> list[list[int]]:
         """Translates each line into token ids, the end of sentence included (nothing for an empty line)."""
+        params = jax.device_put(params)  # once, not with every batch
         outputs: list[list[int]] = [[] for _ in lines]
         wanted = [index for index, line in enumerate(lines) if line.strip()]
         pairs = [{"source": lines[index], "target": ""} for index in wanted]

@@ -4,9 +4,11 @@ A checkpoint holds the parameters and the rest of the state apart, so that whoev
 moments, and a few JSON values: where the data iterator stands and how the evaluations went.
 """
 
+import functools
 import logging
+import zlib
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, cast
 
 import jax
 import numpy as np
@@ -39,7 +41,9 @@ class Checkpoints:
         )
         self._checkpointer = ocp.training.Checkpointer(
             self.directory.resolve(),
-            preservation_policy=_policies.AnyPreservationPolicy([_policies.LatestN(keep_last), best]),
+            preservation_policy=_policies.AnyPreservationPolicy(  # pyright: ignore[reportArgumentType]
+                [_policies.LatestN(keep_last), best]
+            ),
             cleanup_tmp_directories=True,
         )
         self._saving: int | None = None
@@ -60,23 +64,24 @@ class Checkpoints:
 
         Args:
           state: saved under its step; a checkpoint of that step that is there already is replaced.
-          extra: JSON values.
+          extra: JSON values by name; "checksums" is taken.
           score: ranks this checkpoint, higher is better; None leaves it out of the ranking.
 
         Raises:
           UserError: if the save before this one failed, or this one cannot start.
         """
         self.wait()
-        step = int(state.step)
+        step, parts = int(state.step), _parts(state)
+        metadata: dict[str, Any] = extra | {"checksums": _checksums(parts)}
         self._guard(
             step,
             lambda: self._checkpointer.save_checkpointables_async(
                 step,
-                {"params": state.params, "rest": {"step": state.step, "opt_state": state.opt_state}},
+                parts,
                 force=True,
                 overwrite=step in self.steps,
                 metrics=None if score is None else {"score": score},
-                custom_metadata=extra,
+                custom_metadata=metadata,
             ),
         )
         self._saving = step
@@ -103,15 +108,11 @@ class Checkpoints:
         Raises:
           UserError: if there are checkpoints but none can be read.
         """
-        wanted = {
-            "params": abstract_state.params,
-            "rest": {"step": abstract_state.step, "opt_state": abstract_state.opt_state},
-        }
+        wanted = _parts(abstract_state)
         steps = self.steps
         for step in reversed(steps):
             try:
-                found = self._checkpointer.load_checkpointables(step, wanted)
-                extra = self._checkpointer.metadata(step).custom_metadata
+                found, extra = _load(self._checkpointer, step, wanted)
             except _STORAGE_ERRORS as error:
                 logging.warning(
                     "checkpoint %s cannot be read (%s); trying the one before", self.directory / str(step), _line(error)
@@ -174,7 +175,7 @@ def average_checkpoints(workdir: epath.PathLike, last: int) -> list[int]:
       Their steps.
 
     Raises:
-      UserError: if there are not so many.
+      UserError: if there are not so many, or one cannot be read, or their average not be written.
     """
     with _open(workdir) as checkpointer:
         steps = sorted(checkpoint.step for checkpoint in checkpointer.checkpoints)
@@ -183,7 +184,12 @@ def average_checkpoints(workdir: epath.PathLike, last: int) -> list[int]:
                 f"cannot average the last {last} checkpoints: {workdir} has {len(steps)}; see config.keep_last"
             )
         mean = average_trees(lambda step: _load_step(checkpointer, step), steps[-last:])
-    ocp.save(epath.Path(workdir).resolve() / "average", mean, overwrite=True)
+    path = epath.Path(workdir).resolve() / "average"
+    metadata: dict[str, Any] = {"checksums": _checksums({"params": mean})}
+    try:
+        ocp.save(path, mean, overwrite=True, custom_metadata=metadata)
+    except _STORAGE_ERRORS as error:
+        raise UserError(f"cannot write {path} ({_line(error)}): make room and run the same command again") from None
     return steps[-last:]
 
 
@@ -208,17 +214,61 @@ def _open(workdir: epath.PathLike) -> ocp.training.Checkpointer:
 
 
 def _best_step(checkpointer: ocp.training.Checkpointer) -> int:
-    scores = {checkpoint.step: (checkpoint.metrics or {}).get("score") for checkpoint in checkpointer.checkpoints}
+    scores = {
+        checkpoint.step: cast(Any, checkpoint.metrics or {}).get("score") for checkpoint in checkpointer.checkpoints
+    }
     scored = {step: score for step, score in scores.items() if score is not None}
     if not scored:
         raise UserError(f"no checkpoint in {checkpointer.directory} has been evaluated; see config.eval_every")
     return max(scored, key=lambda step: (scored[step], step))
 
 
+def _parts(state: TrainState) -> dict[str, Any]:
+    """What Orbax keeps apart."""
+    return {"params": state.params, "rest": {"step": state.step, "opt_state": state.opt_state}}
+
+
+def _load(
+    checkpointer: ocp.training.Checkpointer, step: int, wanted: dict[str, Any]
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Reads parts of a checkpoint and its JSON values; ValueError if they are not what was saved."""
+    # One after the other: of two parts at once, Orbax would abandon the second when the first cannot be read.
+    parts = {name: checkpointer.load_checkpointables(step, {name: target})[name] for name, target in wanted.items()}
+    metadata = cast(dict[str, Any], checkpointer.metadata(step).custom_metadata)
+    _verify(parts, metadata)
+    return parts, {name: value for name, value in metadata.items() if name != "checksums"}
+
+
+def _verify(parts: dict[str, Any], metadata: dict[str, Any]) -> None:
+    if not metadata:
+        raise ValueError("its metadata is damaged")
+    checksums = metadata.get("checksums", {})  # none in the checkpoints of the first trainings
+    damaged = [name for name, checksum in _checksums(parts).items() if checksums.get(name, checksum) != checksum]
+    if damaged:
+        raise ValueError(f"the values of its {damaged[0]} are damaged")
+
+
+def _checksums(parts: dict[str, Any]) -> dict[str, int]:
+    """CRC-32 of each part: Orbax itself does not notice when a byte of a large array has changed on disk.
+
+    >>> _checksums({"params": {"a": np.arange(3.0)}})
+    {'params': 886638634}
+    """
+
+    def checksum(tree: Any) -> int:
+        return functools.reduce(
+            lambda so_far, leaf: zlib.crc32(np.asarray(leaf).tobytes(), so_far), jax.tree.leaves(tree), 0
+        )
+
+    return {name: checksum(part) for name, part in parts.items()}
+
+
 def _load_step(checkpointer: ocp.training.Checkpointer, step: int) -> Params:
     try:
         metadata = checkpointer.checkpointables_metadata(step).metadata["params"]
-        return checkpointer.load_checkpointables(step, {"params": _as_numpy(metadata)})["params"]
+        if metadata is None:
+            raise ValueError("it does not say what it holds")
+        return _load(checkpointer, step, {"params": _as_numpy(metadata)})[0]["params"]
     except _STORAGE_ERRORS as error:
         name = f"{checkpointer.directory / str(step)}"
         raise UserError(f"checkpoint {name} cannot be read ({_line(error)}); choose another with --step") from None
@@ -229,7 +279,10 @@ def _load_average(workdir: epath.Path) -> Params:
     if not path.is_dir():
         raise UserError(f"{workdir} has no average: run tfx-jax average --workdir={workdir} first")
     try:
-        return ocp.load(path, _as_numpy(ocp.metadata(path).metadata))
+        described = ocp.metadata(path)
+        params = ocp.load(path, _as_numpy(described.metadata))
+        _verify({"params": params}, cast(Any, described.custom_metadata))
+        return params
     except _STORAGE_ERRORS as error:
         raise UserError(f"{path} cannot be read ({_line(error)}): run tfx-jax average again") from None
 
@@ -239,6 +292,8 @@ def _as_numpy(metadata: Any) -> Any:
     return jax.tree.map(lambda leaf: np.empty(leaf.shape, leaf.dtype), metadata)
 
 
-def _line(error: Exception) -> str:
-    """The first line of an error, or its kind where it says nothing."""
+def _line(error: BaseException) -> str:
+    """The first line of what caused an error in the end, or its kind where that says nothing."""
+    while error.__cause__ is not None:
+        error = error.__cause__
     return next(iter(str(error).splitlines()), "")[:200] or type(error).__name__

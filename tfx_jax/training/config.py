@@ -7,7 +7,6 @@ import types
 import typing
 from typing import Any
 
-import jax.numpy as jnp
 from etils import epath
 
 from tfx_jax.errors import UserError
@@ -32,7 +31,7 @@ class DataConfig:
     tokenizer: str = "sentencepiece"  # or "words": the text is segmented already, for example by BPE with "@@ " marks
     max_length: int = 256  # tokens of a sentence, its end included; longer training pairs are left out
     tokens_per_batch: int = 25_000  # positions of each side of a global batch, padding included (the paper's 25,000)
-    window: int = 16_384  # pairs that are sorted by length together
+    window: int = 65_536  # pairs that are sorted by length together
 
 
 @dataclasses.dataclass
@@ -96,52 +95,79 @@ _CHANGEABLE = {
 }
 
 
+_AT_LEAST_ONE = (
+    "model.vocab_size",
+    "model.num_layers",
+    "model.num_heads",
+    "model.d_model",
+    "model.d_ff",
+    "data.max_length",
+    "data.window",
+    "optimizer.warmup_steps",
+    "decoding.beam_size",
+    "num_steps",
+    "log_every",
+    "checkpoint_every",
+    "keep_last",
+)
+_AT_LEAST_ZERO = (
+    "model.learned_positions",
+    "decoding.alpha",
+    "decoding.extra_length",
+    "eval_every",
+    "patience",
+    "keep_best",
+)
+_BELOW_ONE = (
+    "model.dropout_rate",
+    "model.attention_dropout_rate",
+    "optimizer.b1",
+    "optimizer.b2",
+    "label_smoothing",
+)
+
+
 def validate(config: ExperimentConfig) -> ExperimentConfig:
     """Raises UserError for impossible settings; call it after command-line overrides."""
-    model, data = config.model, config.data
-    at_least_one = {
-        "model.num_layers": model.num_layers,
-        "model.num_heads": model.num_heads,
-        "model.d_model": model.d_model,
-        "model.d_ff": model.d_ff,
-        "data.max_length": data.max_length,
-        "data.window": data.window,
-        "optimizer.warmup_steps": config.optimizer.warmup_steps,
-        "decoding.beam_size": config.decoding.beam_size,
-        "num_steps": config.num_steps,
-        "log_every": config.log_every,
-        "checkpoint_every": config.checkpoint_every,
-        "keep_last": config.keep_last,
-    }
-    for name, value in at_least_one.items():
-        if value < 1:
-            raise UserError(f"config.{name} must be at least 1, got {value}")
-    rates = {
-        "model.dropout_rate": model.dropout_rate,
-        "model.attention_dropout_rate": model.attention_dropout_rate,
-        "label_smoothing": config.label_smoothing,
-    }
-    for name, rate in rates.items():
-        if not 0.0 <= rate < 1.0:
-            raise UserError(f"config.{name} must be in [0, 1), got {rate}")
+    model, data, values = config.model, config.data, flat(config)
+    for names, least in ((_AT_LEAST_ONE, 1), (_AT_LEAST_ZERO, 0)):
+        for name in names:
+            if not values[name] >= least:
+                raise UserError(f"config.{name} must be at least {least}, got {values[name]}")
+    for name in _BELOW_ONE:
+        if not 0.0 <= values[name] < 1.0:
+            raise UserError(f"config.{name} must be in [0, 1), got {values[name]}")
     if model.d_model % 2 and not model.learned_positions:
         raise UserError(f"config.model.d_model must be even for sinusoidal positions, got {model.d_model}")
-    if model.d_k is None and model.d_model % model.num_heads:
+    if None in (model.d_k, model.d_v) and model.d_model % model.num_heads:
         raise UserError(f"config.model.d_model={model.d_model} is not divisible by num_heads={model.num_heads}")
-    try:
-        jnp.dtype(model.dtype)
-    except TypeError:
-        raise UserError(f'config.model.dtype must be "float32" or "bfloat16", got {model.dtype!r}') from None
+    if model.dtype not in ("float32", "bfloat16"):
+        raise UserError(f'config.model.dtype must be "float32" or "bfloat16", got {model.dtype!r}')
     if data.tokenizer not in ("sentencepiece", "words"):
         raise UserError(f'config.data.tokenizer must be "sentencepiece" or "words", got {data.tokenizer!r}')
     if data.tokens_per_batch < data.max_length:
         raise UserError(
             f"config.data.tokens_per_batch={data.tokens_per_batch} holds no sentence of max_length={data.max_length}"
         )
-    if model.learned_positions and model.learned_positions < data.max_length:
+    longest = data.max_length + config.decoding.extra_length
+    if model.learned_positions and model.learned_positions < longest:
         raise UserError(
-            f"config.model.learned_positions={model.learned_positions} is less than data.max_length={data.max_length}"
+            f"config.model.learned_positions={model.learned_positions} is less than data.max_length + "
+            f"decoding.extra_length = {longest}: a translation may be that long"
         )
+    return config
+
+
+def tiny_variant(config: ExperimentConfig) -> ExperimentConfig:
+    """Turns any experiment into its `test` variant: seconds on one CPU, on the built-in grammar, saving often."""
+    config.data.dataset = "grammar"
+    config.data.source_language, config.data.target_language = "en", "ja"
+    config.data.tokenizer, config.data.is_tokenised = "sentencepiece", True
+    config.data.max_length, config.data.tokens_per_batch, config.data.window = 64, 256, 256
+    config.model.vocab_size = 1_000
+    config.model.num_layers, config.model.d_model, config.model.num_heads, config.model.d_ff = 1, 32, 2, 64
+    config.decoding.extra_length = 4
+    config.num_steps, config.checkpoint_every, config.eval_every, config.log_every = 6, 2, 0, 2
     return config
 
 
@@ -182,7 +208,7 @@ def save_config(config: ExperimentConfig, workdir: epath.Path) -> None:
             raise UserError(f"{workdir} was made with {'; '.join(changed)}: take another --workdir or delete this one")
     partial = path.with_name(path.name + ".partial")
     partial.write_text(json.dumps(dataclasses.asdict(config), indent=2) + "\n")
-    partial.rename(path)
+    partial.replace(path)
 
 
 def load_config(workdir: epath.Path) -> ExperimentConfig:
@@ -196,7 +222,7 @@ def load_config(workdir: epath.Path) -> ExperimentConfig:
         raise UserError(f"{workdir} has no config.json: it is not the --workdir of a training")
     try:
         return _from_dict(ExperimentConfig, json.loads(path.read_text()))
-    except (ValueError, TypeError) as error:
+    except (ValueError, TypeError, AttributeError) as error:
         raise UserError(f"{path} is damaged or from another version ({error})") from None
 
 

@@ -2,8 +2,6 @@
 
 import dataclasses
 import functools
-import itertools
-from collections.abc import Iterator
 
 import jax
 import numpy as np
@@ -12,7 +10,7 @@ from flax import nnx
 from jaxtyping import Array
 
 from tfx_jax.data.grammar import GrammarPairs
-from tfx_jax.data.text import PairSource, read_pairs, read_tsv
+from tfx_jax.data.text import PairSource, lines_of, read_pairs, read_tsv
 from tfx_jax.data.tfds import tfds_pairs
 from tfx_jax.data.tokenizer import EOS_ID, Tokenizer, join_subwords, train_or_load
 from tfx_jax.errors import UserError
@@ -41,7 +39,7 @@ class Experiment:
         limit = _GRAMMAR_TOKENIZER_PAIRS if config.data.dataset == "grammar" else _TOKENIZER_PAIRS
         self.tokenizer: Tokenizer = train_or_load(
             workdir,
-            lambda: _both_sides(open_pairs(config.data, "train"), limit),
+            lambda: lines_of(open_pairs(config.data, "train"), limit),
             kind=config.data.tokenizer,
             vocab_size=config.model.vocab_size,
         )
@@ -141,9 +139,14 @@ def open_pairs(data: DataConfig, split: str) -> PairSource:
     )
 
 
+def has_part(data: DataConfig, split: str) -> bool:
+    """Whether the configuration names such a part; texts in files need not have one for validation or test."""
+    return data.dataset != "files" or bool(getattr(data, f"{split}_source"))
+
+
 def _open_files(data: DataConfig, split: str) -> PairSource:
     source, target = getattr(data, f"{split}_source"), getattr(data, f"{split}_target")
-    if not source:
+    if not has_part(data, split):
         raise UserError(f"config.data.{split}_source names no file for the {split} part")
     keep_empty = split != "train"
     folder = epath.Path(data.data_dir)
@@ -152,10 +155,3 @@ def _open_files(data: DataConfig, split: str) -> PairSource:
     if not target:
         raise UserError(f"config.data.{split}_target names no file; only a .tsv holds both sides")
     return read_pairs(folder / source, folder / target, keep_empty=keep_empty)
-
-
-def _both_sides(pairs: PairSource, limit: int) -> Iterator[str]:
-    for index in itertools.islice(range(len(pairs)), limit):
-        pair = pairs[index]
-        yield pair["source"]
-        yield pair["target"]

@@ -10,11 +10,12 @@ import numpy as np
 from etils import epath
 
 from tfx_jax.data.bucketing import batches
+from tfx_jax.data.text import PairSource
 from tfx_jax.errors import UserError
 from tfx_jax.tasks.translation import translation_loss
 from tfx_jax.training.checkpoint import Checkpoints
 from tfx_jax.training.config import ExperimentConfig, save_config, validate
-from tfx_jax.training.experiment import Experiment, open_pairs
+from tfx_jax.training.experiment import Experiment, has_part, open_pairs
 from tfx_jax.training.interrupt import stop_on_signals
 from tfx_jax.training.optimizer import learning_rate, make_optimizer
 from tfx_jax.training.progress import Progress
@@ -28,7 +29,7 @@ class Result(NamedTuple):
     step: int
     """The step of the last checkpoint."""
     evaluations: list[dict[str, float]]
-    """"step", "bleu", "nll" and "exact_match" of every evaluation so far."""
+    """"step", "bleu" and "exact_match" of every evaluation so far."""
     signum: int | None
     """The signal that interrupted it, or None."""
 
@@ -52,13 +53,16 @@ def train(config: ExperimentConfig, workdir: epath.PathLike) -> Result:
     workdir = epath.Path(workdir)
     validate(config)
     pairs = open_pairs(config.data, "train")
+    validation = open_pairs(config.data, "validation") if has_part(config.data, "validation") else None
+    if validation is None and (config.eval_every or config.patience):
+        raise UserError("config.eval_every and config.patience need config.data.validation_source")
     workdir.mkdir(parents=True, exist_ok=True)
     save_config(config, workdir)
     with (
         Checkpoints(workdir, keep_last=config.keep_last, keep_best=config.keep_best) as checkpoints,
         stop_on_signals() as stop,
     ):
-        trainer = _Trainer(config, workdir, checkpoints, pairs)
+        trainer = _Trainer(config, workdir, checkpoints, pairs, validation)
         trainer.run(stop)
         checkpoints.wait()
         return Result(trainer.saved_step, trainer.evaluations, stop.signum)
@@ -67,9 +71,17 @@ def train(config: ExperimentConfig, workdir: epath.PathLike) -> Result:
 class _Trainer:
     """State and surroundings of one run."""
 
-    def __init__(self, config: ExperimentConfig, workdir: epath.Path, checkpoints: Checkpoints, pairs: Any):
+    def __init__(
+        self,
+        config: ExperimentConfig,
+        workdir: epath.Path,
+        checkpoints: Checkpoints,
+        pairs: PairSource,
+        validation: PairSource | None,
+    ):
         self.config = config
         self.checkpoints = checkpoints
+        self.validation = validation
         self.experiment = Experiment(config, workdir)
         self.mesh = make_mesh(config.mesh.data)
         self.iterator = iter(
@@ -128,10 +140,9 @@ class _Trainer:
                 self._check(meter.add(step, metrics))
                 if step % config.log_every == 0 or step == config.num_steps:
                     self._log(step, meter)
-                last = step == config.num_steps
-                if last or (config.eval_every and step % config.eval_every == 0):
+                if self.validation is not None and self._is_evaluated(step):
                     self._check(meter.drain())
-                    self._evaluate(step)
+                    self._evaluate(step, self.validation)
                     meter.restart_clock()
                 elif step % config.checkpoint_every == 0:
                     self._check(meter.drain())
@@ -145,6 +156,7 @@ class _Trainer:
             elif self._has_converged() and int(self.state.step) < config.num_steps:
                 self.progress.message(f"stopped early: no better BLEU in the last {config.patience} evaluations")
         finally:
+            self.iterator.close()
             self.progress.close()
 
     def _save(self, score: float | None = None) -> None:
@@ -152,16 +164,19 @@ class _Trainer:
         self.checkpoints.save(self.state, extra, score=score)
         self.saved_step = int(self.state.step)
 
-    def _check(self, losses: list[tuple[int, float]]) -> None:
-        """Stops the run at the first loss that is not finite; what was saved before is unharmed."""
-        for step, loss in losses:
-            if not math.isfinite(loss):
+    def _check(self, done: list[tuple[int, dict[str, float]]]) -> None:
+        """Stops the run at the first loss or gradient that is not finite; what was saved before is unharmed."""
+        for step, metrics in done:
+            # A finite loss with such a gradient has spoilt the parameters already: they must not be saved.
+            broken = [name for name in ("loss", "grad_norm") if not math.isfinite(metrics[name])]
+            if broken:
                 self.checkpoints.wait()
                 good = (
                     f"the last good checkpoint is step {self.saved_step}" if self.saved_step else "nothing is saved yet"
                 )
                 raise UserError(
-                    f"the loss is {loss} at step {step}; {good}: lower the learning rate or lengthen the warm-up"
+                    f"the {broken[0]} is {metrics[broken[0]]} at step {step}; {good}: "
+                    "lower the learning rate or lengthen the warm-up"
                 )
 
     def _log(self, step: int, meter: "_Meter") -> None:
@@ -174,15 +189,18 @@ class _Trainer:
             "train/nll": sums["nll"] / tokens,
             "train/accuracy": sums["correct"] / tokens,
             "train/grad_norm": sums["grad_norm"] / sums["steps"],
-            "train/learning_rate": float(self.learning_rate(step - 1)),
+            "train/learning_rate": float(np.asarray(self.learning_rate(step - 1))),
             "train/tokens_per_second": tokens / seconds,
         }
         self.progress.log(step, scalars, loss=loss, tokens_per_second=tokens / seconds)
 
-    def _evaluate(self, step: int) -> None:
+    def _is_evaluated(self, step: int) -> bool:
+        every = self.config.eval_every
+        return step == self.config.num_steps or (every > 0 and step % every == 0)
+
+    def _evaluate(self, step: int, pairs: PairSource) -> None:
         """Translates the validation part, saves with its BLEU as the score."""
         started = time.monotonic()
-        pairs = open_pairs(self.config.data, "validation")
         params = jax.device_get(self.state.params)
         scores, _, _ = self.experiment.evaluate(self.translator, params, pairs)
         self.evaluations.append({"step": step, "bleu": scores.tokenised, "exact_match": scores.exact_match})
@@ -212,19 +230,19 @@ class _Meter:
         """Leaves out of the token rate what happened until now."""
         self._since = time.monotonic()
 
-    def add(self, step: int, metrics: Metrics) -> list[tuple[int, float]]:
-        """Takes the metrics of a step that was just started; returns the losses of those that are done."""
+    def add(self, step: int, metrics: Metrics) -> list[tuple[int, dict[str, float]]]:
+        """Takes the metrics of a step that was just started; returns those of the steps that are done."""
         done = self.drain()
         self._waiting.append((step, metrics))
         return done
 
-    def drain(self) -> list[tuple[int, float]]:
-        """Waits for everything; returns (step, loss) of what came in."""
+    def drain(self) -> list[tuple[int, dict[str, float]]]:
+        """Waits for everything; returns (step, metrics) of what came in."""
         done = []
         for step, metrics in self._waiting:
             fetched = {name: float(np.asarray(value)) for name, value in metrics.items()} | {"steps": 1.0}
             self._sums = {name: self._sums.get(name, 0.0) + value for name, value in fetched.items()}
-            done.append((step, fetched["loss"]))
+            done.append((step, fetched))
         self._waiting.clear()
         return done
 

@@ -2,7 +2,8 @@
 
 import jax.numpy as jnp
 import optax
-from jaxtyping import Array
+from jax import Array
+from jax.typing import ArrayLike
 
 from tfx_jax.training.config import OptimizerConfig
 
@@ -14,7 +15,7 @@ def inverse_sqrt_schedule(peak: float, warmup_steps: int) -> optax.Schedule:
     (d_model * warmup_steps)^-0.5. Steps count from 1: the first update is made at 1 / warmup_steps of the peak.
     """
 
-    def schedule(count: Array) -> Array:
+    def schedule(count: ArrayLike) -> Array:
         step = jnp.asarray(count, jnp.float32) + 1.0
         return peak * jnp.minimum(step / warmup_steps, jnp.sqrt(warmup_steps / step))
 

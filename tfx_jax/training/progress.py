@@ -1,19 +1,24 @@
 """What a person sees while a model trains: a live line, and TensorBoard scalars."""
 
+import contextlib
+import socket
 import sys
 import time
-from typing import TextIO
+from typing import Any, TextIO
 
 import rich.console
 import rich.progress
 from etils import epath
-from tensorboardX import SummaryWriter
+from tensorboardX import RecordWriter
+from tensorboardX.proto.event_pb2 import Event  # pyright: ignore[reportAttributeAccessIssue]
+from tensorboardX.proto.summary_pb2 import Summary  # pyright: ignore[reportAttributeAccessIssue]
 
 
 class Progress:
     """Shows step, loss, tokens per second and the time left, and writes scalars for TensorBoard.
 
     On a terminal it is one line that moves; elsewhere a line each time something is logged. All of it goes to stderr.
+    Scalars that cannot be written, on a full disk for example, are reported once and do not stop a training.
     """
 
     def __init__(self, workdir: epath.PathLike, *, first_step: int, num_steps: int, stream: TextIO | None = None):
@@ -28,8 +33,9 @@ class Progress:
         self._num_steps = num_steps
         self._first_step = first_step
         self._started = time.monotonic()
-        self._writer = SummaryWriter(str(epath.Path(workdir) / "tensorboard"))
-        self._console = rich.console.Console(file=stream or sys.stderr, highlight=False, soft_wrap=True)
+        self._console = rich.console.Console(file=stream or sys.stderr, highlight=False, emoji=False, soft_wrap=True)
+        self._records = self._open_records(epath.Path(workdir) / "tensorboard")
+        self._write_event(file_version="brain.Event:2")
         self._bar: rich.progress.Progress | None = None
         if self._console.is_terminal:
             columns = rich.progress.TextColumn("{task.description}"), rich.progress.BarColumn()
@@ -50,18 +56,42 @@ class Progress:
 
     def scalars(self, step: int, scalars: dict[str, float]) -> None:
         """Adds a point to each of the named TensorBoard curves."""
-        for name, value in scalars.items():
-            self._writer.add_scalar(name, value, step)
+        values = [Summary.Value(tag=name, simple_value=value) for name, value in scalars.items()]
+        self._write_event(step=step, summary=Summary(value=values))
 
     def message(self, text: str) -> None:
         """Prints a line that stays."""
         self._console.print(text, markup=False)
 
     def close(self) -> None:
-        """Ends the live line and writes what TensorBoard still lacks."""
+        """Ends the live line and closes the file."""
         if self._bar is not None:
             self._bar.stop()
-        self._writer.close()
+        if self._records is not None:
+            self._records.close()
+
+    # Not tensorboardX's SummaryWriter: a failed write ends its thread, and when its queue is full the training waits
+    # for ever.
+
+    def _open_records(self, directory: epath.Path) -> RecordWriter | None:
+        try:
+            directory.mkdir(parents=True, exist_ok=True)
+            return RecordWriter(str(directory / f"events.out.tfevents.{time.time():.6f}.{socket.gethostname()}"))
+        except OSError as error:
+            self.message(f"no scalars for TensorBoard: {error}")
+            return None
+
+    def _write_event(self, **fields: Any) -> None:
+        if self._records is None:
+            return
+        try:
+            self._records.write(Event(wall_time=time.time(), **fields).SerializeToString())
+            self._records.flush()
+        except OSError as error:
+            self.message(f"no more scalars for TensorBoard: {error}")
+            with contextlib.suppress(OSError):
+                self._records.close()
+            self._records = None
 
 
 def _clock(seconds: float) -> str:

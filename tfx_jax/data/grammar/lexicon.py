@@ -9,7 +9,7 @@ import dataclasses
 import functools
 from typing import Literal, NamedTuple
 
-from tfx_jax.data.grammar.inflection import Agreement
+from tfx_jax.data.grammar.inflection import Agreement, Tense
 
 
 class Pair(NamedTuple):
@@ -98,16 +98,16 @@ NOUNS = {
     noun.english: noun
     for noun in (
         *_nouns("pronoun people", "i 私", "you あなた", "he 彼", "she 彼女", "we 私_たち", "they 彼_ら"),
-        *_nouns("name people he", "taro 太郎", "ken 健"),
-        *_nouns("name people she", "hanako 花子", "yumi 由美"),
+        *_nouns("name people male", "taro 太郎", "ken 健"),
+        *_nouns("name people female", "hanako 花子", "yumi 由美"),
         # One's own family is named humbly, another's with respect: 父 is mine, お父さん is yours.
-        *_nouns("kin people he", "father 父/お父さん", "grandfather 祖父/おじいさん", "uncle おじ/おじさん"),
-        *_nouns("kin people she", "mother 母/お母さん", "grandmother 祖母/おばあさん", "aunt おば/おばさん"),
-        *_nouns("kin people he", "son 息子/息子さん"),
-        *_nouns("kin people she", "daughter 娘/娘さん"),
+        *_nouns("kin people male", "father 父/お父さん", "grandfather 祖父/おじいさん", "uncle おじ/おじさん"),
+        *_nouns("kin people female", "mother 母/お母さん", "grandmother 祖母/おばあさん", "aunt おば/おばさん"),
+        *_nouns("kin people male offspring", "son 息子/息子さん"),
+        *_nouns("kin people female offspring", "daughter 娘/娘さん"),
         *_nouns("kin people", "friend 私_の_友達/友達"),
-        *_nouns("count people person he", "boy 男の子 人", "man/men 男の人 人"),
-        *_nouns("count people person she", "girl 女の子 人", "woman/women 女の人 人"),
+        *_nouns("count people person male", "boy 男の子 人", "man/men 男の人 人"),
+        *_nouns("count people person female", "girl 女の子 人", "woman/women 女の人 人"),
         *_nouns("count people person", "child/children 子供 人"),
         *_nouns("count people person job", "teacher 先生 人", "doctor 医者 人", "student 学生 人", "nurse 看護師 人"),
         *_nouns("count job", "singer 歌手 人", "writer 作家 人", "pilot パイロット 人"),
@@ -122,7 +122,9 @@ NOUNS = {
         *_nouns("mass soup", "soup スープ"),
         *_nouns("mass drink cup", "coffee コーヒー 杯", "tea お茶 杯"),
         *_nouns("mass drink glass", "water 水 杯", "milk 牛乳 杯", "juice ジュース 杯"),
-        *_nouns("count small own goods", "book 本 冊", "magazine 雑誌 冊", "dictionary 辞書 冊", "notebook ノート 冊"),
+        *_nouns(
+            "count small own goods text", "book 本 冊", "magazine 雑誌 冊", "dictionary 辞書 冊", "notebook ノート 冊"
+        ),
         *_nouns("count small own goods", "ticket 切符 枚", "stamp 切手 枚", "map 地図 枚", "plate 皿 枚"),
         *_nouns("count small own goods", "pen ペン 本", "pencil 鉛筆 本", "umbrella 傘 本", "flower 花 本"),
         *_nouns("count small own goods", "knife/knives ナイフ 本", "ball ボール 個", "watch 時計 個"),
@@ -130,7 +132,7 @@ NOUNS = {
         *_nouns(
             "count small own goods garment", "shirt シャツ 枚", "sweater セーター 枚", "coat コート 着", "hat 帽子 個"
         ),
-        *_nouns("count small own", "letter 手紙 通", "key 鍵 本", "photo 写真 枚", "picture 絵 枚"),
+        *_nouns("count small own text", "letter 手紙 通", "key 鍵 本", "photo 写真 枚", "picture 絵 枚"),
         *_nouns("pair own goods garment", "shoes/shoes 靴", "glasses/glasses めがね"),
         *_nouns("count own goods container", "bag かばん 個", "box 箱 個"),
         *_nouns("count own goods vehicle machine", "car 車 台", "bicycle 自転車 台"),
@@ -183,7 +185,8 @@ VERBS = (
     Verb("eat", "ate", "食べ-る", "meat fish egg bread", subjects="dog cat bird mouse", places="kitchen garden"),
     Verb("eat", "ate", "食べ-る", "apple carrot banana potato", subjects="rabbit monkey horse cow elephant"),
     Verb("eat", "ate", "飲む", "soup", places="restaurant kitchen", asks=""),  # in Japan one drinks it
-    Verb("drink", "drank", "飲む", "drink", subjects="people dog cat horse cow", places="restaurant kitchen park"),
+    Verb("drink", "drank", "飲む", "drink", places="restaurant kitchen park"),
+    Verb("drink", "drank", "飲む", "water milk", subjects="dog cat horse cow", places="kitchen garden"),
     Verb("cook", "cooked", "料理 する", "meat fish egg potato carrot", places="kitchen restaurant"),
     Verb("make", "made", "作る", "sweet soup bread box", places="kitchen school"),
     Verb("read", "read", "読む", "book magazine letter", places="library room park"),
@@ -228,7 +231,7 @@ VERBS = (
     Verb("like", "liked", "好き な", "animal food drink sport subject music", "が", aspect=_STATE, is_generic=True),
     Verb("understand", "understood", "わかる", "subject", "が", aspect=_STATE, is_generic=True),
     Verb("go to", "went to", "行く", "place", "へ", aspect=_EVENT, asks="where"),
-    Verb("come to", "came to", "来る", "place", "へ", aspect=_EVENT, asks="where"),
+    Verb("come to", "came to", "来る", "place", "へ", aspect=_EVENT, asks=""),
     Verb("arrive at", "arrived at", "着く", "building", "に", aspect=_EVENT, asks="where"),
     Verb("go home", "went home", "家 へ 帰る", aspect=_EVENT),
     Verb("get up", "got up", "起き-る", aspect=_EVENT),
@@ -324,7 +327,7 @@ MONTHS = (
     *("january", "february", "march", "april", "may", "june"),
     *("july", "august", "september", "october", "november", "december"),
 )
-SCHEDULED_DAYS = (
+SCHEDULED_DAYS: tuple[tuple[Tense, Pair], ...] = (
     ("present", Pair("", "")),
     ("present", Pair("every day", "毎日")),
     ("past", Pair("yesterday", "昨日 の")),

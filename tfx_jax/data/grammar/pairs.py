@@ -3,9 +3,9 @@
 import itertools
 from collections.abc import Sequence
 
+from tfx_jax.data.grammar.derivation import Derivation, Dice
 from tfx_jax.data.grammar.facts import SPLITS, Split, spell, world
 from tfx_jax.data.grammar.lexicon import Pair
-from tfx_jax.data.grammar.phrases import Derivation, Dice
 from tfx_jax.data.grammar.sentences import CONSTRUCTIONS
 from tfx_jax.errors import UserError
 
@@ -56,7 +56,8 @@ class GrammarPairs:
         """What the sentence at an index tells: the combinations of content words by which the splits are held apart.
 
         >>> pairs = GrammarPairs("test")
-        >>> pairs[0]["source"], pairs.facts(0)
+        >>> pairs[75]["source"], pairs.facts(75)
+        ('the bag that yumi bought is light .', ['bag light', 'yumi buy bag'])
         """
         _, facts = self._derive(self._draws[index])
         return list(map(spell, facts))

@@ -1,15 +1,17 @@
 """The constructions of the built-in grammar: every kind of sentence it makes.
 
-A construction draws facts, puts them into phrases and hands these to a synchronous rule. Compare the two sides of the
-rules below to see what becomes of the word order.
+A construction draws facts, puts them into phrases and hands these to a synchronous rule.
 """
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import TypeVar
 
+from tfx_jax.data.grammar import lexicon, rules
+from tfx_jax.data.grammar.derivation import Derivation
 from tfx_jax.data.grammar.facts import Action
 from tfx_jax.data.grammar.inflection import (
+    Tense,
     be,
     english_number,
     inflect,
@@ -17,222 +19,191 @@ from tfx_jax.data.grammar.inflection import (
     verb_group,
     with_article,
 )
-from tfx_jax.data.grammar.lexicon import (
-    ADJECTIVES,
-    AGES,
-    EXCUSES,
-    NOUNS,
-    REASONS,
-    SCHEDULED_DAYS,
-    SCHEDULED_VERBS,
-    WEATHER,
-    Noun,
-    Pair,
-    Verb,
-    select,
-)
-from tfx_jax.data.grammar.phrases import CLAUSE, NOTHING, Derivation, NounPhrase, Rule, Slots, plural, possessive, the
+from tfx_jax.data.grammar.lexicon import NOUNS, Noun, Pair, Verb, select
+from tfx_jax.data.grammar.phrases import NounPhrase, plural, possessive, the
+from tfx_jax.data.grammar.rules import CLAUSE, NOTHING, STATEMENT, Slots
 
 Drawn = TypeVar("Drawn", bound=tuple)
 
-STATEMENT = Rule("CLAUSE .", "CLAUSE 。")
-WHO = Rule("CLAUSE ?", "CLAUSE か 。")
-QUESTION = Rule(
-    "ASKED AUXILIARY SUBJECT FREQUENCY VERB OBJECT RECIPIENT PLACE COMPANION MEANS TIME ?",
-    "SUBJECT TIME FREQUENCY COMPANION MEANS PLACE RECIPIENT OBJECT VERB か 。",
-)
-REQUEST = Rule("please VERB OBJECT RECIPIENT .", "RECIPIENT OBJECT VERB 。")
-AND = Rule("CLAUSE and OTHER .", "CLAUSE 、 OTHER 。")
-BUT = Rule("CLAUSE , but OTHER .", "CLAUSE が 、 OTHER 。")
-BECAUSE = Rule("CLAUSE because REASON .", "REASON ので 、 CLAUSE 。")
-WHEN = Rule("CLAUSE when OTHER .", "OTHER とき 、 CLAUSE 。")
-THINK = Rule("SUBJECT THINK that CLAUSE .", "SUBJECT CLAUSE と THINK 。")
-BE = Rule("SUBJECT BE DEGREE COMPLEMENT", "SUBJECT DEGREE COMPLEMENT BE")
-IS_IT = Rule("BE SUBJECT COMPLEMENT ?", "SUBJECT COMPLEMENT BE か 。")
-COMPARED = Rule("SUBJECT BE ADJECTIVE than OTHER .", "SUBJECT OTHER より ADJECTIVE 。")
-LOCATED = Rule("SUBJECT BE PLACE .", "SUBJECT PLACE BE 。")
-THERE_IS = Rule("there BE THING PLACE .", "PLACE THING BE 。")
-IS_THERE = Rule("ASKED BE there THING PLACE ?", "PLACE THING BE か 。")
-COST = Rule("SUBJECT COST AMOUNT yen .", "SUBJECT AMOUNT 円 です 。")
-AGE = Rule("SUBJECT BE AGE years old .", "SUBJECT AGE 歳 です 。")
-BIRTHDAY = Rule("OWNER birthday is DATE .", "OWNER 誕生日 は DATE です 。")
-
 _SPEAKERS = select("i we")  # who need not ask what they do
+_TOPICAL = [adjective for adjective in lexicon.ADJECTIVES if " が " in adjective.japanese]  # two が would be ugly
+_THIRD_PERSONS = select("he she they")  # who, in a second clause, would be taken for the subject of the first
 
 # What somebody does --------------------------------------------------------------------------------------------------
 
 
-def statement(d: Derivation) -> Pair:
+def statement(draw: Derivation) -> Pair:
     """The girl saw a dog in the park yesterday."""
-    return STATEMENT(CLAUSE=_statement(d, d.fact(d.world.actions)))
+    return STATEMENT(CLAUSE=_statement(draw, draw.fact(draw.world.actions)))
 
 
-def _statement(d: Derivation, action: Action) -> Pair:
-    negative = d.dice.chance(15)
-    tense = d.tense(action, negative=negative)
-    subject = d.noun_phrase(action.subject, is_new=not negative and tense in ("past", "past progressive"))
-    return _clause(d, action, tense, subject, d.circumstances(action, tense), negative=negative)
+def _statement(draw: Derivation, action: Action) -> Pair:
+    negative = draw.dice.chance(15)
+    tense = draw.tense(action, negative=negative)
+    is_new = not negative and tense in ("past", "past progressive") and action.verb.aspect != "state"
+    subject = draw.noun_phrase(action.subject, is_new=is_new)
+    return _clause(draw, action, tense, subject, draw.circumstances(action, tense), negative=negative)
 
 
 def _clause(
-    d: Derivation,
+    draw: Derivation,
     action: Action,
-    tense: Any,
+    tense: Tense,
     subject: NounPhrase,
-    adverbials: Slots | None = None,
+    more: Slots | None = None,
     *,
     negative: bool = False,
+    rule: rules.Rule = CLAUSE,
 ) -> Pair:
-    predicate = d.predicate(action, tense, subject.agreement, negative=negative)
-    return CLAUSE(
-        SUBJECT=subject.topic(), OBJECT=d.object(action, is_new=not negative), **predicate, **(adverbials or {})
-    )
+    predicate = draw.predicate(action, tense, subject.agreement, negative=negative)
+    slots = {"SUBJECT": subject.topic(), **predicate, **(more or {})}
+    if "OBJECT" not in slots:
+        slots["OBJECT"] = draw.object(action, is_new=not negative)
+    return rule(**slots)
 
 
-def with_relative_subject(d: Derivation) -> Pair:
+def with_relative_subject(draw: Derivation) -> Pair:
     """The girl who bought the book went to the park yesterday."""
-    action = d.fact(d.world.actions)
-    subject = d.relative(action.subject)
+    action = draw.fact(draw.world.actions)
+    subject = draw.relative(action.subject, without=action.object)
     if subject is None:
-        return STATEMENT(CLAUSE=_statement(d, action))
-    tense = d.tense(action)
-    return STATEMENT(CLAUSE=_clause(d, action, tense, subject, d.circumstances(action, tense)))
+        return STATEMENT(CLAUSE=_statement(draw, action))
+    tense = draw.tense(action)
+    more = draw.circumstances(action, tense)
+    return STATEMENT(CLAUSE=_clause(draw, action, tense, subject, more, rule=rules.CLAUSE_OF_LONG_SUBJECT))
 
 
-def with_relative_object(d: Derivation) -> Pair:
+def with_relative_object(draw: Derivation) -> Pair:
     """The teacher read the letter that the girl wrote."""
-    action = d.fact(d.world.actions)
-    thing = (
-        None if action.object is None or action.verb.is_generic else d.relative(action.object, stranger=action.subject)
-    )
+    action = draw.fact(draw.world.handlings)
+    assert action.object is not None
+    thing = draw.relative(action.object, without=action.subject)
     if thing is None:
-        return STATEMENT(CLAUSE=_statement(d, action))
-    negative = d.dice.chance(15)
-    tense = d.tense(action, negative=negative)
-    subject = d.noun_phrase(action.subject)
-    predicate = d.predicate(action, tense, subject.agreement, negative=negative)
-    clause = CLAUSE(SUBJECT=subject.topic(), OBJECT=thing.marked(action.verb.particle), **predicate)
-    return STATEMENT(CLAUSE=clause)
+        return STATEMENT(CLAUSE=_statement(draw, action))
+    negative = draw.dice.chance(15)
+    tense = draw.tense(action, negative=negative)
+    subject = draw.noun_phrase(action.subject)
+    more = {"OBJECT": thing.marked(action.verb.particle)}
+    return STATEMENT(CLAUSE=_clause(draw, action, tense, subject, more, negative=negative))
 
 
-def question(d: Derivation) -> Pair:
+def question(draw: Derivation) -> Pair:
     """Did the girl see a dog in the park yesterday?"""
-    action = d.fact(d.world.actions, without=_SPEAKERS)
-    tense = d.tense(action, is_question=True)
-    return _question(d, action, tense, OBJECT=d.object(action), **d.circumstances(action, tense))
+    action = draw.fact(draw.world.actions, without=_SPEAKERS)
+    tense = draw.tense(action, is_question=True)
+    return _question(draw, action, tense, OBJECT=draw.object(action), **draw.circumstances(action, tense))
 
 
-def _question(d: Derivation, action: Action, tense: Any, **slots: Pair) -> Pair:
-    subject = d.noun_phrase(action.subject)
-    predicate = d.predicate(action, tense, subject.agreement, inverted=True)
-    return QUESTION(SUBJECT=subject.topic(), **predicate, **slots)
+def _question(draw: Derivation, action: Action, tense: Tense, **slots: Pair) -> Pair:
+    subject = draw.noun_phrase(action.subject)
+    predicate = draw.predicate(action, tense, subject.agreement, inverted=True)
+    return rules.QUESTION(SUBJECT=subject.topic(), **predicate, **slots)
 
 
-def who(d: Derivation) -> Pair:
+def who(draw: Derivation) -> Pair:
     """Who saw a dog in the park yesterday?"""
-    action = d.fact(d.world.inquiries_about_subject)
-    tense = d.tense(action, is_question=True)
+    action = draw.fact(draw.world.inquiries_about_subject)
+    tense = draw.tense(action, is_question=True)
     somebody = NounPhrase("who", NOUNS["who"].japanese, is_known=False)
-    return WHO(CLAUSE=_clause(d, action, tense, somebody, d.circumstances(action, tense)))
+    return rules.WHO(CLAUSE=_clause(draw, action, tense, somebody, draw.circumstances(action, tense)))
 
 
-def what(d: Derivation) -> Pair:
+def what(draw: Derivation) -> Pair:
     """What did the girl see? Where did she go?"""
-    action = d.fact(d.world.inquiries_about_object, without=_SPEAKERS)
+    action = draw.fact(draw.world.inquiries_about_object, without=_SPEAKERS)
     asked, verb = action.object, action.verb
     assert asked is not None
-    tense = d.tense(action, is_question=True)
+    tense = draw.tense(action, is_question=True)
     if asked is NOUNS["where"]:  # not "where did she go to"
         action = action._replace(verb=dataclasses.replace(verb, english=verb.english.split()[0]))
     unknown = Pair("", f"{asked.japanese} {verb.particle}")
-    return _question(d, action, tense, ASKED=Pair(asked.english, ""), OBJECT=unknown)
+    return _question(draw, action, tense, ASKED=Pair(asked.english, ""), OBJECT=unknown)
 
 
-def where_or_when(d: Derivation) -> Pair:
+def where_or_when(draw: Derivation) -> Pair:
     """Where did the girl see the dog? When did she see it?"""
-    action = d.fact(d.world.events, without=_SPEAKERS)
-    tense = "past" if action.verb.aspect in ("accident", "reaction") or d.dice.chance(60) else "future"
-    thing = d.object(action, is_new=False)
-    if action.verb.places and d.dice.chance(60):
-        return _question(d, action, tense, OBJECT=thing, ASKED=Pair("where", ""), PLACE=Pair("", "どこ で"))
-    return _question(d, action, tense, OBJECT=thing, ASKED=Pair("when", ""), TIME=Pair("", "いつ"))
+    action = draw.fact(draw.world.events, without=_SPEAKERS)
+    tense = "past" if action.verb.aspect in ("accident", "reaction") or draw.dice.chance(60) else "future"
+    thing = draw.object(action, is_new=False)
+    if action.verb.places and draw.dice.chance(60):
+        return _question(draw, action, tense, OBJECT=thing, ASKED=Pair("where", ""), PLACE=Pair("", "どこ で"))
+    return _question(draw, action, tense, OBJECT=thing, ASKED=Pair("when", ""), TIME=Pair("", "いつ"))
 
 
-def how_many(d: Derivation) -> Pair:
+def how_many(draw: Derivation) -> Pair:
     """How many dogs did the girl see? How many cups of tea did she drink?"""
-    action = d.fact(d.world.countable, without=_SPEAKERS)
+    action = draw.fact(draw.world.countable, without=_SPEAKERS)
     noun = action.object
     assert noun is not None
     asked = Pair(f"how many {plural(noun)}", "")
     counted = Pair("", f"{noun.japanese} {action.verb.particle} 何 {noun.counter}")
-    return _question(d, action, d.tense(action, is_question=True), ASKED=asked, OBJECT=counted)
+    return _question(draw, action, draw.tense(action, is_question=True), ASKED=asked, OBJECT=counted)
 
 
-def request(d: Derivation) -> Pair:
+def request(draw: Derivation) -> Pair:
     """Please open the window. Please do not open the window."""
-    action = d.fact(d.world.requested)
-    negative = d.dice.chance(30)
-    slots = d.predicate(action, "present", "plural")
-    english = slots.pop("VERB").english
-    verb = Pair(
-        f"do not {english}" if negative else english, inflect(action.verb.japanese, "request", negative=negative)
-    )
-    return REQUEST(VERB=verb, OBJECT=d.object(action, is_new=not negative), **slots)
+    action = draw.fact(draw.world.requested)
+    negative = draw.dice.chance(30)
+    slots = draw.predicate(action, "present", "plural")
+    slots["VERB"] = slots["VERB"]._replace(japanese=inflect(action.verb.japanese, "request", negative=negative))
+    negation = Pair("do not", "") if negative else NOTHING
+    return rules.REQUEST(NEGATION=negation, OBJECT=draw.object(action, is_new=not negative), **slots)
 
 
 # Two clauses ---------------------------------------------------------------------------------------------------------
 
 
-def and_(d: Derivation) -> Pair:
+def and_(draw: Derivation) -> Pair:
     """The girl went to the park and ate an apple."""
-    trip = d.fact(d.world.trips)
-    subject = d.noun_phrase(trip.subject)
-    predicate = d.predicate(trip, "past", subject.agreement)
+    trip = draw.fact(draw.world.trips)
+    subject = draw.noun_phrase(trip.subject)
+    predicate = draw.predicate(trip, "past", subject.agreement)
     predicate["VERB"] = predicate["VERB"]._replace(japanese=inflect(trip.verb.japanese, "and"))
-    action = d.tell(d.dice.choose(d.world.errands_of[trip.subject]))
-    other = CLAUSE(OBJECT=d.object(action), **d.predicate(action, "past", subject.agreement))
-    return AND(CLAUSE=CLAUSE(SUBJECT=subject.topic(), OBJECT=d.object(trip), **predicate), OTHER=other)
+    action = draw.tell(draw.dice.choose(draw.world.errands_of[trip.subject]))
+    other = CLAUSE(OBJECT=draw.object(action), **draw.predicate(action, "past", subject.agreement))
+    return rules.AND(CLAUSE=CLAUSE(SUBJECT=subject.topic(), OBJECT=draw.object(trip), **predicate), OTHER=other)
 
 
-def but(d: Derivation) -> Pair:
+def but(draw: Derivation) -> Pair:
     """The girl ate an apple, but the boy ate a cake."""
-    action = d.fact(d.world.actions)
-    other = d.dice.choose(d.world.actions[action.verb])
-    if action.object is None or other.subject is action.subject or other.object is action.object:
-        return STATEMENT(CLAUSE=_statement(d, action))  # no contrast
-    d.tell(other)
-    return BUT(
-        CLAUSE=_clause(d, action, "past", d.noun_phrase(action.subject)),
-        OTHER=_clause(d, other, "past", d.noun_phrase(other.subject)),
+    action = draw.fact(draw.world.actions)
+    other = draw.dice.choose(draw.world.actions[action.verb])
+    is_contrast = other.subject is not action.subject and other.object is not action.object
+    if not is_contrast or other.subject in _THIRD_PERSONS:
+        return STATEMENT(CLAUSE=_statement(draw, action))
+    draw.tell(other)
+    return rules.BUT(
+        CLAUSE=_clause(draw, action, "past", draw.noun_phrase(action.subject)),
+        OTHER=_clause(draw, other, "past", draw.noun_phrase(other.subject)),
     )
 
 
-def when(d: Derivation) -> Pair:
+def when(draw: Derivation) -> Pair:
     """The girl was reading a book when the boy opened the door."""
-    action = d.fact(d.world.activities)
-    event = d.fact(d.world.incidents, without=[action.subject])
-    subject, other = d.noun_phrase(action.subject), d.noun_phrase(event.subject)
-    predicate = d.predicate(event, "past", other.agreement, style="plain")
-    return WHEN(
-        CLAUSE=_clause(d, action, "past progressive", subject),
-        OTHER=CLAUSE(SUBJECT=other.marked("が"), OBJECT=d.object(event), **predicate),
+    action = draw.fact(draw.world.activities)
+    event = draw.fact(draw.world.incidents, without=[action.subject, *_THIRD_PERSONS])
+    subject, other = draw.noun_phrase(action.subject), draw.noun_phrase(event.subject)
+    predicate = draw.predicate(event, "past", other.agreement, style="plain")
+    return rules.WHEN(
+        CLAUSE=_clause(draw, action, "past progressive", subject),
+        OTHER=CLAUSE(SUBJECT=other.marked("が"), OBJECT=draw.object(event), **predicate),
     )
 
 
-def because(d: Derivation) -> Pair:
+def because(draw: Derivation) -> Pair:
     """The girl slept because she was tired. The boy did not go to school because it was snowing."""
-    action = d.fact(d.world.motivated)
-    negative = action.verb.english in EXCUSES
-    reason = d.dice.choose((EXCUSES if negative else REASONS)[action.verb.english].split())
-    subject = d.noun_phrase(action.subject)
-    if reason in WEATHER:
-        cause = WEATHER[reason]
+    action = draw.fact(draw.world.motivated)
+    negative = action.verb.english in lexicon.EXCUSES
+    reason = draw.dice.choose((lexicon.EXCUSES if negative else lexicon.REASONS)[action.verb.english].split())
+    subject = draw.noun_phrase(action.subject)
+    if reason in lexicon.WEATHER:
+        cause = lexicon.WEATHER[reason]
     else:
         pronoun = _pronoun(action.subject, subject)
-        feeling = next(adjective for adjective in ADJECTIVES if adjective.english == reason)
+        feeling = next(adjective for adjective in lexicon.ADJECTIVES if adjective.english == reason)
         english = f"{pronoun} {be('past', subject.agreement)} {reason}"
         cause = Pair(english, inflect(feeling.japanese, "past", style="plain"))
-    return BECAUSE(CLAUSE=_clause(d, action, "past", subject, negative=negative), REASON=cause)
+    return rules.BECAUSE(CLAUSE=_clause(draw, action, "past", subject, negative=negative), REASON=cause)
 
 
 def _pronoun(noun: Noun, phrase: NounPhrase) -> str:
@@ -240,56 +211,55 @@ def _pronoun(noun: Noun, phrase: NounPhrase) -> str:
         return noun.english
     if phrase.agreement == "plural":
         return "they"
-    return next(pronoun for pronoun in ("he", "she", "it") if pronoun in noun.tags or pronoun == "it")
+    return "he" if "male" in noun.tags else "she" if "female" in noun.tags else "it"
 
 
-def think(d: Derivation) -> Pair:
+def think(draw: Derivation) -> Pair:
     """My mother thinks that the dog is big."""
-    quality = d.fact(d.world.qualities)
+    quality = draw.fact(draw.world.qualities, without=_TOPICAL)
     thinkers = select("he she kin name" if quality.noun.english in ("i", "we") else "i kin name")
-    thinker = d.noun_phrase(d.dice.choose([noun for noun in thinkers if noun is not quality.noun]))
+    thinker = draw.noun_phrase(draw.dice.choose([noun for noun in thinkers if noun is not quality.noun]))
     thinks = Pair("think", "思い ます") if thinker.agreement == "i" else Pair("thinks", "思っ て い ます")
-    subject = d.noun_phrase(quality.noun, is_plain=True)
-    thought = BE(
+    subject = draw.noun_phrase(quality.noun, is_plain=True)
+    thought = rules.BE(
         SUBJECT=subject.marked("が"),
         BE=Pair(be("present", subject.agreement), ""),
         COMPLEMENT=Pair(quality.adjective.english, inflect(quality.adjective.japanese, "present", style="plain")),
     )
-    return THINK(SUBJECT=thinker.topic(), THINK=thinks, CLAUSE=thought)
+    return rules.THINK(SUBJECT=thinker.topic(), THINK=thinks, CLAUSE=thought)
 
 
 # What something is ---------------------------------------------------------------------------------------------------
 
 
-def quality(d: Derivation) -> Pair:
+def quality(draw: Derivation) -> Pair:
     """The dog is very big. The book that the girl bought was not interesting. Is the dog big?"""
-    fact = d.fact(d.world.qualities)
-    subject = d.relative(fact.noun) if d.dice.chance(25) else None
-    subject = subject or d.noun_phrase(fact.noun, is_plain=True)
-    adjective = fact.adjective
-    is_gradable = bool(adjective.comparative)
-    return _being(d, subject, adjective.english, adjective.japanese, is_gradable=is_gradable)
+    noun, adjective = draw.fact(draw.world.qualities)
+    subject = (draw.relative(noun) if draw.dice.chance(25) else None) or draw.noun_phrase(noun, is_plain=True)
+    return _being(draw, subject, adjective.english, adjective.japanese, is_gradable=bool(adjective.comparative))
 
 
-def profession(d: Derivation) -> Pair:
+def profession(draw: Derivation) -> Pair:
     """My mother is a doctor. We were not teachers. Is your father a pilot?"""
-    fact = d.fact(d.world.professions)
-    subject = d.noun_phrase(fact.noun, is_plain=True)
+    fact = draw.fact(draw.world.professions)
+    subject = draw.noun_phrase(fact.noun, is_plain=True)
     is_plural = subject.agreement == "plural" and fact.noun.english != "you"
     english = plural(fact.job) if is_plural else with_article(fact.job.english)
-    return _being(d, subject, english, f"{fact.job.japanese} な")
+    return _being(draw, subject, english, f"{fact.job.japanese} な")
 
 
-def _being(d: Derivation, subject: NounPhrase, english: str, japanese: str, *, is_gradable: bool = False) -> Pair:
+def _being(draw: Derivation, subject: NounPhrase, english: str, japanese: str, *, is_gradable: bool = False) -> Pair:
     """Says or asks what the subject is; `japanese` is the dictionary form of a predicate."""
-    tense = "past" if d.dice.chance(30) else "present"
+    tense = "past" if draw.dice.chance(30) else "present"
     verb = be(tense, subject.agreement)
-    if d.dice.chance(20):
-        return IS_IT(BE=Pair(verb, ""), SUBJECT=subject.topic(), COMPLEMENT=Pair(english, inflect(japanese, tense)))
-    negative = d.dice.chance(20)
-    is_very = is_gradable and not negative and d.dice.chance(25)
+    if draw.dice.chance(20):
+        return rules.IS_IT(
+            BE=Pair(verb, ""), SUBJECT=subject.topic(), COMPLEMENT=Pair(english, inflect(japanese, tense))
+        )
+    negative = draw.dice.chance(20)
+    is_very = is_gradable and not negative and draw.dice.chance(25)
     return STATEMENT(
-        CLAUSE=BE(
+        CLAUSE=rules.BE(
             SUBJECT=subject.topic(),
             BE=Pair(f"{verb} not" if negative else verb, ""),
             DEGREE=Pair("very", "とても") if is_very else NOTHING,
@@ -298,100 +268,105 @@ def _being(d: Derivation, subject: NounPhrase, english: str, japanese: str, *, i
     )
 
 
-def comparison(d: Derivation) -> Pair:
+def comparison(draw: Derivation) -> Pair:
     """The dog is bigger than the cat."""
-    fact = d.fact(d.world.comparisons)
-    subject, other = d.noun_phrase(fact.noun, is_plain=True), d.noun_phrase(fact.other, is_object=True, is_plain=True)
+    fact = draw.fact(draw.world.comparisons)
+    subject, other = (
+        draw.noun_phrase(fact.noun, is_plain=True),
+        draw.noun_phrase(fact.other, is_object=True, is_plain=True),
+    )
     adjective = Pair(fact.adjective.comparative, inflect(fact.adjective.japanese, "present"))
     verb = Pair(be("present", subject.agreement), "")
-    return COMPARED(SUBJECT=subject.topic(), BE=verb, OTHER=Pair(other.english, other.japanese), ADJECTIVE=adjective)
+    return rules.COMPARED(
+        SUBJECT=subject.topic(), BE=verb, OTHER=Pair(other.english, other.japanese), ADJECTIVE=adjective
+    )
 
 
 # Where something is --------------------------------------------------------------------------------------------------
 
 
-def there_is(d: Derivation) -> Pair:
+def there_is(draw: Derivation) -> Pair:
     """There are three books on the table. How many dogs are there in the garden? My bag is under the desk."""
-    fact = d.fact(d.world.positions)
+    fact = draw.fact(draw.world.positions)
     noun = fact.noun
     landmark = the(fact.landmark)
     place = Pair(
         f"{fact.preposition.english} {landmark.english}",
         " ".join(filter(None, (landmark.japanese, fact.preposition.japanese, "に"))),
     )
-    tense = "past" if d.dice.chance(30) else "present"
+    tense = "past" if draw.dice.chance(30) else "present"
     exists = "い-る" if noun.tags & {"people", "animal"} else "ある"
 
     def being(agreement: str, *, negative: bool = False) -> Pair:
         return Pair(be(tense, agreement), inflect(exists, tense, negative=negative))
 
-    kind = d.dice.below(10)
+    kind = draw.dice.below(10)
     if kind < 3:
-        subject = d.noun_phrase(noun)
-        return LOCATED(SUBJECT=subject.topic(), BE=being(subject.agreement), PLACE=place)
+        subject = draw.noun_phrase(noun)
+        return rules.LOCATED(SUBJECT=subject.topic(), BE=being(subject.agreement), PLACE=place)
     if kind == 3 and noun.form == "count":
         thing = Pair(f"no {noun.english}", f"{noun.japanese} は")
-        return THERE_IS(THING=thing, BE=being("singular", negative=True), PLACE=place)
+        return rules.THERE_IS(THING=thing, BE=being("singular", negative=True), PLACE=place)
     if kind == 4 and noun.counter:
         thing = Pair("", f"{noun.japanese} が 何 {noun.counter}")
-        return IS_THERE(ASKED=Pair(f"how many {plural(noun)}", ""), BE=being("plural"), THING=thing, PLACE=place)
-    news = d.new(noun)
+        return rules.IS_THERE(ASKED=Pair(f"how many {plural(noun)}", ""), BE=being("plural"), THING=thing, PLACE=place)
+    news = draw.new(noun)
     thing = Pair(news.english, f"{news.japanese} が {news.count}".rstrip())
-    return (IS_THERE if kind == 5 else THERE_IS)(THING=thing, BE=being(news.agreement), PLACE=place)
+    return (rules.IS_THERE if kind == 5 else rules.THERE_IS)(THING=thing, BE=being(news.agreement), PLACE=place)
 
 
 # Numbers -------------------------------------------------------------------------------------------------------------
 
 
-def price(d: Derivation) -> Pair:
+def price(draw: Derivation) -> Pair:
     """These shoes cost three thousand two hundred yen."""
-    noun, _, amount = _owned(d, lambda: (d.dice.choose(select("goods sweet")), "cost", 1 + d.dice.below(9999)))
-    subject = d.noun_phrase(noun)
+    noun, _, amount = _owned(draw, lambda: (draw.dice.choose(select("small garment")), "cost", 1 + draw.dice.below(9999)))
+    subject = draw.noun_phrase(noun)
     _, costs = verb_group("cost", "cost", "present", subject.agreement)
-    return COST(SUBJECT=subject.topic(), COST=Pair(costs, ""), AMOUNT=_number(amount))
+    return rules.COST(SUBJECT=subject.topic(), COST=Pair(costs, ""), AMOUNT=_number(amount))
 
 
-def age(d: Derivation) -> Pair:
+def age(draw: Derivation) -> Pair:
     """My grandfather is seventy two years old."""
 
-    def draw() -> tuple[Noun, str, int]:
-        nouns, youngest, oldest = d.dice.choose(AGES)
-        return d.dice.choose(select(nouns)), "age", youngest + d.dice.below(oldest - youngest + 1)
+    def propose() -> tuple[Noun, str, int]:
+        nouns, youngest, oldest = draw.dice.choose(lexicon.AGES)
+        return draw.dice.choose(select(nouns)), "age", youngest + draw.dice.below(oldest - youngest + 1)
 
-    noun, _, years = _owned(d, draw)
-    subject = d.noun_phrase(noun, is_plain=True)
-    return AGE(SUBJECT=subject.topic(), BE=Pair(be("present", subject.agreement), ""), AGE=_number(years))
+    noun, _, years = _owned(draw, propose)
+    subject = draw.noun_phrase(noun, is_plain=True)
+    return rules.AGE(SUBJECT=subject.topic(), BE=Pair(be("present", subject.agreement), ""), AGE=_number(years))
 
 
-def birthday(d: Derivation) -> Pair:
+def birthday(draw: Derivation) -> Pair:
     """My father's birthday is may 3."""
-    owner, _, date = _owned(d, lambda: (d.dice.choose(select("pronoun name kin")), "birthday", d.date()))
-    return BIRTHDAY(OWNER=possessive(owner), DATE=date)
+    owner, _, date = _owned(draw, lambda: (draw.dice.choose(select("pronoun name kin")), "birthday", draw.date()))
+    return rules.BIRTHDAY(OWNER=possessive(owner), DATE=date)
 
 
-def schedule(d: Derivation) -> Pair:
+def schedule(draw: Derivation) -> Pair:
     """The meeting starts at nine thirty."""
 
-    def draw() -> tuple[Noun, Verb, Pair]:
-        verb = d.dice.choose(SCHEDULED_VERBS)
-        return d.dice.choose(select(verb.subjects)), verb, d.clock()
+    def propose() -> tuple[Noun, Verb, Pair]:
+        verb = draw.dice.choose(lexicon.SCHEDULED_VERBS)
+        return draw.dice.choose(select(verb.subjects)), verb, draw.clock()
 
-    noun, verb, clock = _owned(d, draw)
+    noun, verb, clock = _owned(draw, propose)
     action = Action(noun, verb, None)
-    tense, day = d.dice.choose(SCHEDULED_DAYS)
+    tense, day = draw.dice.choose(lexicon.SCHEDULED_DAYS)
     time = Pair(f"at {clock.english} {day.english}".rstrip(), f"{day.japanese} {clock.japanese} に".lstrip())
-    return STATEMENT(CLAUSE=_clause(d, action, tense, the(noun), {"TIME": time}))
+    return STATEMENT(CLAUSE=_clause(draw, action, tense, the(noun), {"TIME": time}))
 
 
 def _number(number: int) -> Pair:
     return Pair(english_number(number), japanese_number(number))
 
 
-def _owned(d: Derivation, draw: Callable[[], Drawn]) -> Drawn:
-    """Draws until the split owns the fact: too many have a number to list them all."""
-    while not d.world.owns(fact := draw()):
+def _owned(draw: Derivation, propose: Callable[[], Drawn]) -> Drawn:
+    """Proposes facts until the split owns one: those with a number are too many to list."""
+    while not draw.world.owns(fact := propose()):
         pass
-    return d.tell(fact)
+    return draw.tell(fact)
 
 
 CONSTRUCTIONS: tuple[Callable[[Derivation], Pair], ...] = (  # each as often as it is listed
@@ -413,5 +388,5 @@ CONSTRUCTIONS: tuple[Callable[[Derivation], Pair], ...] = (  # each as often as 
     *(profession,) * 2,
     *(comparison,) * 3,
     *(there_is,) * 6,
-    *(price, age, birthday, schedule) * 1,
+    *(price, age, birthday, schedule),
 )

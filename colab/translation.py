@@ -1,0 +1,419 @@
+# ---
+# jupyter:
+#   kernelspec:
+#     display_name: Python 3
+#     language: python
+#     name: python3
+# ---
+
+# %% [markdown]
+# # Translation with attention
+#
+# [![Open in Colab](https://colab.research.google.com/assets/colab-badge.svg)](https://colab.research.google.com/github/tfx-jax/tfx-jax/blob/main/colab/translation.ipynb)
+#
+# From two sentences to a trained Transformer to its attention maps:
+#
+# 1. attention is a function,
+# 2. positions,
+# 3. sentence pairs to learn from,
+# 4. the model,
+# 5. training,
+# 6. translating,
+# 7. what the model looked at,
+# 8. where to go next.
+#
+# You need to know NumPy arrays, nothing else. Training takes some minutes on the processor that Colab gives
+# everybody, less on a GPU (*Runtime → Change runtime type*).
+
+# %%
+import importlib.util
+import shutil
+import subprocess
+import sys
+
+VERSION = "main"  # the tag, branch or commit of tfx_jax to install where there is none yet, as on Colab
+
+if importlib.util.find_spec("tfx_jax") is None:
+    packages = [f"tfx-jax @ git+https://github.com/tfx-jax/tfx-jax@{VERSION}"]
+    if shutil.which("nvidia-smi"):
+        packages.append("jax[cuda12]")
+    subprocess.run([sys.executable, "-m", "pip", "install", "--quiet", *packages], check=True)
+
+# %%
+import importlib.metadata
+import os
+
+import jax
+import jax.numpy as jnp
+import matplotlib.pyplot as plt
+import numpy as np
+from flax import nnx
+from IPython.display import display
+
+for package in ("tfx-jax", "jax", "flax"):
+    print(package, importlib.metadata.version(package))
+print("devices:", jax.devices())
+
+# %% [markdown]
+# ## 1. Attention is a function
+#
+# A sentence is a list of vectors, one for each word. Attention lets every word of one sentence collect what it needs
+# from the words of another, or of its own:
+#
+# $$\operatorname{attention}(Q, K, V) = \operatorname{softmax}\left(\frac{Q K^\top}{\sqrt{d_k}}\right) V$$
+#
+# Each row of $Q$ is a *query*: what a word is looking for. Each row of $K$ is a *key*: what a word offers to be found
+# by. Their inner products say how well they match; softmax turns every row of them into weights that are positive and
+# sum to one; and with these weights each query takes the mean of the *values* $V$. The root keeps the softmax soft:
+# the inner product of two vectors of $d_k$ independent numbers of variance 1 has variance $d_k$.
+
+
+# %%
+def attention(query, key, value, mask=None):
+    """Equation 1 of Vaswani et al. (2017); query [T, H], key [S, H], value [S, U], mask [T, S]."""
+    scores = query @ key.T / jnp.sqrt(key.shape[-1])
+    if mask is not None:
+        scores = jnp.where(mask, scores, -jnp.inf)
+    weights = jax.nn.softmax(scores, axis=-1)
+    return weights @ value, weights
+
+
+# %% [markdown]
+# Nothing has been learned yet, so here are two sentences of random vectors. We pretend that somebody did learn that
+# *imouto* means sister, *hon* book and *yonda* read: these words get nearly the same vectors. The particles *wa* and
+# *o* have no counterpart in English.
+
+# %%
+ENGLISH = ["sister", "read", "a", "book"]
+JAPANESE = ["imouto", "wa", "hon", "o", "yonda"]
+MEANS = {"imouto": "sister", "hon": "book", "yonda": "read"}
+SIZE = 16
+
+random = np.random.default_rng(0)
+english = random.normal(size=(len(ENGLISH), SIZE)).astype(np.float32)
+japanese = random.normal(size=(len(JAPANESE), SIZE)).astype(np.float32)
+for word, meaning in MEANS.items():
+    noise = 0.3 * random.normal(size=SIZE)
+    japanese[JAPANESE.index(word)] = english[ENGLISH.index(meaning)] + noise
+
+
+def show_map(axes, weights, rows, columns, title):
+    """Draws weights [T, S]: white is 0, black is 1."""
+    axes.imshow(weights, cmap="gray_r", vmin=0, vmax=1)
+    axes.set_xticks(range(len(columns)), columns, rotation=45, ha="left", rotation_mode="anchor")
+    axes.set_yticks(range(len(rows)), rows)
+    axes.tick_params(length=0, labeltop=True, labelbottom=False)
+    axes.set_xlabel(title)
+
+
+_, weights = attention(japanese, english, english)
+figure, axes = plt.subplots(figsize=(3, 3))
+show_map(axes, weights, JAPANESE, ENGLISH, "who reads whom")
+plt.show()
+
+# %% [markdown]
+# Rows ask, columns are read, and each row sums to one. *Yonda*, the last Japanese word, finds *read*, the second
+# English one: attention goes by content, so order is no obstacle. Words that match nothing spread their weight.
+#
+# The library's function does the same for a batch of sentences and several *heads* at once. Its arrays are
+# `[batch, length, heads, size]`, its weights `[batch, heads, queries, keys]`.
+
+# %%
+from tfx_jax.functional import causal_mask, dot_product_attention, padding_mask, sinusoidal_positions
+
+query, key = japanese[None, :, None], english[None, :, None]
+out, library_weights = dot_product_attention(query, key, key, return_weights=True)
+print("query", query.shape, "key", key.shape, "out", out.shape, "weights", library_weights.shape)
+np.testing.assert_allclose(library_weights[0, 0], weights, atol=1e-2)  # accelerators may round the products
+
+# %% [markdown]
+# ### Masks
+#
+# Not every key may be read. A mask is `True` where a query may look:
+#
+# * the **padding mask** hides what fills the shorter sentences of a batch up to the length of the longest;
+# * the **causal mask** hides the future: a word that is being written cannot depend on words that come after it.
+#
+# Below, the English sentence reads itself (*self-attention*). Two random matrices make queries and keys of its
+# vectors; in a Transformer these matrices are what is learned.
+
+# %%
+longest = len(JAPANESE)
+batch = jnp.stack([jnp.pad(english, ((0, longest - len(ENGLISH)), (0, 0))), jnp.asarray(japanese)])  # [B=2, T=5, SIZE]
+to_query, to_key = random.normal(size=(2, SIZE, 1, SIZE)).astype(np.float32) / np.sqrt(SIZE)
+query, key = (jnp.einsum("BTD,DNH->BTNH", batch, matrix) for matrix in (to_query, to_key))
+
+padding = padding_mask(jnp.array([len(ENGLISH), len(JAPANESE)]), longest)  # [B, 1, 1, S]
+causal = causal_mask(longest)  # [1, 1, T, S]
+masks = {"no mask": None, "padding": padding, "padding & causal": padding & causal}
+
+padded = [*ENGLISH, "(padding)"]
+figure, panels = plt.subplots(1, len(masks), figsize=(9, 3), layout="constrained")
+for panel, (name, mask) in zip(panels, masks.items(), strict=True):
+    _, masked = dot_product_attention(query, key, key, mask=mask, return_weights=True)
+    show_map(panel, masked[0, 0], padded, padded, name)
+plt.show()
+
+# %% [markdown]
+# A hidden key has weight zero, and the rest of its row still sums to one. (The row of the padding itself is computed,
+# too, but nobody reads the result.)
+#
+# ## 2. Positions
+#
+# One thing is missing. Shuffle keys and values together, and attention does not notice:
+
+# %%
+shuffled = random.permutation(len(ENGLISH))
+in_order, _ = attention(japanese, english, english)
+out_of_order, _ = attention(japanese, english[shuffled], english[shuffled])
+np.testing.assert_allclose(in_order, out_of_order, atol=1e-2)
+
+# %% [markdown]
+# To attention, *dog bites man* is *man bites dog*. So each position $p$ gets a vector of its own, which is added to the
+# word's:
+#
+# $$P_{p,\,2i} = \sin\left(p / 10000^{2i/d}\right) \qquad P_{p,\,2i+1} = \cos\left(p / 10000^{2i/d}\right)$$
+#
+# Left columns tick fast and right ones slowly, like the hands of many clocks. Moving on by $k$ positions turns every
+# hand by its own fixed angle, a linear map, so "three words to the left" is something that a matrix can learn.
+
+# %%
+encoding = sinusoidal_positions(jnp.arange(60), 32)  # [60, 32]
+
+figure, (heat, curves) = plt.subplots(1, 2, figsize=(10, 4), layout="constrained")
+image = heat.imshow(encoding, cmap="RdBu", aspect="auto")
+figure.colorbar(image, ax=heat)
+heat.set(xlabel="column", ylabel="position")
+for column in range(6, 10):
+    curves.plot(encoding[:, column], label=f"column {column}")
+curves.set(xlabel="position")
+curves.legend(loc="lower left")
+plt.show()
+
+# %% [markdown]
+# ## 3. Sentence pairs
+#
+# The library has a small grammar that speaks English and Japanese, so there is something real to translate without
+# downloading anything. English puts the verb in the middle and a relative clause behind its noun; Japanese puts the
+# verb last and the clause in front. To translate is to reorder.
+
+# %%
+from tfx_jax.data.grammar import GrammarPairs
+
+training_pairs = GrammarPairs("train")
+print(f"{len(training_pairs):,} pairs, among them\n")
+for index in range(6):
+    pair = training_pairs[index]
+    print(pair["source"], pair["target"], sep="\n", end="\n\n")
+
+# %% [markdown]
+# There are two more splits, `"validation"` and `"test"`. What their sentences tell (who did what to whom) no training
+# sentence tells, so a model cannot pass by remembering.
+#
+# ## 4. The model
+#
+# The Transformer is two stacks of layers. The *encoder* reads the source: in each layer every word attends to all words
+# of the source, then passes through a small network of its own. The *decoder* writes the target one piece at a time:
+# each piece attends to those before it (the causal mask of section 1) and, by *cross-attention*, to the source as the
+# encoder left it. Every attention has several heads, which can look for different things.
+#
+# `TransformerConfig()` is the base model of the paper. This one is about sixty times smaller.
+
+# %% tags=["config"]
+from tfx_jax.models import Transformer, TransformerConfig
+
+VARIANT = os.environ.get("TFX_JAX_VARIANT", "demo")  # "test" learns nothing, but in seconds
+
+if VARIANT == "demo":
+    model_config = TransformerConfig(vocab_size=1_000, num_layers=2, d_model=128, num_heads=4, d_ff=512)
+else:
+    model_config = TransformerConfig(vocab_size=1_000, num_layers=1, d_model=32, num_heads=4, d_ff=64)
+
+# %% [markdown]
+# How many numbers will be learned? Count what such layers contain, then ask the model.
+
+# %%
+c = model_config
+attention_size = 4 * c.d_model**2  # matrices for queries, keys, values and the output
+network_size = 2 * c.d_model * c.d_ff + c.d_ff + c.d_model  # up, down, and their offsets
+norm_size = 2 * c.d_model  # layer normalisation: scale and offset
+encoder_layer = attention_size + network_size + 2 * norm_size
+decoder_layer = 2 * attention_size + network_size + 3 * norm_size
+by_hand = c.vocab_size * c.d_model + c.num_layers * (encoder_layer + decoder_layer)
+
+model = Transformer(model_config, rngs=nnx.Rngs(0))
+counted = sum(leaf.size for leaf in jax.tree.leaves(nnx.state(model)))
+print(f"{by_hand:,} by hand, {counted:,} in the model")
+assert by_hand == counted
+
+# %% [markdown]
+# The embedding, one vector for each entry of the vocabulary, is counted once: it serves the source, the target and, as
+# a matrix, the output.
+#
+# From a source and the beginning of a target, the model scores every entry of the vocabulary as the next piece, at all
+# places of the target at once.
+
+# %%
+source = jnp.array([[11, 12, 13, 2]])  # token ids; 2 ends a sentence
+target = jnp.array([[21, 22, 2]])
+logits = model(source, target)
+print("logits", logits.shape)
+
+# %% [markdown]
+# ## 5. Training
+#
+# Training makes the right next piece likely, for many pairs, over and over. Text is cut into pieces by SentencePiece,
+# which the library trains first; pairs of similar length share a batch; the learning rate rises for `warmup_steps`
+# steps, then falls as the inverse square root of the step.
+
+# %% tags=["config"]
+from tfx_jax.training.config import DataConfig, ExperimentConfig, OptimizerConfig
+
+config = ExperimentConfig(
+    model=model_config,
+    data=DataConfig(dataset="grammar", is_tokenised=True, max_length=64, tokens_per_batch=2_048),
+    optimizer=OptimizerConfig(peak_learning_rate=0.002, warmup_steps=200),
+    num_steps=1_500,
+    checkpoint_every=250,
+    eval_every=300,
+)
+if VARIANT == "test":
+    config.data.tokens_per_batch, config.data.window = 256, 256
+    config.decoding.extra_length = 4
+    config.num_steps, config.checkpoint_every, config.eval_every, config.log_every = 12, 2, 6, 2
+
+# %% [markdown]
+# Checkpoints, the tokenizer and curves for TensorBoard go to a folder. Stop the next cell whenever you like: it saves,
+# and when you run it again it goes on where it stopped.
+
+# %%
+from tfx_jax.training.loop import train
+
+WORKDIR = f"runs/colab_{VARIANT}"
+result = train(config, WORKDIR)
+
+# %% [markdown]
+# Every `eval_every` steps the model translated the 500 sentences of the validation split. *Exact match* counts the
+# translations that equal the reference word for word; BLEU counts shared runs of up to four words.
+
+# %%
+steps = [evaluation["step"] for evaluation in result.evaluations]
+figure, axes = plt.subplots(figsize=(6, 3.5))
+axes.plot(steps, [evaluation["exact_match"] for evaluation in result.evaluations], marker="o", label="exact match, %")
+axes.plot(steps, [evaluation["bleu"] for evaluation in result.evaluations], marker="o", label="BLEU")
+axes.set(xlabel="step", ylim=(-3, 103))
+axes.legend()
+plt.show()
+
+# %% [markdown]
+# ## 6. Translating
+#
+# The workdir is all it takes to use the model, now or in another program: `Experiment.load` finds configuration and
+# tokenizer, `load_params` the parameters as a tree of NumPy arrays.
+
+# %%
+from tfx_jax.training.checkpoint import load_params
+from tfx_jax.training.experiment import Experiment
+
+experiment = Experiment.load(WORKDIR)
+params = load_params(WORKDIR, "best")
+translator = experiment.translator()
+
+held_out = GrammarPairs("test", size=5)
+pairs = [held_out[index] for index in range(len(held_out))]
+translations = translator(params, [pair["source"] for pair in pairs])
+for pair, translation in zip(pairs, translations, strict=True):
+    print("source     ", pair["source"])
+    print("reference  ", pair["target"])
+    print("translation", translation, end="\n\n")
+
+# %% [markdown]
+# The translator writes piece by piece and keeps the four best beginnings (*beam search*). Try your own words; the
+# grammar has a small vocabulary, so borrow from the sentences above.
+
+# %%
+SENTENCE = "my aunt found the banana that taro 's friend bought yesterday ."
+translator(params, [SENTENCE])
+
+# %% [markdown]
+# ## 7. What the model looked at
+#
+# Attention weights are numbers, so we can ask for them: every layer, every head, one array each.
+
+# %%
+maps, source_pieces, target_pieces = experiment.attention(params, SENTENCE)
+for name, weights in maps.items():
+    print(f"{name:<16} [heads, queries, keys] = {weights.shape}")
+
+# %%
+from tfx_jax.cli.attention_plot import clean_piece, plot_attention
+
+display(plot_attention(maps, source_pieces, target_pieces, target_inputs=["<s>", *target_pieces[:-1]]))
+
+# %% [markdown]
+# Read the large panel as Figure 3 of [Bahdanau et al. (2015)](https://arxiv.org/abs/1409.0473). The source runs along
+# the top and the translation down the side; a row is one step of writing, and its dark cells are the source pieces that
+# the decoder read in that step.
+#
+# * Languages with the same word order would give a dark **diagonal**.
+# * Here the lines **cross**. The Japanese verb comes last, so the bottom rows reach back to the English verb on the
+#   left. The clause *that taro 's friend bought yesterday* moves in front of *banana*, so its rows lie above the row of
+#   *banana* while its columns lie to the right.
+# * A particle has no word of its own in English: its row shows what decides between particles, often the verb.
+#
+# The large panel is a mean; below it are the heads that it is the mean of, and the two kinds of self-attention. The
+# decoder's is empty above the diagonal: that is the causal mask. A map shows where information came from, not why, and
+# some heads rest on a piece that tells them nothing, such as the end of the sentence.
+#
+# The darkest cell of each row is a word alignment that nobody taught the model:
+
+# %%
+cross = np.mean([weights.mean(axis=0) for name, weights in maps.items() if name.endswith("cross")], axis=0)
+for piece, row in zip(target_pieces, cross, strict=True):
+    print(f"{clean_piece(source_pieces[row.argmax()]):>12}  {row.max():4.0%}  {clean_piece(piece)}")
+
+# %% [markdown]
+# ## 8. Where next
+#
+# **Take the function alone.** `tfx_jax.functional` needs nothing but JAX: wrap it in a module of whatever framework you
+# use. In Flax Linen:
+
+# %%
+from flax import linen
+
+
+class CausalAttention(linen.Module):
+    num_heads: int
+    head_size: int
+
+    @linen.compact
+    def __call__(self, x):
+        heads = [linen.DenseGeneral((self.num_heads, self.head_size), use_bias=False)(x) for _ in range(3)]
+        out = dot_product_attention(*heads, is_causal=True)
+        return linen.DenseGeneral(x.shape[-1], axis=(-2, -1))(out)
+
+
+out, _ = CausalAttention(num_heads=2, head_size=8).init_with_output(jax.random.key(0), batch)
+print(out.shape)
+
+# %% [markdown]
+# **Train on your own text.** Files with one sentence a line take the place of the grammar:
+#
+# ```python
+# DataConfig(
+#     dataset="files", data_dir="FOLDER", source_language="de", target_language="en",
+#     train_source="train.de", train_target="train.en",
+#     validation_source="valid.de", validation_target="valid.en",
+# )
+# ```
+#
+# **Use a shell.** The command line does what this notebook did, and opens what it left behind:
+#
+# ```sh
+# echo "the dog saw the cat ." | tfx-jax translate --workdir=runs/colab_demo
+# tfx-jax attend --workdir=runs/colab_demo --source="the dog saw the cat ." --output=map.png
+# tfx-jax evaluate --workdir=runs/colab_demo
+# ```
+#
+# **Read the code.** A formula is in `tfx_jax/functional`, a parameter in `tfx_jax/nn`, a paper in `tfx_jax/models`, a
+# paper's number in `experiments`. Each file fits in one sitting.

@@ -1,0 +1,239 @@
+"""The command line as a user meets it: a small training, every verb on it, and every mistake as one line."""
+
+import io
+import json
+import pathlib
+import subprocess
+import sys
+import types
+
+import numpy as np
+import pytest
+
+from tfx_jax.cli import VERBS, main
+from tfx_jax.training.checkpoint import load_params
+
+EXPERIMENT = str(pathlib.Path(__file__).parents[2] / "experiments" / "transformer_demo.py")
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory):
+    """A folder with a text to reverse, word by word."""
+    folder = tmp_path_factory.mktemp("text")
+    random = np.random.default_rng(0)
+    for split, size in (("train", 200), ("validation", 3)):
+        sentences = [[f"w{word}" for word in random.integers(30, size=random.integers(2, 12))] for _ in range(size)]
+        (folder / f"{split}.src").write_text("".join(f"{' '.join(words)}\n" for words in sentences))
+        (folder / f"{split}.tgt").write_text("".join(f"{' '.join(reversed(words))}\n" for words in sentences))
+    return folder
+
+
+def train_arguments(text, workdir, *overrides):
+    files = {
+        f"{split}_{side}": f"{split}.{side[:3].replace('sou', 'src').replace('tar', 'tgt')}"
+        for split in ("train", "validation")
+        for side in ("source", "target")
+    }
+    return [
+        "train",
+        f"--config={EXPERIMENT}:test",
+        f"--workdir={workdir}",
+        "--config.data.dataset=files",
+        f"--config.data.data_dir={text}",
+        "--config.data.tokenizer=words",
+        *(f"--config.data.{name}={path}" for name, path in files.items()),
+        "--config.num_steps=6",
+        *overrides,
+    ]
+
+
+@pytest.fixture(scope="module")
+def workdir(text, tmp_path_factory):
+    """The workdir of a training that is done."""
+    folder = tmp_path_factory.mktemp("run")
+    assert main(train_arguments(text, folder)) == 0
+    return folder
+
+
+@pytest.fixture
+def stdin(monkeypatch):
+    def feed(data):
+        monkeypatch.setattr(sys, "stdin", types.SimpleNamespace(buffer=io.BytesIO(data)))
+
+    return feed
+
+
+def fails_with(capfd, arguments):
+    """Runs a command that must fail with status 2; returns the one line it prints."""
+    capfd.readouterr()
+    assert main(arguments) == 2
+    captured = capfd.readouterr()
+    assert captured.out == ""
+    lines = [line for line in captured.err.splitlines() if line.startswith("tfx-jax")]
+    assert len(lines) == 1, captured.err
+    assert "Traceback" not in captured.err
+    return lines[0]
+
+
+def test_module_and_command_are_the_same():
+    command = [sys.executable, "-m", "tfx_jax", "--help"]
+    printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    assert all(verb in printed for verb in VERBS)
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_every_verb_has_help(verb, capfd):
+    with pytest.raises(SystemExit) as done:
+        main([verb, "--help"])
+    assert done.value.code == 0
+    assert "--workdir" in capfd.readouterr().out
+
+
+def test_training_leaves_what_it_should(workdir):
+    assert json.loads((workdir / "config.json").read_text())["num_steps"] == 6
+    assert sorted(int(path.name) for path in (workdir / "checkpoints").iterdir()) == [2, 4, 6]
+    assert list((workdir / "tensorboard").iterdir())
+    assert (workdir / "vocab.txt").exists()
+    assert set(load_params(workdir)) == {"embedding", "encoder_layers", "decoder_layers"}
+
+
+def test_translate_writes_as_many_lines_as_it_reads(workdir, stdin, capfdbinary):
+    sentences = [b"w1 w2 w3", b"", b"w4", b"never seen words \xe3\x81\x82", b"   ", b" ".join([b"w5"] * 100_000), b"w6"]
+    stdin(b"\n".join(sentences))
+    assert main(["translate", f"--workdir={workdir}", "--beam=2"]) == 0
+    out = capfdbinary.readouterr().out
+    assert out.count(b"\n") == len(sentences)
+    lines = out.split(b"\n")
+    assert lines[1] == lines[4] == b""
+
+
+def test_translate_of_nothing_is_nothing(workdir, stdin, capfdbinary):
+    stdin(b"")
+    assert main(["translate", f"--workdir={workdir}"]) == 0
+    assert capfdbinary.readouterr().out == b""
+
+
+def test_translate_rejects_invalid_utf8(workdir, stdin, capfd):
+    stdin(b"w1\nw2 \xff\n")
+    assert "standard input, line 2: not UTF-8" in fails_with(capfd, ["translate", f"--workdir={workdir}"])
+
+
+def test_evaluate_ends_with_exact_match(workdir, capfd):
+    assert main(["evaluate", f"--workdir={workdir}"]) == 0
+    lines = capfd.readouterr().out.splitlines()
+    assert lines[0] == "sentences: 3"
+    assert lines[-1].startswith("exact match: ")
+    assert lines[-1].endswith(" %")
+
+
+def test_evaluate_prints_json_and_takes_files(workdir, text, capfd):
+    files = [f"--source={text / 'validation.src'}", f"--reference={text / 'validation.tgt'}"]
+    assert main(["evaluate", f"--workdir={workdir}", "--json", *files]) == 0
+    of_files = json.loads(capfd.readouterr().out)
+    assert main(["evaluate", f"--workdir={workdir}", "--json", "--step=latest"]) == 0
+    assert of_files == json.loads(capfd.readouterr().out)
+    assert set(of_files) == {"sacrebleu", "signature", "tokenised", "compound_split", "exact_match", "sentences"}
+
+
+def test_average_is_the_mean_and_can_be_evaluated(workdir, capfd):
+    assert main(["average", f"--workdir={workdir}", "--last=2"]) == 0
+    assert capfd.readouterr().out == "averaged the checkpoints of steps 4, 6\n"
+    table = load_params(workdir, "average")["embedding"]["table"]
+    parts = [load_params(workdir, step)["embedding"]["table"].astype(np.float64) for step in (4, 6)]
+    np.testing.assert_array_equal(table, ((parts[0] + parts[1]) / 2).astype(np.float32))
+    assert main(["evaluate", f"--workdir={workdir}", "--step=average"]) == 0
+
+
+def test_attend_draws_a_pair_and_its_own_translation(workdir, tmp_path, capfd):
+    for name, target in (("given.png", ["--target=w2 w1"]), ("own.png", [])):
+        output = tmp_path / name
+        assert main(["attend", f"--workdir={workdir}", "--source=w1 w2", f"--output={output}", *target]) == 0
+        assert output.read_bytes().startswith(b"\x89PNG")
+        assert str(output) in capfd.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["fly"], "unknown verb 'fly'; there are train, evaluate, translate, average, attend"),
+        (["train", "--workdir=w"], "the following arguments are required: --config"),
+        (["train", "--config=missing.py", "--workdir=w"], "missing.py does not exist"),
+        (["train", f"--config={EXPERIMENT}:tset", "--workdir=w"], "unknown variant 'tset'"),
+        (
+            ["train", f"--config={EXPERIMENT}", "--workdir=w", "--config.model.d_modle=8"],
+            "did you mean config.model.d_model",
+        ),
+        (["train", f"--config={EXPERIMENT}", "--workdir=w", "--config.num_steps=many"], "many"),
+        (
+            ["train", f"--config={EXPERIMENT}", "--workdir=w", "--config.num_steps=0"],
+            "config.num_steps must be at least 1",
+        ),
+        (["train", f"--config={EXPERIMENT}", "--workdir=w", "--steps=3"], "unknown argument --steps=3"),
+        (
+            ["train", f"--config={EXPERIMENT}", "--workdir=w", "--config.num_steps"],
+            "--config.num_steps lacks its value",
+        ),
+        (["translate", "--workdir=nowhere"], "nowhere has no config.json"),
+        (["translate", "--workdir=nowhere", "--beam=0"], '"0" is not a whole number of at least 1'),
+        (["evaluate", "--workdir=nowhere", "--source=a"], "--source and --reference go together"),
+        (["evaluate", "--workdir=nowhere", "--step=lates"], '"lates" is not a step'),
+        (["attend", "--workdir=nowhere", "--source= ", "--output=a.png"], "--source is empty"),
+    ],
+)
+def test_mistakes_cost_one_line(arguments, message, capfd, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert message in fails_with(capfd, arguments)
+    assert list(tmp_path.iterdir()) == []  # and leave nothing behind
+
+
+def test_missing_checkpoints_are_named(workdir, capfd):
+    message = fails_with(capfd, ["evaluate", f"--workdir={workdir}", "--step=5"])
+    assert "has no checkpoint of step 5; there are 2, 4, 6" in message
+    assert "cannot average the last 9" in fails_with(capfd, ["average", f"--workdir={workdir}", "--last=9"])
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda folder: (folder / "train.tgt").unlink(), "train.tgt does not exist"),
+        (lambda folder: (folder / "train.tgt").write_text("one line\n"), "200 lines and"),
+        (lambda folder: (folder / "train.src").write_bytes(b""), "train.src is empty"),
+        (lambda folder: (folder / "train.src").write_bytes(b"a\n\xff\n" * 100), "line 2: not UTF-8"),
+        (lambda folder: (folder / "validation.src").unlink(), "validation.src does not exist"),
+        (lambda folder: [(folder / f"train.{side}").write_text("\n" * 200) for side in ("src", "tgt")], "none of the"),
+        (
+            lambda folder: [(folder / f"train.{side}").write_text("w1 " * 100_000 + "\n") for side in ("src", "tgt")],
+            "longer than max_length",
+        ),
+    ],
+)
+def test_bad_text_costs_one_line(text, tmp_path, capfd, damage, message):
+    folder = tmp_path / "text"
+    folder.mkdir()
+    for path in text.iterdir():
+        (folder / path.name).write_bytes(path.read_bytes())
+    damage(folder)
+    assert message in fails_with(capfd, train_arguments(folder, tmp_path / "run"))
+
+
+def test_empty_lines_and_endless_ones_are_left_out_of_training(text, tmp_path):
+    folder = tmp_path / "text"
+    folder.mkdir()
+    for path in text.iterdir():
+        extra = b"" if path.name.startswith("validation") else b"\n" + b"w1 " * 100_000 + b"\n"
+        (folder / path.name).write_bytes(path.read_bytes() + extra)
+    assert main(train_arguments(folder, tmp_path / "run", "--config.num_steps=2")) == 0
+
+
+def test_workdir_of_another_config_is_refused(text, workdir, capfd):
+    message = fails_with(capfd, train_arguments(text, workdir, "--config.model.d_ff=128"))
+    assert "was made with model.d_ff=64, not 128" in message
+
+
+def test_broken_pipe_is_not_an_error(workdir):
+    command = (
+        f"yes 'w1 w2' | head -n 5000 | {sys.executable} -m tfx_jax translate --workdir={workdir} --beam=1 | head -n 1"
+    )
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=True)
+    assert done.stdout.count("\n") == 1
+    assert "Error" not in done.stderr

@@ -1,0 +1,71 @@
+"""Notebooks: each is what its py:percent source makes, names the experiment it copies, and runs from top to bottom."""
+
+import os
+import pathlib
+import runpy
+
+import jupytext
+import nbformat
+import pytest
+from ipykernel.kernelspec import write_kernel_spec
+from nbclient import NotebookClient
+
+ROOT = pathlib.Path(__file__).parents[2]
+SOURCES = sorted((ROOT / "colab").glob("*.py"))
+
+each_notebook = pytest.mark.parametrize("source", SOURCES, ids=lambda path: path.stem)
+
+
+def _stored(source):
+    return nbformat.read(source.with_suffix(".ipynb"), as_version=nbformat.NO_CONVERT)
+
+
+@each_notebook
+def test_is_made_from_its_source(source):
+    """Cell for cell, without outputs, execution counts or the ids that would differ from one conversion to the next."""
+    made, stored = jupytext.read(source), _stored(source)
+    for cell in made.cells:
+        del cell["id"]
+    assert stored.cells == made.cells, f"{source.stem}.ipynb is out of date: run `make colab`"
+    assert stored.metadata.kernelspec == made.metadata.kernelspec
+    assert (stored.nbformat, stored.nbformat_minor) == (4, 4)  # the last format in which cells need no id
+
+
+@each_notebook
+def test_badge_opens_the_notebook_itself(source):
+    title = _stored(source).cells[0].source
+    assert f"(https://colab.research.google.com/github/tfx-jax/tfx-jax/blob/main/colab/{source.stem}.ipynb)" in title
+
+
+@pytest.mark.parametrize("variant", ["demo", "test"])
+def test_translation_trains_the_demo_experiment(variant, monkeypatch):
+    """Experiment files are not installed with the package, so the notebook holds a copy, which evaluates more often."""
+    monkeypatch.setenv("TFX_JAX_VARIANT", variant)
+    names = {"os": os}
+    for cell in jupytext.read(ROOT / "colab" / "translation.py").cells:
+        if "config" in cell.metadata.get("tags", ()):
+            exec(cell.source, names)
+    wanted = runpy.run_path(str(ROOT / "experiments" / "transformer_demo.py"))["get_config"](variant)
+    wanted.eval_every = names["config"].eval_every
+    assert names["config"] == wanted
+
+
+@pytest.mark.slow
+@each_notebook
+def test_runs_from_top_to_bottom(source, tmp_path, monkeypatch):
+    write_kernel_spec(tmp_path / "jupyter" / "kernels" / "python3")  # this interpreter, whatever else is installed
+    monkeypatch.setenv("JUPYTER_PATH", str(tmp_path / "jupyter"))
+    monkeypatch.setenv("IPYTHONDIR", str(tmp_path / "ipython"))
+    monkeypatch.setenv("TFX_JAX_VARIANT", "test")
+    monkeypatch.setenv("JAX_PLATFORMS", "cpu")
+    monkeypatch.delenv("MPLBACKEND", raising=False)  # the kernel draws into the notebook
+    notebook = _stored(source)
+    folder = tmp_path / "notebook"
+    folder.mkdir()
+
+    NotebookClient(
+        notebook, kernel_name="python3", timeout=600, resources={"metadata": {"path": str(folder)}}
+    ).execute()
+
+    outputs = [output for cell in notebook.cells if cell.cell_type == "code" for output in cell.outputs]
+    assert any("image/png" in output.get("data", {}) for output in outputs)

@@ -1,0 +1,577 @@
+"""The built-in grammar is deterministic, held out by fact, and correct in both languages by rules of our own here."""
+
+import collections
+import hashlib
+import inspect
+import re
+import subprocess
+import sys
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tfx_jax.data.grammar import GrammarPairs, inflection, lexicon, sentences
+from tfx_jax.data.grammar.derivation import Dice
+from tfx_jax.errors import UserError
+
+TRAINING_SIZE = 20_000
+GOLDEN = {
+    "train": "d00a463ffa54d5f5",
+    "validation": "7952ec2135903760",
+    "test": "d6666d5404c216d8",
+}
+
+
+def _sentences(split, size, **options):
+    pairs = GrammarPairs(split, size=size, **options)
+    return [(pair["source"], pair["target"]) for pair in (pairs[index] for index in range(size))]
+
+
+@pytest.fixture(scope="module")
+def training():
+    return _sentences("train", TRAINING_SIZE)
+
+
+@pytest.fixture(scope="module")
+def held_out():
+    return {split: _sentences(split, 500) for split in ("validation", "test")}
+
+
+@pytest.fixture(scope="module")
+def everything(training, held_out):
+    return [*training, *held_out["validation"], *held_out["test"]]
+
+
+# Access --------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("split", GOLDEN)
+def test_sentences_never_change(split):
+    lines = "".join(f"{source}\t{target}\n" for source, target in _sentences(split, 1_000))
+    assert hashlib.sha256(lines.encode()).hexdigest()[:16] == GOLDEN[split]
+
+
+def test_another_process_derives_the_same_sentences():
+    program = (
+        "from tfx_jax.data.grammar import GrammarPairs; pairs = GrammarPairs(seed=5);"
+        "print(ascii([pairs[index] for index in range(50)]))"
+    )
+    environment = {"PYTHONHASHSEED": "1"}
+    output = subprocess.run(
+        [sys.executable, "-c", program], env=environment, check=True, capture_output=True, text=True
+    )
+    pairs = GrammarPairs(seed=5)
+    assert output.stdout.strip() == ascii([pairs[index] for index in range(50)])
+
+
+def test_seeds_give_other_sentences():
+    one, other = _sentences("train", 100, seed=0), _sentences("train", 100, seed=1)
+    assert len(set(one) & set(other)) < 10
+
+
+def test_size_does_not_change_the_sentences_before_it():
+    for split in GOLDEN:
+        assert _sentences(split, 20) == _sentences(split, 40)[:20]
+
+
+def test_length_is_the_number_of_addressable_sentences():
+    assert [len(GrammarPairs(split)) for split in GOLDEN] == [2**30, 500, 500]
+    assert set(GrammarPairs()[2**30 - 1]) == {"source", "target"}
+    for split in GOLDEN:
+        with pytest.raises(IndexError):
+            GrammarPairs(split, size=7)[7]
+
+
+def test_representation_names_what_decides_the_sentences():  # grain compares it before it resumes
+    assert repr(GrammarPairs("test", seed=3, size=9)) == "GrammarPairs('test', seed=3, size=9)"
+
+
+def test_mistakes_are_named():
+    with pytest.raises(UserError, match=r"unknown split 'dev' of the grammar: choose one of train, validation, test"):
+        GrammarPairs("dev")  # pyright: ignore[reportArgumentType]
+    with pytest.raises(UserError, match=r"size=0 of the grammar's test split is not positive"):
+        GrammarPairs("test", size=0)
+
+
+@settings(deadline=None, max_examples=200)
+@given(seed=st.integers(0, 2**40), split=st.sampled_from(sorted(GOLDEN)), index=st.integers(0, 5))
+def test_every_sentence_is_well_formed(seed, split, index):
+    pair = GrammarPairs(split, seed=seed, size=6)[index]
+    source, target = pair["source"], pair["target"]
+    assert re.fullmatch(r"[a-z0-9',]+( [a-z0-9',]+)* [.?]", source)
+    assert re.fullmatch(r"[^\s a-zA-Z0-9]+( [^\sa-zA-Z0-9]+)* 。", target)
+    assert 3 <= len(source.split()) <= 32
+    assert 3 <= len(target.split()) <= 40
+
+
+def test_dice_are_even_and_never_run_out():
+    dice = Dice("a name")
+    counts = collections.Counter(dice.below(7) for _ in range(7_000))
+    assert set(counts) == set(range(7))
+    assert all(abs(count - 1_000) < 150 for count in counts.values())
+
+
+# Splits --------------------------------------------------------------------------------------------------------------
+
+
+def test_english_determines_japanese(everything):
+    translations = dict(everything)
+    assert all(translations[source] == target for source, target in everything)
+
+
+def test_held_out_sentences_are_distinct_and_new(training, held_out):
+    seen = {source for source, _ in training}
+    for pairs in held_out.values():
+        assert len({source for source, _ in pairs}) == len(pairs) == 500
+        assert not seen.intersection(source for source, _ in pairs)
+
+
+def test_no_fact_is_told_in_two_splits():
+    told = {}
+    for split, size in (("train", 5_000), ("validation", 500), ("test", 500)):
+        for seed in (0, 1):
+            pairs = GrammarPairs(split, seed=seed, size=size)
+            told.setdefault(split, set()).update(fact for index in range(size) for fact in pairs.facts(index))
+    assert min(map(len, told.values())) > 300
+    assert not told["train"] & told["validation"]
+    assert not told["train"] & told["test"]
+    assert not told["validation"] & told["test"]
+
+
+PEOPLE = "(girl|boy|man|woman|teacher|doctor|nurse|student|child|taro|ken|hanako|yumi|i|you|he|she|we|they)"
+DEEDS = (
+    "(ate|drank|cooked|made|read|wrote|drew|bought|sold|gave|showed|sent|lent|saw|watched|found|helped|used|opened|closed|"
+    "washed|broke|rode|wore|had|met)"
+)
+CLAUSES = (  # (pattern, group of the subject, of the verb, of the object)
+    (rf"\b{PEOPLE} {DEEDS} (?:the|a|an|this|that|my) (\w+)\b", 1, 2, 3),
+    (rf"\b{PEOPLE} who {DEEDS} (?:the|a|an|this|that|my) (\w+)\b", 1, 2, 3),
+    (rf"\b(\w+) that (?:the |this |that )?{PEOPLE} {DEEDS}\b", 2, 3, 1),
+)
+
+
+def _combinations(pairs):
+    """Who did what to what, read from the English text alone."""
+    found = set()
+    for source, _ in pairs:
+        for pattern, *groups in CLAUSES:
+            found.update(tuple(match[group] for group in groups) for match in re.finditer(pattern, source))
+    adjectives = {adjective.english for adjective in lexicon.ADJECTIVES}
+    return {combination for combination in found if combination[2] not in adjectives}
+
+
+def test_combinations_read_from_the_text_are_held_out(training, held_out):
+    known = _combinations(training)
+    assert len(known) > 1_000
+    for pairs in held_out.values():
+        combinations = _combinations(pairs)
+        assert len(combinations) > 15
+        assert not combinations & known
+
+
+def test_training_has_every_word(training, held_out):
+    for side in (0, 1):
+        known = {word for pair in training for word in pair[side].split()}
+        for pairs in held_out.values():
+            assert not {word for pair in pairs for word in pair[side].split()} - known
+    english = {word for source, _ in training for word in source.split()}
+    japanese = {word for _, target in training for word in target.split()}
+    for noun in lexicon.NOUNS.values():
+        assert noun.english in english
+        assert noun.japanese.split("/")[0].split()[0] in japanese
+    for verb in (*lexicon.VERBS, *lexicon.SCHEDULED_VERBS):
+        assert verb.past.split()[0] in english
+        assert inflection.inflect(verb.japanese, "past").split()[0] in japanese
+    for adjective in lexicon.ADJECTIVES:
+        assert adjective.english in english
+
+
+CONSTRUCTIONS = {  # what English of each construction looks like
+    "relative clause about the agent": r"^the (\w+) (who|that) (is|are|did|\w+ed|saw|bought|ate|found|met|went|came) ",
+    "relative clause about the object": r" (that|who) (the|my|your|taro|hanako|she|he|they) .*\w+",
+    "reason": r" because ",
+    "moment": r"^(?!when).* when ",
+    "contrast": r" , but ",
+    "sequence": r" and \w+",
+    "thought": r" thinks? that ",
+    "comparison": r" than ",
+    "existence": r"^there (is|are|was|were) ",
+    "request": r"^please ",
+    "who": r"^who ",
+    "what": r"^what ",
+    "where": r"^where ",
+    "when": r"^when ",
+    "how many": r"^how many ",
+    "question": r"^(did|does|do|will|can|is|was|are|were) ",
+    "price": r" yen \.$",
+    "age": r" years old \.$",
+    "birthday": r" birthday is ",
+    "clock": r" at \w+ (o'clock|thirty|ten|twenty)",
+    "date": r" on \w+ \d+",
+    "weekday": r" on \w+day",
+    "possession": r" 's ",
+    "wish": r" wants? to ",
+    "ability": r"\bcan(not)?\b",
+    "duty": r" must ",
+    "negation": r" not ",
+    "progressive": r" (is|are|am) \w+ing ",
+    "numeral": r" (two|three|four|five|six) \w+s\b",
+}
+
+
+@pytest.mark.parametrize("construction", CONSTRUCTIONS)
+def test_all_splits_have_every_construction(construction, training, held_out):
+    for pairs in (training[:2_000], *held_out.values()):
+        assert any(re.search(CONSTRUCTIONS[construction], source) for source, _ in pairs)
+
+
+def test_every_construction_is_in_use():
+    functions = {name for name, value in vars(sentences).items() if inspect.isfunction(value)}
+    local = {name for name in functions if getattr(sentences, name).__module__ == sentences.__name__}
+    assert {construction.__name__ for construction in sentences.CONSTRUCTIONS} == {
+        name for name in local if not name.startswith("_")
+    }
+
+
+# Japanese ------------------------------------------------------------------------------------------------------------
+
+TRANSLATED_BY_HAND = {
+    "taro swam because it was hot .": "暑かっ た ので 、 太郎 は 泳ぎ まし た 。",
+    "ken danced because he was happy .": "幸せ だっ た ので 、 健 は 踊り まし た 。",
+    "you were running when i got up .": "私 が 起き た とき 、 あなた は 走っ て い まし た 。",
+    "he made a box , but yumi made soup .": "彼 は 箱 を 作り まし た が 、 由美 は スープ を 作り まし た 。",
+    "he went to osaka and met yumi .": "彼 は 大阪 へ 行っ て 、 由美 に 会い まし た 。",
+    "taro thinks that the tea is hot .": "太郎 は お茶 が 熱い と 思っ て い ます 。",
+    "the museum is quieter than the library .": "美術館 は 図書館 より 静か です 。",
+    "there are shoes under the bed .": "ベッド の 下 に 靴 が あり ます 。",
+    "there is a cat under the bed .": "ベッド の 下 に 猫 が い ます 。",
+    "how many eggs did hanako break ?": "花子 は 卵 を 何 個 割り まし た か 。",
+    "how many cats are there under the chair ?": "椅子 の 下 に 猫 が 何 匹 い ます か 。",
+    "please do not run .": "走ら ない で ください 。",
+    "please open two boxes .": "箱 を 二 個 開け て ください 。",
+    "who understands english ?": "誰 が 英語 が わかり ます か 。",
+    "who did hanako meet ?": "花子 は 誰 に 会い まし た か 。",
+    "what do they like ?": "彼 ら は 何 が 好き です か 。",
+    "where does yumi live ?": "由美 は どこ に 住ん で い ます か 。",
+    "when did he get up ?": "彼 は いつ 起き まし た か 。",
+    "my father can dance .": "父 は 踊る こと が でき ます 。",
+    "i must go home .": "私 は 家 へ 帰ら なけれ ば なり ませ ん 。",
+    "hanako wants to eat meat .": "花子 は 肉 を 食べ たがっ て い ます 。",
+    "the man who she helped is sick .": "彼女 が 助け た 男の人 は 病気 です 。",
+    "the boy who likes water is sick .": "水 が 好き な 男の子 は 病気 です 。",
+    "my grandfather is ninety four years old .": "祖父 は 九 十 四 歳 です 。",
+    "taro 's birthday is may 28 .": "太郎 の 誕生日 は 五 月 二 十 八 日 です 。",
+    "the bus leaves at eight ten .": "八 時 十 分 に バス は 出 ます 。",
+    "he wants to go to osaka by train .": "彼 は 電車 で 大阪 へ 行き たがっ て い ます 。",
+    "he is eating soup .": "彼 は スープ を 飲ん で い ます 。",
+    "the park is not quiet .": "公園 は 静か で は あり ませ ん 。",
+    "that cat was big .": "あの 猫 は 大きかっ た です 。",
+    "who can wash the black horses ?": "誰 が 黒い 馬 たち を 洗う こと が でき ます か 。",
+    "my uncle 's birthday is may 9 .": "おじ の 誕生日 は 五 月 九 日 です 。",
+}
+
+
+def test_translations_by_hand(training):
+    translations = dict(training)
+    common = [source for source in TRANSLATED_BY_HAND if source in translations]
+    assert len(common) > 24  # not all are in every sample
+    assert {source: translations[source] for source in common} == {
+        source: TRANSLATED_BY_HAND[source] for source in common
+    }
+
+
+COUNTERS = {
+    "人": "男の子 男の人 女の子 女の人 子供 先生 医者 学生 看護師",
+    "匹": "犬 猫 うさぎ ねずみ 猿 魚",
+    "羽": "鳥",
+    "頭": "馬 牛 象",
+    "個": "りんご オレンジ 卵 トマト じゃがいも ケーキ サンドイッチ ボール 時計 帽子 箱 かばん",
+    "本": "バナナ にんじん ペン 鉛筆 傘 花 ナイフ 鍵 ギター 映画",
+    "杯": "コーヒー お茶 水 牛乳 ジュース",
+    "冊": "本 雑誌 辞書 ノート",
+    "枚": "切符 切手 地図 皿 シャツ セーター 写真 絵",
+    "台": "カメラ パソコン 車 自転車 ピアノ バイオリン バス",
+    "着": "コート",
+    "通": "手紙",
+    "曲": "歌",
+}
+COUNTER_OF = {noun: counter for counter, nouns in COUNTERS.items() for noun in nouns.split()}
+NUMERAL = "(?:(?:[一二三四五六七八九十] )+|何 )"
+
+
+def test_counters_suit_what_they_count(everything):
+    counters = "".join(COUNTERS)
+    after, before = collections.Counter(), collections.Counter()
+    for _, target in everything:
+        after.update(re.findall(rf"(\S+) [をが] {NUMERAL}([{counters}]) (?!の )", target))  # 本 を 三 冊
+        for counter, described in re.findall(rf"{NUMERAL}([{counters}]) の (.*?) [がに] ", target):
+            before[described.split()[-1], counter] += 1  # 三 匹 の 大きい 犬 が
+    assert all(COUNTER_OF[noun] == counter for noun, counter in [*after, *before])
+    assert {noun for noun, _ in after} >= set(COUNTER_OF) - {"女の人", "男の人", "ギター", "ピアノ", "バイオリン"}
+    assert len(before) > 10
+
+
+def test_the_predicate_comes_last(everything):
+    polite = r" (ます|まし た|ませ ん|ませ ん でし た|です|でし た|ください)( か)? 。$"
+    assert all(re.search(polite, target) for _, target in everything)
+
+
+def test_only_questions_end_in_ka(everything):
+    assert all(source.endswith("?") == target.endswith(" か 。") for source, target in everything)
+
+
+def test_the_object_goes_before_the_verb(everything):
+    stems = {
+        **{"ate": "食べ", "bought": "買い", "washed": "洗い", "closed": "閉め", "used": "使い", "opened": "開け"},
+        **{"drew": "描き", "made": "作り", "wrote": "書き", "found": "見つけ", "watched": "見", "cooked": "料理 し"},
+    }
+    seen = 0
+    for source, target in everything:
+        found = re.fullmatch(rf"(?:the )?(\w+) ({'|'.join(stems)}) (?:the|a|an) (\w+) \.", source)
+        if found and {found[1], found[3]} <= lexicon.NOUNS.keys():
+            subject, thing = lexicon.NOUNS[found[1]].japanese, lexicon.NOUNS[found[3]].japanese
+            assert target == f"{subject} は {thing} を {stems[found[2]]} まし た 。"
+            seen += 1
+    assert seen > 25
+
+
+ALIGNED = {  # as often on one side as on the other
+    "dogs?": "犬",
+    "girls?": "女の子",
+    "(man|men)": "男の人",
+    "teachers?": "先生",
+    "apples?": "りんご",
+    "yumi": "由美",
+    "tokyo": "東京",
+    "monday": "月曜日",
+    "yesterday": "昨日",
+    "tomorrow": "明日",
+    "every day": "毎日",
+    "often": "よく",
+    "because": "ので",
+    "(?<!^)when": "とき",
+    "(?<=^)when": "いつ",
+    "where": "どこ",
+    "(?<=^)who": "誰",
+    "than": "より",
+    "very": "とても",
+    "yen": "円",
+    "years old": "歳",
+    "birthday": "誕生日",
+    "under": "の 下",
+    "in front of": "の 前",
+    "by (bus|train|car|bicycle)": "(バス|電車|車|自転車) で",
+    "please": "ください",
+    "wants? to": "(たい|たく|たがっ)",
+    "can(not)?": "こと が でき",
+    "must": "(なけれ|は いけ)",
+}
+
+
+@pytest.mark.parametrize("english", ALIGNED)
+def test_words_correspond(english, everything):
+    def count(pattern, text):
+        return len(re.findall(rf"(?<!\S){pattern}(?!\S)", text))
+
+    assert all(count(english, source) == count(ALIGNED[english], target) for source, target in everything)
+    assert sum(count(english, source) for source, _ in everything) > 50
+
+
+@pytest.mark.parametrize(
+    ("word", "polite", "te", "past", "negative"),
+    [
+        ("食べ-る", "食べ ます", "食べ て", "食べ た", "食べ ない"),
+        ("買う", "買い ます", "買っ て", "買っ た", "買わ ない"),
+        ("書く", "書き ます", "書い て", "書い た", "書か ない"),
+        ("行く", "行き ます", "行っ て", "行っ た", "行か ない"),
+        ("泳ぐ", "泳ぎ ます", "泳い で", "泳い だ", "泳が ない"),
+        ("貸す", "貸し ます", "貸し て", "貸し た", "貸さ ない"),
+        ("待つ", "待ち ます", "待っ て", "待っ た", "待た ない"),
+        ("読む", "読み ます", "読ん で", "読ん だ", "読ま ない"),
+        ("遊ぶ", "遊び ます", "遊ん で", "遊ん だ", "遊ば ない"),
+        ("帰る", "帰り ます", "帰っ て", "帰っ た", "帰ら ない"),
+        ("来る", "来 ます", "来 て", "来 た", "来 ない"),
+        ("する", "し ます", "し て", "し た", "し ない"),
+        ("掃除 する", "掃除 し ます", "掃除 し て", "掃除 し た", "掃除 し ない"),
+    ],
+)
+def test_japanese_verbs_inflect(word, polite, te, past, negative):
+    assert inflection.inflect(word, "present") == polite
+    assert inflection.inflect(word, "and") == te
+    assert inflection.inflect(word, "past", style="plain") == past
+    assert inflection.inflect(word, "present", style="plain", negative=True) == negative
+
+
+KEEP_THEIR_STEM = {
+    *("食べ", "着", "見", "寝", "起き", "出", "開け", "閉め", "教え", "見せ", "見つけ", "助け", "訪れ", "あげ"),
+    *("持っ て い", "飼っ て い", "住ん で い", "疲れ て い", "お腹 が すい て い"),
+}
+
+
+def test_verbs_that_keep_their_stem_are_marked_so():
+    """Of verbs in -eru and -iru, the spelling does not tell: 着る keeps its stem, 帰る does not."""
+    words = {word.japanese for word in (*lexicon.VERBS, *lexicon.SCHEDULED_VERBS, *lexicon.ADJECTIVES)}
+    kept = {word.removesuffix("-る") for word in words if word.endswith("-る")}
+    assert kept == KEEP_THEIR_STEM
+
+
+# English -------------------------------------------------------------------------------------------------------------
+
+BASES = {verb.english.split()[0] for verb in lexicon.VERBS} | {"want"}
+THIRD_PERSONS = {
+    *("has", "goes", "studies", "teaches", "watches", "washes", "eats", "drinks", "reads", "buys", "plays", "wants"),
+    *("lives", "likes", "understands", "opens", "uses", "cries", "cooks", "draws", "sleeps", "gets", "comes"),
+}
+IRREGULAR = {
+    *(
+        "ate",
+        "drank",
+        "made",
+        "read",
+        "wrote",
+        "drew",
+        "bought",
+        "sold",
+        "gave",
+        "sent",
+        "lent",
+        "taught",
+        "saw",
+        "found",
+    ),
+    *(
+        "met",
+        "broke",
+        "sang",
+        "rode",
+        "wore",
+        "had",
+        "understood",
+        "went",
+        "came",
+        "got",
+        "slept",
+        "swam",
+        "ran",
+        "left",
+    ),
+}
+WRONG = {
+    "article before a vowel": r"\ba [aeiou]",
+    "article before a consonant": r"\ban [^aeiou]",
+    "to be after i": r"^i (is|are|were) |^(is|are|were) i ",
+    "to be after a third person": r"^(he|she|taro|yumi|my (mother|son)) (am|are|were) |^(am|are|were) (he|she|taro) ",
+    "to be after a plural": r"^(we|you|they|these \w+) (am|is|was) |^(am|is|was) (we|you|they|these) ",
+    "base after a third person": rf"^(he|she|taro|hanako|yumi|my (mother|son)) ({'|'.join(BASES - IRREGULAR)}) ",
+    "third person after a plural": rf"^(i|we|you|they) ({'|'.join(THIRD_PERSONS)}) ",
+    "do after a third person": r"^(he|she|taro|yumi) do |^do (he|she|taro|yumi|this|that) ",
+    "does after a plural": r"^(i|we|you|they) does |^does (i|we|you|they|these|those) ",
+    "form after an auxiliary": rf"\b(not|will|can|cannot|must|to) ({'|'.join((IRREGULAR | THIRD_PERSONS) - BASES)}) ",
+    "demonstrative before a plural": r"\bthis (men|women|children|mice|\w+[^su]s) ",
+    "demonstrative before a singular": r"\b(these|those) (man|woman|child|mouse|knife|dog|cat|book|girl|boy) ",
+    "numeral before a singular": r"\b(two|three|four|five|six|ten) (man|woman|child|mouse|dog|book|pen|girl) ",
+    "plural after one": r"(?<!twenty )\bone (men|women|children|mice|dogs|books|pens|girls|boys|apples) ",
+    "object pronoun as subject": r"^(me|him|us|them) ",
+    "subject pronoun as object": r" (for|to|than|met|helped|saw) (i|he|she|we|they) ",
+}
+
+
+@pytest.mark.parametrize("mistake", WRONG)
+def test_english_has_no(mistake, everything):
+    assert not [source for source, _ in everything if re.search(WRONG[mistake], source)]
+
+
+def test_past_forms():
+    for verb in (*lexicon.VERBS, *lexicon.SCHEDULED_VERBS):
+        base, past = verb.english.split()[0], verb.past.split()[0]
+        regular = base + "d" if base[-1] == "e" else re.sub("([^aeiou])y$", r"\1i", base) + "ed"
+        assert past in IRREGULAR or past == regular
+        assert verb.english.split()[1:] == verb.past.split()[1:]
+
+
+@pytest.mark.parametrize(
+    ("tense", "negative", "inverted", "expected"),
+    [
+        ("past", False, False, ("", "ate")),
+        ("past", True, False, ("did not", "eat")),
+        ("past", False, True, ("did", "eat")),
+        ("present", False, False, ("", "eats")),
+        ("present", True, False, ("does not", "eat")),
+        ("present", False, True, ("does", "eat")),
+        ("future", True, False, ("will not", "eat")),
+        ("progressive", False, True, ("is", "eating")),
+        ("past progressive", True, False, ("was not", "eating")),
+        ("can", True, False, ("cannot", "eat")),
+        ("must", False, False, ("must", "eat")),
+        ("want", True, False, ("does not", "want to eat")),
+        ("want", False, True, ("does", "want to eat")),
+    ],
+)
+def test_english_verb_groups(tense, negative, inverted, expected):
+    group = inflection.verb_group("eat", "ate", tense, "singular", negative=negative, inverted=inverted)
+    assert group == expected
+
+
+# Numbers -------------------------------------------------------------------------------------------------------------
+
+ONES = (
+    *("one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve", "thirteen"),
+    *("fourteen", "fifteen", "sixteen", "seventeen", "eighteen", "nineteen"),
+)
+TENS = ("ten", "twenty", "thirty", "forty", "fifty", "sixty", "seventy", "eighty", "ninety")
+VALUES = {name: 10 * value for value, name in enumerate(TENS, 1)} | {name: value for value, name in enumerate(ONES, 1)}
+
+
+def _read_english(words):
+    total = pending = 0
+    for word in words.split():
+        if word in ("thousand", "hundred"):
+            total, pending = total + pending * (1000 if word == "thousand" else 100), 0
+        else:
+            pending += VALUES[word]
+    return total + pending
+
+
+def _read_japanese(numerals):
+    total, digit = 0, 0
+    for numeral in numerals.split():
+        if numeral in "十百千":
+            total, digit = total + max(digit, 1) * 10 ** ("十百千".index(numeral) + 1), 0
+        else:
+            digit = "〇一二三四五六七八九".index(numeral)
+    return total + digit
+
+
+def test_numbers_mean_the_same_in_both_languages():
+    for number in range(1, 10_000):
+        assert _read_english(inflection.english_number(number)) == number
+        assert _read_japanese(inflection.japanese_number(number)) == number
+    assert inflection.japanese_number(1111) == "千 百 十 一"  # no 一 before a unit
+
+
+def test_prices_and_ages_keep_their_value(everything):
+    seen = 0
+    for source, target in everything:
+        found = re.search(r" (?:costs?|is|are|am) ([a-z ]+) (?:yen|years old) \.$", source)
+        if found:
+            assert _read_english(found[1]) == _read_japanese(re.search(r" は ((?:\S )+)[円歳] ", target)[1])
+            seen += 1
+    assert seen > 300
+
+
+DAYS = {
+    **{"january": 31, "february": 29, "march": 31, "april": 30, "may": 31, "june": 30},
+    **{"july": 31, "august": 31, "september": 30, "october": 31, "november": 30, "december": 31},
+}
+
+
+def test_dates_exist(everything):
+    months = list(DAYS)
+    dates = [re.search(rf"\b({'|'.join(months)}) (\d+) ", source) for source, _ in everything]
+    for found, (_, target) in zip(dates, everything, strict=True):
+        if found:
+            month, day = re.search(r"([一二十三四五六七八九 ]+) 月 ([一二三四五六七八九十 ]+) 日", target).groups()
+            assert _read_japanese(month) == months.index(found[1]) + 1
+            assert _read_japanese(day) == int(found[2]) <= DAYS[found[1]]
+    assert sum(map(bool, dates)) > 500

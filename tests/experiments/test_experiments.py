@@ -1,0 +1,44 @@
+"""Every experiment file is a lab note that parses, in each of its variants."""
+
+import pathlib
+
+import pytest
+
+from tfx_jax.cli.train import load_config_file
+from tfx_jax.errors import UserError
+from tfx_jax.training.config import validate
+
+FOLDER = pathlib.Path(__file__).parents[2] / "experiments"
+FILES = sorted(FOLDER.glob("*.py"))
+
+
+def variants(path):
+    """The variants that the file's own error message names."""
+    with pytest.raises(UserError, match="unknown variant 'no-such-variant'") as raised:
+        load_config_file(f"{path}:no-such-variant")
+    return str(raised.value).partition("there are ")[2].split(", ")
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_every_variant_is_valid(path):
+    found = variants(path)
+    assert "test" in found
+    for variant in found:
+        validate(load_config_file(f"{path}:{variant}"))
+    validate(load_config_file(str(path)))
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_test_variant_is_small_and_needs_no_data(path):
+    config = load_config_file(f"{path}:test")
+    assert config.data.dataset == "grammar"
+    assert config.num_steps <= 20
+    assert config.checkpoint_every < config.num_steps  # so that interruption can be tested on it
+    assert config.model.d_model <= 64
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_lab_note_says_how_to_run_it(path):
+    note = path.read_text().split('"""')[1]
+    assert f"tfx-jax train --config=experiments/{path.name}" in note.replace("\\\n        ", "")
+    assert "Measured" in note

@@ -1,0 +1,163 @@
+"""Label-smoothed cross entropy against the formulation with an explicit target distribution, in float64."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tfx_jax.functional import label_smoothed_cross_entropy
+
+B, T, V = 2, 5, 7
+SMOOTHINGS = [0.0, 0.1, 0.4]
+
+
+def _batch(*shape, num_classes=V, seed=0, scale=3.0):
+    random = np.random.default_rng(seed)
+    logits = scale * random.normal(size=(*shape, num_classes))
+    return jnp.asarray(logits, jnp.float32), jnp.asarray(random.integers(0, num_classes, shape))
+
+
+def _smoothed(targets, num_classes, smoothing):
+    """The distribution q: (1 - e) on the target, and e spread over all classes, the target included."""
+    q = np.full((*np.shape(targets), num_classes), smoothing / num_classes)
+    for index in np.ndindex(np.shape(targets)):
+        q[*index, np.asarray(targets)[index]] += 1 - smoothing
+    return q
+
+
+def _probabilities(logits):
+    logits = np.asarray(logits, np.float64)
+    unnormalised = np.exp(logits - logits.max(axis=-1, keepdims=True))
+    return unnormalised / unnormalised.sum(axis=-1, keepdims=True)
+
+
+def _oracle(logits, targets, smoothing):
+    return -(_smoothed(targets, logits.shape[-1], smoothing) * np.log(_probabilities(logits))).sum(axis=-1)
+
+
+@pytest.mark.parametrize("smoothing", SMOOTHINGS)
+@pytest.mark.parametrize("shape", [(), (T,), (B, T)])
+def test_equals_the_one_hot_formulation(shape, smoothing):
+    logits, targets = _batch(*shape)
+    loss = label_smoothed_cross_entropy(logits, targets, smoothing=smoothing)
+    assert (loss.shape, loss.dtype) == (shape, jnp.float32)
+    np.testing.assert_allclose(loss, _oracle(logits, targets, smoothing), rtol=1e-5, atol=1e-6)
+
+
+@settings(deadline=None, max_examples=20)
+@given(
+    logits=st.lists(st.floats(-50, 50, width=32), min_size=1, max_size=6),
+    smoothing=st.floats(0, 0.99),
+    shift=st.floats(-100, 100, width=32),
+    data=st.data(),
+)
+def test_any_logits(logits, smoothing, shift, data):
+    logits, target = jnp.array(logits, jnp.float32), jnp.array(data.draw(st.integers(0, len(logits) - 1)))
+    loss = label_smoothed_cross_entropy(logits, target, smoothing=smoothing)
+    np.testing.assert_allclose(loss, _oracle(logits, target, smoothing), rtol=1e-5, atol=1e-4)
+    shifted = label_smoothed_cross_entropy(logits + shift, target, smoothing=smoothing)
+    np.testing.assert_allclose(shifted, loss, atol=2e-4)
+
+
+@pytest.mark.parity
+@pytest.mark.parametrize("smoothing", SMOOTHINGS)
+def test_equals_torch(smoothing):
+    torch = pytest.importorskip("torch")
+    logits, targets = _batch(30)
+    theirs = torch.nn.CrossEntropyLoss(label_smoothing=smoothing, reduction="none")
+    want = theirs(torch.from_numpy(np.array(logits)), torch.from_numpy(np.array(targets, np.int64)))
+    loss = label_smoothed_cross_entropy(logits, targets, smoothing=smoothing)
+    np.testing.assert_allclose(loss, want.numpy(), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("smoothing", SMOOTHINGS)
+def test_gradient_is_softmax_minus_target_distribution(smoothing):
+    logits, targets = _batch(B, T)
+    weights = jnp.asarray(np.random.default_rng(1).normal(size=(B, T)), jnp.float32)
+    gradient = jax.grad(
+        lambda logits: (weights * label_smoothed_cross_entropy(logits, targets, smoothing=smoothing)).sum()
+    )(logits)
+    want = _probabilities(logits) - _smoothed(targets, V, smoothing)
+    np.testing.assert_allclose(gradient, np.asarray(weights, np.float64)[..., None] * want, atol=1e-6)
+
+
+@pytest.mark.parametrize("smoothing", [0.01, 0.1, 0.4])
+def test_minimum_is_the_entropy_of_the_target_distribution(smoothing):
+    q = _smoothed(np.array([2]), V, smoothing)
+    entropy = -(q * np.log(q)).sum()
+    best = jnp.asarray(np.log(q), jnp.float32)
+    target = jnp.array([2])
+    loss, gradient = jax.value_and_grad(
+        lambda logits: label_smoothed_cross_entropy(logits, target, smoothing=smoothing).sum()
+    )(best)
+    np.testing.assert_allclose(loss, entropy, rtol=1e-6)
+    np.testing.assert_allclose(gradient, 0, atol=1e-6)
+    others = best + _batch(100, seed=2)[0]
+    worse = label_smoothed_cross_entropy(others, jnp.full(100, 2), smoothing=smoothing)
+    assert (worse > loss - 1e-6).all()
+
+
+def test_without_smoothing_the_minimum_is_zero():
+    logits = jnp.array([[0.0, 200.0, 0.0]])
+    np.testing.assert_array_equal(label_smoothed_cross_entropy(logits, jnp.array([1])), 0)
+
+
+@pytest.mark.parametrize("differentiate", [False, True])
+def test_no_one_hot_matrix_is_made(differentiate):
+    """Beyond inputs and outputs, the compiled program needs a fraction of one array of the logits' size."""
+    logits, targets = _batch(8, 16, num_classes=5000)
+
+    def loss(logits, targets):
+        return label_smoothed_cross_entropy(logits, targets, smoothing=0.1).mean()
+
+    function = jax.value_and_grad(loss) if differentiate else loss
+    memory = jax.jit(function).lower(logits, targets).compile().memory_analysis()
+    assert memory.temp_size_in_bytes < 0.05 * logits.nbytes
+
+
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
+def test_half_precision_is_computed_in_float32(dtype):
+    logits, targets = _batch(B, T)
+    half = logits.astype(dtype)
+    loss = label_smoothed_cross_entropy(half, targets, smoothing=0.1)
+    assert loss.dtype == jnp.float32
+    np.testing.assert_allclose(loss, _oracle(half.astype(jnp.float32), targets, 0.1), rtol=1e-5)
+
+
+def test_float64_is_float64_throughout():
+    with jax.enable_x64(True):
+        logits, targets = jnp.asarray(np.random.default_rng(3).normal(size=(B, T, V))), jnp.ones((B, T), int)
+        loss = label_smoothed_cross_entropy(logits, targets, smoothing=0.1)
+        assert loss.dtype == jnp.float64
+        np.testing.assert_allclose(loss, _oracle(logits, targets, 0.1), rtol=1e-13)
+
+
+def test_huge_logits_stay_finite():
+    logits, targets = _batch(B, T, scale=1e30)
+    loss, gradient = jax.value_and_grad(
+        lambda logits: label_smoothed_cross_entropy(logits, targets, smoothing=0.1).mean()
+    )(logits)
+    assert jnp.isfinite(loss)
+    assert jnp.isfinite(gradient).all()
+
+
+@pytest.mark.parametrize("wrong", [V, 10 * V, -1, -100])
+def test_target_outside_the_vocabulary_is_nan(wrong):
+    """A marker such as torch's -100 for "ignore" must not be trained on as if it were a class."""
+    logits, targets = _batch(T)
+    loss = label_smoothed_cross_entropy(logits, targets.at[2].set(wrong), smoothing=0.1)
+    np.testing.assert_array_equal(np.isnan(loss), np.arange(T) == 2)
+
+
+@pytest.mark.parametrize("smoothing", [-0.1, 1.0])
+def test_smoothing_out_of_range(smoothing):
+    with pytest.raises(ValueError, match=r"smoothing must be in \[0, 1\), got"):
+        label_smoothed_cross_entropy(*_batch(T), smoothing=smoothing)
+
+
+def test_shapes_that_do_not_fit():
+    logits, targets = _batch(B, T)
+    with pytest.raises(ValueError, match=r"logits \(2, 5, 7\) do not fit targets \(5,\)"):
+        label_smoothed_cross_entropy(logits, targets[0])

@@ -1,0 +1,41 @@
+"""A small Transformer in which every size is another and no parameter is what it starts as."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from tfx_jax.functional import dot_product_attention
+from tfx_jax.models import Transformer, TransformerConfig
+
+SIZES = {
+    "vocab_size": 23,
+    "num_layers": 3,
+    "d_model": 12,
+    "num_heads": 2,
+    "d_k": 5,
+    "d_v": 7,
+    "d_ff": 20,
+    "dropout_rate": 0.0,
+    "attention_bias": True,
+}
+
+
+@functools.cache
+def _make_model(attention_fn=dot_product_attention, **overrides):
+    config = TransformerConfig(**SIZES | overrides)
+    model = nnx.eval_shape(lambda: Transformer(config, attention_fn=attention_fn, rngs=nnx.Rngs(0)))
+    graphdef, params = nnx.split(model)
+    rng = np.random.default_rng(0)
+    return nnx.merge(
+        graphdef, jax.tree.map(lambda leaf: jnp.asarray(rng.normal(0.1, 0.3, leaf.shape), leaf.dtype), params)
+    )
+
+
+@pytest.fixture(scope="session")
+def make_model():
+    """`make_model(**overrides)`: fields of the configuration, and `attention_fn`; the same parameters each time."""
+    return _make_model

@@ -1,0 +1,237 @@
+"""The Transformer against the paper in float64 NumPy, and what must not change its output."""
+
+import functools
+import math
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from tfx_jax.data import tokenizer
+from tfx_jax.functional import dot_product_attention
+from tfx_jax.models import Transformer, TransformerConfig, transformer
+
+V = 23
+# Sentences of 6 and 4 tokens, and of 5 and 3.
+SOURCE = jnp.array([[4, 9, 22, 5, 7, 2], [8, 6, 6, 2, 0, 0]])
+TARGET = jnp.array([[5, 21, 13, 6, 2], [7, 7, 2, 0, 0]])
+
+_forward = jax.jit(lambda model, source, target: model(source, target))
+
+
+def _oracle(model, source, target):
+    """Logits of one sentence pair without padding, as section 3 of the paper has it."""
+    params = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), nnx.to_pure_dict(nnx.state(model)))
+    table, pre_norm = params["embedding"]["table"], "decoder_norm" in params
+
+    def embed(tokens, side):
+        size = table.shape[1]
+        rows = [
+            [f(t / 10_000 ** (2 * i / size)) for i in range(size // 2) for f in (math.sin, math.cos)]
+            for t in range(len(tokens))
+        ]
+        learned = params.get(f"{side}_positions")
+        positions = np.array(rows) if learned is None else learned["table"][: len(tokens)]
+        return table[tokens] * math.sqrt(size) + positions
+
+    def norm(x, p):
+        centred = x - x.mean(-1, keepdims=True)
+        return centred / np.sqrt((centred**2).mean(-1, keepdims=True) + 1e-6) * p["scale"] + p["bias"]
+
+    def attend(p, x, memory, causal=False):
+        def project(name, x):
+            return np.einsum("TD,DNH->NTH", x, p[name]["kernel"]) + p[name]["bias"][:, None]
+
+        query, key, value = project("query", x), project("key", memory), project("value", memory)
+        scores = np.exp(query @ key.swapaxes(1, 2) / math.sqrt(query.shape[-1]))
+        scores = np.tril(scores) if causal else scores
+        heads = scores / scores.sum(-1, keepdims=True) @ value
+        return np.einsum("NTU,NUD->TD", heads, p["out"]["kernel"]) + p["out"]["bias"]
+
+    def add(p, x, sublayer):
+        return x + sublayer(norm(x, p["norm"])) if pre_norm else norm(x + sublayer(x), p["norm"])
+
+    def run(side, x, memory):
+        for index in range(len(params[f"{side}_layers"]["feed_forward"]["up"])):
+            p = jax.tree.map(lambda leaf, index=index: leaf[index], params[f"{side}_layers"])
+            self_attention, cross_attention, ffn = p["self_attention"], p.get("cross_attention"), p["feed_forward"]
+            x = add(p["self_attention_residual"], x, lambda x: attend(self_attention, x, x, side == "decoder"))  # noqa: B023
+            if cross_attention is not None:
+                x = add(p["cross_attention_residual"], x, lambda x: attend(cross_attention, x, memory))  # noqa: B023
+            x = add(
+                p["feed_forward_residual"],
+                x,
+                lambda x: np.maximum(x @ ffn["up"] + ffn["up_bias"], 0) @ ffn["down"] + ffn["down_bias"],  # noqa: B023
+            )
+        return norm(x, params[f"{side}_norm"]) if pre_norm else x
+
+    memory = run("encoder", embed(source, "source"), None)
+    shifted = np.concatenate([[1], target[:-1]])
+    return run("decoder", embed(shifted, "target"), memory) @ table.T
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [{}, {"pre_norm": True}, {"learned_positions": 8}, {"d_k": None, "d_v": None}],
+    ids=["post-norm", "pre-norm", "learned-positions", "default-heads"],
+)
+def test_equals_the_paper_sentence_by_sentence(make_model, overrides):
+    model = make_model(**overrides)
+    logits = _forward(model, SOURCE, TARGET)
+    chex.assert_shape(logits, (*TARGET.shape, V))
+    for row, source, target in zip(logits, np.asarray(SOURCE), np.asarray(TARGET), strict=True):
+        source, target = source[source != 0], target[target != 0]
+        np.testing.assert_allclose(row[: len(target)], _oracle(model, source, target), atol=1e-5)
+
+
+def test_vector_of_the_padding_token_changes_nothing(make_model):
+    model = make_model()
+    graphdef, params = nnx.split(model)
+    params = nnx.to_pure_dict(params)
+    params["embedding"]["table"] = params["embedding"]["table"].at[0].add(5.0)
+    target = jnp.where(TARGET == 0, 3, TARGET)
+    before = _forward(model, SOURCE, target)
+    after = _forward(nnx.merge(graphdef, params), SOURCE, target)
+    np.testing.assert_array_equal(after[..., 1:], before[..., 1:])  # the token's own score is another, of course
+    assert (after[..., 0] != before[..., 0]).all()
+
+
+@pytest.mark.parametrize("changed", range(5))
+def test_future_target_token_changes_nothing(make_model, changed):
+    before = _forward(make_model(), SOURCE, TARGET)
+    after = _forward(make_model(), SOURCE, TARGET.at[:, changed].set(11))
+    np.testing.assert_array_equal(after[:, : changed + 1], before[:, : changed + 1])
+    assert (after[:, changed + 1 :] != before[:, changed + 1 :]).all(), "what follows must read it"
+
+
+def test_more_padding_changes_nothing(make_model):
+    before = _forward(make_model(), SOURCE, TARGET)
+    after = _forward(make_model(), jnp.pad(SOURCE, ((0, 0), (0, 3))), jnp.pad(TARGET, ((0, 0), (0, 2))))
+    np.testing.assert_allclose(after[:, : TARGET.shape[1]], before, atol=1e-6)
+
+
+def test_batch_neighbours_do_not_matter(make_model):
+    before = _forward(make_model(), SOURCE, TARGET)
+    after = _forward(make_model(), SOURCE.at[1].set(10), TARGET.at[1].set(12))
+    np.testing.assert_array_equal(after[0], before[0])
+    assert (after[1] != before[1]).all()
+
+
+def test_source_of_only_padding_is_finite(make_model):
+    def loss(model):
+        logits = model(SOURCE.at[1].set(0), TARGET)
+        return jnp.square(logits).sum(), logits
+
+    gradients, logits = jax.jit(jax.grad(loss, has_aux=True))(make_model())
+    chex.assert_tree_all_finite((logits, nnx.state(gradients)))
+    np.testing.assert_array_equal(logits[0], _forward(make_model(), SOURCE, TARGET)[0])
+
+
+class _Untied:
+    """Three tables where the model has one: for the source, for the target (the second look-up) and for the output."""
+
+    def __init__(self, source, target, output):
+        self._lookups = iter((source, target))
+        self.attend = output.attend
+
+    def __call__(self, tokens):
+        return next(self._lookups)(tokens)
+
+
+def test_one_table_learns_from_its_three_places(make_model):
+    graphdef, params = nnx.split(make_model())
+
+    def loss(model, embedding):
+        model.embedding = embedding
+        return jnp.square(model(SOURCE, TARGET)).mean()
+
+    def untied(*tables):
+        return loss(nnx.merge(graphdef, params), _Untied(*tables))
+
+    table = make_model().embedding
+    together = jax.jit(jax.grad(lambda table: loss(nnx.merge(graphdef, params), table)))(table).table[...]
+    places = [place.table[...] for place in jax.jit(jax.grad(untied, argnums=(0, 1, 2)))(table, table, table)]
+    np.testing.assert_allclose(together, sum(places), atol=1e-5)
+    assert all(jnp.abs(place).max() > 1e-3 for place in places)
+
+
+def test_drops_only_with_rngs_and_reproducibly(make_model):
+    plain = _forward(make_model(), SOURCE, TARGET)
+    model = make_model(dropout_rate=0.3, attention_dropout_rate=0.3)
+    np.testing.assert_array_equal(_forward(model, SOURCE, TARGET), plain)
+
+    train = jax.jit(lambda model, rng: model(SOURCE, TARGET, rngs=nnx.Rngs(dropout=rng)))
+    first, second = train(model, jax.random.key(0)), train(model, jax.random.key(1))
+    np.testing.assert_array_equal(train(model, jax.random.key(0)), first)
+    assert (first != second).any()
+    assert (first != plain).any()
+    np.testing.assert_allclose(train(make_model(), jax.random.key(0)), plain, atol=1e-6)
+
+
+def test_drops_the_sum_of_embeddings_and_positions(make_model):
+    """Layers without weights let what enters them pass to the last normalisation, which moves all zeros alike."""
+    graphdef, params = nnx.split(make_model(pre_norm=True, dropout_rate=0.5))
+    params = nnx.to_pure_dict(params)
+    params["encoder_layers"] = jax.tree.map(jnp.zeros_like, params["encoder_layers"])
+    params["encoder_norm"] = {"scale": jnp.ones(12), "bias": jnp.zeros(12)}
+    model, source = nnx.merge(graphdef, params), jnp.arange(100, dtype=jnp.int32)[None] % 20 + 3
+
+    def most_common(rngs):
+        memory, _ = model.encode(source, rngs=rngs)
+        return np.mean([np.unique(row, return_counts=True)[1].max() for row in np.asarray(memory[0]).round(4)]) / 12
+
+    assert most_common(None) < 0.2
+    assert 0.4 < most_common(nnx.Rngs(0)) < 0.6
+
+
+def test_any_attention_plugs_in(make_model):
+    paper = functools.partial(dot_product_attention, scale=5**-0.5)
+    flat = functools.partial(dot_product_attention, scale=0.0)
+    logits = _forward(make_model(), SOURCE, TARGET)
+    np.testing.assert_allclose(_forward(make_model(attention_fn=paper), SOURCE, TARGET), logits, atol=1e-6)
+    assert jnp.abs(_forward(make_model(attention_fn=flat), SOURCE, TARGET) - logits).max() > 1e-2
+
+
+@pytest.mark.parametrize("pre_norm", [False, True])
+def test_bfloat16_gives_float32_logits_near_those_of_float32(make_model, pre_norm):
+    half = make_model(dtype="bfloat16", pre_norm=pre_norm)
+    chex.assert_type(jax.tree.leaves(nnx.state(half)), jnp.float32)
+    chex.assert_type(half.encode(SOURCE)[0], jnp.bfloat16)
+    logits, want = (_forward(model, SOURCE, TARGET) for model in (half, make_model(pre_norm=pre_norm)))
+    chex.assert_type(logits, jnp.float32)
+    np.testing.assert_allclose(logits, want, atol=0.03 * jnp.abs(want).max())
+
+
+@pytest.mark.parametrize("pre_norm", [False, True])
+def test_first_loss_is_that_of_unit_variance_logits(pre_norm):
+    """Normalised features, a table of variance 1 / d_model: log V, and half a nat for the logits' variance."""
+    config = TransformerConfig(vocab_size=400, num_layers=2, d_model=64, d_ff=128, pre_norm=pre_norm)
+    model = jax.jit(lambda: Transformer(config, rngs=nnx.Rngs(0)))()
+    rng = np.random.default_rng(0)
+    source, target = (jnp.asarray(rng.integers(3, 400, (8, 16))) for _ in range(2))
+    logits = _forward(model, source, target)
+    np.testing.assert_allclose(logits.std(), 1, atol=0.1)
+    loss = -jnp.take_along_axis(jax.nn.log_softmax(logits), target[..., None], -1).mean()
+    np.testing.assert_allclose(loss, math.log(400) + 0.5, atol=0.25)
+
+
+def test_special_tokens_are_those_of_the_tokenizers():
+    assert (transformer.PAD_ID, transformer.BOS_ID) == (tokenizer.PAD_ID, tokenizer.BOS_ID)
+
+
+def test_more_tokens_than_learned_positions(make_model):
+    model = make_model(learned_positions=5)
+    with pytest.raises(ValueError, match="6 positions, but the table of learned positions has 5"):
+        model(SOURCE, TARGET)
+    with pytest.raises(ValueError, match="max_length=6, but there are 5 learned positions"):
+        model.start_decoding(SOURCE[:, :5], max_length=6)
+
+
+@pytest.mark.parametrize("given", [{}, {"d_k": 4}, {"d_v": 4}])
+def test_heads_that_do_not_divide_the_width(given):
+    config = TransformerConfig(d_model=12, num_heads=5, **given)
+    with pytest.raises(ValueError, match="d_model=12 is not divisible by num_heads=5"):
+        nnx.eval_shape(lambda: Transformer(config, rngs=nnx.Rngs(0)))

@@ -1,0 +1,146 @@
+"""Residual connections, encoder and decoder layers against their sublayers, and decoding against teacher forcing."""
+
+import functools
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from tfx_jax.nn import DecoderLayer, EncoderLayer, FeedForward, LayerNorm, MultiHeadAttention
+from tfx_jax.nn.layers import KeysValues, Residual
+
+B, W, S, T, D, N, H, U, F = 2, 3, 7, 5, 12, 4, 2, 5, 20
+
+
+def _attention(**options):
+    return MultiHeadAttention(D, N, d_k=H, d_v=U, use_bias=True, **options)
+
+
+@functools.cache
+def _encoder_layer(pre_norm=False, dropout_rate=0.0):
+    def make(rngs):
+        residual = functools.partial(Residual, D, pre_norm=pre_norm, dropout_rate=dropout_rate)
+        return EncoderLayer(_attention(rngs=rngs), FeedForward(D, F, rngs=rngs), residual)
+
+    return _randomised(lambda: make(nnx.Rngs(0)))
+
+
+@functools.cache
+def _decoder_layer(pre_norm=False):
+    def make(rngs):
+        residual = functools.partial(Residual, D, pre_norm=pre_norm)
+        attentions = _attention(rngs=rngs), _attention(rngs=rngs)
+        return DecoderLayer(*attentions, FeedForward(D, F, rngs=rngs), residual)
+
+    return _randomised(lambda: make(nnx.Rngs(0)))
+
+
+def _randomised(make_layer):
+    """No parameter at its start, where gains of 1 and offsets of 0 would hide that one is used for another."""
+    graphdef, params = nnx.split(nnx.eval_shape(make_layer))
+    rng = np.random.default_rng(0)
+    return nnx.merge(
+        graphdef, jax.tree.map(lambda leaf: jnp.asarray(rng.normal(0.3, 0.4, leaf.shape), jnp.float32), params)
+    )
+
+
+def _normal(seed, *shape):
+    return jnp.asarray(np.random.default_rng(seed).normal(size=shape), jnp.float32)
+
+
+def _mask():
+    """The second sentence is three tokens long."""
+    return (jnp.arange(S)[None, :] < jnp.array([S, 3])[:, None])[:, None, None, :]
+
+
+def test_residual_of_the_paper_normalises_the_sum():
+    residual, x = Residual(D), _normal(0, B, T, D)
+    out, extra = residual(lambda x: (3 * x + 1, "extra"), x)
+    np.testing.assert_allclose(out, LayerNorm(D)(4 * x + 1), atol=1e-6)
+    assert extra == "extra"
+
+
+def test_pre_norm_residual_normalises_the_branch():
+    residual, x = Residual(D, pre_norm=True), _normal(0, B, T, D)
+    out, extra = residual(lambda x: (3 * x + 1, "extra"), x)
+    np.testing.assert_allclose(out, x + 3 * LayerNorm(D)(x) + 1, atol=1e-5)
+    assert extra == "extra"
+
+
+def test_residual_drops_the_branch_and_never_x():
+    residual, x = Residual(D, dropout_rate=0.25, pre_norm=True), _normal(0, B, T, D)
+    branch = jnp.ones_like(x)
+    dropped, _ = residual(lambda _: (branch, None), x, nnx.Rngs(dropout=0))
+    kept = np.isclose(dropped, x + 4 / 3, atol=1e-5)
+    assert (kept | np.isclose(dropped, x)).all()
+    assert 0.6 < kept.mean() < 0.9
+    np.testing.assert_array_equal(residual(lambda _: (branch, None), x)[0], x + branch)
+
+
+@pytest.mark.parametrize("pre_norm", [False, True])
+def test_encoder_layer_is_its_sublayers(pre_norm):
+    layer, x = _encoder_layer(pre_norm), _normal(0, B, S, D)
+    norms = layer.self_attention_residual.norm, layer.feed_forward_residual.norm
+    if pre_norm:
+        middle = x + layer.self_attention(norms[0](x), mask=_mask())
+        want = middle + layer.feed_forward(norms[1](middle))
+    else:
+        middle = norms[0](x + layer.self_attention(x, mask=_mask()))
+        want = norms[1](middle + layer.feed_forward(middle))
+    out, weights = layer(x, mask=_mask())
+    np.testing.assert_allclose(out, want, atol=1e-5)
+    assert weights is None
+    with_weights, weights = layer(x, mask=_mask(), return_weights=True)
+    np.testing.assert_array_equal(with_weights, out)
+    chex.assert_shape(weights["self"], (B, N, S, S))
+    assert not weights["self"][1, ..., 3:].any()
+
+
+@pytest.mark.parametrize("pre_norm", [False, True])
+def test_decoder_layer_is_its_sublayers(pre_norm):
+    layer, x, memory = _decoder_layer(pre_norm), _normal(0, B, T, D), _normal(1, B, S, D)
+    sublayers = (
+        (layer.self_attention_residual.norm, lambda x: layer.self_attention(x, is_causal=True)),
+        (layer.cross_attention_residual.norm, lambda x: layer.cross_attention(x, memory, mask=_mask())),
+        (layer.feed_forward_residual.norm, layer.feed_forward),
+    )
+    want = x
+    for norm, sublayer in sublayers:
+        want = want + sublayer(norm(want)) if pre_norm else norm(want + sublayer(want))
+    out, weights = layer(x, memory, memory_mask=_mask())
+    np.testing.assert_allclose(out, want, atol=1e-5)
+    assert weights is None
+    _, weights = layer(x, memory, memory_mask=_mask(), return_weights=True)
+    chex.assert_shape([weights["self"], weights["cross"]], [(B, N, T, T), (B, N, T, S)])
+    assert not jnp.triu(weights["self"], 1).any()
+    assert not weights["cross"][1, ..., 3:].any()
+
+
+def test_encoder_layer_drops_only_with_rngs():
+    x = _normal(0, B, S, D)
+    plain, _ = _encoder_layer()(x)
+    layer = _encoder_layer(dropout_rate=0.5)
+    np.testing.assert_array_equal(layer(x)[0], plain)
+    assert jnp.abs(layer(x, rngs=nnx.Rngs(0))[0] - plain).max() > 1e-2
+
+
+@pytest.mark.parametrize("pre_norm", [False, True])
+def test_steps_equal_teacher_forcing_for_every_beam(pre_norm):
+    layer, memory = _decoder_layer(pre_norm), _normal(1, B, S, D)
+    x = _normal(2, B * W, T, D)  # every row another beam
+    want, _ = layer(x, jnp.repeat(memory, W, axis=0), memory_mask=jnp.repeat(_mask(), W, axis=0))
+
+    keys_values = KeysValues(*layer.cross_attention.project_memory(memory))
+    room = T + 2
+    cache = KeysValues(jnp.full((B * W, room, N, H), 9.0), jnp.full((B * W, room, N, U), 9.0))  # whatever was there
+    step = jax.jit(layer.step)
+    for position in range(T):
+        out, cache = step(x[:, position : position + 1], cache, jnp.int32(position), keys_values, _mask())
+        np.testing.assert_allclose(out[:, 0], want[:, position], atol=1e-5)
+    key, value = layer.self_attention.project_memory(x if not pre_norm else layer.self_attention_residual.norm(x))
+    np.testing.assert_allclose(cache.key[:, :T], key, atol=1e-5)
+    np.testing.assert_allclose(cache.value[:, :T], value, atol=1e-5)
+    assert (cache.key[:, T:] == 9.0).all(), "room that is not used yet was touched"

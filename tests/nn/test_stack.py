@@ -1,0 +1,117 @@
+"""A scanned stack is the loop over its layers: values, gradients, extras and dropout."""
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from tfx_jax.functional import dropout
+from tfx_jax.nn import scan_layers, stack_layers, unstack_layers
+
+L, B, D, F = 3, 2, 4, 5
+
+
+class Layer(nnx.Module):
+    """x + tanh(x W) V, with dropout inside."""
+
+    def __init__(self, rngs):
+        init = nnx.initializers.normal(0.5)
+        self.up = nnx.Param(init(rngs.params(), (D, F)))
+        self.down = nnx.Param(init(rngs.params(), (F, D)))
+        self.activation_fn = jnp.tanh
+
+    def __call__(self, x, rngs=None):
+        hidden = self.activation_fn(x @ self.up[...])
+        hidden = dropout(hidden, 0.5, None if rngs is None else rngs.dropout())
+        return x + hidden @ self.down[...], {"hidden": hidden}
+
+
+def _run(layer, x, rngs):
+    return layer(x, rngs)
+
+
+def _stack(num_layers=L):
+    return stack_layers(Layer, num_layers, nnx.Rngs(0))
+
+
+def _x():
+    return jax.random.normal(jax.random.key(1), (B, D))
+
+
+def _loop(layers, x):
+    extras = []
+    for layer in unstack_layers(layers):
+        x, extra = layer(x)
+        extras.append(extra["hidden"])
+    return x, jnp.stack(extras)
+
+
+def test_parameters_have_a_layer_axis_and_differ():
+    layers = _stack()
+    chex.assert_shape([layers.up[...], layers.down[...]], [(L, D, F), (L, F, D)])
+    distances = jnp.abs(layers.up[...][:, None] - layers.up[...][None]).max((2, 3))
+    assert (distances + jnp.eye(L) > 0.1).all()
+    assert layers.activation_fn is jnp.tanh
+    chex.assert_trees_all_equal(nnx.state(_stack()), nnx.state(layers))
+
+
+@pytest.mark.parametrize("num_layers", [1, L])
+def test_scan_equals_the_loop(num_layers):
+    layers = _stack(num_layers)
+    out, extras = scan_layers(_run, layers, _x(), None)
+    want, want_hidden = _loop(layers, _x())
+    chex.assert_shape(extras["hidden"], (num_layers, B, F))
+    np.testing.assert_allclose(out, want, atol=1e-6)
+    np.testing.assert_allclose(extras["hidden"], want_hidden, atol=1e-6)
+
+
+def test_gradients_equal_those_of_the_loop():
+    def loss(run):
+        return lambda layers, x: jnp.square(run(layers, x)[0]).sum()
+
+    scanned = jax.grad(loss(lambda layers, x: scan_layers(_run, layers, x, None)), (0, 1))(_stack(), _x())
+    looped = jax.grad(loss(_loop), (0, 1))(_stack(), _x())
+    chex.assert_trees_all_close(jax.tree.leaves(scanned), jax.tree.leaves(looped), rtol=1e-5, atol=1e-6)
+
+
+def test_unstacked_layers_stack_again():
+    layers = _stack()
+    parts = unstack_layers(layers)
+    assert len(parts) == L
+    chex.assert_trees_all_equal(jax.tree.map(lambda *leaves: jnp.stack(leaves), *parts), layers)
+
+
+def test_layers_drop_differently_and_reproducibly():
+    def masks(seed):
+        ones = jax.tree.map(jnp.ones_like, _stack())
+        _, extras = scan_layers(_run, ones, jnp.ones((B, D)), nnx.Rngs(dropout=seed))
+        return np.asarray(extras["hidden"] == 0).reshape(L, -1)
+
+    first = masks(0)
+    assert len({row.tobytes() for row in first}) == L, "every layer has a mask of its own"
+    np.testing.assert_array_equal(first, masks(0))
+    assert (first != masks(1)).any()
+
+
+def test_layer_is_traced_once_whatever_the_depth():
+    traces = []
+
+    def run(layer, x, rngs):
+        traces.append(x.shape)
+        return layer(x, rngs)
+
+    jax.eval_shape(lambda layers: scan_layers(run, layers, _x(), None), nnx.eval_shape(lambda: _stack(7)))
+    assert traces == [(B, D)]
+
+
+def test_extra_may_be_nothing():
+    out, extras = scan_layers(lambda layer, x, rngs: (layer(x)[0], None), _stack(), _x(), None)
+    assert extras is None
+    np.testing.assert_allclose(out, _loop(_stack(), _x())[0], atol=1e-6)
+
+
+def test_no_layers():
+    with pytest.raises(ValueError, match="a stack needs at least one layer, got 0"):
+        _stack(0)
