@@ -50,12 +50,13 @@ check: lint test  ## lint, then test: what a change must pass
 
 demo: setup  ## train on the built-in grammar, translate, draw attention, score (5 minutes)
 	@$(BIN)/tfx-jax train --config=experiments/transformer_demo.py --workdir=$(WORKDIR)
+	@$(BIN)/tfx-jax average --workdir=$(WORKDIR)
 	@echo "$$DEMO_SENTENCES" > $(WORKDIR)/sentences.en
-	@$(BIN)/tfx-jax translate --workdir=$(WORKDIR) < $(WORKDIR)/sentences.en > $(WORKDIR)/sentences.ja
+	@$(BIN)/tfx-jax translate --workdir=$(WORKDIR) --step=average < $(WORKDIR)/sentences.en > $(WORKDIR)/sentences.ja
 	@paste $(WORKDIR)/sentences.en $(WORKDIR)/sentences.ja
-	@$(BIN)/tfx-jax attend --workdir=$(WORKDIR) --source="$$(head -n 1 $(WORKDIR)/sentences.en)" \
+	@$(BIN)/tfx-jax attend --workdir=$(WORKDIR) --step=average --source="$$(head -n 1 $(WORKDIR)/sentences.en)" \
 	  --output=$(WORKDIR)/attention.png
-	@$(BIN)/tfx-jax evaluate --workdir=$(WORKDIR)
+	@$(BIN)/tfx-jax evaluate --workdir=$(WORKDIR) --step=average
 
 smoke: setup  ## train every experiment's test variant through the command line
 	@rm -rf runs/smoke
@@ -64,7 +65,9 @@ smoke: setup  ## train every experiment's test variant through the command line
 	done
 
 colab: setup  ## make the notebooks from their py:percent sources
-	@$(BIN)/jupytext --quiet --update --to notebook colab/*.py
+	@$(BIN)/jupytext --quiet --to notebook colab/*.py
+	@# Format 4.4 is the last without cell ids, which would be other random ones each time.
+	@sed -i.ids -e '/^   "id": /d' -e 's/"nbformat_minor": 5/"nbformat_minor": 4/' colab/*.ipynb && rm colab/*.ipynb.ids
 
 lock:  ## resolve requirements.lock anew; ARGS=--upgrade takes newer releases
 	@$(found_python) -m venv --clear .venv-lock && .venv-lock/bin/pip install --quiet uv

@@ -133,7 +133,7 @@ def test_nucleus_is_the_shortest_head_of_the_sorted_tokens(weights, top_p):
 def test_low_temperature_is_greedy_search():
     starts = np.array([BOS, 3, 4, 5])
     tokens, log_probs = draw(MARKOV, starts=starts, max_length=6, temperature=1e-30)
-    expected, expected_log_probs = greedy_search(markov_step(MARKOV), None, starts, max_length=6, eos_id=EOS)
+    expected, expected_log_probs = greedy_search(markov_step(MARKOV), None, jnp.array(starts), max_length=6, eos_id=EOS)
     np.testing.assert_array_equal(tokens, expected)
     np.testing.assert_allclose(log_probs, expected_log_probs, rtol=1e-6)
 

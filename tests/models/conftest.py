@@ -30,9 +30,12 @@ def _make_model(attention_fn=dot_product_attention, **overrides):
     model = nnx.eval_shape(lambda: Transformer(config, attention_fn=attention_fn, rngs=nnx.Rngs(0)))
     graphdef, params = nnx.split(model)
     rng = np.random.default_rng(0)
-    return nnx.merge(
-        graphdef, jax.tree.map(lambda leaf: jnp.asarray(rng.normal(0.1, 0.3, leaf.shape), leaf.dtype), params)
-    )
+
+    def draw(path, leaf):
+        mean = 1.0 if jax.tree_util.keystr(path).endswith("['scale']") else 0.0
+        return jnp.asarray(rng.normal(mean, 0.4, leaf.shape), leaf.dtype)
+
+    return nnx.merge(graphdef, jax.tree_util.tree_map_with_path(draw, nnx.to_pure_dict(params)))
 
 
 @pytest.fixture(scope="session")

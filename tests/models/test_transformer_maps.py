@@ -34,7 +34,7 @@ def test_rows_are_distributions_over_what_may_be_seen(make_model):
         np.testing.assert_allclose(weights.sum(-1), 1, atol=1e-5, err_msg=name)
         if name.startswith("decoder") and name.endswith("self"):
             assert not jnp.triu(weights, 1).any(), f"{name} looks ahead"
-            assert (weights > 0).sum() == B * N * T * (T + 1) / 2
+            assert (weights > 0).sum() == B * N * T * (T + 1) // 2
         else:
             assert not weights[1, ..., 4:].any(), f"{name} looks at padding"
             assert (weights[1, ..., :4] > 0).all()

@@ -10,23 +10,44 @@ import optax
 import pytest
 from flax import nnx
 
+from tfx_jax.functional.dropout import dropout
 from tfx_jax.models.transformer import Transformer, TransformerConfig
 from tfx_jax.tasks.translation import translation_loss
 from tfx_jax.training.config import OptimizerConfig
 from tfx_jax.training.optimizer import make_optimizer
 from tfx_jax.training.sharding import DATA_PARALLEL, make_mesh, shard_batch, state_shardings
-from tfx_jax.training.step import TrainState, init_state, jit_update, update
+from tfx_jax.training.step import init_state, jit_update, update
 
 B, S, T, V = 16, 5, 7, 11
 NUM_STEPS = 4
 LOSS = functools.partial(translation_loss, label_smoothing=0.1)
 ADAM = make_optimizer(OptimizerConfig(warmup_steps=2, peak_learning_rate=0.01), d_model=8)
+SGD = optax.sgd(1.0)  # moves the parameters by their gradient
 RNG = jax.random.key(7)
 
 
-def make_model(dropout_rate=0.0, seed=0):
+class BagOfWords(nnx.Module):
+    """The least that can be trained to translate; it compiles in no time."""
+
+    def __init__(self, dropout_rate, *, rngs):
+        self.table = nnx.Param(jax.random.normal(rngs.params(), (V, 6)))
+        self.dropout_rate = dropout_rate
+
+    def __call__(self, source, target, *, rngs=None):
+        table = self.table[...]
+        before = jnp.concatenate([jnp.ones_like(target[:, :1]), target[:, :-1]], axis=1)
+        context = jnp.where(source[..., None] != 0, table[source], 0.0).sum(axis=1, keepdims=True)
+        x = dropout(table[before] + context, self.dropout_rate, rngs.dropout())
+        return jnp.tanh(x) @ table.T
+
+
+def make_transformer(dropout_rate=0.0, seed=0):
     config = TransformerConfig(V, num_layers=1, d_model=8, num_heads=2, d_ff=12, dropout_rate=dropout_rate)
     return Transformer(config, rngs=nnx.Rngs(params=seed))
+
+
+def make_bag_of_words(dropout_rate=0.0):
+    return BagOfWords(dropout_rate, rngs=nnx.Rngs(params=0))
 
 
 def make_batch(seed, lengths):
@@ -44,84 +65,93 @@ def make_batch(seed, lengths):
 UNEVEN = [make_batch(seed, np.roll([7, 7, 7, 6, 5, 1, 0, 0, 3, 2, 7, 4, 0, 0, 1, 1], 2 * seed)) for seed in range(4)]
 
 
-def prepare(num_devices, dropout_rate=0.0, optimizer=ADAM):
-    """A compiled step, the first state and the mesh."""
-    mesh = make_mesh(num_devices)
-    graphdef, first_state = init_state(functools.partial(make_model, dropout_rate), optimizer)
-    shardings = state_shardings(jax.eval_shape(first_state), mesh, DATA_PARALLEL)
-    state = jax.jit(first_state, out_shardings=shardings)()
-    return jit_update(graphdef, LOSS, optimizer, shardings), state, mesh
+class Trainer:
+    """A compiled step on a mesh, and as many copies of the first state as one likes."""
+
+    def __init__(self, make_model, num_devices=1, optimizer=ADAM):
+        self.mesh = make_mesh(num_devices)
+        graphdef, first_state = init_state(make_model, optimizer)
+        self.first = jax.device_get(jax.jit(first_state)())
+        self.shardings = state_shardings(self.first, self.mesh, DATA_PARALLEL)
+        self.step_fn = jit_update(graphdef, LOSS, optimizer, self.shardings)
+
+    def put(self, state):
+        return jax.device_put(state, self.shardings)
+
+    def run(self, state, batches):
+        """The state after a step on each batch, and the metrics of each."""
+        history = []
+        for batch in batches:
+            state, metrics = self.step_fn(state, shard_batch(batch, self.mesh), RNG)
+            history.append(jax.device_get(metrics))
+        return state, history
 
 
 @functools.cache
-def train(num_devices, dropout_rate):
-    """The state and the metrics of a few steps, with the compiled step."""
-    step_fn, state, mesh = prepare(num_devices, dropout_rate)
-    history = []
-    for batch in UNEVEN:
-        state, metrics = step_fn(state, shard_batch(batch, mesh), RNG)
-        history.append(jax.device_get(metrics))
-    return state, history, step_fn
+def trained(make_model, num_devices, dropout_rate):
+    """A model after a few steps: the state, the metrics of each step, and what trained it."""
+    trainer = Trainer(functools.partial(make_model, dropout_rate), num_devices)
+    return *trainer.run(trainer.put(trainer.first), UNEVEN), trainer
 
 
-@pytest.mark.parametrize("dropout_rate", [0.0, 0.3])
-def test_eight_devices_equal_one(dropout_rate):
+@pytest.mark.parametrize(
+    ("make_model", "dropout_rate"), [(make_transformer, 0.3), (make_bag_of_words, 0.3), (make_bag_of_words, 0.0)]
+)
+def test_eight_devices_equal_one(make_model, dropout_rate):
     """Measured: losses to 1.2e-7 relative, parameters to 6e-8 absolute where a step moves them by up to 1e-2."""
-    state, history, _ = train(8, dropout_rate)
-    expected_state, expected_history, _ = train(1, dropout_rate)
-    assert len(state.params["embedding"]["table"].devices()) == 8
-    assert len(expected_state.params["embedding"]["table"].devices()) == 1
+    state, history, _ = trained(make_model, 8, dropout_rate)
+    expected_state, expected_history, _ = trained(make_model, 1, dropout_rate)
+    assert (len(state.step.devices()), len(expected_state.step.devices())) == (8, 1)
     chex.assert_trees_all_close(history, expected_history, rtol=1e-6)
     chex.assert_trees_all_close(
         jax.device_get(state.params), jax.device_get(expected_state.params), rtol=1e-6, atol=1e-6
     )
-    chex.assert_trees_all_equal(state.step, expected_state.step, NUM_STEPS)
+    assert int(state.step) == int(expected_state.step) == NUM_STEPS
 
 
 def test_dropout_is_on_when_it_is_asked_for():
-    with_dropout, without = train(1, 0.3)[1], train(1, 0.0)[1]
+    with_dropout, without = trained(make_transformer, 8, 0.3)[1], trained(make_transformer, 8, 0.0)[1]
     assert abs(with_dropout[0]["loss"] / without[0]["loss"] - 1) > 1e-3
 
 
-def test_step_compiles_once_for_each_shape():
-    _, _, step_fn = train(8, 0.0)
-    assert step_fn._cache_size() == 1
-    # The outputs have the shardings of the inputs, or a further step would compile again.
-    state, _, _ = train(8, 0.0)
-    replicated = jax.sharding.NamedSharding(make_mesh(8), jax.sharding.PartitionSpec())
-    assert {leaf.sharding for leaf in jax.tree.leaves(state)} == {replicated}
-    step_fn(jax.tree.map(jnp.copy, state), shard_batch(make_batch(0, [3] * 8), make_mesh(8)), RNG)
-    assert step_fn._cache_size() == 2
+def test_step_compiles_once_and_keeps_the_shardings():
+    """Were the outputs sharded otherwise than the inputs, the second step would compile again."""
+    state, _, trainer = trained(make_transformer, 8, 0.3)
+    assert trainer.step_fn._cache_size() == 1
+    assert jax.tree.map(lambda leaf: leaf.sharding, state) == trainer.shardings
 
 
-def test_state_is_donated():
-    step_fn, state, mesh = prepare(1)
-    step_fn(state, shard_batch(UNEVEN[0], mesh), RNG)
+@pytest.fixture(scope="module")
+def bag():
+    return Trainer(functools.partial(make_bag_of_words, 0.3))
+
+
+def test_each_shape_compiles_once(bag):
+    short, long = make_batch(0, [3, 4]), make_batch(1, [3, 4, 5])
+    before = bag.step_fn._cache_size()
+    bag.run(bag.put(bag.first), [short, long, short, long])
+    assert bag.step_fn._cache_size() == before + 2
+
+
+def test_state_is_donated(bag):
+    state = bag.put(bag.first)
+    bag.run(state, UNEVEN[:1])
     assert all(leaf.is_deleted() for leaf in jax.tree.leaves(state))
 
 
-def test_resumed_run_draws_the_masks_it_would_have_drawn():
+def test_resumed_run_draws_the_masks_it_would_have_drawn(bag):
     """From a copy of the state in the middle, with the same key: the same bits at the end."""
-    step_fn, state, mesh = prepare(1, dropout_rate=0.3)
-    batches = [shard_batch(batch, mesh) for batch in UNEVEN]
-    for batch in batches[:2]:
-        state, _ = step_fn(state, batch, RNG)
+    state, _ = bag.run(bag.put(bag.first), UNEVEN[:2])
     middle = jax.tree.map(lambda leaf: np.array(leaf), state)
-    sharding = jax.tree.map(lambda leaf: leaf.sharding, state)
-    for batch in batches[2:]:
-        state, _ = step_fn(state, batch, RNG)
-    resumed = jax.device_put(middle, sharding)
-    for batch in batches[2:]:
-        resumed, _ = step_fn(resumed, batch, RNG)
-    chex.assert_trees_all_equal(resumed, state)
+    expected, expected_history = bag.run(state, UNEVEN[2:])
+    resumed, history = bag.run(bag.put(middle), UNEVEN[2:])
+    chex.assert_trees_all_equal((resumed, history), (expected, expected_history))
 
 
-def test_steps_draw_different_masks():
+def test_steps_draw_different_masks(bag):
     """The same parameters and batch at another step: another loss."""
-    step_fn, state, mesh = prepare(1, dropout_rate=0.3)
-    later = TrainState(state.step + 1, *jax.tree.map(jnp.copy, (state.params, state.opt_state)))
-    batch = shard_batch(UNEVEN[0], mesh)
-    losses = [float(step_fn(start, batch, RNG)[1]["loss"]) for start in (state, later)]
+    later = bag.first._replace(step=bag.first.step + 1)
+    losses = [bag.run(bag.put(state), UNEVEN[:1])[1][0]["loss"] for state in (bag.first, later)]
     assert abs(losses[0] / losses[1] - 1) > 1e-3
 
 
@@ -131,15 +161,15 @@ def replicate(tree):
 
 def test_pmap_equals_jit():
     """The classic style: every device holds a replica of the state and gets its rows of the batch."""
-    graphdef, first_state = init_state(make_model, ADAM)
+    expected_state, expected_history, trainer = trained(make_transformer, 8, 0.0)
+    graphdef = nnx.graphdef(nnx.eval_shape(make_transformer))
     step_fn = jax.pmap(functools.partial(update, graphdef, LOSS, ADAM, axis_name="data"), axis_name="data")
-    state = replicate(jax.jit(first_state)())
+    state = replicate(trainer.first)
     history = []
     for batch in UNEVEN:
         shards = {side: rows.reshape(8, B // 8, -1) for side, rows in batch.items()}
         state, metrics = step_fn(state, shards, replicate(RNG))
         history.append(jax.device_get(metrics))
-    expected_state, expected_history, _ = train(8, 0.0)
     for replica in range(8):
         mine = jax.tree.map(lambda leaf, replica=replica: np.asarray(leaf[replica]), (state.params, history[-1]))
         expected = jax.device_get((expected_state.params, expected_history[-1]))
@@ -168,15 +198,12 @@ def test_pmap_draws_a_mask_of_its_own_on_each_device():
 @pytest.fixture(scope="module")
 def sgd():
     """gradient(batch) -> (gradient, metrics) of the first parameters, read off a step of plain gradient descent."""
-    optimizer = optax.sgd(1.0)
-    step_fn, state, mesh = prepare(1, optimizer=optimizer)
-    sharding = jax.tree.map(lambda leaf: leaf.sharding, state)
-    first = jax.tree.map(lambda leaf: np.array(leaf), state)
+    trainer = Trainer(make_bag_of_words, optimizer=SGD)
 
     def gradient(batch):
-        after, metrics = step_fn(jax.device_put(first, sharding), shard_batch(batch, mesh), RNG)
-        moved = jax.tree.map(lambda old, new: old.astype(np.float64) - new, first.params, jax.device_get(after.params))
-        return moved, jax.device_get(metrics)
+        after, (metrics,) = trainer.run(trainer.put(trainer.first), [batch])
+        before = jax.tree.map(np.float64, trainer.first.params)
+        return jax.tree.map(np.subtract, before, jax.device_get(after.params)), metrics
 
     return gradient
 
@@ -216,10 +243,10 @@ def test_batch_of_padding_alone_changes_nothing(sgd):
 
 def test_batch_of_padding_alone_leaves_adam_to_its_own_decay():
     """A gradient of exactly zero: the moments shrink by b1 and b2, and the parameters follow the old momentum."""
-    step_fn, state, mesh = prepare(1)
-    state, _ = step_fn(state, shard_batch(UNEVEN[0], mesh), RNG)
+    trainer = Trainer(make_bag_of_words)
+    state, _ = trainer.run(trainer.put(trainer.first), UNEVEN[:1])
     before = jax.tree.map(lambda leaf: np.array(leaf), state)
-    state, metrics = step_fn(state, shard_batch(make_batch(0, [0] * B), mesh), RNG)
+    state, (metrics,) = trainer.run(state, [make_batch(0, [0] * B)])
     assert metrics["loss"] == metrics["tokens"] == metrics["grad_norm"] == 0.0
     old, new = before.opt_state[0], state.opt_state[0]
     chex.assert_trees_all_close(new.mu, jax.tree.map(lambda leaf: 0.9 * leaf, old.mu), rtol=1e-6)
@@ -234,9 +261,9 @@ def test_batch_of_padding_alone_leaves_adam_to_its_own_decay():
 
 
 def test_first_state_is_the_drawn_model():
-    graphdef, first_state = init_state(functools.partial(make_model, seed=3), ADAM)
-    state = first_state()
-    expected = nnx.to_pure_dict(nnx.state(make_model(seed=3)))
+    graphdef, first_state = init_state(functools.partial(make_transformer, seed=3), ADAM)
+    state = jax.jit(first_state)()
+    expected = jax.jit(lambda: nnx.to_pure_dict(nnx.state(make_transformer(seed=3))))()
     chex.assert_trees_all_equal(state.params, expected)
     assert state.step == 0
     assert state.step.dtype == jnp.int32

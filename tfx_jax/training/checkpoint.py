@@ -199,7 +199,7 @@ def average_trees(load: Callable[[int], Params], steps: Sequence[int]) -> Params
     total = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), first)
     for step in steps[1:]:
         total = jax.tree.map(np.add, total, load(step))
-    return jax.tree.map(lambda leaf, like: (leaf / len(steps)).astype(like.dtype), total, first)
+    return jax.tree.map(lambda leaf, like: np.asarray(leaf / len(steps), like.dtype), total, first)
 
 
 def _open(workdir: epath.PathLike) -> ocp.training.Checkpointer:
@@ -242,8 +242,7 @@ def _load(
 def _verify(parts: dict[str, Any], metadata: dict[str, Any]) -> None:
     if not metadata:
         raise ValueError("its metadata is damaged")
-    checksums = metadata.get("checksums", {})  # none in the checkpoints of the first trainings
-    damaged = [name for name, checksum in _checksums(parts).items() if checksums.get(name, checksum) != checksum]
+    damaged = [name for name, checksum in _checksums(parts).items() if metadata["checksums"].get(name) != checksum]
     if damaged:
         raise ValueError(f"the values of its {damaged[0]} are damaged")
 

@@ -320,7 +320,8 @@ def there_is(draw: Derivation) -> Pair:
 
 def price(draw: Derivation) -> Pair:
     """These shoes cost three thousand two hundred yen."""
-    noun, _, amount = _owned(draw, lambda: (draw.dice.choose(select("small garment")), "cost", 1 + draw.dice.below(9999)))
+    goods = select("small garment")
+    noun, _, amount = _owned(draw, lambda: (draw.dice.choose(goods), "cost", 1 + draw.dice.below(9999)))
     subject = draw.noun_phrase(noun)
     _, costs = verb_group("cost", "cost", "present", subject.agreement)
     return rules.COST(SUBJECT=subject.topic(), COST=Pair(costs, ""), AMOUNT=_number(amount))

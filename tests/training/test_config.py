@@ -1,0 +1,205 @@
+"""Configurations: what is refused, what a workdir remembers, and what may change in it."""
+
+import dataclasses
+import json
+
+import pytest
+from etils import epath
+
+from tfx_jax.errors import UserError
+from tfx_jax.models.transformer import TransformerConfig
+from tfx_jax.training.config import (
+    ExperimentConfig,
+    MeshConfig,
+    flat,
+    load_config,
+    save_config,
+    unknown_field,
+    validate,
+)
+
+
+def changed(**values):
+    """The default configuration with some leaves replaced: changed(**{"model.d_ff": 3})."""
+    config = ExperimentConfig()
+    for name, value in values.items():
+        *path, leaf = name.split(".")
+        owner = config
+        for part in path:
+            owner = getattr(owner, part)
+        assert hasattr(owner, leaf)
+        setattr(owner, leaf, value)
+    return config
+
+
+def test_defaults_are_the_base_model_and_valid():
+    config = ExperimentConfig()
+    assert validate(config) is config
+    assert (config.model.num_layers, config.model.d_model, config.model.d_ff) == (6, 512, 2048)
+    assert (config.optimizer.b1, config.optimizer.b2, config.optimizer.epsilon) == (0.9, 0.98, 1e-9)
+    assert (config.decoding.beam_size, config.decoding.alpha, config.decoding.extra_length) == (4, 0.6, 50)
+    validate(ExperimentConfig(model=TransformerConfig.big()))
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "message"),
+    [
+        ("model.num_layers", 0, "model.num_layers must be at least 1, got 0"),
+        ("model.d_model", -4, "model.d_model must be at least 1, got -4"),
+        ("num_steps", 0, "num_steps must be at least 1, got 0"),
+        ("log_every", 0, "log_every must be at least 1, got 0"),
+        ("checkpoint_every", 0, "checkpoint_every must be at least 1, got 0"),
+        ("keep_last", 0, "keep_last must be at least 1, got 0"),
+        ("optimizer.warmup_steps", 0, "optimizer.warmup_steps must be at least 1, got 0"),
+        ("decoding.beam_size", 0, "decoding.beam_size must be at least 1, got 0"),
+        ("decoding.alpha", -0.1, "decoding.alpha must be at least 0, got -0.1"),
+        ("decoding.alpha", float("nan"), "decoding.alpha must be at least 0, got nan"),
+        ("decoding.extra_length", -1, "decoding.extra_length must be at least 0, got -1"),
+        ("eval_every", -1, "eval_every must be at least 0, got -1"),
+        ("patience", -1, "patience must be at least 0, got -1"),
+        ("keep_best", -1, "keep_best must be at least 0, got -1"),
+        ("model.dropout_rate", 1.0, r"model.dropout_rate must be in \[0, 1\), got 1.0"),
+        ("model.attention_dropout_rate", -0.1, r"model.attention_dropout_rate must be in \[0, 1\), got -0.1"),
+        ("label_smoothing", 1.5, r"label_smoothing must be in \[0, 1\), got 1.5"),
+        ("optimizer.b2", 1.0, r"optimizer.b2 must be in \[0, 1\), got 1.0"),
+        ("model.d_model", 511, "model.d_model must be even for sinusoidal positions, got 511"),
+        ("model.num_heads", 7, "model.d_model=512 is not divisible by num_heads=7"),
+        ("model.dtype", "float61", 'model.dtype must be "float32" or "bfloat16", got \'float61\''),
+        ("model.dtype", "int32", 'model.dtype must be "float32" or "bfloat16", got \'int32\''),
+        ("data.tokenizer", "bytes", 'data.tokenizer must be "sentencepiece" or "words", got \'bytes\''),
+        ("data.tokens_per_batch", 255, "data.tokens_per_batch=255 holds no sentence of max_length=256"),
+        (
+            "model.learned_positions",
+            300,
+            r"model.learned_positions=300 is less than .*= 306: a translation may be that long",
+        ),
+    ],
+)
+def test_impossible_settings_are_refused(field, value, message):
+    with pytest.raises(UserError, match=f"^config.{message}$"):
+        validate(changed(**{field: value}))
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"model.d_model": 511, "model.num_heads": 1, "model.learned_positions": 306},
+        {"model.num_heads": 7, "model.d_k": 64, "model.d_v": 64},
+        {"model.dtype": "bfloat16"},
+        {"data.tokens_per_batch": 256},
+        {"label_smoothing": 0.0, "model.dropout_rate": 0.0, "keep_best": 0, "decoding.alpha": 0.0},
+    ],
+)
+def test_unusual_settings_that_work(values):
+    validate(changed(**values))
+
+
+def test_flat_names_every_leaf():
+    leaves = flat(changed(**{"model.d_ff": 3, "seed": 5}))
+    assert (leaves["model.d_ff"], leaves["seed"], leaves["decoding.alpha"]) == (3, 5, 0.6)
+    assert "model" not in leaves
+    config = ExperimentConfig()
+    nested = ("model", "data", "optimizer", "decoding", "mesh")
+    expected = sum(len(dataclasses.fields(getattr(config, name))) for name in nested)
+    assert len(leaves) == expected + len(dataclasses.fields(config)) - len(nested)
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("model.num_layer", "; did you mean config.model.num_layers?"),
+        ("num_layers", "; did you mean config.model.num_layers?"),
+        ("label_smothing", "; did you mean config.label_smoothing?"),
+        ("xyzzy", ""),
+    ],
+)
+def test_unknown_field_names_the_nearest(name, hint):
+    error = unknown_field(name, ExperimentConfig())
+    assert isinstance(error, UserError)
+    assert str(error) == f"config has no field {name}{hint}"
+
+
+@pytest.fixture
+def workdir(tmp_path):
+    return epath.Path(tmp_path)
+
+
+def test_saved_and_loaded(workdir):
+    config = changed(**{"model.d_k": 64, "optimizer.peak_learning_rate": 1e-3, "data.train_source": "a/ä.txt"})
+    save_config(config, workdir)
+    assert load_config(workdir) == config
+    assert [path.name for path in workdir.iterdir()] == ["config.json"]
+
+
+def test_same_experiment_again(workdir):
+    save_config(ExperimentConfig(), workdir)
+    save_config(ExperimentConfig(), workdir)
+    assert load_config(workdir) == ExperimentConfig()
+
+
+def test_what_may_change_is_changed(workdir):
+    save_config(ExperimentConfig(), workdir)
+    new = {"num_steps": 9, "log_every": 9, "checkpoint_every": 9, "eval_every": 9, "patience": 9, "keep_last": 9}
+    new |= {"keep_best": 9, "decoding.beam_size": 9, "decoding.alpha": 0.9, "decoding.extra_length": 9, "mesh.data": 9}
+    save_config(changed(**new), workdir)
+    assert load_config(workdir) == changed(**new)
+    assert load_config(workdir).mesh == MeshConfig(data=9)
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "message"),
+    [
+        ("seed", 1, "seed=0, not 1"),
+        ("model.d_ff", 1024, "model.d_ff=2048, not 1024"),
+        ("data.target_language", "de", "data.target_language='ja', not 'de'"),
+        ("optimizer.peak_learning_rate", 0.1, "optimizer.peak_learning_rate=None, not 0.1"),
+    ],
+)
+def test_workdir_of_another_experiment_is_refused(workdir, field, value, message):
+    save_config(changed(num_steps=7), workdir)
+    with pytest.raises(UserError, match=f"was made with {message}: take another --workdir or delete this one"):
+        save_config(changed(**{field: value, "num_steps": 8}), workdir)
+    assert load_config(workdir).num_steps == 7  # nothing of the refused one was written
+
+
+def test_all_differences_are_named(workdir):
+    save_config(ExperimentConfig(), workdir)
+    with pytest.raises(UserError, match=r"model.d_ff=2048, not 3; seed=0, not 4: take"):
+        save_config(changed(**{"model.d_ff": 3, "seed": 4}), workdir)
+
+
+def test_workdir_without_config(workdir):
+    with pytest.raises(UserError, match=r"has no config\.json: it is not the --workdir of a training"):
+        load_config(workdir)
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        b"",
+        b'{"model": {"d_mod',
+        b"[]",
+        b"7",
+        b'{"model": null}',
+        b'{"model": {"depth": 3}}',
+        b'{"depth": 3}',
+        b"\xff\xfe",
+    ],
+)
+def test_damaged_config(workdir, damage):
+    save_config(ExperimentConfig(), workdir)
+    (workdir / "config.json").write_bytes(damage)
+    for use in (lambda: load_config(workdir), lambda: save_config(ExperimentConfig(), workdir)):
+        with pytest.raises(UserError, match=r"config.json is damaged or from another version \(") as caught:
+            use()
+        assert "\n" not in str(caught.value)
+
+
+def test_config_of_before_a_field_existed(workdir):
+    """Fields that an older version did not write have their defaults."""
+    save_config(ExperimentConfig(), workdir)
+    path = workdir / "config.json"
+    values = json.loads(path.read_text())
+    del values["patience"], values["decoding"]["alpha"], values["mesh"]
+    path.write_text(json.dumps(values))
+    assert load_config(workdir) == ExperimentConfig()
