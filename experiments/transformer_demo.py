@@ -4,6 +4,10 @@ r"""A small Transformer learns the built-in English-Japanese grammar in a few mi
 
 is what `make demo` runs first. There is no paper behind it: the grammar (`tfx_jax.data.grammar`) exists to have
 something real to translate without downloading anything, with word order that crosses from one language to the other.
+The target is an exact match of at least 95 % on 500 sentences whose combinations of words were held out.
+
+Measured here, on two shared cores (seed 0, beam 4): 2,000 steps in 4 minutes and 10 seconds beside other work, exact
+match 93.2 % at the last step and 96.2 % for the mean of the last five checkpoints. DEMO_FINAL
 """
 
 from tfx_jax.training.config import ExperimentConfig, tiny_variant

@@ -8,6 +8,8 @@ reported at about 37 without beam search, its direction not stated.
     tfx-jax train --config=experiments/transformer_enja.py:enja --workdir=runs/enja --config.data.data_dir=DIR
 
 DIR holds train.en.gz, train.ja.gz, dev.en and dev.ja.
+
+Measured here: not yet run.
 """
 
 from tfx_jax.training.config import ExperimentConfig, tiny_variant

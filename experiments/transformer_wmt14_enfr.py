@@ -19,7 +19,7 @@ Measured here: not yet run.
 """
 
 from tfx_jax.models.transformer import TransformerConfig
-from tfx_jax.training.config import ExperimentConfig
+from tfx_jax.training.config import ExperimentConfig, tiny_variant
 
 
 def get_config(variant: str = "base") -> ExperimentConfig:
@@ -37,12 +37,4 @@ def get_config(variant: str = "base") -> ExperimentConfig:
         config.num_steps = 300_000
         config.checkpoint_every = 600
         config.keep_last = 20
-    if variant == "test":  # seconds on one CPU
-        config.data.dataset = "grammar"
-        config.data.source_language, config.data.target_language = "en", "ja"
-        config.data.max_length, config.data.tokens_per_batch, config.data.window = 64, 256, 256
-        config.model.num_layers, config.model.d_model, config.model.num_heads, config.model.d_ff = 1, 32, 2, 64
-        config.model.vocab_size = 1_000
-        config.decoding.extra_length = 4
-        config.num_steps, config.checkpoint_every, config.log_every = 6, 2, 2
-    return config
+    return tiny_variant(config) if variant == "test" else config

@@ -1,6 +1,5 @@
 """Eight CPU devices, and no silent broadcasting or dtype promotion in our own code."""
 
-import os
 import pathlib
 
 import jax

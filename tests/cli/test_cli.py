@@ -94,7 +94,7 @@ def test_training_leaves_what_it_should(workdir):
     assert sorted(int(path.name) for path in (workdir / "checkpoints").iterdir()) == [2, 4, 6]
     assert list((workdir / "tensorboard").iterdir())
     assert (workdir / "vocab.txt").exists()
-    assert set(load_params(workdir)) == {"embedding", "encoder_layers", "decoder_layers"}
+    assert {"embedding", "encoder_layers", "decoder_layers"} <= set(load_params(workdir))
 
 
 def test_translate_writes_as_many_lines_as_it_reads(workdir, stdin, capfdbinary):
@@ -203,7 +203,7 @@ def test_missing_checkpoints_are_named(workdir, capfd):
         (lambda folder: [(folder / f"train.{side}").write_text("\n" * 200) for side in ("src", "tgt")], "none of the"),
         (
             lambda folder: [(folder / f"train.{side}").write_text("w1 " * 100_000 + "\n") for side in ("src", "tgt")],
-            "longer than max_length",
+            "none has 1 to 63 tokens on both sides",
         ),
     ],
 )

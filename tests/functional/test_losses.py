@@ -48,13 +48,13 @@ def test_equals_the_one_hot_formulation(shape, smoothing):
 
 @settings(deadline=None, max_examples=20)
 @given(
-    logits=st.lists(st.floats(-50, 50, width=32), min_size=1, max_size=6),
-    smoothing=st.floats(0, 0.99),
+    logits=st.lists(st.floats(-50, 50, width=32), min_size=V, max_size=V),
+    target=st.integers(0, V - 1),
+    smoothing=st.floats(0.001, 0.99),
     shift=st.floats(-100, 100, width=32),
-    data=st.data(),
 )
-def test_any_logits(logits, smoothing, shift, data):
-    logits, target = jnp.array(logits, jnp.float32), jnp.array(data.draw(st.integers(0, len(logits) - 1)))
+def test_any_logits(logits, target, smoothing, shift):
+    logits, target = jnp.array(logits, jnp.float32), jnp.array(target)
     loss = label_smoothed_cross_entropy(logits, target, smoothing=smoothing)
     np.testing.assert_allclose(loss, _oracle(logits, target, smoothing), rtol=1e-5, atol=1e-4)
     shifted = label_smoothed_cross_entropy(logits + shift, target, smoothing=smoothing)
@@ -92,7 +92,7 @@ def test_minimum_is_the_entropy_of_the_target_distribution(smoothing):
     loss, gradient = jax.value_and_grad(
         lambda logits: label_smoothed_cross_entropy(logits, target, smoothing=smoothing).sum()
     )(best)
-    np.testing.assert_allclose(loss, entropy, rtol=1e-6)
+    np.testing.assert_allclose(loss, entropy, atol=1e-6)
     np.testing.assert_allclose(gradient, 0, atol=1e-6)
     others = best + _batch(100, seed=2)[0]
     worse = label_smoothed_cross_entropy(others, jnp.full(100, 2), smoothing=smoothing)

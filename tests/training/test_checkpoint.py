@@ -328,11 +328,12 @@ def test_leftovers_of_an_interrupted_save_are_cleared(workdir):
 def test_reading_needs_no_devices_and_a_save_that_fails_names_the_last_good_checkpoint(workdir):
     """In a process with one device, and a limit on the size of files that is reached like the end of a disk."""
     program = """
-import json, pathlib, resource, sys
+import json, logging, resource, sys
 import jax, numpy as np
 from tests.training.test_checkpoint import host_state, put
 from tfx_jax.errors import UserError
 from tfx_jax.training.checkpoint import Checkpoints, average_checkpoints, load_params
+logging.disable(logging.CRITICAL)
 workdir, report = sys.argv[1], {"devices": jax.device_count()}
 leaves = jax.tree.leaves(load_params(workdir))
 report["same"] = all(map(np.array_equal, leaves, jax.tree.leaves(host_state(9).params)))
@@ -350,12 +351,15 @@ def fail_and_wait():
 def fail_and_leave():
     with Checkpoints(workdir) as checkpoints:
         checkpoints.save(put(host_state(12), 1), {"data": 0})
+def fail_after_an_error():
+    with Checkpoints(workdir) as checkpoints:
+        checkpoints.save(put(host_state(12), 1), {"data": 0})
         raise UserError("the loss is nan")
 def fail_and_save_again():
     with Checkpoints(workdir) as checkpoints:
         checkpoints.save(put(host_state(12), 1), {"data": 0})
         checkpoints.save(put(host_state(15), 1), {"data": 0})
-for action in (fail_and_wait, fail_and_leave, fail_and_save_again):
+for action in (fail_and_wait, fail_and_leave, fail_after_an_error, fail_and_save_again):
     report[action.__name__] = attempt(action)
 report["average"] = attempt(lambda: average_checkpoints(workdir, 2))
 print(json.dumps(report))
@@ -371,10 +375,10 @@ print(json.dumps(report))
     assert result.returncode == 0, result.stderr
     report = json.loads(result.stdout.splitlines()[-1])
     assert (report["devices"], report["same"], report["types"]) == (1, True, ["ndarray"])
-    for way in ("fail_and_wait", "fail_and_save_again"):
+    for way in ("fail_and_wait", "fail_and_leave", "fail_and_save_again"):
         assert report[way].startswith(f"cannot save step 12 in {workdir / 'checkpoints'} (")
         assert report[way].endswith("); the last good checkpoint is step 9; make room and run the same command again")
-    assert report["fail_and_leave"] == "the loss is nan"  # a failed save does not hide what went wrong before
+    assert report["fail_after_an_error"] == "the loss is nan"  # a failed save does not hide what went wrong before
     assert "average" in report["average"]
     chex.assert_trees_all_equal(restore(workdir)[0], host_state(9))
 

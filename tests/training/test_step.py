@@ -238,7 +238,7 @@ def test_rows_of_padding_change_nothing(sgd):
 def test_batch_of_padding_alone_changes_nothing(sgd):
     gradient, metrics = sgd(make_batch(0, [0] * B))
     chex.assert_trees_all_equal(gradient, jax.tree.map(np.zeros_like, gradient))
-    assert set(metrics.values()) == {0.0}
+    assert not any(metrics.values())
 
 
 def test_batch_of_padding_alone_leaves_adam_to_its_own_decay():

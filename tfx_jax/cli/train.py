@@ -1,15 +1,15 @@
 """`tfx-jax train`: kept short, so that a notebook can call `tfx_jax.training.loop.train` instead."""
 
-import sys
+import pathlib
+import runpy
 from collections.abc import Sequence
-from typing import Any
 
 from absl import flags
 from ml_collections import config_flags
 
 from tfx_jax.cli.options import Parser, set_up_program
 from tfx_jax.errors import UserError
-from tfx_jax.training.config import ExperimentConfig, unknown_field
+from tfx_jax.training.config import ExperimentConfig, flat, unknown_field
 from tfx_jax.training.loop import train
 
 
@@ -35,39 +35,36 @@ def load_config_file(config: str, overrides: Sequence[str] = ()) -> ExperimentCo
     Raises:
       UserError: if the file, the variant or a field does not exist, or a value has the wrong type.
     """
+    found = _call_get_config(config)
     for override in overrides:
+        name, equals, _ = override.removeprefix("--config.").partition("=")
         if not override.startswith("--config."):
             raise UserError(f"unknown argument {override}; overrides have the form --config.FIELD=VALUE")
-        if "=" not in override:
+        if not equals:
             raise UserError(f"{override} lacks its value: write {override}=VALUE")
-    argv = ["tfx-jax", f"--config={config}", *overrides]
+        if name not in flat(found):
+            raise unknown_field(name, found)
+    argv = ["tfx-jax", *overrides]
     values = flags.FlagValues()
-    config_flags.DEFINE_config_file("config", flag_values=values, sys_argv=argv)
     try:
+        config_flags.DEFINE_config_dataclass("config", found, flag_values=values, sys_argv=argv)
         values(argv)
-        found: Any = values["config"].value
-    except FileNotFoundError:
-        raise UserError(f"{config.partition(':')[0]} does not exist; --config takes an experiment file") from None
-    except (KeyError, AttributeError) as error:
-        raise _unknown_field(error, overrides) from None
     except (flags.Error, ValueError, TypeError) as error:
         raise UserError(" ".join(str(error).split())) from None
+    return values["config"].value
+
+
+def _call_get_config(config: str) -> ExperimentConfig:
+    path, _, variant = config.partition(":")
+    if not pathlib.Path(path).is_file():
+        raise UserError(f"{path} does not exist; --config takes an experiment file, with :variant behind it")
+    get_config = runpy.run_path(path).get("get_config")
+    if get_config is None:
+        raise UserError(f"{path} defines no get_config(variant): it is not an experiment file")
+    try:
+        found = get_config(variant) if variant else get_config()
+    except ValueError as error:
+        raise UserError(f"{path}: {error}") from None
     if not isinstance(found, ExperimentConfig):
-        raise UserError(f"get_config of {config} returns a {type(found).__name__}, not an ExperimentConfig")
+        raise UserError(f"get_config of {path} returns a {type(found).__name__}, not an ExperimentConfig")
     return found
-
-
-def _unknown_field(error: Exception, overrides: Sequence[str]) -> UserError:
-    """Finds the override that named a field which does not exist."""
-    from tfx_jax.training.config import flat
-
-    known = flat(ExperimentConfig())
-    for override in overrides:
-        name = override.removeprefix("--config.").partition("=")[0]
-        if name not in known:
-            return unknown_field(name, ExperimentConfig())
-    return UserError(" ".join(str(error).split()))
-
-
-if __name__ == "__main__":
-    sys.exit(run(sys.argv[1:]))

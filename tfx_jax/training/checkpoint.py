@@ -51,8 +51,16 @@ class Checkpoints:
     def __enter__(self) -> "Checkpoints":
         return self
 
-    def __exit__(self, *_: Any) -> None:
-        self._checkpointer.close()
+    def __exit__(self, kind: type[BaseException] | None, *_: Any) -> None:
+        """Waits for the last save. That it failed does not hide an error that was there before."""
+        try:
+            self.wait()
+        except UserError as error:
+            if kind is None:
+                raise
+            logging.warning("%s", error)
+        finally:
+            self._checkpointer.close()
 
     @property
     def steps(self) -> list[int]:

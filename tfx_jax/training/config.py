@@ -163,7 +163,7 @@ def tiny_variant(config: ExperimentConfig) -> ExperimentConfig:
     config.data.dataset = "grammar"
     config.data.source_language, config.data.target_language = "en", "ja"
     config.data.tokenizer, config.data.is_tokenised = "sentencepiece", True
-    config.data.max_length, config.data.tokens_per_batch, config.data.window = 64, 256, 256
+    config.data.max_length, config.data.tokens_per_batch, config.data.window = 64, 512, 256
     config.model.vocab_size = 1_000
     config.model.num_layers, config.model.d_model, config.model.num_heads, config.model.d_ff = 1, 32, 2, 64
     config.decoding.extra_length = 4

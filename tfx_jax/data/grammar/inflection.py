@@ -97,8 +97,8 @@ def inflect(word: str, tense: str, *, negative: bool = False, style: Style = "po
 
     >>> inflect("行く", "and"), inflect("来る", "past"), inflect("待つ", "past", style="plain")
     ('行っ て', '来 まし た', '待っ た')
-    >>> inflect("きれい な", "present", style="attributive")
-    'きれい な'
+    >>> inflect("静か な", "present", style="attributive")
+    '静か な'
     """
     column = 2 * (style != "polite") + negative
     if word[-1] not in _ADJECTIVE_FORMS:

@@ -256,7 +256,7 @@ def _being(draw: Derivation, subject: NounPhrase, english: str, japanese: str, *
         return rules.IS_IT(
             BE=Pair(verb, ""), SUBJECT=subject.topic(), COMPLEMENT=Pair(english, inflect(japanese, tense))
         )
-    negative = draw.dice.chance(20)
+    negative = draw.dice.chance(30)
     is_very = is_gradable and not negative and draw.dice.chance(25)
     return STATEMENT(
         CLAUSE=rules.BE(
@@ -371,7 +371,7 @@ def _owned(draw: Derivation, propose: Callable[[], Drawn]) -> Drawn:
 
 
 CONSTRUCTIONS: tuple[Callable[[Derivation], Pair], ...] = (  # each as often as it is listed
-    *(statement,) * 22,
+    *(statement,) * 21,
     *(with_relative_subject,) * 7,
     *(with_relative_object,) * 8,
     *(question,) * 7,
@@ -385,7 +385,7 @@ CONSTRUCTIONS: tuple[Callable[[Derivation], Pair], ...] = (  # each as often as 
     *(when,) * 4,
     *(because,) * 4,
     *(think,) * 3,
-    *(quality,) * 8,
+    *(quality,) * 9,
     *(profession,) * 2,
     *(comparison,) * 3,
     *(there_is,) * 6,

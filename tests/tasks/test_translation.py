@@ -1,0 +1,223 @@
+"""The loss of a batch of sentence pairs, and lines in, as many lines out."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from tfx_jax.data.tokenizer import EOS_ID, PAD_ID, WordTokenizer
+from tfx_jax.models.transformer import Transformer, TransformerConfig
+from tfx_jax.tasks.translation import Translator, translation_loss
+
+WORDS = [f"w{number}" for number in range(12)]
+TOKENIZER = WordTokenizer.train([" ".join(WORDS)])
+V = TOKENIZER.vocab_size
+
+
+class Fixed(nnx.Module):
+    """Gives the same logits whatever it reads, and notes what it was asked."""
+
+    def __init__(self, logits):
+        self.logits = nnx.data(jnp.asarray(logits, jnp.float32))
+
+    def __call__(self, source, target, *, rngs):
+        del source, target, rngs
+        return self.logits
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+def test_loss_sums_over_the_tokens_that_are_there(smoothing):
+    rng = np.random.default_rng(0)
+    logits = 3 * rng.normal(size=(4, 6, 9))
+    target = rng.integers(1, 9, (4, 6))
+    target[1, 2:] = target[2, 5:] = target[3] = PAD_ID
+    target[0, :3] = logits[0, :3].argmax(axis=-1)
+    loss = nll = correct = 0.0
+    for b, t in zip(*np.nonzero(target), strict=True):
+        log_probs = logits[b, t] - np.log(np.exp(logits[b, t]).sum())
+        wanted = np.full(9, smoothing / 9)
+        wanted[target[b, t]] += 1 - smoothing
+        loss -= wanted @ log_probs
+        nll -= log_probs[target[b, t]]
+        correct += log_probs.argmax() == target[b, t]
+    batch = {"source": np.ones((4, 2), np.int32), "target": jnp.asarray(target, jnp.int32)}
+    total, sums = translation_loss(Fixed(logits), batch, None, label_smoothing=smoothing)
+    np.testing.assert_allclose(total, loss, rtol=1e-5)
+    np.testing.assert_allclose(sums["nll"], nll, rtol=1e-5)
+    assert (float(sums["tokens"]), float(sums["correct"])) == (np.count_nonzero(target), correct)
+    assert {value.dtype for value in (total, *sums.values())} == {jnp.dtype("float32")}
+
+
+def test_loss_of_padding_alone_is_zero_even_where_logits_are_huge():
+    batch = {"source": np.zeros((2, 3), np.int32), "target": jnp.zeros((2, 3), jnp.int32)}
+    total, sums = translation_loss(Fixed(np.full((2, 3, 5), 1e30)), batch, None, label_smoothing=0.1)
+    assert float(total) == 0.0
+    assert {name: float(value) for name, value in sums.items()} == {"tokens": 0.0, "nll": 0.0, "correct": 0.0}
+
+
+class Echo:
+    """Stands in for the compiled search: gives back the source, and notes the shapes that would be compiled."""
+
+    def __init__(self):
+        self.shapes = []
+
+    def __call__(self, params, source):
+        self.shapes.append(source.shape)
+        return source
+
+
+def echoing(**options):
+    """A translator that repeats its input, without a model."""
+    translator = Translator(nnx.graphdef(Fixed(np.zeros(()))), TOKENIZER, **options)
+    translator._search = Echo()
+    return translator
+
+
+def random_lines(rng, count, longest):
+    return [" ".join(rng.choice(WORDS, length)) for length in rng.integers(1, longest + 1, count)]
+
+
+def test_as_many_lines_as_came_in_and_in_their_order():
+    rng = np.random.default_rng(1)
+    lines = random_lines(rng, 300, 60)
+    empty = rng.choice(300, 40, replace=False)
+    for index in empty:
+        lines[index] = ["", " ", "\t ", "\u3000"][index % 4]
+    expected = [line.strip() for line in lines]
+    assert echoing()({}, lines) == expected
+
+
+def test_no_lines_and_nothing_but_empty_lines():
+    translator = echoing()
+    assert translator({}, []) == []
+    assert translator({}, ["", "  "]) == ["", ""]
+    assert translator.translate_ids({}, ["", "w1"]) == [[], [*TOKENIZER.encode("w1"), EOS_ID]]
+    assert len(translator._search.shapes) == 1
+
+
+def test_very_long_lines_are_cut():
+    translator = echoing(max_source_length=20)
+    long, short = "w1 w2 " * 50_000, "w3"
+    assert translator({}, [long, short]) == ["w1 w2 " * 9 + "w1", "w3"]
+    assert max(length for _, length in translator._search.shapes) == 20
+
+
+@pytest.mark.parametrize("max_source_length", [256, 100, 10])
+def test_a_handful_of_programs_serves_all_lengths(max_source_length):
+    """Every length of source, thousands of lines: five shapes at most, each of about as many tokens."""
+    translator = echoing(max_source_length=max_source_length, tokens_per_batch=2_048)
+    rng = np.random.default_rng(2)
+    translator({}, random_lines(rng, 2_000, 300))
+    translator({}, [" ".join(["w0"] * length) for length in range(1, 300)])
+    shapes = set(translator._search.shapes)
+    assert len(shapes) <= 5
+    assert {length for _, length in shapes} <= {16, 32, 64, 128, max_source_length}
+    assert all(1_024 < rows * length <= 2_048 for rows, length in shapes)
+
+
+@pytest.mark.parametrize(("count", "rows"), [(1, 2), (2, 2), (3, 4), (5, 8), (100, 128), (1_000, 128)])
+def test_a_few_lines_do_not_pay_for_a_full_batch(count, rows):
+    translator = echoing(tokens_per_batch=2_048)
+    translator({}, ["w1 w2"] * count)
+    assert set(translator._search.shapes) == {(rows, 16)}
+    assert len(translator._search.shapes) == -(-count // rows)
+
+
+def test_line_by_line_needs_one_program_for_each_length():
+    """What an interactive user pays: nothing new for the second line of about the same length."""
+    translator = echoing()
+    for length in range(1, 255):
+        translator({}, [" ".join(["w0"] * length)])
+    assert set(translator._search.shapes) == {(2, 16), (1, 32), (1, 64), (1, 128), (1, 256)}
+
+
+class Endless(nnx.Module):
+    """Never ends a sentence by itself; counts the steps of the search."""
+
+    steps = 0
+
+    def start_decoding(self, source, *, max_length):
+        def step_fn(tokens, cache):
+            jax.debug.callback(self.count)
+            return jnp.zeros((tokens.shape[0], V)).at[:, EOS_ID].set(-30.0), cache
+
+        return step_fn, jnp.zeros((source.shape[0], 1))
+
+    @classmethod
+    def count(cls):
+        cls.steps += 1
+
+
+def test_rows_of_padding_end_at_once():
+    """The search takes as many steps as the longest sentence may: `extra_length` more than its source."""
+    translator = Translator(nnx.graphdef(Endless()), TOKENIZER, beam_size=2, extra_length=3)
+    Endless.steps = 0
+    (output,) = translator.translate_ids({}, ["w1 w2"])  # a batch of two rows, the second of them padding
+    jax.effects_barrier()
+    assert Endless.steps == len(output) == 3 + 3  # with the ends of sentence; the buffer would hold 16 + 3
+    Endless.steps = 0
+    translator._search({}, jnp.zeros((2, 16), jnp.int32)).block_until_ready()
+    jax.effects_barrier()
+    assert Endless.steps == 1
+
+
+def make_model():
+    config = TransformerConfig(V, num_layers=1, d_model=16, num_heads=2, d_ff=24)
+    return Transformer(config, rngs=nnx.Rngs(params=5))
+
+
+@pytest.fixture(scope="module")
+def model():
+    """A graph definition and parameters that make it talkative: far apart enough for no two tokens to tie."""
+    params = jax.jit(lambda: nnx.to_pure_dict(nnx.state(make_model())))()
+    params["embedding"]["table"] = 3 * params["embedding"]["table"]
+    return nnx.graphdef(nnx.eval_shape(make_model)), jax.device_get(params)
+
+
+LINES = ["w1 w2 w3", "", "w4", "w5 w6 w7 w8 w9 w10", "w0 w0 w0", "w11 w3 w2 w1 w0 w5 w6 w7 w8 w9 w10 w1 w2 w3"]
+
+
+@pytest.fixture(scope="module")
+def translator(model):
+    return Translator(model[0], TOKENIZER, beam_size=2, extra_length=4)
+
+
+def test_company_in_a_batch_does_not_change_a_translation(model, translator):
+    together = translator.translate_ids(model[1], LINES)
+    assert len({tuple(ids) for ids in together}) >= 4  # they do say different things
+    assert translator.translate_ids(model[1], LINES[::-1]) == together[::-1]
+    alone = [translator.translate_ids(model[1], [line])[0] for line in LINES]
+    assert alone == together
+    assert translator._search._cache_size() == 2  # eight rows of 16 together, two rows alone
+
+
+def test_outputs_end_and_keep_their_limit(model, translator):
+    for line, ids in zip(LINES, translator.translate_ids(model[1], LINES), strict=True):
+        if line:
+            assert ids.index(EOS_ID) == len(ids) - 1
+            assert len(ids) <= len(line.split()) + 1 + 4
+            assert PAD_ID not in ids
+
+
+def test_beam_of_one_is_greedy_search_without_a_cache(model):
+    """Against the model's own teacher forcing: the best token after each prefix, computed anew for every step."""
+    graphdef, params = model
+    translator = Translator(graphdef, TOKENIZER, beam_size=1, extra_length=4)
+
+    @jax.jit
+    def score(source, target):
+        return nnx.merge(graphdef, params)(source, target)
+
+    for line in ("w1 w2 w3", "w5 w6 w7 w8 w9 w10"):
+        encoded = [*TOKENIZER.encode(line), EOS_ID]
+        source = np.array([encoded + [PAD_ID] * (16 - len(encoded))], np.int32)
+        expected = []
+        for step in range(len(encoded) + 4):
+            target = np.array([expected + [PAD_ID] * (16 - len(expected))], np.int32)
+            logits = np.array(score(source, target)[0, step])
+            logits[PAD_ID] = -np.inf
+            expected.append(EOS_ID if step == len(encoded) + 3 else int(logits.argmax()))
+            if expected[-1] == EOS_ID:
+                break
+        assert translator.translate_ids(params, [line]) == [expected]
