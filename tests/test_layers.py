@@ -22,7 +22,7 @@ MAY_IMPORT = {
 }
 MAX_LINES = 400
 SOURCES = sorted((ROOT / "tfx_jax").rglob("*.py"))
-FILES = [*SOURCES, *(path for folder in ("tests", "experiments") for path in sorted((ROOT / folder).rglob("*.py")))]
+FILES = [*SOURCES, *sorted((ROOT / "experiments").rglob("*.py"))]
 
 
 def _label(path):

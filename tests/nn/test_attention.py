@@ -142,9 +142,11 @@ def test_values_are_made_from_what_keys_are_made_from():
 
 
 def test_kernels_start_glorot_uniform_over_all_heads():
+    """Those of queries, keys and values with half the variance."""
     layer = MultiHeadAttention(64, 8, d_k=32, d_v=16, rngs=nnx.Rngs(0))
-    for projection, fans in ((layer.query, 64 + 8 * 32), (layer.value, 64 + 8 * 16), (layer.out, 8 * 16 + 64)):
-        limit = math.sqrt(6 / fans)
+    starts = ((layer.query, 64 + 8 * 32, 0.5), (layer.value, 64 + 8 * 16, 0.5), (layer.out, 8 * 16 + 64, 1.0))
+    for projection, fans, gain in starts:
+        limit = math.sqrt(gain * 6 / fans)
         size = jnp.abs(projection.kernel[...])
         assert 0.99 * limit < size.max() <= limit
         np.testing.assert_allclose(size.mean(), limit / 2, rtol=0.03)

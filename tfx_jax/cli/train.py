@@ -3,6 +3,7 @@
 import pathlib
 import runpy
 from collections.abc import Sequence
+from typing import Any
 
 from absl import flags
 from ml_collections import config_flags
@@ -51,7 +52,8 @@ def load_config_file(config: str, overrides: Sequence[str] = ()) -> ExperimentCo
         values(argv)
     except (flags.Error, ValueError, TypeError) as error:
         raise UserError(" ".join(str(error).split())) from None
-    return values["config"].value
+    changed: Any = values["config"].value
+    return changed
 
 
 def _call_get_config(config: str) -> ExperimentConfig:

@@ -28,7 +28,7 @@ class PairSource(Protocol):
         """The number of pairs."""
         ...
 
-    def __getitem__(self, index: int) -> Pair:
+    def __getitem__(self, index: int, /) -> Pair:
         """The pair with this index: {"source": str, "target": str}."""
         ...
 

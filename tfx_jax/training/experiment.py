@@ -9,7 +9,7 @@ from etils import epath
 from flax import nnx
 from jaxtyping import Array
 
-from tfx_jax.data.grammar import GrammarPairs
+from tfx_jax.data.grammar import GrammarPairs, Split
 from tfx_jax.data.text import PairSource, lines_of, read_pairs, read_tsv
 from tfx_jax.data.tfds import tfds_pairs
 from tfx_jax.data.tokenizer import EOS_ID, Tokenizer, join_subwords, train_or_load
@@ -118,7 +118,7 @@ class Experiment:
         return join_subwords(reference) if self.config.data.tokenizer == "words" else reference
 
 
-def open_pairs(data: DataConfig, split: str) -> PairSource:
+def open_pairs(data: DataConfig, split: Split) -> PairSource:
     """Opens the "train", "validation" or "test" part of the configured text.
 
     Evaluation parts keep their empty lines, as every line counts there.

@@ -30,6 +30,7 @@ the bag that yumi bought is light . | 由美 が 買っ た かばん は 軽い
 hanako went to the bank and bought two carrots . | 花子 は 銀行 へ 行っ て 、 にんじん を 二 本 買い まし た 。
 """
 
+from tfx_jax.data.grammar.facts import Split
 from tfx_jax.data.grammar.pairs import GrammarPairs
 
-__all__ = ["GrammarPairs"]
+__all__ = ["GrammarPairs", "Split"]
