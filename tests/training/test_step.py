@@ -98,7 +98,7 @@ def trained(make_model, num_devices, dropout_rate):
     ("make_model", "dropout_rate"), [(make_transformer, 0.3), (make_bag_of_words, 0.3), (make_bag_of_words, 0.0)]
 )
 def test_eight_devices_equal_one(make_model, dropout_rate):
-    """Measured: losses to 1.2e-7 relative, parameters to 6e-8 absolute where a step moves them by up to 1e-2."""
+    """Measured in float32: losses to 2.4e-7 relative, parameters to 1.5e-7 where the steps moved them by up to 0.03."""
     state, history, _ = trained(make_model, 8, dropout_rate)
     expected_state, expected_history, _ = trained(make_model, 1, dropout_rate)
     assert (len(state.step.devices()), len(expected_state.step.devices())) == (8, 1)
