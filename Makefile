@@ -19,8 +19,8 @@ found_python  = $(or $(shell for python in $(PYTHON); do $$python $(is_new_enoug
 define DEMO_SENTENCES
 my aunt found the banana that taro 's friend bought yesterday .
 how many glasses of milk did they drink ?
-this violin costs six thousand two hundred forty five yen .
-she did not play baseball because she was tired .
+she did not go to school because she was sick .
+the dog that the girl saw ate two apples .
 did yumi break ken 's bicycle on thursday ?
 endef
 export DEMO_SENTENCES

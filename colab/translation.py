@@ -363,7 +363,8 @@ display(plot_attention(maps, source_pieces, target_pieces, target_inputs=["<s>",
 # * Here the lines **cross**. The Japanese verb comes last, so the bottom rows reach back to the English verb on the
 #   left. The clause *that taro 's friend bought yesterday* moves in front of *banana*, so its rows lie above the row of
 #   *banana* while its columns lie to the right.
-# * A particle has no word of its own in English: its row shows what decides between particles, often the verb.
+# * A particle such as は or を has no word of its own in English: its row reads the noun that it follows or the verb
+#   that asks for it, or spreads. (A row named ␣ writes nothing but a space.)
 #
 # The large panel is a mean; below it are the heads that it is the mean of, and the two kinds of self-attention. The
 # decoder's is empty above the diagonal: that is the causal mask. A map shows where information came from, not why, and

@@ -12,7 +12,8 @@ d_model 128, d_ff 256, 4 heads, dropout 0.3, label smoothing 0.1, peak learning 
 DIR holds train.en.gz, train.de.gz, valid.en and valid.de of that paper's repository, BPE applied. Variants: `paper`;
 `hour`, the same model with smaller batches and a lower peak, for two CPU cores; `test`.
 
-Measured here: not yet run to its end. MULTI_FINAL
+Measured here: not yet run to its end. `hour`, stopped after 2,150 of 8,000 steps and 20 minutes of two cores others
+also used: validation BLEU 10.68 at step 1,500, training loss 4.1 and still falling by the step.
 """
 
 from tfx_jax.training.config import ExperimentConfig, tiny_variant

@@ -18,9 +18,9 @@ from tfx_jax.errors import UserError
 
 TRAINING_SIZE = 20_000
 GOLDEN: dict[Any, str] = {  # the first thousand pairs
-    "train": "d00a463ffa54d5f5",
-    "validation": "7952ec2135903760",
-    "test": "d6666d5404c216d8",
+    "train": "9322d1059db071cb",
+    "validation": "891ebbe5b11367ac",
+    "test": "5c0110cf37236854",
 }
 
 
@@ -125,7 +125,7 @@ def test_read_is_past_where_it_could_be_either(everything):
     readers = [
         target for source, target in everything if re.match("(i|you|we|they|the (boys|girls|men)) read ", source)
     ]
-    assert len(readers) > 5
+    assert len(readers) > 2
     assert all(" 読み まし た " in target for target in readers)
 
 
@@ -246,61 +246,65 @@ def test_every_construction_is_in_use():
 # Japanese ------------------------------------------------------------------------------------------------------------
 
 TRANSLATED_BY_HAND = {
-    "taro swam because it was hot .": "暑かっ た ので 、 太郎 は 泳ぎ まし た 。",
-    "ken danced because he was happy .": "幸せ だっ た ので 、 健 は 踊り まし た 。",
-    "you were running when i got up .": "私 が 起き た とき 、 あなた は 走っ て い まし た 。",
-    "he made a box , but yumi made soup .": "彼 は 箱 を 作り まし た が 、 由美 は スープ を 作り まし た 。",
-    "he went to osaka and met yumi .": "彼 は 大阪 へ 行っ て 、 由美 に 会い まし た 。",
-    "taro thinks that the tea is hot .": "太郎 は お茶 が 熱い と 思っ て い ます 。",
-    "the museum is quieter than the library .": "美術館 は 図書館 より 静か です 。",
-    "there are shoes under the bed .": "ベッド の 下 に 靴 が あり ます 。",
-    "there is a cat under the bed .": "ベッド の 下 に 猫 が い ます 。",
-    "how many eggs did hanako break ?": "花子 は 卵 を 何 個 割り まし た か 。",
-    "how many cats are there under the chair ?": "椅子 の 下 に 猫 が 何 匹 い ます か 。",
+    "we swam because it was hot .": "暑かっ た ので 、 私 たち は 泳ぎ まし た 。",
+    "he was playing tennis when we got up .": "私 たち が 起き た とき 、 彼 は テニス を し て い まし た 。",
+    "i ate a tomato , but taro ate bread .": "私 は トマト を 食べ まし た が 、 太郎 は パン を 食べ まし た 。",
+    "taro went to london and met me .": "太郎 は ロンドン へ 行っ て 、 私 に 会い まし た 。",
+    "i think that ken is sick .": "私 は 健 が 病気 だ と 思い ます 。",
+    "ken thinks that i am sick .": "健 は 私 が 病気 だ と 思っ て い ます 。",
+    "i am taller than taro .": "私 は 太郎 より 背 が 高い です 。",
+    "there is a cat in the bag .": "かばん の 中 に 猫 が い ます 。",
+    "there was no key on the bed .": "ベッド の 上 に 鍵 は あり ませ ん でし た 。",
+    "how many cars did you see ?": "あなた は 車 を 何 台 見 まし た か 。",
+    "please buy tea .": "お茶 を 買っ て ください 。",
     "please do not run .": "走ら ない で ください 。",
-    "please open two boxes .": "箱 を 二 個 開け て ください 。",
-    "who understands english ?": "誰 が 英語 が わかり ます か 。",
-    "who did hanako meet ?": "花子 は 誰 に 会い まし た か 。",
-    "what do they like ?": "彼 ら は 何 が 好き です か 。",
+    "who got up ?": "誰 が 起き まし た か 。",
+    "who did they meet ?": "彼 ら は 誰 に 会い まし た か 。",
+    "what can you eat ?": "あなた は 何 を 食べる こと が でき ます か 。",
+    "where did she go ?": "彼女 は どこ へ 行き まし た か 。",
     "where does yumi live ?": "由美 は どこ に 住ん で い ます か 。",
-    "when did he get up ?": "彼 は いつ 起き まし た か 。",
-    "my father can dance .": "父 は 踊る こと が でき ます 。",
-    "i must go home .": "私 は 家 へ 帰ら なけれ ば なり ませ ん 。",
-    "hanako wants to eat meat .": "花子 は 肉 を 食べ たがっ て い ます 。",
-    "the man who she helped is sick .": "彼女 が 助け た 男の人 は 病気 です 。",
-    "the boy who likes water is sick .": "水 が 好き な 男の子 は 病気 です 。",
-    "my grandfather is ninety four years old .": "祖父 は 九 十 四 歳 です 。",
-    "taro 's birthday is may 28 .": "太郎 の 誕生日 は 五 月 二 十 八 日 です 。",
-    "the bus leaves at eight ten .": "八 時 十 分 に バス は 出 ます 。",
-    "he wants to go to osaka by train .": "彼 は 電車 で 大阪 へ 行き たがっ て い ます 。",
-    "he is eating soup .": "彼 は スープ を 飲ん で い ます 。",
-    "the park is not quiet .": "公園 は 静か で は あり ませ ん 。",
-    "that cat was big .": "あの 猫 は 大きかっ た です 。",
-    "who can wash the black horses ?": "誰 が 黒い 馬 たち を 洗う こと が でき ます か 。",
-    "my uncle 's birthday is may 9 .": "おじ の 誕生日 は 五 月 九 日 です 。",
+    "when will ken swim ?": "健 は いつ 泳ぎ ます か 。",
+    "taro cannot get up .": "太郎 は 起きる こと が でき ませ ん 。",
+    "he must not swim .": "彼 は 泳い で は いけ ませ ん 。",
+    "she must run .": "彼女 は 走ら なけれ ば なり ませ ん 。",
+    "i want to drink tea .": "私 は お茶 を 飲み たい です 。",
+    "taro wants to run .": "太郎 は 走り たがっ て い ます 。",
+    "the man who went home is busy .": "家 へ 帰っ た 男の人 は 忙しい です 。",
+    "the man who the child met was busy .": "子供 が 会っ た 男の人 は 忙しかっ た です 。",
+    "the coffee that i like is hot .": "私 が 好き な コーヒー は 熱い です 。",
+    "yumi is forty years old .": "由美 は 四 十 歳 です 。",
+    "my birthday is may 26 .": "私 の 誕生日 は 五 月 二 十 六 日 です 。",
+    "the meeting starts at six thirty .": "六 時 半 に 会議 は 始まり ます 。",
+    "we came to london by train .": "私 たち は 電車 で ロンドン へ 来 まし た 。",
+    "he has two birds .": "彼 は 鳥 を 二 羽 飼っ て い ます 。",
+    "ken drank nine cups of tea .": "健 は お茶 を 九 杯 飲み まし た 。",
+    "he is not tall .": "彼 は 背 が 高く ない です 。",
+    "she is swimming .": "彼女 は 泳い で い ます 。",
+    "my mother 's car was big .": "母 の 車 は 大きかっ た です 。",
+    "a boy got up .": "男の子 が 起き まし た 。",
+    "two dogs ate the egg .": "二 匹 の 犬 が 卵 を 食べ まし た 。",
+    "you read a book .": "あなた は 本 を 読み まし た 。",
 }
 
 
 def test_translations_by_hand(training):
     translations = dict(training)
-    common = [source for source in TRANSLATED_BY_HAND if source in translations]
-    assert len(common) > 24  # not all are in every sample
-    assert {source: translations[source] for source in common} == {
-        source: TRANSLATED_BY_HAND[source] for source in common
-    }
+    found = {source: translations[source] for source in TRANSLATED_BY_HAND if source in translations}
+    assert len(found) > 30  # another sample may lack a few
+    assert found.items() <= TRANSLATED_BY_HAND.items()
 
 
 COUNTERS = {
     "人": "男の子 男の人 女の子 女の人 子供 先生 医者 学生 看護師",
-    "匹": "犬 猫 うさぎ ねずみ 猿 魚",
+    "匹": "犬 猫 ウサギ ネズミ 猿 魚",
     "羽": "鳥",
     "頭": "馬 牛 象",
-    "個": "りんご オレンジ 卵 トマト じゃがいも ケーキ サンドイッチ ボール 時計 帽子 箱 かばん",
-    "本": "バナナ にんじん ペン 鉛筆 傘 花 ナイフ 鍵 ギター 映画",
-    "杯": "コーヒー お茶 水 牛乳 ジュース",
-    "冊": "本 雑誌 辞書 ノート",
-    "枚": "切符 切手 地図 皿 シャツ セーター 写真 絵",
-    "台": "カメラ パソコン 車 自転車 ピアノ バイオリン バス",
+    "個": "リンゴ 卵 トマト ケーキ 時計 帽子 箱 かばん",
+    "本": "バナナ ニンジン ペン 傘 花 ナイフ 鍵 ギター 映画",
+    "杯": "コーヒー お茶 水 ミルク",
+    "冊": "本 雑誌 辞書",
+    "枚": "切符 皿 シャツ 写真 絵",
+    "台": "カメラ パソコン 車 自転車 ピアノ バス",
     "着": "コート",
     "通": "手紙",
     "曲": "歌",
@@ -317,7 +321,7 @@ def test_counters_suit_what_they_count(everything):
         for counter, described in re.findall(rf"{NUMERAL}([{counters}]) の (.*?) [がに] ", target):
             before[described.split()[-1], counter] += 1  # 三 匹 の 大きい 犬 が
     assert all(COUNTER_OF[noun] == counter for noun, counter in [*after, *before])
-    assert {noun for noun, _ in after} >= set(COUNTER_OF) - {"女の人", "男の人", "ギター", "ピアノ", "バイオリン"}
+    assert {noun for noun, _ in after} >= set(COUNTER_OF) - {"女の人", "男の人", "ギター", "ピアノ"}
     assert len(before) > 10
 
 
@@ -342,7 +346,7 @@ def test_the_object_goes_before_the_verb(everything):
             subject, thing = lexicon.NOUNS[found[1]].japanese, lexicon.NOUNS[found[3]].japanese
             assert target == f"{subject} は {thing} を {stems[found[2]]} まし た 。"
             seen += 1
-    assert seen > 25
+    assert seen > 15
 
 
 ALIGNED = {  # as often on one side as on the other
@@ -350,7 +354,7 @@ ALIGNED = {  # as often on one side as on the other
     "girls?": "女の子",
     "(man|men)": "男の人",
     "teachers?": "先生",
-    "apples?": "りんご",
+    "apples?": "リンゴ",
     "yumi": "由美",
     "tokyo": "東京",
     "monday": "月曜日",

@@ -79,12 +79,12 @@ def test_activation_is_an_argument():
 
 
 def test_dropout_falls_on_hidden_units():
-    """With W2 the identity the output is the hidden layer: halves are zero, the others doubled."""
-    x, up, rng = jnp.ones((30, 40, 1)), jnp.ones((1, 50)), jax.random.key(0)
-    out = np.asarray(feed_forward(x, up, jnp.eye(50), dropout_rate=0.5, dropout_rng=rng))
+    """With W2 the identity the output is the hidden layer, here of ones: half of them zero, the others doubled."""
+    x, up, down = jnp.ones((30, 40, 16)), jnp.full((16, 16), 1 / 16), jnp.eye(16)
+    out = np.asarray(feed_forward(x, up, down, dropout_rate=0.5, dropout_rng=jax.random.key(0)))
     assert set(np.unique(out)) == {0, 2}
     assert abs((out == 0).mean() - 0.5) < 3 * 0.5 / np.sqrt(out.size)
-    np.testing.assert_array_equal(feed_forward(x, up, jnp.eye(50), dropout_rate=0.5), 1)
+    np.testing.assert_array_equal(feed_forward(x, up, down, dropout_rate=0.5), 1)
 
 
 def test_bfloat16():

@@ -20,14 +20,14 @@ Read `rules` first, then `lexicon` and `sentences`. What they lack is in `inflec
 (noun phrases), `facts` (who may tell what) and `derivation` (chance).
 
 >>> pairs = GrammarPairs("test")
->>> for index in (23, 48, 50, 51, 75, 100):
+>>> for index in (63, 83, 98, 134, 139, 192):
 ...     print(pairs[index]["source"], "|", pairs[index]["target"])
-yumi danced at the party last week . | 先週 由美 は パーティー で 踊り まし た 。
-osaka is more beautiful than london . | 大阪 は ロンドン より きれい です 。
-how many eggs did this nurse break ? | この 看護師 は 卵 を 何 個 割り まし た か 。
-this dog ate meat because it was hungry . | お腹 が すい て い た ので 、 この 犬 は 肉 を 食べ まし た 。
-the bag that yumi bought is light . | 由美 が 買っ た かばん は 軽い です 。
-hanako went to the bank and bought two carrots . | 花子 は 銀行 へ 行っ て 、 にんじん を 二 本 買い まし た 。
+taro 's dog ate meat because it was hungry . | お腹 が すい て い た ので 、 太郎 の 犬 は 肉 を 食べ まし た 。
+how many dogs are there in front of the store ? | 店 の 前 に 犬 が 何 匹 い ます か 。
+there are three bicycles in front of the hospital . | 病院 の 前 に 自転車 が 三 台 あり ます 。
+yumi danced at the party with my father . | 由美 は 父 と パーティー で 踊り まし た 。
+the bus is faster than the bicycle . | バス は 自転車 より 速い です 。
+my son wore the hat that they found last week . | 息子 は 先週 彼 ら が 見つけ た 帽子 を かぶり まし た 。
 """
 
 from tfx_jax.data.grammar.facts import Split

@@ -128,7 +128,7 @@ NOUNS = {
         *_nouns("count small own goods machine", "camera カメラ 台", "computer パソコン 台"),
         *_nouns("count small own goods garment", "shirt シャツ 枚", "coat コート 着", "hat 帽子 個"),
         *_nouns("pair own goods garment", "shoes/shoes 靴"),
-        *_nouns("count small own text", "letter 手紙 通", "key 鍵 本", "photo 写真 枚", "picture 絵 枚"),
+        *_nouns("count small own", "letter 手紙 通", "key 鍵 本", "photo 写真 枚", "picture 絵 枚"),
         *_nouns("count own goods container", "bag かばん 個", "box 箱 個"),
         *_nouns("count own goods vehicle machine", "car 車 台", "bicycle 自転車 台"),
         *_nouns("count own goods instrument", "piano ピアノ 台", "guitar ギター 本"),

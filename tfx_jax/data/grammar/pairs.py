@@ -56,8 +56,8 @@ class GrammarPairs:
         """What the sentence at an index tells: the combinations of content words by which the splits are held apart.
 
         >>> pairs = GrammarPairs("test")
-        >>> pairs[75]["source"], pairs.facts(75)
-        ('the bag that yumi bought is light .', ['bag light', 'yumi buy bag'])
+        >>> pairs[192]["source"], pairs.facts(192)
+        ('my son wore the hat that they found last week .', ['son wear hat', 'they find hat'])
         """
         _, facts = self._derive(self._draws[index])
         return list(map(spell, facts))

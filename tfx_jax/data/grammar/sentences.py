@@ -252,7 +252,7 @@ def _being(draw: Derivation, subject: NounPhrase, english: str, japanese: str, *
     """Says or asks what the subject is; `japanese` is the dictionary form of a predicate."""
     tense = "past" if draw.dice.chance(30) else "present"
     verb = be(tense, subject.agreement)
-    if draw.dice.chance(20):
+    if draw.dice.chance(20) and subject.english not in ("i", "we"):
         return rules.IS_IT(
             BE=Pair(verb, ""), SUBJECT=subject.topic(), COMPLEMENT=Pair(english, inflect(japanese, tense))
         )
@@ -320,8 +320,8 @@ def there_is(draw: Derivation) -> Pair:
 
 def price(draw: Derivation) -> Pair:
     """These shoes cost three thousand two hundred yen."""
-    goods = select("small garment")
-    noun, _, amount = _owned(draw, lambda: (draw.dice.choose(goods), "cost", 1 + draw.dice.below(9999)))
+    goods = select("garment text plate pen umbrella knife flower ticket watch bag cake")
+    noun, _, amount = _owned(draw, lambda: (draw.dice.choose(goods), "cost", 100 + draw.dice.below(9900)))
     subject = draw.noun_phrase(noun)
     _, costs = verb_group("cost", "cost", "present", subject.agreement)
     return rules.COST(SUBJECT=subject.topic(), COST=Pair(costs, ""), AMOUNT=_number(amount))
