@@ -1,6 +1,10 @@
 """Eight CPU devices, and no silent broadcasting or dtype promotion in our own code."""
 
+import os
 import pathlib
+
+# Programs keep compiled code in one folder of the user's, which tests that run side by side must not share.
+os.environ["JAX_ENABLE_COMPILATION_CACHE"] = "false"
 
 import jax
 import pytest
