@@ -225,7 +225,7 @@ for index in range(6):
 from tfx_jax.models import Transformer, TransformerConfig
 
 model_config = TransformerConfig(
-    vocab_size=1_000, num_layers=2, d_model=128, num_heads=4, d_ff=256, dropout_rate=0.0, pre_norm=True
+    vocab_size=2_000, num_layers=2, d_model=128, num_heads=4, d_ff=256, dropout_rate=0.0, pre_norm=True
 )
 
 # %% [markdown]
@@ -276,7 +276,7 @@ config = ExperimentConfig(
     data=DataConfig(dataset="grammar", is_tokenised=True, max_length=64, tokens_per_batch=2_048),
     optimizer=OptimizerConfig(peak_learning_rate=0.004, warmup_steps=200),
     label_smoothing=0.0,
-    num_steps=2_300,
+    num_steps=1_500,
     checkpoint_every=100,
     keep_last=8,
     eval_every=400,

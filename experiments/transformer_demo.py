@@ -22,7 +22,7 @@ def get_config(variant: str = "demo") -> ExperimentConfig:
     config.model.pre_norm = True  # bears the higher learning rate that a short training wants
     # The grammar never repeats a sentence, so there is nothing to regularise.
     config.model.dropout_rate = config.label_smoothing = 0.0
-    config.model.vocab_size = 1_000
+    config.model.vocab_size = 2_000
     config.data.dataset = "grammar"
     config.data.source_language, config.data.target_language = "en", "ja"
     config.data.is_tokenised = True
@@ -30,7 +30,7 @@ def get_config(variant: str = "demo") -> ExperimentConfig:
     config.data.tokens_per_batch = 2_048
     config.optimizer.peak_learning_rate = 0.004
     config.optimizer.warmup_steps = 200
-    config.num_steps = 2_300
+    config.num_steps = 1_500
     config.checkpoint_every, config.keep_last = 100, 8
     config.log_every = 50
     if variant == "test":

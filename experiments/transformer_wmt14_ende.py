@@ -6,8 +6,8 @@ subwords, batches of about 25,000 source and as many target tokens, Adam with 4,
 300,000 steps of 1.0 s (3.5 days).
 
 It averaged the last 5 (base) or 20 (big) checkpoints, written every 10 minutes. A step on other hardware takes another
-time, so ten minutes are counted in steps here: 1,500 of 0.4 s, 600 of 1.0 s. Unlike the paper's byte-pair encoding, the
-subwords are those of a SentencePiece unigram model.
+time, so ten minutes are counted in steps here: 1,500 of 0.4 s, 600 of 1.0 s. The subwords are
+byte pairs, as in the paper, learnt by SentencePiece.
 
     tfx-jax train --config=experiments/transformer_wmt14_ende.py:big --workdir=gs://BUCKET/RUN \
         --config.data.data_dir=DIR

@@ -4,8 +4,8 @@ r"""The Transformer on WMT14 English-French: 38.1 BLEU (base) and 41.8 (big) on 
 abstract 41.8 as the table does. 36 million pairs, one vocabulary of 32,000 word pieces, everything else as for
 English-German (`transformer_wmt14_ende.py`) but the dropout of the big model, 0.1. On 8 NVIDIA P100: base 100,000 steps
 of 0.4 s (12 hours), big 300,000 steps of 1.0 s (3.5 days). The last 5 (base) or 20 (big) checkpoints are averaged;
-they are 10 minutes of the paper's hardware apart, 1,500 and 600 steps. The subwords are those of a SentencePiece
-unigram model.
+they are 10 minutes of the paper's hardware apart, 1,500 and 600 steps. The subwords are byte pairs
+learnt by SentencePiece.
 
     tfx-jax train --config=experiments/transformer_wmt14_enfr.py:big --workdir=gs://BUCKET/RUN \
         --config.data.data_dir=DIR

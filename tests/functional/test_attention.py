@@ -239,6 +239,11 @@ class TestMasking:
             np.testing.assert_array_equal(before[:, :token], after[:, :token])
             assert (np.abs(before - after)[:, token:].max(axis=(0, 2, 3)) > 1e-3).all()
 
+    def test_hidden_keys_stay_hidden_below_the_lowest_logits(self):
+        mask = _mask(DIMS["BNTS"])
+        _, weights = _jitted(*_inputs(), jnp.full((1, 1, 1, 1), -1e30), mask, return_weights=True)
+        np.testing.assert_allclose(weights, mask / mask.sum(axis=-1, keepdims=True), atol=1e-6)
+
     def test_hidden_keys_get_no_gradient(self):
         query, key, value = _inputs()
         hidden = jnp.arange(DIMS.S) > 3

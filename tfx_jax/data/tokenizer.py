@@ -78,7 +78,7 @@ class SentencePieceTokenizer:
         lines: Iterable[str],
         *,
         vocab_size: int,
-        model_type: str = "unigram",
+        model_type: str = "bpe",
         character_coverage: float = 1.0,
         split_digits: bool = True,
         normalization: str = "identity",
@@ -88,7 +88,7 @@ class SentencePieceTokenizer:
         Args:
           lines: the text of both languages.
           vocab_size: how many ids at most, the special ones included; a small text may yield fewer.
-          model_type: "unigram" (Kudo, 2018) or "bpe" (Sennrich et al., 2016).
+          model_type: "bpe" (Sennrich et al., 2016), as in the paper, or "unigram" (Kudo, 2018).
           character_coverage: share of the characters that get an id of their own; 0.9995 suits Japanese and Chinese.
           split_digits: makes each digit a token, so that numbers are spelt out.
           normalization: "identity" keeps the characters, so that decoding gives the text back; "nmt_nfkc" folds
