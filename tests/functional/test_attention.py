@@ -242,6 +242,7 @@ class TestMasking:
     def test_hidden_keys_stay_hidden_below_the_lowest_logits(self):
         mask = _mask(DIMS["BNTS"])
         _, weights = _jitted(*_inputs(), jnp.full((1, 1, 1, 1), -1e30), mask, return_weights=True)
+        mask = np.asarray(mask)
         np.testing.assert_allclose(weights, mask / mask.sum(axis=-1, keepdims=True), atol=1e-6)
 
     def test_hidden_keys_get_no_gradient(self):
