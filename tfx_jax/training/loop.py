@@ -29,7 +29,7 @@ class Result(NamedTuple):
     step: int
     """The step of the last checkpoint."""
     evaluations: list[dict[str, float]]
-    """"step", "bleu" and "exact_match" of every evaluation so far."""
+    """Of every evaluation so far "step", "bleu" and "exact_match"."""
     signum: int | None
     """The signal that interrupted it, or None."""
 
