@@ -12,6 +12,7 @@ import pytest
 
 from tfx_jax.cli import VERBS, main
 from tfx_jax.training.checkpoint import load_params
+from tfx_jax.training.config import load_config
 
 EXPERIMENT = str(pathlib.Path(__file__).parents[2] / "experiments" / "transformer_demo.py")
 
@@ -135,6 +136,12 @@ def test_evaluate_prints_json_and_takes_files(workdir, text, capfd):
     assert set(of_files) == {"sacrebleu", "signature", "tokenised", "compound_split", "exact_match", "sentences"}
 
 
+def test_average_of_a_young_training_takes_what_there_is(workdir, capfd):
+    assert len(list((workdir / "checkpoints").iterdir())) < load_config(workdir).keep_last
+    assert main(["average", f"--workdir={workdir}"]) == 0
+    assert capfd.readouterr().out == "averaged the checkpoints of steps 2, 4, 6\n"
+
+
 def test_average_is_the_mean_and_can_be_evaluated(workdir, capfd):
     assert main(["average", f"--workdir={workdir}", "--last=2"]) == 0
     assert capfd.readouterr().out == "averaged the checkpoints of steps 4, 6\n"
@@ -150,6 +157,9 @@ def test_attend_draws_a_pair_and_its_own_translation(workdir, tmp_path, capfd):
         assert main(["attend", f"--workdir={workdir}", "--source=w1 w2", f"--output={output}", *target]) == 0
         assert output.read_bytes().startswith(b"\x89PNG")
         assert str(output) in capfd.readouterr().out
+    page = tmp_path / "page.html"
+    assert main(["attend", f"--workdir={workdir}", "--source=w1 w2", f"--html={page}"]) == 0
+    assert '"keys": ["w1", "w2", "</s>"]' in page.read_text().replace("\\u003c", "<")
 
 
 @pytest.mark.parametrize(
@@ -178,6 +188,7 @@ def test_attend_draws_a_pair_and_its_own_translation(workdir, tmp_path, capfd):
         (["evaluate", "--workdir=nowhere", "--source=a"], "--source and --reference go together"),
         (["evaluate", "--workdir=nowhere", "--step=lates"], '"lates" is not a step'),
         (["attend", "--workdir=nowhere", "--source= ", "--output=a.png"], "--source is empty"),
+        (["attend", "--workdir=nowhere", "--source=a"], "attend needs --output=PICTURE or --html=PAGE, or both"),
     ],
 )
 def test_mistakes_cost_one_line(arguments, message, capfd, tmp_path, monkeypatch):

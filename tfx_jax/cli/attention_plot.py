@@ -39,7 +39,7 @@ _MOST_PIXELS = 30e6  # a larger picture gets a lower resolution
 _SUFFIXES = (".png", ".pdf", ".svg")
 
 # What the rows and the columns of each kind of map stand for, in the order of drawing.
-_AXES = {
+AXES = {
     ("encoder", "self"): ("source", "source"),
     ("decoder", "self"): ("target", "target input"),
     ("decoder", "cross"): ("target", "source"),
@@ -129,14 +129,12 @@ def plot_attention(
       ValueError: if there is no map, or a map has another name, rank or size than the tokens make it.
       UserError: if there is no cross-attention of layer `lead_layer`.
     """
-    if not maps:
-        raise ValueError("no attention maps to draw")
     tokens = {
         "source": [_label(token) for token in source_tokens],
         "target": [_label(token) for token in target_tokens],
         "target input": [_label(token) for token in (target_tokens if target_inputs is None else target_inputs)],
     }
-    groups = _group(maps)
+    groups = group_maps(maps, tokens)
     rows = [
         _head_panels(stack, layer, kind, weights, tokens)
         for (stack, kind), layers in groups.items()
@@ -180,30 +178,46 @@ def save_attention(
         raise UserError(f"cannot write {path}: {error.strerror or error}") from error
 
 
-def _group(maps: Mapping[str, np.ndarray]) -> dict[tuple[str, str], dict[int, np.ndarray]]:
-    """Sorts maps by kind, in the order of `_AXES`, and each kind by layer number."""
-    groups = {kind: {} for kind in _AXES}
+def group_maps(
+    maps: Mapping[str, Float[np.ndarray, "N T S"]], tokens: Mapping[str, Sequence[str]]
+) -> dict[tuple[str, str], dict[int, Float[np.ndarray, "N T S"]]]:
+    """Sorts maps by kind, in the order of `AXES`, and each kind by layer number.
+
+    Args:
+      maps: weights by name, as `plot_attention` takes them.
+      tokens: of each side that `AXES` names.
+
+    Raises:
+      ValueError: if there is no map, or a map has another name, rank or size than the tokens make it.
+    """
+    if not maps:
+        raise ValueError("no attention maps to draw")
+    groups: dict[tuple[str, str], dict[int, np.ndarray]] = {kind: {} for kind in AXES}
     for name, weights in maps.items():
         match name.split("/"):
             case [stack, layer, kind] if (stack, kind) in groups and layer.isdecimal():
-                groups[stack, kind][int(layer)] = np.asarray(weights, np.float32)
+                weights = np.asarray(weights, np.float32)
+                _check_shape(name, weights, *((side, len(tokens[side])) for side in AXES[stack, kind]))
+                groups[stack, kind][int(layer)] = weights
             case _:
                 raise ValueError(f"unknown attention map {name!r}: expected a name such as 'decoder/0/cross'")
     return groups
+
+
+def _check_shape(name: str, weights: np.ndarray, rows: tuple[str, int], columns: tuple[str, int]) -> None:
+    found = f"map '{name}' has shape {list(weights.shape)}"
+    if not weights.size:
+        raise ValueError(f"{found}: there is nothing to draw")
+    if weights.ndim != 3 or weights.shape[1:] != (rows[1], columns[1]):
+        wanted = f"{rows[1]} {rows[0]} tokens by {columns[1]} {columns[0]} tokens"
+        raise ValueError(f"{found}, but {wanted} need [N, {rows[1]}, {columns[1]}]")
 
 
 def _head_panels(
     stack: str, layer: int, kind: str, weights: np.ndarray, tokens: Mapping[str, list[str]]
 ) -> list[_Panel]:
     """Makes one row of small panels, whose queries are labelled at the first head alone."""
-    row_side, column_side = _AXES[stack, kind]
-    rows, columns = tokens[row_side], tokens[column_side]
-    found = f"map '{stack}/{layer}/{kind}' has shape {list(weights.shape)}"
-    if not weights.size:
-        raise ValueError(f"{found}: there is nothing to draw")
-    if weights.ndim != 3 or weights.shape[1:] != (len(rows), len(columns)):
-        wanted = f"{len(rows)} {row_side} tokens by {len(columns)} {column_side} tokens"
-        raise ValueError(f"{found}, but {wanted} need [N, {len(rows)}, {len(columns)}]")
+    rows, columns = (tokens[side] for side in AXES[stack, kind])
     return [
         _Panel(f"{stack} {layer} · {kind} · head {head}", weights[head], [] if head else rows, columns)
         for head in range(len(weights))

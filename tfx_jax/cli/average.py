@@ -15,10 +15,11 @@ def run(argv: Sequence[str]) -> int:
         "average", "Averages the newest checkpoints; translate and evaluate take the mean as --step=average."
     )
     parser.add_argument("--workdir", required=True, help="folder of a training, local or gs://")
-    parser.add_argument("--last", type=int, help="how many checkpoints; as many as the training keeps by default")
+    parser.add_argument("--last", type=int, help="how many checkpoints; config.keep_last, or all there are, by default")
     arguments = parser.parse_args(argv)
     set_up_program()
-    config = load_config(epath.Path(arguments.workdir))
-    steps = average_checkpoints(arguments.workdir, config.keep_last if arguments.last is None else arguments.last)
+    keep_last = load_config(epath.Path(arguments.workdir)).keep_last
+    last = keep_last if arguments.last is None else arguments.last
+    steps = average_checkpoints(arguments.workdir, last, or_fewer=arguments.last is None)
     print(f"averaged the checkpoints of steps {', '.join(map(str, steps))}")
     return 0

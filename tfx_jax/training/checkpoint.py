@@ -170,7 +170,7 @@ def load_params(workdir: epath.PathLike, step: int | str | None = None) -> Param
         return _load_step(checkpointer, int(chosen))
 
 
-def average_checkpoints(workdir: epath.PathLike, last: int) -> list[int]:
+def average_checkpoints(workdir: epath.PathLike, last: int, *, or_fewer: bool = False) -> list[int]:
     """Averages the parameters of the newest checkpoints (Vaswani et al., 2017, section 6.1) into `workdir/average`.
 
     Sums are float64, one checkpoint in memory at a time.
@@ -178,6 +178,7 @@ def average_checkpoints(workdir: epath.PathLike, last: int) -> list[int]:
     Args:
       workdir: the folder given to `tfx-jax train`.
       last: how many checkpoints.
+      or_fewer: whether a young training, which has not saved so many, gives all it has.
 
     Returns:
       Their steps.
@@ -187,6 +188,8 @@ def average_checkpoints(workdir: epath.PathLike, last: int) -> list[int]:
     """
     with _open(workdir) as checkpointer:
         steps = sorted(checkpoint.step for checkpoint in checkpointer.checkpoints)
+        if or_fewer:
+            last = min(last, len(steps))
         if not 1 <= last <= len(steps):
             raise UserError(
                 f"cannot average the last {last} checkpoints: {workdir} has {len(steps)}; see config.keep_last"
