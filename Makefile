@@ -38,7 +38,7 @@ $(STAMP): requirements.lock pyproject.toml
 	@$(PIP) install -qq --no-deps --no-build-isolation --editable .
 	@touch $@
 
-test: setup  ## run the tests; those that need PyTorch or ../shared/data skip without them
+test: setup  ## run the tests; those that need PyTorch, Keras or ../shared/data skip without them
 	@$(BIN)/pytest -n 2 $(ARGS)
 
 lint: setup  ## check format, style and types

@@ -194,6 +194,28 @@ def test_any_attention_plugs_in():
     assert jnp.abs(plugged(*inputs) - layer(*inputs)).max() > 1e-2
 
 
+@pytest.mark.parametrize(
+    ("axes", "queries", "keys", "out", "weights"),
+    [
+        (None, (3, 121, 16), (3, 100, 7), (3, 121, 16), (3, 500, 121, 100)),
+        ((1,), (3, 121, 16), (3, 100, 7), (3, 121, 16), (3, 500, 121, 100)),
+        ((-2,), (3, 121, 16), (3, 100, 7), (3, 121, 16), (3, 500, 121, 100)),
+        ((2, 3), (3, 5, 3, 4, 16), (3, 5, 2, 2, 7), (3, 5, 3, 4, 16), (3, 5, 500, 3, 4, 2, 2)),
+        ((-4, -2), (3, 5, 3, 4, 16), (3, 2, 3, 1, 7), (3, 5, 3, 4, 16), (3, 3, 500, 5, 4, 2, 1)),
+    ],
+    ids=str,
+)
+def test_attention_axes(axes, queries, keys, out, weights):
+    """The first sizes are those of our second source document: 500 heads of size 2, widths 16 and 7."""
+
+    def attend(x, memory):
+        layer = MultiHeadAttention(16, 500, d_k=2, d_key_input=7, attention_axes=axes, rngs=nnx.Rngs(0))
+        return layer(x, memory, return_weights=True)
+
+    got = jax.eval_shape(attend, jnp.ones(queries), jnp.ones(keys))
+    assert tuple(x.shape for x in got) == (out, weights)
+
+
 def test_drops_weights_only_with_rngs():
     layer, dropping, inputs = _unequal(), _unequal(dropout_rate=0.5), _inputs()
     np.testing.assert_array_equal(dropping(*inputs), layer(*inputs))

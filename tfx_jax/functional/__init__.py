@@ -25,6 +25,7 @@ R      rows of a decoding step, B * W
 """
 
 from tfx_jax.functional.attention import Bias, Mask, SegmentIds, dot_product_attention
+from tfx_jax.functional.axes import attention_over_axes
 from tfx_jax.functional.decoding import Decoded, beam_search, greedy_search, sample
 from tfx_jax.functional.dropout import dropout
 from tfx_jax.functional.feed_forward import feed_forward
@@ -38,6 +39,7 @@ __all__ = [
     "Decoded",
     "Mask",
     "SegmentIds",
+    "attention_over_axes",
     "beam_search",
     "causal_mask",
     "dot_product_attention",

@@ -1,7 +1,7 @@
 """Multi-head attention: projections around a pure attention function."""
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax.numpy as jnp
@@ -10,6 +10,7 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
 from tfx_jax.functional.attention import Bias, Mask, SegmentIds, dot_product_attention
+from tfx_jax.functional.axes import attention_over_axes
 
 
 class MultiHeadAttention(nnx.Module):
@@ -34,6 +35,7 @@ class MultiHeadAttention(nnx.Module):
         use_bias: bool = False,
         dropout_rate: float = 0.0,
         attention_fn: Callable[..., Any] = dot_product_attention,
+        attention_axes: Sequence[int] | None = None,
         dtype: DTypeLike = jnp.float32,
         param_dtype: DTypeLike = jnp.float32,
         rngs: nnx.Rngs,
@@ -52,6 +54,8 @@ class MultiHeadAttention(nnx.Module):
           use_bias: whether the projections have one; the paper's have none.
           dropout_rate: of the attention weights; 0 in the paper's text, 0.1 in its code.
           attention_fn: any attention with the signature of `tfx_jax.functional.dot_product_attention`.
+          attention_axes: for inputs [B, ..., D] of more axes, those to attend over, negative ones counted from the end;
+            see `tfx_jax.functional.attention_over_axes`. None means the one axis of a sequence.
           dtype: of the computation.
           param_dtype: of the parameters.
           rngs: stream `params` draws the parameters: Glorot uniform, query, key and value with half the variance, as
@@ -84,6 +88,8 @@ class MultiHeadAttention(nnx.Module):
             kernel_init=nnx.initializers.glorot_uniform(),
         )
         self.dropout_rate = dropout_rate
+        if attention_axes is not None:
+            attention_fn = functools.partial(attention_over_axes, attention_fn, axes=tuple(attention_axes))
         self.attention_fn = attention_fn
 
     def __call__(
@@ -113,7 +119,7 @@ class MultiHeadAttention(nnx.Module):
           return_weights: also return the attention weights, [B, N, T, S].
 
         Returns:
-          [B, T, d_out], or a pair of it and the weights.
+          [B, T, d_out], or a pair of it and the weights; with `attention_axes`, the axes of `x` instead of T.
         """
         key, value = self.project_memory(x if memory is None else memory, value_memory)
         return self.attend(
