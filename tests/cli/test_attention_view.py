@@ -54,5 +54,5 @@ def test_maps_that_do_not_fit():
 
 
 def test_page_that_cannot_be_written(tmp_path):
-    with pytest.raises(UserError, match="cannot write .*: No such file or directory"):
+    with pytest.raises(UserError, match=r"cannot write .*: No such file or directory"):
         AttentionView(_maps(), SOURCE, TARGET).save(tmp_path / "nowhere" / "page.html")

@@ -30,11 +30,9 @@ class AttentionView:
         target_inputs: Sequence[str] | None = None,
     ):
         """Makes the page; the arguments and their errors are those of `plot_attention`."""
-        tokens = {
-            "source": [clean_piece(token) for token in source_tokens],
-            "target": [clean_piece(token) for token in target_tokens],
-            "target input": [clean_piece(token) for token in (target_tokens if target_inputs is None else target_inputs)],
-        }
+        target_inputs = target_tokens if target_inputs is None else target_inputs
+        sides = {"source": source_tokens, "target": target_tokens, "target input": target_inputs}
+        tokens = {side: [clean_piece(token) for token in pieces] for side, pieces in sides.items()}
         listed = [
             {
                 "kind": f"{stack} {kind}",
