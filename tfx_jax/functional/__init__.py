@@ -16,6 +16,7 @@ H      query and key head size                  `d_k`
 U      value head size                          `d_v`
 F      feed-forward width                       `d_ff`
 V      vocabulary                               `vocab_size`
+M      random features                          `num_features`
 L      layers, leading axis of stacked params   `num_layers`, the paper's N
 W      beam width                               `beam_size`
 R      rows of a decoding step, B * W
@@ -27,6 +28,7 @@ R      rows of a decoding step, B * W
 from tfx_jax.functional.attention import Bias, Mask, SegmentIds, dot_product_attention
 from tfx_jax.functional.decoding import Decoded, beam_search, greedy_search, sample
 from tfx_jax.functional.dropout import dropout
+from tfx_jax.functional.favor import favor_attention, linear_attention, orthogonal_features
 from tfx_jax.functional.feed_forward import feed_forward
 from tfx_jax.functional.losses import label_smoothed_cross_entropy
 from tfx_jax.functional.masks import causal_mask, padding_mask, segment_mask
@@ -42,11 +44,14 @@ __all__ = [
     "causal_mask",
     "dot_product_attention",
     "dropout",
+    "favor_attention",
     "feed_forward",
     "greedy_search",
     "label_smoothed_cross_entropy",
     "layer_norm",
     "learned_positions",
+    "linear_attention",
+    "orthogonal_features",
     "padding_mask",
     "sample",
     "segment_mask",
