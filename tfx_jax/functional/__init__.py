@@ -18,6 +18,9 @@ F      feed-forward width                       `d_ff`
 V      vocabulary                               `vocab_size`
 M      random features                          `num_features`
 L      layers, leading axis of stacked params   `num_layers`, the paper's N
+E      experts                                  `num_experts`
+C      tokens that one expert takes             `capacity`
+A      experts that one token goes to
 W      beam width                               `beam_size`
 R      rows of a decoding step, B * W
 ====== ======================================== ============================
@@ -32,6 +35,17 @@ from tfx_jax.functional.favor import favor_attention, linear_attention, orthogon
 from tfx_jax.functional.feed_forward import feed_forward
 from tfx_jax.functional.losses import label_smoothed_cross_entropy
 from tfx_jax.functional.masks import causal_mask, padding_mask, segment_mask
+from tfx_jax.functional.moe import (
+    Routing,
+    combine,
+    dispatch,
+    expert_capacity,
+    load_balancing_loss,
+    mixture_of_experts,
+    router_z_loss,
+    top_1_routing,
+    top_2_routing,
+)
 from tfx_jax.functional.normalization import layer_norm
 from tfx_jax.functional.positions import learned_positions, sinusoidal_positions
 
@@ -39,11 +53,15 @@ __all__ = [
     "Bias",
     "Decoded",
     "Mask",
+    "Routing",
     "SegmentIds",
     "beam_search",
     "causal_mask",
+    "combine",
+    "dispatch",
     "dot_product_attention",
     "dropout",
+    "expert_capacity",
     "favor_attention",
     "feed_forward",
     "greedy_search",
@@ -51,9 +69,14 @@ __all__ = [
     "layer_norm",
     "learned_positions",
     "linear_attention",
+    "load_balancing_loss",
+    "mixture_of_experts",
     "orthogonal_features",
     "padding_mask",
+    "router_z_loss",
     "sample",
     "segment_mask",
     "sinusoidal_positions",
+    "top_1_routing",
+    "top_2_routing",
 ]
