@@ -16,7 +16,8 @@ from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from tests.functional.oracles.dense import dense_weights, mixed
-from tfx_jax.functional import causal_mask, dot_product_attention
+from tests.functional.oracles.favor import favor_weights, linear_weights
+from tfx_jax.functional import causal_mask, dot_product_attention, favor_attention, linear_attention
 
 EVERYTHING = frozenset({"bias", "mask", "segments", "cross", "grouped", "causal"})
 
@@ -37,7 +38,21 @@ class Attention(NamedTuple):
     """Whether it promises never to hold an array of T x S, forward or backward."""
 
 
-ATTENTIONS = (Attention("dense", dot_product_attention, dense_weights),)
+_projection = np.random.default_rng(0).normal(size=(24, 8)).astype(np.float32)
+
+ATTENTIONS = (
+    Attention("dense", dot_product_attention, dense_weights),
+    Attention(
+        "favor",
+        functools.partial(favor_attention, projection=_projection, block_size=8),
+        functools.partial(favor_weights, projection=_projection),
+        takes=frozenset({"cross", "grouped", "causal"}),
+        is_lean=True,
+    ),
+    Attention(
+        "linear", linear_attention, linear_weights, takes=frozenset({"cross", "grouped", "causal"}), is_lean=True
+    ),
+)
 
 every = pytest.mark.parametrize("case", ATTENTIONS, ids=lambda case: case.name)
 

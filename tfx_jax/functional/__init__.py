@@ -16,7 +16,11 @@ H      query and key head size                  `d_k`
 U      value head size                          `d_v`
 F      feed-forward width                       `d_ff`
 V      vocabulary                               `vocab_size`
+M      random features                          `num_features`
 L      layers, leading axis of stacked params   `num_layers`, the paper's N
+E      experts                                  `num_experts`
+C      tokens that one expert takes             `capacity`
+A      experts that one token goes to
 W      beam width                               `beam_size`
 R      rows of a decoding step, B * W
 ====== ======================================== ============================
@@ -28,9 +32,21 @@ from tfx_jax.functional.attention import Bias, Mask, SegmentIds, dot_product_att
 from tfx_jax.functional.axes import attention_over_axes
 from tfx_jax.functional.decoding import Decoded, beam_search, greedy_search, sample
 from tfx_jax.functional.dropout import dropout
+from tfx_jax.functional.favor import favor_attention, linear_attention, orthogonal_features
 from tfx_jax.functional.feed_forward import feed_forward
 from tfx_jax.functional.losses import label_smoothed_cross_entropy
 from tfx_jax.functional.masks import causal_mask, padding_mask, segment_mask
+from tfx_jax.functional.moe import (
+    Routing,
+    combine,
+    dispatch,
+    expert_capacity,
+    load_balancing_loss,
+    mixture_of_experts,
+    router_z_loss,
+    top_1_routing,
+    top_2_routing,
+)
 from tfx_jax.functional.normalization import layer_norm
 from tfx_jax.functional.positions import learned_positions, sinusoidal_positions
 
@@ -38,19 +54,31 @@ __all__ = [
     "Bias",
     "Decoded",
     "Mask",
+    "Routing",
     "SegmentIds",
     "attention_over_axes",
     "beam_search",
     "causal_mask",
+    "combine",
+    "dispatch",
     "dot_product_attention",
     "dropout",
+    "expert_capacity",
+    "favor_attention",
     "feed_forward",
     "greedy_search",
     "label_smoothed_cross_entropy",
     "layer_norm",
     "learned_positions",
+    "linear_attention",
+    "load_balancing_loss",
+    "mixture_of_experts",
+    "orthogonal_features",
     "padding_mask",
+    "router_z_loss",
     "sample",
     "segment_mask",
     "sinusoidal_positions",
+    "top_1_routing",
+    "top_2_routing",
 ]

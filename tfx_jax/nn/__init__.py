@@ -8,6 +8,7 @@ from tfx_jax.nn.attention import MultiHeadAttention
 from tfx_jax.nn.embedding import Embedding, LearnedPositions
 from tfx_jax.nn.feed_forward import FeedForward
 from tfx_jax.nn.layers import DecoderLayer, EncoderLayer
+from tfx_jax.nn.moe import MixtureOfExperts, RouterLosses
 from tfx_jax.nn.normalization import LayerNorm
 from tfx_jax.nn.stack import scan_layers, stack_layers, unstack_layers
 
@@ -18,7 +19,9 @@ __all__ = [
     "FeedForward",
     "LayerNorm",
     "LearnedPositions",
+    "MixtureOfExperts",
     "MultiHeadAttention",
+    "RouterLosses",
     "scan_layers",
     "stack_layers",
     "unstack_layers",

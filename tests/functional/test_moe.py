@@ -1,0 +1,246 @@
+"""Mixture of experts against the papers' algorithms, token by token."""
+
+import functools
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from tests.functional.oracles import moe as oracle
+from tfx_jax.functional import (
+    combine,
+    dispatch,
+    expert_capacity,
+    feed_forward,
+    load_balancing_loss,
+    mixture_of_experts,
+    router_z_loss,
+    top_1_routing,
+    top_2_routing,
+)
+
+T, E, D, F = 24, 8, 6, 10
+ROUTINGS = ((top_1_routing, 1), (top_2_routing, 2))
+both = pytest.mark.parametrize(("routing_fn", "num_choices"), ROUTINGS, ids=("top_1", "top_2"))
+
+
+def _random(*shape, seed=0):
+    return jnp.asarray(np.random.default_rng(seed).normal(size=shape), jnp.float32)
+
+
+X, LOGITS = _random(T, D), _random(T, E, seed=1)
+PARAMS = _random(E, D, F, seed=2), _random(E, F, D, seed=3), _random(E, F, seed=4), _random(E, D, seed=5)
+
+
+def _experts(params=PARAMS):
+    """One function of a token for each expert, in float64."""
+
+    def one(up, down, up_bias, down_bias):
+        return lambda x: np.maximum(x @ up + up_bias, 0) @ down + down_bias
+
+    return [one(*(np.asarray(param[expert], np.float64) for param in params)) for expert in range(len(params[0]))]
+
+
+@functools.partial(jax.jit, static_argnames=("capacity", "routing_fn"))
+def _mixture(x, logits, params, capacity, routing_fn, mask=None):
+    def experts_fn(buffers):
+        return jax.vmap(feed_forward)(buffers, *params)
+
+    return mixture_of_experts(x, logits, experts_fn, capacity=capacity, routing_fn=routing_fn, mask=mask)
+
+
+@both
+@pytest.mark.parametrize("capacity", [1, 3, T])
+def test_places_and_weights_are_those_of_the_algorithm(routing_fn, num_choices, capacity):
+    for mask in (None, jnp.arange(T) % 3 > 0):
+        routing = jax.jit(routing_fn, static_argnames="capacity")(LOGITS, capacity=capacity, mask=mask)
+        chex.assert_shape(tuple(routing), (T, num_choices))
+        got = {
+            (token, int(routing.expert[token, choice]), int(routing.position[token, choice])): float(
+                routing.weight[token, choice]
+            )
+            for token, choice in np.argwhere(np.asarray(routing.position) < capacity)
+        }
+        want = {tuple(map(int, route[:3])): route[3] for route in oracle.routes(LOGITS, capacity, num_choices, mask)}
+        assert got.keys() == want.keys()
+        np.testing.assert_allclose(list(got.values()), [want[place] for place in got], atol=1e-6)
+        dropped = np.asarray(routing.position) >= capacity
+        assert dropped.any() == (mask is not None or capacity < T)
+        np.testing.assert_array_equal(routing.position[dropped], capacity)
+        np.testing.assert_array_equal(routing.weight[dropped], 0)
+
+
+@both
+@pytest.mark.parametrize("capacity", [2, T])
+def test_mixture_equals_its_oracle(routing_fn, num_choices, capacity):
+    for mask in (None, jnp.arange(T) % 3 > 0):
+        out = _mixture(X, LOGITS, PARAMS, capacity, routing_fn, mask)
+        want = oracle.mixture(X, LOGITS, _experts(), capacity, num_choices, mask)
+        np.testing.assert_allclose(out, want, atol=2e-5 * np.abs(want).max())
+        np.testing.assert_array_equal(np.asarray(out)[(want == 0).all(axis=1)], 0)
+
+
+def test_one_expert_with_room_for_all_is_the_dense_network():
+    params = [param[:1] for param in PARAMS]
+    dense = jax.jit(feed_forward)(X, *(param[0] for param in params))
+    np.testing.assert_array_equal(_mixture(X, LOGITS[:, :1], params, T, top_1_routing), dense)
+
+
+def test_equal_experts_are_the_dense_network_whatever_the_router_says():
+    params = [jnp.broadcast_to(param[:1], param.shape) for param in PARAMS]
+    dense = feed_forward(X, *(param[0] for param in params))
+    np.testing.assert_allclose(_mixture(X, LOGITS, params, T, top_2_routing), dense, atol=1e-5)
+
+
+def test_leading_axes_are_tokens_in_order_and_vmap_makes_groups_with_their_own_places():
+    x, logits, mask = X.reshape(2, 12, D), LOGITS.reshape(2, 12, E), (jnp.arange(T) % 3 > 0).reshape(2, 12)
+    together = _mixture(x, logits, PARAMS, 2, top_1_routing, mask)
+    np.testing.assert_array_equal(
+        together.reshape(T, D), _mixture(X, LOGITS, PARAMS, 2, top_1_routing, mask.reshape(-1))
+    )
+    groups = jax.vmap(lambda x, logits: _mixture(x, logits, PARAMS, 2, top_1_routing))(x, logits)
+    want = [oracle.mixture(*group, _experts(), 2, 1) for group in zip(x, logits, strict=True)]
+    np.testing.assert_allclose(groups, want, atol=1e-4)
+
+
+def test_what_is_dispatched_comes_back():
+    @jax.jit
+    def there_and_back(x, logits):
+        routing = top_2_routing(logits, T)
+        buffers = dispatch(x, routing, num_experts=E, capacity=T)
+        return buffers, combine(buffers, routing)
+
+    buffers, out = there_and_back(X, LOGITS)
+    assert buffers.shape == (E, T, D)
+    assert np.count_nonzero(np.asarray(buffers).any(axis=-1)) == 2 * T
+    np.testing.assert_allclose(out, X, atol=1e-6)
+
+
+@both
+def test_gradients_equal_central_differences_of_the_oracle(routing_fn, num_choices):
+    """Of tokens, parameters and above all the router, through the weights and both losses."""
+    cotangent = np.random.default_rng(6).normal(size=(T, D))
+
+    def loss(x, logits, params):
+        out = _mixture(x, logits, params, 3, routing_fn)
+        losses = load_balancing_loss(logits) + router_z_loss(logits)
+        return (out * cotangent.astype(np.float32)).sum() + 10 * losses
+
+    def want(x, logits, *params):
+        out = oracle.mixture(x, logits, _experts(params), 3, num_choices)
+        losses = oracle.switch_loss(logits) + np.square(np.log(np.exp(logits).sum(axis=1))).mean()
+        return (out * cotangent).sum() + 10 * losses
+
+    arrays = [np.asarray(a, np.float64) for a in (X, LOGITS, *PARAMS)]
+    d_x, d_logits, d_params = jax.jit(jax.grad(loss, argnums=(0, 1, 2)))(X, LOGITS, PARAMS)
+    for index, gradient in enumerate((d_x, d_logits, *d_params)):
+        direction = np.random.default_rng(index).normal(size=gradient.shape)
+        ahead, behind = (
+            want(*(a + sign * 1e-6 * direction if i == index else a for i, a in enumerate(arrays))) for sign in (1, -1)
+        )
+        got = (np.asarray(gradient, np.float64) * direction).sum()
+        np.testing.assert_allclose(got, (ahead - behind) / 2e-6, rtol=1e-4, atol=1e-4)
+        assert np.abs(gradient).max() > 0
+
+
+def test_load_balancing_losses_of_both_papers():
+    loss = jax.jit(load_balancing_loss)
+    for logits in (LOGITS, 5 * LOGITS):
+        np.testing.assert_allclose(loss(logits), oracle.switch_loss(logits), rtol=1e-5)
+        np.testing.assert_allclose(loss(logits) / E**2, oracle.gshard_loss(logits), rtol=1e-5)
+    even = 50 * np.eye(E, dtype=np.float32)[np.arange(T) % E]
+    np.testing.assert_allclose(loss(even), 1.0, rtol=1e-6)
+    np.testing.assert_allclose(loss(even[np.zeros(T, int)]), E, rtol=1e-6)
+
+
+def test_z_loss():
+    want = np.mean([np.log(np.exp(np.asarray(row, np.float64)).sum()) ** 2 for row in LOGITS])
+    np.testing.assert_allclose(router_z_loss(LOGITS), want, rtol=1e-5)
+    assert np.isfinite(router_z_loss(jnp.full((1, E), 1e4)))
+
+
+@pytest.mark.parametrize("loss", [load_balancing_loss, router_z_loss])
+def test_losses_leave_padding_out(loss):
+    loss, mask = jax.jit(loss), np.arange(T) % 3 > 0
+    padded = np.where(mask[:, None], LOGITS, np.float32(1e4))
+    np.testing.assert_allclose(loss(padded, mask), loss(np.asarray(LOGITS)[mask]), rtol=1e-6)
+    np.testing.assert_allclose(loss(padded.reshape(2, 12, E), mask.reshape(2, 12)), loss(padded, mask), rtol=1e-6)
+    assert loss(LOGITS, np.zeros(T, bool)) == 0
+
+
+def test_random_second_choice_is_made_in_proportion_to_its_weight_and_else_takes_no_place():
+    logits = jnp.broadcast_to(jnp.array([[2.0, 0.5, -9.0]]), (4000, 3))
+    routing = jax.jit(top_2_routing, static_argnums=1)(logits, 4000, rng=jax.random.key(0))
+    made = np.asarray(routing.weight[:, 1] > 0)
+    expected = 2 / (1 + np.exp(1.5))
+    assert abs(made.mean() - expected) < 3 * np.sqrt(expected * (1 - expected) / 4000)
+    np.testing.assert_array_equal(routing.position[made, 1], np.arange(made.sum()))
+    assert (routing.weight[:, 0] > 0).all()
+
+
+def test_memory_is_that_of_the_buffers_not_of_a_one_hot():
+    num_tokens, num_experts, capacity, size = 8192, 16, 1024, 8
+
+    def loss(x, logits, w):
+        out = mixture_of_experts(
+            x, logits, lambda y: jnp.einsum("ECD,EDF->ECF", y, w), capacity=capacity, routing_fn=top_2_routing
+        )
+        return jnp.square(out).sum()
+
+    shapes = (num_tokens, size), (num_tokens, num_experts), (num_experts, size, size)
+    compiled = jax.jit(jax.grad(loss, argnums=(0, 1, 2))).lower(
+        *(jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes)
+    )
+    used = compiled.compile().memory_analysis().temp_size_in_bytes
+    assert used < num_tokens * num_experts * capacity / 8  # the one-hot would have 4 bytes for each
+
+
+@both
+def test_experts_spread_over_eight_devices_equal_one_device(routing_fn, num_choices):
+    mesh = jax.make_mesh((8,), ("expert",), axis_types=(AxisType.Auto,))
+
+    def loss(x, logits, params):
+        out = _mixture(x, logits, params, 4, routing_fn)
+        return jnp.square(out).sum() + load_balancing_loss(logits), out
+
+    step = jax.jit(jax.value_and_grad(loss, argnums=(0, 1, 2), has_aux=True))
+    tokens = NamedSharding(mesh, P("expert"))
+    placed = jax.device_put((X, LOGITS, PARAMS), tokens)  # tokens are dealt to all devices, and so are experts
+    program = step.lower(*placed).compile()
+    chex.assert_trees_all_close(program(*placed), step(X, LOGITS, PARAMS), rtol=1e-4, atol=1e-4)
+    assert f"f32[1,{D},{F}]" in program.as_text()
+    assert f"f32[{E},{D},{F}]" not in program.as_text()  # no device ever holds the experts of the others
+
+
+def test_bfloat16_experts_keep_a_float32_router():
+    half = jax.tree.map(lambda a: a.astype(jnp.bfloat16), (X, PARAMS))
+    out = _mixture(half[0], LOGITS, half[1], T, top_2_routing)
+    assert out.dtype == jnp.bfloat16
+    assert top_2_routing(LOGITS.astype(jnp.bfloat16), 3).weight.dtype == jnp.float32
+    want = oracle.mixture(*(a.astype(jnp.float32) for a in (half[0], LOGITS)), _experts(), T, 2)
+    np.testing.assert_allclose(out.astype(jnp.float32), want, atol=0.03 * np.abs(want).max())
+
+
+def test_capacity():
+    assert expert_capacity(64, 8, 1.0) == 8
+    assert expert_capacity(65, 8, 1.0) == 9
+    assert expert_capacity(1, 8, 1.0) == 1
+    with pytest.raises(ValueError, match=r"capacity_factor=0\.0"):
+        expert_capacity(64, 8, 0.0)
+
+
+def test_errors_name_the_sizes():
+    with pytest.raises(ValueError, match=r"top-2 routing needs logits \[T, E\] with E >= 2, got \(24, 1\)"):
+        top_2_routing(LOGITS[:, :1], 3)
+    with pytest.raises(ValueError, match=r"top-1 routing needs logits \[T, E\] with E >= 1, got \(1, 24, 8\)"):
+        top_1_routing(LOGITS[None], 3)
+    with pytest.raises(ValueError, match="capacity must be at least 1, got 0"):
+        top_1_routing(LOGITS, 0)
+    with pytest.raises(ValueError, match=r"mask must have shape \[T\] = \(24,\), got \(23,\)"):
+        top_1_routing(LOGITS, 3, mask=jnp.ones(23, bool))
+    with pytest.raises(ValueError, match=r"x and logits differ in their tokens: \(23,\) != \(24,\)"):
+        mixture_of_experts(X[1:], LOGITS, lambda x: x, capacity=3)

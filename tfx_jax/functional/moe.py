@@ -1,0 +1,219 @@
+"""Mixture of experts: a router sends every token to one or two of many feed-forward networks.
+
+Here T counts the tokens of all sequences together, E the experts, C the tokens that one expert takes (its capacity) and
+A the experts of one token. Tokens move by scatter and gather, so memory is that of the experts' inputs, E * C * D, and
+a one-hot array of T x E x C, which the papers multiply by, never exists.
+"""
+
+import math
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Float, Int
+
+
+class Routing(NamedTuple):
+    """Where every token goes, and what the answers count."""
+
+    expert: Int[Array, "T A"]
+    position: Int[Array, "T A"]
+    """The token's place in the expert's buffer; C, which is past its end, where it is dropped."""
+    weight: Float[Array, "T A"]
+    """Of the expert's answer in the token's output; 0 where the token is dropped."""
+
+
+def expert_capacity(num_tokens: int, num_experts: int, capacity_factor: float) -> int:
+    """How many tokens an expert takes: `capacity_factor` times an even share, rounded up (Fedus et al., 2021, eq. 3).
+
+    >>> expert_capacity(100, 8, 1.25)
+    16
+    """
+    if num_tokens < 1 or num_experts < 1 or capacity_factor <= 0:
+        raise ValueError(f"all must be positive: {num_tokens=}, {num_experts=}, {capacity_factor=}")
+    return math.ceil(capacity_factor * num_tokens / num_experts)
+
+
+def top_1_routing(logits: Float[Array, "T E"], capacity: int, *, mask: Bool[Array, " T"] | None = None) -> Routing:
+    """Sends each token to its likeliest expert, whose answer counts with its probability (Switch Transformer).
+
+    Equation 2 of Fedus et al. (2021, https://arxiv.org/abs/2101.03961). Experts take tokens in their order until they
+    are full; the others are dropped: their output is zero, and the residual connection carries them on.
+
+    Args:
+      logits: the router's, [T, E]; take them in float32.
+      capacity: C, tokens that each expert takes, from `expert_capacity`.
+      mask: True for real tokens; padding is sent nowhere and takes nobody's place.
+
+    Returns:
+      Experts, positions and weights of all tokens, [T, 1]; the weights are float32 and carry the router's gradient.
+
+    Raises:
+      ValueError: if a size does not fit.
+
+    >>> routing = top_1_routing(jnp.array([[2.0, 0.0], [1.0, 0.0], [0.0, 9.0]]), capacity=1)
+    >>> routing.expert.ravel().tolist(), routing.position.ravel().tolist()
+    ([0, 0, 1], [0, 1, 0])
+    """
+    _check_router(logits, capacity, mask, num_choices=1)
+    weight, expert = jax.lax.top_k(_probabilities(logits), 1)
+    return _seated(expert, weight, _sent(expert, mask), logits.shape[1], capacity)
+
+
+def top_2_routing(
+    logits: Float[Array, "T E"], capacity: int, *, mask: Bool[Array, " T"] | None = None, rng: Array | None = None
+) -> Routing:
+    """Sends each token to its two likeliest experts, whose probabilities become weights with the sum 1 (GShard).
+
+    Algorithm 1 of Lepikhin et al. (2020, https://arxiv.org/abs/2006.16668): all first choices are seated before any
+    second one. A token whose one expert is full keeps the weight of the other as it is. Since second choices yield to
+    first choices of later tokens, a full expert lets a token's output depend on the future.
+
+    Args:
+      logits: the router's, [T, E].
+      capacity: C; twice what top-1 needs for the same share of dropped tokens.
+      mask: True for real tokens.
+      rng: PRNG key for the paper's random second choice, which is made with probability min(1, 2 * its weight); those
+        not made take no place. None makes all of them.
+
+    Returns:
+      Experts, positions and weights, [T, 2], the first choice first.
+
+    Raises:
+      ValueError: if a size does not fit.
+
+    >>> routing = top_2_routing(jnp.zeros((1, 2)), capacity=1)
+    >>> routing.expert.tolist(), routing.weight.tolist()
+    ([[0, 1]], [[0.5, 0.5]])
+    """
+    _check_router(logits, capacity, mask, num_choices=2)
+    gates, expert = jax.lax.top_k(_probabilities(logits), 2)
+    weight = gates / gates.sum(axis=1, keepdims=True)
+    sent = _sent(expert, mask)
+    if rng is not None:
+        drawn = jax.random.uniform(rng, weight.shape[:1], weight.dtype) < 2 * weight[:, 1]
+        sent = sent & jnp.stack([jnp.ones_like(drawn), drawn], axis=1)
+    return _seated(expert, weight, sent, logits.shape[1], capacity)
+
+
+def dispatch(x: Float[Array, "T D"], routing: Routing, *, num_experts: int, capacity: int) -> Float[Array, "E C D"]:
+    """Copies tokens into the buffers of their experts; places that nobody takes are zero."""
+    copies = jnp.broadcast_to(x[:, None], (*routing.expert.shape, x.shape[1]))
+    buffers = jnp.zeros((num_experts, capacity, x.shape[1]), x.dtype)
+    # Places are taken once, so adding is setting, but with a plain gather as its gradient. Position C is dropped.
+    return buffers.at[routing.expert, routing.position].add(copies, mode="drop")
+
+
+def combine(y: Float[Array, "E C D"], routing: Routing) -> Float[Array, "T D"]:
+    """Fetches the experts' answers and adds those of each token by weight, in float32; zero for dropped tokens."""
+    answers = y.at[routing.expert, routing.position].get(mode="fill", fill_value=0)
+    return jnp.einsum("TAD,TA->TD", answers.astype(routing.weight.dtype), routing.weight).astype(y.dtype)
+
+
+def mixture_of_experts(
+    x: Float[Array, "*batch D"],
+    logits: Float[Array, "*batch E"],
+    experts_fn: Callable[[Float[Array, "E C D"]], Float[Array, "E C D"]],
+    *,
+    capacity: int,
+    routing_fn: Callable[..., Routing] = top_1_routing,
+    mask: Bool[Array, "*batch"] | None = None,
+) -> Float[Array, "*batch D"]:
+    """Routes tokens, applies all experts at once and brings the answers back.
+
+    Args:
+      x: tokens, [*batch, D]. They compete for places in the order of the flattened batch; `jax.vmap` over leading axes
+        gives the groups of GShard, each with its own capacity.
+      logits: the router's, [*batch, E].
+      experts_fn: maps the buffers of all experts, [E, C, D], such as `jax.vmap(feed_forward)` with parameters that have
+        a leading axis E. To spread experts over devices, shard that axis.
+      capacity: C, tokens that each expert takes.
+      routing_fn: `top_1_routing`, `top_2_routing` or their like.
+      mask: True for real tokens, [*batch].
+
+    Returns:
+      [*batch, D] in the dtype of the experts' answers.
+
+    >>> x = jnp.array([[1.0], [2.0], [3.0]])
+    >>> mixture_of_experts(x, jnp.zeros((3, 1)), lambda x: 10 * x, capacity=2).ravel().tolist()
+    [10.0, 20.0, 0.0]
+    """
+    if x.shape[:-1] != logits.shape[:-1]:
+        raise ValueError(f"x and logits differ in their tokens: {x.shape[:-1]} != {logits.shape[:-1]}")
+    num_experts = logits.shape[-1]
+    tokens_mask = None if mask is None else mask.reshape(-1)
+    routing = routing_fn(logits.reshape(-1, num_experts), capacity, mask=tokens_mask)
+    buffers = dispatch(x.reshape(-1, x.shape[-1]), routing, num_experts=num_experts, capacity=capacity)
+    return combine(experts_fn(buffers), routing).reshape(x.shape)
+
+
+def load_balancing_loss(
+    logits: Float[Array, "*batch E"], mask: Bool[Array, "*batch"] | None = None
+) -> Float[Array, ""]:
+    """Computes E * sum_e f_e P_e, which is 1 for an even load and E where one expert gets everything.
+
+    f_e is the fraction of tokens whose first choice is e, before any is dropped, and P_e the mean probability of e:
+    equations 4 to 6 of Fedus et al. (2021) without their factor alpha = 0.01. The l_aux of GShard (Lepikhin et al.,
+    2020, algorithm 1) is this divided by E^2.
+
+    >>> float(load_balancing_loss(jnp.array([[9.0, 9.0], [0.0, 0.0]])))
+    1.0
+    """
+    probabilities = _probabilities(logits)
+    num_experts = logits.shape[-1]
+    chosen = jax.nn.one_hot(jnp.argmax(probabilities, axis=-1), num_experts, dtype=probabilities.dtype)
+    return num_experts * (_mean(chosen, mask) * _mean(probabilities, mask)).sum()
+
+
+def router_z_loss(logits: Float[Array, "*batch E"], mask: Bool[Array, "*batch"] | None = None) -> Float[Array, ""]:
+    """Computes the mean of logsumexp(logits)^2, which keeps the router's logits small.
+
+    Equation 5 of ST-MoE (Zoph et al., 2022, https://arxiv.org/abs/2202.08906), without its factor 0.001.
+
+    >>> float(router_z_loss(jnp.zeros((3, 1))))
+    0.0
+    """
+    normalisers = jax.nn.logsumexp(logits.astype(np.promote_types(logits.dtype, np.float32)), axis=-1, keepdims=True)
+    return _mean(jnp.square(normalisers), mask)[0]
+
+
+def _probabilities(logits: Float[Array, "*batch E"]) -> Float[Array, "*batch E"]:
+    return jax.nn.softmax(logits.astype(np.promote_types(logits.dtype, np.float32)), axis=-1)
+
+
+def _mean(x: Float[Array, "*batch E"], mask: Bool[Array, "*batch"] | None) -> Float[Array, " E"]:
+    """Mean over the real tokens; zero without any."""
+    x = x.reshape(-1, x.shape[-1])
+    if mask is None:
+        return x.mean(axis=0)
+    real = mask.reshape(-1, 1)
+    count = jnp.maximum(real.sum(), 1).astype(x.dtype)
+    return jnp.where(real, x, jnp.zeros((), x.dtype)).sum(axis=0) / count
+
+
+def _sent(expert: Int[Array, "T A"], mask: Bool[Array, " T"] | None) -> Bool[Array, "T A"]:
+    return jnp.broadcast_to(jnp.ones((1, 1), jnp.bool_) if mask is None else mask[:, None], expert.shape)
+
+
+def _seated(
+    expert: Int[Array, "T A"], weight: Float[Array, "T A"], sent: Bool[Array, "T A"], num_experts: int, capacity: int
+) -> Routing:
+    """Gives places in the order of tokens, all first choices before all second ones."""
+    num_tokens, num_choices = expert.shape
+    choices, is_sent = expert.T.reshape(-1), sent.T.reshape(-1)
+    arrivals = ((choices[:, None] == jnp.arange(num_experts)[None]) & is_sent[:, None]).astype(jnp.int32)
+    queue = jnp.cumsum(arrivals, axis=0)  # how many have come to each expert so far, this one included
+    position = jnp.take_along_axis(queue, choices[:, None], axis=1)[:, 0] - 1
+    position = jnp.where(is_sent, jnp.minimum(position, capacity), capacity).reshape(num_choices, num_tokens).T
+    return Routing(expert, position, jnp.where(position < capacity, weight, jnp.zeros((), weight.dtype)))
+
+
+def _check_router(logits: Array, capacity: int, mask: Array | None, num_choices: int) -> None:
+    if logits.ndim != 2 or logits.shape[1] < num_choices:
+        raise ValueError(f"top-{num_choices} routing needs logits [T, E] with E >= {num_choices}, got {logits.shape}")
+    if capacity < 1:
+        raise ValueError(f"capacity must be at least 1, got {capacity}")
+    if mask is not None and mask.shape != logits.shape[:1]:
+        raise ValueError(f"mask must have shape [T] = {logits.shape[:1]}, got {mask.shape}")
