@@ -25,6 +25,7 @@ R      rows of a decoding step, B * W
 """
 
 from tfx_jax.functional.attention import Bias, Mask, SegmentIds, dot_product_attention
+from tfx_jax.functional.bigbird import bigbird_attention, bigbird_block_mask
 from tfx_jax.functional.decoding import Decoded, beam_search, greedy_search, sample
 from tfx_jax.functional.dropout import dropout
 from tfx_jax.functional.feed_forward import feed_forward
@@ -32,6 +33,8 @@ from tfx_jax.functional.losses import label_smoothed_cross_entropy
 from tfx_jax.functional.masks import causal_mask, padding_mask, segment_mask
 from tfx_jax.functional.normalization import layer_norm
 from tfx_jax.functional.positions import learned_positions, sinusoidal_positions
+from tfx_jax.functional.relative import relative_attention
+from tfx_jax.functional.sparse import local_attention, sliding_window_attention
 
 __all__ = [
     "Bias",
@@ -39,6 +42,8 @@ __all__ = [
     "Mask",
     "SegmentIds",
     "beam_search",
+    "bigbird_attention",
+    "bigbird_block_mask",
     "causal_mask",
     "dot_product_attention",
     "dropout",
@@ -47,8 +52,11 @@ __all__ = [
     "label_smoothed_cross_entropy",
     "layer_norm",
     "learned_positions",
+    "local_attention",
     "padding_mask",
+    "relative_attention",
     "sample",
     "segment_mask",
     "sinusoidal_positions",
+    "sliding_window_attention",
 ]
