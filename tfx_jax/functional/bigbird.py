@@ -117,9 +117,10 @@ def bigbird_attention(
         dropout_rng=rngs[1],
         return_weights=return_weights,
     )
-    if not return_weights:
-        return jnp.concatenate([of_global, of_others], axis=1)
-    return jnp.concatenate([of_global[0], of_others[0]], axis=1), jnp.concatenate([of_global[1], of_others[1]], axis=2)
+    if isinstance(of_global, tuple):
+        out, weights = zip(of_global, of_others, strict=True)
+        return jnp.concatenate(out, axis=1), jnp.concatenate(weights, axis=2)
+    return jnp.concatenate([of_global, of_others], axis=1)
 
 
 def bigbird_block_mask(

@@ -58,7 +58,7 @@ def attend_in_blocks(
         seen = seen & over_keys(mask)
     if segment_ids is not None:
         seen = seen & jax.vmap(segment_mask, 1, 1)(cut_queries(segment_ids[0]), cut_keys(segment_ids[1]))
-    out = dot_product_attention(
+    outputs = dot_product_attention(
         merged(cut_queries(query)),
         merged(cut_keys(key)),
         merged(cut_keys(value)),
@@ -67,7 +67,7 @@ def attend_in_blocks(
         return_weights=return_weights,
         **options,
     )
-    out, weights = out if return_weights else (out, None)
+    out, weights = outputs if isinstance(outputs, tuple) else (outputs, None)
     out = out.reshape(b, -1, *out.shape[2:])[:, rows]
     if weights is None:
         return out

@@ -64,10 +64,9 @@ def relative_attention(
     _check_shapes(query, key, value, bias, mask)
     _check_positions(query, key, relative_key, content_bias, position_bias, is_causal)
     relative_key, u, v = (x.astype(query.dtype) for x in (relative_key, content_bias, position_bias))
-    scale = query.shape[-1] ** -0.5 if scale is None else scale
     dtype = np.promote_types(query.dtype, np.float32)
     by_distance = jnp.einsum("BTNH,PNH->BNTP", query + v[None, None], relative_key, preferred_element_type=dtype)
-    by_distance = scale * _relative_shift(by_distance, key.shape[1])
+    by_distance = _relative_shift(by_distance, key.shape[1]) * (query.shape[-1] ** -0.5 if scale is None else scale)
     return dot_product_attention(
         query + u[None, None],
         key,

@@ -144,16 +144,18 @@ def sliding_window_attention(
         raise ValueError(f"block_size must be at least 1, got {block_size}")
     t, s = query.shape[1], key.shape[1]
     back, ahead = min(back, s - 1), 0 if is_causal else min(ahead, t - 1)
-    num_blocks = -(-t // (block_size or max(back, ahead, _SMALLEST_BLOCK)))
+    if block_size is None:
+        num_blocks = -(-t // max(back, ahead, _SMALLEST_BLOCK))
+        block_size = -(-t // num_blocks)  # evened out, so that the last block is not mostly padding
     return _banded(
         query,
         key,
         value,
         bias,
         mask,
-        block_size=block_size or -(-t // num_blocks),
+        block_size=block_size,
         first_row=0,
-        reach=(back, ahead) if num_blocks > 1 else (min(back, s - t), 0),  # one block ends where the keys end
+        reach=(back, ahead),
         window=(back, ahead),
         scale=scale,
         segment_ids=segment_ids,
@@ -194,6 +196,8 @@ def _banded(
     """
     t, s = query.shape[1], key.shape[1]
     num_blocks = -(-(first_row + t) // block_size)
+    if num_blocks == 1:  # as in decoding: no more queries than there are, and no keys beyond the ends
+        block_size, first_row, reach = t, 0, (min(reach[0] + first_row, s - t), 0)
     first_column = s - t - first_row - reach[0]
     span = reach[0] + block_size + reach[1]
     distance = jnp.arange(block_size)[:, None] + reach[0] - jnp.arange(span)[None]
