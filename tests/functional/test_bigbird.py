@@ -1,4 +1,4 @@
-"""BigBird's pattern, block by block, and BigBird against dense attention under its pattern."""
+"""BigBird's pattern, block by block, and BigBird against equation 1 under its pattern."""
 
 import functools
 
@@ -8,7 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tests.functional.oracles.sparse import block_pairs
+from tests.functional.oracles.dense import mixed
+from tests.functional.oracles.sparse import block_pairs, weights_over
 from tfx_jax.functional import bigbird_attention, bigbird_block_mask, dot_product_attention
 
 BLOCKS = {"num_global_blocks": 2, "num_window_blocks": 3, "num_random_blocks": 2}
@@ -63,28 +64,35 @@ def test_a_full_pattern_is_dense_attention(more):
         (3, 4, BLOCKS, 0),
     ],
 )
-def test_equals_dense_attention_under_its_pattern(t, block_size, blocks, seed):
-    """Values, maps and gradients, with a bias, padding and packed segments."""
-    random = np.random.default_rng(2)
-    bias = jnp.asarray(random.normal(size=(1, 4, 1, t)), jnp.float32)
-    padding = jnp.asarray(random.random((2, 1, 1, t)) < 0.8)
-    ids = jnp.asarray(np.sort(random.integers(0, 3, size=(2, t))))
-    cotangent = jnp.asarray(random.normal(size=(2, t, 4, 3)), jnp.float32)
-    pairs = block_pairs(bigbird_block_mask(-(-t // block_size), **blocks, seed=seed), t, block_size)
+def test_sees_its_pattern_and_nothing_else(t, block_size, blocks, seed):
+    """Values and maps equal the oracle's, with a bias, padding and packed segments."""
+    query, key, value = _inputs(t)
+    random = np.random.default_rng(1)
+    bias = random.normal(size=(1, 4, 1, t)).astype(np.float32)
+    padding = random.random((2, 1, 1, t)) < 0.8
+    ids = np.sort(random.integers(0, 3, size=(2, t)))
+    same = (ids[:, None, :, None] == ids[:, None, None]) & (ids != 0)[:, None, None]
+    attend = functools.partial(bigbird_attention, block_size=block_size, **blocks, seed=seed, return_weights=True)
+    out, weights = jax.jit(attend)(query, key, value, bias, padding, segment_ids=ids)
+    seen = block_pairs(bigbird_block_mask(-(-t // block_size), **blocks, seed=seed), t, block_size)
+    want = weights_over(lambda *_: seen, query, key, bias=bias, mask=padding & same)
+    np.testing.assert_allclose(weights, want, atol=1e-5)
+    np.testing.assert_allclose(out, mixed(want, value), atol=1e-5)
 
-    def outcome(attend, mask):
-        def loss(query, key, value, bias):
-            out, weights = attend(query, key, value, bias, mask, segment_ids=ids, return_weights=True)
-            return (out * cotangent).sum(), (out, weights)
 
-        return jax.jit(jax.grad(loss, argnums=(0, 1, 2, 3), has_aux=True))(*_inputs(t), bias)
+def test_gradients_equal_those_of_dense_attention_under_its_pattern():
+    query, key, value = _inputs(37)
+    bias = jnp.asarray(np.random.default_rng(1).normal(size=(2, 1, 1, 37)), jnp.float32)
+    pairs = jnp.asarray(block_pairs(bigbird_block_mask(13, **BLOCKS), 37, block_size=3))[None, None]
 
-    attend = functools.partial(bigbird_attention, block_size=block_size, **blocks, seed=seed)
-    gradients, (out, weights) = outcome(attend, padding)
-    want_gradients, (want_out, want_weights) = outcome(dot_product_attention, padding & pairs[None, None])
-    np.testing.assert_allclose(weights, want_weights, atol=1e-5)
-    np.testing.assert_allclose(out, want_out, atol=1e-5)
-    chex.assert_trees_all_close(gradients, want_gradients, atol=1e-4)
+    def gradients(attend, **options):
+        def loss(*arrays):
+            return jnp.square(attend(*arrays, **options) - 1.0).sum()
+
+        return jax.jit(jax.grad(loss, argnums=(0, 1, 2, 3)))(query, key, value, bias)
+
+    sparse = functools.partial(bigbird_attention, block_size=3, **BLOCKS)
+    chex.assert_trees_all_close(gradients(sparse), gradients(dot_product_attention, mask=pairs), atol=1e-4)
 
 
 def test_global_tokens_reach_all_and_two_layers_connect_every_pair():

@@ -1,4 +1,4 @@
-"""Local and sliding-window attention against dense attention under the mask of their pattern."""
+"""Local and sliding-window attention: what they see, what they cost, and what they refuse."""
 
 import functools
 
@@ -8,7 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tests.functional.oracles.sparse import local_pairs, window_pairs
+from tests.functional.oracles.dense import mixed
+from tests.functional.oracles.sparse import local_pairs, weights_over, window_pairs
 from tfx_jax.functional import dot_product_attention, local_attention, sliding_window_attention
 
 
@@ -18,35 +19,19 @@ def _inputs(t, s, seed=0):
     return tuple(jnp.asarray(random.normal(size=shape), jnp.float32) for shape in shapes)
 
 
-def _over_keys(s, seed=1):
-    """A bias for each head and a padding mask."""
-    random = np.random.default_rng(seed)
-    bias = jnp.asarray(random.normal(size=(1, 4, 1, s)), jnp.float32)
-    return bias, jnp.asarray(random.random((2, 1, 1, s)) < 0.8)
-
-
-def _assert_equals_dense(attend, pairs, t, s, is_causal):
-    """Values, maps and gradients, with a bias, padding and packed segments."""
-    bias, padding = _over_keys(s)
-    random = np.random.default_rng(2)
-    ids = jnp.asarray(np.sort(random.integers(0, 3, size=(2, s))))
-    cotangent = jnp.asarray(random.normal(size=(2, t, 4, 3)), jnp.float32)
-
-    def outcome(attend, mask):
-        def loss(query, key, value, bias):
-            segment_ids = (ids[:, s - t :], ids)
-            out, weights = attend(
-                query, key, value, bias, mask, is_causal=is_causal, segment_ids=segment_ids, return_weights=True
-            )
-            return (out * cotangent).sum(), (out, weights)
-
-        return jax.jit(jax.grad(loss, argnums=(0, 1, 2, 3), has_aux=True))(*_inputs(t, s), bias)
-
-    gradients, (out, weights) = outcome(attend, padding)
-    want_gradients, (want_out, want_weights) = outcome(dot_product_attention, padding & pairs[None, None])
-    np.testing.assert_allclose(weights, want_weights, atol=1e-5)
-    np.testing.assert_allclose(out, want_out, atol=1e-5)
-    chex.assert_trees_all_close(gradients, want_gradients, atol=1e-4)
+def _assert_follows(pairs, attend, t, s, is_causal):
+    """Values and maps equal the oracle's, with a bias, padding and packed segments."""
+    query, key, value = _inputs(t, s)
+    random = np.random.default_rng(1)
+    bias = random.normal(size=(1, 4, 1, s)).astype(np.float32)
+    padding = random.random((2, 1, 1, s)) < 0.8
+    ids = np.sort(random.integers(0, 3, size=(2, s)))
+    same = (ids[:, None, s - t :, None] == ids[:, None, None]) & (ids != 0)[:, None, None]
+    attend = jax.jit(functools.partial(attend, is_causal=is_causal, return_weights=True))
+    out, weights = attend(query, key, value, bias, padding, segment_ids=(ids[:, s - t :], ids))
+    want = weights_over(pairs, query, key, bias=bias, mask=padding & same, is_causal=is_causal)
+    np.testing.assert_allclose(weights, want, atol=1e-5)
+    np.testing.assert_allclose(out, mixed(want, value), atol=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -60,9 +45,9 @@ def _assert_equals_dense(attend, pairs, t, s, is_causal):
         (7, 7, 100, True),
     ],
 )
-def test_local_attention_is_dense_attention_under_its_block_mask(t, s, block_size, is_causal):
+def test_local_attention_sees_the_block_and_nothing_else(t, s, block_size, is_causal):
     attend = functools.partial(local_attention, block_size=block_size)
-    _assert_equals_dense(attend, local_pairs(t, s, block_size), t, s, is_causal)
+    _assert_follows(functools.partial(local_pairs, block_size=block_size), attend, t, s, is_causal)
 
 
 @pytest.mark.parametrize(
@@ -80,20 +65,25 @@ def test_local_attention_is_dense_attention_under_its_block_mask(t, s, block_siz
         (9, 14, 10**9, 4, True),
     ],
 )
-def test_sliding_window_attention_is_dense_attention_under_its_band(t, s, window, block_size, is_causal):
+def test_sliding_window_attention_sees_the_band_and_nothing_else(t, s, window, block_size, is_causal):
     attend = functools.partial(sliding_window_attention, window=window, block_size=block_size)
     back, ahead = window if isinstance(window, tuple) else (window, window)
-    _assert_equals_dense(attend, window_pairs(t, s, back, ahead), t, s, is_causal)
+    _assert_follows(functools.partial(window_pairs, back=back, ahead=ahead), attend, t, s, is_causal)
 
 
-def test_without_a_map_the_result_is_the_same():
-    inputs = _inputs(11, 11)
-    for attend in (
-        functools.partial(local_attention, block_size=4),
-        functools.partial(sliding_window_attention, window=2, block_size=4),
-    ):
-        out, _ = jax.jit(functools.partial(attend, return_weights=True))(*inputs)
-        np.testing.assert_allclose(jax.jit(attend)(*inputs), out, atol=1e-6)
+def test_gradients_of_decoding_with_a_cache_equal_those_of_dense_attention():
+    query, key, value = _inputs(5, 13)
+    bias = jnp.asarray(np.random.default_rng(1).normal(size=(2, 1, 1, 13)), jnp.float32)
+    pairs = jnp.asarray(window_pairs(5, 13, back=3, ahead=0))[None, None]
+
+    def gradients(attend, **options):
+        def loss(*arrays):
+            return jnp.square(attend(*arrays, **options) - 1.0).sum()
+
+        return jax.jit(jax.grad(loss, argnums=(0, 1, 2, 3)))(query, key, value, bias)
+
+    sparse = functools.partial(sliding_window_attention, window=3, block_size=2, is_causal=True)
+    chex.assert_trees_all_close(gradients(sparse), gradients(dot_product_attention, mask=pairs), atol=1e-4)
 
 
 @pytest.mark.parametrize(
