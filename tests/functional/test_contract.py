@@ -17,7 +17,19 @@ from jax.sharding import PartitionSpec as P
 
 from tests.functional.oracles.dense import dense_weights, mixed
 from tests.functional.oracles.favor import favor_weights, linear_weights
-from tfx_jax.functional import causal_mask, dot_product_attention, favor_attention, linear_attention
+from tests.functional.oracles.relative import relative_weights
+from tests.functional.oracles.sparse import block_pairs, local_pairs, weights_over, window_pairs
+from tfx_jax.functional import (
+    bigbird_attention,
+    bigbird_block_mask,
+    causal_mask,
+    dot_product_attention,
+    favor_attention,
+    linear_attention,
+    local_attention,
+    relative_attention,
+    sliding_window_attention,
+)
 
 EVERYTHING = frozenset({"bias", "mask", "segments", "cross", "grouped", "causal"})
 
@@ -39,6 +51,29 @@ class Attention(NamedTuple):
 
 
 _projection = np.random.default_rng(0).normal(size=(24, 8)).astype(np.float32)
+BIGBIRD = {"num_global_blocks": 1, "num_window_blocks": 3, "num_random_blocks": 1}
+
+
+def _bigbird_pairs(t, _):
+    return block_pairs(bigbird_block_mask(6, **BIGBIRD), t, block_size=2)
+
+
+def _transformer_xl(query, key):
+    """The parameters of relative attention; eighths, so that bfloat16 holds them exactly."""
+    (_, t, n, h), s = query.shape, key.shape[1]
+    random = np.random.default_rng(3)
+    shapes = {"relative_key": (s + t - 1, n, h), "content_bias": (n, h), "position_bias": (n, h)}
+    return {name: np.round(8 * random.normal(size=shape)).astype(np.float32) / 8 for name, shape in shapes.items()}
+
+
+def _attend_transformer_xl(query, key, *args, **options):
+    parameters = {name: jnp.asarray(x) for name, x in _transformer_xl(query, key).items()}
+    return relative_attention(query, key, *args, **parameters, **options)
+
+
+def _transformer_xl_weights(query, key, **options):
+    return relative_weights(query, key, **_transformer_xl(query, key), **options)
+
 
 ATTENTIONS = (
     Attention("dense", dot_product_attention, dense_weights),
@@ -52,6 +87,31 @@ ATTENTIONS = (
     Attention(
         "linear", linear_attention, linear_weights, takes=frozenset({"cross", "grouped", "causal"}), is_lean=True
     ),
+    Attention(
+        "local",
+        functools.partial(local_attention, block_size=5),
+        functools.partial(weights_over, functools.partial(local_pairs, block_size=5)),
+        takes=EVERYTHING - {"bias", "mask"},
+        dense=functools.partial(local_attention, block_size=17),
+        is_lean=True,
+    ),
+    Attention(
+        "window",
+        functools.partial(sliding_window_attention, window=(3, 2), block_size=4),
+        functools.partial(weights_over, functools.partial(window_pairs, back=3, ahead=2)),
+        takes=EVERYTHING - {"bias", "mask"},
+        dense=functools.partial(sliding_window_attention, window=16),
+        is_lean=True,
+    ),
+    Attention(
+        "bigbird",
+        functools.partial(bigbird_attention, block_size=2, **BIGBIRD),
+        functools.partial(weights_over, _bigbird_pairs),
+        takes=EVERYTHING - {"bias", "mask", "cross", "causal"},
+        dense=functools.partial(bigbird_attention, block_size=2, **BIGBIRD | {"num_random_blocks": 6}),
+        is_lean=True,
+    ),
+    Attention("relative", _attend_transformer_xl, _transformer_xl_weights),
 )
 
 every = pytest.mark.parametrize("case", ATTENTIONS, ids=lambda case: case.name)

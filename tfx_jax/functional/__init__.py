@@ -30,6 +30,7 @@ R      rows of a decoding step, B * W
 
 from tfx_jax.functional.attention import Bias, Mask, SegmentIds, dot_product_attention
 from tfx_jax.functional.axes import attention_over_axes
+from tfx_jax.functional.bigbird import bigbird_attention, bigbird_block_mask
 from tfx_jax.functional.decoding import Decoded, beam_search, greedy_search, sample
 from tfx_jax.functional.dropout import dropout
 from tfx_jax.functional.favor import favor_attention, linear_attention, orthogonal_features
@@ -49,6 +50,8 @@ from tfx_jax.functional.moe import (
 )
 from tfx_jax.functional.normalization import layer_norm
 from tfx_jax.functional.positions import learned_positions, sinusoidal_positions
+from tfx_jax.functional.relative import relative_attention
+from tfx_jax.functional.sparse import local_attention, sliding_window_attention
 
 __all__ = [
     "Bias",
@@ -58,6 +61,8 @@ __all__ = [
     "SegmentIds",
     "attention_over_axes",
     "beam_search",
+    "bigbird_attention",
+    "bigbird_block_mask",
     "causal_mask",
     "combine",
     "dispatch",
@@ -72,13 +77,16 @@ __all__ = [
     "learned_positions",
     "linear_attention",
     "load_balancing_loss",
+    "local_attention",
     "mixture_of_experts",
     "orthogonal_features",
     "padding_mask",
+    "relative_attention",
     "router_z_loss",
     "sample",
     "segment_mask",
     "sinusoidal_positions",
+    "sliding_window_attention",
     "top_1_routing",
     "top_2_routing",
 ]

@@ -1,0 +1,22 @@
+"""The attention of section 3.3 of Dai et al. (2019) in float64 NumPy, one pair of query and key at a time."""
+
+import numpy as np
+
+from tests.functional.oracles.dense import float64, per_query_head, softmax_over, visible
+
+
+def relative_weights(
+    query, key, *, relative_key, content_bias, position_bias, bias=0.0, mask=True, is_causal=False, scale=None
+):
+    """Softmax over the visible keys of the four terms (a) to (d), [B, N, T, S]; row S - 1 - d of r is distance d."""
+    seen = visible(query, key, mask, is_causal)
+    query, key, r, u, v = float64(query, key, relative_key, content_bias, position_bias)
+    key = per_query_head(key, query.shape[2])
+    (_, t, _, h), s = query.shape, key.shape[1]
+    logits = np.zeros(seen.shape)
+    for b, n, i, j in zip(*np.nonzero(seen), strict=True):
+        distance = i + s - t - j
+        q, k, r_ij = query[b, i, n], key[b, j, n], r[s - 1 - distance, n]
+        logits[b, n, i, j] = q @ k + q @ r_ij + u[n] @ k + v[n] @ r_ij
+    scale = h**-0.5 if scale is None else scale
+    return softmax_over(scale * logits + np.asarray(bias, np.float64), seen)

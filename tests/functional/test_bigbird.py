@@ -1,0 +1,170 @@
+"""BigBird's pattern, block by block, and BigBird against equation 1 under its pattern."""
+
+import functools
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from tests.functional.oracles.dense import mixed
+from tests.functional.oracles.sparse import block_pairs, weights_over
+from tfx_jax.functional import bigbird_attention, bigbird_block_mask, dot_product_attention
+
+BLOCKS = {"num_global_blocks": 2, "num_window_blocks": 3, "num_random_blocks": 2}
+
+
+def _inputs(t, seed=0):
+    random = np.random.default_rng(seed)
+    shapes = (2, t, 4, 5), (2, t, 2, 5), (2, t, 2, 3)
+    return tuple(jnp.asarray(random.normal(size=shape), jnp.float32) for shape in shapes)
+
+
+def test_the_pattern_has_every_global_window_and_random_block_once():
+    seen = bigbird_block_mask(40, **BLOCKS)
+    assert seen[:2].all()
+    assert seen[:, :2].all()
+    for row in range(2, 40):
+        near = [column for column in (row - 1, row, row + 1) if 2 <= column < 40]
+        assert seen[row, near].all()
+        assert seen[row].sum() == 2 + len(near) + 2
+
+
+def test_random_blocks_are_uniform_and_follow_the_seed():
+    patterns = np.array([bigbird_block_mask(9, **BLOCKS, seed=seed) for seed in range(600)])
+    np.testing.assert_array_equal(patterns[3], bigbird_block_mask(9, **BLOCKS, seed=3))
+    eligible = [2, 3, 7, 8]  # of row 5: neither global (0, 1) nor in the window (4, 5, 6)
+    drawn = patterns[:, 5, eligible].mean(axis=0)
+    np.testing.assert_allclose(drawn, 2 / 4, atol=4 * (0.25 / 600) ** 0.5)
+    apart = patterns[:, 4, 8].astype(float) - 0.5, patterns[:, 5, 8] - 0.5
+    assert abs(np.mean(apart[0] * apart[1])) < 4 * 0.25 / 600**0.5  # rows draw independently
+
+
+@pytest.mark.parametrize(
+    "more",
+    [{"num_global_blocks": 9}, {"num_window_blocks": 101}, {"num_random_blocks": 9}],
+    ids=lambda more: next(iter(more)),
+)
+def test_a_full_pattern_is_dense_attention(more):
+    assert bigbird_block_mask(9, **BLOCKS | more).all()
+    inputs = _inputs(17)
+    got = jax.jit(functools.partial(bigbird_attention, block_size=2, **BLOCKS | more))(*inputs)
+    np.testing.assert_allclose(got, dot_product_attention(*inputs), atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("t", "block_size", "blocks", "seed"),
+    [
+        (37, 3, BLOCKS, 0),
+        (37, 3, BLOCKS, 1),
+        (30, 3, BLOCKS | {"num_global_blocks": 0}, 0),
+        (30, 3, BLOCKS | {"num_random_blocks": 0, "num_window_blocks": 1}, 0),
+        (13, 2, {"num_global_blocks": 1, "num_window_blocks": 5, "num_random_blocks": 1}, 5),
+        (3, 4, BLOCKS, 0),
+    ],
+)
+def test_sees_its_pattern_and_nothing_else(t, block_size, blocks, seed):
+    """Values and maps equal the oracle's, with a bias, padding and packed segments."""
+    query, key, value = _inputs(t)
+    random = np.random.default_rng(1)
+    bias = random.normal(size=(1, 4, 1, t)).astype(np.float32)
+    padding = random.random((2, 1, 1, t)) < 0.8
+    ids = np.sort(random.integers(0, 3, size=(2, t)))
+    same = (ids[:, None, :, None] == ids[:, None, None]) & (ids != 0)[:, None, None]
+    attend = functools.partial(bigbird_attention, block_size=block_size, **blocks, seed=seed, return_weights=True)
+    out, weights = jax.jit(attend)(query, key, value, bias, padding, segment_ids=ids)
+    seen = block_pairs(bigbird_block_mask(-(-t // block_size), **blocks, seed=seed), t, block_size)
+    want = weights_over(lambda *_: seen, query, key, bias=bias, mask=padding & same)
+    np.testing.assert_allclose(weights, want, atol=1e-5)
+    np.testing.assert_allclose(out, mixed(want, value), atol=1e-5)
+
+
+def test_gradients_equal_those_of_dense_attention_under_its_pattern():
+    query, key, value = _inputs(37)
+    bias = jnp.asarray(np.random.default_rng(1).normal(size=(2, 1, 1, 37)), jnp.float32)
+    pairs = jnp.asarray(block_pairs(bigbird_block_mask(13, **BLOCKS), 37, block_size=3))[None, None]
+
+    def gradients(attend, **options):
+        def loss(*arrays):
+            return jnp.square(attend(*arrays, **options) - 1.0).sum()
+
+        return jax.jit(jax.grad(loss, argnums=(0, 1, 2, 3)))(query, key, value, bias)
+
+    sparse = functools.partial(bigbird_attention, block_size=3, **BLOCKS)
+    chex.assert_trees_all_close(gradients(sparse), gradients(dot_product_attention, mask=pairs), atol=1e-4)
+
+
+def test_global_tokens_reach_all_and_two_layers_connect_every_pair():
+    attend = jax.jit(functools.partial(bigbird_attention, block_size=3, **BLOCKS))
+    query, key, value = _inputs(36)
+
+    def changed(layers, token):
+        def run(value):
+            for _ in range(layers):
+                value = attend(query, key, value)[:, :, ::2]  # two of the four heads, as many as the value has
+            return np.asarray(value)
+
+        return (run(value) != run(value.at[:, token].add(1.0))).any(axis=(0, 2, 3))
+
+    assert changed(1, token=0).all()
+    assert not changed(1, token=30).all()
+    assert changed(1, token=30)[:6].all()
+    assert changed(2, token=30).all()
+
+
+def test_dropout_drops_single_weights_and_keeps_their_mean():
+    query, key, _ = _inputs(64)
+    unit = jnp.broadcast_to(jnp.eye(64)[None, :, None], (2, 64, 2, 64))  # what comes out are the weights themselves
+    attend = functools.partial(bigbird_attention, block_size=8, **BLOCKS, dropout_rate=0.25, return_weights=True)
+    out, weights = jax.jit(attend)(query, key, unit, dropout_rng=jax.random.key(0))
+    np.testing.assert_allclose(weights.sum(-1), 1.0, atol=1e-5)
+    dropped, weights = np.asarray(out.transpose(0, 2, 1, 3)), np.asarray(weights)
+    seen, kept = weights > 0, dropped > 0
+    np.testing.assert_allclose(dropped[kept], weights[kept] / 0.75, rtol=1e-5)
+    for rows in (slice(16), slice(16, 64)):  # the global rows, and the others
+        total = seen[..., rows, :].sum()
+        assert abs(kept[..., rows, :].sum() / total - 0.75) < 4 * (0.25 * 0.75 / total) ** 0.5
+
+
+@pytest.mark.parametrize("with_gradient", [False, True])
+def test_memory_of_the_base_model_is_linear_up_to_65536_tokens(with_gradient):
+    attend = functools.partial(
+        bigbird_attention, block_size=64, num_global_blocks=2, num_window_blocks=3, num_random_blocks=3
+    )
+
+    def loss(query, key, value):
+        return jnp.square(attend(query, key, value)).sum()
+
+    fn = jax.jit(jax.grad(loss, argnums=(0, 1, 2)) if with_gradient else loss)
+
+    def used(length):
+        like = jax.ShapeDtypeStruct((1, length, 1, 64), jnp.float32)
+        return fn.lower(like, like, like).compile().memory_analysis().temp_size_in_bytes
+
+    short, long = used(16_384), used(65_536)
+    assert long < 4.1 * short
+    assert long < 65_536**2 / 4  # a sixteenth of one float32 map
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"is_causal": True}, "no causal form"),
+        ({"block_size": 0}, "block_size must be at least 1, got 0"),
+        ({"num_global_blocks": -1}, "-1 global and 2 random"),
+        ({"num_random_blocks": -2}, "2 global and -2 random"),
+        ({"num_window_blocks": 2}, "must be odd, the block itself in the middle, got 2"),
+        ({"mask": jnp.ones((1, 1, 6, 6), bool)}, r"mask of shape \(1, 1, 6, 6\) is over pairs"),
+        ({"segment_ids": jnp.ones((2, 5), jnp.int32)}, r"got \(\(2, 5\), \(2, 5\)\)"),
+    ],
+)
+def test_what_is_impossible_is_refused(options, message):
+    with pytest.raises(ValueError, match=message):
+        bigbird_attention(*_inputs(6), **{"block_size": 2} | BLOCKS | options)
+
+
+def test_cross_attention_is_refused():
+    query, key, value = _inputs(6)
+    with pytest.raises(ValueError, match="4 queries and 6 keys"):
+        bigbird_attention(query[:, :4], key, value, block_size=2, **BLOCKS)

@@ -1,0 +1,228 @@
+"""Attention within blocks and within sliding windows, in memory linear in the length.
+
+Both are dense attention of each block of queries over the few keys that the block may see, with the blocks as more
+batch: large products of static shape, which is what accelerators are good at.
+"""
+
+import functools
+from typing import Any
+
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from tfx_jax.functional.attention import Bias, Mask, SegmentIds
+from tfx_jax.functional.blocks import attend_in_blocks, check_over_keys, cut, segment_pair
+
+# Products of fewer queries than this leave matrix units idle.
+_SMALLEST_BLOCK = 32
+
+
+def local_attention(
+    query: Float[Array, "B T N H"],
+    key: Float[Array, "B S K H"],
+    value: Float[Array, "B S K U"],
+    bias: Bias | None = None,
+    mask: Mask | None = None,
+    *,
+    block_size: int,
+    is_causal: bool = False,
+    scale: float | None = None,
+    segment_ids: SegmentIds | None = None,
+    dropout_rate: float = 0.0,
+    dropout_rng: Array | None = None,
+    return_weights: bool = False,
+) -> Float[Array, "B T N U"] | tuple[Float[Array, "B T N U"], Float[Array, "B N T S"]]:
+    r"""Computes attention within blocks: position p sees position s where floor(p / b) = floor(s / b), b = block_size.
+
+    The local attention of section 4.2 in "Generating Wikipedia by Summarizing Long Sequences" (Liu et al., 2018,
+    https://arxiv.org/abs/1801.10198) and of Long Range Arena. Time and memory grow as T * block_size.
+
+    Args:
+      query: queries, [B, T, N, H], at the last T of the S positions: T < S is decoding with a cache.
+      key: keys, [B, S, K, H]; K divides N.
+      value: values, [B, S, K, U].
+      bias: added to the scaled logits, the same for all queries: broadcastable to [B, N, 1, S].
+      mask: True where a key may be seen, by all queries alike: broadcastable to [B, N, 1, S].
+      block_size: tokens in a block, which need not divide T or S. From S on, this is dense attention.
+      is_causal: within its block, a position sees itself and what precedes it.
+      scale: multiplies the logits; None means 1 / sqrt(H).
+      segment_ids: packed sequences, [B, T] or a pair ([B, T], [B, S]); 0 is padding.
+      dropout_rate: probability in [0, 1) of dropping an attention weight.
+      dropout_rng: PRNG key; None disables dropout.
+      return_weights: also return the weights before dropout, with zeros outside the blocks: this does take T * S.
+
+    Returns:
+      Weighted values, [B, T, N, U], in the dtype of `query`; with `return_weights` a pair of these and the weights,
+      float32 [B, N, T, S]. A query that sees no key gets zeros.
+
+    Raises:
+      ValueError: if the sizes do not fit together, or bias or mask are over pairs.
+
+    >>> x = jnp.ones((1, 4, 1, 2))
+    >>> out, weights = local_attention(x, x, x, block_size=2, return_weights=True)
+    >>> weights[0, 0].tolist()
+    [[0.5, 0.5, 0.0, 0.0], [0.5, 0.5, 0.0, 0.0], [0.0, 0.0, 0.5, 0.5], [0.0, 0.0, 0.5, 0.5]]
+    """
+    _check_positions(query, key, value, bias, mask)
+    if block_size < 1:
+        raise ValueError(f"block_size must be at least 1, got {block_size}")
+    block_size = min(block_size, key.shape[1])
+    return _banded(
+        query,
+        key,
+        value,
+        bias,
+        mask,
+        block_size=block_size,
+        first_row=(key.shape[1] - query.shape[1]) % block_size,
+        reach=(0, 0),
+        window=(block_size, 0 if is_causal else block_size),
+        scale=scale,
+        segment_ids=segment_ids,
+        dropout_rate=dropout_rate,
+        dropout_rng=dropout_rng,
+        return_weights=return_weights,
+    )
+
+
+def sliding_window_attention(
+    query: Float[Array, "B T N H"],
+    key: Float[Array, "B S K H"],
+    value: Float[Array, "B S K U"],
+    bias: Bias | None = None,
+    mask: Mask | None = None,
+    *,
+    window: int | tuple[int, int],
+    block_size: int | None = None,
+    is_causal: bool = False,
+    scale: float | None = None,
+    segment_ids: SegmentIds | None = None,
+    dropout_rate: float = 0.0,
+    dropout_rng: Array | None = None,
+    return_weights: bool = False,
+) -> Float[Array, "B T N U"] | tuple[Float[Array, "B T N U"], Float[Array, "B N T S"]]:
+    r"""Computes attention in a band: position p sees position s where -ahead <= p - s <= back, window = (back, ahead).
+
+    The restricted self-attention of section 4 in "Attention Is All You Need" (Vaswani et al., 2017,
+    https://arxiv.org/abs/1706.03762) and the sliding window of section 3.1 in "Longformer" (Beltagy et al., 2020,
+    https://arxiv.org/abs/2004.05150). Time and memory grow as T * window.
+
+    Args:
+      query: queries, [B, T, N, H], at the last T of the S positions: T < S is decoding with a cache.
+      key: keys, [B, S, K, H]; K divides N.
+      value: values, [B, S, K, U].
+      bias: added to the scaled logits, the same for all queries: broadcastable to [B, N, 1, S].
+      mask: True where a key may be seen, by all queries alike: broadcastable to [B, N, 1, S].
+      window: how many tokens a position sees on each side, besides itself; a pair tells the two sides apart. From
+        S - 1 on, this is dense attention.
+      block_size: how many queries are computed together, a matter of speed alone: more waste keys outside the window,
+        fewer copy the keys more often. None means the wider side of the window, but not below 32.
+      is_causal: no tokens ahead: a position sees itself and the `window` tokens that precede it.
+      scale: multiplies the logits; None means 1 / sqrt(H).
+      segment_ids: packed sequences, [B, T] or a pair ([B, T], [B, S]); 0 is padding.
+      dropout_rate: probability in [0, 1) of dropping an attention weight.
+      dropout_rng: PRNG key; None disables dropout.
+      return_weights: also return the weights before dropout, with zeros outside the band: this does take T * S.
+
+    Returns:
+      Weighted values, [B, T, N, U], in the dtype of `query`; with `return_weights` a pair of these and the weights,
+      float32 [B, N, T, S]. A query that sees no key gets zeros.
+
+    Raises:
+      ValueError: if the sizes do not fit together, or bias or mask are over pairs.
+
+    >>> x = jnp.ones((1, 3, 1, 2))
+    >>> out, weights = sliding_window_attention(x, x, x, window=1, is_causal=True, return_weights=True)
+    >>> weights[0, 0].tolist()
+    [[1.0, 0.0, 0.0], [0.5, 0.5, 0.0], [0.0, 0.5, 0.5]]
+    """
+    _check_positions(query, key, value, bias, mask)
+    back, ahead = window if isinstance(window, tuple) else (window, window)
+    if back < 0 or ahead < 0:
+        raise ValueError(f"window must not be negative, got {window}")
+    if block_size is not None and block_size < 1:
+        raise ValueError(f"block_size must be at least 1, got {block_size}")
+    t, s = query.shape[1], key.shape[1]
+    back, ahead = min(back, s - 1), 0 if is_causal else min(ahead, t - 1)
+    if block_size is None:
+        num_blocks = -(-t // max(back, ahead, _SMALLEST_BLOCK))
+        block_size = -(-t // num_blocks)  # evened out, so that the last block is not mostly padding
+    return _banded(
+        query,
+        key,
+        value,
+        bias,
+        mask,
+        block_size=block_size,
+        first_row=0,
+        reach=(back, ahead),
+        window=(back, ahead),
+        scale=scale,
+        segment_ids=segment_ids,
+        dropout_rate=dropout_rate,
+        dropout_rng=dropout_rng,
+        return_weights=return_weights,
+    )
+
+
+def _banded(
+    query: Array,
+    key: Array,
+    value: Array,
+    bias: Bias | None,
+    mask: Mask | None,
+    *,
+    block_size: int,
+    first_row: int,
+    reach: tuple[int, int],
+    window: tuple[int, int],
+    segment_ids: SegmentIds | None,
+    **options: Any,
+) -> Any:
+    """Attention of blocks of consecutive queries over consecutive keys.
+
+    Args:
+      query: as in the public functions, like the rest.
+      key: keys.
+      value: values.
+      bias: over keys.
+      mask: over keys.
+      block_size: queries in a block.
+      first_row: place of the first query in its block.
+      reach: how many keys a block is given before its first and after its last position.
+      window: within these, a query sees `back` keys before itself and `ahead` keys after.
+      segment_ids: as in the public functions.
+      options: passed on.
+    """
+    t, s = query.shape[1], key.shape[1]
+    num_blocks = -(-(first_row + t) // block_size)
+    if num_blocks == 1:  # as in decoding: no more queries than there are, and no keys beyond the ends
+        block_size, first_row, reach = t, 0, (min(reach[0] + first_row, s - t), 0)
+    first_column = s - t - first_row - reach[0]
+    span = reach[0] + block_size + reach[1]
+    distance = jnp.arange(block_size)[:, None] + reach[0] - jnp.arange(span)[None]
+    return attend_in_blocks(
+        query,
+        key,
+        value,
+        bias,
+        mask,
+        cut_queries=functools.partial(
+            cut, start=-first_row, num_blocks=num_blocks, block_size=block_size, span=block_size
+        ),
+        cut_keys=functools.partial(cut, start=first_column, num_blocks=num_blocks, block_size=block_size, span=span),
+        columns=first_column + block_size * jnp.arange(num_blocks)[:, None] + jnp.arange(span)[None],
+        allowed=(distance <= window[0]) & (distance >= -window[1]),
+        rows=slice(first_row, first_row + t),
+        segment_ids=segment_pair(segment_ids, query, key),
+        **options,
+    )
+
+
+def _check_positions(query: Array, key: Array, value: Array, bias: Array | None, mask: Array | None) -> None:
+    check_over_keys(query, key, value, bias, mask)
+    if query.shape[1] > key.shape[1]:
+        raise ValueError(
+            f"{query.shape[1]} queries but {key.shape[1]} keys: near and far mean nothing between two different"
+            " sequences; the queries must be the last positions of the keys"
+        )
