@@ -15,8 +15,14 @@ import pytest
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from tests.functional.oracles.additive import additive_weights, general_weights
 from tests.functional.oracles.dense import dense_weights, mixed
-from tfx_jax.functional import causal_mask, dot_product_attention
+from tfx_jax.functional import (
+    additive_attention,
+    causal_mask,
+    dot_product_attention,
+    general_attention,
+)
 
 EVERYTHING = frozenset({"bias", "mask", "segments", "cross", "grouped", "causal"})
 
@@ -37,7 +43,28 @@ class Attention(NamedTuple):
     """Whether it promises never to hold an array of T x S, forward or backward."""
 
 
-ATTENTIONS = (Attention("dense", dot_product_attention, dense_weights),)
+def _parameters(**shapes):
+    random = np.random.default_rng(3)
+    return {name: jnp.asarray(random.normal(size=shape) / 2, jnp.float32) for name, shape in shapes.items()}
+
+
+_ADDITIVE = _parameters(w_query=(8, 5), w_key=(8, 5), v=(5,))
+_GENERAL = _parameters(w=(8, 8))
+
+ATTENTIONS = (
+    Attention("dense", dot_product_attention, dense_weights),
+    Attention(
+        "additive",
+        functools.partial(additive_attention, **_ADDITIVE),
+        functools.partial(additive_weights, **_ADDITIVE),
+    ),
+    Attention(
+        "general",
+        functools.partial(general_attention, **_GENERAL),
+        functools.partial(general_weights, **_GENERAL),
+        dense=functools.partial(general_attention, w=jnp.eye(8) * 8**-0.5),
+    ),
+)
 
 every = pytest.mark.parametrize("case", ATTENTIONS, ids=lambda case: case.name)
 

@@ -14,7 +14,7 @@ K      key and value heads; K divides N         `num_kv_heads`
 G      queries that share one key head, N / K
 H      query and key head size                  `d_k`
 U      value head size                          `d_v`
-F      feed-forward width                       `d_ff`
+F      hidden width: feed-forward, additive     `d_ff`
 V      vocabulary                               `vocab_size`
 L      layers, leading axis of stacked params   `num_layers`, the paper's N
 W      beam width                               `beam_size`
@@ -24,7 +24,8 @@ R      rows of a decoding step, B * W
 `#` before a letter means that the axis may have size 1 and is then broadcast.
 """
 
-from tfx_jax.functional.attention import Bias, Mask, SegmentIds, dot_product_attention
+from tfx_jax.functional.additive import additive_attention, attentional_vector, general_attention
+from tfx_jax.functional.attention import Bias, Mask, SegmentIds, dot_product_attention, soft_lookup
 from tfx_jax.functional.decoding import Decoded, beam_search, greedy_search, sample
 from tfx_jax.functional.dropout import dropout
 from tfx_jax.functional.feed_forward import feed_forward
@@ -38,11 +39,14 @@ __all__ = [
     "Decoded",
     "Mask",
     "SegmentIds",
+    "additive_attention",
+    "attentional_vector",
     "beam_search",
     "causal_mask",
     "dot_product_attention",
     "dropout",
     "feed_forward",
+    "general_attention",
     "greedy_search",
     "label_smoothed_cross_entropy",
     "layer_norm",
@@ -51,4 +55,5 @@ __all__ = [
     "sample",
     "segment_mask",
     "sinusoidal_positions",
+    "soft_lookup",
 ]
