@@ -17,11 +17,13 @@ from jax.sharding import PartitionSpec as P
 
 from tests.functional.oracles.additive import additive_weights, general_weights
 from tests.functional.oracles.dense import dense_weights, mixed
+from tests.functional.oracles.hard import most_probable
 from tfx_jax.functional import (
     additive_attention,
     causal_mask,
     dot_product_attention,
     general_attention,
+    hard_attention,
 )
 
 EVERYTHING = frozenset({"bias", "mask", "segments", "cross", "grouped", "causal"})
@@ -64,6 +66,7 @@ ATTENTIONS = (
         functools.partial(general_weights, **_GENERAL),
         dense=functools.partial(general_attention, w=jnp.eye(8) * 8**-0.5),
     ),
+    Attention("hard", hard_attention, most_probable),
 )
 
 every = pytest.mark.parametrize("case", ATTENTIONS, ids=lambda case: case.name)

@@ -29,6 +29,7 @@ from tfx_jax.functional.attention import Bias, Mask, SegmentIds, dot_product_att
 from tfx_jax.functional.decoding import Decoded, beam_search, greedy_search, sample
 from tfx_jax.functional.dropout import dropout
 from tfx_jax.functional.feed_forward import feed_forward
+from tfx_jax.functional.hard import hard_attention, score_function_loss
 from tfx_jax.functional.losses import label_smoothed_cross_entropy
 from tfx_jax.functional.masks import causal_mask, padding_mask, segment_mask
 from tfx_jax.functional.normalization import layer_norm
@@ -48,11 +49,13 @@ __all__ = [
     "feed_forward",
     "general_attention",
     "greedy_search",
+    "hard_attention",
     "label_smoothed_cross_entropy",
     "layer_norm",
     "learned_positions",
     "padding_mask",
     "sample",
+    "score_function_loss",
     "segment_mask",
     "sinusoidal_positions",
     "soft_lookup",
