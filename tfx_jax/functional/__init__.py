@@ -30,6 +30,7 @@ from tfx_jax.functional.decoding import Decoded, beam_search, greedy_search, sam
 from tfx_jax.functional.dropout import dropout
 from tfx_jax.functional.feed_forward import feed_forward
 from tfx_jax.functional.hard import hard_attention, score_function_loss
+from tfx_jax.functional.kernel_regression import kernel_regression
 from tfx_jax.functional.losses import label_smoothed_cross_entropy
 from tfx_jax.functional.masks import causal_mask, padding_mask, segment_mask
 from tfx_jax.functional.normalization import layer_norm
@@ -50,6 +51,7 @@ __all__ = [
     "general_attention",
     "greedy_search",
     "hard_attention",
+    "kernel_regression",
     "label_smoothed_cross_entropy",
     "layer_norm",
     "learned_positions",
