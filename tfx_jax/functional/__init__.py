@@ -27,6 +27,7 @@ R      rows of a decoding step, B * W
 from tfx_jax.functional.additive import additive_attention, attentional_vector, general_attention
 from tfx_jax.functional.attention import Bias, Mask, SegmentIds, dot_product_attention, soft_lookup
 from tfx_jax.functional.decoding import Decoded, beam_search, greedy_search, sample
+from tfx_jax.functional.decomposable import attend_both, decomposable_attention
 from tfx_jax.functional.dropout import dropout
 from tfx_jax.functional.feed_forward import feed_forward
 from tfx_jax.functional.hard import hard_attention, score_function_loss
@@ -42,9 +43,11 @@ __all__ = [
     "Mask",
     "SegmentIds",
     "additive_attention",
+    "attend_both",
     "attentional_vector",
     "beam_search",
     "causal_mask",
+    "decomposable_attention",
     "dot_product_attention",
     "dropout",
     "feed_forward",
