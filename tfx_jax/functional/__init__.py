@@ -35,7 +35,16 @@ from tfx_jax.functional.kernel_regression import kernel_regression
 from tfx_jax.functional.losses import label_smoothed_cross_entropy
 from tfx_jax.functional.masks import causal_mask, padding_mask, segment_mask
 from tfx_jax.functional.normalization import layer_norm
-from tfx_jax.functional.positions import learned_positions, sinusoidal_positions
+from tfx_jax.functional.positions import (
+    alibi_bias,
+    alibi_slopes,
+    learned_positions,
+    relative_position_bias,
+    relative_position_bucket,
+    relative_shift,
+    rotary_embedding,
+    sinusoidal_positions,
+)
 
 __all__ = [
     "Bias",
@@ -43,6 +52,8 @@ __all__ = [
     "Mask",
     "SegmentIds",
     "additive_attention",
+    "alibi_bias",
+    "alibi_slopes",
     "attend_both",
     "attentional_vector",
     "beam_search",
@@ -59,6 +70,10 @@ __all__ = [
     "layer_norm",
     "learned_positions",
     "padding_mask",
+    "relative_position_bias",
+    "relative_position_bucket",
+    "relative_shift",
+    "rotary_embedding",
     "sample",
     "score_function_loss",
     "segment_mask",
