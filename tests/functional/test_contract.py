@@ -15,16 +15,21 @@ import pytest
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from tests.functional.oracles.additive import additive_weights, general_weights
 from tests.functional.oracles.dense import dense_weights, mixed
 from tests.functional.oracles.favor import favor_weights, linear_weights
+from tests.functional.oracles.hard import most_probable
 from tests.functional.oracles.relative import relative_weights
 from tests.functional.oracles.sparse import block_pairs, local_pairs, weights_over, window_pairs
 from tfx_jax.functional import (
+    additive_attention,
     bigbird_attention,
     bigbird_block_mask,
     causal_mask,
     dot_product_attention,
     favor_attention,
+    general_attention,
+    hard_attention,
     linear_attention,
     local_attention,
     relative_attention,
@@ -75,6 +80,14 @@ def _transformer_xl_weights(query, key, **options):
     return relative_weights(query, key, **_transformer_xl(query, key), **options)
 
 
+def _parameters(**shapes):
+    random = np.random.default_rng(3)
+    return {name: jnp.asarray(random.normal(size=shape) / 2, jnp.float32) for name, shape in shapes.items()}
+
+
+_ADDITIVE = _parameters(w_query=(8, 5), w_key=(8, 5), v=(5,))
+_GENERAL = _parameters(w=(8, 8))
+
 ATTENTIONS = (
     Attention("dense", dot_product_attention, dense_weights),
     Attention(
@@ -112,6 +125,18 @@ ATTENTIONS = (
         is_lean=True,
     ),
     Attention("relative", _attend_transformer_xl, _transformer_xl_weights),
+    Attention(
+        "additive",
+        functools.partial(additive_attention, **_ADDITIVE),
+        functools.partial(additive_weights, **_ADDITIVE),
+    ),
+    Attention(
+        "general",
+        functools.partial(general_attention, **_GENERAL),
+        functools.partial(general_weights, **_GENERAL),
+        dense=functools.partial(general_attention, w=jnp.eye(8) * 8**-0.5),
+    ),
+    Attention("hard", hard_attention, most_probable),
 )
 
 every = pytest.mark.parametrize("case", ATTENTIONS, ids=lambda case: case.name)

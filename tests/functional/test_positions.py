@@ -1,4 +1,6 @@
-"""Position encodings against section 3.5 of Vaswani et al. (2017) in float64."""
+"""Position encodings against the formulas of their papers in float64."""
+
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -7,7 +9,23 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tfx_jax.functional import learned_positions, sinusoidal_positions
+from tests.functional.oracles.dense import softmax_over, visible
+from tests.functional.oracles.positions import t5_bucket, transformer_xl_scores, turned
+from tfx_jax.functional import (
+    alibi_bias,
+    alibi_slopes,
+    dot_product_attention,
+    learned_positions,
+    relative_position_bias,
+    relative_position_bucket,
+    relative_shift,
+    rotary_embedding,
+    sinusoidal_positions,
+)
+
+
+def _normal(seed, *shape):
+    return jnp.asarray(np.random.default_rng(seed).normal(size=shape), jnp.float32)
 
 
 def _paper(positions, d_model, base=10_000.0):
@@ -25,6 +43,12 @@ class TestSinusoidal:
         table = sinusoidal_positions(jnp.arange(length), d_model)
         assert (table.shape, table.dtype) == ((length, d_model), jnp.float32)
         np.testing.assert_allclose(table, _paper(range(length), d_model), atol=5e-7)
+
+    def test_the_row_of_four_columns_that_textbooks_print(self):
+        table = sinusoidal_positions(jnp.arange(60), 4)
+        for position in (0, 1, 59):
+            want = [np.sin(position), np.cos(position), np.sin(position / 100), np.cos(position / 100)]
+            np.testing.assert_allclose(table[position], want, atol=5e-7)
 
     @pytest.mark.parametrize("base", [0.5, 1.0, 500.0, 1e6])
     def test_other_bases(self, base):
@@ -104,3 +128,172 @@ class TestLearned:
     def test_sequence_longer_than_the_table(self):
         with pytest.raises(ValueError, match="5 positions, but the table of learned positions has 4"):
             learned_positions(self.TABLE, jnp.zeros((2, 5), int))
+
+
+class TestRotary:
+    def test_equals_the_paper_but_for_the_order_of_features(self):
+        x, positions = _normal(0, 2, 5, 3, 8), np.array([[0, 1, 2, 3, 4], [7, 40, 3, 1000, 2]])
+        got = np.asarray(jax.jit(rotary_embedding)(x, jnp.asarray(positions)))
+        pairs = np.asarray(x).reshape(2, 5, 3, 2, 4).swapaxes(-1, -2).reshape(x.shape)  # feature i beside i + H / 2
+        for b, t, n in np.ndindex(2, 5, 3):
+            want = turned(pairs[b, t, n], positions[b, t]).reshape(4, 2).T.ravel()
+            np.testing.assert_allclose(got[b, t, n], want, atol=2e-6)
+
+    @settings(deadline=None, max_examples=20)
+    @given(first=st.integers(-5000, 30_000), second=st.integers(-5000, 30_000), step=st.integers(-5000, 5000))
+    def test_inner_products_depend_on_the_distance_alone(self, first, second, step):
+        query, key = _normal(1, 1, 1, 1, 16), _normal(2, 1, 1, 1, 16)
+
+        def product(query_position, key_position):
+            turned = (rotary_embedding(x, jnp.array([p])) for x, p in ((query, query_position), (key, key_position)))
+            return np.prod([*map(np.asarray, turned)], axis=0).sum()
+
+        np.testing.assert_allclose(product(first, second), product(first + step, second + step), atol=1e-3)
+
+    def test_keeps_lengths_and_dtype_and_leaves_position_0_alone(self):
+        x = _normal(3, 2, 4, 1, 6)
+        out = rotary_embedding(x, jnp.arange(4))
+        np.testing.assert_allclose(jnp.linalg.norm(out, axis=-1), jnp.linalg.norm(x, axis=-1), rtol=1e-5)
+        np.testing.assert_array_equal(out[:, 0], x[:, 0])
+        assert np.abs(out[:, 1] - x[:, 1]).max() > 0.1
+        half = rotary_embedding(x.astype(jnp.bfloat16), jnp.arange(4))
+        assert half.dtype == jnp.bfloat16
+        np.testing.assert_allclose(half.astype(jnp.float32), out, atol=3e-2)
+
+    def test_a_step_of_decoding_equals_its_row(self):
+        x = _normal(4, 2, 5, 3, 8)
+        step = rotary_embedding(x[:, 3:4], jnp.array([[3], [3]]))
+        np.testing.assert_array_equal(step, rotary_embedding(x, jnp.arange(5))[:, 3:4])
+
+    def test_errors(self):
+        with pytest.raises(ValueError, match="head size must be even for a rotary embedding, got 5"):
+            rotary_embedding(jnp.ones((1, 2, 1, 5)), jnp.arange(2))
+        with pytest.raises(ValueError, match=r"positions must have shape \[T\] = \(2,\) .* got \(3,\)"):
+            rotary_embedding(jnp.ones((1, 2, 1, 4)), jnp.arange(3))
+
+
+class TestRelativeBuckets:
+    @pytest.mark.parametrize("is_bidirectional", [True, False])
+    @pytest.mark.parametrize(("num_buckets", "max_distance"), [(32, 128), (16, 64), (8, 20), (64, 1000), (6, 4)])
+    def test_equals_the_description_of_t5(self, num_buckets, max_distance, is_bidirectional):
+        relative = np.arange(-3 * max_distance, 3 * max_distance + 1)
+        got = relative_position_bucket(
+            jnp.asarray(relative), num_buckets, max_distance=max_distance, is_bidirectional=is_bidirectional
+        )
+        want = [t5_bucket(distance, num_buckets, max_distance, is_bidirectional) for distance in relative]
+        np.testing.assert_array_equal(got, want)
+        assert got.dtype == jnp.int32
+        assert got.max() < num_buckets
+
+    def test_of_any_shape(self):
+        relative = jnp.arange(-6, 6).reshape(3, 4)
+        np.testing.assert_array_equal(
+            relative_position_bucket(relative).ravel(), relative_position_bucket(relative.ravel())
+        )
+
+    @pytest.mark.parametrize(("num_buckets", "max_distance"), [(2, 128), (32, 8)])
+    def test_errors(self, num_buckets, max_distance):
+        with pytest.raises(ValueError, match=f"max_distance={max_distance} and num_buckets={num_buckets} leave no"):
+            relative_position_bucket(jnp.arange(3), num_buckets, max_distance=max_distance)
+
+    @pytest.mark.parametrize("is_bidirectional", [True, False])
+    @pytest.mark.parametrize(("t", "s", "offset"), [(6, 6, None), (3, 7, None), (5, 9, 0), (1, 8, 2), (7, 3, None)])
+    def test_bias_is_the_table_at_the_bucket_of_every_pair(self, t, s, offset, is_bidirectional):
+        table = _normal(0, 8, 3)
+        options = {"max_distance": 6, "is_bidirectional": is_bidirectional}
+        bias = relative_position_bias(table, t, s, offset=offset, **options)
+        assert bias.shape == (1, 3, t, s)
+        first = s - t if offset is None else offset
+        for i, j in np.ndindex(t, s):
+            np.testing.assert_array_equal(bias[0, :, i, j], table[t5_bucket(j - i - first, 8, 6, is_bidirectional)])
+
+    def test_a_step_of_decoding_with_a_traced_offset_equals_its_row(self):
+        table = _normal(1, 8, 2)
+        whole = relative_position_bias(table, 5, is_bidirectional=False)
+        step = jax.jit(lambda step: relative_position_bias(table, 1, 5, offset=step, is_bidirectional=False))
+        for i in range(5):
+            np.testing.assert_array_equal(step(jnp.array(i)), whole[:, :, i : i + 1])
+
+    def test_gradient_counts_the_pairs_of_every_bucket(self):
+        gradient = jax.grad(lambda table: relative_position_bias(table, 3).sum())(jnp.zeros((32, 2)))
+        want = np.zeros((32, 2))
+        want[[0, 1, 2, 17, 18]] = np.array([3, 2, 1, 2, 1])[:, None]
+        np.testing.assert_array_equal(gradient, want)
+
+
+class TestRelativeShift:
+    @pytest.mark.parametrize(("t", "s"), [(1, 1), (1, 4), (4, 1), (3, 5), (5, 5), (6, 2)])
+    def test_equals_the_gather(self, t, s):
+        scores = _normal(0, 2, 3, t, t + s - 1)
+        rows, columns = np.arange(t)[:, None], np.arange(s)[None] - np.arange(t)[:, None] + t - 1
+        want = np.asarray(scores)[..., rows, columns]
+        np.testing.assert_array_equal(relative_shift(scores), want)
+        for p in range(1, t + s - 1):  # fewer columns: the rest is zeros
+            got = relative_shift(scores[..., :p], s)
+            np.testing.assert_array_equal(got, np.where(columns < p, want, 0))
+
+    def test_gradient_is_that_of_the_gather(self):
+        scores, cotangent = _normal(1, 4, 5), _normal(2, 4, 5)
+        columns = np.arange(5)[None] - np.arange(4)[:, None] + 3
+        want = np.zeros((4, 8), np.float32)
+        want[np.arange(4)[:, None], columns] = cotangent
+        gradient = jax.grad(lambda x: (relative_shift(x, 5) * cotangent).sum())(scores)
+        np.testing.assert_array_equal(gradient, want[:, :5])
+
+    def test_is_the_attention_of_transformer_xl(self):
+        """With a memory of three tokens, u and v as in the paper, through the bias of dot-product attention."""
+        t, s, h = 4, 7, 8
+        query, key, value, kernel = (_normal(i, n, h) for i, n in enumerate((t, s, s, h)))
+        u, v = _normal(5, h), _normal(6, h)
+
+        def relative(distance):
+            return np.asarray(sinusoidal_positions(jnp.asarray(distance), h) @ kernel)
+
+        @jax.jit
+        def attend(query, key, value):
+            distances = sinusoidal_positions(jnp.arange(s - 1, -1, -1), h) @ kernel
+            bias = relative_shift((query + v[None]) @ distances.T, s) / np.sqrt(h)
+            one_head = (x[None, :, None] for x in (query + u[None], key, value))
+            return dot_product_attention(*one_head, bias=bias[None, None], is_causal=True)[0, :, 0]
+
+        scores = transformer_xl_scores(*map(np.asarray, (query, key)), relative, *map(np.asarray, (u, v)))
+        seen = visible(query[None, :, None], key[None, :, None], is_causal=True)
+        want = softmax_over(scores / np.sqrt(h), seen)[0, 0] @ np.asarray(value)
+        np.testing.assert_allclose(attend(query, key, value), want, atol=1e-5)
+
+    def test_errors(self):
+        with pytest.raises(ValueError, match="3 relative positions are too few for 4 queries"):
+            relative_shift(jnp.ones((4, 3)))
+
+
+class TestAlibi:
+    def test_slopes_of_a_power_of_two(self):
+        np.testing.assert_array_equal(alibi_slopes(8), [2.0**-i for i in range(1, 9)])
+        np.testing.assert_allclose(alibi_slopes(16), [2.0 ** (-i / 2) for i in range(1, 17)], rtol=1e-6)
+        np.testing.assert_array_equal(alibi_slopes(1), [2.0**-8])
+
+    @pytest.mark.parametrize(
+        ("num_heads", "exponents"),
+        [(3, [4, 8, 2]), (6, [2, 4, 6, 8, 1, 3]), (12, [1, 2, 3, 4, 5, 6, 7, 8, 0.5, 1.5, 2.5, 3.5])],
+    )
+    def test_slopes_of_other_numbers_of_heads(self, num_heads, exponents):
+        np.testing.assert_allclose(alibi_slopes(num_heads), 2.0 ** -np.array(exponents), rtol=1e-6)
+
+    @pytest.mark.parametrize(("t", "s", "offset"), [(4, 4, None), (3, 7, None), (2, 5, 0), (1, 6, 4)])
+    def test_bias_falls_with_the_distance(self, t, s, offset):
+        bias = alibi_bias(3, t, s, offset=offset)
+        assert (bias.shape, bias.dtype) == ((1, 3, t, s), jnp.float32)
+        first = s - t if offset is None else offset
+        for n, i, j in np.ndindex(3, t, s):
+            assert bias[0, n, i, j] == -alibi_slopes(3)[n] * abs(i + first - j)
+
+    def test_a_step_of_decoding_with_a_traced_offset_equals_its_row(self):
+        step = jax.jit(lambda step: alibi_bias(4, 1, 5, offset=step))(jnp.array(3))
+        np.testing.assert_array_equal(step, alibi_bias(4, 5)[:, :, 3:4])
+
+    def test_causal_attention_may_take_a_bias_of_keys_instead(self):
+        query, key, value = _normal(0, 2, 6, 4, 8), _normal(1, 2, 9, 4, 8), _normal(2, 2, 9, 4, 8)
+        of_keys = alibi_slopes(4)[None, :, None, None] * jnp.arange(9.0)[None, None, None]
+        attend = jax.jit(functools.partial(dot_product_attention, is_causal=True))
+        got, want = attend(query, key, value, of_keys), attend(query, key, value, alibi_bias(4, 6, 9))
+        np.testing.assert_allclose(got, want, atol=1e-5)

@@ -14,7 +14,7 @@ K      key and value heads; K divides N         `num_kv_heads`
 G      queries that share one key head, N / K
 H      query and key head size                  `d_k`
 U      value head size                          `d_v`
-F      feed-forward width                       `d_ff`
+F      hidden width: feed-forward, additive     `d_ff`
 V      vocabulary                               `vocab_size`
 M      random features                          `num_features`
 L      layers, leading axis of stacked params   `num_layers`, the paper's N
@@ -28,13 +28,17 @@ R      rows of a decoding step, B * W
 `#` before a letter means that the axis may have size 1 and is then broadcast.
 """
 
-from tfx_jax.functional.attention import Bias, Mask, SegmentIds, dot_product_attention
+from tfx_jax.functional.additive import additive_attention, attentional_vector, general_attention
+from tfx_jax.functional.attention import Bias, Mask, SegmentIds, dot_product_attention, soft_lookup
 from tfx_jax.functional.axes import attention_over_axes
 from tfx_jax.functional.bigbird import bigbird_attention, bigbird_block_mask
 from tfx_jax.functional.decoding import Decoded, beam_search, greedy_search, sample
+from tfx_jax.functional.decomposable import attend_both, decomposable_attention
 from tfx_jax.functional.dropout import dropout
 from tfx_jax.functional.favor import favor_attention, linear_attention, orthogonal_features
 from tfx_jax.functional.feed_forward import feed_forward
+from tfx_jax.functional.hard import hard_attention, score_function_loss
+from tfx_jax.functional.kernel_regression import kernel_regression
 from tfx_jax.functional.losses import label_smoothed_cross_entropy
 from tfx_jax.functional.masks import causal_mask, padding_mask, segment_mask
 from tfx_jax.functional.moe import (
@@ -49,7 +53,16 @@ from tfx_jax.functional.moe import (
     top_2_routing,
 )
 from tfx_jax.functional.normalization import layer_norm
-from tfx_jax.functional.positions import learned_positions, sinusoidal_positions
+from tfx_jax.functional.positions import (
+    alibi_bias,
+    alibi_slopes,
+    learned_positions,
+    relative_position_bias,
+    relative_position_bucket,
+    relative_shift,
+    rotary_embedding,
+    sinusoidal_positions,
+)
 from tfx_jax.functional.relative import relative_attention
 from tfx_jax.functional.sparse import local_attention, sliding_window_attention
 
@@ -59,19 +72,28 @@ __all__ = [
     "Mask",
     "Routing",
     "SegmentIds",
+    "additive_attention",
+    "alibi_bias",
+    "alibi_slopes",
+    "attend_both",
     "attention_over_axes",
+    "attentional_vector",
     "beam_search",
     "bigbird_attention",
     "bigbird_block_mask",
     "causal_mask",
     "combine",
+    "decomposable_attention",
     "dispatch",
     "dot_product_attention",
     "dropout",
     "expert_capacity",
     "favor_attention",
     "feed_forward",
+    "general_attention",
     "greedy_search",
+    "hard_attention",
+    "kernel_regression",
     "label_smoothed_cross_entropy",
     "layer_norm",
     "learned_positions",
@@ -82,11 +104,17 @@ __all__ = [
     "orthogonal_features",
     "padding_mask",
     "relative_attention",
+    "relative_position_bias",
+    "relative_position_bucket",
+    "relative_shift",
+    "rotary_embedding",
     "router_z_loss",
     "sample",
+    "score_function_loss",
     "segment_mask",
     "sinusoidal_positions",
     "sliding_window_attention",
+    "soft_lookup",
     "top_1_routing",
     "top_2_routing",
 ]

@@ -1,4 +1,4 @@
-"""Scaled dot-product attention, equation 1 of "Attention Is All You Need"."""
+"""Scaled dot-product attention, equation 1 of "Attention Is All You Need", and the lookup that all scores share."""
 
 import jax
 import jax.numpy as jnp
@@ -62,20 +62,74 @@ def dot_product_attention(
     """
     _check_shapes(query, key, value, bias, mask)
     b, t, n, h = query.shape
-    _, s, k, u = value.shape
-    mask = _combined_mask(mask, is_causal, segment_ids, b, t, s)
-
+    s, k = key.shape[1:3]
     dtype = np.promote_types(query.dtype, np.float32)  # NumPy's: JAX's own refuses under strict promotion
     grouped_query = query.reshape(b, t, k, n // k, h)
     logits = jnp.einsum("BTKGH,BSKH->BKGTS", grouped_query, key, preferred_element_type=dtype).reshape(b, n, t, s)
     logits = logits * (h**-0.5 if scale is None else scale)
-    if bias is not None:
-        logits = logits + bias.astype(dtype)
-    weights = _masked_softmax(logits, mask)
-
-    dropped = dropout(weights, dropout_rate, dropout_rng).astype(value.dtype).reshape(b, k, n // k, t, s)
-    out = jnp.einsum("BKGTS,BSKU->BTKGU", dropped, value).reshape(b, t, n, u).astype(query.dtype)
+    out, weights = soft_lookup(
+        logits,
+        value,
+        bias,
+        mask,
+        is_causal=is_causal,
+        segment_ids=segment_ids,
+        dropout_rate=dropout_rate,
+        dropout_rng=dropout_rng,
+    )
+    out = out.astype(query.dtype)
     return (out, weights) if return_weights else out
+
+
+def soft_lookup(
+    scores: Float[Array, "B N T S"],
+    value: Float[Array, "B S K U"],
+    bias: Bias | None = None,
+    mask: Mask | None = None,
+    *,
+    is_causal: bool = False,
+    segment_ids: SegmentIds | None = None,
+    dropout_rate: float = 0.0,
+    dropout_rng: Array | None = None,
+) -> tuple[Float[Array, "B T N U"], Float[Array, "B N T S"]]:
+    r"""Computes softmax(scores + bias) V for every head: a dictionary that answers with a mean of its values.
+
+    Equations 15.34 and 15.35 of "Probabilistic Machine Learning: An Introduction" (Murphy, 2022,
+    https://probml.github.io/book1). Whatever scores a query against the keys, this is the rest of attention: the dot
+    product of `dot_product_attention` and the hidden layer of `additive_attention` end here, and so may a score of
+    your own.
+
+    Args:
+      scores: how well each query fits each key, [B, N, T, S], float32 at least.
+      value: values, [B, S, K, U]; K divides N.
+      bias: as in `dot_product_attention`, and so are all that follow.
+      mask: True where a query may attend, broadcastable to [B, N, T, S].
+      is_causal: query t sees keys 0 .. t + S - T only.
+      segment_ids: packed sequences, [B, T] or a pair ([B, T], [B, S]).
+      dropout_rate: probability in [0, 1) of dropping an attention weight.
+      dropout_rng: PRNG key; None disables dropout.
+
+    Returns:
+      Weighted values, [B, T, N, U], in the dtype of `value`, and the weights before dropout, [B, N, T, S], in the dtype
+      of `scores`.
+
+    Raises:
+      ValueError: if the sizes do not fit together, or a mask is not boolean or not of rank 4.
+
+    >>> out, weights = soft_lookup(jnp.zeros((1, 1, 1, 4)), jnp.arange(4.0).reshape(1, 4, 1, 1))
+    >>> out.tolist(), weights[0, 0].tolist()
+    ([[[[1.5]]]], [[0.25, 0.25, 0.25, 0.25]])
+    """
+    _check_pairs(bias, mask, scores.shape)
+    (b, n, t, s), (k, u) = scores.shape, value.shape[2:]
+    if value.shape[:2] != (b, s) or n % k:
+        raise ValueError(f"values {value.shape} do not fit scores [B, N, T, S] = {scores.shape}")
+    mask = _combined_mask(mask, is_causal, segment_ids, b, t, s)
+    if bias is not None:
+        scores = scores + bias.astype(scores.dtype)
+    weights = _masked_softmax(scores, mask)
+    dropped = dropout(weights, dropout_rate, dropout_rng).astype(value.dtype).reshape(b, k, n // k, t, s)
+    return jnp.einsum("BKGTS,BSKU->BTKGU", dropped, value).reshape(b, t, n, u), weights
 
 
 def _masked_softmax(logits: Float[Array, "B N T S"], mask: Mask | None) -> Float[Array, "B N T S"]:
@@ -118,7 +172,10 @@ def _check_shapes(query: Array, key: Array, value: Array, bias: Array | None, ma
         raise ValueError(f"query and key batch sizes differ: {query.shape[0]} != {key.shape[0]}")
     if query.shape[2] % key.shape[2]:
         raise ValueError(f"{key.shape[2]} key heads do not divide {query.shape[2]} query heads")
-    full = (query.shape[0], query.shape[2], query.shape[1], key.shape[1])
+    _check_pairs(bias, mask, (query.shape[0], query.shape[2], query.shape[1], key.shape[1]))
+
+
+def _check_pairs(bias: Array | None, mask: Array | None, full: tuple[int, ...]) -> None:
     for name, array in (("bias", bias), ("mask", mask)):
         if array is not None and (
             array.ndim != 4 or any(size not in (1, want) for size, want in zip(array.shape, full, strict=True))

@@ -1,8 +1,13 @@
-"""Position encodings: what tells a set of tokens from a sequence."""
+"""Position encodings: what tells a set of tokens from a sequence.
+
+Absolute ones are added to embeddings (`sinusoidal_positions`, `learned_positions`), `rotary_embedding` turns queries
+and keys, and the rest are biases of attention scores that depend on the distance from query to key. Where keys precede
+the first query, as in a cache or a memory, positions or an `offset` say how many.
+"""
 
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float, Int, Num
 
 
 def sinusoidal_positions(
@@ -60,3 +65,207 @@ def learned_positions(table: Float[Array, "P D"], positions: Int[Array, "*shape"
     if positions.ndim and positions.shape[-1] > table.shape[0]:
         raise ValueError(f"{positions.shape[-1]} positions, but the table of learned positions has {table.shape[0]}")
     return table.at[positions].get(mode="fill", fill_value=jnp.nan, wrap_negative_indices=False)
+
+
+def rotary_embedding(
+    x: Float[Array, "B T N H"], positions: Int[Array, " T"] | Int[Array, "B T"], *, base: float = 10_000.0
+) -> Float[Array, "B T N H"]:
+    r"""Rotates pairs of features by angles that grow with the position, so that q . k depends on the distance alone.
+
+    Section 3.2.2 of "RoFormer" (Su et al., 2021, https://arxiv.org/abs/2104.09864): pair i turns by the angle
+    pos / base^(2i / H), those of `sinusoidal_positions`. Pair i consists of the features i and i + H / 2, as in
+    GPT-NeoX and Llama and because halves are cheaper to take than every other feature; the paper pairs 2i and 2i + 1,
+    which differs by a fixed order of the features of W_Q and W_K.
+
+    Args:
+      x: queries or keys, [B, T, N, H], H even. Rotate both; keys go into a cache rotated.
+      positions: [T] or [B, T]; of any size, negative ones too.
+      base: the paper's 10,000.
+
+    Returns:
+      Rotated `x`, same shape and dtype, computed in float32 at least.
+
+    Raises:
+      ValueError: if H is odd or `positions` do not fit.
+
+    >>> x = jnp.array([1.0, 0.0]).reshape(1, 1, 1, 2)
+    >>> print(np.asarray(rotary_embedding(x, jnp.array([1]))).round(2).ravel())
+    [0.54 0.84]
+    """
+    b, t, _, h = x.shape
+    if h % 2:
+        raise ValueError(f"head size must be even for a rotary embedding, got {h}")
+    if positions.shape not in ((t,), (b, t)):
+        raise ValueError(f"positions must have shape [T] = {(t,)} or [B, T] = {(b, t)}, got {positions.shape}")
+    dtype = np.promote_types(x.dtype, np.float32)
+    code = sinusoidal_positions(positions, h, base=base).astype(dtype).reshape(-1, t, 1, h // 2, 2)
+    sin, cos = code[..., 0], code[..., 1]
+    first, second = jnp.split(x.astype(dtype), 2, axis=-1)
+    return jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1).astype(x.dtype)
+
+
+def relative_position_bucket(
+    relative_positions: Int[Array, "*shape"],
+    num_buckets: int = 32,
+    *,
+    max_distance: int = 128,
+    is_bidirectional: bool = True,
+) -> Int[Array, "*shape"]:
+    r"""Numbers the distances from query to key so that far ones share a bucket.
+
+    Section 2.1 of "T5" (Raffel et al., 2020, https://arxiv.org/abs/1910.10683). With b buckets for a direction and
+    e = b // 2, a distance n is in bucket n if n < e, and otherwise in bucket
+    min(b - 1, e + floor((b - e) log(n / e) / log(max_distance / e))). Bidirectional attention has b = num_buckets / 2
+    and numbers the keys after the query from b on; causal attention has b = num_buckets, and keys after the query are
+    in bucket 0. The limits of the buckets are computed in integers, so no device can round a logarithm across one.
+
+    Args:
+      relative_positions: position of the key minus that of the query, any shape.
+      num_buckets: of both directions together.
+      max_distance: the distance from which on all are in the last bucket.
+      is_bidirectional: whether keys after the query are told from those before it; decoders have False.
+
+    Returns:
+      Bucket numbers in 0 .. num_buckets - 1, int32, same shape.
+
+    Raises:
+      ValueError: if there are too few buckets, or `max_distance` lies within those of one distance each.
+
+    >>> relative_position_bucket(jnp.array([-200, -16, -1, 0, 1, 9, 200])).tolist()
+    [15, 10, 1, 0, 17, 24, 31]
+    """
+    b = num_buckets // 2 if is_bidirectional else num_buckets
+    e = b // 2
+    if not 1 <= e < max_distance:
+        raise ValueError(f"max_distance={max_distance} and num_buckets={num_buckets} leave no buckets to share")
+    # Bucket e + j begins at the first n with (n / e)^(b - e) >= (max_distance / e)^j.
+    limits = list(range(1, e + 1))
+    for j in range(1, b - e):
+        n = limits[-1]
+        while n ** (b - e) * e**j < e ** (b - e) * max_distance**j:
+            n += 1
+        limits.append(n)
+    limits = np.asarray(limits, np.int32)
+    relative_positions = relative_positions.astype(jnp.int32)
+    distance = jnp.abs(relative_positions) if is_bidirectional else jnp.maximum(-relative_positions, 0)
+    bucket = jnp.searchsorted(limits, distance, side="right", method="compare_all").astype(jnp.int32)
+    return jnp.where(relative_positions > 0, bucket + b, bucket) if is_bidirectional else bucket
+
+
+def relative_position_bias(
+    table: Float[Array, "P N"],
+    num_queries: int,
+    num_keys: int | None = None,
+    *,
+    offset: int | Int[Array, ""] | None = None,
+    max_distance: int = 128,
+    is_bidirectional: bool = True,
+) -> Float[Array, "1 N T S"]:
+    r"""The bias of T5: a learned number for every head and bucket of distances (`relative_position_bucket`).
+
+    Args:
+      table: [buckets, N].
+      num_queries: T.
+      num_keys: S; None means T.
+      offset: how many keys precede the first query; None means S - T, as in `causal_mask`. It may be traced: a step of
+        decoding is `relative_position_bias(table, 1, cache_size, offset=step, is_bidirectional=False)`.
+      max_distance: the distance from which on all share a bucket.
+      is_bidirectional: False for decoders.
+
+    Returns:
+      [1, N, T, S] in the dtype of `table`, to be passed as `bias`. T5 does not scale its logits: `scale=1.0`.
+
+    >>> table = jnp.arange(32.0)[:, None]
+    >>> relative_position_bias(table, 3)[0, 0].astype(int).tolist()
+    [[0, 17, 18], [1, 0, 17], [2, 1, 0]]
+    """
+    num_keys = num_queries if num_keys is None else num_keys
+    offset = num_keys - num_queries if offset is None else offset
+    # Only T + S - 1 distances occur: look those up, and shift. A lookup of all pairs costs a scatter in the gradient.
+    relative = jnp.arange(num_queries + num_keys - 1) - (num_queries - 1) - offset
+    buckets = relative_position_bucket(
+        relative, table.shape[0], max_distance=max_distance, is_bidirectional=is_bidirectional
+    )
+    rows = table[buckets].T[:, None]
+    return relative_shift(jnp.broadcast_to(rows, (rows.shape[0], num_queries, rows.shape[2])))[None]
+
+
+def relative_shift(scores: Num[Array, "*shape T P"], num_keys: int | None = None) -> Num[Array, "*shape T S"]:
+    r"""Turns scores of relative positions into scores of keys, out[t, s] = scores[t, s - t + T - 1], without a gather.
+
+    Appendix B of "Transformer-XL" (Dai et al., 2019, https://arxiv.org/abs/1901.02860). Column c holds the scores of
+    keys at distance c - (T - 1) - offset from the query, where `offset` keys precede the first query: T + S - 1 columns
+    from the first key as the last query sees it, to the last key as the first query sees it. Causal attention with a
+    memory of S - T tokens, as in the paper, needs the first S of them alone, distances -(S - 1) .. 0.
+
+    Args:
+      scores: [..., T, P].
+      num_keys: S; None means P - T + 1. Columns that `scores` does not have are zeros; with P = S they are the future.
+
+    Returns:
+      [..., T, S].
+
+    Raises:
+      ValueError: if there are fewer columns than queries and `num_keys` is not given.
+
+    >>> relative_shift(jnp.array([[-2, -1, 0, 1, 2]] * 3)).tolist()
+    [[0, 1, 2], [-1, 0, 1], [-2, -1, 0]]
+    >>> relative_shift(jnp.array([[3, 2, 1]] * 2), 3).tolist()
+    [[2, 1, 0], [3, 2, 1]]
+    """
+    *shape, t, p = scores.shape
+    s = p - t + 1 if num_keys is None else num_keys
+    if s < 1:
+        raise ValueError(f"{p} relative positions are too few for {t} queries")
+    # In rows of width W, element (t, s - t + T - 1) lies at T - 1 + t (W - 1) + s: element (t, s) of rows of W - 1.
+    width = max(p, s + 1)
+    padded = jnp.pad(scores, [(0, 0)] * (len(shape) + 1) + [(0, width - p)])
+    flat = padded.reshape(*shape, t * width)[..., t - 1 : -1]
+    shifted = flat.reshape(*shape, t, width - 1)[..., :s]
+    if p >= t + s - 1:
+        return shifted
+    has_column = jnp.arange(s)[None, :] - jnp.arange(t)[:, None] + t - 1 < p
+    return jnp.where(jnp.expand_dims(has_column, tuple(range(len(shape)))), shifted, 0)
+
+
+def alibi_slopes(num_heads: int) -> Float[Array, " N"]:
+    r"""The slopes of ALiBi, one for each head.
+
+    Section 3 of "Train Short, Test Long" (Press et al., 2022, https://arxiv.org/abs/2108.12409): for N a power of two,
+    2^(-8/N), 2^(-16/N) .. 2^-8. For other N, as their code has it, those of the power of two below, and then every
+    other one of the power of two above, from the first on.
+
+    >>> alibi_slopes(4).tolist(), alibi_slopes(3).tolist()
+    ([0.25, 0.0625, 0.015625, 0.00390625], [0.0625, 0.00390625, 0.25])
+    """
+    below = 1 << (num_heads.bit_length() - 1)
+    exponents = [-8 * (i + 1) / below for i in range(below)]
+    exponents += [-4 * (i + 1) / below for i in range(0, 2 * (num_heads - below), 2)]
+    return jnp.asarray(np.exp2(exponents), jnp.float32)
+
+
+def alibi_bias(
+    num_heads: int, num_queries: int, num_keys: int | None = None, *, offset: int | Int[Array, ""] | None = None
+) -> Float[Array, "1 N T S"]:
+    r"""Attention with linear biases: -slope * distance, nothing learned and nothing added to embeddings.
+
+    Press et al. (2022, https://arxiv.org/abs/2108.12409), who use it with causal attention; for keys after the query
+    the distance counts alike. Softmax ignores what is the same for all keys of a query, so causal attention may take
+    `slope * s` for it, a bias [1, N, 1, S] that the attentions without an array of all pairs accept too.
+
+    Args:
+      num_heads: N.
+      num_queries: T.
+      num_keys: S; None means T.
+      offset: how many keys precede the first query; None means S - T, as in `causal_mask`. It may be traced.
+
+    Returns:
+      float32 [1, N, T, S], to be passed as `bias`.
+
+    >>> alibi_bias(8, 3)[0, 0].tolist()
+    [[-0.0, -0.5, -1.0], [-0.5, -0.0, -0.5], [-1.0, -0.5, -0.0]]
+    """
+    num_keys = num_queries if num_keys is None else num_keys
+    offset = num_keys - num_queries if offset is None else offset
+    distance = jnp.abs(jnp.arange(num_keys)[None, :] - jnp.arange(num_queries)[:, None] - offset)
+    return -alibi_slopes(num_heads)[None, :, None, None] * distance[None, None].astype(jnp.float32)

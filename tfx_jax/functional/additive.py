@@ -1,0 +1,207 @@
+"""The scores that came before the scaled dot product: additive (Bahdanau) and general (Luong).
+
+Luong's other two scores need no function of their own: "dot" is `dot_product_attention` with `scale=1.0`, and "concat",
+which multiplies the concatenation [query; key] with one matrix, is `additive_attention` with the two halves of it.
+"""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float
+
+from tfx_jax.functional.attention import Bias, Mask, SegmentIds, dot_product_attention, soft_lookup
+
+
+def additive_attention(
+    query: Float[Array, "B T N H"],
+    key: Float[Array, "B S K J"],
+    value: Float[Array, "B S K U"],
+    bias: Bias | None = None,
+    mask: Mask | None = None,
+    *,
+    w_query: Float[Array, "H F"] | Float[Array, "N H F"] | None,
+    w_key: Float[Array, "J F"] | Float[Array, "K J F"] | None,
+    v: Float[Array, " F"] | Float[Array, "N F"],
+    is_causal: bool = False,
+    scale: float | None = None,
+    segment_ids: SegmentIds | None = None,
+    dropout_rate: float = 0.0,
+    dropout_rng: Array | None = None,
+    return_weights: bool = False,
+) -> Float[Array, "B T N U"] | tuple[Float[Array, "B T N U"], Float[Array, "B N T S"]]:
+    r"""Computes softmax(v . tanh(W_q q + W_k k)) V for every head: a hidden layer scores each pair.
+
+    Section 3.1 and appendix A.1.2 of Bahdanau et al. (2015, https://arxiv.org/abs/1409.0473). The concatenated form
+    v . tanh(W [q; k]), which is "concat" of Luong et al. (2015, https://arxiv.org/abs/1508.04025), is the same with
+    `w_query, w_key = jnp.split(w, [H])`. Bind the parameters to make it an attention like any other:
+    `functools.partial(additive_attention, w_query=..., w_key=..., v=...)`.
+
+    The hidden layer of all pairs, [B, N, T, S, F], is never held, in the gradient neither: queries are scored a block
+    at a time, and no block is larger than the scores or the keys.
+
+    Args:
+      query: queries, [B, T, N, H].
+      key: keys, [B, S, K, J]; K divides N, and the sizes of queries and keys may differ.
+      value: values, [B, S, K, U].
+      bias: added to the scores, broadcastable to [B, N, T, S]. Not a way to mask.
+      mask: True where a query may attend, broadcastable to [B, N, T, S]. A query that sees no key gets zeros.
+      w_query: [H, F] for all heads, or [N, H, F] with one for each. None means that `query` has been multiplied.
+      w_key: [J, F] or [K, J, F]. None means that `key` has been multiplied, which a decoder that attends once a step
+        does before its first step.
+      v: [F] or [N, F].
+      is_causal: query t sees keys 0 .. t + S - T only.
+      scale: multiplies the scores; None means 1.
+      segment_ids: packed sequences, [B, T] or a pair ([B, T], [B, S]).
+      dropout_rate: probability in [0, 1) of dropping an attention weight.
+      dropout_rng: PRNG key; None disables dropout.
+      return_weights: also return the softmax weights, before dropout.
+
+    Returns:
+      Weighted values, [B, T, N, U], in the dtype of `query`; with `return_weights` a pair of these and the weights,
+      [B, N, T, S]. Hidden layer, scores and weights are float32 (float64 for float64 inputs) whatever the inputs.
+
+    Raises:
+      ValueError: if the sizes do not fit together, or a mask is not boolean or not of rank 4.
+
+    >>> x = jnp.ones((1, 3, 2, 4))
+    >>> attend = functools.partial(additive_attention, w_query=jnp.ones((4, 5)), w_key=jnp.ones((4, 5)), v=jnp.ones(5))
+    >>> attend(x, x, x).shape
+    (1, 3, 2, 4)
+    """
+    hidden_query, hidden_key = _multiplied(query, w_query, "query"), _multiplied(key, w_key, "key")
+    n, f = hidden_query.shape[2:]
+    if hidden_key.shape[3] != f or v.shape not in ((f,), (n, f)):
+        raise ValueError(
+            f"widths of the hidden layer differ: {f} of queries, {hidden_key.shape[3]} of keys, v {v.shape}"
+        )
+    if n % hidden_key.shape[2]:
+        raise ValueError(f"{hidden_key.shape[2]} key heads do not divide {n} query heads")
+    scores = _additive_scores(hidden_query, hidden_key, jnp.broadcast_to(v.astype(hidden_query.dtype), (n, f)))
+    out, weights = soft_lookup(
+        scores if scale is None else scores * scale,
+        value,
+        bias,
+        mask,
+        is_causal=is_causal,
+        segment_ids=segment_ids,
+        dropout_rate=dropout_rate,
+        dropout_rng=dropout_rng,
+    )
+    out = out.astype(query.dtype)
+    return (out, weights) if return_weights else out
+
+
+def general_attention(
+    query: Float[Array, "B T N H"],
+    key: Float[Array, "B S K J"],
+    value: Float[Array, "B S K U"],
+    bias: Bias | None = None,
+    mask: Mask | None = None,
+    *,
+    w: Float[Array, "H J"] | Float[Array, "N H J"],
+    is_causal: bool = False,
+    scale: float | None = None,
+    segment_ids: SegmentIds | None = None,
+    dropout_rate: float = 0.0,
+    dropout_rng: Array | None = None,
+    return_weights: bool = False,
+) -> Float[Array, "B T N U"] | tuple[Float[Array, "B T N U"], Float[Array, "B N T S"]]:
+    r"""Computes softmax(q . W k) V for every head: a dot product in which queries and keys may differ in size.
+
+    "General" in section 3.1 of Luong et al. (2015, https://arxiv.org/abs/1508.04025), also called bilinear. With
+    the identity for W it is their "dot".
+
+    Args:
+      query: queries, [B, T, N, H].
+      key: keys, [B, S, K, J].
+      value: values, [B, S, K, U].
+      bias: as in `dot_product_attention`, and so are all that are not named here.
+      mask: True where a query may attend, broadcastable to [B, N, T, S].
+      w: [H, J] for all heads, or [N, H, J] with one for each.
+      is_causal: query t sees keys 0 .. t + S - T only.
+      scale: multiplies the scores; None means 1.
+      segment_ids: packed sequences, [B, T] or a pair ([B, T], [B, S]).
+      dropout_rate: probability in [0, 1) of dropping an attention weight.
+      dropout_rng: PRNG key; None disables dropout.
+      return_weights: also return the softmax weights, before dropout.
+
+    Returns:
+      What `dot_product_attention` returns.
+
+    Raises:
+      ValueError: if the sizes do not fit together, or a mask is not boolean or not of rank 4.
+
+    >>> query, key = jnp.ones((1, 3, 2, 4)), jnp.ones((1, 5, 2, 6))
+    >>> general_attention(query, key, key, w=jnp.ones((4, 6))).shape
+    (1, 3, 2, 6)
+    """
+    return dot_product_attention(
+        _multiplied(query, w, "query").astype(query.dtype),
+        key,
+        value,
+        bias,
+        mask,
+        is_causal=is_causal,
+        scale=1.0 if scale is None else scale,
+        segment_ids=segment_ids,
+        dropout_rate=dropout_rate,
+        dropout_rng=dropout_rng,
+        return_weights=return_weights,
+    )
+
+
+def attentional_vector(
+    context: Float[Array, "*shape U"], state: Float[Array, "*shape H"], w: Float[Array, "U+H D"]
+) -> Float[Array, "*shape D"]:
+    """Joins what attention found to the state that asked, tanh([context; state] W): equation 5 of Luong et al. (2015).
+
+    It is what Luong's decoder predicts the next word from. Bahdanau's decoder has no such vector: its context enters
+    the recurrent cell of the next state, together with the previous word.
+
+    >>> attentional_vector(jnp.zeros((2, 3)), jnp.zeros((2, 4)), jnp.ones((7, 5))).shape
+    (2, 5)
+    """
+    return jnp.tanh(jnp.concatenate([context, state], axis=-1) @ w.astype(state.dtype))
+
+
+def _multiplied(
+    x: Float[Array, "B T N H"], kernel: Float[Array, "H F"] | Float[Array, "N H F"] | None, name: str
+) -> Float[Array, "B T N F"]:
+    """Multiplies every head with the kernel, or its own kernel, in float32 at least."""
+    if x.ndim != 4:
+        raise ValueError(f"{name} must have rank 4, [batch, length, heads, size], got shape {x.shape}")
+    dtype = np.promote_types(x.dtype, np.float32)
+    if kernel is None:
+        return x.astype(dtype)
+    heads, size = x.shape[2:]
+    if kernel.ndim not in (2, 3) or kernel.shape[-2] != size or kernel.shape[:-2] not in ((), (heads,)):
+        raise ValueError(
+            f"kernel of the {name} must have shape [{size}, F] or [{heads}, {size}, F] to fit a {name} of shape "
+            f"{x.shape}, got {kernel.shape}"
+        )
+    axes = "BTNH,HF->BTNF" if kernel.ndim == 2 else "BTNH,NHF->BTNF"
+    return jnp.einsum(axes, x, kernel.astype(x.dtype), preferred_element_type=dtype)
+
+
+def _additive_scores(
+    query: Float[Array, "B T N F"], key: Float[Array, "B S K F"], v: Float[Array, "N F"]
+) -> Float[Array, "B N T S"]:
+    """Scores v . tanh(q + k) of all pairs, a block of queries at a time."""
+    b, t, n, f = query.shape
+    s, k = key.shape[1:3]
+    # Blocks of ceil(T / F) queries: their hidden layer has about as many elements as the scores, or the keys if T < F.
+    block = -(-t // min(t, f))
+    num_blocks = -(-t // block)
+    padded = jnp.pad(query, ((0, 0), (0, num_blocks * block - t), (0, 0), (0, 0)))
+    blocks = padded.reshape(b, num_blocks, block, k, n // k, f).transpose(1, 0, 3, 4, 2, 5)
+    key = key.transpose(0, 2, 1, 3)[:, :, None, None]
+    v = v.reshape(1, k, n // k, 1, 1, f)
+
+    @functools.partial(jax.checkpoint, prevent_cse=False)  # backward computes tanh again; a scan needs no CSE barrier
+    def block_scores(query: Float[Array, "B K G C F"]) -> Float[Array, "B K G C S"]:
+        return (v * jnp.tanh(query[..., None, :] + key)).sum(axis=-1)  # a sum fuses with tanh, a dot does not
+
+    scores = jax.lax.map(block_scores, blocks)
+    return jnp.moveaxis(scores, 0, 3).reshape(b, n, num_blocks * block, s)[:, :, :t]
