@@ -15,8 +15,10 @@ import pytest
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from tests.functional.oracles.clustered import routing_centroids, routing_weights
 from tests.functional.oracles.dense import dense_weights, mixed
-from tfx_jax.functional import causal_mask, dot_product_attention
+from tests.functional.oracles.lsh import lsh_weights
+from tfx_jax.functional import causal_mask, dot_product_attention, lsh_attention, routing_attention
 
 EVERYTHING = frozenset({"bias", "mask", "segments", "cross", "grouped", "causal"})
 
@@ -37,7 +39,24 @@ class Attention(NamedTuple):
     """Whether it promises never to hold an array of T x S, forward or backward."""
 
 
-ATTENTIONS = (Attention("dense", dot_product_attention, dense_weights),)
+def _routing(query, *arguments, **options):
+    centroids = routing_centroids(query.shape)
+    return routing_attention(query, *arguments, centroids=jnp.asarray(centroids), **options)
+
+
+ATTENTIONS = (
+    Attention("dense", dot_product_attention, dense_weights),
+    # Causal up to rounding only, and equal to dense attention under shared queries and keys: see test_lsh.py.
+    Attention(
+        "lsh",
+        functools.partial(lsh_attention, rng=jax.random.key(0), num_hashes=2, num_buckets=4, chunk_size=4),
+        functools.partial(lsh_weights, rng=jax.random.key(0), num_hashes=2, num_buckets=4, chunk_size=4),
+        takes=frozenset({"segments"}),
+        is_lean=True,
+    ),
+    # Later tokens change which tokens a cluster takes, and attention is on normalised vectors: see test_clustered.py.
+    Attention("routing", _routing, routing_weights, takes=frozenset({"segments", "cross", "grouped"}), is_lean=True),
+)
 
 every = pytest.mark.parametrize("case", ATTENTIONS, ids=lambda case: case.name)
 
@@ -102,7 +121,8 @@ def test_weights_are_a_distribution_or_nothing_and_asking_for_them_changes_nothi
     out, weights = _jitted(case)(query, key, value, mask=mask)
     weights = np.asarray(weights)
     assert (weights[..., ~mask[0, 0, 0]] == 0).all()
-    np.testing.assert_allclose(weights.sum(axis=-1)[:-1], 1.0, atol=1e-5)
+    sees_something = case.oracle(query, key, mask=mask).any(axis=-1)  # routing may leave a query out
+    np.testing.assert_allclose(weights.sum(axis=-1), sees_something, atol=1e-5)
     np.testing.assert_array_equal(weights[-1], 0)
     np.testing.assert_allclose(out, _jitted(case, return_weights=False)(query, key, value, mask=mask), atol=1e-6)
 

@@ -25,13 +25,16 @@ R      rows of a decoding step, B * W
 """
 
 from tfx_jax.functional.attention import Bias, Mask, SegmentIds, dot_product_attention
+from tfx_jax.functional.clustered import routing_attention, update_centroids
 from tfx_jax.functional.decoding import Decoded, beam_search, greedy_search, sample
 from tfx_jax.functional.dropout import dropout
 from tfx_jax.functional.feed_forward import feed_forward
 from tfx_jax.functional.losses import label_smoothed_cross_entropy
+from tfx_jax.functional.lsh import lsh_attention
 from tfx_jax.functional.masks import causal_mask, padding_mask, segment_mask
 from tfx_jax.functional.normalization import layer_norm
 from tfx_jax.functional.positions import learned_positions, sinusoidal_positions
+from tfx_jax.functional.reversible import reversible_stack
 
 __all__ = [
     "Bias",
@@ -47,8 +50,12 @@ __all__ = [
     "label_smoothed_cross_entropy",
     "layer_norm",
     "learned_positions",
+    "lsh_attention",
     "padding_mask",
+    "reversible_stack",
+    "routing_attention",
     "sample",
     "segment_mask",
     "sinusoidal_positions",
+    "update_centroids",
 ]
