@@ -32,6 +32,7 @@ from tfx_jax.functional.additive import additive_attention, attentional_vector, 
 from tfx_jax.functional.attention import Bias, Mask, SegmentIds, dot_product_attention, soft_lookup
 from tfx_jax.functional.axes import attention_over_axes
 from tfx_jax.functional.bigbird import bigbird_attention, bigbird_block_mask
+from tfx_jax.functional.clustered import routing_attention, update_centroids
 from tfx_jax.functional.decoding import Decoded, beam_search, greedy_search, sample
 from tfx_jax.functional.decomposable import attend_both, decomposable_attention
 from tfx_jax.functional.dropout import dropout
@@ -40,6 +41,7 @@ from tfx_jax.functional.feed_forward import feed_forward
 from tfx_jax.functional.hard import hard_attention, score_function_loss
 from tfx_jax.functional.kernel_regression import kernel_regression
 from tfx_jax.functional.losses import label_smoothed_cross_entropy
+from tfx_jax.functional.lsh import lsh_attention
 from tfx_jax.functional.masks import causal_mask, padding_mask, segment_mask
 from tfx_jax.functional.moe import (
     Routing,
@@ -64,6 +66,7 @@ from tfx_jax.functional.positions import (
     sinusoidal_positions,
 )
 from tfx_jax.functional.relative import relative_attention
+from tfx_jax.functional.reversible import reversible_stack
 from tfx_jax.functional.sparse import local_attention, sliding_window_attention
 
 __all__ = [
@@ -100,6 +103,7 @@ __all__ = [
     "linear_attention",
     "load_balancing_loss",
     "local_attention",
+    "lsh_attention",
     "mixture_of_experts",
     "orthogonal_features",
     "padding_mask",
@@ -107,8 +111,10 @@ __all__ = [
     "relative_position_bias",
     "relative_position_bucket",
     "relative_shift",
+    "reversible_stack",
     "rotary_embedding",
     "router_z_loss",
+    "routing_attention",
     "sample",
     "score_function_loss",
     "segment_mask",
@@ -117,4 +123,5 @@ __all__ = [
     "soft_lookup",
     "top_1_routing",
     "top_2_routing",
+    "update_centroids",
 ]

@@ -1,0 +1,50 @@
+"""Algorithm 1 of Roy et al. (2020) in float64 NumPy, cluster by cluster."""
+
+import numpy as np
+
+from tests.functional.oracles.dense import float64, per_query_head, softmax_over, visible
+
+
+def normalised(x):
+    """LayerNorm without gain and offset."""
+    (x,) = float64(x)
+    centred = x - x.mean(axis=-1, keepdims=True)
+    return centred / np.sqrt((centred**2).mean(axis=-1, keepdims=True) + 1e-6)
+
+
+def routing_centroids(query_shape, num_clusters=None):
+    """As many normalised Gaussian centroids as the square root of the length, float32 [N, C, H]."""
+    _, t, n, h = query_shape
+    shape = (n, num_clusters or round(t**0.5), h)
+    return normalised(np.random.default_rng(0).normal(size=shape)).astype(np.float32)
+
+
+def nearest(vectors, centroid, counts, window):
+    """The positions of the tokens with the largest products, where float32 could not choose others."""
+    tokens = np.flatnonzero(counts)
+    closeness = vectors[tokens] @ centroid
+    best_first = np.argsort(-closeness, kind="stable")
+    if 0 < window < len(tokens):
+        last, next_one = closeness[best_first[window - 1 : window + 1]]
+        assert last - next_one > 1e-5, "choose another seed: two tokens are equally near to a centroid"
+    return tokens[best_first[:window]]
+
+
+def routing_weights(query, key, *, mask=True, is_causal=False, centroids=None, window=None, scale=None, bias=None):
+    """The weights of every pair, [B, N, T, S]; `mask` hides keys or, as packed segments do, pairs."""
+    (b, t, n, h), s = query.shape, key.shape[1]
+    padding, seen = visible(query, key, mask), visible(query, key, mask, is_causal)
+    centroids = routing_centroids(query.shape) if centroids is None else np.asarray(centroids, np.float64)
+    query_window, key_window = (min(size, window or -(-size // centroids.shape[1])) for size in (t, s))
+    query, key = normalised(query), per_query_head(normalised(key), n)
+    weights, times = np.zeros((b, n, t, s)), np.zeros((b, n, t, 1))
+    for batch, head, cluster in np.ndindex(*weights.shape[:2], centroids.shape[1]):
+        q, k, centroid = query[batch, :, head], key[batch, :, head], centroids[head, cluster]
+        of_queries = nearest(q, centroid, padding[batch, head].any(axis=1), query_window)
+        of_keys = nearest(k, centroid, padding[batch, head].any(axis=0), key_window)
+        pairs = np.ix_(of_queries, of_keys)
+        logits = q[of_queries] @ k[of_keys].T * (h**-0.5 if scale is None else scale)
+        if of_keys.size:
+            weights[batch, head][pairs] += softmax_over(logits, seen[batch, head][pairs])
+            times[batch, head, of_queries, 0] += seen[batch, head][pairs].any(axis=-1)
+    return weights / np.maximum(times, 1)

@@ -1,0 +1,225 @@
+"""Attention inside learned clusters, from the Routing Transformer, and the online k-means that learns them."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Float, Int
+
+from tfx_jax.functional.attention import Mask, SegmentIds, _check_shapes, dot_product_attention
+from tfx_jax.functional.lsh import _segments, _visible
+from tfx_jax.functional.normalization import layer_norm
+
+
+def routing_attention(
+    query: Float[Array, "B T N H"],
+    key: Float[Array, "B S K H"],
+    value: Float[Array, "B S K U"],
+    bias: None = None,
+    mask: Bool[Array, "#B 1 1 #S"] | None = None,
+    *,
+    centroids: Float[Array, "N C H"],
+    window: int | None = None,
+    is_causal: bool = False,
+    scale: float | None = None,
+    segment_ids: SegmentIds | None = None,
+    dropout_rate: float = 0.0,
+    dropout_rng: Array | None = None,
+    return_weights: bool = False,
+) -> Float[Array, "B T N U"] | tuple[Float[Array, "B T N U"], Float[Array, "B N T S"]]:
+    r"""Attention inside clusters of queries and keys (Routing Transformer), O(T^1.5) with sqrt(T) clusters.
+
+    Algorithm 1 of "Efficient Content-Based Sparse Attention with Routing Transformers" (Roy et al., 2020,
+    https://arxiv.org/abs/2003.05997). Queries and keys are layer-normalised without gain and offset; each centroid
+    takes the `window` queries and the `window` keys that have the largest products with it; inside a cluster attention
+    is dense, on the *normalised* vectors:
+
+        q = LayerNorm(query), k = LayerNorm(key),  out = softmax(scale * q k^T) value  within each cluster.
+
+    A query that several clusters took gets the mean of their outputs (of those in which it sees a key), as in the
+    authors' code; a query that no cluster took gets zeros. The centroids are state, not parameters: no gradient reaches
+    them, and `update_centroids` moves them.
+
+    **Causality.** With `is_causal` no weight ever goes to a later token. *Which* tokens a cluster takes is nevertheless
+    decided by comparing the whole sequence, so a later token may displace an earlier one and change its output. This
+    leak is in the published method and makes sampling differ from training; `lsh_attention` is free of it. The paper
+    shares queries and keys in decoders: pass the queries as `key`, which lets every query see itself.
+
+    Args:
+      query: queries, [B, T, N, H].
+      key: keys, [B, S, K, H]; K divides N, and query head n reads key head n // (N / K).
+      value: values, [B, S, K, U].
+      bias: refused; logits exist for the pairs of one cluster only.
+      mask: True for the keys that may be seen, [B or 1, 1, 1, S]. It hides keys; padded *queries* still take places in
+        clusters unless `segment_ids` says that they are padding.
+      centroids: C of them for every query head, [N, C, H]; start with layer-normalised Gaussian vectors.
+      window: how many queries, and how many keys, a cluster takes. None means T / C and S / C, rounded up.
+      is_causal: query t sees keys 0 .. t + S - T only.
+      scale: multiplies the logits; None means 1 / sqrt(H).
+      segment_ids: packed sequences, [B, T] for self-attention or a pair ([B, T], [B, S]); a query sees the keys of its
+        own segment, segment 0 is padding. All segments of a row compete for the places in its clusters.
+      dropout_rate: probability in [0, 1) of dropping an attention weight.
+      dropout_rng: PRNG key; None disables dropout.
+      return_weights: also return the weights, before dropout, as a dense array with zeros outside the clusters.
+
+    Returns:
+      Weighted values, [B, T, N, U], in the dtype of `query`; with `return_weights` a pair of these and the weights,
+      [B, N, T, S], float32 (float64 for float64 inputs) as all logits and statistics are.
+
+    Raises:
+      ValueError: if the sizes do not fit together, `mask` is over pairs, `bias` is given, or `window` is below 1.
+
+    >>> x = jax.random.normal(jax.random.key(0), (1, 64, 2, 8))
+    >>> centroids = layer_norm(jax.random.normal(jax.random.key(1), (2, 8, 8)))
+    >>> routing_attention(x, x, x, centroids=centroids, is_causal=True).shape
+    (1, 64, 2, 8)
+    """
+    _check_shapes(query, key, value, None, mask)
+    _check_centroids(centroids, query)
+    if window is not None and window < 1:
+        raise ValueError(f"window must be at least 1, got {window}")
+    (b, t, n, _), s, num_clusters = query.shape, key.shape[1], centroids.shape[1]
+    query_window, key_window = (min(size, window or -(-size // num_clusters)) for size in (t, s))
+    query_segment, key_segment = _routed_segments(bias, mask, segment_ids, b, t, s)
+
+    key, value = (jnp.repeat(x, n // x.shape[2], axis=2) for x in (key, value))
+    routed_query, routed_key = _normalised(query), _normalised(key)
+    query_at = _nearest(routed_query, centroids, query_segment != 0, query_window)
+    key_at = _nearest(routed_key, centroids, key_segment != 0, key_window)
+    query_segment, key_segment = _at(query_segment, query_at)[..., :, None], _at(key_segment, key_at)[..., None, :]
+    seen = (query_segment == key_segment) & (key_segment != 0)
+    if is_causal:
+        seen = seen & (key_at[..., None, :] <= query_at[..., :, None] + s - t)
+
+    out, weights = dot_product_attention(  # dense inside the clusters, which become its heads
+        _tokens_at(routed_query.astype(query.dtype), query_at),
+        _tokens_at(routed_key.astype(key.dtype), key_at),
+        _tokens_at(value, key_at),
+        mask=seen.reshape(b, n * num_clusters, query_window, key_window),
+        scale=scale,
+        dropout_rate=dropout_rate,
+        dropout_rng=dropout_rng,
+        return_weights=True,
+    )
+    out = out.swapaxes(1, 2).reshape(*query_at.shape, -1)
+    share = _shares(query_at, seen.any(axis=-1), t, weights.dtype)
+    out = _added_up(out.astype(share.dtype), query_at, t) * share[..., None]
+    out = out.swapaxes(1, 2).astype(query.dtype)
+    if not return_weights:
+        return out
+    batch, head = _batch_and_head(query_at)
+    pairs = batch[..., None], head[..., None], query_at[..., :, None], key_at[..., None, :]
+    dense = jnp.zeros((b, n, t, s), weights.dtype).at[pairs].add(weights.reshape(seen.shape))
+    return out, dense * share[..., None]
+
+
+def update_centroids(
+    centroids: Float[Array, "N C H"],
+    query: Float[Array, "B T N H"],
+    key: Float[Array, "B S K H"],
+    mask: Bool[Array, "#B 1 1 #S"] | None = None,
+    *,
+    decay: float = 0.999,
+    segment_ids: SegmentIds | None = None,
+) -> Float[Array, "N C H"]:
+    """One step of online spherical k-means: each centroid moves towards the mean of the tokens nearest to it.
+
+    The last lines of Algorithm 1 of Roy et al. (2020, https://arxiv.org/abs/2003.05997): every layer-normalised query
+    and key is assigned to the centroid that it has the largest product with, and
+
+        centroid <- decay * centroid + (1 - decay) * mean of its queries and keys.
+
+    The paper prints sums; as in the authors' code we divide by the number of tokens. A centroid that gets none stays.
+
+    Args:
+      centroids: [N, C, H].
+      query: the queries that `routing_attention` got, [B, T, N, H].
+      key: its keys, [B, S, K, H].
+      mask: True for the keys that count, [B or 1, 1, 1, S].
+      decay: how much of the old centroids stays, in [0, 1]; the paper takes 0.999.
+      segment_ids: as for `routing_attention`; queries and keys of segment 0 do not count.
+
+    Returns:
+      The new centroids, [N, C, H], in the dtype of the old ones, with no gradient to queries and keys.
+
+    Raises:
+      ValueError: if the sizes do not fit together or `decay` is outside [0, 1].
+
+    >>> centroids = jnp.array([[[1.0, -1.0], [-1.0, 1.0]]])
+    >>> x = jnp.array([[3.0, 0.0], [7.0, 2.0]])[None, :, None]
+    >>> update_centroids(centroids, x, x, decay=0.5).round(3).tolist()  # both are near the first, and equal to it
+    [[[1.0, -1.0], [-1.0, 1.0]]]
+    """
+    if not 0.0 <= decay <= 1.0:
+        raise ValueError(f"decay must be in [0, 1], got {decay}")
+    _check_shapes(query, key, key, None, mask)
+    _check_centroids(centroids, query)
+    (b, t, n, _), s = query.shape, key.shape[1]
+    counts = jnp.concatenate(_routed_segments(None, mask, segment_ids, b, t, s), axis=1) != 0
+    tokens = jnp.concatenate([_normalised(query), _normalised(jnp.repeat(key, n // key.shape[2], axis=2))], axis=1)
+    tokens = jax.lax.stop_gradient(tokens)
+    old = centroids.astype(tokens.dtype)
+    nearest = jnp.einsum("BTNH,NCH->BNTC", tokens, old).argmax(axis=-1)
+    member = jax.nn.one_hot(nearest, old.shape[1], dtype=tokens.dtype) * counts[:, None, :, None].astype(tokens.dtype)
+    size = member.sum(axis=(0, 2))[..., None]
+    mean = jnp.einsum("BNTC,BTNH->NCH", member, tokens) / jnp.maximum(size, 1)
+    return jnp.where(size > 0, decay * old + (1 - decay) * mean, old).astype(centroids.dtype)
+
+
+def _check_centroids(centroids: Array, query: Array) -> None:
+    if centroids.ndim != 3 or (centroids.shape[0], centroids.shape[2]) != query.shape[2:]:
+        raise ValueError(f"centroids must be [N, C, H] with N, H = {query.shape[2:]}, got shape {centroids.shape}")
+
+
+def _routed_segments(
+    bias: Array | None, mask: Mask | None, segment_ids: SegmentIds | None, batch: int, num_queries: int, num_keys: int
+) -> tuple[Int[Array, "B T"], Int[Array, "B S"]]:
+    """The segments of queries and keys, 0 for those that neither see nor are seen."""
+    query_ids, key_ids = jnp.ones((batch, num_queries), jnp.int32), jnp.ones((batch, num_keys), jnp.int32)
+    if segment_ids is not None:
+        query_ids, key_ids = _segments(segment_ids, batch, num_queries, num_keys)
+    return query_ids, jnp.where(_visible(bias, mask, batch, num_keys), key_ids, 0)
+
+
+def _normalised(x: Float[Array, "B T N H"]) -> Float[Array, "B T N H"]:
+    """The vectors that are compared with the centroids, and with each other."""
+    return layer_norm(x.astype(np.promote_types(x.dtype, np.float32)))
+
+
+def _nearest(
+    x: Float[Array, "B T N H"], centroids: Float[Array, "N C H"], counts: Bool[Array, "B T"], window: int
+) -> Int[Array, "B N C I"]:
+    """The positions, in their order, of the `window` tokens nearest to each centroid; hidden ones come last."""
+    closeness = jnp.einsum("BTNH,NCH->BNCT", jax.lax.stop_gradient(x), jax.lax.stop_gradient(centroids).astype(x.dtype))
+    _, positions = jax.lax.top_k(jnp.where(counts[:, None, None], closeness, -jnp.inf), window)
+    return jnp.sort(positions, axis=-1)
+
+
+def _at(x: Array, positions: Int[Array, "B N C I"]) -> Array:
+    """What x [B, T] has at the positions, [B, N, C, I]."""
+    return jnp.take_along_axis(x[:, None, None], positions, axis=-1)
+
+
+def _tokens_at(x: Float[Array, "B T N H"], positions: Int[Array, "B N C I"]) -> Float[Array, "B I N*C H"]:
+    """The tokens at the positions, with the clusters of a head as heads of their own."""
+    b, n, c, i = positions.shape
+    tokens = jnp.take_along_axis(x.swapaxes(1, 2), positions.reshape(b, n, c * i, 1), axis=2)
+    return tokens.reshape(b, n * c, i, -1).swapaxes(1, 2)
+
+
+def _batch_and_head(positions: Int[Array, "B N C I"]) -> tuple[Array, Array]:
+    """Indices of the leading axes, to go with positions."""
+    batch, head = jnp.arange(positions.shape[0]), jnp.arange(positions.shape[1])
+    return batch[:, None, None, None], head[None, :, None, None]
+
+
+def _added_up(x: Float[Array, "B N C I U"], positions: Int[Array, "B N C I"], length: int) -> Float[Array, "B N T U"]:
+    """Adds what the clusters say of a token at its position."""
+    b, n, *_, u = x.shape
+    return jnp.zeros((b, n, length, u), x.dtype).at[(*_batch_and_head(positions), positions)].add(x)
+
+
+def _shares(
+    positions: Int[Array, "B N C I"], sees: Bool[Array, "B N C I"], length: int, dtype
+) -> Float[Array, "B N T"]:
+    """One over the number of clusters in which a token sees something; 1 where there are none."""
+    return 1 / jnp.maximum(_added_up(sees[..., None].astype(dtype), positions, length)[..., 0], 1)

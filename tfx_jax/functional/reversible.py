@@ -1,0 +1,122 @@
+"""Residual layers that can be run backwards, so that training need not keep their activations."""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+Residual = Callable[..., Array]
+"""`f(params, x, rng, *shared) -> like x`, with the parameters and the PRNG key of one layer."""
+
+
+def reversible_stack(
+    f: Residual,
+    g: Residual,
+    params: tuple[Any, Any],
+    x1: Float[Array, "*shape"],
+    x2: Float[Array, "*shape"],
+    *shared: Any,
+    rng: Array | None = None,
+) -> tuple[Float[Array, "*shape"], Float[Array, "*shape"]]:
+    r"""Runs a stack of reversible residual layers, whose activation memory does not grow with their number.
+
+    Equations 7 and 8 of "The Reversible Residual Network" (Gomez et al., 2017, https://arxiv.org/abs/1707.04585); in
+    section 3 of the Reformer (Kitaev et al., 2020, https://arxiv.org/abs/2001.04451) f is attention and g the
+    feed-forward layer. Every layer computes
+
+        y1 = x1 + f(x2),   y2 = x2 + g(y1).
+
+    The backward pass starts from the outputs of the stack and recovers the inputs of each layer, x2 = y2 - g(y1) and
+    x1 = y1 - f(x2), instead of reading them from memory; every function runs three times instead of two. Sums that are
+    rounded are not undone exactly: keep x1 and x2 in float32, whatever f and g compute in. An f that compares (the
+    buckets of LSH, a top-k) may still decide a tie within rounding differently on the way back.
+
+    Args:
+      f: called as f(params, x, rng, *shared); returns an array like x. It must be a pure function and close over no
+        traced array: what it needs is in `params` or `shared`. The same rng in both passes replays dropout exactly.
+      g: as f.
+      params: the parameters of f and those of g, pytrees of floating-point arrays with a leading layer axis, [L, ...].
+      x1: the stream that f adds to, [*shape]. The Reformer starts both streams from the same embeddings.
+      x2: the stream that g adds to, [*shape].
+      shared: what every layer reads besides (a mask, the output of an encoder): any pytrees, differentiated where they
+        are floating point.
+      rng: PRNG key, from which each call of f and g gets its own; None gives None to all.
+
+    Returns:
+      y1 and y2 of the last layer.
+
+    Raises:
+      ValueError: if the streams differ in shape or dtype, or the parameters do not share their leading axis.
+
+    >>> double = lambda weight, x, rng: weight * x
+    >>> y1, y2 = reversible_stack(double, double, (jnp.ones(3), jnp.ones(3)), jnp.array(1.0), jnp.array(0.0))
+    >>> y1.item(), y2.item()
+    (5.0, 8.0)
+    """
+    if (x1.shape, x1.dtype) != (x2.shape, x2.dtype):
+        raise ValueError(f"the streams differ: {x1.dtype} {x1.shape} and {x2.dtype} {x2.shape}")
+    f_params, g_params = params
+    lengths = {jnp.shape(x)[:1] for x in jax.tree.leaves(params)}
+    if len(lengths) != 1 or () in lengths:
+        raise ValueError(f"all parameters must have the same leading layer axis, got {sorted(lengths)}")
+    rngs = None if rng is None else jax.random.split(rng, (*lengths.pop(), 2))
+    floats = jax.tree.map(lambda x: x if _is_float(x) else None, shared)
+    others = jax.tree.map(lambda x: None if _is_float(x) else x, shared)
+    return _stack(f, g, (f_params, g_params), (x1, x2), rngs, floats, others)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+def _stack(f, g, params, streams, rngs, floats, others):
+    def layer(streams, params_and_rngs):
+        x1, x2 = streams
+        (f_params, g_params), rngs = params_and_rngs
+        y1 = x1 + _call(f, rngs, 0, others)(f_params, x2, floats)
+        y2 = x2 + _call(g, rngs, 1, others)(g_params, y1, floats)
+        return (y1, y2), None
+
+    return jax.lax.scan(layer, streams, (params, rngs))[0]
+
+
+def _stack_forward(f, g, params, streams, rngs, floats, others):
+    outputs = _stack(f, g, params, streams, rngs, floats, others)
+    return outputs, (params, outputs, rngs, floats, others)
+
+
+def _stack_backward(f, g, saved, gradients):
+    params, outputs, rngs, floats, others = saved
+
+    def layer(carry, params_and_rngs):
+        (y1, y2), (d_y1, d_y2), d_floats = carry
+        (f_params, g_params), rngs = params_and_rngs
+        added, pull = jax.vjp(_call(g, rngs, 1, others), g_params, y1, floats)
+        x2, (d_g, d_through, d_by_g) = y2 - added, pull(d_y2)
+        d_x1 = d_y1 + d_through
+        added, pull = jax.vjp(_call(f, rngs, 0, others), f_params, x2, floats)
+        x1, (d_f, d_through, d_by_f) = y1 - added, pull(d_x1)
+        d_x2 = d_y2 + d_through
+        d_floats = jax.tree.map(lambda *parts: sum(parts), d_floats, d_by_f, d_by_g)
+        return ((x1, x2), (d_x1, d_x2), d_floats), (d_f, d_g)
+
+    start = outputs, gradients, jax.tree.map(jnp.zeros_like, floats)
+    (_, d_streams, d_floats), d_params = jax.lax.scan(layer, start, (params, rngs), reverse=True)
+    return d_params, d_streams, None, d_floats, None
+
+
+_stack.defvjp(_stack_forward, _stack_backward)
+
+
+def _call(residual, rngs, which, others):
+    """The function of one layer, of what is differentiated alone."""
+
+    def call(params, x, floats):
+        shared = jax.tree.map(lambda a, b: b if a is None else a, floats, others, is_leaf=lambda x: x is None)
+        return residual(params, x, None if rngs is None else rngs[which], *shared).astype(x.dtype)
+
+    return call
+
+
+def _is_float(x) -> bool:
+    return jnp.issubdtype(jnp.result_type(x), jnp.inexact)
