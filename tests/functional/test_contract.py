@@ -16,7 +16,7 @@ from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from tests.functional.oracles.dense import dense_weights, mixed
-from tfx_jax.functional import causal_mask, dot_product_attention
+from tfx_jax.functional import causal_mask, chunked_attention, dot_product_attention
 
 EVERYTHING = frozenset({"bias", "mask", "segments", "cross", "grouped", "causal"})
 
@@ -37,7 +37,16 @@ class Attention(NamedTuple):
     """Whether it promises never to hold an array of T x S, forward or backward."""
 
 
-ATTENTIONS = (Attention("dense", dot_product_attention, dense_weights),)
+ATTENTIONS = (
+    Attention("dense", dot_product_attention, dense_weights),
+    Attention(
+        "chunked",
+        functools.partial(chunked_attention, chunk_size=5),
+        dense_weights,
+        dense=functools.partial(chunked_attention, chunk_size=7),
+        is_lean=True,
+    ),
+)
 
 every = pytest.mark.parametrize("case", ATTENTIONS, ids=lambda case: case.name)
 

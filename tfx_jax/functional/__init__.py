@@ -25,6 +25,7 @@ R      rows of a decoding step, B * W
 """
 
 from tfx_jax.functional.attention import Bias, Mask, SegmentIds, dot_product_attention
+from tfx_jax.functional.chunked import chunked_attention
 from tfx_jax.functional.decoding import Decoded, beam_search, greedy_search, sample
 from tfx_jax.functional.dropout import dropout
 from tfx_jax.functional.feed_forward import feed_forward
@@ -40,6 +41,7 @@ __all__ = [
     "SegmentIds",
     "beam_search",
     "causal_mask",
+    "chunked_attention",
     "dot_product_attention",
     "dropout",
     "feed_forward",
