@@ -33,6 +33,7 @@ from tfx_jax.functional.losses import label_smoothed_cross_entropy
 from tfx_jax.functional.masks import causal_mask, padding_mask, segment_mask
 from tfx_jax.functional.normalization import layer_norm
 from tfx_jax.functional.positions import learned_positions, sinusoidal_positions
+from tfx_jax.functional.ring import ring_attention
 
 __all__ = [
     "Bias",
@@ -50,6 +51,7 @@ __all__ = [
     "layer_norm",
     "learned_positions",
     "padding_mask",
+    "ring_attention",
     "sample",
     "segment_mask",
     "sinusoidal_positions",
