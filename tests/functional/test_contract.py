@@ -28,6 +28,7 @@ from tfx_jax.functional import (
     bigbird_attention,
     bigbird_block_mask,
     causal_mask,
+    chunked_attention,
     dot_product_attention,
     favor_attention,
     general_attention,
@@ -157,6 +158,13 @@ ATTENTIONS = (
     ),
     # Later tokens change which tokens a cluster takes, and attention is on normalised vectors: see test_clustered.py.
     Attention("routing", _routing, routing_weights, takes=frozenset({"segments", "cross", "grouped"}), is_lean=True),
+    Attention(
+        "chunked",
+        functools.partial(chunked_attention, chunk_size=5),
+        dense_weights,
+        dense=functools.partial(chunked_attention, chunk_size=7),
+        is_lean=True,
+    ),
 )
 
 every = pytest.mark.parametrize("case", ATTENTIONS, ids=lambda case: case.name)

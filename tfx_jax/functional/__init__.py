@@ -32,6 +32,7 @@ from tfx_jax.functional.additive import additive_attention, attentional_vector, 
 from tfx_jax.functional.attention import Bias, Mask, SegmentIds, dot_product_attention, soft_lookup
 from tfx_jax.functional.axes import attention_over_axes
 from tfx_jax.functional.bigbird import bigbird_attention, bigbird_block_mask
+from tfx_jax.functional.chunked import chunked_attention
 from tfx_jax.functional.clustered import routing_attention, update_centroids
 from tfx_jax.functional.decoding import Decoded, beam_search, greedy_search, sample
 from tfx_jax.functional.decomposable import attend_both, decomposable_attention
@@ -67,6 +68,7 @@ from tfx_jax.functional.positions import (
 )
 from tfx_jax.functional.relative import relative_attention
 from tfx_jax.functional.reversible import reversible_stack
+from tfx_jax.functional.ring import ring_attention
 from tfx_jax.functional.sparse import local_attention, sliding_window_attention
 
 __all__ = [
@@ -85,6 +87,7 @@ __all__ = [
     "bigbird_attention",
     "bigbird_block_mask",
     "causal_mask",
+    "chunked_attention",
     "combine",
     "decomposable_attention",
     "dispatch",
@@ -112,6 +115,7 @@ __all__ = [
     "relative_position_bucket",
     "relative_shift",
     "reversible_stack",
+    "ring_attention",
     "rotary_embedding",
     "router_z_loss",
     "routing_attention",

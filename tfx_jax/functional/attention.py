@@ -149,15 +149,22 @@ def _combined_mask(
     if is_causal:
         masks.append(causal_mask(num_queries, num_keys))
     if segment_ids is not None:
-        query_ids, key_ids = segment_ids if isinstance(segment_ids, tuple) else (segment_ids, segment_ids)
-        shapes, want = (query_ids.shape, key_ids.shape), ((batch, num_queries), (batch, num_keys))
-        if shapes != want:
-            raise ValueError(f"segment_ids must have shapes [B, T] = {want[0]} and [B, S] = {want[1]}, got {shapes}")
-        masks.append(segment_mask(query_ids, key_ids))
+        masks.append(segment_mask(*_pair_of_segment_ids(segment_ids, batch, num_queries, num_keys)))
     combined = None
     for part in masks:
         combined = part if combined is None else combined & part
     return combined
+
+
+def _pair_of_segment_ids(
+    segment_ids: SegmentIds, batch: int, num_queries: int, num_keys: int
+) -> tuple[Int[Array, "B T"], Int[Array, "B S"]]:
+    """The segments of the queries and of the keys, checked."""
+    query_ids, key_ids = segment_ids if isinstance(segment_ids, tuple) else (segment_ids, segment_ids)
+    shapes, want = (query_ids.shape, key_ids.shape), ((batch, num_queries), (batch, num_keys))
+    if shapes != want:
+        raise ValueError(f"segment_ids must have shapes [B, T] = {want[0]} and [B, S] = {want[1]}, got {shapes}")
+    return query_ids, key_ids
 
 
 def _check_shapes(query: Array, key: Array, value: Array, bias: Array | None, mask: Array | None) -> None:

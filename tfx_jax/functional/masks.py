@@ -4,7 +4,9 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Int
 
 
-def causal_mask(num_queries: int, num_keys: int | None = None, *, offset: int | None = None) -> Bool[Array, "1 1 T S"]:
+def causal_mask(
+    num_queries: int, num_keys: int | None = None, *, offset: int | Int[Array, ""] | None = None
+) -> Bool[Array, "1 1 T S"]:
     """Lets query t see keys 0 .. t + offset.
 
     Args:
