@@ -75,10 +75,10 @@ def attention_over_axes(
     result = attention_fn(
         flatten(query), flatten(key), flatten(value), bias, mask, return_weights=return_weights, **options
     )
-    out, weights = result if return_weights else (result, None)
+    out = result[0] if return_weights else result
     out = out.reshape(*batch, *queries, *out.shape[-2:])
     out = jnp.moveaxis(out, range(len(others), rank - 1), axes)
-    return (out, weights.reshape(*batch, query.shape[-2], *queries, *keys)) if return_weights else out
+    return (out, result[1].reshape(*batch, query.shape[-2], *queries, *keys)) if return_weights else out
 
 
 def _counted_from_front(axes: Sequence[int], rank: int) -> list[int]:
