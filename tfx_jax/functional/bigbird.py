@@ -5,7 +5,7 @@ import functools
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Bool, Float, Int, Shaped
 
 from tfx_jax.functional.attention import Bias, Mask, SegmentIds, dot_product_attention
 from tfx_jax.functional.blocks import attend_in_blocks, check_over_keys, cut, segment_pair
@@ -192,8 +192,8 @@ def _columns(window: np.ndarray, random: np.ndarray, num_blocks: int, block_size
 
 
 def _keys(
-    x: Float[Array, "B S *rest"], window: np.ndarray, random: np.ndarray, block_size: int
-) -> Float[Array, "B rows J *rest"]:
+    x: Shaped[Array, "B S *rest"], window: np.ndarray, random: np.ndarray, block_size: int
+) -> Shaped[Array, "B rows J *rest"]:
     """Cuts out for every block that is not global the global blocks, its window and its random blocks."""
     num_rows, num_blocks = len(window), -(-x.shape[1] // block_size)
     num_global, side = num_blocks - num_rows, window.shape[1] // 2

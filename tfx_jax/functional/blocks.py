@@ -5,7 +5,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Bool, Float, Int, Shaped
 
 from tfx_jax.functional.attention import Bias, Mask, SegmentIds, _check_shapes, dot_product_attention
 from tfx_jax.functional.masks import segment_mask
@@ -88,8 +88,8 @@ def _spread(
 
 
 def cut(
-    x: Float[Array, "B S *rest"], start: int, num_blocks: int, block_size: int, span: int
-) -> Float[Array, "B blocks span *rest"]:
+    x: Shaped[Array, "B S *rest"], start: int, num_blocks: int, block_size: int, span: int
+) -> Shaped[Array, "B blocks span *rest"]:
     """Cuts out start + i * block_size .. + span for each block i; zeros beyond the ends. The spans may overlap."""
     pieces = -(-span // block_size)
     end = start + (num_blocks + pieces - 1) * block_size
