@@ -97,21 +97,22 @@ def test_segments_across_chunks_with_gradients():
     np.testing.assert_array_equal(out[1, :2], 0)
 
 
+@functools.cache
+def _dropped_and_clean(rate):
+    """Weights after dropout, read off with unit vectors as values, and before, both [B, T, N, S]."""
+    dims = chex.Dimensions(B=2, T=30, S=48, N=4, K=2, H=8, U=48)
+    query, key, _ = _inputs(dims)
+    value = jnp.broadcast_to(jnp.eye(dims.S)[None, :, None], dims["BSKU"])
+    attend = jax.jit(functools.partial(chunked_attention, chunk_size=6, dropout_rate=rate, return_weights=True))
+    out, weights = attend(query, key, value, dropout_rng=jax.random.key(1))
+    return np.asarray(out), np.asarray(weights).transpose(0, 2, 1, 3)
+
+
 class TestDropout:
     RATE = 0.3
-    DIMS = chex.Dimensions(B=2, T=30, S=48, N=4, K=2, H=8, U=48)
-
-    def _dropped(self, rng, chunk_size=7):
-        """Weights after dropout, read off with unit vectors as values, and before, both [B, T, N, S]."""
-        query, key, _ = _inputs(self.DIMS)
-        value = jnp.broadcast_to(jnp.eye(self.DIMS.S)[None, :, None], self.DIMS["BSKU"])
-        out, weights = jax.jit(
-            functools.partial(chunked_attention, chunk_size=chunk_size, dropout_rate=self.RATE, return_weights=True)
-        )(query, key, value, dropout_rng=rng)
-        return np.asarray(out), np.asarray(weights).transpose(0, 2, 1, 3)
 
     def test_statistics_and_weights_before_it(self):
-        dropped, weights = self._dropped(jax.random.key(1))
+        dropped, weights = _dropped_and_clean(self.RATE)
         is_dropped = dropped == 0
         sigma = np.sqrt(self.RATE * (1 - self.RATE) / dropped.size)
         assert abs(is_dropped.mean() - self.RATE) < 3 * sigma
@@ -119,7 +120,7 @@ class TestDropout:
         np.testing.assert_allclose(weights.sum(axis=-1), 1.0, atol=1e-5)
 
     def test_no_two_chunks_drop_the_same(self):
-        is_dropped = self._dropped(jax.random.key(1), chunk_size=6)[0] == 0
+        is_dropped = _dropped_and_clean(self.RATE)[0] == 0
         patterns = is_dropped.transpose(0, 2, 1, 3).reshape(8, 5, 6, 8, 6).transpose(1, 3, 0, 2, 4).reshape(40, -1)
         agreement = (patterns[:, None] == patterns[None]).mean(axis=-1)[np.triu_indices(40, 1)]
         assert agreement.max() < 0.75  # 0.58 by chance, with a standard deviation of 0.03

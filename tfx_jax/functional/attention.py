@@ -1,5 +1,7 @@
 """Scaled dot-product attention, equation 1 of "Attention Is All You Need", and the lookup that all scores share."""
 
+from typing import Literal
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -25,6 +27,7 @@ def dot_product_attention(
     segment_ids: SegmentIds | None = None,
     dropout_rate: float = 0.0,
     dropout_rng: Array | None = None,
+    implementation: Literal["xla", "chunked", "cudnn", "splash", "flash"] = "xla",
     return_weights: bool = False,
 ) -> Float[Array, "B T N U"] | tuple[Float[Array, "B T N U"], Float[Array, "B N T S"]]:
     r"""Computes softmax(scale * Q K^T + bias) V for every head.
@@ -46,20 +49,35 @@ def dot_product_attention(
         own segment, and segment 0 is padding.
       dropout_rate: probability in [0, 1) of dropping an attention weight.
       dropout_rng: PRNG key; None disables dropout.
-      return_weights: also return the softmax weights, before dropout.
+      implementation: what computes the same values. "xla", the formula as it stands, and "chunked", in memory linear in
+        the length (`chunked_attention`), take everything. The kernels have no dropout: "cudnn" is for NVIDIA GPUs, half
+        precision and d_v = d_k; "splash" for TPUs, without bias, with padding masks only; "flash" for TPUs with a bias,
+        K = N and d_v = d_k.
+      return_weights: also return the softmax weights, before dropout; "xla" computes them, whatever the implementation.
 
     Returns:
       Weighted values, [B, T, N, U], in the dtype of `query`; with `return_weights` a pair of these and the weights,
       [B, N, T, S]. Logits, softmax and weights are float32 (float64 for float64 inputs) whatever the inputs.
 
     Raises:
-      ValueError: if the sizes do not fit together, or a mask is not boolean or not of rank 4.
+      ValueError: if the sizes do not fit together, a mask is not boolean or not of rank 4, or the implementation cannot
+        do what is asked for.
 
     >>> x = jnp.ones((1, 3, 2, 4))
     >>> out, weights = dot_product_attention(x, x, x, is_causal=True, return_weights=True)
     >>> out.shape, weights[0, 0].round(2).tolist()[:2]
     ((1, 3, 2, 4), [[1.0, 0.0, 0.0], [0.5, 0.5, 0.0]])
     """
+    if implementation != "xla":
+        from tfx_jax.functional.kernels import attention_by  # which needs this module
+
+        options = {"is_causal": is_causal, "scale": scale, "segment_ids": segment_ids}
+        dropping = {"dropout_rate": dropout_rate, "dropout_rng": dropout_rng}
+        out = attention_by(implementation, query, key, value, bias, mask, **options, **dropping)
+        if not return_weights:
+            return out
+        return out, dot_product_attention(query, key, value, bias, mask, **options, return_weights=True)[1]
+
     _check_shapes(query, key, value, bias, mask)
     b, t, n, h = query.shape
     s, k = key.shape[1:3]
