@@ -289,23 +289,19 @@ def _read_past(
 ) -> _Answers:
     """Answers queries that see the keys up to their own position, in each of P parts of T tokens, a power of two.
 
-    The second half of a part sees all of the first, so that its sums may be relative to the largest of these keys; what
-    remains are two parts of half the length.
+    Relative to the largest key of the whole part, queries would be rounded by keys of their future. But the second half
+    of a part sees all keys of the first, whose largest is therefore safe, and each half is a part of its own.
     """
     b, k, p, t = log_key.shape[:4]
     if t == 1:
         return _read_pairs(log_query, log_key, value)
 
-    def halved(x: Array) -> Array:
-        return x.reshape(b, k, 2 * p, t // 2, *x.shape[4:])
-
-    def half(x: Array, index: int) -> Array:
-        return x.reshape(b, k, p, 2, t // 2, *x.shape[4:])[:, :, :, index]
-
-    own = _read_past(halved(log_query), halved(log_key), halved(value))
-    first, second = (_Answers(*(x.reshape(b, k, p, 2, *x.shape[3:])[:, :, :, i] for x in own)) for i in (0, 1))
-    second = _merged(second, _read_pairs(half(log_query, 1), half(log_key, 0), half(value, 0)))
-    return _Answers(*(jnp.concatenate(pair, axis=3) for pair in zip(first, second, strict=True)))
+    log_query, log_key, value = (x.reshape(b, k, 2 * p, t // 2, *x.shape[4:]) for x in (log_query, log_key, value))
+    own = _read_past(log_query, log_key, value)
+    others = _read_pairs(log_query[:, :, 1::2], log_key[:, :, ::2], value[:, :, ::2])
+    first = _Answers(*(x[:, :, ::2] for x in own))
+    second = _merged(_Answers(*(x[:, :, 1::2] for x in own)), others)
+    return _Answers(*(jnp.concatenate(halves, axis=3) for halves in zip(first, second, strict=True)))
 
 
 def _merged(some: _Answers, others: _Answers) -> _Answers:
@@ -317,8 +313,9 @@ def _merged(some: _Answers, others: _Answers) -> _Answers:
 
 
 def _quotient(answers: _Answers) -> Float[Array, "*batch T G U"]:
-    """The denominator is zero for queries without keys only, and 1 or more for all others."""
-    return answers.numerator / jnp.maximum(answers.denominator, 1.0)[..., None]
+    """The denominator is zero for queries without keys only, and at least 1 for all others."""
+    denominator = jnp.where(answers.denominator > 0, answers.denominator, jnp.ones((), answers.denominator.dtype))
+    return answers.numerator / denominator[..., None]
 
 
 def _causal(
@@ -353,7 +350,7 @@ def _causal(
     sums = _no_keys(key.shape[:2], num_features, value.shape[-1], value.dtype)
     xs = blocks(query, 2), blocks(key, 2), blocks(value, 2), blocks(visible, 1)
     # Without checkpoints, the backward pass would keep the features of all tokens and the weights of all blocks.
-    _, out = jax.lax.scan(jax.checkpoint(step), sums, xs)
+    _, out = jax.lax.scan(jax.checkpoint(step, prevent_cse=False), sums, xs)
     out = jnp.moveaxis(out, 0, 2)
     return out.reshape(*out.shape[:2], -1, *out.shape[4:])[:, :, -num_queries:]
 

@@ -25,6 +25,6 @@ def favor_weights(query, key, *, projection, scale=None, **options):
     return kernel_weights(phi, query, key, **options)
 
 
-def linear_weights(query, key, **options):
-    """The features of equation 7 of Katharopoulos et al. (2020)."""
-    return kernel_weights(lambda x: np.where(x > 0, x + 1, np.exp(np.minimum(x, 0))), query, key, **options)
+def linear_weights(query, key, *, power=1, **options):
+    """The features of equation 7 of Katharopoulos et al. (2020), or a power of them."""
+    return kernel_weights(lambda x: np.where(x > 0, x + 1, np.exp(np.minimum(x, 0))) ** power, query, key, **options)
