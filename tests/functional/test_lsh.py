@@ -150,11 +150,11 @@ def test_dropout_keeps_the_mean_and_repeats_with_its_key():
     x, value = _inputs(length=12, batch=1)
     attend = functools.partial(lsh_attention, x, x, value, rng=RNG, num_hashes=2, num_buckets=2, chunk_size=4)
     dropped = jax.jit(jax.vmap(lambda rng: attend(dropout_rate=0.25, dropout_rng=rng)))
-    many = dropped(jax.random.split(jax.random.key(0), 2000))
+    many = dropped(jax.random.split(jax.random.key(0), 500))
     error = many.mean(axis=0) - attend()
-    assert (jnp.abs(error) <= 5 * many.std(axis=0) / 2000**0.5 + 1e-6).all()
-    assert many.std(axis=0).min() > 0.01
-    np.testing.assert_array_equal(many[:2], dropped(jax.random.split(jax.random.key(0), 2000)[:2]))
+    assert (jnp.abs(error) <= 5 * many.std(axis=0) / 500**0.5 + 1e-6).all()
+    assert many.std(axis=0).mean() > 0.1
+    np.testing.assert_array_equal(many[:2], dropped(jax.random.split(jax.random.key(0), 500)[:2]))
 
 
 @pytest.mark.parametrize(

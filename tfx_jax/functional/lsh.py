@@ -91,7 +91,7 @@ def lsh_attention(
         raise ValueError(f"num_hashes and chunk_size must be at least 1, got {num_hashes} and {chunk_size}")
     b, t, n, h = query.shape
     factors = _bucket_factors(num_buckets, t, chunk_size)
-    scale = h**-0.5 if scale is None else scale
+    scale = 1 / math.sqrt(h) if scale is None else scale
     chunk_size = min(chunk_size, t)
     visible, segment = _visible(bias, mask, b, t), jnp.zeros((b, t), jnp.int32)
     if isinstance(segment_ids, tuple):
