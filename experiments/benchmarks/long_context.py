@@ -29,6 +29,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -69,7 +70,7 @@ class Cell:
 
 
 @functools.cache
-def attentions(length: int) -> dict[str, Callable[..., jax.Array]]:
+def attentions(length: int) -> dict[str, Callable[..., Any]]:
     """The functions with their options."""
     rng = jax.random.key(0)
     centroids = functional.layer_norm(jax.random.normal(rng, (1, math.isqrt(length), HEAD_SIZE)))
@@ -130,7 +131,8 @@ def measure(length: int, table: tuple[bool, bool], earlier: list[Cell], argument
         if name == "bigbird" and table[0]:
             continue  # has no causal form
         program = compiled(name, length, *table, arguments.dtype)
-        analysis = program.memory_analysis()
+        if (analysis := program.memory_analysis()) is None:
+            raise SystemExit(f"{jax.default_backend()} does not tell how much memory a program needs")
         cell = Cell(name, *table, length, memory=analysis.temp_size_in_bytes + analysis.output_size_in_bytes)
         cells.append(cell)
         if cell.memory > available_memory():

@@ -78,7 +78,7 @@ def dot_product_attention(
             return out
         return out, dot_product_attention(query, key, value, bias, mask, **options, return_weights=True)[1]
 
-    _check_shapes(query, key, value, bias, mask)
+    check_shapes(query, key, value, bias, mask)
     b, t, n, h = query.shape
     s, k = key.shape[1:3]
     dtype = np.promote_types(query.dtype, np.float32)  # NumPy's: JAX's own refuses under strict promotion
@@ -142,15 +142,15 @@ def soft_lookup(
     (b, n, t, s), (k, u) = scores.shape, value.shape[2:]
     if value.shape[:2] != (b, s) or n % k:
         raise ValueError(f"values {value.shape} do not fit scores [B, N, T, S] = {scores.shape}")
-    mask = _combined_mask(mask, is_causal, segment_ids, b, t, s)
+    mask = combined_mask(mask, is_causal, segment_ids, b, t, s)
     if bias is not None:
         scores = scores + bias.astype(scores.dtype)
-    weights = _masked_softmax(scores, mask)
+    weights = masked_softmax(scores, mask)
     dropped = dropout(weights, dropout_rate, dropout_rng).astype(value.dtype).reshape(b, k, n // k, t, s)
     return jnp.einsum("BKGTS,BSKU->BTKGU", dropped, value).reshape(b, t, n, u), weights
 
 
-def _masked_softmax(logits: Float[Array, "B N T S"], mask: Mask | None) -> Float[Array, "B N T S"]:
+def masked_softmax(logits: Float[Array, "B N T S"], mask: Mask | None) -> Float[Array, "B N T S"]:
     """Softmax over the visible keys; a row without any becomes zeros."""
     if mask is None:
         return jax.nn.softmax(logits, axis=-1)
@@ -160,21 +160,22 @@ def _masked_softmax(logits: Float[Array, "B N T S"], mask: Mask | None) -> Float
     return jnp.where(mask, weights, jnp.zeros((), weights.dtype))
 
 
-def _combined_mask(
+def combined_mask(
     mask: Mask | None, is_causal: bool, segment_ids: SegmentIds | None, batch: int, num_queries: int, num_keys: int
 ) -> Mask | None:
+    """Who may attend to whom, by everything that is said about it; None means everyone to everything."""
     masks = [] if mask is None else [mask]
     if is_causal:
         masks.append(causal_mask(num_queries, num_keys))
     if segment_ids is not None:
-        masks.append(segment_mask(*_pair_of_segment_ids(segment_ids, batch, num_queries, num_keys)))
+        masks.append(segment_mask(*pair_of_segment_ids(segment_ids, batch, num_queries, num_keys)))
     combined = None
     for part in masks:
         combined = part if combined is None else combined & part
     return combined
 
 
-def _pair_of_segment_ids(
+def pair_of_segment_ids(
     segment_ids: SegmentIds, batch: int, num_queries: int, num_keys: int
 ) -> tuple[Int[Array, "B T"], Int[Array, "B S"]]:
     """The segments of the queries and of the keys, checked."""
@@ -185,7 +186,8 @@ def _pair_of_segment_ids(
     return query_ids, key_ids
 
 
-def _check_shapes(query: Array, key: Array, value: Array, bias: Array | None, mask: Array | None) -> None:
+def check_shapes(query: Array, key: Array, value: Array, bias: Array | None, mask: Array | None) -> None:
+    """Raises ValueError, with both sizes in it, for arrays that no attention takes."""
     for name, array in (("query", query), ("key", key), ("value", value)):
         if array.ndim != 4:
             raise ValueError(f"{name} must have rank 4, [batch, length, heads, size], got shape {array.shape}")

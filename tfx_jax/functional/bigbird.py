@@ -7,8 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int, Shaped
 
-from tfx_jax.functional.attention import Bias, Mask, SegmentIds, dot_product_attention
-from tfx_jax.functional.blocks import attend_in_blocks, check_over_keys, cut, segment_pair
+from tfx_jax.functional.attention import Bias, Mask, SegmentIds, dot_product_attention, pair_of_segment_ids
+from tfx_jax.functional.blocks import attend_in_blocks, check_over_keys, cut
 
 
 def bigbird_attention(
@@ -81,7 +81,7 @@ def bigbird_attention(
     num_blocks = -(-t // block_size)
     window, random = _blocks(num_blocks, num_global_blocks, num_window_blocks, num_random_blocks, seed)
     num_global = min((num_blocks - len(window)) * block_size, t)
-    ids = segment_pair(segment_ids, query, key)
+    ids = None if segment_ids is None else pair_of_segment_ids(segment_ids, len(query), query.shape[1], key.shape[1])
     rngs = (None, None) if dropout_rng is None else jax.random.split(dropout_rng)
 
     of_global = dot_product_attention(

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Shaped
 
-from tfx_jax.functional.attention import Bias, Mask, SegmentIds, _check_shapes, dot_product_attention
+from tfx_jax.functional.attention import Bias, Mask, check_shapes, dot_product_attention
 from tfx_jax.functional.masks import segment_mask
 
 
@@ -103,20 +103,9 @@ def cut(
     return jnp.concatenate(shifted, axis=2)[:, :, :span]
 
 
-def segment_pair(segment_ids: SegmentIds | None, query: Array, key: Array) -> tuple[Array, Array] | None:
-    """Segments of queries and of keys, checked."""
-    if segment_ids is None:
-        return None
-    pair = segment_ids if isinstance(segment_ids, tuple) else (segment_ids, segment_ids)
-    shapes, want = (pair[0].shape, pair[1].shape), (query.shape[:2], key.shape[:2])
-    if shapes != want:
-        raise ValueError(f"segment_ids must have shapes [B, T] = {want[0]} and [B, S] = {want[1]}, got {shapes}")
-    return pair
-
-
 def check_over_keys(query: Array, key: Array, value: Array, bias: Array | None, mask: Array | None) -> None:
     """Refuses what no attention takes, and a bias or a mask that differs between queries."""
-    _check_shapes(query, key, value, bias, mask)
+    check_shapes(query, key, value, bias, mask)
     for name, array in (("bias", bias), ("mask", mask)):
         if array is not None and array.shape[2] != 1:
             raise ValueError(

@@ -10,9 +10,9 @@ from tfx_jax.functional.attention import (
     Bias,
     Mask,
     SegmentIds,
-    _check_shapes,
-    _pair_of_segment_ids,
+    check_shapes,
     dot_product_attention,
+    pair_of_segment_ids,
 )
 from tfx_jax.functional.online_softmax import (
     Keys,
@@ -83,10 +83,10 @@ def chunked_attention(
     >>> chunked_attention(x, x, x, is_causal=True, chunk_size=2).shape
     (1, 3, 2, 4)
     """
-    _check_shapes(query, key, value, bias, mask)
+    check_shapes(query, key, value, bias, mask)
     b, t, _, h = query.shape
     s = key.shape[1]
-    ids = None if segment_ids is None else _pair_of_segment_ids(segment_ids, b, t, s)
+    ids = None if segment_ids is None else pair_of_segment_ids(segment_ids, b, t, s)
     queries, keys = split_inputs(query, key, value, bias, mask, ids, dropout_rng, chunk_size)
     options = Options(h**-0.5 if scale is None else scale, is_causal, dropout_rate, t, s)
     out = join_queries(_attend(options, queries, keys, dropout_rng), t)

@@ -5,8 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
-from tfx_jax.functional.attention import Mask, SegmentIds, _check_shapes, dot_product_attention
-from tfx_jax.functional.lsh import _segments, _visible
+from tfx_jax.functional.attention import Mask, SegmentIds, check_shapes, dot_product_attention, pair_of_segment_ids
+from tfx_jax.functional.lsh import visible_tokens
 from tfx_jax.functional.normalization import layer_norm
 
 
@@ -73,7 +73,7 @@ def routing_attention(
     >>> routing_attention(x, x, x, centroids=centroids, is_causal=True).shape
     (1, 64, 2, 8)
     """
-    _check_shapes(query, key, value, None, mask)
+    check_shapes(query, key, value, None, mask)
     _check_centroids(centroids, query)
     if window is not None and window < 1:
         raise ValueError(f"window must be at least 1, got {window}")
@@ -151,7 +151,7 @@ def update_centroids(
     """
     if not 0.0 <= decay <= 1.0:
         raise ValueError(f"decay must be in [0, 1], got {decay}")
-    _check_shapes(query, key, key, None, mask)
+    check_shapes(query, key, key, None, mask)
     _check_centroids(centroids, query)
     (b, t, n, _), s = query.shape, key.shape[1]
     counts = jnp.concatenate(_routed_segments(None, mask, segment_ids, b, t, s), axis=1) != 0
@@ -176,8 +176,8 @@ def _routed_segments(
     """The segments of queries and keys, 0 for those that neither see nor are seen."""
     query_ids, key_ids = jnp.ones((batch, num_queries), jnp.int32), jnp.ones((batch, num_keys), jnp.int32)
     if segment_ids is not None:
-        query_ids, key_ids = _segments(segment_ids, batch, num_queries, num_keys)
-    return query_ids, jnp.where(_visible(bias, mask, batch, num_keys), key_ids, 0)
+        query_ids, key_ids = pair_of_segment_ids(segment_ids, batch, num_queries, num_keys)
+    return query_ids, jnp.where(visible_tokens(bias, mask, batch, num_keys), key_ids, 0)
 
 
 def _normalised(x: Float[Array, "B T N H"]) -> Float[Array, "B T N H"]:

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float
 
-from tfx_jax.functional.attention import Bias, Mask, _check_shapes
+from tfx_jax.functional.attention import Bias, Mask, check_shapes
 
 # As parts of the largest number: the logarithm of a feature that counts for nothing, and the least reference of a sum,
 # far enough above it that their difference underflows to zero. Finite, because infinities would make NaN gradients.
@@ -187,7 +187,7 @@ def linear_attention(
     >>> linear_attention(0 * x, 0 * x, x, is_causal=True).ravel().tolist()
     [0.0, 0.5, 1.0]
     """
-    _check_shapes(query, key, value, bias, mask)
+    check_shapes(query, key, value, bias, mask)
     _check_options(bias, mask, scale, block_size, dropout_rate)
     (b, t, n, _), (s, k) = query.shape, key.shape[1:3]
     dtype = np.promote_types(query.dtype, np.float32)

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
-from tfx_jax.functional.attention import Bias, Mask, SegmentIds, _check_shapes, _combined_mask, _pair_of_segment_ids
+from tfx_jax.functional.attention import Bias, Mask, SegmentIds, check_shapes, combined_mask, pair_of_segment_ids
 from tfx_jax.functional.chunked import chunked_attention
 
 _Ids = tuple[Int[Array, "B T"], Int[Array, "B S"]]
@@ -43,7 +43,7 @@ def attention_by(
     kernels = {"cudnn": _cudnn, "splash": _splash, "flash": _flash}
     if implementation not in kernels:
         raise ValueError(f"implementation must be xla, chunked, {', '.join(kernels)}, got {implementation!r}")
-    _check_shapes(query, key, value, bias, mask)
+    check_shapes(query, key, value, bias, mask)
     if dropout_rng is not None and dropout_rate > 0:
         raise _cannot(implementation, "has no dropout", f"dropout_rate={dropout_rate}")
     if key.dtype != query.dtype or value.dtype != query.dtype:
@@ -51,8 +51,8 @@ def attention_by(
         raise _cannot(implementation, "needs query, key and value of one dtype", dtypes)
 
     (b, t, _, h), s = query.shape, key.shape[1]
-    ids = None if segment_ids is None else _pair_of_segment_ids(segment_ids, b, t, s)
-    seen = _combined_mask(mask, is_causal, segment_ids, b, t, s) if mask is not None or ids is not None else None
+    ids = None if segment_ids is None else pair_of_segment_ids(segment_ids, b, t, s)
+    seen = combined_mask(mask, is_causal, segment_ids, b, t, s) if mask is not None or ids is not None else None
     # The first of more causal queries than keys see nothing, and without them first query and first key are aligned.
     blind = max(0, t - s) if is_causal else 0
     query, bias, mask = query[:, blind:], _without_rows(bias, blind), _without_rows(mask, blind)
@@ -86,7 +86,7 @@ def _cudnn(
         raise _cannot("cudnn", "needs a head size that is a multiple of 8, at most 256 (128 before Hopper)", h)
     if is_causal and t != s:
         raise _cannot("cudnn", "aligns causality at the first key and so needs T = S", f"T={t} and S={s}")
-    mask = _combined_mask(mask, False, ids, b, t, s)
+    mask = combined_mask(mask, False, ids, b, t, s)
     if (bias is not None or mask is not None) and (t % 2 or s % 2):
         raise _cannot("cudnn", "needs even lengths with a bias, a mask or segment_ids", f"T={t} and S={s}")
     # The kernel knows no boolean masks: jax.nn makes them a bias, which has to have all pairs.

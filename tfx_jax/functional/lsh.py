@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
-from tfx_jax.functional.attention import Mask, SegmentIds, _check_shapes, _masked_softmax
+from tfx_jax.functional.attention import Mask, check_shapes, masked_softmax, pair_of_segment_ids
 from tfx_jax.functional.dropout import dropout
 
 _HIDDEN_SEGMENT = np.iinfo(np.int32).max
@@ -84,7 +84,7 @@ def lsh_attention(
     >>> lsh_attention(x, x, x, rng=jax.random.key(1), chunk_size=16, is_causal=True).shape
     (1, 100, 2, 8)
     """
-    _check_shapes(query, key, value, None, mask)
+    check_shapes(query, key, value, None, mask)
     if key.shape != query.shape:
         raise ValueError(f"queries are the keys as well: key must have their shape {query.shape}, got {key.shape}")
     if num_hashes < 1 or chunk_size < 1:
@@ -93,11 +93,11 @@ def lsh_attention(
     factors = _bucket_factors(num_buckets, t, chunk_size)
     scale = 1 / math.sqrt(h) if scale is None else scale
     chunk_size = min(chunk_size, t)
-    visible, segment = _visible(bias, mask, b, t), jnp.zeros((b, t), jnp.int32)
+    visible, segment = visible_tokens(bias, mask, b, t), jnp.zeros((b, t), jnp.int32)
     if isinstance(segment_ids, tuple):
         raise ValueError("a token is query and key at once: segment_ids must be one array, [B, T], not a pair")
     if segment_ids is not None:
-        segment = _segments(segment_ids, b, t, t)[0].astype(jnp.int32)
+        segment = pair_of_segment_ids(segment_ids, b, t, t)[0].astype(jnp.int32)
         visible = visible & (segment != 0)
 
     # Hidden tokens, and those that fill the last chunk, are sorted behind all others.
@@ -246,7 +246,7 @@ def _lsh_weights(
     of_keys = _Places(*(x[..., None, :t] for x in places))
     seen = _reaches(of_queries, of_keys, chunk_size, is_causal).any(axis=0)
     logits = jnp.einsum("BNTH,BNSH->BNTS", query, query, preferred_element_type=dtype)
-    return _masked_softmax(logits * scale * _inverse_length(query)[..., None, :], seen)
+    return masked_softmax(logits * scale * _inverse_length(query)[..., None, :], seen)
 
 
 def _inverse_length(x: Float[Array, "*batch H"]) -> Float[Array, "*batch"]:
@@ -278,7 +278,7 @@ def _permuted_backward(inverse, gradient):
 _permuted.defvjp(_permuted_forward, _permuted_backward)
 
 
-def _visible(bias: Array | None, mask: Mask | None, batch: int, num_keys: int) -> Bool[Array, "B S"]:
+def visible_tokens(bias: Array | None, mask: Mask | None, batch: int, num_keys: int) -> Bool[Array, "B S"]:
     """Which keys may be seen by anyone."""
     if bias is not None:
         raise ValueError(f"a bias is for pairs, of which only a few are ever looked at here; got shape {bias.shape}")
@@ -290,11 +290,3 @@ def _visible(bias: Array | None, mask: Mask | None, batch: int, num_keys: int) -
             "of T x S; pass is_causal or segment_ids"
         )
     return jnp.broadcast_to(mask[:, 0, 0], (batch, num_keys))
-
-
-def _segments(segment_ids: SegmentIds, batch: int, num_queries: int, num_keys: int) -> tuple[Array, Array]:
-    ids = segment_ids if isinstance(segment_ids, tuple) else (segment_ids, segment_ids)
-    shapes, want = tuple(x.shape for x in ids), ((batch, num_queries), (batch, num_keys))
-    if shapes != want:
-        raise ValueError(f"segment_ids must have shapes [B, T] = {want[0]} and [B, S] = {want[1]}, got {shapes}")
-    return ids

@@ -4,7 +4,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from tfx_jax.functional.attention import Bias, Mask, SegmentIds, _check_shapes, dot_product_attention
+from tfx_jax.functional.attention import Bias, Mask, SegmentIds, check_shapes, dot_product_attention
+from tfx_jax.functional.positions import relative_shift
 
 
 def relative_attention(
@@ -61,12 +62,12 @@ def relative_attention(
     >>> weights[0, 0].round(2).tolist()
     [[1.0, 0.0, 0.0], [0.0, 1.0, 0.0], [0.0, 0.0, 1.0]]
     """
-    _check_shapes(query, key, value, bias, mask)
+    check_shapes(query, key, value, bias, mask)
     _check_positions(query, key, relative_key, content_bias, position_bias, is_causal)
     relative_key, u, v = (x.astype(query.dtype) for x in (relative_key, content_bias, position_bias))
     dtype = np.promote_types(query.dtype, np.float32)
     by_distance = jnp.einsum("BTNH,PNH->BNTP", query + v[None, None], relative_key, preferred_element_type=dtype)
-    by_distance = _relative_shift(by_distance, key.shape[1]) * (query.shape[-1] ** -0.5 if scale is None else scale)
+    by_distance = relative_shift(by_distance, key.shape[1]) * (query.shape[-1] ** -0.5 if scale is None else scale)
     return dot_product_attention(
         query + u[None, None],
         key,
@@ -80,17 +81,6 @@ def relative_attention(
         dropout_rng=dropout_rng,
         return_weights=return_weights,
     )
-
-
-def _relative_shift(x: Float[Array, "B N T P"], num_keys: int) -> Float[Array, "B N T S"]:
-    """Moves row t by T - 1 - t columns to the left, so that a column for each distance becomes one for each key.
-
-    Appendix B of Dai et al. (2019): no gather, but a reshape after a column has been added. What moves in from the
-    right, where P = S leaves it without a distance, belongs to other queries: it is for causality to hide it.
-    """
-    b, n, t, p = x.shape
-    longer = jnp.pad(x, ((0, 0), (0, 0), (0, 0), (0, 1))).reshape(b, n, t * (p + 1))
-    return longer[:, :, t - 1 : t - 1 + t * p].reshape(b, n, t, p)[..., :num_keys]
 
 
 def _check_positions(query: Array, key: Array, relative_key: Array, u: Array, v: Array, is_causal: bool) -> None:

@@ -11,9 +11,9 @@ from tfx_jax.functional.attention import (
     Bias,
     Mask,
     SegmentIds,
-    _check_shapes,
-    _pair_of_segment_ids,
+    check_shapes,
     dot_product_attention,
+    pair_of_segment_ids,
 )
 from tfx_jax.functional.masks import causal_mask
 from tfx_jax.functional.online_softmax import (
@@ -97,7 +97,7 @@ def ring_attention(
     >>> jax.shard_map(attend, mesh=mesh, in_specs=(whole, whole, whole), out_specs=whole)(x, x, x).shape
     (1, 3, 2, 4)
     """
-    _check_shapes(query, key, value, bias, mask)
+    check_shapes(query, key, value, bias, mask)
     b, t, _, h = query.shape
     s = key.shape[1]
     for name, array in (("mask", mask), ("bias", bias)):
@@ -106,7 +106,7 @@ def ring_attention(
                 f"{name} must be [B or 1, N or 1, 1, S]: it travels with the keys and cannot differ between {t} "
                 f"queries, got shape {array.shape}; use is_causal for causality and segment_ids for packing"
             )
-    ids = None if segment_ids is None else _pair_of_segment_ids(segment_ids, b, t, s)
+    ids = None if segment_ids is None else pair_of_segment_ids(segment_ids, b, t, s)
     queries, keys = split_inputs(query, key, value, bias, mask, ids, dropout_rng, chunk_size)
     options = Options(h**-0.5 if scale is None else scale, is_causal, dropout_rate, t, s)
     out = join_queries(_ring(options, axis_name, queries, keys, dropout_rng), t)
