@@ -206,7 +206,7 @@ def error(params, attend, english_ids, french_ids):
     return jnp.mean((attend(params, query, key, key)[:, :, 0] - english[french_ids]) ** 2)
 
 
-def trained(attend, params, num_steps=300, learning_rate=0.02):
+def trained(attend, params, num_steps=200, learning_rate=0.02):
     """Trains on 32 sentences of five random words a step, each in two random orders."""
     optimizer = optax.adam(learning_rate)
 
@@ -378,7 +378,7 @@ assert (out.shape[1:], weights.shape[1:]) == ((121, 16), (500, 121, 100))
 
 # %%
 ROWS, COLUMNS, ROW, COLUMN = 6, 9, 2, 5
-picture = 1.5 * normal(1, ROWS, COLUMNS, 1, 8)  # [B, rows, columns, N, H]
+asking, picture = normal(2, 1, ROWS, COLUMNS, 1, 8)  # queries and keys, [B, rows, columns, N, H] each
 read_by_pixel = {  # where the weights of this pixel are, and what they are weights of
     "axes=(1,): its column": ((1,), (0, COLUMN, 0, ROW), (slice(None), COLUMN)),
     "axes=(2,): its row": ((2,), (0, ROW, 0, COLUMN), (ROW, slice(None))),
@@ -386,7 +386,7 @@ read_by_pixel = {  # where the weights of this pixel are, and what they are weig
 }
 figure, panels = plt.subplots(1, 3, figsize=(11, 3), layout="constrained")
 for panel, (name, (axes, pixel, place)) in zip(panels, read_by_pixel.items(), strict=True):
-    _, weights = attention_over_axes(dot_product_attention, picture, picture, picture, axes=axes, return_weights=True)
+    _, weights = attention_over_axes(dot_product_attention, asking, picture, picture, axes=axes, return_weights=True)
     grid = np.full((ROWS, COLUMNS), np.nan)
     grid[place] = weights[pixel]
     image = panel.imshow(grid, cmap="Blues", vmin=0)
