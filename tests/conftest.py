@@ -13,7 +13,16 @@ jax.config.update("jax_num_cpu_devices", 8)
 jax.config.update("jax_default_matmul_precision", "highest")
 jax.config.update("jax_numpy_rank_promotion", "raise")
 
+# Tests of small functions compile for longer than they run. LLVM's expensive passes are left out there, XLA's own
+# rewriting is not; models and trainings are tested as users run them. JAX_DISABLE_MOST_OPTIMIZATIONS=0 optimises all.
+QUICKLY_COMPILED = {"functional", "nn"} if "JAX_DISABLE_MOST_OPTIMIZATIONS" not in os.environ else set()
+
 SHARED_DATA = pathlib.Path(__file__).parents[2] / "shared" / "data"
+
+
+@pytest.fixture(autouse=True)
+def _quick_compilation(request):
+    jax.config.update("jax_disable_most_optimizations", bool(QUICKLY_COMPILED & set(request.path.parts)))
 
 
 @pytest.fixture(autouse=True)
