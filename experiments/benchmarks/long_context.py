@@ -1,0 +1,249 @@
+r"""Where does each long-context attention begin to pay? Time and memory against dense attention, by length.
+
+    python experiments/benchmarks/long_context.py --output=runs/long_context
+
+prints four tables (causal or not; forward alone or with the backward pass) and writes them as long_context.md, with
+long_context.json and .png beside it: about six minutes on two idle cores. It runs unchanged on an accelerator, where
+`--dtype=bfloat16` is the usual choice; `--lengths` and `--functions` choose less.
+
+One sequence, one head of size 64, normal inputs. "dense" is `dot_product_attention`, compiled by XLA without a fused
+kernel; the others have the options of `attentions` below, the published ones where there are any. Only "chunked"
+computes the same as dense attention: a crossover says nothing about quality.
+
+Time is the median of 3 to 9 runs after one that is not counted, the functions taking turns with dense attention so that
+what else the machine does meets them all; a program that needs more than `--seconds` for one run is timed once, one
+expected to need more than `--longest` not at all. Memory is what the compiler plans, temporary buffers and results: so
+it is known even where the device (of a CPU, half its memory) has no room for it, and the program is not run.
+
+Measured: not yet run on an idle machine.
+"""
+
+import argparse
+import dataclasses
+import functools
+import json
+import math
+import os
+import pathlib
+import statistics
+import sys
+import time
+from collections.abc import Callable, Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from matplotlib.figure import Figure
+
+from tfx_jax import functional
+
+HEAD_SIZE = 64
+FUNCTIONS = ("dense", "chunked", "local", "window", "bigbird", "lsh", "routing", "favor", "linear")
+TABLES = {  # by is_causal and with_gradient
+    (False, False): "Both ways, forward",
+    (False, True): "Both ways, forward and backward",
+    (True, False): "Causal, forward",
+    (True, True): "Causal, forward and backward",
+}
+QUANTITIES = (("seconds", 1e3, "milliseconds"), ("memory", 2**-20, "MiB of temporary buffers and results"))
+LEGEND = """Each cell: milliseconds / MiB of temporary buffers and results; * = one run only. In brackets: dense
+attention's figure over this one's at the greatest length where both are known."""
+
+
+@dataclasses.dataclass
+class Cell:
+    """What one function takes at one length."""
+
+    function: str
+    is_causal: bool
+    with_gradient: bool
+    length: int
+    memory: int  # bytes of temporary buffers and results
+    times: list[float] = dataclasses.field(default_factory=list)  # seconds of each run
+    obstacle: str | None = None  # too much "memory" or "time" to run it
+
+    @property
+    def seconds(self) -> float | None:
+        """Their median."""
+        return statistics.median(self.times) if self.times else None
+
+
+@functools.cache
+def attentions(length: int) -> dict[str, Callable]:
+    rng = jax.random.key(0)
+    centroids = functional.layer_norm(jax.random.normal(rng, (1, math.isqrt(length), HEAD_SIZE)))
+    projection = functional.orthogonal_features(rng, 256, HEAD_SIZE)  # about H log H, as the paper advises
+    base = {"block_size": 64, "num_global_blocks": 2, "num_window_blocks": 3, "num_random_blocks": 3}
+    return {
+        "dense": functional.dot_product_attention,
+        "chunked": functional.chunked_attention,
+        "local": functools.partial(functional.local_attention, block_size=128),
+        "window": functools.partial(functional.sliding_window_attention, window=128),
+        "bigbird": functools.partial(functional.bigbird_attention, **base),
+        "lsh": functools.partial(functional.lsh_attention, rng=rng),
+        "routing": functools.partial(functional.routing_attention, centroids=centroids),
+        "favor": functools.partial(functional.favor_attention, projection=projection),
+        "linear": functional.linear_attention,
+    }
+
+
+def compiled(name: str, length: int, is_causal: bool, with_gradient: bool, dtype: str) -> jax.stages.Compiled:
+    """The program of query, key, value and, for the backward pass, the gradient of the output."""
+    attend = functools.partial(attentions(length)[name], is_causal=is_causal)
+
+    def forward_and_backward(query, key, value, gradient):
+        out, pull_back = jax.vjp(attend, query, key, value)
+        return out, pull_back(gradient)
+
+    like = jax.ShapeDtypeStruct((1, length, 1, HEAD_SIZE), jnp.dtype(dtype))
+    program = jax.jit(forward_and_backward if with_gradient else lambda query, key, value, _: attend(query, key, value))
+    return program.lower(like, like, like, like).compile()
+
+
+def available_memory() -> float:
+    stats = jax.local_devices()[0].memory_stats() or {}  # a CPU has none
+    return 0.9 * stats.get("bytes_limit", os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2)
+
+
+def expected_seconds(shorter: dict[int, Cell], length: int) -> float:
+    """What a run should take, from the runs at shorter lengths: their growth goes on, at least linear."""
+    known = [(cell.length, cell.seconds) for cell in shorter.values() if cell.seconds is not None]
+    if len(known) < 2:
+        return known[0][1] * (length / known[0][0]) ** 2 if known else 0.0
+    (length_1, seconds_1), (length_2, seconds_2) = known[-2:]
+    power = math.log(seconds_2 / seconds_1) / math.log(length_2 / length_1)
+    return seconds_2 * (length / length_2) ** min(max(power, 1.0), 2.0)
+
+
+def timed(program: jax.stages.Compiled, arrays: Sequence[jax.Array]) -> float:
+    start = time.perf_counter()
+    jax.block_until_ready(program(*arrays))
+    return time.perf_counter() - start
+
+
+def measure(length: int, table: tuple[bool, bool], earlier: list[Cell], arguments: argparse.Namespace) -> list[Cell]:
+    """Compiles every function at one length, then runs them in turn."""
+    arrays = list(jnp.asarray(np.random.default_rng(0).normal(size=(4, 1, length, 1, HEAD_SIZE)), arguments.dtype))
+    cells, runs, budget = [], [], arguments.seconds
+    for name in arguments.functions:
+        if name == "bigbird" and table[0]:
+            continue  # has no causal form
+        program = compiled(name, length, *table, arguments.dtype)
+        analysis = program.memory_analysis()
+        assert analysis is not None  # CPU, GPU and TPU have one
+        cell = Cell(name, *table, length, memory=analysis.temp_size_in_bytes + analysis.output_size_in_bytes)
+        cells.append(cell)
+        if cell.memory > available_memory():
+            cell.obstacle = "memory"
+        elif expected_seconds(row_of(earlier, name, table), length) > arguments.longest:
+            cell.obstacle = "time"
+        else:
+            warm_up = timed(program, arrays)
+            runs.append((cell, program, 1 if warm_up > budget else min(max(int(budget / warm_up), 3), 9)))
+
+    turns = max((count for *_, count in runs), default=0)
+    for turn in range(turns):
+        for cell, program, count in runs:
+            if turn * count % turns < count:  # true in `count` of the turns, evenly spread
+                cell.times.append(timed(program, arrays))
+    return cells
+
+
+def row_of(cells: Sequence[Cell], name: str, table: tuple[bool, bool]) -> dict[int, Cell]:
+    return {c.length: c for c in cells if (c.function, c.is_causal, c.with_gradient) == (name, *table)}
+
+
+def ratios(dense: dict[int, Cell], row: dict[int, Cell], quantity: str) -> dict[int, float]:
+    """Dense attention's seconds or memory over those of a function, by length; infinite where dense has no room."""
+    found = {}
+    for length in row:
+        theirs, ours = getattr(dense[length], quantity), getattr(row[length], quantity)
+        if ours is not None and (theirs is not None or dense[length].obstacle == "memory"):
+            found[length] = math.inf if theirs is None else theirs / ours
+    return found
+
+
+def crossover(found: dict[int, float]) -> str:
+    """The first length from which on the function wins wherever both are known, and by how much at the last of them."""
+    if not found:
+        return "unknown"
+    lost = max((length for length in found if found[length] <= 1), default=0)
+    words = f"{min(length for length in found if length > lost):,}" if lost < max(found) else "never"
+    last = max((length for length in found if math.isfinite(found[length])), default=None)
+    return words if last is None else f"{words} (x {found[last]:,.2f} at {last:,})"
+
+
+def as_text(cell: Cell) -> str:
+    shown = [1e3 * (cell.seconds or 0), cell.memory / 2**20]
+    time_taken, memory = [f"{value:,.0f}" if value >= 100 else f"{value:.3g}" for value in shown]
+    return f"{f'too much {cell.obstacle}' if cell.obstacle else time_taken + '*' * (len(cell.times) == 1)} / {memory}"
+
+
+def report(cells: Sequence[Cell], device: str) -> str:
+    """The tables in Markdown."""
+    lines = ["# Long-context attention against dense attention", "", device, "", LEGEND, ""]
+    for table, title in TABLES.items():
+        dense = row_of(cells, "dense", table)
+        header = ["T", *(f"{length:,}" for length in dense), "faster from", "smaller from"]
+        lines += [f"## {title}", "", "| " + " | ".join(header) + " |", "|---" * len(header) + "|"]
+        for name in FUNCTIONS:
+            if row := row_of(cells, name, table):
+                wins = [crossover(ratios(dense, row, quantity)) for quantity, *_ in QUANTITIES]
+                columns = [name, *map(as_text, row.values()), *(["", ""] if name == "dense" else wins)]
+                lines += ["| " + " | ".join(columns) + " |"]
+        lines += [""]
+    return "\n".join(lines)
+
+
+def plot(cells: Sequence[Cell], path: pathlib.Path) -> None:
+    """Time above, memory below, a column for each table."""
+    figure = Figure(figsize=(17, 7.5), layout="constrained")
+    panels = figure.subplots(len(QUANTITIES), len(TABLES), sharex=True, sharey="row")
+    for panels_of_one, (quantity, factor, unit) in zip(panels, QUANTITIES, strict=True):
+        for panel, (table, title) in zip(panels_of_one, TABLES.items(), strict=True):
+            panel.set(title=title, xlabel="length T", ylabel=unit)
+            panel.label_outer()
+            panel.grid(alpha=0.3)
+            for index, name in enumerate(FUNCTIONS):
+                row = [(c.length, getattr(c, quantity)) for c in row_of(cells, name, table).values()]
+                if points := [(length, factor * value) for length, value in row if value is not None]:
+                    style = {"color": f"C{index}"} if index else {"color": "black", "linewidth": 3}
+                    panel.loglog(*zip(*points, strict=True), marker="o", label=name, **style)
+    panels[1, 0].legend()  # the panel where every function has a line
+    figure.savefig(path, dpi=120)
+
+
+def lengths(text: str) -> list[int]:
+    return sorted({int(length) for length in text.split(",")})
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0], allow_abbrev=False)
+    parser.add_argument("--output", type=pathlib.Path, required=True, help="folder for table, data and plot")
+    parser.add_argument("--lengths", type=lengths, default="256,1024,4096,16384,65536", help="in tokens, with commas")
+    parser.add_argument("--functions", default=",".join(FUNCTIONS), help="with commas; dense always runs")
+    parser.add_argument("--dtype", default="float32", choices=("float32", "bfloat16"))
+    parser.add_argument("--seconds", type=float, default=1.5, help="for the runs of one cell, as far as three allow it")
+    parser.add_argument("--longest", type=float, default=15.0, help="seconds; what must take longer is not run")
+    arguments = parser.parse_args(argv)
+    chosen = {"dense", *arguments.functions.split(",")}
+    if not chosen <= set(FUNCTIONS):
+        parser.error(f"unknown functions {sorted(chosen - set(FUNCTIONS))}; there are {', '.join(FUNCTIONS)}")
+    arguments.functions = [name for name in FUNCTIONS if name in chosen]
+    arguments.output.mkdir(parents=True, exist_ok=True)
+
+    cells = []
+    for table, title in TABLES.items():
+        for length in arguments.lengths:
+            print(f"{title}: {length:,} tokens", file=sys.stderr)
+            cells += measure(length, table, cells, arguments)
+    device = f"{jax.devices()[0].device_kind} ({os.cpu_count()} cores), jax {jax.__version__}, {arguments.dtype}"
+    (arguments.output / "long_context.md").write_text(report(cells, device))
+    print(report(cells, device))
+    rows = [dataclasses.asdict(cell) | {"seconds": cell.seconds} for cell in cells]
+    (arguments.output / "long_context.json").write_text(json.dumps({"device": device, "cells": rows}, indent=1))
+    plot(cells, arguments.output / "long_context.png")
+
+
+if __name__ == "__main__":
+    main()
