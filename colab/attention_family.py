@@ -494,7 +494,7 @@ plt.show()
 
 # %%
 SEGMENT, MEMORY = 8, 16
-text = normal(1, MEMORY + SEGMENT, 1, 16)
+text = normal(1, MEMORY + SEGMENT, 1, 16) / 2
 encoded_distances = sinusoidal_positions(jnp.arange(MEMORY + SEGMENT)[::-1], 16)[:, None]  # the longest first
 by_distance = functools.partial(
     relative_attention,
@@ -588,7 +588,7 @@ plt.show()
 # find what is near, whatever it is about. BigBird adds chance, and four tokens that see all and are seen by all. LSH
 # and routing find the topic wherever it is (LSH leaves out the token itself, as published; routing can miss some,
 # because each cluster takes the same number of tokens). Random features see everything through a veil of noise; the
-# fixed ones of linear attention are smooth and can tell topics apart only a little.
+# fixed ones of linear attention hardly tell such short vectors apart: a model that uses them learns longer ones.
 #
 # ## 9. Random features
 #
@@ -598,8 +598,7 @@ plt.show()
 # \phi_j(x) = \frac{1}{\sqrt m} \exp\left(w_j \cdot x - \tfrac{1}{2} |x|^2\right)$$
 #
 # Then $\phi(Q) (\phi(K)^\top V)$ needs no pairs, and time grows as the length. How many features does it take?
-# Its mean squared error falls as $1 / m$, and a little faster if the directions are orthogonal to each other. The two
-# panels differ in the length of the vectors.
+# The two panels differ in the length of the vectors; directions may be independent or orthogonal to each other.
 
 # %%
 NUM_FEATURES, NUM_DRAWS = (16, 64, 256, 1024), 16 if IS_TEST else 100
@@ -609,16 +608,22 @@ kinds = {
 }
 
 
-@functools.partial(jax.jit, static_argnames=("kind", "m"))
-def favor_error(vectors, kind, m):
-    """Squared error of FAVOR+, relative to what dense attention returns, in the mean over draws of the features."""
+@functools.partial(jax.jit, static_argnums=(0, 1))
+def drawn(kind, m):
+    """Draws of the directions, [NUM_DRAWS, m, H]."""
+    return jax.vmap(lambda rng: kinds[kind](rng, m))(jax.random.split(jax.random.key(0), NUM_DRAWS))
+
+
+@jax.jit
+def favor_error(vectors, draws):
+    """Squared error of FAVOR+, relative to what dense attention returns, in the mean over draws of the directions."""
     wanted = dot_product_attention(*vectors, scale=1.0)
 
-    def one_draw(rng):
-        out = favor_attention(*vectors, scale=1.0, projection=kinds[kind](rng, m))
+    def error(projection):
+        out = favor_attention(*vectors, scale=1.0, projection=projection)
         return jnp.sum((out - wanted) ** 2) / jnp.sum(wanted**2)
 
-    return jax.lax.map(one_draw, jax.random.split(jax.random.key(0), NUM_DRAWS)).mean()
+    return jax.lax.map(error, draws).mean()
 
 
 directions = normal(3, 1, 64, 1, H)
@@ -628,7 +633,7 @@ figure, panels = plt.subplots(1, 2, figsize=(10, 3.6), sharey=True, layout="cons
 for panel, length in zip(panels, (1.0, 2.0), strict=True):
     query, key, value = directions * jnp.array([length, length, 1.0])[:, None, None, None, None]
     for kind in kinds:
-        errors = [float(favor_error((query, key, value), kind, m)) for m in NUM_FEATURES]
+        errors = [float(favor_error((query, key, value), drawn(kind, m))) for m in NUM_FEATURES]
         panel.loglog(NUM_FEATURES, errors, marker="o", label=kind)
     panel.loglog(NUM_FEATURES, errors[-1] * NUM_FEATURES[-1] / np.array(NUM_FEATURES), "k:", label="1 / m")
     panel.set(title=f"queries and keys of length {length:g}", xlabel="features m", ylabel="relative squared error")
@@ -636,7 +641,9 @@ for panel, length in zip(panels, (1.0, 2.0), strict=True):
 plt.show()
 
 # %% [markdown]
-# The relative variance of one estimate is $(e^{|q + k|^2} - 1) / m$: short vectors are easy, and long ones hopeless.
+# The relative variance of an estimate of $e^{q \cdot k}$ is $(e^{|q + k|^2} - 1) / m$ for independent directions, and
+# less for orthogonal ones. Short vectors are easy: the squared error falls as $1 / m$. For long ones most draws miss
+# what matters, and many more features help little.
 #
 # ## 10. Memory
 #
@@ -680,7 +687,7 @@ chunked = chunked_attention(query, key, value, is_causal=True, chunk_size=256)
 np.testing.assert_allclose(chunked, dot_product_attention(query, key, value, is_causal=True), atol=1e-5)
 
 # %% [markdown]
-# Four times the memory for twice the length, against twice.
+# For twice the length, dense attention takes four times the memory, the others twice.
 #
 # ## 11. Hard attention
 #
