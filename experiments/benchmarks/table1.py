@@ -59,11 +59,12 @@ def _cell(state: Array, x: Array, weights: tuple[Array, ...]) -> Array:
 
 
 def convolution(
-    x: Float[Array, "n d"], weights: tuple[Array, ...], rng: Array, dilation: int = 1, groups: int = 1
+    x: Float[Array, "n d"], weights: tuple[Array, ...], rng: Array, dilation: int = 0, groups: int = 1
 ) -> Float[Array, "n d"]:
-    """Each output from KERNEL inputs around its position, `dilation` apart; within groups of dimensions."""
+    """Each output from KERNEL inputs around it or, `dilation` apart, up to it; within groups of dimensions."""
+    padding = [((KERNEL - 1) * dilation, 0)] if dilation else "SAME"
     layout = {"dimension_numbers": ("NWC", "WIO", "NWC"), "feature_group_count": groups}
-    return jax.lax.conv_general_dilated(x[None], weights[0], (1,), "SAME", rhs_dilation=(dilation,), **layout)[0]
+    return jax.lax.conv_general_dilated(x[None], weights[0], (1,), padding, rhs_dilation=(dilation or 1,), **layout)[0]
 
 
 def separable(x: Float[Array, "n d"], weights: tuple[Array, ...], rng: Array) -> Float[Array, "n d"]:
@@ -73,6 +74,7 @@ def separable(x: Float[Array, "n d"], weights: tuple[Array, ...], rng: Array) ->
 
 
 def dilated(depth: int) -> Layer:
+    """Causal: around a position, what is left of the ends would be missing as a step on the way."""
     return functools.partial(convolution, dilation=KERNEL**depth)
 
 
@@ -132,7 +134,15 @@ def rows(r: int) -> list[Row]:
             True,
         ),
         Row("Convolutional", convolution, ("k n d²", "1", "n / k"), (1, 2), lambda n, d: [(KERNEL, d, d)]),
-        Row("Dilated", convolution, ("k n d²", "1", "log_k n"), (1, 2), lambda n, d: [(KERNEL, d, d)], dilated),
+        Row(
+            "Dilated, causal",
+            dilated(0),
+            ("k n d²", "1", "log_k n"),
+            (1, 2),
+            lambda n, d: [(KERNEL, d, d)],
+            dilated,
+            True,
+        ),
         Row("Separable", separable, ("k n d + n d²", "1", "n / k"), (1, 2), lambda n, d: [(KERNEL, 1, d), (d, d)]),
         Row("Restricted (sliding window)", window, ("r n d", "1", "n / r"), (1, 1)),
         Row("Local blocks", local, ("r n d", "1", "∞"), (1, 1)),
