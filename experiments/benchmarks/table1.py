@@ -171,7 +171,7 @@ def count_operations(program: ClosedJaxpr) -> float:
             total += equation.params["length"] * count_operations(body) - _xla_count(body)
         elif equation.primitive.name == "cumsum":  # lowered as a sum for each place, n², which no backend computes
             sums = functools.partial(equation.primitive.bind, **equation.params)
-            x = equation.invars[0].aval
+            x: Any = equation.invars[0].aval
             total += x.size - _xla_count(jax.make_jaxpr(sums)(jax.ShapeDtypeStruct(x.shape, x.dtype)))
     return total
 
@@ -179,7 +179,8 @@ def count_operations(program: ClosedJaxpr) -> float:
 def _xla_count(program: ClosedJaxpr) -> float:
     """What XLA counts, each loop's body once. Not compiled: that may unroll loops, and hide products in calls."""
     arguments = (jax.ShapeDtypeStruct(aval.shape, aval.dtype) for aval in program.in_avals)
-    return float(jax.jit(jaxpr_as_fun(program)).lower(*arguments).cost_analysis().get("flops", 0.0))
+    analysis = jax.jit(jaxpr_as_fun(program)).lower(*arguments).cost_analysis()
+    return float((analysis or {}).get("flops", 0.0))
 
 
 def _equations(program: Jaxpr) -> Iterator[JaxprEqn]:
