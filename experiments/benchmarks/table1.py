@@ -13,6 +13,14 @@ vectors of size d by three numbers. Nothing is copied from there but the column 
 - **Maximum path length**: how many layers, each with its residual connection, until every output depends on every input
   (for causal rows, on every input up to it). A layer connects the positions where its Jacobian at random inputs is not
   zero. The recurrence connects all of them within a layer, one step at a time: there, steps are counted.
+
+Measured (jax 0.10.2, CPU, in 5 minutes at the lowest priority of two shared cores; sizes are those of `Sizes`, where
+the leading terms rule): every exponent within 0.02 of theory; the farthest are causal linear attention, d^1.99, and
+LSH, n^1.01, whose log n is that. Rounds of loops at n = 4,096 and 65,536: as many as n in the recurrence, n / 64 in
+causal linear attention, (n / 64)^2 in chunked attention, which pays for its memory here, and always 4 in LSH, one for
+each hash. Paths at n = 64 and 256: recurrent 63 and 255; convolutional and separable 21 and 85; dilated 3 and 3; window
+16 and 64; BigBird 2 and 2; LSH 3 and 4; routing 12 and 14, because a layer leaves some tokens to no cluster; local
+blocks never meet; 1 for all others.
 """
 
 import argparse
