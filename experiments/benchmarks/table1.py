@@ -295,8 +295,10 @@ def plot(results: dict[Row, Measured], sizes: Sizes, path: pathlib.Path) -> None
     )
     for axis, (title, label, x, y) in zip(axes.flat, panels, strict=True):
         for i, (row, measured) in enumerate(results.items()):
-            axis.loglog(x, y(measured), marker="os^Dv"[i % 5], color=f"C{i % 10}", label=row.name)
+            axis.loglog(x, y(measured), marker="os^Dv<>"[i % 7], color=f"C{i % 10}", label=row.name)
         axis.set(title=title, xlabel=label)
+        axis.set_xticks(x, [f"{size:,}" for size in x])
+        axis.minorticks_off()
         axis.grid(alpha=0.3)
     figure.legend(*axes.flat[0].get_legend_handles_labels(), loc="outside right center", frameon=False)
     figure.savefig(path, dpi=120)
