@@ -16,7 +16,7 @@ vectors of size d by three numbers. Nothing is copied from there but the column 
 
 Measured (jax 0.10.2, CPU, in 5 minutes at the lowest priority of two shared cores; sizes are those of `Sizes`, where
 the leading terms rule): every exponent within 0.02 of theory; the farthest are causal linear attention, d^1.99, and
-LSH, n^1.01, whose log n is that. Rounds of loops at n = 4,096 and 65,536: as many as n in the recurrence, n / 64 in
+routing, n^1.49. Rounds of loops at n = 4,096 and 65,536: as many as n in the recurrence, n / 64 in
 causal linear attention, (n / 64)^2 in chunked attention, which pays for its memory here, and always 4 in LSH, one for
 each hash. Paths at n = 64 and 256: recurrent 63 and 255; convolutional and separable 21 and 85; dilated 3 and 3; window
 16 and 64; BigBird 2 and 2; LSH 3 and 4; routing 12 and 14, because a layer leaves some tokens to no cluster; local
