@@ -70,7 +70,7 @@ def test_slopes_are_those_of_theory(name):
         ("Recurrent", 14),
         ("Restricted (sliding window)", 7),  # two positions a layer, the last with less to do
         ("Convolutional", 5),
-        ("Dilated", 2),  # 3 positions to each side, then 3 + 21
+        ("Dilated, causal", 2),  # 6 positions back, then 6 + 42
         ("Local blocks", math.inf),
         ("Linear, causal", 1),
     ],
