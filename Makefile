@@ -39,7 +39,7 @@ $(STAMP): requirements.lock pyproject.toml
 	@touch $@
 
 test: setup  ## run the tests; those that need PyTorch, Keras or ../shared/data skip without them
-	@$(BIN)/pytest -n 2 $(ARGS)
+	@$(BIN)/pytest -n 2 --dist worksteal $(ARGS)
 
 lint: setup  ## check format, style and types
 	@$(BIN)/ruff format --check .

@@ -14,8 +14,8 @@ jax.config.update("jax_default_matmul_precision", "highest")
 jax.config.update("jax_numpy_rank_promotion", "raise")
 
 # Tests of small functions compile for longer than they run. LLVM's expensive passes are left out there, XLA's own
-# rewriting is not; models and trainings are tested as users run them. JAX_DISABLE_MOST_OPTIMIZATIONS=0 optimises all.
-QUICKLY_COMPILED = {"functional", "nn"} if "JAX_DISABLE_MOST_OPTIMIZATIONS" not in os.environ else set()
+# rewriting is not; trainings are tested as users run them. JAX_DISABLE_MOST_OPTIMIZATIONS=0 optimises all.
+QUICKLY_COMPILED = {"functional", "nn", "models"} if "JAX_DISABLE_MOST_OPTIMIZATIONS" not in os.environ else set()
 
 SHARED_DATA = pathlib.Path(__file__).parents[2] / "shared" / "data"
 

@@ -154,7 +154,8 @@ def test_dropout_keeps_the_mean_and_repeats_with_its_key():
     error = many.mean(axis=0) - attend()
     assert (jnp.abs(error) <= 5 * many.std(axis=0) / 500**0.5 + 1e-6).all()
     assert many.std(axis=0).mean() > 0.1
-    np.testing.assert_array_equal(many[:2], dropped(jax.random.split(jax.random.key(0), 500)[:2]))
+    again = dropped(jax.random.split(jax.random.key(0), 500)[:2])  # another program: equal but for rounding
+    np.testing.assert_allclose(many[:2], again, atol=1e-5)
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,6 @@ import pytest
 from tests.functional.oracles.dense import mixed
 from tests.functional.oracles.relative import relative_weights
 from tfx_jax.functional import dot_product_attention, relative_attention
-from tfx_jax.functional.relative import _relative_shift
 
 
 def _inputs(t, s, seed=0):
@@ -24,15 +23,6 @@ def _parameters(num_distances, seed=1):
     random = np.random.default_rng(seed)
     shapes = {"relative_key": (num_distances, 4, 5), "content_bias": (4, 5), "position_bias": (4, 5)}
     return {name: jnp.asarray(random.normal(size=shape), jnp.float32) for name, shape in shapes.items()}
-
-
-@pytest.mark.parametrize(("t", "s"), [(1, 1), (1, 6), (5, 5), (4, 9), (9, 4)])
-def test_the_shift_equals_a_gather_by_distance(t, s):
-    x = np.random.default_rng(0).normal(size=(2, 3, t, s + t - 1)).astype(np.float32)
-    got = np.asarray(jax.jit(_relative_shift, static_argnums=1)(x, s))
-    for i, j in np.ndindex(t, s):
-        distance = i + s - t - j
-        np.testing.assert_array_equal(got[:, :, i, j], x[:, :, i, s - 1 - distance])
 
 
 def test_causal_attention_needs_no_distance_below_zero():

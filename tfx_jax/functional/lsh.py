@@ -32,7 +32,7 @@ def lsh_attention(
     dropout_rng: Array | None = None,
     return_weights: bool = False,
 ) -> Float[Array, "B T N U"] | tuple[Float[Array, "B T N U"], Float[Array, "B N T T"]]:
-    r"""Self-attention among tokens that a random rotation puts into the same bucket (Reformer), O(T log T).
+    r"""Self-attention among tokens that a random rotation puts into the same bucket (Reformer).
 
     Section 2 of "Reformer: The Efficient Transformer" (Kitaev et al., 2020, https://arxiv.org/abs/2001.04451). A round
     of hashing gives every token the bucket argmax([qR; -qR]), sorts the tokens by (bucket, position), cuts them into
@@ -42,6 +42,9 @@ def lsh_attention(
         o_i = sum_r exp(z_i^(r) - z_i) o_i^(r),  z_i^(r) = log sum_{j in P_i^(r)} exp(scale * q_i . k_j - log N_ij),
 
     which is the softmax over the union of all P_i^(r): a key found twice counts once.
+
+    Sorting takes O(T log T), and hashing a token into n buckets O(n) with one factor, O(sqrt(n)) with two, the default
+    for long sequences, and O(log n) with factors of two.
 
     **Shared queries and keys.** A key is the query of its token at unit length, k_j = q_j / |q_j|, so that both hash
     alike. Pass the queries as `key`: the argument is there for the common signature and only its shape is looked at.
