@@ -5,11 +5,21 @@ sentence. The sizes are a textbook's for this corpus (3 + 3 layers, 4 heads, d_m
 `deeplearning-keras-tf2-torch`), label smoothing and schedule the paper's. It prints no BLEU; an RNN with attention is
 reported at about 37 without beam search, its direction not stated.
 
-    tfx-jax train --config=experiments/transformer_enja.py:enja --workdir=runs/enja --config.data.data_dir=DIR
+    tfx-jax train --config=experiments/transformer_enja.py:jaen --workdir=runs/jaen --config.data.data_dir=DIR
+    tfx-jax average --workdir=runs/jaen
+    tfx-jax evaluate --workdir=runs/jaen --step=average
 
 DIR holds train.en.gz, train.ja.gz, dev.en and dev.ja.
 
-Measured here: not yet run.
+Measured here with seed 0, each on one core that other work shared (median 4,611 and 3,244 target tokens a second),
+tokenised BLEU on the 500 lines of dev, beam 4, the average being that of steps 4,000 to 5,000: **En-Ja 34.72, Ja-En
+37.36** (sacreBLEU 38.43 by characters, and 37.19). The loss is smoothed, in nats, the mean of 200 steps.
+
+    step                1,000  2,000  3,000  4,000  5,000  average
+    En-Ja training loss  3.30   2.75   2.54   2.45   2.38
+          dev BLEU      18.32  28.29  32.42  34.62  32.74    34.72
+    Ja-En training loss  3.63   2.92   2.64   2.51   2.42
+          dev BLEU      16.14  28.28  31.98  36.48  36.07    37.36
 """
 
 from tfx_jax.training.config import ExperimentConfig, tiny_variant
