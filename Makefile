@@ -25,10 +25,10 @@ did yumi break ken 's bicycle on thursday ?
 endef
 export DEMO_SENTENCES
 
-.PHONY: help setup test lint check demo smoke colab lock
+.PHONY: help setup test test-all lint check demo smoke colab lock
 
 help:  ## list the targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-6s  %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-8s  %s\n", $$1, $$2 }' Makefile
 
 setup: $(STAMP)  ## make .venv from requirements.lock (once; every other target does it too)
 
@@ -38,7 +38,10 @@ $(STAMP): requirements.lock pyproject.toml
 	@$(PIP) install -qq --no-deps --no-build-isolation --editable .
 	@touch $@
 
-test: setup  ## run the tests; those that need PyTorch, Keras or ../shared/data skip without them
+test: setup  ## run the tests but the slow ones; what needs PyTorch, Keras or ../shared/data skips without it
+	@$(BIN)/pytest -n 2 --dist worksteal -m "not slow" $(ARGS)
+
+test-all: setup  ## run all tests, notebooks and interrupted trainings too
 	@$(BIN)/pytest -n 2 --dist worksteal $(ARGS)
 
 lint: setup  ## check format, style and types
