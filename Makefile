@@ -51,7 +51,7 @@ lint: setup  ## check format, style and types
 
 check: lint test  ## lint, then test: what a change must pass
 
-demo: setup  ## train on the built-in grammar, translate, draw attention, score (5 minutes)
+demo: setup  ## train on the built-in grammar, translate, draw attention, score (4 minutes)
 	@$(BIN)/tfx-jax train --config=experiments/transformer_demo.py --workdir=$(WORKDIR)
 	@$(BIN)/tfx-jax average --workdir=$(WORKDIR)
 	@echo "$$DEMO_SENTENCES" > $(WORKDIR)/sentences.en
