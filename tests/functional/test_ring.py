@@ -128,8 +128,10 @@ def test_no_device_ever_holds_all_keys():
     assert "all-gather" not in text
     assert "all-to-all" not in text
     used, used_alone = (x.memory_analysis().temp_size_in_bytes for x in (ring, alone))
-    assert used < 1.5 * used_alone  # eight times the sequence on eight devices: the same for each
-    assert used < 8 * 65536 * 16 * 4  # a quarter of what all keys, values and their gradients take, twice over
+    # Eight times the sequence on eight devices is the same for each, but for blocks that travel: those of jax 0.12 have
+    # a second buffer, to be sent from while the next ones arrive.
+    assert used < 2.5 * used_alone
+    assert used < 2 * 65536 * 16 * 4  # all keys and values, without anything else
 
 
 @pytest.mark.parametrize("name", ["mask", "bias"])
