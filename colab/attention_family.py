@@ -687,8 +687,8 @@ chunked = chunked_attention(query, key, value, is_causal=True, chunk_size=256)
 np.testing.assert_allclose(chunked, dot_product_attention(query, key, value, is_causal=True), atol=1e-5)
 
 # %% [markdown]
-# For twice the length, dense attention takes four times the memory, the others about twice: less where a fixed buffer is
-# the larger part.
+# For twice the length, dense attention takes four times the memory, the others about twice: less where a fixed buffer
+# is the larger part.
 #
 # ## 11. Hard attention
 #
