@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from tests.functional.oracles.dense import dense_weights, mixed
 from tfx_jax.functional import causal_mask, dot_product_attention
 
 DIMS = chex.Dimensions(B=3, T=5, S=7, N=8, K=2, H=9, U=6)  # all different, and G = 4
@@ -39,38 +40,14 @@ def _mask(shape, seed=2):
     return jnp.asarray(mask)
 
 
-def _oracle_weights(query, key, bias=0.0, mask=True, scale=None):
-    """The softmax of equation 1, one query of one head at a time."""
-    (b, t, n, h), (_, s, k, _) = query.shape, key.shape
-    query, key = np.asarray(query, np.float64), np.asarray(key, np.float64)
-    bias, mask = np.broadcast_to(np.asarray(bias, np.float64), (b, n, t, s)), np.broadcast_to(mask, (b, n, t, s))
-    weights = np.zeros((b, n, t, s))
-    for row in np.ndindex(b, n, t):
-        batch, head, position = row
-        seen = np.flatnonzero(mask[row])
-        if seen.size == 0:
-            continue
-        logits = np.array([np.dot(query[batch, position, head], key[batch, j, head // (n // k)]) for j in seen])
-        logits = logits * (1 / np.sqrt(h) if scale is None else scale) + bias[row][seen]
-        unnormalised = np.exp(logits - logits.max())
-        weights[row][seen] = unnormalised / unnormalised.sum()
-    return weights
-
-
 def _oracle(query, key, value, bias=0.0, mask=True, scale=None):
-    weights = _oracle_weights(query, key, bias, mask, scale)
-    (b, n, t, _), (_, _, k, u) = weights.shape, value.shape
-    value = np.asarray(value, np.float64)
-    out = np.zeros((b, t, n, u))
-    for batch, head, position in np.ndindex(b, n, t):
-        out[batch, position, head] = weights[batch, head, position] @ value[batch, :, head // (n // k)]
-    return out
+    return mixed(dense_weights(query, key, bias=bias, mask=mask, scale=scale), value)
 
 
 def _oracle_gradients(query, key, value, bias, mask, cotangent):
     """The chain rule through equation 1, by hand: what `cotangent` on the output means for the four inputs."""
     (b, t, n, h), k = query.shape, key.shape[2]
-    weights = _oracle_weights(query, key, bias, mask)
+    weights = dense_weights(query, key, bias=bias, mask=mask)
     query, key, value, cotangent = (np.asarray(x, np.float64) for x in (query, key, value, cotangent))
     d_query, d_key, d_value, d_bias = (np.zeros(x.shape) for x in (query, key, value, weights))
     for batch, head, position in np.ndindex(b, n, t):
@@ -95,7 +72,7 @@ class TestEquation:
         chex.assert_shape(out, DIMS["BTNU"])
         chex.assert_shape(weights, DIMS["BNTS"])
         np.testing.assert_allclose(out, _oracle(*_inputs()), atol=1e-5)
-        np.testing.assert_allclose(weights, _oracle_weights(*_inputs()[:2]), atol=1e-6)
+        np.testing.assert_allclose(weights, dense_weights(*_inputs()[:2]), atol=1e-6)
 
     @pytest.mark.parametrize("num_kv_heads", [1, 2, 4, 8])
     def test_grouped_queries(self, num_kv_heads):

@@ -7,7 +7,14 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Shaped
 
-from tfx_jax.functional.attention import Bias, Mask, check_shapes, dot_product_attention
+from tfx_jax.functional.attention import (
+    Bias,
+    Mask,
+    SegmentIds,
+    check_shapes,
+    dot_product_attention,
+    pair_of_segment_ids,
+)
 from tfx_jax.functional.masks import segment_mask
 
 
@@ -23,7 +30,7 @@ def attend_in_blocks(
     columns: Int[Array, "blocks J"],
     allowed: Bool[Array, "#I #J"],
     rows: slice,
-    segment_ids: tuple[Array, Array] | None,
+    segment_ids: SegmentIds | None,
     return_weights: bool,
     **options: Any,
 ) -> Any:
@@ -40,11 +47,11 @@ def attend_in_blocks(
       columns: position of each of these keys; no key where it is not one of 0 .. S - 1.
       allowed: which of its keys a query may see, in every block alike.
       rows: which of the blocks * I queries are no padding.
-      segment_ids: of queries and keys.
+      segment_ids: as in the public functions.
       return_weights: also return the map, [B, N, T, S].
       options: of dense attention.
     """
-    (b, _, n, _), s, (num_blocks, _) = query.shape, key.shape[1], columns.shape
+    (b, t, n, _), s, (num_blocks, _) = query.shape, key.shape[1], columns.shape
 
     def merged(x: Array) -> Array:
         return jnp.broadcast_to(x, (b, num_blocks, *x.shape[2:])).reshape(b * num_blocks, *x.shape[2:])
@@ -57,7 +64,8 @@ def attend_in_blocks(
     if mask is not None:
         seen = seen & over_keys(mask)
     if segment_ids is not None:
-        seen = seen & jax.vmap(segment_mask, 1, 1)(cut_queries(segment_ids[0]), cut_keys(segment_ids[1]))
+        query_ids, key_ids = pair_of_segment_ids(segment_ids, b, t, s)
+        seen = seen & jax.vmap(segment_mask, 1, 1)(cut_queries(query_ids), cut_keys(key_ids))
     outputs = dot_product_attention(
         merged(cut_queries(query)),
         merged(cut_keys(key)),

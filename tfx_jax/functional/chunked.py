@@ -1,7 +1,6 @@
 """Dense attention, exactly, in memory linear in the length."""
 
 import functools
-from typing import NamedTuple
 
 import jax
 from jaxtyping import Array, Float
@@ -18,7 +17,7 @@ from tfx_jax.functional.online_softmax import (
     Keys,
     Options,
     Queries,
-    Saved,
+    Residuals,
     add_gradients,
     as_cotangents,
     attend,
@@ -96,14 +95,6 @@ def chunked_attention(
     return out, dot_product_attention(query, key, value, bias, mask, **dense)[1]
 
 
-class _Residuals(NamedTuple):
-    queries: Queries
-    keys: Keys
-    rng: Array | None
-    saved: Saved
-
-
-# Not jax.checkpoint around the loops: its gradient took a fifth more time and memory, and cannot skip chunks.
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _attend(options: Options, queries: Queries, keys: Keys, rng: Array | None) -> Float[Array, "I B K G T U"]:
     return _forward(options, queries, keys, rng)[0]
@@ -111,14 +102,14 @@ def _attend(options: Options, queries: Queries, keys: Keys, rng: Array | None) -
 
 def _forward(
     options: Options, queries: Queries, keys: Keys, rng: Array | None
-) -> tuple[Float[Array, "I B K G T U"], _Residuals]:
+) -> tuple[Float[Array, "I B K G T U"], Residuals]:
     shift = options.num_keys - options.num_queries
     running = attend(options, queries, keys, before_any_key(queries, keys), shift, rng)
     saved = finish(running, queries.query.dtype)
-    return saved.out, _Residuals(queries, keys, rng, saved)
+    return saved.out, Residuals(queries, keys, rng, saved)
 
 
-def _backward(options: Options, residuals: _Residuals, cotangent: Array) -> tuple[Queries, Keys, None]:
+def _backward(options: Options, residuals: Residuals, cotangent: Array) -> tuple[Queries, Keys, None]:
     queries, keys, rng, saved = residuals
     shift = options.num_keys - options.num_queries
     gradients = no_gradients(queries, keys)

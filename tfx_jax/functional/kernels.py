@@ -114,10 +114,7 @@ def _splash(
 
     (t, n), s = query.shape[1:3], key.shape[1]
     rows, columns = _block(t), _block(s)
-    ids = _kernel_ids(query, key, mask, ids, is_padded=not is_causal and s % columns > 0)
-    query, key, value = (
-        _padded_heads(x, size) for x, size in ((_scaled(query, scale), rows), (key, columns), (value, columns))
-    )
+    query, key, value, ids = _in_blocks(query, key, value, mask, ids, rows, columns, is_causal, scale)
     shape = query.shape[2], key.shape[2]
     pairs = splash.CausalMask(shape, offset=s - t) if is_causal else splash.FullMask(shape)
     blocks: dict[str, Any] = {f"block_q{suffix}": rows for suffix in ("", "_dkv", "_dq")}
@@ -127,7 +124,7 @@ def _splash(
     )
     arrays: list[Any] = [query, key, value]
     if ids is not None:
-        arrays.append(splash.SegmentIds(_padded(ids[0], 1, rows, 0), _padded(ids[1], 1, columns, _SEEN_BY_NOBODY)))
+        arrays.append(splash.SegmentIds(*ids))
     out = cast(Array, jax.vmap(kernel)(*arrays))
     return out[:, :, :t].swapaxes(1, 2)
 
@@ -155,18 +152,14 @@ def _flash(
     from jax.experimental.pallas.ops.tpu import flash_attention as flash  # a second to import
 
     rows, columns = _block(t), _block(s)
-    ids = _kernel_ids(query, key, mask, ids, is_padded=not is_causal and s % columns > 0)
-    if ids is not None:
-        ids = flash.SegmentIds(_padded(ids[0], 1, rows, 0), _padded(ids[1], 1, columns, _SEEN_BY_NOBODY))
+    query, key, value, ids = _in_blocks(query, key, value, mask, ids, rows, columns, is_causal, scale)
     if bias is not None:
         bias = _padded(_padded(jnp.broadcast_to(bias, (b, n, t, s)), 2, rows, 0), 3, columns, 0)
-    query, key, value = (
-        _padded_heads(x, size) for x, size in ((_scaled(query, scale), rows), (key, columns), (value, columns))
-    )
     blocks: dict[str, Any] = {f"block_q{suffix}": rows for suffix in ("", "_major_dkv", "_dkv", "_dq")}
     blocks |= {f"block_k{suffix}": columns for suffix in ("", "_major", "_major_dkv", "_dkv", "_major_dq", "_dq")}
+    segments = None if ids is None else flash.SegmentIds(*ids)
     out = flash.flash_attention(
-        query, key, value, bias, ids, causal=is_causal, block_sizes=flash.BlockSizes(block_b=1, **blocks)
+        query, key, value, bias, segments, causal=is_causal, block_sizes=flash.BlockSizes(block_b=1, **blocks)
     )
     return out[:, :, :t].swapaxes(1, 2)
 
@@ -189,20 +182,32 @@ def _require_tpu_kernel(implementation: str, query: Array, mask: Mask | None) ->
         raise _cannot(implementation, constraint, f"shape {mask.shape}")
 
 
-def _kernel_ids(query: Array, key: Array, mask: Mask | None, ids: _Ids | None, is_padded: bool) -> _Ids | None:
-    """Padding as a segment: the kernels' only way to hide a key by its content. There 0 is a segment like any other."""
-    if mask is None and ids is None and not is_padded:
-        return None
-    query_ids, key_ids = (
-        jnp.ones(x.shape[:2], jnp.int32) if ids is None else ids[i] for i, x in enumerate((query, key))
+def _in_blocks(
+    query: Float[Array, "B T N H"],
+    key: Float[Array, "B S K H"],
+    value: Float[Array, "B S K U"],
+    mask: Mask | None,
+    ids: _Ids | None,
+    rows: int,
+    columns: int,
+    is_causal: bool,
+    scale: float,
+) -> tuple[Array, Array, Array, _Ids | None]:
+    """Scaled queries, keys and values with heads first, lengths multiples of the blocks, and the segments that hide.
+
+    Padding is a segment: the kernels' only way to hide a key by its content. There 0 is a segment like any other.
+    """
+    if mask is not None or ids is not None or (not is_causal and key.shape[1] % columns > 0):
+        query_ids, key_ids = (jnp.ones(x.shape[:2], jnp.int32) for x in (query, key)) if ids is None else ids
+        seen = (key_ids != 0) & (True if mask is None else mask[:, 0, 0])
+        key_ids = jnp.where(seen, key_ids.astype(jnp.int32), jnp.int32(_SEEN_BY_NOBODY))
+        ids = _padded(query_ids.astype(jnp.int32), 1, rows, 0), _padded(key_ids, 1, columns, _SEEN_BY_NOBODY)
+    # In float32: rounded to bfloat16, the scale itself would be wrong, and for every logit alike.
+    scaled = (query.astype(jnp.float32) * scale).astype(query.dtype)
+    query, key, value = (
+        _padded(x.swapaxes(1, 2), 2, size, 0) for x, size in ((scaled, rows), (key, columns), (value, columns))
     )
-    seen = (key_ids != 0) & (True if mask is None else mask[:, 0, 0])
-    return query_ids.astype(jnp.int32), jnp.where(seen, key_ids.astype(jnp.int32), jnp.int32(_SEEN_BY_NOBODY))
-
-
-def _scaled(query: Array, scale: float) -> Array:
-    """In float32: rounded to bfloat16, the scale itself would be wrong, and for every logit alike."""
-    return (query.astype(jnp.float32) * scale).astype(query.dtype)
+    return query, key, value, ids
 
 
 def _without_rows(
@@ -221,8 +226,3 @@ def _padded(x: Array, axis: int, size: int, filling: int) -> Array:
     padding = [(0, 0)] * x.ndim
     padding[axis] = (0, -x.shape[axis] % size)
     return jnp.pad(x, padding, constant_values=filling)
-
-
-def _padded_heads(x: Float[Array, "B L N H"], size: int) -> Float[Array, "B N L2 H"]:
-    """Heads first, as the kernels want them, and the length a multiple of `size`."""
-    return _padded(x.swapaxes(1, 2), 2, size, 0)

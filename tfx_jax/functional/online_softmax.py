@@ -64,6 +64,15 @@ class Saved(NamedTuple):
     out: Float[Array, "I B K G T U"]
 
 
+class Residuals(NamedTuple):
+    """What a forward pass leaves to its gradient."""
+
+    queries: Queries
+    keys: Keys
+    rng: Array | None
+    saved: Saved
+
+
 class KeyGradients(NamedTuple):
     """Gradients of the `Keys` that have one, summed so far."""
 

@@ -1,7 +1,6 @@
 """Dense attention, exactly, over a sequence that no single device could hold."""
 
 import functools
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -20,7 +19,7 @@ from tfx_jax.functional.online_softmax import (
     Keys,
     Options,
     Queries,
-    Saved,
+    Residuals,
     add_gradients,
     as_cotangents,
     attend,
@@ -115,13 +114,6 @@ def ring_attention(
     return out, _weights_over_all_keys(query, key, bias, mask, ids, axis_name, is_causal, scale)
 
 
-class _Residuals(NamedTuple):
-    queries: Queries
-    keys: Keys
-    rng: Array | None
-    saved: Saved
-
-
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
 def _ring(
     options: Options, axis_name: str, queries: Queries, keys: Keys, rng: Array | None
@@ -131,7 +123,7 @@ def _ring(
 
 def _forward(
     options: Options, axis_name: str, queries: Queries, keys: Keys, rng: Array | None
-) -> tuple[Float[Array, "I B K G T U"], _Residuals]:
+) -> tuple[Float[Array, "I B K G T U"], Residuals]:
     def hop(state, number):
         running, block = state
         shift, block_rng = _meeting(options, axis_name, number, rng)
@@ -141,10 +133,10 @@ def _forward(
     state = before_any_key(queries, keys), keys
     (running, _), _ = jax.lax.scan(hop, state, jnp.arange(jax.lax.axis_size(axis_name)))
     saved = finish(running, queries.query.dtype)
-    return saved.out, _Residuals(queries, keys, rng, saved)
+    return saved.out, Residuals(queries, keys, rng, saved)
 
 
-def _backward(options: Options, axis_name: str, residuals: _Residuals, cotangent: Array) -> tuple[Queries, Keys, None]:
+def _backward(options: Options, axis_name: str, residuals: Residuals, cotangent: Array) -> tuple[Queries, Keys, None]:
     queries, keys, rng, saved = residuals
 
     def hop(state, number):

@@ -10,7 +10,7 @@ from typing import Any
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from tfx_jax.functional.attention import Bias, Mask, SegmentIds, pair_of_segment_ids
+from tfx_jax.functional.attention import Bias, Mask, SegmentIds
 from tfx_jax.functional.blocks import attend_in_blocks, check_over_keys, cut
 
 # Products of fewer queries than this leave matrix units idle.
@@ -214,9 +214,7 @@ def _banded(
         columns=first_column + block_size * jnp.arange(num_blocks)[:, None] + jnp.arange(span)[None],
         allowed=(distance <= window[0]) & (distance >= -window[1]),
         rows=slice(first_row, first_row + t),
-        segment_ids=None
-        if segment_ids is None
-        else pair_of_segment_ids(segment_ids, len(query), query.shape[1], key.shape[1]),
+        segment_ids=segment_ids,
         **options,
     )
 
