@@ -37,6 +37,7 @@ from tfx_jax.functional import (
     local_attention,
     lsh_attention,
     relative_attention,
+    ring_attention,
     routing_attention,
     sliding_window_attention,
 )
@@ -97,6 +98,22 @@ _GENERAL = _parameters(w=(8, 8))
 def _routing(query, *arguments, **options):
     centroids = routing_centroids(query.shape)
     return routing_attention(query, *arguments, centroids=jnp.asarray(centroids), **options)
+
+
+def _ring(query, key, value, bias=None, mask=None, *, segment_ids=None, return_weights=False, **options):
+    """Of whole arrays: half of the sequence on each of two devices; the other devices do the same once more."""
+    mesh = jax.make_mesh((2, 4), ("sequence", "copy"), axis_types=(AxisType.Auto, AxisType.Auto))
+    attend = functools.partial(ring_attention, axis_name="sequence", chunk_size=4, return_weights=return_weights)
+    arrays = {"query": query, "key": key, "value": value, "bias": bias, "mask": mask, "segment_ids": segment_ids}
+    arrays = {name: x for name, x in arrays.items() if x is not None}
+    sequence = P(None, "sequence")
+    specs = {name: P(None, None, None, "sequence") if name in ("bias", "mask") else sequence for name in arrays}
+    return jax.shard_map(
+        lambda arrays: attend(**arrays, **options),
+        mesh=mesh,
+        in_specs=(specs,),
+        out_specs=(sequence, P(None, None, "sequence")) if return_weights else sequence,
+    )(arrays)
 
 
 ATTENTIONS = (
@@ -165,6 +182,8 @@ ATTENTIONS = (
         dense=functools.partial(chunked_attention, chunk_size=7),
         is_lean=True,
     ),
+    # Every device has as many queries and as many keys as the others: T != S is in test_ring.py.
+    Attention("ring", _ring, dense_weights, takes=EVERYTHING - {"bias", "mask", "cross"}, dense=_ring, is_lean=True),
 )
 
 every = pytest.mark.parametrize("case", ATTENTIONS, ids=lambda case: case.name)

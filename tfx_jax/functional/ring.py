@@ -96,15 +96,15 @@ def ring_attention(
     >>> jax.shard_map(attend, mesh=mesh, in_specs=(whole, whole, whole), out_specs=whole)(x, x, x).shape
     (1, 3, 2, 4)
     """
-    check_shapes(query, key, value, bias, mask)
-    b, t, _, h = query.shape
-    s = key.shape[1]
     for name, array in (("mask", mask), ("bias", bias)):
-        if array is not None and array.shape[2] > 1:
+        if array is not None and array.ndim == 4 and array.shape[2] > 1:
             raise ValueError(
-                f"{name} must be [B or 1, N or 1, 1, S]: it travels with the keys and cannot differ between {t} "
-                f"queries, got shape {array.shape}; use is_causal for causality and segment_ids for packing"
+                f"{name} must be [B or 1, N or 1, 1, S]: it travels with the keys and cannot differ between "
+                f"{query.shape[1]} queries, got shape {array.shape}; use is_causal for causality and segment_ids for "
+                "packing"
             )
+    check_shapes(query, key, value, bias, mask)
+    (b, t, _, h), s = query.shape, key.shape[1]
     ids = None if segment_ids is None else pair_of_segment_ids(segment_ids, b, t, s)
     queries, keys = split_inputs(query, key, value, bias, mask, ids, dropout_rng, chunk_size)
     options = Options(h**-0.5 if scale is None else scale, is_causal, dropout_rate, t, s)
