@@ -1,30 +1,70 @@
-"""Meshes, tables of rules, and batches spread over devices."""
+"""Meshes, tables of rules, batches spread over devices, and what compiled steps exchange."""
+
+import functools
+import re
 
 import chex
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from flax import nnx
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from tfx_jax.errors import UserError
-from tfx_jax.training.sharding import DATA_PARALLEL, make_mesh, shard_batch, state_shardings
-from tfx_jax.training.step import TrainState
+from tfx_jax.models.transformer import Transformer, TransformerConfig
+from tfx_jax.tasks.translation import translation_loss
+from tfx_jax.training.config import OptimizerConfig
+from tfx_jax.training.optimizer import make_optimizer
+from tfx_jax.training.sharding import (
+    BATCH,
+    DATA_PARALLEL,
+    attention_on,
+    make_mesh,
+    num_row_parts,
+    row_share,
+    shard_batch,
+    state_shardings,
+)
+from tfx_jax.training.step import TrainState, init_state, jit_update
 
 
-@pytest.mark.parametrize(("data", "size"), [(-1, 8), (8, 8), (3, 3), (1, 1)])
-def test_mesh_takes_the_first_devices(data, size):
-    mesh = make_mesh(data)
-    assert mesh.axis_names == ("data",)
-    assert mesh.axis_types == (AxisType.Auto,)
-    assert mesh.devices.tolist() == jax.devices()[:size]
+@pytest.mark.parametrize(
+    ("sizes", "shape"),
+    [
+        ({}, (8, 1, 1, 1, 1)),
+        ({"data": 3}, (3, 1, 1, 1, 1)),
+        ({"fsdp": 4}, (2, 4, 1, 1, 1)),
+        ({"data": 1, "fsdp": 2, "expert": 1, "sequence": 1, "tensor": 3}, (1, 2, 1, 1, 3)),
+        ({"expert": 2, "sequence": 2, "tensor": 2}, (1, 1, 2, 2, 2)),
+    ],
+)
+def test_mesh_takes_the_first_devices(sizes, shape):
+    mesh = make_mesh(**sizes)
+    assert mesh.axis_names == ("data", "fsdp", "expert", "sequence", "tensor")
+    assert mesh.axis_types == (AxisType.Auto,) * 5
+    assert mesh.devices.shape == shape
+    assert mesh.devices.ravel().tolist() == jax.devices()[: np.prod(shape)]
 
 
-@pytest.mark.parametrize("data", [0, -2, 9])
-def test_mesh_of_devices_that_are_not_there(data):
-    with pytest.raises(UserError, match=f"config.mesh.data={data}, but there are 8 devices; -1 takes all"):
-        make_mesh(data)
+@pytest.mark.parametrize(
+    ("sizes", "named"),
+    [
+        ({"data": 0}, "data=0"),
+        ({"data": -2}, "data=-2"),
+        ({"data": 9}, "data=9"),
+        ({"fsdp": 3}, "data=-1 * fsdp=3"),
+        ({"fsdp": 16}, "data=-1 * fsdp=16"),
+        ({"fsdp": -1}, "data=-1 * fsdp=-1"),
+        ({"data": 4, "tensor": 4}, "data=4 * tensor=4"),
+        ({"data": 1, "fsdp": -2, "tensor": -2}, "fsdp=-2 * tensor=-2"),
+    ],
+)
+def test_mesh_of_devices_that_are_not_there(sizes, named):
+    with pytest.raises(UserError, match=rf"config.mesh: {re.escape(named)} does not fit 8 devices"):
+        make_mesh(**sizes)
 
 
 PARAMS = {
@@ -36,45 +76,170 @@ STATE = TrainState(np.zeros((), np.int32), PARAMS, optax.adam(1e-3).init(PARAMS)
 
 def test_data_parallel_replicates_everything():
     mesh = make_mesh(4)
-    shardings = state_shardings(STATE, mesh, DATA_PARALLEL)
+    shardings = state_shardings(STATE, mesh, [DATA_PARALLEL])
     chex.assert_trees_all_equal_structs(shardings, STATE)
-    assert set(jax.tree.leaves(shardings)) == {NamedSharding(mesh, P())}
+    assert all(sharding.is_fully_replicated for sharding in jax.tree.leaves(shardings))
 
 
 def test_first_matching_rule_decides_for_parameters_and_moments_alike():
-    mesh = make_mesh(2)
+    mesh = make_mesh(fsdp=2)
     rules = (
-        (".*query/kernel", P(None, "data")),
-        (".*/kernel", P(None, "data")),
-        (".*norm.*", P("data", None)),
-        (".*", P()),
+        (".*query/kernel", P("fsdp", None)),
+        (".*/kernel", P("fsdp")),
+        (".*norm.*", P("fsdp", None)),
     )
-    shardings = state_shardings(STATE, mesh, rules)
+    shardings = state_shardings(STATE, mesh, [rules])
     expected = {
         "encoder": {
-            "query": {"kernel": NamedSharding(mesh, P(None, "data"))},
-            "norm": {"scale": NamedSharding(mesh, P())},  # a rule with more axes than the array leaves it whole
+            "query": {"kernel": P(None, ("fsdp",), None)},  # rules speak of the last dimensions
+            "norm": {"scale": P(None)},  # and are silent on arrays that have fewer
         },
-        "head": {"kernel": NamedSharding(mesh, P(None, "data"))},
+        "head": {"kernel": P(None, ("fsdp",))},
     }
     for tree in (shardings.params, shardings.opt_state[0].mu, shardings.opt_state[0].nu):
-        assert tree == expected
+        assert jax.tree.map(lambda sharding: sharding.spec, tree) == expected
     assert shardings.step.spec == shardings.opt_state[0].count.spec == P()
 
 
 def test_pattern_must_match_the_whole_path():
-    mesh = make_mesh(2)
-    shardings = state_shardings({"up": np.zeros(2), "upper": np.zeros(2)}, mesh, (("up", P("data")), (".*", P())))
-    assert [shardings[name].spec for name in ("up", "upper")] == [P("data"), P()]
+    tree = {"up": np.zeros(8), "upper": np.zeros(8)}
+    shardings = state_shardings(tree, make_mesh(1, fsdp=2), [(("up", P("fsdp")),)])
+    assert [shardings[name].spec for name in ("up", "upper")] == [P(("fsdp",)), P(None)]
 
 
-@pytest.mark.parametrize("count", [1, 2, 8])
-def test_rows_are_dealt_to_devices_in_order(count):
+def test_tables_hold_together_where_the_sizes_allow():
+    mesh = make_mesh(1, fsdp=2, tensor=4)
+    rows, columns = ((".*", P("fsdp", None)),), ((".*", P("tensor")), (".*", P("fsdp")))
+    tree = {"even": np.zeros((2, 8)), "odd": np.zeros((3, 8)), "vector": np.zeros(6)}
+    specs = jax.tree.map(lambda sharding: sharding.spec, state_shardings(tree, mesh, [rows, columns]))
+    assert specs == {"even": P(("fsdp",), ("tensor",)), "odd": P(None, ("tensor",)), "vector": P(None)}
+    (both,) = jax.tree.leaves(
+        state_shardings({"x": np.zeros(16)}, mesh, [((".*", P("fsdp")),), ((".*", P("tensor")),)])
+    )
+    assert both.spec == P(("fsdp", "tensor"))
+
+
+@pytest.mark.parametrize("sizes", [{"data": 1}, {"data": 2}, {"data": 8}, {"data": 2, "fsdp": 2, "expert": 2}])
+def test_rows_are_dealt_to_devices_in_order(sizes):
+    mesh = make_mesh(**sizes)
+    count = num_row_parts(mesh)
     rows = np.arange(16 * 3, dtype=np.int32).reshape(16, 3)
-    batch = shard_batch({"source": rows, "target": rows + 100}, make_mesh(count))
+    batch = shard_batch({"source": rows, "target": rows + 100}, mesh)
+    assert row_share(mesh) == (0, 1)
     assert batch["source"].dtype == np.int32
     for side, offset in (("source", 0), ("target", 100)):
         np.testing.assert_array_equal(batch[side], rows + offset)
         shards = sorted(batch[side].addressable_shards, key=lambda shard: shard.device.id)
         assert [shard.data.shape for shard in shards] == [(16 // count, 3)] * count
         np.testing.assert_array_equal(np.concatenate([shard.data for shard in shards]), rows + offset)
+
+
+def test_positions_are_divided_and_rows_copied_where_the_mesh_says_so():
+    batch = shard_batch({"source": np.arange(24).reshape(4, 6)}, make_mesh(2, sequence=2, tensor=2))["source"]
+    assert {shard.data.shape for shard in batch.addressable_shards} == {(2, 3)}
+    np.testing.assert_array_equal(batch, np.arange(24).reshape(4, 6))
+
+
+def _hold(places, monkeypatch):
+    """Makes this one of several processes, whose devices hold these parts of the rows."""
+    slices = {device: (slice(*place),) for device, place in enumerate(places)}
+    monkeypatch.setattr(NamedSharding, "addressable_devices_indices_map", lambda *_: slices)
+
+
+@pytest.mark.parametrize(
+    ("places", "share"),
+    [
+        ([(0, 1), (1, 2), (2, 3), (3, 4)], (0, 2)),  # the first of two hosts with four devices each
+        ([(4, 5), (5, 6), (6, 7), (7, 8)], (1, 2)),
+        ([(5, 4), (4, 5), (5, 6)], (2, 4)),
+        ([(None, None)], (0, 1)),  # every process has all rows and a part of the model
+    ],
+)
+def test_rows_of_one_process_of_several(places, share, monkeypatch):
+    _hold(places, monkeypatch)
+    assert row_share(make_mesh()) == share
+
+
+@pytest.mark.parametrize("places", [[(0, 1), (2, 3)], [(1, 2), (2, 3)], [(0, 1), (1, 2), (2, 3)]])
+def test_rows_that_are_no_block_are_refused(places, monkeypatch):
+    _hold(places, monkeypatch)
+    with pytest.raises(UserError, match="process 0 would hold the parts"):
+        row_share(make_mesh())
+
+
+B, T, V = 16, 8, 24
+CONFIG = TransformerConfig(V, num_layers=2, d_model=16, num_heads=4, d_ff=32, dropout_rate=0.1)
+LOSS = functools.partial(translation_loss, label_smoothing=0.1)
+NUM_STEPS = 50
+
+STRATEGIES = {
+    "data": {"data": 8},
+    "fsdp": {"fsdp": 8},
+    "tensor": {"data": 2, "tensor": 4},
+    "fsdp x tensor": {"data": 2, "fsdp": 2, "tensor": 2},
+    "sequence": {"data": 2, "sequence": 4},
+    "all": {"fsdp": 2, "sequence": 2, "tensor": 2},
+}
+each_strategy = pytest.mark.parametrize(
+    "strategy", [name if name == "all" else pytest.param(name, marks=pytest.mark.slow) for name in STRATEGIES]
+)
+
+
+class Trainer:
+    """A compiled step on a mesh, with everything where the tables say."""
+
+    def __init__(self, mesh, config=CONFIG):
+        self.mesh = mesh
+        optimizer = make_optimizer(OptimizerConfig(warmup_steps=20, peak_learning_rate=0.005), config.d_model)
+        attention_fn = attention_on(mesh)
+        graphdef, first_state = init_state(
+            lambda: Transformer(config, attention_fn=attention_fn, rngs=nnx.Rngs(params=0)), optimizer
+        )
+        abstract = jax.eval_shape(first_state)
+        self.shardings = state_shardings(abstract, mesh)
+        self.abstract_state = jax.tree.map(
+            lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
+            abstract,
+            self.shardings,
+        )
+        self.first_state = jax.jit(first_state, out_shardings=self.shardings)
+        self.step_fn = jit_update(graphdef, LOSS, optimizer, self.shardings)
+
+    def run(self, batches):
+        """The last state, and of every step the mean loss of a token and the norm of the gradient."""
+        state, curve, rng = self.first_state(), [], jax.random.key(3)
+        for batch in batches:
+            state, metrics = self.step_fn(state, shard_batch(batch, self.mesh), rng)
+            curve.append((metrics["loss"] / metrics["tokens"], metrics["grad_norm"]))
+        return state, np.array(jax.device_get(curve))
+
+    def compiled(self):
+        rows = jax.ShapeDtypeStruct((B, T), jnp.int32, sharding=NamedSharding(self.mesh, BATCH))
+        return self.step_fn.lower(self.abstract_state, {"source": rows, "target": rows}, jax.random.key(0)).compile()
+
+
+@functools.cache
+def trainer(strategy):
+    return Trainer(make_mesh(**STRATEGIES.get(strategy, {"data": 1})))
+
+
+@functools.cache
+def trained(strategy):
+    random = np.random.default_rng(0)
+    batches = []
+    for _ in range(NUM_STEPS):
+        source = random.integers(3, V, (B, T))
+        source[np.arange(T) >= random.integers(1, T + 1, (B, 1))] = 0
+        batches.append({"source": source.astype(np.int32), "target": np.roll(source, 1, axis=0).astype(np.int32)})
+    return trainer(strategy).run(batches)
+
+
+@each_strategy
+def test_loss_curve_is_that_of_one_device(strategy):
+    state, curve = trained(strategy)
+    expected_state, expected = trained("one device")
+    assert expected[-1, 0] < expected[0, 0] - 0.1
+    np.testing.assert_allclose(curve[:, 0], expected[:, 0], rtol=0, atol=1e-5)
+    chex.assert_trees_all_close(jax.device_get(state.params), jax.device_get(expected_state.params), atol=1e-3)
+    assert trainer(strategy).step_fn._cache_size() == 1
+    assert jax.tree.map(lambda leaf: leaf.sharding, state) == trainer(strategy).shardings

@@ -61,6 +61,7 @@ def batches(
     boundaries: Sequence[int] | None = None,
     window: int = 65_536,
     rows_multiple: int = 1,
+    length_multiple: int = 1,
     process_index: int = 0,
     process_count: int = 1,
     prefetch: int = 32,
@@ -79,7 +80,8 @@ def batches(
       seed: decides the order of everything.
       boundaries: the lengths that batches may have, increasing; `length_boundaries(max_length)` by default.
       window: how many examples, at most, are sorted together. More means less padding, above all with large batches.
-      rows_multiple: rows are a multiple of it: the number of devices that share a batch.
+      rows_multiple: rows are a multiple of it: the number of parts that devices divide the rows into.
+      length_multiple: likewise of lengths, for devices that divide the positions; without effect on given `boundaries`.
       process_index: which of the equal blocks of rows this process gets.
       process_count: how many processes share a batch. The plan does not depend on it.
       prefetch: how many batches a thread prepares ahead, 0 for none; a few dozen cover the loading of the next window.
@@ -94,7 +96,7 @@ def batches(
     if len(pairs) == 0:
         raise UserError("there are no training pairs")
     if boundaries is None:
-        boundaries = length_boundaries(max_length)
+        boundaries = length_boundaries(max_length, length_multiple)
     if list(boundaries) != sorted(set(boundaries)) or boundaries[-1] < max_length:
         raise UserError(f"boundaries={tuple(boundaries)} must increase up to max_length={max_length} or more")
     if tokens_per_batch < rows_multiple * boundaries[-1]:
@@ -158,18 +160,22 @@ def eval_batches(
         yield {**_assemble(examples, bucket, rows, shard), "index": index[shard.take(bucket.rows)]}
 
 
-def length_boundaries(max_length: int) -> tuple[int, ...]:
+def length_boundaries(max_length: int, multiple: int = 1) -> tuple[int, ...]:
     """Few lengths that waste little: four for each doubling, multiples of 4, and `max_length` at the end.
+
+    All of them rounded up to multiples of `multiple`.
 
     >>> length_boundaries(100)
     (8, 12, 16, 20, 24, 28, 32, 40, 48, 56, 64, 80, 96, 100)
+    >>> length_boundaries(100, multiple=8)
+    (8, 16, 24, 32, 40, 48, 56, 64, 80, 96, 104)
     """
     boundaries, length = [], 8
     while length < max_length:
         boundaries.append(length)
         doubling = 1 << (length.bit_length() - 1)
         length += max(4, doubling // 4)
-    return (*boundaries, max_length)
+    return tuple(sorted({math.ceil(length / multiple) * multiple for length in (*boundaries, max_length)}))
 
 
 def bucket_shapes(boundaries: Sequence[int], tokens_per_batch: int, rows_multiple: int = 1) -> tuple[Bucket, ...]:

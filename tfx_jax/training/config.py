@@ -56,9 +56,13 @@ class DecodingConfig:
 
 @dataclasses.dataclass
 class MeshConfig:
-    """How the devices are arranged."""
+    """How many devices share what; the product is at most the number of devices."""
 
-    data: int = -1  # devices that share a batch; -1: all
+    data: int = -1  # rows of a batch, each device with the whole model; -1: all devices that the others leave
+    fsdp: int = 1  # rows of a batch, and the parameters, which are gathered layer by layer
+    expert: int = 1  # rows of a batch, and the experts of a mixture
+    sequence: int = 1  # positions of a sequence, by ring attention
+    tensor: int = 1  # heads, hidden units and vocabulary
 
 
 @dataclasses.dataclass
@@ -143,6 +147,13 @@ def validate(config: ExperimentConfig) -> ExperimentConfig:
         raise UserError(f"config.model.d_model={model.d_model} is not divisible by num_heads={model.num_heads}")
     if model.dtype not in ("float32", "bfloat16"):
         raise UserError(f'config.model.dtype must be "float32" or "bfloat16", got {model.dtype!r}')
+    for axis, names in (("tensor", ("num_heads", "d_ff")), ("fsdp", ("d_model",))):
+        for name in names:
+            if getattr(model, name) % max(getattr(config.mesh, axis), 1):
+                raise UserError(
+                    f"config.mesh.{axis}={getattr(config.mesh, axis)} does not divide "
+                    f"config.model.{name}={getattr(model, name)}"
+                )
     if data.tokenizer not in ("sentencepiece", "words"):
         raise UserError(f'config.data.tokenizer must be "sentencepiece" or "words", got {data.tokenizer!r}')
     if data.tokens_per_batch < data.max_length:

@@ -2,6 +2,8 @@
 
 import dataclasses
 import functools
+from collections.abc import Callable
+from typing import Any
 
 import jax
 import numpy as np
@@ -14,6 +16,7 @@ from tfx_jax.data.text import PairSource, lines_of, read_pairs, read_tsv
 from tfx_jax.data.tfds import tfds_pairs
 from tfx_jax.data.tokenizer import EOS_ID, Tokenizer, join_subwords, train_or_load
 from tfx_jax.errors import UserError
+from tfx_jax.functional.attention import dot_product_attention
 from tfx_jax.models.transformer import Transformer
 from tfx_jax.tasks.bleu import BleuScores, bleu_scores
 from tfx_jax.tasks.translation import Translator
@@ -53,10 +56,10 @@ class Experiment:
         """
         return cls(load_config(epath.Path(workdir)), workdir)
 
-    def make_model(self) -> Transformer:
+    def make_model(self, attention_fn: Callable[..., Any] = dot_product_attention) -> Transformer:
         """Draws a model; its vocabulary is the tokenizer's, which may be smaller than what the configuration allows."""
         config = dataclasses.replace(self.config.model, vocab_size=self.tokenizer.vocab_size)
-        return Transformer(config, rngs=nnx.Rngs(params=self.config.seed))
+        return Transformer(config, attention_fn=attention_fn, rngs=nnx.Rngs(params=self.config.seed))
 
     @functools.cached_property
     def graphdef(self) -> nnx.GraphDef:

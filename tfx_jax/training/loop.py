@@ -1,5 +1,6 @@
 """The training loop: from a configuration to a trained model in a workdir, however often it is interrupted."""
 
+import dataclasses
 import functools
 import math
 import time
@@ -19,7 +20,14 @@ from tfx_jax.training.experiment import Experiment, has_part, open_pairs
 from tfx_jax.training.interrupt import stop_on_signals
 from tfx_jax.training.optimizer import learning_rate, make_optimizer
 from tfx_jax.training.progress import Progress
-from tfx_jax.training.sharding import DATA_PARALLEL, make_mesh, shard_batch, state_shardings
+from tfx_jax.training.sharding import (
+    attention_on,
+    make_mesh,
+    num_row_parts,
+    row_share,
+    shard_batch,
+    state_shardings,
+)
 from tfx_jax.training.step import Metrics, TrainState, init_state, jit_update
 
 
@@ -83,7 +91,8 @@ class _Trainer:
         self.checkpoints = checkpoints
         self.validation = validation
         self.experiment = Experiment(config, workdir)
-        self.mesh = make_mesh(config.mesh.data)
+        self.mesh = make_mesh(**dataclasses.asdict(config.mesh))
+        share = row_share(self.mesh)
         self.iterator = iter(
             batches(
                 pairs,
@@ -92,15 +101,17 @@ class _Trainer:
                 max_length=config.data.max_length,
                 seed=config.seed,
                 window=config.data.window,
-                rows_multiple=self.mesh.size,
-                process_index=jax.process_index(),
-                process_count=jax.process_count(),
+                rows_multiple=num_row_parts(self.mesh),
+                length_multiple=self.mesh.shape["sequence"],
+                process_index=share.index,
+                process_count=share.count,
             )
         )
         optimizer = make_optimizer(config.optimizer, config.model.d_model)
         self.learning_rate = learning_rate(config.optimizer, config.model.d_model)
-        graphdef, first_state = init_state(self.experiment.make_model, optimizer)
-        shardings = state_shardings(jax.eval_shape(first_state), self.mesh, DATA_PARALLEL)
+        make_model = functools.partial(self.experiment.make_model, attention_on(self.mesh))
+        graphdef, first_state = init_state(make_model, optimizer)
+        shardings = state_shardings(jax.eval_shape(first_state), self.mesh)
         self.evaluations: list[dict[str, float]] = []
         self.state = self._restore(first_state, shardings)
         loss_fn = functools.partial(translation_loss, label_smoothing=config.label_smoothing)

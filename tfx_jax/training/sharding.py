@@ -1,51 +1,211 @@
 """Where arrays live: one mesh, one table of rules for each strategy, no sharding inside layers."""
 
+import functools
+import math
 import re
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
+from jaxtyping import Array
 
 from tfx_jax.errors import UserError
+from tfx_jax.functional.attention import dot_product_attention
+from tfx_jax.functional.ring import ring_attention
 
 Rules = tuple[tuple[str, P], ...]
+"""Patterns of whole paths, and which mesh axis divides each of the last dimensions of what they match."""
 
 # Every device holds the whole state; only the batch is split.
-DATA_PARALLEL: Rules = ((".*", P()),)
+DATA_PARALLEL: Rules = ()
 
-BATCH = P("data")
+# Every device holds a part of each matrix and gathers a layer's when it comes to that layer (ZeRO stage 3: Rajbhandari
+# et al., 2020).
+FSDP: Rules = (
+    (r".*/(query|key|value)/kernel", P("fsdp", None, None)),
+    (r".*/out/kernel", P("fsdp")),
+    (r".*/up", P("fsdp", None)),
+    (r".*/down", P("fsdp")),
+    (r".*embedding/table", P("fsdp")),
+)
+
+# Every device computes some heads, some hidden units and the logits of a part of the vocabulary; a sum over devices
+# ends each sublayer (Megatron: Shoeybi et al., 2019).
+TENSOR_PARALLEL: Rules = (
+    (r".*/(query|key|value)/kernel", P("tensor", None)),
+    (r".*/(query|key|value)/bias", P("tensor", None)),
+    (r".*/out/kernel", P("tensor", None, None)),
+    (r".*/(up|up_bias)", P("tensor")),
+    (r".*/down", P("tensor", None)),
+    (r".*embedding/table", P("tensor", None)),
+)
+
+# Every device holds some of the experts of each mixture, and tokens travel to theirs (GShard: Lepikhin et al., 2020).
+EXPERT_PARALLEL: Rules = (
+    (r".*/experts/(up|down)", P("expert", None, None)),
+    (r".*/experts/(up|down)_bias", P("expert", None)),
+)
+
+# All of them hold at once. The sizes of the mesh's axes choose: one of size 1 divides nothing.
+STRATEGIES: tuple[Rules, ...] = (DATA_PARALLEL, FSDP, TENSOR_PARALLEL, EXPERT_PARALLEL)
+
+ROWS = ("data", "fsdp", "expert")
+"""The mesh axes that divide the rows of a batch."""
+
+BATCH = P(ROWS, "sequence")
 
 
-def make_mesh(data: int = -1) -> Mesh:
-    """Arranges the devices as a mesh with the axis "data"; -1 takes all of them.
+def make_mesh(data: int = -1, *, fsdp: int = 1, expert: int = 1, sequence: int = 1, tensor: int = 1) -> Mesh:
+    """Arranges the first devices as a mesh whose axes have these sizes; neighbours are close along the last ones.
+
+    Args:
+      data: devices that divide the rows of a batch, each with the whole model; -1 takes all that the others leave.
+      fsdp: that divide the rows, and the parameters between them.
+      expert: that divide the rows, and the experts of a mixture.
+      sequence: that divide the positions.
+      tensor: that divide heads, hidden units and vocabulary.
 
     Raises:
-      UserError: if there are fewer devices.
+      UserError: if the sizes do not fit the number of devices.
     """
+    sizes = {"data": data, "fsdp": fsdp, "expert": expert, "sequence": sequence, "tensor": tensor}
     count = jax.device_count()
-    data = count if data == -1 else data
-    if not 1 <= data <= count:
-        raise UserError(f"config.mesh.data={data}, but there are {count} devices; -1 takes all")
-    return jax.make_mesh((data,), ("data",), axis_types=(AxisType.Auto,), devices=jax.devices()[:data])
+    if data == -1:
+        sizes["data"] = count // max(fsdp * expert * sequence * tensor, 1)
+    needed = math.prod(sizes.values())
+    if min(sizes.values()) < 1 or needed > count or (data == -1 and needed < count):
+        given = " * ".join(f"{axis}={size}" for axis, size in (sizes | {"data": data}).items() if size != 1)
+        raise UserError(f"config.mesh: {given} does not fit {count} devices; data=-1 takes what the others leave")
+    return jax.make_mesh(
+        tuple(sizes.values()), tuple(sizes), axis_types=(AxisType.Auto,) * len(sizes), devices=jax.devices()[:needed]
+    )
 
 
-def state_shardings(tree: Any, mesh: Mesh, rules: Rules) -> Any:
-    """Gives each leaf the sharding of the first rule whose pattern matches its whole path.
+def state_shardings(tree: Any, mesh: Mesh, strategies: Sequence[Rules] = STRATEGIES) -> Any:
+    """Gives each leaf the sharding that all tables together say; in each, the first pattern that matches counts.
 
-    Optimizer moments have the paths of their parameters at the end, so one table serves the whole state.
+    Optimizer moments have the paths of their parameters at the end, so the tables serve the whole state. A dimension
+    that its axes do not divide evenly, such as an odd vocabulary, stays whole.
     """
 
     def of(path: Any, leaf: Any) -> NamedSharding:
         name = jax.tree_util.keystr(path, simple=True, separator="/")
-        spec = next(spec for pattern, spec in rules if re.fullmatch(pattern, name))
-        return NamedSharding(mesh, spec if len(spec) <= np.ndim(leaf) else P())
+        shape = np.shape(leaf)
+        axes: list[tuple[str, ...]] = [()] * len(shape)
+        for rules in strategies:
+            spec = next((spec for pattern, spec in rules if re.fullmatch(pattern, name)), P())
+            for dimension, axis in zip(range(-len(spec), 0), spec, strict=True):
+                if axis is not None and len(spec) <= len(shape):
+                    axes[dimension] += (axis,)
+        return NamedSharding(mesh, P(*(_dividing(mesh, *pair) for pair in zip(shape, axes, strict=True))))
 
     return jax.tree_util.tree_map_with_path(of, tree)
 
 
+def _dividing(mesh: Mesh, size: int, axes: tuple[str, ...]) -> tuple[str, ...] | None:
+    parts = math.prod(mesh.shape[axis] for axis in axes)
+    return axes if parts > 1 and size % parts == 0 else None
+
+
+def attention_on(mesh: Mesh) -> Callable[..., Any]:
+    """Makes the `attention_fn` of a model that is trained on a mesh.
+
+    Attention is where a layer's activations say how they lie: rows over the axes of a batch, heads over "tensor".
+    Without that, the compiler would rather divide activations as FSDP divides the matrices, and exchange them. Where
+    "sequence" divides positions, it is `ring_attention`.
+    """
+    if mesh.size == 1:
+        return dot_product_attention
+    heads = P(ROWS, "sequence", "tensor", None)
+    if mesh.shape["sequence"] > 1:
+        return functools.partial(_attend_in_a_ring, mesh, heads)
+
+    def attend(query: Array, key: Array, value: Array, *args: Any, **options: Any) -> Any:
+        place = functools.partial(jax.lax.with_sharding_constraint, shardings=NamedSharding(mesh, heads))
+        result = dot_product_attention(place(query), place(key), place(value), *args, **options)
+        return (place(result[0]), result[1]) if options.get("return_weights") else place(result)
+
+    return attend
+
+
+def _attend_in_a_ring(
+    mesh: Mesh,
+    heads: P,
+    query: Array,
+    key: Array,
+    value: Array,
+    bias: Array | None = None,
+    mask: Array | None = None,
+    *,
+    dropout_rng: Array | None = None,
+    return_weights: bool = False,
+    **options: Any,
+) -> Any:
+    """`ring_attention` of whole arrays; `bias` and `mask` are alike for all heads and queries."""
+    arrays = {"query": query, "key": key, "value": value, "bias": bias, "mask": mask, "dropout_rng": dropout_rng}
+    arrays = {name: x for name, x in arrays.items() if x is not None}
+    of_keys = {
+        name: P(ROWS if x.shape[0] > 1 else None, None, None, "sequence")
+        for name, x in arrays.items()
+        if name in ("bias", "mask")
+    }
+    specs = dict.fromkeys(arrays, heads) | of_keys | {"dropout_rng": P()}
+
+    def on_a_device(arrays: dict[str, Array]) -> Any:
+        if dropout_rng is not None:  # the devices of one ring draw alike, those of other rows and heads do not
+            place = jax.lax.axis_index((*ROWS, "tensor"))
+            arrays = arrays | {"dropout_rng": jax.random.fold_in(arrays["dropout_rng"], place)}
+        return ring_attention(**arrays, axis_name="sequence", return_weights=return_weights, **options)
+
+    return jax.shard_map(
+        on_a_device,
+        mesh=mesh,
+        in_specs=({name: specs[name] for name in arrays},),
+        out_specs=(heads, P(ROWS, "tensor", "sequence")) if return_weights else heads,
+    )(arrays)
+
+
+class RowShare(NamedTuple):
+    """Which of `count` equal blocks of the rows of a batch the devices of this process hold."""
+
+    index: int
+    count: int
+
+
+def row_share(mesh: Mesh) -> RowShare:
+    """Finds this process's block of rows; processes that share rows, each with a part of the model, have the same one.
+
+    Raises:
+      UserError: if the devices of this process hold rows that are no such block.
+    """
+    parts = num_row_parts(mesh)
+    places = NamedSharding(mesh, P(ROWS)).addressable_devices_indices_map((parts,)).values()
+    held = sorted({part for (place,) in places for part in range(parts)[place]})
+    if not held or held != list(range(held[0], held[0] + len(held))) or parts % len(held) or held[0] % len(held):
+        raise UserError(f"config.mesh: process {jax.process_index()} would hold the parts {held} of {parts} of a batch")
+    return RowShare(held[0] // len(held), parts // len(held))
+
+
+def num_row_parts(mesh: Mesh) -> int:
+    """How many parts the rows of a batch are divided into."""
+    return math.prod(mesh.shape[axis] for axis in ROWS)
+
+
 def shard_batch(batch: dict[str, np.ndarray], mesh: Mesh) -> dict[str, jax.Array]:
-    """Spreads the rows of a batch over the mesh; every process passes the rows that are its own."""
-    sharding = NamedSharding(mesh, BATCH)
-    return {name: jax.make_array_from_process_local_data(sharding, rows) for name, rows in batch.items()}
+    """Spreads a batch over the mesh; every process passes the rows of its `row_share`, with all their positions."""
+    share, sharding = row_share(mesh), NamedSharding(mesh, BATCH)
+
+    def spread(rows: np.ndarray) -> jax.Array:
+        first = share.index * len(rows)
+        shape = (share.count * len(rows), *rows.shape[1:])
+
+        def part(place: tuple[slice, ...]) -> np.ndarray:
+            start, stop, _ = place[0].indices(shape[0])
+            return rows[start - first : stop - first, *place[1:]]
+
+        return jax.make_array_from_callback(shape, sharding, part)
+
+    return {name: spread(rows) for name, rows in batch.items()}
