@@ -9,6 +9,7 @@ It averaged the last 5 (base) or 20 (big) checkpoints, written every 10 minutes.
 time, so ten minutes are counted in steps here: 1,500 of 0.4 s, 600 of 1.0 s. The subwords are
 byte pairs, as in the paper, learnt by SentencePiece.
 
+    tfx-jax prepare wmt14_translate/de-en --data-dir=DIR
     tfx-jax train --config=experiments/transformer_wmt14_ende.py:big --workdir=gs://BUCKET/RUN \
         --config.data.data_dir=DIR
     tfx-jax average --workdir=gs://BUCKET/RUN

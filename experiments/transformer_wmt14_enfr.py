@@ -7,6 +7,7 @@ of 0.4 s (12 hours), big 300,000 steps of 1.0 s (3.5 days). The last 5 (base) or
 they are 10 minutes of the paper's hardware apart, 1,500 and 600 steps. The subwords are byte pairs
 learnt by SentencePiece.
 
+    tfx-jax prepare wmt14_translate/fr-en --data-dir=DIR
     tfx-jax train --config=experiments/transformer_wmt14_enfr.py:big --workdir=gs://BUCKET/RUN \
         --config.data.data_dir=DIR
     tfx-jax average --workdir=gs://BUCKET/RUN

@@ -1,10 +1,15 @@
 """Sentence pairs from a TFDS translation data set, without TensorFlow.
 
 The data set must lie on disk as array records (`file_format="array_record"` when it was prepared): those can be read at
-random, and by Python alone. The code that prepared it is not needed any more.
+random, and by Python alone. The code that prepared it is not needed any more. A data set in a bucket is copied to this
+machine first, once: reading single records over the network would keep the devices waiting.
 """
 
 import os
+import pathlib
+import shutil
+import sys
+import urllib.parse
 from collections.abc import Sequence
 from typing import Any
 
@@ -47,15 +52,17 @@ def tfds_pairs(
     Args:
       name: data set and configuration, "wmt14_translate/de-en": the newest version on disk, unless ":1.0.0" follows.
       split: "train", or a part of it, "train[:90%]".
-      data_dir: where TFDS keeps its data sets, local or `gs://`; by default TFDS_DATA_DIR or ~/tensorflow_datasets.
+      data_dir: where TFDS keeps its data sets, local or `gs://` (which needs gcsfs, and room for a copy in
+        XDG_CACHE_HOME or ~/.cache); by default TFDS_DATA_DIR or ~/tensorflow_datasets.
       source_language: the language to translate from, "de".
       target_language: the language to translate to, "en".
 
     Raises:
       UserError: if TFDS is not installed, or there is no such data set, split or language, or it is not array records.
     """
-    tfds = _import_tfds()
-    folder = _find_version(epath.Path(data_dir or os.environ.get("TFDS_DATA_DIR", "~/tensorflow_datasets")), name)
+    tfds = import_tfds()
+    root = default_data_dir(data_dir)
+    folder = _copy_here(root, name) if "://" in os.fspath(root) else _find_version(root, name)
     builder = tfds.builder_from_directory(folder)
     for language in (source_language, target_language):
         if language not in (builder.info.features or {}):
@@ -64,29 +71,38 @@ def tfds_pairs(
         records = builder.as_data_source(split)
     except NotImplementedError:
         raise UserError(
-            f"{folder} is stored as {builder.info.file_format}; "
-            'prepare it again with file_format="array_record", which can be read without TensorFlow'
+            f"{folder} is stored as {builder.info.file_format}, not as array records: "
+            f"run `tfx-jax prepare {name}` with another --data-dir"
         ) from None
     except ValueError as error:
         raise UserError(f"{name}: {' '.join(str(error).split())}") from None  # names the splits there are
     return TfdsPairs(records, source_language, target_language)
 
 
-def _import_tfds() -> Any:
-    """Imported at first use: it is an extra, and slow to import."""
+def import_tfds() -> Any:
+    """TensorFlow Datasets, imported at first use: it is an extra, and slow to import.
+
+    Raises:
+      UserError: if it is not installed.
+    """
     try:
         import array_record  # noqa: F401  what reads the files: TFDS imports it too late to tell the user
         import tensorflow_datasets
 
         return tensorflow_datasets
     except ImportError as error:
-        raise UserError(f"reading TFDS needs more packages ({error}): install tfx-jax[tfds]") from None
+        raise UserError(f"TFDS data sets need more packages ({error}): install tfx-jax[tfds]") from None
+
+
+def default_data_dir(data_dir: epath.PathLike = "") -> epath.Path:
+    """The folder asked for, or where TFDS keeps its data sets."""
+    return epath.Path(data_dir or os.environ.get("TFDS_DATA_DIR", "~/tensorflow_datasets")).expanduser()
 
 
 def _find_version(data_dir: epath.Path, name: str) -> epath.Path:
     """The folder of the version asked for, or of the newest; `name` is data_set/configuration[:version]."""
     name, _, version = name.partition(":")
-    folder = data_dir.expanduser() / name
+    folder = data_dir / name
     versions = [
         child
         for child in (folder.iterdir() if folder.is_dir() else ())
@@ -94,10 +110,43 @@ def _find_version(data_dir: epath.Path, name: str) -> epath.Path:
     ]
     if not versions:
         raise UserError(
-            f"{folder / version} holds no prepared TFDS data set: prepare {name} there with "
-            'file_format="array_record", or set data_dir'
+            f"{folder / version} holds no prepared TFDS data set: run `tfx-jax prepare {name} --data-dir=DIR`, "
+            "then train with --config.data.data_dir=DIR"
         )
     return max(versions, key=lambda child: [int(number) for number in child.name.split(".")])
+
+
+def _copy_here(data_dir: epath.Path, name: str) -> epath.Path:
+    """The folder of a copy on this machine, made at the first call; whoever else copies too does so beside it."""
+    try:
+        remote = _find_version(data_dir, name)
+        cache = pathlib.Path(os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache") / "tfx_jax" / "tfds"
+        local = cache / urllib.parse.quote(os.fspath(data_dir), safe="") / remote.relative_to(data_dir)
+        if not local.exists():
+            print(f"copying {remote} to {local}", file=sys.stderr)
+            partial = local.with_name(f"{local.name}.partial-{os.getpid()}")
+            shutil.rmtree(partial, ignore_errors=True)
+            partial.mkdir(parents=True)
+            for path in remote.iterdir():
+                path.copy(partial / path.name)
+            _take_name(partial, local)
+        return epath.Path(local)
+    except UserError:
+        raise
+    except Exception as error:  # every file system raises its own
+        hint = "; reading gs:// needs `pip install gcsfs`" if isinstance(error, ImportError) else ""
+        raise UserError(
+            f"cannot copy {data_dir}/{name} to this machine: {' '.join(str(error).split())}{hint}"
+        ) from None
+
+
+def _take_name(partial: pathlib.Path, folder: pathlib.Path) -> None:
+    try:
+        partial.rename(folder)
+    except OSError:
+        if not folder.exists():
+            raise
+        shutil.rmtree(partial)  # another process was quicker
 
 
 def _as_text(sentence: str | bytes) -> str:
