@@ -32,6 +32,7 @@ class Server(http.server.ThreadingHTTPServer):
         self.files = dict(files)
         self.requests = []
         self.breaks = {}  # path: after how many body bytes each of the next connections breaks
+        self.redirects = {}
         self.statuses = []  # what the next requests are answered instead
         self.url = f"http://127.0.0.1:{self.server_address[1]}"
 
@@ -50,6 +51,11 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         server, asked = self.server, self.headers["Range"]
         request = [self.path, asked, 0]
         server.requests.append(request)
+        if self.path in server.redirects:
+            self.send_response(302)
+            self.send_header("Location", server.redirects[self.path])
+            self.end_headers()
+            return
         if server.statuses or self.path not in server.files:
             self.send_error(server.statuses.pop(0) if server.statuses else 404)
             return

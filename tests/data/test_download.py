@@ -56,6 +56,14 @@ def test_goes_on_where_the_connection_broke(server, tmp_path, capfd, checksum):
     assert "the connection broke after 300,001 of 1,000,000 bytes; going on in 0.01 s" in capfd.readouterr().err
 
 
+def test_goes_on_behind_a_redirection(server, tmp_path):
+    server.files["/moved.tgz"] = server.files.pop("/file.tgz")
+    server.redirects["/file.tgz"] = f"{server.url}/moved.tgz"
+    server.breaks["/moved.tgz"] = [600_000]
+    assert get(server, tmp_path, None).read_bytes() == BODY
+    assert server.sent("/moved.tgz") == [600_000, 400_000]
+
+
 def test_goes_on_with_what_an_earlier_process_left(server, tmp_path):
     partial_of(tmp_path).write_bytes(BODY[:700_000])  # its validator is lost, but the checksum will tell
     assert get(server, tmp_path).read_bytes() == BODY

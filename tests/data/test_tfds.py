@@ -3,6 +3,7 @@
 import builtins
 import itertools
 import os
+import shutil
 import sys
 
 import fsspec
@@ -144,6 +145,33 @@ def test_other_file_formats_are_refused(tmp_path):
         tfds.tfds_pairs("toy/en-ja", "train", data_dir=tmp_path, **LANGUAGES)
 
 
+def test_a_version_half_made_is_passed_over(tmp_path):
+    _prepare(tmp_path)
+    folder = tmp_path / "toy" / "en-ja"
+    shutil.copytree(folder / "1.0.0", folder / "incomplete.ABCDEF_1.0.0")
+    assert len(tfds.tfds_pairs("toy/en-ja", "train", data_dir=tmp_path, **LANGUAGES)) == 20
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda path: path.unlink(),
+        lambda path: path.write_bytes(path.read_bytes()[: path.stat().st_size // 2]),
+        lambda path: path.write_bytes(b""),
+        lambda path: path.write_bytes(bytes(path.stat().st_size)),
+    ],
+)
+def test_a_shard_that_lost_something_is_named(tmp_path, damage):
+    _prepare(tmp_path)
+    folder = tmp_path / "toy" / "en-ja" / "1.0.0"
+    damage(folder / "toy-train.array_record-00000-of-00001")
+    message = (
+        rf"train.array_record-00000-of-00001 is missing or damaged: delete {folder}, then run `tfx-jax prepare toy"
+    )
+    with pytest.raises(UserError, match=message):
+        tfds.tfds_pairs("toy/en-ja", "train", data_dir=tmp_path, **LANGUAGES)
+
+
 @pytest.fixture
 def bucket(data_dir, tmp_path, monkeypatch):
     """A bucket gs://bucket whose files lie in `data_dir`, and an empty cache; returns the files that are read."""
@@ -182,7 +210,8 @@ def test_a_bucket_is_copied_once(bucket, tmp_path):
         pairs = tfds.tfds_pairs("toy/en-ja", "train", data_dir="gs://bucket/", **LANGUAGES)
         assert _sides(pairs) == _expected(SENTENCES[:20])
     assert sum("train.array_record" in str(path) for path in bucket) == 1
-    assert [path.name for path in (tmp_path / "cache" / "tfx_jax" / "tfds").glob("*/toy/en-ja/*")] == ["1.0.0"]
+    copies = [path.name for path in (tmp_path / "cache" / "tfx_jax" / "tfds").glob("*/toy/en-ja/*")]
+    assert sorted(copies) == ["1.0.0", "1.0.0.lock"]
 
 
 def test_a_bucket_that_cannot_be_read_costs_one_line(bucket, monkeypatch):

@@ -43,9 +43,7 @@ class _ConnectionLostError(Exception):
     """An attempt failed in a way that the next one may not."""
 
 
-def fetch(
-    url: str, path: pathlib.Path, checksum: Checksum | None = None, *, first_pause: float = 1.0, meter: bool = True
-) -> None:
+def fetch(url: str, path: pathlib.Path, checksum: Checksum | None = None, *, first_pause: float = 1.0) -> None:
     """Downloads a file, or what is missing of it, unless it is there and right.
 
     A lost connection is taken up again where it broke, if the server can (HTTP Range, guarded by If-Range); pauses
@@ -56,7 +54,6 @@ def fetch(
       path: where the file goes; folders are made. Beside it stand `NAME.partial` and `NAME.validator` meanwhile.
       checksum: what it must be; None takes what comes, which the log then names.
       first_pause: seconds before the second attempt.
-      meter: whether to show progress.
 
     Raises:
       UserError: if the server cannot be reached or has not the file, or the file is not what it must be: then it is
@@ -65,7 +62,7 @@ def fetch(
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
         partial = path.with_name(path.name + ".partial")
-        _complete(url, partial, checksum, first_pause, _Meter(path.name) if meter else None)
+        _complete(url, partial, checksum, first_pause, _Meter(path.name))
         _verify(url, partial, checksum)
         partial.replace(path)
         _validator_of(partial).unlink(missing_ok=True)
@@ -73,7 +70,7 @@ def fetch(
         _verify(url, path, checksum)
 
 
-def _complete(url: str, partial: pathlib.Path, checksum: Checksum | None, pause: float, meter: "_Meter | None") -> None:
+def _complete(url: str, partial: pathlib.Path, checksum: Checksum | None, pause: float, meter: "_Meter") -> None:
     """Fetches until the file is whole; failures are counted from the last attempt that brought something."""
     failures = 0
     while checksum is None or _size(partial) < checksum.size:
@@ -89,15 +86,15 @@ def _complete(url: str, partial: pathlib.Path, checksum: Checksum | None, pause:
                     f"then {RUN_AGAIN}; it goes on from here"
                 ) from None
             wait = pause * 2 ** (failures - 1)
-            print(f"{partial.stem}: {error}; going on in {wait:g} s", file=sys.stderr)
+            meter.note(f"{partial.stem}: {error}; going on in {wait:g} s")
             time.sleep(wait)
 
 
-def _append(url: str, partial: pathlib.Path, checksum: Checksum | None, meter: "_Meter | None") -> None:
+def _append(url: str, partial: pathlib.Path, checksum: Checksum | None, meter: "_Meter") -> None:
     """One attempt: asks for what is missing and writes what comes."""
     headers, start = _range(partial, checksum)
     with _open(urllib.request.Request(url, headers=headers), url) as response:
-        resumed = response.status == 206 and response.headers["Content-Range"].startswith(f"bytes {start}-")
+        resumed = response.status == 206 and (response.headers["Content-Range"] or "").startswith(f"bytes {start}-")
         if not resumed:
             start = 0
             _begin_anew(partial, response)
@@ -113,8 +110,7 @@ def _append(url: str, partial: pathlib.Path, checksum: Checksum | None, meter: "
             for block in _blocks(response):
                 file.write(block)
                 done += len(block)
-                if meter is not None:
-                    meter.show(done, total)
+                meter.show(done, total)
         if total is not None and done < total:
             raise _ConnectionLostError(f"the connection broke after {done:,} of {total:,} bytes")
 
@@ -203,6 +199,9 @@ class _Meter:
         self._moves = sys.stderr.isatty()
         self._seen: collections.deque[tuple[float, int]] = collections.deque(maxlen=50)
         self._next = 0.0
+
+    def note(self, text: str) -> None:
+        print(f"\r{text}\x1b[K" if self._moves else text, file=sys.stderr)
 
     def show(self, done: int, total: int | None) -> None:
         now = time.monotonic()

@@ -4,8 +4,8 @@ TFDS's own builder decides what the data set is: files, languages, parts, order.
 are done here instead: downloads, which it cannot resume either; archives; and the files in which it shuffles what is
 larger than a gigabyte. A step that is done stays done, so a command that was killed is simply run again.
 
-A part's texts are read whole, one pair of files at a time, and up to a gigabyte of records waits in memory to be
-shuffled: several times the size of the largest pair of text files, plus about two gigabytes.
+TFDS reads one pair of text files at a time, whole, and shuffles the first gigabyte of records in memory. For texts of
+the size of WMT14 de-en, 4.5 million pairs, that took 2.8 GB of memory and 10 minutes of one core.
 """
 
 import contextlib
@@ -16,11 +16,11 @@ import os
 import pathlib
 import resource
 import shutil
+import sys
 import types
 import urllib.parse
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
-from unittest import mock
 
 from tfx_jax.data.download import RUN_AGAIN, Checksum, fetch, unpack, unpacked_name
 from tfx_jax.data.tfds import default_data_dir, import_tfds
@@ -59,14 +59,17 @@ def prepare(
       UserError: if there is no such data set, it needs files that only a person may fetch, a download fails or is not
         what it should be, another process is preparing here, or the disk is full.
     """
-    if "://" in os.fspath(data_dir):
+    root = os.fspath(default_data_dir(data_dir))
+    if "://" in root:
         raise UserError(
-            f"array records can only be written to a local disk, not to {data_dir}: prepare into a local folder DIR, "
-            f"then run `gcloud storage cp -r DIR/{name.split('/')[0]} {data_dir}/`"
+            f"array records can only be written to a local disk, not to {root}: prepare into a local folder DIR, "
+            f"then run `gcloud storage cp -r DIR/{name.split('/')[0]} {root}/`"
         )
+    if set("*?[") & set(root):
+        raise UserError(f"TFDS would take {root} for a pattern: choose a --data-dir without * ? [")
     if base_url is not None and not base_url.startswith(("http://", "https://")):
         raise UserError(f"--base-url={base_url} should begin with http:// or https://")
-    folder = pathlib.Path(default_data_dir(data_dir)).absolute()
+    folder = pathlib.Path(root).absolute()
     try:
         builder = _stock_builder(name, folder)
         if not (builder.data_path / "dataset_info.json").exists():
@@ -159,6 +162,8 @@ class Archives:
 
     def _unpack(self, path: str | pathlib.Path) -> pathlib.Path:
         target = self._unpacked(pathlib.Path(path))
+        if not target.exists():
+            print(f"unpacking {target.name}", file=sys.stderr)
         unpack(pathlib.Path(path), target)
         return target
 
@@ -219,8 +224,11 @@ def _shuffling_without_tensorflow() -> Iterator[None]:
         wanted = _OPEN_FILES if hard == resource.RLIM_INFINITY else min(_OPEN_FILES, hard)
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
     stand_in = types.SimpleNamespace(io=types.SimpleNamespace(gfile=files), errors=errors)
-    with mock.patch.object(shuffle, "tf", stand_in):
+    tensorflow, shuffle.tf = shuffle.tf, stand_in
+    try:
         yield
+    finally:
+        shuffle.tf = tensorflow
 
 
 @contextlib.contextmanager

@@ -7,6 +7,7 @@ machine first, once: reading single records over the network would keep the devi
 
 import os
 import pathlib
+import re
 import shutil
 import sys
 import urllib.parse
@@ -69,10 +70,11 @@ def tfds_pairs(
             raise UserError(f"{name} has no language {language!r}; it has {', '.join(builder.info.features or ())}")
     try:
         records = builder.as_data_source(split)
+        _check_shards(folder, builder, name)
     except NotImplementedError:
         raise UserError(
             f"{folder} is stored as {builder.info.file_format}, not as array records: "
-            f"run `tfx-jax prepare {name}` with another --data-dir"
+            f"run `tfx-jax prepare {name.partition(':')[0]}` with another --data-dir"
         ) from None
     except ValueError as error:
         raise UserError(f"{name}: {' '.join(str(error).split())}") from None  # names the splits there are
@@ -106,7 +108,10 @@ def _find_version(data_dir: epath.Path, name: str) -> epath.Path:
     versions = [
         child
         for child in (folder.iterdir() if folder.is_dir() else ())
-        if (child / "dataset_info.json").exists() and version in ("", child.name)
+        # TFDS gives a version its name when it is complete, and may leave one half made beside it.
+        if re.fullmatch(r"\d+(\.\d+)*", child.name)
+        and version in ("", child.name)
+        and (child / "dataset_info.json").exists()
     ]
     if not versions:
         raise UserError(
@@ -116,37 +121,47 @@ def _find_version(data_dir: epath.Path, name: str) -> epath.Path:
     return max(versions, key=lambda child: [int(number) for number in child.name.split(".")])
 
 
+def _check_shards(folder: epath.Path, builder: Any, name: str) -> None:
+    """Notices a copy or a disk that lost something at the start of a training, not in its middle."""
+    from array_record.python.array_record_module import ArrayRecordReader
+
+    for split in builder.info.splits.values():
+        for path, length in zip(split.filepaths, split.shard_lengths, strict=True):
+            try:
+                found = ArrayRecordReader(os.fspath(path)).num_records()
+            except RuntimeError:
+                found = None
+            if found != length:
+                command = f"tfx-jax prepare {name.partition(':')[0]}"
+                raise UserError(f"{path} is missing or damaged: delete {folder}, then run `{command}` or copy it again")
+
+
 def _copy_here(data_dir: epath.Path, name: str) -> epath.Path:
-    """The folder of a copy on this machine, made at the first call; whoever else copies too does so beside it."""
+    """The folder of a copy on this machine, made at the first call and never again; other processes wait for it."""
+    import fcntl
+
     try:
         remote = _find_version(data_dir, name)
         cache = pathlib.Path(os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache") / "tfx_jax" / "tfds"
         local = cache / urllib.parse.quote(os.fspath(data_dir), safe="") / remote.relative_to(data_dir)
-        if not local.exists():
-            print(f"copying {remote} to {local}", file=sys.stderr)
-            partial = local.with_name(f"{local.name}.partial-{os.getpid()}")
-            shutil.rmtree(partial, ignore_errors=True)
-            partial.mkdir(parents=True)
-            for path in remote.iterdir():
-                path.copy(partial / path.name)
-            _take_name(partial, local)
+        local.parent.mkdir(parents=True, exist_ok=True)
+        with local.with_name(f"{local.name}.lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not local.exists():
+                print(f"copying {remote} to {local}", file=sys.stderr)
+                partial = local.with_name(f"{local.name}.partial")
+                shutil.rmtree(partial, ignore_errors=True)
+                partial.mkdir()
+                for path in remote.iterdir():
+                    path.copy(partial / path.name)
+                partial.rename(local)
         return epath.Path(local)
     except UserError:
         raise
     except Exception as error:  # every file system raises its own
         hint = "; reading gs:// needs `pip install gcsfs`" if isinstance(error, ImportError) else ""
-        raise UserError(
-            f"cannot copy {data_dir}/{name} to this machine: {' '.join(str(error).split())}{hint}"
-        ) from None
-
-
-def _take_name(partial: pathlib.Path, folder: pathlib.Path) -> None:
-    try:
-        partial.rename(folder)
-    except OSError:
-        if not folder.exists():
-            raise
-        shutil.rmtree(partial)  # another process was quicker
+        why = " ".join(str(error).split())
+        raise UserError(f"cannot copy {data_dir}/{name} to this machine: {why}{hint}") from None
 
 
 def _as_text(sentence: str | bytes) -> str:
