@@ -16,10 +16,10 @@ byte pairs, as in the paper, learnt by SentencePiece.
     tfx-jax evaluate --workdir=gs://BUCKET/RUN --step=average
 
 The first command downloads 1.7 GB from statmt.org, checks them against TFDS's checksums and builds array records in
-DIR, without TensorFlow (`pip install 'tfx-jax[tfds]'`). Interrupted, it goes on when it is run again; about 3 GB
-of memory are enough. For other machines, copy DIR/wmt14_translate to gs://BUCKET/DATA and train with that data_dir: each copies
-it to its own disk once (needs gcsfs). Neither statmt.org nor a real bucket could be reached where this was tested, on
-archives of the same layout and size.
+DIR, without TensorFlow (`pip install 'tfx-jax[tfds]'`). Interrupted, it goes on when it is run again; it takes about
+3 GB of memory. For other machines, copy DIR/wmt14_translate to gs://BUCKET/DATA and train with that data_dir: each
+copies it to its own disk once (needs gcsfs). Neither statmt.org nor a real bucket could be reached where this was
+tested, on archives of the same layout and size.
 
 `--config.model.dtype=bfloat16` computes in half the memory on a TPU or a recent GPU. The variant is "base", "big",
 "test" (seconds, on the built-in grammar) or a row of Table 3, whose figures are of newstest2013 (the validation part)

@@ -65,11 +65,11 @@ def prepare(
             f"array records can only be written to a local disk, not to {root}: prepare into a local folder DIR, "
             f"then run `gcloud storage cp -r DIR/{name.split('/')[0]} {root}/`"
         )
-    if set("*?[") & set(root):
-        raise UserError(f"TFDS would take {root} for a pattern: choose a --data-dir without * ? [")
     if base_url is not None and not base_url.startswith(("http://", "https://")):
         raise UserError(f"--base-url={base_url} should begin with http:// or https://")
     folder = pathlib.Path(root).absolute()
+    if set("*?[") & set(str(folder)):
+        raise UserError(f"TFDS would take {folder} for a pattern: choose a --data-dir without * ? [")
     try:
         builder = _stock_builder(name, folder)
         if not (builder.data_path / "dataset_info.json").exists():
