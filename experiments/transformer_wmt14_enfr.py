@@ -7,13 +7,17 @@ of 0.4 s (12 hours), big 300,000 steps of 1.0 s (3.5 days). The last 5 (base) or
 they are 10 minutes of the paper's hardware apart, 1,500 and 600 steps. The subwords are byte pairs
 learnt by SentencePiece.
 
+    tfx-jax prepare wmt14_translate/fr-en --data-dir=DIR
     tfx-jax train --config=experiments/transformer_wmt14_enfr.py:big --workdir=gs://BUCKET/RUN \
         --config.data.data_dir=DIR
     tfx-jax average --workdir=gs://BUCKET/RUN
     tfx-jax evaluate --workdir=gs://BUCKET/RUN --step=average
 
-DIR holds the TFDS data set wmt14_translate/fr-en as array records. `--config.model.dtype=bfloat16` computes in half
-the memory on a TPU or a recent GPU. The variant is "base", "big" or "test" (seconds, on the built-in grammar).
+The first command downloads 6.7 GB and builds the data set in DIR; `transformer_wmt14_ende.py` says more about it. TFDS
+reads the largest text, the 10^9 word corpus, whole: it takes more than 20 GB of memory (estimated, not measured).
+
+`--config.model.dtype=bfloat16` computes in half the memory on a TPU or a recent GPU. The variant is "base", "big" or
+"test" (seconds, on the built-in grammar).
 
 Measured here: not yet run.
 """

@@ -2,9 +2,14 @@
 
 import builtins
 import itertools
+import os
+import shutil
 import sys
 
+import fsspec
+import fsspec.implementations.dirfs
 import pytest
+from etils import epath
 
 from tfx_jax.data import bucketing, text, tfds, tokenizer
 from tfx_jax.errors import UserError
@@ -109,8 +114,18 @@ def test_feeds_the_pipeline(data_dir):
 @pytest.mark.parametrize(
     ("name", "split", "languages", "message"),
     [
-        ("wmt14_translate/de-en", "train", {}, r"wmt14_translate/de-en holds no prepared TFDS data set: prepare wmt14"),
-        ("toy/en-ja:2.0.0", "train", {}, r"toy/en-ja/2\.0\.0 holds no prepared TFDS data set: prepare toy/en-ja there"),
+        (
+            "wmt14_translate/de-en",
+            "train",
+            {},
+            r"de-en holds no prepared TFDS data set: run `tfx-jax prepare wmt14_translate/de-en --data-dir=DIR`, then",
+        ),
+        (
+            "toy/en-ja:2.0.0",
+            "train",
+            {},
+            r"toy/en-ja/2\.0\.0 holds no prepared TFDS data set: run `tfx-jax prepare toy/en-ja ",
+        ),
         ("toy", "train", {}, "holds no prepared TFDS data set"),
         ("toy/en-ja", "validation", {}, r"toy/en-ja: Unknown split 'validation'.*\['train', 'test'\]"),
         ("toy/en-ja", "train", {"target_language": "fr"}, "toy/en-ja has no language 'fr'; it has en, ja"),
@@ -126,8 +141,91 @@ def test_other_file_formats_are_refused(tmp_path):
     _prepare(tmp_path)
     info = tmp_path / "toy" / "en-ja" / "1.0.0" / "dataset_info.json"
     info.write_text(info.read_text().replace("array_record", "tfrecord"))
-    with pytest.raises(UserError, match=r"is stored as .*; prepare it again with file_format=\"array_record\""):
+    with pytest.raises(UserError, match=r"is stored as .*, not as array records: run `tfx-jax prepare toy/en-ja` with"):
         tfds.tfds_pairs("toy/en-ja", "train", data_dir=tmp_path, **LANGUAGES)
+
+
+def test_a_version_half_made_is_passed_over(tmp_path):
+    _prepare(tmp_path)
+    folder = tmp_path / "toy" / "en-ja"
+    shutil.copytree(folder / "1.0.0", folder / "incomplete.ABCDEF_1.0.0")
+    assert len(tfds.tfds_pairs("toy/en-ja", "train", data_dir=tmp_path, **LANGUAGES)) == 20
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda path: path.unlink(),
+        lambda path: path.write_bytes(path.read_bytes()[: path.stat().st_size // 2]),
+        lambda path: path.write_bytes(b""),
+        lambda path: path.write_bytes(bytes(path.stat().st_size)),
+    ],
+)
+def test_a_shard_that_lost_something_is_named(tmp_path, damage):
+    _prepare(tmp_path)
+    folder = tmp_path / "toy" / "en-ja" / "1.0.0"
+    damage(folder / "toy-train.array_record-00000-of-00001")
+    message = (
+        rf"train.array_record-00000-of-00001 is missing or damaged: delete {folder}, then run `tfx-jax prepare toy"
+    )
+    with pytest.raises(UserError, match=message):
+        tfds.tfds_pairs("toy/en-ja", "train", data_dir=tmp_path, **LANGUAGES)
+
+
+@pytest.fixture
+def bucket(data_dir, tmp_path, monkeypatch):
+    """A bucket gs://bucket whose files lie in `data_dir`, and an empty cache; returns the files that are read."""
+    opened = []
+
+    class Bucket(fsspec.implementations.dirfs.DirFileSystem):
+        protocol = "gcs"
+
+        def __init__(self, **_):
+            super().__init__(path=str(data_dir), fs=fsspec.filesystem("file"))
+
+        @classmethod
+        def _strip_protocol(cls, path):
+            return path.removeprefix("gs://").removeprefix("bucket").strip("/")
+
+        def _join(self, path):
+            return super()._join(self._strip_protocol(path))
+
+        def open(self, path, mode="rb", **options):
+            opened.append(path)
+            return super().open(path, mode, **options)
+
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("EPATH_USE_TF", "false")
+    monkeypatch.setattr(
+        epath.backend.fsspec_backend, "fs", lambda path: Bucket() if "://" in os.fspath(path) else LOCAL
+    )
+    return opened
+
+
+LOCAL = fsspec.filesystem("file")
+
+
+def test_a_bucket_is_copied_once(bucket, tmp_path):
+    for _ in range(2):
+        pairs = tfds.tfds_pairs("toy/en-ja", "train", data_dir="gs://bucket/", **LANGUAGES)
+        assert _sides(pairs) == _expected(SENTENCES[:20])
+    assert sum("train.array_record" in str(path) for path in bucket) == 1
+    copies = [path.name for path in (tmp_path / "cache" / "tfx_jax" / "tfds").glob("*/toy/en-ja/*")]
+    assert sorted(copies) == ["1.0.0", "1.0.0.lock"]
+
+
+def test_a_bucket_that_cannot_be_read_costs_one_line(bucket, monkeypatch):
+    with pytest.raises(UserError, match="gs://bucket/toy/en-de holds no prepared TFDS data set"):
+        tfds.tfds_pairs("toy/en-de", "train", data_dir="gs://bucket", **LANGUAGES)
+
+    def fs(path):
+        raise ImportError("Please install gcsfs\nto access Google Storage")
+
+    monkeypatch.setattr(epath.backend.fsspec_backend, "fs", fs)
+    with pytest.raises(
+        UserError, match="Please install gcsfs to access Google Storage; reading gs:// needs `pip install"
+    ):
+        tfds.tfds_pairs("toy/en-ja", "train", data_dir="gs://bucket", **LANGUAGES)
 
 
 def test_names_the_extra_where_tfds_is_not_installed(data_dir, monkeypatch):

@@ -12,6 +12,7 @@ VERBS = {
     "translate": "translate standard input, line by line",
     "average": "average the newest checkpoints of a training",
     "attend": "draw what every attention head looks at, for one sentence pair",
+    "prepare": "download and build a TFDS translation data set, WMT14 for one",
 }
 
 _USAGE = "usage: tfx-jax VERB [options]; tfx-jax VERB --help says more\n\n" + "".join(

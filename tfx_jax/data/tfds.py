@@ -1,10 +1,16 @@
 """Sentence pairs from a TFDS translation data set, without TensorFlow.
 
 The data set must lie on disk as array records (`file_format="array_record"` when it was prepared): those can be read at
-random, and by Python alone. The code that prepared it is not needed any more.
+random, and by Python alone. The code that prepared it is not needed any more. A data set in a bucket is copied to this
+machine first, once: reading single records over the network would keep the devices waiting.
 """
 
 import os
+import pathlib
+import re
+import shutil
+import sys
+import urllib.parse
 from collections.abc import Sequence
 from typing import Any
 
@@ -47,57 +53,115 @@ def tfds_pairs(
     Args:
       name: data set and configuration, "wmt14_translate/de-en": the newest version on disk, unless ":1.0.0" follows.
       split: "train", or a part of it, "train[:90%]".
-      data_dir: where TFDS keeps its data sets, local or `gs://`; by default TFDS_DATA_DIR or ~/tensorflow_datasets.
+      data_dir: where TFDS keeps its data sets, local or `gs://` (which needs gcsfs, and room for a copy in
+        XDG_CACHE_HOME or ~/.cache); by default TFDS_DATA_DIR or ~/tensorflow_datasets.
       source_language: the language to translate from, "de".
       target_language: the language to translate to, "en".
 
     Raises:
       UserError: if TFDS is not installed, or there is no such data set, split or language, or it is not array records.
     """
-    tfds = _import_tfds()
-    folder = _find_version(epath.Path(data_dir or os.environ.get("TFDS_DATA_DIR", "~/tensorflow_datasets")), name)
+    tfds = import_tfds()
+    root = default_data_dir(data_dir)
+    folder = _copy_here(root, name) if "://" in os.fspath(root) else _find_version(root, name)
     builder = tfds.builder_from_directory(folder)
     for language in (source_language, target_language):
         if language not in (builder.info.features or {}):
             raise UserError(f"{name} has no language {language!r}; it has {', '.join(builder.info.features or ())}")
     try:
         records = builder.as_data_source(split)
+        _check_shards(folder, builder, name)
     except NotImplementedError:
         raise UserError(
-            f"{folder} is stored as {builder.info.file_format}; "
-            'prepare it again with file_format="array_record", which can be read without TensorFlow'
+            f"{folder} is stored as {builder.info.file_format}, not as array records: "
+            f"run `tfx-jax prepare {name.partition(':')[0]}` with another --data-dir"
         ) from None
     except ValueError as error:
         raise UserError(f"{name}: {' '.join(str(error).split())}") from None  # names the splits there are
     return TfdsPairs(records, source_language, target_language)
 
 
-def _import_tfds() -> Any:
-    """Imported at first use: it is an extra, and slow to import."""
+def import_tfds() -> Any:
+    """TensorFlow Datasets, imported at first use: it is an extra, and slow to import.
+
+    Raises:
+      UserError: if it is not installed.
+    """
     try:
         import array_record  # noqa: F401  what reads the files: TFDS imports it too late to tell the user
         import tensorflow_datasets
 
         return tensorflow_datasets
     except ImportError as error:
-        raise UserError(f"reading TFDS needs more packages ({error}): install tfx-jax[tfds]") from None
+        raise UserError(f"TFDS data sets need more packages ({error}): install tfx-jax[tfds]") from None
+
+
+def default_data_dir(data_dir: epath.PathLike = "") -> epath.Path:
+    """The folder asked for, or where TFDS keeps its data sets."""
+    return epath.Path(data_dir or os.environ.get("TFDS_DATA_DIR", "~/tensorflow_datasets")).expanduser()
 
 
 def _find_version(data_dir: epath.Path, name: str) -> epath.Path:
     """The folder of the version asked for, or of the newest; `name` is data_set/configuration[:version]."""
     name, _, version = name.partition(":")
-    folder = data_dir.expanduser() / name
+    folder = data_dir / name
     versions = [
         child
         for child in (folder.iterdir() if folder.is_dir() else ())
-        if (child / "dataset_info.json").exists() and version in ("", child.name)
+        # TFDS gives a version its name when it is complete, and may leave one half made beside it.
+        if re.fullmatch(r"\d+(\.\d+)*", child.name)
+        and version in ("", child.name)
+        and (child / "dataset_info.json").exists()
     ]
     if not versions:
         raise UserError(
-            f"{folder / version} holds no prepared TFDS data set: prepare {name} there with "
-            'file_format="array_record", or set data_dir'
+            f"{folder / version} holds no prepared TFDS data set: run `tfx-jax prepare {name} --data-dir=DIR`, "
+            "then train with --config.data.data_dir=DIR"
         )
     return max(versions, key=lambda child: [int(number) for number in child.name.split(".")])
+
+
+def _check_shards(folder: epath.Path, builder: Any, name: str) -> None:
+    """Notices a copy or a disk that lost something at the start of a training, not in its middle."""
+    from array_record.python.array_record_module import ArrayRecordReader
+
+    for split in builder.info.splits.values():
+        for path, length in zip(split.filepaths, split.shard_lengths, strict=True):
+            try:
+                found = ArrayRecordReader(os.fspath(path)).num_records()
+            except RuntimeError:
+                found = None
+            if found != length:
+                command = f"tfx-jax prepare {name.partition(':')[0]}"
+                raise UserError(f"{path} is missing or damaged: delete {folder}, then run `{command}` or copy it again")
+
+
+def _copy_here(data_dir: epath.Path, name: str) -> epath.Path:
+    """The folder of a copy on this machine, made at the first call and never again; other processes wait for it."""
+    import fcntl
+
+    try:
+        remote = _find_version(data_dir, name)
+        cache = pathlib.Path(os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache") / "tfx_jax" / "tfds"
+        local = cache / urllib.parse.quote(os.fspath(data_dir), safe="") / remote.relative_to(data_dir)
+        local.parent.mkdir(parents=True, exist_ok=True)
+        with local.with_name(f"{local.name}.lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not local.exists():
+                print(f"copying {remote} to {local}", file=sys.stderr)
+                partial = local.with_name(f"{local.name}.partial")
+                shutil.rmtree(partial, ignore_errors=True)
+                partial.mkdir()
+                for path in remote.iterdir():
+                    path.copy(partial / path.name)
+                partial.rename(local)
+        return epath.Path(local)
+    except UserError:
+        raise
+    except Exception as error:  # every file system raises its own
+        hint = "; reading gs:// needs `pip install gcsfs`" if isinstance(error, ImportError) else ""
+        why = " ".join(str(error).split())
+        raise UserError(f"cannot copy {data_dir}/{name} to this machine: {why}{hint}") from None
 
 
 def _as_text(sentence: str | bytes) -> str:
