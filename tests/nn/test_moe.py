@@ -17,8 +17,8 @@ B, T, D, F, E = 2, 5, 6, 10, 4
 
 def _layer(**options):
     layer = MixtureOfExperts(D, F, E, **options, rngs=nnx.Rngs(0))
-    layer.up_bias[...] = jnp.linspace(-1.0, 1.0, E * F).reshape(E, F)
-    layer.down_bias[...] = jnp.linspace(2.0, 3.0, E * D).reshape(E, D)
+    layer.experts.up_bias[...] = jnp.linspace(-1.0, 1.0, E * F).reshape(E, F)
+    layer.experts.down_bias[...] = jnp.linspace(2.0, 3.0, E * D).reshape(E, D)
     return layer
 
 
@@ -31,7 +31,7 @@ _apply = jax.jit(lambda layer, x, mask=None: layer(x, mask=mask))
 
 def _expected(layer, capacity, num_choices, mask=None):
     def one(expert):
-        params = (layer.up, layer.up_bias, layer.down, layer.down_bias)
+        params = (layer.experts.up, layer.experts.up_bias, layer.experts.down, layer.experts.down_bias)
         up, up_bias, down, down_bias = (np.asarray(param[expert], np.float64) for param in params)
         return lambda x: np.maximum(x @ up + up_bias, 0) @ down + down_bias
 
@@ -67,22 +67,22 @@ def test_one_expert_is_a_feed_forward_network():
     one = MixtureOfExperts(D, F, 1, rngs=nnx.Rngs(0))
     dense = FeedForward(D, F, rngs=nnx.Rngs(1))
     for name in ("up", "up_bias", "down", "down_bias"):
-        getattr(dense, name)[...] = getattr(one, name)[0]
+        getattr(dense, name)[...] = getattr(one.experts, name)[0]
     np.testing.assert_allclose(_apply(one, _x())[0], dense(_x()), atol=1e-6)
 
 
 def test_every_expert_starts_as_a_feed_forward_network_of_its_own():
     layer = MixtureOfExperts(64, 256, 3, rngs=nnx.Rngs(0))
     shapes = jax.tree.map(jnp.shape, nnx.to_pure_dict(nnx.state(layer)))
-    want = {"router": (64, 3), "up": (3, 64, 256), "up_bias": (3, 256), "down": (3, 256, 64), "down_bias": (3, 64)}
-    assert shapes == want
+    experts = {"up": (3, 64, 256), "up_bias": (3, 256), "down": (3, 256, 64), "down_bias": (3, 64)}
+    assert shapes == {"router": (64, 3), "experts": experts}
     limit = math.sqrt(6 / (64 + 256))
-    for kernels in (layer.up, layer.down):
+    for kernels in (layer.experts.up, layer.experts.down):
         for kernel in kernels[...]:
             assert 0.99 * limit < jnp.abs(kernel).max() <= limit
         assert jnp.abs(kernels[0] - kernels[1]).max() > 0.1 * limit
-    assert not layer.up_bias[...].any()
-    assert not layer.down_bias[...].any()
+    assert not layer.experts.up_bias[...].any()
+    assert not layer.experts.down_bias[...].any()
 
 
 def test_gradients_reach_the_router_and_the_chosen_experts():

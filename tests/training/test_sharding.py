@@ -13,8 +13,10 @@ from flax import nnx
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from experiments.benchmarks.pod import collectives
 from tfx_jax.errors import UserError
 from tfx_jax.models.transformer import Transformer, TransformerConfig
+from tfx_jax.nn import MixtureOfExperts
 from tfx_jax.tasks.translation import translation_loss
 from tfx_jax.training.config import OptimizerConfig
 from tfx_jax.training.optimizer import make_optimizer
@@ -28,7 +30,7 @@ from tfx_jax.training.sharding import (
     shard_batch,
     state_shardings,
 )
-from tfx_jax.training.step import TrainState, init_state, jit_update
+from tfx_jax.training.step import TrainState, init_state, jit_update, update
 
 
 @pytest.mark.parametrize(
@@ -243,3 +245,97 @@ def test_loss_curve_is_that_of_one_device(strategy):
     chex.assert_trees_all_close(jax.device_get(state.params), jax.device_get(expected_state.params), atol=1e-3)
     assert trainer(strategy).step_fn._cache_size() == 1
     assert jax.tree.map(lambda leaf: leaf.sharding, state) == trainer(strategy).shardings
+
+
+@functools.cache
+def exchanged(strategy):
+    """The collectives of a compiled step, those between layers apart from those inside."""
+    found = collectives(trainer(strategy).compiled().as_text())
+    return [c for c in found if "while/body" in c.source], [c for c in found if "while/body" not in c.source]
+
+
+LAYERS = CONFIG.num_layers
+
+
+def test_data_parallelism_sums_gradients_and_nothing_else():
+    inside, outside = exchanged("data")
+    assert {c.kind for c in inside + outside} == {"all-reduce"}
+    num_params = sum(leaf.size for leaf in jax.tree.leaves(trainer("data").abstract_state.params))
+    summed = sum(c.count * c.num_bytes for c in inside + outside) // 4
+    # The embedding's gradient is summed three times, once for each of its uses.
+    assert num_params < summed < num_params + 2 * V * CONFIG.d_model + 100
+
+
+@pytest.mark.slow
+def test_fsdp_gathers_no_more_than_a_layer():
+    inside, outside = exchanged("fsdp")
+    gathers = [c for c in inside if c.kind == "all-gather"]
+    # Six matrices in a layer of the encoder, ten in one of the decoder; once forward and once backward.
+    assert sum(c.count for c in gathers) == 2 * LAYERS * (6 + 10)
+    largest = 4 * CONFIG.d_model * CONFIG.d_ff
+    assert max(c.num_bytes for c in inside + outside if c.kind == "all-gather") <= largest
+    whole = sum(leaf.nbytes for leaf in jax.tree.leaves(jax.device_get(trained("one device")[0].params)))
+    held = sum(leaf.addressable_shards[0].data.nbytes for leaf in jax.tree.leaves(trained("fsdp")[0].params))
+    assert held < whole / 4  # an eighth of the matrices, and all of the vectors
+
+
+def test_tensor_parallelism_sums_once_behind_each_sublayer_and_divides_the_vocabulary():
+    inside, _ = exchanged("tensor")
+    sums = [c for c in inside if len(c.devices) == 4]
+    assert {c.kind for c in sums} == {"all-reduce"}
+    # Attention and feed-forward in the encoder, one more attention in the decoder; forward and backward.
+    assert sum(c.count for c in sums) == 2 * LAYERS * (2 + 3)
+    program = trainer("tensor").compiled().as_text()
+    assert f"f32[{B // 2},{T},{V // 4}]" in program  # the logits of this device's rows
+    assert f"f32[{B // 2},{T},{V}]" not in program
+    table = trainer("tensor").shardings.params["embedding"]["table"]
+    assert table.shard_shape((V, CONFIG.d_model)) == (V // 4, CONFIG.d_model)
+
+
+def test_sequence_parallelism_passes_keys_and_values_around():
+    inside, outside = exchanged("sequence")
+    assert {c.kind for c in inside} == {"collective-permute", "all-reduce"}
+    assert all(len(c.devices) == 4 for c in inside if c.kind == "collective-permute")
+    assert "all-gather" not in {c.kind for c in outside}
+
+
+class Mixture(nnx.Module):
+    """Predicts each target from the source token at its place, by a mixture of experts."""
+
+    def __init__(self):
+        rngs = nnx.Rngs(params=0)
+        self.table = nnx.Param(jax.random.normal(rngs.params(), (V, 16)))
+        self.mixture = MixtureOfExperts(16, 32, 8, rngs=rngs)
+
+
+def mixture_loss(model, batch, _):
+    mask = batch["target"] != 0
+    y, router = model.mixture(model.table[...][batch["source"]], mask=mask)
+    nll = optax.softmax_cross_entropy_with_integer_labels(y @ model.table[...].T, batch["target"])
+    tokens = mask.sum().astype(jnp.float32)
+    return (nll * mask).sum() + 0.01 * tokens * (router.load_balancing + router.z), {"tokens": tokens}
+
+
+def test_expert_parallelism_equals_one_device():
+    """Eight experts, one on each device; the rows are divided as well."""
+    random = np.random.default_rng(1)
+    rows = random.integers(1, V, (3, B, T)).astype(np.int32)
+    optimizer = optax.adam(0.01)
+    graphdef, first_state = init_state(Mixture, optimizer)
+
+    def run(mesh):
+        shardings = state_shardings(jax.eval_shape(first_state), mesh)
+        step_fn = jax.jit(functools.partial(update, graphdef, mixture_loss, optimizer), out_shardings=(shardings, None))
+        state, losses = jax.jit(first_state, out_shardings=shardings)(), []
+        for source in rows:
+            batch = shard_batch({"source": source, "target": np.where(source < 5, 0, source - 1)}, mesh)
+            state, metrics = step_fn(state, batch, jax.random.key(0))
+            losses.append(float(metrics["loss"] / metrics["tokens"]))
+        return state, losses
+
+    state, losses = run(make_mesh(expert=8))
+    expected_state, expected = run(make_mesh(1))
+    np.testing.assert_allclose(losses, expected, atol=1e-5)
+    chex.assert_trees_all_close(jax.device_get(state.params), jax.device_get(expected_state.params), atol=1e-5)
+    for moment in state.opt_state[0].mu["mixture"]["experts"].values():
+        assert {shard.data.shape[0] for shard in moment.addressable_shards} == {1}

@@ -10,7 +10,6 @@ from flax import nnx
 from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float
 
-from tfx_jax.functional.feed_forward import feed_forward
 from tfx_jax.functional.moe import (
     Routing,
     expert_capacity,
@@ -19,6 +18,8 @@ from tfx_jax.functional.moe import (
     router_z_loss,
     top_1_routing,
 )
+from tfx_jax.nn.feed_forward import FeedForward
+from tfx_jax.nn.stack import stack_layers
 
 
 class RouterLosses(NamedTuple):
@@ -48,16 +49,20 @@ class MixtureOfExperts(nnx.Module):
         param_dtype: DTypeLike = jnp.float32,
         rngs: nnx.Rngs,
     ):
-        init = nnx.initializers.glorot_uniform(batch_axis=0)
         self.router = nnx.Param(nnx.initializers.glorot_uniform()(rngs.params(), (d_model, num_experts), param_dtype))
-        self.up = nnx.Param(init(rngs.params(), (num_experts, d_model, d_ff), param_dtype))
-        self.up_bias = nnx.Param(jnp.zeros((num_experts, d_ff), param_dtype))
-        self.down = nnx.Param(init(rngs.params(), (num_experts, d_ff, d_model), param_dtype))
-        self.down_bias = nnx.Param(jnp.zeros((num_experts, d_model), param_dtype))
+        make_expert = functools.partial(
+            FeedForward,
+            d_model,
+            d_ff,
+            activation_fn=activation_fn,
+            dropout_rate=dropout_rate,
+            dtype=dtype,
+            param_dtype=param_dtype,
+        )
+        self.experts = stack_layers(lambda rngs: make_expert(rngs=rngs), num_experts, rngs)
         self.num_experts = num_experts
         self.capacity_factor = capacity_factor
         self.routing_fn = routing_fn
-        self.activation_fn = activation_fn
         self.dropout_rate = dropout_rate
         self.dtype = dtype
 
@@ -77,20 +82,15 @@ class MixtureOfExperts(nnx.Module):
         """
         # In float32 whatever `dtype`, as in the Switch Transformer: a rounding here can send a token elsewhere.
         logits = jnp.einsum("...D,DE->...E", x.astype(jnp.float32), self.router[...].astype(jnp.float32))
-        dropout_rng = rngs.dropout() if rngs is not None and self.dropout_rate else None
-        apply = jax.vmap(
-            functools.partial(feed_forward, activation_fn=self.activation_fn, dropout_rate=self.dropout_rate)
-        )
-        params = [param[...].astype(self.dtype) for param in (self.up, self.down, self.up_bias, self.down_bias)]
+        keys = jax.random.split(rngs.dropout(), self.num_experts) if rngs is not None and self.dropout_rate else None
 
-        def experts_fn(buffers: Float[Array, "E C D"]) -> Float[Array, "E C D"]:
-            each = None if dropout_rng is None else jax.random.split(dropout_rng, self.num_experts)
-            return apply(buffers, *params, dropout_rng=each)
+        def answer(expert: FeedForward, buffer: Float[Array, "C D"], key: Array | None) -> Float[Array, "C D"]:
+            return expert(buffer, rngs=None if key is None else nnx.Rngs(dropout=key))
 
         y = mixture_of_experts(
             x.astype(self.dtype),
             logits,
-            experts_fn,
+            lambda buffers: jax.vmap(answer)(self.experts, buffers, keys),
             capacity=expert_capacity(logits.size // self.num_experts, self.num_experts, self.capacity_factor),
             routing_fn=self.routing_fn,
             mask=mask,
