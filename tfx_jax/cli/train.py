@@ -11,18 +11,27 @@ from ml_collections import config_flags
 from tfx_jax.cli.options import Parser, set_up_program
 from tfx_jax.errors import UserError
 from tfx_jax.training.config import ExperimentConfig, flat, unknown_field
+from tfx_jax.training.distributed import initialize_from_env
 from tfx_jax.training.loop import train
 
 
 def run(argv: Sequence[str]) -> int:
-    """Trains; the exit status is 0, or 128 + the number of the signal that stopped it."""
+    """Trains; the exit status is 0, 128 + the number of the signal that stopped it, or 75 after a hang.
+
+    143 (SIGTERM) and 75 mean that the same command, run again, goes on.
+    """
     parser = Parser("train", "Trains an experiment, or goes on with one that was interrupted.")
     parser.add_argument("--config", required=True, help="experiment file, with :variant behind it if it has variants")
     parser.add_argument("--workdir", required=True, help="folder for checkpoints and logs, local or gs://")
+    parser.add_argument("--coordinator", help="HOST:PORT of process 0, where nothing tells (Cloud TPU, Slurm do)")
+    parser.add_argument("--num-processes", type=int, help="how many processes train together")
+    parser.add_argument("--process-id", type=int, help="which of them this is, from 0")
     parser.epilog = "--config.FIELD=VALUE overrides a field, for example --config.model.num_layers=2"
     arguments, overrides = parser.parse_known_args(argv)
     set_up_program()
-    result = train(load_config_file(arguments.config, overrides), arguments.workdir)
+    config = load_config_file(arguments.config, overrides)
+    initialize_from_env(arguments.coordinator, arguments.num_processes, arguments.process_id)
+    result = train(config, arguments.workdir)
     return 0 if result.signum is None else 128 + result.signum
 
 

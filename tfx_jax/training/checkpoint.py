@@ -4,9 +4,7 @@ A checkpoint holds the parameters and the rest of the state apart, so that whoev
 moments, and a few JSON values: where the data iterator stands and how the evaluations went.
 """
 
-import functools
 import logging
-import zlib
 from collections.abc import Callable, Sequence
 from typing import Any, cast
 
@@ -16,6 +14,8 @@ from etils import epath
 from orbax.checkpoint import v1 as ocp
 
 from tfx_jax.errors import UserError
+from tfx_jax.training.checksums import checksums
+from tfx_jax.training.distributed import gather_arrays, is_primary
 from tfx_jax.training.step import Params, TrainState
 
 # What Orbax and its storage raise for files that are damaged, missing or cannot be written.
@@ -25,25 +25,28 @@ _policies = ocp.training.preservation_policies
 
 
 class Checkpoints:
-    """The checkpoints of one training, in `workdir/checkpoints`."""
+    """The checkpoints of one training, in `workdir/checkpoints`.
 
-    def __init__(self, workdir: epath.PathLike, *, keep_last: int = 5, keep_best: int = 1):
+    Where several processes train, all of them call everything here.
+    """
+
+    def __init__(self, workdir: epath.PathLike, *, keep_last: int = 5, keep_best: int = 1, keep_every: int = 0):
         """Opens the folder, which is made if missing, and clears what an interrupted save left behind.
 
         Args:
           workdir: local or `gs://`.
           keep_last: the newest checkpoints stay.
           keep_best: of those saved with a score, the highest stay besides.
+          keep_every: those of steps that are a multiple of it stay for ever; 0 for none.
         """
         self.directory = epath.Path(workdir) / "checkpoints"
         best = _policies.BestN(
             get_metric_fn=lambda metrics: metrics["score"], n=keep_best, keep_checkpoints_without_metrics=False
         )
+        kept = [_policies.LatestN(keep_last), best, *([_policies.EveryNSteps(keep_every)] if keep_every else [])]
         self._checkpointer = ocp.training.Checkpointer(
             self.directory.resolve(),
-            preservation_policy=_policies.AnyPreservationPolicy(  # pyright: ignore[reportArgumentType]
-                [_policies.LatestN(keep_last), best]
-            ),
+            preservation_policy=_policies.AnyPreservationPolicy(kept),  # pyright: ignore[reportArgumentType]
             cleanup_tmp_directories=True,
         )
         self._saving: int | None = None
@@ -53,6 +56,8 @@ class Checkpoints:
 
     def __exit__(self, kind: type[BaseException] | None, *_: Any) -> None:
         """Waits for the last save. That it failed does not hide an error that was there before."""
+        if kind is not None and jax.process_count() > 1:
+            return  # nothing may wait for the other processes any more: see `distributed.ending_together`
         try:
             self.wait()
         except UserError as error:
@@ -80,7 +85,7 @@ class Checkpoints:
         """
         self.wait()
         step, parts = int(state.step), _parts(state)
-        metadata: dict[str, Any] = extra | {"checksums": _checksums(parts)}
+        metadata: dict[str, Any] = extra | {"checksums": checksums(parts)}
         self._guard(
             step,
             lambda: self._checkpointer.save_checkpointables_async(
@@ -122,9 +127,9 @@ class Checkpoints:
             try:
                 found, extra = _load(self._checkpointer, step, wanted)
             except _STORAGE_ERRORS as error:
-                logging.warning(
-                    "checkpoint %s cannot be read (%s); trying the one before", self.directory / str(step), _line(error)
-                )
+                if is_primary():
+                    path = self.directory / str(step)
+                    logging.warning("checkpoint %s cannot be read (%s); trying the one before", path, _line(error))
                 continue
             rest = found["rest"]
             return TrainState(rest["step"], found["params"], rest["opt_state"]), extra
@@ -196,7 +201,7 @@ def average_checkpoints(workdir: epath.PathLike, last: int, *, or_fewer: bool = 
             )
         mean = average_trees(lambda step: _load_step(checkpointer, step), steps[-last:])
     path = epath.Path(workdir).resolve() / "average"
-    metadata: dict[str, Any] = {"checksums": _checksums({"params": mean})}
+    metadata: dict[str, Any] = {"checksums": checksums({"params": mean})}
     try:
         ocp.save(path, mean, overwrite=True, custom_metadata=metadata)
     except _STORAGE_ERRORS as error:
@@ -243,9 +248,15 @@ def _load(
     checkpointer: ocp.training.Checkpointer, step: int, wanted: dict[str, Any]
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Reads parts of a checkpoint and its JSON values; ValueError if they are not what was saved."""
-    # One after the other: of two parts at once, Orbax would abandon the second when the first cannot be read.
-    parts = {name: checkpointer.load_checkpointables(step, {name: target})[name] for name, target in wanted.items()}
-    metadata = cast(dict[str, Any], checkpointer.metadata(step).custom_metadata)
+    parts, metadata, problem = {}, {}, None
+    try:
+        # One after the other: of two parts at once, Orbax would abandon the second when the first cannot be read.
+        parts = {name: checkpointer.load_checkpointables(step, {name: target})[name] for name, target in wanted.items()}
+        metadata = cast(dict[str, Any], checkpointer.metadata(step).custom_metadata)
+    except _STORAGE_ERRORS as error:
+        problem = error
+    if gather_arrays(np.array([problem is not None])).any():  # what one process cannot read, none may use
+        raise problem or ValueError("another process cannot read it")
     _verify(parts, metadata)
     return parts, {name: value for name, value in metadata.items() if name != "checksums"}
 
@@ -253,24 +264,9 @@ def _load(
 def _verify(parts: dict[str, Any], metadata: dict[str, Any]) -> None:
     if not metadata:
         raise ValueError("its metadata is damaged")
-    damaged = [name for name, checksum in _checksums(parts).items() if metadata["checksums"].get(name) != checksum]
+    damaged = [name for name, checksum in checksums(parts).items() if metadata["checksums"].get(name) != checksum]
     if damaged:
         raise ValueError(f"the values of its {damaged[0]} are damaged")
-
-
-def _checksums(parts: dict[str, Any]) -> dict[str, int]:
-    """CRC-32 of each part: Orbax itself does not notice when a byte of a large array has changed on disk.
-
-    >>> _checksums({"params": {"a": np.arange(3.0)}})
-    {'params': 886638634}
-    """
-
-    def checksum(tree: Any) -> int:
-        return functools.reduce(
-            lambda so_far, leaf: zlib.crc32(np.asarray(leaf).tobytes(), so_far), jax.tree.leaves(tree), 0
-        )
-
-    return {name: checksum(part) for name, part in parts.items()}
 
 
 def _load_step(checkpointer: ocp.training.Checkpointer, step: int) -> Params:

@@ -83,6 +83,8 @@ class ExperimentConfig:
     patience: int = 0  # evaluations without a better BLEU before training stops; 0: never
     keep_last: int = 5  # newest checkpoints kept, and averaged by `tfx-jax average` unless told otherwise
     keep_best: int = 1  # checkpoints of highest validation BLEU kept besides
+    keep_every: int = 0  # checkpoints of steps that are a multiple of it stay for ever; 0: none
+    hang_seconds: float = 1_800.0  # a step that takes longer (more than compiling does) ends the process; 0: never
 
 
 # What may differ between two runs in one workdir: how long, how visibly and on which devices, but not what is trained.
@@ -94,6 +96,8 @@ _CHANGEABLE = {
     "patience",
     "keep_last",
     "keep_best",
+    "keep_every",
+    "hang_seconds",
     "decoding",
     "mesh",
 }
@@ -121,6 +125,8 @@ _AT_LEAST_ZERO = (
     "eval_every",
     "patience",
     "keep_best",
+    "keep_every",
+    "hang_seconds",
 )
 _BELOW_ONE = (
     "model.dropout_rate",
@@ -159,6 +165,12 @@ def validate(config: ExperimentConfig) -> ExperimentConfig:
     if data.tokens_per_batch < data.max_length:
         raise UserError(
             f"config.data.tokens_per_batch={data.tokens_per_batch} holds no sentence of max_length={data.max_length}"
+        )
+    every = config.keep_every
+    if every % config.checkpoint_every and (not config.eval_every or every % config.eval_every):
+        raise UserError(
+            f"config.keep_every={every} must be a multiple of checkpoint_every={config.checkpoint_every} or of "
+            "eval_every: other steps are not saved"
         )
     longest = data.max_length + config.decoding.extra_length
     if model.learned_positions and model.learned_positions < longest:
@@ -220,6 +232,20 @@ def save_config(config: ExperimentConfig, workdir: epath.Path) -> None:
     partial = path.with_name(path.name + ".partial")
     partial.write_text(json.dumps(dataclasses.asdict(config), indent=2) + "\n")
     partial.replace(path)
+
+
+def check_config(config: ExperimentConfig, workdir: epath.Path) -> None:
+    """Checks that another process, with this configuration, has called `save_config` on the same folder.
+
+    Raises:
+      UserError: if there is none, or another configuration.
+    """
+    if not (workdir / "config.json").exists():
+        raise UserError(f"{workdir} has no config.json, which process 0 has just written: the folder must be shared")
+    saved, wanted = flat(load_config(workdir)), flat(config)
+    changed = [f"{name}={wanted[name]!r}, not {saved[name]!r}" for name in wanted if saved[name] != wanted[name]]
+    if changed:
+        raise UserError(f"this process was started with {'; '.join(changed)} as process 0 was")
 
 
 def load_config(workdir: epath.Path) -> ExperimentConfig:

@@ -21,6 +21,7 @@ from tfx_jax.models.transformer import Transformer
 from tfx_jax.tasks.bleu import BleuScores, bleu_scores
 from tfx_jax.tasks.translation import Translator
 from tfx_jax.training.config import DataConfig, ExperimentConfig, load_config
+from tfx_jax.training.distributed import gather_lists, primary_first
 from tfx_jax.training.step import Params
 
 # SentencePiece learns nothing new from more lines than this, and an endless source has to stop somewhere.
@@ -40,12 +41,13 @@ class Experiment:
         """Loads the tokenizer of `workdir`, or trains it on the training part and saves it there."""
         self.config = config
         limit = _GRAMMAR_TOKENIZER_PAIRS if config.data.dataset == "grammar" else _TOKENIZER_PAIRS
-        self.tokenizer: Tokenizer = train_or_load(
-            workdir,
-            lambda: lines_of(open_pairs(config.data, "train"), limit),
-            kind=config.data.tokenizer,
-            vocab_size=config.model.vocab_size,
-        )
+        with primary_first("tokenizer"):
+            self.tokenizer: Tokenizer = train_or_load(
+                workdir,
+                lambda: lines_of(open_pairs(config.data, "train"), limit),
+                kind=config.data.tokenizer,
+                vocab_size=config.model.vocab_size,
+            )
 
     @classmethod
     def load(cls, workdir: epath.PathLike) -> "Experiment":
@@ -81,10 +83,14 @@ class Experiment:
     def evaluate(
         self, translator: Translator, params: Params, pairs: PairSource
     ) -> tuple[BleuScores, list[str], list[str]]:
-        """Translates the source sides and scores them; returns the scores, the translations and the references."""
+        """Translates the source sides and scores them; returns the scores, the translations and the references.
+
+        Several processes share the sentences; each gets all the translations.
+        """
         everything = [pairs[index] for index in range(len(pairs))]
         references = [self._plain(pair["target"]) for pair in everything]
-        hypotheses = translator(params, [pair["source"] for pair in everything])
+        mine = everything[jax.process_index() :: jax.process_count()]
+        hypotheses = gather_lists(translator(params, [pair["source"] for pair in mine]))
         data = self.config.data
         scores = bleu_scores(hypotheses, references, language=data.target_language, is_tokenised=data.is_tokenised)
         return scores, hypotheses, references

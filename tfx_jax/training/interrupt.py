@@ -5,6 +5,9 @@ import signal
 import threading
 from collections.abc import Iterator
 
+import jax
+from jax.experimental import multihost_utils
+
 
 class StopRequest:
     """Whether somebody asked the training to stop.
@@ -15,13 +18,24 @@ class StopRequest:
 
     signum: int | None = None
 
+    def is_due(self, step: int) -> bool:
+        """Whether to stop before this step; call it before each one.
+
+        A signal may reach one process of several, or each at another step, yet all have to stop before the same step:
+        JAX's preemption service finds one that none of them has begun.
+        """
+        if jax.process_count() > 1 and multihost_utils.reached_preemption_sync_point(step):
+            self.signum = self.signum or signal.SIGTERM
+            return True
+        return jax.process_count() == 1 and self.signum is not None
+
 
 @contextlib.contextmanager
 def stop_on_signals() -> Iterator[StopRequest]:
     """Turns SIGTERM and SIGINT into a request that the training loop reads between two steps.
 
     A second Ctrl-C interrupts at once, as ever. Outside the main thread, where Python delivers no signals, nothing is
-    installed.
+    installed. In several processes SIGTERM stays with JAX, which listens to it and tells the other processes.
     """
     request = StopRequest()
     if threading.current_thread() is not threading.main_thread():
@@ -32,8 +46,11 @@ def stop_on_signals() -> Iterator[StopRequest]:
         if request.signum is not None and signum == signal.SIGINT:
             raise KeyboardInterrupt
         request.signum = signum
+        if jax.process_count() > 1:
+            signal.raise_signal(signal.SIGTERM)
 
-    before = {signum: signal.signal(signum, ask) for signum in (signal.SIGTERM, signal.SIGINT)}
+    ours = (signal.SIGINT,) if jax.process_count() > 1 else (signal.SIGTERM, signal.SIGINT)
+    before = {signum: signal.signal(signum, ask) for signum in ours}
     try:
         yield request
     finally:

@@ -1,5 +1,6 @@
 """The training loop: from a configuration to a trained model in a workdir, however often it is interrupted."""
 
+import contextlib
 import dataclasses
 import functools
 import math
@@ -15,9 +16,11 @@ from tfx_jax.data.text import PairSource
 from tfx_jax.errors import UserError
 from tfx_jax.tasks.translation import translation_loss
 from tfx_jax.training.checkpoint import Checkpoints
-from tfx_jax.training.config import ExperimentConfig, save_config, validate
+from tfx_jax.training.config import ExperimentConfig, check_config, save_config, validate
+from tfx_jax.training.distributed import ending_together, fetch, is_primary, primary_first
 from tfx_jax.training.experiment import Experiment, has_part, open_pairs
-from tfx_jax.training.interrupt import stop_on_signals
+from tfx_jax.training.interrupt import StopRequest, stop_on_signals
+from tfx_jax.training.lock import locked, told_when_full
 from tfx_jax.training.optimizer import learning_rate, make_optimizer
 from tfx_jax.training.progress import Progress
 from tfx_jax.training.sharding import (
@@ -29,6 +32,7 @@ from tfx_jax.training.sharding import (
     state_shardings,
 )
 from tfx_jax.training.step import Metrics, TrainState, init_state, jit_update
+from tfx_jax.training.watchdog import Watchdog
 
 
 class Result(NamedTuple):
@@ -58,22 +62,33 @@ def train(config: ExperimentConfig, workdir: epath.PathLike) -> Result:
       UserError: if the configuration, the data or the workdir do not allow it, if the loss stops being finite, or if a
         checkpoint cannot be written.
     """
-    workdir = epath.Path(workdir)
     validate(config)
+    with ending_together(), told_when_full(workdir):
+        return _train(config, epath.Path(workdir))
+
+
+def _train(config: ExperimentConfig, workdir: epath.Path) -> Result:
     pairs = open_pairs(config.data, "train")
     validation = open_pairs(config.data, "validation") if has_part(config.data, "validation") else None
     if validation is None and (config.eval_every or config.patience):
         raise UserError("config.eval_every and config.patience need config.data.validation_source")
     workdir.mkdir(parents=True, exist_ok=True)
-    save_config(config, workdir)
     with (
-        Checkpoints(workdir, keep_last=config.keep_last, keep_best=config.keep_best) as checkpoints,
+        locked(workdir) if is_primary() else contextlib.nullcontext(),
         stop_on_signals() as stop,
+        _checkpoints(config, workdir) as checkpoints,
     ):
         trainer = _Trainer(config, workdir, checkpoints, pairs, validation)
         trainer.run(stop)
         checkpoints.wait()
         return Result(trainer.saved_step, trainer.evaluations, stop.signum)
+
+
+def _checkpoints(config: ExperimentConfig, workdir: epath.Path) -> Checkpoints:
+    """Those of the workdir, if it is this experiment's."""
+    with primary_first("config.json"):
+        save_config(config, workdir) if is_primary() else check_config(config, workdir)
+    return Checkpoints(workdir, keep_last=config.keep_last, keep_best=config.keep_best, keep_every=config.keep_every)
 
 
 class _Trainer:
@@ -92,6 +107,8 @@ class _Trainer:
         self.validation = validation
         self.experiment = Experiment(config, workdir)
         self.mesh = make_mesh(**dataclasses.asdict(config.mesh))
+        if jax.process_count() > 1 and self.mesh.size < jax.device_count():
+            raise UserError(f"config.mesh has {self.mesh.size} of {jax.device_count()} devices: processes share all")
         share = row_share(self.mesh)
         self.iterator = iter(
             batches(
@@ -120,6 +137,7 @@ class _Trainer:
         self.translator = self.experiment.translator()
         self.saved_step = self.first_step = int(self.state.step)
         self.progress = Progress(workdir, first_step=self.first_step, num_steps=config.num_steps)
+        self.watchdog = Watchdog(config.hang_seconds)
 
     def _restore(self, first_state: Any, shardings: TrainState) -> TrainState:
         """The newest checkpoint, or the first state."""
@@ -136,7 +154,7 @@ class _Trainer:
         self.evaluations = extra["evaluations"]
         return state
 
-    def run(self, stop: Any) -> None:
+    def run(self, stop: StopRequest) -> None:
         """Steps, logs, evaluates and saves until the end, or until `stop` asks."""
         config = self.config
         if self.first_step:
@@ -144,9 +162,11 @@ class _Trainer:
         meter = _Meter()
         try:
             for step in range(self.first_step + 1, config.num_steps + 1):
-                if stop.signum is not None or self._has_converged():
+                if stop.is_due(step) or self._has_converged():
                     break
+                self.watchdog.beat(f"reads the batch of step {step}")
                 batch = shard_batch(next(self.iterator), self.mesh)
+                self.watchdog.beat(f"computes step {step}")
                 self.state, metrics = self.step_fn(self.state, batch, self.rng)
                 self._check(meter.add(step, metrics))
                 if step % config.log_every == 0 or step == config.num_steps:
@@ -169,8 +189,10 @@ class _Trainer:
         finally:
             self.iterator.close()
             self.progress.close()
+            self.watchdog.close()
 
     def _save(self, score: float | None = None) -> None:
+        self.watchdog.beat("saves")
         extra = {"data": self.iterator.get_state(), "evaluations": self.evaluations}
         self.checkpoints.save(self.state, extra, score=score)
         self.saved_step = int(self.state.step)
@@ -212,7 +234,8 @@ class _Trainer:
     def _evaluate(self, step: int, pairs: PairSource) -> None:
         """Translates the validation part, saves with its BLEU as the score."""
         started = time.monotonic()
-        params = jax.device_get(self.state.params)
+        self.watchdog.beat(None)
+        params = fetch(self.state.params)
         scores, _, _ = self.experiment.evaluate(self.translator, params, pairs)
         self.evaluations.append({"step": step, "bleu": scores.tokenised, "exact_match": scores.exact_match})
         self.progress.scalars(step, {"validation/bleu": scores.tokenised, "validation/exact_match": scores.exact_match})

@@ -13,10 +13,13 @@ from tensorboardX import RecordWriter
 from tensorboardX.proto.event_pb2 import Event  # pyright: ignore[reportAttributeAccessIssue]
 from tensorboardX.proto.summary_pb2 import Summary  # pyright: ignore[reportAttributeAccessIssue]
 
+from tfx_jax.training.distributed import is_primary
+
 
 class Progress:
     """Shows step, loss, tokens per second and the time left, and writes scalars for TensorBoard.
 
+    Of several processes, only the first does so.
     On a terminal it is one line that moves; elsewhere a line each time something is logged. All of it goes to stderr.
     Scalars that cannot be written, on a full disk for example, are reported once and do not stop a training.
     """
@@ -33,8 +36,10 @@ class Progress:
         self._num_steps = num_steps
         self._first_step = first_step
         self._started = time.monotonic()
-        self._console = rich.console.Console(file=stream or sys.stderr, highlight=False, emoji=False, soft_wrap=True)
-        self._records = self._open_records(epath.Path(workdir) / "tensorboard")
+        self._console = rich.console.Console(
+            file=stream or sys.stderr, highlight=False, emoji=False, soft_wrap=True, quiet=not is_primary()
+        )
+        self._records = self._open_records(epath.Path(workdir) / "tensorboard") if is_primary() else None
         self._write_event(file_version="brain.Event:2")
         self._bar: rich.progress.Progress | None = None
         if self._console.is_terminal:

@@ -1,0 +1,206 @@
+"""Several processes that train together: how they find, wait for and leave one another.
+
+Alone, everything here does nothing: a training of one process pays for none of it.
+"""
+
+import contextlib
+import glob
+import importlib.util
+import json
+import logging
+import os
+import pathlib
+import sys
+import time
+import traceback
+from collections.abc import Iterator, Mapping
+from typing import Any, NoReturn
+
+import jax
+import numpy as np
+from jax.experimental import multihost_utils
+from jax.sharding import NamedSharding, PartitionSpec
+
+from tfx_jax.errors import UserError
+
+RESTART = 75
+"""Exit status of a process that hung or lost another one: EX_TEMPFAIL, start all of them again."""
+
+
+def initialize_from_env(
+    coordinator_address: str | None = None, num_processes: int | None = None, process_id: int | None = None
+) -> None:
+    """Joins the other processes of a training; call it before anything asks for a device.
+
+    With the three arguments, those are used. Without, JAX finds them by itself on Cloud TPU, under Slurm, Open MPI and
+    Kubernetes, and is asked to only where there are signs of more than one process: a laptop, a notebook, a single TPU
+    VM or a shell inside somebody's allocation train alone. The second call does nothing.
+
+    Args:
+      coordinator_address: "HOST:PORT" of process 0, where it will listen.
+      num_processes: of all hosts together.
+      process_id: 0 to num_processes - 1.
+
+    Raises:
+      UserError: for some arguments without the others, impossible ones, or if the processes do not find each other.
+    """
+    given = {"--coordinator": coordinator_address, "--num-processes": num_processes, "--process-id": process_id}
+    if coordinator_address is None or num_processes is None or process_id is None:
+        missing = [name for name, value in given.items() if value is None]
+        if len(missing) < len(given):
+            raise UserError(f"{' and '.join(missing)} missing: {', '.join(given)} go together")
+        cluster = None if jax.distributed.is_initialized() else _cluster(os.environ)
+        if cluster is not None:
+            _connect(f"{cluster} was found, but JAX cannot join its processes", "pass " + ", ".join(given))
+        return
+    host, _, port = coordinator_address.rpartition(":")
+    if not host or not port.isdecimal():
+        raise UserError(f"--coordinator={coordinator_address} is not HOST:PORT")
+    if not 0 <= process_id < num_processes:
+        raise UserError(f"--process-id={process_id} is not one of 0 to --num-processes={num_processes} - 1")
+    if num_processes > 1 and not jax.distributed.is_initialized():
+        _connect(
+            f"process {process_id} cannot join the others at {coordinator_address}",
+            "is process 0 running there, and its port free?",
+            coordinator_address=coordinator_address,
+            num_processes=num_processes,
+            process_id=process_id,
+        )
+
+
+def _connect(what: str, remedy: str, **arguments: Any) -> None:
+    try:
+        jax.distributed.initialize(**arguments)
+    except (ValueError, RuntimeError, OSError) as error:
+        raise UserError(f"{what} ({next(iter(str(error).splitlines()), '')}): {remedy}") from None
+
+
+def _cluster(environment: Mapping[str, str]) -> str | None:
+    """What says that this is one process of several, or None.
+
+    JAX's own test is not enough: it takes any pod for a Kubernetes job, asks the metadata server of Google's cloud
+    wherever there is a TPU, and under Slurm believes the allocation, where a shell in it is one process.
+    """
+    if _number(environment, "SLURM_STEP_NUM_TASKS") > 1 and "SLURM_PROCID" in environment:
+        return "a Slurm step"
+    if _number(environment, "OMPI_COMM_WORLD_SIZE") > 1:
+        return "Open MPI"
+    if _is_tpu_slice(environment):
+        return "a TPU slice"
+    if "KUBERNETES_SERVICE_HOST" in environment and "JOB_COMPLETION_INDEX" in environment:
+        if importlib.util.find_spec("kubernetes"):
+            return "a Kubernetes job"
+        logging.warning("pod %s of a job trains alone: jax[k8s] is missing", environment["JOB_COMPLETION_INDEX"])
+    return None
+
+
+def _is_tpu_slice(environment: Mapping[str, str]) -> bool:
+    """Whether this host's TPUs belong to a slice of several hosts, or can be asked about it."""
+    if "tpu" not in environment.get("JAX_PLATFORMS", "tpu") or not importlib.util.find_spec("libtpu"):
+        return False
+    if _number(environment, "MEGASCALE_NUM_SLICES") > 1:
+        return True
+    hosts = environment.get("TPU_PROCESS_ADDRESSES") or environment.get("TPU_WORKER_HOSTNAMES")
+    if hosts is not None:
+        return "," in hosts
+    if "TPU_SKIP_MDS_QUERY" in environment or not glob.glob("/dev/accel[0-9]*") + glob.glob("/dev/vfio/[0-9]*"):
+        return False
+    # A TPU VM of the Compute Engine says nothing in its environment; its metadata server, which JAX asks, knows.
+    with contextlib.suppress(OSError):
+        return pathlib.Path("/sys/class/dmi/id/product_name").read_text().startswith("Google")
+    return False
+
+
+def _number(environment: Mapping[str, str], name: str) -> int:
+    text = environment.get(name, "")
+    return int(text) if text.isdecimal() else 0
+
+
+def is_primary() -> bool:
+    """Whether this process is the one that writes, logs and draws for all."""
+    return jax.process_index() == 0
+
+
+def wait_for_all(name: str) -> None:
+    """Returns when every process has come here; `name` tells one place from another."""
+    if jax.process_count() > 1:
+        multihost_utils.sync_global_devices(name)
+
+
+@contextlib.contextmanager
+def primary_first(name: str) -> Iterator[None]:
+    """Lets process 0 through the block first: what it makes there, the others find."""
+    if not is_primary():
+        wait_for_all(name)
+    yield
+    if is_primary():
+        wait_for_all(name)
+
+
+def gather_arrays(array: np.ndarray) -> np.ndarray:
+    """Stacks the arrays, equal in shape and of at most 32 bits, that the processes pass: [processes, ...]."""
+    return np.asarray(multihost_utils.process_allgather(array)).reshape(jax.process_count(), *array.shape)
+
+
+def gather_lists(mine: list[Any]) -> list[Any]:
+    """Joins what the processes made of every `process_count`-th element each, in the order of all elements.
+
+    Args:
+      mine: JSON values for the elements process_index, process_index + process_count, ...
+    """
+    count = jax.process_count()
+    if count == 1:
+        return mine
+    data = np.frombuffer(json.dumps(mine).encode(), np.uint8)
+    sizes = gather_arrays(np.array([data.size], np.int32))[:, 0]
+    texts = gather_arrays(np.pad(data, (0, sizes.max() - data.size)))
+    parts = [json.loads(text[:size].tobytes()) for text, size in zip(texts, sizes, strict=True)]
+    return [parts[index % count][index // count] for index in range(sum(map(len, parts)))]
+
+
+def fetch(tree: Any) -> Any:
+    """Copies arrays to the host, as NumPy, wherever their pieces are; every process gets the whole of each."""
+    if jax.process_count() > 1:
+        whole = jax.tree.map(lambda leaf: NamedSharding(leaf.sharding.mesh, PartitionSpec()), tree)
+        tree = jax.jit(_identity, out_shardings=whole)(tree)
+    return jax.device_get(tree)
+
+
+def _identity(tree: Any) -> Any:
+    return tree
+
+
+@contextlib.contextmanager
+def ending_together() -> Iterator[None]:
+    """In a training of several processes, makes an error in one of them end all, at once and with one line each.
+
+    A process that left in the ordinary way would wait for the others, which wait for it in a collective: five minutes,
+    until JAX aborts them all. So it leaves without waiting; the others see the connection break, and leave with the
+    status RESTART. Alone, errors are raised as ever.
+    """
+    try:
+        yield
+    except (Exception, KeyboardInterrupt) as error:
+        if jax.process_count() == 1:
+            raise
+        if isinstance(error, UserError):
+            leave(str(error), 2)
+        if isinstance(error, KeyboardInterrupt):
+            leave("interrupted", 130)
+        if isinstance(error, jax.errors.JaxRuntimeError):
+            leave(f"lost another process ({_first_line(error)}): start all of them again to go on", RESTART)
+        traceback.print_exc()
+        leave(f"{type(error).__name__}: {_first_line(error)}", 1)
+
+
+def leave(message: str, status: int) -> NoReturn:
+    """Prints a line that names this process, and ends it without waiting for any other."""
+    print(f"tfx-jax: process {jax.process_index()} of {jax.process_count()}: {message}", file=sys.stderr, flush=True)
+    if jax.process_count() > 1 and is_primary():
+        time.sleep(2)  # JAX aborts the others when process 0 is gone; they may have to say the same
+    sys.stdout.flush()
+    os._exit(status)
+
+
+def _first_line(error: BaseException) -> str:
+    return next(iter(str(error).splitlines()), "")[:200]

@@ -1,0 +1,44 @@
+"""Ends a process that hangs: a collective that waits for a process that is gone waits for ever."""
+
+import faulthandler
+import sys
+import threading
+
+from tfx_jax.training.distributed import RESTART, leave
+
+
+class Watchdog:
+    """A thread that ends the process when the training has not moved on for too long.
+
+    Time in which the process itself was stopped (Ctrl-Z, a sleeping laptop) does not count.
+    """
+
+    def __init__(self, hang_seconds: float):
+        """Starts the thread; 0 seconds for none."""
+        self._limit = hang_seconds
+        self._quiet = 0.0
+        self._doing: str | None = None
+        self._closed = threading.Event()
+        if hang_seconds:
+            threading.Thread(target=self._watch, name="watchdog", daemon=True).start()
+
+    def beat(self, doing: str | None) -> None:
+        """Tells that the training has come to something new, "reads a batch" say; None for what may take any time."""
+        self._doing, self._quiet = doing, 0.0
+
+    def close(self) -> None:
+        """Ends the thread."""
+        self._closed.set()
+
+    def _watch(self) -> None:
+        interval = min(1.0, self._limit / 10)
+        while not self._closed.wait(interval):
+            # Ticks are counted, not the clock read: a process that was stopped has not hung.
+            self._quiet += interval
+            if self._quiet >= self._limit and self._doing is not None:
+                faulthandler.dump_traceback(sys.stderr, all_threads=True)
+                leave(
+                    f"hangs: it {self._doing} for {self._limit:g} s (config.hang_seconds), its stacks are above; "
+                    "start all processes again to go on",
+                    RESTART,
+                )
