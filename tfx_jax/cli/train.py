@@ -12,6 +12,7 @@ from tfx_jax.cli.options import Parser, set_up_program
 from tfx_jax.errors import UserError
 from tfx_jax.training.config import ExperimentConfig, flat, unknown_field
 from tfx_jax.training.loop import train
+from tfx_jax.training.profiling import parse_steps
 
 
 def run(argv: Sequence[str]) -> int:
@@ -19,10 +20,13 @@ def run(argv: Sequence[str]) -> int:
     parser = Parser("train", "Trains an experiment, or goes on with one that was interrupted.")
     parser.add_argument("--config", required=True, help="experiment file, with :variant behind it if it has variants")
     parser.add_argument("--workdir", required=True, help="folder for checkpoints and logs, local or gs://")
+    parser.add_argument("--profile", metavar="START:STOP", help="trace steps START to STOP - 1 into WORKDIR/profile")
     parser.epilog = "--config.FIELD=VALUE overrides a field, for example --config.model.num_layers=2"
     arguments, overrides = parser.parse_known_args(argv)
     set_up_program()
-    result = train(load_config_file(arguments.config, overrides), arguments.workdir)
+    config = load_config_file(arguments.config, overrides)
+    profile = None if arguments.profile is None else parse_steps(arguments.profile, config.num_steps)
+    result = train(config, arguments.workdir, profile=profile)
     return 0 if result.signum is None else 128 + result.signum
 
 

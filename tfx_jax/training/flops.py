@@ -1,0 +1,82 @@
+"""Model FLOPs: the arithmetic that a training step cannot do without, and what the devices could do at most.
+
+Their ratio is the model FLOP utilisation (MFU) of PaLM (Chowdhery et al., 2022, appendix B,
+https://arxiv.org/abs/2204.02311). Only matrix products are counted, two FLOPs for a multiplication and its addition,
+and nothing that an implementation does besides: no rematerialisation, no element-wise work, no optimizer.
+"""
+
+from collections.abc import Sequence
+
+from tfx_jax.models.transformer import TransformerConfig
+
+# Peak dense bfloat16 FLOP/s of one JAX device, by `device_kind`. Sparsity, which doubles what datasheets print, is left
+# out. A kind that is not listed has no known peak: better no utilisation than a wrong one.
+# TPUs: https://cloud.google.com/tpu/docs/system-architecture-tpu-vm and its pages on each version, per chip. The chips
+# of v2, v3 and 7x are two JAX devices each.
+# GPUs: NVIDIA's datasheets of the A100, H100, H200, L4, L40S, A10, T4 and V100 products.
+_PEAK_FLOPS = {
+    "TPU v2": 45e12 / 2,
+    "TPU v3": 123e12 / 2,
+    "TPU v4": 275e12,
+    "TPU v5 lite": 197e12,
+    "TPU v5e": 197e12,
+    "TPU v5": 459e12,
+    "TPU v5p": 459e12,
+    "TPU v6 lite": 918e12,
+    "TPU v6e": 918e12,
+    "TPU7x": 2307e12 / 2,
+    "NVIDIA A100-SXM4-40GB": 312e12,
+    "NVIDIA A100-SXM4-80GB": 312e12,
+    "NVIDIA A100-PCIE-40GB": 312e12,
+    "NVIDIA A100 80GB PCIe": 312e12,
+    "NVIDIA H100 80GB HBM3": 989.4e12,
+    "NVIDIA H100 PCIe": 756e12,
+    "NVIDIA H200": 989.4e12,
+    "NVIDIA L4": 121e12,
+    "NVIDIA L40S": 362e12,
+    "NVIDIA A10": 125e12,
+    # These two know no bfloat16: their float16 peak.
+    "Tesla T4": 65e12,
+    "Tesla V100-SXM2-16GB": 125e12,
+}
+
+
+def peak_flops(device_kinds: Sequence[str]) -> float | None:
+    """Sums the published peak dense bfloat16 FLOP/s of devices; None if that of one is not known, as of a CPU.
+
+    >>> peak_flops(["TPU v4", "TPU v4"]), peak_flops(["cpu"])
+    (550000000000000.0, None)
+    """
+    peaks = [_PEAK_FLOPS.get(kind) for kind in device_kinds]
+    known = [peak for peak in peaks if peak is not None]
+    return sum(known) if len(known) == len(peaks) else None
+
+
+def training_flops(config: TransformerConfig, rows: int, source_length: int, target_length: int) -> int:
+    """Counts the model FLOPs of a training step of the encoder-decoder Transformer.
+
+    The backward pass costs two products for each one of the forward pass. A weight of a projection thus costs 6 FLOPs
+    for each position that it is applied to, and attention, whose two products are as long as the keys, 6 (H + U) S N
+    for each query of each layer: PaLM's 6 N + 12 L H Q T, split between two sequences. As there, a causal mask saves
+    nothing. The decoder projects the encoder's output, so that its cross attention costs source positions as well.
+
+    Args:
+      config: the sizes; `vocab_size` is that of the model itself.
+      rows: sentence pairs, B.
+      source_length: positions of each source, S; padding is computed, and so counted, like any token.
+      target_length: positions of each target, T.
+
+    >>> base = TransformerConfig()
+    >>> round(training_flops(base, 1, 100, 100) / 1e9, 1)  # 37.8 of it for weights
+    38.9
+    """
+    c, s, t = config, source_length, target_length
+    d_k = c.d_model // c.num_heads if c.d_k is None else c.d_k
+    d_v = c.d_model // c.num_heads if c.d_v is None else c.d_v
+    projection = c.num_heads * c.d_model * (d_k + d_v)  # a query with its output, or a key with its value
+    feed_forward = 2 * c.d_model * c.d_ff
+    encoder_layer = s * (2 * projection + feed_forward)
+    decoder_layer = t * (3 * projection + feed_forward) + s * projection
+    weights = c.num_layers * (encoder_layer + decoder_layer) + t * c.d_model * c.vocab_size
+    attention = c.num_layers * c.num_heads * (d_k + d_v) * (s * s + t * t + t * s)
+    return 6 * rows * (weights + attention)
