@@ -94,6 +94,8 @@ def test_training_leaves_what_it_should(workdir):
     assert json.loads((workdir / "config.json").read_text())["num_steps"] == 6
     assert sorted(int(path.name) for path in (workdir / "checkpoints").iterdir()) == [2, 4, 6]
     assert list((workdir / "tensorboard").iterdir())
+    assert "Step 6 of 6: finished." in (workdir / "report.md").read_text()
+    assert (workdir / "learning_curves.png").exists()
     assert (workdir / "vocab.txt").exists()
     assert {"embedding", "encoder_layers", "decoder_layers"} <= set(load_params(workdir))
 
@@ -183,6 +185,7 @@ def test_attend_draws_a_pair_and_its_own_translation(workdir, tmp_path, capfd):
             ["train", f"--config={EXPERIMENT}", "--workdir=w", "--config.num_steps"],
             "--config.num_steps lacks its value",
         ),
+        (["train", f"--config={EXPERIMENT}", "--workdir=w", "--profile=7:7"], "--profile=7:7 is not START:STOP"),
         (["translate", "--workdir=nowhere"], "nowhere has no config.json"),
         (["translate", "--workdir=nowhere", "--beam=0"], '"0" is not a whole number of at least 1'),
         (["evaluate", "--workdir=nowhere", "--source=a"], "--source and --reference go together"),

@@ -10,7 +10,7 @@ from tensorboardX.proto.event_pb2 import Event
 from tensorboardX.record_writer import RecordWriter
 
 from tfx_jax.training import progress
-from tfx_jax.training.progress import Progress
+from tfx_jax.training.progress import Progress, read_history
 
 
 class Terminal(io.StringIO):
@@ -135,3 +135,75 @@ def test_folder_that_cannot_be_made_stops_nothing(tmp_path):
         "no scalars for TensorBoard",
         "step 1/1  loss 1.0000  1 tokens/s  ETA 0",
     ]
+
+
+def test_utilisation_stands_behind_everything_else(tmp_path):
+    stream = io.StringIO()
+    shown = Progress(tmp_path, first_step=0, num_steps=5, stream=stream)
+    shown.log(5, {}, loss=1.0, tokens_per_second=10.0, mfu=0.4125)
+    shown.close()
+    assert stream.getvalue() == "step 5/5  loss 1.0000  10 tokens/s  ETA 0:00  MFU 41.2% of 16-bit peak\n"
+
+
+@pytest.mark.parametrize("stream", [io.StringIO(), Terminal()], ids=["file", "terminal"])
+def test_without_a_workdir_nothing_is_shown_and_nothing_written(tmp_path, monkeypatch, stream):
+    monkeypatch.chdir(tmp_path)
+    shown = Progress(None, first_step=0, num_steps=5, stream=stream)
+    shown.log(5, {"train/loss": 1.0}, loss=1.0, tokens_per_second=10.0)
+    shown.message("hello")
+    shown.close()
+    assert stream.getvalue() == ""
+    assert list(tmp_path.iterdir()) == []
+
+
+def write_run(workdir, first_step, losses):
+    shown = Progress(workdir, first_step=first_step, num_steps=100, stream=io.StringIO())
+    for step, loss in losses.items():
+        shown.scalars(step, {"train/loss": loss})
+    shown.close()
+
+
+def test_history_of_a_killed_run_gives_way_to_that_of_the_next(tmp_path):
+    write_run(tmp_path, 0, {10: 5.0, 20: 4.0, 25: 3.5})
+    write_run(tmp_path, 15, {20: 4.25, 30: 3.0})  # it was saved at step 15, and logs at other steps
+    history = read_history(tmp_path)
+    steps, losses = history.curve("train/loss")
+    assert (steps.tolist(), losses.tolist()) == ([10, 20, 30], [5.0, 4.25, 3.0])
+    assert history.superseded == [(20, {"train/loss": 4.0}), (25, {"train/loss": 3.5})]
+    assert history.starts == [0, 15]
+
+
+def test_curves_hold_what_is_finite_and_of_two_points_the_later(tmp_path):
+    write_run(tmp_path, 0, {10: 5.0, 20: float("nan"), 30: float("inf")})
+    write_run(tmp_path, 30, {40: 2.0})
+    write_run(tmp_path, 40, {40: 1.0})
+    steps, losses = read_history(tmp_path).curve("train/loss")
+    assert (steps.tolist(), losses.tolist()) == ([10, 40], [5.0, 1.0])
+
+
+def test_history_ends_where_a_file_is_cut_off(tmp_path):
+    """At every byte: a full disk or a kill may stop a write anywhere."""
+    write_run(tmp_path, 0, {10: 5.0, 20: 4.0})
+    (path,) = (tmp_path / "tensorboard").iterdir()
+    whole = path.read_bytes()
+    lengths = []
+    for size in range(len(whole)):
+        path.write_bytes(whole[:size])
+        lengths.append(len(read_history(tmp_path).points))
+    assert lengths == sorted(lengths)
+    assert set(lengths) == {0, 1}
+    path.write_bytes(whole)
+    assert [point.step for point in read_history(tmp_path).points] == [10, 20]
+
+
+def test_history_ends_at_flipped_bits(tmp_path):
+    write_run(tmp_path, 0, {10: 5.0, 20: 4.0})
+    (path,) = (tmp_path / "tensorboard").iterdir()
+    whole = path.read_bytes()
+    for at in range(len(whole) - 20, len(whole)):
+        path.write_bytes(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :])
+        assert [point.step for point in read_history(tmp_path).points] == [10]
+
+
+def test_no_history_is_empty(tmp_path):
+    assert read_history(tmp_path) == ([], [], [])

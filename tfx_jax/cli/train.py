@@ -13,6 +13,7 @@ from tfx_jax.errors import UserError
 from tfx_jax.training.config import ExperimentConfig, flat, unknown_field
 from tfx_jax.training.distributed import initialize_from_env
 from tfx_jax.training.loop import train
+from tfx_jax.training.profiling import parse_steps
 
 
 def run(argv: Sequence[str]) -> int:
@@ -26,12 +27,14 @@ def run(argv: Sequence[str]) -> int:
     parser.add_argument("--coordinator", help="HOST:PORT of process 0, where nothing tells (Cloud TPU, Slurm do)")
     parser.add_argument("--num-processes", type=int, help="how many processes train together")
     parser.add_argument("--process-id", type=int, help="which of them this is, from 0")
+    parser.add_argument("--profile", metavar="START:STOP", help="trace steps START to STOP - 1 into WORKDIR/profile")
     parser.epilog = "--config.FIELD=VALUE overrides a field, for example --config.model.num_layers=2"
     arguments, overrides = parser.parse_known_args(argv)
     set_up_program()
     config = load_config_file(arguments.config, overrides)
+    profile = None if arguments.profile is None else parse_steps(arguments.profile, config.num_steps)
     initialize_from_env(arguments.coordinator, arguments.num_processes, arguments.process_id)
-    result = train(config, arguments.workdir)
+    result = train(config, arguments.workdir, profile=profile)
     return 0 if result.signum is None else 128 + result.signum
 
 

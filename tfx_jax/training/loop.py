@@ -29,8 +29,11 @@ from tfx_jax.training.memory import (
     state_memory,
     step_memory,
 )
+from tfx_jax.training.meter import Meter
 from tfx_jax.training.optimizer import learning_rate, make_optimizer
+from tfx_jax.training.profiling import Profile
 from tfx_jax.training.progress import Progress
+from tfx_jax.training.report import write_report
 from tfx_jax.training.sharding import (
     attention_on,
     make_mesh,
@@ -39,7 +42,7 @@ from tfx_jax.training.sharding import (
     shard_batch,
     state_shardings,
 )
-from tfx_jax.training.step import Guard, Metrics, TrainState, init_state, jit_update
+from tfx_jax.training.step import Guard, TrainState, init_state, jit_update
 from tfx_jax.training.watchdog import Watchdog
 
 _MOST_BAD_STEPS = 20  # in a row
@@ -56,14 +59,15 @@ class Result(NamedTuple):
     """The signal that interrupted it, or None."""
 
 
-def train(config: ExperimentConfig, workdir: epath.PathLike) -> Result:
+def train(config: ExperimentConfig, workdir: epath.PathLike, *, profile: range | None = None) -> Result:
     """Trains until `config.num_steps`, or on from where an earlier run in the same workdir stopped.
 
     A run that is interrupted and started again gives, bit for bit, the parameters of one that was not.
 
     Args:
       config: the experiment.
-      workdir: where configuration, tokenizer, checkpoints and TensorBoard files go; local or `gs://`.
+      workdir: where configuration, tokenizer, checkpoints, TensorBoard files and the report go; local or `gs://`.
+      profile: steps to trace into `workdir/profile`; None for none.
 
     Returns:
       How it ended.
@@ -89,7 +93,7 @@ def _train(config: ExperimentConfig, workdir: epath.Path) -> Result:
         _checkpoints(config, workdir) as checkpoints,
         out_of_memory_as_user_error(),
     ):
-        trainer = _Trainer(config, workdir, checkpoints, pairs, validation)
+        trainer = _Trainer(config, workdir, checkpoints, pairs, validation, profile)
         trainer.run(stop)
         checkpoints.wait()
         return Result(trainer.saved_step, trainer.evaluations, stop.signum)
@@ -112,8 +116,10 @@ class _Trainer:
         checkpoints: Checkpoints,
         pairs: PairSource,
         validation: PairSource | None,
+        profile: range | None,
     ):
         self.config = config
+        self.workdir = workdir
         self.checkpoints = checkpoints
         self.validation = validation
         self.experiment = Experiment(config, workdir)
@@ -160,7 +166,16 @@ class _Trainer:
         self.rng = jax.random.key(config.seed)
         self.translator = self.experiment.translator()
         self.saved_step = self.first_step = int(self.state.step)
-        self.progress = Progress(workdir, first_step=self.first_step, num_steps=config.num_steps)
+        self.progress = Progress(
+            workdir if is_primary() else None, first_step=self.first_step, num_steps=config.num_steps
+        )
+        model = dataclasses.replace(config.model, vocab_size=self.experiment.tokenizer.vocab_size)
+        self.device_kinds = [device.device_kind for device in self.mesh.devices.flat]
+        self.meter = Meter(model, self.device_kinds)
+        steps = profile if is_primary() else None
+        self.profile = Profile(
+            workdir, steps, first_step=self.first_step, meter=self.meter, message=self.progress.message
+        )
         self.watchdog = Watchdog(config.hang_seconds)
 
     def _restore(self, first_state: Any, shardings: TrainState) -> TrainState:
@@ -187,37 +202,44 @@ class _Trainer:
         config = self.config
         if self.first_step:
             self.progress.message(f"resuming at step {self.first_step}")
-        meter = _Meter()
+        meter = self.meter
         try:
             for step in range(self.first_step + 1, config.num_steps + 1):
                 if stop.is_due(step) or self._has_converged():
                     break
-                self.watchdog.beat(f"reads the batch of step {step}")
-                batch = shard_batch(next(self.iterator), self.mesh)
-                self.watchdog.beat(f"computes step {step}")
-                if step == self.first_step + 1:
-                    temporary = step_memory(self.step_fn, self.state, batch, self.rng)
-                    self.progress.message(report(self.memory, temporary, device_memory(self.mesh)))
-                self.state, metrics = self.step_fn(self.state, batch, self.rng)
-                self._check(meter.add(step, metrics))
+                with self.profile.step(step, self.state):
+                    self.watchdog.beat(f"reads the batch of step {step}")
+                    with meter.timed("data"):
+                        batch = shard_batch(next(self.iterator), self.mesh)
+                    self.watchdog.beat(f"computes step {step}")
+                    if step == self.first_step + 1:
+                        with meter.timed("compile"):
+                            temporary = step_memory(self.step_fn, self.state, batch, self.rng)
+                        self.progress.message(report(self.memory, temporary, device_memory(self.mesh)))
+                    with meter.starting(batch):
+                        self.state, metrics = self.step_fn(self.state, batch, self.rng)
+                    self._check(meter.add(step, metrics))
                 if step % config.log_every == 0 or step == config.num_steps:
-                    self._log(step, meter)
+                    self._log(step)
                 if self.validation is not None and self._is_evaluated(step):
                     self._check(meter.drain())
-                    self._evaluate(step, self.validation)
-                    meter.restart_clock()
+                    with meter.timed("evaluate"):
+                        self._evaluate(step, self.validation)
                 elif step % config.checkpoint_every == 0:
                     self._check(meter.drain())
                     self._save()
             self._check(meter.drain())
             if int(self.state.step) > self.saved_step:
                 self._save()
-            self.checkpoints.wait()
+            with meter.timed("save"):
+                self.checkpoints.wait()
             if stop.signum is not None:
                 self.progress.message(f"stopped, saved at step {self.saved_step}: run the same command to go on")
             elif self._has_converged() and int(self.state.step) < config.num_steps:
                 self.progress.message(f"stopped early: no better BLEU in the last {config.patience} evaluations")
+            self._report(stop.signum)
         finally:
+            self.profile.close()
             self.iterator.close()
             self.progress.close()
             self.watchdog.close()
@@ -227,7 +249,8 @@ class _Trainer:
         extra = {"data": self.iterator.get_state(), "evaluations": self.evaluations}
         if self.state.guard is not None:
             extra["guard"] = [np.asarray(leaf).item() for leaf in self.state.guard]
-        self.checkpoints.save(self.state, extra, score=score)
+        with self.meter.timed("save"):
+            self.checkpoints.save(self.state, extra, score=score)
         self.saved_step = int(self.state.step)
 
     def _check(self, done: list[tuple[int, dict[str, float]]]) -> None:
@@ -253,24 +276,28 @@ class _Trainer:
                 remedy += ', or go on without such steps: config.bad_steps="skip"'
             raise UserError(f"{what} at step {step}; {good}: {remedy}")
 
-    def _log(self, step: int, meter: "_Meter") -> None:
-        self._check(meter.drain())
-        sums, seconds = meter.take()
-        tokens, steps = (sums[name] or math.nan for name in ("tokens", "steps"))  # nan where all steps were skipped
-        loss = sums["loss"] / tokens
-        scalars = {
-            "train/loss": loss,
-            "train/nll": sums["nll"] / tokens,
-            "train/accuracy": sums["correct"] / tokens,
-            "train/grad_norm": sums["grad_norm"] / steps,
-            "train/learning_rate": float(np.asarray(self.learning_rate(step - 1))),
-            "train/tokens_per_second": tokens / seconds,
-        }
-        if "z_loss" in sums:
-            scalars["train/z_loss"] = sums["z_loss"] / tokens
-        if "bad" in sums:
-            scalars["train/bad_steps"] = sums["bad"]
-        self.progress.log(step, scalars, loss=loss, tokens_per_second=tokens / seconds)
+    def _log(self, step: int) -> None:
+        self._check(self.meter.drain())
+        scalars = self.meter.take() | {"train/learning_rate": float(np.asarray(self.learning_rate(step - 1)))}
+        # nan where all steps were skipped
+        loss, rate = (scalars.get(f"train/{name}", math.nan) for name in ("loss", "tokens_per_second"))
+        self.progress.log(step, scalars, loss=loss, tokens_per_second=rate, mfu=scalars.get("train/mfu"))
+
+    def _report(self, signum: int | None) -> None:
+        step = int(self.state.step)
+        # What came after the last line: steps before an interruption, the last evaluation, the last save.
+        self.progress.scalars(step, self.meter.take())
+        if is_primary():
+            write_report(
+                self.workdir,
+                self.config,
+                step=step,
+                signum=signum,
+                num_params=sum(leaf.size for leaf in jax.tree.leaves(self.state.params)),
+                device_kinds=self.device_kinds,
+                evaluations=self.evaluations,
+                message=self.progress.message,
+            )
 
     def _is_evaluated(self, step: int) -> bool:
         every = self.config.eval_every
@@ -295,41 +322,3 @@ class _Trainer:
         patience = self.config.patience
         bleus = [evaluation["bleu"] for evaluation in self.evaluations]
         return 0 < patience < len(bleus) and max(bleus[-patience:]) <= max(bleus[:-patience])
-
-
-class _Meter:
-    """Sums the metrics of many steps without making the device wait: a step's are fetched while the next one runs."""
-
-    def __init__(self) -> None:
-        self._waiting: list[tuple[int, Metrics]] = []
-        self._sums: dict[str, float] = {}
-        self.restart_clock()
-
-    def restart_clock(self) -> None:
-        """Leaves out of the token rate what happened until now."""
-        self._since = time.monotonic()
-
-    def add(self, step: int, metrics: Metrics) -> list[tuple[int, dict[str, float]]]:
-        """Takes the metrics of a step that was just started; returns those of the steps that are done."""
-        done = self.drain()
-        self._waiting.append((step, metrics))
-        return done
-
-    def drain(self) -> list[tuple[int, dict[str, float]]]:
-        """Waits for everything; returns (step, metrics) of what came in."""
-        done = []
-        for step, metrics in self._waiting:
-            fetched = {name: float(np.asarray(value)) for name, value in metrics.items()} | {"steps": 1.0}
-            # What a skipped step saw does not belong into the curves.
-            counted = dict.fromkeys(fetched, 0.0) | {"bad": 1.0} if fetched.get("bad") else fetched
-            self._sums = {name: self._sums.get(name, 0.0) + value for name, value in counted.items()}
-            done.append((step, fetched))
-        self._waiting.clear()
-        return done
-
-    def take(self) -> tuple[dict[str, float], float]:
-        """Returns the sums and the seconds since the last call, and starts again."""
-        sums, seconds = self._sums, time.monotonic() - self._since
-        self._sums = {}
-        self.restart_clock()
-        return sums, seconds

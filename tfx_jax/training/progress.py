@@ -1,19 +1,22 @@
-"""What a person sees while a model trains: a live line, and TensorBoard scalars."""
+"""What a person sees while a model trains: a live line, and TensorBoard scalars, which can be read back."""
 
 import contextlib
+import itertools
 import socket
+import struct
 import sys
 import time
-from typing import Any, TextIO
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple, TextIO
 
+import numpy as np
 import rich.console
 import rich.progress
 from etils import epath
 from tensorboardX import RecordWriter
-from tensorboardX.proto.event_pb2 import Event  # pyright: ignore[reportAttributeAccessIssue]
+from tensorboardX.proto.event_pb2 import Event, SessionLog  # pyright: ignore[reportAttributeAccessIssue]
 from tensorboardX.proto.summary_pb2 import Summary  # pyright: ignore[reportAttributeAccessIssue]
-
-from tfx_jax.training.distributed import is_primary
+from tensorboardX.record_writer import masked_crc32c
 
 
 class Progress:
@@ -24,11 +27,14 @@ class Progress:
     Scalars that cannot be written, on a full disk for example, are reported once and do not stop a training.
     """
 
-    def __init__(self, workdir: epath.PathLike, *, first_step: int, num_steps: int, stream: TextIO | None = None):
+    def __init__(
+        self, workdir: epath.PathLike | None, *, first_step: int, num_steps: int, stream: TextIO | None = None
+    ):
         """Starts the clock.
 
         Args:
-          workdir: TensorBoard files go to its folder `tensorboard`.
+          workdir: TensorBoard files go to its folder `tensorboard`; None shows and writes nothing, as in all processes
+            of a training but the first.
           first_step: where this run starts; steps before it took no time.
           num_steps: where it ends.
           stream: what is written to; None means stderr.
@@ -37,23 +43,32 @@ class Progress:
         self._first_step = first_step
         self._started = time.monotonic()
         self._console = rich.console.Console(
-            file=stream or sys.stderr, highlight=False, emoji=False, soft_wrap=True, quiet=not is_primary()
+            file=stream or sys.stderr, highlight=False, emoji=False, soft_wrap=True, quiet=workdir is None
         )
-        self._records = self._open_records(epath.Path(workdir) / "tensorboard") if is_primary() else None
+        self._records = None if workdir is None else self._open_records(epath.Path(workdir) / "tensorboard")
         self._write_event(file_version="brain.Event:2")
+        # TensorBoard, like `read_history`, drops what a run that was killed had written from this step on.
+        self._write_event(step=first_step + 1, session_log=SessionLog(status=SessionLog.START))
         self._bar: rich.progress.Progress | None = None
-        if self._console.is_terminal:
+        if self._console.is_terminal and workdir is not None:
             columns = rich.progress.TextColumn("{task.description}"), rich.progress.BarColumn()
             self._bar = rich.progress.Progress(*columns, console=self._console, transient=True)
             self._task = self._bar.add_task("compiling", total=num_steps, completed=first_step)
             self._bar.start()
 
-    def log(self, step: int, scalars: dict[str, float], *, loss: float, tokens_per_second: float) -> None:
-        """Reports on the steps up to `step`; each of `scalars` becomes a point in TensorBoard."""
+    def log(
+        self, step: int, scalars: dict[str, float], *, loss: float, tokens_per_second: float, mfu: float | None = None
+    ) -> None:
+        """Reports on the steps up to `step`; each of `scalars` becomes a point in TensorBoard.
+
+        The model FLOP utilisation, of the devices' 16-bit peak, is shown where it is known.
+        """
         self.scalars(step, scalars)
         per_step = (time.monotonic() - self._started) / max(step - self._first_step, 1)
-        left = _clock(per_step * (self._num_steps - step))
+        left = clock(per_step * (self._num_steps - step))
         line = f"step {step}/{self._num_steps}  loss {loss:.4f}  {tokens_per_second:,.0f} tokens/s  ETA {left}"
+        if mfu is not None:
+            line += f"  MFU {mfu:.1%} of 16-bit peak"
         if self._bar is None:
             self.message(line)
         else:
@@ -99,10 +114,69 @@ class Progress:
             self._records = None
 
 
-def _clock(seconds: float) -> str:
+Evaluation = Mapping[str, float]
+"""Of a validation: "step", "bleu" and "exact_match"."""
+
+
+class Point(NamedTuple):
+    """What was written to TensorBoard at once."""
+
+    step: int
+    scalars: dict[str, float]
+
+
+class History(NamedTuple):
+    """What all runs of a workdir wrote."""
+
+    points: list[Point]
+    """Those of the steps that led to the present state, oldest first."""
+    superseded: list[Point]
+    """Those of steps that were lost when a run was killed, and taken again."""
+    starts: list[int]
+    """The step that each run started from."""
+
+    def curve(self, tag: str) -> tuple[np.ndarray, np.ndarray]:
+        """Steps, increasing, and finite values of a scalar; of two at one step the later."""
+        values = {point.step: point.scalars[tag] for point in self.points if tag in point.scalars}
+        steps = np.array([step for step in sorted(values) if np.isfinite(values[step])], np.int64)
+        return steps, np.array([values[step] for step in steps], np.float64)
+
+
+def read_history(workdir: epath.PathLike) -> History:
+    """Reads the TensorBoard files of a workdir; whatever a kill or a full disk has cut off is left out."""
+    points: list[Point] = []
+    superseded: list[Point] = []
+    starts: list[int] = []
+    files = sorted((epath.Path(workdir) / "tensorboard").glob("events.out.tfevents.*"), key=lambda path: path.name)
+    for event in itertools.chain.from_iterable(_read_events(path) for path in files):
+        if event.session_log.status == SessionLog.START:
+            starts.append(event.step - 1)
+            superseded += [point for point in points if point.step >= event.step]
+            points = [point for point in points if point.step < event.step]
+        elif event.summary.value:
+            points.append(Point(event.step, {value.tag: value.simple_value for value in event.summary.value}))
+    return History(points, superseded, starts)
+
+
+def _read_events(path: epath.Path) -> Iterator[Event]:
+    """Reads TensorFlow's record format, length, its checksum, event, its checksum, up to the first that is damaged."""
+    data, at = path.read_bytes(), 0
+    while at + 16 <= len(data):
+        length, checksum = struct.unpack_from("<QI", data, at)
+        end = at + 12 + length
+        if masked_crc32c(data[at : at + 8]) != checksum or end + 4 > len(data):
+            return
+        record = data[at + 12 : end]
+        if (masked_crc32c(record),) != struct.unpack_from("<I", data, end):
+            return
+        yield Event.FromString(record)
+        at = end + 4
+
+
+def clock(seconds: float) -> str:
     """Hours, minutes and seconds.
 
-    >>> _clock(75), _clock(3_605)
+    >>> clock(75), clock(3_605)
     ('1:15', '1:00:05')
     """
     minutes, seconds = divmod(round(seconds), 60)

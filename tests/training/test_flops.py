@@ -1,0 +1,86 @@
+"""Model FLOPs against two independent counts of the same step: its jaxpr's matrix products, and XLA's cost analysis."""
+
+import functools
+import math
+
+import jax
+import jax.numpy as jnp
+import optax
+import pytest
+from flax import nnx
+
+from tfx_jax.models import Transformer, TransformerConfig
+from tfx_jax.tasks.translation import translation_loss
+from tfx_jax.training.flops import peak_flops, training_flops
+from tfx_jax.training.step import init_state, update
+
+SMALL = TransformerConfig(vocab_size=101, num_layers=3, d_model=24, num_heads=2, d_k=5, d_v=7, d_ff=40)
+PRE_NORM = TransformerConfig(vocab_size=50, num_layers=2, d_model=16, num_heads=4, d_ff=30, pre_norm=True)
+
+
+def training_step(config, rows, source_length, target_length):
+    """A whole step as a function, and the shapes of its arguments."""
+    optimizer = optax.adam(1e-3)
+    graphdef, first_state = init_state(lambda: Transformer(config, rngs=nnx.Rngs(0)), optimizer)
+    batch = {
+        "source": jax.ShapeDtypeStruct((rows, source_length), jnp.int32),
+        "target": jax.ShapeDtypeStruct((rows, target_length), jnp.int32),
+    }
+    step = functools.partial(update, graphdef, translation_loss, optimizer)
+    return step, (jax.eval_shape(first_state), batch, jax.eval_shape(lambda: jax.random.key(0)))
+
+
+def flops_of_products(jaxpr):
+    """Two FLOPs for each multiplication in the matrix products of a program, its loops run to their ends."""
+    total = 0
+    for equation in jaxpr.eqns:
+        if equation.primitive.name == "dot_general":
+            contracted, _ = equation.params["dimension_numbers"][0]
+            lengths = [equation.invars[0].aval.shape[axis] for axis in contracted]
+            total += 2 * math.prod(equation.outvars[0].aval.shape) * math.prod(lengths)
+        times = equation.params.get("length", 1) if equation.primitive.name == "scan" else 1
+        for value in equation.params.values():
+            inner = getattr(value, "jaxpr", value)
+            if hasattr(inner, "eqns"):
+                total += times * flops_of_products(inner)
+    return total
+
+
+@pytest.mark.parametrize("config", [SMALL, PRE_NORM], ids=["d_k and d_v", "pre-norm"])
+@pytest.mark.parametrize("shape", [(3, 11, 6), (2, 5, 9)])
+def test_equals_the_matrix_products_of_the_step(config, shape):
+    step, arguments = training_step(config, *shape)
+    assert training_flops(config, *shape) == flops_of_products(jax.make_jaxpr(step)(*arguments).jaxpr)
+
+
+def test_is_nearly_all_that_xla_counts(monkeypatch):
+    """XLA adds the element-wise work, 2.4 % at this width. It counts a loop's body once: the one layer is unrolled."""
+    config = TransformerConfig(vocab_size=2_000, num_layers=1, d_model=256, num_heads=4, d_ff=1024, dropout_rate=0.0)
+    shape = (4, 48, 32)
+    monkeypatch.setattr(jax.lax, "scan", functools.partial(jax.lax.scan, unroll=True))
+    step, arguments = training_step(config, *shape)
+    counted = jax.jit(step).lower(*arguments).compile().cost_analysis()["flops"]
+    assert training_flops(config, *shape) == pytest.approx(counted, rel=0.05)
+
+
+def test_equals_palm_where_both_are_defined():
+    """Appendix B: 6 N + 12 L H Q T a token, N the weights. The difference of two depths leaves the embedding out."""
+    shallow, deep = (TransformerConfig(num_layers=layers) for layers in (6, 12))
+    rows, length = 2, 64
+    weights = 6 * (4 * 512**2 + 2 * 512 * 2048 + 8 * 512**2 + 2 * 512 * 2048)
+    attention = 12 * 6 * 512 * length  # of one attention in each of 6 layers; there are three
+    expected = rows * length * (6 * weights + 3 * attention)
+    assert training_flops(deep, rows, length, length) - training_flops(shallow, rows, length, length) == expected
+
+
+def test_peak_is_that_of_all_devices():
+    assert peak_flops(["TPU v4"] * 8) == 8 * 275e12
+    assert peak_flops(["NVIDIA H100 80GB HBM3"]) == pytest.approx(989e12, rel=1e-3)
+    # A v3 chip, of 123 TFLOP/s, is two devices.
+    assert peak_flops(["TPU v3"] * 2) == 123e12
+
+
+def test_no_peak_is_better_than_a_wrong_one():
+    assert peak_flops([device.device_kind for device in jax.devices()]) is None  # CPUs
+    assert peak_flops(["TPU v4", "TPU v99"]) is None
+    assert peak_flops(["NVIDIA H100 80GB HBM3 MIG 1g.10gb"]) is None

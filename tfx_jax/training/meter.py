@@ -1,0 +1,128 @@
+"""What a training takes: metrics summed over steps, and where the seconds went."""
+
+import contextlib
+import math
+import time
+from collections.abc import Iterator, Sequence
+
+import jax
+import numpy as np
+
+from tfx_jax.models.transformer import TransformerConfig
+from tfx_jax.training.flops import peak_flops, training_flops
+from tfx_jax.training.step import Batch, Metrics
+
+PARTS = ("data", "compile", "step", "save", "evaluate")
+"""Where time goes; every second of the loop belongs to exactly one."""
+
+
+class Meter:
+    """Sums the metrics of many steps without making the device wait: a step's are fetched while the next one runs.
+
+    The seconds are the host's: what it does not spend in a part that is timed is "step", starting steps and waiting for
+    them. The device works on while the host waits for data, which therefore costs training time only where the step's
+    share falls to almost nothing.
+    """
+
+    def __init__(self, model: TransformerConfig, device_kinds: Sequence[str]):
+        """Starts the clock.
+
+        Args:
+          model: what is trained, with its own `vocab_size`.
+          device_kinds: of each device that trains it, its `device_kind`.
+        """
+        self._model = model
+        self._peak = peak_flops(device_kinds)
+        self._shapes: set[tuple[tuple[int, ...], ...]] = set()
+        self._waiting: list[tuple[int, Metrics]] = []
+        self._part = "step"
+        self._since = time.monotonic()
+        self._restart()
+
+    def _restart(self) -> None:
+        self._sums: dict[str, float] = {}
+        self._seconds: dict[str, float] = dict.fromkeys(PARTS, 0.0)
+        self._flops = 0
+
+    def add(self, step: int, metrics: Metrics) -> list[tuple[int, dict[str, float]]]:
+        """Takes the metrics of a step that was just started; returns those of the steps that are done."""
+        done = self.drain()
+        self._waiting.append((step, metrics))
+        return done
+
+    def drain(self) -> list[tuple[int, dict[str, float]]]:
+        """Waits for everything; returns (step, metrics) of what came in."""
+        done = []
+        for step, metrics in self._waiting:
+            fetched = {name: float(np.asarray(value)) for name, value in metrics.items()} | {"steps": 1.0}
+            # What a skipped step saw does not belong into the curves.
+            counted = dict.fromkeys(fetched, 0.0) | {"bad": 1.0} if fetched.get("bad") else fetched
+            self._sums = {name: self._sums.get(name, 0.0) + value for name, value in counted.items()}
+            done.append((step, fetched))
+        self._waiting.clear()
+        return done
+
+    @contextlib.contextmanager
+    def timed(self, part: str) -> Iterator[None]:
+        """Counts the seconds inside for `part`, one of PARTS, and not for the part around it."""
+        outer = self._switch(part)
+        try:
+            yield
+        finally:
+            self._switch(outer)
+
+    @contextlib.contextmanager
+    def starting(self, batch: Batch) -> Iterator[None]:
+        """Times the start of a step, which compiles the program if a batch has a shape not seen before."""
+        (*rows, source_length), (*_, target_length) = shapes = (batch["source"].shape, batch["target"].shape)
+        is_new = shapes not in self._shapes
+        self._shapes.add(shapes)
+        if is_new:  # or what the device does meanwhile would seem to take no time
+            jax.block_until_ready(self._waiting)
+        with self.timed("compile" if is_new else "step"):
+            yield
+        self._flops += training_flops(self._model, math.prod(rows), source_length, target_length)
+
+    def take(self) -> dict[str, float]:
+        """Returns TensorBoard's scalars for what came since the last call, and starts again.
+
+        Returns:
+          The seconds of each part, "time/step" and so on, and "train/loss" and the other means over steps. Rates are
+          over the seconds of "data" and "step": compiling, saving and evaluating show for themselves. "train/mfu" is
+          there if the devices' peak is known. If no step is done, there are only the seconds of saving and evaluating;
+          if all of them were skipped, no means.
+        """
+        self._switch(self._part)
+        found = self._means() if self._sums else {}
+        parts = PARTS if self._sums else ("save", "evaluate")
+        found |= {f"time/{part}": self._seconds[part] for part in parts}
+        self._restart()
+        return found
+
+    def _means(self) -> dict[str, float]:
+        sums = self._sums
+        bad = {"train/bad_steps": sums["bad"]} if "bad" in sums else {}
+        if not sums["steps"]:
+            return bad
+        tokens, steps = max(sums["tokens"], 1.0), sums["steps"]
+        seconds = max(self._seconds["data"] + self._seconds["step"], 1e-9)
+        means = {
+            "train/loss": sums["loss"] / tokens,
+            "train/nll": sums["nll"] / tokens,
+            "train/accuracy": sums["correct"] / tokens,
+            "train/grad_norm": sums["grad_norm"] / steps,
+            "train/tokens_per_second": tokens / seconds,
+            "train/tokens_per_step": tokens / steps,
+        }
+        if "z_loss" in sums:
+            means["train/z_loss"] = sums["z_loss"] / tokens
+        if self._peak is not None:
+            means["train/mfu"] = self._flops / (seconds * self._peak)
+        return means | bad
+
+    def _switch(self, part: str) -> str:
+        """Ends the current part and begins another; returns the one that ended."""
+        now, before = time.monotonic(), self._part
+        self._seconds[before] += now - self._since
+        self._since, self._part = now, part
+        return before

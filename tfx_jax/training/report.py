@@ -1,0 +1,180 @@
+"""The report of a training: `report.md` and `learning_curves.png` in its workdir, over all of its runs."""
+
+import io
+import signal
+from collections.abc import Callable, Sequence
+
+import numpy as np
+from etils import epath
+
+from tfx_jax.training.config import ExperimentConfig, flat
+from tfx_jax.training.flops import peak_flops
+from tfx_jax.training.meter import PARTS
+from tfx_jax.training.progress import Evaluation, History, clock, read_history
+
+_PARTS = {
+    "data": "waiting for data",
+    "compile": "compiling",
+    "step": "computing",
+    "save": "saving",
+    "evaluate": "evaluating",
+}
+
+
+def write_report(
+    workdir: epath.PathLike,
+    config: ExperimentConfig,
+    *,
+    step: int,
+    signum: int | None,
+    num_params: int,
+    device_kinds: Sequence[str],
+    evaluations: Sequence[Evaluation],
+    message: Callable[[str], None],
+) -> None:
+    """Writes report and picture from what all runs of a workdir left in its TensorBoard files.
+
+    Each file is replaced at once or not at all. What cannot be written is reported in one line: the training, which is
+    saved by then, must not fail for it. The seconds since the last logged step of a run that was killed are not known.
+
+    Args:
+      workdir: of the training.
+      config: the experiment.
+      step: where it ended.
+      signum: the signal that interrupted it, or None.
+      num_params: parameters of the model.
+      device_kinds: of each device that it ran on last, its `device_kind`.
+      evaluations: all so far.
+      message: shows a line.
+    """
+    try:
+        from tfx_jax.training.learning_curves import draw_learning_curves  # Matplotlib is slow to import
+
+        folder, history = epath.Path(workdir), read_history(workdir)
+        figure = draw_learning_curves(history, evaluations)
+        if figure is not None:
+            picture = io.BytesIO()
+            figure.savefig(picture, format="png", dpi=150)
+            _replace(folder / "learning_curves.png", picture.getvalue())
+        parts = [
+            f"# Training report\n\nStep {step:,} of {config.num_steps:,}: {_ending(config, step, signum)}.",
+            "" if figure is None else "![Learning curves](learning_curves.png)",
+            _table(("", ""), _facts(history, config, step, num_params, device_kinds)),
+            _time_table(history),
+            _evaluation_table(evaluations),
+            _config_table(config),
+        ]
+        _replace(folder / "report.md", ("\n\n".join(part for part in parts if part) + "\n").encode())
+    except Exception as error:  # whatever storage and Matplotlib raise
+        message(f"no report: {' '.join(str(error).split())}")
+
+
+def _ending(config: ExperimentConfig, step: int, signum: int | None) -> str:
+    if signum is not None:
+        return f"interrupted by {signal.Signals(signum).name}, the same command goes on"
+    if step < config.num_steps:
+        return f"stopped early, without a better BLEU in the last {config.patience} evaluations"
+    return "finished"
+
+
+def _facts(
+    history: History, config: ExperimentConfig, step: int, num_params: int, device_kinds: Sequence[str]
+) -> list[tuple[str, str]]:
+    """Rows of the first table: name and value."""
+    facts = [
+        ("Parameters", f"{num_params:,}"),
+        ("Devices", ", ".join(f"{device_kinds.count(kind)} x {kind}" for kind in dict.fromkeys(device_kinds))),
+        ("Computation", config.model.dtype),
+    ]
+    starts = [start for start in history.starts if start < step]
+    if len(starts) > 1:
+        facts.append(("Runs", f"{len(starts)}, the last from step {starts[-1]:,}"))
+    steps, tokens = history.curve("train/tokens_per_step")
+    if steps.size:
+        # What a killed run did not log is taken to have been like the steps logged after it.
+        seen = float((tokens * np.diff(steps, prepend=0)).sum())
+        facts.append(("Target tokens seen", f"{seen:,.0f}, {seen / steps[-1]:,.0f} a step"))
+    rate = _mean_rate(history, "train/tokens_per_second")
+    if rate is not None:
+        facts.append(("Target tokens a second", f"{rate:,.0f} while training"))
+    facts += _mfu_fact(history, config, device_kinds)
+    bad = history.curve("train/bad_steps")[1].sum()
+    if bad:
+        facts.append(("Skipped steps", f"{bad:,.0f}"))
+    return facts
+
+
+def _mfu_fact(history: History, config: ExperimentConfig, device_kinds: Sequence[str]) -> list[tuple[str, str]]:
+    mfu, peak = _mean_rate(history, "train/mfu"), peak_flops(device_kinds)
+    if mfu is None or peak is None:
+        return []
+    text = f"{mfu:.1%} of the devices' peak at 16 bits, {peak / 1e12:,.0f} TFLOP/s; padding is counted as work"
+    if config.model.dtype == "float32":
+        text += "; **the computation is float32, the peak that of bfloat16**"
+    return [("Model FLOP utilisation", text)]
+
+
+def _time_table(history: History) -> str:
+    """Of all runs, steps that were lost and taken again included."""
+    points = [*history.points, *history.superseded]
+    seconds = {part: sum(point.scalars.get(f"time/{part}", 0.0) for point in points) for part in PARTS}
+    total = sum(seconds.values())
+    if not total:
+        return ""
+    rows = [(_PARTS[part], clock(value), f"{value / total:.1%}") for part, value in seconds.items()]
+    rows.append(("**together**", f"**{clock(total)}**", ""))
+    lost = sum(point.scalars.get(f"time/{part}", 0.0) for point in history.superseded for part in PARTS)
+    if lost:
+        rows.append(("of it for steps lost and taken again", clock(lost), f"{lost / total:.1%}"))
+    return "## Where the time went\n\n" + _table(("", "time", "share"), rows)
+
+
+def _evaluation_table(evaluations: Sequence[Evaluation]) -> str:
+    if not evaluations:
+        return ""
+    best = max(evaluation["bleu"] for evaluation in evaluations)
+    rows = [
+        (
+            f"{evaluation['step']:,}",
+            f"**{evaluation['bleu']:.2f}**" if evaluation["bleu"] == best else f"{evaluation['bleu']:.2f}",
+            f"{evaluation['exact_match']:.1f} %",
+        )
+        for evaluation in evaluations
+    ]
+    return "## Evaluations on the validation part\n\n" + _table(("step", "BLEU (tokenised)", "exact match"), rows)
+
+
+def _config_table(config: ExperimentConfig) -> str:
+    default, chosen = flat(ExperimentConfig()), flat(config)
+    rows = [
+        (f"`{name}`", f"`{value!r}`", f"`{default[name]!r}`")
+        for name, value in chosen.items()
+        if value != default[name]
+    ]
+    if not rows:
+        return "## Configuration\n\nThe defaults."
+    return "## Configuration\n\nWhat differs from the defaults.\n\n" + _table(("field", "value", "default"), rows)
+
+
+def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A Markdown table."""
+    cells = [header, ["---"] * len(header), *([cell.replace("|", "\\|") for cell in row] for row in rows)]
+    return "\n".join(f"| {' | '.join(row)} |" for row in cells)
+
+
+def _mean_rate(history: History, tag: str) -> float | None:
+    """The mean over the time in which the rate was measured."""
+    rates = [
+        (point.scalars[tag], point.scalars["time/data"] + point.scalars["time/step"])
+        for point in history.points
+        if tag in point.scalars and "time/step" in point.scalars
+    ]
+    seconds = sum(weight for _, weight in rates)
+    return sum(rate * weight for rate, weight in rates) / seconds if seconds else None
+
+
+def _replace(path: epath.Path, content: bytes) -> None:
+    """Writes a file at once: whoever looks finds the old one or the new one."""
+    partial = path.with_name(path.name + ".partial")
+    partial.write_bytes(content)
+    partial.replace(path)
