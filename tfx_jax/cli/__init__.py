@@ -12,6 +12,7 @@ VERBS = {
     "translate": "translate standard input, line by line",
     "average": "average the newest checkpoints of a training",
     "attend": "draw what every attention head looks at, for one sentence pair",
+    "launch": "start a verb on several processes, a TPU slice or a cluster",
 }
 
 _USAGE = "usage: tfx-jax VERB [options]; tfx-jax VERB --help says more\n\n" + "".join(
