@@ -101,11 +101,18 @@ def wait_for(condition):
 @pytest.mark.parametrize("target", ["local", "tpu-vm", "xpk", "slurm"])
 def test_scripts_are_sound(target, command, capfd):
     command = [argument for argument in command if target != "xpk" or argument.isprintable()]
-    script = dry_run(capfd, target, command=command)
-    subprocess.run(["bash", "-n"], input=script, text=True, check=True)
+    scripts = [dry_run(capfd, target, command=command)]
+    scripts += [
+        f"#!/bin/bash\n{inner}" for inner in re.findall("<<'END'\n(.*?)^END$", scripts[0], re.MULTILINE | re.DOTALL)
+    ]
+    assert len(scripts) == 1 + (target == "tpu-vm")
     shellcheck = shutil.which("shellcheck", path=f"{pathlib.Path(sys.executable).parent}:/usr/bin")
-    if shellcheck:
-        subprocess.run([shellcheck, "--norc", "--severity=style", "-"], input=script, text=True, check=True)
+    for script in scripts:
+        subprocess.run(["bash", "-n"], input=script, text=True, check=True)
+        if shellcheck:
+            # SC2016 remarks on a dollar sign that stays one, which is what the odd arguments are about.
+            check = [shellcheck, "--norc", "--severity=style", "--exclude=SC2016", "-"]
+            subprocess.run(check, input=script, text=True, check=True)
 
 
 @pytest.mark.parametrize("target", TARGETS)
@@ -135,11 +142,20 @@ def test_what_is_begun_is_what_dry_run_writes(target, capfd, programs):
 # Slurm
 
 
-@pytest.mark.parametrize(("status", "goes_back"), [(0, False), (1, False), (2, False), (130, True), (143, True)])
-def test_slurm_returns_to_the_queue_what_was_saved(status, goes_back, capfd, programs, monkeypatch):
+@pytest.mark.parametrize(
+    ("status", "restarts", "goes_back"),
+    [
+        *[(status, 0, False) for status in (0, 1, 2, 137)],
+        *[(status, restarts, True) for status in (130, 143) for restarts in (0, 99)],
+        *[(75, restarts, restarts < 10) for restarts in (0, 9, 10)],
+    ],
+)
+def test_slurm_returns_to_the_queue_what_can_go_on(status, restarts, goes_back, capfd, programs, monkeypatch):
     script = dry_run(capfd, "slurm", command=[*TRAIN, *ODD, *LINES])
     programs.add("srun", f"sys.exit({status})")
     monkeypatch.setenv("SLURM_JOB_ID", "41")
+    if restarts:
+        monkeypatch.setenv("SLURM_RESTART_COUNT", str(restarts))
     assert subprocess.run(["bash"], input=script, text=True).returncode == status
     (srun,) = programs.called("srun")
     assert srun["argv"][srun["argv"].index("tfx-jax") :] == ["tfx-jax", *TRAIN, *ODD, *LINES]
@@ -297,6 +313,7 @@ def test_jobset_has_a_pod_for_each_host(topology, chips_per_host, num_hosts, cap
         (1, False, "RestartJobSet"),
         (14, False, "RestartJobSet"),
         (20, False, "RestartJobSet"),
+        (75, False, "RestartJobSet"),
         (134, False, "RestartJobSet"),
         (137, False, "RestartJobSet"),
     ],
@@ -337,6 +354,7 @@ def test_xpk_carries_arguments_exactly(capfd, programs):
     assert call["argv"][:2] == ["workload", "create"]
     options = dict(argument.removeprefix("--").split("=", 1) for argument in call["argv"][2:])
     assert (options["workload"], options["docker-image"]) == ("demo", "gcr.io/p/tfx-jax:1")
+    assert options["restart-on-exit-codes"] == "1,75"  # those above 126 are XPK's own
     assert options["zone"] == "us-east5-a"
     assert "project" not in options
     assert "\n" not in options["command"]

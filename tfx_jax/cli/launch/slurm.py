@@ -6,7 +6,7 @@ import re
 import shlex
 from collections.abc import Sequence
 
-from tfx_jax.cli.launch.plan import SAVED, Plan, add_grace_option, execute
+from tfx_jax.cli.launch.plan import LOST, SAVED, Plan, add_grace_option, execute
 from tfx_jax.cli.options import Parser, at_least_one
 
 SUMMARY = "GPU nodes of a Slurm cluster"
@@ -18,8 +18,8 @@ _SCRIPT = """\
 status=0
 # A process that still saves is not killed when another is done; one that hangs because another died is, later.
 srun --gpu-bind=none --kill-on-bad-exit=0 --wait={grace} {command} || status=$?
-if [[ {saved} ]]; then
-  echo "saved after a signal (status $status): back to the queue"
+if [[ {saved} || ($status == {lost} && ${{SLURM_RESTART_COUNT:-0}} -lt {max_restarts}) ]]; then
+  echo "status $status: back to the queue, to go on from the last checkpoint"
   scontrol requeue "$SLURM_JOB_ID"
 fi
 exit "$status"
@@ -39,6 +39,13 @@ def add_options(parser: Parser) -> None:
         default=[],
         metavar="OPTION",
         help="another option of sbatch, for example --sbatch=--partition=gpu; may be given again",
+    )
+    parser.add_argument(
+        "--max-restarts",
+        type=at_least_one,
+        default=10,
+        metavar="N",
+        help="a job that was requeued as often ends when a process hangs or is lost, but not when it saved (10)",
     )
     add_grace_option(parser, 300, "before the time limit, to save in")
 
@@ -60,6 +67,8 @@ def plan(options: argparse.Namespace, command: Sequence[str]) -> Plan:
         directives="\n".join(f"#SBATCH {directive}" for directive in directives),
         grace=options.grace,
         command=shlex.join(["tfx-jax", *command]),
+        lost=LOST,
+        max_restarts=options.max_restarts,
         saved=" || ".join(f"$status == {status}" for status in SAVED),
     )
     return Plan(text, "sbatch", functools.partial(execute, ["sbatch"], text))
