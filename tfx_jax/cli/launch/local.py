@@ -95,11 +95,12 @@ def supervise(
                 continue
             running -= 1
             if code and not status:
-                status, wait = code if code > 0 else 128 - code, grace
-                if not received and running:
+                status = code if code > 0 else 128 - code
+                if running and not received:  # else all have been told, and save as long as they need
                     print(f"process {index} left with status {status}: ending the others", file=sys.stderr, flush=True)
-                for process in processes:
-                    process.terminate()
+                    wait = grace
+                    for process in processes:
+                        process.terminate()
     sys.stdout.flush()  # raises if whoever read it is gone, which the command line knows how to say
     return status
 
