@@ -145,7 +145,7 @@ def _devices(line: str) -> tuple[int, ...]:
     ((0, 4), (0, 4))
     """
     if pairs := re.search(r"source_target_pairs=\{(\S*)\}", line):
-        following = dict(tuple(map(int, pair.split(","))) for pair in re.findall(r"\{([\d,]+)\}", pairs[1] + "}"))
+        following = {int(one): int(other) for one, other in re.findall(r"\{(\d+),(\d+)\}", pairs[1] + "}")}
         ring = [next(iter(following))]
         while (device := following.get(ring[-1])) is not None and device not in ring:
             ring.append(device)

@@ -36,9 +36,7 @@ def add_model_options(parser: Parser) -> None:
 
 def add_decoding_options(parser: Parser) -> None:
     """Adds the flags of the beam search."""
-    parser.add_argument(
-        "--beam", type=_at_least_one, help="beam width; that of the training's configuration by default"
-    )
+    parser.add_argument("--beam", type=at_least_one, help="beam width; that of the training's configuration by default")
     parser.add_argument("--alpha", type=float, help="of the length penalty; the configuration's by default")
 
 
@@ -63,7 +61,8 @@ def set_up_program() -> None:
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
 
 
-def _at_least_one(text: str) -> int:
+def at_least_one(text: str) -> int:
+    """Reads a count from the command line."""
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f'"{text}" is not a whole number of at least 1')
     return int(text)

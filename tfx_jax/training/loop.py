@@ -8,6 +8,7 @@ import time
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from etils import epath
 
@@ -78,10 +79,10 @@ def train(config: ExperimentConfig, workdir: epath.PathLike, *, profile: range |
     """
     validate(config)
     with ending_together(), told_when_full(workdir):
-        return _train(config, epath.Path(workdir))
+        return _train(config, epath.Path(workdir), profile)
 
 
-def _train(config: ExperimentConfig, workdir: epath.Path) -> Result:
+def _train(config: ExperimentConfig, workdir: epath.Path, profile: range | None) -> Result:
     pairs = open_pairs(config.data, "train")
     validation = open_pairs(config.data, "validation") if has_part(config.data, "validation") else None
     if validation is None and (config.eval_every or config.patience):
@@ -194,7 +195,7 @@ class _Trainer:
         if shardings.guard is None:
             return state
         mean_loss, in_a_row = extra.get("guard", (0.0, 0))
-        guard = Guard(np.float32(mean_loss), np.int32(in_a_row))
+        guard = Guard(jnp.float32(mean_loss), jnp.int32(in_a_row))
         return state._replace(guard=jax.device_put(guard, shardings.guard))
 
     def run(self, stop: StopRequest) -> None:

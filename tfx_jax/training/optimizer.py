@@ -52,7 +52,7 @@ def make_optimizer(config: OptimizerConfig, d_model: int) -> optax.GradientTrans
       ValueError: if there is no such optimizer.
     """
     rate = learning_rate(config, d_model)
-    adam = {"b1": config.b1, "b2": config.b2, "eps": config.epsilon}
+    adam: dict[str, Any] = {"b1": config.b1, "b2": config.b2, "eps": config.epsilon}
     if config.name == "adam":
         optimizer = optax.adam(rate, **adam)
     elif config.name == "adamw":

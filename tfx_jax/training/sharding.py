@@ -182,7 +182,7 @@ def row_share(mesh: Mesh) -> RowShare:
       UserError: if the devices of this process hold rows that are no such block.
     """
     parts = num_row_parts(mesh)
-    places = NamedSharding(mesh, P(ROWS)).addressable_devices_indices_map((parts,)).values()
+    places: Any = NamedSharding(mesh, P(ROWS)).addressable_devices_indices_map((parts,)).values()
     held = sorted({part for (place,) in places for part in range(parts)[place]})
     if not held or held != list(range(held[0], held[0] + len(held))) or parts % len(held) or held[0] % len(held):
         raise UserError(f"config.mesh: process {jax.process_index()} would hold the parts {held} of {parts} of a batch")
@@ -202,7 +202,7 @@ def shard_batch(batch: dict[str, np.ndarray], mesh: Mesh) -> dict[str, jax.Array
         first = share.index * len(rows)
         shape = (share.count * len(rows), *rows.shape[1:])
 
-        def part(place: tuple[slice, ...]) -> np.ndarray:
+        def part(place: Any) -> np.ndarray:
             start, stop, _ = place[0].indices(shape[0])
             return rows[start - first : stop - first, *place[1:]]
 

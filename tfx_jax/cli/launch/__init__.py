@@ -1,0 +1,89 @@
+"""`tfx-jax launch TARGET [options] -- VERB ARGS...`: one command line, from a laptop to a pod.
+
+A target is a module with a `SUMMARY`, `add_options(parser)` and `plan(options, command)`, where `command` is the verb
+and its arguments. It plans first and begins later, so that `--dry-run` shows exactly what would happen.
+"""
+
+import pathlib
+import shutil
+import sys
+from collections.abc import Sequence
+from typing import NoReturn
+
+from tfx_jax.cli import VERBS
+from tfx_jax.cli.launch import jobset, local, slurm, tpu_vm, xpk
+from tfx_jax.cli.launch.plan import Plan
+from tfx_jax.cli.options import Parser
+from tfx_jax.errors import UserError
+
+TARGETS = {"local": local, "tpu-vm": tpu_vm, "xpk": xpk, "jobset": jobset, "slurm": slurm}
+
+_EXAMPLE = "tfx-jax launch local -n 2 -- train --config=experiments/transformer_demo.py --workdir=runs/demo"
+
+
+def run(argv: Sequence[str]) -> int:
+    """Says on stderr what it begins, and returns its exit status; `--dry-run` writes it down instead."""
+    cut = argv.index("--") if "--" in argv else len(argv)
+    own, command = list(argv[:cut]), list(argv[cut + 1 :])
+    if not own or own[0].startswith("-"):
+        _general_help(own)
+    name = own.pop(0)
+    if name not in TARGETS:
+        raise UserError(f"unknown target {name!r}; there are {', '.join(TARGETS)}")
+    target = TARGETS[name]
+    parser = Parser(f"launch {name}", target.SUMMARY)
+    parser.usage = f"tfx-jax launch {name} [options] -- VERB ARGS..."
+    parser.add_argument(
+        "--dry-run", action="store_true", help="write what would be run to standard output, run nothing"
+    )
+    parser.add_argument("--output", metavar="FILE", help="with --dry-run: write it to a file instead")
+    target.add_options(parser)
+    options = parser.parse_args(own)
+    _check_command(command)
+    if options.output is not None and not options.dry_run:
+        raise UserError("--output goes with --dry-run")
+    plan = target.plan(options, command)
+    if options.dry_run:
+        return _write(plan.text, options.output)
+    return _begin(plan)
+
+
+def _general_help(own: list[str]) -> NoReturn:
+    if own[:1] not in (["-h"], ["--help"]):
+        raise UserError(f"no target; there are {', '.join(TARGETS)}")
+    parser = Parser("launch", "Starts a verb on several processes or machines.")
+    parser.usage = "tfx-jax launch TARGET [options] -- VERB ARGS..."
+    summaries = "; ".join(f"{name}: {target.SUMMARY}" for name, target in TARGETS.items())
+    parser.add_argument("TARGET", help=f"{summaries} (tfx-jax launch TARGET --help says more)")
+    parser.epilog = f"for example: {_EXAMPLE}"
+    parser.print_help()
+    parser.exit()
+
+
+def _check_command(command: Sequence[str]) -> None:
+    if not command:
+        raise UserError(f"nothing to launch: put a verb and its arguments behind --, as in {_EXAMPLE}")
+    verbs = [verb for verb in VERBS if verb != "launch"]
+    if command[0] not in verbs:
+        raise UserError(f"unknown verb {command[0]!r} behind --; there are {', '.join(verbs)}")
+
+
+def _write(text: str, output: str | None) -> int:
+    if output is None:
+        print(text, end="")
+        return 0
+    try:
+        pathlib.Path(output).write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise UserError(f"cannot write --output={output}: {error.strerror}") from None
+    return 0
+
+
+def _begin(plan: Plan) -> int:
+    if shutil.which(plan.program) is None:
+        raise UserError(
+            f"{plan.program} is not installed here: install it, or write the launch down with "
+            "--dry-run --output=FILE and begin it where it is"
+        )
+    print(plan.text, end="", file=sys.stderr, flush=True)
+    return plan.start()

@@ -1,0 +1,92 @@
+"""GPU nodes of a Slurm cluster: https://slurm.schedmd.com/sbatch.html."""
+
+import argparse
+import functools
+import re
+import shlex
+from collections.abc import Sequence
+
+from tfx_jax.cli.launch.plan import LOST, SAVED, Plan, add_grace_option, execute
+from tfx_jax.cli.options import Parser, at_least_one
+
+SUMMARY = "GPU nodes of a Slurm cluster"
+
+# JAX takes one process for each GPU under Slurm, the process choosing by its number on the node: all must see all.
+_SCRIPT = """\
+#!/usr/bin/env bash
+{directives}
+status=0
+# A process that still saves is not killed when another is done; one that hangs because another died is, later.
+srun --gpu-bind=none --kill-on-bad-exit=0 --wait={grace} {command} || status=$?
+if [[ {saved} || ($status == {lost} && ${{SLURM_RESTART_COUNT:-0}} -lt {max_restarts}) ]]; then
+  echo "status $status: back to the queue, to go on from the last checkpoint"
+  scontrol requeue "$SLURM_JOB_ID"
+fi
+exit "$status"
+"""
+
+
+def add_options(parser: Parser) -> None:
+    """Adds what this target asks for."""
+    parser.add_argument("--name", type=_job_name, default="tfx-jax", help="of the job (tfx-jax)")
+    parser.add_argument("--nodes", type=at_least_one, default=1, metavar="N", help="number of nodes (1)")
+    parser.add_argument("--gpus-per-node", type=at_least_one, required=True, metavar="N", help="GPUs of one node")
+    parser.add_argument("--time", type=_time, required=True, help="limit, for example 24:00:00 or 2-00:00:00")
+    parser.add_argument(
+        "--sbatch",
+        type=_directive,
+        action="append",
+        default=[],
+        metavar="OPTION",
+        help="another option of sbatch, for example --sbatch=--partition=gpu; may be given again",
+    )
+    parser.add_argument(
+        "--max-restarts",
+        type=at_least_one,
+        default=10,
+        metavar="N",
+        help="a job that was requeued as often ends when a process hangs or is lost, but not when it saved (10)",
+    )
+    add_grace_option(parser, 300, "before the time limit, to save in")
+
+
+def plan(options: argparse.Namespace, command: Sequence[str]) -> Plan:
+    """Plans one batch job."""
+    directives = [
+        f"--job-name={options.name}",
+        f"--nodes={options.nodes}",
+        f"--gpus-per-node={options.gpus_per_node}",
+        f"--ntasks-per-node={options.gpus_per_node}",
+        f"--time={options.time}",
+        f"--signal=TERM@{options.grace}",  # to the processes of srun, not to this shell
+        "--requeue",  # after a preemption or the failure of a node
+        "--open-mode=append",
+        *options.sbatch,
+    ]
+    text = _SCRIPT.format(
+        directives="\n".join(f"#SBATCH {directive}" for directive in directives),
+        grace=options.grace,
+        command=shlex.join(["tfx-jax", *command]),
+        lost=LOST,
+        max_restarts=options.max_restarts,
+        saved=" || ".join(f"$status == {status}" for status in SAVED),
+    )
+    return Plan(text, "sbatch", functools.partial(execute, ["sbatch"], text))
+
+
+def _job_name(text: str) -> str:
+    if not re.fullmatch(r"\w[-.\w]*", text, re.ASCII):
+        raise argparse.ArgumentTypeError(f'"{text}" is not a name of letters, digits, ".", "_" and "-"')
+    return text
+
+
+def _time(text: str) -> str:
+    if not re.fullmatch(r"(\d+-)?\d+(:\d\d){0,2}", text, re.ASCII):
+        raise argparse.ArgumentTypeError(f'"{text}" is not a time such as 90 (minutes), 24:00:00 or 2-00:00:00')
+    return text
+
+
+def _directive(text: str) -> str:
+    if not text.startswith("-") or not text.isprintable():
+        raise argparse.ArgumentTypeError(f"{text!r} is not an option of sbatch on one line")
+    return text

@@ -1,0 +1,52 @@
+"""A GKE cluster that XPK made or knows: https://github.com/AI-Hypercomputer/xpk."""
+
+import argparse
+import functools
+import shlex
+from collections.abc import Sequence
+
+from tfx_jax.cli.launch.plan import LOST, Plan, add_grace_option, dns_label, execute, literal, require_shared_workdir
+from tfx_jax.cli.options import Parser, at_least_one
+from tfx_jax.errors import UserError
+
+SUMMARY = "TPU slices of a GKE cluster, through XPK"
+
+
+def add_options(parser: Parser) -> None:
+    """Adds what this target asks for."""
+    parser.add_argument("--name", type=dns_label, required=True, help="of the workload")
+    parser.add_argument("--cluster", required=True, help="name of the cluster")
+    parser.add_argument("--tpu-type", required=True, help="of one slice, for example v5litepod-16")
+    parser.add_argument("--image", required=True, help="container image with this package and the experiment file")
+    parser.add_argument("--num-slices", type=at_least_one, default=1, metavar="N", help="number of slices (1)")
+    parser.add_argument("--zone", help="of the cluster; that of gcloud's configuration by default")
+    parser.add_argument("--project", help="of the cluster; that of gcloud's configuration by default")
+    parser.add_argument(
+        "--max-restarts", type=at_least_one, default=50, metavar="N", help="XPK counts preemptions, too (50)"
+    )
+    add_grace_option(parser, 300, "between SIGTERM and SIGKILL")
+
+
+def plan(options: argparse.Namespace, command: Sequence[str]) -> Plan:
+    """Plans one call of xpk."""
+    require_shared_workdir(command)
+    for argument in command:
+        if not argument.isprintable():
+            raise UserError(f"XPK carries the command on one line of a YAML file, where {argument!r} does not fit")
+    argv = [
+        *("xpk", "workload", "create"),
+        f"--workload={options.name}",
+        f"--cluster={options.cluster}",
+        f"--tpu-type={options.tpu_type}",
+        f"--num-slices={options.num_slices}",
+        f"--docker-image={options.image}",
+        f"--max-restarts={options.max_restarts}",
+        # XPK restarts after 42 and 127 to 255, so after a signal; 1 is an error that no one foresaw.
+        f"--restart-on-exit-codes=1,{LOST}",
+        f"--termination-grace-period-seconds={options.grace}",
+        # XPK sends SIGTERM to the shell that it runs this in: exec puts the training in that shell's place.
+        f"--command=exec {literal(shlex.join(['tfx-jax', *command]))}",
+    ]
+    argv += [f"--{name}={value}" for name in ("zone", "project") if (value := getattr(options, name))]
+    lines = ["#!/usr/bin/env bash", " \\\n  ".join([" ".join(argv[:3]), *map(shlex.quote, argv[3:])])]
+    return Plan("\n".join(lines) + "\n", "xpk", functools.partial(execute, argv))
