@@ -175,6 +175,12 @@ def load_params(workdir: epath.PathLike, step: int | str | None = None) -> Param
         return _load_step(checkpointer, int(chosen))
 
 
+def saved_checksums(workdir: epath.PathLike, step: int) -> dict[str, str]:
+    """What the values of a checkpoint summed up to when it was saved: equal for equal states, however sharded."""
+    with _open(workdir) as checkpointer:
+        return cast(dict[str, Any], checkpointer.metadata(step).custom_metadata)["checksums"]
+
+
 def average_checkpoints(workdir: epath.PathLike, last: int, *, or_fewer: bool = False) -> list[int]:
     """Averages the parameters of the newest checkpoints (Vaswani et al., 2017, section 6.1) into `workdir/average`.
 

@@ -1,0 +1,426 @@
+r"""A fault campaign: does a training survive what happens to trainings, bit for bit?
+
+    python experiments/benchmarks/faults.py --output=runs/faults --faults=100 --seed=0
+
+Every fault is made, in turn and at a random moment or place, to a tiny training (`tfx-jax train` in processes of its
+own). Then the same command runs again, after what the message says to do if there was one. Passed means: no traceback,
+every checkpoint that was complete before is still there, the run ends, and all its checkpoints equal those of a run to
+which nothing happened, bit for bit. A process that JAX itself aborts because its peer is gone is no failure. The full
+disk is a small tmpfs where the user may mount one, otherwise a limit on the size of files (the table says which).
+
+Measured: see the note of the release; the short version is tests/experiments/test_faults.py.
+"""
+
+import argparse
+import collections
+import dataclasses
+import json
+import os
+import pathlib
+import resource
+import shutil
+import signal
+import socket
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from tfx_jax.data.grammar import GrammarPairs
+from tfx_jax.errors import UserError
+from tfx_jax.training.checkpoint import load_params, saved_checksums
+
+ROOT = pathlib.Path(__file__).parents[2]
+STEPS, EVERY, RESUMED = 40, 5, 20  # steps, steps between checkpoints, last checkpoint of a training that was stopped
+OVERRIDES = {
+    "data.dataset": "files",
+    "data.train_source": "train.tsv",
+    "data.max_length": 16,
+    "data.tokens_per_batch": 128,
+    "model.d_model": 16,
+    "num_steps": STEPS,
+    "checkpoint_every": EVERY,
+    "log_every": 1,
+    "keep_last": 100,
+    "hang_seconds": 60,
+}
+
+
+class Missed(Exception):  # noqa: N818  not an error: the training was over before the fault could happen
+    """The moment for the fault did not come."""
+
+
+class Failed(Exception):  # noqa: N818
+    """The training did not survive as it should."""
+
+
+class Training:
+    """One start of the command, as one process or several."""
+
+    def __init__(self, bench: "Bench", workdir: pathlib.Path, *, processes: int = 1, file_limit: int | None = None):
+        flags = [f"--config.{name}={value}" for name, value in (OVERRIDES | bench.overrides).items()]
+        command = [sys.executable, "-m", "tfx_jax", "train", f"--workdir={workdir}", *flags]
+        command.append(f"--config={ROOT}/experiments/transformer_demo.py:test")
+        port, self.logs, self.processes = _free_port(), [], []
+        bench.started.append(self)
+        for index in range(processes):
+            own = [f"--coordinator=127.0.0.1:{port}", f"--num-processes={processes}", f"--process-id={index}"]
+            self.logs.append(bench.output / "logs" / f"{workdir.name}.{time.monotonic_ns()}.{index}")
+            with self.logs[-1].open("w") as log:
+                self.processes.append(
+                    subprocess.Popen(
+                        command + (own if processes > 1 else []),
+                        stdout=log,
+                        stderr=subprocess.STDOUT,
+                        env=bench.environment,
+                        preexec_fn=None if file_limit is None else lambda: _limit_files(file_limit),
+                    )
+                )
+
+    def text(self, index: int = 0) -> str:
+        """What a process has printed."""
+        return self.logs[index].read_text(errors="replace")
+
+    def wait_until(self, happened: Callable[[], bool]) -> None:
+        """Looks often; raises Missed if the training ends before."""
+        while not happened():
+            if any(process.poll() is not None for process in self.processes):
+                raise Missed
+            time.sleep(0.002)
+
+    def wait_until_step(self, step: int) -> None:
+        """Until the line of this step."""
+        self.wait_until(lambda: f"step {step}/" in self.text())
+
+    def signal(self, signum: int, index: int = 0) -> None:
+        """Sends one process a signal."""
+        self.processes[index].send_signal(signum)
+
+    def statuses(self, seconds: float = 240) -> list[int]:
+        """Waits for all processes; ends those that are still there afterwards, as a scheduler does."""
+        end = time.monotonic() + seconds
+        for process in self.processes:
+            try:
+                process.wait(max(0.1, end - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+        return [process.returncode for process in self.processes]
+
+
+class Bench:
+    """The folder of a campaign, with the runs to compare with."""
+
+    def __init__(self, output: pathlib.Path, overrides: dict[str, object] | None = None):
+        self.output = output.resolve()
+        self.text = self.output / "text"
+        for folder in (self.text, self.output / "logs"):
+            folder.mkdir(parents=True, exist_ok=True)
+        pairs = GrammarPairs("train")
+        lines = [f"{pair['source']}\t{pair['target']}\n" for pair in (pairs[index] for index in range(4_000))]
+        (self.text / "train.tsv").write_text("".join(lines))
+        self.overrides = {"data.data_dir": str(self.text)} | (overrides or {})
+        self.environment = os.environ | {
+            "JAX_COMPILATION_CACHE_DIR": str(self.output / "xla"),
+            "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]),
+        }
+        self.started: list[Training] = []
+        self._references: dict[int, pathlib.Path] = {}
+
+    def reference(self, processes: int = 1) -> pathlib.Path:
+        """A run of as many processes to which nothing happened."""
+        if processes not in self._references:
+            workdir = self.output / f"reference{processes}"
+            shutil.rmtree(workdir, ignore_errors=True)
+            training = Training(self, workdir, processes=processes)
+            if any(training.statuses()):
+                raise Failed(f"the uninterrupted run itself: {training.text()[-2000:]}")
+            self._references[processes] = workdir
+        return self._references[processes]
+
+    def stopped(self, workdir: pathlib.Path) -> pathlib.Path:
+        """Makes `workdir` that of a run which was stopped at step RESUMED."""
+        shutil.copytree(self.reference(), workdir, dirs_exist_ok=True)
+        for step in _steps(workdir):
+            if step > RESUMED:
+                shutil.rmtree(workdir / "checkpoints" / str(step))
+        return workdir
+
+    def check(self, workdir: pathlib.Path, before: set[int], processes: int) -> None:
+        """Raises Failed if a checkpoint is gone, or differs from that of the run to which nothing happened."""
+        reference = self.reference(processes)
+        wanted, found = _steps(reference), _steps(workdir)
+        if lost := (before | wanted) - found:
+            raise Failed(f"checkpoints {sorted(lost)} are gone")
+        for step in sorted(wanted):
+            if saved_checksums(workdir, step) != saved_checksums(reference, step):
+                raise Failed(f"step {step} differs from that of the uninterrupted run")
+            try:
+                load_params(workdir, step)  # compares the values with the checksums
+            except UserError as error:
+                raise Failed(str(error)) from None
+
+
+Fault = Callable[[Bench, pathlib.Path, np.random.Generator], str]
+
+
+def kill_in_step(bench: Bench, workdir: pathlib.Path, random: np.random.Generator) -> str:
+    """Killed (-9) in a step."""
+    step = int(random.integers(1, STEPS - 2))
+    training = Training(bench, workdir)
+    training.wait_until_step(step)
+    time.sleep(random.uniform(0, 0.03))
+    training.signal(signal.SIGKILL)
+    return f"status {training.statuses()[0]} after step {step}"
+
+
+def kill_in_save(bench: Bench, workdir: pathlib.Path, random: np.random.Generator) -> str:
+    """Killed (-9) in a save."""
+    save = int(random.integers(1, STEPS // EVERY + 1))
+    training = Training(bench, workdir)
+    folder = workdir / "checkpoints"
+    training.wait_until(lambda: any(folder.glob(f"{save * EVERY}.*tmp*")))
+    time.sleep(random.uniform(0, 0.05))
+    training.signal(signal.SIGKILL)
+    return f"status {training.statuses()[0]} in the save of step {save * EVERY}"
+
+
+def kill_in_preparation(bench: Bench, workdir: pathlib.Path, random: np.random.Generator) -> str:
+    """Killed (-9) in data preparation."""
+    training = Training(bench, workdir)
+    training.wait_until(lambda: (workdir / "config.json").exists())
+    time.sleep(random.uniform(0, 0.5))
+    training.signal(signal.SIGKILL)
+    trained = "with" if (workdir / "tokenizer.model").exists() else "without"
+    return f"status {training.statuses()[0]} {trained} a tokenizer"
+
+
+def terminate(bench: Bench, workdir: pathlib.Path, random: np.random.Generator) -> str:
+    """SIGTERM."""
+    step = int(random.integers(1, STEPS - 5))
+    training = Training(bench, workdir)
+    training.wait_until_step(step)
+    training.signal(signal.SIGTERM)
+    (status,) = training.statuses()
+    if status != 128 + signal.SIGTERM or "run the same command to go on" not in training.text():
+        raise Failed(f"status {status}: {training.text()[-500:]}")
+    return f"status {status}, saved at step {max(_steps(workdir))}"
+
+
+def truncate(bench: Bench, workdir: pathlib.Path, random: np.random.Generator) -> str:
+    """Truncated checkpoint file."""
+    path = _file_of_newest(bench.stopped(workdir), random)
+    size = int(random.integers(path.stat().st_size))
+    os.truncate(path, size)
+    return f"{path.relative_to(workdir)} cut to {size} bytes"
+
+
+def flip_bit(bench: Bench, workdir: pathlib.Path, random: np.random.Generator) -> str:
+    """Flipped bit in a checkpoint file."""
+    path = _file_of_newest(bench.stopped(workdir), random)
+    data = bytearray(path.read_bytes())
+    place = int(random.integers(len(data)))
+    data[place] ^= 1 << int(random.integers(8))
+    path.write_bytes(data)
+    return f"{path.relative_to(workdir)}, byte {place}"
+
+
+def full_disk(bench: Bench, workdir: pathlib.Path, random: np.random.Generator) -> str:
+    """Full disk."""
+    pages = sum(-(-path.stat().st_size // 4096) for path in bench.reference().rglob("*") if path.is_file())
+    room = int(random.uniform(0.05, 0.9) * pages) * 4096
+    workdir.mkdir(parents=True)
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={room}", "none", workdir], capture_output=True).returncode:
+        training, how = Training(bench, workdir, file_limit=int(random.integers(200, 20_000))), "RLIMIT_FSIZE"
+    else:
+        training, how = Training(bench, workdir), f"tmpfs of {room} bytes"
+    line = _one_line(training)
+    if how != "RLIMIT_FSIZE":
+        subprocess.run(["mount", "-o", "remount,size=1g", workdir], check=True)
+    return f"{how}: {line}"
+
+
+def missing_file(bench: Bench, workdir: pathlib.Path, random: np.random.Generator) -> str:
+    """Missing data file."""
+    if random.integers(2):
+        bench.stopped(workdir)
+    path = bench.text / "train.tsv"
+    away = path.rename(path.with_name("away.tsv"))
+    try:
+        return _one_line(Training(bench, workdir))
+    finally:
+        away.rename(path)
+
+
+def two_trainers(bench: Bench, workdir: pathlib.Path, random: np.random.Generator) -> str:
+    """Two trainers in one workdir."""
+    first = Training(bench, workdir)
+    first.wait_until_step(int(random.integers(1, STEPS - 5)))
+    first.signal(signal.SIGSTOP)  # or it would be through before the second has started
+    try:
+        line = _one_line(Training(bench, workdir))
+    finally:
+        first.signal(signal.SIGCONT)
+    if first.statuses() != [0]:
+        raise Failed(f"the first trainer: {first.text()[-500:]}")
+    return line
+
+
+def one_of_two_dies(bench: Bench, workdir: pathlib.Path, random: np.random.Generator) -> str:
+    """One process of two dies."""
+    victim, training = _two_at_a_random_step(bench, workdir, random)
+    training.signal(signal.SIGKILL, victim)
+    return f"process {victim} of 2 killed, statuses {training.statuses(seconds=20)}"
+
+
+def one_of_two_is_terminated(bench: Bench, workdir: pathlib.Path, random: np.random.Generator) -> str:
+    """SIGTERM to one process of two."""
+    victim, training = _two_at_a_random_step(bench, workdir, random)
+    training.signal(signal.SIGTERM, victim)
+    statuses = training.statuses()
+    if statuses not in ([143, 143], [0, 0]):  # 0: the step to stop at, which all have to agree on, was not reached
+        raise Failed(f"statuses {statuses}: {training.text()[-500:]}")
+    return f"process {victim} of 2, statuses {statuses}"
+
+
+FAULTS: dict[Fault, int] = {
+    kill_in_step: 1,
+    kill_in_save: 1,
+    kill_in_preparation: 1,
+    terminate: 1,
+    truncate: 1,
+    flip_bit: 1,
+    full_disk: 1,
+    missing_file: 1,
+    two_trainers: 1,
+    one_of_two_dies: 2,
+    one_of_two_is_terminated: 2,
+}
+"""Each fault and how many processes its training has."""
+
+
+@dataclasses.dataclass
+class Outcome:
+    """What came of one fault."""
+
+    fault: str
+    outcome: str
+    detail: str
+    seconds: float
+    cpu_seconds: float
+
+
+def suffer(bench: Bench, fault: Fault, seed: Sequence[int]) -> Outcome:
+    """Makes one fault to a new training, runs the same command again and compares."""
+    processes, name = FAULTS[fault], str(fault.__doc__).rstrip(".")
+    bench.reference(processes)
+    workdir = bench.output / f"{fault.__name__}-{'-'.join(map(str, seed))}"
+    shutil.rmtree(workdir, ignore_errors=True)
+    started, cpu, detail = time.monotonic(), _cpu_seconds(), ""
+    try:
+        detail = fault(bench, workdir, np.random.default_rng(seed))
+        before = _steps(workdir)
+        again = Training(bench, workdir, processes=processes)
+        if any(again.statuses()) or "Traceback" in again.text():
+            raise Failed(f"the second run: {again.text()[-500:]}")
+        bench.check(workdir, before, processes)
+        outcome = "one line, then identical" if "tfx-jax train: " in detail else "identical"
+    except Missed:
+        outcome = "missed"
+    except Failed as failure:
+        outcome, detail = "FAILED", f"{detail}; {failure}"
+    finally:
+        for training in bench.started:
+            training.statuses(seconds=0)  # none is left behind
+        bench.started.clear()
+    seconds, cpu = time.monotonic() - started, _cpu_seconds() - cpu
+    if outcome != "FAILED":
+        if fault is full_disk:
+            subprocess.run(["umount", workdir], capture_output=True)
+        shutil.rmtree(workdir, ignore_errors=True)
+    return Outcome(name, outcome, detail, round(seconds, 1), round(cpu, 1))
+
+
+def table(outcomes: Sequence[Outcome]) -> str:
+    """Fault by outcome, as Markdown."""
+    groups = collections.defaultdict(list)
+    for outcome in outcomes:
+        groups[outcome.fault, outcome.outcome].append(outcome)
+    lines = ["| fault | outcome | count | seconds (median) | CPU seconds (median) |", "|---|---|--:|--:|--:|"]
+    for (fault, what), group in groups.items():
+        seconds, cpu = (statistics.median(getattr(one, of) for one in group) for of in ("seconds", "cpu_seconds"))
+        lines.append(f"| {fault} | {what} | {len(group)} | {seconds:.1f} | {cpu:.1f} |")
+    return "\n".join(lines) + "\n"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description="Makes faults to trainings and counts what comes of them.")
+    parser.add_argument("--output", type=pathlib.Path, required=True, help="folder for everything")
+    parser.add_argument("--faults", type=int, default=100, help="how many, all kinds in turn")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--only", choices=[fault.__name__ for fault in FAULTS], nargs="*", help="these kinds alone")
+    arguments = parser.parse_args(argv)
+    bench = Bench(arguments.output)
+    kinds = [fault for fault in FAULTS if not arguments.only or fault.__name__ in arguments.only]
+    outcomes, number = [], 0
+    while len(outcomes) < arguments.faults:
+        outcome = suffer(bench, kinds[len(outcomes) % len(kinds)], (arguments.seed, number))
+        number += 1
+        print(f"{len(outcomes) + 1}/{arguments.faults} {outcome}", file=sys.stderr, flush=True)
+        if outcome.outcome != "missed":  # another moment is tried instead
+            outcomes.append(outcome)
+            (bench.output / "faults.json").write_text(
+                json.dumps([dataclasses.asdict(one) for one in outcomes], indent=1)
+            )
+            (bench.output / "faults.md").write_text(table(outcomes))
+    print(table(outcomes), end="")
+    return int(any(outcome.outcome == "FAILED" for outcome in outcomes))
+
+
+def _two_at_a_random_step(bench: Bench, workdir: pathlib.Path, random: np.random.Generator) -> tuple[int, Training]:
+    victim, training = int(random.integers(2)), Training(bench, workdir, processes=2)
+    training.wait_until_step(int(random.integers(1, STEPS - 5)))
+    time.sleep(random.uniform(0, 0.03))
+    return victim, training
+
+
+def _one_line(training: Training) -> str:
+    """The line with which a training stopped for a reason that the user can do something about."""
+    statuses, lines = training.statuses(), training.text().splitlines()
+    if statuses != [2] or not lines or not lines[-1].startswith("tfx-jax train: ") or "Traceback" in training.text():
+        raise Failed(f"statuses {statuses}: {training.text()[-1000:]}")
+    return lines[-1]
+
+
+def _file_of_newest(workdir: pathlib.Path, random: np.random.Generator) -> pathlib.Path:
+    folder = workdir / "checkpoints" / str(max(_steps(workdir)))
+    files = sorted(path for path in folder.rglob("*") if path.is_file() and path.stat().st_size)
+    return files[int(random.integers(len(files)))]
+
+
+def _steps(workdir: pathlib.Path) -> set[int]:
+    """Of the complete checkpoints."""
+    folder = workdir / "checkpoints"
+    return {int(path.name) for path in folder.iterdir() if path.name.isdigit()} if folder.is_dir() else set()
+
+
+def _limit_files(size: int) -> None:
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
+
+
+def _free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return listener.getsockname()[1]
+
+
+def _cpu_seconds() -> float:
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,252 @@
+"""Several processes: how they find each other, train as one, stop as one, and what they leave on disk."""
+
+import importlib.util
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+
+import jax
+import numpy as np
+import pytest
+from jax.sharding import AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from tests.training.test_loop import text, tiny_config  # noqa: F401  a fixture
+from tfx_jax.errors import UserError
+from tfx_jax.training import distributed, loop
+from tfx_jax.training.checkpoint import Checkpoints, load_params
+from tfx_jax.training.config import check_config, save_config
+from tfx_jax.training.distributed import gather_lists, initialize_from_env
+from tfx_jax.training.step import TrainState
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("a:1", None, None), "--num-processes and --process-id missing: --coordinator, .* go together"),
+        ((None, 2, 0), "--coordinator missing"),
+        (("a", 2, 0), "--coordinator=a is not HOST:PORT"),
+        (("a:b", 2, 0), "--coordinator=a:b is not HOST:PORT"),
+        (("a:1", 2, 2), "--process-id=2 is not one of 0 to --num-processes=2 - 1"),
+        (("a:1", 0, 0), "--process-id=0 is not one of 0 to --num-processes=0 - 1"),
+    ],
+)
+def test_arguments_that_cannot_be(arguments, message):
+    with pytest.raises(UserError, match=message):
+        initialize_from_env(*arguments)
+
+
+def test_nothing_happens_alone(monkeypatch):
+    monkeypatch.setattr(jax.distributed, "initialize", lambda **_: pytest.fail("not alone"))
+    initialize_from_env()
+    initialize_from_env("host:1", 1, 0)
+
+
+SLURM = {"SLURM_JOB_ID": "1", "SLURM_STEP_NODELIST": "n[1-2]", "SLURM_PROCID": "1", "SLURM_NTASKS": "2"}
+POD = {"KUBERNETES_SERVICE_HOST": "10.0.0.1"}
+
+
+@pytest.mark.parametrize(
+    ("environment", "cluster"),
+    [
+        ({}, None),
+        ({"JAX_COORDINATOR_ADDRESS": "a:1"}, None),
+        (SLURM | {"SLURM_STEP_NUM_TASKS": "2"}, "a Slurm step"),
+        (SLURM | {"SLURM_STEP_NUM_TASKS": "1"}, None),  # a shell inside an allocation of two tasks
+        (SLURM, None),  # the batch script itself, outside srun
+        ({"OMPI_COMM_WORLD_SIZE": "2"}, "Open MPI"),
+        ({"OMPI_COMM_WORLD_SIZE": "1"}, None),
+        ({"TPU_WORKER_HOSTNAMES": "a,b"}, "a TPU slice"),
+        ({"TPU_WORKER_HOSTNAMES": "a,b", "JAX_PLATFORMS": "cpu"}, None),
+        ({"TPU_WORKER_HOSTNAMES": "localhost"}, None),  # one host, a notebook's for example
+        ({"TPU_PROCESS_ADDRESSES": "a:1,b:1", "TPU_WORKER_HOSTNAMES": "a"}, "a TPU slice"),
+        ({"TPU_WORKER_HOSTNAMES": "localhost", "MEGASCALE_NUM_SLICES": "2"}, "a TPU slice"),
+        (POD, None),  # any pod, a notebook's for example
+        (POD | {"JOB_COMPLETION_INDEX": "3"}, "a Kubernetes job"),
+    ],
+)
+def test_signs_of_several_processes(monkeypatch, environment, cluster):
+    """As if everything were installed that each of them needs."""
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: name in ("libtpu", "kubernetes"))
+    assert distributed._cluster(environment) == cluster
+
+
+def test_a_job_without_the_kubernetes_package_trains_alone_and_says_so(monkeypatch, caplog):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    assert distributed._cluster(POD | {"JOB_COMPLETION_INDEX": "3"}) is None
+    assert "pod 3 of a job trains alone: jax[k8s] is missing" in caplog.text
+
+
+def test_cluster_that_jax_cannot_join_is_one_line(monkeypatch):
+    def initialize():
+        raise ValueError("coordinator_address should be defined.")  # as JAX says under Open MPI 5
+
+    monkeypatch.setattr(jax.distributed, "initialize", initialize)
+    monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "2")
+    with pytest.raises(
+        UserError, match=r"^Open MPI was found, but JAX cannot join its processes \(coordinator_address"
+    ):
+        initialize_from_env()
+
+
+def test_gathering_alone_changes_nothing():
+    assert gather_lists(["a", "何"]) == ["a", "何"]
+
+
+def test_another_process_must_see_the_same_configuration(tmp_path):
+    with pytest.raises(UserError, match=r"has no config\.json, which process 0 has just written: .* must be shared"):
+        check_config(tiny_config("text"), tmp_path)
+    save_config(tiny_config("text"), tmp_path)
+    check_config(tiny_config("text"), tmp_path)
+    with pytest.raises(UserError, match="this process was started with num_steps=8, not 9 as process 0 was"):
+        check_config(tiny_config("text", num_steps=8), tmp_path)
+
+
+def run_pair(program, *arguments, devices=4):
+    """Runs a program as two processes; returns their exit statuses and what they wrote to stderr."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port = listener.getsockname()[1]
+    beginning = f"""
+import json, os, sys
+import jax
+jax.config.update("jax_num_cpu_devices", {devices})
+jax.config.update("jax_default_matmul_precision", "highest")
+from tfx_jax.training.distributed import initialize_from_env
+index, arguments = int(sys.argv[1]), sys.argv[2:]
+initialize_from_env("127.0.0.1:{port}", 2, index)
+initialize_from_env()  # the second call does nothing
+"""
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-c", beginning + program, str(index), *map(str, arguments)],
+            env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for index in range(2)
+    ]
+    try:
+        errors = [process.communicate(timeout=300)[1] for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+    return [process.returncode for process in processes], errors
+
+
+TRAIN = """
+from tests.training.test_loop import tiny_config
+from tfx_jax.training import loop
+text, workdir, signum, changes = arguments
+losses, log, add = {}, loop.Progress.log, loop._Meter.add
+def note(progress, step, scalars, **rest):
+    losses[step] = scalars["train/loss"]
+    log(progress, step, scalars, **rest)
+def interrupt(meter, step, metrics):
+    if index == 1 and step == 5 and int(signum):
+        os.kill(os.getpid(), int(signum))
+    return add(meter, step, metrics)
+loop.Progress.log, loop._Meter.add = note, interrupt
+result = loop.train(tiny_config(text, **json.loads(changes)), workdir)
+with open(f"{workdir}/losses.{index}", "w") as file:
+    json.dump([losses, result.evaluations], file)
+sys.exit(0 if result.signum is None else 128 + result.signum)
+"""
+
+
+@pytest.mark.slow
+def test_two_processes_train_as_one(text, tmp_path, monkeypatch):  # noqa: F811
+    losses, log = {}, loop.Progress.log
+    monkeypatch.setattr(
+        loop.Progress,
+        "log",
+        lambda self, step, scalars, **rest: (
+            losses.update({step: scalars["train/loss"]}),
+            log(self, step, scalars, **rest),
+        ),
+    )
+    alone = loop.train(tiny_config(text), tmp_path / "alone")
+    statuses, errors = run_pair(TRAIN, text, tmp_path / "pair", 0, "{}")
+    assert statuses == [0, 0], errors
+    for index in range(2):
+        found, evaluations = json.loads((tmp_path / "pair" / f"losses.{index}").read_text())
+        assert sorted(map(int, found)) == sorted(losses)
+        np.testing.assert_allclose([found[str(step)] for step in losses], list(losses.values()), atol=1e-5, rtol=0)
+        assert evaluations == alone.evaluations
+    assert "step 9/9" in errors[0]
+    assert "step" not in errors[1]  # one process speaks for all
+    assert len(list((tmp_path / "pair" / "tensorboard").iterdir())) == 1
+    jax.tree.map(
+        lambda one, other: np.testing.assert_allclose(one, other, atol=1e-5),
+        load_params(tmp_path / "pair"),
+        load_params(tmp_path / "alone"),
+    )
+    # One process goes on where two have stopped.
+    assert loop.train(tiny_config(text, num_steps=10), tmp_path / "pair").step == 10
+
+
+@pytest.mark.slow
+def test_a_signal_to_one_process_stops_both_at_the_same_step(text, tmp_path):  # noqa: F811
+    changes = json.dumps({"num_steps": 100_000, "log_every": 1_000, "checkpoint_every": 100_000})
+    statuses, errors = run_pair(TRAIN, text, tmp_path, int(signal.SIGTERM), changes)
+    assert statuses == [143, 143], errors
+    assert "stopped, saved at step" in errors[0]
+    (step,) = (int(path.name) for path in (tmp_path / "checkpoints").iterdir())
+    assert 5 <= step < 100_000
+    load_params(tmp_path, step)
+
+
+@pytest.mark.slow
+def test_the_survivor_of_two_says_so_and_asks_to_be_restarted(text, tmp_path):  # noqa: F811
+    statuses, errors = run_pair(TRAIN, text, tmp_path, int(signal.SIGKILL), "{}")
+    assert statuses == [distributed.RESTART, -signal.SIGKILL], errors
+    last = errors[0].splitlines()[-1]
+    assert last.startswith("tfx-jax: process 0 of 2: lost another process (")
+    assert "Traceback" not in errors[0]
+    assert loop.train(tiny_config(text), tmp_path).step == 9
+
+
+SAVE = """
+import numpy as np
+from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
+from tfx_jax.training.checkpoint import Checkpoints
+from tfx_jax.training.distributed import fetch, gather_lists
+from tfx_jax.training.step import TrainState
+mesh = jax.make_mesh((4, 2), ("a", "b"), axis_types=(AxisType.Auto,) * 2)
+values = np.random.default_rng(0).normal(size=(16, 6)).astype(np.float32)
+def state(spec):
+    whole = NamedSharding(mesh, P())
+    table = jax.make_array_from_callback(values.shape, NamedSharding(mesh, spec), lambda index: values[index])
+    step = jax.make_array_from_callback((), whole, lambda index: np.int32(3))
+    return TrainState(step, {"table": table}, ())
+with Checkpoints(arguments[0]) as checkpoints:
+    checkpoints.save(state(P("a", "b")), {"data": 7})
+    checkpoints.wait()
+    shape_of = lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding)
+    restored, extra = checkpoints.restore_latest(jax.tree.map(shape_of, state(P("b"))))
+assert extra == {"data": 7}
+assert not restored.params["table"].is_fully_addressable
+np.testing.assert_array_equal(fetch(restored.params)["table"], values)
+assert gather_lists([f"何{number}" for number in range(index, 5, 2)]) == [f"何{number}" for number in range(5)]
+"""
+
+
+@pytest.mark.slow
+def test_shards_of_two_processes_are_read_by_one(tmp_path):
+    """Written by two processes, read by them on another mesh, and by one on a third."""
+    statuses, errors = run_pair(SAVE, tmp_path)
+    assert statuses == [0, 0], errors
+    mesh = jax.make_mesh((3, 2), ("a", "b"), axis_types=(AxisType.Auto,) * 2, devices=jax.devices()[:6])
+    shardings = TrainState(NamedSharding(mesh, P()), {"table": NamedSharding(mesh, P(None, ("b", "a")))}, ())
+    shapes = TrainState(np.int32(0), {"table": np.zeros((16, 6), np.float32)}, ())
+    target = jax.tree.map(
+        lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding), shapes, shardings
+    )
+    with Checkpoints(tmp_path) as checkpoints:
+        restored, _ = checkpoints.restore_latest(target)
+    values = np.random.default_rng(0).normal(size=(16, 6)).astype(np.float32)
+    np.testing.assert_array_equal(restored.params["table"], values)
+    np.testing.assert_array_equal(load_params(tmp_path)["table"], values)
