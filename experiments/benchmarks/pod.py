@@ -35,7 +35,7 @@ from tfx_jax.tasks.translation import translation_loss
 from tfx_jax.training.config import OptimizerConfig
 from tfx_jax.training.flops import training_flops
 from tfx_jax.training.optimizer import make_optimizer
-from tfx_jax.training.sharding import BATCH, attention_on, make_mesh, state_shardings
+from tfx_jax.training.sharding import BATCH, attention_on, loss_on, make_mesh, state_shardings
 from tfx_jax.training.step import init_state, jit_update
 
 KINDS = ("all-gather", "all-reduce", "reduce-scatter", "all-to-all", "collective-permute")
@@ -258,7 +258,8 @@ def compiled(
     state = jax.tree.map(
         lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding), abstract, shardings
     )
-    step_fn = jit_update(graphdef, functools.partial(translation_loss, label_smoothing=0.1), optimizer, shardings)
+    loss_fn = loss_on(mesh, functools.partial(translation_loss, label_smoothing=0.1))
+    step_fn = jit_update(graphdef, loss_fn, optimizer, shardings)
     side = jax.ShapeDtypeStruct((rows, length), jnp.int32, sharding=NamedSharding(mesh, BATCH))
     program = step_fn.lower(state, {"source": side, "target": side}, jax.random.key(0)).compile()
     held = sum(

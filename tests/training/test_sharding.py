@@ -24,6 +24,7 @@ from tfx_jax.training.sharding import (
     BATCH,
     DATA_PARALLEL,
     attention_on,
+    loss_on,
     make_mesh,
     num_row_parts,
     row_share,
@@ -205,7 +206,7 @@ class Trainer:
             self.shardings,
         )
         self.first_state = jax.jit(first_state, out_shardings=self.shardings)
-        self.step_fn = jit_update(graphdef, LOSS, optimizer, self.shardings)
+        self.step_fn = jit_update(graphdef, loss_on(mesh, LOSS), optimizer, self.shardings)
 
     def run(self, batches):
         """The last state, and of every step the mean loss of a token and the norm of the gradient."""
@@ -274,6 +275,7 @@ def test_fsdp_gathers_no_more_than_a_layer():
     assert sum(c.count for c in gathers) == 2 * LAYERS * (6 + 10)
     largest = 4 * CONFIG.d_model * CONFIG.d_ff
     assert max(c.num_bytes for c in inside + outside if c.kind == "all-gather") <= largest
+    assert {c.kind for c in inside + outside} == {"all-gather", "all-reduce"}
     whole = sum(leaf.nbytes for leaf in jax.tree.leaves(jax.device_get(trained("one device")[0].params)))
     held = sum(leaf.addressable_shards[0].data.nbytes for leaf in jax.tree.leaves(trained("fsdp")[0].params))
     assert held < whole / 4  # an eighth of the matrices, and all of the vectors

@@ -37,6 +37,7 @@ from tfx_jax.training.progress import Progress
 from tfx_jax.training.report import write_report
 from tfx_jax.training.sharding import (
     attention_on,
+    loss_on,
     make_mesh,
     num_row_parts,
     row_share,
@@ -158,7 +159,7 @@ class _Trainer:
         )
         self.step_fn = jit_update(
             graphdef,
-            loss_fn,
+            loss_on(self.mesh, loss_fn),
             optimizer,
             shardings,
             accumulate=config.accumulate,

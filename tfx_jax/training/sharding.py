@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
+from flax import nnx
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 from jaxtyping import Array
@@ -15,6 +16,7 @@ from jaxtyping import Array
 from tfx_jax.errors import UserError
 from tfx_jax.functional.attention import dot_product_attention
 from tfx_jax.functional.ring import ring_attention
+from tfx_jax.training.step import LossFn
 
 Rules = tuple[tuple[str, P], ...]
 """Patterns of whole paths, and which mesh axis divides each of the last dimensions of what they match."""
@@ -166,6 +168,25 @@ def _attend_in_a_ring(
         in_specs=({name: specs[name] for name in arrays},),
         out_specs=(heads, P(ROWS, "tensor", "sequence")) if return_weights else heads,
     )(arrays)
+
+
+def loss_on(mesh: Mesh, loss_fn: LossFn) -> LossFn:
+    """Makes the loss of a model that is trained on a mesh: under FSDP, the embedding is gathered before the model runs.
+
+    A layer's matrices are gathered when its turn comes. The embedding is used at both ends of a model, and looking up
+    columns that are spread over devices would have the compiler exchange what was found, and copy it on some meshes.
+    """
+    if mesh.shape["fsdp"] == 1:
+        return loss_fn
+    others = [rules for rules in STRATEGIES if rules is not FSDP]
+
+    def loss(model: nnx.Module, batch: dict[str, Array], rngs: nnx.Rngs | None) -> tuple[Array, dict[str, Array]]:
+        params = nnx.to_pure_dict(nnx.state(model))
+        outside = {name: part for name, part in params.items() if not name.endswith("_layers")}
+        gathered = jax.lax.with_sharding_constraint(outside, state_shardings(outside, mesh, others))
+        return loss_fn(nnx.merge(nnx.graphdef(model), params | gathered), batch, rngs)
+
+    return loss
 
 
 class RowShare(NamedTuple):

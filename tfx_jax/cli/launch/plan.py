@@ -10,7 +10,6 @@ from tfx_jax.cli.options import Parser, at_least_one
 from tfx_jax.errors import UserError
 
 SAVED = (130, 143)  # exit status of a training that saved after SIGINT or SIGTERM: run it again and it goes on
-LOST = 75  # exit status of a process that hung or lost another: run all of them again
 MISTAKE = 2  # exit status of a mistake of the user's: running it again cannot help
 
 

@@ -6,8 +6,9 @@ import re
 import shlex
 from collections.abc import Sequence
 
-from tfx_jax.cli.launch.plan import LOST, SAVED, Plan, add_grace_option, execute
+from tfx_jax.cli.launch.plan import SAVED, Plan, add_grace_option, execute
 from tfx_jax.cli.options import Parser, at_least_one
+from tfx_jax.training.distributed import RESTART
 
 SUMMARY = "GPU nodes of a Slurm cluster"
 
@@ -67,7 +68,7 @@ def plan(options: argparse.Namespace, command: Sequence[str]) -> Plan:
         directives="\n".join(f"#SBATCH {directive}" for directive in directives),
         grace=options.grace,
         command=shlex.join(["tfx-jax", *command]),
-        lost=LOST,
+        lost=RESTART,
         max_restarts=options.max_restarts,
         saved=" || ".join(f"$status == {status}" for status in SAVED),
     )

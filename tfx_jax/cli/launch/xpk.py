@@ -5,9 +5,10 @@ import functools
 import shlex
 from collections.abc import Sequence
 
-from tfx_jax.cli.launch.plan import LOST, Plan, add_grace_option, dns_label, execute, literal, require_shared_workdir
+from tfx_jax.cli.launch.plan import Plan, add_grace_option, dns_label, execute, literal, require_shared_workdir
 from tfx_jax.cli.options import Parser, at_least_one
 from tfx_jax.errors import UserError
+from tfx_jax.training.distributed import RESTART
 
 SUMMARY = "TPU slices of a GKE cluster, through XPK"
 
@@ -42,7 +43,7 @@ def plan(options: argparse.Namespace, command: Sequence[str]) -> Plan:
         f"--docker-image={options.image}",
         f"--max-restarts={options.max_restarts}",
         # XPK restarts after 42 and 127 to 255, so after a signal; 1 is an error that no one foresaw.
-        f"--restart-on-exit-codes=1,{LOST}",
+        f"--restart-on-exit-codes=1,{RESTART}",
         f"--termination-grace-period-seconds={options.grace}",
         # XPK sends SIGTERM to the shell that it runs this in: exec puts the training in that shell's place.
         f"--command=exec {literal(shlex.join(['tfx-jax', *command]))}",
