@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tfx_jax.functional import label_smoothed_cross_entropy
+from tfx_jax.functional import label_smoothed_cross_entropy, z_loss
 
 B, T, V = 2, 5, 7
 SMOOTHINGS = [0.0, 0.1, 0.4]
@@ -161,3 +161,30 @@ def test_shapes_that_do_not_fit():
     logits, targets = _batch(B, T)
     with pytest.raises(ValueError, match=r"logits \(2, 5, 7\) do not fit targets \(5,\)"):
         label_smoothed_cross_entropy(logits, targets[0])
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+def test_z_loss_is_the_squared_log_normaliser(dtype):
+    logits, _ = _batch(B, T)
+    logits = (5 * logits).astype(dtype)
+    loss = z_loss(logits)
+    assert loss.dtype == jnp.float32
+    expected = np.log(np.exp(np.asarray(logits, np.float64)).sum(-1)) ** 2
+    np.testing.assert_allclose(loss, expected, rtol=2e-6, atol=1e-6)
+    assert np.isfinite(z_loss(jnp.array([[1e4, 0.0]]))).all()
+
+
+def test_z_loss_beside_the_cross_entropy_is_no_second_pass():
+    """The compiled program, backward pass included, computes no more exponentials and touches no more memory."""
+    logits, targets = _batch(8, 16, num_classes=5000)
+
+    def cost(weight):
+        def loss(logits):
+            total = label_smoothed_cross_entropy(logits, targets, smoothing=0.1)
+            return (total + weight * z_loss(logits) if weight else total).sum()
+
+        return jax.jit(jax.value_and_grad(loss)).lower(logits).compile().cost_analysis()
+
+    plain, both = cost(0.0), cost(1e-4)
+    assert both["transcendentals"] == plain["transcendentals"]
+    assert both["bytes accessed"] < 1.01 * plain["bytes accessed"]

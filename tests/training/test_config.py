@@ -65,6 +65,20 @@ def test_defaults_are_the_base_model_and_valid():
         ("model.d_model", 511, "model.d_model must be even for sinusoidal positions, got 511"),
         ("model.num_heads", 7, "model.d_model=512 is not divisible by num_heads=7"),
         ("model.dtype", "float61", 'model.dtype must be "float32" or "bfloat16", got \'float61\''),
+        ("model.remat", "some", 'model.remat must be "none" or "full" or "dots", got \'some\''),
+        ("optimizer.name", "sgd", 'optimizer.name must be "adam" or "adamw" or "adafactor", got \'sgd\''),
+        ("optimizer.weight_decay", -0.1, "optimizer.weight_decay must be at least 0, got -0.1"),
+        (
+            "optimizer.weight_decay",
+            0.1,
+            'optimizer.weight_decay is not for "adam": choose config.optimizer.name="adamw"',
+        ),
+        ("optimizer.clip_norm", -1.0, "optimizer.clip_norm must be at least 0, got -1.0"),
+        ("z_loss", -1.0, "z_loss must be at least 0, got -1.0"),
+        ("accumulate", 0, "accumulate must be at least 1, got 0"),
+        ("bad_steps", "ignore", 'bad_steps must be "stop" or "skip", got \'ignore\''),
+        ("spike_factor", 0.5, "spike_factor must be 0 or above 1, got 0.5"),
+        ("spike_factor", float("nan"), "spike_factor must be 0 or above 1, got nan"),
         ("model.dtype", "int32", 'model.dtype must be "float32" or "bfloat16", got \'int32\''),
         ("data.tokenizer", "bytes", 'data.tokenizer must be "sentencepiece" or "words", got \'bytes\''),
         ("data.tokens_per_batch", 255, "data.tokens_per_batch=255 holds no sentence of max_length=256"),
@@ -87,6 +101,8 @@ def test_impossible_settings_are_refused(field, value, message):
         {"model.num_heads": 7, "model.d_k": 64, "model.d_v": 64},
         {"model.dtype": "bfloat16"},
         {"data.tokens_per_batch": 256},
+        {"optimizer.name": "adafactor", "optimizer.weight_decay": 0.1, "optimizer.clip_norm": 1.0},
+        {"model.remat": "dots", "accumulate": 4, "z_loss": 1e-4, "bad_steps": "skip", "spike_factor": 2.0},
         {"label_smoothing": 0.0, "model.dropout_rate": 0.0, "keep_best": 0, "decoding.alpha": 0.0},
     ],
 )
@@ -141,6 +157,7 @@ def test_what_may_change_is_changed(workdir):
     save_config(ExperimentConfig(), workdir)
     new = {"num_steps": 9, "log_every": 9, "checkpoint_every": 9, "eval_every": 9, "patience": 9, "keep_last": 9}
     new |= {"keep_best": 9, "decoding.beam_size": 9, "decoding.alpha": 0.9, "decoding.extra_length": 9, "mesh.data": 9}
+    new |= {"model.remat": "full", "accumulate": 9, "bad_steps": "skip", "spike_factor": 9.0}
     save_config(changed(**new), workdir)
     assert load_config(workdir) == changed(**new)
     assert load_config(workdir).mesh == MeshConfig(data=9)

@@ -1,11 +1,13 @@
-"""Learning rate and Adam against the paper's formulas in float64 NumPy."""
+"""Learning rates and optimizers against their papers' formulas in float64 NumPy."""
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from flax import nnx
 
+from tfx_jax.models.transformer import Transformer, TransformerConfig
 from tfx_jax.training.config import OptimizerConfig
 from tfx_jax.training.optimizer import inverse_sqrt_schedule, learning_rate, make_optimizer
 
@@ -83,3 +85,131 @@ def test_adam_equals_float64_numpy(settings):
         params = optax.apply_updates(params, updates)
     assert np.abs(expected - weights).max() > 0.1
     np.testing.assert_allclose(params["weights"], expected, rtol=1e-6, atol=1e-6)
+
+
+def run(config, params, grads):
+    """The parameters after an update with each of the gradients."""
+    optimizer = make_optimizer(config, d_model=16)
+    params = jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.float32), params)
+    state = optimizer.init(params)
+    step = jax.jit(optimizer.update)
+    for grad in grads:
+        updates, state = step(jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.float32), grad), state, params)
+        params = optax.apply_updates(params, updates)
+    return params
+
+
+def test_default_keeps_the_state_of_plain_adam():
+    """Or checkpoints of before there was a choice could not be read."""
+    params = {"weights": jnp.ones(3)}
+    expected = optax.adam(optax.constant_schedule(1.0)).init(params)
+    assert jax.tree.structure(make_optimizer(OptimizerConfig(), 16).init(params)) == jax.tree.structure(expected)
+
+
+def test_adamw_decays_weights_but_neither_biases_nor_gains():
+    config = OptimizerConfig(name="adamw", weight_decay=0.3, warmup_steps=3, peak_learning_rate=0.1)
+    names = ("up", "up_bias", "scale", "bias")
+    rng = np.random.default_rng(0)
+    params = {name: rng.normal(size=(4, 3)) for name in names}
+    grads = [{name: rng.normal(size=(4, 3)) for name in names} for _ in range(5)]
+    rates = [float(learning_rate(config, 16)(step)) for step in range(5)]
+    found = run(config, params, grads)
+    for name in names:
+        values = params[name]
+        for last, _ in enumerate(grads):
+            adam = [
+                numpy_adam(np.zeros((4, 3)), [g[name] for g in grads[:n]], rates[:n], 0.9, 0.98, 1e-9)
+                for n in (last, last + 1)
+            ]
+            values = values + (adam[1] - adam[0]) - rates[last] * (0.3 if name == "up" else 0.0) * values
+        np.testing.assert_allclose(found[name], values, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["adam", "adamw"])
+def test_clipping_is_by_the_norm_over_all_parameters(name):
+    rng = np.random.default_rng(1)
+    params = {"a": rng.normal(size=3), "b": rng.normal(size=(2, 2))}
+    grads = [{"a": scale * rng.normal(size=3), "b": scale * rng.normal(size=(2, 2))} for scale in (0.01, 100.0, 1.0)]
+    norms = [np.sqrt(sum(np.square(leaf).sum() for leaf in grad.values())) for grad in grads]
+    assert norms[0] < 0.5 < norms[2] < norms[1]
+    config = OptimizerConfig(name=name, warmup_steps=3, peak_learning_rate=0.1, clip_norm=0.5)
+    found = run(config, params, grads)
+    rates = [float(learning_rate(config, 16)(step)) for step in range(3)]
+    for leaf, start in params.items():
+        clipped = [grad[leaf] * min(1.0, 0.5 / norm) for grad, norm in zip(grads, norms, strict=True)]
+        expected = numpy_adam(start, clipped, rates, 0.9, 0.98, 1e-9)
+        np.testing.assert_allclose(found[leaf], expected, rtol=1e-5, atol=1e-6)
+
+
+def test_learning_rate_of_adafactor_is_the_paper_s():
+    """Shazeer and Stern (2018), section 9: min(1e-6 t, 1 / sqrt(t)), relative to the parameters."""
+    steps = np.array([1, 100, 9_999, 10_000, 10_001, 500_000])
+    schedule = learning_rate(OptimizerConfig(name="adafactor", warmup_steps=10_000), d_model=512)
+    np.testing.assert_allclose(schedule(jnp.asarray(steps - 1)), np.minimum(1e-6 * steps, steps**-0.5), rtol=1e-6)
+
+
+def numpy_adafactor(weights, grads, rates, weight_decay=0.0):
+    """Shazeer and Stern (2018), algorithms 4 (matrices) and 5, in float64."""
+    row = column = square = 0.0
+    for step, (grad, rate) in enumerate(zip(grads, rates, strict=True), start=1):
+        decay = 1 - step**-0.8
+        squares = grad**2 + 1e-30
+        if grad.ndim == 2:
+            row = decay * row + (1 - decay) * squares.mean(axis=1, keepdims=True)
+            column = decay * column + (1 - decay) * squares.mean(axis=0, keepdims=True)
+            square = row * column / row.mean()
+        else:
+            square = decay * square + (1 - decay) * squares
+        update = grad / np.sqrt(square)
+        update = update / max(1.0, np.sqrt(np.mean(update**2)))
+        scale = max(1e-3, np.sqrt(np.mean(weights**2)))
+        weights = weights - rate * scale * update - rate * weight_decay * weights
+    return weights
+
+
+@pytest.mark.parametrize("weight_decay", [0.0, 0.2])
+def test_adafactor_equals_float64_numpy_layer_by_layer(weight_decay):
+    """Matrices of a stack of layers are factored one by one, as if they were not stacked."""
+    rng = np.random.default_rng(2)
+    shapes = {"up": (40, 33), "bias": (40,)}
+
+    def draw(scale):
+        stacked = {name: scale * rng.normal(size=(3, *shape)) for name, shape in shapes.items()}
+        return {"encoder_layers": stacked, "table": scale * rng.normal(size=(50, 40))}
+
+    params, grads = draw(0.1), [draw(10.0**power) for power in (0, -3, 1, 0)]
+    for layer in range(3):  # of very different gradients
+        for grad in grads:
+            grad["encoder_layers"] = {name: leaf * 10.0**layer for name, leaf in grad["encoder_layers"].items()}
+    config = OptimizerConfig(name="adafactor", warmup_steps=2, weight_decay=weight_decay, peak_learning_rate=0.1)
+    rates = [float(learning_rate(config, 16)(step)) for step in range(4)]
+    found = run(config, params, grads)
+    expected = numpy_adafactor(params["table"], [grad["table"] for grad in grads], rates, weight_decay)
+    np.testing.assert_allclose(found["table"], expected, rtol=1e-5, atol=1e-6)
+    for name, decayed in (("up", weight_decay), ("bias", 0.0)):
+        for layer in range(3):
+            expected = numpy_adafactor(
+                params["encoder_layers"][name][layer],
+                [grad["encoder_layers"][name][layer] for grad in grads],
+                rates,
+                decayed,
+            )
+            np.testing.assert_allclose(found["encoder_layers"][name][layer], expected, rtol=1e-5, atol=1e-6)
+
+
+def test_adafactor_keeps_a_fraction_of_adam_s_moments():
+    """Of the base model, from shapes alone."""
+    shapes = nnx.eval_shape(lambda: Transformer(TransformerConfig(), rngs=nnx.Rngs(0)))
+    params = nnx.to_pure_dict(nnx.state(shapes))
+
+    def size(name):
+        state = jax.eval_shape(make_optimizer(OptimizerConfig(name=name), 512).init, params)
+        return sum(leaf.size for leaf in jax.tree.leaves(state))
+
+    assert size("adam") == pytest.approx(2 * sum(leaf.size for leaf in jax.tree.leaves(params)), abs=10)
+    assert size("adafactor") < 0.02 * size("adam")
+
+
+def test_unknown_optimizer():
+    with pytest.raises(ValueError, match='optimizer must be "adam", "adamw" or "adafactor", got \'sgd\''):
+        make_optimizer(OptimizerConfig(name="sgd"), 16)

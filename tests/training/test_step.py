@@ -16,7 +16,7 @@ from tfx_jax.tasks.translation import translation_loss
 from tfx_jax.training.config import OptimizerConfig
 from tfx_jax.training.optimizer import make_optimizer
 from tfx_jax.training.sharding import DATA_PARALLEL, make_mesh, shard_batch, state_shardings
-from tfx_jax.training.step import init_state, jit_update, update
+from tfx_jax.training.step import Guard, init_state, jit_update, update
 
 B, S, T, V = 16, 5, 7, 11
 NUM_STEPS = 4
@@ -41,8 +41,8 @@ class BagOfWords(nnx.Module):
         return jnp.tanh(x) @ table.T
 
 
-def make_transformer(dropout_rate=0.0, seed=0):
-    config = TransformerConfig(V, num_layers=1, d_model=8, num_heads=2, d_ff=12, dropout_rate=dropout_rate)
+def make_transformer(dropout_rate=0.0, seed=0, **changes):
+    config = TransformerConfig(V, num_layers=1, d_model=8, num_heads=2, d_ff=12, dropout_rate=dropout_rate, **changes)
     return Transformer(config, rngs=nnx.Rngs(params=seed))
 
 
@@ -68,12 +68,12 @@ UNEVEN = [make_batch(seed, np.roll([7, 7, 7, 6, 5, 1, 0, 0, 3, 2, 7, 4, 0, 0, 1,
 class Trainer:
     """A compiled step on a mesh, and as many copies of the first state as one likes."""
 
-    def __init__(self, make_model, num_devices=1, optimizer=ADAM):
+    def __init__(self, make_model, num_devices=1, optimizer=ADAM, *, loss_fn=LOSS, is_guarded=False, **options):
         self.mesh = make_mesh(num_devices)
-        graphdef, first_state = init_state(make_model, optimizer)
+        graphdef, first_state = init_state(make_model, optimizer, is_guarded=is_guarded)
         self.first = jax.device_get(jax.jit(first_state)())
         self.shardings = state_shardings(self.first, self.mesh, DATA_PARALLEL)
-        self.step_fn = jit_update(graphdef, LOSS, optimizer, self.shardings)
+        self.step_fn = jit_update(graphdef, loss_fn, optimizer, self.shardings, **options)
 
     def put(self, state):
         return jax.device_put(state, self.shardings)
@@ -88,9 +88,9 @@ class Trainer:
 
 
 @functools.cache
-def trained(make_model, num_devices, dropout_rate):
+def trained(make_model, num_devices, dropout_rate, **options):
     """A model after a few steps: the state, the metrics of each step, and what trained it."""
-    trainer = Trainer(functools.partial(make_model, dropout_rate), num_devices)
+    trainer = Trainer(functools.partial(make_model, dropout_rate), num_devices, **options)
     return *trainer.run(trainer.put(trainer.first), UNEVEN), trainer
 
 
@@ -159,12 +159,19 @@ def replicate(tree):
     return jax.tree.map(lambda leaf: jnp.stack([leaf] * 8), tree)
 
 
-def test_pmap_equals_jit():
+@pytest.mark.parametrize(
+    ("make_model", "guard", "options"),
+    [
+        (make_transformer, None, {}),
+        (make_bag_of_words, Guard(np.float32(0.0), np.int32(0)), {"accumulate": 2, "spike_factor": 9.0}),
+    ],
+)
+def test_pmap_equals_jit(make_model, guard, options):
     """The classic style: every device holds a replica of the state and gets its rows of the batch."""
-    expected_state, expected_history, trainer = trained(make_transformer, 8, 0.0)
-    graphdef = nnx.graphdef(nnx.eval_shape(make_transformer))
-    step_fn = jax.pmap(functools.partial(update, graphdef, LOSS, ADAM, axis_name="data"), axis_name="data")
-    state = replicate(trainer.first)
+    expected_state, expected_history, trainer = trained(make_model, 8, 0.0)
+    graphdef = nnx.graphdef(nnx.eval_shape(make_model))
+    step_fn = jax.pmap(functools.partial(update, graphdef, LOSS, ADAM, axis_name="data", **options), axis_name="data")
+    state = replicate(trainer.first._replace(guard=guard))
     history = []
     for batch in UNEVEN:
         shards = {side: rows.reshape(8, B // 8, -1) for side, rows in batch.items()}
@@ -172,24 +179,31 @@ def test_pmap_equals_jit():
         history.append(jax.device_get(metrics))
     for replica in range(8):
         mine = jax.tree.map(lambda leaf, replica=replica: np.asarray(leaf[replica]), (state.params, history[-1]))
-        expected = jax.device_get((expected_state.params, expected_history[-1]))
+        bad = {} if guard is None else {"bad": 0.0, "bad_in_a_row": 0.0}
+        expected = jax.device_get((expected_state.params, expected_history[-1] | bad))
         chex.assert_trees_all_close(mine, expected, rtol=1e-6, atol=1e-6)
     # The replicas stay equal to the last bit, or they would drift apart.
     first = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf[:1], leaf.shape), state)
     chex.assert_trees_all_equal(state, first)
 
 
-def test_pmap_draws_a_mask_of_its_own_on_each_device():
-    class Draws(nnx.Module):
-        def __init__(self):
-            self.weight = nnx.Param(jnp.ones(()))
+class Draws(nnx.Module):
+    """Whose loss is a random number, the same for a whole batch."""
 
-    def drawn(model, batch, rngs):
+    def __init__(self):
+        self.weight = nnx.Param(jnp.ones(()))
+
+    @staticmethod
+    def loss(model, batch, rngs):
         value = jax.random.uniform(rngs.dropout())
         return model.weight[...] * value, {"tokens": jnp.ones(()), "squares": value**2}
 
+
+def test_pmap_draws_a_mask_of_its_own_on_each_device():
     graphdef, first_state = init_state(Draws, optax.sgd(0.1))
-    step_fn = jax.pmap(functools.partial(update, graphdef, drawn, optax.sgd(0.1), axis_name="data"), axis_name="data")
+    step_fn = jax.pmap(
+        functools.partial(update, graphdef, Draws.loss, optax.sgd(0.1), axis_name="data"), axis_name="data"
+    )
     _, metrics = step_fn(replicate(first_state()), {"rows": np.zeros((8, 2))}, replicate(RNG))
     mean, mean_square = float(metrics["loss"][0]) / 8, float(metrics["squares"][0]) / 8
     assert mean_square - mean**2 > 0.01
@@ -277,3 +291,176 @@ def test_metrics_are_sums_with_the_norm_of_the_gradient(sgd):
     norm = np.sqrt(sum(np.sum(leaf**2) for leaf in jax.tree.leaves(gradient)))
     np.testing.assert_allclose(metrics["grad_norm"], norm, rtol=1e-5)
     assert metrics["loss"] / metrics["tokens"] > np.log(V) * 0.5
+
+
+@pytest.mark.parametrize(
+    ("make_model", "num_devices", "accumulate"),
+    [(make_bag_of_words, 1, 4), (make_bag_of_words, 1, 16), (make_transformer, 8, 2)],
+)
+def test_accumulated_step_equals_that_of_the_whole_batch(make_model, num_devices, accumulate):
+    """However unevenly tokens are spread: of sixteen parts, some have none at all."""
+    state, history, _ = trained(make_model, num_devices, 0.0, accumulate=accumulate)
+    expected_state, expected_history, _ = trained(make_model, 8, 0.0)
+    chex.assert_trees_all_close(history, expected_history, rtol=1e-6)
+    expected = jax.device_get(expected_state.params)
+    chex.assert_trees_all_close(jax.device_get(state.params), expected, rtol=1e-6, atol=1e-6)
+
+
+def collectives(trainer, batch):
+    """The kinds of communication in the compiled step."""
+    arguments = trainer.put(trainer.first), shard_batch(batch, trainer.mesh), RNG
+    text = trainer.step_fn.lower(*arguments).compile().as_text()
+    kinds = ("all-reduce", "all-gather", "all-to-all", "collective-permute", "reduce-scatter")
+    return {kind for kind in kinds if f" {kind}(" in text or f" {kind}-start(" in text}
+
+
+def test_parts_of_a_batch_stay_on_their_devices():
+    """Nothing but sums is exchanged: a part takes of each device rows that are there already."""
+    assert collectives(trained(make_transformer, 8, 0.0, accumulate=2)[2], UNEVEN[0]) == {"all-reduce"}
+
+
+def test_parts_draw_different_masks():
+    trainer = Trainer(Draws, optimizer=optax.sgd(0.1), loss_fn=Draws.loss, accumulate=8)
+    _, (metrics,) = trainer.run(trainer.put(trainer.first), [{"rows": np.zeros((8, 2))}])
+    assert metrics["tokens"] == 8
+    assert metrics["squares"] / 8 - (metrics["loss"] / 8) ** 2 > 0.01
+
+
+def test_accumulation_saves_memory():
+    batch = {side: jax.ShapeDtypeStruct((1024, size), jnp.int32) for side, size in (("source", S), ("target", T))}
+
+    def temporary(accumulate):
+        trainer = Trainer(make_bag_of_words, accumulate=accumulate)
+        return trainer.step_fn.lower(trainer.first, batch, RNG).compile().memory_analysis().temp_size_in_bytes
+
+    assert temporary(8) < temporary(1) / 5
+
+
+def test_rows_that_cannot_be_split():
+    trainer = Trainer(make_bag_of_words, accumulate=3)
+    with pytest.raises(ValueError, match="accumulate=3 does not divide the 16 rows of the batch"):
+        trainer.run(trainer.put(trainer.first), UNEVEN[:1])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("remat", ["full", "dots"])
+def test_rematerialised_layers_change_nothing(remat):
+    """Neither gradients nor the masks of dropout, which are drawn again in the backward pass."""
+    model = functools.partial(make_transformer, remat=remat)
+    trainer = Trainer(functools.partial(model, 0.3))
+    state, history = trainer.run(trainer.put(trainer.first), UNEVEN)
+    expected_state, expected_history, _ = trained(make_transformer, 1, 0.3)
+    chex.assert_trees_all_close(history, expected_history, rtol=1e-6)
+    expected = jax.device_get(expected_state.params)
+    chex.assert_trees_all_close(jax.device_get(state.params), expected, rtol=1e-6, atol=1e-6)
+
+
+def test_bfloat16_computes_on_float32_masters():
+    """Parameters, moments, logits, sums and gradients are float32; only what lies between is not."""
+    make_model = functools.partial(make_transformer, dtype="bfloat16")
+    graphdef, first_state = init_state(make_model, ADAM)
+    state, batch = jax.eval_shape(first_state), UNEVEN[0]
+    seen = {}
+
+    def watched(model, batch, rngs):
+        seen["logits"] = model(batch["source"], batch["target"], rngs=rngs).dtype
+        return LOSS(model, batch, rngs)
+
+    def watched_update(grads, opt_state, params=None):
+        seen["gradient"] = {leaf.dtype for leaf in jax.tree.leaves(grads)}
+        return ADAM.update(grads, opt_state, params)
+
+    optimizer = optax.GradientTransformation(ADAM.init, watched_update)
+    program = jax.make_jaxpr(functools.partial(update, graphdef, watched, optimizer), return_shape=True)
+    text, (after, metrics) = program(state, batch, RNG)
+    assert seen == {"logits": jnp.float32, "gradient": {jnp.dtype("float32")}}
+    moments, counts = [leaf for leaf in jax.tree.leaves(after.opt_state) if leaf.ndim], after.opt_state[0].count
+    assert {leaf.dtype for leaf in [*jax.tree.leaves((after.params, metrics)), *moments]} == {jnp.dtype("float32")}
+    assert counts.dtype == jnp.int32
+    assert "bf16" in str(text)
+
+
+@pytest.mark.slow
+def test_bfloat16_does_not_lose_small_steps():
+    """Updates of a thousandth of a weight, too small for bfloat16, add up in the masters."""
+    sgd = optax.sgd(1e-3)
+    trainer = Trainer(functools.partial(make_transformer, dtype="bfloat16"), optimizer=sgd)
+    state, history = trainer.run(trainer.put(trainer.first), UNEVEN[:1] * 3)
+    exact = Trainer(make_transformer, optimizer=sgd)
+    expected, expected_history = exact.run(exact.put(exact.first), UNEVEN[:1] * 3)
+    moved, should = (
+        jnp.concatenate(
+            [leaf.ravel() for leaf in jax.tree.leaves(jax.tree.map(np.subtract, after, trainer.first.params))]
+        )
+        for after in jax.device_get((state.params, expected.params))
+    )
+    assert moved @ should / np.sqrt(moved @ moved * (should @ should)) > 0.999
+    np.testing.assert_allclose(history[-1]["loss"], expected_history[-1]["loss"], rtol=0.01)
+
+
+def spoilt_loss(model, batch, rngs):
+    """The loss times a factor that comes with the batch."""
+    total, metrics = LOSS(model, {side: batch[side] for side in ("source", "target")}, rngs)
+    return total * batch["factor"].max(), metrics
+
+
+def spoilt(batch, factor):
+    return batch | {"factor": np.full(B, factor, np.float32)}
+
+
+@functools.cache
+def guarded(spike_factor):
+    model = functools.partial(make_bag_of_words, 0.0)
+    return Trainer(model, 8, loss_fn=spoilt_loss, is_guarded=True, spike_factor=spike_factor, accumulate=2)
+
+
+def mean_token_loss(metrics):
+    return float(metrics["loss"] / metrics["tokens"])
+
+
+@pytest.mark.parametrize("factor", [np.nan, np.inf, 1e36, 20.0])
+def test_bad_step_changes_nothing_but_its_number(factor):
+    """A loss that is not finite, a gradient whose norm is not (1e36), a spike."""
+    trainer = guarded(3.0)
+    state, _ = trainer.run(trainer.put(trainer.first), [spoilt(UNEVEN[0], 1.0)])
+    before = jax.tree.map(np.array, state)
+    after, (metrics,) = trainer.run(state, [spoilt(UNEVEN[1], factor)])
+    assert all(leaf.is_deleted() for leaf in jax.tree.leaves(state))  # skipping costs no copy of the state
+    assert (metrics["bad"], metrics["bad_in_a_row"]) == (1, 1)
+    assert np.isfinite(metrics["loss"]) == (factor in (1e36, 20.0))
+    assert np.isfinite(metrics["grad_norm"]) == (factor == 20.0)
+    expected = before._replace(step=before.step + 1, guard=before.guard._replace(in_a_row=np.int32(1)))
+    chex.assert_trees_all_equal(jax.device_get(after), expected)
+
+
+def test_training_goes_on_as_if_bad_steps_had_not_been():
+    trainer = guarded(3.0)
+    good = [spoilt(batch, 1.0) for batch in UNEVEN]
+    bad = [spoilt(UNEVEN[0], factor) for factor in (np.nan, 20.0)]
+    state, history = trainer.run(trainer.put(trainer.first), [bad[0], *good[:2], *bad, good[2], bad[1], good[3]])
+    expected, expected_history = trainer.run(trainer.put(trainer.first), good)
+    chex.assert_trees_all_equal(state._replace(step=expected.step), expected)
+    assert [int(metrics["bad_in_a_row"]) for metrics in history] == [1, 0, 0, 1, 2, 0, 1, 0]
+    assert [int(metrics["bad"]) for metrics in history] == [1, 0, 0, 1, 1, 0, 1, 0]
+    assert int(state.step) == 8
+    losses = [mean_token_loss(metrics) for metrics in expected_history]
+    mean = functools.reduce(lambda mean, loss: 0.99 * mean + 0.01 * loss, losses)
+    np.testing.assert_allclose(state.guard.mean_loss, mean, rtol=1e-6)
+    unguarded, _, _ = trained(make_bag_of_words, 8, 0.0)
+    chex.assert_trees_all_close(state.params, unguarded.params, rtol=1e-6, atol=1e-6)
+
+
+def test_spikes_are_taken_unless_asked_otherwise():
+    _, history = guarded(0.0).run(
+        guarded(0.0).put(guarded(0.0).first), [spoilt(UNEVEN[0], factor) for factor in (1.0, 20.0, np.nan)]
+    )
+    assert [int(metrics["bad"]) for metrics in history] == [0, 0, 1]
+
+
+def test_batch_of_padding_leaves_the_running_mean():
+    trainer = guarded(3.0)
+    state, _ = trainer.run(trainer.put(trainer.first), [spoilt(UNEVEN[0], 1.0)])
+    mean = np.array(state.guard.mean_loss)
+    state, (metrics,) = trainer.run(state, [spoilt(make_batch(0, [0] * B), 1.0)])
+    assert metrics["bad"] == 0
+    assert state.guard.mean_loss == mean > 0

@@ -41,7 +41,7 @@ from tfx_jax.functional.favor import favor_attention, linear_attention, orthogon
 from tfx_jax.functional.feed_forward import feed_forward
 from tfx_jax.functional.hard import hard_attention, score_function_loss
 from tfx_jax.functional.kernel_regression import kernel_regression
-from tfx_jax.functional.losses import label_smoothed_cross_entropy
+from tfx_jax.functional.losses import label_smoothed_cross_entropy, z_loss
 from tfx_jax.functional.lsh import lsh_attention
 from tfx_jax.functional.masks import causal_mask, padding_mask, segment_mask
 from tfx_jax.functional.moe import (
@@ -128,4 +128,5 @@ __all__ = [
     "top_1_routing",
     "top_2_routing",
     "update_centroids",
+    "z_loss",
 ]

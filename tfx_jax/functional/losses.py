@@ -39,3 +39,21 @@ def label_smoothed_cross_entropy(
     picked = jnp.take_along_axis(logits, targets[..., None], axis=-1, wrap_negative_indices=False)[..., 0]
     loss = log_normaliser - (1.0 - smoothing) * picked
     return loss - smoothing * logits.mean(axis=-1) if smoothing else loss
+
+
+def z_loss(logits: Float[Array, "*batch V"]) -> Float[Array, "*batch"]:
+    """Squares log Z, Z = sum_v exp(logit_v): added with a small weight, it keeps logits from drifting away together.
+
+    Section 5 of PaLM (Chowdhery et al., 2022, https://arxiv.org/abs/2204.02311) weighs it by 1e-4. Under jit, log Z is
+    shared with the cross entropy of the same logits: there is no second pass over them.
+
+    Args:
+      logits: unnormalised scores, [*batch, V], any float dtype.
+
+    Returns:
+      log^2 Z of each position, float32 (float64 for float64 logits), [*batch].
+
+    >>> z_loss(jnp.zeros((2, 1))).tolist()
+    [0.0, 0.0]
+    """
+    return jnp.square(jax.nn.logsumexp(logits.astype(np.promote_types(logits.dtype, np.float32)), axis=-1))

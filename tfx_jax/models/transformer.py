@@ -42,6 +42,7 @@ class TransformerConfig:
     attention_bias: bool = False  # whether the attention's projections have offsets
     layer_norm_epsilon: float = 1e-6
     dtype: str = "float32"  # of the computation; parameters, logits and statistics stay float32
+    remat: str = "none"  # what the backward pass computes again to save memory: "full" layers, all but the "dots"
 
     @classmethod
     def big(cls, **overrides: Any) -> "TransformerConfig":
@@ -105,6 +106,7 @@ class Transformer(nnx.Module):
         self.source_positions = learned(rngs=rngs) if c.learned_positions else None
         self.target_positions = learned(rngs=rngs) if c.learned_positions else None
         self.dropout_rate = c.dropout_rate
+        self.remat = c.remat
 
     def __call__(
         self,
@@ -135,7 +137,7 @@ class Transformer(nnx.Module):
         def decode(layer: DecoderLayer, x: Array, rngs: nnx.Rngs | None) -> tuple[Array, Any]:
             return layer(x, memory, memory_mask=mask, rngs=rngs, return_weights=return_attention)
 
-        x, decoder_maps = scan_layers(decode, self.decoder_layers, x, rngs)
+        x, decoder_maps = scan_layers(decode, self.decoder_layers, x, rngs, remat=self.remat)
         logits = self._logits(x)
         if not return_attention:
             return logits
@@ -151,7 +153,7 @@ class Transformer(nnx.Module):
         def encode(layer: EncoderLayer, x: Array, rngs: nnx.Rngs | None) -> tuple[Array, Any]:
             return layer(x, mask=mask, rngs=rngs, return_weights=return_attention)
 
-        x, maps = scan_layers(encode, self.encoder_layers, x, rngs)
+        x, maps = scan_layers(encode, self.encoder_layers, x, rngs, remat=self.remat)
         return (x if self.encoder_norm is None else self.encoder_norm(x)), _named_maps("encoder", maps)
 
     def start_decoding(

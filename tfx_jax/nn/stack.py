@@ -26,7 +26,12 @@ def stack_layers(make_layer: Callable[[nnx.Rngs], Layer], num_layers: int, rngs:
 
 
 def scan_layers(
-    fn: Callable[[Layer, Array, nnx.Rngs | None], tuple[Array, Any]], layers: Layer, x: Array, rngs: nnx.Rngs | None
+    fn: Callable[[Layer, Array, nnx.Rngs | None], tuple[Array, Any]],
+    layers: Layer,
+    x: Array,
+    rngs: nnx.Rngs | None,
+    *,
+    remat: str = "none",
 ) -> tuple[Array, Any]:
     """Runs `x, extra = fn(layer, x, rngs)` through a stack of layers.
 
@@ -35,9 +40,14 @@ def scan_layers(
       layers: what `stack_layers` built.
       x: the input of the first layer; every layer keeps its shape and dtype.
       rngs: stream `dropout`, from which each layer gets its own; None means evaluation.
+      remat: what the backward pass computes again instead of keeping it (Chen et al., 2016): nothing; "full", all of a
+        layer from its input; or "dots", all but the results of matrix products with weights, which are dear to compute.
 
     Returns:
       The output of the last layer and the extras, stacked along a leading layer axis.
+
+    Raises:
+      ValueError: if `remat` is none of the three.
     """
     keys = None if rngs is None else jax.random.split(rngs.dropout(), _num_layers(layers))
 
@@ -45,7 +55,17 @@ def scan_layers(
         layer, key = layer_and_key
         return fn(layer, x, None if key is None else nnx.Rngs(dropout=key))
 
-    return jax.lax.scan(body, x, (layers, keys))
+    return jax.lax.scan(_rematerialised(body, remat), x, (layers, keys))
+
+
+def _rematerialised(body: Callable[..., Any], remat: str) -> Callable[..., Any]:
+    if remat == "none":
+        return body
+    policies = {"full": None, "dots": jax.checkpoint_policies.dots_with_no_batch_dims_saveable}
+    if remat not in policies:
+        raise ValueError(f'remat must be "none", "full" or "dots", got {remat!r}')
+    # Forward and backward are two loops, so there is no common subexpression that barriers would have to protect.
+    return jax.checkpoint(body, prevent_cse=False, policy=policies[remat])
 
 
 def unstack_layers(layers: Layer) -> list[Layer]:

@@ -13,14 +13,19 @@ from jaxtyping import Array, Bool, Float, Int
 from tfx_jax.data.bucketing import eval_batches
 from tfx_jax.data.tokenizer import BOS_ID, EOS_ID, PAD_ID, Tokenizer
 from tfx_jax.functional.decoding import beam_search
-from tfx_jax.functional.losses import label_smoothed_cross_entropy
+from tfx_jax.functional.losses import label_smoothed_cross_entropy, z_loss
 
 # Source lengths that decoding compiles for. Coarse: a step costs the same whatever the padding of its source.
 _DECODING_LENGTHS = (16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
 
 
 def translation_loss(
-    model: nnx.Module, batch: dict[str, Array], rngs: nnx.Rngs | None, *, label_smoothing: float = 0.0
+    model: nnx.Module,
+    batch: dict[str, Array],
+    rngs: nnx.Rngs | None,
+    *,
+    label_smoothing: float = 0.0,
+    z_loss_weight: float = 0.0,
 ) -> tuple[Array, dict[str, Array]]:
     """Sums the label-smoothed cross entropy over the target tokens of a batch.
 
@@ -29,10 +34,12 @@ def translation_loss(
       batch: "source" [B, S] and "target" [B, T], int32, with PAD_ID behind the sentences.
       rngs: stream `dropout`; None means evaluation.
       label_smoothing: see `tfx_jax.functional.label_smoothed_cross_entropy`.
+      z_loss_weight: of `tfx_jax.functional.z_loss` in the loss; 0 leaves it out.
 
     Returns:
       The summed loss in nats, and sums over tokens: "tokens" (how many there are), "nll" (cross entropy without
-      smoothing) and "correct" (how many are the model's first choice); all float32 scalars.
+      smoothing), "correct" (how many are the model's first choice) and, if it has a weight, "z_loss" (its share of the
+      loss); all float32 scalars.
     """
     target = batch["target"]
     logits = model(batch["source"], target, rngs=rngs)
@@ -43,7 +50,11 @@ def translation_loss(
         "nll": (label_smoothed_cross_entropy(logits, target) * weights).sum(),
         "correct": (_is_first_choice(logits, target) * weights).sum(),
     }
-    return (loss * weights).sum(), sums
+    total = (loss * weights).sum()
+    if z_loss_weight:
+        sums["z_loss"] = z_loss_weight * (z_loss(logits) * weights).sum()
+        total = total + sums["z_loss"]
+    return total, sums
 
 
 def _is_first_choice(logits: Float[Array, "B T V"], target: Int[Array, "B T"]) -> Bool[Array, "B T"]:

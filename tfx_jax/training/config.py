@@ -36,13 +36,16 @@ class DataConfig:
 
 @dataclasses.dataclass
 class OptimizerConfig:
-    """Adam as in section 5.3 of the paper."""
+    """By default Adam as in section 5.3 of the paper."""
 
+    name: str = "adam"  # or "adamw" or "adafactor"
     warmup_steps: int = 4_000
-    peak_learning_rate: float | None = None  # None: the paper's (d_model * warmup_steps)^-0.5
-    b1: float = 0.9
+    peak_learning_rate: float | None = None  # None: (d_model * warmup_steps)^-0.5; of Adafactor, warmup_steps^-0.5
+    b1: float = 0.9  # this and the next two: of Adam and AdamW
     b2: float = 0.98
     epsilon: float = 1e-9
+    weight_decay: float = 0.0  # of AdamW and Adafactor, times the learning rate; not of biases and gains
+    clip_norm: float = 0.0  # a gradient whose norm over all parameters is larger is scaled down to it; 0: never
 
 
 @dataclasses.dataclass
@@ -71,6 +74,10 @@ class ExperimentConfig:
     decoding: DecodingConfig = dataclasses.field(default_factory=DecodingConfig)
     mesh: MeshConfig = dataclasses.field(default_factory=MeshConfig)
     label_smoothing: float = 0.1
+    z_loss: float = 0.0  # weight of log^2 Z in the loss of a token; PaLM has 1e-4
+    accumulate: int = 1  # parts of a batch that are worked through one after the other, to save memory
+    bad_steps: str = "stop"  # at a step that is not finite, or a spike; "skip": it is left out and the run goes on
+    spike_factor: float = 0.0  # a spike is a loss this many times its running mean; 0: nothing is
     num_steps: int = 100_000
     seed: int = 0
     log_every: int = 50  # steps between lines and TensorBoard points
@@ -81,7 +88,8 @@ class ExperimentConfig:
     keep_best: int = 1  # checkpoints of highest validation BLEU kept besides
 
 
-# What may differ between two runs in one workdir: how long, how visibly and on which devices, but not what is trained.
+# What may differ between two runs in one workdir: how long, how visibly, how carefully and on which devices, but not
+# what is trained.
 _CHANGEABLE = {
     "num_steps",
     "log_every",
@@ -92,6 +100,10 @@ _CHANGEABLE = {
     "keep_best",
     "decoding",
     "mesh",
+    "model.remat",
+    "accumulate",
+    "bad_steps",
+    "spike_factor",
 }
 
 
@@ -104,6 +116,7 @@ _AT_LEAST_ONE = (
     "data.max_length",
     "data.window",
     "optimizer.warmup_steps",
+    "accumulate",
     "decoding.beam_size",
     "num_steps",
     "log_every",
@@ -112,12 +125,22 @@ _AT_LEAST_ONE = (
 )
 _AT_LEAST_ZERO = (
     "model.learned_positions",
+    "optimizer.weight_decay",
+    "optimizer.clip_norm",
+    "z_loss",
     "decoding.alpha",
     "decoding.extra_length",
     "eval_every",
     "patience",
     "keep_best",
 )
+_CHOICES = {
+    "model.dtype": ("float32", "bfloat16"),
+    "model.remat": ("none", "full", "dots"),
+    "data.tokenizer": ("sentencepiece", "words"),
+    "optimizer.name": ("adam", "adamw", "adafactor"),
+    "bad_steps": ("stop", "skip"),
+}
 _BELOW_ONE = (
     "model.dropout_rate",
     "model.attention_dropout_rate",
@@ -141,10 +164,14 @@ def validate(config: ExperimentConfig) -> ExperimentConfig:
         raise UserError(f"config.model.d_model must be even for sinusoidal positions, got {model.d_model}")
     if None in (model.d_k, model.d_v) and model.d_model % model.num_heads:
         raise UserError(f"config.model.d_model={model.d_model} is not divisible by num_heads={model.num_heads}")
-    if model.dtype not in ("float32", "bfloat16"):
-        raise UserError(f'config.model.dtype must be "float32" or "bfloat16", got {model.dtype!r}')
-    if data.tokenizer not in ("sentencepiece", "words"):
-        raise UserError(f'config.data.tokenizer must be "sentencepiece" or "words", got {data.tokenizer!r}')
+    for name, choices in _CHOICES.items():
+        if values[name] not in choices:
+            listed = " or ".join(f'"{choice}"' for choice in choices)
+            raise UserError(f"config.{name} must be {listed}, got {values[name]!r}")
+    if config.optimizer.name == "adam" and config.optimizer.weight_decay:
+        raise UserError('config.optimizer.weight_decay is not for "adam": choose config.optimizer.name="adamw"')
+    if config.spike_factor and not config.spike_factor > 1:
+        raise UserError(f"config.spike_factor must be 0 or above 1, got {config.spike_factor}")
     if data.tokens_per_batch < data.max_length:
         raise UserError(
             f"config.data.tokens_per_batch={data.tokens_per_batch} holds no sentence of max_length={data.max_length}"
@@ -202,7 +229,7 @@ def save_config(config: ExperimentConfig, workdir: epath.Path) -> None:
         changed = [
             f"{name}={saved[name]!r}, not {wanted[name]!r}"
             for name in wanted
-            if saved[name] != wanted[name] and name.split(".")[0] not in _CHANGEABLE
+            if saved[name] != wanted[name] and not _CHANGEABLE & {name, name.split(".")[0]}
         ]
         if changed:
             raise UserError(f"{workdir} was made with {'; '.join(changed)}: take another --workdir or delete this one")

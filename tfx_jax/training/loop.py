@@ -6,6 +6,7 @@ import time
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from etils import epath
 
@@ -17,10 +18,20 @@ from tfx_jax.training.checkpoint import Checkpoints
 from tfx_jax.training.config import ExperimentConfig, save_config, validate
 from tfx_jax.training.experiment import Experiment, has_part, open_pairs
 from tfx_jax.training.interrupt import stop_on_signals
+from tfx_jax.training.memory import (
+    check_state,
+    device_memory,
+    out_of_memory_as_user_error,
+    report,
+    state_memory,
+    step_memory,
+)
 from tfx_jax.training.optimizer import learning_rate, make_optimizer
 from tfx_jax.training.progress import Progress
 from tfx_jax.training.sharding import DATA_PARALLEL, make_mesh, shard_batch, state_shardings
-from tfx_jax.training.step import Metrics, TrainState, init_state, jit_update
+from tfx_jax.training.step import Guard, Metrics, TrainState, init_state, jit_update
+
+_MOST_BAD_STEPS = 20  # in a row
 
 
 class Result(NamedTuple):
@@ -47,8 +58,8 @@ def train(config: ExperimentConfig, workdir: epath.PathLike) -> Result:
       How it ended.
 
     Raises:
-      UserError: if the configuration, the data or the workdir do not allow it, if the loss stops being finite, or if a
-        checkpoint cannot be written.
+      UserError: if the configuration, the data or the workdir do not allow it, if the loss stops being finite, if the
+        memory does not suffice, or if a checkpoint cannot be written.
     """
     workdir = epath.Path(workdir)
     validate(config)
@@ -61,6 +72,7 @@ def train(config: ExperimentConfig, workdir: epath.PathLike) -> Result:
     with (
         Checkpoints(workdir, keep_last=config.keep_last, keep_best=config.keep_best) as checkpoints,
         stop_on_signals() as stop,
+        out_of_memory_as_user_error(),
     ):
         trainer = _Trainer(config, workdir, checkpoints, pairs, validation)
         trainer.run(stop)
@@ -92,19 +104,32 @@ class _Trainer:
                 max_length=config.data.max_length,
                 seed=config.seed,
                 window=config.data.window,
-                rows_multiple=self.mesh.size,
+                rows_multiple=self.mesh.size * config.accumulate,
                 process_index=jax.process_index(),
                 process_count=jax.process_count(),
             )
         )
         optimizer = make_optimizer(config.optimizer, config.model.d_model)
         self.learning_rate = learning_rate(config.optimizer, config.model.d_model)
-        graphdef, first_state = init_state(self.experiment.make_model, optimizer)
-        shardings = state_shardings(jax.eval_shape(first_state), self.mesh, DATA_PARALLEL)
+        is_guarded = config.bad_steps == "skip" or config.spike_factor > 0
+        graphdef, first_state = init_state(self.experiment.make_model, optimizer, is_guarded=is_guarded)
+        abstract_state = jax.eval_shape(first_state)
+        shardings = state_shardings(abstract_state, self.mesh, DATA_PARALLEL)
+        self.memory = state_memory(abstract_state, shardings)
+        check_state(self.memory, device_memory(self.mesh))
         self.evaluations: list[dict[str, float]] = []
         self.state = self._restore(first_state, shardings)
-        loss_fn = functools.partial(translation_loss, label_smoothing=config.label_smoothing)
-        self.step_fn = jit_update(graphdef, loss_fn, optimizer, shardings)
+        loss_fn = functools.partial(
+            translation_loss, label_smoothing=config.label_smoothing, z_loss_weight=config.z_loss
+        )
+        self.step_fn = jit_update(
+            graphdef,
+            loss_fn,
+            optimizer,
+            shardings,
+            accumulate=config.accumulate,
+            spike_factor=config.spike_factor,
+        )
         self.rng = jax.random.key(config.seed)
         self.translator = self.experiment.translator()
         self.saved_step = self.first_step = int(self.state.step)
@@ -123,7 +148,11 @@ class _Trainer:
         state, extra = restored
         self.iterator.set_state(extra["data"])
         self.evaluations = extra["evaluations"]
-        return state
+        if shardings.guard is None:
+            return state
+        mean_loss, in_a_row = extra.get("guard", (0.0, 0))
+        guard = Guard(jnp.float32(mean_loss), jnp.int32(in_a_row))
+        return state._replace(guard=jax.device_put(guard, shardings.guard))
 
     def run(self, stop: Any) -> None:
         """Steps, logs, evaluates and saves until the end, or until `stop` asks."""
@@ -136,6 +165,9 @@ class _Trainer:
                 if stop.signum is not None or self._has_converged():
                     break
                 batch = shard_batch(next(self.iterator), self.mesh)
+                if step == self.first_step + 1:
+                    temporary = step_memory(self.step_fn, self.state, batch, self.rng)
+                    self.progress.message(report(self.memory, temporary, device_memory(self.mesh)))
                 self.state, metrics = self.step_fn(self.state, batch, self.rng)
                 self._check(meter.add(step, metrics))
                 if step % config.log_every == 0 or step == config.num_steps:
@@ -161,37 +193,51 @@ class _Trainer:
 
     def _save(self, score: float | None = None) -> None:
         extra = {"data": self.iterator.get_state(), "evaluations": self.evaluations}
+        if self.state.guard is not None:
+            extra["guard"] = [np.asarray(leaf).item() for leaf in self.state.guard]
         self.checkpoints.save(self.state, extra, score=score)
         self.saved_step = int(self.state.step)
 
     def _check(self, done: list[tuple[int, dict[str, float]]]) -> None:
-        """Stops the run at the first loss or gradient that is not finite; what was saved before is unharmed."""
+        """Stops the run at a bad step, or reports that it was skipped; what was saved before is unharmed."""
         for step, metrics in done:
             # A finite loss with such a gradient has spoilt the parameters already: they must not be saved.
             broken = [name for name in ("loss", "grad_norm") if not math.isfinite(metrics[name])]
+            if not broken and not metrics.get("bad"):
+                continue
             if broken:
-                self.checkpoints.wait()
-                good = (
-                    f"the last good checkpoint is step {self.saved_step}" if self.saved_step else "nothing is saved yet"
-                )
-                raise UserError(
-                    f"the {broken[0]} is {metrics[broken[0]]} at step {step}; {good}: "
-                    "lower the learning rate or lengthen the warm-up"
-                )
+                what = f"the {broken[0]} is {metrics[broken[0]]}"
+            else:
+                what = f"the loss of a token is {metrics['loss'] / metrics['tokens']:.4g}, a spike"
+            if self.config.bad_steps == "skip" and metrics["bad_in_a_row"] < _MOST_BAD_STEPS:
+                self.progress.message(f"{what} at step {step}: skipped ({metrics['bad_in_a_row']:.0f} in a row)")
+                continue
+            self.checkpoints.wait()
+            good = f"the last good checkpoint is step {self.saved_step}" if self.saved_step else "nothing is saved yet"
+            remedy = "lower the learning rate or lengthen the warm-up"
+            if self.config.bad_steps == "skip":
+                what = f"{_MOST_BAD_STEPS} bad steps in a row: {what}"
+            else:
+                remedy += ', or go on without such steps: config.bad_steps="skip"'
+            raise UserError(f"{what} at step {step}; {good}: {remedy}")
 
     def _log(self, step: int, meter: "_Meter") -> None:
         self._check(meter.drain())
         sums, seconds = meter.take()
-        tokens = max(sums["tokens"], 1.0)
+        tokens, steps = (sums[name] or math.nan for name in ("tokens", "steps"))  # nan where all steps were skipped
         loss = sums["loss"] / tokens
         scalars = {
             "train/loss": loss,
             "train/nll": sums["nll"] / tokens,
             "train/accuracy": sums["correct"] / tokens,
-            "train/grad_norm": sums["grad_norm"] / sums["steps"],
+            "train/grad_norm": sums["grad_norm"] / steps,
             "train/learning_rate": float(np.asarray(self.learning_rate(step - 1))),
             "train/tokens_per_second": tokens / seconds,
         }
+        if "z_loss" in sums:
+            scalars["train/z_loss"] = sums["z_loss"] / tokens
+        if "bad" in sums:
+            scalars["train/bad_steps"] = sums["bad"]
         self.progress.log(step, scalars, loss=loss, tokens_per_second=tokens / seconds)
 
     def _is_evaluated(self, step: int) -> bool:
@@ -241,7 +287,9 @@ class _Meter:
         done = []
         for step, metrics in self._waiting:
             fetched = {name: float(np.asarray(value)) for name, value in metrics.items()} | {"steps": 1.0}
-            self._sums = {name: self._sums.get(name, 0.0) + value for name, value in fetched.items()}
+            # What a skipped step saw does not belong into the curves.
+            counted = dict.fromkeys(fetched, 0.0) | {"bad": 1.0} if fetched.get("bad") else fetched
+            self._sums = {name: self._sums.get(name, 0.0) + value for name, value in counted.items()}
             done.append((step, fetched))
         self._waiting.clear()
         return done

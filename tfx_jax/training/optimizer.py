@@ -1,5 +1,8 @@
-"""The paper's optimizer and learning-rate schedule."""
+"""The paper's optimizer and learning-rate schedule, and what larger models are trained with instead."""
 
+from typing import Any
+
+import jax
 import jax.numpy as jnp
 import optax
 from jax import Array
@@ -23,15 +26,78 @@ def inverse_sqrt_schedule(peak: float, warmup_steps: int) -> optax.Schedule:
 
 
 def learning_rate(config: OptimizerConfig, d_model: int) -> optax.Schedule:
-    """The schedule of an experiment; without a peak of its own, the paper's.
+    """The schedule of an experiment; without a peak of its own, that of the optimizer's paper.
+
+    For Adafactor it is warmup_steps^-0.5, relative to the scale of each parameter: with 10,000 steps of warm-up, equal
+    to min(1e-6 * step, step^-0.5) of Shazeer and Stern (2018), section 9.
 
     >>> f"{learning_rate(OptimizerConfig(warmup_steps=4_000), d_model=512)(3_999):.4e}"
     '6.9877e-04'
     """
-    peak = config.peak_learning_rate
-    return inverse_sqrt_schedule((d_model * config.warmup_steps) ** -0.5 if peak is None else peak, config.warmup_steps)
+    peak, warmup_steps = config.peak_learning_rate, config.warmup_steps
+    if peak is None:
+        peak = (warmup_steps if config.name == "adafactor" else d_model * warmup_steps) ** -0.5
+    return inverse_sqrt_schedule(peak, warmup_steps)
 
 
 def make_optimizer(config: OptimizerConfig, d_model: int) -> optax.GradientTransformation:
-    """Adam with b1 = 0.9, b2 = 0.98, epsilon = 1e-9 (section 5.3 of Vaswani et al., 2017)."""
-    return optax.adam(learning_rate(config, d_model), b1=config.b1, b2=config.b2, eps=config.epsilon)
+    """What an experiment asks for, behind the clipping of the gradient's global norm if there is one.
+
+    "adam" with b1 = 0.9, b2 = 0.98, epsilon = 1e-9 is that of section 5.3 of Vaswani et al. (2017); "adamw" decays
+    weights besides (Loshchilov and Hutter, 2019); "adafactor" keeps, of a matrix's second moments, only the means of
+    rows and columns, and no first moments (Shazeer and Stern, 2018, https://arxiv.org/abs/1804.04235). Weight decay is
+    a part weight_decay * learning rate of each weight a step, and spares biases and the gains of normalisation.
+
+    Raises:
+      ValueError: if there is no such optimizer.
+    """
+    rate = learning_rate(config, d_model)
+    if config.name == "adam":
+        optimizer = optax.adam(rate, b1=config.b1, b2=config.b2, eps=config.epsilon)
+    elif config.name == "adamw":
+        optimizer = optax.adamw(
+            rate, b1=config.b1, b2=config.b2, eps=config.epsilon, weight_decay=config.weight_decay, mask=is_decayed
+        )
+    elif config.name == "adafactor":
+        # optax adds the decay behind the learning rate.
+        decay = optax.add_decayed_weights(lambda count: -config.weight_decay * rate(count), mask=is_decayed)
+        optimizer = optax.chain(_by_layer(optax.adafactor(rate, min_dim_size_to_factor=32)), decay)
+    else:
+        raise ValueError(f'optimizer must be "adam", "adamw" or "adafactor", got {config.name!r}')
+    return optax.chain(optax.clip_by_global_norm(config.clip_norm), optimizer) if config.clip_norm else optimizer
+
+
+def is_decayed(params: Any) -> Any:
+    """For each parameter whether weight decay applies: to all but biases and the gains of normalisation.
+
+    >>> is_decayed({"norm": {"scale": 1.0, "bias": 0.0}, "feed_forward": {"up": 2.0, "up_bias": 3.0}})
+    {'feed_forward': {'up': True, 'up_bias': False}, 'norm': {'bias': False, 'scale': False}}
+    """
+
+    def of(path: Any, _: Any) -> bool:
+        return not jax.tree_util.keystr(path, simple=True, separator="/").endswith(("bias", "scale"))
+
+    return jax.tree_util.tree_map_with_path(of, params)
+
+
+def _by_layer(optimizer: optax.GradientTransformation) -> optax.GradientTransformation:
+    """Treats each layer of a stack as parameters of its own.
+
+    Adafactor looks at the rows, columns and root mean square of a whole matrix, not of a stack of them.
+    """
+
+    def each(fn: Any, *trees: dict[str, Any]) -> dict[str, Any]:
+        return {
+            name: (jax.vmap(fn) if name.endswith("_layers") else fn)(*(tree[name] for tree in trees))
+            for name in trees[0]
+        }
+
+    def init(params: Any) -> Any:
+        return each(optimizer.init, params)
+
+    def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
+        found = each(optimizer.update, updates, state, params)
+        updates, state = ({name: pair[index] for name, pair in found.items()} for index in (0, 1))
+        return updates, state
+
+    return optax.GradientTransformation(init, update)

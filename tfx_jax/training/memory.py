@@ -1,0 +1,136 @@
+"""What a training takes of a device's memory: told before the first step, and refused where it cannot fit."""
+
+import contextlib
+import os
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from jax.sharding import Mesh
+
+from tfx_jax.errors import UserError
+from tfx_jax.training.step import TrainState
+
+_SMALLER_STATE = (
+    'config.mesh.fsdp to spread it over more devices, config.optimizer.name="adafactor", or a smaller model'
+)
+_SMALLER_STEP = (
+    'config.model.remat="full", more config.accumulate, fewer config.data.tokens_per_batch, '
+    'config.model.dtype="bfloat16", or more devices'
+)
+
+
+class StateMemory(NamedTuple):
+    """Bytes on each device, and how many parameters there are on all of them together."""
+
+    num_params: int
+    params: int
+    optimizer: int
+    gradients: int
+
+    @property
+    def total(self) -> int:
+        """What is there at once in every step, whatever the batch."""
+        return self.params + self.optimizer + self.gradients
+
+
+def state_memory(state: TrainState, shardings: TrainState) -> StateMemory:
+    """Counts the bytes of a training's state from shapes and shardings alone.
+
+    Args:
+      state: arrays, or what `jax.eval_shape` gives for them.
+      shardings: of each array.
+    """
+
+    def on_each_device(tree: Any, shardings: Any) -> int:
+        shapes = jax.tree.map(lambda leaf, sharding: sharding.shard_shape(leaf.shape), tree, shardings)
+        sizes = jax.tree.map(lambda leaf, shape: leaf.dtype.itemsize * np.prod(shape, dtype=np.int64), tree, shapes)
+        return int(sum(jax.tree.leaves(sizes)))
+
+    params = on_each_device(state.params, shardings.params)
+    return StateMemory(
+        num_params=sum(leaf.size for leaf in jax.tree.leaves(state.params)),
+        params=params,
+        optimizer=on_each_device(state.opt_state, shardings.opt_state),
+        gradients=params,
+    )
+
+
+def device_memory(mesh: Mesh) -> int:
+    """Bytes that XLA may take of each device of this process; those of a CPU share the memory of the machine."""
+    devices = mesh.local_devices
+    stats = devices[0].memory_stats() or {}  # a CPU has none
+    if "bytes_limit" in stats:
+        return stats["bytes_limit"]
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // len(devices)
+
+
+def check_state(memory: StateMemory, available: int) -> None:
+    """Raises UserError if the state alone cannot fit, before anything of it is made."""
+    if memory.total > available:
+        raise UserError(
+            f"a device has {_size(available)}, but parameters, optimizer and gradients take {_size(memory.total)} of "
+            f"each: try {_SMALLER_STATE}"
+        )
+
+
+def step_memory(step_fn: Callable[..., Any], *arguments: Any) -> int | None:
+    """Bytes on each device besides the state, in a step with these arguments; None where XLA does not say.
+
+    The program is compiled, but not twice: JAX keeps it for the call with the same arguments.
+    """
+    program: Any = step_fn  # of jax.jit
+    analysis = program.lower(*arguments).compile().memory_analysis()
+    return None if analysis is None else analysis.temp_size_in_bytes
+
+
+def report(memory: StateMemory, temporary: int | None, available: int) -> str:
+    """One line about what a step takes.
+
+    Raises:
+      UserError: if it cannot fit.
+
+    >>> mib = 2**20
+    >>> line = report(StateMemory(63_000_000, 240 * mib, 480 * mib, 240 * mib), 1500 * mib, 16_000 * mib)
+    >>> line.partition("; ")[0], line.partition(": ")[2]
+    ('63.0 M parameters', 'parameters 240 MiB, optimizer 480 MiB, step 1,500 MiB (240 MiB of it gradients)')
+    """
+    if temporary is None:
+        step = f"gradients {_size(memory.gradients)}"
+    else:
+        step = f"step {_size(temporary)} ({_size(memory.gradients)} of it gradients)"
+        needed = memory.params + memory.optimizer + temporary
+        if needed > available:
+            raise UserError(
+                f"a device has {_size(available)}, but the step takes {_size(temporary)} and parameters and optimizer "
+                f"{_size(needed - temporary)}: try {_SMALLER_STEP}"
+            )
+    return (
+        f"{memory.num_params / 1e6:,.1f} M parameters; of the {_size(available)} of each device: "
+        f"parameters {_size(memory.params)}, optimizer {_size(memory.optimizer)}, {step}"
+    )
+
+
+@contextlib.contextmanager
+def out_of_memory_as_user_error() -> Iterator[None]:
+    """Turns XLA's pages about a device that ran out of memory into one line."""
+    try:
+        yield
+    except jax.errors.JaxRuntimeError as error:
+        line = next(iter(str(error).splitlines()), "")
+        if "RESOURCE_EXHAUSTED" not in line:
+            raise
+        raise UserError(f"a device ran out of memory ({line[:200]}): try {_SMALLER_STEP}") from None
+
+
+def _size(count: int) -> str:
+    """Bytes, for people.
+
+    >>> _size(3 * 2**19), _size(482 * 2**20), _size(40 * 2**30)
+    ('1.5 MiB', '482 MiB', '40.0 GiB')
+    """
+    mib = count / 2**20
+    if mib >= 10_000:
+        return f"{mib / 1024:,.1f} GiB"
+    return f"{mib:,.0f} MiB" if mib >= 10 else f"{mib:.1f} MiB"
