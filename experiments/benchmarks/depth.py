@@ -2,10 +2,10 @@ r"""What depth costs: the time to compile a training step, and the memory it tak
 
     python experiments/benchmarks/depth.py
 
-prints two Markdown tables: about a quarter of an hour on two idle cores, most of it for the layers that are not
+prints two Markdown tables: a quarter of an hour or so on two idle cores, most of it for the layers that are not
 scanned. Everything is compiled from shapes and nothing is run, so models fit that the machine has no room for. It is
-the base model of "Attention Is All You Need" but for its depth, with dropout, Adam and float32; `--layers`,
-`--unrolled`, `--rows` and `--length` choose otherwise.
+the base model of "Attention Is All You Need" but for its depth, with dropout, Adam and float32; options choose
+otherwise.
 
 Time is that of Python, which traces and lowers the step, and that of XLA, each of one compilation. Memory is what XLA
 plans besides arguments and results: "forward" of the loss alone, "step" of a whole training step, whose gradients,
@@ -121,13 +121,18 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--unrolled", type=depths, default="6,24", help="depths also compiled without a scan")
     parser.add_argument("--rows", type=int, default=64, help="of a batch")
     parser.add_argument("--length", type=int, default=64, help="of a row, in tokens of each side")
+    parser.add_argument("--vocab_size", type=int, default=37_000, help="the logits' share of the memory")
     parser.add_argument("--d_model", type=int, default=512, help="d_ff is four times as much, heads have 64")
     arguments = parser.parse_args(argv)
     jax.config.update("jax_enable_compilation_cache", False)
 
     found, params = {}, {}
     make_config = functools.partial(
-        TransformerConfig, d_model=arguments.d_model, num_heads=arguments.d_model // 64, d_ff=4 * arguments.d_model
+        TransformerConfig,
+        arguments.vocab_size,
+        d_model=arguments.d_model,
+        num_heads=arguments.d_model // 64,
+        d_ff=4 * arguments.d_model,
     )
     for layers in arguments.layers:
         params[layers] = num_params(make_config(num_layers=layers))

@@ -6,6 +6,8 @@ import pytest
 
 from experiments.benchmarks import depth
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def rows():
@@ -13,7 +15,7 @@ def rows():
     with pytest.MonkeyPatch.context() as monkeypatch:
         printed = []
         monkeypatch.setattr("builtins.print", lambda *args, **_: printed.extend(args))
-        depth.main(["--layers=2,8", "--unrolled=2", "--rows=64", "--length=16", "--d_model=64"])
+        depth.main(["--layers=2,8", "--unrolled=2", "--rows=64", "--length=16", "--vocab_size=99", "--d_model=64"])
     lines = [line for line in "\n".join(printed).splitlines() if re.match(r"\| \d", line)]
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
 
@@ -29,4 +31,4 @@ def test_rematerialisation_saves_the_more_the_deeper(rows):
     assert list(found) == [(f"{n} + {n}", remat) for n in (2, 8) for remat in ("none", "dots", "full")]
     for layers in ("2 + 2", "8 + 8"):
         assert found[layers, "full"] < found[layers, "dots"] < found[layers, "none"] == 1
-    assert found["8 + 8", "full"] < 0.6 * found["2 + 2", "full"]
+    assert found["8 + 8", "full"] < 0.9 * found["2 + 2", "full"]

@@ -58,23 +58,28 @@ def test_bad_steps_are_skipped_and_counted(text, tmp_path, monkeypatch, scalars,
     counts = [int(logged["train/bad_steps"]) for logged in scalars]
     assert [int(step) for step, _ in skipped] == [step for step, count in enumerate(counts, 1) if count]
     assert 1 <= len(skipped) < 12
-    assert all(np.isnan(logged["train/loss"]) == bool(logged["train/bad_steps"]) for logged in scalars)
+    assert all(("train/loss" in logged) != bool(logged["train/bad_steps"]) for logged in scalars)
 
 
-def test_curves_leave_skipped_steps_out(text, tmp_path, monkeypatch, scalars):  # noqa: F811
-    monkeypatch.setattr(loop, "translation_loss", spoilt(some))
-    loop.train(quick_config(text, num_steps=12, bad_steps="skip", log_every=12), tmp_path)
-    (logged,) = scalars
-    assert logged["train/bad_steps"] >= 1
-    assert all(np.isfinite(value) for value in logged.values())
+def test_sums_leave_skipped_steps_out():
+    meter = loop._Meter()
+    for step, loss in enumerate([2.0, np.nan, 4.0]):
+        is_bad = np.isnan(loss)
+        meter.add(step, {"loss": loss, "tokens": 5.0, "bad": float(is_bad), "bad_in_a_row": float(is_bad)})
+    meter.drain()
+    sums, _ = meter.take()
+    assert sums == {"loss": 6.0, "tokens": 10.0, "bad": 1.0, "bad_in_a_row": 0.0, "steps": 2.0}
 
 
-def test_resumed_after_bad_steps_equals_uninterrupted(text, tmp_path, monkeypatch):  # noqa: F811
+def test_resumed_after_bad_steps_equals_uninterrupted(text, tmp_path, monkeypatch, scalars):  # noqa: F811
     """The running mean and the count come back as well: the first step after a resumption may be a spike."""
     monkeypatch.setattr(loop, "translation_loss", spoilt(some, 30.0))
     config = functools.partial(quick_config, text, bad_steps="skip", spike_factor=4.0, checkpoint_every=100)
     loop.train(config(num_steps=9), tmp_path / "whole")
-    for num_steps in (4, 5, 9):
+    counts = [int(logged["train/bad_steps"]) for logged in scalars]
+    middle = counts.index(1) + 1  # steps: the last of them is bad
+    assert 1 < middle < 9
+    for num_steps in (middle, 9):
         loop.train(config(num_steps=num_steps), tmp_path / "parts")
     found, expected = whole_state(tmp_path / "parts"), whole_state(tmp_path / "whole")
     chex.assert_trees_all_equal(found, expected)
@@ -90,8 +95,9 @@ def test_many_bad_steps_in_a_row_stop_the_run(text, tmp_path, monkeypatch):  # n
         loop.train(quick_config(text, num_steps=40, bad_steps="skip", checkpoint_every=100), tmp_path)
 
 
+@pytest.mark.slow
 def test_spike_stops_the_run_and_the_same_run_goes_on_without_it(text, tmp_path, monkeypatch):  # noqa: F811
-    loop.train(quick_config(text, num_steps=3), tmp_path)
+    loop.train(quick_config(text, num_steps=3, spike_factor=4.0), tmp_path)
     monkeypatch.setattr(loop, "translation_loss", spoilt(some, 30.0))
     config = functools.partial(quick_config, text, num_steps=12, spike_factor=4.0, checkpoint_every=100)
     message = (

@@ -52,11 +52,12 @@ def make_optimizer(config: OptimizerConfig, d_model: int) -> optax.GradientTrans
       ValueError: if there is no such optimizer.
     """
     rate = learning_rate(config, d_model)
-    adam: dict[str, Any] = {"b1": config.b1, "b2": config.b2, "eps": config.epsilon}
     if config.name == "adam":
-        optimizer = optax.adam(rate, **adam)
+        optimizer = optax.adam(rate, b1=config.b1, b2=config.b2, eps=config.epsilon)
     elif config.name == "adamw":
-        optimizer = optax.adamw(rate, **adam, weight_decay=config.weight_decay, mask=is_decayed)
+        optimizer = optax.adamw(
+            rate, b1=config.b1, b2=config.b2, eps=config.epsilon, weight_decay=config.weight_decay, mask=is_decayed
+        )
     elif config.name == "adafactor":
         # optax adds the decay behind the learning rate.
         decay = optax.add_decayed_weights(lambda count: -config.weight_decay * rate(count), mask=is_decayed)
@@ -94,8 +95,9 @@ def _by_layer(optimizer: optax.GradientTransformation) -> optax.GradientTransfor
     def init(params: Any) -> Any:
         return each(optimizer.init, params)
 
-    def update(grads: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
-        found = each(optimizer.update, grads, state, params)
-        return tuple({name: pair[index] for name, pair in found.items()} for index in (0, 1))
+    def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
+        found = each(optimizer.update, updates, state, params)
+        updates, state = ({name: pair[index] for name, pair in found.items()} for index in (0, 1))
+        return updates, state
 
     return optax.GradientTransformation(init, update)
