@@ -53,7 +53,7 @@ def load_model(arguments: argparse.Namespace) -> tuple[Experiment, Any]:
 
 def set_up_program() -> None:
     """Quiet logs, and a compilation cache that makes the second start of a program quick."""
-    logging.getLogger("absl").setLevel(logging.ERROR)
+    logging.getLogger("absl").setLevel(logging.CRITICAL)  # Orbax logs, with tracebacks, the errors that it raises too
     if not os.environ.get("JAX_COMPILATION_CACHE_DIR"):
         base = pathlib.Path(os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache")
         jax.config.update("jax_compilation_cache_dir", str(base / "tfx_jax" / "xla"))

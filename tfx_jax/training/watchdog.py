@@ -36,7 +36,7 @@ class Watchdog:
             # Ticks are counted, not the clock read: a process that was stopped has not hung.
             self._quiet += interval
             if self._quiet >= self._limit and self._doing is not None:
-                faulthandler.dump_traceback(sys.stderr, all_threads=True)
+                faulthandler.dump_traceback(sys.__stderr__ or 2, all_threads=True)
                 leave(
                     f"hangs: it {self._doing} for {self._limit:g} s (config.hang_seconds), its stacks are above; "
                     "start all processes again to go on",

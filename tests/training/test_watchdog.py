@@ -1,0 +1,50 @@
+"""The watchdog bites when nothing moves, and only then."""
+
+import threading
+import time
+
+import pytest
+
+from tfx_jax.training import watchdog
+from tfx_jax.training.distributed import RESTART
+from tfx_jax.training.watchdog import Watchdog
+
+
+@pytest.fixture
+def bites(monkeypatch):
+    """The messages with which the process would have ended."""
+    found, bitten = [], threading.Event()
+
+    def leave(message, status):
+        found.append((message, status))
+        bitten.set()
+
+    monkeypatch.setattr(watchdog, "leave", leave)
+    found_within = lambda seconds: found if bitten.wait(seconds) else []  # noqa: E731
+    return found_within
+
+
+def test_names_what_hangs_and_dumps_stacks(bites, capfd):
+    dog = Watchdog(0.2)
+    dog.beat("reads the batch of step 7")
+    message, status = bites(10)[0]
+    dog.close()
+    assert "it reads the batch of step 7 for 0.2 s (config.hang_seconds)" in message
+    assert status == RESTART
+    assert "test_names_what_hangs_and_dumps_stacks" in capfd.readouterr().err
+
+
+def test_lets_pass_what_moves_and_what_may_take_any_time(bites):
+    dog = Watchdog(1.0)
+    for _ in range(15):
+        dog.beat("computes")
+        time.sleep(0.1)
+    dog.beat(None)
+    assert bites(1.5) == []
+    dog.close()
+
+
+def test_none_is_started_for_zero(bites):
+    before = threading.active_count()
+    Watchdog(0).beat("computes")
+    assert threading.active_count() == before
