@@ -10,7 +10,9 @@ import pytest
 
 from tests.training.test_loop import text, tiny_config, whole_state  # noqa: F401
 from tfx_jax.errors import UserError
+from tfx_jax.models.transformer import TransformerConfig
 from tfx_jax.training import loop
+from tfx_jax.training.meter import Meter
 
 translation_loss = loop.translation_loss
 
@@ -62,13 +64,15 @@ def test_bad_steps_are_skipped_and_counted(text, tmp_path, monkeypatch, scalars,
 
 
 def test_sums_leave_skipped_steps_out():
-    meter = loop._Meter()
+    meter = Meter(TransformerConfig(), ["cpu"])
     for step, loss in enumerate([2.0, np.nan, 4.0]):
-        is_bad = np.isnan(loss)
-        meter.add(step, {"loss": loss, "tokens": 5.0, "bad": float(is_bad), "bad_in_a_row": float(is_bad)})
+        is_bad = float(np.isnan(loss))
+        sums = dict.fromkeys(("loss", "nll", "correct", "grad_norm"), loss)
+        meter.add(step, sums | {"tokens": 5.0, "bad": is_bad, "bad_in_a_row": is_bad})
     meter.drain()
-    sums, _ = meter.take()
-    assert sums == {"loss": 6.0, "tokens": 10.0, "bad": 1.0, "bad_in_a_row": 0.0, "steps": 2.0}
+    found = meter.take()
+    assert {found[f"train/{name}"] for name in ("loss", "nll", "accuracy")} == {6.0 / 10.0}
+    assert (found["train/grad_norm"], found["train/tokens_per_step"], found["train/bad_steps"]) == (3.0, 5.0, 1.0)
 
 
 def test_resumed_after_bad_steps_equals_uninterrupted(text, tmp_path, monkeypatch, scalars):  # noqa: F811

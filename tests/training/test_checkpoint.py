@@ -46,7 +46,7 @@ def host_state(step):
 
 
 def put(state, num_devices):
-    return jax.device_put(state, state_shardings(state, make_mesh(num_devices), DATA_PARALLEL))
+    return jax.device_put(state, state_shardings(state, make_mesh(num_devices), [DATA_PARALLEL]))
 
 
 def abstract(num_devices):
@@ -54,7 +54,7 @@ def abstract(num_devices):
     return jax.tree.map(
         lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
         state,
-        state_shardings(state, make_mesh(num_devices), DATA_PARALLEL),
+        state_shardings(state, make_mesh(num_devices), [DATA_PARALLEL]),
     )
 
 

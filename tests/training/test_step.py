@@ -72,7 +72,7 @@ class Trainer:
         self.mesh = make_mesh(num_devices)
         graphdef, first_state = init_state(make_model, optimizer, is_guarded=is_guarded)
         self.first = jax.device_get(jax.jit(first_state)())
-        self.shardings = state_shardings(self.first, self.mesh, DATA_PARALLEL)
+        self.shardings = state_shardings(self.first, self.mesh, [DATA_PARALLEL])
         self.step_fn = jit_update(graphdef, loss_fn, optimizer, self.shardings, **options)
 
     def put(self, state):

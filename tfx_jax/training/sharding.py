@@ -217,7 +217,7 @@ def num_row_parts(mesh: Mesh) -> int:
 
 def shard_batch(batch: dict[str, np.ndarray], mesh: Mesh) -> dict[str, jax.Array]:
     """Spreads a batch over the mesh; every process passes the rows of its `row_share`, with all their positions."""
-    share, sharding = row_share(mesh), NamedSharding(mesh, BATCH)
+    share = row_share(mesh)
 
     def spread(rows: np.ndarray) -> jax.Array:
         first = share.index * len(rows)
@@ -227,6 +227,6 @@ def shard_batch(batch: dict[str, np.ndarray], mesh: Mesh) -> dict[str, jax.Array
             start, stop, _ = place[0].indices(shape[0])
             return rows[start - first : stop - first, *place[1:]]
 
-        return jax.make_array_from_callback(shape, sharding, part)
+        return jax.make_array_from_callback(shape, NamedSharding(mesh, P(*BATCH[: rows.ndim])), part)
 
     return {name: spread(rows) for name, rows in batch.items()}
