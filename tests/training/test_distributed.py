@@ -90,6 +90,19 @@ def test_cluster_that_jax_cannot_join_is_one_line(monkeypatch):
         initialize_from_env()
 
 
+def test_process_0_that_never_comes_is_one_line():
+    with socket.socket() as listener:  # bound, but not listening: nobody else gets the port meanwhile
+        listener.bind(("127.0.0.1", 0))
+        port = listener.getsockname()[1]
+        with pytest.raises(UserError, match=rf"nothing listens at --coordinator=127.0.0.1:{port} \(.*start process 0"):
+            distributed._await_listener("127.0.0.1", port, seconds=0.1)
+        listener.listen()
+        distributed._await_listener("127.0.0.1", port)
+        with pytest.raises(UserError, match=f"port {port} of --coordinator cannot be used .*: take another"):
+            distributed._check_free(port)
+    distributed._check_free(port)
+
+
 def test_gathering_alone_changes_nothing():
     assert gather_lists(["a", "何"]) == ["a", "何"]
 

@@ -10,6 +10,7 @@ import json
 import logging
 import os
 import pathlib
+import socket
 import sys
 import time
 import traceback
@@ -59,13 +60,38 @@ def initialize_from_env(
     if not 0 <= process_id < num_processes:
         raise UserError(f"--process-id={process_id} is not one of 0 to --num-processes={num_processes} - 1")
     if num_processes > 1 and not jax.distributed.is_initialized():
+        if process_id:
+            _await_listener(host, int(port))
+        else:
+            _check_free(int(port))
         _connect(
             f"process {process_id} cannot join the others at {coordinator_address}",
-            "is process 0 running there, and its port free?",
+            "can the hosts reach one another?",
             coordinator_address=coordinator_address,
             num_processes=num_processes,
             process_id=process_id,
         )
+
+
+def _check_free(port: int) -> None:
+    """JAX itself would join whoever listens there, another training for example."""
+    try:
+        socket.create_server(("", port)).close()
+    except OSError as error:
+        raise UserError(f"port {port} of --coordinator cannot be used ({error.strerror}): take another") from None
+
+
+def _await_listener(host: str, port: int, seconds: float = 300.0) -> None:
+    """Waits until process 0 listens: JAX waits as long, but then aborts with the stack of its C++ code."""
+    end = time.monotonic() + seconds
+    while True:
+        try:
+            socket.create_connection((host.strip("[]"), port), timeout=5).close()
+            return
+        except OSError as error:
+            if time.monotonic() > end:
+                raise UserError(f"nothing listens at --coordinator={host}:{port} ({error}): start process 0") from None
+        time.sleep(0.5)
 
 
 def _connect(what: str, remedy: str, **arguments: Any) -> None:
@@ -187,7 +213,7 @@ def ending_together() -> Iterator[None]:
             leave(str(error), 2)
         if isinstance(error, KeyboardInterrupt):
             leave("interrupted", 130)
-        if isinstance(error, jax.errors.JaxRuntimeError):
+        if isinstance(error, jax.errors.JaxRuntimeError) and "RESOURCE_EXHAUSTED" not in str(error):
             leave(f"lost another process ({_first_line(error)}): start all of them again to go on", RESTART)
         traceback.print_exc()
         leave(f"{type(error).__name__}: {_first_line(error)}", 1)

@@ -104,7 +104,10 @@ def _train(config: ExperimentConfig, workdir: epath.Path, profile: range | None)
 def _checkpoints(config: ExperimentConfig, workdir: epath.Path) -> Checkpoints:
     """Those of the workdir, if it is this experiment's."""
     with primary_first("config.json"):
-        save_config(config, workdir) if is_primary() else check_config(config, workdir)
+        if is_primary():
+            save_config(config, workdir)
+        else:
+            check_config(config, workdir)
     return Checkpoints(workdir, keep_last=config.keep_last, keep_best=config.keep_best, keep_every=config.keep_every)
 
 
