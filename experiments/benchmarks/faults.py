@@ -67,14 +67,13 @@ class Training:
         command.append(f"--config={ROOT}/experiments/transformer_demo.py:test")
         port, self.logs, self.processes = _free_port(), [], []
         bench.started.append(self)
-        both = file_limit, file_limit
-        limit = None if file_limit is None else functools.partial(resource.setrlimit, resource.RLIMIT_FSIZE, both)
+        limits = functools.partial(resource.setrlimit, resource.RLIMIT_FSIZE, (file_limit,) * 2) if file_limit else None
         for index in range(processes):
             own = [f"--coordinator=127.0.0.1:{port}", f"--num-processes={processes}", f"--process-id={index}"]
             arguments = command + (own if processes > 1 else [])
             self.logs.append(bench.output / "logs" / f"{workdir.name}.{time.monotonic_ns()}.{index}")
             with self.logs[-1].open("w") as log:
-                process = subprocess.Popen(arguments, stdout=log, stderr=log, env=bench.environment, preexec_fn=limit)
+                process = subprocess.Popen(arguments, stdout=log, stderr=log, env=bench.environment, preexec_fn=limits)
             self.processes.append(process)
 
     def text(self, index: int = 0) -> str:

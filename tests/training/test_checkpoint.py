@@ -139,6 +139,14 @@ def test_none_need_be_kept_for_its_score(tmp_path):
         assert checkpoints.steps == [2]
 
 
+def test_multiples_are_kept_for_ever(tmp_path):
+    with Checkpoints(tmp_path, keep_last=1, keep_best=0, keep_every=4) as checkpoints:
+        for step in range(1, 10):
+            checkpoints.save(put(host_state(step), 1), {"data": 0})
+        checkpoints.wait()
+        assert checkpoints.steps == [4, 8, 9]
+
+
 def test_checkpoint_of_the_same_step_is_replaced(workdir):
     newer = host_state(9)._replace(params=host_state(100).params)
     with Checkpoints(workdir) as checkpoints:

@@ -103,6 +103,19 @@ def test_process_0_that_never_comes_is_one_line():
     distributed._check_free(port)
 
 
+@pytest.mark.parametrize(
+    ("error", "is_lost"),
+    [
+        (jax.errors.JaxRuntimeError("UNKNOWN: Gloo AllGather failed: Connection closed by peer"), True),
+        (ValueError("UNKNOWN: Gloo AllGather failed: Connection closed by peer"), True),
+        (jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory"), False),  # starting again would not help
+        (ValueError("shapes differ"), False),
+    ],
+)
+def test_which_errors_mean_that_a_process_is_gone(error, is_lost):
+    assert distributed._is_of_a_connection(error) is is_lost
+
+
 def test_gathering_alone_changes_nothing():
     assert gather_lists(["a", "何"]) == ["a", "何"]
 

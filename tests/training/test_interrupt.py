@@ -63,6 +63,13 @@ def test_other_threads_get_a_request_that_nothing_sets():
     assert seen == [(None, before)]
 
 
+def test_stop_is_due_at_the_step_after_the_signal():
+    with stop_on_signals() as stop:
+        assert not stop.is_due(1)
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert stop.is_due(2)
+
+
 def test_requests_are_independent():
     with stop_on_signals() as first:
         os.kill(os.getpid(), signal.SIGTERM)

@@ -213,10 +213,16 @@ def ending_together() -> Iterator[None]:
             leave(str(error), 2)
         if isinstance(error, KeyboardInterrupt):
             leave("interrupted", 130)
-        if isinstance(error, jax.errors.JaxRuntimeError) and "RESOURCE_EXHAUSTED" not in str(error):
+        if _is_of_a_connection(error):
             leave(f"lost another process ({_first_line(error)}): start all of them again to go on", RESTART)
         traceback.print_exc()
         leave(f"{type(error).__name__}: {_first_line(error)}", 1)
+
+
+def _is_of_a_connection(error: BaseException) -> bool:
+    """Whether a collective failed; one that fails as it is started, and not later, raises a ValueError."""
+    text = str(error)
+    return "RESOURCE_EXHAUSTED" not in text and (isinstance(error, jax.errors.JaxRuntimeError) or "Gloo" in text)
 
 
 def leave(message: str, status: int) -> NoReturn:
