@@ -67,7 +67,8 @@ class Training:
         command.append(f"--config={ROOT}/experiments/transformer_demo.py:test")
         port, self.logs, self.processes = _free_port(), [], []
         bench.started.append(self)
-        limits = functools.partial(resource.setrlimit, resource.RLIMIT_FSIZE, (file_limit,) * 2) if file_limit else None
+        both = file_limit or 0, file_limit or 0
+        limits = functools.partial(resource.setrlimit, resource.RLIMIT_FSIZE, both) if file_limit else None
         for index in range(processes):
             own = [f"--coordinator=127.0.0.1:{port}", f"--num-processes={processes}", f"--process-id={index}"]
             arguments = command + (own if processes > 1 else [])
