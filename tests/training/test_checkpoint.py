@@ -275,6 +275,18 @@ def test_damaged_description_is_passed_over_too(workdir, caplog, name, damage):
 
 
 @ignore_orphans
+def test_what_only_loading_parameters_needs_is_damaged(workdir, caplog):
+    """A training does not go on from a checkpoint that nobody can load afterwards."""
+    truncate(workdir / "checkpoints" / "9" / "params" / "_sharding")
+    with pytest.raises(UserError, match="checkpoints/9 cannot be read"):
+        load_params(workdir)
+    state, _ = restore(workdir)
+    chex.assert_trees_all_equal(state, host_state(6))
+    assert "checkpoints/9 cannot be read" in caplog.text
+    gc.collect()
+
+
+@ignore_orphans
 def test_every_byte_of_the_values_counts(workdir):
     """A changed byte, wherever it is, must not become a changed parameter; Orbax alone would let it pass."""
     largest = max(data_files(workdir, 9, "params"), key=lambda path: path.stat().st_size)

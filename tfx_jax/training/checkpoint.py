@@ -259,6 +259,10 @@ def _load(
         # One after the other: of two parts at once, Orbax would abandon the second when the first cannot be read.
         parts = {name: checkpointer.load_checkpointables(step, {name: target})[name] for name, target in wanted.items()}
         metadata = cast(dict[str, Any], checkpointer.metadata(step).custom_metadata)
+        # Not needed here, but by `load_params`: a training must not go on from what nobody can load later.
+        described = checkpointer.checkpointables_metadata(step).metadata
+        if any(described.get(name) is None for name in wanted):
+            raise ValueError("it does not say what it holds")
     except _STORAGE_ERRORS as error:
         problem = error
     if gather_arrays(np.array([problem is not None])).any():  # what one process cannot read, none may use
