@@ -5,8 +5,10 @@ import dataclasses
 import functools
 import math
 import time
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import grain
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -131,43 +133,13 @@ class _Trainer:
         self.mesh = make_mesh(**dataclasses.asdict(config.mesh))
         if jax.process_count() > 1 and self.mesh.size < jax.device_count():
             raise UserError(f"config.mesh has {self.mesh.size} of {jax.device_count()} devices: processes share all")
-        share = row_share(self.mesh)
-        self.iterator = iter(
-            batches(
-                pairs,
-                self.experiment.tokenizer,
-                tokens_per_batch=config.data.tokens_per_batch,
-                max_length=config.data.max_length,
-                seed=config.seed,
-                window=config.data.window,
-                rows_multiple=num_row_parts(self.mesh) * config.accumulate,
-                length_multiple=self.mesh.shape["sequence"],
-                process_index=share.index,
-                process_count=share.count,
-            )
-        )
-        optimizer = make_optimizer(config.optimizer, config.model.d_model)
+        self.iterator = iter(self._batches(pairs))
         self.learning_rate = learning_rate(config.optimizer, config.model.d_model)
-        make_model = functools.partial(self.experiment.make_model, attention_on(self.mesh))
-        is_guarded = config.bad_steps == "skip" or config.spike_factor > 0
-        graphdef, first_state = init_state(make_model, optimizer, is_guarded=is_guarded)
-        abstract_state = jax.eval_shape(first_state)
-        shardings = state_shardings(abstract_state, self.mesh)
-        self.memory = state_memory(abstract_state, shardings)
+        self.step_fn, first_state, shardings = self._make_step()
+        self.memory = state_memory(jax.eval_shape(first_state), shardings)
         check_state(self.memory, device_memory(self.mesh))
         self.evaluations: list[dict[str, float]] = []
         self.state = self._restore(first_state, shardings)
-        loss_fn = functools.partial(
-            translation_loss, label_smoothing=config.label_smoothing, z_loss_weight=config.z_loss
-        )
-        self.step_fn = jit_update(
-            graphdef,
-            loss_on(self.mesh, loss_fn),
-            optimizer,
-            shardings,
-            accumulate=config.accumulate,
-            spike_factor=config.spike_factor,
-        )
         self.rng = jax.random.key(config.seed)
         self.translator = self.experiment.translator()
         self.saved_step = self.first_step = int(self.state.step)
@@ -182,6 +154,45 @@ class _Trainer:
             workdir, steps, first_step=self.first_step, meter=self.meter, message=self.progress.message
         )
         self.watchdog = Watchdog(config.hang_seconds)
+
+    def _batches(self, pairs: PairSource) -> grain.IterDataset[dict[str, np.ndarray]]:
+        """What this process reads of the training part."""
+        config, share = self.config, row_share(self.mesh)
+        return batches(
+            pairs,
+            self.experiment.tokenizer,
+            tokens_per_batch=config.data.tokens_per_batch,
+            max_length=config.data.max_length,
+            seed=config.seed,
+            window=config.data.window,
+            rows_multiple=num_row_parts(self.mesh) * config.accumulate,
+            length_multiple=self.mesh.shape["sequence"],
+            process_index=share.index,
+            process_count=share.count,
+        )
+
+    def _make_step(self) -> tuple[Callable[..., Any], Callable[[], TrainState], TrainState]:
+        """The compiled step, what draws the first state, and where all of the state lies."""
+        config = self.config
+        optimizer = make_optimizer(config.optimizer, config.model.d_model)
+        graphdef, first_state = init_state(
+            functools.partial(self.experiment.make_model, attention_on(self.mesh)),
+            optimizer,
+            is_guarded=config.bad_steps == "skip" or config.spike_factor > 0,
+        )
+        shardings = state_shardings(jax.eval_shape(first_state), self.mesh)
+        loss_fn = functools.partial(
+            translation_loss, label_smoothing=config.label_smoothing, z_loss_weight=config.z_loss
+        )
+        step_fn = jit_update(
+            graphdef,
+            loss_on(self.mesh, loss_fn),
+            optimizer,
+            shardings,
+            accumulate=config.accumulate,
+            spike_factor=config.spike_factor,
+        )
+        return step_fn, first_state, shardings
 
     def _restore(self, first_state: Any, shardings: TrainState) -> TrainState:
         """The newest checkpoint, or the first state."""
