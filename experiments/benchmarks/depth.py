@@ -2,8 +2,7 @@ r"""What depth costs: the time to compile a training step, and the memory it tak
 
     python experiments/benchmarks/depth.py
 
-prints two Markdown tables: a quarter of an hour or so on two idle cores, most of it for the layers that are not
-scanned. Everything is compiled from shapes and nothing is run, so models fit that the machine has no room for. It is
+prints two Markdown tables; what takes longest are the layers that are not scanned. Everything is compiled from shapes and nothing is run, so models fit that the machine has no room for. It is
 the base model of "Attention Is All You Need" but for its depth, with dropout, Adam and float32; options choose
 otherwise.
 
@@ -11,7 +10,14 @@ Time is that of Python, which traces and lowers the step, and that of XLA, each 
 plans besides arguments and results: "forward" of the loss alone, "step" of a whole training step, whose gradients,
 4 bytes a parameter, are in it. The part that rematerialisation can save is given without them.
 
-Measured: not yet run on an idle machine.
+Measured (`--unrolled=6`; two CPU cores, jax 0.10.2, other work beside it, 4 minutes). Seconds to trace and lower, and to
+compile: 0.8 and 10.3 with 6 + 6 layers, 1.3 and 13.1 with 24 + 24, 0.8 and 10.4 with 96 + 96; unrolled, 2.1 and 24.8
+with 6 + 6. Temporary buffers of a step besides the gradients, MiB:
+
+    layers     parameters      none      dots     full
+     6 + 6         63 M       4,092     2,886    1,830
+    24 + 24       195 M      11,200     6,342    2,118
+    96 + 96       725 M      39,634    20,166    3,270
 """
 
 import argparse
