@@ -2,16 +2,16 @@ r"""What depth costs: the time to compile a training step, and the memory it tak
 
     python experiments/benchmarks/depth.py
 
-prints two Markdown tables; what takes longest are the layers that are not scanned. Everything is compiled from shapes and nothing is run, so models fit that the machine has no room for. It is
-the base model of "Attention Is All You Need" but for its depth, with dropout, Adam and float32; options choose
-otherwise.
+prints two Markdown tables; what takes longest are the layers that are not scanned. Everything is compiled from shapes
+and nothing is run, so models fit that the machine has no room for. It is the base model of "Attention Is All You Need"
+but for its depth, with dropout, Adam and float32; options choose otherwise.
 
 Time is that of Python, which traces and lowers the step, and that of XLA, each of one compilation. Memory is what XLA
 plans besides arguments and results: "forward" of the loss alone, "step" of a whole training step, whose gradients,
 4 bytes a parameter, are in it. The part that rematerialisation can save is given without them.
 
-Measured (`--unrolled=6`; two CPU cores, jax 0.10.2, other work beside it, 4 minutes). Seconds to trace and lower, and to
-compile: 0.8 and 10.3 with 6 + 6 layers, 1.3 and 13.1 with 24 + 24, 0.8 and 10.4 with 96 + 96; unrolled, 2.1 and 24.8
+Measured (`--unrolled=6`; two CPU cores, jax 0.10.2, other work beside it, 4 minutes). Seconds to trace and lower, and
+to compile: 0.8 and 10.3 with 6 + 6 layers, 1.3 and 13.1 with 24 + 24, 0.8 and 10.4 with 96 + 96; unrolled, 2.1 and 24.8
 with 6 + 6. Temporary buffers of a step besides the gradients, MiB:
 
     layers     parameters      none      dots     full
