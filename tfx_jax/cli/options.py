@@ -5,7 +5,6 @@ import logging
 import os
 import pathlib
 import sys
-import types
 from typing import Any, NoReturn
 
 import jax
@@ -57,7 +56,7 @@ def set_up_program() -> None:
     """Quiet logs, and a compilation cache that makes the second start of a program quick."""
     for name in ("absl", "asyncio"):  # where Orbax logs, with tracebacks, the errors that it raises too
         logging.getLogger(name).setLevel(logging.CRITICAL)
-    sys.excepthook = _report
+    sys.unraisablehook = _report_unraisable
     if not os.environ.get("JAX_COMPILATION_CACHE_DIR"):
         base = pathlib.Path(os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache")
         jax.config.update("jax_compilation_cache_dir", str(base / "tfx_jax" / "xla"))
@@ -65,10 +64,10 @@ def set_up_program() -> None:
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
 
 
-def _report(kind: type[BaseException], error: BaseException, traceback: types.TracebackType | None) -> None:
+def _report_unraisable(unraisable: Any) -> None:
     """As ever, but for reads that Orbax left behind when one failed: they come back to a loop that is closed."""
-    if not (kind is RuntimeError and str(error) == "Event loop is closed"):
-        sys.__excepthook__(kind, error, traceback)
+    if str(unraisable.exc_value) != "Event loop is closed":
+        sys.__unraisablehook__(unraisable)
 
 
 def at_least_one(text: str) -> int:
