@@ -287,6 +287,20 @@ def test_what_only_loading_parameters_needs_is_damaged(workdir, caplog):
 
 
 @ignore_orphans
+def test_a_changed_place_in_the_data_is_noticed(workdir, caplog):
+    """Valid JSON that says something else: the training would go on with other batches."""
+    path = workdir / "checkpoints" / "9" / "_CHECKPOINT_METADATA"
+    metadata = json.loads(path.read_text())
+    metadata["custom_metadata"]["data"] = {"window": 7}
+    path.write_text(json.dumps(metadata))
+    state, extra = restore(workdir)
+    chex.assert_trees_all_equal(state, host_state(6))
+    assert extra == extra_of(6)
+    assert "the values of its metadata are damaged" in caplog.text
+    gc.collect()
+
+
+@ignore_orphans
 def test_every_byte_of_the_values_counts(workdir):
     """A changed byte, wherever it is, must not become a changed parameter; Orbax alone would let it pass."""
     largest = max(data_files(workdir, 9, "params"), key=lambda path: path.stat().st_size)

@@ -4,7 +4,9 @@ A checkpoint holds the parameters and the rest of the state apart, so that whoev
 moments, and a few JSON values: where the data iterator stands and how the evaluations went.
 """
 
+import json
 import logging
+import zlib
 from collections.abc import Callable, Sequence
 from typing import Any, cast
 
@@ -85,7 +87,7 @@ class Checkpoints:
         """
         self.wait()
         step, parts = int(state.step), _parts(state)
-        metadata: dict[str, Any] = extra | {"checksums": checksums(parts)}
+        metadata = extra | {"checksums": _all_checksums(parts, extra)}
         self._guard(
             step,
             lambda: self._checkpointer.save_checkpointables_async(
@@ -207,7 +209,7 @@ def average_checkpoints(workdir: epath.PathLike, last: int, *, or_fewer: bool = 
             )
         mean = average_trees(lambda step: _load_step(checkpointer, step), steps[-last:])
     path = epath.Path(workdir).resolve() / "average"
-    metadata: dict[str, Any] = {"checksums": checksums({"params": mean})}
+    metadata: dict[str, Any] = {"checksums": _all_checksums({"params": mean}, {})}
     try:
         ocp.save(path, mean, overwrite=True, custom_metadata=metadata)
     except _STORAGE_ERRORS as error:
@@ -271,10 +273,18 @@ def _load(
     return parts, {name: value for name, value in metadata.items() if name != "checksums"}
 
 
+def _all_checksums(parts: dict[str, Any], extra: dict[str, Any]) -> dict[str, Any]:
+    """Of the arrays, and of the JSON values beside them, which say where the data goes on."""
+    text = json.dumps(extra, sort_keys=True)
+    return checksums(parts) | {"metadata": f"{zlib.crc32(text.encode()):08x}"}
+
+
 def _verify(parts: dict[str, Any], metadata: dict[str, Any]) -> None:
     if not metadata:
         raise ValueError("its metadata is damaged")
-    damaged = [name for name, checksum in checksums(parts).items() if metadata["checksums"].get(name) != checksum]
+    saved = metadata["checksums"]
+    extra = {name: value for name, value in metadata.items() if name != "checksums"}
+    damaged = [name for name, checksum in _all_checksums(parts, extra).items() if saved.get(name) != checksum]
     if damaged:
         raise ValueError(f"the values of its {damaged[0]} are damaged")
 
