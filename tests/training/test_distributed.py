@@ -165,7 +165,7 @@ TRAIN = """
 from tests.training.test_loop import tiny_config
 from tfx_jax.training import loop
 text, workdir, signum, changes = arguments
-losses, log, add = {}, loop.Progress.log, loop._Meter.add
+losses, log, add = {}, loop.Progress.log, loop.Meter.add
 def note(progress, step, scalars, **rest):
     losses[step] = scalars["train/loss"]
     log(progress, step, scalars, **rest)
@@ -173,7 +173,7 @@ def interrupt(meter, step, metrics):
     if index == 1 and step == 5 and int(signum):
         os.kill(os.getpid(), int(signum))
     return add(meter, step, metrics)
-loop.Progress.log, loop._Meter.add = note, interrupt
+loop.Progress.log, loop.Meter.add = note, interrupt
 result = loop.train(tiny_config(text, **json.loads(changes)), workdir)
 with open(f"{workdir}/losses.{index}", "w") as file:
     json.dump([losses, result.evaluations], file)
