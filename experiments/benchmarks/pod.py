@@ -23,7 +23,7 @@ import pathlib
 import re
 import sys
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -35,9 +35,9 @@ from tfx_jax.models.transformer import Transformer, TransformerConfig
 from tfx_jax.tasks.translation import translation_loss
 from tfx_jax.training.config import OptimizerConfig
 from tfx_jax.training.flops import training_flops
+from tfx_jax.training.memory import state_memory
 from tfx_jax.training.optimizer import make_optimizer
-from tfx_jax.training.sharding import BATCH, attention_on, loss_on, make_mesh, state_shardings
-from tfx_jax.training.step import init_state, jit_update
+from tfx_jax.training.sharding import BATCH, make_mesh, train_on
 
 KINDS = ("all-gather", "all-reduce", "reduce-scatter", "all-to-all", "collective-permute")
 _BITS = {"pred": 8, "s4": 4, "u4": 4, "s8": 8, "u8": 8, "s16": 16, "u16": 16, "bf16": 16, "f16": 16}
@@ -249,25 +249,17 @@ def compiled(
 ) -> tuple[jax.stages.Compiled, int]:
     """The program of a training step, and the bytes of state that each device holds."""
     mesh = make_mesh(**sizes)
-    optimizer = make_optimizer(OptimizerConfig(), config.d_model)
-    attention_fn = attention_on(mesh)
-    graphdef, first_state = init_state(
-        lambda: Transformer(config, attention_fn=attention_fn, rngs=nnx.Rngs(params=0)), optimizer
+    training = train_on(
+        mesh,
+        lambda attention_fn: Transformer(config, attention_fn=attention_fn, rngs=nnx.Rngs(params=0)),
+        functools.partial(translation_loss, label_smoothing=0.1),
+        make_optimizer(OptimizerConfig(), config.d_model),
     )
-    abstract = jax.eval_shape(first_state)
-    shardings = state_shardings(abstract, mesh)
-    state = jax.tree.map(
-        lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding), abstract, shardings
-    )
-    loss_fn = loss_on(mesh, functools.partial(translation_loss, label_smoothing=0.1))
-    step_fn = jit_update(graphdef, loss_fn, optimizer, shardings)
+    step_fn: Any = training.step_fn  # of jax.jit
     side = jax.ShapeDtypeStruct((rows, length), jnp.int32, sharding=NamedSharding(mesh, BATCH))
-    program = step_fn.lower(state, {"source": side, "target": side}, jax.random.key(0)).compile()
-    held = sum(
-        int(np.prod(sharding.shard_shape(leaf.shape), dtype=np.int64)) * leaf.dtype.itemsize
-        for leaf, sharding in zip(jax.tree.leaves(abstract), jax.tree.leaves(shardings), strict=True)
-    )
-    return program, held
+    program = step_fn.lower(training.abstract_state, {"source": side, "target": side}, jax.random.key(0)).compile()
+    memory = state_memory(training.abstract_state)
+    return program, memory.params + memory.optimizer
 
 
 def line(strategy: str, config: TransformerConfig, pod: Pod, tokens: int, length: int) -> Line:

@@ -18,7 +18,7 @@ import pytest
 
 from tfx_jax.errors import UserError
 from tfx_jax.training.checkpoint import Checkpoints, average_checkpoints, average_trees, load_params
-from tfx_jax.training.sharding import DATA_PARALLEL, make_mesh, state_shardings
+from tfx_jax.training.sharding import DATA_PARALLEL, make_mesh, state_shardings, with_shardings
 from tfx_jax.training.step import TrainState
 
 OPTIMIZER = optax.adam(optax.constant_schedule(1e-3))
@@ -51,11 +51,7 @@ def put(state, num_devices):
 
 def abstract(num_devices):
     state = host_state(0)
-    return jax.tree.map(
-        lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
-        state,
-        state_shardings(state, make_mesh(num_devices), [DATA_PARALLEL]),
-    )
+    return with_shardings(state, state_shardings(state, make_mesh(num_devices), [DATA_PARALLEL]))
 
 
 def extra_of(step):
@@ -119,6 +115,16 @@ def test_training_may_go_on_while_a_checkpoint_is_written(tmp_path):
         for _ in range(3):
             state = step_fn(state)
     chex.assert_trees_all_equal(restore(tmp_path)[0], host_state(1))
+
+
+def test_json_values_may_grow_while_a_checkpoint_is_written(tmp_path):
+    evaluations = [{"bleu": 3.0}]
+    with Checkpoints(tmp_path) as checkpoints:
+        for step in (3, 6):
+            checkpoints.save(put(host_state(step), 1), {"evaluations": evaluations})
+            evaluations.append({"bleu": float(step)})
+            evaluations[0]["bleu"] += 1
+    assert restore(tmp_path)[1] == {"evaluations": [{"bleu": 4.0}, {"bleu": 3.0}]}
 
 
 def test_newest_and_best_are_kept(tmp_path):

@@ -20,6 +20,7 @@ from tfx_jax.training import distributed, loop
 from tfx_jax.training.checkpoint import Checkpoints, load_params
 from tfx_jax.training.config import check_config, save_config
 from tfx_jax.training.distributed import gather_lists, initialize_from_env
+from tfx_jax.training.sharding import with_shardings
 from tfx_jax.training.step import TrainState
 
 
@@ -228,8 +229,8 @@ def test_the_survivor_of_two_says_so_and_asks_to_be_restarted(text, tmp_path):  
     # With one device each, the broken connection shows at once; else JAX aborts the survivor after 100 s.
     statuses, errors = run_pair(TRAIN, text, tmp_path, int(signal.SIGKILL), "{}", devices=1)
     assert statuses == [distributed.RESTART, -signal.SIGKILL], errors
-    last = errors[0].splitlines()[-1]
-    assert last.startswith("tfx-jax: process 0 of 2: lost another process (")
+    # Not always in the last line: JAX's own threads complain as well, and one may come after it.
+    assert "\ntfx-jax: process 0 of 2: lost another process (" in "\n" + errors[0]
     assert "Traceback" not in errors[0]
     assert loop.train(tiny_config(text), tmp_path).step == 9
 
@@ -267,11 +268,8 @@ def test_shards_of_two_processes_are_read_by_one(tmp_path):
     mesh = jax.make_mesh((3, 2), ("a", "b"), axis_types=(AxisType.Auto,) * 2, devices=jax.devices()[:6])
     shardings = TrainState(NamedSharding(mesh, P()), {"table": NamedSharding(mesh, P(None, ("b", "a")))}, ())
     shapes = TrainState(np.int32(0), {"table": np.zeros((16, 6), np.float32)}, ())
-    target = jax.tree.map(
-        lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding), shapes, shardings
-    )
     with Checkpoints(tmp_path) as checkpoints:
-        restored, _ = checkpoints.restore_latest(target)
+        restored, _ = checkpoints.restore_latest(with_shardings(shapes, shardings))
     values = np.random.default_rng(0).normal(size=(16, 6)).astype(np.float32)
     np.testing.assert_array_equal(restored.params["table"], values)
     np.testing.assert_array_equal(load_params(tmp_path)["table"], values)

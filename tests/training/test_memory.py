@@ -14,7 +14,7 @@ from tfx_jax.training import loop, memory
 from tfx_jax.training.config import OptimizerConfig
 from tfx_jax.training.memory import StateMemory
 from tfx_jax.training.optimizer import make_optimizer
-from tfx_jax.training.sharding import DATA_PARALLEL, make_mesh, state_shardings
+from tfx_jax.training.sharding import DATA_PARALLEL, make_mesh, state_shardings, with_shardings
 from tfx_jax.training.step import init_state
 
 MIB = 2**20
@@ -29,7 +29,7 @@ def test_bytes_are_those_of_the_arrays(name, rules):
     _, first_state = init_state(lambda: Transformer(model, rngs=nnx.Rngs(0)), optimizer)
     shapes = jax.eval_shape(first_state)
     shardings = state_shardings(shapes, make_mesh(8), [rules])
-    found = memory.state_memory(shapes, shardings)
+    found = memory.state_memory(with_shardings(shapes, shardings))
 
     state = jax.device_put(jax.tree.map(lambda like: np.zeros(like.shape, like.dtype), shapes), shardings)
     device = jax.devices()[1]

@@ -23,15 +23,14 @@ from tfx_jax.training.optimizer import make_optimizer
 from tfx_jax.training.sharding import (
     BATCH,
     DATA_PARALLEL,
-    attention_on,
-    loss_on,
     make_mesh,
     num_row_parts,
     row_share,
     shard_batch,
     state_shardings,
+    train_on,
 )
-from tfx_jax.training.step import TrainState, init_state, jit_update, update
+from tfx_jax.training.step import TrainState, init_state, update
 
 
 @pytest.mark.parametrize(
@@ -194,19 +193,14 @@ class Trainer:
     def __init__(self, mesh, config=CONFIG):
         self.mesh = mesh
         optimizer = make_optimizer(OptimizerConfig(warmup_steps=20, peak_learning_rate=0.005), config.d_model)
-        attention_fn = attention_on(mesh)
-        graphdef, first_state = init_state(
-            lambda: Transformer(config, attention_fn=attention_fn, rngs=nnx.Rngs(params=0)), optimizer
+        training = train_on(
+            mesh,
+            lambda attention_fn: Transformer(config, attention_fn=attention_fn, rngs=nnx.Rngs(params=0)),
+            LOSS,
+            optimizer,
         )
-        abstract = jax.eval_shape(first_state)
-        self.shardings = state_shardings(abstract, mesh)
-        self.abstract_state = jax.tree.map(
-            lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
-            abstract,
-            self.shardings,
-        )
-        self.first_state = jax.jit(first_state, out_shardings=self.shardings)
-        self.step_fn = jit_update(graphdef, loss_on(mesh, LOSS), optimizer, self.shardings)
+        self.step_fn, self.first_state, self.abstract_state = training
+        self.shardings = jax.tree.map(lambda leaf: leaf.sharding, self.abstract_state)
 
     def run(self, batches):
         """The last state, and of every step the mean loss of a token and the norm of the gradient."""

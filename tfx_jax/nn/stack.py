@@ -73,5 +73,14 @@ def unstack_layers(layers: Layer) -> list[Layer]:
     return [jax.tree.map(operator.itemgetter(index), layers) for index in range(_num_layers(layers))]
 
 
+def is_stack(name: str) -> bool:
+    """Whether an attribute of a model is a stack, which all of ours say by their names.
+
+    >>> is_stack("encoder_layers"), is_stack("embedding")
+    (True, False)
+    """
+    return name.endswith("_layers")
+
+
 def _num_layers(layers: nnx.Module) -> int:
     return jax.tree.leaves(layers)[0].shape[0]

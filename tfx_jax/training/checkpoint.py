@@ -4,6 +4,7 @@ A checkpoint holds the parameters and the rest of the state apart, so that whoev
 moments, and a few JSON values: where the data iterator stands and how the evaluations went.
 """
 
+import copy
 import json
 import logging
 import zlib
@@ -87,6 +88,7 @@ class Checkpoints:
         """
         self.wait()
         step, parts = int(state.step), _parts(state)
+        extra = copy.deepcopy(extra)  # it is written in the background, when the caller's lists may have grown
         metadata = extra | {"checksums": _all_checksums(parts, extra)}
         self._guard(
             step,

@@ -5,8 +5,7 @@ import dataclasses
 import functools
 import math
 import time
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import grain
 import jax
@@ -38,15 +37,14 @@ from tfx_jax.training.profiling import Profile
 from tfx_jax.training.progress import Progress
 from tfx_jax.training.report import write_report
 from tfx_jax.training.sharding import (
-    attention_on,
-    loss_on,
+    MeshTraining,
     make_mesh,
     num_row_parts,
     row_share,
     shard_batch,
-    state_shardings,
+    train_on,
 )
-from tfx_jax.training.step import Guard, TrainState, init_state, jit_update
+from tfx_jax.training.step import Guard, TrainState
 from tfx_jax.training.watchdog import Watchdog
 
 _MOST_BAD_STEPS = 20  # in a row
@@ -135,11 +133,12 @@ class _Trainer:
             raise UserError(f"config.mesh has {self.mesh.size} of {jax.device_count()} devices: processes share all")
         self.iterator = iter(self._batches(pairs))
         self.learning_rate = learning_rate(config.optimizer, config.model.d_model)
-        self.step_fn, first_state, shardings = self._make_step()
-        self.memory = state_memory(jax.eval_shape(first_state), shardings)
+        training = self._on_mesh()
+        self.step_fn = training.step_fn
+        self.memory = state_memory(training.abstract_state)
         check_state(self.memory, device_memory(self.mesh))
         self.evaluations: list[dict[str, float]] = []
-        self.state = self._restore(first_state, shardings)
+        self.state = self._restore(training)
         self.rng = jax.random.key(config.seed)
         self.translator = self.experiment.translator()
         self.saved_step = self.first_step = int(self.state.step)
@@ -171,47 +170,32 @@ class _Trainer:
             process_count=share.count,
         )
 
-    def _make_step(self) -> tuple[Callable[..., Any], Callable[[], TrainState], TrainState]:
-        """The compiled step, what draws the first state, and where all of the state lies."""
+    def _on_mesh(self) -> MeshTraining:
         config = self.config
-        optimizer = make_optimizer(config.optimizer, config.model.d_model)
-        graphdef, first_state = init_state(
-            functools.partial(self.experiment.make_model, attention_on(self.mesh)),
-            optimizer,
+        return train_on(
+            self.mesh,
+            self.experiment.make_model,
+            functools.partial(translation_loss, label_smoothing=config.label_smoothing, z_loss_weight=config.z_loss),
+            make_optimizer(config.optimizer, config.model.d_model),
             is_guarded=config.bad_steps == "skip" or config.spike_factor > 0,
-        )
-        shardings = state_shardings(jax.eval_shape(first_state), self.mesh)
-        loss_fn = functools.partial(
-            translation_loss, label_smoothing=config.label_smoothing, z_loss_weight=config.z_loss
-        )
-        step_fn = jit_update(
-            graphdef,
-            loss_on(self.mesh, loss_fn),
-            optimizer,
-            shardings,
             accumulate=config.accumulate,
             spike_factor=config.spike_factor,
         )
-        return step_fn, first_state, shardings
 
-    def _restore(self, first_state: Any, shardings: TrainState) -> TrainState:
+    def _restore(self, training: MeshTraining) -> TrainState:
         """The newest checkpoint, or the first state."""
-        abstract = jax.tree.map(
-            lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
-            jax.eval_shape(first_state),
-            shardings,
-        )
-        restored = self.checkpoints.restore_latest(abstract)
+        restored = self.checkpoints.restore_latest(training.abstract_state)
         if restored is None:
-            return jax.jit(first_state, out_shardings=shardings)()
+            return training.first_state()
         state, extra = restored
         self.iterator.set_state(extra["data"])
         self.evaluations = extra["evaluations"]
-        if shardings.guard is None:
+        if training.abstract_state.guard is None:
             return state
         mean_loss, in_a_row = extra.get("guard", (0.0, 0))
         guard = Guard(jnp.float32(mean_loss), jnp.int32(in_a_row))
-        return state._replace(guard=jax.device_put(guard, shardings.guard))
+        shardings = jax.tree.map(lambda leaf: leaf.sharding, training.abstract_state.guard)
+        return state._replace(guard=jax.device_put(guard, shardings))
 
     def run(self, stop: StopRequest) -> None:
         """Steps, logs, evaluates and saves until the end, or until `stop` asks."""
@@ -309,7 +293,7 @@ class _Trainer:
                 self.config,
                 step=step,
                 signum=signum,
-                num_params=sum(leaf.size for leaf in jax.tree.leaves(self.state.params)),
+                num_params=self.memory.num_params,
                 device_kinds=self.device_kinds,
                 evaluations=self.evaluations,
                 message=self.progress.message,

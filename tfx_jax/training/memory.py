@@ -35,24 +35,18 @@ class StateMemory(NamedTuple):
         return self.params + self.optimizer + self.gradients
 
 
-def state_memory(state: TrainState, shardings: TrainState) -> StateMemory:
-    """Counts the bytes of a training's state from shapes and shardings alone.
+def state_memory(state: TrainState) -> StateMemory:
+    """Counts the bytes of a training's state; its shapes, dtypes and shardings are enough."""
 
-    Args:
-      state: arrays, or what `jax.eval_shape` gives for them.
-      shardings: of each array.
-    """
+    def on_each_device(tree: Any) -> int:
+        shards = ((leaf, leaf.sharding.shard_shape(leaf.shape)) for leaf in jax.tree.leaves(tree))
+        return int(sum(leaf.dtype.itemsize * np.prod(shape, dtype=np.int64) for leaf, shape in shards))
 
-    def on_each_device(tree: Any, shardings: Any) -> int:
-        shapes = jax.tree.map(lambda leaf, sharding: sharding.shard_shape(leaf.shape), tree, shardings)
-        sizes = jax.tree.map(lambda leaf, shape: leaf.dtype.itemsize * np.prod(shape, dtype=np.int64), tree, shapes)
-        return int(sum(jax.tree.leaves(sizes)))
-
-    params = on_each_device(state.params, shardings.params)
+    params = on_each_device(state.params)
     return StateMemory(
         num_params=sum(leaf.size for leaf in jax.tree.leaves(state.params)),
         params=params,
-        optimizer=on_each_device(state.opt_state, shardings.opt_state),
+        optimizer=on_each_device(state.opt_state),
         gradients=params,
     )
 

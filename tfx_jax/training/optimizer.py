@@ -8,6 +8,7 @@ import optax
 from jax import Array
 from jax.typing import ArrayLike
 
+from tfx_jax.nn.stack import is_stack
 from tfx_jax.training.config import OptimizerConfig
 
 
@@ -87,10 +88,7 @@ def _by_layer(optimizer: optax.GradientTransformation) -> optax.GradientTransfor
     """
 
     def each(fn: Any, *trees: dict[str, Any]) -> dict[str, Any]:
-        return {
-            name: (jax.vmap(fn) if name.endswith("_layers") else fn)(*(tree[name] for tree in trees))
-            for name in trees[0]
-        }
+        return {name: (jax.vmap(fn) if is_stack(name) else fn)(*(tree[name] for tree in trees)) for name in trees[0]}
 
     def init(params: Any) -> Any:
         return each(optimizer.init, params)

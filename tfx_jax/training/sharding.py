@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
+import optax
 from flax import nnx
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
@@ -16,7 +17,8 @@ from jaxtyping import Array
 from tfx_jax.errors import UserError
 from tfx_jax.functional.attention import dot_product_attention
 from tfx_jax.functional.ring import ring_attention
-from tfx_jax.training.step import LossFn
+from tfx_jax.nn.stack import is_stack
+from tfx_jax.training.step import Batch, LossFn, Metrics, TrainState, init_state, jit_update
 
 Rules = tuple[tuple[str, P], ...]
 """Patterns of whole paths, and which mesh axis divides each of the last dimensions of what they match."""
@@ -182,11 +184,60 @@ def loss_on(mesh: Mesh, loss_fn: LossFn) -> LossFn:
 
     def loss(model: nnx.Module, batch: dict[str, Array], rngs: nnx.Rngs | None) -> tuple[Array, dict[str, Array]]:
         params = nnx.to_pure_dict(nnx.state(model))
-        outside = {name: part for name, part in params.items() if not name.endswith("_layers")}
+        outside = {name: part for name, part in params.items() if not is_stack(name)}
         gathered = jax.lax.with_sharding_constraint(outside, state_shardings(outside, mesh, others))
         return loss_fn(nnx.merge(nnx.graphdef(model), params | gathered), batch, rngs)
 
     return loss
+
+
+class MeshTraining(NamedTuple):
+    """A training laid out on a mesh; nothing is made or compiled yet."""
+
+    step_fn: Callable[[TrainState, Batch, Array], tuple[TrainState, Metrics]]
+    """What `jit_update` gives."""
+    first_state: Callable[[], TrainState]
+    """Draws the first state, every array where it belongs."""
+    abstract_state: TrainState
+    """Shape, dtype and sharding of each of its arrays."""
+
+
+def train_on(
+    mesh: Mesh,
+    make_model: Callable[[Callable[..., Any]], nnx.Module],
+    loss_fn: LossFn,
+    optimizer: optax.GradientTransformation,
+    *,
+    is_guarded: bool = False,
+    accumulate: int = 1,
+    spike_factor: float = 0.0,
+) -> MeshTraining:
+    """Lays a training out on a mesh.
+
+    Args:
+      mesh: from `make_mesh`.
+      make_model: makes the model with the attention that is passed to it.
+      loss_fn: loss and metrics of a batch, as for `update`.
+      optimizer: what turns gradients into updates.
+      is_guarded: see `init_state`.
+      accumulate: see `update`, like `spike_factor`.
+      spike_factor: how many times its running mean a token's loss may be.
+    """
+    attention_fn = attention_on(mesh)
+    graphdef, first_state = init_state(lambda: make_model(attention_fn), optimizer, is_guarded=is_guarded)
+    shapes = jax.eval_shape(first_state)
+    shardings = state_shardings(shapes, mesh)
+    step_fn = jit_update(
+        graphdef, loss_on(mesh, loss_fn), optimizer, shardings, accumulate=accumulate, spike_factor=spike_factor
+    )
+    return MeshTraining(step_fn, jax.jit(first_state, out_shardings=shardings), with_shardings(shapes, shardings))
+
+
+def with_shardings(tree: Any, shardings: Any) -> Any:
+    """Shapes and dtypes of a tree, each with where it lies: what a checkpoint is restored into."""
+    return jax.tree.map(
+        lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding), tree, shardings
+    )
 
 
 class RowShare(NamedTuple):
