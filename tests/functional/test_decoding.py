@@ -12,8 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
-from tfx_jax.functional import decoding
-from tfx_jax.functional.decoding import Decoded, beam_search, greedy_search
+from tfx_jax.functional import beams
+from tfx_jax.functional.beams import Decoded, beam_search
+from tfx_jax.functional.decoding import greedy_search
 
 PAD, BOS, EOS = 0, 1, 2
 
@@ -339,7 +340,7 @@ def test_sharded_rows_give_the_same_and_stay_where_they_are():
     np.testing.assert_allclose(found.scores, expected.scores, rtol=1e-5, atol=1e-6)
 
     rows, parents = jax.device_put((jnp.zeros((24, 5)), jnp.zeros((8, 3), jnp.int32)), by_row)
-    compiled = str(jax.jit(decoding._follow).lower(rows, parents).compile().as_text())
+    compiled = str(jax.jit(beams._follow).lower(rows, parents).compile().as_text())
     assert "gather" in compiled
     assert "all-" not in compiled
     assert "collective" not in compiled
@@ -347,7 +348,7 @@ def test_sharded_rows_give_the_same_and_stay_where_they_are():
 
 def test_cache_follows_the_parents():
     cache = {"rows": np.arange(6.0).reshape(6, 1, 1), "flags": np.arange(6) % 2 == 0, "position": 4}
-    followed = decoding._follow(cache, jnp.array([[1, 1, 0], [2, 0, 1]]))
+    followed = beams._follow(cache, jnp.array([[1, 1, 0], [2, 0, 1]]))
     np.testing.assert_array_equal(followed["rows"][:, 0, 0], [1, 1, 0, 5, 3, 4])
     np.testing.assert_array_equal(followed["flags"], [False, False, True, False, False, True])
     assert followed["position"] == 4

@@ -10,13 +10,14 @@ import pytest
 from flax import nnx
 
 from tfx_jax.nn import DecoderLayer, EncoderLayer, FeedForward, LayerNorm, MultiHeadAttention
-from tfx_jax.nn.layers import KeysValues, Residual
+from tfx_jax.nn.decoder_step import DecoderStep, KeysValues, Product
+from tfx_jax.nn.layers import Residual
 
 B, W, S, T, D, N, H, U, F = 2, 3, 7, 5, 12, 4, 2, 5, 20
 
 
 def _attention(**options):
-    return MultiHeadAttention(D, N, d_k=H, d_v=U, use_bias=True, **options)
+    return MultiHeadAttention(D, N, **{"d_k": H, "d_v": U, "use_bias": True} | options)
 
 
 @functools.cache
@@ -29,10 +30,10 @@ def _encoder_layer(pre_norm=False, dropout_rate=0.0):
 
 
 @functools.cache
-def _decoder_layer(pre_norm=False):
+def _decoder_layer(pre_norm=False, **options):
     def make(rngs):
         residual = functools.partial(Residual, D, pre_norm=pre_norm)
-        attentions = _attention(rngs=rngs), _attention(rngs=rngs)
+        attentions = _attention(rngs=rngs, **options), _attention(rngs=rngs, **options)
         return DecoderLayer(*attentions, FeedForward(D, F, rngs=rngs), residual)
 
     return _randomised(lambda: make(nnx.Rngs(0)))
@@ -127,21 +128,74 @@ def test_encoder_layer_drops_only_with_rngs():
     assert jnp.abs(layer(x, rngs=nnx.Rngs(0))[0] - plain).max() > 1e-2
 
 
+def _seen(writers, position):
+    """The mask of rows whose token t was written by beam writers[r, t]."""
+    num_beams = writers.shape[0] // B
+    mine = writers.reshape(B, num_beams, -1, 1) == jnp.arange(num_beams)[None, None, None]
+    return (mine & (jnp.arange(T + 2) <= position)[None, None, :, None]).reshape(B, 1, num_beams, -1)
+
+
+def _own(num_beams):
+    """Every row has written all of its tokens itself."""
+    return jnp.tile(jnp.arange(num_beams), B)[:, None].repeat(T + 2, 1)
+
+
+def _steps(layer, x, memory, *, int8=False):
+    """Feeds tokens one by one to rows that never change places; returns the outputs and the past."""
+    step, keys_values = DecoderStep(layer, int8=int8), KeysValues.of(*layer.cross_attention.project_memory(memory))
+    num_beams, (_, heads, size, _) = x.shape[0] // B, keys_values.key.shape
+    room = (T + 2) * num_beams
+    past = KeysValues(jnp.full((B, heads, size, room), 9.0), jnp.full((B, heads, room, U), 9.0))  # whatever was there
+    outs = []
+    for position in range(T):
+        seen = _seen(_own(num_beams), position)
+        out, past = step(x[:, position : position + 1], past, jnp.int32(position), seen, keys_values, _mask())
+        outs.append(out)
+    return jnp.concatenate(outs, axis=1), past
+
+
+@pytest.mark.parametrize("options", [{}, {"num_kv_heads": 2}, {"use_bias": False}], ids=["plain", "grouped", "no-bias"])
 @pytest.mark.parametrize("pre_norm", [False, True])
-def test_steps_equal_teacher_forcing_for_every_beam(pre_norm):
-    layer, memory = _decoder_layer(pre_norm), _normal(1, B, S, D)
+def test_steps_equal_teacher_forcing_for_every_beam(pre_norm, options):
+    layer, memory = _decoder_layer(pre_norm, **options), _normal(1, B, S, D)
     x = _normal(2, B * W, T, D)  # every row another beam
     want, _ = layer(x, jnp.repeat(memory, W, axis=0), memory_mask=jnp.repeat(_mask(), W, axis=0))
+    got, past = _steps(layer, x, memory)
+    # Without normalisation at the end values reach 20, where float32 resolves 2e-6.
+    np.testing.assert_allclose(got, want, rtol=1e-6, atol=1e-5)
+    assert (past.key[..., T * W :] == 9.0).all(), "room that is not used yet was touched"
+    assert (past.value[..., T * W :, :] == 9.0).all()
 
-    keys_values = KeysValues(*layer.cross_attention.project_memory(memory))
-    room = T + 2
-    cache = KeysValues(jnp.full((B * W, room, N, H), 9.0), jnp.full((B * W, room, N, U), 9.0))  # whatever was there
-    step = jax.jit(layer.step)
-    for position in range(T):
-        out, cache = step(x[:, position : position + 1], cache, jnp.int32(position), keys_values, _mask())
-        # Without normalisation at the end values reach 20, where float32 resolves 2e-6.
+
+def test_beams_go_on_from_what_another_has_written():
+    """After two tokens all beams follow what the last of them has seen, though nothing was moved."""
+    layer, memory = _decoder_layer(), _normal(1, B, S, D)
+    x = _normal(2, B * W, T, D)
+    last = jnp.arange(W - 1, B * W, W).repeat(W)
+    history = jnp.concatenate([x[last, :2], x[:, 2:]], axis=1)
+    want, _ = layer(history, jnp.repeat(memory, W, axis=0), memory_mask=jnp.repeat(_mask(), W, axis=0))
+    _, past = _steps(layer, x, memory)
+    step, keys_values = DecoderStep(layer), KeysValues.of(*layer.cross_attention.project_memory(memory))
+    writers = _own(W).at[:, :2].set(W - 1)
+    for position in range(2, T):
+        seen = _seen(writers, position)
+        out, past = step(x[:, position : position + 1], past, jnp.int32(position), seen, keys_values, _mask())
         np.testing.assert_allclose(out[:, 0], want[:, position], rtol=1e-6, atol=1e-5)
-    key, value = layer.self_attention.project_memory(x if not pre_norm else layer.self_attention_residual.norm(x))
-    np.testing.assert_allclose(cache.key[:, :T], key, atol=1e-5)
-    np.testing.assert_allclose(cache.value[:, :T], value, atol=1e-5)
-    assert (cache.key[:, T:] == 9.0).all(), "room that is not used yet was touched"
+
+
+def test_steps_with_weights_of_eight_bits_are_near():
+    layer, memory = _decoder_layer(), _normal(1, B, S, D)
+    x = _normal(2, B, T, D)
+    exact, _ = _steps(layer, x, memory)
+    rounded, _ = _steps(layer, x, memory, int8=True)
+    error = jnp.sqrt(jnp.square(rounded - exact).mean() / jnp.square(exact).mean())
+    assert 1e-4 < error < 0.05
+    assert DecoderStep(layer, int8=True).up.kernel[...].dtype == jnp.int8
+
+
+@pytest.mark.parametrize("int8", [False, True])
+def test_product_adds_its_bias_and_takes_a_dtype_for_its_result(int8):
+    kernel, bias, x = _normal(0, D, F), _normal(1, F), _normal(2, B, T, D)
+    product = Product(kernel, bias, dtype=jnp.bfloat16, int8=int8)
+    chex.assert_type([product(x), product(x, jnp.float32)], [jnp.bfloat16, jnp.float32])
+    np.testing.assert_allclose(product(x, jnp.float32), x @ kernel + bias[None, None], atol=0.15)

@@ -66,7 +66,7 @@ class Echo:
     def __init__(self):
         self.shapes = []
 
-    def __call__(self, params, source):
+    def __call__(self, params, decoder, source):
         self.shapes.append(source.shape)
         return source
 
@@ -74,7 +74,7 @@ class Echo:
 def echoing(**options):
     """A translator that repeats its input, without a model."""
     translator = Translator(nnx.graphdef(Fixed(np.zeros(()))), TOKENIZER, **options)
-    translator._search = Echo()
+    translator._arrange, translator._search = lambda params: None, Echo()
     return translator
 
 
@@ -141,7 +141,10 @@ class Endless(nnx.Module):
 
     steps = 0
 
-    def start_decoding(self, source, *, max_length):
+    def decoder(self, *, int8):
+        return None
+
+    def start_decoding(self, source, *, max_length, num_beams, decoder):
         def step_fn(tokens, cache):
             jax.debug.callback(self.count)
             return jnp.zeros((tokens.shape[0], V)).at[:, EOS_ID].set(-30.0), cache
@@ -161,7 +164,7 @@ def test_rows_of_padding_end_at_once():
     jax.effects_barrier()
     assert Endless.steps == len(output) == 3 + 3  # with the ends of sentence; the buffer would hold 16 + 3
     Endless.steps = 0
-    translator._search({}, jnp.zeros((2, 16), jnp.int32)).block_until_ready()
+    translator._search({}, None, jnp.zeros((2, 16), jnp.int32)).block_until_ready()
     jax.effects_barrier()
     assert Endless.steps == 1
 

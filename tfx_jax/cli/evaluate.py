@@ -27,7 +27,7 @@ def run(argv: Sequence[str]) -> int:
         pairs = open_pairs(experiment.config.data, arguments.split)
     else:
         pairs = read_pairs(arguments.source, arguments.reference, keep_empty=True)
-    translator = experiment.translator(beam_size=arguments.beam, alpha=arguments.alpha)
+    translator = experiment.translator(beam_size=arguments.beam, alpha=arguments.alpha, int8=arguments.int8)
     scores, _, _ = experiment.evaluate(translator, params, pairs)
     if arguments.json:
         print(json.dumps(scores._asdict() | {"sentences": len(pairs)}))

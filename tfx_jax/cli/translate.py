@@ -19,7 +19,7 @@ def run(argv: Sequence[str]) -> int:
     arguments = parser.parse_args(argv)
     set_up_program()
     experiment, params = load_model(arguments)
-    translator = experiment.translator(beam_size=arguments.beam, alpha=arguments.alpha)
+    translator = experiment.translator(beam_size=arguments.beam, alpha=arguments.alpha, int8=arguments.int8)
     lines = read_lines(sys.stdin.buffer)
     while chunk := list(itertools.islice(lines, _LINES_AT_A_TIME)):
         for translation in translator(params, chunk):

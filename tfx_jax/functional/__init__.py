@@ -31,15 +31,17 @@ R      rows of a decoding step, B * W
 from tfx_jax.functional.additive import additive_attention, attentional_vector, general_attention
 from tfx_jax.functional.attention import Bias, Mask, SegmentIds, dot_product_attention, soft_lookup
 from tfx_jax.functional.axes import attention_over_axes
+from tfx_jax.functional.beams import Decoded, beam_search
 from tfx_jax.functional.bigbird import bigbird_attention, bigbird_block_mask
 from tfx_jax.functional.chunked import chunked_attention
 from tfx_jax.functional.clustered import routing_attention, update_centroids
-from tfx_jax.functional.decoding import Decoded, beam_search, greedy_search, sample
+from tfx_jax.functional.decoding import Pinned, greedy_search, sample
 from tfx_jax.functional.decomposable import attend_both, decomposable_attention
 from tfx_jax.functional.dropout import dropout
 from tfx_jax.functional.favor import favor_attention, linear_attention, orthogonal_features
 from tfx_jax.functional.feed_forward import feed_forward
 from tfx_jax.functional.hard import hard_attention, score_function_loss
+from tfx_jax.functional.int8 import int8_product, quantize_rows
 from tfx_jax.functional.kernel_regression import kernel_regression
 from tfx_jax.functional.losses import label_smoothed_cross_entropy, z_loss
 from tfx_jax.functional.lsh import lsh_attention
@@ -75,6 +77,7 @@ __all__ = [
     "Bias",
     "Decoded",
     "Mask",
+    "Pinned",
     "Routing",
     "SegmentIds",
     "additive_attention",
@@ -99,6 +102,7 @@ __all__ = [
     "general_attention",
     "greedy_search",
     "hard_attention",
+    "int8_product",
     "kernel_regression",
     "label_smoothed_cross_entropy",
     "layer_norm",
@@ -110,6 +114,7 @@ __all__ = [
     "mixture_of_experts",
     "orthogonal_features",
     "padding_mask",
+    "quantize_rows",
     "relative_attention",
     "relative_position_bias",
     "relative_position_bucket",

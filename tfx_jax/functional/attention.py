@@ -82,9 +82,10 @@ def dot_product_attention(
     b, t, n, h = query.shape
     s, k = key.shape[1:3]
     dtype = np.promote_types(query.dtype, np.float32)  # NumPy's: JAX's own refuses under strict promotion
-    grouped_query = query.reshape(b, t, k, n // k, h)
-    logits = jnp.einsum("BTKGH,BSKH->BKGTS", grouped_query, key, preferred_element_type=dtype).reshape(b, n, t, s)
-    logits = logits * (h**-0.5 if scale is None else scale)
+    # Plain products of matrices, one for each key head: its G query heads lie below each other.
+    stacked_query = query.swapaxes(1, 2).reshape(b, k, n // k * t, h)
+    logits = jnp.einsum("BKTH,BKSH->BKTS", stacked_query, key.swapaxes(1, 2), preferred_element_type=dtype)
+    logits = logits.reshape(b, n, t, s) * (h**-0.5 if scale is None else scale)
     out, weights = soft_lookup(
         logits,
         value,
@@ -146,8 +147,9 @@ def soft_lookup(
     if bias is not None:
         scores = scores + bias.astype(scores.dtype)
     weights = masked_softmax(scores, mask)
-    dropped = dropout(weights, dropout_rate, dropout_rng).astype(value.dtype).reshape(b, k, n // k, t, s)
-    return jnp.einsum("BKGTS,BSKU->BTKGU", dropped, value).reshape(b, t, n, u), weights
+    dropped = dropout(weights, dropout_rate, dropout_rng).astype(value.dtype).reshape(b, k, n // k * t, s)
+    out = jnp.einsum("BKTS,BKSU->BKTU", dropped, value.swapaxes(1, 2))
+    return out.reshape(b, n, t, u).swapaxes(1, 2), weights
 
 
 def masked_softmax(logits: Float[Array, "B N T S"], mask: Mask | None) -> Float[Array, "B N T S"]:

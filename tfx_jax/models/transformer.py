@@ -2,8 +2,9 @@
 
 import dataclasses
 import functools
+import operator
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -11,12 +12,14 @@ from flax import nnx
 from jaxtyping import Array, Bool, Float, Int
 
 from tfx_jax.functional.attention import dot_product_attention
+from tfx_jax.functional.decoding import Pinned
 from tfx_jax.functional.dropout import dropout
 from tfx_jax.functional.positions import sinusoidal_positions
 from tfx_jax.nn.attention import MultiHeadAttention
+from tfx_jax.nn.decoder_step import DecoderStep, KeysValues, Product
 from tfx_jax.nn.embedding import Embedding, LearnedPositions
 from tfx_jax.nn.feed_forward import FeedForward
-from tfx_jax.nn.layers import DecoderLayer, EncoderLayer, KeysValues, Residual
+from tfx_jax.nn.layers import DecoderLayer, EncoderLayer, Residual
 from tfx_jax.nn.normalization import LayerNorm
 from tfx_jax.nn.stack import scan_layers, stack_layers, unstack_layers
 
@@ -156,20 +159,40 @@ class Transformer(nnx.Module):
         x, maps = scan_layers(encode, self.encoder_layers, x, rngs, remat=self.remat)
         return (x if self.encoder_norm is None else self.encoder_norm(x)), _named_maps("encoder", maps)
 
+    def decoder(self, *, int8: bool = False) -> "Decoder":
+        """The weights of the decoder, arranged for decoding: once for all the batches that `start_decoding` will see.
+
+        Args:
+          int8: whether products with weights are of integers, see `tfx_jax.functional.int8_product`.
+        """
+        embedding = self.embedding
+        return Decoder(
+            [DecoderStep(layer, int8=int8) for layer in unstack_layers(self.decoder_layers)],
+            Product(embedding.table[...].T, dtype=embedding.dtype, int8=int8),
+        )
+
     def start_decoding(
-        self, source: Int[Array, "B S"], *, max_length: int
+        self,
+        source: Int[Array, "B S"],
+        *,
+        max_length: int,
+        num_beams: int = 1,
+        decoder: "Decoder | None" = None,
     ) -> tuple[Callable[[Int[Array, " R"], Any], tuple[Float[Array, "R V"], Any]], Any]:
         """Prepares decoding with a cache, for the searches of `tfx_jax.functional.decoding`.
 
         The source is encoded and projected once, here; a step then costs one token. Rows are the beams of the
-        sentences, those of a sentence next to each other.
+        sentences, those of a sentence next to each other. Keys and values stay where a beam has written them: what
+        follows the beams is a table of who wrote which token of each.
 
         Args:
           source: source tokens, 0 where there is none.
           max_length: how many target tokens the cache has room for.
+          num_beams: W, rows of each sentence.
+          decoder: what `decoder()` returned; None means to arrange the weights here.
 
         Returns:
-          `step_fn(tokens [R], cache) -> (logits [R, V], cache)` and the empty cache of B rows.
+          `step_fn(tokens [R], cache) -> (logits [R, V], cache)`, R = B * W, and the empty cache of B rows.
 
         Raises:
           ValueError: if there are fewer learned positions than `max_length`.
@@ -178,23 +201,40 @@ class Transformer(nnx.Module):
         if positions is not None and max_length > positions.table.shape[0]:
             raise ValueError(f"max_length={max_length}, but there are {positions.table.shape[0]} learned positions")
         memory, _ = self.encode(source)
-        mask = source_mask(source)
-        layers = unstack_layers(self.decoder_layers)
-        memories = [KeysValues(*layer.cross_attention.project_memory(memory)) for layer in layers]
+        memory_mask = source_mask(source)
+        steps, output = self.decoder() if decoder is None else decoder
+        projected = jax.vmap(lambda layer: layer.cross_attention.project_memory(memory))(self.decoder_layers)
+        memories = [KeysValues.of(*jax.tree.map(operator.itemgetter(index), projected)) for index in range(len(steps))]
+        batch_size, beams, places = source.shape[0], jnp.arange(num_beams), jnp.arange(max_length)
 
         def step_fn(tokens: Array, cache: dict[str, Any]) -> tuple[Array, dict[str, Any]]:
-            position = cache["position"]
+            position, writers = cache["position"], cache["writers"]
+            if tokens.shape[0] != batch_size * num_beams:
+                raise ValueError(f"{tokens.shape[0]} rows for {batch_size} sentences of num_beams={num_beams}")
+            writers = writers.at[:, position].set(jnp.tile(beams, batch_size))
+            is_own = writers.reshape(batch_size, num_beams, -1, 1) == beams[None, None, None]
+            mask = (is_own & (places <= position)[None, None, :, None]).reshape(batch_size, 1, num_beams, -1)
             x = self._embed(tokens[:, None], position[None], self.target_positions, None)
-            caches = []
-            for layer, layer_cache, layer_memory in zip(layers, cache["layers"], memories, strict=True):
-                x, layer_cache = layer.step(x, layer_cache, position, layer_memory, mask)
-                caches.append(layer_cache)
-            return self._logits(x)[:, 0], {"position": position + 1, "layers": caches}
+            past = []
+            for step, layer_past, layer_memory in zip(steps, cache["past"].value, memories, strict=True):
+                x, longer = step(x, layer_past, position, mask, layer_memory, memory_mask)
+                past.append(longer)
+            x = x if self.decoder_norm is None else self.decoder_norm(x)
+            logits = output(x, jnp.float32)[:, 0]
+            return logits, {"position": position + 1, "writers": writers, "past": Pinned(past)}
 
-        def empty(like: Array) -> Array:
-            return jnp.zeros((source.shape[0], max_length, *like.shape[2:]), like.dtype)
+        def empty(memory: KeysValues) -> KeysValues:
+            key, value, room = *memory, max_length * num_beams
+            return KeysValues(
+                jnp.zeros((*key.shape[:3], room), key.dtype),
+                jnp.zeros((*value.shape[:2], room, value.shape[3]), value.dtype),
+            )
 
-        return step_fn, {"position": jnp.zeros((), jnp.int32), "layers": jax.tree.map(empty, memories)}
+        return step_fn, {
+            "position": jnp.zeros((), jnp.int32),
+            "writers": jnp.zeros((batch_size, max_length), jnp.int32),  # which beam wrote each token of a row
+            "past": Pinned([empty(memory) for memory in memories]),
+        }
 
     def _embed(
         self,
@@ -210,6 +250,13 @@ class Transformer(nnx.Module):
 
     def _logits(self, x: Float[Array, "B T D"]) -> Float[Array, "B T V"]:
         return self.embedding.attend(x if self.decoder_norm is None else self.decoder_norm(x))
+
+
+class Decoder(NamedTuple):
+    """A decoder's weights as `Transformer.start_decoding` wants them."""
+
+    steps: list[DecoderStep]
+    output: Product
 
 
 def source_mask(source: Int[Array, "B S"]) -> Bool[Array, "B 1 1 S"]:

@@ -1,26 +1,18 @@
 """Encoder and decoder layers (Vaswani et al., 2017, section 3.1), composed of sublayers that the caller builds."""
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
-import jax
 import jax.numpy as jnp
 from flax import nnx
 from jax.typing import DTypeLike
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float
 
 from tfx_jax.functional.attention import Mask
 from tfx_jax.functional.dropout import dropout
 from tfx_jax.nn.attention import MultiHeadAttention
 from tfx_jax.nn.feed_forward import FeedForward
 from tfx_jax.nn.normalization import LayerNorm
-
-
-class KeysValues(NamedTuple):
-    """Projected keys and values: all that attending to a memory needs of it."""
-
-    key: Float[Array, "B S K H"]
-    value: Float[Array, "B S K U"]
 
 
 class Residual(nnx.Module):
@@ -125,46 +117,6 @@ class DecoderLayer(nnx.Module):
         x, cross_weights = self.cross_attention_residual(attend_memory, x, rngs)
         x, _ = self.feed_forward_residual(lambda x: (self.feed_forward(x, rngs=rngs), None), x, rngs)
         return x, {"self": self_weights, "cross": cross_weights} if return_weights else None
-
-    def step(
-        self,
-        x: Float[Array, "R 1 D"],
-        cache: KeysValues,
-        position: Int[Array, ""],
-        memory: KeysValues,
-        memory_mask: Mask,
-    ) -> tuple[Float[Array, "R 1 D"], KeysValues]:
-        """Extends every row by one token.
-
-        Args:
-          x: the newest token of each row; R = B * W rows, the W beams of one sentence next to each other.
-          cache: keys and values of the tokens so far, [R, L, K, H] and [R, L, K, U] with room for L tokens.
-          position: how many tokens the cache holds; x is written there.
-          memory: projected keys and values of the encoder's output, [B, S, K, H] and [B, S, K, U].
-          memory_mask: which of them exist, [B, 1, 1, S].
-
-        Returns:
-          The layer's output, [R, 1, D], and the longer cache.
-        """
-        num_rows, batch_size = x.shape[0], memory.key.shape[0]
-
-        def attend_self(x: Array) -> tuple[Array, KeysValues]:
-            new = KeysValues(*self.self_attention.project_memory(x))
-            longer = jax.tree.map(
-                lambda old, row: jax.lax.dynamic_update_slice_in_dim(old, row, position, 1), cache, new
-            )
-            past = (jnp.arange(longer.key.shape[1]) <= position)[None, None, None, :]
-            return self.self_attention.attend(x, *longer, mask=past), longer
-
-        def attend_memory(x: Array) -> tuple[Array, None]:
-            # The beams of a sentence become the queries of one attention, so its memory is neither copied nor re-read.
-            beams = x.reshape(batch_size, num_rows // batch_size, -1)
-            return self.cross_attention.attend(beams, *memory, mask=memory_mask).reshape(x.shape), None
-
-        x, cache = self.self_attention_residual(attend_self, x)
-        x, _ = self.cross_attention_residual(attend_memory, x)
-        x, _ = self.feed_forward_residual(lambda x: (self.feed_forward(x), None), x)
-        return x, cache
 
 
 def _with_extra(result: Any) -> tuple[Array, Any]:

@@ -12,7 +12,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from tfx_jax.data.bucketing import eval_batches
 from tfx_jax.data.tokenizer import BOS_ID, EOS_ID, PAD_ID, Tokenizer
-from tfx_jax.functional.decoding import beam_search
+from tfx_jax.functional.beams import beam_search
 from tfx_jax.functional.losses import label_smoothed_cross_entropy, z_loss
 
 # Source lengths that decoding compiles for. Coarse: a step costs the same whatever the padding of its source.
@@ -75,6 +75,7 @@ class Translator:
         extra_length: int = 50,
         max_source_length: int = 256,
         tokens_per_batch: int = 2_048,
+        int8: bool = False,
     ):
         """Remembers the model without its parameters and the options of the search.
 
@@ -86,10 +87,12 @@ class Translator:
           extra_length: how many tokens an output may be longer than its input.
           max_source_length: longer inputs are cut to this many tokens, end of sentence included.
           tokens_per_batch: source positions of a batch.
+          int8: whether the decoder multiplies integers, see `tfx_jax.functional.int8_product`: faster, not exact.
         """
         self.tokenizer = tokenizer
         self._max_source_length = max_source_length
         self._tokens_per_batch = tokens_per_batch
+        self._arrange = jax.jit(lambda params: nnx.merge(graphdef, params).decoder(int8=int8))
         self._search = jax.jit(functools.partial(_search, graphdef, beam_size, alpha, extra_length))
 
     def __call__(self, params: Any, lines: Sequence[str]) -> list[str]:
@@ -99,6 +102,7 @@ class Translator:
     def translate_ids(self, params: Any, lines: Sequence[str]) -> list[list[int]]:
         """Translates each line into token ids, the end of sentence included (nothing for an empty line)."""
         params = jax.device_put(params)  # once, not with every batch
+        decoder = self._arrange(params)
         outputs: list[list[int]] = [[] for _ in lines]
         wanted = [index for index, line in enumerate(lines) if line.strip()]
         pairs = [{"source": lines[index], "target": ""} for index in wanted]
@@ -110,7 +114,7 @@ class Translator:
             max_length=self._max_source_length,
             boundaries=self._boundaries(),
         ):
-            tokens = np.asarray(self._search(params, batch["source"]))
+            tokens = np.asarray(self._search(params, decoder, batch["source"]))
             for index, row in zip(batch["index"], tokens, strict=True):
                 if index >= 0:
                     outputs[wanted[index]] = row[row != PAD_ID].tolist()
@@ -122,12 +126,20 @@ class Translator:
 
 
 def _search(
-    graphdef: nnx.GraphDef, beam_size: int, alpha: float, extra_length: int, params: Any, source: Int[Array, "B S"]
+    graphdef: nnx.GraphDef,
+    beam_size: int,
+    alpha: float,
+    extra_length: int,
+    params: Any,
+    decoder: Any,
+    source: Int[Array, "B S"],
 ) -> Int[Array, "B L"]:
     """The best hypothesis of each row."""
     lengths = (source != PAD_ID).sum(axis=1)
     max_length = source.shape[1] + extra_length
-    step_fn, cache = nnx.merge(graphdef, params).start_decoding(source, max_length=max_length)
+    step_fn, cache = nnx.merge(graphdef, params).start_decoding(
+        source, max_length=max_length, num_beams=beam_size, decoder=decoder
+    )
     found = beam_search(
         step_fn,
         cache,

@@ -68,8 +68,8 @@ class Experiment:
         """The model without its parameters."""
         return nnx.graphdef(nnx.eval_shape(self.make_model))
 
-    def translator(self, *, beam_size: int | None = None, alpha: float | None = None) -> Translator:
-        """The search of the configuration, or one with another beam."""
+    def translator(self, *, beam_size: int | None = None, alpha: float | None = None, int8: bool = False) -> Translator:
+        """The search of the configuration, or one with another beam; `int8` as for `Translator`."""
         decoding = self.config.decoding
         return Translator(
             self.graphdef,
@@ -78,6 +78,7 @@ class Experiment:
             alpha=decoding.alpha if alpha is None else alpha,
             extra_length=decoding.extra_length,
             max_source_length=self.config.data.max_length,
+            int8=int8,
         )
 
     def evaluate(

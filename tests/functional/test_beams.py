@@ -1,0 +1,76 @@
+"""What beam search does to be quick: it ranks blocks of the vocabulary first, and moves no pinned cache."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tfx_jax.functional import Pinned, beam_search, greedy_search
+from tfx_jax.functional.beams import _BLOCKS, _Past, _survivors
+
+
+def rank_all(logits, past, is_last):
+    """The definition: all continuations of a row in one list."""
+    batch, beam_size, vocab_size = logits.shape
+    totals = past.extended_by(jnp.where(is_last[:, None, None], -jnp.inf, logits))
+    log_probs, places = jax.lax.top_k(totals.reshape(batch, -1), beam_size)
+    return log_probs, places // vocab_size, places % vocab_size
+
+
+FAST, SLOW = jax.jit(_survivors), jax.jit(rank_all)
+SHAPES = [(3, 5), (7, 4), (129, 1), (300, 4), (389, 2), (1031, 5)]  # vocabulary and beam; compiled once each
+
+
+@settings(max_examples=60, deadline=None)
+@given(shape=st.sampled_from(SHAPES), levels=st.integers(1, 40), seed=st.integers(0, 10**6))
+def test_survivors_are_those_of_ranking_everything(shape, levels, seed):
+    """Ties too: few levels of logits make many."""
+    vocab_size, beam_size = shape
+    rng = np.random.default_rng(seed)
+    logits = rng.integers(0, levels, (3, beam_size, vocab_size)).astype(np.float32)
+    logits[rng.random(logits.shape) < 0.2] = -np.inf
+    past = _Past(*rng.integers(-3, 1, (3, 3, beam_size)).astype(np.float32))
+    is_last = np.array([False, seed % 2 == 0, False])
+    found, want = FAST(logits, past, is_last), SLOW(logits, past, is_last)
+    np.testing.assert_array_equal(found[0], want[0])
+    exists = np.isfinite(want[0])  # of what does not exist, parent and token mean nothing
+    for got, expected in zip(found[1:], want[1:], strict=True):
+        np.testing.assert_array_equal(np.asarray(got)[exists], np.asarray(expected)[exists])
+    assert (found[2] >= 0).all()
+    assert (found[2] < vocab_size).all()
+
+
+@pytest.mark.parametrize("vocab_size", [37_000, 32_000, 10_000, 30_522])
+def test_common_vocabularies_are_ranked_without_a_copy_of_the_logits(vocab_size):
+    shapes = jax.ShapeDtypeStruct((2, 4, vocab_size), jnp.float32), jax.ShapeDtypeStruct((2,), jnp.bool_)
+    past = _Past(*[jax.ShapeDtypeStruct((2, 4), jnp.float32)] * 3)
+    memory = jax.jit(_survivors).lower(shapes[0], past, shapes[1]).compile().memory_analysis()
+    has_divisor = any(vocab_size % block == 0 for block in _BLOCKS)
+    size = 2 * 4 * vocab_size * 4
+    assert memory.temp_size_in_bytes < (0.2 if has_divisor else 1.3) * size
+
+
+def test_pinned_parts_are_neither_repeated_nor_moved():
+    """The step writes its beams' tokens beside each other; nobody moves them."""
+    seen = []
+
+    def step_fn(tokens, cache):
+        log = cache["log"].value
+        seen.append(log.shape)
+        log = jax.lax.dynamic_update_slice(log, tokens[None], (cache["position"], 0))
+        logits = jnp.zeros((tokens.size, 5)).at[:, 2].set(-1.0).at[jnp.arange(6), 3 + cache["position"] % 2].set(4.0)
+        return logits, {"log": Pinned(log), "position": cache["position"] + 1}
+
+    cache = {"log": Pinned(jnp.zeros((7, 6), jnp.int32)), "position": jnp.zeros((), jnp.int32)}
+    beam_search(step_fn, cache, jnp.ones(2, jnp.int32), beam_size=3, max_length=7, eos_id=2)
+    assert set(seen) == {(7, 6)}
+
+
+def test_pinned_parts_may_have_any_shape():
+    def step_fn(tokens, cache):
+        return jnp.zeros((tokens.size, 4)).at[:, 2].set(1.0), cache
+
+    tokens, _ = greedy_search(step_fn, Pinned(jnp.zeros(9)), jnp.ones(2, jnp.int32), max_length=3, eos_id=2)
+    assert tokens.tolist() == [[2, 0, 0]] * 2

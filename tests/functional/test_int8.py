@@ -1,0 +1,50 @@
+"""Eight-bit products against float64, and the bound on what rounding costs."""
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tfx_jax.functional import int8_product, quantize_rows
+
+
+@settings(max_examples=50, deadline=None)
+@given(size=st.sampled_from([1, 5, 40]), exponent=st.integers(-20, 20), seed=st.integers(0, 10**6))
+def test_rounding_is_within_half_a_level(size, exponent, seed):
+    rows = 3
+    matrix = np.random.default_rng(seed).normal(0, 10.0**exponent, (rows, size)).astype(np.float32)
+    values, scales = (np.asarray(x, np.float64) for x in quantize_rows(jnp.asarray(matrix)))
+    assert np.abs(values).max() <= 127
+    assert (np.abs(values * scales[:, None] - matrix) <= 0.501 * scales[:, None]).all()
+    largest = np.abs(matrix).argmax(axis=1)
+    assert (np.abs(values[np.arange(rows), largest]) == 127).all()
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+def test_product_is_that_of_the_rounded_matrices(dtype):
+    rng = np.random.default_rng(0)
+    x, weights = jnp.asarray(rng.normal(size=(2, 3, 64)), dtype), jnp.asarray(rng.normal(size=(48, 64)), jnp.float32)
+    out = int8_product(x, *quantize_rows(weights))
+    assert (out.shape, out.dtype) == ((2, 3, 48), jnp.float32)
+    rounded_x, rounded_w = (
+        np.asarray(values, np.float64) * np.asarray(scales, np.float64)[..., None]
+        for values, scales in (quantize_rows(x), quantize_rows(weights))
+    )
+    np.testing.assert_allclose(out, rounded_x @ rounded_w.T, rtol=2e-6, atol=1e-5)
+    exact = np.asarray(x, np.float64) @ np.asarray(weights, np.float64).T
+    assert np.sqrt(np.square(out - exact).mean() / np.square(exact).mean()) < 0.02
+
+
+def test_rows_of_zeros_stay_zeros():
+    values, scales = quantize_rows(jnp.zeros((2, 5)))
+    assert not values.any()
+    assert scales.tolist() == [1.0, 1.0]
+    assert not int8_product(jnp.zeros((1, 5)), values, scales).any()
+
+
+def test_sums_are_exact_for_long_rows():
+    """Of extreme values, sums of 4,096 products need 26 bits: more than float32 has."""
+    values = jnp.full((1, 4096), 127, jnp.int8).at[0, 0].set(126)
+    out = int8_product(jnp.ones((1, 4096)), values, jnp.ones(1))
+    assert out.item() == np.float32(np.float32(127 * (127 * 4095 + 126)) * np.float32(1 / 127))
