@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import pytest
 
 from tfx_jax.bench import measure
-from tfx_jax.bench.measure import Workload, alternate, compile_apart, matmul_peak, measured, peak_memory
+from tfx_jax.bench.measure import Products, Workload, alternate, compile_apart, matmul_peak, measured, peak_memory
 
 
 def test_rivals_take_turns():
@@ -52,16 +52,29 @@ def test_peak_is_that_of_the_fastest_size(monkeypatch, small_products):
     seconds = {16: 0.01, 32: 0.04}  # 32 does eight times as much
     monkeypatch.setattr(measure, "_product", lambda size, dtype: lambda: size)
     monkeypatch.setattr(measure, "timed", lambda run: (None, seconds[run()]))
-    assert measure.Product("float32").size == 32
     assert matmul_peak("float32") == pytest.approx(2 * 32**3 / 0.04)
     seconds[32] = 0.09
     assert matmul_peak("float32") == pytest.approx(2 * 16**3 / 0.01)
 
 
+def test_products_stop_growing_when_they_take_long(monkeypatch):
+    monkeypatch.setattr(measure, "_PRODUCT_SIZES", (1, 2, 4, 8, 16, 32))
+    monkeypatch.setattr(measure, "_product", lambda size, dtype: lambda: size)
+    monkeypatch.setattr(measure, "timed", lambda run: (None, run() / 100))
+    assert [run() for run in Products("float32").runs] == [2, 4, 8]
+
+
+def test_devices_of_an_accelerator_add_up(monkeypatch, small_products):
+    times = [[1.0], [1.0, 2.0, 4.0]]
+    assert Products("float32").peak(times, num_devices=4) == 32**3
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    assert Products("float32").peak(times, num_devices=4) == 4 * 32**3
+
+
 def test_rates_follow_from_the_median(monkeypatch, small_products):
     runs = []
     workload = Workload(lambda: runs.append(1), 0.5, 2.0, 0.25, target_tokens=60, flops=3_000, program_bytes=77)
-    monkeypatch.setattr(measure, "alternate", lambda runs, rounds: [[2.0, 9.0, 3.0], [1.0, 1.0, 5.0]][: len(runs)])
+    monkeypatch.setattr(measure, "alternate", lambda runs, rounds: [[2.0, 9.0, 3.0], [1.0] * 3, [4.0, 9.0, 4.0]])
     found = measured(workload, steps=3, dtype="float32")
     assert len(runs) == 1  # the warm-up that does not count
     assert found["median_step_seconds"] == 3.0
@@ -69,8 +82,8 @@ def test_rates_follow_from_the_median(monkeypatch, small_products):
     assert (found["trace_seconds"], found["compile_seconds"], found["first_step_seconds"]) == (0.5, 2.0, 0.25)
     assert found["target_tokens_per_second"] == 20.0
     assert found["flops_per_second"] == 1_000.0
-    assert found["matmul_peak_flops_per_second"] == 2 * found["matmul_size"] ** 3
-    assert found["utilisation"] == pytest.approx(1_000 / (2 * found["matmul_size"] ** 3))
+    assert found["matmul_peak_flops_per_second"] == 2 * 32**3 / 4
+    assert found["utilisation"] == pytest.approx(1_000 / (2 * 32**3 / 4))
     assert found["peak_memory_bytes"] == 77
 
 

@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from tfx_jax.errors import UserError
 from tfx_jax.training.memory import device_memory
@@ -99,31 +98,35 @@ def alternate(runs: Sequence[Callable[[], Any]], rounds: int) -> list[list[float
 
 
 def matmul_peak(dtype: str, rounds: int = 5) -> float:
-    """FLOP/s that this machine reaches in a large square matrix product, all its devices together; see `Product`."""
-    product = Product(dtype)
-    (seconds,) = alternate([product.run], rounds)
-    return product.peak(seconds, jax.device_count())
+    """FLOP/s that this machine reaches in a large square matrix product, all its devices together; see `Products`."""
+    products = Products(dtype)
+    return products.peak(alternate(products.runs, rounds), jax.device_count())
 
 
-class Product:
-    """The matrix product that this machine is fastest at, among squares: what its other work is held against."""
+class Products:
+    """Large square matrix products, whose best rate is what the machine's other work is held against.
+
+    Attributes:
+      runs: each computes one; for `alternate`, beside what is measured.
+    """
 
     def __init__(self, dtype: str):
-        """Tries growing sizes in turn, up to the first that takes long enough to be timed, and keeps the fastest."""
-        candidates = []
+        """Prepares products of growing sizes, up to the first that takes long enough to be timed, and two below it."""
+        self._sizes, self.runs = [], []
         for size in _PRODUCT_SIZES:
-            candidates.append((size, run := _product(size, dtype)))
+            run = _product(size, dtype)
             run()  # compiles
+            self._sizes.append(size)
+            self.runs.append(run)
             if timed(run)[1] > _LONG_ENOUGH:
                 break
-        times = alternate([run for _, run in candidates], rounds=3)
-        rates = [size**3 / statistics.median(seconds) for (size, _), seconds in zip(candidates, times, strict=True)]
-        self.size, self.run = candidates[int(np.argmax(rates))]
+        del self._sizes[:-3], self.runs[:-3]
 
-    def peak(self, seconds: Sequence[float], num_devices: int) -> float:
-        """FLOP/s of so many devices, from the seconds of several runs on one."""
+    def peak(self, times: Sequence[Sequence[float]], num_devices: int) -> float:
+        """FLOP/s of so many devices, from the seconds of several of each of `runs` on one: of the best, the median."""
         copies = 1 if jax.default_backend() == "cpu" else num_devices  # those of a CPU share its cores
-        return copies * 2 * self.size**3 / statistics.median(seconds)
+        rates = [2 * size**3 / statistics.median(seconds) for size, seconds in zip(self._sizes, times, strict=True)]
+        return copies * max(rates)
 
 
 def _product(size: int, dtype: str) -> Callable[[], Any]:
@@ -151,21 +154,21 @@ def peak_memory(program_bytes: int) -> dict[str, Any]:
 
 
 def measured(workload: Workload, *, steps: int, dtype: str) -> dict[str, Any]:
-    """Runs a workload in turn with the machine's best matrix product.
+    """Runs a workload in turn with large matrix products.
 
     Args:
       workload: ready to run.
       steps: units to time, after one more that is not.
-      dtype: of the product.
+      dtype: of the products.
 
     Returns:
       What `tfx-jax bench` says about it, by names that end in their unit; None where nothing is known.
     """
     workload.run()
-    memory = peak_memory(workload.program_bytes)  # before the product, which takes memory too
-    product = Product(dtype)
-    seconds, product_seconds = alternate([workload.run, product.run], steps)
-    median, peak = statistics.median(seconds), product.peak(product_seconds, workload.num_devices)
+    memory = peak_memory(workload.program_bytes)  # before the products, which take memory too
+    products = Products(dtype)
+    seconds, *product_seconds = alternate([workload.run, *products.runs], steps)
+    median, peak = statistics.median(seconds), products.peak(product_seconds, workload.num_devices)
     rate = None if workload.flops is None else workload.flops / median
     return {
         "trace_seconds": workload.trace_seconds,
@@ -180,7 +183,6 @@ def measured(workload: Workload, *, steps: int, dtype: str) -> dict[str, Any]:
         "flops_per_step": workload.flops,
         "flops_per_second": rate,
         "matmul_peak_flops_per_second": peak,
-        "matmul_size": product.size,
         "utilisation": None if rate is None else rate / peak,
         **memory,
     }
