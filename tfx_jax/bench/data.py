@@ -60,7 +60,7 @@ def data(config: ExperimentConfig, workdir: epath.PathLike, *, steps: int) -> di
         "steps": steps,
         "median_step_seconds": statistics.median(waits),
         "slowest_step_seconds": max(waits),
-        "seconds": seconds,
+        "total_seconds": seconds,
         "target_tokens": sums["target"],
         "target_tokens_per_second": sums["target"] / seconds,
         "source_tokens_per_second": sums["source"] / seconds,

@@ -114,7 +114,7 @@ def _line(name: str, value: Any) -> tuple[str, str]:
         return label, f"{100 * value:.1f} %"
     if isinstance(value, bool):
         return label, "yes" if value else "no"
-    return label, f"{value:,.0f}" if isinstance(value, float) else str(value)
+    return label, f"{value:,.0f}" if isinstance(value, int | float) else value
 
 
 def _add_common_options(parser: Parser, steps: int) -> None:
