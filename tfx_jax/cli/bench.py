@@ -13,7 +13,7 @@ import jax
 from tfx_jax.bench import workloads
 from tfx_jax.bench.attentions import ATTENTIONS
 from tfx_jax.bench.data import data
-from tfx_jax.bench.measure import Workload, measured
+from tfx_jax.bench.measure import SMALLER_WORK, Workload, measured
 from tfx_jax.cli.options import Parser, at_least_one, set_up_program
 from tfx_jax.cli.train import load_config_file
 from tfx_jax.errors import UserError
@@ -47,7 +47,7 @@ def run(argv: Sequence[str]) -> int:
     if options.overrides and not kind.takes_overrides:
         raise UserError(f"unknown argument {options.overrides[0]}; see {parser.prog} --help")
     set_up_program()
-    with _without_compilation_cache(), out_of_memory_as_user_error():
+    with _without_compilation_cache(), out_of_memory_as_user_error(SMALLER_WORK):
         found = {"benchmark": name} | kind.measure(options) | _machine()
     print(json.dumps(found) if options.json else as_text(found))
     return 0
