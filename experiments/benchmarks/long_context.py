@@ -7,8 +7,8 @@ long_context.json and .png beside it: eight minutes on two idle cores. It runs u
 `--dtype=bfloat16` is the usual choice; `--lengths` and `--functions` choose less.
 
 One sequence, one head of size 64, normal inputs. "dense" is `dot_product_attention`, compiled by XLA without a fused
-kernel; the others have the options of `attentions` below, the published ones where there are any. Only "chunked"
-computes the same as dense attention: a crossover says nothing about quality.
+kernel; the others have the options of `tfx_jax/bench/attentions.py`, the published ones where there are any. Only
+"chunked" computes the same as dense attention: a crossover says nothing about quality.
 
 Time is the median of 3 to 9 runs after one that is not counted, the functions taking turns with dense attention so that
 what else the machine does meets them all; a program that needs more than `--seconds` for one run is timed once, one
@@ -46,7 +46,6 @@ which loses up to 1,024 tokens. On a GPU: not yet run.
 
 import argparse
 import dataclasses
-import functools
 import json
 import math
 import os
@@ -54,14 +53,15 @@ import pathlib
 import statistics
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from matplotlib.figure import Figure
 
-from tfx_jax import functional
+from tfx_jax.bench.attentions import ATTENTIONS
+from tfx_jax.bench.workloads import attention_program
 
 HEAD_SIZE = 64
 FUNCTIONS = ("dense", "chunked", "local", "window", "bigbird", "lsh", "routing", "favor", "linear")
@@ -94,37 +94,11 @@ class Cell:
         return statistics.median(self.times) if self.times else None
 
 
-@functools.cache
-def attentions(length: int) -> dict[str, Callable]:
-    """The functions with their options."""
-    rng = jax.random.key(0)
-    centroids = functional.layer_norm(jax.random.normal(rng, (1, math.isqrt(length), HEAD_SIZE)))
-    projection = functional.orthogonal_features(rng, 256, HEAD_SIZE)  # about H log H, as the paper advises
-    base = {"block_size": 64, "num_global_blocks": 2, "num_window_blocks": 3, "num_random_blocks": 3}
-    return {
-        "dense": functional.dot_product_attention,
-        "chunked": functional.chunked_attention,
-        "local": functools.partial(functional.local_attention, block_size=128),
-        "window": functools.partial(functional.sliding_window_attention, window=128),
-        "bigbird": functools.partial(functional.bigbird_attention, **base),
-        "lsh": functools.partial(functional.lsh_attention, rng=rng),
-        "routing": functools.partial(functional.routing_attention, centroids=centroids),
-        "favor": functools.partial(functional.favor_attention, projection=projection),
-        "linear": functional.linear_attention,
-    }
-
-
 def compiled(name: str, length: int, is_causal: bool, with_gradient: bool, dtype: str) -> jax.stages.Compiled:
     """The program of query, key, value and, for the backward pass, the gradient of the output."""
-    attend = functools.partial(attentions(length)[name], is_causal=is_causal)
-
-    def forward_and_backward(query, key, value, gradient):
-        out, pull_back = jax.vjp(attend, query, key, value)
-        return out, pull_back(gradient)
-
+    attend = ATTENTIONS[name].make(length, 1, HEAD_SIZE)
     like = jax.ShapeDtypeStruct((1, length, 1, HEAD_SIZE), jnp.dtype(dtype))
-    program = jax.jit(forward_and_backward if with_gradient else lambda query, key, value, _: attend(query, key, value))
-    return program.lower(like, like, like, like).compile()
+    return attention_program(attend, is_causal, with_gradient).lower(like, like, like, like).compile()
 
 
 def available_memory() -> float:

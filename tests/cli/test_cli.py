@@ -87,7 +87,7 @@ def test_every_verb_has_help(verb, capfd):
     with pytest.raises(SystemExit) as done:
         main([verb, "--help"])
     assert done.value.code == 0
-    assert ("--data-dir" if verb == "prepare" else "--workdir") in capfd.readouterr().out
+    assert {"prepare": "--data-dir", "bench": "--json"}.get(verb, "--workdir") in capfd.readouterr().out
 
 
 def test_training_leaves_what_it_should(workdir):

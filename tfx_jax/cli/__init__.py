@@ -13,6 +13,7 @@ VERBS = {
     "average": "average the newest checkpoints of a training",
     "attend": "draw what every attention head looks at, for one sentence pair",
     "prepare": "download and build a TFDS translation data set, WMT14 for one",
+    "bench": "measure training, decoding, an attention or the data on this machine",
     "launch": "start a verb on several processes, a TPU slice or a cluster",
 }
 

@@ -93,7 +93,7 @@ class Translator:
         self._max_source_length = max_source_length
         self._tokens_per_batch = tokens_per_batch
         self._arrange = jax.jit(lambda params: nnx.merge(graphdef, params).decoder(int8=int8))
-        self._search = jax.jit(functools.partial(_search, graphdef, beam_size, alpha, extra_length))
+        self._search = jax.jit(functools.partial(search, graphdef, beam_size, alpha, extra_length))
 
     def __call__(self, params: Any, lines: Sequence[str]) -> list[str]:
         """Translates each line; an empty one stays empty."""
@@ -125,7 +125,7 @@ class Translator:
         return (*shorter, self._max_source_length)
 
 
-def _search(
+def search(
     graphdef: nnx.GraphDef,
     beam_size: int,
     alpha: float,
@@ -134,7 +134,12 @@ def _search(
     decoder: Any,
     source: Int[Array, "B S"],
 ) -> Int[Array, "B L"]:
-    """The best hypothesis of each row."""
+    """Finds the best hypothesis of each row of source tokens: the program that `Translator` compiles.
+
+    Its arguments but the last three are static and explained there; `decoder` is what the model's `decoder()` made of
+    `params`. Rows of nothing but padding are free; a target is at
+    most S + extra_length tokens long, EOS_ID included.
+    """
     lengths = (source != PAD_ID).sum(axis=1)
     max_length = source.shape[1] + extra_length
     step_fn, cache = nnx.merge(graphdef, params).start_decoding(

@@ -5,12 +5,15 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
+import grain
 import jax
 import numpy as np
 from etils import epath
 from flax import nnx
+from jax.sharding import Mesh
 from jaxtyping import Array
 
+from tfx_jax.data.bucketing import batches
 from tfx_jax.data.grammar import GrammarPairs, Split
 from tfx_jax.data.text import PairSource, lines_of, read_pairs, read_tsv
 from tfx_jax.data.tfds import tfds_pairs
@@ -22,6 +25,7 @@ from tfx_jax.tasks.bleu import BleuScores, bleu_scores
 from tfx_jax.tasks.translation import Translator
 from tfx_jax.training.config import DataConfig, ExperimentConfig, load_config
 from tfx_jax.training.distributed import gather_lists, primary_first
+from tfx_jax.training.sharding import num_row_parts, row_share
 from tfx_jax.training.step import Params
 
 # SentencePiece learns nothing new from more lines than this, and an endless source has to stop somewhere.
@@ -62,6 +66,22 @@ class Experiment:
         """Draws a model; its vocabulary is the tokenizer's, which may be smaller than what the configuration allows."""
         config = dataclasses.replace(self.config.model, vocab_size=self.tokenizer.vocab_size)
         return Transformer(config, attention_fn=attention_fn, rngs=nnx.Rngs(params=self.config.seed))
+
+    def batches(self, pairs: PairSource, mesh: Mesh) -> grain.IterDataset[dict[str, np.ndarray]]:
+        """What this process reads of the training part when it trains on a mesh."""
+        config, share = self.config, row_share(mesh)
+        return batches(
+            pairs,
+            self.tokenizer,
+            tokens_per_batch=config.data.tokens_per_batch,
+            max_length=config.data.max_length,
+            seed=config.seed,
+            window=config.data.window,
+            rows_multiple=num_row_parts(mesh) * config.accumulate,
+            length_multiple=mesh.shape["sequence"],
+            process_index=share.index,
+            process_count=share.count,
+        )
 
     @functools.cached_property
     def graphdef(self) -> nnx.GraphDef:

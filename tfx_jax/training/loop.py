@@ -2,21 +2,17 @@
 
 import contextlib
 import dataclasses
-import functools
 import math
 import time
 from typing import NamedTuple
 
-import grain
 import jax
 import jax.numpy as jnp
 import numpy as np
 from etils import epath
 
-from tfx_jax.data.bucketing import batches
 from tfx_jax.data.text import PairSource
 from tfx_jax.errors import UserError
-from tfx_jax.tasks.translation import translation_loss
 from tfx_jax.training.checkpoint import Checkpoints
 from tfx_jax.training.config import ExperimentConfig, check_config, save_config, validate
 from tfx_jax.training.distributed import ending_together, fetch, is_primary, primary_first
@@ -32,18 +28,12 @@ from tfx_jax.training.memory import (
     step_memory,
 )
 from tfx_jax.training.meter import Meter
-from tfx_jax.training.optimizer import learning_rate, make_optimizer
+from tfx_jax.training.optimizer import learning_rate
 from tfx_jax.training.profiling import Profile
+from tfx_jax.training.program import lay_out, run_key
 from tfx_jax.training.progress import Progress
 from tfx_jax.training.report import write_report
-from tfx_jax.training.sharding import (
-    MeshTraining,
-    make_mesh,
-    num_row_parts,
-    row_share,
-    shard_batch,
-    train_on,
-)
+from tfx_jax.training.sharding import MeshTraining, make_mesh, shard_batch
 from tfx_jax.training.step import Guard, TrainState
 from tfx_jax.training.watchdog import Watchdog
 
@@ -131,15 +121,15 @@ class _Trainer:
         self.mesh = make_mesh(**dataclasses.asdict(config.mesh))
         if jax.process_count() > 1 and self.mesh.size < jax.device_count():
             raise UserError(f"config.mesh has {self.mesh.size} of {jax.device_count()} devices: processes share all")
-        self.iterator = iter(self._batches(pairs))
+        self.iterator = iter(self.experiment.batches(pairs, self.mesh))
         self.learning_rate = learning_rate(config.optimizer, config.model.d_model)
-        training = self._on_mesh()
+        training = lay_out(config, self.experiment.make_model, self.mesh)
         self.step_fn = training.step_fn
         self.memory = state_memory(training.abstract_state)
         check_state(self.memory, device_memory(self.mesh))
         self.evaluations: list[dict[str, float]] = []
         self.state = self._restore(training)
-        self.rng = jax.random.key(config.seed)
+        self.rng = run_key(config)
         self.translator = self.experiment.translator()
         self.saved_step = self.first_step = int(self.state.step)
         self.progress = Progress(
@@ -153,34 +143,6 @@ class _Trainer:
             workdir, steps, first_step=self.first_step, meter=self.meter, message=self.progress.message
         )
         self.watchdog = Watchdog(config.hang_seconds)
-
-    def _batches(self, pairs: PairSource) -> grain.IterDataset[dict[str, np.ndarray]]:
-        """What this process reads of the training part."""
-        config, share = self.config, row_share(self.mesh)
-        return batches(
-            pairs,
-            self.experiment.tokenizer,
-            tokens_per_batch=config.data.tokens_per_batch,
-            max_length=config.data.max_length,
-            seed=config.seed,
-            window=config.data.window,
-            rows_multiple=num_row_parts(self.mesh) * config.accumulate,
-            length_multiple=self.mesh.shape["sequence"],
-            process_index=share.index,
-            process_count=share.count,
-        )
-
-    def _on_mesh(self) -> MeshTraining:
-        config = self.config
-        return train_on(
-            self.mesh,
-            self.experiment.make_model,
-            functools.partial(translation_loss, label_smoothing=config.label_smoothing, z_loss_weight=config.z_loss),
-            make_optimizer(config.optimizer, config.model.d_model),
-            is_guarded=config.bad_steps == "skip" or config.spike_factor > 0,
-            accumulate=config.accumulate,
-            spike_factor=config.spike_factor,
-        )
 
     def _restore(self, training: MeshTraining) -> TrainState:
         """The newest checkpoint, or the first state."""

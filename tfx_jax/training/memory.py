@@ -107,15 +107,15 @@ def report(memory: StateMemory, temporary: int | None, available: int) -> str:
 
 
 @contextlib.contextmanager
-def out_of_memory_as_user_error() -> Iterator[None]:
-    """Turns XLA's pages about a device that ran out of memory into one line."""
+def out_of_memory_as_user_error(remedy: str = f"try {_SMALLER_STEP}") -> Iterator[None]:
+    """Turns XLA's pages about a device that ran out of memory into one line that ends in what to do."""
     try:
         yield
     except jax.errors.JaxRuntimeError as error:
         line = next(iter(str(error).splitlines()), "")
         if "RESOURCE_EXHAUSTED" not in line:
             raise
-        raise UserError(f"a device ran out of memory ({line[:200]}): try {_SMALLER_STEP}") from None
+        raise UserError(f"a device ran out of memory ({line[:200]}): {remedy}") from None
 
 
 def _size(count: int) -> str:

@@ -1,0 +1,174 @@
+"""What `tfx-jax bench` measures is what it says: the trainer's step, a search of a forced length, every attention."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from tfx_jax.bench import workloads
+from tfx_jax.bench.attentions import ATTENTIONS
+from tfx_jax.bench.workloads import MODELS, ForcedLength, attention, attention_program, decoding, training
+from tfx_jax.data.tokenizer import BOS_ID, EOS_ID, PAD_ID
+from tfx_jax.errors import UserError
+from tfx_jax.functional import beam_search
+from tfx_jax.models.transformer import Transformer, TransformerConfig
+from tfx_jax.tasks.translation import search
+from tfx_jax.training.flops import decoding_flops, training_flops
+
+TOY = TransformerConfig(vocab_size=40, num_layers=2, d_model=16, num_heads=2, d_ff=24, dropout_rate=0.1)
+TAKES_ANOTHER_DEVICE = {"cudnn", "splash", "flash"}
+
+
+def test_models_are_the_published_ones():
+    tiny, base, big = (make() for make in MODELS.values())
+    assert (tiny.d_model, tiny.d_ff, tiny.num_heads, tiny.num_layers, tiny.dropout_rate) == (128, 256, 4, 4, 0.3)
+    assert (base.d_model, base.d_ff, base.num_heads, base.num_layers, base.dropout_rate) == (512, 2048, 8, 6, 0.1)
+    assert (big.d_model, big.d_ff, big.num_heads, big.num_layers, big.dropout_rate) == (1024, 4096, 16, 6, 0.3)
+    assert [config.vocab_size for config in (tiny, base, big)] == [10_000, 37_000, 37_000]
+    assert MODELS["tiny"](dtype="bfloat16").dtype == MODELS["big"](dtype="bfloat16").dtype == "bfloat16"
+
+
+def test_training_steps_with_every_run_and_compiles_once(monkeypatch):
+    programs, batches = [], []
+
+    def remember(keep, function):
+        def remembering(*arguments):
+            keep.append(function(*arguments))
+            return keep[-1]
+
+        return remembering
+
+    monkeypatch.setattr(workloads, "lay_out", remember(programs, workloads.lay_out))
+    monkeypatch.setattr(workloads, "shard_batch", remember(batches, workloads.shard_batch))
+    workload = training(TOY, batch=8, length=5)
+    workload.run()
+    workload.run()
+    ((program,), (batch,)) = programs, batches
+    assert program.step_fn._cache_size() == 1
+    assert {side: (rows.shape, rows.dtype.name) for side, rows in batch.items()} == {
+        side: ((8, 5), "int32") for side in ("source", "target")
+    }
+    for rows in batch.values():
+        assert np.min(rows) > EOS_ID
+        assert np.max(rows) < TOY.vocab_size
+        assert len(rows.addressable_shards) == workload.num_devices == jax.device_count()
+    assert workload.target_tokens == 40
+    assert workload.flops == training_flops(TOY, 8, 5, 5)
+    assert min(workload.trace_seconds, workload.compile_seconds, workload.first_seconds) > 0
+    num_params = sum(leaf.size for leaf in jax.tree.leaves(program.abstract_state.params))
+    assert 3 * 4 * num_params < workload.program_bytes  # parameters and Adam's moments are in place, donated
+
+
+def test_training_tells_what_devices_cannot_share():
+    with pytest.raises(UserError, match=r"^8 devices cannot share a batch of 12 rows equally$"):
+        training(TOY, batch=12, length=5)
+
+
+def eager_to_end(model):
+    """Makes a model nearly sure that a sentence ends at once."""
+    params = nnx.to_pure_dict(nnx.state(model))
+    params["embedding"]["table"] = params["embedding"]["table"].at[EOS_ID].multiply(50.0)
+    return params
+
+
+@pytest.mark.parametrize("length", [1, 4, 9])
+def test_every_hypothesis_has_the_forced_length(length):
+    """A model that would like to end some of its sentences at once; the best of each and the rest of the beam."""
+    source = np.random.default_rng(0).integers(3, 40, (16, 6), np.int32)
+    params = eager_to_end(Transformer(TOY, rngs=nnx.Rngs(0)))
+    plain, forced = (
+        nnx.graphdef(nnx.eval_shape(lambda model=model: model(TOY, rngs=nnx.Rngs(0))))
+        for model in (Transformer, ForcedLength)
+    )
+    best = jax.jit(functools.partial(search, forced, 4, 0.6, length - 6))(params, None, source)
+    assert best.shape == (16, length)
+
+    def beams(params, source):
+        step_fn, cache = nnx.merge(forced, params).start_decoding(source, max_length=length, num_beams=4)
+        return beam_search(step_fn, cache, jnp.full(16, BOS_ID), max_length=length, eos_id=EOS_ID)
+
+    found = jax.jit(beams)(params, source)
+    np.testing.assert_array_equal(found.tokens[:, 0], best)
+    exists = np.isfinite(found.scores)
+    assert exists.sum(axis=1).tolist() == [4 if length > 1 else 1] * 16
+    tokens = np.asarray(found.tokens)[exists]
+    assert (tokens[:, -1] == EOS_ID).all()
+    assert not np.isin(tokens[:, :-1], (PAD_ID, EOS_ID)).any()
+    if length > 1:
+        free = np.asarray(jax.jit(functools.partial(search, plain, 4, 0.6, length - 6))(params, None, source))
+        assert ((free != PAD_ID).sum(axis=1) < length).any()
+
+
+@pytest.mark.parametrize("int8", [False, True])
+def test_search_never_stops_early(monkeypatch, int8):
+    """Counted in the program itself: the loop of the search takes as many steps as a hypothesis has tokens."""
+    steps = []
+    start = ForcedLength.start_decoding
+
+    def counting(self, source, **options):
+        step_fn, cache = start(self, source, **options)
+
+        def counted(tokens, cache):
+            jax.debug.callback(lambda: steps.append(1))
+            return step_fn(tokens, cache)
+
+        return counted, cache
+
+    monkeypatch.setattr(ForcedLength, "start_decoding", counting)
+    workload = decoding(TOY, batch=2, beam_size=3, source_length=4, length=7, int8=int8)
+    jax.effects_barrier()
+    assert len(steps) == 7
+    workload.run()
+    jax.effects_barrier()
+    assert len(steps) == 14
+    assert workload.target_tokens == 14
+    assert workload.flops == decoding_flops(TOY, 2, 3, 4, 7)
+
+
+@pytest.mark.parametrize("name", ATTENTIONS)
+def test_every_attention_runs_or_says_why_not(name):
+    if name in TAKES_ANOTHER_DEVICE:
+        with pytest.raises(UserError, match=rf"^{name}: implementation='{name}' needs a [GT]PU, got backend 'cpu'"):
+            attention(name, length=64)
+        return
+    workload = attention(name, length=64, num_heads=2, head_size=16, batch=3)
+    workload.run()
+    assert workload.target_tokens == 3 * 64
+    assert (workload.flops is None) == (name not in ("dense", "chunked"))
+
+
+@pytest.mark.parametrize("name", [name for name, chosen in ATTENTIONS.items() if chosen.is_exact])
+def test_exact_attentions_are(name):
+    if name in TAKES_ANOTHER_DEVICE:
+        pytest.skip("needs an accelerator")
+    q, k, v, gradient = (jax.random.normal(jax.random.key(seed), (2, 48, 2, 8)) for seed in range(4))
+    found, expected = (
+        attention_program(ATTENTIONS[which].make(48, 2, 8), is_causal=True, with_gradient=True)(q, k, v, gradient)
+        for which in (name, "dense")
+    )
+    for ours, theirs in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_allclose(ours, theirs, atol=1e-5)
+
+
+def test_flops_of_attention_are_its_products():
+    def flops(**options):
+        return attention("dense", length=10, batch=2, num_heads=3, head_size=4, **options).flops
+
+    forward = 2 * 2 * 3 * 2 * 4 * 10 * 10  # two FLOPs, two products, batch, heads, head size, pairs: any order
+    assert flops(with_gradient=False) == forward
+    assert flops() == 3 * forward
+    assert flops(with_gradient=False, is_causal=True) == forward * 55 // 100
+
+
+def test_attention_tells_what_cannot_be():
+    with pytest.raises(UserError, match=r"^unknown function 'lstm'; there are dense, chunked, "):
+        attention("lstm", length=8)
+    with pytest.raises(UserError, match=r"^bigbird: .*causal"):
+        attention("bigbird", length=256, is_causal=True)
+    with pytest.raises(
+        UserError, match=r"^dense: it takes [\d,.]+ GiB of a device's [\d,.]+: make batch, length or model"
+    ):
+        attention("dense", length=2**20, with_gradient=False)

@@ -1,0 +1,152 @@
+"""`tfx-jax bench` as a user meets it: one JSON object or one table, nothing else, and mistakes as one line."""
+
+import json
+
+import jax
+import pytest
+
+from tests.cli.test_cli import EXPERIMENT, fails_with
+from tfx_jax.bench import measure, workloads
+from tfx_jax.cli import main
+from tfx_jax.models.transformer import TransformerConfig
+from tfx_jax.training.flops import decoding_flops, training_flops
+
+TOY = TransformerConfig(vocab_size=40, num_layers=1, d_model=16, num_heads=2, d_ff=24)
+MEASURED = {
+    "trace_seconds",
+    "compile_seconds",
+    "first_step_seconds",
+    "median_step_seconds",
+    "target_tokens_per_second",
+    "flops_per_second",
+    "matmul_peak_flops_per_second",
+    "utilisation",
+    "peak_memory_bytes",
+    "peak_memory_source",
+    "steps",
+    "dtype",
+}
+MACHINE = {"benchmark", "device", "devices", "cpu_cores", "jax_version"}
+
+
+@pytest.fixture(autouse=True)
+def small(monkeypatch):
+    """A toy instead of every model, and small products beside it."""
+    toys = {name: lambda **fields: TransformerConfig(**vars(TOY) | fields) for name in workloads.MODELS}
+    monkeypatch.setattr(workloads, "MODELS", toys)
+    monkeypatch.setattr(measure, "_PRODUCT_SIZES", (32,))
+
+
+def bench(capfd, *arguments):
+    """The JSON object that a measurement prints, alone on its line."""
+    assert main(["bench", *arguments, "--json"]) == 0
+    (line,) = capfd.readouterr().out.splitlines()
+    found = json.loads(line)
+    assert found.keys() >= MACHINE
+    assert found["devices"] == jax.device_count()
+    assert found["benchmark"] == arguments[0]
+    return found
+
+
+def test_train(capfd):
+    found = bench(capfd, "train", "--model=base", "--batch=8", "--length=5", "--steps=2", "--dtype=bfloat16")
+    assert found.keys() >= MEASURED | {"model", "batch", "length"}
+    assert {name: found[name] for name in ("model", "batch", "length", "steps", "dtype")} == {
+        "model": "base",
+        "batch": 8,
+        "length": 5,
+        "steps": 2,
+        "dtype": "bfloat16",
+    }
+    assert found["target_tokens_per_second"] == pytest.approx(40 / found["median_step_seconds"])
+    assert found["flops_per_second"] == pytest.approx(training_flops(TOY, 8, 5, 5) / found["median_step_seconds"])
+    assert found["utilisation"] == pytest.approx(found["flops_per_second"] / found["matmul_peak_flops_per_second"])
+
+
+def test_decode(capfd):
+    found = bench(capfd, "decode", "--batch=2", "--beam=3", "--source-length=4", "--length=6", "--steps=1")
+    assert found.keys() >= MEASURED | {"model", "batch", "beam", "source_length", "length"}
+    assert found["target_tokens_per_second"] == pytest.approx(12 / found["median_step_seconds"])
+    assert found["flops_per_step"] == decoding_flops(TOY, 2, 3, 4, 6)
+
+
+@pytest.mark.parametrize("function", ["dense", "window"])
+def test_attention(capfd, function):
+    sizes = ("--length=64", "--batch=2", "--heads=2", "--head-size=8", "--steps=1")
+    found = bench(capfd, "attention", f"--function={function}", *sizes, "--causal", "--forward")
+    assert found.keys() >= MEASURED | {"function", "length", "batch", "heads", "head_size", "causal", "backward"}
+    assert (found["causal"], found["backward"]) == (True, False)
+    assert (found["flops_per_second"] is None) == (found["utilisation"] is None) == (function == "window")
+
+
+def test_data(capfd, tmp_path):
+    arguments = ("data", f"--config={EXPERIMENT}:test", "--steps=20", "--config.data.tokens_per_batch=512")
+    found = bench(capfd, *arguments, f"--workdir={tmp_path}")
+    assert found["config"] == f"{EXPERIMENT}:test"
+    assert found["steps"] == 20
+    assert found["target_tokens_per_second"] == pytest.approx(found["target_tokens"] / found["total_seconds"])
+    assert 0 <= found["padding_share"] < 1
+    assert 1 <= found["shapes"] <= 20
+    assert found["largest_batch_positions"] <= 512
+    again = bench(capfd, *arguments)  # the same tokenizer, trained anew
+    assert (again["target_tokens"], again["shapes"]) == (found["target_tokens"], found["shapes"])
+
+
+def test_text_has_the_same_values_aligned(capfd):
+    assert main(["bench", "attention", "--function=linear", "--length=64", "--steps=1"]) == 0
+    lines = capfd.readouterr().out.splitlines()
+    names = {line[:30].strip() for line in lines}
+    assert {"function", "trace", "median step", "target tokens per second", "utilisation", "peak memory"} <= names
+    assert all(line[30] == " " and line[31] != " " for line in lines)
+
+
+def test_compilation_cache_is_off_meanwhile(monkeypatch, capfd):
+    jax.config.update("jax_enable_compilation_cache", True)
+    seen = []
+    training = workloads.training
+    monkeypatch.setattr(
+        workloads,
+        "training",
+        lambda *args, **options: seen.append(jax.config.jax_enable_compilation_cache) or training(*args, **options),
+    )
+    try:
+        bench(capfd, "train", "--batch=8", "--length=4", "--steps=1")
+        assert jax.config.jax_enable_compilation_cache
+    finally:
+        jax.config.update("jax_enable_compilation_cache", False)
+    assert seen == [False]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        ([], "what is to be measured? there are train, decode, attention, data"),
+        (["speed"], "cannot measure 'speed'; there are train"),
+        (["train", "--model=huge"], "--model: invalid choice: 'huge'"),
+        (["train", "--batch=0"], '"0" is not a whole number of at least 1'),
+        (["train", "--batch=12"], "8 devices cannot share a batch of 12 rows equally"),
+        (["train", "--rows=8"], "unknown argument --rows=8; see tfx-jax bench train --help"),
+        (["train", "--dtype=float16"], "--dtype: invalid choice: 'float16'"),
+        (["decode", "--beam=-1"], '"-1" is not a whole number of at least 1'),
+        (["attention"], "the following arguments are required: --function"),
+        (["attention", "--function=lstm"], "--function: invalid choice: 'lstm'"),
+        (["attention", "--function=cudnn"], "cudnn: implementation='cudnn' needs a GPU"),
+        (["attention", "--function=bigbird", "--causal"], "bigbird: "),
+        (["attention", "--function=dense", "--length=1048576"], "make batch, length or model smaller"),
+        (["data"], "the following arguments are required: --config"),
+        (["data", "--config=none.py"], "none.py does not exist"),
+        (["data", f"--config={EXPERIMENT}:test", "--config.data.windows=1"], "config has no field data.windows"),
+        (["data", f"--config={EXPERIMENT}:test", "--config.data.max_length=0"], "config.data.max_length must be at"),
+    ],
+)
+def test_mistakes_are_one_line(capfd, arguments, named):
+    line = fails_with(capfd, ["bench", *arguments])
+    assert line.startswith("tfx-jax bench: ")
+    assert named in line
+
+
+def test_help_lists_what_can_be_measured(capfd):
+    with pytest.raises(SystemExit, match=r"^0$"):
+        main(["bench", "--help"])
+    printed = capfd.readouterr().out
+    assert all(kind in printed for kind in ("train:", "decode:", "attention:", "data:"))

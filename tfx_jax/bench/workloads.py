@@ -1,0 +1,217 @@
+"""What is measured of a model and of its attention: training steps, beam search, attention by itself.
+
+Each function makes a `Workload`: all that runs only once has run when it returns, its first unit of work included.
+"""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from jaxtyping import Array, Int
+
+from tfx_jax.bench.attentions import ATTENTIONS
+from tfx_jax.bench.measure import Workload, compile_apart, timed
+from tfx_jax.data.tokenizer import EOS_ID
+from tfx_jax.errors import UserError
+from tfx_jax.functional.decoding import StepFn
+from tfx_jax.models.transformer import Transformer, TransformerConfig
+from tfx_jax.tasks.translation import search
+from tfx_jax.training.config import ExperimentConfig
+from tfx_jax.training.flops import decoding_flops, training_flops
+from tfx_jax.training.program import lay_out, run_key
+from tfx_jax.training.sharding import make_mesh, num_row_parts, shard_batch
+
+_ALPHA = 0.6  # of the length penalty, as everywhere; hypotheses of one length cost the same with any
+
+MODELS: dict[str, Callable[..., TransformerConfig]] = {
+    # That of experiments/transformer_tiny_multi30k.py, with a vocabulary as Multi30k has it.
+    "tiny": functools.partial(
+        TransformerConfig, vocab_size=10_000, num_layers=4, d_model=128, num_heads=4, d_ff=256, dropout_rate=0.3
+    ),
+    "base": TransformerConfig,
+    "big": TransformerConfig.big,
+}
+"""Called with fields to override, such as `dtype`."""
+
+
+def training(model: TransformerConfig, *, batch: int, length: int) -> Workload:
+    """One update of a model: the trainer's own program on all devices, for `batch` sentence pairs without padding.
+
+    Dropout is the model's, label smoothing 0.1, the optimizer the paper's. The batch is on the devices already.
+
+    Args:
+      model: what to train.
+      batch: sentence pairs.
+      length: tokens of each side.
+
+    Raises:
+      UserError: if the devices cannot share the rows, or have not the memory.
+    """
+    mesh = make_mesh()
+    if batch % num_row_parts(mesh):
+        raise UserError(f"{num_row_parts(mesh)} devices cannot share a batch of {batch} rows equally")
+    config = ExperimentConfig(model=model)
+
+    def make_model(attention_fn: Callable[..., Any]) -> Transformer:
+        return Transformer(model, attention_fn=attention_fn, rngs=nnx.Rngs(params=config.seed))
+
+    step_fn, first_state, _ = lay_out(config, make_model, mesh)
+    state, rng = first_state(), run_key(config)
+    sides = {side: _sentences(model, batch, length, seed) for seed, side in enumerate(("source", "target"))}
+    on_devices = shard_batch(sides, mesh)
+    compilation = compile_apart(step_fn, state, on_devices, rng)
+
+    def run() -> None:
+        nonlocal state
+        state, metrics = step_fn(state, on_devices, rng)
+        jax.block_until_ready((state, metrics))
+
+    return Workload(
+        run=run,
+        trace_seconds=compilation.trace_seconds,
+        compile_seconds=compilation.compile_seconds,
+        first_seconds=timed(run)[1],
+        target_tokens=batch * length,
+        flops=training_flops(model, batch, length, length),
+        program_bytes=compilation.program_bytes,
+        num_devices=mesh.size,
+    )
+
+
+class ForcedLength(Transformer):
+    """A Transformer that ends no sentence before it has to, so that what a search costs does not hang on its weights.
+
+    The last step of the search allows nothing but EOS. Before it, EOS is impossible here: nothing is ever finished, so
+    the search cannot stop early either, and every hypothesis has exactly as many tokens as there is room for. All else
+    is the search's own work: every step ranks, reorders and caches as for a trained model.
+    """
+
+    def start_decoding(self, source: Int[Array, "B S"], *, max_length: int, **options: Any) -> tuple[StepFn, Any]:
+        """As the model's own; the cache counts the steps besides."""
+        step_fn, cache = super().start_decoding(source, max_length=max_length, **options)
+
+        def forced(tokens: Array, counted: Any) -> tuple[Array, Any]:
+            step, cache = counted
+            logits, cache = step_fn(tokens, cache)
+            end = jnp.where(step < max_length - 1, -jnp.inf, logits[:, EOS_ID])
+            return logits.at[:, EOS_ID].set(end), (step + 1, cache)
+
+        return forced, (jnp.zeros((), jnp.int32), cache)
+
+
+def decoding(
+    model: TransformerConfig, *, batch: int, beam_size: int, source_length: int, length: int, int8: bool = False
+) -> Workload:
+    """The beam search of `tfx-jax translate` for one batch, with random weights and targets of a forced length.
+
+    Args:
+      model: what to search with.
+      batch: sentences, none of them padded.
+      beam_size: hypotheses of each.
+      source_length: tokens of each source.
+      length: tokens of every hypothesis, EOS included.
+      int8: whether the decoder's weights have 8 bits, see `tfx_jax.tasks.translation.Translator`.
+
+    Raises:
+      UserError: if the device has not the memory.
+    """
+
+    def make_model() -> ForcedLength:
+        return ForcedLength(model, rngs=nnx.Rngs(params=0))
+
+    graphdef = nnx.graphdef(nnx.eval_shape(make_model))
+    params = jax.jit(lambda: nnx.to_pure_dict(nnx.state(make_model())))()
+    decoder = jax.jit(lambda params: nnx.merge(graphdef, params).decoder(int8=int8))(params)
+    source = _sentences(model, batch, source_length, seed=0)
+    # The search allows a target as many tokens as the source has, and `extra_length` more.
+    program = jax.jit(functools.partial(search, graphdef, beam_size, _ALPHA, length - source_length))
+    compilation = compile_apart(program, params, decoder, source)
+
+    def run() -> None:
+        np.asarray(program(params, decoder, source))  # fetched, as for a translation
+
+    return Workload(
+        run=run,
+        trace_seconds=compilation.trace_seconds,
+        compile_seconds=compilation.compile_seconds,
+        first_seconds=timed(run)[1],
+        target_tokens=batch * length,
+        flops=decoding_flops(model, batch, beam_size, source_length, length),
+        program_bytes=compilation.program_bytes,
+    )
+
+
+def attention(
+    function: str,
+    *,
+    length: int,
+    batch: int = 1,
+    num_heads: int = 8,
+    head_size: int = 64,
+    is_causal: bool = False,
+    with_gradient: bool = True,
+    dtype: str = "float32",
+) -> Workload:
+    """Self-attention of normal inputs on one device, forward and, `with_gradient`, backward.
+
+    FLOPs are those of exact attention: two products for each query and each key that it sees, four more backward.
+
+    Args:
+      function: a name in `ATTENTIONS`.
+      length: tokens of a sequence.
+      batch: sequences.
+      num_heads: of queries, keys and values alike.
+      head_size: likewise.
+      is_causal: whether later tokens are hidden.
+      with_gradient: whether the gradients of query, key and value are computed too.
+      dtype: of the arrays.
+
+    Raises:
+      UserError: if there is no such function, it cannot do this here, or the device has not the memory.
+    """
+    if function not in ATTENTIONS:
+        raise UserError(f"unknown function {function!r}; there are {', '.join(ATTENTIONS)}")
+    chosen = ATTENTIONS[function]
+    program = attention_program(chosen.make(length, num_heads, head_size), is_causal, with_gradient)
+    like = jax.ShapeDtypeStruct((batch, length, num_heads, head_size), jnp.dtype(dtype))
+    try:
+        compilation = compile_apart(program, like, like, like, like)
+    except ValueError as error:  # what a kernel or a method cannot do
+        raise UserError(f"{function}: {' '.join(str(error).split())}") from None
+    rngs = jax.random.split(jax.random.key(1), 4)
+    arrays = [jax.random.normal(rng, like.shape, like.dtype) for rng in rngs]
+
+    def run() -> None:
+        jax.block_until_ready(compilation.program(*arrays))
+
+    pairs = length * (length + 1) // 2 if is_causal else length**2
+    products = 6 if with_gradient else 2
+    return Workload(
+        run=run,
+        trace_seconds=compilation.trace_seconds,
+        compile_seconds=compilation.compile_seconds,
+        first_seconds=timed(run)[1],
+        target_tokens=batch * length,
+        flops=2 * products * batch * num_heads * head_size * pairs if chosen.is_exact else None,
+        program_bytes=compilation.program_bytes,
+    )
+
+
+def attention_program(attend: Callable[..., Any], is_causal: bool, with_gradient: bool) -> Any:
+    """The jitted function of query, key, value and the output's gradient, which the forward pass alone leaves out."""
+    attend = functools.partial(attend, is_causal=is_causal)
+
+    def forward_and_backward(query: Array, key: Array, value: Array, gradient: Array) -> Any:
+        out, pull_back = jax.vjp(attend, query, key, value)
+        return out, pull_back(gradient)
+
+    return jax.jit(forward_and_backward if with_gradient else lambda query, key, value, _: attend(query, key, value))
+
+
+def _sentences(model: TransformerConfig, rows: int, length: int, seed: int) -> np.ndarray:
+    """Random tokens without padding, [rows, length] int32; none is special."""
+    return np.random.default_rng(seed).integers(EOS_ID + 1, model.vocab_size, (rows, length), np.int32)

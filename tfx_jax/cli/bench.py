@@ -1,0 +1,208 @@
+"""`tfx-jax bench WHAT [options]`: how fast this machine is at the library's work, beside what it could do."""
+
+import argparse
+import contextlib
+import json
+import os
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple, NoReturn
+
+import jax
+
+from tfx_jax.bench import workloads
+from tfx_jax.bench.attentions import ATTENTIONS
+from tfx_jax.bench.data import data
+from tfx_jax.bench.measure import SMALLER_WORK, Workload, measured
+from tfx_jax.cli.options import Parser, at_least_one, set_up_program
+from tfx_jax.cli.train import load_config_file
+from tfx_jax.errors import UserError
+from tfx_jax.training.memory import out_of_memory_as_user_error
+
+Options = argparse.Namespace
+
+
+class _Kind(NamedTuple):
+    """Something that can be measured."""
+
+    summary: str
+    add_options: Callable[[Parser], None]
+    measure: Callable[[Options], dict[str, Any]]
+    takes_overrides: bool = False
+
+
+def run(argv: Sequence[str]) -> int:
+    """Writes one measurement to standard output, and nothing else."""
+    arguments = list(argv)
+    if not arguments or arguments[0].startswith("-"):
+        _general_help(arguments)
+    name = arguments.pop(0)
+    if name not in _KINDS:
+        raise UserError(f"cannot measure {name!r}; there are {', '.join(_KINDS)}")
+    kind = _KINDS[name]
+    parser = Parser(f"bench {name}", kind.summary)
+    parser.add_argument("--json", action="store_true", help="one JSON object instead of text; bytes, seconds, FLOP/s")
+    kind.add_options(parser)
+    options, options.overrides = parser.parse_known_args(arguments)
+    if options.overrides and not kind.takes_overrides:
+        raise UserError(f"unknown argument {options.overrides[0]}; see {parser.prog} --help")
+    set_up_program()
+    with _without_compilation_cache(), out_of_memory_as_user_error(SMALLER_WORK):
+        found = {"benchmark": name} | kind.measure(options) | _machine()
+    print(json.dumps(found) if options.json else as_text(found))
+    return 0
+
+
+def _general_help(arguments: list[str]) -> NoReturn:
+    if arguments[:1] not in (["-h"], ["--help"]):
+        raise UserError(f"what is to be measured? there are {', '.join(_KINDS)}")
+    parser = Parser("bench", "Measures how fast this machine is at the library's work.")
+    parser.usage = "tfx-jax bench WHAT [options]"
+    summaries = " ".join(f"{name}: {kind.summary}" for name, kind in _KINDS.items())
+    parser.add_argument("WHAT", help=f"{summaries} tfx-jax bench WHAT --help says more.")
+    parser.epilog = "for example: tfx-jax bench train --model=base --batch=16 --length=32 --json"
+    parser.print_help()
+    parser.exit()
+
+
+@contextlib.contextmanager
+def _without_compilation_cache() -> Iterator[None]:
+    """What compiling takes should not be what reading a file takes."""
+    config: Any = jax.config
+    before = config.jax_enable_compilation_cache
+    config.update("jax_enable_compilation_cache", False)
+    try:
+        yield
+    finally:
+        config.update("jax_enable_compilation_cache", before)
+
+
+def _machine() -> dict[str, Any]:
+    devices = jax.devices()
+    return {
+        "device": devices[0].device_kind,
+        "devices": len(devices),
+        "cpu_cores": os.cpu_count(),
+        "jax_version": jax.__version__,
+    }
+
+
+def as_text(found: dict[str, Any]) -> str:
+    """The same values for people, a line each.
+
+    >>> found = {"model": "base", "median_step_seconds": 0.0123, "flops_per_second": 2.5e11, "utilisation": None}
+    >>> print(as_text(found))
+    model                          base
+    median step                    0.0123 s
+    flops per second               250 G
+    utilisation                    unknown
+    """
+    return "\n".join("{:<30} {}".format(*_line(name, value)) for name, value in found.items())
+
+
+def _line(name: str, value: Any) -> tuple[str, str]:
+    label = name.replace("_", " ")
+    if value is None:
+        return label, "unknown"
+    if name.endswith("_seconds"):
+        return label.removesuffix(" seconds"), f"{value:.3g} s"
+    if name.endswith("_bytes"):
+        return label.removesuffix(" bytes"), f"{value / 2**20:,.1f} MiB"
+    if "flops" in name:
+        return label, f"{value / 1e9:,.4g} G"
+    if name == "utilisation" or name.endswith("_share"):
+        return label, f"{100 * value:.1f} %"
+    if isinstance(value, bool):
+        return label, "yes" if value else "no"
+    return label, f"{value:,.0f}" if isinstance(value, int | float) else value
+
+
+def _add_common_options(parser: Parser, steps: int) -> None:
+    parser.add_argument("--steps", type=at_least_one, default=steps, help="how many are timed; %(default)s by default")
+    parser.add_argument(
+        "--dtype", choices=("float32", "bfloat16"), default="float32", help="of the computation; %(default)s by default"
+    )
+
+
+def _add_model_options(parser: Parser, steps: int) -> None:
+    parser.add_argument(
+        "--model", choices=tuple(workloads.MODELS), default="tiny", help="its size; %(default)s by default"
+    )
+    parser.add_argument("--batch", type=at_least_one, default=16, help="sentences; %(default)s by default")
+    parser.add_argument(
+        "--length", type=at_least_one, default=32, help="tokens of each target, none padding; %(default)s by default"
+    )
+    _add_common_options(parser, steps)
+
+
+def _measured(workload: Workload, options: Options, **settings: Any) -> dict[str, Any]:
+    settings |= {"dtype": options.dtype}
+    return settings | measured(workload, steps=options.steps, dtype=options.dtype)
+
+
+def _train(options: Options) -> dict[str, Any]:
+    model, batch, length = options.model, options.batch, options.length
+    workload = workloads.training(workloads.MODELS[model](dtype=options.dtype), batch=batch, length=length)
+    return _measured(workload, options, model=model, batch=batch, length=length)
+
+
+def _add_decode_options(parser: Parser) -> None:
+    _add_model_options(parser, steps=5)
+    parser.add_argument("--beam", type=at_least_one, default=4, help="hypotheses of each; %(default)s by default")
+    parser.add_argument("--source-length", type=at_least_one, default=32, help="in tokens; %(default)s by default")
+    parser.add_argument("--int8", action="store_true", help="weights of 8 bits")
+
+
+def _decode(options: Options) -> dict[str, Any]:
+    sizes = {"batch": options.batch, "source_length": options.source_length, "length": options.length}
+    model = workloads.MODELS[options.model](dtype=options.dtype)
+    workload = workloads.decoding(model, beam_size=options.beam, int8=options.int8, **sizes)
+    return _measured(workload, options, model=options.model, beam=options.beam, int8=options.int8, **sizes)
+
+
+def _add_attention_options(parser: Parser) -> None:
+    parser.add_argument("--function", required=True, choices=tuple(ATTENTIONS), help="dense is dot_product_attention")
+    parser.add_argument("--length", type=at_least_one, default=1_024, help="in tokens; %(default)s by default")
+    parser.add_argument("--batch", type=at_least_one, default=1, help="sequences; %(default)s by default")
+    parser.add_argument("--heads", type=at_least_one, default=8, help="%(default)s by default")
+    parser.add_argument("--head-size", type=at_least_one, default=64, help="%(default)s by default")
+    parser.add_argument("--causal", action="store_true", help="hide later tokens")
+    parser.add_argument("--forward", action="store_true", help="without the backward pass")
+    _add_common_options(parser, steps=10)
+
+
+def _attention(options: Options) -> dict[str, Any]:
+    sizes = {"batch": options.batch, "length": options.length}
+    workload = workloads.attention(
+        options.function,
+        num_heads=options.heads,
+        head_size=options.head_size,
+        is_causal=options.causal,
+        with_gradient=not options.forward,
+        dtype=options.dtype,
+        **sizes,
+    )
+    settings = {"function": options.function, "heads": options.heads, "head_size": options.head_size, **sizes}
+    return _measured(workload, options, **settings, causal=options.causal, backward=not options.forward)
+
+
+def _add_data_options(parser: Parser) -> None:
+    parser.add_argument("--config", required=True, help="experiment file, with :variant behind it if it has variants")
+    parser.add_argument("--workdir", help="of a training, for its tokenizer; without it, one is trained and timed")
+    parser.add_argument("--steps", type=at_least_one, default=200, help="batches to take; %(default)s by default")
+    parser.epilog = "--config.FIELD=VALUE overrides a field, for example --config.data.window=4096"
+
+
+def _data(options: Options) -> dict[str, Any]:
+    config = load_config_file(options.config, options.overrides)
+    with contextlib.ExitStack() as stack:
+        workdir = options.workdir or stack.enter_context(tempfile.TemporaryDirectory())
+        return {"config": options.config} | data(config, workdir, steps=options.steps)
+
+
+_KINDS = {
+    "train": _Kind("one training step.", lambda parser: _add_model_options(parser, steps=10), _train),
+    "decode": _Kind("beam search over a batch, random weights, targets of one length.", _add_decode_options, _decode),
+    "attention": _Kind("one attention by itself, forward and backward.", _add_attention_options, _attention),
+    "data": _Kind("the input pipeline of an experiment.", _add_data_options, _data, takes_overrides=True),
+}
