@@ -126,8 +126,8 @@ def decoding(model: TransformerConfig, *, batch: int, beam_size: int, source_len
     program = jax.jit(functools.partial(search, graphdef, beam_size, _ALPHA, length - source_length))
     compilation = compile_apart(program, params, source)
 
-    def run() -> None:
-        np.asarray(program(params, source))  # fetched, as for a translation
+    def run() -> np.ndarray:
+        return np.asarray(program(params, source))  # fetched, as for a translation
 
     return Workload(
         run=run,
