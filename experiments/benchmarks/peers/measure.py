@@ -2,7 +2,10 @@
 
 Two programs that run one after the other on a shared machine meet different neighbours; ratios of neighbouring turns
 hold still where seconds do not. So the sides take turns in every round, in the order of the round before reversed, and
-a row's figure is the median of the ratios of its rounds, with the least and the greatest of them.
+a row's figure is the median of the ratios of its rounds, with the least and the greatest of them. Ratios do not forgive
+everything: threads that wait for each other lose more to neighbours than others do. So the share of the machine that
+went to other processes is told besides (on Linux), and the ratio of the fastest units; where that share is more than a
+few percent, do not believe the median.
 """
 
 import dataclasses
@@ -66,6 +69,8 @@ class Result(NamedTuple):
     """What the sides report besides: of fresh rows the phases of every round."""
     skipped: dict[str, str]
     """Sides that could not run, and why."""
+    neighbours: dict[str, list[float]]
+    """By side's label, the share of all cores that other processes took in each of its turns; none if unknown."""
 
     def speeds(self, label: str) -> list[float]:
         """Work a second of each round."""
@@ -75,6 +80,23 @@ class Result(NamedTuple):
         """Our speed over that of another side, round by round."""
         ours = self.speeds(self.row.sides[0].label)
         return [our / their for our, their in zip(ours, self.speeds(label), strict=True)]
+
+    def fastest_ratio(self, label: str) -> float:
+        """The same of the fastest unit of either side."""
+        ours = self.row.sides[0].label
+        our_best, their_best = (
+            self.work[name] / min(min(seconds) for seconds in self.samples[name]) for name in (ours, label)
+        )
+        return our_best / their_best
+
+
+def busy_seconds() -> float | None:
+    """CPU seconds that all processes, and other guests of the same host, have taken so far; None where not on Linux."""
+    stat = pathlib.Path("/proc/stat")
+    if not stat.exists():
+        return None
+    user, nice, system, _, _, irq, softirq, steal = map(int, stat.read_text().split("\n", 1)[0].split()[1:9])
+    return (user + nice + system + irq + softirq + steal) / os.sysconf("SC_CLK_TCK")
 
 
 class WorkerError(Exception):
@@ -92,14 +114,15 @@ class Worker:
         log.parent.mkdir(parents=True, exist_ok=True)
         self._log = log
         path = os.pathsep.join(filter(None, [str(_ROOT), os.environ.get("PYTHONPATH")]))
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", f"{__package__}.worker", side.build, json.dumps(options)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=log.open("w"),
-            text=True,
-            env=os.environ | {"PYTHONPATH": path} | dict(side.env),
-        )
+        with log.open("w") as stderr:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", f"{__package__}.worker", side.build, json.dumps(options)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=stderr,
+                text=True,
+                env=os.environ | {"PYTHONPATH": path} | dict(side.env),
+            )
 
     def read(self) -> dict[str, Any]:
         """Its next answer.
@@ -115,22 +138,29 @@ class Worker:
             raise WorkerError(lines[-1].strip() if lines else f"ended with status {self._process.returncode}")
         return json.loads(line)
 
-    def seconds(self, units: int) -> list[float]:
-        """Lets it run so many units."""
+    def turn(self, units: int) -> tuple[list[float], float | None]:
+        """Lets it run so many units; returns their seconds and the share of all cores that others took meanwhile."""
         assert self._process.stdin is not None
+        busy = busy_seconds()
         self._process.stdin.write(json.dumps({"units": units}) + "\n")
         self._process.stdin.flush()
-        return self.read()["seconds"]
+        done = self.read()
+        after = busy_seconds()
+        if busy is None or after is None:
+            return done["seconds"], None
+        others = after - busy - done["cpu_seconds"]
+        return done["seconds"], max(0.0, others) / (sum(done["seconds"]) * (os.cpu_count() or 1))
 
     def close(self) -> None:
         """Ends it."""
-        assert self._process.stdin is not None
+        assert self._process.stdin is not None and self._process.stdout is not None
         self._process.stdin.close()
         try:
             self._process.wait(timeout=10)
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
+        self._process.stdout.close()
 
 
 def measure(row: Row, logs: pathlib.Path, *, rounds: int, turn_seconds: float) -> Result:
@@ -142,7 +172,7 @@ def measure(row: Row, logs: pathlib.Path, *, rounds: int, turn_seconds: float) -
       rounds: turns of each side.
       turn_seconds: how long a turn should last; it has 1 to 50 units.
     """
-    result = Result(row, {}, {}, {}, {})
+    result = Result(row, {}, {}, {}, {}, {})
     if row.obstacle:
         result.skipped.update({side.label: row.obstacle for side in row.sides})
         return result
@@ -184,7 +214,10 @@ def _measure_turns(
         for _ in range(rounds if len(order) > 1 and result.row.sides[0].label in workers else 0):
             for label in order:
                 time.sleep(_PAUSE)
-                result.samples[label].append(workers[label].seconds(units[label]))
+                seconds, others = workers[label].turn(units[label])
+                result.samples[label].append(seconds)
+                if others is not None:
+                    result.neighbours.setdefault(label, []).append(others)
             order.reverse()
     finally:
         for worker in workers.values():

@@ -1,12 +1,10 @@
-"""Our side: what `tfx-jax bench` measures, at the sizes that every side has; JAX's own attention and product."""
+"""Our side: what `tfx-jax bench` measures, at the sizes that every side has, and JAX's own attention."""
 
 import functools
 from collections.abc import Callable
 from typing import Any
 
 import jax
-import jax.numpy as jnp
-import numpy as np
 from flax import nnx
 
 from experiments.benchmarks.peers.sizes import SIZES
@@ -63,19 +61,6 @@ def jax_nn_attention(
     program = workloads.attention_program(attend, is_causal, with_gradient=True)
     arrays = jax.random.normal(jax.random.key(0), (4, rows, length, heads, head_size), dtype)
     return Workload(lambda: jax.block_until_ready(program(*arrays)), 1)
-
-
-def matmul(*, size: int, dtype: str) -> Workload:
-    """A square product by XLA, in FLOP."""
-    product = jax.jit(jnp.matmul)
-    a, b = jax.random.normal(jax.random.key(0), (2, size, size), dtype)
-    return Workload(lambda: jax.block_until_ready(product(a, b)), 2 * size**3)
-
-
-def numpy_matmul(*, size: int) -> Workload:
-    """A square float32 product by NumPy's BLAS, in FLOP."""
-    a, b = np.random.default_rng(0).normal(size=(2, size, size)).astype(np.float32)
-    return Workload(lambda: a @ b, 2 * size**3)
 
 
 def step_and_state(config: TransformerConfig) -> tuple[Callable[..., Any], TrainState]:

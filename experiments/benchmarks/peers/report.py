@@ -9,8 +9,8 @@ from matplotlib.figure import Figure
 
 from experiments.benchmarks.peers.measure import Result
 
-_HEADER = """| row | what | against | ours, 1/s | peer, 1/s | ratio | range | target |
-|---|---|---|---|---|---|---|---|"""
+_HEADER = """| row | what | against | ours, 1/s | peer, 1/s | ratio | range | fastest | others | target |
+|---|---|---|---|---|---|---|---|---|---|"""
 
 
 def table(results: Sequence[Result]) -> str:
@@ -27,10 +27,17 @@ def table(results: Sequence[Result]) -> str:
             verdict = "" if target is None else f">= {target:g} {'met' if median >= target else '**missed**'}"
             lines.append(
                 f"| {result.row.name} | {result.row.title} [{result.row.unit}] | {side.label} | {mine} | {theirs} "
-                f"| **{median:.2f}** | {min(ratios):.2f} to {max(ratios):.2f} | {verdict} |"
+                f"| **{median:.2f}** | {min(ratios):.2f} to {max(ratios):.2f} | {result.fastest_ratio(side.label):.2f} "
+                f"| {_neighbours(result, ours, side.label)} | {verdict} |"
             )
     lines += [*_phases(results), *_outputs(results), *_skipped(results)]
     return "\n".join(lines) + "\n"
+
+
+def _neighbours(result: Result, *labels: str) -> str:
+    """What other processes took of the machine, mean over the turns of two sides."""
+    shares = [share for label in labels for share in result.neighbours.get(label, ())]
+    return f"{statistics.mean(shares):.0%}" if shares else ""
 
 
 def _number(value: float) -> str:
@@ -83,6 +90,7 @@ def as_json(results: Sequence[Result]) -> list[dict[str, Any]]:
                     "seconds": result.samples.get(side.label),
                     "ratios": result.ratios(side.label) if _is_compared(result, side.label) else None,
                     "about": result.about.get(side.label),
+                    "neighbours": result.neighbours.get(side.label),
                     "skipped": result.skipped.get(side.label),
                 }
                 for side in result.row.sides

@@ -40,7 +40,7 @@ def _ours(build: str, dtype: str, label: str = "ours", **options: Any) -> Side:
 
 def _torch(label: str, build: str, dtype: str, target: float | None = None, **options: Any) -> Side:
     options |= {"dtype": dtype, "device": _torch_device(dtype)}
-    return Side(label, f"torch_peers:{build}", options, ("torch",), target)
+    return Side(label, build, options, ("torch",), target)
 
 
 def _torch_device(dtype: str) -> str:
@@ -53,8 +53,8 @@ def _training(name: str, model: str, rows: int, length: int, dtype: str, target:
     targets = (target, None) if dtype == "float32" else (None, target)
     sides = (
         _ours("ours:training", dtype, **shape),
-        _torch("PyTorch eager", "training", dtype, targets[0], is_compiled=False, **shape),
-        _torch("PyTorch compiled", "training", dtype, targets[1], is_compiled=True, **shape),
+        _torch("PyTorch eager", "torch_peers:training", dtype, targets[0], is_compiled=False, **shape),
+        _torch("PyTorch compiled", "torch_peers:training", dtype, targets[1], is_compiled=True, **shape),
     )
     return Row(name, f"train {model}, batch {rows} x {length}, {dtype}", "target tokens", sides)
 
@@ -125,7 +125,7 @@ def _attention(length: int, is_causal: bool, dtype: str) -> Row:
     title = f"attention forward + backward, {length:,} tokens, 8 heads of 64, {dtype}{', causal' if is_causal else ''}"
 
     def torch(label: str, **options: Any) -> Side:
-        return _torch(label, "attention", dtype, **shape, **options)
+        return _torch(label, "torch_peers:attention", dtype, **shape, **options)
 
     if dtype == "float32":
         sides = (
@@ -146,14 +146,14 @@ def _attention(length: int, is_causal: bool, dtype: str) -> Row:
 def _utilisation(model: str, rows: int, length: int, dtype: str, size: int, target: float) -> Row:
     """Its ratios are model FLOP/s over those of a product alone: the utilisation, against each library's product."""
     shape = {"model": model, "rows": rows, "length": length}
-    xla = _ours("ours:matmul", dtype, "product by XLA", size=size)
+    xla = _ours("products:by_xla", dtype, "product by XLA", size=size)
     sides = [
         _ours("ours:training", dtype, count="flops", **shape),
         Side(xla.label, xla.build, xla.options, target=target, env=_SHARED),
-        _torch("product by PyTorch", "matmul", dtype, target, size=size),
+        _torch("product by PyTorch", "products:by_torch", dtype, target, size=size),
     ]
     if dtype == "float32":
-        sides.append(Side("product by NumPy", "ours:numpy_matmul", {"size": size}, target=target))
+        sides.append(Side("product by NumPy", "products:by_numpy", {"size": size}, target=target))
     title = f"model FLOP/s of train {model}, batch {rows} x {length}, over a {size:,}-square {dtype} product"
     return Row("utilisation", title, "FLOP", tuple(sides))
 

@@ -1,4 +1,4 @@
-"""PyTorch's side: `nn.Transformer` trained eagerly or compiled, its attention, its matrix product."""
+"""PyTorch's side: `nn.Transformer` trained eagerly or compiled, and its attention."""
 
 # pyright: reportMissingImports=false
 import math
@@ -160,15 +160,3 @@ def attention(
             attend()
 
     return Workload(run, 1, {"torch": torch.__version__})
-
-
-def matmul(*, size: int, device: str = "cpu", dtype: str = "float32") -> Workload:
-    """A square product, in FLOP."""
-    torch.set_num_threads(cores())
-    a, b = torch.randn(2, size, size, dtype=getattr(torch, dtype), device=device)
-
-    def run() -> None:
-        torch.matmul(a, b)
-        _wait(device)
-
-    return Workload(run, 2 * size**3, {"torch": torch.__version__})
