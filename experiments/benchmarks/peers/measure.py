@@ -153,7 +153,8 @@ class Worker:
 
     def close(self) -> None:
         """Ends it."""
-        assert self._process.stdin is not None and self._process.stdout is not None
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
         self._process.stdin.close()
         try:
             self._process.wait(timeout=10)
