@@ -22,8 +22,8 @@ _LONG_ENOUGH = 0.05  # seconds of a product beside which starting it is nothing
 class Workload(NamedTuple):
     """Something to measure: one unit of work, and what it took to get ready for it."""
 
-    run: Callable[[], None]
-    """Does one unit and returns when the devices are done."""
+    run: Callable[[], Any]
+    """Does one unit and returns when the devices are done: of a search the best hypotheses, else nothing."""
     trace_seconds: float
     """Of Python, which traces and lowers the program."""
     compile_seconds: float

@@ -131,8 +131,8 @@ def decoding(
     program = jax.jit(functools.partial(search, graphdef, beam_size, _ALPHA, length - source_length))
     compilation = compile_apart(program, params, decoder, source)
 
-    def run() -> None:
-        np.asarray(program(params, decoder, source))  # fetched, as for a translation
+    def run() -> np.ndarray:
+        return np.asarray(program(params, decoder, source))  # fetched, as for a translation
 
     return Workload(
         run=run,
