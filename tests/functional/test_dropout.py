@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from tfx_jax.functional import dropout
 
@@ -44,6 +45,37 @@ def test_elements_are_independent():
     first, other = (np.asarray(dropout(_ones(300, 500), 0.5, jax.random.key(seed))) == 0 for seed in (4, 5))
     for a, b in ((first[1:], first[:-1]), (first[:, 1:], first[:, :-1]), (first, other)):
         assert abs((a == b).mean() - 0.5) < 4 * 0.5 / np.sqrt(a.size)
+
+
+def _z(a, b, rate):
+    """Of the correlation of two sets of masks: standard normal, were all their elements drawn by themselves."""
+    return ((a - rate) * (b - rate)).sum() / (rate * (1 - rate) * np.sqrt(a.size))
+
+
+def test_masks_of_a_training_are_like_drawn_ones():
+    """Sixty-four masks of successive steps: neighbours at every distance, rows and columns, one step and the next."""
+    rate = LEVELS // 8 / LEVELS
+    keys = jax.vmap(lambda step: jax.random.fold_in(jax.random.key(11), step))(jnp.arange(64))
+    masks = jax.jit(jax.vmap(lambda rng: dropout(_ones(128, 256), rate, rng)))(keys)
+    zeroed = (np.asarray(masks) == 0).astype(np.float64)
+    scores = [_z(zeroed[:, :, lag:], zeroed[:, :, :-lag], rate) for lag in (1, 2, 3, 4, 8, 16, 32, 64, 128)]
+    scores += [_z(zeroed[:, lag:], zeroed[:, :-lag], rate) for lag in (1, 2, 3, 4, 8, 16, 32, 64)]
+    scores += [_z(zeroed[lag:], zeroed[:-lag], rate) for lag in (1, 2, 4, 32)]
+    assert np.abs(scores).max() < 4
+    assert 0.3 < np.square(scores).mean() < 2.5
+    for axis in (0, 1, 2):
+        counts = zeroed.sum(axis=axis)
+        ratio = counts.var() / (zeroed.shape[axis] * rate * (1 - rate))  # of a binomial distribution
+        assert abs(ratio - 1) < 5 * np.sqrt(2 / counts.size)
+
+
+def test_mask_does_not_depend_on_the_mesh():
+    mesh = jax.make_mesh((4, 2), ("a", "b"), axis_types=(AxisType.Auto,) * 2)
+    drop = jax.jit(lambda x: dropout(x, 0.4, jax.random.key(12)))
+    sharded = jax.device_put(_ones(8, 6, 10), NamedSharding(mesh, PartitionSpec("a", None, "b")))
+    np.testing.assert_array_equal(drop(sharded), drop(_ones(8, 6, 10)))
+    compiled = drop.lower(sharded).compile().as_text()
+    assert "all-" not in compiled
 
 
 def test_same_rng_same_elements_in_every_dtype():
