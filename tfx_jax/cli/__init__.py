@@ -4,6 +4,7 @@ import importlib
 import sys
 from collections.abc import Sequence
 
+from tfx_jax.cli.large_pages import restart_with_large_pages
 from tfx_jax.errors import UserError
 
 VERBS = {
@@ -32,6 +33,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     if verb not in VERBS:
         print(f"tfx-jax: unknown verb {verb!r}; there are {', '.join(VERBS)}", file=sys.stderr)
         return 2
+    if argv is None:
+        restart_with_large_pages()
     try:
         return importlib.import_module(f"tfx_jax.cli.{verb}").run(arguments)
     except UserError as error:

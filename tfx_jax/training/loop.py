@@ -148,6 +148,7 @@ class _Trainer:
         """The newest checkpoint, or the first state."""
         restored = self.checkpoints.restore_latest(training.abstract_state)
         if restored is None:
+            self.iterator.start_prefetch()  # the first window is read while the parameters are drawn
             return training.first_state()
         state, extra = restored
         self.iterator.set_state(extra["data"])

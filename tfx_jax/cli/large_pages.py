@@ -1,0 +1,36 @@
+"""Memory in large pages for everything the program allocates.
+
+XLA's CPU backend asks for the buffers of a step anew at every step, and Linux hands them out, zeroed, in pages of 4 KiB:
+170,000 page faults in each training step of the base model at 16 x 32 tokens, 24 % of its time on two cores; with pages
+of 2 MiB, 500. For a model of Multi30k's size it is a quarter more speed as well.
+"""
+
+import os
+import sys
+
+_TUNABLE = "glibc.malloc.hugetlb"
+_SETTING = "/sys/kernel/mm/transparent_hugepage/enabled"
+
+
+def restart_with_large_pages() -> None:
+    """Starts the running command again, in this process, if that gets it large pages that it has not yet.
+
+    Only the environment that a process starts with can ask glibc for them. Nothing happens where the variable is set
+    already (to 0, say, by who wants none), where the system gives them to all or to nobody, or without glibc 2.35.
+    """
+    tunables = os.environ.get("GLIBC_TUNABLES", "")
+    if _TUNABLE in tunables or not _would_help():
+        return
+    os.environ["GLIBC_TUNABLES"] = f"{tunables}:{_TUNABLE}=1".removeprefix(":")
+    os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
+
+
+def _would_help() -> bool:
+    try:
+        with open(_SETTING) as file:
+            if "[madvise]" not in file.read():
+                return False
+        name, version = (os.confstr("CS_GNU_LIBC_VERSION") or "").split()
+        return name == "glibc" and tuple(map(int, version.split(".")[:2])) >= (2, 35)
+    except (OSError, ValueError):  # not Linux, or another C library
+        return False
