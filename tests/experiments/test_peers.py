@@ -54,7 +54,7 @@ def test_a_worker_runs_as_many_units_as_it_is_told_to():
     ready, first, second = map(json.loads, answers.getvalue().splitlines())
     assert (ready["work"], ready["about"]) == (7, {"best": [1]})
     assert [len(answer["seconds"]) for answer in (first, second)] == [1, 3]
-    assert len(runs) == 2 + 4  # two of them to warm up
+    assert len(runs) == 2 + (1 + 1) + (1 + 3)  # two to warm up, and one at the start of each turn
 
 
 def test_from_processes_to_files(tmp_path, monkeypatch):

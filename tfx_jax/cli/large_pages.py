@@ -1,8 +1,8 @@
 """Memory in large pages for everything the program allocates.
 
-XLA's CPU backend asks for the buffers of a step anew at every step, and Linux hands them out, zeroed, in pages of 4 KiB:
-170,000 page faults in each training step of the base model at 16 x 32 tokens, 24 % of its time on two cores; with pages
-of 2 MiB, 500. For a model of Multi30k's size it is a quarter more speed as well.
+XLA's CPU backend asks for the buffers of a step anew at every step, and Linux hands them out, zeroed, in pages of
+4 KiB: 170,000 page faults in each training step of the base model at 16 x 32 tokens. With pages of 2 MiB there are 500,
+and the step takes four fifths of the time; docs/speed.md has the figures.
 """
 
 import os
