@@ -41,7 +41,8 @@ and causal:
 
 Dense attention has no room at 65,536; what takes longer than 1.5 s ran once. At 256 tokens dense attention is faster
 than window, BigBird and FAVOR both ways, than FAVOR and linear attention when causal, and 9 to 13 times as fast as LSH,
-which loses up to 1,024 tokens. On a GPU: not yet run.
+which loses up to 1,024 tokens. Measured before dense attention became plain products of matrices, which is faster at
+short lengths (docs/speed.md). On a GPU: not yet run.
 """
 
 import argparse

@@ -100,10 +100,11 @@ def test_training_leaves_what_it_should(workdir):
     assert {"embedding", "encoder_layers", "decoder_layers"} <= set(load_params(workdir))
 
 
-def test_translate_writes_as_many_lines_as_it_reads(workdir, stdin, capfdbinary):
+@pytest.mark.parametrize("option", ["--alpha=0.6", "--int8"])
+def test_translate_writes_as_many_lines_as_it_reads(workdir, stdin, capfdbinary, option):
     sentences = [b"w1 w2 w3", b"", b"w4", b"never seen words \xe3\x81\x82", b"   ", b" ".join([b"w5"] * 100_000), b"w6"]
     stdin(b"\n".join(sentences))
-    assert main(["translate", f"--workdir={workdir}", "--beam=2"]) == 0
+    assert main(["translate", f"--workdir={workdir}", "--beam=2", option]) == 0
     out = capfdbinary.readouterr().out
     assert out.count(b"\n") == len(sentences)
     lines = out.split(b"\n")
