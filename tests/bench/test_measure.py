@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import pytest
 
 from tfx_jax.bench import measure
-from tfx_jax.bench.measure import Products, Workload, alternate, compile_apart, matmul_peak, measured, peak_memory
+from tfx_jax.bench.measure import Products, Workload, alternate, compile_apart, measured, peak_memory
 
 
 def test_rivals_take_turns():
@@ -43,6 +43,12 @@ def small_products(monkeypatch):
     monkeypatch.setattr(measure, "_PRODUCT_SIZES", (16, 32))
 
 
+def matmul_peak(dtype, rounds=5):
+    """What `measured` holds a workload against, without one."""
+    products = Products(dtype)
+    return products.peak(alternate(products.runs, rounds), jax.device_count())
+
+
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_peak_is_positive(small_products, dtype):
     assert matmul_peak(dtype, rounds=2) > 0
@@ -50,7 +56,7 @@ def test_peak_is_positive(small_products, dtype):
 
 def test_peak_is_that_of_the_fastest_size(monkeypatch, small_products):
     seconds = {16: 0.01, 32: 0.04}  # 32 does eight times as much
-    monkeypatch.setattr(measure, "_product", lambda size, dtype: lambda: size)
+    monkeypatch.setattr(measure, "product", lambda size, dtype: lambda: size)
     monkeypatch.setattr(measure, "timed", lambda run: (None, seconds[run()]))
     assert matmul_peak("float32") == pytest.approx(2 * 32**3 / 0.04)
     seconds[32] = 0.09
@@ -59,7 +65,7 @@ def test_peak_is_that_of_the_fastest_size(monkeypatch, small_products):
 
 def test_products_stop_growing_when_they_take_long(monkeypatch):
     monkeypatch.setattr(measure, "_PRODUCT_SIZES", (1, 2, 4, 8, 16, 32))
-    monkeypatch.setattr(measure, "_product", lambda size, dtype: lambda: size)
+    monkeypatch.setattr(measure, "product", lambda size, dtype: lambda: size)
     monkeypatch.setattr(measure, "timed", lambda run: (None, run() / 100))
     assert [run() for run in Products("float32").runs] == [2, 4, 8]
 

@@ -95,12 +95,6 @@ def alternate(runs: Sequence[Callable[[], Any]], rounds: int) -> list[list[float
     return times
 
 
-def matmul_peak(dtype: str, rounds: int = 5) -> float:
-    """FLOP/s that this machine reaches in a large square matrix product, all its devices together; see `Products`."""
-    products = Products(dtype)
-    return products.peak(alternate(products.runs, rounds), jax.device_count())
-
-
 class Products:
     """Large square matrix products, whose best rate is what the machine's other work is held against.
 
@@ -112,7 +106,7 @@ class Products:
         """Prepares products of growing sizes, up to the first that takes long enough to be timed, and two below it."""
         self._sizes, self.runs = [], []
         for size in _PRODUCT_SIZES:
-            run = _product(size, dtype)
+            run = product(size, dtype)
             run()  # compiles
             self._sizes.append(size)
             self.runs.append(run)
@@ -127,7 +121,8 @@ class Products:
         return copies * max(rates)
 
 
-def _product(size: int, dtype: str) -> Callable[[], Any]:
+def product(size: int, dtype: str) -> Callable[[], Any]:
+    """What multiplies two square matrices of normal numbers and waits for the result; its first call compiles."""
     rng = jax.random.key(0)
     left, right = (jax.random.normal(jax.random.fold_in(rng, side), (size, size), jnp.dtype(dtype)) for side in (0, 1))
     multiply = jax.jit(jnp.matmul)

@@ -14,7 +14,7 @@ from flax import nnx
 from jaxtyping import Array, Int
 
 from tfx_jax.bench.attentions import ATTENTIONS
-from tfx_jax.bench.measure import Workload, compile_apart, timed
+from tfx_jax.bench.measure import Compilation, Workload, compile_apart, timed
 from tfx_jax.data.tokenizer import EOS_ID
 from tfx_jax.errors import UserError
 from tfx_jax.functional.decoding import StepFn
@@ -70,16 +70,7 @@ def training(model: TransformerConfig, *, batch: int, length: int) -> Workload:
         state, metrics = step_fn(state, on_devices, rng)
         jax.block_until_ready((state, metrics))
 
-    return Workload(
-        run=run,
-        trace_seconds=compilation.trace_seconds,
-        compile_seconds=compilation.compile_seconds,
-        first_seconds=timed(run)[1],
-        target_tokens=batch * length,
-        flops=training_flops(model, batch, length, length),
-        program_bytes=compilation.program_bytes,
-        num_devices=mesh.size,
-    )
+    return _ready(run, compilation, batch * length, training_flops(model, batch, length, length), num_devices=mesh.size)
 
 
 class ForcedLength(Transformer):
@@ -134,15 +125,7 @@ def decoding(
     def run() -> np.ndarray:
         return np.asarray(program(params, decoder, source))  # fetched, as for a translation
 
-    return Workload(
-        run=run,
-        trace_seconds=compilation.trace_seconds,
-        compile_seconds=compilation.compile_seconds,
-        first_seconds=timed(run)[1],
-        target_tokens=batch * length,
-        flops=decoding_flops(model, batch, beam_size, source_length, length),
-        program_bytes=compilation.program_bytes,
-    )
+    return _ready(run, compilation, batch * length, decoding_flops(model, batch, beam_size, source_length, length))
 
 
 def attention(
@@ -190,14 +173,11 @@ def attention(
 
     pairs = length * (length + 1) // 2 if is_causal else length**2
     products = 6 if with_gradient else 2
-    return Workload(
-        run=run,
-        trace_seconds=compilation.trace_seconds,
-        compile_seconds=compilation.compile_seconds,
-        first_seconds=timed(run)[1],
-        target_tokens=batch * length,
-        flops=2 * products * batch * num_heads * head_size * pairs if chosen.is_exact else None,
-        program_bytes=compilation.program_bytes,
+    return _ready(
+        run,
+        compilation,
+        batch * length,
+        2 * products * batch * num_heads * head_size * pairs if chosen.is_exact else None,
     )
 
 
@@ -210,6 +190,22 @@ def attention_program(attend: Callable[..., Any], is_causal: bool, with_gradient
         return out, pull_back(gradient)
 
     return jax.jit(forward_and_backward if with_gradient else lambda query, key, value, _: attend(query, key, value))
+
+
+def _ready(
+    run: Callable[[], Any], compilation: Compilation, target_tokens: int, flops: int | None, *, num_devices: int = 1
+) -> Workload:
+    """What is compiled and has all it needs; runs its first unit."""
+    return Workload(
+        run=run,
+        trace_seconds=compilation.trace_seconds,
+        compile_seconds=compilation.compile_seconds,
+        first_seconds=timed(run)[1],
+        target_tokens=target_tokens,
+        flops=flops,
+        program_bytes=compilation.program_bytes,
+        num_devices=num_devices,
+    )
 
 
 def _sentences(model: TransformerConfig, rows: int, length: int, seed: int) -> np.ndarray:

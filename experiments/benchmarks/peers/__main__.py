@@ -7,10 +7,10 @@ in peers.png. `--only=train_base,decode_base` chooses rows, `--list` names them,
 model and longer sequences. DIR holds train.en.gz and train.de.gz of Multi30k with BPE applied, as for
 experiments/transformer_tiny_multi30k.py. Rows whose peer, data or device is missing are listed with the reason.
 
-The peers are no dependencies of ours. For a CPU, beside an installed tfx_jax (the order matters: transformers alone
-would draw a PyTorch for CUDA):
+The peers are no dependencies of ours. For a CPU, beside an installed tfx_jax (PyTorch's build for CPUs first:
+transformers alone would draw the one for CUDA):
 
-    pip install torch==2.13.0 --index-url https://download.pytorch.org/whl/cpu
+    pip install torch==2.13.0
     pip install transformers==5.23.0 ctranslate2==4.8.5
 
 for a GPU `pip install "tfx-jax[cuda]" torch transformers ctranslate2`. PyTorch's compiler wants a C++ compiler besides.

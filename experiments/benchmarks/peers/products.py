@@ -15,12 +15,9 @@ def by_numpy(*, size: int) -> Workload:
 
 def by_xla(*, size: int, dtype: str) -> Workload:
     """By JAX."""
-    import jax
-    import jax.numpy as jnp
+    from tfx_jax.bench.measure import product
 
-    product = jax.jit(jnp.matmul)
-    a, b = jax.random.normal(jax.random.key(0), (2, size, size), dtype)
-    return Workload(lambda: jax.block_until_ready(product(a, b)), 2 * size**3)
+    return Workload(product(size, dtype), 2 * size**3)
 
 
 def by_torch(*, size: int, dtype: str, device: str) -> Workload:

@@ -76,22 +76,19 @@ def _union(spans: Sequence[tuple[float, float]]) -> float:
 def prepare(*, model: str, workdir: str) -> dict[str, float]:
     """Makes the working directory that the other two start from: a tokenizer and a checkpoint of random parameters."""
     if not (pathlib.Path(workdir) / "checkpoints").exists():
-        import jax
-
         from tfx_jax.cli.train import load_config_file
         from tfx_jax.training.checkpoint import Checkpoints
         from tfx_jax.training.config import save_config
         from tfx_jax.training.experiment import Experiment
-        from tfx_jax.training.optimizer import make_optimizer
-        from tfx_jax.training.step import init_state
+        from tfx_jax.training.program import lay_out
+        from tfx_jax.training.sharding import make_mesh
 
         config = load_config_file(*_config_options(model))
         pathlib.Path(workdir).mkdir(parents=True, exist_ok=True)
         save_config(config, epath.Path(workdir))
-        optimizer = make_optimizer(config.optimizer, config.model.d_model)
-        _, first_state = init_state(Experiment(config, workdir).make_model, optimizer)
+        training = lay_out(config, Experiment(config, workdir).make_model, make_mesh())
         with Checkpoints(workdir) as checkpoints:
-            checkpoints.save(jax.jit(first_state)(), {})
+            checkpoints.save(training.first_state(), {})
     return {}
 
 
