@@ -57,7 +57,7 @@ from tfx_jax.functional.moe import (
     top_1_routing,
     top_2_routing,
 )
-from tfx_jax.functional.normalization import layer_norm
+from tfx_jax.functional.normalization import layer_norm, rms_norm
 from tfx_jax.functional.positions import (
     alibi_bias,
     alibi_slopes,
@@ -121,6 +121,7 @@ __all__ = [
     "relative_shift",
     "reversible_stack",
     "ring_attention",
+    "rms_norm",
     "rotary_embedding",
     "router_z_loss",
     "routing_attention",

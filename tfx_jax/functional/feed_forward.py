@@ -16,6 +16,7 @@ def feed_forward(
     up_bias: Float[Array, " F"] | None = None,
     down_bias: Float[Array, " D"] | None = None,
     *,
+    gate: Float[Array, "D F"] | None = None,
     activation_fn: Callable[[Array], Array] = jax.nn.relu,
     dropout_rate: float = 0.0,
     dropout_rng: Array | None = None,
@@ -28,6 +29,7 @@ def feed_forward(
       down: W2.
       up_bias: b1; None means 0.
       down_bias: b2; None means 0.
+      gate: multiplies the hidden units by x gate (Shazeer, 2020, https://arxiv.org/abs/2002.05202); None means by 1.
       activation_fn: the paper's ReLU.
       dropout_rate: of the hidden units; the paper has none there.
       dropout_rng: PRNG key; None disables dropout.
@@ -40,6 +42,8 @@ def feed_forward(
     """
     hidden = jnp.einsum("...D,DF->...F", x, up)
     hidden = hidden if up_bias is None else hidden + up_bias.reshape((1,) * (x.ndim - 1) + (-1,))
-    hidden = dropout(activation_fn(hidden), dropout_rate, dropout_rng)
+    hidden = activation_fn(hidden)
+    hidden = hidden if gate is None else hidden * jnp.einsum("...D,DF->...F", x, gate)
+    hidden = dropout(hidden, dropout_rate, dropout_rng)
     out = jnp.einsum("...F,FD->...D", hidden, down)
     return out if down_bias is None else out + down_bias.reshape((1,) * (x.ndim - 1) + (-1,))

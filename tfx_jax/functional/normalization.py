@@ -38,3 +38,29 @@ def layer_norm(
     if bias is not None:
         y = y + bias.astype(dtype).reshape(trailing)
     return y.astype(x.dtype)
+
+
+def rms_norm(
+    x: Float[Array, "*batch D"], scale: Float[Array, " D"] | None = None, *, epsilon: float = 1e-6
+) -> Float[Array, "*batch D"]:
+    """Gives each token a root mean square of 1 over its D features, then a gain (Zhang and Sennrich, 2019).
+
+    Layer normalisation without the mean and the offset (https://arxiv.org/abs/1910.07467).
+
+    Args:
+      x: [*batch, D], any float dtype.
+      scale: the gain; None means 1.
+      epsilon: added to the mean square.
+
+    Returns:
+      [*batch, D] in the dtype of `x`; the statistics are float32 (float64 for float64 inputs).
+
+    >>> rms_norm(jnp.array([1.0, 7.0])).round(3).tolist()
+    [0.2, 1.4]
+    """
+    dtype = np.promote_types(x.dtype, np.float32)
+    y = x.astype(dtype)
+    y = y * jax.lax.rsqrt(jnp.square(y).mean(axis=-1, keepdims=True) + epsilon)
+    if scale is not None:
+        y = y * scale.astype(dtype).reshape((1,) * (x.ndim - 1) + (-1,))
+    return y.astype(x.dtype)

@@ -12,11 +12,10 @@ from flax import nnx
 from jaxtyping import Array, Bool, Float, Int
 
 from tfx_jax.functional.attention import dot_product_attention
-from tfx_jax.functional.decoding import Pinned
 from tfx_jax.functional.dropout import dropout
 from tfx_jax.functional.positions import sinusoidal_positions
 from tfx_jax.nn.attention import MultiHeadAttention
-from tfx_jax.nn.decoder_step import DecoderStep, KeysValues, Product
+from tfx_jax.nn.decoder_step import DecoderStep, KeysValues, Product, start_steps
 from tfx_jax.nn.embedding import Embedding, LearnedPositions
 from tfx_jax.nn.feed_forward import FeedForward
 from tfx_jax.nn.layers import DecoderLayer, EncoderLayer, Residual
@@ -182,8 +181,7 @@ class Transformer(nnx.Module):
         """Prepares decoding with a cache, for the searches of `tfx_jax.functional.decoding`.
 
         The source is encoded and projected once, here; a step then costs one token. Rows are the beams of the
-        sentences, those of a sentence next to each other. Keys and values stay where a beam has written them: what
-        follows the beams is a table of who wrote which token of each.
+        sentences, those of a sentence next to each other.
 
         Args:
           source: source tokens, 0 where there is none.
@@ -205,36 +203,23 @@ class Transformer(nnx.Module):
         steps, output = self.decoder() if decoder is None else decoder
         projected = jax.vmap(lambda layer: layer.cross_attention.project_memory(memory))(self.decoder_layers)
         memories = [KeysValues.of(*jax.tree.map(operator.itemgetter(index), projected)) for index in range(len(steps))]
-        batch_size, beams, places = source.shape[0], jnp.arange(num_beams), jnp.arange(max_length)
 
-        def step_fn(tokens: Array, cache: dict[str, Any]) -> tuple[Array, dict[str, Any]]:
-            position, writers = cache["position"], cache["writers"]
-            if tokens.shape[0] != batch_size * num_beams:
-                raise ValueError(f"{tokens.shape[0]} rows for {batch_size} sentences of num_beams={num_beams}")
-            writers = writers.at[:, position].set(jnp.tile(beams, batch_size))
-            is_own = writers.reshape(batch_size, num_beams, -1, 1) == beams[None, None, None]
-            mask = (is_own & (places <= position)[None, None, :, None]).reshape(batch_size, 1, num_beams, -1)
-            x = self._embed(tokens[:, None], position[None], self.target_positions, None)
-            past = []
-            for step, layer_past, layer_memory in zip(steps, cache["past"].value, memories, strict=True):
-                x, longer = step(x, layer_past, position, mask, layer_memory, memory_mask)
-                past.append(longer)
-            x = x if self.decoder_norm is None else self.decoder_norm(x)
-            logits = output(x, jnp.float32)[:, 0]
-            return logits, {"position": position + 1, "writers": writers, "past": Pinned(past)}
+        def embed(tokens: Array, position: Array) -> Array:
+            return self._embed(tokens[:, None], position[None], positions, None)
 
-        def empty(memory: KeysValues) -> KeysValues:
-            key, value, room = *memory, max_length * num_beams
-            return KeysValues(
-                jnp.zeros((*key.shape[:3], room), key.dtype),
-                jnp.zeros((*value.shape[:2], room, value.shape[3]), value.dtype),
-            )
+        def score(x: Array) -> Array:
+            return output(x if self.decoder_norm is None else self.decoder_norm(x), jnp.float32)[:, 0]
 
-        return step_fn, {
-            "position": jnp.zeros((), jnp.int32),
-            "writers": jnp.zeros((batch_size, max_length), jnp.int32),  # which beam wrote each token of a row
-            "past": Pinned([empty(memory) for memory in memories]),
-        }
+        return start_steps(
+            steps,
+            embed,
+            score,
+            [KeysValues(memory.key[..., :0], memory.value[:, :, :0]) for memory in memories],
+            room=max_length,
+            num_beams=num_beams,
+            memories=memories,
+            memory_mask=memory_mask,
+        )
 
     def _embed(
         self,

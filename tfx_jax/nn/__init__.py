@@ -9,7 +9,7 @@ from tfx_jax.nn.embedding import Embedding, LearnedPositions
 from tfx_jax.nn.feed_forward import FeedForward
 from tfx_jax.nn.layers import DecoderLayer, EncoderLayer
 from tfx_jax.nn.moe import MixtureOfExperts, RouterLosses
-from tfx_jax.nn.normalization import LayerNorm
+from tfx_jax.nn.normalization import LayerNorm, RMSNorm
 from tfx_jax.nn.stack import scan_layers, stack_layers, unstack_layers
 
 __all__ = [
@@ -21,6 +21,7 @@ __all__ = [
     "LearnedPositions",
     "MixtureOfExperts",
     "MultiHeadAttention",
+    "RMSNorm",
     "RouterLosses",
     "scan_layers",
     "stack_layers",

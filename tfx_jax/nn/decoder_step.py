@@ -7,7 +7,8 @@ with one matrix where the inputs are the same, transposed as they are read, and 
 
 import functools
 import math
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -15,9 +16,10 @@ from flax import nnx
 from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float, Int
 
-from tfx_jax.functional.attention import Mask
+from tfx_jax.functional.attention import Bias, Mask
+from tfx_jax.functional.decoding import Pinned, StepFn
 from tfx_jax.functional.int8 import int8_product, quantize_rows
-from tfx_jax.nn.layers import DecoderLayer
+from tfx_jax.nn.layers import DecoderLayer, EncoderLayer
 
 
 class KeysValues(NamedTuple):
@@ -70,25 +72,28 @@ class Product(nnx.Module):
 
 
 class DecoderStep(nnx.Module):
-    """A decoder layer that extends every row by one token."""
+    """A layer of a decoder or of a language model that extends every row by one token."""
 
-    def __init__(self, layer: DecoderLayer, *, int8: bool = False):
+    def __init__(self, layer: DecoderLayer | EncoderLayer, *, int8: bool = False):
         """Rearranges the weights of a layer.
 
         Args:
           layer: what was trained; it stays as it is.
           int8: whether products with weights are of integers, see `tfx_jax.functional.int8_product`.
         """
-        own, cross, feed_forward = layer.self_attention, layer.cross_attention, layer.feed_forward
+        own, feed_forward = layer.self_attention, layer.feed_forward
         product = functools.partial(Product, dtype=feed_forward.dtype, int8=int8)
         self.query_key_value = product(*_joined(own.query, own.key, own.value))
         self.own_out = product(*_joined(own.out))
-        self.cross_query = product(*_joined(cross.query))
-        self.cross_out = product(*_joined(cross.out))
-        self.up = product(feed_forward.up[...], feed_forward.up_bias[...])
-        self.down = product(feed_forward.down[...], feed_forward.down_bias[...])
         self.own_residual = layer.self_attention_residual
-        self.cross_residual = layer.cross_attention_residual
+        self.has_memory = isinstance(layer, DecoderLayer)
+        if isinstance(layer, DecoderLayer):
+            self.cross_query = product(*_joined(layer.cross_attention.query))
+            self.cross_out = product(*_joined(layer.cross_attention.out))
+            self.cross_residual = layer.cross_attention_residual
+        self.up = product(feed_forward.up[...], _value(feed_forward.up_bias))
+        self.gate = None if feed_forward.gate is None else product(feed_forward.gate[...])
+        self.down = product(feed_forward.down[...], _value(feed_forward.down_bias))
         self.feed_forward_residual = layer.feed_forward_residual
         self.activation_fn = feed_forward.activation_fn
         self.attention_fn = own.attention_fn
@@ -99,8 +104,9 @@ class DecoderStep(nnx.Module):
         past: KeysValues,
         position: Int[Array, ""],
         mask: Bool[Array, "B 1 W S"],
-        memory: KeysValues,
-        memory_mask: Mask,
+        memory: KeysValues | None = None,
+        memory_mask: Mask | None = None,
+        bias: Bias | None = None,
     ) -> tuple[Float[Array, "R 1 D"], KeysValues]:
         """Takes one token a row.
 
@@ -109,8 +115,10 @@ class DecoderStep(nnx.Module):
           past: keys and values of all beams so far, [B, K, H, S] and [B, K, S, U], S = L * W, with room for L tokens.
           position: how many tokens they hold; x is written there.
           mask: which of the keys of a sentence are of tokens that a beam consists of, x among them.
-          memory: projected keys and values of the encoder's output, [B, K, H, S] and [B, K, S, U].
+          memory: projected keys and values of the encoder's output, [B, K, H, S] and [B, K, S, U]; None for a layer
+            without an encoder.
           memory_mask: which of them exist, [B, 1, 1, S].
+          bias: of the attention to the past, broadcastable to [B, N, W, S].
 
         Returns:
           The layer's output and the longer past.
@@ -125,21 +133,98 @@ class DecoderStep(nnx.Module):
             query, *new = jnp.split(joined, [value_start - num_heads * size, value_start], axis=-1)
             newest = KeysValues.of(*(part.reshape(*beams, num_heads, -1) for part in new))
             longer = past.with_newest(newest, position)
-            context = self.attention_fn(query.reshape(*beams, -1, size), *longer.arranged(), mask=mask)
+            context = self.attention_fn(query.reshape(*beams, -1, size), *longer.arranged(), bias, mask=mask)
             return self.own_out(context.reshape(*shape[:2], -1)), longer
 
-        def attend_memory(x: Array) -> tuple[Array, None]:
+        def attend_memory(memory: KeysValues, x: Array) -> tuple[Array, None]:
             query = self.cross_query(x).reshape(*beams, -1, memory.key.shape[2])
             context = self.attention_fn(query, *memory.arranged(), mask=memory_mask)
             return self.cross_out(context.reshape(*shape[:2], -1)), None
 
         def transform(x: Array) -> tuple[Array, None]:
-            return self.down(self.activation_fn(self.up(x))), None
+            hidden = self.activation_fn(self.up(x))
+            return self.down(hidden if self.gate is None else hidden * self.gate(x)), None
 
+        if self.has_memory != (memory is not None):
+            raise ValueError("a decoder layer takes the memory of an encoder, a layer without an encoder takes none")
         x, longer = self.own_residual(attend_own, x)
-        x, _ = self.cross_residual(attend_memory, x)
+        if memory is not None:
+            x, _ = self.cross_residual(functools.partial(attend_memory, memory), x)
         x, _ = self.feed_forward_residual(transform, x)
         return x, longer
+
+
+def start_steps(
+    steps: Sequence[DecoderStep],
+    embed: Callable[[Int[Array, " R"], Int[Array, ""]], Float[Array, "R 1 D"]],
+    score: Callable[[Float[Array, "R 1 D"]], Float[Array, "R V"]],
+    past: Sequence[KeysValues],
+    *,
+    room: int,
+    num_beams: int,
+    is_past: Bool[Array, "B P"] | None = None,
+    memories: Sequence[KeysValues | None],
+    memory_mask: Mask | None = None,
+    bias: Callable[[Int[Array, ""]], Float[Array, "1 N 1 S"]] | None = None,
+) -> tuple[StepFn, dict[str, Any]]:
+    """Makes layers into what the searches of `tfx_jax.functional.decoding` call, with an empty or a filled cache.
+
+    Rows are the beams of the sentences, those of a sentence next to each other. Keys and values stay where a beam has
+    written them: what follows the beams is a table of who wrote which token of each.
+
+    Args:
+      steps: the layers.
+      embed: from tokens and how many were generated before them to the input of the first layer.
+      score: from the output of the last layer to float32 logits.
+      past: of each layer the keys and values of what was read before, [B, K, H, P] and [B, K, P, U]; P may be 0.
+      room: how many tokens the cache has room for beside these.
+      num_beams: W, rows of each sentence.
+      is_past: which of the P exist; None means all.
+      memories: of each layer the keys and values of the encoder's output, or None.
+      memory_mask: which of these exist, [B, 1, 1, S].
+      bias: from the place of a token to the bias of its attention to all P + room places.
+
+    Returns:
+      `step_fn(tokens [R], cache) -> (logits [R, V], cache)`, R = B * W, and the cache of B rows.
+    """
+    batch_size, _, _, num_past = past[0].key.shape
+    beams, places = jnp.arange(num_beams), jnp.arange(num_past + room)
+    exists = None if is_past is None else jnp.pad(is_past, ((0, 0), (0, room)), constant_values=True)
+
+    def step_fn(tokens: Array, cache: dict[str, Any]) -> tuple[Array, dict[str, Any]]:
+        position, writers = cache["position"], cache["writers"]
+        if tokens.shape[0] != batch_size * num_beams:
+            raise ValueError(f"{tokens.shape[0]} rows for {batch_size} sentences of num_beams={num_beams}")
+        writers = writers.at[:, position].set(jnp.tile(beams, batch_size))
+        is_own = writers.reshape(batch_size, num_beams, -1, 1) == beams[None, None, None]
+        is_there = (places <= position)[None] if exists is None else exists & (places <= position)[None]
+        mask = (is_own & is_there[:, None, :, None]).reshape(batch_size, 1, num_beams, -1)
+        place_bias = None if bias is None else jnp.repeat(bias(position), num_beams, axis=-1)
+        x = embed(tokens, position - num_past)
+        longer = []
+        for step, layer_past, memory in zip(steps, cache["past"].value, memories, strict=True):
+            x, new_past = step(x, layer_past, position, mask, memory, memory_mask, place_bias)
+            longer.append(new_past)
+        return score(x), {"position": position + 1, "writers": writers, "past": Pinned(longer)}
+
+    return step_fn, {
+        "position": jnp.full((), num_past, jnp.int32),
+        # Which beam wrote each token of a row; what was read before counts as the first beam's, for all of them.
+        "writers": jnp.zeros((batch_size, num_past + room), jnp.int32),
+        "past": Pinned([_with_room(layer_past, room, num_beams) for layer_past in past]),
+    }
+
+
+def _with_room(past: KeysValues, room: int, num_beams: int) -> KeysValues:
+    """Lays keys and values [B, K, H, P] and [B, K, P, U] out with a place for every beam, and appends empty places."""
+    key, value = past.key[..., None], past.value[:, :, :, None]
+    key = jnp.pad(key, ((0, 0), (0, 0), (0, 0), (0, room), (0, num_beams - 1)))
+    value = jnp.pad(value, ((0, 0), (0, 0), (0, room), (0, num_beams - 1), (0, 0)))
+    return KeysValues(key.reshape(*key.shape[:3], -1), value.reshape(*value.shape[:2], -1, value.shape[-1]))
+
+
+def _value(param: nnx.Param | None) -> Array | None:
+    return None if param is None else param[...]
 
 
 def _joined(*projections: nnx.LinearGeneral) -> tuple[Float[Array, "D N"], Float[Array, " N"] | None]:

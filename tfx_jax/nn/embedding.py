@@ -22,18 +22,31 @@ class Embedding(nnx.Module):
         vocab_size: int,
         d_model: int,
         *,
+        scale: float | None = None,
+        init_stddev: float | None = None,
         dtype: DTypeLike = jnp.float32,
         param_dtype: DTypeLike = jnp.float32,
         rngs: nnx.Rngs,
     ):
-        init = nnx.initializers.normal(d_model**-0.5)
+        """Draws the matrix from a normal distribution.
+
+        Args:
+          vocab_size: V.
+          d_model: D.
+          scale: of the vectors that are looked up; None means sqrt(d_model). BERT, GPT and T5 have 1.
+          init_stddev: of the numbers drawn; None means d_model^-0.5.
+          dtype: of the computation.
+          param_dtype: of the matrix.
+          rngs: stream `params`.
+        """
+        init = nnx.initializers.normal(d_model**-0.5 if init_stddev is None else init_stddev)
         self.table = nnx.Param(init(rngs.params(), (vocab_size, d_model), param_dtype))
+        self.scale = math.sqrt(d_model) if scale is None else scale
         self.dtype = dtype
 
     def __call__(self, tokens: Int[Array, "*batch"]) -> Float[Array, "*batch D"]:
-        """Looks tokens up and scales by sqrt(D)."""
-        vectors = jnp.take(self.table[...], tokens, axis=0).astype(self.dtype)
-        return vectors * math.sqrt(vectors.shape[-1])
+        """Looks tokens up and scales."""
+        return jnp.take(self.table[...], tokens, axis=0).astype(self.dtype) * self.scale
 
     def attend(self, x: Float[Array, "*batch D"]) -> Float[Array, "*batch V"]:
         """Scores every token of the vocabulary against `x`; float32 logits."""
@@ -42,10 +55,18 @@ class Embedding(nnx.Module):
 
 
 class LearnedPositions(nnx.Module):
-    """A learned vector for each of `max_length` positions."""
+    """A learned vector for each of `max_length` positions, drawn with `init_stddev` (None means d_model^-0.5)."""
 
-    def __init__(self, max_length: int, d_model: int, *, param_dtype: DTypeLike = jnp.float32, rngs: nnx.Rngs):
-        init = nnx.initializers.normal(d_model**-0.5)
+    def __init__(
+        self,
+        max_length: int,
+        d_model: int,
+        *,
+        init_stddev: float | None = None,
+        param_dtype: DTypeLike = jnp.float32,
+        rngs: nnx.Rngs,
+    ):
+        init = nnx.initializers.normal(d_model**-0.5 if init_stddev is None else init_stddev)
         self.table = nnx.Param(init(rngs.params(), (max_length, d_model), param_dtype))
 
     def __call__(self, positions: Int[Array, "*shape"]) -> Float[Array, "*shape D"]:

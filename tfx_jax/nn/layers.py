@@ -8,7 +8,7 @@ from flax import nnx
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
-from tfx_jax.functional.attention import Mask
+from tfx_jax.functional.attention import Bias, Mask
 from tfx_jax.functional.dropout import dropout
 from tfx_jax.nn.attention import MultiHeadAttention
 from tfx_jax.nn.feed_forward import FeedForward
@@ -29,9 +29,10 @@ class Residual(nnx.Module):
         dropout_rate: float = 0.0,
         pre_norm: bool = False,
         epsilon: float = 1e-6,
+        make_norm: Callable[..., nnx.Module] = LayerNorm,
         param_dtype: DTypeLike = jnp.float32,
     ):
-        self.norm = LayerNorm(d_model, epsilon=epsilon, param_dtype=param_dtype)
+        self.norm = make_norm(d_model, epsilon=epsilon, param_dtype=param_dtype)
         self.dropout_rate = dropout_rate
         self.pre_norm = pre_norm
 
@@ -49,7 +50,7 @@ class Residual(nnx.Module):
 
 
 class EncoderLayer(nnx.Module):
-    """Self-attention, then feed-forward."""
+    """Self-attention, then feed-forward; causal, it is the layer of a language model such as GPT."""
 
     def __init__(
         self, self_attention: MultiHeadAttention, feed_forward: FeedForward, make_residual: Callable[[], Residual]
@@ -63,18 +64,34 @@ class EncoderLayer(nnx.Module):
         self,
         x: Float[Array, "B S D"],
         *,
-        mask: Mask | None = None,
         rngs: nnx.Rngs | None = None,
         return_weights: bool = False,
-    ) -> tuple[Float[Array, "B S D"], dict[str, Array] | None]:
-        """Returns the output and, with `return_weights`, {"self": [B, N, S, S]} (else None)."""
+        return_memory: bool = False,
+        **options: Any,
+    ) -> tuple[Float[Array, "B S D"], dict[str, Any] | None]:
+        """Transforms a sequence.
 
-        def attend(x: Array) -> tuple[Array, Any]:
-            return _with_extra(self.self_attention(x, mask=mask, rngs=rngs, return_weights=return_weights))
+        Args:
+          x: [B, S, D].
+          rngs: stream `dropout`; None means evaluation.
+          return_weights: whether the extras hold "self", the attention weights [B, N, S, S].
+          return_memory: whether they hold "memory", the keys [B, S, K, H] and values [B, S, K, U] attended to.
+          **options: of the attention: `bias`, `mask`, `is_causal`, `segment_ids`.
 
-        x, weights = self.self_attention_residual(attend, x, rngs)
+        Returns:
+          The output and the extras that are asked for, or None.
+        """
+
+        def attend(x: Array) -> tuple[Array, dict[str, Any]]:
+            memory = self.self_attention.project_memory(x)
+            result = self.self_attention.attend(x, *memory, rngs=rngs, return_weights=return_weights, **options)
+            y, weights = _with_extra(result)
+            return y, {"self": weights, "memory": memory}
+
+        x, extras = self.self_attention_residual(attend, x, rngs)
         x, _ = self.feed_forward_residual(lambda x: (self.feed_forward(x, rngs=rngs), None), x, rngs)
-        return x, {"self": weights} if return_weights else None
+        wanted = {"self": return_weights, "memory": return_memory}
+        return x, {name: extras[name] for name, is_wanted in wanted.items() if is_wanted} or None
 
 
 class DecoderLayer(nnx.Module):
@@ -100,13 +117,28 @@ class DecoderLayer(nnx.Module):
         memory: Float[Array, "B S D"],
         *,
         memory_mask: Mask | None = None,
+        bias: Bias | None = None,
         rngs: nnx.Rngs | None = None,
         return_weights: bool = False,
     ) -> tuple[Float[Array, "B T D"], dict[str, Array] | None]:
-        """Returns the output and, with `return_weights`, {"self": [B, N, T, T], "cross": [B, N, T, S]} (else None)."""
+        """Transforms a target sequence.
+
+        Args:
+          x: [B, T, D].
+          memory: the encoder's output, [B, S, D].
+          memory_mask: which of it exist, [B, 1, 1, S].
+          bias: of the self-attention, broadcastable to [B, N, T, T].
+          rngs: stream `dropout`; None means evaluation.
+          return_weights: whether to return the attention weights.
+
+        Returns:
+          The output and, with `return_weights`, {"self": [B, N, T, T], "cross": [B, N, T, S]}, else None.
+        """
 
         def attend_self(x: Array) -> tuple[Array, Any]:
-            return _with_extra(self.self_attention(x, is_causal=True, rngs=rngs, return_weights=return_weights))
+            return _with_extra(
+                self.self_attention(x, bias=bias, is_causal=True, rngs=rngs, return_weights=return_weights)
+            )
 
         def attend_memory(x: Array) -> tuple[Array, Any]:
             return _with_extra(

@@ -1,0 +1,308 @@
+"""The language models GPT, GPT-2 and GPT-3: a stack of causal layers over learned positions."""
+
+import dataclasses
+import functools
+import operator
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jaxtyping import Array, Bool, Float, Int
+
+from tfx_jax.functional.attention import SegmentIds, dot_product_attention
+from tfx_jax.functional.decoding import StepFn
+from tfx_jax.functional.dropout import dropout
+from tfx_jax.nn.attention import MultiHeadAttention
+from tfx_jax.nn.decoder_step import DecoderStep, KeysValues, Product, start_steps
+from tfx_jax.nn.embedding import Embedding, LearnedPositions
+from tfx_jax.nn.feed_forward import FeedForward
+from tfx_jax.nn.layers import EncoderLayer, Residual
+from tfx_jax.nn.normalization import LayerNorm
+from tfx_jax.nn.stack import scan_layers, stack_layers, unstack_layers
+
+_INIT_STDDEV = 0.02
+
+# Layers, width, heads and head size of each published model. GPT: Radford et al. (2018), section 4.1. GPT-2: Radford et
+# al. (2019), table 2, with the parameters that were released. GPT-3: Brown et al. (2020), table 2.1, of which two rows
+# do not have num_heads * d_k = d_model.
+_SIZES = {
+    "gpt": (12, 768, 12, 64),
+    "gpt2": (12, 768, 12, 64),
+    "gpt2-medium": (24, 1024, 16, 64),
+    "gpt2-large": (36, 1280, 20, 64),
+    "gpt2-xl": (48, 1600, 25, 64),
+    "gpt3-small": (12, 768, 12, 64),
+    "gpt3-medium": (24, 1024, 16, 64),
+    "gpt3-large": (24, 1536, 16, 96),
+    "gpt3-xl": (24, 2048, 24, 128),
+    "gpt3-2.7b": (32, 2560, 32, 80),
+    "gpt3-6.7b": (32, 4096, 32, 128),
+    "gpt3-13b": (40, 5140, 40, 128),
+    "gpt3": (96, 12288, 96, 128),
+}
+
+
+@dataclasses.dataclass(unsafe_hash=True)  # a model keeps a copy of its own, as a static part
+class GPTConfig:
+    """Sizes of a GPT; the defaults are those of the smallest GPT-2."""
+
+    vocab_size: int = 50_257
+    max_length: int = 1024  # tokens that it can look back on, itself included: the learned positions
+    num_layers: int = 12
+    d_model: int = 768
+    num_heads: int = 12
+    d_k: int | None = None  # size of a head; None: d_model / num_heads
+    d_ff: int | None = None  # None: 4 * d_model
+    dropout_rate: float = 0.1  # of each sublayer's output and of the sums of embeddings and positions
+    attention_dropout_rate: float = 0.1  # of the attention weights
+    pre_norm: bool = True  # x + f(norm(x)) and a norm at the end, since GPT-2; GPT has norm(x + f(x))
+    use_bias: bool = True  # whether projections, feed-forward layers and norms have offsets
+    activation: str = "gelu_tanh"  # or "gelu", the exact one, or "relu"
+    layer_norm_epsilon: float = 1e-5
+    dtype: str = "float32"  # of the computation; parameters, logits and statistics stay float32
+    remat: str = "none"  # what the backward pass computes again to save memory: "full" layers, all but the "dots"
+
+    @classmethod
+    def published(cls, name: str, **overrides: Any) -> "GPTConfig":
+        """The sizes of a published model: "gpt", "gpt2", "gpt2-medium" ... "gpt2-xl", "gpt3-small" ... "gpt3".
+
+        GPT-3's alternating banded attention is a matter of `attention_fn`, not of its parameters.
+
+        Raises:
+          ValueError: for another name.
+        """
+        if name not in _SIZES:
+            raise ValueError(f"no published GPT is called {name!r}; there are {', '.join(_SIZES)}")
+        num_layers, d_model, num_heads, d_k = _SIZES[name]
+        sizes: dict[str, Any] = {"num_layers": num_layers, "d_model": d_model, "num_heads": num_heads, "d_k": d_k}
+        if name == "gpt":
+            sizes |= {"vocab_size": 40_478, "max_length": 512, "pre_norm": False}
+        elif name.startswith("gpt3"):
+            sizes |= {"max_length": 2048}
+        return cls(**sizes | overrides)
+
+
+ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
+    "gelu_tanh": functools.partial(jax.nn.gelu, approximate=True),
+    "gelu": functools.partial(jax.nn.gelu, approximate=False),
+    "relu": jax.nn.relu,
+}
+
+
+class GPT(nnx.Module):
+    """A language model (Radford et al., 2018 and 2019; Brown et al., 2020) whose output layer is its embedding."""
+
+    def __init__(
+        self,
+        config: GPTConfig,
+        *,
+        attention_fn: Callable[..., Any] = dot_product_attention,
+        rngs: nnx.Rngs,
+    ):
+        """Draws the parameters, from a normal distribution as GPT-2's: 0.02, residual projections 0.02 / sqrt(2 L).
+
+        Args:
+          config: the sizes.
+          attention_fn: the attention of every layer, with the signature of `dot_product_attention`.
+          rngs: stream `params`.
+
+        Raises:
+          ValueError: if the sizes contradict each other, or the activation has no such name.
+        """
+        c = config
+        if c.activation not in ACTIVATIONS:
+            raise ValueError(f"activation={c.activation!r} is none of {', '.join(ACTIVATIONS)}")
+        dtype = jnp.dtype(c.dtype)
+        make_norm = functools.partial(LayerNorm, use_bias=c.use_bias)
+        residual = functools.partial(
+            Residual,
+            c.d_model,
+            dropout_rate=c.dropout_rate,
+            pre_norm=c.pre_norm,
+            epsilon=c.layer_norm_epsilon,
+            make_norm=make_norm,
+        )
+
+        def make_layer(rngs: nnx.Rngs) -> EncoderLayer:
+            attention = MultiHeadAttention(
+                c.d_model,
+                c.num_heads,
+                d_k=c.d_k,
+                use_bias=c.use_bias,
+                dropout_rate=c.attention_dropout_rate,
+                attention_fn=attention_fn,
+                dtype=dtype,
+                rngs=rngs,
+            )
+            feed_forward = FeedForward(
+                c.d_model,
+                4 * c.d_model if c.d_ff is None else c.d_ff,
+                activation_fn=ACTIVATIONS[c.activation],
+                use_bias=c.use_bias,
+                dtype=dtype,
+                rngs=rngs,
+            )
+            inner = (attention.query.kernel, attention.key.kernel, attention.value.kernel, feed_forward.up)
+            for params, stddev in (
+                (inner, _INIT_STDDEV),
+                ((attention.out.kernel, feed_forward.down), _INIT_STDDEV * (2 * c.num_layers) ** -0.5),
+            ):
+                for param in params:
+                    param[...] = stddev * jax.random.normal(rngs.params(), param.shape, param.dtype)
+            return EncoderLayer(attention, feed_forward, residual)
+
+        init = {"init_stddev": _INIT_STDDEV, "rngs": rngs}
+        self.embedding = Embedding(c.vocab_size, c.d_model, scale=1.0, dtype=dtype, **init)
+        self.positions = LearnedPositions(c.max_length, c.d_model, **init)
+        self.decoder_layers = stack_layers(make_layer, c.num_layers, rngs)
+        self.norm = make_norm(c.d_model, epsilon=c.layer_norm_epsilon) if c.pre_norm else None
+        self.config = dataclasses.replace(c)
+
+    def __call__(
+        self,
+        tokens: Int[Array, "B T"],
+        *,
+        is_token: Bool[Array, "B T"] | None = None,
+        positions: Int[Array, "B T"] | None = None,
+        segment_ids: SegmentIds | None = None,
+        rngs: nnx.Rngs | None = None,
+        return_attention: bool = False,
+    ) -> Any:
+        """Scores what comes after every token, given it and those before it.
+
+        Args:
+          tokens: ids, [B, T].
+          is_token: which of them exist, padding may be on either side or in between; None means all.
+          positions: of each token; None counts the tokens that exist.
+          segment_ids: of packed texts, which do not see each other; give `positions` too, or they count on.
+          rngs: stream `dropout`; None means evaluation.
+          return_attention: also return every attention map.
+
+        Returns:
+          float32 logits, [B, T, V]; with `return_attention` a pair of these and {"decoder/0/self": [B, N, T, T], ...}.
+
+        Raises:
+          ValueError: if T is more than the model's max_length.
+        """
+        if tokens.shape[1] > self.config.max_length:
+            raise ValueError(f"{tokens.shape[1]} tokens, but the model has max_length={self.config.max_length}")
+        x, extras = self._read(tokens, is_token, positions, segment_ids, rngs, return_weights=return_attention)
+        logits = self.embedding.attend(x if self.norm is None else self.norm(x))
+        if not return_attention:
+            return logits
+        return logits, {f"decoder/{index}/self": weights for index, weights in enumerate(extras["self"])}
+
+    def _read(
+        self,
+        tokens: Int[Array, "B T"],
+        is_token: Bool[Array, "B T"] | None,
+        positions: Int[Array, "B T"] | None,
+        segment_ids: SegmentIds | None,
+        rngs: nnx.Rngs | None,
+        **wanted: bool,
+    ) -> tuple[Float[Array, "B T D"], Any]:
+        """The output of the last layer and what `EncoderLayer` returns besides, stacked over layers."""
+        if positions is None:
+            positions = jnp.arange(tokens.shape[1])[None] if is_token is None else count(is_token)
+        x = self._embed(tokens, positions, rngs)
+        mask = None if is_token is None else is_token[:, None, None, :]
+
+        def layer_fn(layer: EncoderLayer, x: Array, rngs: nnx.Rngs | None) -> tuple[Array, Any]:
+            return layer(x, mask=mask, is_causal=True, segment_ids=segment_ids, rngs=rngs, **wanted)
+
+        return scan_layers(layer_fn, self.decoder_layers, x, rngs, remat=self.config.remat)
+
+    def _embed(
+        self, tokens: Int[Array, "B T"], positions: Int[Array, "#B T"], rngs: nnx.Rngs | None
+    ) -> Float[Array, "B T D"]:
+        x = self.embedding(tokens)
+        x = x + self.positions(positions).astype(x.dtype)
+        rate = self.config.dropout_rate
+        return dropout(x, rate, rngs.dropout() if rngs is not None and rate else None)
+
+    def decoder(self, *, int8: bool = False) -> "LanguageDecoder":
+        """The weights as `start_decoding` wants them, arranged once; `int8` as for a Transformer."""
+        table = self.embedding.table[...]
+        return LanguageDecoder(
+            [DecoderStep(layer, int8=int8) for layer in unstack_layers(self.decoder_layers)],
+            Product(table.T, dtype=self.embedding.dtype, int8=int8),
+        )
+
+    def start_decoding(
+        self,
+        prompt: Int[Array, "B P"],
+        is_token: Bool[Array, "B P"] | None = None,
+        *,
+        max_length: int,
+        num_beams: int = 1,
+        decoder: "LanguageDecoder | None" = None,
+    ) -> tuple[StepFn, Any, Int[Array, " B"]]:
+        """Reads prompts and prepares to go on, for the searches of `tfx_jax.functional.decoding`.
+
+        All of a prompt but its last token is read at once, here; the last is what the search starts with.
+
+        Args:
+          prompt: ids; every row has at least one.
+          is_token: which of them exist, padding may be on either side; None means all.
+          max_length: how many tokens the cache has room for beside the prompt.
+          num_beams: W, rows of each prompt.
+          decoder: what `decoder()` returned; None means to arrange the weights here.
+
+        Returns:
+          `step_fn(tokens [R], cache) -> (logits [R, V], cache)`, R = B * W, the cache of B rows, and the tokens that
+          the search starts with, [B].
+
+        Raises:
+          ValueError: if prompt and output are longer together than the model's max_length.
+        """
+        num_past = prompt.shape[1]
+        if num_past + max_length > self.config.max_length:
+            raise ValueError(
+                f"{num_past} tokens of prompt and {max_length} more, but the model has "
+                f"max_length={self.config.max_length}"
+            )
+        is_token = jnp.ones(prompt.shape, bool) if is_token is None else is_token
+        steps, output = self.decoder() if decoder is None else decoder
+        last = jnp.max(jnp.where(is_token, jnp.arange(num_past)[None], 0), axis=1, keepdims=True)
+        is_past = is_token & (jnp.arange(num_past)[None] != last)
+        _, extras = self._read(prompt, is_past, None, None, None, return_memory=True)
+        past = [
+            KeysValues.of(*jax.tree.map(operator.itemgetter(index), extras["memory"])) for index in range(len(steps))
+        ]
+        lengths = jnp.repeat(is_past.sum(axis=1), num_beams)
+
+        def embed(tokens: Array, position: Array) -> Array:
+            return self._embed(tokens[:, None], (lengths + position)[:, None], None)
+
+        def score(x: Array) -> Array:
+            return output(x if self.norm is None else self.norm(x), jnp.float32)[:, 0]
+
+        step_fn, cache = start_steps(
+            steps,
+            embed,
+            score,
+            past,
+            room=max_length,
+            num_beams=num_beams,
+            is_past=is_past,
+            memories=[None] * len(steps),
+        )
+        return step_fn, cache, jnp.take_along_axis(prompt, last, axis=1)[:, 0]
+
+
+class LanguageDecoder(NamedTuple):
+    """The weights of a language model as its `start_decoding` wants them."""
+
+    steps: list[DecoderStep]
+    output: Product
+
+
+def count(is_token: Bool[Array, "B T"]) -> Int[Array, "B T"]:
+    """The position of each token among those of its row that exist; padding has that of the token before it.
+
+    >>> count(jnp.array([[False, True, True, False]])).tolist()
+    [[0, 0, 1, 1]]
+    """
+    return jnp.maximum(jnp.cumsum(is_token, axis=1) - 1, 0)

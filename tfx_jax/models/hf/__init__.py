@@ -1,0 +1,157 @@
+"""Models in and out of Hugging Face folders (config.json and safetensors), without torch or transformers.
+
+    model = hf.load("path/to/gpt2")
+    logits = model(tokens)
+    hf.save(model, "path/to/another")
+
+There is one table of names for each family, beside this file. Nothing that a folder holds is executed.
+"""
+
+import re
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from etils import epath
+from flax import nnx
+from jax.typing import DTypeLike
+
+from tfx_jax.errors import UserError
+from tfx_jax.models.gpt import GPT
+from tfx_jax.models.hf import gpt
+from tfx_jax.models.hf.folder import Fields, Tensors, read_json, write_folder
+from tfx_jax.models.hf.names import Row, read_params, write_params
+
+
+class Family(NamedTuple):
+    """How the folders of one architecture are read and written.
+
+    Attributes:
+      model: the class that they become.
+      read_config: from the fields of config.json to the model's configuration.
+      write_config: back, to the fields; "architectures" among them.
+      make_model: from configuration and rngs to the model, which has its configuration as `config`.
+      rows: the table of names, for a configuration.
+      prefix: what the names of a whole model have in front of those in the table; a bare body lacks it.
+      ignored: patterns of tensors that say nothing of their own: copies of tied matrices, constant masks.
+    """
+
+    model: type[nnx.Module]
+    read_config: Callable[[Fields], Any]
+    write_config: Callable[[Any], dict[str, Any]]
+    make_model: Callable[[Any, nnx.Rngs], nnx.Module]
+    rows: Callable[[Any], Sequence[Row]]
+    prefix: str = ""
+    ignored: Sequence[str] = ()
+
+
+_GPT2 = Family(
+    GPT,
+    gpt.read_gpt2_config,
+    gpt.write_config,
+    gpt.make_model,
+    gpt.rows,
+    prefix="transformer.",
+    ignored=(r"lm_head\.weight", r"h\.\d+\.attn\.(bias|masked_bias)"),
+)
+_GPT1 = _GPT2._replace(read_config=gpt.read_gpt1_config)
+
+# By the name in "architectures" or, in a folder without that, by "model_type". Of those with one class, the first is
+# what a model is saved as that does not say otherwise.
+FAMILIES: dict[str, Family] = {
+    "GPT2LMHeadModel": _GPT2,
+    "OpenAIGPTLMHeadModel": _GPT1,
+}
+_BY_MODEL_TYPE = {"gpt2": "GPT2LMHeadModel", "openai-gpt": "OpenAIGPTLMHeadModel"}
+
+
+def load(path: epath.PathLike, *, dtype: DTypeLike = jnp.float32) -> Any:
+    """Reads a model.
+
+    Args:
+      path: a folder with config.json and model.safetensors, or several with an index.
+      dtype: of the computation; parameters become float32 whatever the file has.
+
+    Returns:
+      The model of the architecture that config.json names. Called with tokens it gives logits; see its class.
+
+    Raises:
+      UserError: for a folder that is damaged, or holds what our model of the family cannot express.
+    """
+    folder = epath.Path(path)
+    values = read_json(folder / "config.json")
+    family = _family_of(values, folder / "config.json")
+    fields = Fields(values, folder / "config.json")
+    fields.require(quantization_config=None)
+    config = family.read_config(fields)
+    config.dtype = jnp.dtype(dtype).name
+    try:
+        graphdef, state = nnx.split(nnx.eval_shape(lambda: family.make_model(config, nnx.Rngs(0))))
+    except (ValueError, TypeError, ZeroDivisionError) as error:
+        raise UserError(f"{folder / 'config.json'}: {error}") from None
+    shapes = {"/".join(map(str, path)): leaf.shape for path, leaf in nnx.to_flat_state(state)}
+    tensors, rows = Tensors(path), family.rows(config)
+    prefix = family.prefix if any(name.startswith(family.prefix) for name in tensors.names) else ""
+    try:
+        _refuse_unknown(rows, tensors.names, prefix, shapes, family.ignored)
+        params = read_params(rows, tensors, prefix, shapes, np.float32)
+    except UserError as error:
+        raise UserError(f"{folder}: {error}") from None
+    return nnx.merge(graphdef, _nested({name: params.pop(name) for name in list(params)}))
+
+
+def save(model: Any, path: epath.PathLike) -> None:
+    """Writes a folder that `load` reads, and `transformers` too.
+
+    Args:
+      model: what `load` gives, or a model made otherwise of one of these classes; it stays as it is.
+      path: the folder, which is made if it does not exist; what it has beside config.json and weights stays.
+
+    Raises:
+      UserError: if it cannot be written.
+      ValueError: for a model that is of no such family or has what a folder cannot express.
+    """
+    family = next((family for family in FAMILIES.values() if issubclass(type(model), family.model)), None)
+    if family is None:
+        raise ValueError(f"{type(model).__name__} has no form in Hugging Face's folders")
+    config = family.write_config(model.config)
+    state = nnx.state(model)
+    params = {"/".join(map(str, path)): np.asarray(leaf[...]) for path, leaf in nnx.to_flat_state(state)}
+    tensors = write_params(family.rows(model.config), params)
+    write_folder(path, config, {family.prefix + name: tensor for name, tensor in tensors.items()})
+
+
+def _family_of(values: dict[str, Any], path: epath.Path) -> Family:
+    names = values.get("architectures") or [_BY_MODEL_TYPE.get(str(values.get("model_type")), values.get("model_type"))]
+    if not isinstance(names, list) or names[0] not in FAMILIES:
+        raise UserError(f"{path}: the architecture {names!r} is not supported; there are {', '.join(FAMILIES)}")
+    return FAMILIES[names[0]]
+
+
+def _refuse_unknown(
+    rows: Sequence[Row], names: set[str], prefix: str, shapes: dict[str, tuple[int, ...]], ignored: Sequence[str]
+) -> None:
+    """What a table does not name would be lost in silence."""
+    known = {
+        prefix + row.theirs.format(layer)
+        for row in rows
+        for layer in range(shapes[row.ours][0] if "{}" in row.theirs else 1)
+    }
+    pattern = re.compile(f"({re.escape(prefix)})?({'|'.join(ignored)})") if ignored else None
+    for name in sorted(names - known):
+        if pattern is None or not pattern.fullmatch(name):
+            raise UserError(f"there is a tensor {name}, for which the model has no place")
+
+
+def _nested(params: dict[str, np.ndarray]) -> dict[str, Any]:
+    """Arrays on the default device, in nested dictionaries."""
+    nested: dict[str, Any] = {}
+    for path, param in params.items():
+        *folders, name = path.split("/")
+        place = nested
+        for folder in folders:
+            place = place.setdefault(folder, {})
+        place[name] = jax.device_put(param)
+    return nested

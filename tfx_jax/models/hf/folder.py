@@ -1,0 +1,175 @@
+"""A Hugging Face folder as files: config.json and safetensors, in one file or several; nothing in it is executed."""
+
+import json
+import pathlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import safetensors
+import safetensors.numpy
+from etils import epath
+
+from tfx_jax.errors import UserError
+
+_WEIGHTS = "model.safetensors"
+_INDEX = "model.safetensors.index.json"
+
+
+class Fields:
+    """The values of a config.json, refused by name where a model cannot have them."""
+
+    def __init__(self, values: dict[str, Any], path: epath.PathLike):
+        self._values, self._path = values, path
+
+    def get(self, name: str, default: Any) -> Any:
+        """A field's value, which has the type of `default`; that, if the file does not say or says null."""
+        value = self._values.get(name)
+        if value is None:
+            return default
+        kinds = (int, float) if isinstance(default, float) else (type(default),)
+        if type(value) not in kinds:
+            raise UserError(f"{self._path}: {name} is {value!r}, not of type {type(default).__name__}")
+        return value
+
+    def optional(self, name: str, kind: type) -> Any:
+        """A field's value, or None if the file does not say or says null."""
+        return None if self._values.get(name) is None else self.get(name, kind())
+
+    def require(self, **fields: Any) -> None:
+        """Refuses other values than these; each is also what a field means that the file leaves out."""
+        for name, wanted in fields.items():
+            value = self._values.get(name, wanted)
+            if value != wanted:
+                raise UserError(f"{self._path}: {name} is {value!r}, but only {wanted!r} is supported")
+
+    def choose(self, name: str, choices: Mapping[str, str], default: str) -> str:
+        """Translates a field that names one of several things, such as an activation.
+
+        Args:
+          name: of the field.
+          choices: from the names that it may have to ours.
+          default: the name that it means where the file does not say.
+        """
+        value = self.get(name, default)
+        if value not in choices:
+            raise UserError(f"{self._path}: {name} is {value!r}, but only {', '.join(choices)} are supported")
+        return choices[value]
+
+
+def read_json(path: epath.Path) -> dict[str, Any]:
+    """Reads a JSON object.
+
+    Raises:
+      UserError: if there is none.
+    """
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise UserError(f"{path} does not exist: --model and load() take a Hugging Face folder") from None
+    except (ValueError, OSError) as error:
+        raise UserError(f"{path} cannot be read ({error})") from None
+    if not isinstance(values, dict):
+        raise UserError(f"{path} holds a {type(values).__name__}, not an object")
+    return values
+
+
+class Tensors:
+    """The tensors of a folder, found by name and read when they are asked for.
+
+    A file is open only while one group of tensors is read from it. It is mapped into memory, so an open file would
+    count, with all that was read, beside the arrays made of it.
+    """
+
+    def __init__(self, folder: epath.PathLike):
+        """Finds out which file holds which tensor.
+
+        Raises:
+          UserError: if there are no safetensors, or a file is missing, damaged or outside the folder.
+        """
+        self._folder = pathlib.Path(folder)
+        if (self._folder / _WEIGHTS).exists():
+            files = [_WEIGHTS]
+        elif (self._folder / _INDEX).exists():
+            files = self._files_of_index()
+        else:
+            raise UserError(self._why_nothing_is_there())
+        self._file_of: dict[str, str] = {}
+        for file in files:
+            with self._open(file) as tensors:
+                self._file_of |= dict.fromkeys(tensors.keys(), file)
+
+    @property
+    def names(self) -> set[str]:
+        """Of all tensors."""
+        return set(self._file_of)
+
+    def read(self, names: Sequence[str]) -> Iterator[np.ndarray]:
+        """Reads tensors one after the other, in the order of their names; each must exist."""
+        position = 0
+        while position < len(names):
+            file = self._file_of[names[position]]
+            with self._open(file) as tensors:
+                while position < len(names) and self._file_of[names[position]] == file:
+                    yield self._guard(file, tensors.get_tensor, names[position])
+                    position += 1
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Of one tensor, which is not read for it."""
+        file = self._file_of[name]
+        with self._open(file) as tensors:
+            return tuple(tensors.get_slice(name).get_shape())
+
+    def _files_of_index(self) -> list[str]:
+        path = self._folder / _INDEX
+        weight_map = read_json(epath.Path(path)).get("weight_map")
+        if not isinstance(weight_map, dict) or not weight_map:
+            raise UserError(f"{path} has no weight_map")
+        for file in weight_map.values():
+            # A name with a folder in it could point anywhere on the machine.
+            if not isinstance(file, str) or pathlib.PurePath(file).name != file or not file.endswith(".safetensors"):
+                raise UserError(f"{path} names {file!r}, which is not a .safetensors file beside it")
+            if not (self._folder / file).exists():
+                raise UserError(f"{path} names {file}, which does not exist: fetch the folder again")
+        return sorted(set(weight_map.values()))
+
+    def _why_nothing_is_there(self) -> str:
+        if not self._folder.is_dir():
+            return f"{self._folder} is not a folder"
+        pickled = next(iter([*sorted(self._folder.glob("*.bin")), *sorted(self._folder.glob("*.pt*"))]), None)
+        if pickled is not None:
+            return (
+                f"{self._folder} has its weights as {pickled.name} only, a pickle, which could run any code: "
+                f"save them as {_WEIGHTS}"
+            )
+        return f"{self._folder} has no {_WEIGHTS} and no {_INDEX}"
+
+    def _open(self, file: str) -> Any:
+        return self._guard(file, safetensors.safe_open, str(self._folder / file), "numpy")
+
+    def _guard(self, file: str, read: Callable[..., Any], *arguments: Any) -> Any:
+        try:
+            return read(*arguments)
+        except (safetensors.SafetensorError, OSError, ValueError, TypeError) as error:
+            raise UserError(f"{self._folder / file} is damaged or cut short ({error}): fetch it again") from None
+
+
+def write_folder(folder: epath.PathLike, config: dict[str, Any], tensors: dict[str, np.ndarray]) -> None:
+    """Writes config.json and the tensors, each file at once or not at all.
+
+    Raises:
+      UserError: if the disk does not allow it.
+    """
+    folder = pathlib.Path(folder)
+    contents = {
+        _WEIGHTS: lambda path: safetensors.numpy.save_file(tensors, path, metadata={"format": "pt"}),
+        "config.json": lambda path: path.write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8"),
+    }
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, write in contents.items():
+            partial = folder / f"{name}.partial"
+            write(partial)
+            partial.replace(folder / name)
+    except (OSError, safetensors.SafetensorError) as error:
+        raise UserError(f"cannot write to {folder}: {error}") from None

@@ -1,0 +1,157 @@
+"""What a table of names is made of: one row says where one of our parameters lies in a Hugging Face file, and how."""
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from tfx_jax.errors import UserError
+from tfx_jax.models.hf.folder import Tensors
+
+Shape = tuple[int, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """One parameter of ours and the tensor that holds it.
+
+    Attributes:
+      ours: path in the nested dictionary of parameters; of a stack, for all its layers at once.
+      theirs: name of the tensor; "{}" stands for the number of the layer.
+      num_inputs: how many of the leading axes of a layer's parameter are inputs. They are one axis of the tensor, the
+        others are another; without inputs the tensor is a vector.
+      is_transposed: whether the tensor has the outputs first, as PyTorch's linear layers do.
+      part: for a tensor that holds several parameters side by side in its outputs: which of how many this is.
+      kernel_size: of a convolution, whose tensor has these axes at the end, behind outputs and channels.
+    """
+
+    ours: str
+    theirs: str
+    num_inputs: int = 0
+    is_transposed: bool = False
+    part: tuple[int, int] = (0, 1)
+    kernel_size: tuple[int, ...] = ()
+
+    def their_shape(self, shape: Shape) -> Shape:
+        """The shape of the tensor for a parameter of one layer of this shape."""
+        inputs, outputs = math.prod(shape[: self.num_inputs]), math.prod(shape[self.num_inputs :])
+        outputs *= self.part[1]
+        if self.kernel_size:
+            return (outputs, inputs // math.prod(self.kernel_size), *self.kernel_size)
+        if not self.num_inputs:
+            return (outputs,)
+        return (outputs, inputs) if self.is_transposed else (inputs, outputs)
+
+    def to_ours(self, tensor: np.ndarray, shape: Shape) -> np.ndarray:
+        """Takes the parameter of one layer out of the tensor; a view of it where that is possible."""
+        flat = tensor.reshape(tensor.shape[0], -1).T if self.is_transposed else tensor
+        index, count = self.part
+        size = flat.shape[-1] // count
+        return flat[..., index * size : (index + 1) * size].reshape(shape)
+
+    def to_theirs(self, param: np.ndarray) -> np.ndarray:
+        """What the parameter of one layer contributes to the tensor, the whole of it unless there are more parts."""
+        shape = self.their_shape(param.shape)
+        if not self.num_inputs:
+            return param.reshape(-1)
+        flat = param.reshape(math.prod(param.shape[: self.num_inputs]), -1)
+        return flat.T.reshape(shape) if self.is_transposed else flat
+
+
+def vector(ours: str, theirs: str, **options: Any) -> Row:
+    """A bias, a gain or an offset."""
+    return Row(ours, theirs, **options)
+
+
+def table(ours: str, theirs: str) -> Row:
+    """An embedding, [entries, size] on both sides."""
+    return Row(ours, theirs, num_inputs=1)
+
+
+def linear(ours: str, theirs: str, num_inputs: int = 1) -> Row:
+    """The matrix of a linear layer of PyTorch, [outputs, inputs]."""
+    return Row(ours, theirs, num_inputs, is_transposed=True)
+
+
+def projections(ours: str, theirs: str, *names: str) -> list[Row]:
+    """The four linear layers of an attention, with offsets; `names` are theirs for query, key, value and output."""
+    return [
+        row
+        for ours_name, name in zip(("query", "key", "value", "out"), names, strict=True)
+        for row in (
+            linear(f"{ours}/{ours_name}/kernel", f"{theirs}.{name}.weight", 2 if ours_name == "out" else 1),
+            vector(f"{ours}/{ours_name}/bias", f"{theirs}.{name}.bias"),
+        )
+    ]
+
+
+def norm(ours: str, theirs: str) -> list[Row]:
+    """A layer normalisation."""
+    return [vector(f"{ours}/scale", f"{theirs}.weight"), vector(f"{ours}/bias", f"{theirs}.bias")]
+
+
+def feed_forward(ours: str, up: str, down: str) -> list[Row]:
+    """Two linear layers, named `up` and `down` over there."""
+    return [
+        linear(f"{ours}/up", f"{up}.weight"),
+        vector(f"{ours}/up_bias", f"{up}.bias"),
+        linear(f"{ours}/down", f"{down}.weight"),
+        vector(f"{ours}/down_bias", f"{down}.bias"),
+    ]
+
+
+def read_params(
+    rows: Sequence[Row], tensors: Tensors, prefix: str, shapes: Mapping[str, Shape], dtype: Any
+) -> dict[str, np.ndarray]:
+    """Fills every parameter; all names and shapes are checked before anything is read.
+
+    Args:
+      rows: one for each parameter.
+      tensors: of the folder.
+      prefix: what the names of the folder lack or have at the front of those in the table.
+      shapes: of our parameters, by path.
+      dtype: of our parameters.
+
+    Raises:
+      UserError: for a tensor that is missing or has another shape.
+    """
+    places: dict[str, list[str]] = {}
+    for row in rows:
+        shape = shapes[row.ours]
+        is_stack = "{}" in row.theirs
+        names = [prefix + row.theirs.format(layer) for layer in range(shape[0] if is_stack else 1)]
+        wanted = row.their_shape(shape[1:] if is_stack else shape)
+        for name in names:
+            if name not in tensors.names:
+                raise UserError(f"the tensor {name} is missing")
+            if tensors.shape(name) != wanted:
+                raise UserError(
+                    f"the tensor {name} has shape {list(tensors.shape(name))}, but {list(wanted)} is needed"
+                )
+        places[row.ours] = names
+    params = {}
+    for row in rows:
+        param = np.empty(shapes[row.ours], dtype)
+        layers = param if "{}" in row.theirs else param[np.newaxis]
+        for layer, tensor in zip(layers, tensors.read(places[row.ours]), strict=True):
+            layer[...] = row.to_ours(tensor, layer.shape)
+        params[row.ours] = param
+    return params
+
+
+def write_params(rows: Sequence[Row], params: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """The tensors of a folder, by name, made of our parameters."""
+    parts: dict[str, list[tuple[int, np.ndarray]]] = {}
+    for row in rows:
+        param = params[row.ours]
+        layers = param if "{}" in row.theirs else param[np.newaxis]
+        for number, layer in enumerate(layers):
+            parts.setdefault(row.theirs.format(number), []).append((row.part[0], row.to_theirs(layer)))
+    return {
+        name: np.ascontiguousarray(
+            np.concatenate([part for _, part in sorted(found, key=lambda pair: pair[0])], axis=-1)
+        )
+        for name, found in parts.items()
+    }
