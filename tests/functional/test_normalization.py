@@ -1,4 +1,4 @@
-"""Layer normalisation against its formula in float64."""
+"""Normalisation against its formulas in float64."""
 
 import chex
 import jax
@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tfx_jax.functional import layer_norm
+from tfx_jax.functional import layer_norm, rms_norm
 
 B, T, D = 2, 3, 7
 
@@ -97,3 +97,35 @@ def test_float64_is_float64_throughout():
         out = layer_norm(x, epsilon=1e-3)
         assert out.dtype == jnp.float64
         np.testing.assert_allclose(out, _oracle(x, epsilon=1e-3), atol=1e-14)
+
+
+def _rms_oracle(x, scale=None, epsilon=1e-6):
+    x = np.asarray(x, np.float64)
+    out = np.zeros(x.shape)
+    for token in np.ndindex(x.shape[:-1]):
+        out[token] = x[token] / np.sqrt(sum(feature**2 for feature in x[token]) / x.shape[-1] + epsilon)
+    return out if scale is None else out * np.asarray(scale, np.float64)
+
+
+@pytest.mark.parametrize("shape", [(D,), (T, D), (B, T, D)])
+@pytest.mark.parametrize("has_scale", [False, True])
+def test_rms_norm_equals_oracle(shape, has_scale):
+    scale = _random(D, seed=1) if has_scale else None
+    out = rms_norm(_random(*shape), scale, epsilon=1e-2)
+    assert (out.shape, out.dtype) == (shape, jnp.float32)
+    np.testing.assert_allclose(out, _rms_oracle(_random(*shape), scale, 1e-2), atol=2e-6)
+
+
+def test_rms_norm_of_zeros_is_zero_with_finite_gradient():
+    x = jnp.zeros((T, D))
+    np.testing.assert_array_equal(rms_norm(x), 0)
+    chex.assert_tree_all_finite(jax.grad(lambda x: (rms_norm(x) * _random(T, D)).sum())(x))
+
+
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
+def test_rms_norm_in_half_precision_has_float32_statistics(dtype):
+    x, scale = (300.0 * _random(T, 400)).astype(dtype), _random(400, seed=1)
+    out = rms_norm(x, scale)
+    assert out.dtype == dtype
+    want = _rms_oracle(x.astype(jnp.float32), scale)
+    np.testing.assert_allclose(out.astype(jnp.float32), want, rtol=2.0**-8, atol=1e-4)

@@ -33,6 +33,17 @@ def test_equals_equation_2():
     np.testing.assert_allclose(layer(_x()), want, atol=1e-5)
 
 
+def test_gate_multiplies_the_hidden_units():
+    layer = FeedForward(D, F, is_gated=True, use_bias=False, activation_fn=jax.nn.silu, rngs=nnx.Rngs(0))
+    assert layer.up_bias is None
+    assert layer.down_bias is None
+    up, gate, down = (np.asarray(param[...], np.float64) for param in (layer.up, layer.gate, layer.down))
+    x = np.asarray(_x(), np.float64)
+    want = (x @ up / (1 + np.exp(-(x @ up))) * (x @ gate)) @ down
+    np.testing.assert_allclose(layer(_x()), want, atol=1e-5)
+    assert np.abs(up - gate).max() > 0.1  # drawn apart
+
+
 def test_activation_can_be_changed():
     assert jnp.abs(_layer(activation_fn=jax.nn.gelu)(_x()) - _layer()(_x())).max() > 1e-2
 

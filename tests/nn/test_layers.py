@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from tfx_jax.nn import DecoderLayer, EncoderLayer, FeedForward, LayerNorm, MultiHeadAttention
-from tfx_jax.nn.decoder_step import DecoderStep, KeysValues, Product
+from tfx_jax.functional import alibi_bias
+from tfx_jax.nn import DecoderLayer, EncoderLayer, FeedForward, LayerNorm, MultiHeadAttention, RMSNorm
+from tfx_jax.nn.decoder_step import DecoderStep, KeysValues, Product, start_steps
 from tfx_jax.nn.layers import Residual
 
 B, W, S, T, D, N, H, U, F = 2, 3, 7, 5, 12, 4, 2, 5, 20
@@ -181,6 +182,58 @@ def test_beams_go_on_from_what_another_has_written():
         seen = _seen(writers, position)
         out, past = step(x[:, position : position + 1], past, jnp.int32(position), seen, keys_values, _mask())
         np.testing.assert_allclose(out[:, 0], want[:, position], rtol=1e-6, atol=1e-5)
+
+
+@pytest.mark.parametrize("is_gated", [False, True])
+@pytest.mark.parametrize("num_past", [0, 3])
+def test_steps_go_on_after_a_prompt(num_past, is_gated):
+    """Two layers without an encoder, a bias by distance, W beams that share a prompt of which one token is padding."""
+
+    def make(rngs):
+        feed_forward = FeedForward(D, F, is_gated=is_gated, use_bias=not is_gated, rngs=rngs)
+        residual = functools.partial(Residual, D, pre_norm=True, make_norm=RMSNorm)
+        return EncoderLayer(_attention(rngs=rngs), feed_forward, residual)
+
+    layers = [_randomised(functools.partial(make, nnx.Rngs(seed))) for seed in range(2)]
+    bias = alibi_bias(N, num_past + T)
+    prompt, x = _normal(1, B, num_past, D), _normal(2, B * W, T, D)
+    is_past = jnp.ones((B, num_past), bool).at[1, 1:2].set(False)
+    whole = jnp.concatenate([jnp.repeat(prompt, W, axis=0), x], axis=1)
+    mask = jnp.repeat(jnp.pad(is_past, ((0, 0), (0, T)), constant_values=True), W, axis=0)[:, None, None, :]
+    want, past, read = whole, [], prompt
+    for layer in layers:
+        want, _ = layer(want, bias=bias, mask=mask, is_causal=True)
+        read, extras = layer(
+            read,
+            bias=bias[..., :num_past, :num_past],
+            mask=is_past[:, None, None, :],
+            is_causal=True,
+            return_memory=True,
+        )
+        past.append(KeysValues.of(*extras["memory"]))
+    step_fn, cache = start_steps(
+        [DecoderStep(layer) for layer in layers],
+        lambda tokens, position: jax.lax.dynamic_slice_in_dim(x, position, 1, axis=1),
+        lambda x: x[:, 0],
+        past,
+        room=T,
+        num_beams=W,
+        is_past=is_past,
+        memories=[None, None],
+        bias=lambda position: jax.lax.dynamic_slice_in_dim(bias, position, 1, axis=2),
+    )
+    cache |= {"writers": jnp.repeat(cache["writers"], W, axis=0)}  # as a search does
+    for position in range(T):
+        out, cache = step_fn(jnp.zeros(B * W, jnp.int32), cache)
+        np.testing.assert_allclose(out, want[:, num_past + position], rtol=1e-6, atol=1e-5)
+
+
+def test_steps_want_a_memory_if_and_only_if_there_is_an_encoder():
+    x, past = _normal(0, B, 1, D), KeysValues(jnp.zeros((B, N, H, 1)), jnp.zeros((B, N, 1, U)))
+    mask, memory = jnp.ones((B, 1, 1, 1), bool), KeysValues(jnp.ones((B, N, H, S)), jnp.ones((B, N, S, U)))
+    for layer, wrong in ((_decoder_layer(), None), (_encoder_layer(), memory)):
+        with pytest.raises(ValueError, match="memory of an encoder"):
+            DecoderStep(layer)(x, past, jnp.int32(0), mask, wrong)
 
 
 def test_steps_with_weights_of_eight_bits_are_near():

@@ -1,0 +1,265 @@
+"""Folders that are damaged, hostile or hold something else: each is refused with one line, and nothing is executed."""
+
+import functools
+import json
+import pathlib
+import pickle
+
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import pytest
+import safetensors.numpy
+from flax import nnx
+
+from tfx_jax.errors import UserError
+from tfx_jax.models import GPT, GPTConfig, hf
+
+CONFIG = GPTConfig(vocab_size=11, max_length=8, num_layers=2, d_model=4, num_heads=2)
+TOKENS = jnp.arange(8)[None]
+
+
+@functools.cache
+def make_model(config=CONFIG):
+    graphdef, params = nnx.split(nnx.eval_shape(lambda: GPT(config, rngs=nnx.Rngs(0))))
+    rng = np.random.default_rng(0)
+    return nnx.merge(graphdef, jax.tree.map(lambda leaf: jnp.asarray(rng.normal(size=leaf.shape), leaf.dtype), params))
+
+
+@pytest.fixture
+def folder(tmp_path):
+    hf.save(make_model(), tmp_path / "model")
+    return tmp_path / "model"
+
+
+def assert_same(model, other):
+    jax.tree.map(np.testing.assert_array_equal, nnx.to_pure_dict(nnx.state(model)), nnx.to_pure_dict(nnx.state(other)))
+
+
+def refused(folder, match):
+    with pytest.raises(UserError, match=match) as caught:
+        hf.load(folder)
+    assert "\n" not in str(caught.value)
+
+
+def change_config(folder, **fields):
+    path = folder / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | fields))
+
+
+def change_tensors(folder, change):
+    path = folder / "model.safetensors"
+    tensors = safetensors.numpy.load_file(path)
+    change(tensors)
+    safetensors.numpy.save_file(tensors, path)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [CONFIG, GPTConfig(vocab_size=11, max_length=8, num_layers=1, d_model=4, num_heads=1, d_ff=8, pre_norm=True)],
+)
+def test_what_was_saved_is_loaded_bit_for_bit(tmp_path, config):
+    model = make_model(config)
+    hf.save(model, tmp_path)
+    again = hf.load(tmp_path)
+    assert again.config == config
+    assert_same(again, model)
+    hf.save(again, tmp_path / "second")
+    for name in ("config.json", "model.safetensors"):
+        assert (tmp_path / "second" / name).read_bytes() == (tmp_path / name).read_bytes()
+    assert not list(tmp_path.glob("*.partial"))
+
+
+def test_gpt_is_told_from_gpt_2(tmp_path):
+    model = make_model(GPTConfig(vocab_size=11, max_length=8, num_layers=2, d_model=4, num_heads=2, pre_norm=False))
+    hf.save(model, tmp_path)
+    again = hf.load(tmp_path)
+    assert not again.config.pre_norm
+    assert_same(again, model)
+
+
+def test_loads_several_files_by_their_index(folder):
+    tensors = safetensors.numpy.load_file(folder / "model.safetensors")
+    files = {name: f"model-0000{number % 3 + 1}-of-00003.safetensors" for number, name in enumerate(sorted(tensors))}
+    for file in set(files.values()):
+        safetensors.numpy.save_file({name: tensors[name] for name in files if files[name] == file}, folder / file)
+    (folder / "model.safetensors").unlink()
+    index = folder / "model.safetensors.index.json"
+    index.write_text(json.dumps({"metadata": {}, "weight_map": files}))
+    assert_same(hf.load(folder), make_model())
+    (folder / "model-00002-of-00003.safetensors").unlink()
+    refused(folder, r"names model-00002-of-00003.safetensors, which does not exist")
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float64"])
+def test_other_dtypes_become_float32(folder, dtype):
+    kind = getattr(ml_dtypes, dtype, None) or np.dtype(dtype)
+    change_tensors(folder, lambda tensors: tensors.update({name: t.astype(kind) for name, t in tensors.items()}))
+    for leaf, want in zip(jax.tree.leaves(hf.load(folder)), jax.tree.leaves(make_model()), strict=True):
+        assert leaf.dtype == jnp.float32
+        np.testing.assert_array_equal(leaf, np.asarray(want).astype(kind).astype(np.float32))
+
+
+def test_computes_in_the_dtype_asked_for(folder):
+    model = hf.load(folder, dtype="bfloat16")
+    assert model.config.dtype == "bfloat16"
+    assert model.decoder_layers.feed_forward.up.dtype == jnp.float32
+    assert 0 < jnp.abs(model(TOKENS) - make_model()(TOKENS)).max() < 0.5
+
+
+def test_names_without_prefix_and_copies_of_tied_weights_are_fine(folder):
+    """As the first GPT-2 was published: a bare body, with its constant masks."""
+
+    def change(tensors):
+        for name in list(tensors):
+            tensors[name.removeprefix("transformer.")] = tensors.pop(name)
+        tensors["lm_head.weight"] = tensors["wte.weight"]
+        for layer in range(2):
+            tensors[f"h.{layer}.attn.bias"] = np.tril(np.ones((1, 1, 8, 8), np.float32))
+            tensors[f"h.{layer}.attn.masked_bias"] = np.array(-1e4, np.float32)
+
+    change_tensors(folder, change)
+    assert_same(hf.load(folder), make_model())
+
+
+def test_missing_tensor(folder):
+    change_tensors(folder, lambda tensors: tensors.pop("transformer.h.1.ln_2.bias"))
+    refused(folder, r"model: the tensor transformer\.h\.1\.ln_2\.bias is missing$")
+
+
+def test_tensor_of_another_shape(folder):
+    change_tensors(folder, lambda tensors: tensors.update({"transformer.wpe.weight": np.zeros((9, 4), np.float32)}))
+    refused(folder, r"transformer\.wpe\.weight has shape \[9, 4\], but \[8, 4\] is needed$")
+
+
+def test_tensor_that_has_no_place(folder):
+    change_tensors(folder, lambda tensors: tensors.update({"transformer.h.2.ln_1.bias": np.zeros(4, np.float32)}))
+    refused(folder, r"there is a tensor transformer\.h\.2\.ln_1\.bias, for which the model has no place$")
+
+
+@pytest.mark.parametrize("size", [0, 4, 100, 2_000])
+def test_cut_short(folder, size):
+    path = folder / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:size])
+    refused(folder, r"model\.safetensors is damaged or cut short \(.*\): fetch it again$")
+
+
+@pytest.mark.parametrize("place", [0, 8, 20])
+def test_damaged_header(folder, place):
+    path = folder / "model.safetensors"
+    data = bytearray(path.read_bytes())
+    data[place] ^= 0xFF
+    path.write_bytes(data)
+    refused(folder, r"model\.safetensors is damaged or cut short")
+
+
+@pytest.mark.parametrize("file", ["../secret.safetensors", "/etc/passwd", "a/b.safetensors", "model.bin", 3, ""])
+def test_index_that_points_elsewhere(folder, file):
+    (folder / "model.safetensors").replace(folder.parent / "secret.safetensors")
+    index = folder / "model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": {"transformer.wte.weight": file}}))
+    refused(folder, r"index\.json names .*, which is not a \.safetensors file beside it$")
+
+
+@pytest.mark.parametrize("content", ["{}", '{"weight_map": []}', '{"weight_map": {}}'])
+def test_index_without_a_map(folder, content):
+    (folder / "model.safetensors").unlink()
+    (folder / "model.safetensors.index.json").write_text(content)
+    refused(folder, "has no weight_map$")
+
+
+class Bomb:
+    """Unpickled, it leaves a file."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return pathlib.Path.touch, (self.path,)
+
+
+def test_pickles_are_not_opened(folder):
+    (folder / "model.safetensors").unlink()
+    proof = folder / "executed"
+    (folder / "pytorch_model.bin").write_bytes(pickle.dumps(Bomb(proof)))
+    refused(folder, r"has its weights as pytorch_model\.bin only, a pickle, which could run any code")
+    assert not proof.exists()
+    pickle.loads((folder / "pytorch_model.bin").read_bytes())  # it would have worked
+    assert proof.exists()
+
+
+def test_code_of_the_folder_is_not_run(folder):
+    """Hugging Face's way to bring a class of one's own along."""
+    (folder / "modeling_evil.py").write_text(f"open({str(folder / 'executed')!r}, 'w')")
+    change_config(folder, auto_map={"AutoModelForCausalLM": "modeling_evil.Evil"})
+    assert_same(hf.load(folder), make_model())
+    assert not (folder / "executed").exists()
+
+
+@pytest.mark.parametrize(
+    ("fields", "match"),
+    [
+        (
+            {"architectures": ["LlamaForCausalLM"]},
+            r"the architecture \['LlamaForCausalLM'\] is not supported; there are",
+        ),
+        ({"architectures": None, "model_type": "mamba"}, r"the architecture \['mamba'\] is not supported"),
+        ({"architectures": 3}, "the architecture 3 is not supported"),
+        ({"activation_function": "swish"}, "activation_function is 'swish', but only gelu_new, .* are supported"),
+        (
+            {"scale_attn_by_inverse_layer_idx": True},
+            "scale_attn_by_inverse_layer_idx is True, but only False is supported",
+        ),
+        ({"scale_attn_weights": False}, "scale_attn_weights is False, but only True is supported"),
+        ({"tie_word_embeddings": False}, "tie_word_embeddings is False"),
+        ({"add_cross_attention": True}, "add_cross_attention is True"),
+        ({"embd_pdrop": 0.5}, "embd_pdrop is 0.5, but only 0.1 is supported"),
+        ({"quantization_config": {"bits": 4}}, "quantization_config is "),
+        ({"n_layer": "two"}, "n_layer is 'two', not of type int"),
+        ({"n_layer": True}, "n_layer is True, not of type int"),
+        ({"n_head": 3}, "d_model=4 is not divisible by num_heads=3"),
+        ({"n_head": 0}, "config.json: "),
+        ({"n_layer": 0}, "a stack needs at least one layer, got 0"),
+        ({"n_embd": -4}, "config.json: "),
+        ({"n_layer": 3}, r"the tensor transformer\.h\.2\..* is missing"),
+        ({"n_inner": 17}, r"has shape \[4, 16\], but \[4, 17\] is needed"),
+    ],
+)
+def test_configurations_that_we_do_not_have(folder, fields, match):
+    change_config(folder, **fields)
+    refused(folder, match)
+
+
+def test_a_model_type_is_enough(folder):
+    change_config(folder, architectures=None)
+    assert_same(hf.load(folder), make_model())
+
+
+@pytest.mark.parametrize("content", ["", "{", "[1]", "\x00"])
+def test_config_that_is_no_object(folder, content):
+    (folder / "config.json").write_text(content)
+    refused(folder, r"config\.json (cannot be read|holds a list)")
+
+
+def test_what_is_not_there(tmp_path):
+    refused(tmp_path / "nothing", r"nothing/config\.json does not exist")
+    (tmp_path / "config.json").write_text('{"architectures": ["GPT2LMHeadModel"]}')
+    refused(tmp_path, r"has no model\.safetensors and no model\.safetensors\.index\.json$")
+
+
+def test_saving_keeps_what_is_beside_and_says_what_it_cannot_do(tmp_path):
+    (tmp_path / "tokenizer.json").write_text("{}")
+    hf.save(make_model(), tmp_path)
+    assert (tmp_path / "tokenizer.json").read_text() == "{}"
+    with pytest.raises(ValueError, match="has offsets everywhere"):
+        hf.save(make_model(GPTConfig(11, 8, 1, 4, 2, use_bias=False)), tmp_path)
+    with pytest.raises(ValueError, match="heads that share d_model evenly"):
+        hf.save(make_model(GPTConfig(11, 8, 1, 4, 2, d_k=3)), tmp_path)
+    with pytest.raises(ValueError, match="str has no form in Hugging Face's folders"):
+        hf.save("model", tmp_path)
+    file = tmp_path / "file"
+    file.write_text("")
+    with pytest.raises(UserError, match="cannot write to"):
+        hf.save(make_model(), file)
+    assert_same(hf.load(tmp_path), make_model())

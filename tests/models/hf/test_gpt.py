@@ -1,0 +1,141 @@
+"""GPT and GPT-2 against transformers, with random weights."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from tfx_jax.functional import beam_search, greedy_search
+from tfx_jax.models import hf
+
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
+pytestmark = pytest.mark.parity
+
+B, T, V = 3, 11, 97
+TOKENS = np.random.default_rng(0).integers(1, V, (B, T))
+SIZES = {"vocab_size": V, "n_positions": 40, "n_embd": 32, "n_layer": 3, "n_head": 4, "attn_implementation": "eager"}
+SPECIALS = {"bos_token_id": 1, "eos_token_id": 1, "pad_token_id": 0}
+
+
+@pytest.fixture(scope="module", params=["gpt2", "gpt2-wide", "gpt"])
+def theirs(request):
+    torch.manual_seed(0)
+    if request.param == "gpt":
+        model = transformers.OpenAIGPTLMHeadModel(transformers.OpenAIGPTConfig(**SIZES, **SPECIALS))
+    else:
+        options = {"n_inner": 50, "activation_function": "relu"} if request.param == "gpt2-wide" else {}
+        model = transformers.GPT2LMHeadModel(transformers.GPT2Config(**SIZES, **SPECIALS, **options))
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.2 * torch.randn_like(parameter))
+    return model.eval()
+
+
+@pytest.fixture(scope="module")
+def folder(theirs, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("hf")
+    theirs.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def ours(folder):
+    return hf.load(folder)
+
+
+def logits_of(model, tokens=TOKENS, **options):
+    with torch.no_grad():
+        return model(
+            torch.tensor(tokens), **{name: torch.tensor(value) for name, value in options.items()}
+        ).logits.numpy()
+
+
+def test_logits_and_maps(theirs, ours):
+    logits, maps = jax.jit(lambda model: model(jnp.asarray(TOKENS), return_attention=True))(ours)
+    want = logits_of(theirs)
+    assert np.abs(want).max() > 2
+    np.testing.assert_allclose(logits, want, atol=1e-4)
+    with torch.no_grad():
+        attentions = theirs(torch.tensor(TOKENS), output_attentions=True).attentions
+    for index, weights in enumerate(attentions):
+        np.testing.assert_allclose(maps[f"decoder/{index}/self"], weights.numpy(), atol=1e-5)
+
+
+@pytest.mark.parametrize("side", ["left", "right", "both"])
+def test_padding(theirs, ours, side):
+    is_token = np.ones((B, T), bool)
+    if side != "right":
+        is_token[1, :4] = False
+    if side != "left":
+        is_token[2, 8:] = False
+    positions = np.maximum(is_token.cumsum(axis=1) - 1, 0)
+    want = logits_of(theirs, attention_mask=is_token.astype(int), position_ids=positions)
+    got = jax.jit(lambda model: model(jnp.asarray(TOKENS), is_token=jnp.asarray(is_token)))(ours)
+    np.testing.assert_allclose(np.asarray(got)[is_token], want[is_token], atol=1e-4)
+
+
+def test_what_we_save_they_load(theirs, ours, tmp_path):
+    hf.save(ours, tmp_path)
+    again, info = type(theirs).from_pretrained(tmp_path, output_loading_info=True)
+    assert not any(info[kind] for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"))
+    np.testing.assert_array_equal(logits_of(again.eval()), logits_of(theirs))
+
+
+@pytest.mark.parametrize("is_left", [True, False])
+def test_greedy_generation(theirs, ours, is_left):
+    """Of prompts of three lengths; transformers wants them padded on the left, we take either."""
+    if type(theirs).__name__.startswith("OpenAI"):
+        pytest.skip("transformers' GPT has no cache and no position_ids in its generation: padding would shift it")
+    lengths = np.array([6, 1, 3])
+    left = np.arange(6)[None] >= 6 - lengths[:, None]
+    prompts = np.where(left, TOKENS[:, :6], 0)
+    with torch.no_grad():
+        found = theirs.generate(
+            torch.tensor(prompts), attention_mask=torch.tensor(left).long(), max_new_tokens=20, do_sample=False
+        )[:, 6:].numpy()
+    is_token = left if is_left else np.arange(6)[None] < lengths[:, None]
+    if not is_left:
+        prompts = np.stack([np.roll(row, length - 6) for row, length in zip(prompts, lengths, strict=True)])
+
+    @jax.jit
+    def search(model):
+        step_fn, cache, start = model.start_decoding(jnp.asarray(prompts), jnp.asarray(is_token), max_length=20)
+        # Token 0 is only padding, which transformers would choose like any other.
+        return greedy_search(step_fn, cache, start, max_length=20, eos_id=1, pad_id=-1)[0]
+
+    got = np.where(np.asarray(search(ours)) < 0, 0, search(ours))
+    np.testing.assert_array_equal(got[:, : found.shape[1]], found)
+    assert len(np.unique(got)) > 5
+
+
+def test_beam_generation(theirs, ours):
+    if type(theirs).__name__.startswith("OpenAI"):
+        pytest.skip("as above")
+    prompts = TOKENS[:, :4]
+    with torch.no_grad():
+        found = theirs.generate(
+            torch.tensor(prompts),
+            attention_mask=torch.ones(B, 4, dtype=torch.long),
+            max_new_tokens=8,
+            num_beams=3,
+            do_sample=False,
+            length_penalty=0.0,
+            eos_token_id=None,
+        )[:, 4:].numpy()
+
+    @jax.jit
+    def search(model):
+        step_fn, cache, start = model.start_decoding(jnp.asarray(prompts), max_length=9, num_beams=3)
+
+        def without_end(tokens, cache):
+            """Token 1 ends a row of ours, so it is moved out of the way: only the last step may take it."""
+            logits, cache = step_fn(tokens, cache)
+            is_last = cache["position"] == 3 + 9
+            end = jnp.where(is_last, 0.0, -jnp.inf)
+            return jnp.concatenate([logits, jnp.full_like(logits[:, :1], 0) + end], axis=1), cache
+
+        return beam_search(without_end, cache, start, beam_size=3, max_length=9, eos_id=V, pad_id=-1, alpha=0.0)
+
+    tokens = np.asarray(search(ours).tokens[:, 0])
+    np.testing.assert_array_equal(tokens[:, :8], found)
