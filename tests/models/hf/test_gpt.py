@@ -77,7 +77,7 @@ def test_padding(theirs, ours, side):
 
 def test_what_we_save_they_load(theirs, ours, tmp_path):
     hf.save(ours, tmp_path)
-    again, info = type(theirs).from_pretrained(tmp_path, output_loading_info=True)
+    again, info = type(theirs).from_pretrained(tmp_path, output_loading_info=True, attn_implementation="eager")
     assert not any(info[kind] for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"))
     np.testing.assert_array_equal(logits_of(again.eval()), logits_of(theirs))
 
@@ -100,9 +100,9 @@ def test_greedy_generation(theirs, ours, is_left):
 
     @jax.jit
     def search(model):
-        step_fn, cache, start = model.start_decoding(jnp.asarray(prompts), jnp.asarray(is_token), max_length=20)
-        # Token 0 is only padding, which transformers would choose like any other.
-        return greedy_search(step_fn, cache, start, max_length=20, eos_id=1, pad_id=-1)[0]
+        step_fn, cache, start = model.start_decoding(jnp.asarray(prompts), jnp.asarray(is_token), max_length=21)
+        # One token more, as the last that is allowed is always the end. transformers may choose its padding.
+        return greedy_search(step_fn, cache, start, max_length=21, eos_id=1, pad_id=-1)[0]
 
     got = np.where(np.asarray(search(ours)) < 0, 0, search(ours))
     np.testing.assert_array_equal(got[:, : found.shape[1]], found)
@@ -128,14 +128,15 @@ def test_beam_generation(theirs, ours):
     def search(model):
         step_fn, cache, start = model.start_decoding(jnp.asarray(prompts), max_length=9, num_beams=3)
 
-        def without_end(tokens, cache):
-            """Token 1 ends a row of ours, so it is moved out of the way: only the last step may take it."""
+        def endless(tokens, cache):
+            """A token more, V, is the end, which comes at the ninth step: all beams are eight tokens long."""
             logits, cache = step_fn(tokens, cache)
-            is_last = cache["position"] == 3 + 9
+            is_last = cache["position"] == 4 + 9
+            logits = jnp.where(is_last, -jnp.inf, logits)
             end = jnp.where(is_last, 0.0, -jnp.inf)
-            return jnp.concatenate([logits, jnp.full_like(logits[:, :1], 0) + end], axis=1), cache
+            return jnp.pad(logits, ((0, 0), (0, 1)), constant_values=end), cache
 
-        return beam_search(without_end, cache, start, beam_size=3, max_length=9, eos_id=V, pad_id=-1, alpha=0.0)
+        return beam_search(endless, cache, start, beam_size=3, max_length=9, eos_id=V, pad_id=-1, alpha=0.0)
 
     tokens = np.asarray(search(ours).tokens[:, 0])
     np.testing.assert_array_equal(tokens[:, :8], found)
