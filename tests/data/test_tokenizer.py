@@ -119,6 +119,23 @@ def test_characters_are_kept_unless_normalization_is_asked_for():
     assert folding.decode(folding.encode("ＡＢＣ ？")) == "ABC ?"
 
 
+@given(text=st.text(st.sampled_from("the  catが猫𠮷ﾊﾟ.\u3000x"), max_size=30))
+@settings(deadline=None)
+@pytest.mark.parametrize("normalization", ["identity", "nmt_nfkc"])
+def test_offsets_cut_the_text_itself(normalization, text):
+    trained = tokenizer.SentencePieceTokenizer.train(LINES, vocab_size=70, normalization=normalization)
+    ids, offsets = trained.encode_with_offsets(text)
+    assert ids == trained.encode(text)
+    assert offsets.shape == (len(ids), 2)
+    assert np.all(offsets[:, 0] <= offsets[:, 1])
+    assert np.all(offsets[1:, 0] >= offsets[:-1, 1])
+    covered = "".join(text[begin:end] for begin, end in offsets)
+    assert covered.split() == text.split()
+    if normalization == "identity":
+        for index, piece, (begin, end) in zip(ids, trained.pieces(ids), offsets, strict=True):
+            assert index == tokenizer.UNK_ID or text[begin:end].strip() == piece.replace("▁", " ").strip()
+
+
 def test_a_small_text_yields_a_small_vocabulary():
     assert 4 < tokenizer.SentencePieceTokenizer.train(["a b c"], vocab_size=8000).vocab_size < 20
 

@@ -7,6 +7,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from tfx_jax.data.squad import read_questions
+from tfx_jax.data.tokenizer import SentencePieceTokenizer
+from tfx_jax.tasks.answer_scores import answer_scores, character_exact_match, character_f1
 from tfx_jax.tasks.question_answering import (
     NO_ANSWER,
     Spans,
@@ -187,6 +190,35 @@ def test_tokens_of_characters_and_back():
         assert (first, last) == (covering[0], covering[-1])
         assert text[begin:end].strip() in text_of_span(text, offsets, first, last)
     assert text_of_span("ab cd", np.array([[0, 2], [2, 5]]), 1, 1) == "cd"
+
+
+@pytest.mark.data
+@pytest.mark.parametrize("folder", ["squadshifts", "jaquad"])
+def test_real_answers_are_found_again(shared_data, folder):
+    """From characters to tokens to the right positions of all windows, and from perfect logits back to characters."""
+    questions = read_questions(shared_data / folder / "dev.json.gz")[::5][:80]
+    contexts = sorted({question.context for question in questions})
+    tokenizer = SentencePieceTokenizer.train(contexts, vocab_size=2500)
+    find = jax.jit(functools.partial(best_spans, max_answer_length=64))
+    predictions, several = {}, 0
+    for question in questions:
+        context, offsets = tokenizer.encode_with_offsets(question.context)
+        answer = question.answers[0]
+        span = token_span(offsets, answer.start, answer.start + len(answer.text))
+        windows = _windows(tokenizer.encode(question.question), context, max_length=160, stride=64)
+        several += len(windows.ids) > 1
+        logits = np.zeros((2, 24, 160), np.float32)
+        for side, places in zip(logits, answer_positions(windows, *span), strict=True):
+            side[np.arange(len(places)), places] = 1
+        mask = np.zeros((24, 160), bool)
+        mask[: len(windows.ids)] = windows.context_mask
+        assert best_answer(windows, find(*logits, mask)) == span
+        predictions[question.name] = text_of_span(question.context, offsets, *span)
+        assert answer.text.strip() in predictions[question.name]
+    assert several > 40
+    references = {question.name: [question.answers[0].text] for question in questions}
+    scores = answer_scores(predictions, references, exact_match_fn=character_exact_match, f1_fn=character_f1)
+    assert scores.f1 > 90  # less than 100 where a token goes over the end of the answer
 
 
 def test_characters_between_tokens():

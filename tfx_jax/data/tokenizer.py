@@ -11,6 +11,7 @@ import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Protocol, Self, TypeVar
 
+import numpy as np
 import sentencepiece
 from etils import epath
 
@@ -148,6 +149,14 @@ class SentencePieceTokenizer:
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         """`encode` of every text, on all cores."""
         return self._processor.encode(list(texts))
+
+    def encode_with_offsets(self, text: str) -> tuple[list[int], np.ndarray]:
+        """`encode`, and where the characters of each id begin and end, [number of ids, 2] int64.
+
+        The space before a word belongs to it, so that the ids of a text cover it all.
+        """
+        found = self._processor.encode(text, return_type="offset_mapping")
+        return found["ids"], np.array(found["offsets"], np.int64).reshape(-1, 2)
 
     def decode(self, ids: Iterable[int]) -> str:
         """The text of some ids, up to the first end of sentence."""
