@@ -122,7 +122,7 @@ def test_scores_of_any_questions(cases):
 
 def test_best_reference_counts_and_unanswered_questions_are_wrong():
     references = {"q1": ["dog", "the cat", "red cat"], "q2": ["house"]}
-    assert answer_scores({"q1": "cat", "unknown": "house"}, references) == (50, 50)
+    assert answer_scores({"q1": "cat", "unknown": "house", "other": "house"}, references) == (50, 50)
     assert answer_scores({}, references) == (0, 0)
 
 
