@@ -47,6 +47,14 @@ def test_line_ends_and_byte_order_mark_are_not_text(tmp_path, content):
     assert text.read_lines(_write(tmp_path / "lines", content)) == ["x y", "z"]
 
 
+@pytest.mark.parametrize("suffix", ["", ".gz"])
+def test_a_whole_text_keeps_its_line_ends(tmp_path, suffix):
+    path = _write(tmp_path / f"text{suffix}", "\ufeffein\r\n\n 猫\n\u2028x")
+    assert text.read_text(path) == "ein\r\n\n 猫\n\u2028x"
+    with pytest.raises(UserError, match=r"lines, line 2: not UTF-8"):
+        text.read_text(_write(tmp_path / "lines", b"ok\n\xff"))
+
+
 def test_only_newlines_end_a_line(tmp_path):
     # str.splitlines would cut at each of these, and the two sides would no longer match.
     line = "a\u2028b\x0bc\x0cd\x85e\rf\x1cg"

@@ -1,4 +1,4 @@
-"""Both tokenizers: same ids for the special tokens, round trips, files, and the one line for each mistake."""
+"""All tokenizers: same ids for the special tokens, round trips, files, and the one line for each mistake."""
 
 import io
 import random
@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tfx_jax.data import tokenizer
-from tfx_jax.data.text import read_lines
+from tfx_jax.data.text import read_lines, read_text
 from tfx_jax.errors import UserError
 
 WORDS = [
@@ -35,10 +35,12 @@ WORDS = [
 LINES = [" ".join(random.Random(seed).choices(WORDS, k=8)) for seed in range(300)]
 
 
-@pytest.fixture(scope="module", params=["unigram", "bpe", "words"])
+@pytest.fixture(scope="module", params=["unigram", "bpe", "words", "characters"])
 def trained(request):
     if request.param == "words":
         return tokenizer.WordTokenizer.train(LINES)
+    if request.param == "characters":
+        return tokenizer.CharacterTokenizer.train(LINES)
     return tokenizer.SentencePieceTokenizer.train(LINES, vocab_size=70, model_type=request.param)
 
 
@@ -69,7 +71,7 @@ def test_pieces_label_every_id(trained):
     pieces = trained.pieces(ids)
     assert len(pieces) == len(ids)
     assert all(isinstance(piece, str) for piece in pieces)
-    assert "".join(pieces).replace("▁", "") == "thecat"
+    assert "".join(pieces).replace("▁", "").replace(" ", "") == "thecat"
 
 
 def test_empty_text_has_no_ids(trained):
@@ -115,6 +117,23 @@ def test_characters_are_kept_unless_normalization_is_asked_for():
     assert keeping.decode(keeping.encode("ＡＢＣ ？")) == "ＡＢＣ ？"
     folding = tokenizer.SentencePieceTokenizer.train(lines, vocab_size=80, normalization="nmt_nfkc")
     assert folding.decode(folding.encode("ＡＢＣ ？")) == "ABC ?"
+
+
+@given(text=st.text(st.sampled_from("the  catが猫𠮷ﾊﾟ.\u3000x"), max_size=30))
+@settings(deadline=None)
+@pytest.mark.parametrize("normalization", ["identity", "nmt_nfkc"])
+def test_offsets_cut_the_text_itself(normalization, text):
+    trained = tokenizer.SentencePieceTokenizer.train(LINES, vocab_size=70, normalization=normalization)
+    ids, offsets = trained.encode_with_offsets(text)
+    assert ids == trained.encode(text)
+    assert offsets.shape == (len(ids), 2)
+    assert np.all(offsets[:, 0] <= offsets[:, 1])
+    assert np.all(offsets[1:, 0] >= offsets[:-1, 1])
+    covered = "".join(text[begin:end] for begin, end in offsets)
+    assert covered.split() == text.split()
+    if normalization == "identity":
+        for index, piece, (begin, end) in zip(ids, trained.pieces(ids), offsets, strict=True):
+            assert index == tokenizer.UNK_ID or text[begin:end].strip() == piece.replace("▁", " ").strip()
 
 
 def test_a_small_text_yields_a_small_vocabulary():
@@ -188,16 +207,23 @@ def test_subwords_join_to_the_words_they_were_cut_from(words):
     assert tokenizer.join_subwords(f"{cut}@@") == joined  # a translation may end too early
 
 
-@pytest.mark.parametrize(("kind", "name"), [("sentencepiece", "tokenizer.model"), ("words", "vocab.txt")])
-def test_trains_at_first_use_and_loads_afterwards(tmp_path, kind, name):
+@pytest.mark.parametrize(
+    ("kind", "name", "options"),
+    [
+        ("sentencepiece", "tokenizer.model", {"vocab_size": 70}),
+        ("words", "vocab.txt", {"vocab_size": 70}),
+        ("characters", "characters.txt", {}),
+    ],
+)
+def test_trains_at_first_use_and_loads_afterwards(tmp_path, kind, name, options):
     workdir = tmp_path / "new" / "workdir"
-    first = tokenizer.train_or_load(workdir, lambda: LINES, kind=kind, vocab_size=70)
+    first = tokenizer.train_or_load(workdir, lambda: LINES, kind=kind, **options)
     assert [item.name for item in workdir.iterdir()] == [name]
 
     def fail():
         raise AssertionError("the text was read though the tokenizer is there")
 
-    again = tokenizer.train_or_load(str(workdir), fail, kind=kind, vocab_size=70)
+    again = tokenizer.train_or_load(str(workdir), fail, kind=kind, **options)
     assert type(again) is type(first)
     assert again.encode_batch(LINES) == first.encode_batch(LINES)
 
@@ -215,7 +241,7 @@ def test_an_interrupted_save_leaves_nothing_that_would_be_loaded(tmp_path, monke
 
 
 def test_unknown_kind(tmp_path):
-    with pytest.raises(UserError, match="unknown kind of tokenizer 'bpe': use one of sentencepiece, words"):
+    with pytest.raises(UserError, match="unknown kind of tokenizer 'bpe': use one of sentencepiece, words, characters"):
         tokenizer.train_or_load(tmp_path, lambda: LINES, kind="bpe")
 
 
@@ -263,6 +289,41 @@ def test_a_damaged_vocabulary_is_refused(tmp_path, content, message):
 def test_a_missing_tokenizer_is_one_line(tmp_path):
     with pytest.raises(UserError, match=r"cannot read the tokenizer .*none\.model: No such file"):
         tokenizer.SentencePieceTokenizer.load(tmp_path / "none.model")
+
+
+@given(text=st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=40))
+@settings(deadline=None, max_examples=50)
+def test_any_characters_come_back_and_are_kept(tmp_path_factory, text):
+    trained = tokenizer.CharacterTokenizer.train([text])
+    assert trained.vocab_size == len(set(text)) + 4
+    ids = trained.encode(text)
+    assert ids == [4 + sorted(set(text)).index(character) for character in text]
+    assert trained.decode(ids) == text
+    path = tmp_path_factory.mktemp("tokenizer") / "characters.txt"
+    trained.save(path)
+    assert tokenizer.CharacterTokenizer.load(path).pieces(range(trained.vocab_size)) == trained.pieces(
+        range(trained.vocab_size)
+    )
+
+
+@pytest.mark.parametrize("content", [b"", b"aba", b"\xff"])
+def test_a_damaged_list_of_characters_is_refused(tmp_path, content):
+    (tmp_path / "characters.txt").write_bytes(content)
+    with pytest.raises(UserError, match=r"characters\.txt: .*; delete the file"):
+        tokenizer.train_or_load(tmp_path, lambda: LINES, kind="characters")
+
+
+def test_no_characters():
+    with pytest.raises(UserError, match="not a list of characters"):
+        tokenizer.CharacterTokenizer.train([""])
+
+
+@pytest.mark.data
+def test_characters_of_real_text(shared_data):
+    text = read_text(shared_data / "tinyshakespeare" / "input.txt")
+    trained = tokenizer.CharacterTokenizer.train([text])
+    assert (len(text), trained.vocab_size) == (1_115_394, 65 + 4)
+    assert trained.decode(trained.encode(text)) == text
 
 
 @pytest.mark.data

@@ -132,6 +132,15 @@ def read_lines(path: epath.PathLike) -> list[str]:
     return [lines[index] for index in range(len(lines))]
 
 
+def read_text(path: epath.PathLike) -> str:
+    """Reads a UTF-8 file, plain or `.gz`, as one text, line ends included.
+
+    Raises:
+      UserError: for a file that cannot be read, is empty or not UTF-8.
+    """
+    return _read(path).data.decode()
+
+
 class _Lines:
     """Lines of a text that stays one byte string; line i is `data[starts[i]:ends[i]]` without its line end."""
 

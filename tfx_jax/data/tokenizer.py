@@ -1,4 +1,4 @@
-"""Text to token ids and back: SentencePiece for raw text, and a word list for text that comes already segmented.
+"""Text to token ids and back: SentencePiece for raw text, a word list for text that comes segmented, or characters.
 
 One joint vocabulary serves both languages, as in "Attention Is All You Need" (Vaswani et al., 2017, section 5.1), so
 that the embeddings can be shared. The first four ids are the same for every tokenizer.
@@ -6,10 +6,12 @@ that the embeddings can be shared. The first four ids are the same for every tok
 
 import collections
 import io
+import itertools
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Protocol, Self, TypeVar
 
+import numpy as np
 import sentencepiece
 from etils import epath
 
@@ -148,6 +150,14 @@ class SentencePieceTokenizer:
         """`encode` of every text, on all cores."""
         return self._processor.encode(list(texts))
 
+    def encode_with_offsets(self, text: str) -> tuple[list[int], np.ndarray]:
+        """`encode`, and where the characters of each id begin and end, [number of ids, 2] int64.
+
+        The space before a word belongs to it, so that the ids of a text cover it all.
+        """
+        found = self._processor.encode(text, return_type="offset_mapping")
+        return found["ids"], np.array(found["offsets"], np.int64).reshape(-1, 2)
+
     def decode(self, ids: Iterable[int]) -> str:
         """The text of some ids, up to the first end of sentence."""
         return self._processor.decode(list(_until_end(ids)))
@@ -243,18 +253,87 @@ class WordTokenizer:
         return [self._vocabulary[index] for index in ids]
 
 
-_KINDS = {"sentencepiece": SentencePieceTokenizer, "words": WordTokenizer}
+class CharacterTokenizer:
+    """Characters, line ends and spaces too, as tokens of their own.
+
+    >>> tokenizer = CharacterTokenizer.train(["to be"])
+    >>> tokenizer.encode("beat")
+    [5, 6, 3, 8]
+    >>> tokenizer.decode([8, 7, 4, 2, 5])
+    'to '
+    """
+
+    filename = "characters.txt"
+
+    def __init__(self, characters: Sequence[str]):
+        """Takes the characters in the order of their ids; the first gets the id behind the special ones.
+
+        Raises:
+          UserError: if there is none, or one occurs twice.
+        """
+        self._characters = list(characters)
+        self._ids = {character: index for index, character in enumerate(self._characters, start=len(_SPECIALS))}
+        if not self._ids or len(self._ids) != len(self._characters):
+            raise UserError("not a list of characters: it is empty, or one occurs twice")
+
+    @classmethod
+    def train(cls, lines: Iterable[str]) -> Self:
+        """Lists the characters of a text in the order of their code points.
+
+        Raises:
+          UserError: if there is no character.
+        """
+        return cls(sorted(set(itertools.chain.from_iterable(lines))))
+
+    @classmethod
+    def load(cls, path: epath.PathLike) -> Self:
+        """Reads what `save` wrote.
+
+        Raises:
+          UserError: if the file is missing or not such a list.
+        """
+        return _load(path, lambda data: cls(data.decode()))
+
+    def save(self, path: epath.PathLike) -> None:
+        """Writes the characters in the order of their ids, with nothing between them."""
+        _write_atomically(epath.Path(path), "".join(self._characters).encode())
+
+    @property
+    def vocab_size(self) -> int:
+        """The number of ids, the four special ones included."""
+        return len(_SPECIALS) + len(self._characters)
+
+    def encode(self, text: str) -> list[int]:
+        """The ids of the characters; unknown ones become UNK_ID."""
+        find = self._ids.get
+        return [find(character, UNK_ID) for character in text]
+
+    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
+        """`encode` of every text."""
+        return [self.encode(text) for text in texts]
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """The text of some ids, up to the first end of sentence."""
+        return "".join(self.pieces(_until_end(ids)))
+
+    def pieces(self, ids: Iterable[int]) -> list[str]:
+        """What each id stands for."""
+        names = [*_SPECIALS, *self._characters]
+        return [names[index] for index in ids]
+
+
+_KINDS = {"sentencepiece": SentencePieceTokenizer, "words": WordTokenizer, "characters": CharacterTokenizer}
 
 
 def train_or_load(
     workdir: epath.PathLike, make_lines: Callable[[], Iterable[str]], *, kind: str, **train_options: Any
-) -> SentencePieceTokenizer | WordTokenizer:
+) -> SentencePieceTokenizer | WordTokenizer | CharacterTokenizer:
     """Loads the tokenizer of a working directory; at first use it is trained and saved there.
 
     Args:
-      workdir: where `tokenizer.model` or `vocab.txt` is kept; made if missing.
+      workdir: where `tokenizer.model`, `vocab.txt` or `characters.txt` is kept; made if missing.
       make_lines: gives the training text, both languages; called only if there is something to train.
-      kind: "sentencepiece" for raw text or "words" for text whose tokens are separated by white space.
+      kind: "sentencepiece" for raw text, "words" for text whose tokens are separated by white space, or "characters".
       **train_options: arguments of the `train` of that class.
 
     Raises:

@@ -1,0 +1,64 @@
+import gzip
+
+import pytest
+
+from tfx_jax.data.text import read_lines
+from tfx_jax.data.wikitext import read_articles
+from tfx_jax.errors import UserError
+
+LINES = [
+    " ",
+    " = First title = ",
+    " ",
+    " A line of text .",
+    " ",
+    " = = Section = = ",
+    " ",
+    " a = b = ",
+    " = c = ",  # between lines of text: part of a formula
+    " = d = ",
+    " ",
+    " = Zweiter ( Titel = 2 ) = ",
+    "",
+    " = = = Deep = = = ",
+    "",
+]
+
+
+def _write(path, lines):
+    data = "".join(line + "\n" for line in lines).encode()
+    path.write_bytes(gzip.compress(data) if path.suffix == ".gz" else data)
+    return path
+
+
+@pytest.mark.parametrize("name", ["a.txt", "a.txt.gz"])
+def test_articles(tmp_path, name):
+    first, second = read_articles(_write(tmp_path / name, LINES))
+    assert (first.title, second.title) == ("First title", "Zweiter ( Titel = 2 )")
+    assert first.lines == LINES[:11]
+    assert second.lines == LINES[11:]
+
+
+def test_titles_at_both_ends_of_a_file(tmp_path):
+    articles = read_articles(_write(tmp_path / "a", ["= a =", "", "text", "", " = b = "]))
+    assert articles == [("a", ["= a =", "", "text", ""]), ("b", [" = b = "])]
+
+
+def test_text_before_the_first_title(tmp_path):
+    with pytest.raises(UserError, match=r"a\.txt, line 2: text before the first title"):
+        read_articles(_write(tmp_path / "a.txt", ["", "text", "", " = a = ", ""]))
+
+
+@pytest.mark.parametrize("lines", [["", " "], [""]])
+def test_no_article(tmp_path, lines):
+    with pytest.raises(UserError, match=r"a\.txt has no article"):
+        read_articles(_write(tmp_path / "a.txt", lines))
+
+
+@pytest.mark.data
+@pytest.mark.parametrize(("part", "count"), [("train", 600), ("valid", 60)])
+def test_real_articles(shared_data, part, count):
+    path = shared_data / "wikitext2" / f"{part}.txt.gz"
+    articles = read_articles(path)
+    assert len(articles) == count  # as published
+    assert [line for article in articles for line in article.lines] == read_lines(path)
