@@ -35,7 +35,7 @@ from tfx_jax.functional.beams import Decoded, beam_search
 from tfx_jax.functional.bigbird import bigbird_attention, bigbird_block_mask
 from tfx_jax.functional.chunked import chunked_attention
 from tfx_jax.functional.clustered import routing_attention, update_centroids
-from tfx_jax.functional.decoding import Pinned, greedy_search, sample
+from tfx_jax.functional.decoding import Pinned, greedy_search, sample, with_repetition_penalty
 from tfx_jax.functional.decomposable import attend_both, decomposable_attention
 from tfx_jax.functional.dropout import dropout
 from tfx_jax.functional.favor import favor_attention, linear_attention, orthogonal_features
@@ -134,5 +134,6 @@ __all__ = [
     "top_1_routing",
     "top_2_routing",
     "update_centroids",
+    "with_repetition_penalty",
     "z_loss",
 ]

@@ -142,6 +142,38 @@ def sample(
     return _generate(step_fn, cache, buffer, limits, choose, eos_id, pad_id)
 
 
+def with_repetition_penalty(
+    step_fn: StepFn, cache: Cache, seen: Bool[Array, "B V"], penalty: float
+) -> tuple[StepFn, Cache]:
+    """Makes tokens that a row has seen already less probable, for any of the searches.
+
+    Section 4.1 of "CTRL" (Keskar et al., 2019, https://arxiv.org/abs/1909.05858): the logits of such tokens are divided
+    by the penalty; negative ones are multiplied by it, as is done since, for the division would raise them.
+
+    Args:
+      step_fn: a model as the searches take it.
+      cache: its cache.
+      seen: which tokens each row has in its prompt, [B, V]; what is generated is added.
+      penalty: above 1 discourages repetition; 1 changes nothing.
+
+    Returns:
+      A step function and a cache for it.
+
+    Raises:
+      ValueError: if the penalty is not positive.
+    """
+    if not penalty > 0:
+        raise ValueError(f"a repetition penalty divides logits and must be positive, got {penalty}")
+
+    def penalised(tokens: Array, cache: Cache) -> tuple[Array, Cache]:
+        logits, inner = step_fn(tokens, cache["model"])
+        seen = cache["seen"].at[jnp.arange(tokens.size), tokens].set(True)
+        weaker = jnp.where(logits > 0, logits / penalty, logits * penalty)
+        return jnp.where(seen, weaker, logits), {"model": inner, "seen": seen}
+
+    return penalised, {"model": cache, "seen": seen}
+
+
 class _Paths(NamedTuple):
     """What greedy search and sampling carry from step to step; C = 1 + L, with the start token in column 0."""
 

@@ -53,8 +53,9 @@ def _phases(results: Sequence[Result]) -> list[str]:
             medians = [statistics.median(phases[name] for phases in rounds) for name in names]
             total = statistics.median(sum(phases.values()) for phases in rounds)
             words = ", ".join(f"{name} {seconds:.2f}" for name, seconds in zip(names, medians, strict=True))
-            lines.append(f"- {result.row.name}, {label}: {total:.2f} s ({words})")
-    return ["", "Seconds of each phase, medians:", "", *lines] if lines else []
+            unit = "s" if result.row.unit == "start" else result.row.unit
+            lines.append(f"- {result.row.name}, {label}: {total:.2f} {unit} ({words})")
+    return ["", "Of what a process does once, medians:", "", *lines] if lines else []
 
 
 def _outputs(results: Sequence[Result]) -> list[str]:

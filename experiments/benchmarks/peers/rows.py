@@ -31,6 +31,10 @@ def all_rows(device: str, data_dir: str, output: pathlib.Path) -> list[Row]:
         _compiling(model, rows, length),
         _startup("translate", model, output),
         _startup("train", model, output),
+        _loading("seconds", "start", "load GPT-2 (124 M) from a folder, imports done", 2.0, output),
+        _loading("memory", "GiB", "peak memory of a process that has loaded GPT-2", 1 / 0.7, output),
+        _generating(1, dtype, output),
+        _generating(8, dtype, output),
     ]
 
 
@@ -174,3 +178,36 @@ def _startup(verb: str, model: str, output: pathlib.Path) -> Row:
     until = {"translate": "translate to the first line", "train": "train to the first step"}[verb]
     preparation = Side("preparation", "startup:prepare", shape, env=_SHARED)
     return Row(f"startup_{verb}", f"tfx-jax {until}, {model}", "start", sides, is_fresh=True, preparation=preparation)
+
+
+def _loading(measure: str, unit: str, title: str, target: float, output: pathlib.Path) -> Row:
+    """Of seconds and of memory alike, the ratio is theirs over ours."""
+    shape = {"folder": str(output / "gpt2")}
+    sides = (
+        Side("ours", "pretrained:load", shape | {"measure": measure}, env=_SHARED),
+        Side(
+            "transformers",
+            "pretrained:load_by_transformers",
+            shape | {"measure": measure},
+            ("torch", "transformers"),
+            target,
+        ),
+    )
+    preparation = Side("preparation", "pretrained:prepare", shape, env=_SHARED)
+    return Row(f"load_gpt2_{measure}", title, unit, sides, is_fresh=True, preparation=preparation)
+
+
+def _generating(rows: int, dtype: str, output: pathlib.Path) -> Row:
+    shape = {"folder": str(output / "gpt2"), "rows": rows, "prompt_length": 32, "length": 64}
+    sides = (
+        _ours("pretrained:generate", dtype, **shape),
+        Side(
+            "Hugging Face generate",
+            "pretrained:generate_by_transformers",
+            shape | {"dtype": dtype, "device": _torch_device(dtype)},
+            ("torch", "transformers"),
+            1.5,
+        ),
+    )
+    title = f"GPT-2 (124 M), batch {rows}, 64 tokens after a prompt of 32, greedy, {dtype}"
+    return Row(f"generate_gpt2_{rows}", title, "tokens", sides)

@@ -1,0 +1,192 @@
+"""Generation: how a language model goes on with a text, in one compiled program for a batch of prompts."""
+
+import dataclasses
+import functools
+import itertools
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from jax.experimental import io_callback
+from jaxtyping import Array, Bool, Int
+
+from tfx_jax.errors import UserError
+from tfx_jax.functional.decoding import Cache, StepFn, sample, with_repetition_penalty
+
+_SHORTEST_PROMPT = 16
+_NO_TOKEN = -1  # every id may be a token of the model
+
+Observer = Callable[[np.ndarray], np.ndarray]
+"""Is shown the newest token of each row, [B] int32, -1 where there is none, and answers which rows are to stop."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Sampling:
+    """How the next token is chosen; the defaults draw from the model itself."""
+
+    temperature: float = 1.0  # divides the logits; 0 takes the most probable token
+    top_k: int | None = None  # keeps that many of the most probable tokens
+    top_p: float | None = None  # keeps the fewest tokens that have this mass together
+    repetition_penalty: float = 1.0  # divides the logits of tokens that are there already
+
+    def __post_init__(self):
+        """Refuses what is out of range."""
+        if not self.temperature >= 0:
+            raise UserError(f"temperature must be at least 0, got {self.temperature}")
+        if self.top_k is not None and self.top_k < 1:
+            raise UserError(f"top_k must be at least 1, got {self.top_k}")
+        if self.top_p is not None and not 0 < self.top_p <= 1:
+            raise UserError(f"top_p must be above 0 and at most 1, got {self.top_p}")
+        if not self.repetition_penalty > 0:
+            raise UserError(f"repetition_penalty must be above 0, got {self.repetition_penalty}")
+
+
+class Generator:
+    """Goes on with prompts of token ids; compiles once for each shape of batch, and shapes are few."""
+
+    def __init__(
+        self,
+        model: nnx.Module,
+        *,
+        eos_ids: Sequence[int] = (),
+        max_new_tokens: int = 64,
+        sampling: Sampling = Sampling(),
+        int8: bool = False,
+        observer: Observer | None = None,
+    ):
+        """Arranges the model's weights for decoding.
+
+        Args:
+          model: with the `start_decoding` of `tfx_jax.models.GPT`.
+          eos_ids: tokens that end a text.
+          max_new_tokens: how many a continuation has at most, its end included.
+          sampling: how tokens are chosen.
+          int8: whether products with weights are of integers, see `tfx_jax.functional.int8_product`.
+          observer: is called with the tokens of every step while the program runs, to print or to stop; None for
+            neither, which saves the trip to the host.
+
+        Raises:
+          UserError: if the model has no room for that many tokens.
+        """
+        self._max_length = model.config.max_length
+        if max_new_tokens < 1 or max_new_tokens >= self._max_length:
+            raise UserError(
+                f"max_new_tokens must be 1 to {self._max_length - 1}, as the model has "
+                f"max_length={self._max_length}, got {max_new_tokens}"
+            )
+        graphdef, self._params = nnx.split(model)
+        self._max_new_tokens, self._eos_ids = max_new_tokens, tuple(eos_ids)
+        self._decoder = jax.jit(lambda params: nnx.merge(graphdef, params).decoder(int8=int8))(self._params)
+        self._run = jax.jit(functools.partial(_generate, graphdef, max_new_tokens, self._eos_ids, sampling, observer))
+
+    def __call__(self, prompts: Sequence[Sequence[int]], *, seed: int = 0) -> list[list[int]]:
+        """Goes on with each prompt.
+
+        Args:
+          prompts: token ids, at least one each.
+          seed: of the draws; a row's draw depends on it and on the row's place, not on the other rows.
+
+        Returns:
+          The new tokens of each, without the end.
+
+        Raises:
+          UserError: for a prompt of no token, or of more than the model can look back on.
+        """
+        room = self._max_length - self._max_new_tokens
+        for number, prompt in enumerate(prompts, start=1):
+            if not 1 <= len(prompt) <= room:
+                raise UserError(
+                    f"prompt {number} has {len(prompt):,} tokens: with max_new_tokens={self._max_new_tokens} the model "
+                    f"has room for 1 to {room:,}"
+                )
+        if not prompts:
+            return []
+        # Few shapes: rows and lengths are powers of two. The rows that are added repeat the first.
+        longest = max(len(prompt) for prompt in prompts)
+        shape = 1 << (len(prompts) - 1).bit_length(), min(room, max(_SHORTEST_PROMPT, 1 << (longest - 1).bit_length()))
+        tokens, is_token = np.zeros(shape, np.int32), np.zeros(shape, bool)
+        for row, prompt in enumerate(
+            itertools.islice(itertools.chain(prompts, itertools.repeat(prompts[0])), shape[0])
+        ):
+            tokens[row, : len(prompt)], is_token[row, : len(prompt)] = prompt, True
+        limits = np.where(np.arange(shape[0]) < len(prompts), self._max_new_tokens, 1)
+        found = np.asarray(
+            self._run(self._params, self._decoder, tokens, is_token, limits.astype(np.int32), jax.random.key(seed))
+        )
+        ends = (*self._eos_ids, _NO_TOKEN)
+        return [
+            list(itertools.takewhile(lambda token: token not in ends, row)) for row in found[: len(prompts)].tolist()
+        ]
+
+
+def _generate(
+    graphdef: nnx.GraphDef,
+    max_new_tokens: int,
+    eos_ids: tuple[int, ...],
+    sampling: Sampling,
+    observer: Observer | None,
+    params: Any,
+    decoder: Any,
+    prompt: Int[Array, "B P"],
+    is_token: Bool[Array, "B P"],
+    limits: Int[Array, " B"],
+    rng: Array,
+) -> Int[Array, "B L"]:
+    """Reads the prompts and generates until every row has ended: one program."""
+    model = nnx.merge(graphdef, params)
+    step_fn, cache, start = model.start_decoding(prompt, is_token, max_length=max_new_tokens, decoder=decoder)
+    vocab_size = model.config.vocab_size
+    if sampling.repetition_penalty != 1:
+        rows = jnp.arange(prompt.shape[0])[:, None]
+        seen = jnp.zeros((prompt.shape[0], vocab_size), bool).at[rows, prompt].max(is_token)
+        step_fn, cache = with_repetition_penalty(step_fn, cache, seen, sampling.repetition_penalty)
+    step_fn, cache = _with_end(step_fn, cache, vocab_size, eos_ids, observer)
+    tokens, _ = sample(
+        step_fn,
+        cache,
+        start,
+        rng=rng,
+        max_length=max_new_tokens,
+        length_limits=limits,
+        eos_id=vocab_size,
+        pad_id=_NO_TOKEN,
+        temperature=sampling.temperature or 1.0,
+        top_k=sampling.top_k if sampling.temperature else 1,
+        top_p=sampling.top_p if sampling.temperature else None,
+    )
+    return jnp.where(tokens == vocab_size, _NO_TOKEN, tokens)
+
+
+class _Watched(NamedTuple):
+    """A model's cache, and whether its first step is still to come."""
+
+    model: Cache
+    is_first: Bool[Array, ""]
+
+
+def _with_end(
+    step_fn: StepFn, cache: Cache, vocab_size: int, eos_ids: tuple[int, ...], observer: Observer | None
+) -> tuple[StepFn, Cache]:
+    """Gives the vocabulary one token more, V, which alone may follow an end of the model's or the observer's stop.
+
+    So a model may have several ends or none, its prompt may begin with one, and rows stop while others go on.
+    """
+
+    def step(tokens: Array, cache: _Watched) -> tuple[Array, _Watched]:
+        is_over = jnp.isin(tokens, jnp.asarray(eos_ids, jnp.int32)) if eos_ids else jnp.zeros(tokens.shape, bool)
+        if observer is not None:
+            shown = jnp.where(cache.is_first | (tokens >= vocab_size), _NO_TOKEN, tokens)
+            is_over |= io_callback(
+                lambda shown: observer(np.asarray(shown)), jax.ShapeDtypeStruct(tokens.shape, bool), shown, ordered=True
+            )
+        is_over = (is_over & ~cache.is_first)[:, None]
+        logits, model = step_fn(jnp.clip(tokens, 0, vocab_size - 1), cache.model)
+        logits = jnp.concatenate(
+            [jnp.where(is_over, -jnp.inf, logits), jnp.where(is_over, 0.0, -jnp.inf).astype(logits.dtype)], axis=1
+        )
+        return logits, _Watched(model, jnp.zeros((), bool))
+
+    return step, _Watched(cache, jnp.ones((), bool))
