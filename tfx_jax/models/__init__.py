@@ -1,6 +1,28 @@
 """One file for each paper: its Config above its Model."""
 
+from tfx_jax.models.bert import Bert, BertConfig
+from tfx_jax.models.bert_heads import (
+    BertClassifier,
+    BertMaskedLM,
+    BertNextSentence,
+    BertPretraining,
+    BertQuestionAnswering,
+    BertTagger,
+)
 from tfx_jax.models.gpt import GPT, GPTConfig
 from tfx_jax.models.transformer import Transformer, TransformerConfig
 
-__all__ = ["GPT", "GPTConfig", "Transformer", "TransformerConfig"]
+__all__ = [
+    "GPT",
+    "Bert",
+    "BertClassifier",
+    "BertConfig",
+    "BertMaskedLM",
+    "BertNextSentence",
+    "BertPretraining",
+    "BertQuestionAnswering",
+    "BertTagger",
+    "GPTConfig",
+    "Transformer",
+    "TransformerConfig",
+]
