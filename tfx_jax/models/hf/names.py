@@ -75,6 +75,16 @@ def linear(ours: str, theirs: str, num_inputs: int = 1) -> Row:
     return Row(ours, theirs, num_inputs, is_transposed=True)
 
 
+def dense(ours: str, theirs: str) -> list[Row]:
+    """A linear layer with offsets."""
+    return [linear(f"{ours}/kernel", f"{theirs}.weight"), vector(f"{ours}/bias", f"{theirs}.bias")]
+
+
+def under(ours: str, theirs: str, rows: Sequence[Row]) -> list[Row]:
+    """The same rows for a part of a model, below these names."""
+    return [dataclasses.replace(row, ours=f"{ours}/{row.ours}", theirs=f"{theirs}.{row.theirs}") for row in rows]
+
+
 def projections(ours: str, theirs: str, *names: str) -> list[Row]:
     """The four linear layers of an attention, with offsets; `names` are theirs for query, key, value and output."""
     return [
