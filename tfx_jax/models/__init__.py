@@ -11,6 +11,7 @@ from tfx_jax.models.bert_heads import (
 )
 from tfx_jax.models.gpt import GPT, GPTConfig
 from tfx_jax.models.transformer import Transformer, TransformerConfig
+from tfx_jax.models.vit import ViT, ViTClassifier, ViTConfig
 
 __all__ = [
     "GPT",
@@ -25,4 +26,7 @@ __all__ = [
     "GPTConfig",
     "Transformer",
     "TransformerConfig",
+    "ViT",
+    "ViTClassifier",
+    "ViTConfig",
 ]

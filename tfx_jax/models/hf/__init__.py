@@ -21,7 +21,7 @@ from jax.typing import DTypeLike
 
 from tfx_jax.errors import UserError
 from tfx_jax.models.gpt import GPT
-from tfx_jax.models.hf import bert, gpt
+from tfx_jax.models.hf import bert, gpt, vit
 from tfx_jax.models.hf.folder import Fields, Tensors, read_json, write_folder
 from tfx_jax.models.hf.names import Row, read_params, write_params
 
@@ -63,16 +63,17 @@ _GPT2 = Family(
 _GPT1 = _GPT2._replace(read_config=gpt.read_gpt1_config)
 
 
-def _bert(architecture: str) -> Family:
-    model, _ = bert.HEADS[architecture]
+def _with_heads(module: Any, architecture: str) -> Family:
+    """Of a module with a table for each of its architectures."""
+    model, _ = module.HEADS[architecture]
     return Family(
         model,
-        functools.partial(bert.read_config, architecture),
-        functools.partial(bert.write_config, architecture),
+        functools.partial(module.read_config, architecture),
+        functools.partial(module.write_config, architecture),
         lambda config, rngs: model(config, rngs=rngs),
-        lambda config: bert.rows(architecture),
-        ignored=bert.IGNORED,
-        renamed=bert.renamed(architecture),
+        functools.partial(module.rows, architecture),
+        ignored=module.IGNORED,
+        renamed=module.renamed(architecture),
     )
 
 
@@ -81,9 +82,14 @@ def _bert(architecture: str) -> Family:
 FAMILIES: dict[str, Family] = {
     "GPT2LMHeadModel": _GPT2,
     "OpenAIGPTLMHeadModel": _GPT1,
-    **{architecture: _bert(architecture) for architecture in bert.HEADS},
+    **{name: _with_heads(module, name) for module in (bert, vit) for name in module.HEADS},
 }
-_BY_MODEL_TYPE = {"gpt2": "GPT2LMHeadModel", "openai-gpt": "OpenAIGPTLMHeadModel", "bert": "BertModel"}
+_BY_MODEL_TYPE = {
+    "gpt2": "GPT2LMHeadModel",
+    "openai-gpt": "OpenAIGPTLMHeadModel",
+    "bert": "BertModel",
+    "vit": "ViTModel",
+}
 
 
 def load(path: epath.PathLike, *, architecture: str | None = None, dtype: DTypeLike = jnp.float32) -> Any:
@@ -96,7 +102,7 @@ def load(path: epath.PathLike, *, architecture: str | None = None, dtype: DTypeL
       dtype: of the computation; parameters become float32 whatever the file has.
 
     Returns:
-      The model of the architecture. Called with tokens it gives logits; see its class.
+      The model of the architecture. Called with tokens it gives logits, or what else its class says.
 
     Raises:
       UserError: for a folder that is damaged, or holds what our model of the family cannot express.

@@ -12,10 +12,8 @@ from tfx_jax.models.bert_heads import (
     BertQuestionAnswering,
     BertTagger,
 )
-from tfx_jax.models.hf.folder import Fields, label_fields
+from tfx_jax.models.hf.folder import ACTIVATIONS, Fields, activation_field, label_fields
 from tfx_jax.models.hf.names import Row, dense, feed_forward, norm, projections, table, under, vector
-
-_ACTIVATIONS = {"gelu": "gelu", "gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh", "relu": "relu"}
 
 _LAYERS = "encoder_layers"
 _BODY = [
@@ -90,7 +88,7 @@ def read_config(architecture: str, fields: Fields) -> BertConfig:
         dropout_rate=float(fields.get("hidden_dropout_prob", 0.1)),
         attention_dropout_rate=float(fields.get("attention_probs_dropout_prob", 0.1)),
         head_dropout_rate=fields.optional("classifier_dropout", float),
-        activation=fields.choose("hidden_act", _ACTIVATIONS, "gelu"),
+        activation=fields.choose("hidden_act", ACTIVATIONS, "gelu"),
         layer_norm_epsilon=fields.get("layer_norm_eps", 1e-12),
         **classifier,
     )
@@ -114,13 +112,13 @@ def write_config(architecture: str, config: BertConfig) -> dict[str, Any]:
         "hidden_dropout_prob": config.dropout_rate,
         "attention_probs_dropout_prob": config.attention_dropout_rate,
         "classifier_dropout": config.head_dropout_rate,
-        "hidden_act": {ours: theirs for theirs, ours in reversed(_ACTIVATIONS.items())}[config.activation],
+        "hidden_act": activation_field(config.activation),
         "layer_norm_eps": config.layer_norm_epsilon,
         **classifier,
     }
 
 
-def rows(architecture: str) -> list[Row]:
+def rows(architecture: str, config: BertConfig) -> list[Row]:
     """The table of names."""
     model, head = HEADS[architecture]
     if model is Bert:

@@ -16,6 +16,9 @@ from tfx_jax.errors import UserError
 _WEIGHTS = "model.safetensors"
 _INDEX = "model.safetensors.index.json"
 
+# Of the names that a config.json may give an activation, ours; the first of several is the one written.
+ACTIVATIONS = {"gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh", "gelu": "gelu", "relu": "relu"}
+
 
 class Fields:
     """The values of a config.json, refused by name where a model cannot have them."""
@@ -69,6 +72,11 @@ class Fields:
         if not all(isinstance(label, str) for label in labels):
             raise UserError(f"{self._path}: id2label is {names!r}, but has to name the classes 0 to {len(names) - 1}")
         return labels
+
+
+def activation_field(activation: str, names: Mapping[str, str] = ACTIVATIONS) -> str:
+    """What a config.json calls an activation of ours; `names` as `Fields.choose` has them."""
+    return next(theirs for theirs, ours in names.items() if ours == activation)
 
 
 def label_fields(labels: Sequence[str]) -> dict[str, Any]:
