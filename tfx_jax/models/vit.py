@@ -70,11 +70,11 @@ class ViTOutput(NamedTuple):
     """What an image becomes.
 
     Attributes:
-      sequence: a vector for the class token and, row by row, for each patch, [B, 1 + P, D].
+      sequence: a vector for the class token and, row by row, for each patch, [B, S, D], S = 1 + patches.
       pooled: one for the whole image, made from that of the class token, [B, D]; None without a pooler.
     """
 
-    sequence: Float[Array, "B P+1 D"]
+    sequence: Float[Array, "B S D"]
     pooled: Any
 
 
@@ -172,7 +172,7 @@ class ViT(nnx.Module):
           return_attention: also return every attention map.
 
         Returns:
-          A `ViTOutput`; with `return_attention` a pair of it and {"encoder/0/self": [B, N, 1 + P, 1 + P], ...}.
+          A `ViTOutput`; with `return_attention` a pair of it and {"encoder/0/self": [B, N, S, S], ...}.
 
         Raises:
           ValueError: if the images have another size, or none of whole patches, or another number of channels.
@@ -245,12 +245,12 @@ class ViTClassifier(nnx.Module):
 
 
 def interpolate_positions(
-    table: Float[Array, "P+1 D"],
+    table: Float[Array, "P D"],
     grid: tuple[int, int],
     new_grid: tuple[int, int],
     *,
     method: str = "bicubic",
-) -> Float[Array, "Q+1 D"]:
+) -> Float[Array, "Q D"]:
     """Positions for images of another size, from those learned (Dosovitskiy et al., 2021, section 3.2).
 
     Patches keep their places in the image: the corners of both grids coincide, not the centres of their corner
