@@ -1,4 +1,4 @@
-"""A small Transformer in which every size is another and no parameter is what it starts as."""
+"""Small models in which every size is another and no parameter is what it starts as."""
 
 import functools
 
@@ -24,11 +24,8 @@ SIZES = {
 }
 
 
-@functools.cache
-def _make_model(attention_fn=dot_product_attention, **overrides):
-    config = TransformerConfig(**SIZES | overrides)
-    model = nnx.eval_shape(lambda: Transformer(config, attention_fn=attention_fn, rngs=nnx.Rngs(0)))
-    graphdef, params = nnx.split(model)
+def _draw(make_model):
+    graphdef, params = nnx.split(nnx.eval_shape(make_model))
     rng = np.random.default_rng(0)
 
     def draw(path, leaf):
@@ -38,7 +35,19 @@ def _make_model(attention_fn=dot_product_attention, **overrides):
     return nnx.merge(graphdef, jax.tree_util.tree_map_with_path(draw, nnx.to_pure_dict(params)))
 
 
+@functools.cache
+def _make_model(attention_fn=dot_product_attention, **overrides):
+    config = TransformerConfig(**SIZES | overrides)
+    return _draw(lambda: Transformer(config, attention_fn=attention_fn, rngs=nnx.Rngs(0)))
+
+
 @pytest.fixture(scope="session")
 def make_model():
     """`make_model(**overrides)`: fields of the configuration, and `attention_fn`; the same parameters each time."""
     return _make_model
+
+
+@pytest.fixture(scope="session")
+def draw_model():
+    """`draw_model(make)`: what `make()` builds, with other parameters than it draws, the same each time."""
+    return _draw

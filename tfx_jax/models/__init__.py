@@ -1,6 +1,32 @@
 """One file for each paper: its Config above its Model."""
 
+from tfx_jax.models.bert import Bert, BertConfig
+from tfx_jax.models.bert_heads import (
+    BertClassifier,
+    BertMaskedLM,
+    BertNextSentence,
+    BertPretraining,
+    BertQuestionAnswering,
+    BertTagger,
+)
 from tfx_jax.models.gpt import GPT, GPTConfig
 from tfx_jax.models.transformer import Transformer, TransformerConfig
+from tfx_jax.models.vit import ViT, ViTClassifier, ViTConfig
 
-__all__ = ["GPT", "GPTConfig", "Transformer", "TransformerConfig"]
+__all__ = [
+    "GPT",
+    "Bert",
+    "BertClassifier",
+    "BertConfig",
+    "BertMaskedLM",
+    "BertNextSentence",
+    "BertPretraining",
+    "BertQuestionAnswering",
+    "BertTagger",
+    "GPTConfig",
+    "Transformer",
+    "TransformerConfig",
+    "ViT",
+    "ViTClassifier",
+    "ViTConfig",
+]

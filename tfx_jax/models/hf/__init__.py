@@ -7,6 +7,7 @@
 There is one table of names for each family, beside this file. Nothing that a folder holds is executed.
 """
 
+import functools
 import re
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -20,7 +21,7 @@ from jax.typing import DTypeLike
 
 from tfx_jax.errors import UserError
 from tfx_jax.models.gpt import GPT
-from tfx_jax.models.hf import gpt
+from tfx_jax.models.hf import bert, gpt, vit
 from tfx_jax.models.hf.folder import Fields, Tensors, read_json, write_folder
 from tfx_jax.models.hf.names import Row, read_params, write_params
 
@@ -35,7 +36,9 @@ class Family(NamedTuple):
       make_model: from configuration and rngs to the model, which has its configuration as `config`.
       rows: the table of names, for a configuration.
       prefix: what the names of a whole model have in front of those in the table; a bare body lacks it.
-      ignored: patterns of tensors that say nothing of their own: copies of tied matrices, constant masks.
+      ignored: patterns of tensors that say nothing of their own: copies of tied matrices, constant masks; or belong to
+        another architecture that is saved in the same file.
+      renamed: patterns in the names of older folders, and what newer ones have in their place.
     """
 
     model: type[nnx.Module]
@@ -45,6 +48,7 @@ class Family(NamedTuple):
     rows: Callable[[Any], Sequence[Row]]
     prefix: str = ""
     ignored: Sequence[str] = ()
+    renamed: Sequence[tuple[str, str]] = ()
 
 
 _GPT2 = Family(
@@ -58,31 +62,54 @@ _GPT2 = Family(
 )
 _GPT1 = _GPT2._replace(read_config=gpt.read_gpt1_config)
 
+
+def _with_heads(module: Any, architecture: str) -> Family:
+    """Of a module with a table for each of its architectures."""
+    model, _ = module.HEADS[architecture]
+    return Family(
+        model,
+        functools.partial(module.read_config, architecture),
+        functools.partial(module.write_config, architecture),
+        lambda config, rngs: model(config, rngs=rngs),
+        functools.partial(module.rows, architecture),
+        ignored=module.IGNORED,
+        renamed=module.renamed(architecture),
+    )
+
+
 # By the name in "architectures" or, in a folder without that, by "model_type". Of those with one class, the first is
 # what a model is saved as that does not say otherwise.
 FAMILIES: dict[str, Family] = {
     "GPT2LMHeadModel": _GPT2,
     "OpenAIGPTLMHeadModel": _GPT1,
+    **{name: _with_heads(module, name) for module in (bert, vit) for name in module.HEADS},
 }
-_BY_MODEL_TYPE = {"gpt2": "GPT2LMHeadModel", "openai-gpt": "OpenAIGPTLMHeadModel"}
+_BY_MODEL_TYPE = {
+    "gpt2": "GPT2LMHeadModel",
+    "openai-gpt": "OpenAIGPTLMHeadModel",
+    "bert": "BertModel",
+    "vit": "ViTModel",
+}
 
 
-def load(path: epath.PathLike, *, dtype: DTypeLike = jnp.float32) -> Any:
+def load(path: epath.PathLike, *, architecture: str | None = None, dtype: DTypeLike = jnp.float32) -> Any:
     """Reads a model.
 
     Args:
       path: a folder with config.json and model.safetensors, or several with an index.
+      architecture: one of `FAMILIES`, to read another model than the one that config.json names of what the folder
+        holds: the body alone, or all heads of a pre-training.
       dtype: of the computation; parameters become float32 whatever the file has.
 
     Returns:
-      The model of the architecture that config.json names. Called with tokens it gives logits; see its class.
+      The model of the architecture. Called with tokens it gives logits, or what else its class says.
 
     Raises:
       UserError: for a folder that is damaged, or holds what our model of the family cannot express.
     """
     folder = epath.Path(path)
     values = read_json(folder / "config.json")
-    family = _family_of(values, folder / "config.json")
+    family = _family_of(values if architecture is None else {"architectures": [architecture]}, folder / "config.json")
     fields = Fields(values, folder / "config.json")
     fields.require(quantization_config=None)
     config = family.read_config(fields)
@@ -92,7 +119,7 @@ def load(path: epath.PathLike, *, dtype: DTypeLike = jnp.float32) -> Any:
     except (ValueError, TypeError, ZeroDivisionError) as error:
         raise UserError(f"{folder / 'config.json'}: {error}") from None
     shapes = {"/".join(map(str, path)): leaf.shape for path, leaf in nnx.to_flat_state(state)}
-    tensors, rows = Tensors(path), family.rows(config)
+    tensors, rows = Tensors(path, family.renamed), family.rows(config)
     prefix = family.prefix if any(name.startswith(family.prefix) for name in tensors.names) else ""
     try:
         _refuse_unknown(rows, tensors.names, prefix, shapes, family.ignored)
@@ -119,7 +146,10 @@ def save(model: Any, path: epath.PathLike) -> None:
     config = family.write_config(model.config)
     state = nnx.state(model)
     params = {"/".join(map(str, path)): np.asarray(leaf[...]) for path, leaf in nnx.to_flat_state(state)}
-    tensors = write_params(family.rows(model.config), params)
+    rows = family.rows(model.config)
+    for name in sorted(params.keys() ^ {row.ours for row in rows}):
+        raise ValueError(f"either the model or a folder with a {config['architectures'][0]} has no {name}")
+    tensors = write_params(rows, params)
     write_folder(path, config, {family.prefix + name: tensor for name, tensor in tensors.items()})
 
 

@@ -2,6 +2,7 @@
 
 import json
 import pathlib
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -14,6 +15,9 @@ from tfx_jax.errors import UserError
 
 _WEIGHTS = "model.safetensors"
 _INDEX = "model.safetensors.index.json"
+
+# Of the names that a config.json may give an activation, ours; the first of several is the one written.
+ACTIVATIONS = {"gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh", "gelu": "gelu", "relu": "relu"}
 
 
 class Fields:
@@ -56,6 +60,32 @@ class Fields:
             raise UserError(f"{self._path}: {name} is {value!r}, but only {', '.join(choices)} are supported")
         return choices[value]
 
+    def labels(self) -> tuple[str, ...]:
+        """The names of the classes, from id2label; a folder without has num_labels of them, 2 if it does not say.
+
+        label2id says the same the other way round, and is not read.
+        """
+        names = self.get("id2label", {})
+        if not names:
+            return tuple(f"LABEL_{index}" for index in range(self.get("num_labels", 2)))
+        labels = tuple(names.get(str(index)) for index in range(len(names)))
+        if not all(isinstance(label, str) for label in labels):
+            raise UserError(f"{self._path}: id2label is {names!r}, but has to name the classes 0 to {len(names) - 1}")
+        return labels
+
+
+def activation_field(activation: str, names: Mapping[str, str] = ACTIVATIONS) -> str:
+    """What a config.json calls an activation of ours; `names` as `Fields.choose` has them."""
+    return next(theirs for theirs, ours in names.items() if ours == activation)
+
+
+def label_fields(labels: Sequence[str]) -> dict[str, Any]:
+    """The fields from which the names of classes are read again."""
+    return {
+        "id2label": {str(index): label for index, label in enumerate(labels)},
+        "label2id": {label: index for index, label in enumerate(labels)},
+    }
+
 
 def read_json(path: epath.Path) -> dict[str, Any]:
     """Reads a JSON object.
@@ -81,11 +111,16 @@ class Tensors:
     count, with all that was read, beside the arrays made of it.
     """
 
-    def __init__(self, folder: epath.PathLike):
+    def __init__(self, folder: epath.PathLike, renamed: Sequence[tuple[str, str]] = ()):
         """Finds out which file holds which tensor.
 
+        Args:
+          folder: with the files.
+          renamed: patterns in names, and what stands there in the names by which the tensors are found here.
+
         Raises:
-          UserError: if there are no safetensors, or a file is missing, damaged or outside the folder.
+          UserError: if there are no safetensors, two tensors get one name, or a file is missing, damaged or outside
+            the folder.
         """
         self._folder = pathlib.Path(folder)
         if (self._folder / _WEIGHTS).exists():
@@ -94,31 +129,37 @@ class Tensors:
             files = self._files_of_index()
         else:
             raise UserError(self._why_nothing_is_there())
-        self._file_of: dict[str, str] = {}
+        self._place_of: dict[str, tuple[str, str]] = {}
         for file in files:
             with self._open(file) as tensors:
-                self._file_of |= dict.fromkeys(tensors.keys(), file)
+                for stored in tensors.keys():  # noqa: SIM118, which is no dictionary
+                    name = stored
+                    for pattern, replacement in renamed:
+                        name = re.sub(pattern, replacement, name)
+                    if name in self._place_of:
+                        raise UserError(f"{folder} has a tensor {self._place_of[name][1]} and another, {stored}")
+                    self._place_of[name] = file, stored
 
     @property
     def names(self) -> set[str]:
         """Of all tensors."""
-        return set(self._file_of)
+        return set(self._place_of)
 
     def read(self, names: Sequence[str]) -> Iterator[np.ndarray]:
         """Reads tensors one after the other, in the order of their names; each must exist."""
         position = 0
         while position < len(names):
-            file = self._file_of[names[position]]
+            file, _ = self._place_of[names[position]]
             with self._open(file) as tensors:
-                while position < len(names) and self._file_of[names[position]] == file:
-                    yield self._guard(file, tensors.get_tensor, names[position])
+                while position < len(names) and self._place_of[names[position]][0] == file:
+                    yield self._guard(file, tensors.get_tensor, self._place_of[names[position]][1])
                     position += 1
 
     def shape(self, name: str) -> tuple[int, ...]:
         """Of one tensor, which is not read for it."""
-        file = self._file_of[name]
+        file, stored = self._place_of[name]
         with self._open(file) as tensors:
-            return tuple(tensors.get_slice(name).get_shape())
+            return tuple(tensors.get_slice(stored).get_shape())
 
     def _files_of_index(self) -> list[str]:
         path = self._folder / _INDEX

@@ -3,11 +3,10 @@
 from typing import Any
 
 from tfx_jax.models.gpt import GPT, GPTConfig
-from tfx_jax.models.hf.folder import Fields
+from tfx_jax.models.hf.folder import ACTIVATIONS, Fields, activation_field
 from tfx_jax.models.hf.names import Row, norm, table, vector
 
 # GPT's file means the same function by "gelu" that GPT-2's calls "gelu_new".
-_ACTIVATIONS = {"gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh", "gelu": "gelu", "relu": "relu"}
 _GPT1_ACTIVATIONS = {"gelu": "gelu_tanh", "relu": "relu"}
 
 
@@ -22,7 +21,7 @@ def read_gpt2_config(fields: Fields) -> GPTConfig:
     return GPTConfig(
         vocab_size=fields.get("vocab_size", 50_257),
         d_ff=fields.optional("n_inner", int),
-        activation=fields.choose("activation_function", _ACTIVATIONS, "gelu_new"),
+        activation=fields.choose("activation_function", ACTIVATIONS, "gelu_new"),
         **_common(fields, max_length=1024),
     )
 
@@ -59,9 +58,10 @@ def write_config(config: GPTConfig) -> dict[str, Any]:
     """
     if not config.use_bias or (config.d_k is not None and config.d_k * config.num_heads != config.d_model):
         raise ValueError("a Hugging Face GPT has offsets everywhere, and heads that share d_model evenly")
-    known = _ACTIVATIONS if config.pre_norm else _GPT1_ACTIVATIONS
-    names = {ours: theirs for theirs, ours in reversed(known.items())}
-    if config.activation not in names or (not config.pre_norm and config.d_ff not in (None, 4 * config.d_model)):
+    names = ACTIVATIONS if config.pre_norm else _GPT1_ACTIVATIONS
+    if config.activation not in names.values() or (
+        not config.pre_norm and config.d_ff not in (None, 4 * config.d_model)
+    ):
         raise ValueError("a Hugging Face GPT without pre_norm has d_ff = 4 * d_model and gelu_tanh or relu")
     common = {
         "vocab_size": config.vocab_size,
@@ -76,9 +76,9 @@ def write_config(config: GPTConfig) -> dict[str, Any]:
     }
     if config.pre_norm:
         own = {"model_type": "gpt2", "architectures": ["GPT2LMHeadModel"], "n_inner": config.d_ff}
-        return own | {"activation_function": names[config.activation]} | common
+        return own | {"activation_function": activation_field(config.activation, names)} | common
     own = {"model_type": "openai-gpt", "architectures": ["OpenAIGPTLMHeadModel"]}
-    return own | {"afn": names[config.activation]} | common
+    return own | {"afn": activation_field(config.activation, names)} | common
 
 
 def make_model(config: GPTConfig, rngs: Any) -> GPT:

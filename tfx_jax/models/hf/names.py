@@ -25,6 +25,7 @@ class Row:
       is_transposed: whether the tensor has the outputs first, as PyTorch's linear layers do.
       part: for a tensor that holds several parameters side by side in its outputs: which of how many this is.
       kernel_size: of a convolution, whose tensor has these axes at the end, behind outputs and channels.
+      num_ones: axes of one entry that the tensor has at the front besides.
     """
 
     ours: str
@@ -33,9 +34,13 @@ class Row:
     is_transposed: bool = False
     part: tuple[int, int] = (0, 1)
     kernel_size: tuple[int, ...] = ()
+    num_ones: int = 0
 
     def their_shape(self, shape: Shape) -> Shape:
         """The shape of the tensor for a parameter of one layer of this shape."""
+        return (1,) * self.num_ones + self._shape_behind_ones(shape)
+
+    def _shape_behind_ones(self, shape: Shape) -> Shape:
         inputs, outputs = math.prod(shape[: self.num_inputs]), math.prod(shape[self.num_inputs :])
         outputs *= self.part[1]
         if self.kernel_size:
@@ -46,18 +51,18 @@ class Row:
 
     def to_ours(self, tensor: np.ndarray, shape: Shape) -> np.ndarray:
         """Takes the parameter of one layer out of the tensor; a view of it where that is possible."""
-        flat = tensor.reshape(tensor.shape[0], -1).T if self.is_transposed else tensor
+        flat: np.ndarray = tensor.reshape(tensor.shape[self.num_ones :])
+        flat = flat.reshape(flat.shape[0], -1).T if self.is_transposed else flat
         index, count = self.part
         size = flat.shape[-1] // count
         return flat[..., index * size : (index + 1) * size].reshape(shape)
 
     def to_theirs(self, param: np.ndarray) -> np.ndarray:
         """What the parameter of one layer contributes to the tensor, the whole of it unless there are more parts."""
-        shape = self.their_shape(param.shape)
-        if not self.num_inputs:
-            return param.reshape(-1)
-        flat = param.reshape(math.prod(param.shape[: self.num_inputs]), -1)
-        return flat.T.reshape(shape) if self.is_transposed else flat
+        flat = param.reshape(math.prod(param.shape[: self.num_inputs]), -1) if self.num_inputs else param.reshape(-1)
+        if self.is_transposed:
+            flat = flat.T.reshape(self._shape_behind_ones(param.shape))
+        return flat.reshape((1,) * self.num_ones + flat.shape)
 
 
 def vector(ours: str, theirs: str, **options: Any) -> Row:
@@ -73,6 +78,16 @@ def table(ours: str, theirs: str) -> Row:
 def linear(ours: str, theirs: str, num_inputs: int = 1) -> Row:
     """The matrix of a linear layer of PyTorch, [outputs, inputs]."""
     return Row(ours, theirs, num_inputs, is_transposed=True)
+
+
+def dense(ours: str, theirs: str) -> list[Row]:
+    """A linear layer with offsets."""
+    return [linear(f"{ours}/kernel", f"{theirs}.weight"), vector(f"{ours}/bias", f"{theirs}.bias")]
+
+
+def under(ours: str, theirs: str, rows: Sequence[Row]) -> list[Row]:
+    """The same rows for a part of a model, below these names."""
+    return [dataclasses.replace(row, ours=f"{ours}/{row.ours}", theirs=f"{theirs}.{row.theirs}") for row in rows]
 
 
 def projections(ours: str, theirs: str, *names: str) -> list[Row]:

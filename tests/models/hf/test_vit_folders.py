@@ -1,0 +1,108 @@
+"""Folders of Vision Transformers without transformers: bit for bit there and back, and what is refused."""
+
+import dataclasses
+import json
+
+import jax
+import numpy as np
+import pytest
+import safetensors.numpy
+from flax import nnx
+
+from tfx_jax.errors import UserError
+from tfx_jax.models import ViT, ViTClassifier, ViTConfig, hf
+
+CONFIG = ViTConfig(
+    image_size=12,
+    patch_size=4,
+    num_channels=2,
+    num_layers=2,
+    d_model=8,
+    num_heads=2,
+    d_ff=20,
+    dropout_rate=0.3,
+    attention_dropout_rate=0.2,
+    activation="gelu_tanh",
+    layer_norm_epsilon=1e-5,
+    labels=("cat", "dog", "いぬ"),
+    problem_type="multi_label_classification",
+)
+
+
+@pytest.fixture(scope="module")
+def make(draw_model):
+    def make(cls):
+        config = CONFIG
+        if cls is ViT:  # whose folder says nothing of classes
+            defaults = ViTConfig()
+            config = dataclasses.replace(CONFIG, labels=defaults.labels, problem_type=None)
+        return draw_model(lambda: cls(config, rngs=nnx.Rngs(0)))
+
+    return make
+
+
+def assert_same(model, other):
+    jax.tree.map(np.testing.assert_array_equal, nnx.to_pure_dict(nnx.state(model)), nnx.to_pure_dict(nnx.state(other)))
+
+
+@pytest.mark.parametrize("cls", [ViT, ViTClassifier])
+def test_what_was_saved_is_loaded_bit_for_bit(make, tmp_path, cls):
+    model = make(cls)
+    hf.save(model, tmp_path / "first")
+    again = hf.load(tmp_path / "first")
+    assert type(again) is cls
+    assert again.config == model.config
+    assert_same(again, model)
+    hf.save(again, tmp_path / "second")
+    for name in ("config.json", "model.safetensors"):
+        assert (tmp_path / "second" / name).read_bytes() == (tmp_path / "first" / name).read_bytes()
+
+
+def test_tensors_are_those_of_a_convolution(make, tmp_path):
+    model = make(ViTClassifier)
+    hf.save(model, tmp_path)
+    tensors = safetensors.numpy.load_file(tmp_path / "model.safetensors")
+    kernel = tensors["vit.embeddings.patch_embeddings.projection.weight"]
+    assert kernel.shape == (8, 2, 4, 4)
+    np.testing.assert_array_equal(kernel, np.moveaxis(np.asarray(model.vit.patches.kernel[...]), -1, 0))
+    assert tensors["vit.embeddings.cls_token"].shape == (1, 1, 8)
+    assert tensors["vit.embeddings.position_embeddings"].shape == (1, 10, 8)
+    assert {name for name in tensors if not name.startswith("vit.")} == {"classifier.weight", "classifier.bias"}
+
+
+def test_a_body_is_read_out_of_a_classifier_with_a_pooler(make, tmp_path):
+    classifier = make(ViTClassifier)
+    hf.save(classifier, tmp_path)
+    with pytest.raises(UserError, match=r"the tensor pooler\.dense\.\w+ is missing"):
+        hf.load(tmp_path, architecture="ViTModel")
+    path = tmp_path / "model.safetensors"
+    pooler = {"vit.pooler.dense.weight": np.eye(8), "vit.pooler.dense.bias": np.ones(8)}
+    more = {"vit.embeddings.mask_token": np.zeros((1, 1, 8))}
+    safetensors.numpy.save_file(safetensors.numpy.load_file(path) | pooler | more, path)
+    assert_same(hf.load(tmp_path), classifier)
+    body = hf.load(tmp_path, architecture="ViTModel")
+    np.testing.assert_array_equal(body.pooler.kernel[...], np.eye(8))
+    np.testing.assert_array_equal(body.class_token[...], classifier.vit.class_token[...])
+
+
+@pytest.mark.parametrize(
+    ("cls", "fields", "message"),
+    [
+        (ViTClassifier, {"qkv_bias": False}, "qkv_bias is False, but only True is supported"),
+        (ViTClassifier, {"hidden_act": "silu"}, "hidden_act is 'silu', but only"),
+        (ViTClassifier, {"image_size": [12, 12]}, r"image_size is \[12, 12\], not of type int"),
+        (ViTClassifier, {"image_size": 13}, r"images of \(13, 13\) pixels do not divide into patches of patch_size=4"),
+        (ViTClassifier, {"image_size": 16}, r"position_embeddings has shape \[1, 10, 8\], but \[1, 17, 8\] is needed"),
+        (ViTClassifier, {"patch_size": 3}, r"has shape .*, but .* is needed"),
+        (ViTClassifier, {"id2label": {"0": "cat"}}, r"classifier\.weight has shape \[3, 8\], but \[1, 8\] is needed"),
+        (ViT, {"pooler_act": "relu"}, "pooler_act is 'relu', but only 'tanh'"),
+        (ViT, {"pooler_output_size": 4}, "pooler_output_size is 4, but only 8"),
+    ],
+)
+def test_refusals(make, tmp_path, cls, fields, message):
+    hf.save(make(cls), tmp_path)
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | fields))
+    with pytest.raises(UserError, match=message) as caught:
+        hf.load(tmp_path)
+    assert "\n" not in str(caught.value)

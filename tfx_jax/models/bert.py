@@ -1,0 +1,194 @@
+"""BERT, an encoder of texts and of pairs of texts (Devlin et al., 2019); what scores its output is in `bert_heads`."""
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+from flax import nnx
+from jaxtyping import Array, Bool, Float, Int
+
+from tfx_jax.functional.attention import dot_product_attention
+from tfx_jax.functional.dropout import dropout
+from tfx_jax.models.gpt import ACTIVATIONS, count
+from tfx_jax.nn.attention import MultiHeadAttention
+from tfx_jax.nn.embedding import Embedding, LearnedPositions
+from tfx_jax.nn.feed_forward import FeedForward
+from tfx_jax.nn.layers import EncoderLayer, Residual
+from tfx_jax.nn.normalization import LayerNorm
+from tfx_jax.nn.stack import scan_layers, stack_layers
+
+# Matrices start as in the authors' program: normal, cut off at two deviations.
+_INIT_STDDEV = 0.02
+_INIT = nnx.initializers.truncated_normal(_INIT_STDDEV)
+
+# Vocabulary, layers, width and heads of each published model; a head has 64 numbers and d_ff is 4 * d_model in all.
+# Base and large: Devlin et al. (2019), section 3. The small ones: Turc et al. (2019), table 1, with the names that
+# Google gave them afterwards. The vocabularies are those of the released files.
+_SIZES = {
+    "bert-tiny": (30_522, 2, 128, 2),
+    "bert-mini": (30_522, 4, 256, 4),
+    "bert-small": (30_522, 4, 512, 8),
+    "bert-medium": (30_522, 8, 512, 8),
+    "bert-base-uncased": (30_522, 12, 768, 12),
+    "bert-base-cased": (28_996, 12, 768, 12),
+    "bert-base-multilingual-uncased": (105_879, 12, 768, 12),
+    "bert-base-multilingual-cased": (119_547, 12, 768, 12),
+    "bert-large-uncased": (30_522, 24, 1024, 16),
+    "bert-large-cased": (28_996, 24, 1024, 16),
+}
+
+
+@dataclasses.dataclass(unsafe_hash=True)  # a model keeps a copy of its own, as a static part
+class BertConfig:
+    """Sizes of a BERT; the defaults are those of the uncased base model."""
+
+    vocab_size: int = 30_522
+    num_segments: int = 2
+    max_length: int = 512  # tokens: the learned positions
+    num_layers: int = 12
+    d_model: int = 768
+    num_heads: int = 12
+    d_ff: int | None = None  # None: 4 * d_model
+    dropout_rate: float = 0.1  # of each sublayer's output and of the sums of embeddings, segments and positions
+    attention_dropout_rate: float = 0.1  # of the attention weights
+    head_dropout_rate: float | None = None  # of what classifiers read; None: dropout_rate
+    activation: str = "gelu"  # the exact one, "gelu_tanh" or "relu"
+    layer_norm_epsilon: float = 1e-12
+    labels: tuple[str, ...] = ("LABEL_0", "LABEL_1")  # names of the classes, for models that classify
+    problem_type: str | None = None  # Hugging Face's word for the loss of a classifier; nothing here depends on it
+    dtype: str = "float32"  # of the computation; parameters, logits and statistics stay float32
+    remat: str = "none"  # what the backward pass computes again to save memory: "full" layers, all but the "dots"
+
+    @classmethod
+    def published(cls, name: str, **overrides: Any) -> "BertConfig":
+        """The sizes of a published model: "bert-tiny", "bert-base-uncased", "bert-large-cased" and so on.
+
+        Raises:
+          ValueError: for another name.
+        """
+        if name not in _SIZES:
+            raise ValueError(f"no published BERT is called {name!r}; there are {', '.join(_SIZES)}")
+        vocab_size, num_layers, d_model, num_heads = _SIZES[name]
+        sizes: dict[str, Any] = {"vocab_size": vocab_size, "num_layers": num_layers}
+        sizes |= {"d_model": d_model, "num_heads": num_heads}
+        return cls(**sizes | overrides)
+
+
+class BertOutput(NamedTuple):
+    """What a text becomes.
+
+    Attributes:
+      sequence: a vector for each token, [B, T, D].
+      pooled: one for the whole text, made from that of its first token, [B, D]; None without a pooler.
+    """
+
+    sequence: Float[Array, "B T D"]
+    pooled: Any
+
+
+class Bert(nnx.Module):
+    """Post-norm encoder layers over the sum of token, segment and position vectors (Devlin et al., 2019, figure 2)."""
+
+    def __init__(
+        self,
+        config: BertConfig,
+        *,
+        use_pooler: bool = True,
+        attention_fn: Callable[..., Any] = dot_product_attention,
+        rngs: nnx.Rngs,
+    ):
+        """Draws the parameters.
+
+        Args:
+          config: the sizes.
+          use_pooler: whether there is a linear layer with tanh over the first token's vector.
+          attention_fn: the attention of every layer, with the signature of `dot_product_attention`.
+          rngs: stream `params`.
+
+        Raises:
+          ValueError: if the sizes contradict each other, or the activation has no such name.
+        """
+        c = config
+        if c.activation not in ACTIVATIONS:
+            raise ValueError(f"activation={c.activation!r} is none of {', '.join(ACTIVATIONS)}")
+        dtype = jnp.dtype(c.dtype)
+        residual = functools.partial(Residual, c.d_model, dropout_rate=c.dropout_rate, epsilon=c.layer_norm_epsilon)
+
+        def make_layer(rngs: nnx.Rngs) -> EncoderLayer:
+            attention = MultiHeadAttention(
+                c.d_model,
+                c.num_heads,
+                use_bias=True,
+                dropout_rate=c.attention_dropout_rate,
+                attention_fn=attention_fn,
+                dtype=dtype,
+                rngs=rngs,
+            )
+            d_ff = 4 * c.d_model if c.d_ff is None else c.d_ff
+            feed_forward = FeedForward(c.d_model, d_ff, activation_fn=ACTIVATIONS[c.activation], dtype=dtype, rngs=rngs)
+            kernels = [getattr(attention, name).kernel for name in ("query", "key", "value", "out")]
+            for param in (*kernels, feed_forward.up, feed_forward.down):
+                param[...] = _INIT(rngs.params(), param.shape, param.dtype)
+            return EncoderLayer(attention, feed_forward, residual)
+
+        init = {"init_stddev": _INIT_STDDEV, "rngs": rngs}
+        self.embedding = Embedding(c.vocab_size, c.d_model, scale=1.0, dtype=dtype, **init)
+        self.segments = Embedding(c.num_segments, c.d_model, scale=1.0, dtype=dtype, **init)
+        self.positions = LearnedPositions(c.max_length, c.d_model, **init)
+        self.norm = LayerNorm(c.d_model, epsilon=c.layer_norm_epsilon)
+        self.encoder_layers = stack_layers(make_layer, c.num_layers, rngs)
+        self.pooler = make_dense(c.d_model, c.d_model, dtype=dtype, rngs=rngs) if use_pooler else None
+        self.config = dataclasses.replace(c)
+
+    def __call__(
+        self,
+        tokens: Int[Array, "B T"],
+        segments: Int[Array, "B T"] | None = None,
+        *,
+        is_token: Bool[Array, "B T"] | None = None,
+        positions: Int[Array, "B T"] | None = None,
+        rngs: nnx.Rngs | None = None,
+        return_attention: bool = False,
+    ) -> Any:
+        """Reads texts; every token sees all those of its row.
+
+        Args:
+          tokens: ids, [B, T]: "[CLS] a text [SEP]" or "[CLS] a text [SEP] another [SEP]".
+          segments: 0 for the tokens of the first text and 1 for those of the second; None means one text.
+          is_token: which of the tokens exist, padding may be on either side; None means all.
+          positions: of each token; None counts the tokens that exist.
+          rngs: stream `dropout`; None means evaluation.
+          return_attention: also return every attention map.
+
+        Returns:
+          A `BertOutput`; with `return_attention` a pair of it and {"encoder/0/self": [B, N, T, T], ...}. What stands
+          where there is no token means nothing. The pooler takes the first column: pad on the right if it matters.
+
+        Raises:
+          ValueError: if T is more than the model's max_length.
+        """
+        if tokens.shape[1] > self.config.max_length:
+            raise ValueError(f"{tokens.shape[1]} tokens, but the model has max_length={self.config.max_length}")
+        if positions is None:
+            positions = jnp.arange(tokens.shape[1])[None] if is_token is None else count(is_token)
+        x = self.embedding(tokens) + self.segments(jnp.zeros_like(tokens) if segments is None else segments)
+        x = self.norm(x + self.positions(positions).astype(x.dtype))
+        rate = self.config.dropout_rate
+        x = dropout(x, rate, rngs.dropout() if rngs is not None and rate else None)
+        mask = None if is_token is None else is_token[:, None, None, :]
+
+        def encode(layer: EncoderLayer, x: Array, rngs: nnx.Rngs | None) -> tuple[Array, Any]:
+            return layer(x, mask=mask, rngs=rngs, return_weights=return_attention)
+
+        x, maps = scan_layers(encode, self.encoder_layers, x, rngs, remat=self.config.remat)
+        output = BertOutput(x, None if self.pooler is None else jnp.tanh(self.pooler(x[:, 0])))
+        if not return_attention:
+            return output
+        return output, {f"encoder/{index}/self": weights for index, weights in enumerate(maps["self"])}
+
+
+def make_dense(d_in: int, d_out: int, *, dtype: Any = jnp.float32, rngs: nnx.Rngs) -> nnx.Linear:
+    """A linear layer that starts as all others of BERT."""
+    return nnx.Linear(d_in, d_out, kernel_init=_INIT, dtype=dtype, rngs=rngs)

@@ -1,0 +1,126 @@
+"""BERT in Hugging Face folders, alone and with each of its heads."""
+
+import re
+from typing import Any
+
+from tfx_jax.models.bert import Bert, BertConfig
+from tfx_jax.models.bert_heads import (
+    BertClassifier,
+    BertMaskedLM,
+    BertNextSentence,
+    BertPretraining,
+    BertQuestionAnswering,
+    BertTagger,
+)
+from tfx_jax.models.hf.folder import ACTIVATIONS, Fields, activation_field, label_fields
+from tfx_jax.models.hf.names import Row, dense, feed_forward, norm, projections, table, under, vector
+
+_LAYERS = "encoder_layers"
+_BODY = [
+    table("embedding/table", "embeddings.word_embeddings.weight"),
+    table("segments/table", "embeddings.token_type_embeddings.weight"),
+    table("positions/table", "embeddings.position_embeddings.weight"),
+    *norm("norm", "embeddings.LayerNorm"),
+    *projections(
+        f"{_LAYERS}/self_attention",
+        "encoder.layer.{}.attention",
+        "self.query",
+        "self.key",
+        "self.value",
+        "output.dense",
+    ),
+    *norm(f"{_LAYERS}/self_attention_residual/norm", "encoder.layer.{}.attention.output.LayerNorm"),
+    *feed_forward(f"{_LAYERS}/feed_forward", "encoder.layer.{}.intermediate.dense", "encoder.layer.{}.output.dense"),
+    *norm(f"{_LAYERS}/feed_forward_residual/norm", "encoder.layer.{}.output.LayerNorm"),
+]
+_POOLER = dense("pooler", "pooler.dense")
+_MASKED_LM = [
+    *dense("masked_lm/dense", "cls.predictions.transform.dense"),
+    *norm("masked_lm/norm", "cls.predictions.transform.LayerNorm"),
+    vector("masked_lm/bias", "cls.predictions.bias"),
+]
+_NEXT_SENTENCE = dense("next_sentence", "cls.seq_relationship")
+_CLASSIFIER = dense("classifier", "classifier")
+
+# Of each architecture our class and the rows of its head.
+HEADS: dict[str, tuple[Any, list[Row]]] = {
+    "BertModel": (Bert, []),
+    "BertForMaskedLM": (BertMaskedLM, _MASKED_LM),
+    "BertForPreTraining": (BertPretraining, [*_MASKED_LM, *_NEXT_SENTENCE]),
+    "BertForNextSentencePrediction": (BertNextSentence, _NEXT_SENTENCE),
+    "BertForSequenceClassification": (BertClassifier, _CLASSIFIER),
+    "BertForTokenClassification": (BertTagger, _CLASSIFIER),
+    "BertForQuestionAnswering": (BertQuestionAnswering, dense("span", "qa_outputs")),
+}
+_WITH_LABELS = ("BertForSequenceClassification", "BertForTokenClassification")
+
+# Copies of tied parameters, a constant, and what an architecture does not have of a file that holds several heads: the
+# published ones have the pooler and both of pre-training, whatever their config.json names.
+IGNORED = [
+    r"(bert\.)?embeddings\.position_ids",
+    r"cls\.predictions\.decoder\.(weight|bias)",
+    *sorted({f"(bert\\.)?{re.escape(row.theirs)}" for _, head in HEADS.values() for row in [*_POOLER, *head]}),
+]
+
+
+def renamed(architecture: str) -> list[tuple[str, str]]:
+    """The norms of the oldest folders have other names; a body alone may be taken out of any folder."""
+    old_norms = [(r"LayerNorm\.gamma$", "LayerNorm.weight"), (r"LayerNorm\.beta$", "LayerNorm.bias")]
+    return [*old_norms, (r"^bert\.", "")] if architecture == "BertModel" else old_norms
+
+
+def read_config(architecture: str, fields: Fields) -> BertConfig:
+    """From the fields of a BERT."""
+    fields.require(is_decoder=False, add_cross_attention=False, position_embedding_type="absolute")
+    if HEADS[architecture][1][: len(_MASKED_LM)] == _MASKED_LM:
+        fields.require(tie_word_embeddings=True)
+    classifier: dict[str, Any] = {}
+    if architecture in _WITH_LABELS:
+        classifier = {"labels": fields.labels(), "problem_type": fields.optional("problem_type", str)}
+    return BertConfig(
+        vocab_size=fields.get("vocab_size", 30_522),
+        num_segments=fields.get("type_vocab_size", 2),
+        max_length=fields.get("max_position_embeddings", 512),
+        num_layers=fields.get("num_hidden_layers", 12),
+        d_model=fields.get("hidden_size", 768),
+        num_heads=fields.get("num_attention_heads", 12),
+        d_ff=fields.get("intermediate_size", 3072),
+        dropout_rate=float(fields.get("hidden_dropout_prob", 0.1)),
+        attention_dropout_rate=float(fields.get("attention_probs_dropout_prob", 0.1)),
+        head_dropout_rate=fields.optional("classifier_dropout", float),
+        activation=fields.choose("hidden_act", ACTIVATIONS, "gelu"),
+        layer_norm_epsilon=fields.get("layer_norm_eps", 1e-12),
+        **classifier,
+    )
+
+
+def write_config(architecture: str, config: BertConfig) -> dict[str, Any]:
+    """The fields of a BERT."""
+    classifier = {}
+    if architecture in _WITH_LABELS:
+        classifier = label_fields(config.labels) | {"problem_type": config.problem_type}
+    return {
+        "model_type": "bert",
+        "architectures": [architecture],
+        "vocab_size": config.vocab_size,
+        "type_vocab_size": config.num_segments,
+        "max_position_embeddings": config.max_length,
+        "num_hidden_layers": config.num_layers,
+        "hidden_size": config.d_model,
+        "num_attention_heads": config.num_heads,
+        "intermediate_size": 4 * config.d_model if config.d_ff is None else config.d_ff,
+        "hidden_dropout_prob": config.dropout_rate,
+        "attention_probs_dropout_prob": config.attention_dropout_rate,
+        "classifier_dropout": config.head_dropout_rate,
+        "hidden_act": activation_field(config.activation),
+        "layer_norm_eps": config.layer_norm_epsilon,
+        **classifier,
+    }
+
+
+def rows(architecture: str, config: BertConfig) -> list[Row]:
+    """The table of names."""
+    model, head = HEADS[architecture]
+    if model is Bert:
+        return [*_BODY, *_POOLER]
+    return [*under("bert", "bert", [*_BODY, *(_POOLER if model.use_pooler else [])]), *head]

@@ -1,0 +1,105 @@
+"""The Vision Transformer in Hugging Face folders, alone and as a classifier."""
+
+from typing import Any
+
+from tfx_jax.models.hf.folder import ACTIVATIONS, Fields, activation_field, label_fields
+from tfx_jax.models.hf.names import Row, dense, feed_forward, norm, projections, under, vector
+from tfx_jax.models.vit import ViT, ViTClassifier, ViTConfig
+
+_LAYERS = "encoder_layers"
+_POOLER = dense("pooler", "pooler.dense")
+
+# Of each architecture our class and the rows of its head.
+HEADS: dict[str, tuple[Any, list[Row]]] = {
+    "ViTModel": (ViT, _POOLER),
+    "ViTForImageClassification": (ViTClassifier, dense("classifier", "classifier")),
+}
+
+# What another architecture has in the same file.
+IGNORED = [r"(vit\.)?embeddings\.mask_token", r"(vit\.)?pooler\.dense\.(weight|bias)", r"classifier\.(weight|bias)"]
+
+
+def renamed(architecture: str) -> list[tuple[str, str]]:
+    """A body alone may be taken out of any folder."""
+    return [(r"^vit\.", "")] if architecture == "ViTModel" else []
+
+
+def read_config(architecture: str, fields: Fields) -> ViTConfig:
+    """From the fields of a ViT."""
+    d_model = fields.get("hidden_size", 768)
+    fields.require(qkv_bias=True)
+    if architecture == "ViTModel":
+        fields.require(pooler_act="tanh", pooler_output_size=d_model)
+    classifier: dict[str, Any] = {}
+    if architecture == "ViTForImageClassification":
+        classifier = {"labels": fields.labels(), "problem_type": fields.optional("problem_type", str)}
+    return ViTConfig(
+        image_size=fields.get("image_size", 224),
+        patch_size=fields.get("patch_size", 16),
+        num_channels=fields.get("num_channels", 3),
+        num_layers=fields.get("num_hidden_layers", 12),
+        d_model=d_model,
+        num_heads=fields.get("num_attention_heads", 12),
+        d_ff=fields.get("intermediate_size", 3072),
+        dropout_rate=float(fields.get("hidden_dropout_prob", 0.0)),
+        attention_dropout_rate=float(fields.get("attention_probs_dropout_prob", 0.0)),
+        activation=fields.choose("hidden_act", ACTIVATIONS, "gelu"),
+        layer_norm_epsilon=fields.get("layer_norm_eps", 1e-12),
+        **classifier,
+    )
+
+
+def write_config(architecture: str, config: ViTConfig) -> dict[str, Any]:
+    """The fields of a ViT."""
+    classifier = {}
+    if architecture == "ViTForImageClassification":
+        classifier = label_fields(config.labels) | {"problem_type": config.problem_type}
+    return {
+        "model_type": "vit",
+        "architectures": [architecture],
+        "image_size": config.image_size,
+        "patch_size": config.patch_size,
+        "num_channels": config.num_channels,
+        "num_hidden_layers": config.num_layers,
+        "hidden_size": config.d_model,
+        "num_attention_heads": config.num_heads,
+        "intermediate_size": 4 * config.d_model if config.d_ff is None else config.d_ff,
+        "hidden_dropout_prob": config.dropout_rate,
+        "attention_probs_dropout_prob": config.attention_dropout_rate,
+        "hidden_act": activation_field(config.activation),
+        "layer_norm_eps": config.layer_norm_epsilon,
+        "qkv_bias": True,
+        **classifier,
+    }
+
+
+def rows(architecture: str, config: ViTConfig) -> list[Row]:
+    """The table of names."""
+    model, head = HEADS[architecture]
+    body = [
+        vector("class_token", "embeddings.cls_token", num_ones=2),
+        Row("positions/table", "embeddings.position_embeddings", num_inputs=1, num_ones=1),
+        Row(
+            "patches/kernel",
+            "embeddings.patch_embeddings.projection.weight",
+            num_inputs=3,
+            is_transposed=True,
+            kernel_size=(config.patch_size, config.patch_size),
+        ),
+        vector("patches/bias", "embeddings.patch_embeddings.projection.bias"),
+        *norm(f"{_LAYERS}/self_attention_residual/norm", "encoder.layer.{}.layernorm_before"),
+        *projections(
+            f"{_LAYERS}/self_attention",
+            "encoder.layer.{}.attention",
+            "attention.query",
+            "attention.key",
+            "attention.value",
+            "output.dense",
+        ),
+        *norm(f"{_LAYERS}/feed_forward_residual/norm", "encoder.layer.{}.layernorm_after"),
+        *feed_forward(
+            f"{_LAYERS}/feed_forward", "encoder.layer.{}.intermediate.dense", "encoder.layer.{}.output.dense"
+        ),
+        *norm("norm", "layernorm"),
+    ]
+    return [*(body if model is ViT else under("vit", "vit", body)), *head]
