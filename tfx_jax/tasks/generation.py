@@ -15,6 +15,7 @@ from jaxtyping import Array, Bool, Int
 
 from tfx_jax.errors import UserError
 from tfx_jax.functional.decoding import Cache, StepFn, sample, with_repetition_penalty
+from tfx_jax.models.gpt import GPT
 
 _SHORTEST_PROMPT = 16
 _NO_TOKEN = -1  # every id may be a token of the model
@@ -49,7 +50,7 @@ class Generator:
 
     def __init__(
         self,
-        model: nnx.Module,
+        model: GPT,
         *,
         eos_ids: Sequence[int] = (),
         max_new_tokens: int = 64,
@@ -60,7 +61,7 @@ class Generator:
         """Arranges the model's weights for decoding.
 
         Args:
-          model: with the `start_decoding` of `tfx_jax.models.GPT`.
+          model: the language model; it stays as it is.
           eos_ids: tokens that end a text.
           max_new_tokens: how many a continuation has at most, its end included.
           sampling: how tokens are chosen.
@@ -80,7 +81,8 @@ class Generator:
         graphdef, self._params = nnx.split(model)
         self._max_new_tokens, self._eos_ids = max_new_tokens, tuple(eos_ids)
         self._decoder = jax.jit(lambda params: nnx.merge(graphdef, params).decoder(int8=int8))(self._params)
-        self._run = jax.jit(functools.partial(_generate, graphdef, max_new_tokens, self._eos_ids, sampling, observer))
+        show = None if observer is None else functools.partial(_shown_as_numpy, observer)
+        self._run = jax.jit(functools.partial(_generate, graphdef, max_new_tokens, self._eos_ids, sampling, show))
 
     def __call__(self, prompts: Sequence[Sequence[int]], *, seed: int = 0) -> list[list[int]]:
         """Goes on with each prompt.
@@ -160,6 +162,10 @@ def _generate(
     return jnp.where(tokens == vocab_size, _NO_TOKEN, tokens)
 
 
+def _shown_as_numpy(observer: Observer, tokens: Any) -> np.ndarray:
+    return observer(np.asarray(tokens))
+
+
 class _Watched(NamedTuple):
     """A model's cache, and whether its first step is still to come."""
 
@@ -179,9 +185,7 @@ def _with_end(
         is_over = jnp.isin(tokens, jnp.asarray(eos_ids, jnp.int32)) if eos_ids else jnp.zeros(tokens.shape, bool)
         if observer is not None:
             shown = jnp.where(cache.is_first | (tokens >= vocab_size), _NO_TOKEN, tokens)
-            is_over |= io_callback(
-                lambda shown: observer(np.asarray(shown)), jax.ShapeDtypeStruct(tokens.shape, bool), shown, ordered=True
-            )
+            is_over |= io_callback(observer, jax.ShapeDtypeStruct(tokens.shape, bool), shown, ordered=True)
         is_over = (is_over & ~cache.is_first)[:, None]
         logits, model = step_fn(jnp.clip(tokens, 0, vocab_size - 1), cache.model)
         logits = jnp.concatenate(
