@@ -77,7 +77,13 @@ class T5Config:
         if name not in _SIZES:
             raise ValueError(f"no published T5 is called {name!r}; there are {', '.join(_SIZES)}")
         num_layers, d_model, num_heads, d_k, d_ff = _SIZES[name]
-        sizes = {"num_layers": num_layers, "d_model": d_model, "num_heads": num_heads, "d_k": d_k, "d_ff": d_ff}
+        sizes: dict[str, Any] = {
+            "num_layers": num_layers,
+            "d_model": d_model,
+            "num_heads": num_heads,
+            "d_k": d_k,
+            "d_ff": d_ff,
+        }
         if "v1_1" in name:
             sizes |= {"activation": "gelu_tanh", "is_gated": True, "is_tied": False, "dropout_rate": 0.0}
         return cls(**sizes | overrides)

@@ -62,15 +62,14 @@ def write_config(config: TransformerConfig) -> dict[str, Any]:
     c = config
     wanted = {"pre_norm": False, "learned_positions": 0, "interleaved_sinusoids": False}
     wanted |= {"attention_bias": True, "logits_bias": True, "layer_norm_epsilon": 1e-5}
-    differing = {name: value for name, value in wanted.items() if getattr(c, name) != value}
-    differing |= {
-        name: None
-        for name in ("d_k", "d_v")
-        if (getattr(c, name) or c.d_model / c.num_heads) * c.num_heads != c.d_model
-    }
+    differing = [f"{name}={value}" for name, value in wanted.items() if getattr(c, name) != value]
+    differing += [
+        f"{k}=d_model/num_heads" for k in ("d_k", "d_v") if getattr(c, k) not in (None, c.d_model / c.num_heads)
+    ]
     if differing:
-        listed = ", ".join(f"{name}={value}" for name, value in differing.items())
-        raise ValueError(f"a Hugging Face MarianMTModel has {listed}; TransformerConfig.marian() is like this")
+        raise ValueError(
+            f"a Hugging Face MarianMTModel has {', '.join(differing)}; TransformerConfig.marian() is like this"
+        )
     names = {ours: theirs for theirs, ours in reversed(_ACTIVATIONS.items())}
     both = {
         f"{side}_{name}": value
