@@ -80,7 +80,8 @@ def log_prob_of(log_probs, start, tokens):
 
 
 def penalised(log_prob, length, alpha):
-    return log_prob / ((5 + length) / 6) ** alpha
+    """`alpha` may be a function of the length instead."""
+    return log_prob / (alpha(length) if callable(alpha) else ((5 + length) / 6) ** alpha)
 
 
 def exhaustive(log_probs, start, vocab_size, limit, alpha):
@@ -119,7 +120,7 @@ def assert_found(found, row, expected):
     np.testing.assert_allclose(found.scores[row], scores, rtol=1e-5, atol=1e-5)
 
 
-@functools.partial(jax.jit, static_argnames=("beam_size", "max_length", "alpha"))
+@functools.partial(jax.jit, static_argnames=("beam_size", "max_length", "alpha", "length_penalty_fn"))
 def toy_beam_search(toy, starts, limits, **options):
     return beam_search(toy_step(toy), toy_cache(toy), starts, length_limits=limits, eos_id=EOS, **options)
 
@@ -150,6 +151,26 @@ def test_equals_plain_beam_search(beam_size, alpha, seed, limits):
     found = toy_beam_search(toy, starts, np.array(limits), beam_size=beam_size, max_length=9, alpha=alpha)
     for row, limit in enumerate(limits):
         assert_found(found, row, plain_beam_search(toy_oracle(toy, row), starts[row], 11, beam_size, limit, alpha))
+
+
+def hugging_face_penalty(length):
+    return length**1.3
+
+
+def steps_penalty(length):
+    """The same for many lengths."""
+    return np.maximum(length // 3, 1)
+
+
+@pytest.mark.parametrize("penalty", [hugging_face_penalty, steps_penalty])
+@settings(deadline=None, max_examples=5)
+@given(seed=st.integers(0, 2**32 - 1), limits=st.tuples(*[st.integers(1, 9)] * 2))
+def test_any_length_penalty(penalty, seed, limits):
+    toy = make_toy(seed, batch=2, vocab_size=11, max_length=9)
+    starts, options = np.array([BOS, 7]), {"beam_size": 3, "max_length": 9}
+    found = toy_beam_search(toy, starts, np.array(limits), **options, length_penalty_fn=penalty)
+    for row, limit in enumerate(limits):
+        assert_found(found, row, plain_beam_search(toy_oracle(toy, row), starts[row], 11, 3, limit, penalty))
 
 
 @settings(deadline=None, max_examples=20)
@@ -383,7 +404,16 @@ def test_rejects(search, changed, message):
         search(**arguments | {"max_length": 5, "eos_id": EOS} | changed)
 
 
-@pytest.mark.parametrize(("option", "message"), [({"beam_size": 0}, "beam_size=0"), ({"alpha": -0.1}, "alpha=-0.1")])
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [
+        ({"beam_size": 0}, "beam_size=0"),
+        ({"alpha": -0.1}, "alpha=-0.1"),
+        ({"length_penalty_fn": lambda length: 1 / length}, "longer ones no less"),
+        ({"length_penalty_fn": lambda length: length - 1}, "every length a positive number"),
+        ({"length_penalty_fn": lambda length: length * np.nan}, "every length a positive number"),
+    ],
+)
 def test_beam_search_rejects(option, message):
     with pytest.raises(ValueError, match=message):
         beam_search(table_step(ENDS_SOON), None, jnp.array([BOS]), max_length=5, eos_id=EOS, **option)

@@ -66,6 +66,8 @@ class TestSinusoidal:
         table = sinusoidal_positions(jnp.arange(8), 6)
         np.testing.assert_array_equal(jax.jit(sinusoidal_positions, static_argnums=1)(positions, 6), table[positions])
         np.testing.assert_array_equal(sinusoidal_positions(jnp.array(7), 6), table[7])
+        halves = sinusoidal_positions(positions, 6, is_interleaved=False)
+        np.testing.assert_array_equal(halves, table[positions][..., [0, 2, 4, 1, 3, 5]])
         np.testing.assert_array_equal(sinusoidal_positions(positions.astype(jnp.int8), 6), table[positions])
 
     @settings(deadline=None, max_examples=30)

@@ -39,6 +39,7 @@ def test_defaults_are_the_base_model_and_valid():
     assert (config.optimizer.b1, config.optimizer.b2, config.optimizer.epsilon) == (0.9, 0.98, 1e-9)
     assert (config.decoding.beam_size, config.decoding.alpha, config.decoding.extra_length) == (4, 0.6, 50)
     validate(ExperimentConfig(model=TransformerConfig.big()))
+    validate(ExperimentConfig(model=TransformerConfig.marian(num_decoder_layers=1)))
 
 
 @pytest.mark.parametrize(
@@ -46,6 +47,16 @@ def test_defaults_are_the_base_model_and_valid():
     [
         ("model.num_layers", 0, "model.num_layers must be at least 1, got 0"),
         ("model.d_model", -4, "model.d_model must be at least 1, got -4"),
+        ("model.num_decoder_layers", 0, "model.num_decoder_layers must be at least 1, got 0"),
+        ("model.activation_dropout_rate", 1.0, r"model.activation_dropout_rate must be in \[0, 1\), got 1.0"),
+        (
+            "model.activation",
+            "tanh",
+            'model.activation must be "relu" or "gelu" or "gelu_tanh" or "swish", got \'tanh\'',
+        ),
+        ("model.pad_id", 1, "model.pad_id must be 0, which it is for the tokenizers, got 1"),
+        ("model.start_id", 0, "model.start_id must be 1, which it is for the tokenizers, got 0"),
+        ("model.eos_id", 0, "model.eos_id must be 2, which it is for the tokenizers, got 0"),
         ("num_steps", 0, "num_steps must be at least 1, got 0"),
         ("log_every", 0, "log_every must be at least 1, got 0"),
         ("checkpoint_every", 0, "checkpoint_every must be at least 1, got 0"),

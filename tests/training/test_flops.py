@@ -1,5 +1,6 @@
 """Model FLOPs against two independent counts of the same step: its jaxpr's matrix products, and XLA's cost analysis."""
 
+import dataclasses
 import functools
 import math
 
@@ -16,6 +17,8 @@ from tfx_jax.training.step import init_state, update
 
 SMALL = TransformerConfig(vocab_size=101, num_layers=3, d_model=24, num_heads=2, d_k=5, d_v=7, d_ff=40)
 PRE_NORM = TransformerConfig(vocab_size=50, num_layers=2, d_model=16, num_heads=4, d_ff=30, pre_norm=True)
+
+DEEPER_DECODER = dataclasses.replace(SMALL, num_layers=2, num_decoder_layers=3)
 
 
 def training_step(config, rows, source_length, target_length):
@@ -46,7 +49,9 @@ def flops_of_products(jaxpr):
     return total
 
 
-@pytest.mark.parametrize("config", [SMALL, PRE_NORM], ids=["d_k and d_v", "pre-norm"])
+@pytest.mark.parametrize(
+    "config", [SMALL, PRE_NORM, DEEPER_DECODER], ids=["d_k and d_v", "pre-norm", "more decoder layers"]
+)
 @pytest.mark.parametrize("shape", [(3, 11, 6), (2, 5, 9)])
 def test_equals_the_matrix_products_of_the_step(config, shape):
     step, arguments = training_step(config, *shape)
@@ -70,17 +75,18 @@ def searching(config, rows, beam_size, source_length, target_length):
     return functools.partial(search, graphdef, beam_size, 0.6, target_length - source_length), (params, None, source)
 
 
+@pytest.mark.parametrize("config", [SMALL, DEEPER_DECODER], ids=["equal", "more decoder layers"])
 @pytest.mark.parametrize("shape", [(3, 4, 11, 6), (2, 1, 5, 9)])
-def test_decoding_is_bounded_by_the_products_of_the_search(shape):
+def test_decoding_is_bounded_by_the_products_of_the_search(config, shape):
     """A query meets T keys of each of W beams T times, T (T + 1) / 2 of which are needed; the loop is counted once."""
-    program, arguments = searching(SMALL, *shape)
+    program, arguments = searching(config, *shape)
     jaxpr = jax.make_jaxpr(program)(*arguments).jaxpr
     (body,) = (equation.params["body_jaxpr"].jaxpr for equation in loops(jaxpr))
     rows, beam_size, _, length = shape
     computed = flops_of_products(jaxpr) + (length - 1) * flops_of_products(body)
     pairs = beam_size * length**2 - length * (length + 1) // 2
     unneeded = 2 * rows * beam_size * 3 * 2 * (5 + 7) * pairs  # layers, heads, d_k + d_v
-    assert computed - unneeded <= decoding_flops(SMALL, *shape) <= computed
+    assert computed - unneeded <= decoding_flops(config, *shape) <= computed
 
 
 def test_decoding_is_nearly_all_that_xla_counts(monkeypatch):

@@ -46,6 +46,7 @@ def beam_search(
     eos_id: int,
     pad_id: int = 0,
     alpha: float = 0.6,
+    length_penalty_fn: Callable[[np.ndarray], np.ndarray] | None = None,
 ) -> Decoded:
     r"""Searches for the hypotheses Y of highest score log P(Y) / ((5 + |Y|) / 6)^alpha.
 
@@ -70,6 +71,12 @@ def beam_search(
       eos_id: as for `greedy_search`.
       pad_id: as for `greedy_search`.
       alpha: 0 compares log-probabilities, which favours the short; more favours the long.
+      length_penalty_fn: from lengths |Y| to what divides their log-probabilities, instead of the equation; longer ones
+        must not have less. `lambda length: length**p` gives what Hugging Face's `generate` finds and scores with
+        `length_penalty=p, early_stopping="never"`. Its defaults stop before the search can know the best. Two more
+        differences: what it forces (`forced_eos_token_id`) counts as certain, where EOS at the limit has its
+        probability here, and what it forbids (`bad_words_ids`, which PAD is in for Marian) keeps its share of the
+        probabilities, unless `renormalize_logits` is set.
 
     Returns:
       The W best hypotheses of every row that were found, with their scores.
@@ -89,8 +96,13 @@ def beam_search(
         raise ValueError(f"alpha={alpha} is negative: the search could not tell when to stop; give alpha >= 0")
     buffer, limits = check_arguments(cache, start_tokens, max_length, length_limits, eos_id, pad_id)
     # One table for scores and bound alike: they must agree to the last bit for the bound to hold.
-    penalties = jnp.asarray(((5 + np.arange(max_length + 1)) / 6) ** alpha, jnp.float32)
-    penalties_at_limit = penalties[limits]
+    lengths = np.arange(1.0, max_length + 1)
+    penalties = ((5 + lengths) / 6) ** alpha if length_penalty_fn is None else length_penalty_fn(lengths)
+    penalties = np.broadcast_to(np.asarray(penalties, np.float32), lengths.shape)
+    if not (penalties[0] > 0 and np.all(np.diff(penalties) >= 0)):
+        raise ValueError("length_penalty_fn must give every length a positive number, and longer ones no less")
+    penalties = jnp.asarray(penalties)
+    penalties_at_limit = penalties[limits - 1]
 
     def may_improve(beams: _Beams) -> Bool[Array, ""]:
         # A log-probability only falls as a sequence grows, and no penalty exceeds the one at the limit. There a row has
@@ -106,7 +118,7 @@ def beam_search(
         past = _Past(beams.log_probs, *log_normaliser(logits))
         survivors, parents, tokens = _survivors(without_token(logits, eos_id), past, length >= limits)
         ended = _among_best(past.extended_by(logits[..., eos_id]), survivors)
-        finished_tokens, finished_scores = _keep_best(beams, ended / penalties[length], eos_id)
+        finished_tokens, finished_scores = _keep_best(beams, ended / penalties[length - 1], eos_id)
         return _Beams(
             length=length,
             tokens=write(jnp.take_along_axis(beams.tokens, parents[..., None], axis=1), length, tokens),

@@ -11,7 +11,7 @@ from jaxtyping import Array, Float, Int, Num
 
 
 def sinusoidal_positions(
-    positions: Int[Array, "*shape"], d_model: int, *, base: float = 10_000.0
+    positions: Int[Array, "*shape"], d_model: int, *, base: float = 10_000.0, is_interleaved: bool = True
 ) -> Float[Array, "*shape D"]:
     r"""Encodes each position as sines and cosines of geometrically spaced wavelengths, 2 pi to base * 2 pi.
 
@@ -23,6 +23,8 @@ def sinusoidal_positions(
       positions: token positions, counted from 0, any shape.
       d_model: D, even.
       base: the paper's 10,000.
+      is_interleaved: whether a sine and its cosine are side by side as in the paper; else all sines come first, as in
+        its authors' code and in Marian. For weights trained from scratch the order does not matter.
 
     Returns:
       float32 [*shape, D], within 3e-7 + 7.4e-10 * position of the exact value: 2e-5 at position 30,000, where angles
@@ -42,6 +44,8 @@ def sinusoidal_positions(
     steps = np.round(turns * 2.0**32).astype(np.int64).astype(np.int32)
     angle = positions[..., None].astype(jnp.int32) * np.expand_dims(steps, tuple(range(positions.ndim)))
     angle = angle.astype(jnp.float32) * (2 * np.pi / 2.0**32)
+    if not is_interleaved:
+        return jnp.concatenate([jnp.sin(angle), jnp.cos(angle)], axis=-1)
     return jnp.stack([jnp.sin(angle), jnp.cos(angle)], axis=-1).reshape(*positions.shape, d_model)
 
 

@@ -10,11 +10,13 @@ from tfx_jax.models.bert_heads import (
     BertTagger,
 )
 from tfx_jax.models.gpt import GPT, GPTConfig
+from tfx_jax.models.t5 import T5, T5Config
 from tfx_jax.models.transformer import Transformer, TransformerConfig
 from tfx_jax.models.vit import ViT, ViTClassifier, ViTConfig
 
 __all__ = [
     "GPT",
+    "T5",
     "Bert",
     "BertClassifier",
     "BertConfig",
@@ -24,6 +26,7 @@ __all__ = [
     "BertQuestionAnswering",
     "BertTagger",
     "GPTConfig",
+    "T5Config",
     "Transformer",
     "TransformerConfig",
     "ViT",

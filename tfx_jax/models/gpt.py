@@ -17,7 +17,7 @@ from tfx_jax.functional.dropout import dropout
 from tfx_jax.nn.attention import MultiHeadAttention
 from tfx_jax.nn.decoder_step import DecoderStep, KeysValues, Product, start_steps
 from tfx_jax.nn.embedding import Embedding, LearnedPositions
-from tfx_jax.nn.feed_forward import FeedForward
+from tfx_jax.nn.feed_forward import ACTIVATIONS, FeedForward
 from tfx_jax.nn.layers import EncoderLayer, Residual
 from tfx_jax.nn.normalization import LayerNorm
 from tfx_jax.nn.stack import scan_layers, stack_layers, unstack_layers
@@ -59,7 +59,7 @@ class GPTConfig:
     attention_dropout_rate: float = 0.1  # of the attention weights
     pre_norm: bool = True  # x + f(norm(x)) and a norm at the end, since GPT-2; GPT has norm(x + f(x))
     use_bias: bool = True  # whether projections, feed-forward layers and norms have offsets
-    activation: str = "gelu_tanh"  # or "gelu", the exact one, or "relu"
+    activation: str = "gelu_tanh"  # or another of `tfx_jax.nn.feed_forward.ACTIVATIONS`
     layer_norm_epsilon: float = 1e-5
     dtype: str = "float32"  # of the computation; parameters, logits and statistics stay float32
     remat: str = "none"  # what the backward pass computes again to save memory: "full" layers, all but the "dots"
@@ -82,13 +82,6 @@ class GPTConfig:
         elif name.startswith("gpt3"):
             sizes |= {"max_length": 2048}
         return cls(**sizes | overrides)
-
-
-ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
-    "gelu_tanh": functools.partial(jax.nn.gelu, approximate=True),
-    "gelu": functools.partial(jax.nn.gelu, approximate=False),
-    "relu": jax.nn.relu,
-}
 
 
 class GPT(nnx.Module):

@@ -17,32 +17,42 @@ from tfx_jax.functional.positions import sinusoidal_positions
 from tfx_jax.nn.attention import MultiHeadAttention
 from tfx_jax.nn.decoder_step import DecoderStep, KeysValues, Product, start_steps
 from tfx_jax.nn.embedding import Embedding, LearnedPositions
-from tfx_jax.nn.feed_forward import FeedForward
+from tfx_jax.nn.feed_forward import ACTIVATIONS, FeedForward
 from tfx_jax.nn.layers import DecoderLayer, EncoderLayer, Residual
 from tfx_jax.nn.normalization import LayerNorm
 from tfx_jax.nn.stack import scan_layers, stack_layers, unstack_layers
 
 PAD_ID = 0
 BOS_ID = 1
+EOS_ID = 2
 
 
-@dataclasses.dataclass
+@dataclasses.dataclass(unsafe_hash=True)  # a model keeps a copy of its own, as a static part
 class TransformerConfig:
     """Sizes of a Transformer; the defaults are the paper's base model (Table 3)."""
 
     vocab_size: int = 37_000  # one vocabulary for both languages
     num_layers: int = 6  # the paper's N, in the encoder and again in the decoder
+    num_decoder_layers: int | None = None  # None: num_layers
     d_model: int = 512
     num_heads: int = 8  # the paper's h
     d_k: int | None = None  # None: d_model / num_heads
     d_v: int | None = None  # None: d_k's default, d_model / num_heads
     d_ff: int = 2048
+    activation: str = "relu"  # or another of `tfx_jax.nn.feed_forward.ACTIVATIONS`
     dropout_rate: float = 0.1  # of each sublayer's output and of the sums of embeddings and positions
     attention_dropout_rate: float = 0.0  # of the attention weights; the paper's text has none
+    activation_dropout_rate: float = 0.0  # of the hidden units of a feed-forward layer; the paper has none
     pre_norm: bool = False  # norm(x + f(x)) as in the paper, or x + f(norm(x))
     learned_positions: int = 0  # 0: sinusoids; else the number of positions that have a learned vector
+    interleaved_sinusoids: bool = True  # a sine and its cosine side by side as in the paper, or all sines in front
+    scale_embedding: bool = True  # whether the vectors of tokens are multiplied by sqrt(d_model)
     attention_bias: bool = False  # whether the attention's projections have offsets
+    logits_bias: bool = False  # whether the output layer has an offset for each token
     layer_norm_epsilon: float = 1e-6
+    pad_id: int = PAD_ID  # the token that fills a row
+    start_id: int = BOS_ID  # the one that the decoder reads first
+    eos_id: int = EOS_ID  # the one that ends a sentence; for whoever searches, the model itself does not care
     dtype: str = "float32"  # of the computation; parameters, logits and statistics stay float32
     remat: str = "none"  # what the backward pass computes again to save memory: "full" layers, all but the "dots"
 
@@ -51,9 +61,19 @@ class TransformerConfig:
         """The paper's big model (Table 3, last row)."""
         return cls(**{"d_model": 1024, "num_heads": 16, "d_ff": 4096, "dropout_rate": 0.3} | overrides)
 
+    @classmethod
+    def marian(cls, **overrides: Any) -> "TransformerConfig":
+        """The Transformer of Marian (Junczys-Dowmunt et al., 2018), as which `tfx_jax.models.hf` saves a model.
+
+        The released ones of OPUS-MT (Tiedemann and Thottingal, 2020) are like this too, but for their tokens: 0 ends a
+        sentence, the last of the vocabulary starts and pads it.
+        """
+        own = {"activation": "swish", "attention_bias": True, "logits_bias": True}
+        return cls(**own | {"interleaved_sinusoids": False, "layer_norm_epsilon": 1e-5} | overrides)
+
 
 class Transformer(nnx.Module):
-    """Encoder and decoder over one shared embedding; 0 is the padding token, 1 the one that starts a target."""
+    """Encoder and decoder over one shared embedding."""
 
     def __init__(
         self,
@@ -70,9 +90,13 @@ class Transformer(nnx.Module):
           rngs: stream `params`.
 
         Raises:
-          ValueError: if the sizes contradict each other.
+          ValueError: if the sizes contradict each other, or there is no such activation or start token.
         """
         c = config
+        if c.activation not in ACTIVATIONS:
+            raise ValueError(f"activation={c.activation!r} is none of {', '.join(ACTIVATIONS)}")
+        if not 0 <= c.start_id < c.vocab_size:
+            raise ValueError(f"start_id={c.start_id} is no token of a vocabulary of {c.vocab_size}")
         if None in (c.d_k, c.d_v) and c.d_model % c.num_heads:
             raise ValueError(f"d_model={c.d_model} is not divisible by num_heads={c.num_heads}; give d_k and d_v")
         dtype = jnp.dtype(c.dtype)
@@ -87,19 +111,27 @@ class Transformer(nnx.Module):
             attention_fn=attention_fn,
             dtype=dtype,
         )
-        feed_forward = functools.partial(FeedForward, c.d_model, c.d_ff, dtype=dtype)
+        feed_forward = functools.partial(
+            FeedForward,
+            c.d_model,
+            c.d_ff,
+            activation_fn=ACTIVATIONS[c.activation],
+            dropout_rate=c.activation_dropout_rate,
+            dtype=dtype,
+        )
         residual = functools.partial(
             Residual, c.d_model, dropout_rate=c.dropout_rate, pre_norm=c.pre_norm, epsilon=c.layer_norm_epsilon
         )
         norm = functools.partial(LayerNorm, c.d_model, epsilon=c.layer_norm_epsilon)
 
-        self.embedding = Embedding(c.vocab_size, c.d_model, dtype=dtype, rngs=rngs)
+        scale = None if c.scale_embedding else 1.0
+        self.embedding = Embedding(c.vocab_size, c.d_model, scale=scale, dtype=dtype, rngs=rngs)
         self.encoder_layers = stack_layers(
             lambda rngs: EncoderLayer(attention(rngs=rngs), feed_forward(rngs=rngs), residual), c.num_layers, rngs
         )
         self.decoder_layers = stack_layers(
             lambda rngs: DecoderLayer(attention(rngs=rngs), attention(rngs=rngs), feed_forward(rngs=rngs), residual),
-            c.num_layers,
+            c.num_layers if c.num_decoder_layers is None else c.num_decoder_layers,
             rngs,
         )
         self.encoder_norm = norm() if c.pre_norm else None
@@ -107,8 +139,8 @@ class Transformer(nnx.Module):
         learned = functools.partial(LearnedPositions, c.learned_positions, c.d_model)
         self.source_positions = learned(rngs=rngs) if c.learned_positions else None
         self.target_positions = learned(rngs=rngs) if c.learned_positions else None
-        self.dropout_rate = c.dropout_rate
-        self.remat = c.remat
+        self.logits_bias = nnx.Param(jnp.zeros(c.vocab_size)) if c.logits_bias else None
+        self.config = dataclasses.replace(c)
 
     def __call__(
         self,
@@ -121,7 +153,7 @@ class Transformer(nnx.Module):
         """Scores every next target token, given the source and the target tokens before it (teacher forcing).
 
         Args:
-          source: source tokens, 0 where there is none.
+          source: source tokens, `config.pad_id` where there is none.
           target: target tokens to be predicted; the decoder reads them shifted right behind the start token.
           rngs: stream `dropout`; None means evaluation.
           return_attention: also return every attention map.
@@ -131,32 +163,31 @@ class Transformer(nnx.Module):
           "encoder/0/self" [B, N, S, S], "decoder/0/self" [B, N, T, T], "decoder/0/cross" [B, N, T, S] and so on.
         """
         memory, encoder_maps = self.encode(source, rngs=rngs, return_attention=return_attention)
-        start = jnp.full_like(target[:, :1], BOS_ID)
-        inputs = jnp.concatenate([start, target[:, :-1]], axis=1)
+        inputs = shift_right(target, self.config.start_id)
         x = self._embed(inputs, jnp.arange(inputs.shape[1]), self.target_positions, rngs)
-        mask = source_mask(source)
+        mask = source_mask(source, self.config.pad_id)
 
         def decode(layer: DecoderLayer, x: Array, rngs: nnx.Rngs | None) -> tuple[Array, Any]:
             return layer(x, memory, memory_mask=mask, rngs=rngs, return_weights=return_attention)
 
-        x, decoder_maps = scan_layers(decode, self.decoder_layers, x, rngs, remat=self.remat)
+        x, decoder_maps = scan_layers(decode, self.decoder_layers, x, rngs, remat=self.config.remat)
         logits = self._logits(x)
         if not return_attention:
             return logits
-        return logits, encoder_maps | _named_maps("decoder", decoder_maps)
+        return logits, encoder_maps | named_maps("decoder", decoder_maps)
 
     def encode(
         self, source: Int[Array, "B S"], *, rngs: nnx.Rngs | None = None, return_attention: bool = False
     ) -> tuple[Float[Array, "B S D"], dict[str, Array]]:
         """Returns the encoder's output and its attention maps (an empty dictionary unless asked for)."""
         x = self._embed(source, jnp.arange(source.shape[1]), self.source_positions, rngs)
-        mask = source_mask(source)
+        mask = source_mask(source, self.config.pad_id)
 
         def encode(layer: EncoderLayer, x: Array, rngs: nnx.Rngs | None) -> tuple[Array, Any]:
             return layer(x, mask=mask, rngs=rngs, return_weights=return_attention)
 
-        x, maps = scan_layers(encode, self.encoder_layers, x, rngs, remat=self.remat)
-        return (x if self.encoder_norm is None else self.encoder_norm(x)), _named_maps("encoder", maps)
+        x, maps = scan_layers(encode, self.encoder_layers, x, rngs, remat=self.config.remat)
+        return (x if self.encoder_norm is None else self.encoder_norm(x)), named_maps("encoder", maps)
 
     def decoder(self, *, int8: bool = False) -> "Decoder":
         """The weights of the decoder, arranged for decoding: once for all the batches that `start_decoding` will see.
@@ -164,10 +195,10 @@ class Transformer(nnx.Module):
         Args:
           int8: whether products with weights are of integers, see `tfx_jax.functional.int8_product`.
         """
-        embedding = self.embedding
+        embedding, bias = self.embedding, None if self.logits_bias is None else self.logits_bias[...]
         return Decoder(
             [DecoderStep(layer, int8=int8) for layer in unstack_layers(self.decoder_layers)],
-            Product(embedding.table[...].T, dtype=embedding.dtype, int8=int8),
+            Product(embedding.table[...].T, bias, dtype=embedding.dtype, int8=int8),
         )
 
     def start_decoding(
@@ -184,7 +215,7 @@ class Transformer(nnx.Module):
         sentences, those of a sentence next to each other.
 
         Args:
-          source: source tokens, 0 where there is none.
+          source: source tokens, `config.pad_id` where there is none.
           max_length: how many target tokens the cache has room for.
           num_beams: W, rows of each sentence.
           decoder: what `decoder()` returned; None means to arrange the weights here.
@@ -199,7 +230,7 @@ class Transformer(nnx.Module):
         if positions is not None and max_length > positions.table.shape[0]:
             raise ValueError(f"max_length={max_length}, but there are {positions.table.shape[0]} learned positions")
         memory, _ = self.encode(source)
-        memory_mask = source_mask(source)
+        memory_mask = source_mask(source, self.config.pad_id)
         steps, output = self.decoder() if decoder is None else decoder
         projected = jax.vmap(lambda layer: layer.cross_attention.project_memory(memory))(self.decoder_layers)
         memories = [KeysValues.of(*jax.tree.map(operator.itemgetter(index), projected)) for index in range(len(steps))]
@@ -229,12 +260,17 @@ class Transformer(nnx.Module):
         rngs: nnx.Rngs | None,
     ) -> Float[Array, "B T D"]:
         x = self.embedding(tokens)
-        vectors = sinusoidal_positions(positions, x.shape[-1]) if learned is None else learned(positions)
-        x = x + vectors[None].astype(x.dtype)
-        return dropout(x, self.dropout_rate, rngs.dropout() if rngs is not None and self.dropout_rate else None)
+        if learned is None:
+            is_interleaved = self.config.interleaved_sinusoids
+            vectors = sinusoidal_positions(positions, x.shape[-1], is_interleaved=is_interleaved)
+        else:
+            vectors = learned(positions)
+        x, rate = x + vectors[None].astype(x.dtype), self.config.dropout_rate
+        return dropout(x, rate, rngs.dropout() if rngs is not None and rate else None)
 
     def _logits(self, x: Float[Array, "B T D"]) -> Float[Array, "B T V"]:
-        return self.embedding.attend(x if self.decoder_norm is None else self.decoder_norm(x))
+        logits = self.embedding.attend(x if self.decoder_norm is None else self.decoder_norm(x))
+        return logits if self.logits_bias is None else logits + self.logits_bias[...][None, None]
 
 
 class Decoder(NamedTuple):
@@ -244,12 +280,21 @@ class Decoder(NamedTuple):
     output: Product
 
 
-def source_mask(source: Int[Array, "B S"]) -> Bool[Array, "B 1 1 S"]:
+def source_mask(source: Int[Array, "B S"], pad_id: int) -> Bool[Array, "B 1 1 S"]:
     """Hides padding tokens from every query."""
-    return (source != PAD_ID)[:, None, None, :]
+    return (source != pad_id)[:, None, None, :]
 
 
-def _named_maps(prefix: str, maps: dict[str, Array] | None) -> dict[str, Array]:
+def shift_right(target: Int[Array, "B T"], start_id: int) -> Int[Array, "B T"]:
+    """What a decoder reads to predict `target`.
+
+    >>> shift_right(jnp.array([[5, 6, 2]]), 1).tolist()
+    [[1, 5, 6]]
+    """
+    return jnp.concatenate([jnp.full_like(target[:, :1], start_id), target[:, :-1]], axis=1)
+
+
+def named_maps(prefix: str, maps: dict[str, Array] | None) -> dict[str, Array]:
     """Splits maps stacked over layers into one entry for each layer and kind."""
     return {
         f"{prefix}/{index}/{kind}": weights

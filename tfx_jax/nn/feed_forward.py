@@ -1,5 +1,6 @@
 """The position-wise feed-forward network with its parameters."""
 
+import functools
 from collections.abc import Callable
 
 import jax
@@ -9,6 +10,14 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
 from tfx_jax.functional.feed_forward import feed_forward
+
+# By the names that configurations have for them.
+ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
+    "relu": jax.nn.relu,
+    "gelu": functools.partial(jax.nn.gelu, approximate=False),
+    "gelu_tanh": functools.partial(jax.nn.gelu, approximate=True),
+    "swish": jax.nn.swish,
+}
 
 
 class FeedForward(nnx.Module):

@@ -10,7 +10,8 @@ from typing import Any
 from etils import epath
 
 from tfx_jax.errors import UserError
-from tfx_jax.models.transformer import TransformerConfig
+from tfx_jax.models.transformer import BOS_ID, EOS_ID, PAD_ID, TransformerConfig
+from tfx_jax.nn.feed_forward import ACTIVATIONS
 
 
 @dataclasses.dataclass
@@ -145,15 +146,18 @@ _AT_LEAST_ZERO = (
     "hang_seconds",
 )
 _CHOICES = {
+    "model.activation": tuple(ACTIVATIONS),
     "model.dtype": ("float32", "bfloat16"),
     "model.remat": ("none", "full", "dots"),
     "data.tokenizer": ("sentencepiece", "words"),
     "optimizer.name": ("adam", "adamw", "adafactor"),
     "bad_steps": ("stop", "skip"),
 }
+_TOKENS = {"model.pad_id": PAD_ID, "model.start_id": BOS_ID, "model.eos_id": EOS_ID}
 _BELOW_ONE = (
     "model.dropout_rate",
     "model.attention_dropout_rate",
+    "model.activation_dropout_rate",
     "optimizer.b1",
     "optimizer.b2",
     "label_smoothing",
@@ -170,6 +174,11 @@ def validate(config: ExperimentConfig) -> ExperimentConfig:
     for name in _BELOW_ONE:
         if not 0.0 <= values[name] < 1.0:
             raise UserError(f"config.{name} must be in [0, 1), got {values[name]}")
+    if model.num_decoder_layers is not None and not model.num_decoder_layers >= 1:
+        raise UserError(f"config.model.num_decoder_layers must be at least 1, got {model.num_decoder_layers}")
+    for name, token in _TOKENS.items():
+        if values[name] != token:
+            raise UserError(f"config.{name} must be {token}, which it is for the tokenizers, got {values[name]}")
     if model.d_model % 2 and not model.learned_positions:
         raise UserError(f"config.model.d_model must be even for sinusoidal positions, got {model.d_model}")
     if None in (model.d_k, model.d_v) and model.d_model % model.num_heads:

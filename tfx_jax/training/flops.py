@@ -74,8 +74,9 @@ def training_flops(config: TransformerConfig, rows: int, source_length: int, tar
     projection, feed_forward, pair = _weights(c)
     encoder_layer = s * (2 * projection + feed_forward)
     decoder_layer = t * (3 * projection + feed_forward) + s * projection
-    weights = c.num_layers * (encoder_layer + decoder_layer) + t * c.d_model * c.vocab_size
-    attention = c.num_layers * pair * (s * s + t * t + t * s)
+    num_decoder_layers = _num_decoder_layers(c)
+    weights = c.num_layers * encoder_layer + num_decoder_layers * decoder_layer + t * c.d_model * c.vocab_size
+    attention = pair * (c.num_layers * s * s + num_decoder_layers * (t * t + t * s))
     return 6 * rows * (weights + attention)
 
 
@@ -92,10 +93,15 @@ def decoding_flops(config: TransformerConfig, rows: int, beam_size: int, source_
     """
     c, s, t = config, source_length, target_length
     projection, feed_forward, pair = _weights(c)
-    once = c.num_layers * s * (3 * projection + feed_forward + s * pair)
-    weights = c.num_layers * (3 * projection + feed_forward) + c.d_model * c.vocab_size
-    attention = c.num_layers * pair * (t * (t + 1) // 2 + t * s)
+    num_decoder_layers = _num_decoder_layers(c)
+    once = s * (c.num_layers * (2 * projection + feed_forward + s * pair) + num_decoder_layers * projection)
+    weights = num_decoder_layers * (3 * projection + feed_forward) + c.d_model * c.vocab_size
+    attention = num_decoder_layers * pair * (t * (t + 1) // 2 + t * s)
     return 2 * rows * (once + beam_size * (t * weights + attention))
+
+
+def _num_decoder_layers(config: TransformerConfig) -> int:
+    return config.num_layers if config.num_decoder_layers is None else config.num_decoder_layers
 
 
 def _weights(config: TransformerConfig) -> tuple[int, int, int]:

@@ -21,9 +21,11 @@ from jax.typing import DTypeLike
 
 from tfx_jax.errors import UserError
 from tfx_jax.models.gpt import GPT
-from tfx_jax.models.hf import bert, gpt, vit
+from tfx_jax.models.hf import bert, gpt, marian, t5, vit
 from tfx_jax.models.hf.folder import Fields, Tensors, read_json, write_folder
 from tfx_jax.models.hf.names import Row, read_params, write_params
+from tfx_jax.models.t5 import T5
+from tfx_jax.models.transformer import Transformer
 
 
 class Family(NamedTuple):
@@ -61,6 +63,26 @@ _GPT2 = Family(
     ignored=(r"lm_head\.weight", r"h\.\d+\.attn\.(bias|masked_bias)"),
 )
 _GPT1 = _GPT2._replace(read_config=gpt.read_gpt1_config)
+_T5 = Family(
+    T5,
+    t5.read_config,
+    t5.write_config,
+    t5.make_model,
+    t5.rows,
+    ignored=(
+        r"(encoder|decoder)\.embed_tokens\.weight",
+        r"lm_head\.weight",
+        r"decoder\.block\.0\.layer\.1\.EncDecAttention\.relative_attention_bias\.weight",  # of no use to anyone
+    ),
+)
+_MARIAN = Family(
+    Transformer,
+    marian.read_config,
+    marian.write_config,
+    marian.make_model,
+    marian.rows,
+    ignored=(r"model\.(encoder|decoder)\.embed_(tokens|positions)\.weight", r"lm_head\.weight"),
+)
 
 
 def _with_heads(module: Any, architecture: str) -> Family:
@@ -83,12 +105,17 @@ FAMILIES: dict[str, Family] = {
     "GPT2LMHeadModel": _GPT2,
     "OpenAIGPTLMHeadModel": _GPT1,
     **{name: _with_heads(module, name) for module in (bert, vit) for name in module.HEADS},
+    "T5ForConditionalGeneration": _T5,
+    "T5WithLMHeadModel": _T5,  # as it was called once
+    "MarianMTModel": _MARIAN,
 }
 _BY_MODEL_TYPE = {
     "gpt2": "GPT2LMHeadModel",
     "openai-gpt": "OpenAIGPTLMHeadModel",
     "bert": "BertModel",
     "vit": "ViTModel",
+    "t5": "T5ForConditionalGeneration",
+    "marian": "MarianMTModel",
 }
 
 

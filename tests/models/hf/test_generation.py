@@ -1,0 +1,146 @@
+"""Greedy and beam search of encoder-decoders against `generate` of transformers, on random weights in float32."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from tfx_jax.functional import beam_search, greedy_search
+from tfx_jax.models import hf
+
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
+pytestmark = pytest.mark.parity
+
+B, S, V, L = 12, 9, 29, 24
+
+
+def make_t5(**overrides):
+    sizes = {"num_layers": 2, "num_decoder_layers": 1, "d_model": 16, "d_kv": 5, "d_ff": 24, "num_heads": 3}
+    config = transformers.T5Config(vocab_size=V, **sizes, decoder_start_token_id=0, **overrides)
+    net = transformers.T5ForConditionalGeneration(config)
+    if not net.config.scale_decoder_outputs:
+        net.lm_head.weight = torch.nn.Parameter(torch.randn(V, 16))
+    return net
+
+
+def make_marian():
+    both = {"layers": 1, "attention_heads": 2, "ffn_dim": 24}
+    config = transformers.MarianConfig(
+        vocab_size=V,
+        d_model=16,
+        **{f"{side}_{name}": size for side in ("encoder", "decoder") for name, size in both.items()},
+        activation_function="swish",
+        scale_embedding=True,
+        pad_token_id=V - 1,
+        decoder_start_token_id=V - 1,
+        eos_token_id=0,
+        forced_eos_token_id=None,
+        max_position_embeddings=40,
+    )
+    return transformers.MarianMTModel(config)
+
+
+MAKERS = {
+    "t5": make_t5,
+    "t5-v1_1": functools.partial(make_t5, feed_forward_proj="gated-gelu", tie_word_embeddings=False),
+    "marian": make_marian,
+}
+
+
+def train_a_little(net, source, pad_id, start_id, eos_id):
+    """Until some sentences end early and some late: untrained, a net says one thing for ever."""
+    rng = np.random.default_rng(1)
+    target = rng.integers(2, V - 1, (B, 12))
+    ends = rng.integers(1, 12, (B, 1))
+    target = np.where(np.arange(12) == ends, eos_id, np.where(np.arange(12) > ends, pad_id, target))
+    inputs = np.concatenate([np.full((B, 1), start_id), target[:, :-1]], axis=1)
+    source, target, inputs = (torch.tensor(array) for array in (source, target, inputs))
+    optimizer = torch.optim.Adam(net.parameters(), 1e-2)
+    for _ in range(60):
+        mask = (source != pad_id).long()
+        logits = net(input_ids=source, attention_mask=mask, decoder_input_ids=inputs).logits
+        loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), target.flatten(), ignore_index=pad_id)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+
+
+@pytest.fixture(scope="module", params=list(MAKERS))
+def case(request, tmp_path_factory):
+    """A net of theirs, ours of the same weights, and sources of several lengths."""
+    torch.manual_seed(7)
+    torch.set_num_threads(1)
+    net, rng = MAKERS[request.param]().eval(), np.random.default_rng(0)
+    ids = [getattr(net.config, f"{name}_token_id") for name in ("pad", "decoder_start", "eos")]
+    source = rng.integers(2, V - 1, (B, S))
+    source[np.arange(S) >= rng.integers(3, S + 1, (B, 1))] = ids[0]
+    train_a_little(net, source, *ids)
+    folder = tmp_path_factory.mktemp(request.param)
+    net.save_pretrained(folder)
+    return net, hf.load(folder), source
+
+
+def generate(net, model, source, **options):
+    """What transformers finds, PAD where it stopped, and the scores if there are any."""
+    found = net.generate(
+        torch.tensor(source),
+        attention_mask=torch.tensor(source != model.config.pad_id).long(),
+        max_new_tokens=L,
+        do_sample=False,
+        output_scores=True,
+        return_dict_in_generate=True,
+        suppress_tokens=[model.config.pad_id],
+        renormalize_logits=True,
+        **options,
+    )
+    tokens = found.sequences.numpy()[:, 1:]
+    tokens = np.pad(tokens, ((0, 0), (0, L - tokens.shape[1])), constant_values=model.config.pad_id)
+    # Where PAD is 0, their beam search fills rows with EOS.
+    has_ended = np.cumsum(tokens == model.config.eos_id, axis=1) - (tokens == model.config.eos_id) > 0
+    tokens[has_ended] = model.config.pad_id
+    return tokens, found.get("sequences_scores")
+
+
+def search(model, source, search_fn, num_beams=1, **options):
+    c = model.config
+
+    @jax.jit
+    def run(model, source):
+        step_fn, cache = model.start_decoding(source, max_length=L, num_beams=num_beams)
+        starts = jnp.full(source.shape[:1], c.start_id)
+        return search_fn(step_fn, cache, starts, max_length=L, eos_id=c.eos_id, pad_id=c.pad_id, **options)
+
+    return jax.tree.map(np.asarray, run(model, jnp.asarray(source, jnp.int32)))
+
+
+def lengths(tokens, model):
+    return (tokens != model.config.pad_id).sum(axis=-1)
+
+
+def test_greedy_search_is_theirs(case):
+    net, model, source = case
+    want, _ = generate(net, model, source)
+    got, _ = search(model, source, greedy_search)
+    np.testing.assert_array_equal(got[:, :-1], want[:, :-1])
+    has_ended = (want == model.config.eos_id).any(axis=1)  # at the limit theirs ends anyhow, ours with EOS
+    np.testing.assert_array_equal(got[has_ended, -1], want[has_ended, -1])
+    assert len(set(lengths(want, model)[has_ended])) > 3
+
+
+@pytest.mark.parametrize(("num_beams", "power"), [(4, 0.0), (2, 0.7), (4, 1.0)])
+def test_beam_search_is_theirs_that_never_stops_early(case, num_beams, power):
+    net, model, source = case
+    options = {"num_beams": num_beams, "num_return_sequences": num_beams}
+    want, scores = generate(net, model, source, **options, length_penalty=power, early_stopping="never")
+    penalty = {"length_penalty_fn": lambda length: length**power} if power else {"alpha": 0.0}
+    found = search(model, source, beam_search, num_beams, beam_size=num_beams, **penalty)
+    want, scores = want.reshape(found.tokens.shape), scores.numpy().reshape(found.scores.shape)
+    # At the limit theirs ends anyhow, which makes another search of it.
+    have_ended = (want == model.config.eos_id).any(axis=2).all(axis=1)
+    np.testing.assert_array_equal(found.tokens[have_ended], want[have_ended])
+    np.testing.assert_allclose(found.scores[have_ended], scores[have_ended], rtol=1e-4)
+    assert have_ended.sum() >= B / 2
+    assert len(set(lengths(want, model)[have_ended].ravel())) > 3

@@ -1,0 +1,208 @@
+"""The Transformer as a MarianMTModel in Hugging Face folders, and against transformers."""
+
+import dataclasses
+import functools
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import safetensors.numpy
+from flax import nnx
+
+from tfx_jax.errors import UserError
+from tfx_jax.models import Transformer, TransformerConfig, hf
+
+V, T = 41, 13
+SIZES = {"vocab_size": V, "num_layers": 3, "num_decoder_layers": 2, "d_model": 12, "num_heads": 3, "d_ff": 20}
+VARIANTS = {
+    # As released: the last token pads and starts, 0 ends.
+    "opus": {"pad_id": V - 1, "start_id": V - 1, "eos_id": 0, "activation_dropout_rate": 0.1},
+    # As trained here, with the ids of our tokenizers.
+    "ours": {"activation": "relu", "dropout_rate": 0.3, "attention_dropout_rate": 0.1},
+    "other": {"activation": "gelu", "scale_embedding": False, "num_decoder_layers": 3},
+}
+
+
+@functools.cache
+def make_model(variant):
+    config = TransformerConfig.marian(**SIZES | VARIANTS[variant])
+    graphdef, params = nnx.split(nnx.eval_shape(lambda: Transformer(config, rngs=nnx.Rngs(0))))
+    rng = np.random.default_rng(0)
+
+    def draw(path, leaf):
+        mean = 1.0 if jax.tree_util.keystr(path).endswith("['scale']") else 0.0
+        return jnp.asarray(rng.normal(mean, 0.2, leaf.shape), leaf.dtype)
+
+    return nnx.merge(graphdef, jax.tree_util.tree_map_with_path(draw, nnx.to_pure_dict(params)))
+
+
+def texts(config):
+    """Sources with padding behind, in front and nowhere; targets."""
+    rng = np.random.default_rng(1)
+    source, target = rng.integers(3, V - 1, (3, 17)), rng.integers(3, V - 1, (3, T))
+    source[0, 11:] = source[1, :4] = config.pad_id
+    return source, target
+
+
+def change(folder, **fields):
+    path = folder / "config.json"
+    values = json.loads(path.read_text()) | fields
+    path.write_text(json.dumps({name: value for name, value in values.items() if value != "left out"}))
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_what_is_saved_is_loaded(tmp_path, variant):
+    model = make_model(variant)
+    hf.save(model, tmp_path)
+    loaded = hf.load(tmp_path)
+    assert loaded.config == model.config
+    assert jax.tree.all(jax.tree.map(lambda a, b: bool((a == b).all()), loaded, model))
+    bias = safetensors.numpy.load_file(tmp_path / "model.safetensors")["final_logits_bias"]
+    np.testing.assert_array_equal(bias, model.logits_bias[...][None])
+
+
+def test_older_folders_have_copies_and_sinusoids(tmp_path):
+    hf.save(make_model("opus"), tmp_path)
+    tensors = safetensors.numpy.load_file(tmp_path / "model.safetensors")
+    for name in ("lm_head", "model.encoder.embed_tokens", "model.decoder.embed_tokens"):
+        tensors[f"{name}.weight"] = tensors["model.shared.weight"]
+    for side in ("encoder", "decoder"):
+        tensors[f"model.{side}.embed_positions.weight"] = np.zeros((512, 12), np.float32)
+    safetensors.numpy.save_file(tensors, tmp_path / "model.safetensors")
+    change(tmp_path, architectures="left out", static_position_embeddings=True, num_beams=6)
+    assert jax.tree.all(jax.tree.map(lambda a, b: bool((a == b).all()), hf.load(tmp_path), make_model("opus")))
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"activation_function": "tanh"}, "activation_function is 'tanh', but only swish, silu, "),
+        ({"decoder_vocab_size": V + 1}, "decoder_vocab_size is 42, but only 41 is supported"),
+        ({"decoder_ffn_dim": 24}, "decoder_ffn_dim is 24, but only 20 is supported"),
+        ({"decoder_attention_heads": 2}, "decoder_attention_heads is 2, but only 3 is supported"),
+        ({"share_encoder_decoder_embeddings": False}, "share_encoder_decoder_embeddings is False"),
+        ({"tie_word_embeddings": False}, "tie_word_embeddings is False"),
+        ({"encoder_layerdrop": 0.1}, "encoder_layerdrop is 0.1, but only 0.0 is supported"),
+        ({"decoder_start_token_id": "left out"}, "start_id=58100 is no token of a vocabulary of 41"),
+        ({"encoder_attention_heads": 5, "decoder_attention_heads": 5}, "d_model=12 is not divisible by num_heads=5"),
+        ({"encoder_layers": 4}, "the tensor model.encoder.layers.3.self_attn.q_proj.weight is missing"),
+    ],
+)
+def test_refuses_what_differs(tmp_path, fields, message):
+    hf.save(make_model("opus"), tmp_path)
+    change(tmp_path, **fields)
+    with pytest.raises(UserError, match=message) as caught:
+        hf.load(tmp_path)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"pre_norm": True}, "has pre_norm=False;"),
+        ({"learned_positions": 50}, "has learned_positions=0;"),
+        ({"interleaved_sinusoids": True, "logits_bias": False}, "has interleaved_sinusoids=False, logits_bias=True;"),
+        ({"attention_bias": False, "layer_norm_epsilon": 1e-6}, "has attention_bias=True, layer_norm_epsilon=1e-05;"),
+        ({"d_k": 3}, "has d_k=d_model/num_heads;"),
+        ({"d_v": 5}, "has d_v=d_model/num_heads;"),
+    ],
+)
+def test_refuses_to_save_what_marian_has_not(tmp_path, fields, message):
+    config = TransformerConfig.marian(**SIZES | fields)
+    model = nnx.eval_shape(lambda: Transformer(config, rngs=nnx.Rngs(0)))
+    with pytest.raises(ValueError, match=rf"{message} TransformerConfig.marian\(\) is like this$"):
+        hf.save(model, tmp_path)
+
+
+def test_sizes_of_head_may_be_given(tmp_path):
+    hf.save(make_model("ours"), tmp_path)
+    want = (tmp_path / "config.json").read_text()
+    model = nnx.clone(make_model("ours"))
+    model.config = dataclasses.replace(model.config, d_k=4, d_v=4)
+    hf.save(model, tmp_path)
+    assert (tmp_path / "config.json").read_text() == want
+
+
+def test_parameters_of_opus():
+    """A base model of 58,101 tokens: what the released English-German one has, sinusoids not counted."""
+    config = TransformerConfig.marian(vocab_size=58_101)
+    model = nnx.eval_shape(lambda: Transformer(config, rngs=nnx.Rngs(0)))
+    attention, norm, feed_forward = 4 * (512 + 1) * 512, 2 * 512, 512 * 2048 * 2 + 2048 + 512
+    layers = 6 * (attention + feed_forward + 2 * norm) + 6 * (2 * attention + feed_forward + 3 * norm)
+    assert sum(leaf.size for leaf in jax.tree.leaves(nnx.state(model))) == 58_101 * 512 + layers + 58_101
+
+
+@pytest.mark.parity
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_their_net_of_our_folder_says_the_same(tmp_path, variant):
+    """Logits and attention maps, from our parameters and then from theirs."""
+    torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
+    torch.set_num_threads(1)
+    model = make_model(variant)
+    hf.save(model, tmp_path)
+    net, info = transformers.MarianMTModel.from_pretrained(
+        tmp_path, output_loading_info=True, attn_implementation="eager"
+    )
+    assert not any(info.values())
+    c, (source, target) = model.config, texts(model.config)
+    inputs = np.concatenate([np.full((3, 1), c.start_id), target[:, :-1]], axis=1)
+
+    def their_answer(net):
+        with torch.no_grad():
+            return net.eval()(
+                input_ids=torch.tensor(source),
+                attention_mask=torch.tensor(source != c.pad_id).long(),
+                decoder_input_ids=torch.tensor(inputs),
+                output_attentions=True,
+            )
+
+    forward = jax.jit(lambda model: model(jnp.asarray(source), jnp.asarray(target), return_attention=True))
+    answer, (logits, maps) = their_answer(net), forward(model)
+    np.testing.assert_allclose(logits, answer.logits, atol=1e-5)
+    theirs = {f"encoder/{index}/self": weights for index, weights in enumerate(answer.encoder_attentions)}
+    theirs |= {f"decoder/{index}/self": weights for index, weights in enumerate(answer.decoder_attentions)}
+    theirs |= {f"decoder/{index}/cross": weights for index, weights in enumerate(answer.cross_attentions)}
+    assert theirs.keys() == maps.keys()
+    for name, weights in theirs.items():
+        np.testing.assert_allclose(maps[name], weights, atol=1e-5, err_msg=name)
+    assert abs(answer.logits).max() > 0.3
+
+    net.save_pretrained(tmp_path / "theirs")
+    again = hf.load(tmp_path / "theirs")
+    assert again.config == model.config
+    assert jax.tree.all(jax.tree.map(lambda a, b: bool((a == b).all()), again, model))
+    hf.save(again, tmp_path / "ours")
+    reloaded = transformers.MarianMTModel.from_pretrained(tmp_path / "ours", attn_implementation="eager")
+    np.testing.assert_array_equal(their_answer(reloaded).logits, answer.logits)
+
+
+@pytest.mark.parity
+@pytest.mark.parametrize("variant", ["opus", "ours"])
+def test_gradients_are_theirs(tmp_path, variant):
+    torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
+    torch.set_num_threads(1)
+    model = make_model(variant)
+    hf.save(model, tmp_path)
+    net = transformers.MarianMTModel.from_pretrained(tmp_path).eval()
+    source, target = texts(model.config)
+    mask = torch.tensor(source != model.config.pad_id).long()
+    net(input_ids=torch.tensor(source), attention_mask=mask, labels=torch.tensor(target)).loss.backward()
+
+    def loss(model):
+        log_probs = jax.nn.log_softmax(model(jnp.asarray(source), jnp.asarray(target)))
+        return -jnp.take_along_axis(log_probs, jnp.asarray(target)[..., None], axis=-1).mean()
+
+    # Written as a folder, gradients have their names and shapes.
+    hf.save(jax.jit(jax.grad(loss))(model), tmp_path / "gradients")
+    ours = safetensors.numpy.load_file(tmp_path / "gradients" / "model.safetensors")
+    theirs = {name: weight.grad.numpy() for name, weight in net.named_parameters() if weight.grad is not None}
+    assert ours.keys() == theirs.keys() | {"final_logits_bias"}  # which is no parameter there
+    # There, nothing is learned where padding is looked up.
+    looked_up = np.arange(V) != model.config.pad_id
+    for name, gradient in theirs.items():
+        if not name.endswith("k_proj.bias"):  # the same for all keys, which softmax does not see
+            assert np.abs(gradient).max() > 1e-5, name
+        rows = looked_up if name == "model.shared.weight" else slice(None)
+        np.testing.assert_allclose(ours[name][rows], gradient[rows], atol=1e-5, err_msg=name)

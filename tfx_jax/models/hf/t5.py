@@ -1,0 +1,132 @@
+"""T5 and its version 1.1 in Hugging Face folders."""
+
+from typing import Any
+
+from tfx_jax.models.hf.folder import Fields
+from tfx_jax.models.hf.names import Row, linear, table, vector
+from tfx_jax.models.t5 import T5, T5Config
+
+# From the names of their feed-forward layers to `activation` and `is_gated`.
+_FEED_FORWARD = {
+    "relu": ("relu", False),
+    "gelu": ("gelu", False),
+    "gelu_new": ("gelu_tanh", False),
+    "silu": ("swish", False),
+    "gated-relu": ("relu", True),
+    "gated-gelu": ("gelu_tanh", True),  # not the exact one, whatever the name says
+    "gated-silu": ("swish", True),
+}
+
+
+def read_config(fields: Fields) -> T5Config:
+    """From the fields of a T5.
+
+    Version 1.1 says `tie_word_embeddings=False`, and after transformers 5 has written it `scale_decoder_outputs=False`:
+    this library finds out from the weights whether the output layer is the embedding.
+    """
+    fields.require(is_encoder_decoder=True, is_decoder=False)
+    is_tied = fields.get("scale_decoder_outputs", fields.get("tie_word_embeddings", True))
+    if is_tied:
+        fields.require(tie_word_embeddings=True)
+    name = fields.choose("feed_forward_proj", {name: name for name in _FEED_FORWARD}, "relu")
+    activation, is_gated = _FEED_FORWARD[name]
+    fields.require(is_gated_act=is_gated, dense_act_fn="gelu_new" if name == "gated-gelu" else name.split("-")[-1])
+    pad_id = fields.get("pad_token_id", 0)
+    return T5Config(
+        vocab_size=fields.get("vocab_size", 32_128),
+        num_layers=fields.get("num_layers", 6),
+        num_decoder_layers=fields.optional("num_decoder_layers", int),
+        d_model=fields.get("d_model", 512),
+        num_heads=fields.get("num_heads", 8),
+        d_k=fields.get("d_kv", 64),
+        d_ff=fields.get("d_ff", 2048),
+        activation=activation,
+        is_gated=is_gated,
+        is_tied=is_tied,
+        num_buckets=fields.get("relative_attention_num_buckets", 32),
+        max_distance=fields.get("relative_attention_max_distance", 128),
+        dropout_rate=float(fields.get("dropout_rate", 0.1)),
+        norm_epsilon=fields.get("layer_norm_epsilon", 1e-6),
+        pad_id=pad_id,
+        start_id=fields.get("decoder_start_token_id", pad_id),
+        eos_id=fields.get("eos_token_id", 1),
+    )
+
+
+def write_config(config: T5Config) -> dict[str, Any]:
+    """The fields of a T5.
+
+    Raises:
+      ValueError: for a feed-forward layer that has no name there.
+    """
+    names = {ours: theirs for theirs, ours in _FEED_FORWARD.items()}
+    kind = (config.activation, config.is_gated)
+    if kind not in names:
+        raise ValueError(f"a Hugging Face T5 has no feed-forward layer with {kind[0]} and is_gated={kind[1]}")
+    return {
+        "model_type": "t5",
+        "architectures": ["T5ForConditionalGeneration"],
+        "is_encoder_decoder": True,
+        "vocab_size": config.vocab_size,
+        "num_layers": config.num_layers,
+        "num_decoder_layers": config.num_decoder_layers,
+        "d_model": config.d_model,
+        "num_heads": config.num_heads,
+        "d_kv": config.d_k,
+        "d_ff": config.d_ff,
+        "feed_forward_proj": names[kind],
+        "tie_word_embeddings": config.is_tied,
+        "relative_attention_num_buckets": config.num_buckets,
+        "relative_attention_max_distance": config.max_distance,
+        "dropout_rate": config.dropout_rate,
+        "layer_norm_epsilon": config.norm_epsilon,
+        "pad_token_id": config.pad_id,
+        "decoder_start_token_id": config.start_id,
+        "eos_token_id": config.eos_id,
+    }
+
+
+def make_model(config: T5Config, rngs: Any) -> T5:
+    """Draws the model."""
+    return T5(config, rngs=rngs)
+
+
+def rows(config: T5Config) -> list[Row]:
+    """The table of names."""
+    return [
+        table("embedding/table", "shared.weight"),
+        *_stack("encoder", config.is_gated, ("self",)),
+        *_stack("decoder", config.is_gated, ("self", "cross")),
+        *([] if config.is_tied else [table("output_embedding/table", "lm_head.weight")]),
+    ]
+
+
+def _stack(side: str, is_gated: bool, attentions: tuple[str, ...]) -> list[Row]:
+    """One side: the biases lie in its first layer, and the sublayers of each have numbers."""
+    names = {"self": "SelfAttention", "cross": "EncDecAttention"}
+    layers, block, last = f"{side}_layers", f"{side}.block.{{}}.layer", len(attentions)
+    matrices = {"up": "wi_0", "gate": "wi_1", "down": "wo"} if is_gated else {"up": "wi", "down": "wo"}
+    return [
+        table(f"{side}_bias/table", f"{side}.block.0.layer.0.SelfAttention.relative_attention_bias.weight"),
+        *(
+            row
+            for index, kind in enumerate(attentions)
+            for row in (
+                vector(f"{layers}/{kind}_attention_residual/norm/scale", f"{block}.{index}.layer_norm.weight"),
+                *(
+                    linear(
+                        f"{layers}/{kind}_attention/{ours}/kernel",
+                        f"{block}.{index}.{names[kind]}.{ours[0]}.weight",
+                        2 if ours == "out" else 1,
+                    )
+                    for ours in ("query", "key", "value", "out")
+                ),
+            )
+        ),
+        vector(f"{layers}/feed_forward_residual/norm/scale", f"{block}.{last}.layer_norm.weight"),
+        *(
+            linear(f"{layers}/feed_forward/{ours}", f"{block}.{last}.DenseReluDense.{theirs}.weight")
+            for ours, theirs in matrices.items()
+        ),
+        vector(f"{side}_norm/scale", f"{side}.final_layer_norm.weight"),
+    ]

@@ -1,0 +1,314 @@
+"""T5, an encoder and a decoder that know positions by their distances alone (Raffel et al., 2020)."""
+
+import dataclasses
+import functools
+import operator
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jaxtyping import Array, Float, Int
+
+from tfx_jax.functional.attention import dot_product_attention
+from tfx_jax.functional.decoding import StepFn
+from tfx_jax.functional.dropout import dropout
+from tfx_jax.functional.positions import relative_position_bias
+from tfx_jax.models.transformer import Decoder, named_maps, shift_right, source_mask
+from tfx_jax.nn.attention import MultiHeadAttention
+from tfx_jax.nn.decoder_step import DecoderStep, KeysValues, Product, start_steps
+from tfx_jax.nn.embedding import Embedding
+from tfx_jax.nn.feed_forward import ACTIVATIONS, FeedForward
+from tfx_jax.nn.layers import DecoderLayer, EncoderLayer, Residual
+from tfx_jax.nn.normalization import RMSNorm
+from tfx_jax.nn.stack import scan_layers, stack_layers, unstack_layers
+
+# Layers on either side, width, heads, head size and hidden units of each published model. T5: Raffel et al. (2020,
+# https://arxiv.org/abs/1910.10683), section 3.7. Version 1.1: the notes of its authors beside the released parameters.
+_SIZES = {
+    "t5-small": (6, 512, 8, 64, 2048),
+    "t5-base": (12, 768, 12, 64, 3072),
+    "t5-large": (24, 1024, 16, 64, 4096),
+    "t5-3b": (24, 1024, 32, 128, 16_384),
+    "t5-11b": (24, 1024, 128, 128, 65_536),
+    "t5-v1_1-small": (8, 512, 6, 64, 1024),
+    "t5-v1_1-base": (12, 768, 12, 64, 2048),
+    "t5-v1_1-large": (24, 1024, 16, 64, 2816),
+    "t5-v1_1-xl": (24, 2048, 32, 64, 5120),
+    "t5-v1_1-xxl": (24, 4096, 64, 64, 10_240),
+}
+
+
+@dataclasses.dataclass(unsafe_hash=True)  # a model keeps a copy of its own, as a static part
+class T5Config:
+    """Sizes of a T5; the defaults are those of the smallest."""
+
+    vocab_size: int = 32_128  # 32,000 pieces, 100 sentinels, and 28 that are never used
+    num_layers: int = 6  # of the encoder
+    num_decoder_layers: int | None = None  # None: num_layers
+    d_model: int = 512
+    num_heads: int = 8
+    d_k: int = 64  # size of a head, whatever d_model is
+    d_ff: int = 2048
+    activation: str = "relu"  # or another of `tfx_jax.nn.feed_forward.ACTIVATIONS`
+    is_gated: bool = False  # whether hidden units are multiplied by a second projection (Shazeer, 2020)
+    is_tied: bool = True  # the output layer is the embedding, of x / sqrt(d_model); or it has a matrix of its own
+    num_buckets: int = 32  # of distances, see `tfx_jax.functional.relative_position_bucket`
+    max_distance: int = 128  # tokens, from which on all distances share a bucket
+    dropout_rate: float = 0.1  # of inputs, sublayers' outputs, attention weights, hidden units and last outputs
+    norm_epsilon: float = 1e-6
+    pad_id: int = 0  # the token that fills a row
+    start_id: int = 0  # the one that the decoder reads first
+    eos_id: int = 1  # the one that ends a text; for whoever searches, the model itself does not care
+    dtype: str = "float32"  # of the computation; parameters, logits and statistics stay float32
+    remat: str = "none"  # what the backward pass computes again to save memory: "full" layers, all but the "dots"
+
+    @classmethod
+    def published(cls, name: str, **overrides: Any) -> "T5Config":
+        """The sizes of a published model: "t5-small", "t5-base", "t5-large", "t5-3b", "t5-11b", or of version 1.1.
+
+        That is "t5-v1_1-small", "-base", "-large", "-xl" and "-xxl": hidden units are gated, the output layer has a
+        matrix of its own, and pre-training was without dropout; for fine-tuning, `dropout_rate=0.1` is advised.
+
+        Raises:
+          ValueError: for another name.
+        """
+        if name not in _SIZES:
+            raise ValueError(f"no published T5 is called {name!r}; there are {', '.join(_SIZES)}")
+        num_layers, d_model, num_heads, d_k, d_ff = _SIZES[name]
+        sizes: dict[str, Any] = {
+            "num_layers": num_layers,
+            "d_model": d_model,
+            "num_heads": num_heads,
+            "d_k": d_k,
+            "d_ff": d_ff,
+        }
+        if "v1_1" in name:
+            sizes |= {"activation": "gelu_tanh", "is_gated": True, "is_tied": False, "dropout_rate": 0.0}
+        return cls(**sizes | overrides)
+
+
+class RelativeBias(nnx.Module):
+    """A learned number for every head and bucket of distances, one table for all layers of a side."""
+
+    def __init__(self, config: T5Config, *, is_bidirectional: bool, rngs: nnx.Rngs):
+        init = nnx.initializers.normal(config.d_model**-0.5)
+        self.table = nnx.Param(init(rngs.params(), (config.num_buckets, config.num_heads), jnp.float32))
+        self.max_distance = config.max_distance
+        self.is_bidirectional = is_bidirectional
+
+    def __call__(
+        self, num_queries: int, num_keys: int, offset: Int[Array, ""] | int | None = None
+    ) -> Float[Array, "1 N T S"]:
+        """What to add to the scores of attention; `offset` keys precede the first query."""
+        return relative_position_bias(
+            self.table[...],
+            num_queries,
+            num_keys,
+            offset=offset,
+            max_distance=self.max_distance,
+            is_bidirectional=self.is_bidirectional,
+        )
+
+
+class T5(nnx.Module):
+    """Encoder and decoder with biases for distances, norms in front of sublayers, and no offsets anywhere."""
+
+    def __init__(
+        self,
+        config: T5Config,
+        *,
+        attention_fn: Callable[..., Any] = dot_product_attention,
+        rngs: nnx.Rngs,
+    ):
+        """Draws the parameters from normal distributions, as the paper's code does.
+
+        Scores are not scaled; queries are drawn smaller by sqrt(d_k) instead. A matrix has the variance 1 / inputs, the
+        embedding 1.
+
+        Args:
+          config: the sizes.
+          attention_fn: the attention of every layer, with the signature of `dot_product_attention` and a full `bias`.
+          rngs: stream `params`.
+
+        Raises:
+          ValueError: if there is no such activation or start token.
+        """
+        c = config
+        if c.activation not in ACTIVATIONS:
+            raise ValueError(f"activation={c.activation!r} is none of {', '.join(ACTIVATIONS)}")
+        if not 0 <= c.start_id < c.vocab_size:
+            raise ValueError(f"start_id={c.start_id} is no token of a vocabulary of {c.vocab_size}")
+        dtype = jnp.dtype(c.dtype)
+        residual = functools.partial(
+            Residual,
+            c.d_model,
+            dropout_rate=c.dropout_rate,
+            pre_norm=True,
+            epsilon=c.norm_epsilon,
+            make_norm=RMSNorm,
+        )
+
+        def draw(stddev: float, *params: nnx.Param, rngs: nnx.Rngs) -> None:
+            for param in params:
+                param[...] = stddev * jax.random.normal(rngs.params(), param.shape, param.dtype)
+
+        def attention(rngs: nnx.Rngs) -> MultiHeadAttention:
+            made = MultiHeadAttention(
+                c.d_model,
+                c.num_heads,
+                d_k=c.d_k,
+                dropout_rate=c.dropout_rate,
+                attention_fn=_unscaled(attention_fn),
+                dtype=dtype,
+                rngs=rngs,
+            )
+            draw((c.d_model * c.d_k) ** -0.5, made.query.kernel, rngs=rngs)
+            draw(c.d_model**-0.5, made.key.kernel, made.value.kernel, rngs=rngs)
+            draw((c.num_heads * c.d_k) ** -0.5, made.out.kernel, rngs=rngs)
+            return made
+
+        def feed_forward(rngs: nnx.Rngs) -> FeedForward:
+            made = FeedForward(
+                c.d_model,
+                c.d_ff,
+                activation_fn=ACTIVATIONS[c.activation],
+                use_bias=False,
+                is_gated=c.is_gated,
+                dropout_rate=c.dropout_rate,
+                dtype=dtype,
+                rngs=rngs,
+            )
+            draw(c.d_model**-0.5, made.up, *([] if made.gate is None else [made.gate]), rngs=rngs)
+            draw(c.d_ff**-0.5, made.down, rngs=rngs)
+            return made
+
+        embedding = functools.partial(Embedding, c.vocab_size, c.d_model, scale=1.0, dtype=dtype, rngs=rngs)
+        self.embedding = embedding(init_stddev=1.0)
+        self.encoder_bias = RelativeBias(c, is_bidirectional=True, rngs=rngs)
+        self.encoder_layers = stack_layers(
+            lambda rngs: EncoderLayer(attention(rngs), feed_forward(rngs), residual), c.num_layers, rngs
+        )
+        self.encoder_norm = RMSNorm(c.d_model, epsilon=c.norm_epsilon)
+        self.decoder_bias = RelativeBias(c, is_bidirectional=False, rngs=rngs)
+        self.decoder_layers = stack_layers(
+            lambda rngs: DecoderLayer(attention(rngs), attention(rngs), feed_forward(rngs), residual),
+            c.num_layers if c.num_decoder_layers is None else c.num_decoder_layers,
+            rngs,
+        )
+        self.decoder_norm = RMSNorm(c.d_model, epsilon=c.norm_epsilon)
+        self.output_embedding = None if c.is_tied else embedding()
+        self.config = dataclasses.replace(c)
+
+    def __call__(
+        self,
+        source: Int[Array, "B S"],
+        target: Int[Array, "B T"],
+        *,
+        rngs: nnx.Rngs | None = None,
+        return_attention: bool = False,
+    ) -> Any:
+        """Scores every next target token, given the source and the target tokens before it (teacher forcing).
+
+        Args:
+          source: source tokens, `config.pad_id` where there is none.
+          target: target tokens to be predicted; the decoder reads them shifted right behind `config.start_id`.
+          rngs: stream `dropout`; None means evaluation.
+          return_attention: also return every attention map.
+
+        Returns:
+          float32 logits, [B, T, V]; with `return_attention` a pair of these and a dictionary with the keys
+          "encoder/0/self" [B, N, S, S], "decoder/0/self" [B, N, T, T], "decoder/0/cross" [B, N, T, S] and so on.
+        """
+        memory, encoder_maps = self.encode(source, rngs=rngs, return_attention=return_attention)
+        mask = source_mask(source, self.config.pad_id)
+        bias = self.decoder_bias(target.shape[1], target.shape[1])
+        x = self._drop(self.embedding(shift_right(target, self.config.start_id)), rngs)
+
+        def decode(layer: DecoderLayer, x: Array, rngs: nnx.Rngs | None) -> tuple[Array, Any]:
+            return layer(x, memory, memory_mask=mask, bias=bias, rngs=rngs, return_weights=return_attention)
+
+        x, decoder_maps = scan_layers(decode, self.decoder_layers, x, rngs, remat=self.config.remat)
+        logits = self._output().attend(self._drop(self._last_norm(x), rngs))
+        if not return_attention:
+            return logits
+        return logits, encoder_maps | named_maps("decoder", decoder_maps)
+
+    def encode(
+        self, source: Int[Array, "B S"], *, rngs: nnx.Rngs | None = None, return_attention: bool = False
+    ) -> tuple[Float[Array, "B S D"], dict[str, Array]]:
+        """Returns the encoder's output and its attention maps (an empty dictionary unless asked for)."""
+        mask = source_mask(source, self.config.pad_id)
+        bias = self.encoder_bias(source.shape[1], source.shape[1])
+        x = self._drop(self.embedding(source), rngs)
+
+        def encode(layer: EncoderLayer, x: Array, rngs: nnx.Rngs | None) -> tuple[Array, Any]:
+            return layer(x, bias=bias, mask=mask, rngs=rngs, return_weights=return_attention)
+
+        x, maps = scan_layers(encode, self.encoder_layers, x, rngs, remat=self.config.remat)
+        return self._drop(self.encoder_norm(x), rngs), named_maps("encoder", maps)
+
+    def decoder(self, *, int8: bool = False) -> Decoder:
+        """The weights of the decoder, arranged for decoding: once for all the batches that `start_decoding` will see.
+
+        Args:
+          int8: whether products with weights are of integers, see `tfx_jax.functional.int8_product`.
+        """
+        output = self._output()
+        return Decoder(
+            [DecoderStep(layer, int8=int8) for layer in unstack_layers(self.decoder_layers)],
+            Product(output.table[...].T, dtype=output.dtype, int8=int8),
+        )
+
+    def start_decoding(
+        self,
+        source: Int[Array, "B S"],
+        *,
+        max_length: int,
+        num_beams: int = 1,
+        decoder: Decoder | None = None,
+    ) -> tuple[StepFn, Any]:
+        """Prepares decoding with a cache, as `Transformer.start_decoding` does; the first token is `config.start_id`.
+
+        Args:
+          source: source tokens, `config.pad_id` where there is none.
+          max_length: how many target tokens the cache has room for.
+          num_beams: W, rows of each sentence.
+          decoder: what `decoder()` returned; None means to arrange the weights here.
+
+        Returns:
+          `step_fn(tokens [R], cache) -> (logits [R, V], cache)`, R = B * W, and the empty cache of B rows.
+        """
+        memory, _ = self.encode(source)
+        steps, output = self.decoder() if decoder is None else decoder
+        projected = jax.vmap(lambda layer: layer.cross_attention.project_memory(memory))(self.decoder_layers)
+        memories = [KeysValues.of(*jax.tree.map(operator.itemgetter(index), projected)) for index in range(len(steps))]
+        return start_steps(
+            steps,
+            lambda tokens, _: self.embedding(tokens[:, None]),
+            lambda x: output(self._last_norm(x), jnp.float32)[:, 0],
+            [KeysValues(memory.key[..., :0], memory.value[:, :, :0]) for memory in memories],
+            room=max_length,
+            num_beams=num_beams,
+            memories=memories,
+            memory_mask=source_mask(source, self.config.pad_id),
+            bias=lambda position: self.decoder_bias(1, max_length, position),
+        )
+
+    def _output(self) -> Embedding:
+        return self.embedding if self.output_embedding is None else self.output_embedding
+
+    def _last_norm(self, x: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
+        """What the output layer gets; the embedding, of variance 1, wants it smaller."""
+        return self.decoder_norm(x) * (self.config.d_model**-0.5 if self.config.is_tied else 1.0)
+
+    def _drop(self, x: Float[Array, "B T D"], rngs: nnx.Rngs | None) -> Float[Array, "B T D"]:
+        rate = self.config.dropout_rate
+        return dropout(x, rate, rngs.dropout() if rngs is not None and rate else None)
+
+
+@functools.lru_cache
+def _unscaled(attention_fn: Callable[..., Any]) -> Callable[..., Any]:
+    """The same one each time: to `jax.jit`, models of the same sizes are then the same program."""
+    return functools.partial(attention_fn, scale=1.0)
