@@ -109,15 +109,19 @@ def plain_beam_search(log_probs, start, vocab_size, beam_size, limit, alpha):
 
 
 def assert_found(found, row, expected):
-    """Row `row` of `found` holds exactly the (score, tokens) of `expected`, then nothing."""
-    beam_size, max_length = found.tokens.shape[1:]
-    assert len(expected) <= beam_size
-    tokens = np.full((beam_size, max_length), PAD)
-    scores = np.full(beam_size, -np.inf)
-    for place, (score, sequence) in enumerate(expected):
-        tokens[place, : len(sequence)], scores[place] = sequence, score
-    np.testing.assert_array_equal(found.tokens[row], tokens)
-    np.testing.assert_allclose(found.scores[row], scores, rtol=1e-5, atol=1e-5)
+    """Row `row` of `found` holds exactly the (score, tokens) of `expected`, then nothing.
+
+    Of two that float32 cannot tell apart, either may come first.
+    """
+    tokens, scores = np.asarray(found.tokens[row]), np.asarray(found.scores[row], np.float64)
+    assert len(expected) <= len(tokens)
+    score_of = {sequence: score for score, sequence in expected}
+    for place, (want, _) in enumerate(expected):
+        sequence = tuple(tokens[place][tokens[place] != PAD].tolist())
+        assert not tokens[place, len(sequence) :].any()
+        np.testing.assert_allclose([score_of.pop(sequence), scores[place]], want, rtol=1e-5, atol=1e-5)
+    assert (tokens[len(expected) :] == PAD).all()
+    assert np.isneginf(scores[len(expected) :]).all()
 
 
 @functools.partial(jax.jit, static_argnames=("beam_size", "max_length", "alpha", "length_penalty_fn"))
