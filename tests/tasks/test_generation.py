@@ -9,7 +9,7 @@ import pytest
 from flax import nnx
 
 from tfx_jax.errors import UserError
-from tfx_jax.models import GPT, GPTConfig
+from tfx_jax.models import GPT, T5, GPTConfig, T5Config, Transformer, TransformerConfig
 from tfx_jax.tasks.generation import Generator, Sampling
 
 V, MAX_LENGTH = 23, 40
@@ -144,15 +144,70 @@ def test_eight_bits_run():
     assert len(Generator(make_model(), max_new_tokens=4, sampling=GREEDY, int8=True)(PROMPTS)[0]) == 4
 
 
+def log_prob(prompt, tokens):
+    """Of a continuation, under the model."""
+    padded = jnp.zeros((1, MAX_LENGTH), jnp.int32).at[0, : len(prompt) + len(tokens)].set(jnp.array(prompt + tokens))
+    return sum(
+        float(jax.nn.log_softmax(next_logits(make_model(), padded, len(prompt) + place))[token])
+        for place, token in enumerate(tokens)
+    )
+
+
+def test_a_beam_finds_what_is_at_least_as_probable_as_greedy():
+    end = greedy_tokens()[0][4]
+    options = {"eos_ids": [end], "max_new_tokens": 5}
+    found = Generator(make_model(), beam_size=8, alpha=0.0, **options)(PROMPTS)
+    greedy = Generator(make_model(), sampling=GREEDY, **options)(PROMPTS)
+    for prompt, best, first in zip(PROMPTS, found, greedy, strict=True):
+        # With its end, which a beam search adds at the limit at the latest.
+        assert log_prob(prompt, [*best, end]) >= log_prob(prompt, [*first[:4], end]) - 1e-4
+    assert found != greedy
+
+
+@pytest.mark.parametrize("beam_size", [1, 3])
+@pytest.mark.parametrize("kind", ["t5", "transformer"])
+def test_encoder_decoders_answer(kind, beam_size):
+    """Sources of two lengths in one batch, as if each were alone."""
+    if kind == "t5":
+        make = functools.partial(T5, T5Config(vocab_size=V, num_layers=1, d_model=8, num_heads=2, d_k=4, d_ff=16))
+    else:
+        make = functools.partial(
+            Transformer, TransformerConfig(vocab_size=V, num_layers=1, d_model=8, num_heads=2, d_ff=16, start_id=0)
+        )
+    rng = np.random.default_rng(0)
+    model = jax.tree.map(
+        lambda leaf: leaf + 0.5 * jnp.asarray(rng.normal(size=leaf.shape), leaf.dtype),
+        jax.jit(lambda: make(rngs=nnx.Rngs(0)))(),
+    )
+    generator = Generator(model, eos_ids=[2], max_new_tokens=6, sampling=GREEDY, beam_size=beam_size)
+    together = generator([[5, 6, 7, 2], [9, 2]])
+    assert together == [generator([[5, 6, 7, 2]])[0], generator([[9, 2]])[0]]
+    assert all(token not in (-1, 2) and 0 <= token < V for tokens in together for token in tokens)
+    if beam_size == 1:
+        tokens = []
+        for _ in range(6):
+            target = jnp.array([[*tokens, 0]])
+            tokens.append(int(model(jnp.array([[9, 2]]), target)[0, -1].argmax()))
+            if tokens[-1] == 2:
+                break
+        assert together[1] == [token for token in tokens if token != 2]
+
+
 def test_refusals():
-    with pytest.raises(UserError, match=r"prompt 2 has 0 tokens: with max_new_tokens=4 the model has room for 1 to 36"):
+    with pytest.raises(UserError, match="prompt 2 has no token"):
         Generator(make_model(), max_new_tokens=4)([[1], []])
-    with pytest.raises(UserError, match="prompt 1 has 37 tokens"):
+    with pytest.raises(UserError, match="prompt 1 has 37 tokens: with max_new_tokens=4 the model has room for 36"):
         Generator(make_model(), max_new_tokens=4)([[1] * 37])
     assert len(Generator(make_model(), max_new_tokens=4, sampling=GREEDY)([[1] * 36])[0]) == 4
-    for number in (0, 40):
-        with pytest.raises(UserError, match=f"max_new_tokens must be 1 to 39, .* got {number}"):
-            Generator(make_model(), max_new_tokens=number)
+    with pytest.raises(UserError, match="max_new_tokens must be at least 1, got 0"):
+        Generator(make_model(), max_new_tokens=0)
+    with pytest.raises(
+        UserError, match="max_new_tokens=40 leaves no room for a prompt, as the model has max_length=40"
+    ):
+        Generator(make_model(), max_new_tokens=40)
+    for options in ({}, {"eos_ids": (1, 2)}, {"eos_ids": (1,), "sampling": Sampling(repetition_penalty=2.0)}):
+        with pytest.raises(UserError, match="a beam search wants one token that ends a text"):
+            Generator(make_model(), max_new_tokens=4, beam_size=2, **options)
     for options, match in (
         ({"temperature": -1}, "temperature must be at least 0, got -1"),
         ({"top_k": 0}, "top_k must be at least 1, got 0"),

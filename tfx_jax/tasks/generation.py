@@ -1,4 +1,4 @@
-"""Generation: how a language model goes on with a text, in one compiled program for a batch of prompts."""
+"""Generation: how a language model goes on with a text, or an encoder-decoder answers it; one program for a batch."""
 
 import dataclasses
 import functools
@@ -14,11 +14,16 @@ from jax.experimental import io_callback
 from jaxtyping import Array, Bool, Int
 
 from tfx_jax.errors import UserError
+from tfx_jax.functional.beams import beam_search
 from tfx_jax.functional.decoding import Cache, StepFn, sample, with_repetition_penalty
 from tfx_jax.models.gpt import GPT
+from tfx_jax.models.t5 import T5
+from tfx_jax.models.transformer import Transformer
 
 _SHORTEST_PROMPT = 16
 _NO_TOKEN = -1  # every id may be a token of the model
+
+Model = GPT | T5 | Transformer
 
 Observer = Callable[[np.ndarray], np.ndarray]
 """Is shown the newest token of each row, [B] int32, -1 where there is none, and answers which rows are to stop."""
@@ -45,44 +50,64 @@ class Sampling:
             raise UserError(f"repetition_penalty must be above 0, got {self.repetition_penalty}")
 
 
+def can_generate(model: Any) -> bool:
+    """Whether `Generator` takes a model."""
+    return isinstance(model, Model)
+
+
 class Generator:
-    """Goes on with prompts of token ids; compiles once for each shape of batch, and shapes are few."""
+    """Goes on with prompts of token ids; compiles once for each shape of batch, and shapes are few.
+
+    The prompt of an encoder-decoder is its source, and what is generated its target.
+    """
 
     def __init__(
         self,
-        model: GPT,
+        model: Model,
         *,
         eos_ids: Sequence[int] = (),
         max_new_tokens: int = 64,
         sampling: Sampling = Sampling(),
+        beam_size: int = 1,
+        alpha: float = 0.6,
         int8: bool = False,
         observer: Observer | None = None,
     ):
         """Arranges the model's weights for decoding.
 
         Args:
-          model: the language model; it stays as it is.
+          model: it stays as it is.
           eos_ids: tokens that end a text.
           max_new_tokens: how many a continuation has at most, its end included.
-          sampling: how tokens are chosen.
+          sampling: how tokens are chosen, with a beam of 1.
+          beam_size: W; above 1 the best text that `tfx_jax.functional.beam_search` finds, and nothing is drawn.
+          alpha: of its length penalty.
           int8: whether products with weights are of integers, see `tfx_jax.functional.int8_product`.
           observer: is called with the tokens of every step while the program runs, to print or to stop; None for
             neither, which saves the trip to the host.
 
         Raises:
-          UserError: if the model has no room for that many tokens.
+          UserError: if the model has no room for that many tokens, or a beam search no single end to look for.
         """
-        self._max_length = model.config.max_length
-        if max_new_tokens < 1 or max_new_tokens >= self._max_length:
-            raise UserError(
-                f"max_new_tokens must be 1 to {self._max_length - 1}, as the model has "
-                f"max_length={self._max_length}, got {max_new_tokens}"
-            )
+        self._room = None  # how long a prompt may be
+        if max_new_tokens < 1:
+            raise UserError(f"max_new_tokens must be at least 1, got {max_new_tokens}")
+        if isinstance(model, GPT):
+            self._room = model.config.max_length - max_new_tokens
+            if self._room < 1:
+                raise UserError(
+                    f"max_new_tokens={max_new_tokens} leaves no room for a prompt, as the model has "
+                    f"max_length={model.config.max_length}"
+                )
+        if beam_size > 1 and (len(eos_ids) != 1 or observer is not None or sampling.repetition_penalty != 1):
+            raise UserError("a beam search wants one token that ends a text, no observer and no repetition penalty")
         graphdef, self._params = nnx.split(model)
         self._max_new_tokens, self._eos_ids = max_new_tokens, tuple(eos_ids)
         self._decoder = jax.jit(lambda params: nnx.merge(graphdef, params).decoder(int8=int8))(self._params)
         show = None if observer is None else functools.partial(_shown_as_numpy, observer)
-        self._run = jax.jit(functools.partial(_generate, graphdef, max_new_tokens, self._eos_ids, sampling, show))
+        self._run = jax.jit(
+            functools.partial(_generate, graphdef, max_new_tokens, self._eos_ids, sampling, beam_size, alpha, show)
+        )
 
     def __call__(self, prompts: Sequence[Sequence[int]], *, seed: int = 0) -> list[list[int]]:
         """Goes on with each prompt.
@@ -97,18 +122,20 @@ class Generator:
         Raises:
           UserError: for a prompt of no token, or of more than the model can look back on.
         """
-        room = self._max_length - self._max_new_tokens
         for number, prompt in enumerate(prompts, start=1):
-            if not 1 <= len(prompt) <= room:
+            if not prompt:
+                raise UserError(f"prompt {number} has no token")
+            if self._room is not None and len(prompt) > self._room:
                 raise UserError(
                     f"prompt {number} has {len(prompt):,} tokens: with max_new_tokens={self._max_new_tokens} the model "
-                    f"has room for 1 to {room:,}"
+                    f"has room for {self._room:,}"
                 )
         if not prompts:
             return []
         # Few shapes: rows and lengths are powers of two. The rows that are added repeat the first.
         longest = max(len(prompt) for prompt in prompts)
-        shape = 1 << (len(prompts) - 1).bit_length(), min(room, max(_SHORTEST_PROMPT, 1 << (longest - 1).bit_length()))
+        length = max(_SHORTEST_PROMPT, 1 << (longest - 1).bit_length())
+        shape = 1 << (len(prompts) - 1).bit_length(), length if self._room is None else min(length, self._room)
         tokens, is_token = np.zeros(shape, np.int32), np.zeros(shape, bool)
         for row, prompt in enumerate(
             itertools.islice(itertools.chain(prompts, itertools.repeat(prompts[0])), shape[0])
@@ -129,6 +156,8 @@ def _generate(
     max_new_tokens: int,
     eos_ids: tuple[int, ...],
     sampling: Sampling,
+    beam_size: int,
+    alpha: float,
     observer: Observer | None,
     params: Any,
     decoder: Any,
@@ -138,8 +167,21 @@ def _generate(
     rng: Array,
 ) -> Int[Array, "B L"]:
     """Reads the prompts and generates until every row has ended: one program."""
-    model = nnx.merge(graphdef, params)
-    step_fn, cache, start = model.start_decoding(prompt, is_token, max_length=max_new_tokens, decoder=decoder)
+    model: Model = nnx.merge(graphdef, params)
+    options: dict[str, Any] = {"max_length": max_new_tokens, "num_beams": beam_size, "decoder": decoder}
+    if isinstance(model, GPT):
+        step_fn, cache, start = model.start_decoding(prompt, is_token, **options)
+        pad_id = _NO_TOKEN
+    else:
+        pad_id = model.config.pad_id
+        step_fn, cache = model.start_decoding(jnp.where(is_token, prompt, pad_id), **options)
+        start = jnp.full(prompt.shape[:1], model.config.start_id)
+    if beam_size > 1:
+        (eos_id,) = eos_ids
+        common: dict[str, Any] = {"max_length": max_new_tokens, "length_limits": limits, "eos_id": eos_id}
+        found = beam_search(step_fn, cache, start, beam_size=beam_size, pad_id=pad_id, alpha=alpha, **common)
+        tokens = found.tokens[:, 0]
+        return jnp.where(tokens == pad_id, _NO_TOKEN, tokens)
     vocab_size = model.config.vocab_size
     if sampling.repetition_penalty != 1:
         rows = jnp.arange(prompt.shape[0])[:, None]

@@ -156,6 +156,23 @@ def load(path: epath.PathLike, *, architecture: str | None = None, dtype: DTypeL
     return nnx.merge(graphdef, _nested({name: params.pop(name) for name in list(params)}))
 
 
+def end_ids(path: epath.PathLike) -> tuple[int, ...]:
+    """The tokens that end a text: `eos_token_id` of generation_config.json, or of config.json; none if neither says it.
+
+    Raises:
+      UserError: if they are no ids.
+    """
+    for name in ("generation_config.json", "config.json"):
+        file = epath.Path(path) / name
+        found = read_json(file).get("eos_token_id") if file.exists() else None
+        if found is not None:
+            ids = found if isinstance(found, list) else [found]
+            if not all(type(index) is int and index >= 0 for index in ids):
+                raise UserError(f"{file}: eos_token_id is {found!r}, not a token or a list of them")
+            return tuple(ids)
+    return ()
+
+
 def save(model: Any, path: epath.PathLike) -> None:
     """Writes a folder that `load` reads, and `transformers` too.
 

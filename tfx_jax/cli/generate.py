@@ -1,0 +1,153 @@
+"""`tfx-jax generate`: prompts in, one a line, and how a model goes on with them."""
+
+import argparse
+import itertools
+import json
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from tfx_jax.cli.options import Parser, at_least_one, set_up_program
+from tfx_jax.cli.translate import read_lines
+from tfx_jax.data.hf_tokenizer import FolderTokenizer, load_folder_tokenizer
+from tfx_jax.data.streaming import TextStream
+from tfx_jax.errors import UserError
+from tfx_jax.models import hf
+from tfx_jax.models.gpt import GPT
+from tfx_jax.tasks.generation import Generator, Sampling, can_generate
+
+
+def run(argv: Sequence[str]) -> int:
+    """Writes a line for every line read."""
+    parser = Parser(
+        "generate",
+        "Goes on with each line of standard input (a language model) or answers it (an encoder-decoder). Line breaks "
+        r"inside a text are written as \n, but not with --stream.",
+    )
+    parser.add_argument("--model", required=True, help="Hugging Face folder: config.json, safetensors, tokenizer")
+    parser.add_argument("--max-new-tokens", type=at_least_one, default=64, help="longest continuation")
+    parser.add_argument("--temperature", type=float, default=1.0, help="divides the logits; 0: the most probable token")
+    parser.add_argument("--top-k", type=at_least_one, help="draw from that many of the most probable tokens")
+    parser.add_argument("--top-p", type=float, help="draw from the fewest tokens that have this probability together")
+    parser.add_argument(
+        "--repetition-penalty", type=float, default=1.0, help="above 1: what was there is less probable"
+    )
+    parser.add_argument("--beam", type=at_least_one, default=1, help="beam width; above 1 nothing is drawn")
+    parser.add_argument("--alpha", type=float, default=0.6, help="of the beam search's length penalty")
+    parser.add_argument("--stop", action="append", default=[], metavar="TEXT", help="end before it; may be repeated")
+    parser.add_argument("--stream", action="store_true", help="one line at a time, each token as soon as it is there")
+    parser.add_argument("--batch", type=at_least_one, default=8, help="lines at a time")
+    parser.add_argument("--seed", type=int, default=0, help="of the draws")
+    parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32", help="of the computation")
+    parser.add_argument("--int8", action="store_true", help="weights of 8 bits: faster, not exact")
+    parser.add_argument("--json", action="store_true", help="print one JSON object a line: prompt, text, tokens")
+    arguments = parser.parse_args(argv)
+    _check(arguments)
+    set_up_program()
+    tokenizer = load_folder_tokenizer(arguments.model)
+    model = hf.load(arguments.model, dtype=arguments.dtype)
+    if not can_generate(model):
+        raise UserError(f"{arguments.model} holds a {type(model).__name__}, which generates no text")
+    watcher = _Watcher(tokenizer, arguments.stop, sys.stdout.write if arguments.stream else None)
+    generator = Generator(
+        model,
+        eos_ids=hf.end_ids(arguments.model),
+        max_new_tokens=arguments.max_new_tokens,
+        sampling=Sampling(arguments.temperature, arguments.top_k, arguments.top_p, arguments.repetition_penalty),
+        beam_size=arguments.beam,
+        alpha=arguments.alpha,
+        int8=arguments.int8,
+        observer=watcher if arguments.stream or arguments.stop else None,
+    )
+    lines = enumerate(read_lines(sys.stdin.buffer))
+    while chunk := list(itertools.islice(lines, 1 if arguments.stream else arguments.batch)):
+        prompts = [_prompt(model, tokenizer, number, line) for number, line in chunk]
+        if arguments.stream and isinstance(model, GPT):
+            sys.stdout.write(chunk[0][1])
+        watcher.restart()
+        found = generator(prompts, seed=arguments.seed + chunk[0][0])
+        for (_, line), ids in zip(chunk, found, strict=True):
+            text = _until(tokenizer.decode(ids), arguments.stop)
+            if arguments.stream:
+                watcher.finish(text)
+                print(flush=True)
+            elif arguments.json:
+                print(json.dumps({"prompt": line, "text": text, "tokens": len(ids)}, ensure_ascii=False))
+            else:
+                print(_on_one_line(line + text if isinstance(model, GPT) else text))
+        sys.stdout.flush()
+    return 0
+
+
+def _check(arguments: argparse.Namespace) -> None:
+    if arguments.beam > 1 and (arguments.stop or arguments.stream):
+        raise UserError("--stop and --stream show a text as it grows, but with --beam there are several until the end")
+    if arguments.stream and arguments.json:
+        raise UserError("--stream writes text as it comes, --json when it is complete: choose one")
+    if not all(arguments.stop):
+        raise UserError("--stop needs a text that is not empty")
+
+
+def _prompt(model: Any, tokenizer: FolderTokenizer, number: int, line: str) -> list[int]:
+    """Token ids of a line as the model was trained to see them."""
+    if not isinstance(model, GPT):
+        return tokenizer.encode_with_specials(line).ids
+    ids = tokenizer.encode(line)
+    if ids:
+        return ids
+    start = tokenizer.eos_id if tokenizer.bos_id is None else tokenizer.bos_id
+    if start is None:
+        raise UserError(f"line {number + 1} has no token, and the folder names none to start with")
+    return [start]
+
+
+def _until(text: str, stops: Sequence[str]) -> str:
+    """The text before the first of the strings that end it."""
+    return text[: min((place for stop in stops if (place := text.find(stop)) >= 0), default=len(text))]
+
+
+def _on_one_line(text: str) -> str:
+    return (
+        text.replace("\\", "\\\\").replace("\r", "\\r").replace("\n", "\\n") if "\n" in text or "\r" in text else text
+    )
+
+
+class _Watcher:
+    """Sees the tokens of a batch while it is generated: prints the first row, and ends rows at the strings that stop."""
+
+    def __init__(self, tokenizer: FolderTokenizer, stops: Sequence[str], write: Callable[[str], Any] | None):
+        self._tokenizer, self._stops, self._write = tokenizer, stops, write
+        self.restart()
+
+    def restart(self) -> None:
+        """Before a batch."""
+        self._streams: dict[int, TextStream] = {}
+        self._texts: dict[int, str] = {}
+        self._num_written = 0
+
+    def __call__(self, tokens: np.ndarray) -> np.ndarray:
+        is_over = np.zeros(tokens.shape, bool)
+        for row, token in enumerate(tokens.tolist()):
+            if token < 0:
+                continue
+            stream = self._streams.setdefault(row, self._tokenizer.stream())
+            text = self._texts[row] = self._texts.get(row, "") + stream.push(token)
+            is_over[row] = _until(text, self._stops) != text
+        if self._write is not None and 0 in self._texts:
+            self._show(self._texts[0], held_back=max(map(len, self._stops), default=1) - 1)
+        return is_over
+
+    def finish(self, text: str) -> None:
+        """Writes what is left of the first row's text."""
+        self._show(text, held_back=0)
+
+    def _show(self, text: str, held_back: int) -> None:
+        """Writes what is new of a text, but for characters that may turn out to begin what stops it."""
+        text = _until(text, self._stops)
+        certain = max(self._num_written, len(text) - held_back)
+        if self._write is not None and certain > self._num_written:
+            self._write(text[self._num_written : certain])
+            sys.stdout.flush()
+            self._num_written = certain
