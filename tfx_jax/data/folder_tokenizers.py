@@ -1,0 +1,230 @@
+"""The two kinds of tokenizers in Hugging Face folders: pipelines, which `tokenizers` runs, and SentencePiece models."""
+
+import abc
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import sentencepiece
+
+from tfx_jax.data.folder_settings import FolderSettings
+from tfx_jax.data.streaming import decode_stream
+from tfx_jax.errors import UserError
+
+_MORE_SPACES = "▁\N{ZERO WIDTH SPACE}"  # what SentencePiece takes for spaces, beside Unicode's
+
+
+class Inputs(NamedTuple):
+    """A text, or two, as a model is trained to see them.
+
+    Attributes:
+      ids: tokens, special ones included.
+      token_types: 0 for each token of the first text and 1 for each of the second, if the model tells them apart.
+    """
+
+    ids: list[int]
+    token_types: list[int]
+
+
+class FolderTokenizer(abc.ABC):
+    """What every tokenizer of a folder can do; `load_folder_tokenizer` makes them.
+
+    A special token that a text spells, such as "[MASK]", becomes that token.
+
+    Attributes:
+      vocab_size: one more than the highest id.
+      pad_id: of padding; this and the following are None where there is none.
+      bos_id: of the beginning of a text.
+      eos_id: of its end.
+      unk_id: of what the vocabulary does not have.
+      mask_id: of a token to guess.
+      cls_id: of what stands before a text that is classified.
+      sep_id: of what stands behind each text.
+    """
+
+    def __init__(
+        self, vocabulary: Mapping[str, int], settings: FolderSettings, *, special: set[str], can_clean_up: bool = True
+    ):
+        """Takes the ids of all tokens, and which tokens are special."""
+        for index, token in settings.added.items():
+            if vocabulary.get(token["content"]) != index:
+                raise UserError(f"{settings.folder} adds a token {token['content']!r} as {index}, which is not its id")
+        self._pieces = {index: token for token, index in vocabulary.items()}
+        if len(self._pieces) != len(vocabulary):
+            twice = next(token for token, index in vocabulary.items() if self._pieces[index] != token)
+            raise UserError(f"{settings.folder}: the id {vocabulary[twice]} of {twice!r} has another token too")
+        self.vocab_size = max(self._pieces, default=-1) + 1
+        ids = settings.special_ids(vocabulary, special)
+        self.pad_id, self.bos_id, self.eos_id, self.unk_id, self.mask_id, self.cls_id, self.sep_id = ids
+        self._cleans_up = can_clean_up and settings.option("clean_up_tokenization_spaces", False)
+
+    @abc.abstractmethod
+    def encode_with_offsets(self, text: str) -> tuple[list[int], np.ndarray]:
+        """`encode`, and the first character of each id and the one behind its last, [number of ids, 2] int64."""
+
+    @abc.abstractmethod
+    def encode_with_specials(self, text: str, pair: str | None = None) -> Inputs:
+        """A text, or two, among the special tokens that the model was trained with."""
+
+    @abc.abstractmethod
+    def _text(self, ids: Sequence[int]) -> str:
+        """The text of ids, before spaces are cleaned up."""
+
+    def encode(self, text: str) -> list[int]:
+        """The ids of a text, without special tokens around it."""
+        return self.encode_with_offsets(text)[0]
+
+    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
+        """`encode` of every text."""
+        return [self.encode(text) for text in texts]
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """The text of all ids; special tokens, and ids that the vocabulary does not have, are left out."""
+        text = self._text([int(index) for index in ids])
+        return _clean_up(text) if self._cleans_up else text
+
+    def decode_stream(self, ids: Iterable[int]) -> Iterator[str]:
+        """The text of ids that are still being generated, in parts: each as soon as its last character is complete.
+
+        Together the parts are what `decode` gives, unless the folder wants it to remove spaces before punctuation.
+        """
+        return decode_stream(self._text, map(int, ids))
+
+    def pieces(self, ids: Iterable[int]) -> list[str]:
+        """What each id stands for, spelt as in the vocabulary; "" for an id that it does not have."""
+        return [self._pieces.get(int(index), "") for index in ids]
+
+
+class PipelineTokenizer(FolderTokenizer):
+    """A tokenizer that the library `tokenizers` runs: byte-level BPE, WordPiece, or whatever a tokenizer.json says."""
+
+    def __init__(self, pipeline: Any, settings: FolderSettings):
+        """Takes a `tokenizers.Tokenizer`, which becomes this object's own.
+
+        Raises:
+          UserError: if an id belongs to two tokens.
+        """
+        from tokenizers import AddedToken
+
+        for _, token in sorted(settings.added.items()):
+            pipeline.add_tokens([AddedToken(**token)])
+        known = {token.content for token in pipeline.get_added_tokens_decoder().values() if token.special}
+        vocabulary = pipeline.get_vocab(with_added_tokens=True)
+        pipeline.add_special_tokens(sorted((settings.special & vocabulary.keys()) - known))
+        # A tokenizer.json may cut and fill every text to the length of some training.
+        pipeline.no_truncation()
+        pipeline.no_padding()
+        self._pipeline = pipeline
+        can_clean_up = type(pipeline.model).__name__ != "BPE"  # whose spaces are those of the text
+        super().__init__(vocabulary, settings, special=known | settings.special, can_clean_up=can_clean_up)
+
+    def encode(self, text: str) -> list[int]:
+        """The ids of a text, without special tokens around it."""
+        return self._pipeline.encode(text, add_special_tokens=False).ids
+
+    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
+        """`encode` of every text, on all cores."""
+        return [found.ids for found in self._pipeline.encode_batch_fast(list(texts), add_special_tokens=False)]
+
+    def encode_with_offsets(self, text: str) -> tuple[list[int], np.ndarray]:
+        """`encode`, and the first character of each id and the one behind its last, [number of ids, 2] int64.
+
+        Ids that share a character, as parts of it in byte-level BPE, all have the whole of it. There, the space before
+        a word belongs to the word's first id.
+        """
+        found = self._pipeline.encode(text, add_special_tokens=False)
+        return found.ids, np.array(found.offsets, np.int64).reshape(-1, 2)
+
+    def encode_with_specials(self, text: str, pair: str | None = None) -> Inputs:
+        """A text, or two, among the special tokens that the model was trained with."""
+        found = self._pipeline.encode(text, pair)
+        return Inputs(found.ids, found.type_ids)
+
+    def _text(self, ids: Sequence[int]) -> str:
+        return self._pipeline.decode(ids, skip_special_tokens=True)
+
+
+class PieceTokenizer(FolderTokenizer):
+    """A SentencePiece model whose pieces have their ids in a vocabulary: T5's is its own, Marian's another."""
+
+    def __init__(
+        self,
+        processor: sentencepiece.SentencePieceProcessor,
+        vocabulary: Mapping[str, int],
+        settings: FolderSettings,
+        *,
+        text_of: Callable[[list[str]], str],
+        front: str | None = None,
+        is_pair_separated: bool,
+    ):
+        """Binds them.
+
+        Args:
+          processor: splits texts.
+          vocabulary: ids of the pieces; those that it lacks are unknown.
+          settings: of the folder.
+          text_of: joins pieces.
+          front: pattern of what at the beginning of a text is one token.
+          is_pair_separated: whether the first of two texts has an end of its own.
+
+        Raises:
+          UserError: if an id belongs to two tokens, or the end of sentence or the unknown token has none.
+        """
+        vocabulary = {**{token["content"]: index for index, token in settings.added.items()}, **vocabulary}
+        special = settings.special & vocabulary.keys()
+        super().__init__(vocabulary, settings, special=special)
+        if self.eos_id is None or self.unk_id is None:
+            raise UserError(f"{settings.folder}: the vocabulary lacks the end of sentence or the unknown token")
+        self._eos, self._unk = self.eos_id, self.unk_id
+        self._processor, self._vocabulary, self._text_of = processor, vocabulary, text_of
+        self._front = re.compile(front or "", re.DOTALL)
+        self._is_pair_separated = is_pair_separated
+        self._visible = {index: token for index, token in self._pieces.items() if token not in special}
+        whole = sorted({*special, *(token["content"] for token in settings.added.values())}, key=len, reverse=True)
+        self._whole = re.compile(f"({'|'.join(map(re.escape, whole)) or '(?!)'})")
+
+    def encode_with_offsets(self, text: str) -> tuple[list[int], np.ndarray]:
+        """`encode`, and the first character of each id and the one behind its last, [number of ids, 2] int64.
+
+        The space before a word belongs to no id. One without a character, such as a lone "▁", has that of the next.
+        """
+        ids: list[int] = []
+        offsets: list[tuple[int, int]] = []
+        start = 0
+        for number, part in enumerate(self._whole.split(text)):
+            match = self._front.match(part)
+            whole = part if number % 2 else match.group() if match else ""
+            if whole:
+                ids.append(self._vocabulary.get(whole, self._unk))
+                offsets.append((start, start + len(whole)))
+            found = self._processor.encode(part[len(whole) :], return_type="offset_mapping")
+            ids += (self._vocabulary.get(piece, self._unk) for piece in found["pieces"])
+            shift = start + len(whole)
+            offsets += (_shown(text, shift + first, shift + end) for first, end in found["offsets"])
+            start += len(part)
+        return ids, np.array(offsets, np.int64).reshape(-1, 2)
+
+    def encode_with_specials(self, text: str, pair: str | None = None) -> Inputs:
+        """A text, or two, and the end of sentence."""
+        ids = self.encode(text)
+        if pair is not None:
+            ids += [self._eos] * self._is_pair_separated + self.encode(pair)
+        return Inputs([*ids, self._eos], [0] * (len(ids) + 1))
+
+    def _text(self, ids: Sequence[int]) -> str:
+        return self._text_of([self._visible[index] for index in ids if index in self._visible])
+
+
+def _shown(text: str, begin: int, end: int) -> tuple[int, int]:
+    """A stretch of characters without the white space before it, of one character at least."""
+    while begin < len(text) and (text[begin].isspace() or text[begin] in _MORE_SPACES):
+        begin += 1
+    return begin, max(end, min(begin + 1, len(text)))
+
+
+def _clean_up(text: str) -> str:
+    """Removes the spaces that splitting English has left, in the order in which transformers does."""
+    for spaced in (" .", " ?", " !", " ,", " ' ", " n't", " 'm", " 's", " 've", " 're"):
+        text = text.replace(spaced, spaced.strip())
+    return text
