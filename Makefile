@@ -38,7 +38,7 @@ $(STAMP): requirements.lock pyproject.toml
 	@$(PIP) install -qq --no-deps --no-build-isolation --editable .
 	@touch $@
 
-test: setup  ## run the tests but the slow ones; what needs PyTorch, Keras or ../shared/data skips without it
+test: setup  ## run the tests but the slow ones; what needs PyTorch, transformers, Keras or ../shared/data skips without it
 	@$(BIN)/pytest -n 2 --dist worksteal -m "not slow" $(ARGS)
 
 test-all: setup  ## run all tests, notebooks and interrupted trainings too

@@ -3,7 +3,17 @@
 import numpy as np
 import pytest
 
-from tfx_jax.data.streaming import decode_stream
+from tfx_jax.data.streaming import TextStream
+
+
+def decode_stream(decode, ids):
+    """The parts that are not empty."""
+    stream = TextStream(decode)
+    for index in ids:
+        if part := stream.push(index):
+            yield part
+    if part := stream.finish():
+        yield part
 
 
 def of_bytes(ids):

@@ -11,6 +11,7 @@ VERBS = {
     "train": "train the experiment of a configuration file, or go on with it",
     "evaluate": "score a trained model: sacreBLEU, tokenised BLEU, exact match",
     "translate": "translate standard input, line by line",
+    "generate": "go on with each line of standard input, with a pretrained model",
     "average": "average the newest checkpoints of a training",
     "attend": "draw what every attention head looks at, for one sentence pair",
     "prepare": "download and build a TFDS translation data set, WMT14 for one",

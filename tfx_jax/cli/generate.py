@@ -11,7 +11,8 @@ import numpy as np
 
 from tfx_jax.cli.options import Parser, at_least_one, set_up_program
 from tfx_jax.cli.translate import read_lines
-from tfx_jax.data.hf_tokenizer import FolderTokenizer, load_folder_tokenizer
+from tfx_jax.data.folder_tokenizers import FolderTokenizer
+from tfx_jax.data.hf_tokenizer import load_folder_tokenizer
 from tfx_jax.data.streaming import TextStream
 from tfx_jax.errors import UserError
 from tfx_jax.models import hf
@@ -115,7 +116,7 @@ def _on_one_line(text: str) -> str:
 
 
 class _Watcher:
-    """Sees the tokens of a batch while it is generated: prints the first row, and ends rows at the strings that stop."""
+    """Sees the tokens of a batch as they come: prints the first row, and ends rows at the strings that stop."""
 
     def __init__(self, tokenizer: FolderTokenizer, stops: Sequence[str], write: Callable[[str], Any] | None):
         self._tokenizer, self._stops, self._write = tokenizer, stops, write

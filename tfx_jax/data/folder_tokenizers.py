@@ -2,14 +2,14 @@
 
 import abc
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 import sentencepiece
 
 from tfx_jax.data.folder_settings import FolderSettings
-from tfx_jax.data.streaming import decode_stream
+from tfx_jax.data.streaming import TextStream
 from tfx_jax.errors import UserError
 
 _MORE_SPACES = "▁\N{ZERO WIDTH SPACE}"  # what SentencePiece takes for spaces, beside Unicode's
@@ -84,12 +84,12 @@ class FolderTokenizer(abc.ABC):
         text = self._text([int(index) for index in ids])
         return _clean_up(text) if self._cleans_up else text
 
-    def decode_stream(self, ids: Iterable[int]) -> Iterator[str]:
-        """The text of ids that are still being generated, in parts: each as soon as its last character is complete.
+    def stream(self) -> TextStream:
+        """The text of ids that are still being generated, in parts; together they are what `decode` gives.
 
-        Together the parts are what `decode` gives, unless the folder wants it to remove spaces before punctuation.
+        Spaces before punctuation marks, which some folders want removed, remain.
         """
-        return decode_stream(self._text, map(int, ids))
+        return TextStream(self._text)
 
     def pieces(self, ids: Iterable[int]) -> list[str]:
         """What each id stands for, spelt as in the vocabulary; "" for an id that it does not have."""

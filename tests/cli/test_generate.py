@@ -1,0 +1,142 @@
+"""`tfx-jax generate` on a small GPT with a byte-level tokenizer, both made in place, against `Generator`."""
+
+import io
+import json
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import tokenizers
+from flax import nnx
+
+from tfx_jax.cli import main
+from tfx_jax.data.hf_tokenizer import load_folder_tokenizer
+from tfx_jax.models import GPT, BertConfig, BertTagger, GPTConfig, hf
+from tfx_jax.tasks.generation import Generator, Sampling
+
+PROMPTS = ["the cat", "", "日本 a dog", "x"]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("gpt")
+    alphabet = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
+    vocabulary = {token: index for index, token in enumerate(["<|endoftext|>", *alphabet])}
+    pipeline = tokenizers.Tokenizer(tokenizers.models.BPE(vocabulary, []))
+    pipeline.add_special_tokens(["<|endoftext|>"])
+    pipeline.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    pipeline.decoder = tokenizers.decoders.ByteLevel()
+    config = GPTConfig(vocab_size=len(vocabulary), max_length=64, num_layers=1, d_model=16, num_heads=2)
+    rng = np.random.default_rng(0)
+    model = jax.tree.map(
+        lambda leaf: leaf + 0.5 * jnp.asarray(rng.normal(size=leaf.shape), leaf.dtype) * (leaf.ndim > 1),
+        jax.jit(lambda: GPT(config, rngs=nnx.Rngs(0)))(),
+    )
+    model.positions.table[...] *= 3
+    hf.save(model, folder)
+    pipeline.save(str(folder / "tokenizer.json"))
+    (folder / "generation_config.json").write_text('{"eos_token_id": [0]}')
+    return folder
+
+
+@pytest.fixture
+def generate(folder, monkeypatch, capsys):
+    """Runs the verb; returns its exit status and what it wrote on both streams."""
+
+    def call(*options, lines=PROMPTS, model=folder):
+        text = "".join(f"{line}\n" for line in lines)
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(text.encode())))
+        status = main(["generate", f"--model={model}", *options])
+        return status, *capsys.readouterr()
+
+    return call
+
+
+def continuations(folder, sampling, lines=PROMPTS, **options):
+    """What the command should find, without it."""
+    tokenizer = load_folder_tokenizer(folder)
+    generator = Generator(hf.load(folder), eos_ids=[0], max_new_tokens=24, sampling=sampling)
+    found = generator([tokenizer.encode(line) or [0] for line in lines], **options)
+    return [tokenizer.decode(ids) for ids in found]
+
+
+def escaped(text):
+    return text.replace("\\", "\\\\").replace("\r", "\\r").replace("\n", "\\n") if set("\r\n") & set(text) else text
+
+
+def test_a_line_for_every_line(generate, folder):
+    want = continuations(folder, Sampling(temperature=0))
+    status, out, err = generate("--max-new-tokens=24", "--temperature=0")
+    assert (status, err) == (0, "")
+    assert out == "".join(f"{escaped(line + text)}\n" for line, text in zip(PROMPTS, want, strict=True))
+    assert out == generate("--max-new-tokens=24", "--temperature=0", "--batch=3")[1]
+    assert len(set(want)) > 1
+
+
+def test_json_and_drawing(generate, folder):
+    sampling = Sampling(temperature=0.9, top_k=40, top_p=0.95, repetition_penalty=1.2)
+    options = ["--temperature=0.9", "--top-k=40", "--top-p=0.95", "--repetition-penalty=1.2", "--seed=5"]
+    _, out, _ = generate("--max-new-tokens=24", "--json", *options)
+    want = continuations(folder, sampling, seed=5)
+    assert [json.loads(line)["text"] for line in out.split("\n")[:-1]] == want
+    assert [json.loads(line)["prompt"] for line in out.split("\n")[:-1]] == PROMPTS
+    assert any(set("\r\n\\") & set(text) for text in want) or len("".join(want)) > 40
+
+
+def test_stream_is_the_text_as_it_is(generate, folder):
+    lines = [PROMPTS[0]]
+    want = continuations(folder, Sampling(), lines, seed=1)
+    status, out, _ = generate("--max-new-tokens=24", "--stream", "--seed=1", lines=lines)
+    assert status == 0
+    assert out == f"{lines[0]}{want[0]}\n"
+
+
+@pytest.mark.parametrize("options", [[], ["--stream"]])
+def test_stops_before_any_of_the_strings(generate, folder, options):
+    (whole,) = continuations(folder, Sampling(temperature=0), PROMPTS[:1])
+    stop = whole[6:8]
+    assert "\n" not in whole[:8]
+    status, out, _ = generate(
+        "--max-new-tokens=24", "--temperature=0", "--stop=never there", f"--stop={stop}", *options, lines=PROMPTS[:1]
+    )
+    assert status == 0
+    assert out == f"{PROMPTS[0]}{whole[: whole.index(stop)]}\n"
+
+
+def test_beam(generate):
+    assert generate("--max-new-tokens=5", "--beam=3")[1].count("\n") == len(PROMPTS)
+
+
+def test_no_lines(generate):
+    assert generate("--max-new-tokens=8", lines=[]) == (0, "", "")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--temperature=-1"], "temperature must be at least 0, got -1.0"),
+        (["--top-p=2"], "top_p must be above 0 and at most 1, got 2.0"),
+        (["--beam=2", "--stop=x"], "--stop and --stream show a text as it grows"),
+        (["--stream", "--json"], "choose one"),
+        (["--stop="], "--stop needs a text that is not empty"),
+        (["--max-new-tokens=64"], "leaves no room for a prompt"),
+        (["--max-new-tokens=60"], "prompt 1 has 7 tokens: with max_new_tokens=60 the model has room for 4"),
+        (["--model=/nowhere"], "/nowhere"),
+    ],
+)
+def test_mistakes_cost_one_line(generate, options, message):
+    status, out, err = generate(*options)
+    assert (status, out) == (2, "")
+    assert err.count("\n") == 1
+    assert message in err
+
+
+def test_models_that_do_not_generate(generate, folder, tmp_path):
+    config = BertConfig(vocab_size=257, max_length=8, num_layers=1, d_model=8, num_heads=2, d_ff=8)
+    hf.save(jax.jit(lambda: BertTagger(config, rngs=nnx.Rngs(0)))(), tmp_path)
+    (tmp_path / "tokenizer.json").write_bytes((folder / "tokenizer.json").read_bytes())
+    status, _, err = generate(model=tmp_path)
+    assert status == 2
+    assert err == f"tfx-jax generate: {tmp_path} holds a BertTagger, which generates no text\n"
