@@ -150,10 +150,13 @@ def load(path: epath.PathLike, *, architecture: str | None = None, dtype: DTypeL
     prefix = family.prefix if any(name.startswith(family.prefix) for name in tensors.names) else ""
     try:
         _refuse_unknown(rows, tensors.names, prefix, shapes, family.ignored)
-        params = read_params(rows, tensors, prefix, shapes, np.float32)
+        params: dict[str, Any] = {}
+        for name, param in read_params(rows, tensors, prefix, shapes, np.float32):
+            # One after the other, so that never more than one is there twice.
+            _set(params, name, jax.block_until_ready(jax.device_put(param)))
     except UserError as error:
         raise UserError(f"{folder}: {error}") from None
-    return nnx.merge(graphdef, _nested({name: params.pop(name) for name in list(params)}))
+    return nnx.merge(graphdef, params)
 
 
 def end_ids(path: epath.PathLike) -> tuple[int, ...]:
@@ -219,13 +222,8 @@ def _refuse_unknown(
             raise UserError(f"there is a tensor {name}, for which the model has no place")
 
 
-def _nested(params: dict[str, np.ndarray]) -> dict[str, Any]:
-    """Arrays on the default device, in nested dictionaries."""
-    nested: dict[str, Any] = {}
-    for path, param in params.items():
-        *folders, name = path.split("/")
-        place = nested
-        for folder in folders:
-            place = place.setdefault(folder, {})
-        place[name] = jax.device_put(param)
-    return nested
+def _set(nested: dict[str, Any], path: str, value: Any) -> None:
+    *folders, name = path.split("/")
+    for folder in folders:
+        nested = nested.setdefault(folder, {})
+    nested[name] = value

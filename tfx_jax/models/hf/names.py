@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,6 +11,8 @@ from tfx_jax.errors import UserError
 from tfx_jax.models.hf.folder import Tensors
 
 Shape = tuple[int, ...]
+
+_ALIGNMENT = 64  # bytes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -119,8 +121,8 @@ def feed_forward(ours: str, up: str, down: str) -> list[Row]:
 
 def read_params(
     rows: Sequence[Row], tensors: Tensors, prefix: str, shapes: Mapping[str, Shape], dtype: Any
-) -> dict[str, np.ndarray]:
-    """Fills every parameter; all names and shapes are checked before anything is read.
+) -> Iterator[tuple[str, np.ndarray]]:
+    """Reads every parameter, with its path; all names and shapes are checked before anything is read.
 
     Args:
       rows: one for each parameter.
@@ -146,14 +148,20 @@ def read_params(
                     f"the tensor {name} has shape {list(tensors.shape(name))}, but {list(wanted)} is needed"
                 )
         places[row.ours] = names
-    params = {}
     for row in rows:
-        param = np.empty(shapes[row.ours], dtype)
+        param = _empty(shapes[row.ours], np.dtype(dtype))
         layers = param if "{}" in row.theirs else param[np.newaxis]
         for layer, tensor in zip(layers, tensors.read(places[row.ours]), strict=True):
             layer[...] = row.to_ours(tensor, layer.shape)
-        params[row.ours] = param
-    return params
+        yield row.ours, param
+
+
+def _empty(shape: Shape, dtype: np.dtype) -> np.ndarray:
+    """An array that begins where JAX can take it over on a CPU as it is; NumPy's own it would copy."""
+    size = math.prod(shape) * dtype.itemsize
+    buffer = np.empty(size + _ALIGNMENT, np.uint8)
+    start = -buffer.ctypes.data % _ALIGNMENT
+    return buffer[start : start + size].view(dtype).reshape(shape)
 
 
 def write_params(rows: Sequence[Row], params: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
