@@ -14,6 +14,7 @@ VERBS = {
     "generate": "go on with each line of standard input, with a pretrained model",
     "average": "average the newest checkpoints of a training",
     "attend": "draw what every attention head looks at, for one sentence pair",
+    "convert": "write a Hugging Face folder anew, in one file and in another dtype",
     "prepare": "download and build a TFDS translation data set, WMT14 for one",
     "bench": "measure training, decoding, an attention or the data on this machine",
     "launch": "start a verb on several processes, a TPU slice or a cluster",

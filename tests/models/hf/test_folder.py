@@ -101,6 +101,35 @@ def test_other_dtypes_become_float32(folder, dtype):
         np.testing.assert_array_equal(leaf, np.asarray(want).astype(kind).astype(np.float32))
 
 
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", jnp.float32])
+def test_stores_in_the_dtype_asked_for(tmp_path, dtype):
+    hf.save(make_model(), tmp_path, dtype=dtype)
+    kind = jnp.dtype(dtype)
+    assert {tensor.dtype for tensor in safetensors.numpy.load_file(tmp_path / "model.safetensors").values()} == {kind}
+    assert json.loads((tmp_path / "config.json").read_text())["dtype"] == kind.name
+    for leaf, want in zip(jax.tree.leaves(hf.load(tmp_path)), jax.tree.leaves(make_model()), strict=True):
+        assert leaf.dtype == jnp.float32
+        np.testing.assert_array_equal(leaf, np.asarray(want).astype(kind).astype(np.float32))
+
+
+def test_more_fields_do_not_change_the_model(tmp_path):
+    hf.save(make_model(), tmp_path, fields={"bos_token_id": 3, "n_layer": 7, "dtype": "float64"})
+    config = json.loads((tmp_path / "config.json").read_text())
+    assert (config["bos_token_id"], config["n_layer"], config["dtype"]) == (3, 2, "float32")
+    assert_same(hf.load(tmp_path), make_model())
+
+
+def test_values_that_a_dtype_lacks(folder, tmp_path):
+    model = hf.load(folder)
+    model.norm.bias[...] = jnp.array([0.0, 65_504.0, -jnp.inf, jnp.nan])
+    hf.save(model, tmp_path, dtype="float16")
+    np.testing.assert_array_equal(hf.load(tmp_path).norm.bias[...], model.norm.bias[...])
+    model.norm.bias[...] = jnp.array([0.0, 65_520.0, 0.0, 0.0])
+    with pytest.raises(UserError, match=r"ln_f\.bias has values that are too large for float16: use bfloat16 or"):
+        hf.save(model, tmp_path / "new", dtype="float16")
+    assert not (tmp_path / "new").exists()
+
+
 def test_computes_in_the_dtype_asked_for(folder):
     model = hf.load(folder, dtype="bfloat16")
     assert model.config.dtype == "bfloat16"

@@ -9,7 +9,7 @@ There is one table of names for each family, beside this file. Nothing that a fo
 
 import functools
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -23,7 +23,7 @@ from tfx_jax.errors import UserError
 from tfx_jax.models.gpt import GPT
 from tfx_jax.models.hf import bert, gpt, marian, t5, vit
 from tfx_jax.models.hf.folder import Fields, Tensors, read_json, write_folder
-from tfx_jax.models.hf.names import Row, read_params, write_params
+from tfx_jax.models.hf.names import Row, read_params, stored_as, write_params
 from tfx_jax.models.t5 import T5
 from tfx_jax.models.transformer import Transformer
 
@@ -176,15 +176,19 @@ def end_ids(path: epath.PathLike) -> tuple[int, ...]:
     return ()
 
 
-def save(model: Any, path: epath.PathLike) -> None:
+def save(
+    model: Any, path: epath.PathLike, *, dtype: DTypeLike = jnp.float32, fields: Mapping[str, Any] | None = None
+) -> None:
     """Writes a folder that `load` reads, and `transformers` too.
 
     Args:
       model: what `load` gives, or a model made otherwise of one of these classes; it stays as it is.
       path: the folder, which is made if it does not exist; what it has beside config.json and weights stays.
+      dtype: in which the parameters are stored: float32, float16 or bfloat16.
+      fields: more of config.json, such as "bos_token_id"; what it says of the model itself is not changed by them.
 
     Raises:
-      UserError: if it cannot be written.
+      UserError: if it cannot be written, or a parameter is too large for `dtype`.
       ValueError: for a model that is of no such family or has what a folder cannot express.
     """
     family = next((family for family in FAMILIES.values() if issubclass(type(model), family.model)), None)
@@ -197,7 +201,8 @@ def save(model: Any, path: epath.PathLike) -> None:
     for name in sorted(params.keys() ^ {row.ours for row in rows}):
         raise ValueError(f"either the model or a folder with a {config['architectures'][0]} has no {name}")
     tensors = write_params(rows, params)
-    write_folder(path, config, {family.prefix + name: tensor for name, tensor in tensors.items()})
+    stored = {family.prefix + name: stored_as(dtype, name, tensor) for name, tensor in tensors.items()}
+    write_folder(path, {**(fields or {}), **config, "dtype": jnp.dtype(dtype).name}, stored)
 
 
 def _family_of(values: dict[str, Any], path: epath.Path) -> Family:

@@ -109,6 +109,9 @@ class Tensors:
 
     A file is open only while one group of tensors is read from it. It is mapped into memory, so an open file would
     count, with all that was read, beside the arrays made of it.
+
+    Attributes:
+      num_bytes: size of the files.
     """
 
     def __init__(self, folder: epath.PathLike, renamed: Sequence[tuple[str, str]] = ()):
@@ -129,6 +132,7 @@ class Tensors:
             files = self._files_of_index()
         else:
             raise UserError(self._why_nothing_is_there())
+        self.num_bytes = sum((self._folder / file).stat().st_size for file in files)
         self._place_of: dict[str, tuple[str, str]] = {}
         for file in files:
             with self._open(file) as tensors:

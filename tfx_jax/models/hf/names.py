@@ -5,7 +5,9 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
+from jax.typing import DTypeLike
 
 from tfx_jax.errors import UserError
 from tfx_jax.models.hf.folder import Tensors
@@ -178,3 +180,16 @@ def write_params(rows: Sequence[Row], params: Mapping[str, np.ndarray]) -> dict[
         )
         for name, found in parts.items()
     }
+
+
+def stored_as(dtype: DTypeLike, name: str, tensor: np.ndarray) -> np.ndarray:
+    """Rounds a tensor to the dtype of a file.
+
+    Raises:
+      UserError: if a finite value would become infinite.
+    """
+    with np.errstate(over="ignore"):
+        rounded = tensor.astype(jnp.dtype(dtype), copy=False)
+    if rounded.dtype != tensor.dtype and (np.isinf(rounded) & ~np.isinf(tensor)).any():
+        raise UserError(f"{name} has values that are too large for {rounded.dtype}: use bfloat16 or float32")
+    return rounded

@@ -1,0 +1,271 @@
+"""`tfx-jax convert`: the same model, one clean folder, and nobody's files lost."""
+
+import json
+
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import pytest
+import safetensors.numpy
+from flax import nnx
+
+from tfx_jax.cli import main
+from tfx_jax.models import GPT, GPTConfig, hf
+from tfx_jax.models.hf.folder import Fields
+
+CONFIG = GPTConfig(vocab_size=11, max_length=8, num_layers=2, d_model=4, num_heads=2)
+NUM_PARAMETERS = 11 * 4 + 8 * 4 + 2 * (2 * 8 + 4 * (4 * 4 + 4) + 4 * 16 + 16 + 16 * 4 + 4) + 8
+TOKENIZER = {"vocab.json": '{"a": 0}', "merges.txt": "#version: 0.2\n", "tokenizer_config.json": '{"pad_token": "a"}'}
+
+
+def make_model():
+    graphdef, params = nnx.split(nnx.eval_shape(lambda: GPT(CONFIG, rngs=nnx.Rngs(0))))
+    rng = np.random.default_rng(0)
+    return nnx.merge(graphdef, jax.tree.map(lambda leaf: jnp.asarray(rng.normal(size=leaf.shape), leaf.dtype), params))
+
+
+@pytest.fixture
+def source(tmp_path):
+    """A folder in the shape of an old one: three files, bfloat16, names without prefix, and more than is needed."""
+    folder = tmp_path / "source"
+    hf.save(make_model(), folder, dtype="bfloat16")
+    tensors = safetensors.numpy.load_file(folder / "model.safetensors")
+    (folder / "model.safetensors").unlink()
+    tensors = {name.removeprefix("transformer."): tensor for name, tensor in tensors.items()}
+    tensors["h.0.attn.bias"] = np.tril(np.ones((1, 1, 8, 8), ml_dtypes.bfloat16))
+    files = {name: f"model-0000{number % 3 + 1}-of-00003.safetensors" for number, name in enumerate(sorted(tensors))}
+    for file in set(files.values()):
+        safetensors.numpy.save_file({name: tensors[name] for name in files if files[name] == file}, folder / file)
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": files}))
+    config = json.loads((folder / "config.json").read_text())
+    config |= {"bos_token_id": 3, "_name_or_path": "x", "torch_dtype": "bfloat16", "auto_map": {"AutoModel": "evil.py"}}
+    (folder / "config.json").write_text(json.dumps(config))
+    for name, content in TOKENIZER.items():
+        (folder / name).write_text(content)
+    (folder / "generation_config.json").write_text('{"eos_token_id": 5}')
+    (folder / "evil.py").write_text("raise SystemExit")
+    (folder / "README.md").write_text("a card")
+    return folder
+
+
+def weights_of(folder):
+    return safetensors.numpy.load_file(folder / "model.safetensors")
+
+
+def leaves(model):
+    return jax.tree.leaves(nnx.state(model))
+
+
+def refused(capfd, arguments, message):
+    capfd.readouterr()
+    assert main(["convert", *arguments]) == 2
+    out, err = capfd.readouterr()
+    assert (out, err.count("\n")) == ("", 1)
+    assert message in err
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+def test_the_model_is_the_same(source, tmp_path, capfd, dtype):
+    output = tmp_path / "some" / "output"
+    before = {path.name: path.read_bytes() for path in source.iterdir()}
+    flags = [] if dtype == "float32" else [f"--dtype={dtype}"]
+    assert main(["convert", f"--model={source}", f"--output={output}", "--json", *flags]) == 0
+    out, err = capfd.readouterr()
+    assert {path.name: path.read_bytes() for path in source.iterdir()} == before
+    names = {"config.json", "model.safetensors", "generation_config.json", *TOKENIZER}
+    assert {path.name for path in output.iterdir()} == names
+    for name in (*TOKENIZER, "generation_config.json"):
+        assert (output / name).read_bytes() == before[name]
+
+    kind = getattr(ml_dtypes, dtype, None) or np.dtype(dtype)
+    assert {tensor.dtype for tensor in weights_of(output).values()} == {np.dtype(kind)}
+    old, new = hf.load(source), hf.load(output)
+    assert new.config == old.config == CONFIG
+    for a, b in zip(leaves(old), leaves(new), strict=True):
+        np.testing.assert_array_equal(np.asarray(a).astype(kind).astype(np.float32), b)
+        assert np.abs(a).max() > 0.5
+
+    config = json.loads((output / "config.json").read_text())
+    assert config["dtype"] == dtype
+    assert config["bos_token_id"] == 3
+    assert not {"_name_or_path", "torch_dtype", "auto_map"} & config.keys()
+
+    found = json.loads(out)
+    assert out.count("\n") == 1
+    assert found["architecture"] == "GPT2LMHeadModel"
+    assert found["parameters"] == NUM_PARAMETERS
+    assert found["dtype"] == dtype
+    assert found["bytes_before"] == sum(len(data) for name, data in before.items() if name.endswith(".safetensors"))
+    assert found["bytes_after"] == (output / "model.safetensors").stat().st_size
+    assert found["output"] == str(output)
+    assert set(found["files"]) == names
+    assert found["left_out"] == ["h.0.attn.bias"]
+    assert err.splitlines()[2].endswith("or of another architecture): h.0.attn.bias")
+    assert f"GPT2LMHeadModel: {NUM_PARAMETERS:,} parameters; {found['bytes_before']:,} bytes before, " in err
+    assert (
+        f"{found['bytes_after']:,} as {dtype}\n{output}: config.json, model.safetensors, tokenizer_config.json" in err
+    )
+
+
+SIZES = {
+    "gpt2": {"n_embd": 8, "n_head": 2, "n_layer": 2, "n_positions": 9},
+    "openai-gpt": {"n_embd": 8, "n_head": 2, "n_layer": 2, "n_positions": 9},
+    "bert": {"hidden_size": 8, "num_attention_heads": 2, "num_hidden_layers": 2, "intermediate_size": 12},
+    "vit": {"hidden_size": 8, "num_attention_heads": 2, "num_hidden_layers": 2, "intermediate_size": 12},
+    "t5": {"d_model": 8, "d_kv": 4, "d_ff": 12, "num_layers": 2, "num_heads": 2},
+    "marian": {"d_model": 8, "encoder_ffn_dim": 12, "decoder_ffn_dim": 12, "encoder_layers": 1, "decoder_layers": 2}
+    | {"encoder_attention_heads": 2, "decoder_attention_heads": 2, "pad_token_id": 12, "decoder_start_token_id": 12},
+}
+MODEL_TYPES = {"GPT2": "gpt2", "OpenAI": "openai-gpt", "Bert": "bert", "ViT": "vit", "T5": "t5", "Marian": "marian"}
+
+
+@pytest.mark.parametrize("architecture", hf.FAMILIES)
+def test_every_architecture(tmp_path, capfd, architecture):
+    source, output = tmp_path / "source", tmp_path / "output"
+    source.mkdir()
+    model_type = next(kind for name, kind in MODEL_TYPES.items() if architecture.startswith(name))
+    own = {"vocab_size": 13, "id2label": {"0": "no", "1": "perhaps", "2": "yes"}, "image_size": 32, "tied": "knot"}
+    values = {"architectures": [architecture], "model_type": model_type, **own, **SIZES[model_type]}
+    (source / "config.json").write_text(json.dumps(values))
+    family = hf.FAMILIES[architecture]
+    config = family.read_config(Fields(values, source / "config.json"))
+    graphdef, params = nnx.split(nnx.eval_shape(lambda: family.make_model(config, nnx.Rngs(0))))
+    rng = np.random.default_rng(0)
+    params = jax.tree.map(lambda leaf: jnp.asarray(rng.normal(size=leaf.shape), jnp.float32), params)
+    hf.save(nnx.merge(graphdef, params), source, fields=values)
+    assert main(["convert", f"--model={source}", f"--output={output}", "--dtype=bfloat16", "--json"]) == 0
+    found = json.loads(capfd.readouterr().out)
+    assert found["left_out"] == []
+    assert found["architecture"] == architecture.replace("T5WithLMHeadModel", "T5ForConditionalGeneration")
+    assert found["parameters"] == sum(tensor.size for tensor in weights_of(output).values())
+    shrunk = found["bytes_before"] - found["bytes_after"]
+    assert abs(shrunk - 2 * found["parameters"]) < 10 * len(weights_of(output))  # but for the header
+    new = hf.load(output)
+    assert new.config == hf.load(source).config
+    for got, want in zip(leaves(new), jax.tree.leaves(params), strict=True):
+        np.testing.assert_array_equal(got, want.astype(jnp.bfloat16).astype(jnp.float32))
+    config = json.loads((output / "config.json").read_text())
+    assert config["tied"] == "knot"
+    assert config["id2label"] == own["id2label"]
+
+
+def test_without_json_standard_output_is_empty(source, tmp_path, capfd):
+    assert main(["convert", f"--model={source}", f"--output={tmp_path}/output"]) == 0
+    out, err = capfd.readouterr()
+    assert out == ""
+    assert err.splitlines()[1].endswith("read back, the same")
+
+
+def test_converting_what_was_converted_changes_nothing(source, tmp_path, capfd):
+    for before, after in (("source", "one"), ("one", "two")):
+        assert main(["convert", f"--model={tmp_path / before}", f"--output={tmp_path / after}"]) == 0
+    for path in (tmp_path / "one").iterdir():
+        assert (tmp_path / "two" / path.name).read_bytes() == path.read_bytes()
+
+
+def test_the_folder_it_reads_is_not_written(source, tmp_path, capfd):
+    (tmp_path / "link").symlink_to(source)
+    for same in (source, tmp_path / "link", source / ".." / "source"):
+        for more in ([], ["--overwrite"]):
+            refused(capfd, [f"--model={source}", f"--output={same}", *more], "is the folder that --model reads")
+    assert not (source / "model.safetensors").exists()
+
+
+@pytest.mark.parametrize(
+    "name", ["model.safetensors", "model-00001-of-00002.safetensors", "pytorch_model.bin", "config.json", "vocab.json"]
+)
+def test_another_model_is_overwritten_on_demand_only(source, tmp_path, capfd, name):
+    output = tmp_path / "output"
+    output.mkdir()
+    (output / name).write_text("precious")
+    arguments = [f"--model={source}", f"--output={output}"]
+    refused(capfd, arguments, f"has a {name} already: name another folder, or add --overwrite")
+    assert [path.name for path in output.iterdir()] == [name]
+    assert (output / name).read_text() == "precious"
+    (output / "tokenizer.json").write_text("of another model")
+    (output / "model.safetensors.index.json").write_text("of another model")
+    (output / "notes.txt").write_text("mine")
+    assert main(["convert", *arguments, "--overwrite"]) == 0
+    left = {path.name for path in output.iterdir()}
+    assert {"notes.txt", "model.safetensors", "config.json", *TOKENIZER} <= left
+    assert not {"tokenizer.json", "model.safetensors.index.json", "model-00001-of-00002.safetensors"} & left
+    assert hf.load(output).config == CONFIG
+
+
+def test_values_beyond_float16_are_refused(tmp_path, capfd):
+    source, output = tmp_path / "source", tmp_path / "output"
+    model = make_model()
+    model.norm.scale[...] = jnp.array([1.0, 70_000.0, jnp.inf, 0.0])
+    hf.save(model, source)
+    arguments = [f"--model={source}", f"--output={output}"]
+    refused(
+        capfd, [*arguments, "--dtype=float16"], "ln_f.weight has values that are too large for float16: use bfloat16"
+    )
+    assert not output.exists()
+    assert main(["convert", *arguments, "--dtype=bfloat16"]) == 0
+    found = weights_of(output)["transformer.ln_f.weight"].astype(np.float32)
+    assert found.tolist() == [1.0, 70_144.0, np.inf, 0.0]
+
+
+def test_a_training_that_went_wrong_can_be_converted(tmp_path, capfd):
+    """Not a number is the same as not a number."""
+    model = make_model()
+    model.norm.bias[...] = jnp.full(4, jnp.nan)
+    hf.save(model, tmp_path / "source")
+    for dtype in ("float32", "float16", "bfloat16"):
+        arguments = [f"--model={tmp_path}/source", f"--output={tmp_path}/{dtype}", f"--dtype={dtype}"]
+        assert main(["convert", *arguments]) == 0
+        assert jnp.isnan(hf.load(tmp_path / dtype).norm.bias[...]).all()
+
+
+def test_what_does_not_read_back_is_an_error(source, tmp_path, capfd, monkeypatch):
+    save = hf.save
+
+    def flip(model, path, **options):
+        save(model, path, **options)
+        data = bytearray((path / "model.safetensors").read_bytes())
+        data[-2] ^= 1
+        (path / "model.safetensors").write_bytes(data)
+
+    monkeypatch.setattr(hf, "save", flip)
+    refused(capfd, [f"--model={source}", f"--output={tmp_path}/output"], "does not read back as it was written")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--output=out"], "the following arguments are required: --model"),
+        (["--model=nowhere", "--output=out"], "nowhere/config.json does not exist"),
+        (["--model=nowhere", "--output=out", "--dtype=int8"], "argument --dtype: invalid choice: 'int8'"),
+        (["--model=gs://bucket/gpt2", "--output=out"], "gs://bucket/gpt2 is not a local folder"),
+        (["--model=nowhere", "--output=gs://bucket/gpt2"], "gs://bucket/gpt2 is not a local folder"),
+        (["--model=nowhere", "--output=out", "--over"], "unrecognized arguments: --over"),
+    ],
+)
+def test_mistakes_cost_one_line(capfd, tmp_path, monkeypatch, arguments, message):
+    monkeypatch.chdir(tmp_path)
+    refused(capfd, arguments, message)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_output_that_cannot_be(source, tmp_path, capfd):
+    (tmp_path / "file").write_text("")
+    refused(capfd, [f"--model={source}", f"--output={tmp_path}/file"], "file is a file, not a folder")
+    refused(capfd, [f"--model={source}", f"--output={tmp_path}/file/below"], "cannot write to")
+
+
+@pytest.mark.parity
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+def test_transformers_reads_what_was_converted(source, tmp_path, capfd, dtype):
+    torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
+    assert main(["convert", f"--model={source}", f"--output={tmp_path}/output", f"--dtype={dtype}"]) == 0
+    theirs, info = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "output", output_loading_info=True)
+    assert type(theirs).__name__ == "GPT2LMHeadModel"
+    assert not any(info.values())
+    assert theirs.dtype == getattr(torch, dtype)
+    tokens = np.arange(8)[np.newaxis]
+    with torch.no_grad():
+        logits = theirs.float()(torch.tensor(tokens)).logits.numpy()
+    ours = hf.load(tmp_path / "output")(jnp.asarray(tokens))
+    np.testing.assert_allclose(ours, logits, rtol=1e-4, atol=1e-4 * np.abs(logits).max())

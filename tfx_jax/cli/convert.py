@@ -1,0 +1,139 @@
+"""`tfx-jax convert`: a Hugging Face folder written anew, its weights in one file and in the dtype asked for."""
+
+import json
+import pathlib
+import shutil
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from etils import epath
+from flax import nnx
+
+from tfx_jax.cli.options import Parser, set_up_program
+from tfx_jax.data.hf_tokenizer import TOKENIZER_FILES
+from tfx_jax.errors import UserError
+from tfx_jax.models import hf
+from tfx_jax.models.hf.folder import Tensors, read_json
+
+_DTYPES = ("float32", "float16", "bfloat16")
+# What makes a folder usable, beside config.json and the weights.
+_COPIED = (*TOKENIZER_FILES, "generation_config.json", "preprocessor_config.json", "chat_template.jinja")
+_WEIGHTS = ("*.safetensors", "*.safetensors.index.json", "*.bin", "*.pt", "*.pth", "*.h5", "*.msgpack", "*.gguf")
+# Fields of config.json that say how the other folder came about or is stored, or that name code.
+_DROPPED = {"dtype", "torch_dtype", "transformers_version", "auto_map", "quantization_config"}
+
+
+def run(argv: Sequence[str]) -> int:
+    """Converts, reads what was written, and says what it is."""
+    parser = Parser(
+        "convert",
+        "Reads a Hugging Face folder, be its weights in one file or many, old or new, and writes a clean one: "
+        "config.json, model.safetensors and the tokenizer. Nothing that the folder holds is executed.",
+    )
+    parser.add_argument("--model", required=True, help="Hugging Face folder to read")
+    parser.add_argument("--output", required=True, help="folder to write")
+    parser.add_argument(
+        "--dtype", choices=_DTYPES, default="float32", help="of the weights in the file; float32 by default"
+    )
+    parser.add_argument("--overwrite", action="store_true", help="replace the model that the output folder holds")
+    parser.add_argument("--json", action="store_true", help="print one JSON line as well")
+    arguments = parser.parse_args(argv)
+    set_up_program()
+    source, output = _local(arguments.model), _local(arguments.output)
+    _refuse_to_overwrite(source, output, allowed=arguments.overwrite)
+    model = hf.load(source)
+    fields = {name: value for name, value in _config(source).items() if not (name in _DROPPED or name.startswith("_"))}
+    hf.save(model, output, dtype=arguments.dtype, fields=fields)
+    _remove_parts(output)
+    copied = _copy(source, output)
+    _verify(model, output, arguments.dtype)
+    architecture = _config(output)["architectures"][0]
+    left_out = _left_out(source, output, hf.FAMILIES[architecture])
+    found = {
+        "architecture": architecture,
+        "parameters": sum(leaf.size for leaf in jax.tree.leaves(nnx.state(model))),
+        "dtype": arguments.dtype,
+        "bytes_before": Tensors(source).num_bytes,
+        "bytes_after": Tensors(output).num_bytes,
+        "output": str(output),
+        "files": ["config.json", "model.safetensors", *copied],
+        "left_out": left_out,
+    }
+    before, after = f"{found['bytes_before']:,} bytes", f"{found['bytes_after']:,} as {arguments.dtype}"
+    print(f"{found['architecture']}: {found['parameters']:,} parameters; {before} before, {after}", file=sys.stderr)
+    print(f"{output}: {', '.join(found['files'])}; read back, the same", file=sys.stderr)
+    if left_out:
+        more = f" and {len(left_out) - 3:,} more" if len(left_out) > 3 else ""
+        what = "copies, constants, or of another architecture"
+        print(f"tensors left out ({what}): {', '.join(left_out[:3])}{more}", file=sys.stderr)
+    if arguments.json:
+        print(json.dumps(found))
+    return 0
+
+
+def _local(path: str) -> pathlib.Path:
+    if "://" in path:
+        raise UserError(f"{path} is not a local folder: copy it first, and what is written afterwards")
+    return pathlib.Path(path)
+
+
+def _refuse_to_overwrite(source: pathlib.Path, output: pathlib.Path, *, allowed: bool) -> None:
+    if not output.exists():
+        return
+    if not output.is_dir():
+        raise UserError(f"--output={output} is a file, not a folder")
+    if source.exists() and output.samefile(source):
+        raise UserError(f"--output={output} is the folder that --model reads: name another")
+    held = next(
+        (path.name for name in ("config.json", *_COPIED, *_WEIGHTS) for path in sorted(output.glob(name))), None
+    )
+    if held and not allowed:
+        raise UserError(f"--output={output} has a {held} already: name another folder, or add --overwrite")
+
+
+def _copy(source: pathlib.Path, output: pathlib.Path) -> list[str]:
+    """Copies what there is beside the weights; what another model left there would be taken for this one's."""
+    names = [name for name in _COPIED if (source / name).is_file()]
+    try:
+        for name in _COPIED:
+            (output / name).unlink(missing_ok=True)
+        for name in names:
+            shutil.copyfile(source / name, output / name)
+    except OSError as error:
+        raise UserError(f"cannot write to {output}: {error}") from None
+    return names
+
+
+def _remove_parts(output: pathlib.Path) -> None:
+    """Of weights that were in several files before: `transformers` would go by their index."""
+    for name in ("model.safetensors.index.json", "model-*-of-*.safetensors"):
+        for path in output.glob(name):
+            path.unlink()
+
+
+def _left_out(source: pathlib.Path, output: pathlib.Path, family: hf.Family) -> list[str]:
+    """The tensors, by their newer names, that were not written because the model has no use for them."""
+    old, new = (
+        {name.removeprefix(family.prefix) for name in Tensors(folder, family.renamed).names}
+        for folder in (source, output)
+    )
+    return sorted(old - new)
+
+
+def _verify(model: Any, output: pathlib.Path, dtype: str) -> None:
+    """Compares what was written with what should have been, bit for bit."""
+    again = hf.load(output)
+    pairs = zip(jax.tree.leaves(nnx.state(model)), jax.tree.leaves(nnx.state(again)), strict=True)
+    stored = jax.numpy.dtype(dtype)
+    same = all(
+        np.array_equal(np.asarray(a).astype(stored), np.asarray(b).astype(stored), equal_nan=True) for a, b in pairs
+    )
+    if again.config != model.config or not same:
+        raise UserError(f"{output} does not read back as it was written: delete it, and check the disk")
+
+
+def _config(folder: pathlib.Path) -> dict[str, Any]:
+    return read_json(epath.Path(folder) / "config.json")
