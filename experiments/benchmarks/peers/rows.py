@@ -31,7 +31,7 @@ def all_rows(device: str, data_dir: str, output: pathlib.Path) -> list[Row]:
         _compiling(model, rows, length),
         _startup("translate", model, output),
         _startup("train", model, output),
-        _loading("seconds", "start", "load GPT-2 (124 M) from a folder, imports done", 2.0, output),
+        _loading("seconds", "start", "import the library and load GPT-2 (124 M) from a folder", 2.0, output),
         _loading("memory", "GiB", "peak memory of a process that has loaded GPT-2", 1 / 0.7, output),
         _generating(1, dtype, output),
         _generating(8, dtype, output),

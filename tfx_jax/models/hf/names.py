@@ -1,5 +1,6 @@
 """What a table of names is made of: one row says where one of our parameters lies in a Hugging Face file, and how."""
 
+import concurrent.futures
 import dataclasses
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -150,12 +151,17 @@ def read_params(
                     f"the tensor {name} has shape {list(tensors.shape(name))}, but {list(wanted)} is needed"
                 )
         places[row.ours] = names
-    for row in rows:
+
+    def read(row: Row) -> tuple[str, np.ndarray]:
         param = _empty(shapes[row.ours], np.dtype(dtype))
         layers = param if "{}" in row.theirs else param[np.newaxis]
         for layer, tensor in zip(layers, tensors.read(places[row.ours]), strict=True):
             layer[...] = row.to_ours(tensor, layer.shape)
-        yield row.ours, param
+        return row.ours, param
+
+    # Most of the time goes into memory that is written for the first time, which threads share. More would hold more.
+    with concurrent.futures.ThreadPoolExecutor(max_workers=2) as pool:
+        yield from pool.map(read, rows)
 
 
 def _empty(shape: Shape, dtype: np.dtype) -> np.ndarray:
