@@ -11,10 +11,10 @@ from jaxtyping import Array, Bool, Float, Int
 
 from tfx_jax.functional.attention import dot_product_attention
 from tfx_jax.functional.dropout import dropout
-from tfx_jax.models.gpt import ACTIVATIONS, count
+from tfx_jax.models.gpt import count
 from tfx_jax.nn.attention import MultiHeadAttention
 from tfx_jax.nn.embedding import Embedding, LearnedPositions
-from tfx_jax.nn.feed_forward import FeedForward
+from tfx_jax.nn.feed_forward import ACTIVATIONS, FeedForward
 from tfx_jax.nn.layers import EncoderLayer, Residual
 from tfx_jax.nn.normalization import LayerNorm
 from tfx_jax.nn.stack import scan_layers, stack_layers
@@ -54,7 +54,7 @@ class BertConfig:
     dropout_rate: float = 0.1  # of each sublayer's output and of the sums of embeddings, segments and positions
     attention_dropout_rate: float = 0.1  # of the attention weights
     head_dropout_rate: float | None = None  # of what classifiers read; None: dropout_rate
-    activation: str = "gelu"  # the exact one, "gelu_tanh" or "relu"
+    activation: str = "gelu"  # the exact one, or another of `tfx_jax.nn.feed_forward.ACTIVATIONS`
     layer_norm_epsilon: float = 1e-12
     labels: tuple[str, ...] = ("LABEL_0", "LABEL_1")  # names of the classes, for models that classify
     problem_type: str | None = None  # Hugging Face's word for the loss of a classifier; nothing here depends on it

@@ -11,8 +11,8 @@ from jaxtyping import Array, Bool, Float, Int
 from tfx_jax.functional.attention import dot_product_attention
 from tfx_jax.functional.dropout import dropout
 from tfx_jax.models.bert import Bert, BertConfig, BertOutput, make_dense
-from tfx_jax.models.gpt import ACTIVATIONS
 from tfx_jax.nn.embedding import Embedding
+from tfx_jax.nn.feed_forward import ACTIVATIONS
 from tfx_jax.nn.normalization import LayerNorm
 
 

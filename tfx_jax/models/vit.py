@@ -13,10 +13,9 @@ from jaxtyping import Array, Float
 
 from tfx_jax.functional.attention import dot_product_attention
 from tfx_jax.functional.dropout import dropout
-from tfx_jax.models.gpt import ACTIVATIONS
 from tfx_jax.nn.attention import MultiHeadAttention
 from tfx_jax.nn.embedding import LearnedPositions
-from tfx_jax.nn.feed_forward import FeedForward
+from tfx_jax.nn.feed_forward import ACTIVATIONS, FeedForward
 from tfx_jax.nn.layers import EncoderLayer, Residual
 from tfx_jax.nn.normalization import LayerNorm
 from tfx_jax.nn.stack import scan_layers, stack_layers
@@ -44,7 +43,7 @@ class ViTConfig:
     d_ff: int | None = None  # None: 4 * d_model
     dropout_rate: float = 0.0  # of each sublayer's output and of the sums of patches and positions
     attention_dropout_rate: float = 0.0  # of the attention weights
-    activation: str = "gelu"  # the exact one, "gelu_tanh" or "relu"
+    activation: str = "gelu"  # the exact one, or another of `tfx_jax.nn.feed_forward.ACTIVATIONS`
     layer_norm_epsilon: float = 1e-6
     labels: tuple[str, ...] = tuple(f"LABEL_{index}" for index in range(1000))  # names of the classes
     problem_type: str | None = None  # Hugging Face's word for the loss of a classifier; nothing here depends on it

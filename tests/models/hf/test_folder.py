@@ -235,7 +235,10 @@ def test_code_of_the_folder_is_not_run(folder):
         ),
         ({"architectures": None, "model_type": "mamba"}, r"the architecture \['mamba'\] is not supported"),
         ({"architectures": 3}, "the architecture 3 is not supported"),
-        ({"activation_function": "swish"}, "activation_function is 'swish', but only gelu_new, .* are supported"),
+        (
+            {"activation_function": "quick_gelu"},
+            "activation_function is 'quick_gelu', but only gelu_new, .* are supported",
+        ),
         (
             {"scale_attn_by_inverse_layer_idx": True},
             "scale_attn_by_inverse_layer_idx is True, but only False is supported",

@@ -78,7 +78,7 @@ def test_older_folders_have_copies_and_sinusoids(tmp_path):
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"activation_function": "tanh"}, "activation_function is 'tanh', but only swish, silu, "),
+        ({"activation_function": "tanh"}, "activation_function is 'tanh', but only gelu_new, "),
         ({"decoder_vocab_size": V + 1}, "decoder_vocab_size is 42, but only 41 is supported"),
         ({"decoder_ffn_dim": 24}, "decoder_ffn_dim is 24, but only 20 is supported"),
         ({"decoder_attention_heads": 2}, "decoder_attention_heads is 2, but only 3 is supported"),

@@ -17,7 +17,14 @@ _WEIGHTS = "model.safetensors"
 _INDEX = "model.safetensors.index.json"
 
 # Of the names that a config.json may give an activation, ours; the first of several is the one written.
-ACTIVATIONS = {"gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh", "gelu": "gelu", "relu": "relu"}
+ACTIVATIONS = {
+    "gelu_new": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "gelu": "gelu",
+    "relu": "relu",
+    "swish": "swish",
+    "silu": "swish",
+}
 
 
 class Fields:

@@ -7,7 +7,7 @@ from tfx_jax.models.hf.folder import ACTIVATIONS, Fields, activation_field
 from tfx_jax.models.hf.names import Row, norm, table, vector
 
 # GPT's file means the same function by "gelu" that GPT-2's calls "gelu_new".
-_GPT1_ACTIVATIONS = {"gelu": "gelu_tanh", "relu": "relu"}
+_GPT1_ACTIVATIONS = {"gelu": "gelu_tanh", "relu": "relu", "swish": "swish", "silu": "swish"}
 
 
 def read_gpt2_config(fields: Fields) -> GPTConfig:
@@ -62,7 +62,7 @@ def write_config(config: GPTConfig) -> dict[str, Any]:
     if config.activation not in names.values() or (
         not config.pre_norm and config.d_ff not in (None, 4 * config.d_model)
     ):
-        raise ValueError("a Hugging Face GPT without pre_norm has d_ff = 4 * d_model and gelu_tanh or relu")
+        raise ValueError("a Hugging Face GPT without pre_norm has d_ff = 4 * d_model, and not the exact gelu")
     common = {
         "vocab_size": config.vocab_size,
         "n_positions": config.max_length,

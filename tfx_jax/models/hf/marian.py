@@ -2,18 +2,10 @@
 
 from typing import Any
 
-from tfx_jax.models.hf.folder import Fields
+from tfx_jax.models.hf.folder import ACTIVATIONS, Fields, activation_field
 from tfx_jax.models.hf.names import Row, feed_forward, linear, norm, projections, table
 from tfx_jax.models.transformer import Transformer, TransformerConfig
 
-_ACTIVATIONS = {
-    "swish": "swish",
-    "silu": "swish",
-    "relu": "relu",
-    "gelu": "gelu",
-    "gelu_new": "gelu_tanh",
-    "gelu_pytorch_tanh": "gelu_tanh",
-}
 # The table of sinusoids that transformers computes; ours has no end.
 _MAX_POSITIONS = 1024
 
@@ -42,7 +34,7 @@ def read_config(fields: Fields) -> TransformerConfig:
         d_model=fields.get("d_model", 1024),
         num_heads=num_heads,
         d_ff=d_ff,
-        activation=fields.choose("activation_function", _ACTIVATIONS, "gelu"),
+        activation=fields.choose("activation_function", ACTIVATIONS, "gelu"),
         dropout_rate=float(fields.get("dropout", 0.1)),
         attention_dropout_rate=float(fields.get("attention_dropout", 0.0)),
         activation_dropout_rate=float(fields.get("activation_dropout", 0.0)),
@@ -70,7 +62,6 @@ def write_config(config: TransformerConfig) -> dict[str, Any]:
         raise ValueError(
             f"a Hugging Face MarianMTModel has {', '.join(differing)}; TransformerConfig.marian() is like this"
         )
-    names = {ours: theirs for theirs, ours in reversed(_ACTIVATIONS.items())}
     both = {
         f"{side}_{name}": value
         for side, num_layers in (("encoder", c.num_layers), ("decoder", c.num_decoder_layers or c.num_layers))
@@ -84,7 +75,7 @@ def write_config(config: TransformerConfig) -> dict[str, Any]:
         "max_position_embeddings": _MAX_POSITIONS,
         "d_model": c.d_model,
         **both,
-        "activation_function": names[c.activation],
+        "activation_function": activation_field(c.activation),
         "dropout": c.dropout_rate,
         "attention_dropout": c.attention_dropout_rate,
         "activation_dropout": c.activation_dropout_rate,
