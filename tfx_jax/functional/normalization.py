@@ -55,8 +55,8 @@ def rms_norm(
     Returns:
       [*batch, D] in the dtype of `x`; the statistics are float32 (float64 for float64 inputs).
 
-    >>> rms_norm(jnp.array([1.0, 7.0])).round(3).tolist()
-    [0.2, 1.4]
+    >>> rms_norm(jnp.array([4.0, 0.0, 0.0, 0.0])).round(3).tolist()
+    [2.0, 0.0, 0.0, 0.0]
     """
     dtype = np.promote_types(x.dtype, np.float32)
     y = x.astype(dtype)
