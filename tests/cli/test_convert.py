@@ -130,7 +130,7 @@ def test_every_architecture(tmp_path, capfd, architecture):
     (source / "config.json").write_text(json.dumps(values))
     family = hf.FAMILIES[architecture]
     config = family.read_config(Fields(values, source / "config.json"))
-    graphdef, params = nnx.split(nnx.eval_shape(lambda: family.make_model(config, nnx.Rngs(0))))
+    graphdef, params = nnx.split(nnx.eval_shape(lambda: family.model(config, rngs=nnx.Rngs(0))))
     rng = np.random.default_rng(0)
     params = jax.tree.map(lambda leaf: jnp.asarray(rng.normal(size=leaf.shape), jnp.float32), params)
     hf.save(nnx.merge(graphdef, params), source, fields=values)

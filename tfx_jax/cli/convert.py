@@ -117,7 +117,7 @@ def _remove_parts(output: pathlib.Path) -> None:
 def _left_out(source: pathlib.Path, output: pathlib.Path, family: hf.Family) -> list[str]:
     """The tensors, by their newer names, that were not written because the model has no use for them."""
     old, new = (
-        {name.removeprefix(family.prefix) for name in Tensors(folder, family.renamed).names}
+        {name.removeprefix(family.prefix) for name in Tensors(folder, family.renamed).shapes}
         for folder in (source, output)
     )
     return sorted(old - new)

@@ -32,10 +32,9 @@ class Family(NamedTuple):
     """How the folders of one architecture are read and written.
 
     Attributes:
-      model: the class that they become.
+      model: the class that they become; it has its configuration as `config`.
       read_config: from the fields of config.json to the model's configuration.
       write_config: back, to the fields; "architectures" among them.
-      make_model: from configuration and rngs to the model, which has its configuration as `config`.
       rows: the table of names, for a configuration.
       prefix: what the names of a whole model have in front of those in the table; a bare body lacks it.
       ignored: patterns of tensors that say nothing of their own: copies of tied matrices, constant masks; or belong to
@@ -43,10 +42,9 @@ class Family(NamedTuple):
       renamed: patterns in the names of older folders, and what newer ones have in their place.
     """
 
-    model: type[nnx.Module]
+    model: type[Any]
     read_config: Callable[[Fields], Any]
     write_config: Callable[[Any], dict[str, Any]]
-    make_model: Callable[[Any, nnx.Rngs], nnx.Module]
     rows: Callable[[Any], Sequence[Row]]
     prefix: str = ""
     ignored: Sequence[str] = ()
@@ -57,7 +55,6 @@ _GPT2 = Family(
     GPT,
     gpt.read_gpt2_config,
     gpt.write_config,
-    gpt.make_model,
     gpt.rows,
     prefix="transformer.",
     ignored=(r"lm_head\.weight", r"h\.\d+\.attn\.(bias|masked_bias)"),
@@ -67,7 +64,6 @@ _T5 = Family(
     T5,
     t5.read_config,
     t5.write_config,
-    t5.make_model,
     t5.rows,
     ignored=(
         r"(encoder|decoder)\.embed_tokens\.weight",
@@ -79,7 +75,6 @@ _MARIAN = Family(
     Transformer,
     marian.read_config,
     marian.write_config,
-    marian.make_model,
     marian.rows,
     ignored=(r"model\.(encoder|decoder)\.embed_(tokens|positions)\.weight", r"lm_head\.weight"),
 )
@@ -92,7 +87,6 @@ def _with_heads(module: Any, architecture: str) -> Family:
         model,
         functools.partial(module.read_config, architecture),
         functools.partial(module.write_config, architecture),
-        lambda config, rngs: model(config, rngs=rngs),
         functools.partial(module.rows, architecture),
         ignored=module.IGNORED,
         renamed=module.renamed(architecture),
@@ -142,14 +136,14 @@ def load(path: epath.PathLike, *, architecture: str | None = None, dtype: DTypeL
     config = family.read_config(fields)
     config.dtype = jnp.dtype(dtype).name
     try:
-        graphdef, state = nnx.split(nnx.eval_shape(lambda: family.make_model(config, nnx.Rngs(0))))
+        graphdef, state = nnx.split(nnx.eval_shape(lambda: family.model(config, rngs=nnx.Rngs(0))))
     except (ValueError, TypeError, ZeroDivisionError) as error:
         raise UserError(f"{folder / 'config.json'}: {error}") from None
     shapes = {"/".join(map(str, path)): leaf.shape for path, leaf in nnx.to_flat_state(state)}
     tensors, rows = Tensors(path, family.renamed), family.rows(config)
-    prefix = family.prefix if any(name.startswith(family.prefix) for name in tensors.names) else ""
+    prefix = family.prefix if any(name.startswith(family.prefix) for name in tensors.shapes) else ""
     try:
-        _refuse_unknown(rows, tensors.names, prefix, shapes, family.ignored)
+        _refuse_unknown(rows, set(tensors.shapes), prefix, shapes, family.ignored)
         params: dict[str, Any] = {}
         for name, param in read_params(rows, tensors, prefix, shapes, np.float32):
             # One after the other, so that never more than one is there twice.

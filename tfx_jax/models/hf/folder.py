@@ -118,6 +118,7 @@ class Tensors:
     count, with all that was read, beside the arrays made of it.
 
     Attributes:
+      shapes: of all tensors, by name.
       num_bytes: size of the files.
     """
 
@@ -140,6 +141,7 @@ class Tensors:
         else:
             raise UserError(self._why_nothing_is_there())
         self.num_bytes = sum((self._folder / file).stat().st_size for file in files)
+        self.shapes: dict[str, tuple[int, ...]] = {}
         self._place_of: dict[str, tuple[str, str]] = {}
         for file in files:
             with self._open(file) as tensors:
@@ -150,11 +152,7 @@ class Tensors:
                     if name in self._place_of:
                         raise UserError(f"{folder} has a tensor {self._place_of[name][1]} and another, {stored}")
                     self._place_of[name] = file, stored
-
-    @property
-    def names(self) -> set[str]:
-        """Of all tensors."""
-        return set(self._place_of)
+                    self.shapes[name] = tuple(tensors.get_slice(stored).get_shape())
 
     def read(self, names: Sequence[str]) -> Iterator[np.ndarray]:
         """Reads tensors one after the other, in the order of their names; each must exist."""
@@ -165,12 +163,6 @@ class Tensors:
                 while position < len(names) and self._place_of[names[position]][0] == file:
                     yield self._guard(file, tensors.get_tensor, self._place_of[names[position]][1])
                     position += 1
-
-    def shape(self, name: str) -> tuple[int, ...]:
-        """Of one tensor, which is not read for it."""
-        file, stored = self._place_of[name]
-        with self._open(file) as tensors:
-            return tuple(tensors.get_slice(stored).get_shape())
 
     def _files_of_index(self) -> list[str]:
         path = self._folder / _INDEX

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from tfx_jax.models.gpt import GPT, GPTConfig
+from tfx_jax.models.gpt import GPTConfig
 from tfx_jax.models.hf.folder import ACTIVATIONS, Fields, activation_field
 from tfx_jax.models.hf.names import Row, norm, table, vector
 
@@ -79,11 +79,6 @@ def write_config(config: GPTConfig) -> dict[str, Any]:
         return own | {"activation_function": activation_field(config.activation, names)} | common
     own = {"model_type": "openai-gpt", "architectures": ["OpenAIGPTLMHeadModel"]}
     return own | {"afn": activation_field(config.activation, names)} | common
-
-
-def make_model(config: GPTConfig, rngs: Any) -> GPT:
-    """Draws the model."""
-    return GPT(config, rngs=rngs)
 
 
 def rows(config: GPTConfig) -> list[Row]:

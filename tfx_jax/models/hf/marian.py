@@ -4,7 +4,7 @@ from typing import Any
 
 from tfx_jax.models.hf.folder import ACTIVATIONS, Fields, activation_field
 from tfx_jax.models.hf.names import Row, feed_forward, linear, norm, projections, table
-from tfx_jax.models.transformer import Transformer, TransformerConfig
+from tfx_jax.models.transformer import TransformerConfig
 
 # The table of sinusoids that transformers computes; ours has no end.
 _MAX_POSITIONS = 1024
@@ -88,11 +88,6 @@ def write_config(config: TransformerConfig) -> dict[str, Any]:
         "forced_eos_token_id": c.eos_id,
         "bad_words_ids": [[c.pad_id]],
     }
-
-
-def make_model(config: TransformerConfig, rngs: Any) -> Transformer:
-    """Draws the model."""
-    return Transformer(config, rngs=rngs)
 
 
 def rows(_: TransformerConfig) -> list[Row]:

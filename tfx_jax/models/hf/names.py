@@ -144,12 +144,10 @@ def read_params(
         names = [prefix + row.theirs.format(layer) for layer in range(shape[0] if is_stack else 1)]
         wanted = row.their_shape(shape[1:] if is_stack else shape)
         for name in names:
-            if name not in tensors.names:
+            if name not in tensors.shapes:
                 raise UserError(f"the tensor {name} is missing")
-            if tensors.shape(name) != wanted:
-                raise UserError(
-                    f"the tensor {name} has shape {list(tensors.shape(name))}, but {list(wanted)} is needed"
-                )
+            if (found := tensors.shapes[name]) != wanted:
+                raise UserError(f"the tensor {name} has shape {list(found)}, but {list(wanted)} is needed")
         places[row.ours] = names
 
     def read(row: Row) -> tuple[str, np.ndarray]:

@@ -4,7 +4,7 @@ from typing import Any
 
 from tfx_jax.models.hf.folder import Fields
 from tfx_jax.models.hf.names import Row, linear, table, vector
-from tfx_jax.models.t5 import T5, T5Config
+from tfx_jax.models.t5 import T5Config
 
 # From the names of their feed-forward layers to `activation` and `is_gated`.
 _FEED_FORWARD = {
@@ -84,11 +84,6 @@ def write_config(config: T5Config) -> dict[str, Any]:
         "decoder_start_token_id": config.start_id,
         "eos_token_id": config.eos_id,
     }
-
-
-def make_model(config: T5Config, rngs: Any) -> T5:
-    """Draws the model."""
-    return T5(config, rngs=rngs)
 
 
 def rows(config: T5Config) -> list[Row]:
