@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import operator
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -261,9 +260,7 @@ class GPT(nnx.Module):
         last = jnp.max(jnp.where(is_token, jnp.arange(num_past)[None], 0), axis=1, keepdims=True)
         is_past = is_token & (jnp.arange(num_past)[None] != last)
         _, extras = self._read(prompt, is_past, None, None, None, return_memory=True)
-        past = [
-            KeysValues.of(*jax.tree.map(operator.itemgetter(index), extras["memory"])) for index in range(len(steps))
-        ]
+        past = KeysValues.of_stack(*extras["memory"])
         lengths = jnp.repeat(is_past.sum(axis=1), num_beams)
 
         def embed(tokens: Array, position: Array) -> Array:

@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import operator
 from collections.abc import Callable
 from typing import Any
 
@@ -282,13 +281,12 @@ class T5(nnx.Module):
         """
         memory, _ = self.encode(source)
         steps, output = self.decoder() if decoder is None else decoder
-        projected = jax.vmap(lambda layer: layer.cross_attention.project_memory(memory))(self.decoder_layers)
-        memories = [KeysValues.of(*jax.tree.map(operator.itemgetter(index), projected)) for index in range(len(steps))]
+        memories = KeysValues.of_memory(self.decoder_layers, memory)
         return start_steps(
             steps,
             lambda tokens, _: self.embedding(tokens[:, None]),
             lambda x: output(self._last_norm(x), jnp.float32)[:, 0],
-            [KeysValues(memory.key[..., :0], memory.value[:, :, :0]) for memory in memories],
+            [memory.emptied() for memory in memories],
             room=max_length,
             num_beams=num_beams,
             memories=memories,

@@ -2,11 +2,9 @@
 
 import dataclasses
 import functools
-import operator
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-import jax
 import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Bool, Float, Int
@@ -232,8 +230,7 @@ class Transformer(nnx.Module):
         memory, _ = self.encode(source)
         memory_mask = source_mask(source, self.config.pad_id)
         steps, output = self.decoder() if decoder is None else decoder
-        projected = jax.vmap(lambda layer: layer.cross_attention.project_memory(memory))(self.decoder_layers)
-        memories = [KeysValues.of(*jax.tree.map(operator.itemgetter(index), projected)) for index in range(len(steps))]
+        memories = KeysValues.of_memory(self.decoder_layers, memory)
 
         def embed(tokens: Array, position: Array) -> Array:
             return self._embed(tokens[:, None], position[None], positions, None)
@@ -245,7 +242,7 @@ class Transformer(nnx.Module):
             steps,
             embed,
             score,
-            [KeysValues(memory.key[..., :0], memory.value[:, :, :0]) for memory in memories],
+            [memory.emptied() for memory in memories],
             room=max_length,
             num_beams=num_beams,
             memories=memories,

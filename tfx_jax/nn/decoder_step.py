@@ -36,6 +36,20 @@ class KeysValues(NamedTuple):
         """Arranges what `MultiHeadAttention.project_memory` returns."""
         return cls(key.transpose(0, 2, 3, 1), value.swapaxes(1, 2))
 
+    @classmethod
+    def of_stack(cls, keys: Float[Array, "L B S K H"], values: Float[Array, "L B S K U"]) -> "list[KeysValues]":
+        """The same for each layer of a stack."""
+        return [cls.of(*layer) for layer in zip(keys, values, strict=True)]
+
+    @classmethod
+    def of_memory(cls, layers: DecoderLayer, memory: Float[Array, "B S D"]) -> "list[KeysValues]":
+        """What each layer of a stack attends to in the encoder's output, projected once."""
+        return cls.of_stack(*jax.vmap(lambda layer: layer.cross_attention.project_memory(memory))(layers))
+
+    def emptied(self) -> "KeysValues":
+        """Of no token, with the same sizes otherwise."""
+        return KeysValues(self.key[..., :0], self.value[:, :, :0])
+
     def with_newest(self, newest: "KeysValues", position: Int[Array, ""]) -> "KeysValues":
         """Writes those of W beams as one block: for anything else XLA would copy all of the past."""
         start = position * newest.key.shape[-1]
