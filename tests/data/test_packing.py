@@ -1,14 +1,13 @@
 """Rows for language models: every token is there, every target follows its input, and every row comes once an epoch."""
 
 import itertools
-import json
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tfx_jax.data.packing import ArrayRows, TokenBlocks, first_fit, join_documents, pack_documents, row_batches
+from tfx_jax.data.packing import ArrayRows, TokenBlocks, first_fit, join_documents, pack_documents
 from tfx_jax.errors import UserError
 
 PAD, EOS = 0, 2
@@ -114,55 +113,12 @@ def test_items_that_do_not_fit(sizes):
         first_fit(sizes, 8)
 
 
-def _take(rows, count, **options):
-    iterator = iter(row_batches(rows, **options))
-    return [next(iterator)["index"].tolist() for _ in range(count)]
-
-
-def test_every_row_comes_once_an_epoch_in_another_order():
-    rows = ArrayRows(index=np.arange(50), square=np.arange(50)[:, None] ** 2)
-    order = np.concatenate(_take(rows, 40, batch_size=10, seed=3)).reshape(8, 50)
-    assert all(sorted(epoch) == list(range(50)) for epoch in order.tolist())
-    assert len({tuple(epoch) for epoch in order.tolist()}) == 8
-    assert list(range(50)) not in order.tolist()
-    assert np.any(order[0] != np.concatenate(_take(rows, 5, batch_size=10, seed=4)))
-    batch = next(iter(row_batches(rows, batch_size=10, seed=3)))
-    np.testing.assert_array_equal(batch["square"][:, 0], batch["index"] ** 2)
-
-
-def test_batches_cross_epochs_without_loss():
-    order = np.concatenate(_take(ArrayRows(index=np.arange(7)), 7, batch_size=4, seed=0)).reshape(4, 7)
-    assert all(sorted(epoch) == list(range(7)) for epoch in order.tolist())
-
-
-@pytest.mark.parametrize("count", [2, 3])
-def test_processes_share_each_batch_in_blocks(count):
-    rows = ArrayRows(index=np.arange(29))
-    whole = _take(rows, 12, batch_size=6, seed=1)
-    shares = [_take(rows, 12, batch_size=6, seed=1, process_index=index, process_count=count) for index in range(count)]
-    assert [list(itertools.chain(*blocks)) for blocks in zip(*shares, strict=True)] == whole
-
-
-def test_iteration_resumes_where_it_was():
-    blocks = TokenBlocks(np.arange(1000), 7)
-    dataset = row_batches(blocks, batch_size=5, seed=2)
-    iterator = iter(dataset)
-    for _ in range(44):  # into the second epoch
-        next(iterator)
-    state = json.loads(json.dumps(iterator.get_state()))
-    expected = [next(iterator) for _ in range(40)]
-    again = iter(dataset)
-    again.set_state(state)
-    for batch in expected:
-        found = next(again)
-        for name, part in batch.items():
-            np.testing.assert_array_equal(found[name], part)
+def test_rows_of_one_length():
+    rows = ArrayRows(index=np.arange(5), square=np.arange(10).reshape(5, 2))
+    assert rows.lengths.tolist() == [2] * 5 == [len(rows[index]["square"]) for index in range(len(rows))]
+    assert TokenBlocks(np.arange(22), 7).lengths.tolist() == [7] * 3
 
 
 def test_mistakes():
-    with pytest.raises(UserError, match="there are no rows"):
-        row_batches(ArrayRows(index=np.zeros(0)), batch_size=2, seed=0)
-    with pytest.raises(UserError, match="batch_size=5 must be a multiple of the 2 processes"):
-        row_batches(ArrayRows(index=np.zeros(3)), batch_size=5, seed=0, process_count=2)
     with pytest.raises(ValueError, match=r"arrays of one number of rows are needed, got \{'a': 2, 'b': 3\}"):
         ArrayRows(a=np.zeros(2), b=np.zeros(3))

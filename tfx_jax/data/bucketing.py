@@ -6,11 +6,9 @@ but the seed and its number, so the state of the iterator is a few integers, and
 and takes its own rows.
 """
 
-import atexit
 import dataclasses
 import itertools
 import math
-import weakref
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
@@ -18,6 +16,7 @@ import grain
 import grain.experimental
 import numpy as np
 
+from tfx_jax.data.prefetch import PrefetchedIterator
 from tfx_jax.data.text import PairSource, get_pairs
 from tfx_jax.data.tokenizer import EOS_ID, PAD_ID, Tokenizer
 from tfx_jax.errors import UserError
@@ -111,7 +110,7 @@ def batches(
         max_length=max_length,
         seed=seed,
         window=window,
-        shard=_share(rows_multiple, process_index, process_count),
+        shard=share_rows(rows_multiple, process_index, process_count),
         prefetch=prefetch,
     )
 
@@ -151,7 +150,7 @@ def eval_batches(
     buckets = bucket_shapes(boundaries or length_boundaries(max_length or longest), tokens_per_batch, rows_multiple)
     if longest > buckets[-1].length:
         raise UserError(f"an example of {longest} tokens is longer than the last of boundaries={boundaries}")
-    shard = _share(rows_multiple, process_index, process_count)
+    shard = share_rows(rows_multiple, process_index, process_count)
     order = np.argsort(lengths, kind="stable")
     for bucket, members in plan_batches(lengths[order], buckets):
         rows = order[members]
@@ -217,6 +216,17 @@ def plan_batches(lengths: np.ndarray, buckets: Sequence[Bucket]) -> list[tuple[B
     return plan
 
 
+def share_rows(rows_multiple: int, process_index: int, process_count: int) -> Shard:
+    """The rows of a process, of batches whose rows are a multiple of `rows_multiple`.
+
+    Raises:
+      UserError: if the processes cannot share them equally.
+    """
+    if rows_multiple % process_count:
+        raise UserError(f"rows_multiple={rows_multiple} must be a multiple of the {process_count} processes")
+    return Shard(process_index, process_count)
+
+
 class _Sequences(NamedTuple):
     """Many short lists of ids in one array: a window of Python lists would take ten times the memory."""
 
@@ -266,7 +276,7 @@ class _BucketedDataset(grain.IterDataset[Batch]):
         self._windows_per_epoch = math.ceil(self.num_pairs / window)
 
     def __iter__(self) -> grain.DatasetIterator[Batch]:
-        return _PrefetchedIterator(_BucketedIterator(self), self._prefetch)
+        return PrefetchedIterator(_BucketedIterator(self), self._prefetch)
 
     def load_window(self, number: int) -> "_Window":
         """Reads, tokenizes and plans the window with this number, counted from the start of training."""
@@ -337,37 +347,6 @@ class _BucketedIterator(grain.DatasetIterator[Batch]):
             )
         self._window, self._batch, self._skipped = state["window"], state["batch"], state["skipped"]
         self._loaded = None
-
-
-class _PrefetchedIterator(grain.experimental.ThreadPrefetchDatasetIterator[Batch]):
-    """Runs the iterator of the windows in a thread, which ends before the interpreter does.
-
-    A daemon thread that is still inside SentencePiece when Python shuts down aborts the process.
-    """
-
-    def __init__(self, parent: _BucketedIterator, num_batches: int):
-        super().__init__(parent, num_batches)
-        _open_iterators.add(self)
-
-    def close(self) -> None:
-        """Ends the thread; the second time, there is nothing to do, nor are the modules to do it with at shut-down."""
-        if not self._closed:
-            super().close()
-
-
-_open_iterators: weakref.WeakSet[_PrefetchedIterator] = weakref.WeakSet()
-
-
-@atexit.register
-def _close_iterators() -> None:
-    for iterator in list(_open_iterators):
-        iterator.close()
-
-
-def _share(rows_multiple: int, process_index: int, process_count: int) -> Shard:
-    if rows_multiple % process_count:
-        raise UserError(f"rows_multiple={rows_multiple} must be a multiple of the {process_count} processes")
-    return Shard(process_index, process_count)
 
 
 def _shuffled_indices(size: int, seed: int, epoch: int, places: range) -> list[int]:

@@ -1,0 +1,148 @@
+"""Batches of epochs: every row once, each epoch anew, in blocks for processes, resumed where they were."""
+
+import itertools
+import json
+
+import numpy as np
+import pytest
+
+from tfx_jax.data.epochs import Layout, RowList, epoch_batches, one_pass
+from tfx_jax.errors import UserError
+
+LAYOUT = Layout(boundaries=(4, 8), tokens_per_batch=16, fills={"tokens": -7}, widths={"target": 3})
+
+
+def make_epoch(epoch):
+    """31 + epoch rows of 1 to 8 tokens that tell epoch and row."""
+    rng = np.random.default_rng(epoch)
+    rows = []
+    for index in range(31 + epoch):
+        length = int(rng.integers(1, 9))
+        rows.append(
+            {
+                "tokens": np.full(length, 1000 * epoch + index, np.int32),
+                "target": np.arange(index % 4, dtype=np.int32),
+                "name": np.array(1000 * epoch + index + 1, np.int32),
+            }
+        )
+    return RowList(rows)
+
+
+def take(count, **options):
+    iterator = iter(epoch_batches(make_epoch, LAYOUT, seed=3, **options))
+    batches = [next(iterator) for _ in range(count)]
+    iterator.close()
+    return batches
+
+
+def names(batch):
+    return [int(name) for name in batch["name"] if name]
+
+
+@pytest.mark.parametrize("prefetch", [0, 4])
+def test_every_row_comes_once_an_epoch(prefetch):
+    batches = take(60, prefetch=prefetch)
+    found = list(itertools.chain.from_iterable(map(names, batches)))
+    for epoch in range(3):
+        rows = [name for name in found if name // 1000 == epoch]
+        assert sorted(rows) == [1000 * epoch + index + 1 for index in range(31 + epoch)]
+        assert rows != sorted(rows)
+    assert found == sorted(found, key=lambda name: name // 1000)  # one epoch after the other
+
+
+def test_rows_are_laid_out_with_their_padding():
+    for batch in take(40):
+        rows, length = batch["tokens"].shape
+        assert length in LAYOUT.boundaries
+        assert rows == LAYOUT.tokens_per_batch // length
+        assert batch["target"].shape == (rows, 3)
+        for tokens, target, name in zip(batch["tokens"], batch["target"], batch["name"], strict=True):
+            if not name:
+                assert (tokens == -7).all()
+                assert not target.any()
+                continue
+            row = make_epoch(name // 1000)[int(name) % 1000 - 1]
+            size = len(row["tokens"])
+            assert length == 8 or size <= 4
+            np.testing.assert_array_equal(tokens, [*row["tokens"], *[-7] * (length - size)])
+            np.testing.assert_array_equal(target, [*row["target"], *[0] * (3 - len(row["target"]))])
+
+
+def test_epochs_differ_in_order_and_seeds_too():
+    def order(seed):
+        iterator = iter(epoch_batches(lambda epoch: make_epoch(0), LAYOUT, seed=seed, prefetch=0))
+        found = list(itertools.chain.from_iterable(names(next(iterator)) for _ in range(50)))
+        return [tuple(found[start : start + 31]) for start in (0, 31, 62)]
+
+    assert len({*order(0), *order(1)}) == 6
+    assert order(0) == order(0)
+
+
+@pytest.mark.parametrize("count", [2, 4])
+def test_processes_share_each_batch_in_blocks(count):
+    options = {"rows_multiple": 4}
+    layout = LAYOUT._replace(tokens_per_batch=32)
+
+    def batches(**more):
+        iterator = iter(epoch_batches(make_epoch, layout, seed=1, prefetch=0, **options, **more))
+        return [next(iterator) for _ in range(30)]
+
+    whole = batches()
+    shares = [batches(process_index=index, process_count=count) for index in range(count)]
+    for batch, *parts in zip(whole, *shares, strict=True):
+        for name, array in batch.items():
+            np.testing.assert_array_equal(np.concatenate([part[name] for part in parts]), array)
+
+
+@pytest.mark.parametrize("taken", [0, 1, 7, 12, 13, 14, 30])
+@pytest.mark.parametrize("prefetch", [0, 4])
+def test_iteration_resumes_where_it_was(taken, prefetch):
+    dataset = epoch_batches(make_epoch, LAYOUT, seed=2, prefetch=prefetch)
+    iterator = iter(dataset)
+    for _ in range(taken):
+        next(iterator)
+    state = json.loads(json.dumps(iterator.get_state()))
+    expected = [next(iterator) for _ in range(20)]
+    again = iter(dataset)
+    again.set_state(state)
+    for batch in expected:
+        found = next(again)
+        assert found.keys() == batch.keys()
+        for name, part in batch.items():
+            np.testing.assert_array_equal(found[name], part)
+    iterator.close()
+    again.close()
+
+
+def test_one_pass_names_every_row_once():
+    rows = make_epoch(0)
+    seen = []
+    for batch in one_pass(rows, LAYOUT):
+        for index, name in zip(batch["index"], batch["name"], strict=True):
+            assert (index < 0) == (name == 0)
+            if index >= 0:
+                assert name == rows[int(index)]["name"]
+                seen.append(int(index))
+    assert sorted(seen) == list(range(len(rows)))
+    assert list(one_pass(RowList([]), LAYOUT)) == []
+
+
+def test_mistakes():
+    with pytest.raises(UserError, match="tokens_per_batch=16 cannot hold 3 rows of 8 tokens: raise it or lower max"):
+        epoch_batches(make_epoch, LAYOUT, seed=0, rows_multiple=3)
+    with pytest.raises(UserError, match="rows_multiple=1 must be a multiple of the 2 processes"):
+        epoch_batches(make_epoch, LAYOUT, seed=0, process_count=2)
+    for rows, message in (([], "there are no rows to train on"), ([9], "a row of 9 tokens is longer than 8")):
+        epoch = RowList([{"tokens": np.zeros(size, np.int32)} for size in rows])
+        with pytest.raises(UserError, match=message):
+            next(iter(epoch_batches(lambda _, epoch=epoch: epoch, LAYOUT, seed=0, prefetch=0)))
+
+
+def test_other_data_than_that_of_the_checkpoint_is_refused():
+    iterator = iter(epoch_batches(make_epoch, LAYOUT, seed=2, prefetch=0))
+    next(iterator)
+    state = iterator.get_state()
+    fewer = iter(epoch_batches(lambda epoch: make_epoch(epoch + 1), LAYOUT, seed=2, prefetch=0))
+    fewer.set_state(state)
+    with pytest.raises(UserError, match="the checkpoint belongs to an epoch of 31 rows, but there are 32"):
+        next(fewer)
