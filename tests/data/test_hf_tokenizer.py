@@ -7,7 +7,6 @@ import json
 import random
 import re
 import string
-import sys
 import unicodedata
 
 import numpy as np
@@ -620,15 +619,6 @@ def test_nothing_there(tmp_path):
     refused(tmp_path / "nowhere", "nowhere is not a folder$")
     write_json(tmp_path / "vocab.json", {"a": 0})
     refused(tmp_path, "has no tokenizer")
-
-
-def test_a_missing_library_is_named(folder_of, family, monkeypatch):
-    folder = folder_of(family)
-    monkeypatch.setitem(sys.modules, "tokenizers", None)
-    if family in PIPELINES:
-        refused(folder, r'needs a library: pip install "tfx-jax\[hf\]"$')
-    else:
-        assert load_folder_tokenizer(folder).encode("fox")
 
 
 def test_the_files_are_those_that_are_read(folder_of, tmp_path):

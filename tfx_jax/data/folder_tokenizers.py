@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import sentencepiece
+import tokenizers
 
 from tfx_jax.data.folder_settings import FolderSettings
 from tfx_jax.data.streaming import TextStream
@@ -105,10 +106,8 @@ class PipelineTokenizer(FolderTokenizer):
         Raises:
           UserError: if an id belongs to two tokens.
         """
-        from tokenizers import AddedToken
-
         for _, token in sorted(settings.added.items()):
-            pipeline.add_tokens([AddedToken(**token)])
+            pipeline.add_tokens([tokenizers.AddedToken(**token)])
         known = {token.content for token in pipeline.get_added_tokens_decoder().values() if token.special}
         vocabulary = pipeline.get_vocab(with_added_tokens=True)
         pipeline.add_special_tokens(sorted((settings.special & vocabulary.keys()) - known))

@@ -4,10 +4,10 @@ tokenizer = load_folder_tokenizer("path/to/bert")
 ids, token_types = tokenizer.encode_with_specials("Where is Rome?", "Rome is in Italy.")
 """
 
-import types
 from typing import Any
 
 import sentencepiece
+import tokenizers
 from etils import epath
 
 from tfx_jax.data.folder_settings import FolderSettings, read, read_json
@@ -34,13 +34,13 @@ def load_folder_tokenizer(folder: epath.PathLike) -> FolderTokenizer:
 
     It is tokenizer.json, of any family; or else vocab.json and merges.txt of GPT-2 or GPT; vocab.txt of BERT;
     spiece.model of T5; source.spm, target.spm and vocab.json of Marian, where `encode` splits the source language and
-    `decode` joins the target language. All but the last two need the library `tokenizers`.
+    `decode` joins the target language.
 
     Args:
       folder: local or gs://.
 
     Raises:
-      UserError: if there is none, a file is damaged, or `tokenizers` is needed and missing.
+      UserError: if there is none, or a file is damaged.
     """
     folder = epath.Path(folder)
     if not folder.is_dir():
@@ -62,8 +62,6 @@ def load_folder_tokenizer(folder: epath.PathLike) -> FolderTokenizer:
 
 
 def _from_tokenizer_json(settings: FolderSettings) -> FolderTokenizer:
-    tokenizers = _import_tokenizers(settings)
-
     def make(data: bytes) -> Any:
         pipeline = tokenizers.Tokenizer.from_str(data.decode())
         pipeline.encode("a 本")  # one whose parts do not fit together fails only here
@@ -74,7 +72,6 @@ def _from_tokenizer_json(settings: FolderSettings) -> FolderTokenizer:
 
 def _from_merges(settings: FolderSettings) -> FolderTokenizer:
     """GPT-2's byte-level BPE (Radford et al., 2019, section 2.2), or GPT's, whose pieces say where a word ends."""
-    tokenizers = _import_tokenizers(settings)
     settings.require_family("vocab.json", "gpt2", "openaigpt")
     vocabulary = _read_vocabulary(settings)
     is_gpt1 = settings.family == "openaigpt" or (
@@ -106,7 +103,6 @@ def _from_merges(settings: FolderSettings) -> FolderTokenizer:
 
 def _from_word_pieces(settings: FolderSettings) -> FolderTokenizer:
     """BERT's (Devlin et al., 2019): words and punctuation marks, split into the longest pieces from the left."""
-    tokenizers = _import_tokenizers(settings)
     settings.require_family("vocab.txt", "bert", "distilbert", "electra")
     settings.name_by_default(pad="[PAD]", unk="[UNK]", cls="[CLS]", sep="[SEP]", mask="[MASK]")
     path = settings.folder / "vocab.txt"
@@ -163,14 +159,6 @@ def _from_marian(settings: FolderSettings) -> FolderTokenizer:
         front=">>.*?<<",  # the language to translate into
         is_pair_separated=False,
     )
-
-
-def _import_tokenizers(settings: FolderSettings) -> types.ModuleType:
-    try:
-        import tokenizers
-    except ImportError:
-        raise UserError(f'the tokenizer of {settings.folder} needs a library: pip install "tfx-jax[hf]"') from None
-    return tokenizers
 
 
 def _read_vocabulary(settings: FolderSettings) -> dict[str, int]:
