@@ -19,6 +19,9 @@ times, places, company and reasons.
 Read `rules` first, then `lexicon` and `sentences`. What they lack is in `inflection` (forms of words), `phrases`
 (noun phrases), `facts` (who may tell what) and `derivation` (chance).
 
+English alone serves the models that do not translate: `examples` makes documents, labelled sentences and pairs, tagged
+sentences and questions of the same facts.
+
 >>> pairs = GrammarPairs("test")
 >>> for index in (63, 83, 98, 134, 139, 192):
 ...     print(pairs[index]["source"], "|", pairs[index]["target"])
@@ -30,7 +33,22 @@ the bus is faster than the bicycle . | バス は 自転車 より 速い です
 my son wore the hat that they found last week . | 息子 は 先週 彼 ら が 見つけ た 帽子 を かぶり まし た 。
 """
 
+from tfx_jax.data.grammar.examples import (
+    grammar_documents,
+    grammar_labelled,
+    grammar_labelled_pairs,
+    grammar_questions,
+    grammar_tagged,
+)
 from tfx_jax.data.grammar.facts import Split
 from tfx_jax.data.grammar.pairs import GrammarPairs
 
-__all__ = ["GrammarPairs", "Split"]
+__all__ = [
+    "GrammarPairs",
+    "Split",
+    "grammar_documents",
+    "grammar_labelled",
+    "grammar_labelled_pairs",
+    "grammar_questions",
+    "grammar_tagged",
+]

@@ -29,10 +29,11 @@ from tfx_jax.data.grammar.lexicon import (
     select,
 )
 from tfx_jax.data.grammar.phrases import THE, NounPhrase, at, described, kind_of, possessive, the
-from tfx_jax.data.grammar.rules import CLAUSE, NOTHING, RELATIVE, Slots
+from tfx_jax.data.grammar.rules import CLAUSE, NOTHING, RELATIVE, Rule, Slots
 
 Item = TypeVar("Item")
 Fact = TypeVar("Fact", bound=tuple)
+Named = TypeVar("Named", Pair, NounPhrase)
 
 _TENSES: dict[str, tuple[Tense, ...]] = {  # of a verb by its aspect, each as often as it is listed
     "activity": (
@@ -120,6 +121,14 @@ class Derivation:
         if noun.form == "pronoun":
             objective, _, agreement = PRONOUNS[noun.english]
             return NounPhrase(objective if is_object else noun.english, noun.japanese, agreement)
+        return self.mention(noun, self._phrase(noun, is_new=is_new, is_plain=is_plain))
+
+    def mention(self, noun: Noun, phrase: Named) -> Named:
+        """The phrase, as the sentence will have it. A derivation of another kind may mark here what is meant by it."""
+        del noun
+        return phrase
+
+    def _phrase(self, noun: Noun, *, is_new: bool, is_plain: bool) -> NounPhrase:
         if noun.form == "kin":
             return self._kin(noun)
         if noun.form in ("bare", "name", "question"):
@@ -133,7 +142,7 @@ class Derivation:
 
     def new(self, noun: Noun) -> NounPhrase:
         """A thing not spoken of before."""
-        return self._new(noun, self._adjective(noun))
+        return self.mention(noun, self._new(noun, self._adjective(noun)))
 
     def _adjective(self, noun: Noun) -> Pair:
         qualities = self.world.qualities_of.get(noun)
@@ -214,7 +223,8 @@ class Derivation:
         head = described(noun, NOTHING, NOTHING, is_plural=is_plural, is_group=is_plural)
         clause = self._told_of_agent(action, head.agreement) if is_agent else self._told_of_object(action)
         pronoun = Pair("who" if "people" in noun.tags else "that", "")
-        return NounPhrase(*RELATIVE(NOUN=Pair(*head[:2]), PRONOUN=pronoun, CLAUSE=clause), head.agreement)
+        named = self.mention(noun, Pair(f"the {head.english}", head.japanese))
+        return NounPhrase(*RELATIVE(NOUN=named, PRONOUN=pronoun, CLAUSE=clause), head.agreement)
 
     def _told_of_agent(self, action: Action, agreement: Agreement) -> Pair:
         """Who saw a dog: a clause without its subject."""
@@ -236,6 +246,25 @@ class Derivation:
         if action.verb.aspect == "activity" and self.dice.chance(20):
             return "progressive", False
         return "past", self.dice.chance(15)
+
+    # Clauses
+
+    def clause(
+        self,
+        action: Action,
+        tense: Tense,
+        subject: NounPhrase,
+        more: Slots | None = None,
+        *,
+        negative: bool = False,
+        rule: Rule = CLAUSE,
+    ) -> Pair:
+        """Somebody does something; the object is drawn unless `more` has it."""
+        predicate = self.predicate(action, tense, subject.agreement, negative=negative)
+        slots = {"SUBJECT": subject.topic(), **predicate, **(more or {})}
+        if "OBJECT" not in slots:
+            slots["OBJECT"] = self.object(action, is_new=not negative)
+        return rule(**slots)
 
     # What goes around the verb
 
@@ -285,7 +314,7 @@ class Derivation:
         if action.object is None:
             return NOTHING
         if action.verb.is_generic:
-            return kind_of(action.object).marked(action.verb.particle)
+            return self.mention(action.object, kind_of(action.object)).marked(action.verb.particle)
         return self.noun_phrase(action.object, is_object=True, is_new=is_new).marked(action.verb.particle)
 
     def circumstances(self, action: Action, tense: Tense) -> Slots:
@@ -298,7 +327,7 @@ class Derivation:
         elif tense == "present" or dice.chance(50):
             slots["TIME"] = self.time(tense)
         if verb.places and dice.chance(40):
-            slots["PLACE"] = at(dice.choose(select(verb.places)))
+            slots["PLACE"] = self.place(dice.choose(select(verb.places)))
         if action.object and verb.particle == "へ" and dice.chance(40):
             ways = next((ways for tag, ways in MEANS.items() if tag in action.object.tags), (NOTHING,))
             slots["MEANS"] = dice.choose(ways)
@@ -312,6 +341,10 @@ class Derivation:
             return NOTHING
         phrase = self.noun_phrase(companion)
         return Pair(f"with {phrase.english}", f"{phrase.japanese} と")
+
+    def place(self, noun: Noun) -> Pair:
+        """Where something is done: in the park."""
+        return at(noun)
 
     def time(self, tense: Tense) -> Pair:
         """When: yesterday, on monday, on may 3, at seven thirty."""

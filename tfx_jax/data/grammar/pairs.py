@@ -10,6 +10,14 @@ from tfx_jax.data.grammar.sentences import CONSTRUCTIONS
 from tfx_jax.errors import UserError
 
 
+def check_request(split: str, size: int, what: str) -> None:
+    """Refuses a split that there is not, and a size that is not positive, with a UserError; `what` is asked for."""
+    if split not in SPLITS:
+        raise UserError(f"unknown split {split!r} of the grammar: choose one of {', '.join(SPLITS)}")
+    if size < 1:
+        raise UserError(f"size={size} of the grammar's {split} split is not positive: ask for at least one {what}")
+
+
 class GrammarPairs:
     """English sentences with their Japanese translations, each a pure function of seed, split and index.
 
@@ -30,14 +38,9 @@ class GrammarPairs:
     """
 
     def __init__(self, split: Split = "train", *, seed: int = 0, size: int | None = None):
-        if split not in SPLITS:
-            raise UserError(f"unknown split {split!r} of the grammar: choose one of {', '.join(SPLITS)}")
         if size is None:
             size = 2**30 if split == "train" else 500
-        if size < 1:
-            raise UserError(
-                f"size={size} of the grammar's {split} split is not positive: ask for at least one sentence"
-            )
+        check_request(split, size, "sentence")
         self._split: Split = split
         self._seed = seed
         self._draws = range(size) if split == "train" else self._distinct_draws(size)

@@ -66,6 +66,20 @@ def the(noun: Noun, adjective: Pair = NOTHING) -> NounPhrase:
     return described(noun, NOTHING if noun.form in ("bare", "name") else THE, adjective)
 
 
+def definite(noun: Noun) -> NounPhrase:
+    """The one that is spoken of: a name, my mother, the dog, the shoes.
+
+    >>> from tfx_jax.data.grammar.lexicon import NOUNS
+    >>> [definite(NOUNS[noun]).english for noun in ("taro", "mother", "dog", "shoes")]
+    ['taro', 'my mother', 'the dog', 'the shoes']
+    """
+    if noun.form == "kin":
+        return NounPhrase(f"my {noun.english}", noun.japanese.split("/")[0])
+    if noun.form == "pair":
+        return described(noun, THE, NOTHING, is_plural=True)
+    return the(noun)
+
+
 def possessive(owner: Noun) -> Pair:
     """Whose: my, the girl's.
 

@@ -21,7 +21,7 @@ from tfx_jax.data.grammar.inflection import (
 )
 from tfx_jax.data.grammar.lexicon import NOUNS, Noun, Pair, Verb, select
 from tfx_jax.data.grammar.phrases import NounPhrase, plural, possessive, the
-from tfx_jax.data.grammar.rules import CLAUSE, NOTHING, STATEMENT, Slots
+from tfx_jax.data.grammar.rules import CLAUSE, NOTHING, STATEMENT
 
 Drawn = TypeVar("Drawn", bound=tuple)
 
@@ -42,24 +42,7 @@ def _statement(draw: Derivation, action: Action) -> Pair:
     tense = draw.tense(action, negative=negative)
     is_new = not negative and tense in ("past", "past progressive") and action.verb.aspect != "state"
     subject = draw.noun_phrase(action.subject, is_new=is_new)
-    return _clause(draw, action, tense, subject, draw.circumstances(action, tense), negative=negative)
-
-
-def _clause(
-    draw: Derivation,
-    action: Action,
-    tense: Tense,
-    subject: NounPhrase,
-    more: Slots | None = None,
-    *,
-    negative: bool = False,
-    rule: rules.Rule = CLAUSE,
-) -> Pair:
-    predicate = draw.predicate(action, tense, subject.agreement, negative=negative)
-    slots = {"SUBJECT": subject.topic(), **predicate, **(more or {})}
-    if "OBJECT" not in slots:
-        slots["OBJECT"] = draw.object(action, is_new=not negative)
-    return rule(**slots)
+    return draw.clause(action, tense, subject, draw.circumstances(action, tense), negative=negative)
 
 
 def with_relative_subject(draw: Derivation) -> Pair:
@@ -70,7 +53,7 @@ def with_relative_subject(draw: Derivation) -> Pair:
         return STATEMENT(CLAUSE=_statement(draw, action))
     tense = draw.tense(action)
     more = draw.circumstances(action, tense)
-    return STATEMENT(CLAUSE=_clause(draw, action, tense, subject, more, rule=rules.CLAUSE_OF_LONG_SUBJECT))
+    return STATEMENT(CLAUSE=draw.clause(action, tense, subject, more, rule=rules.CLAUSE_OF_LONG_SUBJECT))
 
 
 def with_relative_object(draw: Derivation) -> Pair:
@@ -84,7 +67,7 @@ def with_relative_object(draw: Derivation) -> Pair:
     tense = draw.tense(action, negative=negative)
     subject = draw.noun_phrase(action.subject)
     more = {"OBJECT": thing.marked(action.verb.particle)}
-    return STATEMENT(CLAUSE=_clause(draw, action, tense, subject, more, negative=negative))
+    return STATEMENT(CLAUSE=draw.clause(action, tense, subject, more, negative=negative))
 
 
 def question(draw: Derivation) -> Pair:
@@ -105,7 +88,7 @@ def who(draw: Derivation) -> Pair:
     action = draw.fact(draw.world.inquiries_about_subject)
     tense = draw.tense(action, is_question=True)
     somebody = NounPhrase("who", NOUNS["who"].japanese, is_known=False)
-    return rules.WHO(CLAUSE=_clause(draw, action, tense, somebody, draw.circumstances(action, tense)))
+    return rules.WHO(CLAUSE=draw.clause(action, tense, somebody, draw.circumstances(action, tense)))
 
 
 def what(draw: Derivation) -> Pair:
@@ -135,7 +118,7 @@ def how_many(draw: Derivation) -> Pair:
     action = draw.fact(draw.world.countable, without=_SPEAKERS)
     noun = action.object
     assert noun is not None
-    asked = Pair(f"how many {plural(noun)}", "")
+    asked = Pair(f"how many {draw.mention(noun, Pair(plural(noun), '')).english}", "")
     counted = Pair("", f"{noun.japanese} {action.verb.particle} 何 {noun.counter}")
     return _question(draw, action, draw.tense(action, is_question=True), ASKED=asked, OBJECT=counted)
 
@@ -173,8 +156,8 @@ def but(draw: Derivation) -> Pair:
         return STATEMENT(CLAUSE=_statement(draw, action))
     draw.tell(other)
     return rules.BUT(
-        CLAUSE=_clause(draw, action, "past", draw.noun_phrase(action.subject)),
-        OTHER=_clause(draw, other, "past", draw.noun_phrase(other.subject)),
+        CLAUSE=draw.clause(action, "past", draw.noun_phrase(action.subject)),
+        OTHER=draw.clause(other, "past", draw.noun_phrase(other.subject)),
     )
 
 
@@ -185,7 +168,7 @@ def when(draw: Derivation) -> Pair:
     subject, other = draw.noun_phrase(action.subject), draw.noun_phrase(event.subject)
     predicate = draw.predicate(event, "past", other.agreement, style="plain")
     return rules.WHEN(
-        CLAUSE=_clause(draw, action, "past progressive", subject),
+        CLAUSE=draw.clause(action, "past progressive", subject),
         OTHER=CLAUSE(SUBJECT=other.marked("が"), OBJECT=draw.object(event), **predicate),
     )
 
@@ -203,7 +186,7 @@ def because(draw: Derivation) -> Pair:
         feeling = next(adjective for adjective in lexicon.ADJECTIVES if adjective.english == reason)
         english = f"{pronoun} {be('past', subject.agreement)} {reason}"
         cause = Pair(english, inflect(feeling.japanese, "past", style="plain"))
-    return rules.BECAUSE(CLAUSE=_clause(draw, action, "past", subject, negative=negative), REASON=cause)
+    return rules.BECAUSE(CLAUSE=draw.clause(action, "past", subject, negative=negative), REASON=cause)
 
 
 def _pronoun(noun: Noun, phrase: NounPhrase) -> str:
@@ -289,7 +272,7 @@ def there_is(draw: Derivation) -> Pair:
     """There are three books on the table. How many dogs are there in the garden? My bag is under the desk."""
     fact = draw.fact(draw.world.positions)
     noun = fact.noun
-    landmark = the(fact.landmark)
+    landmark = draw.mention(fact.landmark, the(fact.landmark))
     place = Pair(
         f"{fact.preposition.english} {landmark.english}",
         " ".join(filter(None, (landmark.japanese, fact.preposition.japanese, "に"))),
@@ -305,11 +288,12 @@ def there_is(draw: Derivation) -> Pair:
         subject = draw.noun_phrase(noun)
         return rules.LOCATED(SUBJECT=subject.topic(), BE=being(subject.agreement), PLACE=place)
     if kind == 3 and noun.form == "count":
-        thing = Pair(f"no {noun.english}", f"{noun.japanese} は")
+        thing = draw.mention(noun, Pair(f"no {noun.english}", f"{noun.japanese} は"))
         return rules.THERE_IS(THING=thing, BE=being("singular", negative=True), PLACE=place)
     if kind == 4 and noun.counter:
+        asked = Pair(f"how many {draw.mention(noun, Pair(plural(noun), '')).english}", "")
         thing = Pair("", f"{noun.japanese} が 何 {noun.counter}")
-        return rules.IS_THERE(ASKED=Pair(f"how many {plural(noun)}", ""), BE=being("plural"), THING=thing, PLACE=place)
+        return rules.IS_THERE(ASKED=asked, BE=being("plural"), THING=thing, PLACE=place)
     news = draw.new(noun)
     thing = Pair(news.english, f"{news.japanese} が {news.count}".rstrip())
     return (rules.IS_THERE if kind == 5 else rules.THERE_IS)(THING=thing, BE=being(news.agreement), PLACE=place)
@@ -356,7 +340,7 @@ def schedule(draw: Derivation) -> Pair:
     action = Action(noun, verb, None)
     tense, day = draw.dice.choose(lexicon.SCHEDULED_DAYS)
     time = Pair(f"at {clock.english} {day.english}".rstrip(), f"{day.japanese} {clock.japanese} に".lstrip())
-    return STATEMENT(CLAUSE=_clause(draw, action, tense, the(noun), {"TIME": time}))
+    return STATEMENT(CLAUSE=draw.clause(action, tense, the(noun), {"TIME": time}))
 
 
 def _number(number: int) -> Pair:
