@@ -8,13 +8,16 @@ import numpy as np
 import pytest
 
 from tfx_jax.data.span_corruption import (
+    CorruptedTexts,
     corrupt_rows,
     corrupt_spans,
     longest_text,
+    num_sentinels,
     random_spans,
     sentinel_ids,
     span_corruption_lengths,
 )
+from tfx_jax.errors import UserError
 
 TEXT = ["Thank", "you", "for", "inviting", "me", "to", "your", "party", "last", "week"]
 SPANS = [(2, 4), (8, 9)]
@@ -160,3 +163,51 @@ def test_wrong_arguments():
             random_spans(10, np.random.default_rng(0), noise_density=density, mean_span_length=mean)
     with pytest.raises(ValueError, match="100 sentinels of 99 ids"):
         sentinel_ids(99)
+
+
+STREAM = np.arange(10, 510)
+IDS = {"sentinels": sentinel_ids(1000, 30), "eos_id": EOS, "pad_id": PAD}
+
+
+def _rows(start=0, seed=(0, 0), stream=STREAM, text_length=64):
+    texts = CorruptedTexts(stream, text_length, seed, start=start, **IDS)
+    assert texts.lengths.tolist() == [span_corruption_lengths(text_length)[0]] * len(texts)
+    return [texts[index] for index in range(len(texts))]
+
+
+@pytest.mark.parametrize("start", [0, 1, 2, 33, 63])
+@pytest.mark.parametrize("num_tokens", [64, 65, 127, 128, 500])
+def test_every_token_of_a_stream_is_in_one_row(start, num_tokens):
+    stream, found = STREAM[:num_tokens], []
+    rows = _rows(start, stream=stream)
+    assert len(rows) == (start > 0) + math.ceil((num_tokens - start) / 64)
+    for row in rows:
+        assert (row["source"].shape, row["target"].shape) == tuple((n,) for n in span_corruption_lengths(64))
+        sides = [side[side != PAD].tolist() for side in (row["source"], row["target"])]
+        assert all(side.pop() == EOS for side in sides)
+        found += _restore(*sides, set(IDS["sentinels"]))
+    assert found == stream.tolist()
+
+
+def test_rows_are_a_function_of_their_seed_and_place():
+    first, again, other = _rows(), _rows(), _rows(seed=(0, 1))
+    for row, same, different in zip(first, again, other, strict=True):
+        np.testing.assert_array_equal(row["source"], same["source"])
+        np.testing.assert_array_equal(row["target"], same["target"])
+        assert (row["source"] != different["source"]).any()
+    dropped = {tuple(np.flatnonzero(row["source"] >= 900)) for row in first[:-1]}
+    assert len(dropped) == len(first) - 1  # each text has spans of its own
+
+
+def test_a_stream_shorter_than_a_text_is_refused():
+    with pytest.raises(UserError, match="a text of 63 tokens is less than the 64 of one row"):
+        CorruptedTexts(STREAM[:63], 64, (0,), **IDS)
+    with pytest.raises(IndexError):
+        CorruptedTexts(STREAM, 64, (0,), **IDS)[8]
+
+
+def test_number_of_sentinels_is_that_of_the_targets():
+    for num_tokens in (0, 1, 2, 20, 64, 568):
+        rng = np.random.default_rng(0)
+        _, target = corrupt_rows(np.full((1, num_tokens), 5), rng, sentinels=range(100, 200), eos_id=EOS, pad_id=PAD)
+        assert num_sentinels(num_tokens) == (target >= 100).sum()

@@ -3,7 +3,7 @@ import gzip
 import pytest
 
 from tfx_jax.data.text import read_lines
-from tfx_jax.data.wikitext import read_articles
+from tfx_jax.data.wikitext import read_articles, running_text
 from tfx_jax.errors import UserError
 
 LINES = [
@@ -62,3 +62,19 @@ def test_real_articles(shared_data, part, count):
     articles = read_articles(path)
     assert len(articles) == count  # as published
     assert [line for article in articles for line in article.lines] == read_lines(path)
+
+
+def test_running_text():
+    assert running_text("\n".join(LINES)) == "A line of text .\na = b ="  # but " = c = " looks like a heading
+    text = " a @-@ b 1 @,@ 000 @.@ 5 @-@ <unk> <unk>s mail @ home @-@\n\n = x \n x = "
+    assert running_text(text) == "a-b 1,000.5-[UNK] [UNK]s mail @ home @-@\n= x\nx ="
+
+
+@pytest.mark.data
+def test_running_text_of_wikitext2(shared_data):
+    articles = read_articles(shared_data / "wikitext2" / "valid.txt.gz")
+    text = "\n".join(running_text("\n".join(article.lines)) for article in articles)
+    lines = read_lines(shared_data / "wikitext2" / "valid.txt.gz")
+    assert text.count("[UNK]") == sum(line.count("<unk>") for line in lines if not line.startswith(" = ")) > 5_000
+    assert "@-@" not in text
+    assert len(text.split("\n")) == sum(bool(line.strip()) and not line.startswith(" = ") for line in lines)

@@ -10,13 +10,17 @@ from typing import TypeVar
 
 import numpy as np
 
+from tfx_jax.data.epochs import Row
+from tfx_jax.errors import UserError
+
 Token = TypeVar("Token")  # ids, or words for an example to look at
 Span = tuple[int, int]  # from, up to but not including
 
 NOISE_DENSITY, MEAN_SPAN_LENGTH = 0.15, 3.0  # the paper's choice, section 3.3.4
+NUM_SENTINELS = 100  # of T5's tokenizers
 
 
-def sentinel_ids(vocab_size: int, count: int = 100) -> list[int]:
+def sentinel_ids(vocab_size: int, count: int = NUM_SENTINELS) -> list[int]:
     """T5's sentinels, the last ids of the vocabulary counted down.
 
     >>> sentinel_ids(32_100, count=3)
@@ -119,6 +123,17 @@ def span_corruption_lengths(
     return num_tokens - num_dropped + num_spans + 1, num_dropped + num_spans + final_sentinel + 1
 
 
+def num_sentinels(
+    num_tokens: int, *, noise_density: float = NOISE_DENSITY, mean_span_length: float = MEAN_SPAN_LENGTH
+) -> int:
+    """How many sentinels a text of so many tokens needs, with a final one.
+
+    >>> num_sentinels(568)
+    29
+    """
+    return _counts(num_tokens, noise_density, mean_span_length)[1] + 1
+
+
 def longest_text(
     inputs_length: int, *, noise_density: float = NOISE_DENSITY, mean_span_length: float = MEAN_SPAN_LENGTH
 ) -> int:
@@ -178,6 +193,63 @@ def corrupt_rows(
         for side, found in zip((inputs, targets), sides, strict=True):
             side[row, : len(found) + 1] = [*found, eos_id]
     return inputs, targets
+
+
+class CorruptedTexts:
+    """A stream of tokens cut into texts, of each of which spans are dropped: `Rows` for `tfx_jax.data.epochs`.
+
+    A row is {"source" [S], "target" [T]}, int32, where (S, T) are the `span_corruption_lengths` of `text_length`; texts
+    at the ends of the stream may be shorter, with padding behind them. Every token of the stream is in one row.
+    """
+
+    def __init__(
+        self,
+        stream: np.ndarray,
+        text_length: int,
+        seed: Sequence[int],
+        *,
+        start: int = 0,
+        sentinels: Sequence[int],
+        eos_id: int,
+        pad_id: int,
+    ):
+        """Cuts a stream.
+
+        Args:
+          stream: tokens without padding, [number of tokens] int.
+          text_length: how many of them make a text, see `longest_text`.
+          seed: decides the spans, together with the place of a text.
+          start: where the stream is cut first, below `text_length`: what stands before it is a text of its own.
+          sentinels: see `corrupt_rows`.
+          eos_id: see `corrupt_rows`.
+          pad_id: see `corrupt_rows`.
+
+        Raises:
+          UserError: if the stream is shorter than a text.
+        """
+        if len(stream) < text_length:
+            raise UserError(f"a text of {len(stream):,} tokens is less than the {text_length:,} of one row")
+        self._stream, self._text_length, self._seed = stream, text_length, tuple(seed)
+        self._edges = np.unique([0, *range(start, len(stream), text_length), len(stream)])
+        self._ids = {"sentinels": sentinels, "eos_id": eos_id, "pad_id": pad_id}
+
+    @property
+    def lengths(self) -> np.ndarray:
+        """All sources are equally wide, [number of rows] int."""
+        return np.full(len(self), span_corruption_lengths(self._text_length)[0])
+
+    def __len__(self) -> int:
+        return len(self._edges) - 1
+
+    def __getitem__(self, index: int) -> Row:
+        if not 0 <= index < len(self):
+            raise IndexError(f"row {index} of {len(self)}")
+        text = np.full((1, self._text_length), self._ids["pad_id"], np.int32)
+        found = self._stream[self._edges[index] : self._edges[index + 1]]
+        text[0, : len(found)] = found
+        rng = np.random.default_rng((*self._seed, index))
+        sources, targets = corrupt_rows(text, rng, **self._ids)
+        return {"source": sources[0], "target": targets[0]}
 
 
 def _counts(num_tokens: int, noise_density: float, mean_span_length: float) -> tuple[int, int]:

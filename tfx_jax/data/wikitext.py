@@ -9,6 +9,8 @@ from tfx_jax.data.text import read_lines
 from tfx_jax.errors import UserError
 
 _TITLE = re.compile(r" ?= ([^=].*) = ?")
+_HEADING = re.compile(r" ?(=(?: =)*) .* \1 ?")
+_JOINT = re.compile(r" @([-,.])@ ")  # inside a word or a number
 
 
 class Article(NamedTuple):
@@ -50,3 +52,16 @@ def read_articles(path: epath.PathLike) -> list[Article]:
     if not articles:
         raise UserError(f"{path} has no article: a title is a line ' = Title = ' between empty ones")
     return articles
+
+
+def running_text(text: str) -> str:
+    r"""What people would read of an article: no headings and no empty lines, and marks of the data set undone.
+
+    "twenty @-@ one" is "twenty-one", and likewise commas and points of numbers; a word that the data set left out,
+    "<unk>", is "[UNK]", as BERT's tokenizers spell it, so that nobody learns its letters.
+
+    >>> running_text(" = Title = \n \n They sold 1 @,@ 000 <unk> . ")
+    'They sold 1,000 [UNK] .'
+    """
+    lines = (line.strip() for line in text.split("\n") if line.strip() and not _HEADING.fullmatch(line))
+    return "\n".join(_JOINT.sub(r"\1", line).replace("<unk>", "[UNK]") for line in lines)
