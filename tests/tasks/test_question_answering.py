@@ -6,9 +6,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import nnx
 
 from tfx_jax.data.squad import read_questions
 from tfx_jax.data.tokenizer import SentencePieceTokenizer
+from tfx_jax.models import BertConfig, BertQuestionAnswering
 from tfx_jax.tasks.answer_scores import answer_scores, character_exact_match, character_f1
 from tfx_jax.tasks.question_answering import (
     NO_ANSWER,
@@ -17,6 +19,8 @@ from tfx_jax.tasks.question_answering import (
     best_answer,
     best_spans,
     context_windows,
+    predict_spans,
+    span_loss,
     text_of_span,
     token_span,
 )
@@ -226,3 +230,51 @@ def test_characters_between_tokens():
     assert token_span(offsets, 2, 5) == (0, 0)
     with pytest.raises(ValueError, match="no token covers characters 3 to 5"):
         token_span(offsets, 3, 5)
+
+
+@pytest.fixture(scope="module")
+def questions(draw_model, make_texts):
+    """A model, a batch of 24 rows and the logits; every third row has no answer and every other one the best one."""
+    config = BertConfig(29, max_length=13, num_layers=1, d_model=8, num_heads=2)
+    model = draw_model(lambda: BertQuestionAnswering(config, rngs=nnx.Rngs(0)))
+    rng = np.random.default_rng(0)
+    batch = make_texts(rng, rows=24)
+    logits = jax.jit(lambda batch: model(batch["tokens"], batch["segments"], is_token=batch["is_token"]))(batch)
+    batch["context_mask"] = (batch["segments"] == 1) & (np.arange(13) < 10)
+    first, last = np.zeros((2, 24), np.int32)
+    for row, mask in enumerate(batch["context_mask"][:-1]):
+        places = np.array([NO_ANSWER, *np.flatnonzero(mask)])
+        ends = rng.choice(places[1:], 2) if row % 3 else (NO_ANSWER, NO_ANSWER)
+        if row % 2:
+            ends = [places[np.asarray(side)[row, places].argmax()] for side in logits]
+        first[row], last[row] = ends
+    last[1] = first[1]  # one end right and one, perhaps, not
+    return model, batch | {"first": first, "last": last}, logits
+
+
+def test_loss_of_spans(questions, sums_of, assert_sums):
+    model, batch, logits = questions
+    may = batch["context_mask"] | (np.arange(13) == NO_ANSWER)
+    start, end = (np.where(may, side, -np.inf) for side in logits)
+    (first_total, sums), (last_total, more) = (
+        sums_of(side, batch[name], batch["row_weights"]) for side, name in ((start, "first"), (end, "last"))
+    )
+    both = (start.argmax(axis=1) == batch["first"]) & (end.argmax(axis=1) == batch["last"])
+    sums |= {"nll": (sums["nll"] + more["nll"]) / 2, "inputs": batch["is_token"].sum()}
+    correct = {"correct": both[:-1].sum()}
+    assert 5 < correct["correct"] < sums["correct"] < sums["tokens"] == 23
+    found = jax.jit(span_loss)(model, batch, None)
+    assert_sums(found, ((first_total + last_total) / 2, sums | correct))
+
+
+def test_an_answer_outside_the_context_is_not_overlooked(questions):
+    model, batch, _ = questions
+    total, _ = jax.jit(span_loss)(model, batch | {"last": np.where(np.arange(24) == 5, 1, batch["last"])}, None)
+    assert float(total) == np.inf
+
+
+def test_predicted_spans_are_the_best(questions):
+    model, batch, logits = questions
+    found = jax.jit(functools.partial(predict_spans, max_answer_length=3))(model, batch)
+    expected = best_spans(*logits, batch["context_mask"], max_answer_length=3)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5), found, expected)

@@ -3,11 +3,14 @@
 import itertools
 import re
 
+import jax
 import numpy as np
 import pytest
+from flax import nnx
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tfx_jax.models import BertConfig, BertTagger
 from tfx_jax.tasks.tagging import (
     IGNORED,
     Entity,
@@ -15,8 +18,10 @@ from tfx_jax.tasks.tagging import (
     entities_of_tags,
     entity_scores,
     entity_scores_by_label,
+    predict_tags,
     repair_tags,
     tag_names,
+    tagging_loss,
     tags_of_entities,
     tags_of_words,
 )
@@ -175,3 +180,23 @@ def test_first_subwords_carry_the_tags(words, max_length):
 def test_one_tag_for_each_word():
     with pytest.raises(ValueError, match="2 words but 1 tags"):
         align_tags([[5], [6]], [1], unk_id=3)
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+def test_loss_and_prediction(smoothing, draw_model, make_texts, sums_of, assert_sums):
+    """Of the first subwords alone, about half of all tokens."""
+    rng = np.random.default_rng(0)
+    config = BertConfig(29, max_length=13, num_layers=1, d_model=8, num_heads=2, labels=tuple(TAGS))
+    model = draw_model(lambda: BertTagger(config, rngs=nnx.Rngs(0)))
+    texts = make_texts(rng)
+    logits = jax.jit(lambda batch: model(batch["tokens"], batch["segments"], is_token=batch["is_token"]))(texts)
+    choices = np.asarray(logits).argmax(axis=-1)
+    tags = np.where(rng.random(choices.shape) < 0.5, choices, rng.integers(len(TAGS), size=choices.shape))
+    targets = np.where(texts["is_token"] & (rng.random(choices.shape) < 0.5), tags, IGNORED).astype(np.int32)
+    total, sums = sums_of(logits, targets, targets != IGNORED, smoothing)
+    assert 15 < sums["tokens"] < texts["is_token"].sum() - 15
+    assert 5 < sums["correct"] < sums["tokens"] - 5
+    batch = texts | {"targets": targets}
+    found = jax.jit(lambda batch: tagging_loss(model, batch, None, label_smoothing=smoothing))(batch)
+    assert_sums(found, (total, sums | {"inputs": texts["is_token"].sum()}))
+    np.testing.assert_array_equal(jax.jit(predict_tags)(model, texts), choices)

@@ -18,27 +18,29 @@ V = TOKENIZER.vocab_size
 class Fixed(nnx.Module):
     """Gives the same logits whatever it reads, and notes what it was asked."""
 
-    def __init__(self, logits):
+    def __init__(self, logits, pad_id=PAD_ID):
         self.logits = nnx.data(jnp.asarray(logits, jnp.float32))
+        self.config = TransformerConfig(pad_id=pad_id)
 
     def __call__(self, source, target, *, rngs):
         del source, target, rngs
         return self.logits
 
 
-def jitted_loss(logits, batch, smoothing):
-    return jax.jit(lambda batch: translation_loss(Fixed(logits), batch, None, label_smoothing=smoothing))(batch)
+def jitted_loss(logits, batch, smoothing, pad_id=PAD_ID):
+    return jax.jit(lambda batch: translation_loss(Fixed(logits, pad_id), batch, None, label_smoothing=smoothing))(batch)
 
 
-@pytest.mark.parametrize("smoothing", [0.0, 0.1])
-def test_loss_sums_over_the_tokens_that_are_there(smoothing):
+@pytest.mark.parametrize(("smoothing", "pad_id"), [(0.0, 0), (0.1, 0), (0.1, 4)])
+def test_loss_sums_over_the_tokens_that_are_there(smoothing, pad_id):
     rng = np.random.default_rng(0)
     logits = 3 * rng.normal(size=(4, 6, 9))
-    target = rng.integers(1, 9, (4, 6))
-    target[1, 2:] = target[2, 5:] = target[3] = PAD_ID
+    logits[0, :3, 6] += 20
+    target = rng.choice(np.delete(np.arange(9), pad_id), (4, 6))
+    target[1, 2:] = target[2, 5:] = target[3] = pad_id
     target[0, :3] = logits[0, :3].argmax(axis=-1)
     loss = nll = correct = 0.0
-    for b, t in zip(*np.nonzero(target), strict=True):
+    for b, t in zip(*np.nonzero(target != pad_id), strict=True):
         log_probs = logits[b, t] - np.log(np.exp(logits[b, t]).sum())
         wanted = np.full(9, smoothing / 9)
         wanted[target[b, t]] += 1 - smoothing
@@ -46,10 +48,10 @@ def test_loss_sums_over_the_tokens_that_are_there(smoothing):
         nll -= log_probs[target[b, t]]
         correct += log_probs.argmax() == target[b, t]
     batch = {"source": np.ones((4, 2), np.int32), "target": jnp.asarray(target, jnp.int32)}
-    total, sums = jitted_loss(logits, batch, smoothing)
+    total, sums = jitted_loss(logits, batch, smoothing, pad_id)
     np.testing.assert_allclose(total, loss, rtol=1e-5)
     np.testing.assert_allclose(sums["nll"], nll, rtol=1e-5)
-    assert (float(sums["tokens"]), float(sums["correct"])) == (np.count_nonzero(target), correct)
+    assert (float(sums["tokens"]), float(sums["correct"])) == (np.count_nonzero(target != pad_id), correct)
     assert {value.dtype for value in (total, *sums.values())} == {jnp.dtype("float32")}
 
 

@@ -29,6 +29,8 @@ RNG = jax.random.key(7)
 class BagOfWords(nnx.Module):
     """The least that can be trained to translate; it compiles in no time."""
 
+    config = TransformerConfig(V)  # says what padding is
+
     def __init__(self, dropout_rate, *, rngs):
         self.table = nnx.Param(jax.random.normal(rngs.params(), (V, 6)))
         self.dropout_rate = dropout_rate

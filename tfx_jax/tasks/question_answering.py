@@ -9,9 +9,12 @@ from typing import NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
+from flax import nnx
 from jaxtyping import Array, Bool, Float, Int
 
 from tfx_jax.data.next_sentence import NUM_PAIR_SPECIALS, pair_inputs
+from tfx_jax.models.bert_heads import BertQuestionAnswering
+from tfx_jax.tasks.cross_entropy import is_first_choice, summed_cross_entropy
 
 NO_ANSWER = 0  # the position of [CLS], the target of a window without the answer
 
@@ -110,6 +113,44 @@ def answer_positions(windows: Windows, first: int, last: int) -> tuple[np.ndarra
     inside = (first >= windows.starts) & (last < windows.starts + shown)
     begin, end = (np.where(inside, token - windows.starts + windows.offset, NO_ANSWER) for token in (first, last))
     return begin.astype(np.int32), end.astype(np.int32)
+
+
+def span_loss(
+    model: BertQuestionAnswering, batch: dict[str, Array], rngs: nnx.Rngs | None
+) -> tuple[Array, dict[str, Array]]:
+    """Sums the mean of the cross entropies of an answer's first and last token (Devlin et al., 2019, section 4.2).
+
+    Other than in the authors' program, whose softmax is over all positions, it is over those that may be answers: the
+    context and [CLS]. The rest is never predicted, so nothing has to be learned about it.
+
+    Args:
+      model: gives each token the logits of being first and last.
+      batch: "tokens" and "segments" [B, T] int32, "is_token" and "context_mask" [B, T] bool, "first" and "last" [B]
+        int32, and "row_weights" [B] float32, 0 for padding, whose answer is NO_ANSWER. An answer outside the context
+        makes the loss infinite.
+      rngs: stream `dropout`; None means evaluation.
+
+    Returns:
+      The summed loss in nats, and the sums of `summed_cross_entropy` over rows: "tokens" is their number, "correct" how
+      many have both ends right. "inputs" is the number of tokens read.
+    """
+    logits = jnp.stack(model(batch["tokens"], batch["segments"], is_token=batch["is_token"], rngs=rngs))
+    may_be = batch["context_mask"] | (jnp.arange(logits.shape[-1]) == NO_ANSWER)[None]
+    logits = jnp.where(may_be[None], logits, -jnp.inf)
+    targets = jnp.stack([batch["first"], batch["last"]])
+    halves = jnp.stack([batch["row_weights"] / 2] * 2)
+    total, sums = summed_cross_entropy(logits, targets, halves)
+    sums["correct"] = (is_first_choice(logits, targets).all(axis=0) * batch["row_weights"]).sum()
+    return total, sums | {"inputs": batch["is_token"].sum(dtype=jnp.float32)}
+
+
+def predict_spans(model: BertQuestionAnswering, batch: dict[str, Array], *, max_answer_length: int) -> Spans:
+    """The best span of each row, see `best_spans`; for `Predictor`, with `functools.partial`.
+
+    `batch` as for `span_loss`, without answers.
+    """
+    start, end = model(batch["tokens"], batch["segments"], is_token=batch["is_token"])
+    return best_spans(start, end, batch["context_mask"], max_answer_length=max_answer_length)
 
 
 def best_spans(

@@ -1,4 +1,4 @@
-"""Tagging: entities as BIO tags of words, the tags of subwords, and the scores of entities.
+"""Tagging: entities as BIO tags of words, the tags of subwords, their loss, and the scores of entities.
 
 A tag is "O" (outside), "B-x" (an entity of label x begins) or "I-x" (it goes on), the scheme IOB2 of Tjong Kim Sang
 and Veenstra (1999).
@@ -8,7 +8,13 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
+import jax.numpy as jnp
 import numpy as np
+from flax import nnx
+from jaxtyping import Array, Int
+
+from tfx_jax.models.bert_heads import BertTagger
+from tfx_jax.tasks.cross_entropy import summed_cross_entropy
 
 OUTSIDE = "O"
 IGNORED = -1  # the target of a subword that is no first one; no id of a tag
@@ -124,6 +130,35 @@ def align_tags(
     ids = [piece for word in words for piece in word]
     targets = [target for word, tag in zip(words, tags, strict=True) for target in (tag, *[IGNORED] * (len(word) - 1))]
     return np.array(ids[:max_length], np.int32), np.array(targets[:max_length], np.int32)
+
+
+def tagging_loss(
+    model: BertTagger, batch: dict[str, Array], rngs: nnx.Rngs | None, *, label_smoothing: float = 0.0
+) -> tuple[Array, dict[str, Array]]:
+    """Sums the cross entropy of the tags of words, read off their first subwords (Devlin et al., 2019, section 5.3).
+
+    Args:
+      model: gives each token the logits of its tags.
+      batch: "tokens" and "segments" [B, T] int32, "is_token" [B, T] bool and "targets" [B, T] int32, the id of a tag or
+        IGNORED, as `align_tags` gives them; special tokens and padding are IGNORED.
+      rngs: stream `dropout`; None means evaluation.
+      label_smoothing: see `summed_cross_entropy`.
+
+    Returns:
+      The summed loss in nats, and the sums of `summed_cross_entropy` over words ("tokens" is their number); "inputs" is
+      the number of tokens read.
+    """
+    logits = model(batch["tokens"], batch["segments"], is_token=batch["is_token"], rngs=rngs)
+    is_word = batch["targets"] != IGNORED
+    total, sums = summed_cross_entropy(
+        logits, jnp.where(is_word, batch["targets"], 0), is_word.astype(jnp.float32), label_smoothing=label_smoothing
+    )
+    return total, sums | {"inputs": batch["is_token"].sum(dtype=jnp.float32)}
+
+
+def predict_tags(model: BertTagger, batch: dict[str, Array]) -> Int[Array, "B T"]:
+    """The likeliest tag of each token, its id; for `Predictor`. `batch` as for `tagging_loss`, without targets."""
+    return model(batch["tokens"], batch["segments"], is_token=batch["is_token"]).argmax(axis=-1)
 
 
 def tags_of_words(predictions: np.ndarray, targets: np.ndarray, num_words: int, *, outside_id: int = 0) -> list[int]:

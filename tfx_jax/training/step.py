@@ -13,8 +13,8 @@ from jaxtyping import Array
 Params = Any  # nested dictionary of arrays, as nnx.to_pure_dict returns it
 Batch = dict[str, Array]
 Metrics = dict[str, Array]
-LossFn = Callable[[nnx.Module, Batch, nnx.Rngs | None], tuple[Array, Metrics]]
-"""Returns the loss and the metrics, both summed over tokens; metrics["tokens"] counts them."""
+LossFn = Callable[[Any, Batch, nnx.Rngs | None], tuple[Array, Metrics]]
+"""Takes a model; returns the loss and the metrics, both summed over tokens; metrics["tokens"] counts them."""
 
 
 _MEAN_LOSS_DECAY = 0.99

@@ -1,0 +1,201 @@
+"""What every loss promises to the trainer: sums that add, padding that does not matter, float32 whatever the model."""
+
+import dataclasses
+import functools
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from flax import nnx
+
+from tfx_jax import models
+from tfx_jax.tasks.classification import classification_loss
+from tfx_jax.tasks.language_modeling import language_model_loss
+from tfx_jax.tasks.pretraining import pretraining_loss
+from tfx_jax.tasks.question_answering import span_loss
+from tfx_jax.tasks.tagging import IGNORED, tagging_loss
+from tfx_jax.tasks.translation import translation_loss
+from tfx_jax.training.step import TrainState, update
+
+V, ROWS, T, PAD = 29, 6, 13, 7  # rows and length as in conftest.py
+SIZES: dict[str, Any] = {"vocab_size": V, "num_layers": 1, "d_model": 8, "num_heads": 2, "dropout_rate": 0.0}
+QUIET: dict[str, Any] = {"attention_dropout_rate": 0.0}
+BERT = models.BertConfig(**SIZES, **QUIET, max_length=T)
+GPT = models.GPTConfig(**SIZES, **QUIET, max_length=T)
+SEQ2SEQ = {"pad_id": PAD, "start_id": PAD}
+
+
+class Case(NamedTuple):
+    """A loss, its model, its batch without the texts of a BERT, and where the numbers of a batch mean nothing."""
+
+    loss: Any
+    model: type
+    config: Any
+    fields: Any
+    free: Any = lambda batch: {"tokens": ~batch["is_token"], "segments": ~batch["is_token"]}
+
+
+def packed(rng, texts):
+    segment_ids = texts["is_token"] + texts["segments"]
+    weights = ((segment_ids > 0) & (np.roll(segment_ids, -1, axis=1) == segment_ids)).astype(np.float32)
+    positions = np.where(segment_ids == 2, np.arange(T) - 4, np.arange(T)) * texts["is_token"]
+    targets = np.where(weights > 0, np.roll(texts["tokens"], -1, axis=1), 0)
+    return {
+        "inputs": texts["tokens"],
+        "targets": targets,
+        "weights": weights,
+        "segment_ids": segment_ids.astype(np.int32),
+        "positions": positions.astype(np.int32),
+    }
+
+
+def masked(rng, texts):
+    weights = np.zeros((ROWS, T), np.float32)
+    weights[:-1, [1, 3]] = 1  # as many in each row: parts of a batch are then all alike
+    is_other = rng.integers(2, size=ROWS).astype(np.int32)
+    return texts | {"targets": texts["tokens"], "weights": weights, "is_other": is_other}
+
+
+def sentence_pairs(rng, texts):
+    source, target = rng.integers(8, V, (2, ROWS, T))
+    source[~texts["is_token"]] = PAD
+    target[~texts["is_token"]] = PAD
+    return {"source": source.astype(np.int32), "target": target.astype(np.int32)}
+
+
+CASES = {
+    "translation": Case(
+        translation_loss, models.Transformer, models.TransformerConfig(**SIZES, **SEQ2SEQ), sentence_pairs, None
+    ),
+    "text-to-text": Case(
+        translation_loss, models.T5, models.T5Config(**SIZES, **SEQ2SEQ, d_k=4, d_ff=12), sentence_pairs, None
+    ),
+    "language-model": Case(
+        language_model_loss,
+        models.GPT,
+        GPT,
+        packed,
+        lambda batch: {"inputs": batch["segment_ids"] == 0, "targets": batch["weights"] == 0},
+    ),
+    "pretraining": Case(
+        pretraining_loss,
+        models.BertPretraining,
+        BERT,
+        masked,
+        lambda batch: {"tokens": ~batch["is_token"], "targets": batch["weights"] == 0},
+    ),
+    "masked-lm": Case(pretraining_loss, models.BertMaskedLM, BERT, masked),
+    "classification": Case(
+        classification_loss,
+        models.BertClassifier,
+        BERT,
+        lambda rng, texts: texts | {"label": rng.integers(2, size=ROWS).astype(np.int32)},
+        lambda batch: {"tokens": ~batch["is_token"], "label": batch["row_weights"] == 0},
+    ),
+    "tagging": Case(
+        tagging_loss,
+        models.BertTagger,
+        BERT,
+        lambda rng, texts: texts | {"targets": np.where(texts["is_token"], texts["tokens"] % 2, IGNORED)},
+    ),
+    "spans": Case(
+        span_loss,
+        models.BertQuestionAnswering,
+        BERT,
+        lambda rng, texts: (
+            texts
+            | {"context_mask": texts["segments"] == 1, "first": np.array([4, 5, 0, 4, 5, 0], np.int32)}
+            | {"last": np.array([5, 5, 0, 4, 5, 0], np.int32)}
+        ),
+    ),
+}
+
+
+@pytest.fixture(params=CASES)
+def case(request):
+    return CASES[request.param]
+
+
+@pytest.fixture
+def batch(case, make_texts):
+    rng = np.random.default_rng(8)
+    return case.fields(rng, make_texts(rng))
+
+
+@pytest.fixture
+def draw(case, draw_model):
+    """`draw(**overrides)`: graph definition and parameters; the numbers do not depend on the overrides."""
+
+    def draw(**overrides):
+        config = dataclasses.replace(case.config, **overrides)
+        graphdef, params = nnx.split(draw_model(lambda: case.model(config, rngs=nnx.Rngs(0))))
+        return graphdef, nnx.to_pure_dict(params)
+
+    return draw
+
+
+def test_padding_does_not_matter_and_rows_add(case, batch, draw):
+    """Other numbers where nothing is change no bit of loss, sums and gradient; all of these are sums over rows."""
+    graphdef, params = draw(dropout_rate=0.5)  # which is not for evaluation
+
+    @jax.jit
+    def gradient(batch):
+        def loss(params):
+            total, sums = case.loss(nnx.merge(graphdef, params), batch, None)
+            return total, sums | {"loss": total}
+
+        return jax.grad(loss, has_aux=True)(params)
+
+    found = gradient(batch)
+    assert found[1]["tokens"] > 0
+    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(found))
+    if case.free is not None:
+        free = {name: np.broadcast_to(where, batch[name].shape) for name, where in case.free(batch).items()}
+        assert all(where.any() for where in free.values())
+        changed = batch | {name: np.where(where, 1 - (batch[name] == 1), batch[name]) for name, where in free.items()}
+        jax.tree.map(np.testing.assert_array_equal, found, gradient(changed))
+    # The last row is padding: let all others be like it but some.
+    some, others, none = (
+        gradient(
+            {name: rows[[row if row in kept else ROWS - 1 for row in range(ROWS)]] for name, rows in batch.items()}
+        )
+        for kept in ({0, 3}, {1, 2, 4}, {})
+    )
+    added = jax.tree.map(jnp.add, some, others)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4), found, added)
+    assert {float(jnp.abs(leaf).max()) for leaf in jax.tree.leaves(none)} == {0.0}
+
+
+def test_bfloat16_and_dropout(case, batch, draw):
+    """The sums of a model of half precision are float32 and finite; each stream of random numbers drops others."""
+    graphdef, params = draw(dtype="bfloat16", dropout_rate=0.2)
+
+    @jax.jit
+    def run(key):
+        return case.loss(nnx.merge(graphdef, params), batch, nnx.Rngs(dropout=key))
+
+    (total, sums), (other, _) = run(jax.random.key(0)), run(jax.random.key(1))
+    assert {value.dtype.name for value in (total, *sums.values())} == {"float32"}
+    assert all(np.isfinite([total, other, *sums.values()]))
+    assert total != other
+
+
+def test_pretraining_in_parts_is_the_same_step(draw_model, make_texts):
+    """Two parts with equally many chosen tokens per row, through the trainer's own accumulation."""
+    rng = np.random.default_rng(8)
+    case = CASES["pretraining"]
+    batch = {name: rows[[0, 1, 2, 3]] for name, rows in case.fields(rng, make_texts(rng)).items()}
+    graphdef, params = nnx.split(draw_model(lambda: case.model(case.config, rngs=nnx.Rngs(0))))
+    optimizer = optax.sgd(1.0)
+    params = nnx.to_pure_dict(params)
+    state = TrainState(jnp.zeros((), jnp.int32), params, optimizer.init(params))
+    whole, parts = (
+        jax.jit(functools.partial(update, graphdef, case.loss, optimizer, accumulate=accumulate))(
+            state, batch, jax.random.key(0)
+        )
+        for accumulate in (1, 2)
+    )
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5), whole, parts)

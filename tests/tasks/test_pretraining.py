@@ -1,0 +1,158 @@
+"""Masked language model and next sentences: the chosen positions alone, but the loss and gradient of all."""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
+
+from tfx_jax.data.masked_lm import mask_tokens
+from tfx_jax.models import BertConfig, BertMaskedLM, BertPretraining
+from tfx_jax.tasks.cross_entropy import summed_cross_entropy
+from tfx_jax.tasks.pretraining import chosen_places, num_chosen, pretraining_loss
+
+V, T, RATE = 29, 13, 0.3
+CONFIG = BertConfig(V, max_length=T, num_layers=1, d_model=8, num_heads=2, dropout_rate=0.0, attention_dropout_rate=0.0)
+SPECIALS = {0, 1, 2, 3}
+
+
+@pytest.fixture(scope="module")
+def models(draw_model):
+    return {cls: draw_model(lambda cls=cls: cls(CONFIG, rngs=nnx.Rngs(0))) for cls in (BertPretraining, BertMaskedLM)}
+
+
+@pytest.fixture(scope="module")
+def batch(make_texts):
+    rng = np.random.default_rng(3)
+    texts = make_texts(rng)
+    masked = mask_tokens(texts["tokens"], rng, mask_id=3, vocab_size=V, special_ids=SPECIALS, rate=RATE)
+    assert len(set(masked.weights.sum(axis=1))) >= 3  # rows differ in how many tokens are chosen
+    is_other = rng.integers(2, size=len(texts["tokens"])).astype(np.int32)
+    changed = {"tokens": masked.inputs, "targets": masked.targets, "weights": masked.weights, "is_other": is_other}
+    return texts | changed
+
+
+def plain_loss(model, batch, label_smoothing=0.0, z_loss_weight=0.0):
+    """Scores every position."""
+    logits = model(batch["tokens"], batch["segments"], is_token=batch["is_token"])
+    options = {"label_smoothing": label_smoothing, "z_loss_weight": z_loss_weight}
+    if not isinstance(model, BertPretraining):
+        return summed_cross_entropy(logits, batch["targets"], batch["weights"], **options)[0]
+    total, sums = summed_cross_entropy(logits.masked_lm, batch["targets"], batch["weights"], **options)
+    other, counts = summed_cross_entropy(logits.next_sentence, batch["is_other"], batch["row_weights"])
+    return sums["tokens"] * (total / sums["tokens"] + other / counts["tokens"])
+
+
+def value_and_grad(loss, model, *args):
+    graphdef, params = nnx.split(model)
+    return jax.jit(jax.value_and_grad(lambda params: loss(nnx.merge(graphdef, params), *args)))(
+        nnx.to_pure_dict(params)
+    )
+
+
+@pytest.mark.parametrize("cls", [BertPretraining, BertMaskedLM])
+@pytest.mark.parametrize("options", [{}, {"label_smoothing": 0.1, "z_loss_weight": 0.01}], ids=["plain", "options"])
+def test_loss_and_gradient_are_those_of_all_positions(models, batch, cls, options):
+    def loss(model, batch):
+        return pretraining_loss(model, batch, None, rate=RATE, **options)[0]
+
+    found = value_and_grad(loss, models[cls], batch)
+    expected = value_and_grad(functools.partial(plain_loss, **options), models[cls], batch)
+    assert min(float(jnp.abs(leaf).max()) for leaf in jax.tree.leaves(expected[1]) if leaf.size > 1) > 0
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=2e-5), found, expected)
+
+
+@pytest.mark.parametrize("options", [{}, {"label_smoothing": 0.1, "z_loss_weight": 0.01}], ids=["plain", "options"])
+def test_sums(models, batch, options, sums_of, assert_sums):
+    model = models[BertPretraining]
+    logits = jax.jit(lambda batch: model(batch["tokens"], batch["segments"], is_token=batch["is_token"]))(batch)
+    total, sums = sums_of(logits.masked_lm, batch["targets"], batch["weights"], *options.values())
+    other, counts = sums_of(logits.next_sentence, batch["is_other"], batch["row_weights"])
+    sums |= {"next_sentences": counts["tokens"], "next_sentence_correct": counts["correct"]}
+    sums |= {"inputs": batch["is_token"].sum()}
+    found = jax.jit(lambda batch: pretraining_loss(model, batch, None, rate=RATE, **options))(batch)
+    assert_sums(found, (total + other * sums["tokens"] / sums["next_sentences"], sums))
+    # What the trainer makes of it is the loss of the paper.
+    quotient = total / sums["tokens"] + other / counts["tokens"]
+    np.testing.assert_allclose(found[0] / found[1]["tokens"], quotient, rtol=1e-5)
+
+
+def test_a_masked_language_model_needs_no_next_sentences(models, batch):
+    texts = {name: batch[name] for name in ("tokens", "segments", "is_token", "targets", "weights")}
+    _, sums = jax.eval_shape(pretraining_loss, models[BertMaskedLM], texts, None)
+    assert sums.keys() == {"tokens", "nll", "correct", "inputs"}
+
+
+@pytest.mark.parametrize("rate", [0.0, 0.01, 0.1, 0.15, 0.25, 0.5, 0.9, 1.0])
+def test_there_is_room_for_every_token_that_is_chosen(rate):
+    """Of rows of every length up to 70, with every number of special tokens in them, and not too much room."""
+    rng = np.random.default_rng(4)
+    for length in range(1, 71):
+        ids = np.where(np.arange(length) < np.arange(length + 1)[:, None], 5, 0)
+        ids = rng.permuted(ids, axis=1)
+        weights = mask_tokens(ids, rng, mask_id=3, vocab_size=V, special_ids=SPECIALS, rate=rate).weights
+        count = num_chosen(length, rate)
+        assert count <= length
+        assert weights.sum(axis=1).max() == (count if rate else 0)
+        places = np.argsort(weights == 0, axis=1, kind="stable")[:, :count]
+        assert np.take_along_axis(weights, places, axis=1).sum() == weights.sum()
+
+
+def test_chosen_places_come_first_and_in_order():
+    weights = (np.random.default_rng(5).random((200, 17)) < 0.2).astype(np.float32)
+    for row, places in zip(weights, np.asarray(chosen_places(weights, 9)), strict=True):
+        chosen, others = np.flatnonzero(row), np.flatnonzero(row == 0)
+        assert places.tolist() == [*chosen, *others][:9]
+
+
+def test_a_row_with_more_tokens_chosen_than_expected_makes_the_loss_nan(models, batch):
+    model = models[BertMaskedLM]
+    losses = [jax.jit(functools.partial(pretraining_loss, rate=rate))(model, batch, None)[0] for rate in (RATE, 0.15)]
+    assert np.isnan(losses).tolist() == [False, True]
+
+
+def test_batches_without_anything_to_predict(models, batch):
+    nothing = jax.tree.map(np.zeros_like, batch)
+    total, sums = jax.jit(pretraining_loss)(models[BertPretraining], nothing, None)
+    assert {float(total), *map(float, sums.values())} == {0.0}
+
+
+def test_parts_weigh_next_sentences_by_their_share_of_the_chosen_tokens(models, batch):
+    """Odd and even rows are two parts, with unequal numbers of tokens and of rows that are no padding."""
+    loss = jax.jit(lambda batch: pretraining_loss(models[BertPretraining], batch, None, rate=RATE))
+    masked = jax.jit(lambda batch: pretraining_loss(models[BertMaskedLM], batch, None, rate=RATE))
+    parts = [jax.tree.map(lambda rows, part=part: rows[part::2], batch) for part in (0, 1)]
+    tokens, rows = (np.array([part[name].sum() for part in parts]) for name in ("weights", "row_weights"))
+    assert tokens[0] / rows[0] != tokens[1] / rows[1]
+    totals, sums = zip(*map(loss, parts), strict=True)
+    nll = np.array([part["nll"] for part in sums])
+    means = (np.array(totals) - nll) / tokens  # over the next sentences of each part, so weighed by its tokens
+    whole_total, whole = loss(batch)
+    np.testing.assert_allclose(nll.sum(), whole["nll"], rtol=1e-5)
+    np.testing.assert_allclose(rows @ means / rows.sum() * tokens.sum(), whole_total - whole["nll"], rtol=1e-4)
+    assert sum(part["next_sentences"] for part in sums) == whole["next_sentences"] == rows.sum()
+    # Without them, the loss of a batch is that of its parts.
+    np.testing.assert_allclose(sum(masked(part)[0] for part in parts), masked(batch)[0], rtol=1e-5)
+
+
+def test_rows_stay_on_their_devices(draw_model):
+    """Eight devices with rows of their own exchange gradients and sums, but no tokens, vectors or logits."""
+    config = dataclasses.replace(CONFIG, max_length=40)
+    graphdef, params = nnx.split(draw_model(lambda: BertPretraining(config, rngs=nnx.Rngs(0))))
+    mesh = jax.make_mesh((8,), ("data",), axis_types=(AxisType.Auto,))
+    rows, everywhere = (NamedSharding(mesh, spec) for spec in (PartitionSpec("data"), PartitionSpec()))
+    texts = dict.fromkeys(("tokens", "segments", "targets"), jnp.zeros((16, 40), jnp.int32))
+    texts |= {"is_token": jnp.ones((16, 40), bool), "weights": jnp.ones((16, 40))}
+    texts |= {"is_other": jnp.zeros(16, jnp.int32), "row_weights": jnp.ones(16)}
+
+    def loss(params, batch):
+        return pretraining_loss(nnx.merge(graphdef, params), batch, None, rate=1.0)
+
+    gradient = jax.jit(jax.grad(loss, has_aux=True), in_shardings=(everywhere, rows), out_shardings=everywhere)
+    program = gradient.lower(nnx.to_pure_dict(params), texts).compile().as_text()
+    assert "all-reduce" in program
+    assert not any(name in program for name in ("all-gather", "all-to-all", "collective-permute"))
