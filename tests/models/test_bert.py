@@ -247,14 +247,48 @@ def test_bfloat16_is_near_and_its_logits_float32(make):
             assert 0 < np.abs(a - b).max() < 0.1 * np.abs(a).max()
 
 
+def _drawn(name, seed=1, **overrides):
+    return getattr(models, name)(dataclasses.replace(CONFIG, **overrides), rngs=nnx.Rngs(seed))
+
+
+def _params(module):
+    return nnx.to_pure_dict(nnx.state(module))
+
+
 def test_a_body_changes_heads(make):
-    masked_lm, tagger = make("BertMaskedLM"), make("BertTagger", labels=("x",))
-    graphdef, params = nnx.split(tagger)
-    tagger = nnx.merge(graphdef, params)
-    tagger.bert = masked_lm.bert
+    masked_lm, tagger = make("BertMaskedLM"), _drawn("BertTagger", labels=("x",))
     kernel, bias = tagger.classifier.kernel[...], tagger.classifier.bias[...]
-    want = masked_lm.bert(TOKENS, SEGMENTS).sequence @ kernel + bias[None, None]
-    np.testing.assert_allclose(tagger(TOKENS, SEGMENTS), want, atol=1e-6)
+    for other in (masked_lm, masked_lm.bert):
+        tagger.take_body(other)
+        want = masked_lm.bert(TOKENS, SEGMENTS).sequence @ kernel + bias[None, None]
+        np.testing.assert_allclose(tagger(TOKENS, SEGMENTS), want, atol=1e-6)
+
+
+@pytest.mark.parametrize("source", ["BertMaskedLM", "BertPretraining"])
+@pytest.mark.parametrize("target", ["BertTagger", "BertClassifier"])
+def test_a_head_takes_the_body_of_any_other(make, source, target):
+    """The pooler that one of the two lacks stays as it was drawn, or is left out; the other model keeps all it had."""
+    source, target = make(source), _drawn(target, dropout_rate=0.25)
+    before, head = _params(source), {name: part for name, part in _params(target).items() if name != "bert"}
+    want = {**_params(target.bert), **_params(source.bert)}
+    if target.bert.pooler is None:
+        want.pop("pooler", None)
+    target.take_body(source)
+    target.bert.embedding.table[...] = target.bert.embedding.table[...] + 1.0  # not the other's
+    want["embedding"]["table"] = want["embedding"]["table"] + 1.0
+    jax.tree.map(np.testing.assert_array_equal, _params(target), {"bert": want, **head})
+    jax.tree.map(np.testing.assert_array_equal, _params(source), before)
+    assert target.bert.config.dropout_rate == 0.25
+    jax.eval_shape(target, TOKENS, SEGMENTS)
+
+
+@pytest.mark.parametrize("sizes", [{"num_layers": 2}, {"max_length": 8}])
+def test_a_body_of_other_sizes_is_refused(make, sizes):
+    tagger = _drawn("BertTagger", **sizes)
+    before = _params(tagger)
+    with pytest.raises(ValueError, match="body of other sizes"):
+        tagger.take_body(make("BertMaskedLM"))
+    jax.tree.map(np.testing.assert_array_equal, _params(tagger), before)
 
 
 def test_starts_as_the_authors_program():

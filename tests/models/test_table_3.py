@@ -10,7 +10,8 @@ import pytest
 from flax import nnx
 
 from tfx_jax.models import Transformer, TransformerConfig
-from tfx_jax.training.config import flat, validate
+from tfx_jax.training.config import flat
+from tfx_jax.training.validation import validate
 
 ROOT = pathlib.Path(__file__).parents[2]
 GOLDEN = pathlib.Path(__file__).parent / "golden"

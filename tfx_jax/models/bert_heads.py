@@ -4,6 +4,7 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Bool, Float, Int
@@ -53,7 +54,7 @@ class MaskedLMHead(nnx.Module):
 class BertWithHead(nnx.Module):
     """A BERT, as `bert`, and what scores its output: a subclass says what that is in `_make_head` and `_score`.
 
-    A pre-trained body is put below another head by assignment: `tagger.bert = masked_lm.bert`.
+    `tagger.take_body(masked_lm)` puts a pre-trained body below another head.
     """
 
     use_pooler = False
@@ -99,6 +100,24 @@ class BertWithHead(nnx.Module):
         output, maps = result if return_attention else (result, None)
         logits = self._score(output, rngs)
         return (logits, maps) if return_attention else logits
+
+    def take_body(self, other: "Bert | BertWithHead") -> None:
+        """Gives the body the parameters of another, which stays as it is; dropout, dtype and attention remain its own.
+
+        A pooler is left out that this head does not read, and stays as it was drawn if the other has none.
+
+        Args:
+          other: a body of the same sizes, or what has one.
+
+        Raises:
+          ValueError: if the sizes differ.
+        """
+        body = other if isinstance(other, Bert) else other.bert
+        mine, taken = (nnx.to_pure_dict(nnx.state(module)) for module in (self.bert, body))
+        params = {name: taken.get(name, drawn) for name, drawn in mine.items()}
+        if jax.tree.map(jnp.shape, params) != jax.tree.map(jnp.shape, mine):
+            raise ValueError(f"{body.config} is a body of other sizes than {self.bert.config}")
+        self.bert = nnx.merge(nnx.graphdef(self.bert), params)
 
     def _make_head(self, config: BertConfig, rngs: nnx.Rngs) -> None:
         raise NotImplementedError

@@ -107,7 +107,7 @@ def test_a_pretrained_body_below_a_new_head_is_saved(make, tmp_path):
     pretrained = hf.load(tmp_path / "pretrained")
     config = dataclasses.replace(pretrained.config, labels=("good", "bad", "neither"))
     classifier = HEADS["BertForSequenceClassification"][0](config, rngs=nnx.Rngs(1))
-    classifier.bert = pretrained.bert
+    classifier.take_body(pretrained)
     hf.save(classifier, tmp_path / "tuned")
     again = hf.load(tmp_path / "tuned")
     assert again.config.labels == ("good", "bad", "neither")

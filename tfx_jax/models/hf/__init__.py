@@ -129,11 +129,7 @@ def load(path: epath.PathLike, *, architecture: str | None = None, dtype: DTypeL
       UserError: for a folder that is damaged, or holds what our model of the family cannot express.
     """
     folder = epath.Path(path)
-    values = read_json(folder / "config.json")
-    family = _family_of(values if architecture is None else {"architectures": [architecture]}, folder / "config.json")
-    fields = Fields(values, folder / "config.json")
-    fields.require(quantization_config=None)
-    config = family.read_config(fields)
+    family, config = _open(folder, architecture)
     config.dtype = jnp.dtype(dtype).name
     try:
         graphdef, state = nnx.split(nnx.eval_shape(lambda: family.model(config, rngs=nnx.Rngs(0))))
@@ -151,6 +147,11 @@ def load(path: epath.PathLike, *, architecture: str | None = None, dtype: DTypeL
     except UserError as error:
         raise UserError(f"{folder}: {error}") from None
     return nnx.merge(graphdef, params)
+
+
+def load_config(path: epath.PathLike, *, architecture: str | None = None) -> Any:
+    """Reads a model's configuration, and not its parameters; arguments and errors as for `load`."""
+    return _open(epath.Path(path), architecture)[1]
 
 
 def end_ids(path: epath.PathLike) -> tuple[int, ...]:
@@ -197,6 +198,16 @@ def save(
     tensors = write_params(rows, params)
     stored = {family.prefix + name: stored_as(dtype, name, tensor) for name, tensor in tensors.items()}
     write_folder(path, {**(fields or {}), **config, "dtype": jnp.dtype(dtype).name}, stored)
+
+
+def _open(folder: epath.Path, architecture: str | None) -> tuple[Family, Any]:
+    """The family of a folder, and the configuration of its model."""
+    path = folder / "config.json"
+    values = read_json(path)
+    family = _family_of(values if architecture is None else {"architectures": [architecture]}, path)
+    fields = Fields(values, path)
+    fields.require(quantization_config=None)
+    return family, family.read_config(fields)
 
 
 def _family_of(values: dict[str, Any], path: epath.Path) -> Family:
