@@ -310,15 +310,15 @@ plt.show()
 # %% [markdown]
 # ## 6. Translating
 #
-# The workdir is all it takes to use the model, now or in another program: `Experiment.load` finds configuration and
+# The workdir is all it takes to use the model, now or in another program: `load_experiment` finds configuration and
 # tokenizer, `load_params` the parameters as a tree of NumPy arrays. Those of one step are a little off in a random
 # direction, so we take their mean over the last checkpoints, which translates better than any of them.
 
 # %%
 from tfx_jax.training.checkpoint import average_checkpoints, load_params
-from tfx_jax.training.experiment import Experiment
+from tfx_jax.training.experiments import load_experiment
 
-experiment = Experiment.load(WORKDIR)
+experiment = load_experiment(WORKDIR)
 average_checkpoints(WORKDIR, last=min(config.keep_last, result.step // config.checkpoint_every))
 params = load_params(WORKDIR, "average")
 translator = experiment.translator()

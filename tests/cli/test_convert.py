@@ -235,7 +235,7 @@ def test_what_does_not_read_back_is_an_error(source, tmp_path, capfd, monkeypatc
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--output=out"], "the following arguments are required: --model"),
+        (["--output=out"], "give either --model=FOLDER or --workdir=FOLDER"),
         (["--model=nowhere", "--output=out"], "nowhere/config.json does not exist"),
         (["--model=nowhere", "--output=out", "--dtype=int8"], "argument --dtype: invalid choice: 'int8'"),
         (["--model=gs://bucket/gpt2", "--output=out"], "gs://bucket/gpt2 is not a local folder"),

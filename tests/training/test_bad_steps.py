@@ -10,11 +10,11 @@ import pytest
 
 from tests.training.test_loop import text, tiny_config, whole_state  # noqa: F401
 from tfx_jax.errors import UserError
-from tfx_jax.models.transformer import TransformerConfig
-from tfx_jax.training import loop, program
+from tfx_jax.training import loop
+from tfx_jax.training.experiments import translation
 from tfx_jax.training.meter import Meter
 
-translation_loss = program.translation_loss
+translation_loss = translation.translation_loss
 
 
 def quick_config(text, **changes):  # noqa: F811
@@ -54,7 +54,7 @@ def scalars(monkeypatch):
 
 
 def test_bad_steps_are_skipped_and_counted(text, tmp_path, monkeypatch, scalars, capfd):  # noqa: F811
-    monkeypatch.setattr(program, "translation_loss", spoilt(some))
+    monkeypatch.setattr(translation, "translation_loss", spoilt(some))
     assert loop.train(quick_config(text, num_steps=12, bad_steps="skip"), tmp_path).step == 12
     skipped = re.findall(r"the loss is nan at step (\d+): skipped \((\d+) in a row\)", capfd.readouterr().err)
     counts = [int(logged["train/bad_steps"]) for logged in scalars]
@@ -64,7 +64,7 @@ def test_bad_steps_are_skipped_and_counted(text, tmp_path, monkeypatch, scalars,
 
 
 def test_sums_leave_skipped_steps_out():
-    meter = Meter(TransformerConfig(), ["cpu"])
+    meter = Meter(lambda shapes: 0, ["cpu"])
     for step, loss in enumerate([2.0, np.nan, 4.0]):
         is_bad = float(np.isnan(loss))
         sums = dict.fromkeys(("loss", "nll", "correct", "grad_norm"), loss)
@@ -77,7 +77,7 @@ def test_sums_leave_skipped_steps_out():
 
 def test_resumed_after_bad_steps_equals_uninterrupted(text, tmp_path, monkeypatch, scalars):  # noqa: F811
     """The running mean and the count come back as well: the first step after a resumption may be a spike."""
-    monkeypatch.setattr(program, "translation_loss", spoilt(some, 30.0))
+    monkeypatch.setattr(translation, "translation_loss", spoilt(some, 30.0))
     config = functools.partial(quick_config, text, bad_steps="skip", spike_factor=4.0, checkpoint_every=100)
     loop.train(config(num_steps=9), tmp_path / "whole")
     counts = [int(logged["train/bad_steps"]) for logged in scalars]
@@ -93,7 +93,7 @@ def test_resumed_after_bad_steps_equals_uninterrupted(text, tmp_path, monkeypatc
 
 
 def test_many_bad_steps_in_a_row_stop_the_run(text, tmp_path, monkeypatch):  # noqa: F811
-    monkeypatch.setattr(program, "translation_loss", spoilt(lambda batch: True))
+    monkeypatch.setattr(translation, "translation_loss", spoilt(lambda batch: True))
     message = "^20 bad steps in a row: the loss is nan at step 20; nothing is saved yet: lower the learning rate"
     with pytest.raises(UserError, match=message):
         loop.train(quick_config(text, num_steps=40, bad_steps="skip", checkpoint_every=100), tmp_path)
@@ -102,7 +102,7 @@ def test_many_bad_steps_in_a_row_stop_the_run(text, tmp_path, monkeypatch):  # n
 @pytest.mark.slow
 def test_spike_stops_the_run_and_the_same_run_goes_on_without_it(text, tmp_path, monkeypatch):  # noqa: F811
     loop.train(quick_config(text, num_steps=3, spike_factor=4.0), tmp_path)
-    monkeypatch.setattr(program, "translation_loss", spoilt(some, 30.0))
+    monkeypatch.setattr(translation, "translation_loss", spoilt(some, 30.0))
     config = functools.partial(quick_config, text, num_steps=12, spike_factor=4.0, checkpoint_every=100)
     message = (
         r"^the loss of a token is \d+(\.\d+)?, a spike at step \d+; the last good checkpoint is step 3: .*\"skip\"$"

@@ -7,16 +7,21 @@ import pytest
 from etils import epath
 
 from tfx_jax.errors import UserError
-from tfx_jax.models.transformer import TransformerConfig
+from tfx_jax.models import BertConfig, GPTConfig, T5Config, TransformerConfig
 from tfx_jax.training.config import (
     ExperimentConfig,
+    LabelledConfig,
     MeshConfig,
+    QuestionsConfig,
+    TaggedConfig,
+    TextConfig,
     flat,
     load_config,
     save_config,
+    tiny_variant,
     unknown_field,
-    validate,
 )
+from tfx_jax.training.validation import validate
 
 
 def changed(**values):
@@ -231,3 +236,95 @@ def test_config_of_before_a_field_existed(workdir):
     del values["patience"], values["decoding"]["alpha"], values["mesh"]
     path.write_text(json.dumps(values))
     assert load_config(workdir) == ExperimentConfig()
+
+
+@pytest.mark.parametrize(
+    ("model", "data"),
+    [
+        (GPTConfig(d_ff=7), TextConfig(documents="lines")),
+        (BertConfig(labels=("a", "b", "c")), QuestionsConfig(stride=3)),
+        (T5Config(num_decoder_layers=2), LabelledConfig(train_file="ä.tsv")),
+        (BertConfig(head_dropout_rate=0.5), TaggedConfig()),
+    ],
+)
+def test_classes_of_model_and_data_are_kept(workdir, model, data):
+    config = ExperimentConfig(model=model, data=data)
+    save_config(config, workdir)
+    assert load_config(workdir) == config
+    save_config(config, workdir)
+    with pytest.raises(UserError, match=rf"was made with .*model='{type(model).__name__}', not 'TransformerConfig'"):
+        save_config(ExperimentConfig(), workdir)
+
+
+def test_config_of_before_there_were_classes(workdir):
+    """Then, all trainings were of translation."""
+    save_config(changed(**{"model.d_ff": 3}), workdir)
+    path = workdir / "config.json"
+    values = json.loads(path.read_text())
+    assert (values["model"].pop("class"), values["data"].pop("class")) == ("TransformerConfig", "DataConfig")
+    path.write_text(json.dumps(values))
+    assert load_config(workdir) == changed(**{"model.d_ff": 3})
+
+
+def test_a_schedule_that_ends_fixes_the_number_of_steps(workdir):
+    cosine = {"optimizer.schedule": "cosine", "optimizer.peak_learning_rate": 1e-3}
+    save_config(changed(num_steps=7, **cosine), workdir)
+    with pytest.raises(UserError, match="was made with num_steps=7, not 8: take another"):
+        save_config(changed(num_steps=8, **cosine), workdir)
+
+
+def of(model, data, **values):
+    config = tiny_variant(ExperimentConfig(model=model, data=data))
+    for name, value in values.items():
+        owner, _, leaf = name.rpartition("__")
+        setattr(getattr(config, owner) if owner else config, leaf, value)
+    return config
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        (
+            of(GPTConfig(), TextConfig(), model__max_length=63),
+            "data.max_length=64 is more than config.model.max_length=63",
+        ),
+        (
+            of(GPTConfig(), TextConfig(), data__documents="words"),
+            'data.documents must be "file" or "lines" or "articles"',
+        ),
+        (of(GPTConfig(), TextConfig(), data__validation_share=1.0), r"data.validation_share must be in \[0, 1\)"),
+        (
+            of(GPTConfig(), TextConfig(), data__validation_share=0.1, data__validation_file="x"),
+            "data.validation_file and validation_share exclude each other: set one",
+        ),
+        (of(BertConfig(), TextConfig(), data__is_packed=True), "data.is_packed is for a GPT only"),
+        (
+            of(BertConfig(), LabelledConfig(), data__first_column="a"),
+            "data.first_column, second_column and label_column go",
+        ),
+        (of(BertConfig(), QuestionsConfig(), data__scoring="bytes"), 'data.scoring must be "words" or "characters"'),
+        (of(BertConfig(), TaggedConfig(), model__num_heads=5), "model.d_model=32 is not divisible by num_heads=5"),
+        (of(T5Config(), TextConfig(), mesh=MeshConfig(sequence=2)), "mesh.sequence=2 is for translation only"),
+        (
+            of(GPTConfig(), TextConfig(), mesh=MeshConfig(tensor=3)),
+            "mesh.tensor=3 does not divide config.model.num_heads=2",
+        ),
+        (
+            of(GPTConfig(), TextConfig(), data__tokens_per_batch=63),
+            "data.tokens_per_batch=63 holds no row of max_length=64",
+        ),
+        (
+            of(GPTConfig(), TextConfig(), optimizer__schedule="cosine"),
+            'optimizer.schedule="cosine" needs config.optimizer.peak',
+        ),
+    ],
+)
+def test_impossible_settings_of_other_models(config, message):
+    with pytest.raises(UserError, match=f"^config.{message}"):
+        validate(config)
+
+
+@pytest.mark.parametrize("model", [GPTConfig(d_ff=None), BertConfig(d_ff=None), T5Config(num_heads=5)])
+def test_sizes_of_other_models(model):
+    data = TextConfig(max_length=128)
+    validate(ExperimentConfig(model=model, data=data))

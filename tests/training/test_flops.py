@@ -6,13 +6,15 @@ import math
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 import pytest
 from flax import nnx
 
-from tfx_jax.models import Transformer, TransformerConfig
+from tfx_jax.models import GPT, T5, GPTConfig, T5Config, Transformer, TransformerConfig
+from tfx_jax.tasks.language_modeling import language_model_loss
 from tfx_jax.tasks.translation import search, translation_loss
-from tfx_jax.training.flops import decoding_flops, peak_flops, training_flops
+from tfx_jax.training.flops import decoding_flops, peak_flops, stack_flops, training_flops
 from tfx_jax.training.step import init_state, update
 
 SMALL = TransformerConfig(vocab_size=101, num_layers=3, d_model=24, num_heads=2, d_k=5, d_v=7, d_ff=40)
@@ -21,10 +23,15 @@ PRE_NORM = TransformerConfig(vocab_size=50, num_layers=2, d_model=16, num_heads=
 DEEPER_DECODER = dataclasses.replace(SMALL, num_layers=2, num_decoder_layers=3)
 
 
+T5_SIZES = {"vocab_size": 61, "num_layers": 2, "d_model": 24, "num_heads": 3, "d_k": 5, "d_ff": 40}
+T5_GATED = T5Config(**T5_SIZES, is_gated=True, is_tied=False, num_decoder_layers=3)
+
+
 def training_step(config, rows, source_length, target_length):
     """A whole step as a function, and the shapes of its arguments."""
     optimizer = optax.adam(1e-3)
-    graphdef, first_state = init_state(lambda: Transformer(config, rngs=nnx.Rngs(0)), optimizer)
+    model = T5 if isinstance(config, T5Config) else Transformer
+    graphdef, first_state = init_state(lambda: model(config, rngs=nnx.Rngs(0)), optimizer)
     batch = {
         "source": jax.ShapeDtypeStruct((rows, source_length), jnp.int32),
         "target": jax.ShapeDtypeStruct((rows, target_length), jnp.int32),
@@ -50,7 +57,9 @@ def flops_of_products(jaxpr):
 
 
 @pytest.mark.parametrize(
-    "config", [SMALL, PRE_NORM, DEEPER_DECODER], ids=["d_k and d_v", "pre-norm", "more decoder layers"]
+    "config",
+    [SMALL, PRE_NORM, DEEPER_DECODER, T5Config(**T5_SIZES), T5_GATED],
+    ids=["d_k and d_v", "pre-norm", "more decoder layers", "T5", "gated T5, not tied"],
 )
 @pytest.mark.parametrize("shape", [(3, 11, 6), (2, 5, 9)])
 def test_equals_the_matrix_products_of_the_step(config, shape):
@@ -131,3 +140,22 @@ def test_no_peak_is_better_than_a_wrong_one():
     assert peak_flops([device.device_kind for device in jax.devices()]) is None  # CPUs
     assert peak_flops(["TPU v4", "TPU v99"]) is None
     assert peak_flops(["NVIDIA H100 80GB HBM3 MIG 1g.10gb"]) is None
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        GPTConfig(vocab_size=50, max_length=16, num_layers=3, d_model=16, num_heads=2, d_k=10, d_ff=24),
+        GPTConfig(vocab_size=50, max_length=16, num_layers=1, d_model=16, num_heads=4),
+    ],
+)
+def test_flops_of_a_language_model_are_those_of_its_products(config):
+    graphdef, state = nnx.split(nnx.eval_shape(lambda: GPT(config, rngs=nnx.Rngs(0))))
+
+    def loss(state, batch):
+        return language_model_loss(nnx.merge(graphdef, state), batch, None)[0]
+
+    tokens = jax.ShapeDtypeStruct((2, 16), np.int32)
+    batch = {"inputs": tokens, "targets": tokens, "weights": jax.ShapeDtypeStruct((2, 16), np.float32)}
+    jaxpr = jax.make_jaxpr(jax.grad(loss))(state, batch).jaxpr
+    assert stack_flops(config, 2, 16, num_predicted=16) == flops_of_products(jaxpr)

@@ -1,5 +1,6 @@
 """Where the seconds of a training go, and what is made of its metrics."""
 
+import math
 import types
 
 import jax
@@ -27,12 +28,17 @@ def batch(rows=2, source_length=8, target_length=4):
     return {"source": np.zeros((rows, source_length)), "target": np.zeros((rows, target_length))}
 
 
+def step_flops(shapes):
+    (*rows, source_length), (*_, target_length) = shapes["source"], shapes["target"]
+    return training_flops(MODEL, math.prod(rows), source_length, target_length)
+
+
 def seconds(scalars):
     return {name.removeprefix("time/"): value for name, value in scalars.items() if name.startswith("time/")}
 
 
 def test_every_second_belongs_to_one_part(clock):
-    meter = Meter(MODEL, ["cpu"])
+    meter = Meter(step_flops, ["cpu"])
     clock[0] += 1
     with meter.timed("data"):
         clock[0] += 2
@@ -51,7 +57,7 @@ def test_every_second_belongs_to_one_part(clock):
 
 
 def test_a_part_that_fails_is_over(clock):
-    meter = Meter(MODEL, ["cpu"])
+    meter = Meter(step_flops, ["cpu"])
 
     def fail():
         with meter.timed("data"):
@@ -67,7 +73,7 @@ def test_a_part_that_fails_is_over(clock):
 
 
 def test_only_new_shapes_compile(clock):
-    meter = Meter(MODEL, ["cpu"])
+    meter = Meter(step_flops, ["cpu"])
     for shapes in ((2, 8, 4), (2, 8, 4), (2, 4, 8), (2, 8, 4), (2, 4, 8)):
         with meter.starting(batch(*shapes)):
             clock[0] += 1
@@ -94,7 +100,7 @@ class OnDevice:
 
 
 def test_a_step_under_way_is_waited_for_before_compiling_but_not_otherwise(clock):
-    meter = Meter(MODEL, ["cpu"])
+    meter = Meter(step_flops, ["cpu"])
     first, second = OnDevice(clock), OnDevice(clock)
     meter.add(1, METRICS | {"loss": first})
     with meter.starting(batch()):
@@ -111,7 +117,7 @@ def test_a_step_under_way_is_waited_for_before_compiling_but_not_otherwise(clock
 
 
 def test_means_and_rates_over_data_and_step(clock):
-    meter = Meter(MODEL, ["TPU v4"] * 2)
+    meter = Meter(step_flops, ["TPU v4"] * 2)
     for step in (1, 2):
         with meter.timed("data"):
             clock[0] += 1
@@ -137,7 +143,7 @@ def test_means_and_rates_over_data_and_step(clock):
 
 def test_accumulated_batches_count_all_their_rows(clock):
     def mfu(leading):
-        meter = Meter(MODEL, ["TPU v4"])
+        meter = Meter(step_flops, ["TPU v4"])
         arrays = {"source": np.zeros((*leading, 8)), "target": np.zeros((*leading, 4))}
         with meter.starting(arrays):
             clock[0] += 1
@@ -150,7 +156,7 @@ def test_accumulated_batches_count_all_their_rows(clock):
 
 
 def test_no_utilisation_of_devices_whose_peak_is_unknown():
-    meter = Meter(MODEL, ["cpu"])
+    meter = Meter(step_flops, ["cpu"])
     meter.add(1, METRICS | {"bad": 1.0})
     meter.drain()
     found = meter.take()
@@ -160,7 +166,7 @@ def test_no_utilisation_of_devices_whose_peak_is_unknown():
 
 def test_memory_is_constant_over_steps():
     """The meter forgets what it has summed: a training that runs for ever must not grow."""
-    meter = Meter(MODEL, ["cpu"])
+    meter = Meter(step_flops, ["cpu"])
     for step in range(1, 100):
         meter.add(step, {name: jax.numpy.asarray(value) for name, value in METRICS.items()})
     meter.drain()

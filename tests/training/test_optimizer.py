@@ -1,5 +1,6 @@
 """Learning rates and optimizers against their papers' formulas in float64 NumPy."""
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -213,3 +214,41 @@ def test_adafactor_keeps_a_fraction_of_adam_s_moments():
 def test_unknown_optimizer():
     with pytest.raises(ValueError, match='optimizer must be "adam", "adamw" or "adafactor", got \'sgd\''):
         make_optimizer(OptimizerConfig(name="sgd"), 16)
+
+
+@pytest.mark.parametrize(("schedule", "final_fraction"), [("cosine", 0.1), ("cosine", 0.0), ("linear", 0.25)])
+def test_schedules_that_end_with_the_training(schedule, final_fraction):
+    config = OptimizerConfig(schedule=schedule, final_fraction=final_fraction, warmup_steps=10, peak_learning_rate=2e-3)
+    rate = learning_rate(config, 16, num_steps=110)
+    found = np.array([float(rate(step - 1)) for step in range(1, 111)])
+    left = (110 - np.arange(10, 111)) / 100
+    shape = left if schedule == "linear" else (1 - np.cos(np.pi * left)) / 2
+    np.testing.assert_allclose(found[:10], 2e-3 * np.arange(1, 11) / 10, rtol=1e-6)
+    np.testing.assert_allclose(found[9:], 2e-3 * (final_fraction + (1 - final_fraction) * shape), rtol=1e-5, atol=1e-9)
+    assert float(rate(10_000)) == pytest.approx(2e-3 * final_fraction, abs=1e-9)
+
+
+def test_one_step_of_warm_up_is_none():
+    rate = learning_rate(OptimizerConfig(schedule="linear", warmup_steps=1, peak_learning_rate=1.0), 16, num_steps=5)
+    assert [round(float(rate(step)), 4) for step in range(5)] == [1.0, 0.75, 0.5, 0.25, 0.0]
+
+
+@pytest.mark.parametrize(("schedule", "num_steps"), [("cosine", None), ("step", 10)])
+def test_a_schedule_that_is_none(schedule, num_steps):
+    with pytest.raises(ValueError, match=f"schedule='{schedule}' with num_steps={num_steps}"):
+        learning_rate(OptimizerConfig(schedule=schedule, peak_learning_rate=1.0), 16, num_steps)
+
+
+def test_adafactor_finds_stacks_inside_other_parameters():
+    """As in a BERT below its head: the same updates as those of the body alone."""
+    rng = np.random.default_rng(0)
+    body = {"encoder_layers": {"up": rng.normal(size=(3, 40, 64))}, "embedding": {"table": rng.normal(size=(64, 40))}}
+    body = jax.tree.map(lambda array: array.astype(np.float32), body)
+    nested = {"bert": body, "head": {"kernel": np.ones((40, 2), np.float32)}}
+    optimizer = make_optimizer(OptimizerConfig(name="adafactor", warmup_steps=2), 40)
+
+    def update(params):
+        updates, _ = jax.jit(optimizer.update)(params, optimizer.init(params), params)
+        return updates
+
+    chex.assert_trees_all_equal(update(nested)["bert"], update(body))

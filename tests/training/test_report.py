@@ -9,6 +9,7 @@ from etils import epath
 from matplotlib.image import imread
 
 from tfx_jax.training.config import ExperimentConfig
+from tfx_jax.training.experiments import make_experiment
 from tfx_jax.training.learning_curves import draw_learning_curves
 from tfx_jax.training.progress import History, Point, Progress
 from tfx_jax.training.report import write_report
@@ -59,7 +60,7 @@ def report(workdir, *, config=None, **changes):
         "message": lines.append,
     }
     config = config or ExperimentConfig(num_steps=30)
-    write_report(workdir, config, **(arguments | changes))
+    write_report(workdir, make_experiment(config), **(arguments | changes))
     return lines
 
 
@@ -166,7 +167,7 @@ def history(losses, nlls):
 
 
 def panels(*arguments):
-    figure = draw_learning_curves(*arguments)
+    figure = draw_learning_curves(*arguments, make_experiment(ExperimentConfig()).scores[0])
     assert figure is not None
     return figure.axes
 

@@ -10,9 +10,11 @@ import numpy as np
 from etils import epath
 
 from tfx_jax.data.tokenizer import PAD_ID
-from tfx_jax.training.config import ExperimentConfig, validate
-from tfx_jax.training.experiment import Experiment, open_pairs
+from tfx_jax.errors import UserError
+from tfx_jax.training.config import DataConfig, ExperimentConfig
+from tfx_jax.training.experiments import make_experiment
 from tfx_jax.training.sharding import make_mesh
+from tfx_jax.training.validation import validate
 
 
 def data(config: ExperimentConfig, workdir: epath.PathLike, *, steps: int) -> dict[str, Any]:
@@ -34,11 +36,14 @@ def data(config: ExperimentConfig, workdir: epath.PathLike, *, steps: int) -> di
     """
     validate(config)
     started = time.perf_counter()
-    pairs = open_pairs(config.data, "train")
+    if not isinstance(config.data, DataConfig):
+        raise UserError("bench data measures pairs of sentences: name an experiment that translates")
+    experiment = make_experiment(config)
+    experiment.read_data()
     opened = time.perf_counter()
-    experiment = Experiment(config, workdir)
+    experiment.open(workdir)
     ready = time.perf_counter()
-    iterator = iter(experiment.batches(pairs, make_mesh(**dataclasses.asdict(config.mesh))))
+    iterator = iter(experiment.batches(make_mesh(**dataclasses.asdict(config.mesh))))
     sums = dict.fromkeys(("source", "target"), 0)
     positions, shapes, arrivals = dict(sums), set(), []
     try:

@@ -19,7 +19,7 @@ from tfx_jax.data.tokenizer import EOS_ID
 from tfx_jax.errors import UserError
 from tfx_jax.functional.decoding import StepFn
 from tfx_jax.models.transformer import Transformer, TransformerConfig
-from tfx_jax.tasks.translation import search
+from tfx_jax.tasks.translation import search, translation_loss
 from tfx_jax.training.config import ExperimentConfig
 from tfx_jax.training.flops import decoding_flops, training_flops
 from tfx_jax.training.program import lay_out, run_key
@@ -59,7 +59,8 @@ def training(model: TransformerConfig, *, batch: int, length: int) -> Workload:
     def make_model(attention_fn: Callable[..., Any]) -> Transformer:
         return Transformer(model, attention_fn=attention_fn, rngs=nnx.Rngs(params=config.seed))
 
-    step_fn, first_state, _ = lay_out(config, make_model, mesh)
+    loss_fn = functools.partial(translation_loss, label_smoothing=config.label_smoothing)
+    step_fn, first_state, _ = lay_out(config, make_model, loss_fn, mesh)
     state, rng = first_state(), run_key(config)
     sides = {side: _sentences(model, batch, length, seed) for seed, side in enumerate(("source", "target"))}
     on_devices = shard_batch(sides, mesh)

@@ -6,6 +6,7 @@ from tfx_jax.cli.attention_plot import save_attention
 from tfx_jax.cli.attention_view import AttentionView
 from tfx_jax.cli.options import Parser, add_model_options, load_model, set_up_program
 from tfx_jax.errors import UserError
+from tfx_jax.training.experiments.translation import TranslationExperiment
 
 
 def run(argv: Sequence[str]) -> int:
@@ -22,7 +23,7 @@ def run(argv: Sequence[str]) -> int:
     if not arguments.source.strip():
         raise UserError("--source is empty")
     set_up_program()
-    experiment, params = load_model(arguments)
+    experiment, params = load_model(arguments, TranslationExperiment)
     maps, source, target = experiment.attention(params, arguments.source, arguments.target)
     target_inputs = ["<s>", *target[:-1]]
     if arguments.output is not None:

@@ -1,8 +1,7 @@
-"""`tfx-jax convert`: a Hugging Face folder written anew, its weights in one file and in the dtype asked for."""
+"""`tfx-jax convert`: a Hugging Face folder written anew, or made of a model that was trained here."""
 
 import json
 import pathlib
-import shutil
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -12,8 +11,8 @@ import numpy as np
 from etils import epath
 from flax import nnx
 
-from tfx_jax.cli.options import Parser, set_up_program
-from tfx_jax.data.hf_tokenizer import TOKENIZER_FILES
+from tfx_jax.cli.options import Parser, add_folder_options, check_one_source, load_trained, set_up_program
+from tfx_jax.data.hf_tokenizer import TOKENIZER_FILES, load_folder_tokenizer
 from tfx_jax.errors import UserError
 from tfx_jax.models import hf
 from tfx_jax.models.hf.folder import Tensors, read_json
@@ -31,9 +30,10 @@ def run(argv: Sequence[str]) -> int:
     parser = Parser(
         "convert",
         "Reads a Hugging Face folder, be its weights in one file or many, old or new, and writes a clean one: "
-        "config.json, model.safetensors and the tokenizer. Nothing that the folder holds is executed.",
+        "config.json, model.safetensors and the tokenizer; or writes one of a model trained here. Nothing that "
+        "the folder holds is executed.",
     )
-    parser.add_argument("--model", required=True, help="Hugging Face folder to read")
+    add_folder_options(parser, "to read")
     parser.add_argument("--output", required=True, help="folder to write")
     parser.add_argument(
         "--dtype", choices=_DTYPES, default="float32", help="of the weights in the file; float32 by default"
@@ -41,29 +41,37 @@ def run(argv: Sequence[str]) -> int:
     parser.add_argument("--overwrite", action="store_true", help="replace the model that the output folder holds")
     parser.add_argument("--json", action="store_true", help="print one JSON line as well")
     arguments = parser.parse_args(argv)
+    check_one_source(arguments)
     set_up_program()
-    source, output = _local(arguments.model), _local(arguments.output)
-    _refuse_to_overwrite(source, output, allowed=arguments.overwrite)
-    model = hf.load(source)
-    fields = {name: value for name, value in _config(source).items() if not (name in _DROPPED or name.startswith("_"))}
-    hf.save(model, output, dtype=arguments.dtype, fields=fields)
-    _remove_parts(output)
-    copied = _copy(source, output)
+    output = _local(arguments.output)
+    if arguments.workdir is not None:
+        _refuse_to_overwrite(None, output, allowed=arguments.overwrite)
+        model, tokenizer = load_trained(arguments)
+        fields = _end_of_text(tokenizer)
+        _save(model, output, arguments.dtype, fields)
+        copied, left_out, before = _copy(tokenizer, output), [], None
+    else:
+        source = _local(arguments.model)
+        _refuse_to_overwrite(source, output, allowed=arguments.overwrite)
+        model, fields = hf.load(source), _config(source)
+        kept = {name: value for name, value in fields.items() if not (name in _DROPPED or name.startswith("_"))}
+        _save(model, output, arguments.dtype, kept)
+        copied, before = _copy(source, output), Tensors(source).num_bytes
+        left_out = _left_out(source, output, hf.FAMILIES[_config(output)["architectures"][0]])
     _verify(model, output, arguments.dtype)
-    architecture = _config(output)["architectures"][0]
-    left_out = _left_out(source, output, hf.FAMILIES[architecture])
     found = {
-        "architecture": architecture,
+        "architecture": _config(output)["architectures"][0],
         "parameters": sum(leaf.size for leaf in jax.tree.leaves(nnx.state(model))),
         "dtype": arguments.dtype,
-        "bytes_before": Tensors(source).num_bytes,
+        "bytes_before": before,
         "bytes_after": Tensors(output).num_bytes,
         "output": str(output),
         "files": ["config.json", "model.safetensors", *copied],
         "left_out": left_out,
     }
-    before, after = f"{found['bytes_before']:,} bytes", f"{found['bytes_after']:,} as {arguments.dtype}"
-    print(f"{found['architecture']}: {found['parameters']:,} parameters; {before} before, {after}", file=sys.stderr)
+    after = f"{found['bytes_after']:,}"
+    sizes = f"{after} bytes" if before is None else f"{before:,} bytes before, {after}"
+    print(f"{found['architecture']}: {found['parameters']:,} parameters; {sizes} as {arguments.dtype}", file=sys.stderr)
     print(f"{output}: {', '.join(found['files'])}; read back, the same", file=sys.stderr)
     if left_out:
         more = f" and {len(left_out) - 3:,} more" if len(left_out) > 3 else ""
@@ -74,18 +82,32 @@ def run(argv: Sequence[str]) -> int:
     return 0
 
 
+def _save(model: Any, output: pathlib.Path, dtype: str, fields: dict[str, Any]) -> None:
+    try:
+        hf.save(model, output, dtype=dtype, fields=fields)
+    except ValueError as error:
+        raise UserError(f"{output}: {error}") from None
+    _remove_parts(output)
+
+
+def _end_of_text(tokenizer: epath.Path) -> dict[str, Any]:
+    """The fields by which others know where a generated text ends."""
+    eos_id = load_folder_tokenizer(tokenizer).eos_id
+    return {} if eos_id is None else {"bos_token_id": eos_id, "eos_token_id": eos_id}
+
+
 def _local(path: str) -> pathlib.Path:
     if "://" in path:
         raise UserError(f"{path} is not a local folder: copy it first, and what is written afterwards")
     return pathlib.Path(path)
 
 
-def _refuse_to_overwrite(source: pathlib.Path, output: pathlib.Path, *, allowed: bool) -> None:
+def _refuse_to_overwrite(source: pathlib.Path | None, output: pathlib.Path, *, allowed: bool) -> None:
     if not output.exists():
         return
     if not output.is_dir():
         raise UserError(f"--output={output} is a file, not a folder")
-    if source.exists() and output.samefile(source):
+    if source is not None and source.exists() and output.samefile(source):
         raise UserError(f"--output={output} is the folder that --model reads: name another")
     held = next(
         (path.name for name in ("config.json", *_COPIED, *_WEIGHTS) for path in sorted(output.glob(name))), None
@@ -94,14 +116,14 @@ def _refuse_to_overwrite(source: pathlib.Path, output: pathlib.Path, *, allowed:
         raise UserError(f"--output={output} has a {held} already: name another folder, or add --overwrite")
 
 
-def _copy(source: pathlib.Path, output: pathlib.Path) -> list[str]:
+def _copy(source: pathlib.Path | epath.Path, output: pathlib.Path) -> list[str]:
     """Copies what there is beside the weights; what another model left there would be taken for this one's."""
     names = [name for name in _COPIED if (source / name).is_file()]
     try:
         for name in _COPIED:
             (output / name).unlink(missing_ok=True)
         for name in names:
-            shutil.copyfile(source / name, output / name)
+            (output / name).write_bytes((source / name).read_bytes())
     except OSError as error:
         raise UserError(f"cannot write to {output}: {error}") from None
     return names

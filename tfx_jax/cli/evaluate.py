@@ -1,21 +1,23 @@
-"""`tfx-jax evaluate`: how good the translations of a trained model are."""
+"""`tfx-jax evaluate`: how good a trained model is on held-out data."""
 
+import argparse
 import json
 from collections.abc import Sequence
 
 from tfx_jax.cli.options import Parser, add_decoding_options, add_model_options, load_model, set_up_program
-from tfx_jax.data.text import read_pairs
+from tfx_jax.data.text import PairSource, read_pairs
 from tfx_jax.errors import UserError
-from tfx_jax.training.experiment import open_pairs
+from tfx_jax.training.experiments.translation import TranslationExperiment, open_pairs
+from tfx_jax.training.step import Params
 
 
 def run(argv: Sequence[str]) -> int:
-    """Translates an evaluation part and prints its scores; the last line is the exact match."""
-    parser = Parser("evaluate", "Translates held-out text and scores it against the reference.")
+    """Evaluates and prints scores, a line for each; of translations, the last line is the exact match."""
+    parser = Parser("evaluate", "Scores a trained model on held-out data; translations, against their references.")
     add_model_options(parser)
     add_decoding_options(parser)
     parser.add_argument("--split", choices=("validation", "test"), default="validation", help="part of the data set")
-    parser.add_argument("--source", help="file to translate instead, one sentence a line")
+    parser.add_argument("--source", help="of translation: file to translate instead, one sentence a line")
     parser.add_argument("--reference", help="its translation, line by line")
     parser.add_argument("--json", action="store_true", help="print one JSON line instead")
     arguments = parser.parse_args(argv)
@@ -23,12 +25,27 @@ def run(argv: Sequence[str]) -> int:
         raise UserError("--source and --reference go together")
     set_up_program()
     experiment, params = load_model(arguments)
+    if isinstance(experiment, TranslationExperiment):
+        return _evaluate_translation(experiment, params, arguments)
+    given = [name for name in ("source", "beam", "alpha", "int8") if getattr(arguments, name) not in (None, False)]
+    if given:
+        raise UserError(f"--{given[0]} is for translation, but this model learned something else")
+    scores, _ = experiment.evaluate(params, arguments.split)
+    if arguments.json:
+        print(json.dumps(scores))
+        return 0
+    for score in experiment.scores:
+        print(f"{score.title}: {score.spell(scores[score.name])}")
+    return 0
+
+
+def _evaluate_translation(experiment: TranslationExperiment, params: Params, arguments: argparse.Namespace) -> int:
     if arguments.source is None:
-        pairs = open_pairs(experiment.config.data, arguments.split)
+        pairs: PairSource = open_pairs(experiment.data, arguments.split)
     else:
         pairs = read_pairs(arguments.source, arguments.reference, keep_empty=True)
     translator = experiment.translator(beam_size=arguments.beam, alpha=arguments.alpha, int8=arguments.int8)
-    scores, _, _ = experiment.evaluate(translator, params, pairs)
+    scores, _, _ = experiment.score(translator, params, pairs)
     if arguments.json:
         print(json.dumps(scores._asdict() | {"sentences": len(pairs)}))
         return 0

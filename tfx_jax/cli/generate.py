@@ -9,7 +9,14 @@ from typing import Any
 
 import numpy as np
 
-from tfx_jax.cli.options import Parser, at_least_one, set_up_program
+from tfx_jax.cli.options import (
+    Parser,
+    add_folder_options,
+    at_least_one,
+    check_one_source,
+    load_trained,
+    set_up_program,
+)
 from tfx_jax.cli.translate import read_lines
 from tfx_jax.data.folder_tokenizers import FolderTokenizer
 from tfx_jax.data.hf_tokenizer import load_folder_tokenizer
@@ -27,7 +34,7 @@ def run(argv: Sequence[str]) -> int:
         "Goes on with each line of standard input (a language model) or answers it (an encoder-decoder). Line breaks "
         r"inside a text are written as \n, but not with --stream.",
     )
-    parser.add_argument("--model", required=True, help="Hugging Face folder: config.json, safetensors, tokenizer")
+    add_folder_options(parser, "(config.json, safetensors, tokenizer)")
     parser.add_argument("--max-new-tokens", type=at_least_one, default=64, help="longest continuation")
     parser.add_argument("--temperature", type=float, default=1.0, help="divides the logits; 0: the most probable token")
     parser.add_argument("--top-k", type=at_least_one, help="draw from that many of the most probable tokens")
@@ -47,14 +54,20 @@ def run(argv: Sequence[str]) -> int:
     arguments = parser.parse_args(argv)
     _check(arguments)
     set_up_program()
-    tokenizer = load_folder_tokenizer(arguments.model)
-    model = hf.load(arguments.model, dtype=arguments.dtype)
+    if arguments.model is not None:
+        tokenizer = load_folder_tokenizer(arguments.model)
+        model, eos_ids = hf.load(arguments.model, dtype=arguments.dtype), hf.end_ids(arguments.model)
+    else:
+        model, folder = load_trained(arguments, arguments.dtype)
+        tokenizer = load_folder_tokenizer(folder)
+        eos_ids = () if tokenizer.eos_id is None else (tokenizer.eos_id,)
     if not can_generate(model):
-        raise UserError(f"{arguments.model} holds a {type(model).__name__}, which generates no text")
+        source = arguments.model or arguments.workdir
+        raise UserError(f"{source} holds a {type(model).__name__}, which generates no text")
     watcher = _Watcher(tokenizer, arguments.stop, sys.stdout.write if arguments.stream else None)
     generator = Generator(
         model,
-        eos_ids=hf.end_ids(arguments.model),
+        eos_ids=eos_ids,
         max_new_tokens=arguments.max_new_tokens,
         sampling=Sampling(arguments.temperature, arguments.top_k, arguments.top_p, arguments.repetition_penalty),
         beam_size=arguments.beam,
@@ -83,6 +96,7 @@ def run(argv: Sequence[str]) -> int:
 
 
 def _check(arguments: argparse.Namespace) -> None:
+    check_one_source(arguments)
     if arguments.beam > 1 and (arguments.stop or arguments.stream):
         raise UserError("--stop and --stream show a text as it grows, but with --beam there are several until the end")
     if arguments.stream and arguments.json:

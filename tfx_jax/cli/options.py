@@ -8,10 +8,13 @@ import sys
 from typing import Any, NoReturn
 
 import jax
+from etils import epath
+from flax import nnx
 
 from tfx_jax.errors import UserError
 from tfx_jax.training.checkpoint import load_params
 from tfx_jax.training.experiment import Experiment
+from tfx_jax.training.experiments import Kind, load_experiment
 
 
 class Parser(argparse.ArgumentParser):
@@ -31,8 +34,44 @@ def add_model_options(parser: Parser) -> None:
     parser.add_argument(
         "--step",
         type=_step,
-        help='number of a checkpoint, "best" (by validation BLEU), "average" or "latest"; best where there is one',
+        help='number of a checkpoint, "best" (by its validation score), "average" or "latest"; best where there is one',
     )
+
+
+def add_folder_options(parser: Parser, help: str) -> None:
+    """Adds the flags that choose a model in a Hugging Face folder or, of one's own, in the workdir of a training."""
+    parser.add_argument("--model", help=f"Hugging Face folder {help}")
+    parser.add_argument("--workdir", help="or folder of a training, local or gs://")
+    parser.add_argument("--step", type=_step, help="of a training: as for tfx-jax evaluate")
+
+
+def load_trained(arguments: argparse.Namespace, dtype: str | None = None) -> tuple[Any, epath.Path]:
+    """The model of the workdir that `add_folder_options` chose, and the Hugging Face folder of its tokenizer.
+
+    Args:
+      arguments: of the command.
+      dtype: of the computation; that of the training by default.
+
+    Raises:
+      UserError: if there is none, or its tokenizer is not of that kind, as of a translation model.
+    """
+    folder = epath.Path(arguments.workdir) / "tokenizer"
+    experiment, params = load_model(arguments)
+    if not folder.exists():
+        raise UserError(
+            f"{arguments.workdir} has no tokenizer in Hugging Face's form; of a translation model, translate"
+        )
+    if dtype is not None:
+        experiment.config.model.dtype = dtype
+    return nnx.merge(experiment.graphdef, jax.device_put(params)), folder
+
+
+def check_one_source(arguments: argparse.Namespace) -> None:
+    """Raises UserError unless exactly one of --model and --workdir is given."""
+    if (arguments.model is None) == (arguments.workdir is None):
+        raise UserError("give either --model=FOLDER or --workdir=FOLDER")
+    if arguments.step is not None and arguments.workdir is None:
+        raise UserError("--step chooses a checkpoint of a --workdir")
 
 
 def add_decoding_options(parser: Parser) -> None:
@@ -42,9 +81,9 @@ def add_decoding_options(parser: Parser) -> None:
     parser.add_argument("--int8", action="store_true", help="decode with weights of 8 bits: faster, not exact")
 
 
-def load_model(arguments: argparse.Namespace) -> tuple[Experiment, Any]:
-    """Opens the experiment and the parameters that `add_model_options` chose."""
-    experiment = Experiment.load(arguments.workdir)
+def load_model(arguments: argparse.Namespace, kind: type[Kind] = Experiment) -> tuple[Kind, Any]:
+    """Opens the experiment, which must be of a kind, and the parameters that `add_model_options` chose."""
+    experiment = load_experiment(arguments.workdir, kind)
     if arguments.step is not None:
         return experiment, load_params(arguments.workdir, None if arguments.step == "latest" else arguments.step)
     try:

@@ -7,6 +7,7 @@ from typing import BinaryIO
 
 from tfx_jax.cli.options import Parser, add_decoding_options, add_model_options, load_model, set_up_program
 from tfx_jax.errors import UserError
+from tfx_jax.training.experiments.translation import TranslationExperiment
 
 _LINES_AT_A_TIME = 2_048  # sorted by length together; what was translated is written before more is read
 
@@ -18,7 +19,7 @@ def run(argv: Sequence[str]) -> int:
     add_decoding_options(parser)
     arguments = parser.parse_args(argv)
     set_up_program()
-    experiment, params = load_model(arguments)
+    experiment, params = load_model(arguments, TranslationExperiment)
     translator = experiment.translator(beam_size=arguments.beam, alpha=arguments.alpha, int8=arguments.int8)
     lines = read_lines(sys.stdin.buffer)
     while chunk := list(itertools.islice(lines, _LINES_AT_A_TIME)):

@@ -158,7 +158,7 @@ def load_params(workdir: epath.PathLike, step: int | str | None = None) -> Param
 
     Args:
       workdir: the folder given to `tfx-jax train`.
-      step: of a checkpoint; "best" for the one of highest validation BLEU, "average" for what `tfx-jax average` wrote,
+      step: of a checkpoint; "best" for that of the best validation score, "average" for what `tfx-jax average` wrote,
         None for the newest.
 
     Returns:

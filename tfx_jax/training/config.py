@@ -1,17 +1,18 @@
-"""Experiment configuration: plain dataclasses, changed by experiment files and the command line, checked once."""
+"""Experiment configuration: plain dataclasses, changed by experiment files and the command line."""
 
 import dataclasses
 import difflib
 import json
-import types
 import typing
 from typing import Any
 
 from etils import epath
 
 from tfx_jax.errors import UserError
-from tfx_jax.models.transformer import BOS_ID, EOS_ID, PAD_ID, TransformerConfig
-from tfx_jax.nn.feed_forward import ACTIVATIONS
+from tfx_jax.models.bert import BertConfig
+from tfx_jax.models.gpt import GPTConfig
+from tfx_jax.models.t5 import T5Config
+from tfx_jax.models.transformer import TransformerConfig
 
 
 @dataclasses.dataclass
@@ -36,10 +37,80 @@ class DataConfig:
 
 
 @dataclasses.dataclass
+class TextConfig:
+    """Where plain text comes from, for models that are pre-trained on it."""
+
+    dataset: str = "grammar"  # "grammar" (built in) or "files"
+    data_dir: str = ""  # files: the folder that the names below are relative to
+    train_file: str = ""  # UTF-8, plain or .gz
+    validation_file: str = ""
+    test_file: str = ""
+    validation_share: float = 0.0  # without a file of its own, validation is this part of the training text, its end
+    # A document is a whole "file" (for BERT, what stands between its empty lines), each of its "lines" or, in WikiText,
+    # each of its "articles".
+    documents: str = "file"
+    is_packed: bool = False  # whether documents share a row without seeing each other; or all are one stream
+    tokenizer: str = "wordpiece"  # or another of `tfx_jax.data.make_tokenizer.KINDS`
+    max_length: int = 256  # tokens of a row
+    tokens_per_batch: int = 16_384  # positions of a global batch
+
+
+@dataclasses.dataclass
+class LabelledConfig:
+    """Where labelled texts, or pairs of texts, come from."""
+
+    dataset: str = "grammar"  # "grammar" (built in: texts), "grammar_pairs" (pairs) or "files"
+    data_dir: str = ""  # files: the folder that the names below are relative to
+    train_file: str = ""  # lines of label, TAB, text; or, of pairs, columns that the first line names
+    validation_file: str = ""
+    test_file: str = ""
+    first_column: str = ""  # of pairs: the columns of both texts and of the label; empty for single texts
+    second_column: str = ""
+    label_column: str = ""
+    tokenizer: str = "wordpiece"  # or another of `tfx_jax.data.make_tokenizer.KINDS`; without effect with init_from
+    max_length: int = 128  # tokens of an input, special ones included; longer texts are cut
+    tokens_per_batch: int = 2_048  # positions of a global batch, padding included
+
+
+@dataclasses.dataclass
+class TaggedConfig:
+    """Where tagged sentences come from."""
+
+    dataset: str = "grammar"  # "grammar" (built in) or "files"
+    data_dir: str = ""  # files: the folder that the names below are relative to
+    train_file: str = ""  # CoNLL's format with BIO tags
+    validation_file: str = ""
+    test_file: str = ""
+    tokenizer: str = "wordpiece"  # or another of `tfx_jax.data.make_tokenizer.KINDS`; without effect with init_from
+    max_length: int = 128  # tokens of a sentence, special ones included; words beyond count as outside
+    tokens_per_batch: int = 2_048  # positions of a global batch, padding included
+
+
+@dataclasses.dataclass
+class QuestionsConfig:
+    """Where questions on texts come from."""
+
+    dataset: str = "grammar"  # "grammar" (built in) or "files"
+    data_dir: str = ""  # files: the folder that the names below are relative to
+    train_file: str = ""  # SQuAD's format
+    validation_file: str = ""
+    test_file: str = ""
+    scoring: str = "words"  # as SQuAD compares answers; or by "characters", as JaQuAD does
+    tokenizer: str = "wordpiece"  # or another of `tfx_jax.data.make_tokenizer.KINDS`; without effect with init_from
+    max_length: int = 384  # tokens of a window: question, a stretch of the context and special ones
+    stride: int = 128  # tokens of the context from one window to the next
+    max_question_length: int = 64  # tokens; the rest is cut off
+    max_answer_length: int = 30  # tokens
+    tokens_per_batch: int = 12_288  # positions of a global batch, padding included
+
+
+@dataclasses.dataclass
 class OptimizerConfig:
     """By default Adam as in section 5.3 of the paper."""
 
     name: str = "adam"  # or "adamw" or "adafactor"
+    schedule: str = "inverse_sqrt"  # after the warm-up; or "cosine" or "linear", down to the end of the training
+    final_fraction: float = 0.0  # of the peak, where "cosine" and "linear" end
     warmup_steps: int = 4_000
     peak_learning_rate: float | None = None  # None: (d_model * warmup_steps)^-0.5; of Adafactor, warmup_steps^-0.5
     b1: float = 0.9  # this and the next two: of Adam and AdamW
@@ -71,10 +142,15 @@ class MeshConfig:
 
 @dataclasses.dataclass
 class ExperimentConfig:
-    """Everything a run depends on."""
+    """Everything a run depends on.
 
-    model: TransformerConfig = dataclasses.field(default_factory=TransformerConfig)
-    data: DataConfig = dataclasses.field(default_factory=DataConfig)
+    What is learned follows from the classes of `model` and `data`, by default to translate; `EXPERIMENTS` in
+    `tfx_jax.training.experiments` lists them all.
+    """
+
+    model: Any = dataclasses.field(default_factory=TransformerConfig)  # or another class of `_CLASSES`, as of data
+    data: Any = dataclasses.field(default_factory=DataConfig)
+    init_from: str = ""  # a training's workdir or Hugging Face folder, whose tokenizer, sizes and parameters are taken
     optimizer: OptimizerConfig = dataclasses.field(default_factory=OptimizerConfig)
     decoding: DecodingConfig = dataclasses.field(default_factory=DecodingConfig)
     mesh: MeshConfig = dataclasses.field(default_factory=MeshConfig)
@@ -87,13 +163,19 @@ class ExperimentConfig:
     seed: int = 0
     log_every: int = 50  # steps between lines and TensorBoard points
     checkpoint_every: int = 1_000
-    eval_every: int = 0  # steps between translations of the validation part; 0: only after the last step
-    patience: int = 0  # evaluations without a better BLEU before training stops; 0: never
+    eval_every: int = 0  # steps between evaluations on the validation part; 0: only after the last step
+    patience: int = 0  # evaluations without a better score before training stops; 0: never
     keep_last: int = 5  # newest checkpoints kept, and averaged by `tfx-jax average` unless told otherwise
-    keep_best: int = 1  # checkpoints of highest validation BLEU kept besides
+    keep_best: int = 1  # checkpoints of the best validation scores kept besides
     keep_every: int = 0  # checkpoints of steps that are a multiple of it stay for ever; 0: none
     hang_seconds: float = 1_800.0  # a step that takes longer (more than compiling does) ends the process; 0: never
 
+
+# The first of each is what a configuration has that does not name its class.
+_CLASSES = {
+    "model": (TransformerConfig, GPTConfig, BertConfig, T5Config),
+    "data": (DataConfig, TextConfig, LabelledConfig, TaggedConfig, QuestionsConfig),
+}
 
 # What may differ between two runs in one workdir: how long, how visibly, how carefully and on which devices, but not
 # what is trained.
@@ -116,115 +198,25 @@ _CHANGEABLE = {
 }
 
 
-_AT_LEAST_ONE = (
-    "model.vocab_size",
-    "model.num_layers",
-    "model.num_heads",
-    "model.d_model",
-    "model.d_ff",
-    "data.max_length",
-    "data.window",
-    "optimizer.warmup_steps",
-    "accumulate",
-    "decoding.beam_size",
-    "num_steps",
-    "log_every",
-    "checkpoint_every",
-    "keep_last",
-)
-_AT_LEAST_ZERO = (
-    "model.learned_positions",
-    "optimizer.weight_decay",
-    "optimizer.clip_norm",
-    "z_loss",
-    "decoding.alpha",
-    "decoding.extra_length",
-    "eval_every",
-    "patience",
-    "keep_best",
-    "keep_every",
-    "hang_seconds",
-)
-_CHOICES = {
-    "model.activation": tuple(ACTIVATIONS),
-    "model.dtype": ("float32", "bfloat16"),
-    "model.remat": ("none", "full", "dots"),
-    "data.tokenizer": ("sentencepiece", "words"),
-    "optimizer.name": ("adam", "adamw", "adafactor"),
-    "bad_steps": ("stop", "skip"),
-}
-_TOKENS = {"model.pad_id": PAD_ID, "model.start_id": BOS_ID, "model.eos_id": EOS_ID}
-_BELOW_ONE = (
-    "model.dropout_rate",
-    "model.attention_dropout_rate",
-    "model.activation_dropout_rate",
-    "optimizer.b1",
-    "optimizer.b2",
-    "label_smoothing",
-)
-
-
-def validate(config: ExperimentConfig) -> ExperimentConfig:
-    """Raises UserError for impossible settings; call it after command-line overrides."""
-    model, data, values = config.model, config.data, flat(config)
-    for names, least in ((_AT_LEAST_ONE, 1), (_AT_LEAST_ZERO, 0)):
-        for name in names:
-            if not values[name] >= least:
-                raise UserError(f"config.{name} must be at least {least}, got {values[name]}")
-    for name in _BELOW_ONE:
-        if not 0.0 <= values[name] < 1.0:
-            raise UserError(f"config.{name} must be in [0, 1), got {values[name]}")
-    if model.num_decoder_layers is not None and not model.num_decoder_layers >= 1:
-        raise UserError(f"config.model.num_decoder_layers must be at least 1, got {model.num_decoder_layers}")
-    for name, token in _TOKENS.items():
-        if values[name] != token:
-            raise UserError(f"config.{name} must be {token}, which it is for the tokenizers, got {values[name]}")
-    if model.d_model % 2 and not model.learned_positions:
-        raise UserError(f"config.model.d_model must be even for sinusoidal positions, got {model.d_model}")
-    if None in (model.d_k, model.d_v) and model.d_model % model.num_heads:
-        raise UserError(f"config.model.d_model={model.d_model} is not divisible by num_heads={model.num_heads}")
-    for axis, names in (("tensor", ("num_heads", "d_ff")), ("fsdp", ("d_model",))):
-        for name in names:
-            if getattr(model, name) % max(getattr(config.mesh, axis), 1):
-                raise UserError(
-                    f"config.mesh.{axis}={getattr(config.mesh, axis)} does not divide "
-                    f"config.model.{name}={getattr(model, name)}"
-                )
-    for name, choices in _CHOICES.items():
-        if values[name] not in choices:
-            listed = " or ".join(f'"{choice}"' for choice in choices)
-            raise UserError(f"config.{name} must be {listed}, got {values[name]!r}")
-    if config.optimizer.name == "adam" and config.optimizer.weight_decay:
-        raise UserError('config.optimizer.weight_decay is not for "adam": choose config.optimizer.name="adamw"')
-    if config.spike_factor and not config.spike_factor > 1:
-        raise UserError(f"config.spike_factor must be 0 or above 1, got {config.spike_factor}")
-    if data.tokens_per_batch < data.max_length:
-        raise UserError(
-            f"config.data.tokens_per_batch={data.tokens_per_batch} holds no sentence of max_length={data.max_length}"
-        )
-    every = config.keep_every
-    if every % config.checkpoint_every and (not config.eval_every or every % config.eval_every):
-        raise UserError(
-            f"config.keep_every={every} must be a multiple of checkpoint_every={config.checkpoint_every} or of "
-            "eval_every: other steps are not saved"
-        )
-    longest = data.max_length + config.decoding.extra_length
-    if model.learned_positions and model.learned_positions < longest:
-        raise UserError(
-            f"config.model.learned_positions={model.learned_positions} is less than data.max_length + "
-            f"decoding.extra_length = {longest}: a translation may be that long"
-        )
-    return config
-
-
 def tiny_variant(config: ExperimentConfig) -> ExperimentConfig:
     """Turns any experiment into its `test` variant: seconds on one CPU, on the built-in grammar, saving often."""
-    config.data.dataset = "grammar"
-    config.data.source_language, config.data.target_language = "en", "ja"
-    config.data.tokenizer, config.data.is_tokenised = "sentencepiece", True
-    config.data.max_length, config.data.tokens_per_batch, config.data.window = 64, 512, 256
-    config.model.vocab_size = 1_000
-    config.model.num_layers, config.model.d_model, config.model.num_heads, config.model.d_ff = 1, 32, 2, 64
+    model, data = config.model, config.data
+    is_of_pairs = isinstance(data, LabelledConfig) and bool(data.second_column)
+    data.dataset = "grammar_pairs" if is_of_pairs else "grammar"
+    data.max_length, data.tokens_per_batch = 64, 512
+    if isinstance(data, DataConfig):
+        data.source_language, data.target_language = "en", "ja"
+        data.tokenizer, data.is_tokenised, data.window = "sentencepiece", True, 256
+    elif isinstance(data, TextConfig):
+        data.documents = "lines" if data.documents == "lines" else "file"
+    elif isinstance(data, QuestionsConfig):
+        data.stride, data.max_question_length, data.scoring = 16, 16, "words"
+    model.vocab_size, model.num_layers, model.d_model, model.num_heads, model.d_ff = 1_000, 1, 32, 2, 64
+    if isinstance(model, GPTConfig | BertConfig):
+        model.max_length = data.max_length
+    if isinstance(model, T5Config):
+        model.d_k = 16
+    config.init_from = ""
     config.decoding.extra_length = 4
     config.num_steps, config.checkpoint_every, config.eval_every, config.log_every = 6, 2, 0, 2
     return config
@@ -257,16 +249,19 @@ def save_config(config: ExperimentConfig, workdir: epath.Path) -> None:
     """
     path = workdir / "config.json"
     if path.exists():
-        saved, wanted = flat(load_config(workdir)), flat(config)
+        saved, wanted = _described(load_config(workdir)), _described(config)
+        may_change = _CHANGEABLE
+        if config.optimizer.schedule in ("cosine", "linear"):  # every step's learning rate depends on the last step
+            may_change = may_change - {"num_steps"}
         changed = [
-            f"{name}={saved[name]!r}, not {wanted[name]!r}"
+            f"{name}={saved.get(name)!r}, not {wanted[name]!r}"
             for name in wanted
-            if saved[name] != wanted[name] and not _CHANGEABLE & {name, name.split(".")[0]}
+            if saved.get(name) != wanted[name] and not may_change & {name, name.split(".")[0]}
         ]
         if changed:
             raise UserError(f"{workdir} was made with {'; '.join(changed)}: take another --workdir or delete this one")
     partial = path.with_name(path.name + ".partial")
-    partial.write_text(json.dumps(dataclasses.asdict(config), indent=2) + "\n")
+    partial.write_text(json.dumps(_to_dict(config), indent=2) + "\n")
     partial.replace(path)
 
 
@@ -278,8 +273,10 @@ def check_config(config: ExperimentConfig, workdir: epath.Path) -> None:
     """
     if not (workdir / "config.json").exists():
         raise UserError(f"{workdir} has no config.json, which process 0 has just written: the folder must be shared")
-    saved, wanted = flat(load_config(workdir)), flat(config)
-    changed = [f"{name}={wanted[name]!r}, not {saved[name]!r}" for name in wanted if saved[name] != wanted[name]]
+    saved, wanted = _described(load_config(workdir)), _described(config)
+    changed = [
+        f"{name}={wanted[name]!r}, not {saved.get(name)!r}" for name in wanted if saved.get(name) != wanted[name]
+    ]
     if changed:
         raise UserError(f"this process was started with {'; '.join(changed)} as process 0 was")
 
@@ -295,13 +292,33 @@ def load_config(workdir: epath.Path) -> ExperimentConfig:
         raise UserError(f"{workdir} has no config.json: it is not the --workdir of a training")
     try:
         return _from_dict(ExperimentConfig, json.loads(path.read_text()))
-    except (ValueError, TypeError, AttributeError) as error:
+    except (ValueError, TypeError, AttributeError, KeyError) as error:
         raise UserError(f"{path} is damaged or from another version ({error})") from None
+
+
+def _described(config: ExperimentConfig) -> dict[str, Any]:
+    """The leaves of a configuration, and the classes of its model and data."""
+    return {name: type(getattr(config, name)).__name__ for name in _CLASSES} | flat(config)
+
+
+def _to_dict(config: ExperimentConfig) -> dict[str, Any]:
+    """What JSON can hold; "class" names the classes of model and data."""
+    values = dataclasses.asdict(config)
+    for name in _CLASSES:
+        values[name] = {"class": type(getattr(config, name)).__name__} | values[name]
+    return values
 
 
 def _from_dict(cls: type, values: dict[str, Any]) -> Any:
     kinds = typing.get_type_hints(cls)
-    nested = {
-        name for name, kind in kinds.items() if not isinstance(kind, types.UnionType) and dataclasses.is_dataclass(kind)
-    }
-    return cls(**{name: _from_dict(kinds[name], value) if name in nested else value for name, value in values.items()})
+    found = {}
+    for name, value in values.items():
+        if cls is ExperimentConfig and name in _CLASSES:
+            classes = {kind.__name__: kind for kind in _CLASSES[name]}
+            kind = classes[value.get("class", next(iter(classes)))]
+            found[name] = _from_dict(kind, {key: item for key, item in value.items() if key != "class"})
+        elif dataclasses.is_dataclass(kinds.get(name)):
+            found[name] = _from_dict(kinds[name], value)
+        else:
+            found[name] = tuple(value) if isinstance(value, list) else value
+    return cls(**found)

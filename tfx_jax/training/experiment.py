@@ -1,187 +1,127 @@
-"""From a configuration and a workdir to everything a run needs: text, tokenizer, model."""
+"""What every experiment is to the training loop: data, model, loss and scores, whatever is learned."""
 
-import dataclasses
+import abc
 import functools
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar, NamedTuple
 
 import grain
-import jax
 import numpy as np
 from etils import epath
 from flax import nnx
 from jax.sharding import Mesh
 from jaxtyping import Array
 
-from tfx_jax.data.bucketing import batches
-from tfx_jax.data.grammar import GrammarPairs, Split
-from tfx_jax.data.text import PairSource, lines_of, read_pairs, read_tsv
-from tfx_jax.data.tfds import tfds_pairs
-from tfx_jax.data.tokenizer import EOS_ID, Tokenizer, join_subwords, train_or_load
+from tfx_jax.data.grammar import Split
 from tfx_jax.errors import UserError
 from tfx_jax.functional.attention import dot_product_attention
-from tfx_jax.models.transformer import Transformer
-from tfx_jax.tasks.bleu import BleuScores, bleu_scores
-from tfx_jax.tasks.translation import Translator
-from tfx_jax.training.config import DataConfig, ExperimentConfig, load_config
-from tfx_jax.training.distributed import gather_lists, primary_first
-from tfx_jax.training.sharding import num_row_parts, row_share
-from tfx_jax.training.step import Params
-
-# SentencePiece learns nothing new from more lines than this, and an endless source has to stop somewhere.
-_TOKENIZER_PAIRS = 1_000_000
-_GRAMMAR_TOKENIZER_PAIRS = 20_000
+from tfx_jax.training.config import ExperimentConfig
+from tfx_jax.training.step import Metrics, Params
 
 
-class Experiment:
-    """What training, evaluation and translation share.
+class Score(NamedTuple):
+    """How good a model is, in one respect.
 
     Attributes:
-      config: the experiment's configuration.
-      tokenizer: the joint tokenizer of both languages, trained at first use and kept in the workdir.
+      name: by which evaluations have it, such as "bleu".
+      title: for a person, such as "BLEU".
+      unit: behind its values.
+      digits: after the point.
+      is_loss: whether lower is better.
+      note: how it is computed, where that has to be said.
     """
 
-    def __init__(self, config: ExperimentConfig, workdir: epath.PathLike):
-        """Loads the tokenizer of `workdir`, or trains it on the training part and saves it there."""
-        self.config = config
-        limit = _GRAMMAR_TOKENIZER_PAIRS if config.data.dataset == "grammar" else _TOKENIZER_PAIRS
-        with primary_first("tokenizer"):
-            self.tokenizer: Tokenizer = train_or_load(
-                workdir,
-                lambda: lines_of(open_pairs(config.data, "train"), limit),
-                kind=config.data.tokenizer,
-                vocab_size=config.model.vocab_size,
-            )
+    name: str
+    title: str
+    unit: str = ""
+    digits: int = 2
+    is_loss: bool = False
+    note: str = ""
 
-    @classmethod
-    def load(cls, workdir: epath.PathLike) -> "Experiment":
-        """Opens the experiment that was trained in `workdir`.
+    def spell(self, value: float) -> str:
+        """A value with its unit."""
+        return f"{value:.{self.digits}f}{self.unit}"
+
+
+class Evaluation(NamedTuple):
+    """What an evaluation found.
+
+    Attributes:
+      scores: the values of all scores of the experiment, by name.
+      text: the same for a person, on one line.
+    """
+
+    scores: dict[str, float]
+    text: str
+
+
+class Experiment(abc.ABC):
+    """A configuration brought to life. `tfx_jax.training.experiments` has a subclass for everything that is learned.
+
+    Attributes:
+      scores: what evaluations measure; the first decides which checkpoint is best.
+      token: what the throughput counts, and the loss is a mean over.
+      config: the configuration.
+    """
+
+    scores: ClassVar[tuple[Score, ...]]
+    token: ClassVar[str] = "token"
+
+    def __init__(self, config: ExperimentConfig):
+        """Takes a configuration that `validate` has passed."""
+        self.config = config
+
+    @abc.abstractmethod
+    def read_data(self) -> None:
+        """Reads the training and validation parts, before anything is written.
 
         Raises:
-          UserError: if there is none.
+          UserError: if they cannot be read.
         """
-        return cls(load_config(epath.Path(workdir)), workdir)
 
-    def make_model(self, attention_fn: Callable[..., Any] = dot_product_attention) -> Transformer:
+    @property
+    @abc.abstractmethod
+    def has_validation(self) -> bool:
+        """Whether there is a part to evaluate on while training."""
+
+    @abc.abstractmethod
+    def open(self, workdir: epath.PathLike) -> None:
+        """Makes what a model needs beside its parameters, from the training data, or finds it in the workdir."""
+
+    @abc.abstractmethod
+    def make_model(self, attention_fn: Callable[..., Any] = dot_product_attention) -> nnx.Module:
         """Draws a model; its vocabulary is the tokenizer's, which may be smaller than what the configuration allows."""
-        config = dataclasses.replace(self.config.model, vocab_size=self.tokenizer.vocab_size)
-        return Transformer(config, attention_fn=attention_fn, rngs=nnx.Rngs(params=self.config.seed))
 
-    def batches(self, pairs: PairSource, mesh: Mesh) -> grain.IterDataset[dict[str, np.ndarray]]:
+    @abc.abstractmethod
+    def batches(self, mesh: Mesh) -> grain.IterDataset[dict[str, np.ndarray]]:
         """What this process reads of the training part when it trains on a mesh."""
-        config, share = self.config, row_share(mesh)
-        return batches(
-            pairs,
-            self.tokenizer,
-            tokens_per_batch=config.data.tokens_per_batch,
-            max_length=config.data.max_length,
-            seed=config.seed,
-            window=config.data.window,
-            rows_multiple=num_row_parts(mesh) * config.accumulate,
-            length_multiple=mesh.shape["sequence"],
-            process_index=share.index,
-            process_count=share.count,
-        )
+
+    @abc.abstractmethod
+    def loss(self, model: Any, batch: dict[str, Array], rngs: nnx.Rngs | None) -> tuple[Array, Metrics]:
+        """Loss and metrics of a batch, as sums over what is predicted; see `tfx_jax.training.step.update`."""
+
+    @abc.abstractmethod
+    def training_flops(self, shapes: Mapping[str, tuple[int, ...]]) -> int:
+        """The model FLOPs of a step on a batch of arrays of these shapes; see `tfx_jax.training.flops`."""
+
+    @abc.abstractmethod
+    def evaluate(self, params: Params, split: Split = "validation") -> Evaluation:
+        """Scores parameters, which are NumPy arrays, on the "validation" or "test" part; processes share the work.
+
+        Raises:
+          UserError: if there is no such part.
+        """
 
     @functools.cached_property
     def graphdef(self) -> nnx.GraphDef:
         """The model without its parameters."""
         return nnx.graphdef(nnx.eval_shape(self.make_model))
 
-    def translator(self, *, beam_size: int | None = None, alpha: float | None = None, int8: bool = False) -> Translator:
-        """The search of the configuration, or one with another beam; `int8` as for `Translator`."""
-        decoding = self.config.decoding
-        return Translator(
-            self.graphdef,
-            self.tokenizer,
-            beam_size=decoding.beam_size if beam_size is None else beam_size,
-            alpha=decoding.alpha if alpha is None else alpha,
-            extra_length=decoding.extra_length,
-            max_source_length=self.config.data.max_length,
-            int8=int8,
-        )
+    def rank(self, scores: Mapping[str, float]) -> float:
+        """By how much one evaluation is better than others: the first score, higher being better."""
+        first = self.scores[0]
+        return -scores[first.name] if first.is_loss else scores[first.name]
 
-    def evaluate(
-        self, translator: Translator, params: Params, pairs: PairSource
-    ) -> tuple[BleuScores, list[str], list[str]]:
-        """Translates the source sides and scores them; returns the scores, the translations and the references.
-
-        Several processes share the sentences; each gets all the translations.
-        """
-        everything = [pairs[index] for index in range(len(pairs))]
-        references = [self._plain(pair["target"]) for pair in everything]
-        mine = everything[jax.process_index() :: jax.process_count()]
-        hypotheses = gather_lists(translator(params, [pair["source"] for pair in mine]))
-        data = self.config.data
-        scores = bleu_scores(hypotheses, references, language=data.target_language, is_tokenised=data.is_tokenised)
-        return scores, hypotheses, references
-
-    def attention(
-        self, params: Params, source: str, target: str | None = None
-    ) -> tuple[dict[str, np.ndarray], list[str], list[str]]:
-        """Every attention map of one sentence pair.
-
-        Args:
-          params: of the model.
-          source: the sentence to read.
-          target: its translation; None means the model's own.
-
-        Returns:
-          Maps by name, each [N, T, S] float32, the source's pieces and the target's, the end of sentence included.
-        """
-        source_ids = [*self.tokenizer.encode(source), EOS_ID]
-        if target is None:
-            (target_ids,) = self.translator().translate_ids(params, [source])
-        else:
-            target_ids = [*self.tokenizer.encode(target), EOS_ID]
-
-        @jax.jit
-        def maps(params: Params, source: Array, target: Array) -> dict[str, Array]:
-            return nnx.merge(self.graphdef, params)(source, target, return_attention=True)[1]
-
-        found = maps(params, np.array([source_ids], np.int32), np.array([target_ids], np.int32))
-        pieces = self.tokenizer.pieces
-        return {name: np.asarray(weights[0]) for name, weights in found.items()}, pieces(source_ids), pieces(target_ids)
-
-    def _plain(self, reference: str) -> str:
-        """References of segmented text lose their subword marks, as the tokenizer's output does."""
-        return join_subwords(reference) if self.config.data.tokenizer == "words" else reference
-
-
-def open_pairs(data: DataConfig, split: Split) -> PairSource:
-    """Opens the "train", "validation" or "test" part of the configured text.
-
-    Evaluation parts keep their empty lines, as every line counts there.
-
-    Raises:
-      UserError: if the configuration names no such part, or it cannot be read.
-    """
-    if data.dataset == "grammar":
-        return GrammarPairs(split)
-    if data.dataset == "files":
-        return _open_files(data, split)
-    return tfds_pairs(
-        data.dataset,
-        split,
-        data_dir=data.data_dir,
-        source_language=data.source_language,
-        target_language=data.target_language,
-    )
-
-
-def has_part(data: DataConfig, split: str) -> bool:
-    """Whether the configuration names such a part; texts in files need not have one for validation or test."""
-    return data.dataset != "files" or bool(getattr(data, f"{split}_source"))
-
-
-def _open_files(data: DataConfig, split: str) -> PairSource:
-    source, target = getattr(data, f"{split}_source"), getattr(data, f"{split}_target")
-    if not has_part(data, split):
-        raise UserError(f"config.data.{split}_source names no file for the {split} part")
-    keep_empty = split != "train"
-    folder = epath.Path(data.data_dir)
-    if not target and source.removesuffix(".gz").endswith(".tsv"):
-        return read_tsv(folder / source, keep_empty=keep_empty)
-    if not target:
-        raise UserError(f"config.data.{split}_target names no file; only a .tsv holds both sides")
-    return read_pairs(folder / source, folder / target, keep_empty=keep_empty)
+    def no_such_part(self, split: str) -> UserError:
+        """The error for a part that the configuration does not name."""
+        return UserError(f"config.data.{split}_file names no file for the {split} part")

@@ -7,6 +7,9 @@ and nothing that an implementation does besides: no rematerialisation, no elemen
 
 from collections.abc import Sequence
 
+from tfx_jax.models.bert import BertConfig
+from tfx_jax.models.gpt import GPTConfig
+from tfx_jax.models.t5 import T5Config
 from tfx_jax.models.transformer import TransformerConfig
 
 # Peak dense bfloat16 FLOP/s of one JAX device, by `device_kind`. Sparsity, which doubles what datasheets print, is left
@@ -52,8 +55,8 @@ def peak_flops(device_kinds: Sequence[str]) -> float | None:
     return sum(known) if len(known) == len(peaks) else None
 
 
-def training_flops(config: TransformerConfig, rows: int, source_length: int, target_length: int) -> int:
-    """Counts the model FLOPs of a training step of the encoder-decoder Transformer.
+def training_flops(config: TransformerConfig | T5Config, rows: int, source_length: int, target_length: int) -> int:
+    """Counts the model FLOPs of a training step of an encoder-decoder: the Transformer or T5.
 
     The backward pass costs two products for each one of the forward pass. A weight of a projection thus costs 6 FLOPs
     for each position that it is applied to, and attention, whose two products are as long as the keys, 6 (H + U) S N
@@ -80,6 +83,26 @@ def training_flops(config: TransformerConfig, rows: int, source_length: int, tar
     return 6 * rows * (weights + attention)
 
 
+def stack_flops(config: GPTConfig | BertConfig, rows: int, length: int, *, num_predicted: int) -> int:
+    """Counts the model FLOPs of a training step of a single stack of layers, as `training_flops` does.
+
+    What heads other than the vocabulary's cost is left out: a matrix or two for each row.
+
+    Args:
+      config: the sizes; `vocab_size` is that of the model itself.
+      rows: B.
+      length: positions of each row, T.
+      num_predicted: positions of each row whose logits over the vocabulary are computed.
+
+    >>> round(stack_flops(GPTConfig(), 1, 1024, num_predicted=1024) / 1e9)  # PaLM's 6 N + 12 L H Q T, for a token
+    875
+    """
+    c = config
+    d_k, d_ff = getattr(c, "d_k", None) or c.d_model // c.num_heads, c.d_ff or 4 * c.d_model
+    layer = length * (4 * c.d_model * c.num_heads * d_k + 2 * c.d_model * d_ff) + 2 * c.num_heads * d_k * length**2
+    return 6 * rows * (c.num_layers * layer + num_predicted * c.d_model * c.vocab_size)
+
+
 def decoding_flops(config: TransformerConfig, rows: int, beam_size: int, source_length: int, target_length: int) -> int:
     """Counts the model FLOPs of a beam search whose hypotheses all have `target_length` tokens.
 
@@ -100,13 +123,14 @@ def decoding_flops(config: TransformerConfig, rows: int, beam_size: int, source_
     return 2 * rows * (once + beam_size * (t * weights + attention))
 
 
-def _num_decoder_layers(config: TransformerConfig) -> int:
+def _num_decoder_layers(config: TransformerConfig | T5Config) -> int:
     return config.num_layers if config.num_decoder_layers is None else config.num_decoder_layers
 
 
-def _weights(config: TransformerConfig) -> tuple[int, int, int]:
+def _weights(config: TransformerConfig | T5Config) -> tuple[int, int, int]:
     """Multiplications: of a position by a query and its output (or key and value), by a feed-forward; of a pair."""
     c = config
     d_k = c.d_model // c.num_heads if c.d_k is None else c.d_k
-    d_v = c.d_model // c.num_heads if c.d_v is None else c.d_v
-    return c.num_heads * c.d_model * (d_k + d_v), 2 * c.d_model * c.d_ff, c.num_heads * (d_k + d_v)
+    d_v = d_k if isinstance(c, T5Config) else c.d_model // c.num_heads if c.d_v is None else c.d_v
+    matrices = 3 if isinstance(c, T5Config) and c.is_gated else 2
+    return c.num_heads * c.d_model * (d_k + d_v), matrices * c.d_model * c.d_ff, c.num_heads * (d_k + d_v)

@@ -11,12 +11,13 @@ import jax.numpy as jnp
 import numpy as np
 from etils import epath
 
-from tfx_jax.data.text import PairSource
 from tfx_jax.errors import UserError
 from tfx_jax.training.checkpoint import Checkpoints
-from tfx_jax.training.config import ExperimentConfig, check_config, save_config, validate
+from tfx_jax.training.config import ExperimentConfig, check_config, save_config
 from tfx_jax.training.distributed import ending_together, fetch, is_primary, primary_first
-from tfx_jax.training.experiment import Experiment, has_part, open_pairs
+from tfx_jax.training.experiment import Experiment
+from tfx_jax.training.experiments import make_experiment
+from tfx_jax.training.initial import initial_state, with_initial_sizes
 from tfx_jax.training.interrupt import StopRequest, stop_on_signals
 from tfx_jax.training.lock import locked, told_when_full
 from tfx_jax.training.memory import (
@@ -35,6 +36,7 @@ from tfx_jax.training.progress import Progress
 from tfx_jax.training.report import write_report
 from tfx_jax.training.sharding import MeshTraining, make_mesh, shard_batch
 from tfx_jax.training.step import Guard, TrainState
+from tfx_jax.training.validation import validate
 from tfx_jax.training.watchdog import Watchdog
 
 _MOST_BAD_STEPS = 20  # in a row
@@ -46,7 +48,7 @@ class Result(NamedTuple):
     step: int
     """The step of the last checkpoint."""
     evaluations: list[dict[str, float]]
-    """Of every evaluation so far "step", "bleu" and "exact_match"."""
+    """Of every evaluation so far "step" and the experiment's scores, "bleu" and "exact_match" of a translation."""
     signum: int | None
     """The signal that interrupted it, or None."""
 
@@ -68,16 +70,16 @@ def train(config: ExperimentConfig, workdir: epath.PathLike, *, profile: range |
       UserError: if the configuration, the data or the workdir do not allow it, if the loss stops being finite, if the
         memory does not suffice, or if a checkpoint cannot be written.
     """
-    validate(config)
+    config = validate(with_initial_sizes(config))
     with ending_together(), told_when_full(workdir):
         return _train(config, epath.Path(workdir), profile)
 
 
 def _train(config: ExperimentConfig, workdir: epath.Path, profile: range | None) -> Result:
-    pairs = open_pairs(config.data, "train")
-    validation = open_pairs(config.data, "validation") if has_part(config.data, "validation") else None
-    if validation is None and (config.eval_every or config.patience):
-        raise UserError("config.eval_every and config.patience need config.data.validation_source")
+    experiment = make_experiment(config)
+    experiment.read_data()
+    if not experiment.has_validation and (config.eval_every or config.patience):
+        raise UserError("config.eval_every and config.patience need a validation part: config.data names none")
     workdir.mkdir(parents=True, exist_ok=True)
     with (
         locked(workdir) if is_primary() else contextlib.nullcontext(),
@@ -85,7 +87,7 @@ def _train(config: ExperimentConfig, workdir: epath.Path, profile: range | None)
         _checkpoints(config, workdir) as checkpoints,
         out_of_memory_as_user_error(),
     ):
-        trainer = _Trainer(config, workdir, checkpoints, pairs, validation, profile)
+        trainer = _Trainer(experiment, workdir, checkpoints, profile)
         trainer.run(stop)
         checkpoints.wait()
         return Result(trainer.saved_step, trainer.evaluations, stop.signum)
@@ -106,38 +108,35 @@ class _Trainer:
 
     def __init__(
         self,
-        config: ExperimentConfig,
+        experiment: Experiment,
         workdir: epath.Path,
         checkpoints: Checkpoints,
-        pairs: PairSource,
-        validation: PairSource | None,
         profile: range | None,
     ):
-        self.config = config
+        self.experiment = experiment
+        self.config = config = experiment.config
         self.workdir = workdir
         self.checkpoints = checkpoints
-        self.validation = validation
-        self.experiment = Experiment(config, workdir)
+        experiment.open(workdir)
         self.mesh = make_mesh(**dataclasses.asdict(config.mesh))
         if jax.process_count() > 1 and self.mesh.size < jax.device_count():
             raise UserError(f"config.mesh has {self.mesh.size} of {jax.device_count()} devices: processes share all")
-        self.iterator = iter(self.experiment.batches(pairs, self.mesh))
-        self.learning_rate = learning_rate(config.optimizer, config.model.d_model)
-        training = lay_out(config, self.experiment.make_model, self.mesh)
+        self.iterator = iter(experiment.batches(self.mesh))
+        self.learning_rate = learning_rate(config.optimizer, config.model.d_model, config.num_steps)
+        training = lay_out(config, experiment.make_model, experiment.loss, self.mesh)
         self.step_fn = training.step_fn
         self.memory = state_memory(training.abstract_state)
         check_state(self.memory, device_memory(self.mesh))
         self.evaluations: list[dict[str, float]] = []
+        self.start_message = ""
         self.state = self._restore(training)
         self.rng = run_key(config)
-        self.translator = self.experiment.translator()
         self.saved_step = self.first_step = int(self.state.step)
         self.progress = Progress(
             workdir if is_primary() else None, first_step=self.first_step, num_steps=config.num_steps
         )
-        model = dataclasses.replace(config.model, vocab_size=self.experiment.tokenizer.vocab_size)
         self.device_kinds = [device.device_kind for device in self.mesh.devices.flat]
-        self.meter = Meter(model, self.device_kinds)
+        self.meter = Meter(experiment.training_flops, self.device_kinds)
         steps = profile if is_primary() else None
         self.profile = Profile(
             workdir, steps, first_step=self.first_step, meter=self.meter, message=self.progress.message
@@ -149,7 +148,10 @@ class _Trainer:
         restored = self.checkpoints.restore_latest(training.abstract_state)
         if restored is None:
             self.iterator.start_prefetch()  # the first window is read while the parameters are drawn
-            return training.first_state()
+            if not self.config.init_from:
+                return training.first_state()
+            state, self.start_message = initial_state(training, self.config.init_from)
+            return state
         state, extra = restored
         self.iterator.set_state(extra["data"])
         self.evaluations = extra["evaluations"]
@@ -164,7 +166,9 @@ class _Trainer:
         """Steps, logs, evaluates and saves until the end, or until `stop` asks."""
         config = self.config
         if self.first_step:
-            self.progress.message(f"resuming at step {self.first_step}")
+            self.start_message = f"resuming at step {self.first_step}"
+        if self.start_message:
+            self.progress.message(self.start_message)
         meter = self.meter
         try:
             for step in range(self.first_step + 1, config.num_steps + 1):
@@ -184,10 +188,10 @@ class _Trainer:
                     self._check(meter.add(step, metrics))
                 if step % config.log_every == 0 or step == config.num_steps:
                     self._log(step)
-                if self.validation is not None and self._is_evaluated(step):
+                if self.experiment.has_validation and self._is_evaluated(step):
                     self._check(meter.drain())
                     with meter.timed("evaluate"):
-                        self._evaluate(step, self.validation)
+                        self._evaluate(step)
                 elif step % config.checkpoint_every == 0:
                     self._check(meter.drain())
                     self._save()
@@ -199,7 +203,10 @@ class _Trainer:
             if stop.signum is not None:
                 self.progress.message(f"stopped, saved at step {self.saved_step}: run the same command to go on")
             elif self._has_converged() and int(self.state.step) < config.num_steps:
-                self.progress.message(f"stopped early: no better BLEU in the last {config.patience} evaluations")
+                self.progress.message(
+                    f"stopped early: no better {self.experiment.scores[0].title} "
+                    f"in the last {config.patience} evaluations"
+                )
             self._report(stop.signum)
         finally:
             self.profile.close()
@@ -253,7 +260,7 @@ class _Trainer:
         if is_primary():
             write_report(
                 self.workdir,
-                self.config,
+                self.experiment,
                 step=step,
                 signum=signum,
                 num_params=self.memory.num_params,
@@ -266,22 +273,18 @@ class _Trainer:
         every = self.config.eval_every
         return step == self.config.num_steps or (every > 0 and step % every == 0)
 
-    def _evaluate(self, step: int, pairs: PairSource) -> None:
-        """Translates the validation part, saves with its BLEU as the score."""
+    def _evaluate(self, step: int) -> None:
+        """Evaluates on the validation part, and saves with the score that decides which checkpoint is best."""
         started = time.monotonic()
         self.watchdog.beat(None)
-        params = fetch(self.state.params)
-        scores, _, _ = self.experiment.evaluate(self.translator, params, pairs)
-        self.evaluations.append({"step": step, "bleu": scores.tokenised, "exact_match": scores.exact_match})
-        self.progress.scalars(step, {"validation/bleu": scores.tokenised, "validation/exact_match": scores.exact_match})
-        self._save(score=scores.tokenised)
-        self.progress.message(
-            f"step {step}: validation BLEU {scores.tokenised:.2f} (tokenised), {scores.sacrebleu:.2f} (sacreBLEU), "
-            f"exact match {scores.exact_match:.1f} %, {time.monotonic() - started:.0f} s"
-        )
+        scores, text = self.experiment.evaluate(fetch(self.state.params))
+        self.evaluations.append({"step": step} | scores)
+        self.progress.scalars(step, {f"validation/{name}": value for name, value in scores.items()})
+        self._save(score=self.experiment.rank(scores))
+        self.progress.message(f"step {step}: validation {text}, {time.monotonic() - started:.0f} s")
 
     def _has_converged(self) -> bool:
-        """Whether the last `patience` evaluations brought no better BLEU."""
+        """Whether the last `patience` evaluations brought no better score."""
         patience = self.config.patience
-        bleus = [evaluation["bleu"] for evaluation in self.evaluations]
-        return 0 < patience < len(bleus) and max(bleus[-patience:]) <= max(bleus[:-patience])
+        ranks = [self.experiment.rank(evaluation) for evaluation in self.evaluations]
+        return 0 < patience < len(ranks) and max(ranks[-patience:]) <= max(ranks[:-patience])

@@ -1,15 +1,13 @@
 """What a training takes: metrics summed over steps, and where the seconds went."""
 
 import contextlib
-import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import jax
 import numpy as np
 
-from tfx_jax.models.transformer import TransformerConfig
-from tfx_jax.training.flops import peak_flops, training_flops
+from tfx_jax.training.flops import peak_flops
 from tfx_jax.training.step import Batch, Metrics
 
 PARTS = ("data", "compile", "step", "save", "evaluate")
@@ -24,14 +22,14 @@ class Meter:
     share falls to almost nothing.
     """
 
-    def __init__(self, model: TransformerConfig, device_kinds: Sequence[str]):
+    def __init__(self, flops_fn: Callable[[Mapping[str, tuple[int, ...]]], int], device_kinds: Sequence[str]):
         """Starts the clock.
 
         Args:
-          model: what is trained, with its own `vocab_size`.
+          flops_fn: the model FLOPs of a step, from the shapes of its batch by name.
           device_kinds: of each device that trains it, its `device_kind`.
         """
-        self._model = model
+        self._flops_fn = flops_fn
         self._peak = peak_flops(device_kinds)
         self._shapes: set[tuple[tuple[int, ...], ...]] = set()
         self._waiting: list[tuple[int, Metrics]] = []
@@ -74,14 +72,14 @@ class Meter:
     @contextlib.contextmanager
     def starting(self, batch: Batch) -> Iterator[None]:
         """Times the start of a step, which compiles the program if a batch has a shape not seen before."""
-        (*rows, source_length), (*_, target_length) = shapes = (batch["source"].shape, batch["target"].shape)
-        is_new = shapes not in self._shapes
-        self._shapes.add(shapes)
+        shapes = {name: array.shape for name, array in sorted(batch.items())}
+        is_new = tuple(shapes.values()) not in self._shapes
+        self._shapes.add(tuple(shapes.values()))
         if is_new:  # or what the device does meanwhile would seem to take no time
             jax.block_until_ready(self._waiting)
         with self.timed("compile" if is_new else "step"):
             yield
-        self._flops += training_flops(self._model, math.prod(rows), source_length, target_length)
+        self._flops += self._flops_fn(shapes)
 
     def take(self) -> dict[str, float]:
         """Returns TensorBoard's scalars for what came since the last call, and starts again.
@@ -105,14 +103,15 @@ class Meter:
         if not sums["steps"]:
             return bad
         tokens, steps = max(sums["tokens"], 1.0), sums["steps"]
+        inputs = max(sums.get("inputs", tokens), 1.0)  # where not every token that is read is to be predicted
         seconds = max(self._seconds["data"] + self._seconds["step"], 1e-9)
         means = {
             "train/loss": sums["loss"] / tokens,
             "train/nll": sums["nll"] / tokens,
             "train/accuracy": sums["correct"] / tokens,
             "train/grad_norm": sums["grad_norm"] / steps,
-            "train/tokens_per_second": tokens / seconds,
-            "train/tokens_per_step": tokens / steps,
+            "train/tokens_per_second": inputs / seconds,
+            "train/tokens_per_step": inputs / steps,
         }
         if "z_loss" in sums:
             means["train/z_loss"] = sums["z_loss"] / tokens

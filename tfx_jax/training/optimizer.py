@@ -26,8 +26,11 @@ def inverse_sqrt_schedule(peak: float, warmup_steps: int) -> optax.Schedule:
     return schedule
 
 
-def learning_rate(config: OptimizerConfig, d_model: int) -> optax.Schedule:
+def learning_rate(config: OptimizerConfig, d_model: int, num_steps: int | None = None) -> optax.Schedule:
     """The schedule of an experiment; without a peak of its own, that of the optimizer's paper.
+
+    "cosine" (Loshchilov and Hutter, 2017, without restarts) and "linear" (Devlin et al., 2019) rise like the paper's,
+    linearly up to the peak at step `warmup_steps`, and reach `final_fraction` of it at step `num_steps`.
 
     For Adafactor it is warmup_steps^-0.5, relative to the scale of each parameter: with 10,000 steps of warm-up, equal
     to min(1e-6 * step, step^-0.5) of Shazeer and Stern (2018), section 9.
@@ -38,10 +41,20 @@ def learning_rate(config: OptimizerConfig, d_model: int) -> optax.Schedule:
     peak, warmup_steps = config.peak_learning_rate, config.warmup_steps
     if peak is None:
         peak = (warmup_steps if config.name == "adafactor" else d_model * warmup_steps) ** -0.5
-    return inverse_sqrt_schedule(peak, warmup_steps)
+    if config.schedule == "inverse_sqrt":
+        return inverse_sqrt_schedule(peak, warmup_steps)
+    if num_steps is None or config.schedule not in ("cosine", "linear"):
+        raise ValueError(f"schedule={config.schedule!r} with num_steps={num_steps}")
+    decay_steps, final = max(num_steps - warmup_steps, 1), config.final_fraction
+    if config.schedule == "linear":
+        decay = optax.linear_schedule(peak, final * peak, decay_steps)
+    else:
+        decay = optax.cosine_decay_schedule(peak, decay_steps, alpha=final)
+    rise = optax.linear_schedule(peak / warmup_steps, peak, warmup_steps - 1)
+    return optax.join_schedules([rise, decay], [warmup_steps - 1])
 
 
-def make_optimizer(config: OptimizerConfig, d_model: int) -> optax.GradientTransformation:
+def make_optimizer(config: OptimizerConfig, d_model: int, num_steps: int | None = None) -> optax.GradientTransformation:
     """What an experiment asks for, behind the clipping of the gradient's global norm if there is one.
 
     "adam" with b1 = 0.9, b2 = 0.98, epsilon = 1e-9 is that of section 5.3 of Vaswani et al. (2017); "adamw" decays
@@ -50,9 +63,9 @@ def make_optimizer(config: OptimizerConfig, d_model: int) -> optax.GradientTrans
     a part weight_decay * learning rate of each weight a step, and spares biases and the gains of normalisation.
 
     Raises:
-      ValueError: if there is no such optimizer.
+      ValueError: if there is no such optimizer or schedule, or a schedule has no end.
     """
-    rate = learning_rate(config, d_model)
+    rate = learning_rate(config, d_model, num_steps)
     if config.name == "adam":
         optimizer = optax.adam(rate, b1=config.b1, b2=config.b2, eps=config.epsilon)
     elif config.name == "adamw":
@@ -91,11 +104,32 @@ def _by_layer(optimizer: optax.GradientTransformation) -> optax.GradientTransfor
         return {name: (jax.vmap(fn) if is_stack(name) else fn)(*(tree[name] for tree in trees)) for name in trees[0]}
 
     def init(params: Any) -> Any:
-        return each(optimizer.init, params)
+        return each(optimizer.init, _parts(params))
 
     def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
-        found = each(optimizer.update, updates, state, params)
-        updates, state = ({name: pair[index] for name, pair in found.items()} for index in (0, 1))
-        return updates, state
+        found = each(optimizer.update, _parts(updates), state, _parts(params))
+        parts, state = ({name: pair[index] for name, pair in found.items()} for index in (0, 1))
+        return _joined(parts), state
 
     return optax.GradientTransformation(init, update)
+
+
+def _parts(params: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Parameters cut where stacks begin, by path: a model may have them inside another, as a BERT below its head."""
+    parts = {}
+    for name, part in params.items():
+        holds_stack = isinstance(part, dict) and not is_stack(name) and any(map(is_stack, part))
+        parts |= _parts(part, f"{prefix}{name}/") if holds_stack else {prefix + name: part}
+    return parts
+
+
+def _joined(parts: dict[str, Any]) -> dict[str, Any]:
+    """Undoes `_parts`."""
+    params: dict[str, Any] = {}
+    for path, part in parts.items():
+        *outer, name = path.split("/")
+        owner = params
+        for step in outer:
+            owner = owner.setdefault(step, {})
+        owner[name] = part
+    return params

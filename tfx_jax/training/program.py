@@ -1,6 +1,5 @@
 """The program of an experiment's training: what the loop runs, and `tfx-jax bench train` measures."""
 
-import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -9,21 +8,21 @@ from flax import nnx
 from jax.sharding import Mesh
 from jaxtyping import Array
 
-from tfx_jax.tasks.translation import translation_loss
 from tfx_jax.training.config import ExperimentConfig
 from tfx_jax.training.optimizer import make_optimizer
 from tfx_jax.training.sharding import MeshTraining, train_on
+from tfx_jax.training.step import LossFn
 
 
 def lay_out(
-    config: ExperimentConfig, make_model: Callable[[Callable[..., Any]], nnx.Module], mesh: Mesh
+    config: ExperimentConfig, make_model: Callable[[Callable[..., Any]], nnx.Module], loss_fn: LossFn, mesh: Mesh
 ) -> MeshTraining:
     """Lays the training of an experiment out on a mesh; `make_model` makes its model with the attention it is given."""
     return train_on(
         mesh,
         make_model,
-        functools.partial(translation_loss, label_smoothing=config.label_smoothing, z_loss_weight=config.z_loss),
-        make_optimizer(config.optimizer, config.model.d_model),
+        loss_fn,
+        make_optimizer(config.optimizer, config.model.d_model, config.num_steps),
         is_guarded=config.bad_steps == "skip" or config.spike_factor > 0,
         accumulate=config.accumulate,
         spike_factor=config.spike_factor,

@@ -8,6 +8,7 @@ import numpy as np
 from etils import epath
 
 from tfx_jax.training.config import ExperimentConfig, flat
+from tfx_jax.training.experiment import Experiment, Score
 from tfx_jax.training.flops import peak_flops
 from tfx_jax.training.meter import PARTS
 from tfx_jax.training.progress import Evaluation, History, clock, read_history
@@ -23,7 +24,7 @@ _PARTS = {
 
 def write_report(
     workdir: epath.PathLike,
-    config: ExperimentConfig,
+    experiment: Experiment,
     *,
     step: int,
     signum: int | None,
@@ -39,7 +40,7 @@ def write_report(
 
     Args:
       workdir: of the training.
-      config: the experiment.
+      experiment: what was trained.
       step: where it ended.
       signum: the signal that interrupted it, or None.
       num_params: parameters of the model.
@@ -50,18 +51,18 @@ def write_report(
     try:
         from tfx_jax.training.learning_curves import draw_learning_curves  # Matplotlib is slow to import
 
-        folder, history = epath.Path(workdir), read_history(workdir)
-        figure = draw_learning_curves(history, evaluations)
+        folder, history, config = epath.Path(workdir), read_history(workdir), experiment.config
+        figure = draw_learning_curves(history, evaluations, experiment.scores[0], token=experiment.token)
         if figure is not None:
             picture = io.BytesIO()
             figure.savefig(picture, format="png", dpi=150)
             _replace(folder / "learning_curves.png", picture.getvalue())
         parts = [
-            f"# Training report\n\nStep {step:,} of {config.num_steps:,}: {_ending(config, step, signum)}.",
+            f"# Training report\n\nStep {step:,} of {config.num_steps:,}: {_ending(experiment, step, signum)}.",
             "" if figure is None else "![Learning curves](learning_curves.png)",
-            _table(("", ""), _facts(history, config, step, num_params, device_kinds)),
+            _table(("", ""), _facts(history, experiment, step, num_params, device_kinds)),
             _time_table(history),
-            _evaluation_table(evaluations),
+            _evaluation_table(evaluations, experiment.scores),
             _config_table(config),
         ]
         _replace(folder / "report.md", ("\n\n".join(part for part in parts if part) + "\n").encode())
@@ -69,18 +70,20 @@ def write_report(
         message(f"no report: {' '.join(str(error).split())}")
 
 
-def _ending(config: ExperimentConfig, step: int, signum: int | None) -> str:
+def _ending(experiment: Experiment, step: int, signum: int | None) -> str:
+    config = experiment.config
     if signum is not None:
         return f"interrupted by {signal.Signals(signum).name}, the same command goes on"
     if step < config.num_steps:
-        return f"stopped early, without a better BLEU in the last {config.patience} evaluations"
+        return f"stopped early, without a better {experiment.scores[0].title} in the last {config.patience} evaluations"
     return "finished"
 
 
 def _facts(
-    history: History, config: ExperimentConfig, step: int, num_params: int, device_kinds: Sequence[str]
+    history: History, experiment: Experiment, step: int, num_params: int, device_kinds: Sequence[str]
 ) -> list[tuple[str, str]]:
     """Rows of the first table: name and value."""
+    config, what = experiment.config, f"{experiment.token}s".capitalize()
     facts = [
         ("Parameters", f"{num_params:,}"),
         ("Devices", ", ".join(f"{device_kinds.count(kind)} x {kind}" for kind in dict.fromkeys(device_kinds))),
@@ -93,10 +96,10 @@ def _facts(
     if steps.size:
         # What a killed run did not log is taken to have been like the steps logged after it.
         seen = float((tokens * np.diff(steps, prepend=0)).sum())
-        facts.append(("Target tokens seen", f"{seen:,.0f}, {seen / steps[-1]:,.0f} a step"))
+        facts.append((f"{what} seen", f"{seen:,.0f}, {seen / steps[-1]:,.0f} a step"))
     rate = _mean_rate(history, "train/tokens_per_second")
     if rate is not None:
-        facts.append(("Target tokens a second", f"{rate:,.0f} while training"))
+        facts.append((f"{what} a second", f"{rate:,.0f} while training"))
     facts += _mfu_fact(history, config, device_kinds)
     bad = history.curve("train/bad_steps")[1].sum()
     if bad:
@@ -129,23 +132,23 @@ def _time_table(history: History) -> str:
     return "## Where the time went\n\n" + _table(("", "time", "share"), rows)
 
 
-def _evaluation_table(evaluations: Sequence[Evaluation]) -> str:
+def _evaluation_table(evaluations: Sequence[Evaluation], scores: Sequence[Score]) -> str:
     if not evaluations:
         return ""
-    best = max(evaluation["bleu"] for evaluation in evaluations)
-    rows = [
-        (
-            f"{evaluation['step']:,}",
-            f"**{evaluation['bleu']:.2f}**" if evaluation["bleu"] == best else f"{evaluation['bleu']:.2f}",
-            f"{evaluation['exact_match']:.1f} %",
-        )
-        for evaluation in evaluations
-    ]
-    return "## Evaluations on the validation part\n\n" + _table(("step", "BLEU (tokenised)", "exact match"), rows)
+    values = [evaluation[scores[0].name] for evaluation in evaluations]
+    best = min(values) if scores[0].is_loss else max(values)
+    rows = []
+    for evaluation in evaluations:
+        first, *others = (score.spell(evaluation[score.name]) for score in scores)
+        is_best = evaluation[scores[0].name] == best
+        rows.append((f"{evaluation['step']:,}", f"**{first}**" if is_best else first, *others))
+    titles = (f"{score.title} ({score.note})" if score.note else score.title for score in scores)
+    return "## Evaluations on the validation part\n\n" + _table(("step", *titles), rows)
 
 
 def _config_table(config: ExperimentConfig) -> str:
-    default, chosen = flat(ExperimentConfig()), flat(config)
+    default = flat(ExperimentConfig(model=type(config.model)(), data=type(config.data)()))
+    chosen = flat(config)
     rows = [
         (f"`{name}`", f"`{value!r}`", f"`{default[name]!r}`")
         for name, value in chosen.items()

@@ -31,7 +31,7 @@ DATA_PARALLEL: Rules = ()
 FSDP: Rules = (
     (r".*/(query|key|value)/kernel", P("fsdp", None, None)),
     (r".*/out/kernel", P("fsdp")),
-    (r".*/up", P("fsdp", None)),
+    (r".*/(up|gate)", P("fsdp", None)),
     (r".*/down", P("fsdp")),
     (r".*embedding/table", P("fsdp")),
 )
@@ -42,7 +42,7 @@ TENSOR_PARALLEL: Rules = (
     (r".*/(query|key|value)/kernel", P("tensor", None)),
     (r".*/(query|key|value)/bias", P("tensor", None)),
     (r".*/out/kernel", P("tensor", None, None)),
-    (r".*/(up|up_bias)", P("tensor")),
+    (r".*/(up|up_bias|gate)", P("tensor")),
     (r".*/down", P("tensor", None)),
     (r".*embedding/table", P("tensor", None)),
 )
@@ -184,9 +184,14 @@ def loss_on(mesh: Mesh, loss_fn: LossFn) -> LossFn:
 
     def loss(model: nnx.Module, batch: dict[str, Array], rngs: nnx.Rngs | None) -> tuple[Array, dict[str, Array]]:
         params = nnx.to_pure_dict(nnx.state(model))
-        outside = {name: part for name, part in params.items() if not is_stack(name)}
-        gathered = jax.lax.with_sharding_constraint(outside, state_shardings(outside, mesh, others))
-        return loss_fn(nnx.merge(nnx.graphdef(model), params | gathered), batch, rngs)
+        shardings = state_shardings(params, mesh, others)
+
+        def gather(path: Any, leaf: Array, sharding: NamedSharding) -> Array:
+            is_in_stack = any(is_stack(str(getattr(key, "key", key))) for key in path)
+            return leaf if is_in_stack else jax.lax.with_sharding_constraint(leaf, sharding)
+
+        gathered = jax.tree_util.tree_map_with_path(gather, params, shardings)
+        return loss_fn(nnx.merge(nnx.graphdef(model), gathered), batch, rngs)
 
     return loss
 

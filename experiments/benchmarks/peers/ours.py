@@ -11,6 +11,7 @@ from experiments.benchmarks.peers.sizes import SIZES
 from experiments.benchmarks.peers.worker import Workload
 from tfx_jax.bench import workloads
 from tfx_jax.models.transformer import Transformer, TransformerConfig
+from tfx_jax.tasks.translation import translation_loss
 from tfx_jax.training.config import ExperimentConfig
 from tfx_jax.training.program import lay_out
 from tfx_jax.training.sharding import make_mesh
@@ -71,7 +72,9 @@ def step_and_state(config: TransformerConfig) -> tuple[Callable[..., Any], Train
     def make_model(attention_fn: Callable[..., Any]) -> Transformer:
         return Transformer(config, attention_fn=attention_fn, rngs=nnx.Rngs(params=0))
 
-    step_fn, first_state, _ = lay_out(ExperimentConfig(model=config), make_model, make_mesh())
+    experiment = ExperimentConfig(model=config)
+    loss_fn = functools.partial(translation_loss, label_smoothing=experiment.label_smoothing)
+    step_fn, first_state, _ = lay_out(experiment, make_model, loss_fn, make_mesh())
     return step_fn, first_state()
 
 

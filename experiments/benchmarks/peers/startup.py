@@ -79,14 +79,16 @@ def prepare(*, model: str, workdir: str) -> dict[str, float]:
         from tfx_jax.cli.train import load_config_file
         from tfx_jax.training.checkpoint import Checkpoints
         from tfx_jax.training.config import save_config
-        from tfx_jax.training.experiment import Experiment
+        from tfx_jax.training.experiments import make_experiment
         from tfx_jax.training.program import lay_out
         from tfx_jax.training.sharding import make_mesh
 
         config = load_config_file(*_config_options(model))
         pathlib.Path(workdir).mkdir(parents=True, exist_ok=True)
         save_config(config, epath.Path(workdir))
-        training = lay_out(config, Experiment(config, workdir).make_model, make_mesh())
+        experiment = make_experiment(config)
+        experiment.open(workdir)
+        training = lay_out(config, experiment.make_model, experiment.loss, make_mesh())
         with Checkpoints(workdir) as checkpoints:
             checkpoints.save(training.first_state(), {})
     return {}
@@ -115,12 +117,13 @@ def train(*, model: str, workdir: str, is_cached: bool, spawned_at: float) -> di
 
         from tfx_jax.cli import train as verb
         from tfx_jax.training import loop
+        from tfx_jax.training.experiments.translation import TranslationExperiment
 
         clock.listen()
         clock.phases["imports"] = clock.now()
         for tokenizer in pathlib.Path(workdir).glob("tokenizer*"):
             shutil.copy(tokenizer, new)
-        loop.Experiment = _in_phase(clock, "tokenizer", loop.Experiment)
+        TranslationExperiment.open = _in_phase(clock, "tokenizer", TranslationExperiment.open)
         lay_out = loop.lay_out
 
         def one_step(*arguments: Any) -> Any:

@@ -1,0 +1,244 @@
+"""Language models in the trainer: what they read, what evaluation says, and what can be done with a workdir."""
+
+import io
+import json
+import math
+import sys
+
+import jax
+import numpy as np
+import pytest
+from flax import nnx
+
+from tfx_jax.cli import main
+from tfx_jax.data.hf_tokenizer import load_folder_tokenizer
+from tfx_jax.errors import UserError
+from tfx_jax.models import BertConfig, GPTConfig, TransformerConfig, hf
+from tfx_jax.training.checkpoint import load_params
+from tfx_jax.training.config import DataConfig, ExperimentConfig, LabelledConfig, TextConfig, load_config, tiny_variant
+from tfx_jax.training.experiments import load_experiment, make_experiment
+from tfx_jax.training.experiments.language_model import LanguageModelExperiment
+from tfx_jax.training.experiments.translation import TranslationExperiment
+from tfx_jax.training.loop import train
+from tfx_jax.training.sharding import make_mesh
+
+TEXT = "\n".join(f"{word} and {other} ." for word in "abcdefgh" for other in "qrstuvwxyz") + "\n"
+
+
+def tiny_config(**data):
+    config = tiny_variant(ExperimentConfig(model=GPTConfig(), data=TextConfig(documents="file")))
+    for name, value in {"tokenizer": "characters", "max_length": 16, **data}.items():
+        setattr(config.data, name, value)
+    config.model.max_length = 16
+    config.label_smoothing = 0.0
+    config.optimizer.peak_learning_rate, config.optimizer.warmup_steps = 0.01, 2
+    return config
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("text")
+    (folder / "text.txt").write_text(TEXT)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def trained(folder, tmp_path_factory):
+    """A training of a few steps on text in a file, whose last fifth is for validation."""
+    workdir = tmp_path_factory.mktemp("work")
+    config = tiny_config(dataset="files", data_dir=str(folder), train_file="text.txt", validation_share=0.2)
+    config.num_steps, config.eval_every, config.checkpoint_every = 12, 6, 6
+    return workdir, train(config, workdir)
+
+
+def test_training_learns_and_evaluates(trained):
+    workdir, result = trained
+    first, last = result.evaluations
+    assert first["step"] == 6
+    assert last["loss"] < first["loss"] < math.log(40)
+    assert last["perplexity"] == pytest.approx(math.exp(last["loss"]))
+    report = (workdir / "report.md").read_text()
+    assert f"| 12 | **{last['loss']:.4f} nats** | {last['perplexity']:.2f} |" in report
+    assert "Tokens seen" in report
+
+
+def test_evaluation_is_the_mean_over_all_tokens(trained):
+    """Against the logits themselves: rows of 16, of which the last is short, each token but the first once."""
+    workdir, result = trained
+    experiment = load_experiment(workdir, LanguageModelExperiment)
+    params = load_params(workdir)
+    ids = np.array(experiment.tokenizer.encode(TEXT[int(len(TEXT) * 0.8) :]))
+    model = nnx.merge(experiment.graphdef, jax.device_put(params))
+    total = 0.0
+    for start in range(0, len(ids) - 1, 16):
+        inputs, targets = ids[start : start + 16][: len(ids) - 1 - start], ids[start + 1 : start + 17]
+        logits = np.asarray(jax.jit(model.__call__)(inputs[None].astype(np.int32))[0], np.float64)
+        log_z = np.log(np.exp(logits).sum(axis=-1))
+        total += (log_z - logits[np.arange(len(targets)), targets]).sum()
+    assert result.evaluations[-1]["loss"] == pytest.approx(total / (len(ids) - 1), rel=1e-5)
+    assert experiment.evaluate(params).scores == {
+        name: value for name, value in result.evaluations[-1].items() if name != "step"
+    }
+
+
+def test_validation_is_the_end_of_the_text_and_nothing_else(folder):
+    experiment = make_experiment(
+        tiny_config(dataset="files", data_dir=str(folder), train_file="text.txt", validation_share=0.2)
+    )
+    (train_part,), (validation,) = (experiment._documents(split) for split in ("train", "validation"))
+    assert train_part + validation == TEXT
+    assert len(validation) == math.ceil(len(TEXT) * 0.2)
+    lines = make_experiment(
+        tiny_config(
+            dataset="files", data_dir=str(folder), train_file="text.txt", validation_share=0.2, documents="lines"
+        )
+    )
+    assert lines._documents("train") + lines._documents("validation") == TEXT.removesuffix("\n").split("\n")
+    assert len(lines._documents("validation")) == 16
+
+
+@pytest.mark.parametrize("is_packed", [False, True])
+def test_batches_hold_the_text(folder, tmp_path, is_packed):
+    documents = "lines" if is_packed else "file"
+    config = tiny_config(
+        dataset="files", data_dir=str(folder), train_file="text.txt", documents=documents, is_packed=is_packed
+    )
+    experiment = make_experiment(config)
+    experiment.open(tmp_path)
+    mesh = make_mesh()
+    iterator = iter(experiment.batches(mesh))
+    eos = experiment.tokenizer.eos_id
+    ids = experiment.tokenizer.encode(TEXT)
+    lines = {tuple(experiment.tokenizer.encode(line)) for line in TEXT.removesuffix("\n").split("\n")}
+    for _ in range(30):  # some epochs
+        batch = next(iterator)
+        rows, length = batch["inputs"].shape
+        assert (rows % mesh.size, rows * length <= config.data.tokens_per_batch, length) == (0, True, 16)
+        for row in range(rows):
+            inputs, targets, weights = (batch[name][row] for name in ("inputs", "targets", "weights"))
+            if not is_packed and weights.any():
+                stream = [*inputs[:1].tolist(), *targets.tolist()]
+                assert any(ids[at : at + 17] == stream for at in range(len(ids)))
+                np.testing.assert_array_equal(inputs[1:], targets[:-1])
+            if is_packed:
+                segments = batch["segment_ids"][row]
+                for segment in range(1, segments.max() + 1):
+                    (*document, end) = inputs[segments == segment].tolist()
+                    assert (tuple(document) in lines, end) == (True, eos)
+                    assert weights[segments == segment].tolist() == [1.0] * len(document) + [0.0]
+    iterator.close()
+
+
+def test_a_stream_is_cut_elsewhere_in_each_epoch(folder, tmp_path):
+    experiment = make_experiment(tiny_config(dataset="files", data_dir=str(folder), train_file="text.txt"))
+    experiment.open(tmp_path)
+    cut = experiment._make_epochs()
+    firsts = [cut(epoch)[0]["inputs"].tolist() for epoch in range(5)]
+    assert firsts[0] == experiment.tokenizer.encode(TEXT)[:16]
+    assert len(set(map(tuple, firsts))) > 2
+    assert firsts == [cut(epoch)[0]["inputs"].tolist() for epoch in range(5)]
+
+
+def test_generate_goes_on_with_a_workdir(trained, monkeypatch, capsys):
+    workdir, _ = trained
+
+    def generate(*options):
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"a and\nb\n")))
+        status = main(["generate", *options])
+        return status, *capsys.readouterr()
+
+    status, out, _ = generate(f"--workdir={workdir}", "--max-new-tokens=4", "--temperature=0")
+    assert status == 0
+    assert [line[:5] for line in out.splitlines()] == ["a and", "b" + out.splitlines()[1][1:5]]
+    for options, message in (
+        ([], "give either --model=FOLDER or --workdir=FOLDER"),
+        (["--model=x", f"--workdir={workdir}"], "give either --model=FOLDER or --workdir=FOLDER"),
+        (["--model=x", "--step=3"], "--step chooses a checkpoint of a --workdir"),
+        ([f"--workdir={workdir}", "--step=7"], "has no checkpoint of step 7; there are 6, 12"),
+    ):
+        status, _, err = generate(*options)
+        assert (status, message in err, err.count("\n")) == (2, True, 1)
+
+
+def test_evaluate_prints_a_line_for_each_score(trained, capsys):
+    workdir, result = trained
+    last = result.evaluations[-1]
+    assert main(["evaluate", f"--workdir={workdir}", "--step=latest"]) == 0
+    assert capsys.readouterr().out == f"loss: {last['loss']:.4f} nats\nperplexity: {last['perplexity']:.2f}\n"
+    assert main(["evaluate", f"--workdir={workdir}", "--step=latest", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == {name: last[name] for name in ("loss", "perplexity")}
+    assert main(["evaluate", f"--workdir={workdir}", "--beam=2"]) == 2
+    assert "--beam is for translation, but this model learned something else" in capsys.readouterr().err
+    assert main(["translate", f"--workdir={workdir}"]) == 2
+    assert "this is for a translation experiment" in capsys.readouterr().err
+
+
+def test_convert_writes_a_folder_of_a_workdir(trained, tmp_path, capsys):
+    workdir, _ = trained
+    assert main(["convert", f"--workdir={workdir}", f"--output={tmp_path}/out", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["architecture"], found["bytes_before"]) == ("GPT2LMHeadModel", None)
+    experiment = load_experiment(workdir, LanguageModelExperiment)
+    model = nnx.merge(experiment.graphdef, jax.device_put(load_params(workdir, "best")))
+    again = hf.load(tmp_path / "out")
+    tokens = np.arange(12, dtype=np.int32)[None]
+    np.testing.assert_array_equal(again(tokens), model(tokens))
+    assert hf.end_ids(tmp_path / "out") == (experiment.tokenizer.eos_id,)
+    assert load_folder_tokenizer(tmp_path / "out").encode("a and q .") == experiment.tokenizer.encode("a and q .")
+
+
+@pytest.mark.parametrize("is_folder", [False, True])
+def test_a_training_starts_from_another(trained, tmp_path, capsys, is_folder):
+    """Its first loss is the last of the other; sizes and tokenizer are the other's, dropout is its own."""
+    source, _ = trained
+    if is_folder:
+        assert main(["convert", f"--workdir={source}", f"--output={tmp_path}/folder", "--step=latest"]) == 0
+        source = tmp_path / "folder"
+    config = load_config(trained[0])
+    config.init_from, config.model = str(source), GPTConfig(dropout_rate=0.0, attention_dropout_rate=0.0)
+    config.optimizer.peak_learning_rate = 1e-30
+    config.num_steps = config.eval_every = 1
+    result = train(config, tmp_path / "work")
+    assert result.evaluations[0]["loss"] == pytest.approx(trained[1].evaluations[-1]["loss"], rel=1e-6)
+    saved = load_config(tmp_path / "work")
+    assert (saved.model.d_model, saved.model.num_layers, saved.model.dropout_rate) == (32, 1, 0.0)
+    names = (tmp_path / "work" / "tokenizer").iterdir()
+    assert {path.name for path in names} == {"tokenizer.json", "tokenizer_config.json"}
+    assert f"starts from {source}: " in capsys.readouterr().err
+    capsys.readouterr()
+    config.num_steps = 2  # goes on from its own checkpoint
+    assert train(config, tmp_path / "work").step == 2
+    assert "resuming at step 1" in capsys.readouterr().err
+
+
+def test_what_a_training_cannot_start_from(trained, tmp_path):
+    config = tiny_config()
+    for source, message in (
+        (str(tmp_path), "is no workdir of a training and no Hugging Face folder"),
+        (str(trained[0]), "has a GPTConfig, but the experiment has a BertConfig"),
+    ):
+        config.init_from = source
+        if "GPTConfig" in message:
+            config = tiny_variant(ExperimentConfig(model=BertConfig(), data=LabelledConfig()))
+            config.init_from = source
+        with pytest.raises(UserError, match=message):
+            train(config, tmp_path / "work")
+    assert not (tmp_path / "work").exists()
+
+
+def test_mistakes_are_one_line(folder, tmp_path, trained):
+    config = tiny_config(dataset="files", data_dir=str(folder), train_file="no.txt")
+    with pytest.raises(UserError, match=r"no\.txt does not exist"):
+        train(config, tmp_path / "work")
+    config = tiny_config(dataset="files", data_dir=str(folder), train_file="text.txt")
+    config.eval_every = 2
+    with pytest.raises(UserError, match=r"eval_every and config\.patience need a validation part"):
+        train(config, tmp_path / "work")
+    assert not (tmp_path / "work").exists()
+    with pytest.raises(UserError, match="there is no training of a TransformerConfig with a TextConfig, only of"):
+        make_experiment(ExperimentConfig(model=TransformerConfig(), data=TextConfig()))
+    with pytest.raises(UserError, match="holds a language model experiment, and this is for a translation experiment"):
+        load_experiment(trained[0], TranslationExperiment)
+    with pytest.raises(UserError, match=r"config\.data\.test_file names no file for the test part"):
+        load_experiment(trained[0]).evaluate(load_params(trained[0]), "test")
+    assert isinstance(make_experiment(ExperimentConfig(data=DataConfig())), TranslationExperiment)

@@ -1,0 +1,258 @@
+"""Pre-training of a BERT: epochs that differ and repeat, scores against the logits themselves, whole trainings."""
+
+import json
+import math
+import pathlib
+import re
+
+import jax
+import numpy as np
+import pytest
+from flax import nnx
+
+from tfx_jax.cli import evaluate as evaluate_cli
+from tfx_jax.cli import train as train_cli
+from tfx_jax.data.grammar import grammar_documents
+from tfx_jax.errors import UserError
+from tfx_jax.models.bert import BertConfig
+from tfx_jax.tasks.pretraining import num_chosen
+from tfx_jax.training.config import ExperimentConfig, TextConfig
+from tfx_jax.training.experiments import load_experiment, make_experiment
+from tfx_jax.training.experiments.pretraining import PretrainingExperiment
+from tfx_jax.training.sharding import make_mesh
+from tfx_jax.training.validation import validate
+
+FILE = pathlib.Path(__file__).parents[3] / "experiments" / "bert_wikitext2.py"
+ARRAYS = {"tokens", "segments", "is_token", "targets", "weights", "is_other", "row_weights"}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Texts in files, with empty lines between the documents, or in lines."""
+    folder = tmp_path_factory.mktemp("text")
+    for split, size in (("train", 60), ("validation", 20)):
+        documents = grammar_documents(split, size)
+        (folder / f"{split}.txt").write_text("\n \n\n".join("\n".join(document) for document in documents) + "\n")
+        (folder / f"{split}.lines").write_text("".join(" ".join(document) + "\n" for document in documents))
+    return folder
+
+
+def tiny_config(folder, **changes):
+    model = BertConfig(300, max_length=32, num_layers=1, d_model=16, num_heads=2, d_ff=32)
+    data = TextConfig("files", str(folder), "train.txt", "validation.txt", max_length=32, tokens_per_batch=256)
+    config = ExperimentConfig(model=model, data=data)
+    config.label_smoothing = 0.0
+    for name, value in changes.items():
+        owner, _, leaf = name.rpartition("__")
+        setattr(getattr(config, owner) if owner else config, leaf, value)
+    return validate(config)
+
+
+def opened(folder, workdir, **changes):
+    experiment = make_experiment(tiny_config(folder, **changes))
+    assert type(experiment) is PretrainingExperiment
+    experiment.read_data()
+    experiment.open(workdir)
+    return experiment
+
+
+@pytest.fixture(scope="module")
+def workdir(tmp_path_factory):
+    return tmp_path_factory.mktemp("workdir")
+
+
+@pytest.fixture(scope="module")
+def experiment(folder, workdir):
+    return opened(folder, workdir)
+
+
+def take_epochs(experiment, count):
+    """The batches of the first epochs, and the state before each."""
+    iterator = iter(experiment.batches(make_mesh(data=1)))
+    epochs = [[] for _ in range(count)]
+    while (state := iterator.get_state())["epoch"] < count:
+        epochs[state["epoch"]].append((state, next(iterator)))
+    iterator.close()
+    return epochs
+
+
+def rows_in(epoch, *names):
+    """What some arrays of all rows say where there are tokens, row by row."""
+    found = []
+    for _, batch in epoch:
+        for place in np.flatnonzero(batch["row_weights"]):
+            is_token = batch["is_token"][place]
+            found.append(tuple(tuple(batch[name][place][is_token].tolist()) for name in names))
+    return found
+
+
+@pytest.mark.parametrize("documents", ["file", "lines"])
+def test_documents_and_their_sentences(folder, documents):
+    suffix = {"file": "txt", "lines": "lines"}[documents]
+    changes = {"data__train_file": f"train.{suffix}", "data__validation_file": f"validation.{suffix}"}
+    experiment = make_experiment(tiny_config(folder, data__documents=documents, **changes))
+    wanted = [
+        [end for sentence in document for end in sentence.replace("? ", "?\n").split("\n")]
+        for document in grammar_documents("train", 60)
+    ]
+    assert experiment.sentences("train") == wanted
+
+
+@pytest.mark.parametrize("documents", ["file", "lines", "articles"])
+def test_documents_of_the_grammar(folder, documents):
+    experiment = make_experiment(tiny_config(folder, data__dataset="grammar", data__documents=documents))
+    sentences = [sentence for document in grammar_documents("validation", 100) for sentence in document]
+    if documents == "lines":  # each is a sentence: no pairs
+        with pytest.raises(UserError, match=r'validation part: .*="lines" finds 616, none with two$'):
+            experiment.sentences("validation")
+    else:
+        found = experiment.sentences("validation")
+        assert len(found) == 100
+        assert [sentence for document in found for sentence in document] == sentences
+
+
+def test_rows_of_a_batch(experiment):
+    (epoch,) = take_epochs(experiment, 1)
+    specials = [experiment.tokenizer.cls_id, experiment.tokenizer.sep_id]
+    shapes = set()
+    for _, batch in epoch:
+        assert batch.keys() == ARRAYS
+        shapes.add(batch["tokens"].shape)
+        assert batch["tokens"].size <= 256
+        chosen = (batch["weights"] > 0).sum(axis=1)
+        assert chosen.max() <= num_chosen(batch["tokens"].shape[1], 0.15)  # or the loss would be NaN
+        np.testing.assert_array_equal(chosen > 0, batch["row_weights"] > 0)
+        np.testing.assert_array_equal(batch["is_token"], batch["tokens"] != experiment.tokenizer.pad_id)
+        assert not batch["weights"][np.isin(batch["targets"], specials)].any()
+    assert (8, 32) in shapes
+    assert {length for _, length in shapes} <= {8, 16, 32}  # few to compile
+
+
+def test_every_epoch_is_another_and_comes_again(folder, workdir, experiment):
+    first, second = take_epochs(experiment, 2)
+    again = take_epochs(opened(folder, workdir), 2)
+    for epoch, repeated in zip((first, second), again, strict=True):
+        assert len(epoch) == len(repeated) > 10
+        for (state, batch), (same_state, same) in zip(epoch, repeated, strict=True):
+            assert state == same_state
+            jax.tree.map(np.testing.assert_array_equal, batch, same)
+    texts, hidden = (
+        [set(rows_in(epoch, *names)) for epoch in (first, second)] for names in (["targets"], ["targets", "tokens"])
+    )
+    assert len(texts[0] & texts[1]) < 0.2 * len(texts[0])
+    assert len(hidden[0] & hidden[1]) < 0.02 * len(hidden[0])
+    (other,) = take_epochs(opened(folder, workdir, seed=1), 1)
+    assert len(set(rows_in(other, "targets", "tokens")) & hidden[0]) < 0.02 * len(hidden[0])
+    # Every epoch has about the whole text, and what random second segments repeat.
+    sentences = [tuple(ids) for document in experiment._encode("train") for ids in document]
+    for epoch in (first, second):
+        read = sum(batch["is_token"].sum() - 3 * batch["row_weights"].sum() for _, batch in epoch)
+        assert read > 0.9 * sum(map(len, sentences))
+
+
+def test_labels_of_next_sentences(tmp_path):
+    """Every word names its document."""
+    rng = np.random.default_rng(0)
+    documents = [
+        "\n".join(" ".join(f"{document}/{word}" for word in rng.integers(9, size=6)) for _ in range(8))
+        for document in range(50)
+    ]
+    (tmp_path / "train.txt").write_text("\n\n".join(documents))
+    changes = {"data__validation_file": "", "data__tokenizer": "words", "model__vocab_size": 1_000}
+    experiment = opened(tmp_path, tmp_path, **changes)
+    assert not experiment.has_validation
+    (epoch,) = take_epochs(experiment, 1)
+    rows = [row for _, batch in epoch for row in zip(batch["targets"], batch["is_other"], strict=True) if row[0].any()]
+    for targets, is_other in rows:
+        middle, end = np.flatnonzero(targets == experiment.tokenizer.sep_id)
+        first, second = (
+            {piece.split("/")[0] for piece in experiment.tokenizer.pieces(side)}
+            for side in (targets[1:middle], targets[middle + 1 : end])
+        )
+        assert (len(first), len(second)) == (1, 1)
+        assert is_other == (first != second)
+    assert np.mean([is_other for _, is_other in rows]) == pytest.approx(0.5, abs=1.5 / np.sqrt(len(rows)))
+
+
+def test_resuming_inside_an_epoch(folder, workdir, experiment):
+    epochs = take_epochs(experiment, 2)
+    taken = [pair for epoch in epochs for pair in epoch]
+    for start in (3, len(epochs[0]) - 1, len(epochs[0]) + 4):
+        iterator = iter(opened(folder, workdir).batches(make_mesh(data=1)))
+        iterator.set_state(json.loads(json.dumps(taken[start][0])))
+        for _, batch in taken[start : start + 4]:
+            jax.tree.map(np.testing.assert_array_equal, next(iterator), batch)
+        iterator.close()
+
+
+def test_evaluation_is_that_of_the_logits(folder, workdir, experiment, draw_model):
+    """Row by row, without batches, padding or a choice of places."""
+    params = jax.device_get(nnx.to_pure_dict(nnx.state(draw_model(experiment.make_model))))
+    scores, text = experiment.evaluate(params)
+    model = jax.jit(nnx.merge(experiment.graphdef, jax.device_put(params)).__call__)
+    rows = experiment._evaluation_rows("validation")
+    nll, correct, tokens, next_correct = 0.0, 0, 0, 0
+    for index in range(len(rows)):
+        row, length = rows[index], rows.lengths[index]
+        names = "tokens", "segments", "targets", "weights"
+        padded = {name: np.pad(row[name], (0, 32 - length)) for name in names}  # one length: compiled once
+        is_token = np.arange(32) < length
+        logits, next_sentence = model(padded["tokens"][None], padded["segments"][None], is_token=is_token[None])
+        chosen = padded["weights"] > 0
+        found = np.asarray(logits[0], np.float64)[chosen]
+        wanted = padded["targets"][chosen]
+        nll += (np.log(np.exp(found).sum(axis=-1)) - found[np.arange(len(wanted)), wanted]).sum()
+        correct += (found.argmax(axis=-1) == wanted).sum()
+        tokens += chosen.sum()
+        next_correct += int(next_sentence[0].argmax() == row["is_other"])
+    assert scores["loss"] == pytest.approx(nll / tokens, rel=1e-5)
+    assert scores["masked_accuracy"] == pytest.approx(100 * correct / tokens)
+    assert scores["next_sentence_accuracy"] == pytest.approx(100 * next_correct / len(rows))
+    assert text.endswith(f"{tokens:,} hidden tokens of {len(rows):,} pairs")
+    assert experiment.evaluate(params).scores == scores
+    # Neither on the size of batches nor on the seed does it depend.
+    other, _ = opened(folder, workdir, data__tokens_per_batch=40, seed=5).evaluate(params)
+    assert other == pytest.approx(scores, rel=1e-6)
+
+
+def test_training_learns_on_the_command_line(tmp_path, capsys):
+    """Rows so short that all have one length, on one device: little to compile."""
+    workdir = str(tmp_path / "run")
+    changes = ["data.max_length=8", "mesh.data=1", "optimizer.peak_learning_rate=0.01", "optimizer.warmup_steps=5"]
+    overrides = [
+        f"--config.{change}"
+        for change in (*changes, "num_steps=80", "eval_every=40", "checkpoint_every=80", "log_every=40")
+    ]
+    assert train_cli.run([f"--config={FILE}:test", f"--workdir={workdir}", *overrides]) == 0
+    printed = re.findall(r"step \d+: validation masked LM loss ([\d.]+) nats", capsys.readouterr().err)
+    first, last = map(float, printed)
+    assert last < first - 0.05
+    assert first < math.log(load_experiment(workdir).tokenizer.vocab_size) - 0.5
+    assert "masked LM loss" in (tmp_path / "run" / "report.md").read_text()
+    assert evaluate_cli.run([f"--workdir={workdir}"]) == 0
+    loss, *lines = capsys.readouterr().out.splitlines()
+    assert loss == f"masked LM loss: {last:.4f} nats"
+    assert [line.partition(":")[0] for line in lines] == ["masked accuracy", "next sentence accuracy"]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("One line. Two.\n", r'^next sentence prediction needs two documents, .* the train part: .*="file" finds 1$'),
+        ("One line.\n\nTwo.\n", r"finds 2, none with two$"),
+        ("\n", "finds 0"),
+    ],
+)
+def test_text_without_pairs_is_refused(tmp_path, text, message):
+    (tmp_path / "train.txt").write_text(text)
+    with pytest.raises(UserError, match=message) as caught:
+        opened(tmp_path, tmp_path / "workdir")
+    assert "\n" not in str(caught.value)
+
+
+def test_what_does_not_fit_is_refused(folder, tmp_path):
+    with pytest.raises(UserError, match=r"^config.data.max_length=7 is too short for pairs: 8 will do$"):
+        opened(folder, tmp_path, data__max_length=7)
+    experiment = opened(folder, tmp_path, data__validation_file="")
+    with pytest.raises(UserError, match=r"^config.data.test_file names no file for the test part$"):
+        experiment.evaluate({}, "test")

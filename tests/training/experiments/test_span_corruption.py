@@ -1,0 +1,168 @@
+"""T5's pre-training in the trainer: what an epoch is, what evaluation says, and what is refused."""
+
+import itertools
+import json
+import math
+
+import jax
+import numpy as np
+import pytest
+from flax import nnx
+
+from tfx_jax.cli import main
+from tfx_jax.data.grammar import grammar_documents
+from tfx_jax.data.span_corruption import span_corruption_lengths
+from tfx_jax.errors import UserError
+from tfx_jax.models.t5 import T5Config
+from tfx_jax.training.checkpoint import load_params
+from tfx_jax.training.config import ExperimentConfig, TextConfig, tiny_variant
+from tfx_jax.training.experiments import load_experiment, make_experiment
+from tfx_jax.training.experiments.span_corruption import SpanCorruptionExperiment
+from tfx_jax.training.experiments.texts import read_documents
+from tfx_jax.training.loop import train
+from tfx_jax.training.sharding import make_mesh
+from tfx_jax.training.validation import validate
+
+
+def tiny_config(**data):
+    config = tiny_variant(ExperimentConfig(model=T5Config(), data=TextConfig(documents="lines")))
+    for name, value in {"tokenizer": "words", "max_length": 32, **data}.items():
+        setattr(config.data, name, value)
+    config.label_smoothing, config.mesh.data = 0.0, 1
+    config.model.dropout_rate = 0.0  # compiles sooner
+    config.optimizer.peak_learning_rate, config.optimizer.warmup_steps = 0.01, 2
+    return config
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    workdir = tmp_path_factory.mktemp("work")
+    for split, size in (("train", 60), ("validation", 10)):
+        lines = [" ".join(sentences) for sentences in grammar_documents(split, size)]
+        (workdir / f"{split}.txt").write_text("\n".join(lines) + "\n")
+    files = {"train_file": "train.txt", "validation_file": "validation.txt"}
+    config = tiny_config(dataset="files", data_dir=str(workdir), **files)
+    config.num_steps, config.eval_every, config.checkpoint_every = 20, 10, 10
+    return workdir, train(config, workdir)
+
+
+@pytest.fixture(scope="module")
+def experiment(trained):
+    return load_experiment(trained[0], SpanCorruptionExperiment)
+
+
+def epoch_of(experiment, number):
+    rows = experiment._make_epochs()(number)
+    return [rows[index] for index in range(len(rows))]
+
+
+def restored(experiment, rows):
+    """The stream, from sources and targets alone."""
+    pad, eos, sentinels = experiment.specials
+    found = []
+    for row in rows:
+        source, target = ([token for token in row[side].tolist() if token != pad] for side in ("source", "target"))
+        assert source.pop() == target.pop() == eos
+        places = [place for place, token in enumerate(target) if token in sentinels] + [len(target)]
+        spans = {target[a]: target[a + 1 : b] for a, b in itertools.pairwise(places)}
+        found += [piece for token in source for piece in spans.get(token, [token])]
+    return found
+
+
+def test_training_learns_and_evaluates(trained):
+    workdir, result = trained
+    first, last = result.evaluations
+    assert last["loss"] < first["loss"] < math.log(500)
+    assert 0 < last["accuracy"] < 100
+    assert f"**{last['loss']:.4f} nats** | {last['accuracy']:.2f} %" in (workdir / "report.md").read_text()
+
+
+def test_evaluation_is_the_mean_over_all_targets(trained, experiment):
+    """Against the logits themselves, one row at a time; the same spans as always."""
+    workdir, result = trained
+    params = load_params(workdir)
+    stream = np.array(
+        [token for line in read_documents(experiment.data, "validation") for token in experiment.tokenizer.encode(line)]
+    )
+    rows = experiment._corrupted(stream, (0,))
+    model = nnx.merge(experiment.graphdef, jax.device_put(params))
+    logits_fn = jax.jit(model.__call__)
+    nll, correct, count = 0.0, 0, 0
+    for index in range(len(rows)):
+        row = rows[index]
+        logits = np.asarray(logits_fn(row["source"][None], row["target"][None])[0], np.float64)
+        target = row["target"][row["target"] != 0]
+        logits = logits[: len(target)]
+        log_z = np.log(np.exp(logits).sum(axis=-1))
+        nll += (log_z - logits[np.arange(len(target)), target]).sum()
+        correct += (logits.argmax(axis=-1) == target).sum()
+        count += len(target)
+    assert result.evaluations[-1]["loss"] == pytest.approx(nll / count, rel=1e-5)
+    assert result.evaluations[-1]["accuracy"] == pytest.approx(100 * correct / count, abs=0.1)
+
+
+def test_an_epoch_has_every_token_once_and_is_cut_elsewhere(experiment):
+    documents = read_documents(experiment.data, "train")
+    stream = [token for ids in experiment.tokenizer.encode_batch(documents) for token in ids]
+    epochs = [epoch_of(experiment, number) for number in (0, 1, 2)]
+    for rows in epochs:
+        assert restored(experiment, rows) == stream
+        shapes = {(row["source"].shape, row["target"].shape) for row in rows}
+        assert shapes == {tuple((n,) for n in span_corruption_lengths(experiment._text_length))}
+    firsts = {row["source"].tobytes() for row in epochs[0]}
+    assert not any(row["source"].tobytes() in firsts for rows in epochs[1:] for row in rows)
+    for row, again in zip(epochs[1], epoch_of(experiment, 1), strict=True):
+        np.testing.assert_array_equal(row["source"], again["source"])
+        np.testing.assert_array_equal(row["target"], again["target"])
+
+
+def test_batches_have_one_shape(experiment):
+    batches = iter(experiment.batches(make_mesh(1)))
+    found = [next(batches) for _ in range(30)]  # more than an epoch
+    source_length, target_length = span_corruption_lengths(experiment._text_length)
+    assert source_length == 32
+    assert {batch["source"].shape for batch in found} == {(16, source_length)}
+    assert {batch["target"].shape for batch in found} == {(16, target_length)}
+    assert experiment.training_flops({name: array.shape for name, array in found[0].items()}) > 0
+
+
+def test_command_line_evaluates(trained, capsys):
+    workdir, result = trained
+    assert main(["evaluate", f"--workdir={workdir}", "--json"]) == 0
+    scores = json.loads(capsys.readouterr().out)
+    assert scores == {name: pytest.approx(result.evaluations[-1][name]) for name in ("loss", "accuracy")}
+
+
+@pytest.mark.parametrize(
+    ("section", "field", "value", "message"),
+    [
+        ("data", "max_length", 2, "config.data.max_length=2 has no room for a span"),
+        ("data", "max_length", 4096, "means 228 sentinels in a target, but T5's tokenizers have 100: lower it"),
+        ("data", "is_packed", True, "config.data.is_packed is for a GPT only"),
+        ("model", "num_buckets", 3, "config.model.num_buckets=3 must be at least 4"),
+        ("model", "max_distance", 16, "less than twice max_distance=16"),
+    ],
+)
+def test_what_does_not_fit_is_refused(section, field, value, message):
+    config = tiny_config()
+    config.data.tokens_per_batch = 8_192
+    setattr(getattr(config, section), field, value)
+    with pytest.raises(UserError, match=message):
+        validate(config)
+
+
+def test_other_special_tokens_are_refused(trained):
+    config = tiny_config()
+    config.model.eos_id = 2
+    with pytest.raises(UserError, match=r"config.model.eos_id is 2, but the tokenizer of .* has 1 for it"):
+        make_experiment(config).open(trained[0])
+
+
+def test_a_tokenizer_without_sentinels_is_refused(trained, tmp_path):
+    folder = trained[0] / "tokenizer"
+    (tmp_path / "tokenizer").mkdir()
+    for file in folder.iterdir():
+        text = file.read_text().replace("<extra_id_7>", "<other>")
+        (tmp_path / "tokenizer" / file.name).write_text(text)
+    with pytest.raises(UserError, match=r"the last 100 tokens of the tokenizer of .* are not T5's sentinels"):
+        make_experiment(tiny_config()).open(tmp_path)

@@ -1,0 +1,90 @@
+"""GPT, BERT and T5 on a mesh as on one device: their stacks may lie inside other modules, their units be gated."""
+
+import functools
+
+import jax
+import numpy as np
+import pytest
+from flax import nnx
+
+from tfx_jax.models import GPT, T5, BertConfig, GPTConfig, T5Config
+from tfx_jax.models.bert_heads import BertPretraining
+from tfx_jax.tasks.language_modeling import language_model_loss
+from tfx_jax.tasks.pretraining import pretraining_loss
+from tfx_jax.tasks.translation import translation_loss
+from tfx_jax.training.config import OptimizerConfig
+from tfx_jax.training.optimizer import make_optimizer
+from tfx_jax.training.sharding import make_mesh, shard_batch, train_on
+
+B, T, V = 8, 8, 24
+SIZES = {"vocab_size": V, "num_layers": 2, "d_model": 16, "num_heads": 4, "d_ff": 32, "dropout_rate": 0.1}
+DROPOUT = {"attention_dropout_rate": 0.1, "max_length": T}
+
+
+def text(low=1):
+    return np.random.default_rng(0).integers(low, V, (B, T)).astype(np.int32)
+
+
+def chosen():
+    weights = np.zeros((B, T), np.float32)
+    weights[:, 3] = 1
+    return {
+        "tokens": text(),
+        "segments": np.zeros((B, T), np.int32),
+        "is_token": np.arange(T) < np.arange(4, 4 + B)[:, None],
+        "targets": text(),
+        "weights": weights,
+        "is_other": np.arange(B, dtype=np.int32) % 2,
+        "row_weights": np.ones(B, np.float32),
+    }
+
+
+# A model, its configuration, its loss, a batch; and a matrix that "fsdp" and "tensor" divide.
+FAMILIES = {
+    "gpt": (
+        GPT,
+        GPTConfig(**SIZES, **DROPOUT),
+        language_model_loss,
+        lambda: {"inputs": text(), "targets": text(), "weights": np.ones((B, T), np.float32)},
+        ("decoder_layers", "feed_forward", "up"),
+    ),
+    "bert": (
+        BertPretraining,
+        BertConfig(**SIZES, **DROPOUT),
+        pretraining_loss,
+        chosen,
+        ("bert", "encoder_layers", "feed_forward", "up"),
+    ),
+    "t5": (
+        T5,
+        T5Config(**SIZES, d_k=4, activation="gelu_tanh", is_gated=True, is_tied=False),
+        translation_loss,
+        lambda: {"source": text(), "target": text()},
+        ("decoder_layers", "feed_forward", "gate"),
+    ),
+}
+
+
+def run(family, mesh):
+    model, config, loss_fn, make_batch, _ = FAMILIES[family]
+    optimizer = make_optimizer(OptimizerConfig(warmup_steps=2, peak_learning_rate=0.01), config.d_model)
+    training = train_on(
+        mesh, lambda attention_fn: model(config, attention_fn=attention_fn, rngs=nnx.Rngs(params=0)), loss_fn, optimizer
+    )
+    state, losses = training.first_state(), []
+    batch = shard_batch(make_batch(), mesh)
+    for _ in range(4):
+        state, metrics = training.step_fn(state, batch, jax.random.key(3))
+        losses.append(float(metrics["loss"] / metrics["tokens"]))
+    return state, losses
+
+
+@pytest.mark.parametrize("family", [pytest.param("gpt", marks=pytest.mark.slow), "bert", "t5"])
+def test_training_on_a_mesh_is_that_on_one_device(family):
+    state, losses = run(family, make_mesh(fsdp=2, tensor=2))  # and two for data
+    _, expected = run(family, make_mesh(1))
+    assert expected[-1] < expected[0]
+    np.testing.assert_allclose(losses, expected, atol=2e-5)
+    *path, name = FAMILIES[family][-1]
+    matrix = functools.reduce(lambda tree, key: tree[key], path, state.params)[name]
+    assert matrix.sharding.shard_shape(matrix.shape) == (2, 8, 16)

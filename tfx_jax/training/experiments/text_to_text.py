@@ -1,0 +1,278 @@
+"""A T5 that learns a task as text to text (Raffel et al., 2020, section 2.4): classes, tags or answers."""
+
+import abc
+import functools
+import itertools
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import grain
+import jax
+import numpy as np
+from etils import epath
+from jax.sharding import Mesh
+
+from tfx_jax.data.conll import TaggedSentence, read_tagged
+from tfx_jax.data.epochs import Layout, Row, RowList, epoch_batches, one_pass
+from tfx_jax.data.grammar import Split, grammar_questions, grammar_tagged
+from tfx_jax.data.labelled import LabelledPair, LabelledText
+from tfx_jax.data.span_corruption import NUM_SENTINELS
+from tfx_jax.data.squad import Question, read_questions
+from tfx_jax.errors import UserError
+from tfx_jax.tasks.answer_scores import answer_scores, character_exact_match, character_f1
+from tfx_jax.tasks.prediction import Predictor
+from tfx_jax.tasks.tagging import entities_of_tags, entity_scores
+from tfx_jax.tasks.text_to_text import (
+    NO_LABEL,
+    Rendered,
+    label_scores,
+    label_text,
+    labels_by_text,
+    read_label,
+    read_tags,
+    render_labelled,
+    render_question,
+    render_tagged,
+    write_targets,
+)
+from tfx_jax.training.distributed import gather_lists, primary_first
+from tfx_jax.training.experiment import Evaluation, Score
+from tfx_jax.training.experiments.classification import read_labelled_part
+from tfx_jax.training.experiments.examples import GRAMMAR_SIZES, Example, ExamplesExperiment
+from tfx_jax.training.experiments.t5 import T5Experiment
+from tfx_jax.training.sharding import num_row_parts, row_share
+from tfx_jax.training.step import Params
+
+
+class TextToTextExperiment(T5Experiment, ExamplesExperiment[Example]):
+    """A T5 trained on examples of a task; subclasses say how these are written, and answers scored.
+
+    As in the paper, a source longer than `max_length` is cut.
+
+    Attributes:
+      labels: of the training part; kept in the workdir.
+      target_length: tokens of the longest target of the training part, its end included; answers are no longer.
+    """
+
+    @abc.abstractmethod
+    def render(self, example: Example) -> Rendered:
+        """Source and target of an example."""
+
+    @abc.abstractmethod
+    def score(self, answers: Sequence[str], examples: Sequence[Example]) -> Evaluation:
+        """Scores what a model wrote for each example; sentinels are spelled out."""
+
+    def labels_of(self, examples: Sequence[Example]) -> list[str]:
+        """The labels of some examples; none for a task without."""
+        del examples
+        return []
+
+    def open(self, workdir: epath.PathLike) -> None:
+        """Loads tokenizer, labels and length of `workdir`, or makes them from the training part and saves them."""
+        self.open_tokenizer(workdir, lambda: itertools.chain(*map(self.render, self.examples("train"))))
+        path = epath.Path(workdir) / "targets.json"
+        with primary_first("targets"):
+            if not path.exists():
+                partial = path.with_name(path.name + ".partial")
+                partial.write_text(json.dumps(self._targets(), ensure_ascii=False) + "\n")
+                partial.replace(path)
+            found = json.loads(path.read_text())
+        self.labels: list[str] = found["labels"]
+        self.target_length: int = found["length"]
+        self._check_labels()
+
+    def batches(self, mesh: Mesh) -> grain.IterDataset[dict[str, np.ndarray]]:
+        """What this process reads of the training part when it trains on a mesh."""
+        share = row_share(mesh)
+        rows = RowList(self.rows(self.examples("train")), by="source")
+        return epoch_batches(
+            lambda epoch: rows,
+            self._layout,
+            seed=self.config.seed,
+            rows_multiple=num_row_parts(mesh) * self.config.accumulate,
+            process_index=share.index,
+            process_count=share.count,
+        )
+
+    def rows(self, examples: Sequence[Example]) -> list[Row]:
+        """Examples as {"source" [S], "target" [T]}, int32, each with its end."""
+        rendered = [self.render(example) for example in examples]
+        sides = {"source": self.config.data.max_length, "target": self.target_length}
+        encoded = {
+            name: self.tokenizer.encode_batch([getattr(example, name) for example in rendered]) for name in sides
+        }
+        return [
+            {
+                name: np.array([*ids[: sides[name] - 1], self.specials.eos_id], np.int32)
+                for name, ids in zip(sides, both, strict=True)
+            }
+            for both in zip(*encoded.values(), strict=True)
+        ]
+
+    def evaluate(self, params: Params, split: Split = "validation") -> Evaluation:
+        """Answers every source by a search and scores that."""
+        examples = self.examples(split)
+        return self.score(self.answer(params, examples), examples)
+
+    def answer(self, params: Params, examples: Sequence[Example]) -> list[str]:
+        """What the model writes for examples, whose targets it does not see; processes share them."""
+        mine = self.rows(examples[jax.process_index() :: jax.process_count()])
+        answers = [""] * len(mine)
+        batches = list(one_pass(RowList(mine, by="source"), self._layout)) if mine else []
+        sources = ({"source": batch["source"]} for batch in batches)
+        for batch, tokens in zip(batches, self._predictor(params, sources), strict=True):
+            for index, row in zip(batch["index"].tolist(), tokens.tolist(), strict=True):
+                if index >= 0:
+                    answers[index] = self.spell(row)
+        return gather_lists(answers)
+
+    def spell(self, ids: Sequence[int]) -> str:
+        """The text of tokens up to the end, sentinels spelled out."""
+        number = {sentinel: place for place, sentinel in enumerate(self.specials.sentinels)}
+        text = list(itertools.takewhile(lambda token: token != self.specials.eos_id, ids))
+        parts = []
+        for is_sentinel, group in itertools.groupby(text, key=number.__contains__):
+            if is_sentinel:
+                parts += [f"<extra_id_{number[token]}>" for token in group]
+            else:
+                parts.append(self.tokenizer.decode(group).strip())
+        return " ".join(parts)
+
+    def as_written(self, text: str) -> str:
+        """A text as a model writes it at best: with what the tokenizer leaves of it."""
+        return self.spell(self.tokenizer.encode(text))
+
+    @functools.cached_property
+    def labels_as_written(self) -> dict[str, str]:
+        """The labels by their texts as a model writes them."""
+        return {label_text(self.as_written(text)): label for text, label in labels_by_text(self.labels).items()}
+
+    def _check_labels(self) -> None:
+        """Refuses labels that an answer cannot tell apart."""
+        try:
+            lost = set(self.labels) - set(self.labels_as_written.values()) | {self.labels_as_written.get(NO_LABEL)}
+        except ValueError as error:
+            raise UserError(f"{error}: rename one") from None
+        for label in self.labels:
+            if label in lost:
+                raise UserError(f"the tokenizer cannot spell the label {label!r} apart from others: rename it")
+
+    def _targets(self) -> dict[str, Any]:
+        examples = self.examples("train")
+        encoded = self.tokenizer.encode_batch([self.render(example).target for example in examples])
+        length = max(map(len, encoded)) + 1
+        limit = getattr(self.config.data, "max_answer_length", None)
+        return {"labels": self.labels_of(examples), "length": length if limit is None else min(length, limit + 1)}
+
+    @property
+    def _layout(self) -> Layout:
+        pad_id = self.specials.pad_id
+        return Layout(
+            self.boundaries,
+            self.config.data.tokens_per_batch,
+            fills={"source": pad_id, "target": pad_id},
+            widths={"target": self.target_length},
+        )
+
+    @functools.cached_property
+    def _predictor(self) -> Predictor:
+        decoding = self.config.decoding
+        options = {"max_length": self.target_length, "beam_size": decoding.beam_size, "alpha": decoding.alpha}
+        return Predictor(self.graphdef, functools.partial(write_targets, **options))
+
+
+class ClassificationAsTextExperiment(TextToTextExperiment[LabelledText | LabelledPair]):
+    """A T5 that writes the label of a text, or of a pair of texts."""
+
+    scores = (Score("accuracy", "accuracy", " %"), Score("macro_f1", "macro F1", " %"))
+
+    def read_examples(self, split: Split) -> Sequence[LabelledText | LabelledPair]:
+        """Texts or pairs and their labels."""
+        return read_labelled_part(self.config.data, split)
+
+    def render(self, example: LabelledText | LabelledPair) -> Rendered:
+        """See `render_labelled`."""
+        return render_labelled(example)
+
+    def labels_of(self, examples: Sequence[LabelledText | LabelledPair]) -> list[str]:
+        """The labels of some examples, in alphabetical order."""
+        return sorted({example.label for example in examples})
+
+    def score(self, answers: Sequence[str], examples: Sequence[LabelledText | LabelledPair]) -> Evaluation:
+        """Scores labels; an answer that is none is wrong."""
+        for example in examples:
+            if example.label not in self.labels:
+                raise UserError(f"the label {example.label!r} is none of the {len(self.labels)} of the training part")
+        found = [read_label(answer, self.labels_as_written) for answer in answers]
+        accuracy, macro_f1 = label_scores(found, [example.label for example in examples], self.labels)
+        text = f"accuracy {accuracy:.2f} %, macro F1 {macro_f1:.2f} %, {len(found):,} texts"
+        strange = found.count(NO_LABEL)
+        text += f", {strange:,} of them without a label" if strange else ""
+        return Evaluation({"accuracy": accuracy, "macro_f1": macro_f1}, text)
+
+
+class TaggingAsTextExperiment(TextToTextExperiment[TaggedSentence]):
+    """A T5 that writes down the entities of a sentence."""
+
+    scores = (
+        Score("f1", "entity F1", " %"),
+        Score("precision", "precision", " %"),
+        Score("recall", "recall", " %"),
+    )
+
+    def read_examples(self, split: Split) -> Sequence[TaggedSentence]:
+        """Sentences and their tags."""
+        data = self.config.data
+        if data.dataset == "grammar":
+            return grammar_tagged(split, GRAMMAR_SIZES[split])
+        return read_tagged(epath.Path(data.data_dir) / getattr(data, f"{split}_file"))
+
+    def render(self, example: TaggedSentence) -> Rendered:
+        """See `render_tagged`."""
+        return render_tagged(example, num_marks=NUM_SENTINELS)
+
+    def labels_of(self, examples: Sequence[TaggedSentence]) -> list[str]:
+        """The labels of entities, in alphabetical order."""
+        return sorted({entity.label for example in examples for entity in entities_of_tags(example.tags)})
+
+    def score(self, answers: Sequence[str], examples: Sequence[TaggedSentence]) -> Evaluation:
+        """Scores entities; what is none in the answer is passed over."""
+        found = [
+            read_tags(answer, len(example.words), self.labels_as_written)
+            for answer, example in zip(answers, examples, strict=True)
+        ]
+        precision, recall, f1, support = entity_scores(found, [example.tags for example in examples])
+        text = f"entity F1 {f1:.2f} % (precision {precision:.2f} %, recall {recall:.2f} %), {support:,} entities"
+        return Evaluation({"f1": f1, "precision": precision, "recall": recall}, text)
+
+
+class AnsweringAsTextExperiment(TextToTextExperiment[Question]):
+    """A T5 that writes the answer to a question on a text.
+
+    `stride` and `max_question_length` are without effect: there are no windows.
+    """
+
+    scores = (Score("f1", "F1", " %"), Score("exact_match", "exact match", " %"))
+
+    def read_examples(self, split: Split) -> Sequence[Question]:
+        """Questions, their contexts and answers."""
+        data = self.config.data
+        if data.dataset == "grammar":
+            return grammar_questions(split, GRAMMAR_SIZES[split])
+        return read_questions(epath.Path(data.data_dir) / getattr(data, f"{split}_file"))
+
+    def render(self, example: Question) -> Rendered:
+        """See `render_question`."""
+        return render_question(example)
+
+    def score(self, answers: Sequence[str], examples: Sequence[Question]) -> Evaluation:
+        """Scores answers as the configuration says."""
+        predictions = {example.name: answer for example, answer in zip(examples, answers, strict=True)}
+        references = {example.name: [answer.text for answer in example.answers] for example in examples}
+        functions: dict[str, Any] = {}
+        if self.config.data.scoring == "characters":
+            functions = {"exact_match_fn": character_exact_match, "f1_fn": character_f1}
+        exact_match, f1 = answer_scores(predictions, references, **functions)
+        text = f"F1 {f1:.2f} %, exact match {exact_match:.2f} %, {len(references):,} questions"
+        return Evaluation({"f1": f1, "exact_match": exact_match}, text)

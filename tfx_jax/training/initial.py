@@ -1,0 +1,109 @@
+"""Where a training starts from other parameters than drawn ones: `config.init_from`."""
+
+import dataclasses
+import json
+from typing import Any
+
+import jax
+import numpy as np
+from etils import epath
+from flax import nnx
+
+from tfx_jax.data.hf_tokenizer import load_folder_tokenizer
+from tfx_jax.errors import UserError
+from tfx_jax.models import hf
+from tfx_jax.models.bert import Bert
+from tfx_jax.training.checkpoint import load_params
+from tfx_jax.training.config import ExperimentConfig, load_config
+from tfx_jax.training.sharding import MeshTraining
+from tfx_jax.training.step import Params, TrainState
+
+# What an experiment decides whatever it starts from.
+_KEPT = ("dropout_rate", "attention_dropout_rate", "head_dropout_rate", "dtype", "remat")
+
+
+def with_initial_sizes(config: ExperimentConfig) -> ExperimentConfig:
+    """Gives the model the sizes of the one it starts from, if it does; dropout, dtype and the like stay.
+
+    Raises:
+      UserError: if there is nothing, or a model of another class.
+    """
+    if not config.init_from:
+        return config
+    source = _initial_config(epath.Path(config.init_from))
+    if type(source) is not type(config.model):
+        names = type(source).__name__, type(config.model).__name__
+        raise UserError(f"config.init_from={config.init_from} has a {names[0]}, but the experiment has a {names[1]}")
+    kept = {name: getattr(config.model, name) for name in _KEPT if hasattr(source, name)}
+    return dataclasses.replace(config, model=dataclasses.replace(source, **kept))
+
+
+def tokenizer_folder(init_from: epath.PathLike) -> epath.Path:
+    """The folder of the tokenizer that a model to start from was trained with."""
+    folder = epath.Path(init_from)
+    return folder / "tokenizer" if _is_workdir(folder) else folder
+
+
+def initial_state(training: MeshTraining, init_from: epath.PathLike) -> tuple[TrainState, str]:
+    """The first state of a training with the parameters of another model, as far as both have them.
+
+    Parameters match that have one path and one shape; heads of other sizes are drawn, as is whatever is missing.
+
+    Returns:
+      The state, and what was taken, for a person.
+
+    Raises:
+      UserError: if no parameter matches.
+    """
+    state = training.first_state()
+    drawn = _flat(state.params)
+    found = _flat(_initial_params(epath.Path(init_from)))
+    taken = {path: value for path, value in found.items() if path in drawn and drawn[path].shape == value.shape}
+    if not taken:
+        raise UserError(f"config.init_from={init_from} has no parameter of this model")
+
+    def place(path: Any, leaf: jax.Array) -> jax.Array:
+        value = taken.get(_name(path))
+        if value is None:
+            return leaf
+        value = np.asarray(value, leaf.dtype)
+        return jax.make_array_from_callback(leaf.shape, leaf.sharding, lambda index: value[index])
+
+    params = jax.tree_util.tree_map_with_path(place, state.params)
+    new = sorted(drawn.keys() - taken.keys())
+    text = f"starts from {init_from}: {len(taken)} of {len(drawn)} arrays"
+    return state._replace(params=params), f"{text}; drawn: {', '.join(new)}" if new else text
+
+
+def _is_workdir(folder: epath.Path) -> bool:
+    try:
+        values = json.loads((folder / "config.json").read_text())
+    except (OSError, ValueError):
+        raise UserError(f"config.init_from={folder} is no workdir of a training and no Hugging Face folder") from None
+    return isinstance(values, dict) and "num_steps" in values
+
+
+def _initial_config(folder: epath.Path) -> Any:
+    if not _is_workdir(folder):
+        return hf.load_config(folder)
+    model = load_config(folder).model
+    return dataclasses.replace(model, vocab_size=load_folder_tokenizer(folder / "tokenizer").vocab_size)
+
+
+def _initial_params(folder: epath.Path) -> Params:
+    if _is_workdir(folder):
+        try:
+            return load_params(folder, "best")
+        except UserError:
+            return load_params(folder)
+    model = hf.load(folder)
+    params = nnx.to_pure_dict(nnx.state(model))
+    return {"bert": params} if isinstance(model, Bert) else params  # a body alone is what models with heads contain
+
+
+def _flat(params: Params) -> dict[str, Any]:
+    return {_name(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(params)}
+
+
+def _name(path: Any) -> str:
+    return jax.tree_util.keystr(path, simple=True, separator="/")
