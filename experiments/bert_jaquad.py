@@ -1,0 +1,56 @@
+r"""BERT answers questions on the Japanese Wikipedia: JaQuAD.
+
+JaQuAD (So et al., 2022, "JaQuAD: Japanese Question Answering Dataset for Machine Reading Comprehension") has questions
+that people wrote on paragraphs which answer them. Its README has 77.35 F1 and 61.01 exact match on the validation set
+for BERT-Japanese, which was pre-trained on all of the Japanese Wikipedia. Here the score is that of 35 articles of the
+training set that were set aside. Answers are compared by characters, as JaQuAD does, because words have no spaces
+between them; and for the same reason a token is a character: SentencePiece, trained on raw text, puts the edges of 21
+to 26 % of the answers inside a token, and no model could answer these exactly.
+
+    tfx-jax train --config=experiments/bert_jaquad.py --workdir=runs/jaquad --config.data.data_dir=DIR
+    tfx-jax evaluate --workdir=runs/jaquad
+
+DIR holds train.json.gz (30,222 questions on 656 articles) and dev.json.gz (1,526 on 35). Variants: `small`, trained
+from scratch on two CPU cores with short windows; `base`, a BERT-base for an accelerator (add
+`--config.init_from=FOLDER`, a Hugging Face folder of a Japanese BERT with a tokenizer that `tfx_jax` reads, or a
+pre-training of our own); `test`.
+
+An epoch of `small` has 85,539 windows of 228 tokens on average, of which 42 % show the whole answer.
+
+Measured: nothing yet.
+"""
+
+from tfx_jax.models.bert import BertConfig
+from tfx_jax.training.config import ExperimentConfig, QuestionsConfig, tiny_variant
+
+
+def get_config(variant: str = "small") -> ExperimentConfig:
+    config = ExperimentConfig(model=BertConfig.published("bert-base-uncased", vocab_size=5_000), data=QuestionsConfig())
+    config.data.dataset = "files"
+    config.data.train_file, config.data.validation_file = "train.json.gz", "dev.json.gz"
+    config.data.scoring = config.data.tokenizer = "characters"
+    config.data.max_answer_length = 50
+    config.data.tokens_per_batch = 32 * 384
+    config.label_smoothing = 0.0
+    # Devlin et al. (2019), section 4.2 and appendix A.3: windows of 384, a rate of 5e-5, batches of 32, three epochs.
+    config.optimizer.name, config.optimizer.schedule = "adamw", "linear"
+    config.optimizer.b2, config.optimizer.epsilon, config.optimizer.weight_decay = 0.999, 1e-6, 0.01
+    config.optimizer.clip_norm = 1.0
+    config.optimizer.peak_learning_rate = 5e-5
+    config.optimizer.warmup_steps = 500
+    config.num_steps = 6_000
+    config.eval_every = 1_000
+    if variant == "small":
+        config.model.num_layers, config.model.d_model, config.model.num_heads = 2, 128, 4
+        config.model.vocab_size = 4_000
+        config.model.max_length = config.data.max_length = 256
+        config.data.stride = 160
+        config.data.tokens_per_batch = 16 * 256
+        config.optimizer.peak_learning_rate = 1e-3
+        config.optimizer.warmup_steps = 300
+        config.num_steps, config.eval_every = 1_500, 750
+    elif variant == "test":
+        return tiny_variant(config)
+    elif variant != "base":
+        raise ValueError(f"unknown variant {variant!r}; there are small, base, test")
+    return config
