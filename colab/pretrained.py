@@ -1,0 +1,710 @@
+# ---
+# jupyter:
+#   kernelspec:
+#     display_name: Python 3
+#     language: python
+#     name: python3
+# ---
+
+# %% [markdown]
+# # Pretrained models
+#
+# [![Open in Colab](https://colab.research.google.com/assets/colab-badge.svg)](https://colab.research.google.com/github/tfx-jax/tfx-jax/blob/main/colab/pretrained.ipynb)
+#
+# What is in a folder with a model, and what can be done with it:
+#
+# 1. load a folder,
+# 2. generate text,
+# 3. fill in hidden words,
+# 4. fine-tune: classify, tag, answer,
+# 5. look at heads,
+# 6. save.
+#
+# The models that people share have hundreds of millions of parameters and have read books. So that this notebook needs
+# no download and no GPU, it makes two small ones of the same architectures, GPT-2 and BERT, and lets them read
+# sentences of the library's built-in grammar for a minute each. Everything else is done as with large ones.
+
+# %%
+import importlib.util
+import shutil
+import subprocess
+import sys
+
+VERSION = "main"  # the tag, branch or commit of tfx_jax to install where there is none yet, as on Colab
+
+if importlib.util.find_spec("tfx_jax") is None:
+    packages = [f"tfx-jax @ git+https://github.com/tfx-jax/tfx-jax@{VERSION}"]
+    if shutil.which("nvidia-smi"):
+        packages.append("jax[cuda12]")
+    subprocess.run([sys.executable, "-m", "pip", "install", "--quiet", *packages], check=True)
+
+# %%
+import functools
+import html
+import operator
+import os
+import pathlib
+
+import jax
+import jax.numpy as jnp
+import matplotlib.pyplot as plt
+import numpy as np
+from flax import nnx
+from IPython.display import HTML, display
+
+IS_TEST = os.environ.get("TFX_JAX_VARIANT") == "test"  # a few steps of training: quick, but nothing is learned
+RUNS = pathlib.Path("runs/pretrained")
+
+plt.rcParams.update({"axes.spines.top": False, "axes.spines.right": False, "legend.frameon": False})
+
+# %% [markdown]
+# ## 1. A model is a folder
+#
+# Hugging Face's folders hold three things: `config.json`, the sizes; `model.safetensors`, the parameters by name; and a
+# tokenizer, which turns text into numbers. Here we write one ourselves. Its parameters are random: it has read nothing.
+
+# %%
+from tfx_jax.data.grammar import grammar_documents
+from tfx_jax.data.make_tokenizer import train_or_load_folder
+from tfx_jax.models import GPT, GPTConfig, hf
+
+documents = grammar_documents("train", 2_000)  # lists of sentences, about one person or thing each
+print(*documents[0], sep="\n", end="\n\n")
+
+RANDOM_GPT = RUNS / "random_gpt"
+tokenizer = train_or_load_folder(
+    RANDOM_GPT, lambda: ["\n".join(document) for document in documents], kind="bpe", family="gpt", vocab_size=600
+)
+sizes = GPTConfig(vocab_size=tokenizer.vocab_size, max_length=128, num_layers=2, d_model=128, num_heads=4)
+hf.save(GPT(sizes, rngs=nnx.Rngs(0)), RANDOM_GPT, fields={"eos_token_id": tokenizer.eos_id})
+
+for path in sorted(RANDOM_GPT.iterdir()):
+    print(f"{path.stat().st_size:>9,} bytes  {path.name}")
+
+# %% [markdown]
+# `hf.load` reads such a folder, and `load_folder_tokenizer` its tokenizer. Neither torch nor transformers is needed,
+# and nothing in the folder is executed.
+#
+# Do you have a model of your own on disk, GPT-2 for instance? Name its folder here: all that follows up to the training
+# works with it too, and its sentences will be better than ours.
+
+# %%
+from tfx_jax.data.hf_tokenizer import load_folder_tokenizer
+
+FOLDER = RANDOM_GPT
+
+model = hf.load(FOLDER)
+tokenizer = load_folder_tokenizer(FOLDER)
+print(type(model).__name__, "with", f"{sum(leaf.size for leaf in jax.tree.leaves(nnx.state(model))):,}", "parameters")
+print(model.config)
+
+# %% [markdown]
+# The model is a function from tokens to *logits*: for every place of the text, a score for each token of the vocabulary
+# to come next. Softmax makes probabilities of them.
+
+# %%
+PROMPT = "my grandfather was waiting for"
+
+tokens = tokenizer.encode(PROMPT)
+print(tokenizer.pieces(tokens), "(Ġ is a space)")
+
+logits = model(jnp.array([tokens]))  # [batch, length, vocabulary]
+print("logits", logits.shape)
+
+probabilities = jax.nn.softmax(logits[0, -1])
+for token in np.argsort(-probabilities)[:3].tolist():
+    print(f"{probabilities[token]:6.2%} {tokenizer.decode([token])!r}")
+
+# %% [markdown]
+# No token stands out: one in six hundred would be 0.17 %. A model like that babbles:
+
+# %%
+from tfx_jax.tasks.generation import Generator, Sampling
+
+
+def continued(model, folder, prompts, max_new_tokens=24, **sampling):
+    """How a model goes on with prompts."""
+    tokenizer = load_folder_tokenizer(folder)
+    generator = Generator(
+        model, eos_ids=hf.end_ids(folder), max_new_tokens=max_new_tokens, sampling=Sampling(**sampling)
+    )
+    found = generator([tokenizer.encode(prompt) for prompt in prompts])
+    return [prompt + tokenizer.decode(ids) for prompt, ids in zip(prompts, found, strict=True)]
+
+
+print(*continued(model, FOLDER, [PROMPT]))
+
+# %% [markdown]
+# ## 2. Generate
+#
+# So let it read. `train` is what `tfx-jax train` runs: what is learned follows from the classes of `model` and `data`,
+# and `init_from` is the folder to start with. (The same lines fine-tune a downloaded GPT-2 on a text of yours, with
+# `TextConfig(dataset="files", ...)`; that is when a GPU helps.)
+
+# %%
+from tfx_jax.training.config import ExperimentConfig, OptimizerConfig, TextConfig
+from tfx_jax.training.loop import train
+
+config = ExperimentConfig(
+    model=GPTConfig(dropout_rate=0.0, attention_dropout_rate=0.0),  # sizes are those of the folder
+    data=TextConfig(
+        dataset="grammar", documents="articles", is_packed=True, tokenizer="bpe", max_length=128, tokens_per_batch=2_048
+    ),
+    init_from=str(RANDOM_GPT),
+    optimizer=OptimizerConfig(schedule="linear", peak_learning_rate=0.004, warmup_steps=30),
+    label_smoothing=0.0,
+    num_steps=4 if IS_TEST else 400,
+    log_every=100,
+    checkpoint_every=400,
+)
+WORKDIR = RUNS / "training_gpt"
+result = train(config, WORKDIR)
+
+# %% [markdown]
+# *Perplexity* is how many tokens the model hesitates between, so to speak: it began with 600, all of them. The
+# validation part tells facts that training never told, so what is low there was not learned by heart.
+#
+# The training has left its own folder, with checkpoints to go on from. We make one out of it that anyone can load.
+
+# %%
+from tfx_jax.data.hf_tokenizer import TOKENIZER_FILES
+from tfx_jax.training.checkpoint import load_params
+from tfx_jax.training.experiments import load_experiment
+
+
+def save_with_tokenizer(model, folder, tokenizer_folder, **fields):
+    """A model and its tokenizer in one folder."""
+    hf.save(model, folder, fields=fields)
+    for name in TOKENIZER_FILES:
+        if (tokenizer_folder / name).exists():
+            shutil.copyfile(tokenizer_folder / name, folder / name)
+
+
+GPT_FOLDER = RUNS / "gpt"
+experiment = load_experiment(WORKDIR)
+trained = nnx.merge(experiment.graphdef, load_params(WORKDIR))
+save_with_tokenizer(trained, GPT_FOLDER, WORKDIR / "tokenizer", eos_token_id=experiment.tokenizer.eos_id)
+
+gpt = hf.load(GPT_FOLDER)
+print(*continued(gpt, GPT_FOLDER, [PROMPT], max_new_tokens=60, temperature=0))
+
+# %% [markdown]
+# Sentences, and about one person! But temperature 0 always takes the most probable token: the same text every time,
+# which soon goes round in circles. To *draw* tokens is livelier, and there are three ways to keep unlikely ones out: a
+# lower **temperature** sharpens all probabilities, **top-k** keeps the k most probable tokens, **top-p** the fewest
+# tokens that have probability p together.
+
+# %%
+tokenizer = load_folder_tokenizer(GPT_FOLDER)
+logits = gpt(jnp.array([tokenizer.encode(PROMPT)]))[0, -1]
+order = np.argsort(-logits)[:20]
+
+figure, panels = plt.subplots(1, 3, figsize=(12, 3), sharey=True, layout="constrained")
+for panel, temperature in zip(panels, (0.5, 1.0, 2.0), strict=True):
+    probabilities = np.asarray(jax.nn.softmax(logits / temperature))[order]
+    in_nucleus = np.cumsum(probabilities) - probabilities < 0.8
+    panel.bar(range(20), probabilities, color=np.where(in_nucleus, "#0072b2", "#b0b0b0"))
+    panel.set_xticks(range(20), [tokenizer.decode([token]).strip() for token in order], rotation=90)
+    panel.set_title(f"temperature {temperature:g}", loc="left")
+panels[0].set_ylabel("probability of the next token")
+figure.suptitle(f"{PROMPT} … (blue: top-p = 0.8)", x=0.01, ha="left")
+plt.show()
+
+# %%
+PROMPTS = ["my grandfather was waiting for", "the elephant is", "yumi bought"]
+
+for sampling in (
+    {"temperature": 0},
+    {"temperature": 0.7},
+    {"temperature": 2.0},
+    {"temperature": 2.0, "top_k": 5},
+    {"temperature": 1.0, "top_p": 0.8},
+):
+    print(", ".join(f"{name} {value:g}" for name, value in sampling.items()))
+    for text in continued(gpt, GPT_FOLDER, PROMPTS, **sampling):
+        print("   ", text.split("\n")[0])
+
+# %% [markdown]
+# To print a text while it is being written, pass an `observer`: it is shown every token as it comes, and may end the
+# text. `stream()` turns tokens into text as soon as it is certain; some characters take several tokens.
+
+# %%
+stream = tokenizer.stream()
+
+
+def print_token(tokens):
+    """Shown the newest token of every text, -1 where there is none; says which texts are to end."""
+    if tokens[0] >= 0:
+        print(stream.push(int(tokens[0])), end="", flush=True)
+    return np.zeros(tokens.shape, bool)
+
+
+print("ken saw", end="")
+generator = Generator(
+    gpt, eos_ids=hf.end_ids(GPT_FOLDER), max_new_tokens=60, sampling=Sampling(0.7), observer=print_token
+)
+written = generator([tokenizer.encode("ken saw")], seed=1)
+
+# %% [markdown]
+# ## 3. Fill in hidden words
+#
+# GPT reads from left to right. BERT ([Devlin et al., 2019](https://arxiv.org/abs/1810.04805)) sees both sides: some
+# words of a text are hidden behind `[MASK]`, and it says what they were. So it cannot write, but it reads better, which
+# section 4 makes use of.
+#
+# Besides the documents it reads single sentences of all kinds, and questions with the text that they are about: plain
+# text, without any labels or answers. This time we train by hand, to see the pieces. First, rows of text:
+
+# %%
+from tfx_jax.data.grammar import grammar_labelled, grammar_questions
+from tfx_jax.data.masked_lm import mask_tokens
+
+corpus = documents[:1_000]
+corpus += [[example.text] for example in grammar_labelled("train", 4_000)]
+corpus += [[question.question, question.context] for question in grammar_questions("train", 4_000)]
+
+SHORT, LENGTH = 24, 40  # tokens of a row
+
+BERT_FOLDER = RUNS / "bert"
+bert_tokenizer = train_or_load_folder(
+    BERT_FOLDER, lambda: map(" ".join, corpus), kind="wordpiece", family="bert", vocab_size=700
+)
+CLS, SEP, PAD, MASK = (getattr(bert_tokenizer, f"{name}_id") for name in ("cls", "sep", "pad", "mask"))
+
+
+def text_row(tokens):
+    """A text as BERT reads it, [CLS] text [SEP], with what its models ask for."""
+    tokens = np.array([CLS, *tokens, SEP], np.int32)
+    return {"tokens": tokens, "segments": np.zeros_like(tokens), "is_token": np.ones(len(tokens), bool)}
+
+
+def rows_of_corpus(length):
+    """Each document in as many rows as it takes."""
+    encoded = bert_tokenizer.encode_batch([" ".join(document) for document in corpus])
+    room = length - 2
+    return [text_row(tokens[start : start + room]) for tokens in encoded for start in range(0, len(tokens), room)]
+
+
+def masked(rows, epoch):
+    """The rows, with other words hidden in each epoch."""
+    rng = np.random.default_rng(epoch)
+    options = {"mask_id": MASK, "vocab_size": bert_tokenizer.vocab_size, "special_ids": {0, 1, 2, 3, 4}, "rate": 0.25}
+    hidden = (mask_tokens(row["tokens"], rng, **options) for row in rows)
+    return [
+        row | {"tokens": inputs, "targets": targets, "weights": weights}
+        for row, (inputs, targets, weights) in zip(rows, hidden, strict=True)
+    ]
+
+
+rows = rows_of_corpus(LENGTH)
+(example, *_) = masked(rows[:1], epoch=0)
+print(*bert_tokenizer.pieces(example["tokens"]))
+print("hidden:", *bert_tokenizer.pieces(example["targets"][example["weights"] == 1]))
+
+# %% [markdown]
+# Some hidden words are not masked but replaced by a random one, or left as they are: BERT should trust no word.
+#
+# Now the training loop, which serves for the rest of the notebook. `update` is one step as a pure function: parameters
+# and a batch in, better parameters out. `loss_fn` says what better means.
+
+# %%
+from tfx_jax.data.epochs import Layout, RowList, epoch_batches
+from tfx_jax.training.optimizer import make_optimizer
+from tfx_jax.training.step import TrainState, update
+
+LAYOUT = Layout(boundaries=(SHORT, LENGTH), tokens_per_batch=2_000)  # batches are [83, 24] or [50, 40]
+
+
+def fit(model, loss_fn, make_rows, num_steps, learning_rate):
+    """A model trained on the rows that `make_rows(epoch)` gives, and the mean loss of each step."""
+    num_steps = 4 if IS_TEST else num_steps
+    settings = OptimizerConfig(schedule="linear", peak_learning_rate=learning_rate, warmup_steps=30)
+    optimizer = make_optimizer(settings, model.config.d_model, num_steps)
+    graphdef, params = nnx.split(model)
+    params = nnx.to_pure_dict(params)
+    state = TrainState(jnp.zeros((), jnp.int32), params, optimizer.init(params))
+    step = jax.jit(functools.partial(update, graphdef, loss_fn, optimizer))
+    batches = epoch_batches(lambda epoch: RowList(make_rows(epoch)), LAYOUT, seed=0)
+    losses = []
+    for _, batch in zip(range(num_steps), batches, strict=False):
+        state, sums = step(state, batch, jax.random.key(0))
+        losses.append(sums["loss"] / sums["tokens"])
+    return nnx.merge(graphdef, state.params), np.array(losses)
+
+
+# %%
+from tfx_jax.models import BertConfig, BertMaskedLM
+from tfx_jax.tasks.pretraining import pretraining_loss
+
+bert_sizes = BertConfig(
+    vocab_size=bert_tokenizer.vocab_size,
+    max_length=LENGTH,
+    num_layers=2,
+    d_model=128,
+    num_heads=4,
+    d_ff=256,
+    dropout_rate=0.0,
+    attention_dropout_rate=0.0,
+)
+bert, bert_losses = BertMaskedLM(bert_sizes, rngs=nnx.Rngs(0)), []
+for length, num_steps in ((SHORT, 600), (LENGTH, 250)):
+    rows = rows_of_corpus(length)
+    bert, losses = fit(
+        bert, functools.partial(pretraining_loss, rate=0.25), functools.partial(masked, rows), num_steps, 0.004
+    )
+    bert_losses += losses.tolist()
+hf.save(bert, BERT_FOLDER)  # beside its tokenizer
+
+
+def smooth(losses):
+    """Means of neighbours, to see the trend."""
+    width = max(1, len(losses) // 40)
+    return np.convolve(losses, np.ones(width) / width, mode="valid")
+
+
+figure, axes = plt.subplots(figsize=(6, 3), layout="constrained")
+axes.plot(smooth(bert_losses), color="#0072b2")
+axes.axhline(np.log(bert_tokenizer.vocab_size), color="#b0b0b0", linestyle="--", label="all words equally probable")
+axes.set(xlabel="step", ylabel="loss of a hidden word, nats", ylim=0)
+axes.legend()
+plt.show()
+
+# %% [markdown]
+# First the model learns which words are frequent, the plateau; then it finds out that the neighbours of a gap tell what
+# fits. The jump is where the texts become longer: at places behind the 24th it had never seen a word. (BERT was trained
+# like that as well, on long texts at the end only, because they cost more.)
+#
+# The folder is a model like any other; with one of your own, `BERT_FOLDER = "..."` and `hf.load` would take you here.
+
+# %%
+bert = hf.load(BERT_FOLDER)
+bert_tokenizer = load_folder_tokenizer(BERT_FOLDER)
+
+SENTENCES = [
+    "my [MASK] is a nurse .",
+    "she danced in [MASK] on monday .",
+    "the cake is [MASK] .",
+    "he went to the park [MASK] bus .",
+]
+
+found = [bert_tokenizer.encode_with_specials(sentence).ids for sentence in SENTENCES]
+tokens = np.array([ids + [PAD] * (SHORT - len(ids)) for ids in found])
+logits = bert(jnp.array(tokens), is_token=jnp.array(tokens != PAD))
+
+figure, panels = plt.subplots(1, 4, figsize=(13, 2.4), layout="constrained")
+for panel, sentence, place, scores in zip(panels, SENTENCES, tokens == MASK, logits, strict=True):
+    probabilities = np.asarray(jax.nn.softmax(scores[place.argmax()]))
+    best = np.argsort(-probabilities)[:5]
+    panel.barh(range(5), probabilities[best], color="#0072b2")
+    panel.set_yticks(range(5), bert_tokenizer.pieces(best))
+    panel.invert_yaxis()
+    panel.set(xlim=(0, 1), xlabel="probability")
+    panel.set_title(sentence.replace("[MASK]", "▢"), fontsize=9, loc="left")
+plt.show()
+
+# %% [markdown]
+# The last gap leaves one word, the others a class of words: relatives, cities, what a cake may be. Nobody has told the
+# model what a city is.
+#
+# ## 4. Fine-tune
+#
+# To fill in words, the model had to learn what kinds of words there are and what belongs together. Other tasks need
+# just that. So we take the body that has read, put a new *head* on top, hardly more than a matrix, and train both on a
+# few examples of the task. `take_body` does it.
+#
+# ### Classify
+#
+# Twelve kinds of sentences, and only 200 examples in all:
+
+# %%
+labelled, held_out = grammar_labelled("train", 200), grammar_labelled("test", 200)
+labels = tuple(sorted({example.label for example in labelled}))
+for example in labelled[:8]:
+    print(f"{example.label:<16} {example.text}")
+
+# %% [markdown]
+# How many of 200 held-out sentences get their label, before and after?
+
+# %%
+from tfx_jax.data.epochs import one_pass
+from tfx_jax.models import BertClassifier
+from tfx_jax.tasks.classification import class_scores, classification_loss, predict_classes
+from tfx_jax.tasks.prediction import Predictor
+
+
+def labelled_row(example):
+    label = np.array(labels.index(example.label), np.int32)
+    return text_row(bert_tokenizer.encode(example.text)[: SHORT - 2]) | {"label": label, "row_weights": np.float32(1)}
+
+
+def predict(model, predict_fn, rows):
+    """What `predict_fn` says of each row."""
+    batches = list(one_pass(RowList(rows), LAYOUT))  # short rows first
+    graphdef, params = nnx.split(model)
+    found = [None] * len(rows)
+    for batch, result in zip(batches, Predictor(graphdef, predict_fn)(params, batches), strict=True):
+        for place, index in enumerate(batch["index"]):
+            if index >= 0:  # or else it is padding
+                found[index] = jax.tree.map(operator.itemgetter(place), result)
+    return found
+
+
+def accuracy(classifier):
+    found = predict(classifier, predict_classes, [labelled_row(example) for example in held_out])
+    return class_scores([labels[index] for index in found], [example.label for example in held_out], labels).accuracy
+
+
+classifier = BertClassifier(BertConfig(**{**vars(bert.config), "labels": labels}), rngs=nnx.Rngs(1))
+classifier.take_body(bert)
+print(f"before: {accuracy(classifier):.1f} % right")
+label_rows = [labelled_row(example) for example in labelled]
+classifier, _ = fit(classifier, classification_loss, lambda epoch: label_rows, num_steps=120, learning_rate=0.001)
+print(f"after:  {accuracy(classifier):.1f} %")
+
+# %% [markdown]
+# ### Tag
+#
+# Now a label for each word: which words name a person, an animal, a place, a thing, a time? `B-` begins such a name,
+# `I-` goes on, `O` is outside. A word may be several pieces for the tokenizer; its first piece gets the tag, and
+# `align_tags` sees to that.
+#
+# There are only 200 sentences to learn from, in which many a noun does not occur. Beside the model that has read, the
+# same one with random parameters. F1 counts names that are exactly right.
+
+# %%
+from tfx_jax.data.grammar import grammar_tagged
+from tfx_jax.models import BertTagger
+from tfx_jax.tasks.tagging import (
+    IGNORED,
+    align_tags,
+    entities_of_tags,
+    entity_scores,
+    predict_tags,
+    tag_names,
+    tagging_loss,
+    tags_of_words,
+)
+
+tagged, held_out_tagged = grammar_tagged("train", 200), grammar_tagged("test", 200)
+tags = tag_names(["person", "animal", "place", "thing", "time"])
+
+
+def tagged_row(sentence):
+    pieces = bert_tokenizer.encode_batch(sentence.words)
+    ids = [tags.index(tag) for tag in sentence.tags]
+    tokens, targets = align_tags(pieces, ids, unk_id=bert_tokenizer.unk_id, max_length=SHORT - 2)
+    return text_row(tokens) | {"targets": np.pad(targets, 1, constant_values=IGNORED)}
+
+
+def tags_of(tagger, sentences):
+    rows = [tagged_row(sentence) for sentence in sentences]
+    found = predict(tagger, predict_tags, rows)
+    return [
+        [tags[index] for index in tags_of_words(row_found[: len(row["targets"])], row["targets"], len(sentence.words))]
+        for row_found, row, sentence in zip(found, rows, sentences, strict=True)
+    ]
+
+
+tag_sizes = BertConfig(**{**vars(bert.config), "labels": tuple(tags)})
+tag_rows = [tagged_row(sentence) for sentence in tagged]
+references = [sentence.tags for sentence in held_out_tagged]
+
+figure, axes = plt.subplots(figsize=(6, 3), layout="constrained")
+for name, colour in (("from scratch", "#d55e00"), ("pretrained", "#0072b2")):
+    tagger = BertTagger(tag_sizes, rngs=nnx.Rngs(1))
+    if name == "pretrained":
+        tagger.take_body(bert)
+    tagger, losses = fit(tagger, tagging_loss, lambda epoch: tag_rows, num_steps=150, learning_rate=0.001)
+    predictions = tags_of(tagger, held_out_tagged)
+    score = entity_scores(predictions, references)
+    axes.plot(smooth(losses), color=colour, label=f"{name}: F1 {score.f1:.0f} % on held-out sentences")
+axes.set(xlabel="step", ylabel="loss of a word, nats", ylim=0)
+axes.legend()
+plt.show()
+
+# %% [markdown]
+# Both learn the 200 sentences by heart, as the curves show, one sooner. On other sentences they differ more: who has
+# read knows that *rabbit* is a word like *dog*, and needs no label for it.
+
+# %%
+COLOURS = {"person": "#cfe8ff", "animal": "#ffe0b3", "place": "#d5f0d0", "thing": "#ead9f7", "time": "#ffd6d6"}
+
+
+def in_colour(words, tags):
+    """A sentence as HTML, entities on coloured ground."""
+    words = [html.escape(word) for word in words]
+    for entity in reversed(entities_of_tags(tags)):
+        name = " ".join(words[entity.start : entity.end])
+        style = f"background:{COLOURS[entity.label]};color:black;border-radius:4px;padding:1px 4px"
+        words[entity.start : entity.end] = [f'<span style="{style}">{name} <small>{entity.label}</small></span>']
+    return f"<p>{' '.join(words)}</p>"
+
+
+display(HTML("".join(in_colour(held_out_tagged[i].words, predictions[i]) for i in range(8))))
+
+# %% [markdown]
+# ### Answer
+#
+# A question and a text; the answer is a part of the text. The head gives each token two numbers, for being the first of
+# the answer and the last, and the best pair wins. BERT reads both at once, `[CLS] question [SEP] text [SEP]`; a long
+# text is read in several windows that overlap.
+
+# %%
+from tfx_jax.models import BertQuestionAnswering
+from tfx_jax.tasks.question_answering import (
+    Spans,
+    answer_positions,
+    best_answer,
+    context_windows,
+    predict_spans,
+    span_loss,
+    token_span,
+)
+
+
+def windows_of(question):
+    """The windows of a question, a row for each, and where its tokens stand in the text."""
+    context, offsets = bert_tokenizer.encode_with_offsets(question.context)
+    windows = context_windows(
+        bert_tokenizer.encode(question.question),
+        context,
+        max_length=LENGTH,
+        stride=12,
+        cls_id=CLS,
+        sep_id=SEP,
+        pad_id=PAD,
+    )
+    (answer, *_) = question.answers
+    first, last = answer_positions(windows, *token_span(offsets, answer.start, answer.start + len(answer.text)))
+    rows = [
+        {
+            "tokens": windows.ids[i],
+            "segments": windows.token_types[i],
+            "is_token": windows.ids[i] != PAD,
+            "context_mask": windows.context_mask[i],
+            "first": first[i],
+            "last": last[i],
+            "row_weights": np.float32(1),
+        }
+        for i in range(len(windows.ids))
+    ]
+    return windows, rows, offsets
+
+
+def answers_of(model, questions):
+    """The first character of each answer in its text and the one behind its last."""
+    read = [windows_of(question) for question in questions]
+    rows = [row for _, rows, _ in read for row in rows]
+    spans = predict(model, functools.partial(predict_spans, max_answer_length=8), rows)
+    answers, place = [], 0
+    for windows, rows, offsets in read:
+        first, last = best_answer(windows, Spans(*map(np.array, zip(*spans[place : place + len(rows)], strict=True))))
+        answers.append((offsets[first, 0], offsets[last, 1]))
+        place += len(rows)
+    return answers
+
+
+def are_right(answers, questions):
+    return [
+        question.context[begin:end] == question.answers[0].text
+        for (begin, end), question in zip(answers, questions, strict=True)
+    ]
+
+
+questions, held_out_questions = grammar_questions("train", 4_000), grammar_questions("test", 200)
+question_rows = [row for question in questions for row in windows_of(question)[1]]
+
+reader = BertQuestionAnswering(bert.config, rngs=nnx.Rngs(1))
+reader.take_body(bert)
+before = are_right(answers_of(reader, held_out_questions), held_out_questions)
+print(f"before: {np.mean(before):.0%} of the answers exactly right")
+reader, _ = fit(reader, span_loss, lambda epoch: question_rows, num_steps=400, learning_rate=0.002)
+answers = answers_of(reader, held_out_questions)
+after = are_right(answers, held_out_questions)
+print(f"after:  {np.mean(after):.0%}")
+
+# %%
+paragraphs = []
+for question, (begin, end), is_right in list(zip(held_out_questions, answers, after, strict=True))[:6]:
+    front, answer, back = (
+        html.escape(part) for part in (question.context[:begin], question.context[begin:end], question.context[end:])
+    )
+    verdict = "✓" if is_right else f"✗ (it is: {html.escape(question.answers[0].text)})"
+    paragraphs.append(f"<p><b>{html.escape(question.question)}</b> {verdict}<br>{front}<mark>{answer}</mark>{back}</p>")
+display(HTML("".join(paragraphs)))
+
+# %% [markdown]
+# The library does all three with files of your own as well, from a shell, with checkpoints and scores:
+# `experiments/` has a lab note for each, and `--config.init_from=FOLDER` names the model to start from.
+#
+# ## 5. Look at heads
+#
+# Every model returns its attention maps if asked. Choose a layer and heads, and point at a word:
+
+# %%
+from tfx_jax.cli.attention_plot import plot_attention
+from tfx_jax.cli.attention_view import AttentionView
+
+SENTENCE = "my mother 's dog ate the meat because it was hungry ."
+
+tokens = bert_tokenizer.encode_with_specials(SENTENCE).ids
+pieces = bert_tokenizer.pieces(tokens)
+_, maps = bert(jnp.array([tokens]), return_attention=True)
+maps = {name: np.asarray(weights[0]) for name, weights in maps.items()}  # [heads, queries, keys]
+AttentionView(maps, pieces, pieces)
+
+# %%
+display(plot_attention(maps, pieces, pieces))
+
+# %% [markdown]
+# What do heads look at? [Clark et al. (2019)](https://arxiv.org/abs/1906.04341) asked BERT that, and found heads for
+# the word before, the word behind and the separator. Ours, in the mean over 100 held-out sentences:
+
+# %%
+PATTERNS = ("word before", "itself", "word behind", "[CLS]", "[SEP]")
+sums = np.zeros((bert.config.num_layers, bert.config.num_heads, len(PATTERNS)))
+read = jax.jit(lambda tokens, is_token: bert(tokens, is_token=is_token, return_attention=True)[1])
+for example in held_out[:100]:
+    tokens = bert_tokenizer.encode_with_specials(example.text).ids
+    length = len(tokens)
+    padded = np.pad(tokens, (0, LENGTH - length))[None]
+    found = read(padded, np.arange(LENGTH)[None] < length)
+    for layer, weights in enumerate(np.asarray(found[f"encoder/{i}/self"][0]) for i in range(len(found))):
+        words = weights[:, 1 : length - 1, :length]  # what each word looks at
+        for pattern, offset in enumerate((0, 1, 2)):
+            sums[layer, :, pattern] += np.trace(words, offset, axis1=1, axis2=2) / (length - 2)
+        sums[layer, :, 3] += words[:, :, 0].mean(axis=1)
+        sums[layer, :, 4] += words[:, :, -1].mean(axis=1)
+
+heads = [f"layer {layer}, head {head}" for layer in range(len(sums)) for head in range(sums.shape[1])]
+figure, axes = plt.subplots(figsize=(5, 4), layout="constrained")
+image = axes.imshow(sums.reshape(-1, len(PATTERNS)) / 100, cmap="gray_r", vmin=0, vmax=1)
+axes.set_xticks(range(len(PATTERNS)), PATTERNS, rotation=30, ha="right")
+axes.set_yticks(range(len(heads)), heads)
+figure.colorbar(image, label="share of the attention")
+plt.show()
+
+# %% [markdown]
+# ## 6. Save
+#
+# The fine-tuned models go into folders too, for others to load: with this library, or with Hugging Face's.
+
+# %%
+TAGGER_FOLDER = RUNS / "tagger"
+save_with_tokenizer(tagger, TAGGER_FOLDER, BERT_FOLDER)
+
+again = hf.load(TAGGER_FOLDER)
+print(type(again).__name__, again.config.labels)
+assert tags_of(again, held_out_tagged) == predictions
+
+# %% [markdown]
+# From a shell, `generate` goes on with text and `convert` writes a folder anew: old or new, in one file or many, in the
+# precision that you ask for.
+#
+# ```sh
+# echo "my grandfather" | tfx-jax generate --model=runs/pretrained/gpt --temperature=0.7 --stream
+# tfx-jax convert --model=runs/pretrained/gpt --output=runs/pretrained/gpt_half --dtype=bfloat16
+# ```
+#
+# The names in a folder and ours are one table for each family, in `tfx_jax/models/hf`; the models themselves are in
+# `tfx_jax/models`, each in a file or two.
