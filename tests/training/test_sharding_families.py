@@ -79,7 +79,9 @@ def run(family, mesh):
     return state, losses
 
 
-@pytest.mark.parametrize("family", [pytest.param("gpt", marks=pytest.mark.slow), "bert", "t5"])
+@pytest.mark.parametrize(
+    "family", [pytest.param("gpt", marks=pytest.mark.slow), "bert", pytest.param("t5", marks=pytest.mark.slow)]
+)
 def test_training_on_a_mesh_is_that_on_one_device(family):
     state, losses = run(family, make_mesh(fsdp=2, tensor=2))  # and two for data
     _, expected = run(family, make_mesh(1))

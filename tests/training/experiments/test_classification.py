@@ -166,6 +166,7 @@ def run_test_variant(name, workdir, capsys, *options):
     return scores
 
 
+@pytest.mark.slow
 def test_pairs_on_the_command_line(tmp_path, capsys):
     scores = run_test_variant("bert_sick", tmp_path / "run", capsys)
     assert 20 < scores["accuracy"] < 60

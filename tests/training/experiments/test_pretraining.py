@@ -215,6 +215,7 @@ def test_evaluation_is_that_of_the_logits(folder, workdir, experiment, draw_mode
     assert other == pytest.approx(scores, rel=1e-6)
 
 
+@pytest.mark.slow
 def test_training_learns_on_the_command_line(tmp_path, capsys):
     """Rows so short that all have one length, on one device: little to compile."""
     workdir = str(tmp_path / "run")

@@ -272,6 +272,7 @@ def test_impossible_windows_are_refused():
         tiny_config(dataset="squad")
 
 
+@pytest.mark.slow
 def test_test_variant_on_the_command_line(tmp_path, capsys):
     workdir = str(tmp_path / "run")
     # One length and one device: one program to compile.

@@ -191,6 +191,7 @@ def test_a_pretrained_body_is_taken_and_its_heads_are_not(tmp_path):
     assert all((leaf == 0).all() for leaf in jax.tree.leaves(state.opt_state))
 
 
+@pytest.mark.slow
 def test_training_learns_on_the_command_line(tmp_path, capsys):
     """Most words of the grammar have one tag only. One length, on one device: little to compile."""
     workdir = str(tmp_path / "run")
