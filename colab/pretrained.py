@@ -394,7 +394,7 @@ SENTENCES = [
     "my [MASK] is a nurse .",
     "she danced in [MASK] on monday .",
     "the cake is [MASK] .",
-    "he went to the park [MASK] bus .",
+    "the elephant is bigger [MASK] the dog .",
 ]
 
 found = [bert_tokenizer.encode_with_specials(sentence).ids for sentence in SENTENCES]
@@ -628,7 +628,7 @@ reader = BertQuestionAnswering(bert.config, rngs=nnx.Rngs(1))
 reader.take_body(bert)
 before = are_right(answers_of(reader, held_out_questions), held_out_questions)
 print(f"before: {np.mean(before):.0%} of the answers exactly right")
-reader, _ = fit(reader, span_loss, lambda epoch: question_rows, num_steps=400, learning_rate=0.002)
+reader, _ = fit(reader, span_loss, lambda epoch: question_rows, num_steps=300, learning_rate=0.002)
 answers = answers_of(reader, held_out_questions)
 after = are_right(answers, held_out_questions)
 print(f"after:  {np.mean(after):.0%}")
