@@ -71,6 +71,14 @@ def test_what_was_saved_is_loaded_bit_for_bit(tmp_path, config):
     assert not list(tmp_path.glob("*.partial"))
 
 
+def test_others_may_read_what_is_saved(tmp_path):
+    """As the umask says, like any other file."""
+    (tmp_path / "any").touch()
+    hf.save(make_model(CONFIG), tmp_path)
+    modes = {(tmp_path / name).stat().st_mode for name in ("any", "config.json", "model.safetensors")}
+    assert len(modes) == 1
+
+
 def test_gpt_is_told_from_gpt_2(tmp_path):
     model = make_model(GPTConfig(vocab_size=11, max_length=8, num_layers=2, d_model=4, num_heads=2, pre_norm=False))
     hf.save(model, tmp_path)

@@ -213,7 +213,11 @@ def write_folder(folder: epath.PathLike, config: dict[str, Any], tensors: dict[s
         folder.mkdir(parents=True, exist_ok=True)
         for name, write in contents.items():
             partial = folder / f"{name}.partial"
+            partial.unlink(missing_ok=True)
+            partial.touch()
+            mode = partial.stat().st_mode
             write(partial)
+            partial.chmod(mode)  # safetensors makes a file anew, for its owner alone
             partial.replace(folder / name)
     except (OSError, safetensors.SafetensorError) as error:
         raise UserError(f"cannot write to {folder}: {error}") from None
