@@ -309,6 +309,34 @@ def test_starts_as_the_authors_program():
     assert np.abs(stack[0] - stack[1]).max() > 0.01
 
 
+def test_starts_by_matching_tokens():
+    """The first layer sees, of two texts without a token in common but one, the other place of that one."""
+    config = dataclasses.replace(
+        CONFIG, d_model=96, d_ff=None, num_layers=2, num_heads=3, vocab_size=500, max_length=32
+    )
+    config.init = "matching"
+    model = BertPretraining(config, rngs=nnx.Rngs(0))
+    layers = model.bert.encoder_layers
+    np.testing.assert_array_equal(layers.self_attention.key.kernel, layers.self_attention.query.kernel)
+    for leaf, deviation in (
+        (layers.self_attention.query.kernel, 96**-0.5 * 0.8796),
+        (layers.feed_forward.up, 96**-0.5 * 0.8796),
+        (model.bert.embedding.table, 96**-0.5),
+        (model.bert.positions.table, 96**-0.5 / 5),
+        (model.next_sentence.kernel, 96**-0.5 * 0.8796),
+    ):
+        assert abs(np.std(leaf) / deviation - 1) < 3 / math.sqrt(2 * leaf.size) + 1e-3
+    tokens = jnp.arange(3, 27)[None].at[0, 20].set(6)  # at place 3, too
+    segments = (jnp.arange(24) >= 12).astype(int)[None]
+    _, maps = model.bert(tokens, segments, return_attention=True)
+    weights = np.asarray(maps["encoder/0/self"])[0].mean(axis=0)
+    np.testing.assert_array_equal(np.sort(np.argsort(weights[3])[-2:]), [3, 20])
+    np.testing.assert_array_equal(weights.argmax(axis=1)[:3], [0, 1, 2])
+    assert weights[3, 20] > 5 * np.delete(weights[3], [3, 20]).max()
+    with pytest.raises(ValueError, match="init='other' is none of paper, matching"):
+        BertPretraining(dataclasses.replace(config, init="other"), rngs=nnx.Rngs(0))
+
+
 # Of the body; of the body with both heads, which is what Devlin et al. (2019, section 3: 110M and 340M) and Turc et
 # al. (2019, table 1: 4.4M, 11.3M, 29.1M, 41.7M) count; and of that for masked words alone.
 @pytest.mark.parametrize(

@@ -19,9 +19,8 @@ from tfx_jax.nn.layers import EncoderLayer, Residual
 from tfx_jax.nn.normalization import LayerNorm
 from tfx_jax.nn.stack import scan_layers, stack_layers
 
-# Matrices start as in the authors' program: normal, cut off at two deviations.
-_INIT_STDDEV = 0.02
-_INIT = nnx.initializers.truncated_normal(_INIT_STDDEV)
+INITS = ("paper", "matching")
+"""Ways to draw the parameters, see `BertConfig.init`."""
 
 # Vocabulary, layers, width and heads of each published model; a head has 64 numbers and d_ff is 4 * d_model in all.
 # Base and large: Devlin et al. (2019), section 3. The small ones: Turc et al. (2019), table 1, with the names that
@@ -42,7 +41,14 @@ _SIZES = {
 
 @dataclasses.dataclass(unsafe_hash=True)  # a model keeps a copy of its own, as a static part
 class BertConfig:
-    """Sizes of a BERT; the defaults are those of the uncased base model."""
+    """Sizes of a BERT; the defaults are those of the uncased base model.
+
+    `init` says how parameters are drawn, offsets 0 and gains 1 in any case. "paper" is the authors' program: normal,
+    deviation 0.02, matrices cut off at two deviations. "matching" is for a model that has little text to learn from,
+    above all one that compares two texts: from the start, every head attends to what is like the token itself. The
+    deviation is d_model**-0.5, which keeps the size of what goes through a matrix; the keys' matrices are the queries';
+    and positions and segments have a fifth of it, so that they do not hide the tokens.
+    """
 
     vocab_size: int = 30_522
     num_segments: int = 2
@@ -59,6 +65,7 @@ class BertConfig:
     labels: tuple[str, ...] = ("LABEL_0", "LABEL_1")  # names of the classes, for models that classify
     problem_type: str | None = None  # Hugging Face's word for the loss of a classifier; nothing here depends on it
     dtype: str = "float32"  # of the computation; parameters, logits and statistics stay float32
+    init: str = "paper"  # how parameters are drawn, see below
     remat: str = "none"  # what the backward pass computes again to save memory: "full" layers, all but the "dots"
 
     @classmethod
@@ -108,9 +115,11 @@ class Bert(nnx.Module):
           rngs: stream `params`.
 
         Raises:
-          ValueError: if the sizes contradict each other, or the activation has no such name.
+          ValueError: if the sizes contradict each other, or there is no such activation or init.
         """
         c = config
+        if c.init not in INITS:
+            raise ValueError(f"init={c.init!r} is none of {', '.join(INITS)}")
         if c.activation not in ACTIVATIONS:
             raise ValueError(f"activation={c.activation!r} is none of {', '.join(ACTIVATIONS)}")
         dtype = jnp.dtype(c.dtype)
@@ -130,16 +139,19 @@ class Bert(nnx.Module):
             feed_forward = FeedForward(c.d_model, d_ff, activation_fn=ACTIVATIONS[c.activation], dtype=dtype, rngs=rngs)
             kernels = [getattr(attention, name).kernel for name in ("query", "key", "value", "out")]
             for param in (*kernels, feed_forward.up, feed_forward.down):
-                param[...] = _INIT(rngs.params(), param.shape, param.dtype)
+                param[...] = _matrix_init(c)(rngs.params(), param.shape, param.dtype)
+            if c.init == "matching":
+                attention.key.kernel[...] = attention.query.kernel[...]
             return EncoderLayer(attention, feed_forward, residual)
 
-        init = {"init_stddev": _INIT_STDDEV, "rngs": rngs}
-        self.embedding = Embedding(c.vocab_size, c.d_model, scale=1.0, dtype=dtype, **init)
-        self.segments = Embedding(c.num_segments, c.d_model, scale=1.0, dtype=dtype, **init)
-        self.positions = LearnedPositions(c.max_length, c.d_model, **init)
+        of_tokens = _init_stddev(c)
+        beside = {"init_stddev": of_tokens / 5 if c.init == "matching" else of_tokens, "rngs": rngs}
+        self.embedding = Embedding(c.vocab_size, c.d_model, scale=1.0, init_stddev=of_tokens, dtype=dtype, rngs=rngs)
+        self.segments = Embedding(c.num_segments, c.d_model, scale=1.0, dtype=dtype, **beside)
+        self.positions = LearnedPositions(c.max_length, c.d_model, **beside)
         self.norm = LayerNorm(c.d_model, epsilon=c.layer_norm_epsilon)
         self.encoder_layers = stack_layers(make_layer, c.num_layers, rngs)
-        self.pooler = make_dense(c.d_model, c.d_model, dtype=dtype, rngs=rngs) if use_pooler else None
+        self.pooler = make_dense(c, c.d_model, dtype=dtype, rngs=rngs) if use_pooler else None
         self.config = dataclasses.replace(c)
 
     def __call__(
@@ -189,6 +201,14 @@ class Bert(nnx.Module):
         return output, {f"encoder/{index}/self": weights for index, weights in enumerate(maps["self"])}
 
 
-def make_dense(d_in: int, d_out: int, *, dtype: Any = jnp.float32, rngs: nnx.Rngs) -> nnx.Linear:
-    """A linear layer that starts as all others of BERT."""
-    return nnx.Linear(d_in, d_out, kernel_init=_INIT, dtype=dtype, rngs=rngs)
+def make_dense(config: BertConfig, d_out: int, *, dtype: Any = jnp.float32, rngs: nnx.Rngs) -> nnx.Linear:
+    """A linear layer over the model's vectors that starts as all others of it."""
+    return nnx.Linear(config.d_model, d_out, kernel_init=_matrix_init(config), dtype=dtype, rngs=rngs)
+
+
+def _init_stddev(config: BertConfig) -> float:
+    return 0.02 if config.init == "paper" else config.d_model**-0.5
+
+
+def _matrix_init(config: BertConfig) -> nnx.Initializer:
+    return nnx.initializers.truncated_normal(_init_stddev(config))

@@ -40,7 +40,7 @@ class MaskedLMHead(nnx.Module):
     """Dense layer, activation and norm, then the product with the embedding and an offset for each token."""
 
     def __init__(self, config: BertConfig, *, rngs: nnx.Rngs):
-        self.dense = make_dense(config.d_model, config.d_model, dtype=jnp.dtype(config.dtype), rngs=rngs)
+        self.dense = make_dense(config, config.d_model, dtype=jnp.dtype(config.dtype), rngs=rngs)
         self.norm = LayerNorm(config.d_model, epsilon=config.layer_norm_epsilon)
         self.bias = nnx.Param(jnp.zeros(config.vocab_size))
         self.activation_fn = ACTIVATIONS[config.activation]
@@ -142,7 +142,7 @@ class BertNextSentence(BertWithHead):
     use_pooler = True
 
     def _make_head(self, config: BertConfig, rngs: nnx.Rngs) -> None:
-        self.next_sentence = make_dense(config.d_model, 2, rngs=rngs)
+        self.next_sentence = make_dense(config, 2, rngs=rngs)
 
     def _score(self, output: BertOutput, rngs: nnx.Rngs | None) -> Float[Array, "B 2"]:
         return self.next_sentence(output.pooled)
@@ -155,7 +155,7 @@ class BertPretraining(BertWithHead):
 
     def _make_head(self, config: BertConfig, rngs: nnx.Rngs) -> None:
         self.masked_lm = MaskedLMHead(config, rngs=rngs)
-        self.next_sentence = make_dense(config.d_model, 2, rngs=rngs)
+        self.next_sentence = make_dense(config, 2, rngs=rngs)
 
     def _score(self, output: BertOutput, rngs: nnx.Rngs | None) -> PretrainingLogits:
         return PretrainingLogits(
@@ -189,7 +189,7 @@ class BertQuestionAnswering(BertWithHead):
     """Finds the answer to a question in a text, as a span of its tokens: `SpanLogits`."""
 
     def _make_head(self, config: BertConfig, rngs: nnx.Rngs) -> None:
-        self.span = make_dense(config.d_model, 2, rngs=rngs)
+        self.span = make_dense(config, 2, rngs=rngs)
 
     def _score(self, output: BertOutput, rngs: nnx.Rngs | None) -> SpanLogits:
         logits = self.span(output.sequence)
@@ -199,7 +199,7 @@ class BertQuestionAnswering(BertWithHead):
 def _make_classifier(config: BertConfig, rngs: nnx.Rngs) -> nnx.Linear:
     if not config.labels:
         raise ValueError("a model that classifies needs labels, but its configuration has none")
-    return make_dense(config.d_model, len(config.labels), rngs=rngs)
+    return make_dense(config, len(config.labels), rngs=rngs)
 
 
 def _drop(x: Float[Array, "*batch D"], config: BertConfig, rngs: nnx.Rngs | None) -> Float[Array, "*batch D"]:

@@ -5,7 +5,7 @@ from typing import Any
 from tfx_jax.data.next_sentence import NUM_PAIR_SPECIALS
 from tfx_jax.data.span_corruption import NUM_SENTINELS, longest_text, num_sentinels
 from tfx_jax.errors import UserError
-from tfx_jax.models.bert import BertConfig
+from tfx_jax.models.bert import INITS, BertConfig
 from tfx_jax.models.gpt import GPTConfig
 from tfx_jax.models.t5 import T5Config
 from tfx_jax.models.transformer import BOS_ID, EOS_ID, PAD_ID, TransformerConfig
@@ -62,6 +62,7 @@ _BELOW_ONE = (
 )
 _CHOICES = {
     "model.activation": tuple(ACTIVATIONS),
+    "model.init": INITS,
     "model.dtype": ("float32", "bfloat16"),
     "model.remat": ("none", "full", "dots"),
     "data.documents": ("file", "lines", "articles"),
