@@ -208,6 +208,14 @@ def test_missing_checkpoints_are_named(workdir, capfd):
     assert "cannot average the last 9" in fails_with(capfd, ["average", f"--workdir={workdir}", "--last=9"])
 
 
+@pytest.mark.parametrize("verb", [["generate"], ["convert", "--output=folder"]])
+def test_what_is_for_other_models_says_so(workdir, verb, capfd):
+    message = fails_with(capfd, [*verb, f"--workdir={workdir}"])
+    assert message.endswith(
+        "holds a translation model, whose tokenizer has no Hugging Face form: use tfx-jax translate"
+    )
+
+
 @pytest.mark.parametrize(
     ("damage", "message"),
     [

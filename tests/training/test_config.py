@@ -297,6 +297,7 @@ def of(model, data, **values):
             of(GPTConfig(), TextConfig(), data__validation_share=0.1, data__validation_file="x"),
             "data.validation_file and validation_share exclude each other: set one",
         ),
+        (of(BertConfig(), TextConfig(), model__init="x"), 'model.init must be "paper" or "matching", got \'x\''),
         (of(BertConfig(), TextConfig(), data__is_packed=True), "data.is_packed is for a GPT only"),
         (
             of(BertConfig(), LabelledConfig(), data__first_column="a"),

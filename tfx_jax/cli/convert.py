@@ -12,7 +12,7 @@ from etils import epath
 from flax import nnx
 
 from tfx_jax.cli.options import Parser, add_folder_options, check_one_source, load_trained, set_up_program
-from tfx_jax.data.hf_tokenizer import TOKENIZER_FILES, load_folder_tokenizer
+from tfx_jax.data.hf_tokenizer import TOKENIZER_FILES
 from tfx_jax.errors import UserError
 from tfx_jax.models import hf
 from tfx_jax.models.hf.folder import Tensors, read_json
@@ -47,9 +47,9 @@ def run(argv: Sequence[str]) -> int:
     if arguments.workdir is not None:
         _refuse_to_overwrite(None, output, allowed=arguments.overwrite)
         model, tokenizer = load_trained(arguments)
-        fields = _end_of_text(tokenizer)
-        _save(model, output, arguments.dtype, fields)
-        copied, left_out, before = _copy(tokenizer, output), [], None
+        end = tokenizer.eos_id  # others learn from these fields where a generated text ends
+        _save(model, output, arguments.dtype, {} if end is None else {"bos_token_id": end, "eos_token_id": end})
+        copied, left_out, before = _copy(epath.Path(arguments.workdir) / "tokenizer", output), [], None
     else:
         source = _local(arguments.model)
         _refuse_to_overwrite(source, output, allowed=arguments.overwrite)
@@ -88,12 +88,6 @@ def _save(model: Any, output: pathlib.Path, dtype: str, fields: dict[str, Any]) 
     except ValueError as error:
         raise UserError(f"{output}: {error}") from None
     _remove_parts(output)
-
-
-def _end_of_text(tokenizer: epath.Path) -> dict[str, Any]:
-    """The fields by which others know where a generated text ends."""
-    eos_id = load_folder_tokenizer(tokenizer).eos_id
-    return {} if eos_id is None else {"bos_token_id": eos_id, "eos_token_id": eos_id}
 
 
 def _local(path: str) -> pathlib.Path:

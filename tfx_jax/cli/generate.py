@@ -58,8 +58,7 @@ def run(argv: Sequence[str]) -> int:
         tokenizer = load_folder_tokenizer(arguments.model)
         model, eos_ids = hf.load(arguments.model, dtype=arguments.dtype), hf.end_ids(arguments.model)
     else:
-        model, folder = load_trained(arguments, arguments.dtype)
-        tokenizer = load_folder_tokenizer(folder)
+        model, tokenizer = load_trained(arguments, arguments.dtype)
         eos_ids = () if tokenizer.eos_id is None else (tokenizer.eos_id,)
     if not can_generate(model):
         source = arguments.model or arguments.workdir

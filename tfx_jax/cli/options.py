@@ -8,13 +8,14 @@ import sys
 from typing import Any, NoReturn
 
 import jax
-from etils import epath
 from flax import nnx
 
+from tfx_jax.data.hf_tokenizer import FolderTokenizer
 from tfx_jax.errors import UserError
-from tfx_jax.training.checkpoint import load_params
+from tfx_jax.training.checkpoint import load_best_params, load_params
 from tfx_jax.training.experiment import Experiment
 from tfx_jax.training.experiments import Kind, load_experiment
+from tfx_jax.training.experiments.rows import RowsExperiment
 
 
 class Parser(argparse.ArgumentParser):
@@ -45,25 +46,25 @@ def add_folder_options(parser: Parser, help: str) -> None:
     parser.add_argument("--step", type=_step, help="of a training: as for tfx-jax evaluate")
 
 
-def load_trained(arguments: argparse.Namespace, dtype: str | None = None) -> tuple[Any, epath.Path]:
-    """The model of the workdir that `add_folder_options` chose, and the Hugging Face folder of its tokenizer.
+def load_trained(arguments: argparse.Namespace, dtype: str | None = None) -> tuple[Any, FolderTokenizer]:
+    """The model of the workdir that `add_folder_options` chose, and its tokenizer.
 
     Args:
       arguments: of the command.
       dtype: of the computation; that of the training by default.
 
     Raises:
-      UserError: if there is none, or its tokenizer is not of that kind, as of a translation model.
+      UserError: if there is none, or it translates.
     """
-    folder = epath.Path(arguments.workdir) / "tokenizer"
     experiment, params = load_model(arguments)
-    if not folder.exists():
+    if not isinstance(experiment, RowsExperiment):
         raise UserError(
-            f"{arguments.workdir} has no tokenizer in Hugging Face's form; of a translation model, translate"
+            f"{arguments.workdir} holds a translation model, whose tokenizer has no Hugging Face form: "
+            "use tfx-jax translate"
         )
     if dtype is not None:
         experiment.config.model.dtype = dtype
-    return nnx.merge(experiment.graphdef, jax.device_put(params)), folder
+    return nnx.merge(experiment.graphdef, jax.device_put(params)), experiment.tokenizer
 
 
 def check_one_source(arguments: argparse.Namespace) -> None:
@@ -84,12 +85,9 @@ def add_decoding_options(parser: Parser) -> None:
 def load_model(arguments: argparse.Namespace, kind: type[Kind] = Experiment) -> tuple[Kind, Any]:
     """Opens the experiment, which must be of a kind, and the parameters that `add_model_options` chose."""
     experiment = load_experiment(arguments.workdir, kind)
-    if arguments.step is not None:
-        return experiment, load_params(arguments.workdir, None if arguments.step == "latest" else arguments.step)
-    try:
-        return experiment, load_params(arguments.workdir, "best")
-    except UserError:
-        return experiment, load_params(arguments.workdir)
+    if arguments.step is None:
+        return experiment, load_best_params(arguments.workdir)
+    return experiment, load_params(arguments.workdir, None if arguments.step == "latest" else arguments.step)
 
 
 def set_up_program() -> None:

@@ -52,6 +52,20 @@ class RowList:
         return self._rows[index]
 
 
+class RowShare:
+    """The rows of one process: every `count`-th, beginning with `index`."""
+
+    def __init__(self, rows: Rows, index: int, count: int):
+        self._rows, self._places = rows, range(index, len(rows), count)
+        self.lengths = rows.lengths[index::count]
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    def __getitem__(self, index: int) -> Row:
+        return self._rows[self._places[index]]
+
+
 class Layout(NamedTuple):
     """How rows become arrays of one shape.
 

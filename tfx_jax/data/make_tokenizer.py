@@ -7,7 +7,6 @@ import collections
 import io
 import json
 import re
-import uuid
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
@@ -16,6 +15,7 @@ import tokenizers
 from etils import epath
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors, trainers
 
+from tfx_jax.data.files import write_file
 from tfx_jax.data.folder_settings import read_json
 from tfx_jax.data.folder_tokenizers import FolderTokenizer
 from tfx_jax.data.hf_tokenizer import TOKENIZER_FILES, load_folder_tokenizer
@@ -120,8 +120,9 @@ def train_or_load_folder(
         pipeline, options = _train(texts, kind, family, vocab_size)
         folder.mkdir(parents=True, exist_ok=True)
         # In this order: the vocabulary is what makes a folder one with a tokenizer.
-        _write(folder / "tokenizer_config.json", json.dumps({**options, "made_as": made_as}, indent=2))
-        _write(folder / "tokenizer.json", pipeline.to_str(pretty=True))
+        settings = json.dumps({**options, "made_as": made_as}, indent=2)
+        write_file(folder / "tokenizer_config.json", settings.encode())
+        write_file(folder / "tokenizer.json", pipeline.to_str(pretty=True).encode())
     config = folder / "tokenizer_config.json"
     found = read_json(config).get("made_as", made_as) if config.exists() else made_as
     if found != made_as:
@@ -307,10 +308,3 @@ def _without(rare: list[str], text: Iterable[str]) -> Iterator[str]:
     """A text with spaces for some characters."""
     table = str.maketrans(dict.fromkeys(rare, " "))
     return (part.translate(table) for part in text)
-
-
-def _write(path: epath.Path, content: str) -> None:
-    """Writes all or nothing, also where several processes do so at once."""
-    partial = path.with_name(f"{path.name}.{uuid.uuid4().hex}.partial")
-    partial.write_bytes(content.encode())
-    partial.replace(path)

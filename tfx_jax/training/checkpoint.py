@@ -179,6 +179,13 @@ def load_params(workdir: epath.PathLike, step: int | str | None = None) -> Param
         return _load_step(checkpointer, int(chosen))
 
 
+def load_best_params(workdir: epath.PathLike) -> Params:
+    """The parameters of the best validation score or, where nothing has been evaluated, the newest."""
+    with _open(workdir) as checkpointer:
+        is_scored = any("score" in (checkpoint.metrics or {}) for checkpoint in checkpointer.checkpoints)
+    return load_params(workdir, "best" if is_scored else None)
+
+
 def saved_checksums(workdir: epath.PathLike, step: int) -> dict[str, str]:
     """What the values of a checkpoint summed up to when it was saved: equal for equal states, however sharded."""
     with _open(workdir) as checkpointer:

@@ -8,6 +8,7 @@ from typing import Any
 
 from etils import epath
 
+from tfx_jax.data.files import write_file
 from tfx_jax.errors import UserError
 from tfx_jax.models.bert import BertConfig
 from tfx_jax.models.gpt import GPTConfig
@@ -260,9 +261,7 @@ def save_config(config: ExperimentConfig, workdir: epath.Path) -> None:
         ]
         if changed:
             raise UserError(f"{workdir} was made with {'; '.join(changed)}: take another --workdir or delete this one")
-    partial = path.with_name(path.name + ".partial")
-    partial.write_text(json.dumps(_to_dict(config), indent=2) + "\n")
-    partial.replace(path)
+    write_file(path, (json.dumps(_to_dict(config), indent=2) + "\n").encode())
 
 
 def check_config(config: ExperimentConfig, workdir: epath.Path) -> None:

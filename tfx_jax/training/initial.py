@@ -13,7 +13,7 @@ from tfx_jax.data.hf_tokenizer import load_folder_tokenizer
 from tfx_jax.errors import UserError
 from tfx_jax.models import hf
 from tfx_jax.models.bert import Bert
-from tfx_jax.training.checkpoint import load_params
+from tfx_jax.training.checkpoint import load_best_params
 from tfx_jax.training.config import ExperimentConfig, load_config
 from tfx_jax.training.sharding import MeshTraining
 from tfx_jax.training.step import Params, TrainState
@@ -92,10 +92,7 @@ def _initial_config(folder: epath.Path) -> Any:
 
 def _initial_params(folder: epath.Path) -> Params:
     if _is_workdir(folder):
-        try:
-            return load_params(folder, "best")
-        except UserError:
-            return load_params(folder)
+        return load_best_params(folder)
     model = hf.load(folder)
     params = nnx.to_pure_dict(nnx.state(model))
     return {"bert": params} if isinstance(model, Bert) else params  # a body alone is what models with heads contain

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from etils import epath
 
+from tfx_jax.data.files import write_file
 from tfx_jax.training.config import ExperimentConfig, flat
 from tfx_jax.training.experiment import Experiment, Score
 from tfx_jax.training.flops import peak_flops
@@ -56,7 +57,7 @@ def write_report(
         if figure is not None:
             picture = io.BytesIO()
             figure.savefig(picture, format="png", dpi=150)
-            _replace(folder / "learning_curves.png", picture.getvalue())
+            write_file(folder / "learning_curves.png", picture.getvalue())
         parts = [
             f"# Training report\n\nStep {step:,} of {config.num_steps:,}: {_ending(experiment, step, signum)}.",
             "" if figure is None else "![Learning curves](learning_curves.png)",
@@ -65,7 +66,7 @@ def write_report(
             _evaluation_table(evaluations, experiment.scores),
             _config_table(config),
         ]
-        _replace(folder / "report.md", ("\n\n".join(part for part in parts if part) + "\n").encode())
+        write_file(folder / "report.md", ("\n\n".join(part for part in parts if part) + "\n").encode())
     except Exception as error:  # whatever storage and Matplotlib raise
         message(f"no report: {' '.join(str(error).split())}")
 
@@ -174,10 +175,3 @@ def _mean_rate(history: History, tag: str) -> float | None:
     ]
     seconds = sum(weight for _, weight in rates)
     return sum(rate * weight for rate, weight in rates) / seconds if seconds else None
-
-
-def _replace(path: epath.Path, content: bytes) -> None:
-    """Writes a file at once: whoever looks finds the old one or the new one."""
-    partial = path.with_name(path.name + ".partial")
-    partial.write_bytes(content)
-    partial.replace(path)

@@ -48,10 +48,10 @@ def params_of(experiment):
 
 
 def test_rows_are_the_texts_between_special_tokens(experiment):
-    tokenizer, examples = experiment.tokenizer, experiment.examples("validation")
+    tokenizer, examples = experiment.tokenizer, experiment.part("validation")
     rows = experiment.rows(examples)
     assert len(rows) == len(examples) == 200
-    assert experiment.labels == tuple(sorted({example.label for example in experiment.examples("train")}))
+    assert experiment.labels == tuple(sorted({example.label for example in experiment.part("train")}))
     cut = 0
     for example, row in zip(examples, rows, strict=True):
         sides = [tokenizer.encode(text) for text in example[:-1]]
@@ -73,40 +73,38 @@ def test_rows_are_the_texts_between_special_tokens(experiment):
 
 
 def test_what_the_model_says_is_scored(experiment, monkeypatch):
-    examples = experiment.examples("validation")
+    examples = experiment.part("validation")
     monkeypatch.setattr(experiment, "predict_batch", lambda model, batch: batch["label"])
-    experiment.__dict__.pop("_predictor", None)
+    experiment.__dict__.pop("predictor", None)
     scores, text = experiment.evaluate(params_of(experiment))
     assert scores == {"accuracy": 100, "macro_f1": 100}
     assert text == "accuracy 100.00 %, macro F1 100.00 %, 200 texts"
     monkeypatch.setattr(experiment, "predict_batch", lambda model, batch: 0 * batch["label"])
-    experiment.__dict__.pop("_predictor", None)
+    experiment.__dict__.pop("predictor", None)
     scores, _ = experiment.evaluate(params_of(experiment))
     share = np.mean([example.label == experiment.labels[0] for example in examples])
     assert 0 < share < 1
     assert scores["accuracy"] == pytest.approx(100 * share)
     assert scores["macro_f1"] == pytest.approx(200 * share / (1 + share) / len(experiment.labels))
-    experiment.__dict__.pop("_predictor")
+    experiment.__dict__.pop("predictor")
 
 
 def test_scores_do_not_depend_on_the_size_of_batches(experiment, tmp_path, draw_model):
     params = jax.device_get(nnx.to_pure_dict(nnx.state(draw_model(experiment.make_model))))
-    found = experiment.predict(params, experiment.rows(experiment.examples("validation")))
+    found = experiment.predict(params, experiment.rows(experiment.part("validation")))
     assert len(set(found)) > 1
     model = nnx.merge(experiment.graphdef, jax.device_put(params))
-    row = experiment.rows(experiment.examples("validation")[:1])[0]
+    row = experiment.rows(experiment.part("validation")[:1])[0]
     assert found[0] == model(jnp.array(row["tokens"][None]), jnp.array(row["segments"][None])).argmax()
     for tokens_per_batch in (12, 700):
         other = opened(tmp_path, dataset=experiment.config.data.dataset, tokens_per_batch=tokens_per_batch)
         assert other.labels == experiment.labels
-        assert other.predict(params, other.rows(other.examples("validation"))) == found
+        assert other.predict(params, other.rows(other.part("validation"))) == found
 
 
 def test_batches_hold_every_text_once_an_epoch(experiment):
     iterator = iter(experiment.batches(make_mesh(data=1)))
-    wanted = sorted(
-        (row["tokens"].tolist(), int(row["label"])) for row in experiment.rows(experiment.examples("train"))
-    )
+    wanted = sorted((row["tokens"].tolist(), int(row["label"])) for row in experiment.rows(experiment.part("train")))
     found = []
     while len(found) < len(wanted):
         batch = next(iterator)
@@ -146,7 +144,7 @@ def test_parts_that_are_named(files, tmp_path):
     experiment = opened(tmp_path / "pairs", **named)
     assert experiment.has_validation
     assert experiment.labels == ("no", "yes")
-    assert [row["segments"].max() for row in experiment.rows(experiment.examples("train"))] == [1, 1]
+    assert [row["segments"].max() for row in experiment.rows(experiment.part("train"))] == [1, 1]
 
 
 def test_unknown_data_set_is_refused():

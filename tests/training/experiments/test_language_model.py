@@ -85,7 +85,7 @@ def test_validation_is_the_end_of_the_text_and_nothing_else(folder):
     experiment = make_experiment(
         tiny_config(dataset="files", data_dir=str(folder), train_file="text.txt", validation_share=0.2)
     )
-    (train_part,), (validation,) = (experiment._documents(split) for split in ("train", "validation"))
+    (train_part,), (validation,) = (experiment.part(split) for split in ("train", "validation"))
     assert train_part + validation == TEXT
     assert len(validation) == math.ceil(len(TEXT) * 0.2)
     lines = make_experiment(
@@ -93,8 +93,8 @@ def test_validation_is_the_end_of_the_text_and_nothing_else(folder):
             dataset="files", data_dir=str(folder), train_file="text.txt", validation_share=0.2, documents="lines"
         )
     )
-    assert lines._documents("train") + lines._documents("validation") == TEXT.removesuffix("\n").split("\n")
-    assert len(lines._documents("validation")) == 16
+    assert lines.part("train") + lines.part("validation") == TEXT.removesuffix("\n").split("\n")
+    assert len(lines.part("validation")) == 16
 
 
 @pytest.mark.parametrize("is_packed", [False, True])
@@ -132,7 +132,7 @@ def test_batches_hold_the_text(folder, tmp_path, is_packed):
 def test_a_stream_is_cut_elsewhere_in_each_epoch(folder, tmp_path):
     experiment = make_experiment(tiny_config(dataset="files", data_dir=str(folder), train_file="text.txt"))
     experiment.open(tmp_path)
-    cut = experiment._make_epochs()
+    cut = experiment.make_epochs()
     firsts = [cut(epoch)[0]["inputs"].tolist() for epoch in range(5)]
     assert firsts[0] == experiment.tokenizer.encode(TEXT)[:16]
     assert len(set(map(tuple, firsts))) > 2

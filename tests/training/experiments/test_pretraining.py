@@ -95,7 +95,7 @@ def test_documents_and_their_sentences(folder, documents):
         [end for sentence in document for end in sentence.replace("? ", "?\n").split("\n")]
         for document in grammar_documents("train", 60)
     ]
-    assert experiment.sentences("train") == wanted
+    assert experiment.part("train") == wanted
 
 
 @pytest.mark.parametrize("documents", ["file", "lines", "articles"])
@@ -104,9 +104,9 @@ def test_documents_of_the_grammar(folder, documents):
     sentences = [sentence for document in grammar_documents("validation", 100) for sentence in document]
     if documents == "lines":  # each is a sentence: no pairs
         with pytest.raises(UserError, match=r'validation part: .*="lines" finds 616, none with two$'):
-            experiment.sentences("validation")
+            experiment.part("validation")
     else:
-        found = experiment.sentences("validation")
+        found = experiment.part("validation")
         assert len(found) == 100
         assert [sentence for document in found for sentence in document] == sentences
 
@@ -190,7 +190,7 @@ def test_evaluation_is_that_of_the_logits(folder, workdir, experiment, draw_mode
     params = jax.device_get(nnx.to_pure_dict(nnx.state(draw_model(experiment.make_model))))
     scores, text = experiment.evaluate(params)
     model = jax.jit(nnx.merge(experiment.graphdef, jax.device_put(params)).__call__)
-    rows = experiment._evaluation_rows("validation")
+    rows = experiment.evaluation_rows("validation")
     nll, correct, tokens, next_correct = 0.0, 0, 0, 0
     for index in range(len(rows)):
         row, length = rows[index], rows.lengths[index]

@@ -52,7 +52,7 @@ def experiment(trained):
 
 
 def epoch_of(experiment, number):
-    rows = experiment._make_epochs()(number)
+    rows = experiment.make_epochs()(number)
     return [rows[index] for index in range(len(rows))]
 
 

@@ -56,7 +56,7 @@ def experiment(workdir):
 
 
 def test_rows_are_words_between_special_tokens(experiment):
-    tokenizer, examples = experiment.tokenizer, experiment.examples("validation")
+    tokenizer, examples = experiment.tokenizer, experiment.part("validation")
     rows = experiment.rows(examples)
     assert len(rows) == len(examples) == 200
     assert list(experiment.labels) == LABELS
@@ -79,15 +79,15 @@ def test_rows_are_words_between_special_tokens(experiment):
 def telling(experiment, monkeypatch, predict):
     """The experiment with another model."""
     monkeypatch.setattr(experiment, "predict_batch", predict)
-    experiment.__dict__.pop("_predictor", None)
+    experiment.__dict__.pop("predictor", None)
     shapes = nnx.to_pure_dict(nnx.state(nnx.eval_shape(experiment.make_model)))
     scores, text = experiment.evaluate(jax.tree.map(lambda leaf: np.zeros(leaf.shape), shapes))
-    experiment.__dict__.pop("_predictor", None)
+    experiment.__dict__.pop("predictor", None)
     return scores, text
 
 
 def test_what_the_model_says_is_scored(experiment, workdir, monkeypatch):
-    examples = experiment.examples("validation")
+    examples = experiment.part("validation")
     rows = experiment.rows(examples)
     # Of a sentence that is cut, what was cut off is outside.
     read = [(row["targets"] != IGNORED).sum() for row in rows]
@@ -114,7 +114,7 @@ def test_what_the_model_says_is_scored(experiment, workdir, monkeypatch):
 
 def test_tags_do_not_depend_on_the_size_of_batches(experiment, workdir, draw_model):
     params = jax.device_get(nnx.to_pure_dict(nnx.state(draw_model(experiment.make_model))))
-    rows = [row for row in experiment.rows(experiment.examples("validation")) if len(row["tokens"]) <= 12]
+    rows = [row for row in experiment.rows(experiment.part("validation")) if len(row["tokens"]) <= 12]
     assert len(rows) > 20
     found = experiment.predict(params, rows)
     assert len({tag for tags in found for tag in tags}) > 3
@@ -147,7 +147,7 @@ def test_tags_of_files_are_mended(files, tmp_path):
     experiment = opened(tmp_path / "workdir", **files)
     assert not experiment.has_validation
     assert experiment.labels == ("O", "B-person", "I-person", "B-place", "I-place")
-    assert [example.tags for example in experiment.examples("train")] == [["B-person", "I-person"], ["O", "B-place"]]
+    assert [example.tags for example in experiment.part("train")] == [["B-person", "I-person"], ["O", "B-place"]]
 
 
 def test_unknown_tag_is_refused(files, tmp_path):

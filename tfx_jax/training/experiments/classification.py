@@ -24,9 +24,9 @@ class ClassificationExperiment(BertExperiment[LabelledText | LabelledPair]):
     """A BERT that gives each text, or each pair of texts, a label."""
 
     scores = (Score("accuracy", "accuracy", " %"), Score("macro_f1", "macro F1", " %"))
-    head = BertClassifier
+    model_class = BertClassifier
 
-    def read_examples(self, split: Split) -> Sequence[LabelledText | LabelledPair]:
+    def read_part(self, split: Split) -> Sequence[LabelledText | LabelledPair]:
         """Texts or pairs and their labels."""
         return read_labelled_part(self.config.data, split)
 
@@ -62,7 +62,7 @@ class ClassificationExperiment(BertExperiment[LabelledText | LabelledPair]):
 
     def evaluate(self, params: Params, split: Split = "validation") -> Evaluation:
         """Classifies every text."""
-        examples = self.examples(split)
+        examples = self.part(split)
         labels = [self.labels[index] for index in self.predict(params, self.rows(examples))]
         accuracy, macro_f1 = class_scores(labels, [example.label for example in examples], self.labels)
         text = f"accuracy {accuracy:.2f} %, macro F1 {macro_f1:.2f} %, {len(examples):,} texts"

@@ -1,12 +1,20 @@
-"""What all experiments share that learn from examples: parts that are read once and fit into memory."""
+"""What all experiments share that learn from examples, which fit into memory and are rows of various lengths."""
 
 import abc
-from collections.abc import Sequence
-from typing import Generic, TypeVar, cast
+import json
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar, TypeVar
 
+import jax
+import numpy as np
+from etils import epath
+
+from tfx_jax.data.epochs import Row, RowList, Rows, one_pass
+from tfx_jax.data.files import write_file
 from tfx_jax.data.grammar import Split
-from tfx_jax.training.config import ExperimentConfig
-from tfx_jax.training.experiment import Experiment
+from tfx_jax.training.distributed import gather_lists, primary_first
+from tfx_jax.training.experiments.rows import RowsExperiment
+from tfx_jax.training.step import Params
 
 Example = TypeVar("Example")
 
@@ -17,43 +25,54 @@ GRAMMAR_SIZES: dict[Split, int] = {"train": 2_000, "validation": 200, "test": 20
 _LENGTHS = (16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1_024)
 
 
-class ExamplesExperiment(Experiment, Generic[Example]):
-    """An experiment whose data are lists of examples."""
+class ExamplesExperiment(RowsExperiment[Sequence[Example]]):
+    """An experiment whose parts are lists of examples; subclasses say which rows these are.
 
-    def __init__(self, config: ExperimentConfig):
-        """Takes a configuration whose data have `train_file`, `validation_file` and `test_file`."""
-        super().__init__(config)
-        self._examples: dict[Split, Sequence[Example]] = {}
+    Attributes:
+      length_of: the array that says how long a row is.
+    """
+
+    length_of: ClassVar[str]
 
     @abc.abstractmethod
-    def read_examples(self, split: Split) -> Sequence[Example]:
-        """Reads a part that the configuration names."""
+    def rows(self, examples: Sequence[Example]) -> list[Row]:
+        """The rows of examples; one each or several."""
 
-    def examples(self, split: Split) -> Sequence[Example]:
-        """A part, read once.
-
-        Raises:
-          UserError: if there is no such part, or it cannot be read.
-        """
-        if split not in self._examples:
-            data = self.config.data
-            if data.dataset == "files" and not getattr(data, f"{split}_file"):
-                raise self.no_such_part(split)
-            self._examples[split] = self.read_examples(split)
-        return self._examples[split]
-
-    def read_data(self) -> None:
-        """Reads the training part and, if there is one, the validation part."""
-        for split in ("train", "validation") if self.has_validation else ("train",):
-            self.examples(cast(Split, split))
-
-    @property
-    def has_validation(self) -> bool:
-        """Whether the configuration names a validation part."""
-        return self.config.data.dataset != "files" or bool(self.config.data.validation_file)
+    def make_epochs(self) -> Callable[[int], Rows]:
+        """The same rows in each epoch."""
+        rows = self._as_rows(self.rows(self.part("train")))
+        return lambda epoch: rows
 
     @property
     def boundaries(self) -> tuple[int, ...]:
         """The lengths that batches may have."""
         max_length = self.config.data.max_length
         return (*(length for length in _LENGTHS if length < max_length), max_length)
+
+    def predict(self, params: Params, rows: Sequence[Row]) -> list[Any]:
+        """Applies `predict_batch` to rows; processes share them.
+
+        Returns:
+          For each row its part of the array, as nested lists, or a list of its parts.
+        """
+        mine = rows[jax.process_index() :: jax.process_count()]
+        found: list[Any] = [None] * len(mine)
+        passed = list(one_pass(self._as_rows(mine), self.layout)) if mine else []
+        for batch, result in zip(passed, self.predictor(params, passed), strict=True):
+            arrays = [np.asarray(array).tolist() for array in jax.tree.leaves(result)]
+            for place, index in enumerate(batch["index"].tolist()):
+                if index >= 0:
+                    parts = [array[place] for array in arrays]
+                    found[index] = parts if len(parts) > 1 else parts[0]
+        return gather_lists(found)
+
+    def _as_rows(self, rows: Sequence[Row]) -> RowList:
+        return RowList(rows, by=self.length_of)
+
+
+def made_once(path: epath.Path, make: Callable[[], Any]) -> Any:
+    """What a JSON file says; it is made first if it is not there."""
+    with primary_first(path.name):
+        if not path.exists():
+            write_file(path, (json.dumps(make(), ensure_ascii=False) + "\n").encode())
+        return json.loads(path.read_text())

@@ -38,16 +38,14 @@ class TaggingExperiment(BertExperiment[TaggedSentence]):
         Score("recall", "recall", " %"),
     )
     token = "word"
-    head = BertTagger
+    model_class = BertTagger
     fills: ClassVar[Mapping[str, int]] = {"targets": IGNORED}
 
-    def read_examples(self, split: Split) -> Sequence[TaggedSentence]:
+    def read_part(self, split: Split) -> Sequence[TaggedSentence]:
         """Words and their tags; an entity that begins with I begins with B."""
         data = self.config.data
         if data.dataset == "grammar":
             return grammar_tagged(split, GRAMMAR_SIZES[split])
-        if data.dataset != "files":
-            raise UserError(f'config.data.dataset must be "grammar" or "files", got {data.dataset!r}')
         sentences = read_tagged(epath.Path(data.data_dir) / getattr(data, f"{split}_file"))
         return [TaggedSentence(sentence.words, repair_tags(sentence.tags)) for sentence in sentences]
 
@@ -88,7 +86,7 @@ class TaggingExperiment(BertExperiment[TaggedSentence]):
 
     def evaluate(self, params: Params, split: Split = "validation") -> Evaluation:
         """Tags every sentence; words that did not fit into the row are outside of entities."""
-        examples = self.examples(split)
+        examples = self.part(split)
         rows = self.rows(examples)
         predicted = [
             self._tags_of_words(tags, row, len(example.words))

@@ -3,25 +3,22 @@
 import abc
 import functools
 import itertools
-import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
-import grain
-import jax
 import numpy as np
 from etils import epath
-from jax.sharding import Mesh
+from jaxtyping import Array
 
 from tfx_jax.data.conll import TaggedSentence, read_tagged
-from tfx_jax.data.epochs import Layout, Row, RowList, epoch_batches, one_pass
+from tfx_jax.data.epochs import Layout, Row
 from tfx_jax.data.grammar import Split, grammar_questions, grammar_tagged
 from tfx_jax.data.labelled import LabelledPair, LabelledText
 from tfx_jax.data.span_corruption import NUM_SENTINELS
 from tfx_jax.data.squad import Question, read_questions
 from tfx_jax.errors import UserError
+from tfx_jax.models.t5 import T5
 from tfx_jax.tasks.answer_scores import answer_scores, character_exact_match, character_f1
-from tfx_jax.tasks.prediction import Predictor
 from tfx_jax.tasks.tagging import entities_of_tags, entity_scores
 from tfx_jax.tasks.text_to_text import (
     NO_LABEL,
@@ -36,16 +33,14 @@ from tfx_jax.tasks.text_to_text import (
     render_tagged,
     write_targets,
 )
-from tfx_jax.training.distributed import gather_lists, primary_first
 from tfx_jax.training.experiment import Evaluation, Score
 from tfx_jax.training.experiments.classification import read_labelled_part
-from tfx_jax.training.experiments.examples import GRAMMAR_SIZES, Example, ExamplesExperiment
+from tfx_jax.training.experiments.examples import GRAMMAR_SIZES, Example, ExamplesExperiment, made_once
 from tfx_jax.training.experiments.t5 import T5Experiment
-from tfx_jax.training.sharding import num_row_parts, row_share
 from tfx_jax.training.step import Params
 
 
-class TextToTextExperiment(T5Experiment, ExamplesExperiment[Example]):
+class TextToTextExperiment(T5Experiment[Sequence[Example]], ExamplesExperiment[Example]):
     """A T5 trained on examples of a task; subclasses say how these are written, and answers scored.
 
     As in the paper, a source longer than `max_length` is cut.
@@ -54,6 +49,8 @@ class TextToTextExperiment(T5Experiment, ExamplesExperiment[Example]):
       labels: of the training part; kept in the workdir.
       target_length: tokens of the longest target of the training part, its end included; answers are no longer.
     """
+
+    length_of = "source"
 
     @abc.abstractmethod
     def render(self, example: Example) -> Rendered:
@@ -68,32 +65,30 @@ class TextToTextExperiment(T5Experiment, ExamplesExperiment[Example]):
         del examples
         return []
 
+    def predict_batch(self, model: T5, batch: dict[str, Array]) -> Array:
+        """See `write_targets`."""
+        search = self.config.decoding
+        return write_targets(
+            model, batch, max_length=self.target_length, beam_size=search.beam_size, alpha=search.alpha
+        )
+
+    def tokenizer_text(self) -> Iterable[str]:
+        """Sources and targets of the training part."""
+        return itertools.chain(*map(self.render, self.part("train")))
+
     def open(self, workdir: epath.PathLike) -> None:
         """Loads tokenizer, labels and length of `workdir`, or makes them from the training part and saves them."""
-        self.open_tokenizer(workdir, lambda: itertools.chain(*map(self.render, self.examples("train"))))
-        path = epath.Path(workdir) / "targets.json"
-        with primary_first("targets"):
-            if not path.exists():
-                partial = path.with_name(path.name + ".partial")
-                partial.write_text(json.dumps(self._targets(), ensure_ascii=False) + "\n")
-                partial.replace(path)
-            found = json.loads(path.read_text())
+        super().open(workdir)
+        found = made_once(epath.Path(workdir) / "targets.json", self._targets)
         self.labels: list[str] = found["labels"]
         self.target_length: int = found["length"]
         self._check_labels()
 
-    def batches(self, mesh: Mesh) -> grain.IterDataset[dict[str, np.ndarray]]:
-        """What this process reads of the training part when it trains on a mesh."""
-        share = row_share(mesh)
-        rows = RowList(self.rows(self.examples("train")), by="source")
-        return epoch_batches(
-            lambda epoch: rows,
-            self._layout,
-            seed=self.config.seed,
-            rows_multiple=num_row_parts(mesh) * self.config.accumulate,
-            process_index=share.index,
-            process_count=share.count,
-        )
+    @property
+    def layout(self) -> Layout:
+        """Sources of similar length together; all targets are equally wide."""
+        widths = {"target": self.target_length}
+        return Layout(self.boundaries, self.config.data.tokens_per_batch, self.fills, widths)
 
     def rows(self, examples: Sequence[Example]) -> list[Row]:
         """Examples as {"source" [S], "target" [T]}, int32, each with its end."""
@@ -112,20 +107,12 @@ class TextToTextExperiment(T5Experiment, ExamplesExperiment[Example]):
 
     def evaluate(self, params: Params, split: Split = "validation") -> Evaluation:
         """Answers every source by a search and scores that."""
-        examples = self.examples(split)
+        examples = self.part(split)
         return self.score(self.answer(params, examples), examples)
 
     def answer(self, params: Params, examples: Sequence[Example]) -> list[str]:
         """What the model writes for examples, whose targets it does not see; processes share them."""
-        mine = self.rows(examples[jax.process_index() :: jax.process_count()])
-        answers = [""] * len(mine)
-        batches = list(one_pass(RowList(mine, by="source"), self._layout)) if mine else []
-        sources = ({"source": batch["source"]} for batch in batches)
-        for batch, tokens in zip(batches, self._predictor(params, sources), strict=True):
-            for index, row in zip(batch["index"].tolist(), tokens.tolist(), strict=True):
-                if index >= 0:
-                    answers[index] = self.spell(row)
-        return gather_lists(answers)
+        return [self.spell(tokens) for tokens in self.predict(params, self.rows(examples))]
 
     def spell(self, ids: Sequence[int]) -> str:
         """The text of tokens up to the end, sentinels spelled out."""
@@ -159,27 +146,11 @@ class TextToTextExperiment(T5Experiment, ExamplesExperiment[Example]):
                 raise UserError(f"the tokenizer cannot spell the label {label!r} apart from others: rename it")
 
     def _targets(self) -> dict[str, Any]:
-        examples = self.examples("train")
+        examples = self.part("train")
         encoded = self.tokenizer.encode_batch([self.render(example).target for example in examples])
         length = max(map(len, encoded)) + 1
         limit = getattr(self.config.data, "max_answer_length", None)
         return {"labels": self.labels_of(examples), "length": length if limit is None else min(length, limit + 1)}
-
-    @property
-    def _layout(self) -> Layout:
-        pad_id = self.specials.pad_id
-        return Layout(
-            self.boundaries,
-            self.config.data.tokens_per_batch,
-            fills={"source": pad_id, "target": pad_id},
-            widths={"target": self.target_length},
-        )
-
-    @functools.cached_property
-    def _predictor(self) -> Predictor:
-        decoding = self.config.decoding
-        options = {"max_length": self.target_length, "beam_size": decoding.beam_size, "alpha": decoding.alpha}
-        return Predictor(self.graphdef, functools.partial(write_targets, **options))
 
 
 class ClassificationAsTextExperiment(TextToTextExperiment[LabelledText | LabelledPair]):
@@ -187,7 +158,7 @@ class ClassificationAsTextExperiment(TextToTextExperiment[LabelledText | Labelle
 
     scores = (Score("accuracy", "accuracy", " %"), Score("macro_f1", "macro F1", " %"))
 
-    def read_examples(self, split: Split) -> Sequence[LabelledText | LabelledPair]:
+    def read_part(self, split: Split) -> Sequence[LabelledText | LabelledPair]:
         """Texts or pairs and their labels."""
         return read_labelled_part(self.config.data, split)
 
@@ -221,7 +192,7 @@ class TaggingAsTextExperiment(TextToTextExperiment[TaggedSentence]):
         Score("recall", "recall", " %"),
     )
 
-    def read_examples(self, split: Split) -> Sequence[TaggedSentence]:
+    def read_part(self, split: Split) -> Sequence[TaggedSentence]:
         """Sentences and their tags."""
         data = self.config.data
         if data.dataset == "grammar":
@@ -255,7 +226,7 @@ class AnsweringAsTextExperiment(TextToTextExperiment[Question]):
 
     scores = (Score("f1", "F1", " %"), Score("exact_match", "exact match", " %"))
 
-    def read_examples(self, split: Split) -> Sequence[Question]:
+    def read_part(self, split: Split) -> Sequence[Question]:
         """Questions, their contexts and answers."""
         data = self.config.data
         if data.dataset == "grammar":

@@ -1,47 +1,88 @@
-"""Plain text for pre-training: its documents, and the tokenizer that is made of them."""
+"""What all experiments on plain text share: its documents, and scores that are sums over all of it."""
 
-from collections.abc import Callable, Iterable
+import abc
+import collections
+import math
+from collections.abc import Iterable, Mapping
+from typing import Any, cast
 
+import jax
 from etils import epath
+from jaxtyping import Array
 
+from tfx_jax.data.epochs import Rows, RowShare, one_pass
 from tfx_jax.data.grammar import Split, grammar_documents
-from tfx_jax.data.hf_tokenizer import TOKENIZER_FILES, FolderTokenizer, load_folder_tokenizer
-from tfx_jax.data.make_tokenizer import train_or_load_folder
 from tfx_jax.data.text import read_text
 from tfx_jax.data.wikitext import read_articles
-from tfx_jax.errors import UserError
 from tfx_jax.training.config import ExperimentConfig, TextConfig
-from tfx_jax.training.distributed import primary_first
-from tfx_jax.training.initial import tokenizer_folder
+from tfx_jax.training.distributed import gather_lists
+from tfx_jax.training.experiments.rows import Part, RowsExperiment
+from tfx_jax.training.step import Params
 
 _GRAMMAR_DOCUMENTS = {"train": 2_000, "validation": 100, "test": 100}
 
 
+class TextExperiment(RowsExperiment[Part]):
+    """An experiment on plain text; subclasses say which rows are made of it.
+
+    Attributes:
+      data: the part of the configuration that says where the text comes from.
+    """
+
+    def __init__(self, config: ExperimentConfig):
+        """Takes a configuration with a `TextConfig`."""
+        super().__init__(config)
+        self.data = cast(TextConfig, config.data)
+        self._evaluation_rows: dict[Split, Rows] = {}
+
+    @abc.abstractmethod
+    def make_evaluation_rows(self, split: Split) -> Rows:
+        """The rows of a part for `evaluation_rows`."""
+
+    def has_part(self, split: Split) -> bool:
+        """Whether the configuration names such a part, or takes it from the end of the training text."""
+        return super().has_part(split) or (split == "validation" and self.data.validation_share > 0)
+
+    def evaluation_rows(self, split: Split) -> Rows:
+        """The rows of a part to evaluate on, made once; they are the same whatever the seed of the training."""
+        if split not in self._evaluation_rows:
+            self._evaluation_rows[split] = self.make_evaluation_rows(split)
+        return self._evaluation_rows[split]
+
+    def predict_batch(self, model: Any, batch: dict[str, Array]) -> dict[str, Array]:
+        """The sums that the loss gives."""
+        return self.loss(model, batch, None)[1]
+
+    def sums(self, params: Params, split: Split) -> dict[str, float]:
+        """What the loss sums, over all rows to evaluate on; processes share them."""
+        mine = RowShare(self.evaluation_rows(split), jax.process_index(), jax.process_count())
+        batches = one_pass(mine, self.layout) if len(mine) else ()
+        found = [{name: float(value) for name, value in sums.items()} for sums in self.predictor(params, batches)]
+        return _add(gather_lists([_add(found)]))
+
+
+def _add(counts: Iterable[Mapping[str, float]]) -> dict[str, float]:
+    """Adds values of the same name."""
+    columns = collections.defaultdict(list)
+    for count in counts:
+        for name, value in count.items():
+            columns[name].append(value)
+    return {name: math.fsum(column) for name, column in columns.items()}
+
+
 def read_documents(data: TextConfig, split: Split) -> list[str]:
-    """The documents of a part; lines, empty ones too, are without their line breaks.
+    """The documents of a part that the configuration names; lines, empty ones too, are without their line breaks.
 
     Raises:
-      UserError: if the configuration names no such part, or it cannot be read.
+      UserError: if it cannot be read.
     """
     if data.dataset == "grammar":
         documents = ["\n".join(sentences) for sentences in grammar_documents(split, _GRAMMAR_DOCUMENTS[split])]
         between = "\n" if data.documents == "lines" else "\n\n"
         return documents if data.documents == "articles" else _documents_of(between.join(documents), data.documents)
-    if data.dataset != "files":
-        raise UserError(f'config.data.dataset must be "grammar" or "files", got {data.dataset!r}')
-    if split == "validation" and data.validation_share:
-        return _split_off(data)[1]
-    if not has_text(data, split):
-        raise UserError(f"config.data.{split}_file names no file for the {split} part")
-    if split == "train" and data.validation_share:
-        return _split_off(data)[0]
+    if data.validation_share and split != "test":
+        return _split_off(data)[split == "validation"]
     return _read(data, getattr(data, f"{split}_file"))
-
-
-def has_text(data: TextConfig, split: str) -> bool:
-    """Whether the configuration names such a part."""
-    share = split == "validation" and data.validation_share > 0
-    return data.dataset == "grammar" or share or bool(getattr(data, f"{split}_file"))
 
 
 def _split_off(data: TextConfig) -> tuple[list[str], list[str]]:
@@ -65,37 +106,3 @@ def _read(data: TextConfig, file: str) -> list[str]:
 
 def _documents_of(text: str, documents: str) -> list[str]:
     return text.removesuffix("\n").split("\n") if documents == "lines" else [text]
-
-
-def open_tokenizer(
-    config: ExperimentConfig, workdir: epath.PathLike, texts: Callable[[], Iterable[str]], *, family: str
-) -> FolderTokenizer:
-    """The tokenizer of a workdir, in its folder "tokenizer": there already, or that of `init_from`, or trained.
-
-    Args:
-      config: of the experiment.
-      workdir: of the training.
-      texts: what to train it on.
-      family: which special tokens there are, see `tfx_jax.data.make_tokenizer`.
-    """
-    folder = epath.Path(workdir) / "tokenizer"
-    with primary_first("tokenizer"):
-        if config.init_from:
-            _copy(tokenizer_folder(config.init_from), folder)
-            return load_folder_tokenizer(folder)
-        return train_or_load_folder(
-            folder, texts, kind=config.data.tokenizer, family=family, vocab_size=config.model.vocab_size
-        )
-
-
-def _copy(source: epath.Path, folder: epath.Path) -> None:
-    """Copies a tokenizer, unless that was done before."""
-    names = [name for name in TOKENIZER_FILES if (source / name).exists()]
-    if not names:
-        raise UserError(f"{source} has no tokenizer: config.init_from takes a workdir or Hugging Face folder with one")
-    folder.mkdir(parents=True, exist_ok=True)
-    for name in names:
-        if not (folder / name).exists():
-            partial = folder / f"{name}.partial"
-            partial.write_bytes((source / name).read_bytes())
-            partial.replace(folder / name)

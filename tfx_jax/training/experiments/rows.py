@@ -1,0 +1,156 @@
+"""What all experiments share but translation: parts that are read once, a tokenizer like everyone's, rows by epoch."""
+
+import abc
+import dataclasses
+import functools
+from collections.abc import Callable, Iterable
+from typing import Any, ClassVar, Generic, TypeVar, cast
+
+import grain
+import numpy as np
+from etils import epath
+from flax import nnx
+from jax.sharding import Mesh
+from jaxtyping import Array
+
+from tfx_jax.data.epochs import Layout, Rows, epoch_batches
+from tfx_jax.data.files import write_file
+from tfx_jax.data.grammar import Split
+from tfx_jax.data.hf_tokenizer import TOKENIZER_FILES, FolderTokenizer, load_folder_tokenizer
+from tfx_jax.data.make_tokenizer import train_or_load_folder
+from tfx_jax.errors import UserError
+from tfx_jax.functional.attention import dot_product_attention
+from tfx_jax.tasks.prediction import Predictor
+from tfx_jax.training.config import ExperimentConfig
+from tfx_jax.training.distributed import primary_first
+from tfx_jax.training.experiment import Experiment
+from tfx_jax.training.initial import tokenizer_folder
+from tfx_jax.training.sharding import num_row_parts, row_share
+
+Part = TypeVar("Part")
+
+
+class RowsExperiment(Experiment, Generic[Part]):
+    """An experiment whose batches are rows, of which each epoch may have others.
+
+    Attributes:
+      model_class: draws a model from `sizes`.
+      family: which special tokens its tokenizers have, see `tfx_jax.data.make_tokenizer`.
+      tokenizer: trained on the training part, or that of the model to start from; kept in the workdir.
+    """
+
+    model_class: ClassVar[Callable[..., nnx.Module]]
+    family: ClassVar[str]
+    tokenizer: FolderTokenizer
+
+    def __init__(self, config: ExperimentConfig):
+        """Takes a configuration whose data have `train_file`, `validation_file` and `test_file`."""
+        super().__init__(config)
+        self._parts: dict[Split, Part] = {}
+
+    @abc.abstractmethod
+    def read_part(self, split: Split) -> Part:
+        """Reads a part that the configuration names."""
+
+    @abc.abstractmethod
+    def tokenizer_text(self) -> Iterable[str]:
+        """All text of the training part, in pieces."""
+
+    @abc.abstractmethod
+    def make_epochs(self) -> Callable[[int], Rows]:
+        """The training rows of the epoch with a number."""
+
+    @property
+    @abc.abstractmethod
+    def layout(self) -> Layout:
+        """How rows become batches."""
+
+    @abc.abstractmethod
+    def predict_batch(self, model: Any, batch: dict[str, Array]) -> Any:
+        """What evaluation asks the model about a batch: a pytree of arrays; pure, to be compiled."""
+
+    def part(self, split: Split) -> Part:
+        """A part, read once.
+
+        Raises:
+          UserError: if there is no such part, or it cannot be read.
+        """
+        if split not in self._parts:
+            if not self.has_part(split):
+                raise self.no_such_part(split)
+            self._parts[split] = self.read_part(split)
+        return self._parts[split]
+
+    def has_part(self, split: Split) -> bool:
+        """Whether the configuration names such a part."""
+        data = self.config.data
+        return data.dataset != "files" or bool(getattr(data, f"{split}_file"))
+
+    @property
+    def has_validation(self) -> bool:
+        """Whether the configuration names a validation part."""
+        return self.has_part("validation")
+
+    def read_data(self) -> None:
+        """Reads the training part and, if there is one, the validation part."""
+        for split in ("train", "validation") if self.has_validation else ("train",):
+            self.part(cast(Split, split))
+
+    def open(self, workdir: epath.PathLike) -> None:
+        """Loads what `workdir` has, the tokenizer first of all, or makes it from the training part and saves it there.
+
+        Raises:
+          UserError: if the model to start from has no tokenizer, or one that is not for such a model.
+        """
+        folder, start = epath.Path(workdir) / "tokenizer", self.config.init_from
+        with primary_first("tokenizer"):
+            if start:
+                _copy_tokenizer(tokenizer_folder(start), folder)
+                self.tokenizer = load_folder_tokenizer(folder)
+            else:
+                self.tokenizer = train_or_load_folder(
+                    folder,
+                    self.tokenizer_text,
+                    kind=self.config.data.tokenizer,
+                    family=self.family,
+                    vocab_size=self.config.model.vocab_size,
+                )
+
+    @property
+    def sizes(self) -> Any:
+        """The model's configuration, with the vocabulary that it really has."""
+        model = self.config.model
+        vocab_size = model.vocab_size if self.config.init_from else self.tokenizer.vocab_size
+        return dataclasses.replace(model, vocab_size=vocab_size)
+
+    def make_model(self, attention_fn: Callable[..., Any] = dot_product_attention) -> nnx.Module:
+        """Draws a model; its vocabulary is the tokenizer's, which may be smaller than what the configuration allows."""
+        return type(self).model_class(self.sizes, attention_fn=attention_fn, rngs=nnx.Rngs(params=self.config.seed))
+
+    def batches(self, mesh: Mesh) -> grain.IterDataset[dict[str, np.ndarray]]:
+        """What this process reads of the training part when it trains on a mesh."""
+        share = row_share(mesh)
+        return epoch_batches(
+            self.make_epochs(),
+            self.layout,
+            seed=self.config.seed,
+            rows_multiple=num_row_parts(mesh) * self.config.accumulate,
+            process_index=share.index,
+            process_count=share.count,
+        )
+
+    @functools.cached_property
+    def predictor(self) -> Predictor:
+        """Applies `predict_batch` to batches."""
+        return Predictor(self.graphdef, self.predict_batch)
+
+
+def _copy_tokenizer(source: epath.Path, folder: epath.Path) -> None:
+    """Copies a tokenizer, unless that was done before."""
+    names = [name for name in TOKENIZER_FILES if (source / name).exists()]
+    if not names:
+        raise UserError(f"{source} has no tokenizer: config.init_from takes a workdir or Hugging Face folder with one")
+    folder.mkdir(parents=True, exist_ok=True)
+    for name in names:
+        if not (folder / name).exists():
+            write_file(folder / name, (source / name).read_bytes())
