@@ -44,6 +44,7 @@ def get_config(variant: str = "small") -> ExperimentConfig:
     config.eval_every = 300
     if variant == "small":
         config.model.num_layers, config.model.d_model, config.model.num_heads = 2, 128, 4
+        config.model.init = "matching"
         config.model.max_length = config.data.max_length
         config.model.vocab_size = 3_000
         config.model.dropout_rate = 0.2

@@ -17,7 +17,14 @@ pre-training of our own); `test`.
 
 An epoch of `small` has 85,539 windows of 228 tokens on average, of which 42 % show the whole answer.
 
-Measured: nothing yet.
+Measured: `small`, seed 0, 17 min 33 s on two cores of a cloud machine, beside tests; 17,900 tokens a second.
+
+    step             1,500  3,000  4,500
+    dev F1           22.98  25.76  26.35
+    dev exact match   5.77   7.54   7.54
+
+A question's characters lead it to a place (`model.init="matching"`), but it has 30,222 questions to learn Japanese from
+and no pre-training: that is what limits it, and with 2 layers, a window of 256 characters. `base`: not yet run.
 """
 
 from tfx_jax.models.bert import BertConfig
@@ -42,13 +49,14 @@ def get_config(variant: str = "small") -> ExperimentConfig:
     config.eval_every = 1_000
     if variant == "small":
         config.model.num_layers, config.model.d_model, config.model.num_heads = 2, 128, 4
+        config.model.init = "matching"
         config.model.vocab_size = 4_000
         config.model.max_length = config.data.max_length = 256
         config.data.stride = 160
         config.data.tokens_per_batch = 16 * 256
         config.optimizer.peak_learning_rate = 1e-3
         config.optimizer.warmup_steps = 300
-        config.num_steps, config.eval_every = 1_500, 750
+        config.num_steps, config.eval_every = 4_500, 1_500  # nearly an epoch
     elif variant == "test":
         return tiny_variant(config)
     elif variant != "base":

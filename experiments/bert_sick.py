@@ -5,22 +5,44 @@ of sentences on everyday scenes, the first of which entails the second, contradi
 SemEval 2014, task 1, was Illinois-LH (Lai and Hockenmaier, 2014): 84.6 % of the test set. To say NEUTRAL always gives
 56.7 %.
 
-    tfx-jax train --config=experiments/bert_sick.py --workdir=runs/sick --config.data.data_dir=DIR
+    for part in train dev; do awk -F '\t' 'NR > 1 {print $2 "\n" $3 "\n"}' DIR/$part.tsv > PAIRS/$part.txt; done
+    tfx-jax train --config=experiments/bert_sick.py:pairs --workdir=runs/pairs --config.data.data_dir=PAIRS
+    tfx-jax train --config=experiments/bert_sick.py --workdir=runs/sick --config.data.data_dir=DIR \
+        --config.init_from=runs/pairs
     tfx-jax evaluate --workdir=runs/sick
 
-DIR holds train.tsv (4,500 pairs) and dev.tsv (500), with the columns of SICK. Variants: `small`, trained from scratch
-on two CPU cores; `base`, fine-tuning a BERT-base on an accelerator (add `--config.init_from=FOLDER`, a Hugging Face
-folder of bert-base-uncased); `test`. A model of `experiments/bert_wikitext2.py` is fine-tuned by
-`--config.init_from=runs/bert_wikitext2`, which also decides the sizes.
+DIR holds train.tsv (4,500 pairs) and dev.tsv (500), with the columns of SICK; PAIRS gets both sentences of each pair
+and an empty line. Variants, both for two CPU cores: `pairs`, BERT's pre-training on these pairs, without their labels,
+in which a hidden word is often found in the other sentence, and a sentence that follows shares words with the first;
+`small`, the classes, from there or from scratch. `base` fine-tunes a BERT-base on an accelerator (add
+`--config.init_from=FOLDER`, a Hugging Face folder of bert-base-uncased); `test`.
 
-Measured here: `small` with `--config.init_from` a model of bert_wikitext2.py, seed 0: 64.40 % of dev.tsv at its best.
-From scratch, too, it learns the training pairs by heart and not how sentences compare: after 840 batches of 64 pairs it
-is right about 91 % of these, and 59 % of dev.tsv. The words suffice for more: a logistic regression on those that only
-one sentence has, pairs of such, negations, overlap and order gets 82 %. `base`: not yet run.
+Measured, on two cores of a cloud machine: `pairs`, seed 0, 4 min 29 s; hidden words 1.33 nats, 71.3 % right, next
+sentences 93.0 %, on dev. `small`, a minute each; accuracy on dev.tsv in percent, the best of ten evaluations (which
+`evaluate` takes) and the last. The seeds are those of the classes alone.
+
+                                           best   last
+    from `pairs`, seed 0                  83.00  82.00
+    from `pairs`, seed 1                  81.20  81.00
+    from `pairs`, seed 2                  82.60  81.60
+    from scratch, seed 0                  77.00  76.00
+    logistic regression, see below        82
+    NEUTRAL always                        56.4
+
+The regression is on words that only one sentence has, pairs of these, negations, overlap and order: what there is to
+learn is which words of the sentences match, and 4,500 labels do not teach that to a model whose attention starts out
+with none. `model.init="matching"` is what made the difference: drawn as in the paper (`--config.model.init=paper`), the
+same model learns the training pairs by heart and had 64.4 % at its best, and 70.6 % from pairs learned that way. Wide
+token vectors alone gave 66.6 %, equal queries and keys alone 64.4. What limits it now: which words mean the same is to
+be known from these 4,500 pairs only. `base`: not yet run.
 """
 
+import dataclasses
+
 from tfx_jax.models.bert import BertConfig
-from tfx_jax.training.config import ExperimentConfig, LabelledConfig, tiny_variant
+from tfx_jax.training.config import ExperimentConfig, LabelledConfig, TextConfig, tiny_variant
+
+_SMALL = BertConfig(vocab_size=4_000, num_layers=2, d_model=128, num_heads=4, max_length=64, init="matching")
 
 
 def get_config(variant: str = "small") -> ExperimentConfig:
@@ -40,15 +62,27 @@ def get_config(variant: str = "small") -> ExperimentConfig:
     config.optimizer.warmup_steps = 50
     config.num_steps = 500  # some four epochs
     config.eval_every = 100
-    if variant == "small":
-        config.model.num_layers, config.model.d_model, config.model.num_heads = 2, 128, 4
-        config.model.max_length = config.data.max_length
-        config.model.vocab_size = 4_000
-        config.optimizer.peak_learning_rate = 1e-3
-        config.num_steps = 2_400  # some twenty epochs
-        config.eval_every = 240
-    elif variant == "test":
+    if variant == "test":
         return tiny_variant(config)
-    elif variant != "base":
-        raise ValueError(f"unknown variant {variant!r}; there are small, base, test")
+    if variant == "base":
+        return config
+    config.model = dataclasses.replace(_SMALL)
+    config.keep_last = 1
+    if variant == "small":
+        config.optimizer.peak_learning_rate = 5e-4
+        config.num_steps, config.eval_every = 1_500, 150  # some twelve epochs
+    elif variant == "pairs":
+        config.model.dropout_rate = config.model.attention_dropout_rate = 0.0  # each epoch hides other words
+        config.data = TextConfig(
+            dataset="files",
+            train_file="train.txt",
+            validation_file="dev.txt",
+            documents="file",
+            max_length=config.data.max_length,
+            tokens_per_batch=2_048,
+        )
+        config.optimizer.peak_learning_rate, config.optimizer.warmup_steps = 2e-3, 500
+        config.num_steps, config.eval_every = 4_000, 500
+    else:
+        raise ValueError(f"unknown variant {variant!r}; there are small, pairs, base, test")
     return config

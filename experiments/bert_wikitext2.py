@@ -52,10 +52,11 @@ def get_config(variant: str = "small") -> ExperimentConfig:
     config.keep_last = 1
     if variant == "small":
         config.model.num_layers, config.model.d_model, config.model.num_heads = 2, 128, 2
+        config.model.init = "matching"
         config.model.dropout_rate = config.model.attention_dropout_rate = 0.0
         config.data.max_length, config.data.tokens_per_batch = 64, 2_048
-        config.optimizer.peak_learning_rate, config.optimizer.warmup_steps = 1e-3, 200
-        config.num_steps, config.eval_every, config.checkpoint_every = 4_000, 2_000, 500
+        config.optimizer.peak_learning_rate, config.optimizer.warmup_steps = 2e-3, 500
+        config.num_steps, config.eval_every, config.checkpoint_every = 8_000, 2_000, 500
     elif variant == "base":
         config.model.dtype = "bfloat16"
     elif variant == "test":
