@@ -46,7 +46,8 @@ def run(argv: Sequence[str]) -> int:
     output = _local(arguments.output)
     if arguments.workdir is not None:
         _refuse_to_overwrite(None, output, allowed=arguments.overwrite)
-        model, tokenizer = load_trained(arguments)
+        trained, tokenizer = load_trained(arguments)
+        model = hf.completed(trained)
         end = tokenizer.eos_id  # others learn from these fields where a generated text ends
         _save(model, output, arguments.dtype, {} if end is None else {"bos_token_id": end, "eos_token_id": end})
         copied, left_out, before = _copy(epath.Path(arguments.workdir) / "tokenizer", output), [], None

@@ -4,9 +4,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import nnx
 
 from tfx_jax.functional import beam_search, greedy_search
-from tfx_jax.models import hf
+from tfx_jax.models import GPT, GPTConfig, hf
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
@@ -80,6 +81,13 @@ def test_what_we_save_they_load(theirs, ours, tmp_path):
     again, info = type(theirs).from_pretrained(tmp_path, output_loading_info=True, attn_implementation="eager")
     assert not any(info[kind] for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"))
     np.testing.assert_array_equal(logits_of(again.eval()), logits_of(theirs))
+
+
+def test_without_offsets_they_load_it_too(tmp_path):
+    model = GPT(GPTConfig(V, 40, num_layers=3, d_model=32, num_heads=4, use_bias=False), rngs=nnx.Rngs(0))
+    hf.save(model, tmp_path)
+    again = transformers.GPT2LMHeadModel.from_pretrained(tmp_path)
+    np.testing.assert_allclose(model(jnp.asarray(TOKENS)), logits_of(again.eval()), atol=1e-4)
 
 
 @pytest.mark.parametrize("is_left", [True, False])

@@ -30,6 +30,7 @@ def tiny_config(**data):
     for name, value in {"tokenizer": "characters", "max_length": 16, **data}.items():
         setattr(config.data, name, value)
     config.model.max_length = 16
+    config.model.use_bias = False  # as in nanoGPT; a folder has zeros instead
     config.label_smoothing = 0.0
     config.optimizer.peak_learning_rate, config.optimizer.warmup_steps = 0.01, 2
     return config

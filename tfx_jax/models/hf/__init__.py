@@ -40,6 +40,7 @@ class Family(NamedTuple):
       ignored: patterns of tensors that say nothing of their own: copies of tied matrices, constant masks; or belong to
         another architecture that is saved in the same file.
       renamed: patterns in the names of older folders, and what newer ones have in their place.
+      completed: the same function as a model, with all parameters that a folder has.
     """
 
     model: type[Any]
@@ -49,6 +50,7 @@ class Family(NamedTuple):
     prefix: str = ""
     ignored: Sequence[str] = ()
     renamed: Sequence[tuple[str, str]] = ()
+    completed: Callable[[Any], Any] = lambda model: model
 
 
 _GPT2 = Family(
@@ -58,6 +60,7 @@ _GPT2 = Family(
     gpt.rows,
     prefix="transformer.",
     ignored=(r"lm_head\.weight", r"h\.\d+\.attn\.(bias|masked_bias)"),
+    completed=gpt.with_offsets,
 )
 _GPT1 = _GPT2._replace(read_config=gpt.read_gpt1_config)
 _T5 = Family(
@@ -177,7 +180,8 @@ def save(
     """Writes a folder that `load` reads, and `transformers` too.
 
     Args:
-      model: what `load` gives, or a model made otherwise of one of these classes; it stays as it is.
+      model: what `load` gives, or a model made otherwise of one of these classes; it stays as it is. What is written
+        is `completed(model)`.
       path: the folder, which is made if it does not exist; what it has beside config.json and weights stays.
       dtype: in which the parameters are stored: float32, float16 or bfloat16.
       fields: more of config.json, such as "bos_token_id"; what it says of the model itself is not changed by them.
@@ -186,9 +190,7 @@ def save(
       UserError: if it cannot be written, or a parameter is too large for `dtype`.
       ValueError: for a model that is of no such family or has what a folder cannot express.
     """
-    family = next((family for family in FAMILIES.values() if issubclass(type(model), family.model)), None)
-    if family is None:
-        raise ValueError(f"{type(model).__name__} has no form in Hugging Face's folders")
+    family, model = _family_of_model(model), completed(model)
     config = family.write_config(model.config)
     state = nnx.state(model)
     params = {"/".join(map(str, path)): np.asarray(leaf[...]) for path, leaf in nnx.to_flat_state(state)}
@@ -198,6 +200,25 @@ def save(
     tensors = write_params(rows, params)
     stored = {family.prefix + name: stored_as(dtype, name, tensor) for name, tensor in tensors.items()}
     write_folder(path, {**(fields or {}), **config, "dtype": jnp.dtype(dtype).name}, stored)
+
+
+def completed(model: Any) -> Any:
+    """The model that `load` makes of what `save` writes of this one.
+
+    It is the same model, but for a GPT without offsets (`use_bias=False`): Hugging Face's has them everywhere, and here
+    they are zeros.
+
+    Raises:
+      ValueError: for a model that is of no such family.
+    """
+    return _family_of_model(model).completed(model)
+
+
+def _family_of_model(model: Any) -> Family:
+    family = next((family for family in FAMILIES.values() if issubclass(type(model), family.model)), None)
+    if family is None:
+        raise ValueError(f"{type(model).__name__} has no form in Hugging Face's folders")
+    return family
 
 
 def _open(folder: epath.Path, architecture: str | None) -> tuple[Family, Any]:

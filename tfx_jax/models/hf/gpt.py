@@ -1,8 +1,11 @@
 """GPT and GPT-2 in Hugging Face folders."""
 
+import dataclasses
 from typing import Any
 
-from tfx_jax.models.gpt import GPTConfig
+from flax import nnx
+
+from tfx_jax.models.gpt import GPT, GPTConfig
 from tfx_jax.models.hf.folder import ACTIVATIONS, Fields, activation_field
 from tfx_jax.models.hf.names import Row, norm, table, vector
 
@@ -50,14 +53,23 @@ def _common(fields: Fields, max_length: int) -> dict[str, Any]:
     }
 
 
+def with_offsets(model: GPT) -> GPT:
+    """The same function with offsets everywhere, as Hugging Face's GPT has them: those that the model lacks are 0."""
+    if model.config.use_bias:
+        return model
+    complete = GPT(dataclasses.replace(model.config, use_bias=True), rngs=nnx.Rngs(0))  # all offsets start as 0
+    nnx.update(complete, nnx.state(model))
+    return complete
+
+
 def write_config(config: GPTConfig) -> dict[str, Any]:
     """The fields of a GPT-2 or, with norms behind the sublayers, of a GPT.
 
     Raises:
       ValueError: for a configuration that these cannot express.
     """
-    if not config.use_bias or (config.d_k is not None and config.d_k * config.num_heads != config.d_model):
-        raise ValueError("a Hugging Face GPT has offsets everywhere, and heads that share d_model evenly")
+    if config.d_k is not None and config.d_k * config.num_heads != config.d_model:
+        raise ValueError("a Hugging Face GPT has heads that share d_model evenly")
     names = ACTIVATIONS if config.pre_norm else _GPT1_ACTIVATIONS
     if config.activation not in names.values() or (
         not config.pre_norm and config.d_ff not in (None, 4 * config.d_model)
