@@ -8,11 +8,21 @@ so that a loss compares with no published one. Adafactor's steps are relative to
     tfx-jax train --config=experiments/t5_wikitext2.py --workdir=runs/t5_wikitext2 --config.data.data_dir=DIR
     tfx-jax evaluate --workdir=runs/t5_wikitext2
 
-DIR holds train.txt.gz and valid.txt.gz. Variants: `tiny`, 3 + 3 layers of 128, for two CPU cores and some minutes;
+DIR holds train.txt.gz and valid.txt.gz. Variants: `tiny`, 3 + 3 layers of 128, for two CPU cores and ten minutes;
 `small`, the sizes of t5-small but a vocabulary of 8,000, for an accelerator; `test`. The score is the loss of a token
 of the targets, sentinels and end included, with spans that are the same for every seed.
 
-Measured: nothing yet.
+Measured: `tiny`, seed 0, on two cores of a cloud machine that others used too, 10 min 14 s.
+
+    step                            500  1,000  1,500  2,000
+    training loss, nats            4.96   4.73   4.61   4.53
+    validation loss, nats          4.84   4.63   4.52   4.46
+    validation token accuracy, %  31.87  31.82  32.39  32.54
+
+That is still near the frequencies of words: nearly all that it has right are sentinels and ends, which are a quarter of
+the targets. What limits it is time. Planned for 6,000 steps, a run had 4.24 nats after 4,000, where it was stopped, and
+bert_wikitext2.py needed twice as many before it looked at what stands beside a gap. Relative positions drawn ten times
+as large did not change that (4.83 after 500 steps). `small`: not yet run.
 """
 
 from tfx_jax.models.t5 import T5Config
@@ -42,5 +52,5 @@ def get_config(variant: str = "tiny") -> ExperimentConfig:
     config.data.max_length, config.data.tokens_per_batch = 128, 2_048
     config.optimizer.schedule, config.optimizer.peak_learning_rate = "linear", 0.02
     config.optimizer.warmup_steps = 100
-    config.num_steps, config.eval_every = 1_000, 500
+    config.num_steps, config.eval_every = 2_000, 500
     return tiny_variant(config) if variant == "test" else config
