@@ -11,7 +11,17 @@ DIR holds `train.txt.gz` and `valid.txt.gz`. Variants: `small`, 4 layers of 128 
 `base`, 6 layers of 512 over 256 words, for an accelerator; `test`. Every word of the validation part is scored once, in
 rows whose first word is predicted from one other word alone: longer rows would give lower perplexities.
 
-Measured: nothing yet.
+Measured: `small`, seed 0, 2,500 steps, which is a little more than once through the text: validation perplexity
+**237.4**, in 39 min 37 s on two cores of a cloud machine beside another training (1,100 to 1,400 words a second, six
+minutes of it evaluation). Most of the work is the matrix of 33,278 outputs.
+
+    step                      500   1,000   1,500   2,000   2,500
+    training loss, nats      6.26    5.98    5.80    5.69    5.56
+    validation loss, nats    6.01    5.76    5.60    5.50    5.47
+    perplexity              406.1   317.4   271.7   245.9   237.4
+
+What limits it is time: the loss still falls, and the reference's own program trains for 750 epochs. `base`: not yet
+run.
 """
 
 from tfx_jax.models.gpt import GPTConfig

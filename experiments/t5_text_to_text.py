@@ -20,7 +20,18 @@ Reference figures of the test sets, all from larger models or with word vectors 
 entity F1 (UH-RiTUAL, 2017). With the tokenizer of t5_wikitext2.py the targets themselves score 100 % on the validation
 parts of the first three; 99.6 % exact match and 99.9 % F1 on SQuADShifts, some of whose letters WikiText-2 lacks.
 
-Measured: nothing yet.
+Measured from `tiny` of t5_wikitext2.py (10 minutes, 4.46 nats), 800 steps, seed 0, on two cores of a cloud machine,
+beside another training: dev figures at steps 400 and 800, of which `evaluate` takes the better.
+
+                                            400    800  minutes
+    banking77, accuracy, %                58.33  75.47      9.5
+    sick, accuracy, %                     65.20  61.20      6.2
+    wnut17, entity F1, %                   0.00   1.00      9.0
+    squadshifts, F1, %                     1.34   0.24     10.2
+
+Where the answer is one of a few texts, the model finds it, on SICK by heart rather than by comparing. To copy names or
+answers out of the text it would have to attend from one to the other, which neither ten minutes of span corruption nor
+these tasks teach it; BERT's head for tags (bert_wnut17.py, 20.6 %) marks names where they stand and needs less.
 """
 
 import dataclasses
