@@ -1,10 +1,23 @@
 """Eight CPU devices, and no silent broadcasting or dtype promotion in our own code."""
 
+import atexit
 import os
 import pathlib
+import shutil
+import tempfile
 
-# Programs keep compiled code in one folder of the user's, which tests that run side by side must not share.
-os.environ["JAX_ENABLE_COMPILATION_CACHE"] = "false"
+# Tests compile for longer than they run: LLVM's expensive passes are left out, XLA's own rewriting is not. Trainings in
+# processes of their own inherit that, so that they give the same bits. JAX_DISABLE_MOST_OPTIMIZATIONS=0 optimises all.
+os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
+
+# What is compiled once serves all tests of a worker, and the programs that they start. Workers do not share a folder:
+# JAX does not write its files atomically. A folder that JAX_COMPILATION_CACHE_DIR names serves the next run too.
+if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
+    os.environ["JAX_COMPILATION_CACHE_DIR"] = tempfile.mkdtemp(prefix="tfx_jax-tests-")
+    atexit.register(shutil.rmtree, os.environ["JAX_COMPILATION_CACHE_DIR"], ignore_errors=True)
+if worker := os.environ.get("PYTEST_XDIST_WORKER"):
+    os.environ["JAX_COMPILATION_CACHE_DIR"] += f"/{worker}"
+os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0.1"
 
 import jax
 import jax.numpy as jnp
@@ -16,18 +29,7 @@ jax.config.update("jax_num_cpu_devices", 8)
 jax.config.update("jax_default_matmul_precision", "highest")
 jax.config.update("jax_numpy_rank_promotion", "raise")
 
-# Tests of small functions compile for longer than they run. LLVM's expensive passes are left out there, XLA's own
-# rewriting is not; trainings are tested as users run them. JAX_DISABLE_MOST_OPTIMIZATIONS=0 optimises all.
-QUICKLY_COMPILED = (
-    {"functional", "nn", "models", "tasks"} if "JAX_DISABLE_MOST_OPTIMIZATIONS" not in os.environ else set()
-)
-
 SHARED_DATA = pathlib.Path(__file__).parents[2] / "shared" / "data"
-
-
-@pytest.fixture(autouse=True)
-def _quick_compilation(request):
-    jax.config.update("jax_disable_most_optimizations", bool(QUICKLY_COMPILED & set(request.path.parts)))
 
 
 @pytest.fixture(autouse=True)

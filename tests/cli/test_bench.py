@@ -3,7 +3,9 @@
 import json
 
 import jax
+import jax.numpy as jnp
 import pytest
+from jax.experimental.compilation_cache import compilation_cache
 
 from tests.cli.test_cli import EXPERIMENT, fails_with
 from tfx_jax.bench import measure, workloads
@@ -100,21 +102,19 @@ def test_text_has_the_same_values_aligned(capfd):
     assert all(line[30] == " " and line[31] != " " for line in lines)
 
 
-def test_compilation_cache_is_off_meanwhile(monkeypatch, capfd):
-    jax.config.update("jax_enable_compilation_cache", True)
-    seen = []
-    training = workloads.training
-    monkeypatch.setattr(
-        workloads,
-        "training",
-        lambda *args, **options: seen.append(jax.config.jax_enable_compilation_cache) or training(*args, **options),
-    )
+def test_compilation_cache_is_off_meanwhile(tmp_path, capfd):
+    before = jax.config.jax_compilation_cache_dir
+    jax.config.update("jax_compilation_cache_dir", str(tmp_path))
+    compilation_cache.reset_cache()
     try:
         bench(capfd, "train", "--batch=8", "--length=4", "--steps=1")
-        assert jax.config.jax_enable_compilation_cache
+        assert not list(tmp_path.iterdir())
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)  # whatever compiles how quickly
+        jax.jit(lambda x: 3 * x + 1)(jnp.ones(7))
+        assert list(tmp_path.iterdir())
     finally:
-        jax.config.update("jax_enable_compilation_cache", False)
-    assert seen == [False]
+        jax.config.update("jax_compilation_cache_dir", before)
+        compilation_cache.reset_cache()
 
 
 @pytest.mark.parametrize(

@@ -58,7 +58,6 @@ def test_runs_from_top_to_bottom(source, tmp_path, monkeypatch):
     monkeypatch.setenv("IPYTHONDIR", str(tmp_path / "ipython"))
     monkeypatch.setenv("TFX_JAX_VARIANT", "test")
     monkeypatch.setenv("JAX_PLATFORMS", "cpu")
-    monkeypatch.setenv("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")  # cells compile for longer than they run
     monkeypatch.delenv("MPLBACKEND", raising=False)  # the kernel draws into the notebook
     notebook = _stored(source)
     folder = tmp_path / "notebook"

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple, NoReturn
 
 import jax
+from jax.experimental.compilation_cache import compilation_cache
 
 from tfx_jax.bench import workloads
 from tfx_jax.bench.attentions import ATTENTIONS
@@ -70,11 +71,16 @@ def _without_compilation_cache() -> Iterator[None]:
     """What compiling takes should not be what reading a file takes."""
     config: Any = jax.config
     before = config.jax_enable_compilation_cache
-    config.update("jax_enable_compilation_cache", False)
+
+    def update(enabled: bool) -> None:
+        config.update("jax_enable_compilation_cache", enabled)
+        compilation_cache.reset_cache()  # JAX looks at the setting once, then never again
+
+    update(False)
     try:
         yield
     finally:
-        config.update("jax_enable_compilation_cache", before)
+        update(before)
 
 
 def _machine() -> dict[str, Any]:
