@@ -130,6 +130,8 @@ def test_scores_of_any_sentences(sides):
         np.testing.assert_allclose(scores, _oracle(sides, label))
 
 
+@pytest.mark.parity
+@pytest.mark.filterwarnings("ignore::RuntimeWarning:numpy")  # of seqeval's mean over the labels, where there are none
 def test_scores_are_those_of_seqeval():
     metrics = pytest.importorskip("seqeval.metrics")
     rng = np.random.default_rng(0)
