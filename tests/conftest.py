@@ -1,23 +1,11 @@
 """Eight CPU devices, and no silent broadcasting or dtype promotion in our own code."""
 
-import atexit
 import os
 import pathlib
-import shutil
-import tempfile
 
-# Tests compile for longer than they run: LLVM's expensive passes are left out, XLA's own rewriting is not. Trainings in
-# processes of their own inherit that, so that they give the same bits. JAX_DISABLE_MOST_OPTIMIZATIONS=0 optimises all.
-os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
+from tests.compilation import CompileBudget, SharedCache, compile_quickly, kept_folder, print_dearest
 
-# What is compiled once serves all tests of a worker, and the programs that they start. Workers do not share a folder:
-# JAX does not write its files atomically. A folder that JAX_COMPILATION_CACHE_DIR names serves the next run too.
-if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
-    os.environ["JAX_COMPILATION_CACHE_DIR"] = tempfile.mkdtemp(prefix="tfx_jax-tests-")
-    atexit.register(shutil.rmtree, os.environ["JAX_COMPILATION_CACHE_DIR"], ignore_errors=True)
-if worker := os.environ.get("PYTEST_XDIST_WORKER"):
-    os.environ["JAX_COMPILATION_CACHE_DIR"] += f"/{worker}"
-os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0.1"
+compile_quickly(os.environ)
 
 import jax
 import jax.numpy as jnp
@@ -30,6 +18,21 @@ jax.config.update("jax_default_matmul_precision", "highest")
 jax.config.update("jax_numpy_rank_promotion", "raise")
 
 SHARED_DATA = pathlib.Path(__file__).parents[2] / "shared" / "data"
+
+
+def pytest_configure(config):
+    """Counts programs, and keeps them; the process that only hands tests to workers compiles none."""
+    config.pluginmanager.register(CompileBudget())
+    hands_out = getattr(config.option, "numprocesses", None) and not hasattr(config, "workerinput")
+    if not hands_out and "JAX_COMPILATION_CACHE_DIR" not in os.environ:
+        cache = SharedCache(kept_folder())
+        config.pluginmanager.register(cache)
+        os.environ["JAX_COMPILATION_CACHE_DIR"] = str(cache.folder)
+        jax.config.update("jax_compilation_cache_dir", str(cache.folder))
+
+
+def pytest_terminal_summary(terminalreporter):
+    print_dearest(terminalreporter)
 
 
 @pytest.fixture(autouse=True)
