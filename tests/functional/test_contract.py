@@ -392,7 +392,7 @@ def test_equals_dense_attention_in_its_limit(case):
 
 @every
 def test_vmap_remat_and_scan(case):
-    """All three at once, and without any mask: the output and the gradients are those of a plain call that hides none."""
+    """All three at once, without any mask: output and gradients are those of a plain call that hides nothing."""
     inputs = _inputs(case)
     cotangent = _cotangent(inputs)
 
