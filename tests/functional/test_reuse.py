@@ -68,26 +68,38 @@ class EquinoxAttention(eqx.Module):
         return _attend(self.attention_fn, x[None], self.key, self.query, self.value)[0]
 
 
-def _bare(attention_fn, rng, x):
-    kernels = map(INIT, jax.random.split(rng, 3), SHAPES.values())
-    return dict(zip(SHAPES, kernels, strict=True)), lambda kernels, x: _attend(attention_fn, x, **kernels)
+# Each gives the parameters of its framework, drawn by `_drawn`, and the function that predicts with them.
 
 
-def _linen(attention_fn, rng, x):
-    return jax.jit(LinenAttention(attention_fn).init)(rng, x), LinenAttention(attention_fn).apply
+def _drawn(parameters, seed):
+    random = np.random.default_rng(seed)
+    return jax.tree.map(lambda leaf: (SCALE * random.normal(size=leaf.shape)).astype(np.float32), parameters)
 
 
-def _haiku(attention_fn, rng, x):
+def _bare(attention_fn, x):
+    shapes = {name: jax.ShapeDtypeStruct(shape, jnp.float32) for name, shape in SHAPES.items()}
+    return shapes, lambda kernels, x: _attend(attention_fn, x, **kernels)
+
+
+def _linen(attention_fn, x):
+    model = LinenAttention(attention_fn)
+    return jax.eval_shape(model.init, jax.random.key(0), x), model.apply
+
+
+def _haiku(attention_fn, x):
     model = hk.without_apply_rng(hk.transform(lambda x: HaikuAttention(attention_fn)(x)))
-    return jax.jit(model.init)(rng, x), model.apply
+    return jax.eval_shape(model.init, jax.random.key(0), x), model.apply
 
 
-def _equinox(attention_fn, rng, x):
-    return EquinoxAttention(attention_fn, rng), lambda model, x: jax.vmap(model)(x)
+def _equinox(attention_fn, x):
+    model = eqx.filter_eval_shape(EquinoxAttention, attention_fn, jax.random.key(0))
+    return model, lambda model, x: jax.vmap(model)(x)
 
 
-def _train(parameters, predict, x, target):
+def _train(framework, parameters, x, target):
     """Gradient descent under jit; returns the final parameters and the loss before each step."""
+    structure, predict = framework(CAUSAL, x)
+    parameters = jax.tree.unflatten(jax.tree.structure(structure), parameters)
 
     @jax.jit
     def step(parameters):
@@ -98,35 +110,38 @@ def _train(parameters, predict, x, target):
     for _ in range(STEPS):
         parameters, loss = step(parameters)
         losses.append(float(loss))
-    return parameters, losses
+    return jax.tree.leaves(parameters), losses
 
 
-@pytest.mark.parametrize("framework", [_bare, _linen, _haiku, _equinox])
+@functools.cache
+def _lesson():
+    """Inputs, targets, and what training in bare JAX comes to from the parameters that every framework starts with."""
+    x = np.random.default_rng(0).normal(size=(B, T, D)).astype(np.float32)
+    structure, attend = _bare(CAUSAL, x)
+    target = jax.jit(attend)(_drawn(structure, 1), x)
+    start = jax.tree.leaves(_drawn(structure, 2))
+    return x, target, start, _train(_bare, start, x, target)
+
+
+@pytest.mark.parametrize("framework", [_linen, _haiku, _equinox])
 def test_trains_alike_in_every_framework(framework):
-    teacher_rng, student_rng, data_rng = jax.random.split(jax.random.key(0), 3)
-    x = jax.random.normal(data_rng, (B, T, D))
-    teacher, attend = _bare(CAUSAL, teacher_rng, x)
-    target = attend(teacher, x)
-
-    parameters, predict = framework(CAUSAL, student_rng, x)
-    kernels = dict(zip(SHAPES, jax.tree.leaves(parameters), strict=True))
-    trained, losses = _train(parameters, predict, x, target)
-    expected, expected_losses = _train(kernels, attend, x, target)
-
+    x, target, start, (expected, expected_losses) = _lesson()
+    trained, losses = _train(framework, start, x, target)
     assert losses[-1] < 0.05 * losses[0]
     np.testing.assert_allclose(losses, expected_losses, rtol=1e-4)
-    for leaf, want in zip(jax.tree.leaves(trained), jax.tree.leaves(expected), strict=True):
+    for leaf, want in zip(trained, expected, strict=True):
         np.testing.assert_allclose(leaf, want, atol=1e-5)
 
 
 @pytest.mark.parametrize("case", ATTENTIONS, ids=lambda case: case.name)
 def test_every_attention_gives_the_same_in_every_framework(case):
-    data_rng, rng = jax.random.split(jax.random.key(1))
-    x = jax.random.normal(data_rng, (2, T, D))
-    for framework in (_linen, _haiku, _equinox):
-        parameters, predict = framework(case.attend, rng, x)
-        kernels = dict(zip(SHAPES, jax.tree.leaves(parameters), strict=True))
-        expected = jax.jit(functools.partial(_attend, case.attend))(x, **kernels)
-        got = jax.jit(predict)(parameters, x)
-        assert np.abs(expected).max() > 0.1
-        np.testing.assert_allclose(got, expected, atol=1e-5, err_msg=framework.__name__)
+    x = np.random.default_rng(1).normal(size=(2, T, D)).astype(np.float32)
+    attend = jax.jit(case.attend)  # traced once for all that call it alike
+    frameworks = [_bare, _linen, _haiku, _equinox]
+    structures, predictors = zip(*(framework(attend, x) for framework in frameworks), strict=True)
+    models = [_drawn(structure, 2) for structure in structures]
+    predict = jax.jit(lambda models, x: [predict(model, x) for predict, model in zip(predictors, models, strict=True)])
+    expected, *got = predict(models, x)
+    assert np.abs(expected).max() > 0.1
+    for framework, out in zip(frameworks[1:], got, strict=True):
+        np.testing.assert_allclose(out, expected, atol=1e-5, err_msg=framework.__name__)
