@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from tests.functional.oracles.dense import dense_weights, mixed
-from tfx_jax.functional import causal_mask, dot_product_attention
+from tests.functional.oracles.dense import dense_weights, mixed, softmax_over
+from tfx_jax.functional import dot_product_attention
 
 DIMS = chex.Dimensions(B=3, T=5, S=7, N=8, K=2, H=9, U=6)  # all different, and G = 4
 SQUARE = chex.Dimensions(B=2, T=6, S=6, N=4, K=4, H=8, U=8)  # what jax.nn.dot_product_attention can do as well
@@ -26,18 +26,18 @@ _jitted = jax.jit(dot_product_attention, static_argnames=("is_causal", "scale", 
 
 def _inputs(dims=DIMS, seed=0):
     random = np.random.default_rng(seed)
-    return tuple(jnp.asarray(random.normal(size=dims[axes]), jnp.float32) for axes in ("BTNH", "BSKH", "BSKU"))
+    return tuple(random.normal(size=dims[axes]).astype(np.float32) for axes in ("BTNH", "BSKH", "BSKU"))
 
 
 def _bias(shape, seed=1):
-    return jnp.asarray(np.random.default_rng(seed).normal(size=shape), jnp.float32)
+    return np.random.default_rng(seed).normal(size=shape).astype(np.float32)
 
 
 def _mask(shape, seed=2):
     """Random visibility in which every query sees a key."""
     mask = np.random.default_rng(seed).random(shape) < 0.6
     mask[..., 0] = True
-    return jnp.asarray(mask)
+    return mask
 
 
 def _oracle(query, key, value, bias=0.0, mask=True, scale=None):
@@ -68,7 +68,7 @@ def _causal(num_queries, num_keys):
 
 class TestEquation:
     def test_equals_oracle(self):
-        out, weights = dot_product_attention(*_inputs(), return_weights=True)
+        out, weights = _jitted(*_inputs(), return_weights=True)
         chex.assert_shape(out, DIMS["BTNU"])
         chex.assert_shape(weights, DIMS["BNTS"])
         np.testing.assert_allclose(out, _oracle(*_inputs()), atol=1e-5)
@@ -83,7 +83,7 @@ class TestEquation:
     def test_every_broadcastable_mask_and_bias(self, full):
         mask = _mask(tuple(size if whole else 1 for size, whole in zip(DIMS["BNTS"], full, strict=True)))
         bias = _bias(tuple(1 if whole else size for size, whole in zip(DIMS["BNTS"], full, strict=True)))
-        out = jax.jit(dot_product_attention)(*_inputs(), bias, mask)
+        out = _jitted(*_inputs(), bias, mask)
         np.testing.assert_allclose(out, _oracle(*_inputs(), bias, mask), atol=1e-5)
 
     @pytest.mark.parametrize("scale", [0.0, 0.3, 1.0])
@@ -94,7 +94,7 @@ class TestEquation:
     def test_bias_is_not_scaled(self):
         bias = _bias(DIMS["BNTS"])
         _, weights = _jitted(*_inputs(), bias, scale=0.0, return_weights=True)
-        np.testing.assert_allclose(weights, jax.nn.softmax(bias), atol=1e-6)
+        np.testing.assert_allclose(weights, softmax_over(bias, np.ones(bias.shape, bool)), atol=1e-6)
 
     @pytest.mark.parametrize(("num_queries", "num_keys"), [(5, 5), (3, 7), (7, 3), (1, 6)])
     def test_causal_aligns_the_last_query_with_the_last_key(self, num_queries, num_keys):
@@ -103,7 +103,7 @@ class TestEquation:
         np.testing.assert_allclose(_jitted(*inputs, is_causal=True), _oracle(*inputs, mask=mask), atol=1e-5)
 
     def test_single_segment_ids_are_those_of_queries_and_keys(self):
-        ids = jnp.array([[1, 1, 2, 2, 2, 0], [3, 3, 3, 3, 1, 1]])
+        ids = np.array([[1, 1, 2, 2, 2, 0], [3, 3, 3, 3, 1, 1]])
         mask = np.array([[[[a == b != 0 for b in row] for a in row]] for row in ids.tolist()])
         out = _jitted(*_inputs(SQUARE), segment_ids=ids)
         np.testing.assert_allclose(out, _oracle(*_inputs(SQUARE), mask=mask), atol=1e-5)
@@ -118,21 +118,21 @@ class TestEquation:
         visible = same & padding & _causal(DIMS.T, DIMS.S)
         out = _jitted(
             *_inputs(),
-            mask=jnp.asarray(padding),
+            mask=padding,
             is_causal=True,
-            segment_ids=(jnp.asarray(query_ids), jnp.asarray(key_ids)),
+            segment_ids=(query_ids, key_ids),
         )
         np.testing.assert_allclose(out, _oracle(*_inputs(), mask=visible), atol=1e-5)
 
     def test_packed_segments_equal_separate_sequences(self):
         query, key, value = _inputs(SQUARE)
-        ids = jnp.array([[1, 1, 1, 1, 2, 2]] * SQUARE.B)
-        packed = _jitted(query, key, value, is_causal=True, segment_ids=ids)
+        ids = np.array([[1, 1, 1, 1, 2, 2]] * SQUARE.B)
+        packed = np.asarray(_jitted(query, key, value, is_causal=True, segment_ids=ids))
         for part in (slice(0, 4), slice(4, 6)):
             alone = _jitted(query[:, part], key[:, part], value[:, part], is_causal=True)
             np.testing.assert_allclose(packed[:, part], alone, atol=1e-6)
 
-    @settings(deadline=None, max_examples=10)
+    @settings(deadline=None, max_examples=8)
     @given(data=st.data())
     def test_any_sizes_and_any_mask(self, data):
         size = st.integers(1, 5)
@@ -142,16 +142,15 @@ class TestEquation:
         visible = st.lists(st.booleans(), min_size=b * t * s, max_size=b * t * s)
         mask = np.array(data.draw(visible, label="mask")).reshape(b, 1, t, s)
         is_causal = data.draw(st.booleans(), label="is_causal")
-        out = _jitted(*inputs, mask=jnp.asarray(mask), is_causal=is_causal)
+        out = _jitted(*inputs, mask=mask, is_causal=is_causal)
         np.testing.assert_allclose(out, _oracle(*inputs, mask=mask & _causal(t, s) if is_causal else mask), atol=1e-5)
 
     @pytest.mark.parametrize("options", [{}, {"is_causal": True}, {"scale": 0.2}], ids=str)
     def test_equals_jax_nn_where_both_are_defined(self, options):
         bias, mask = _bias(SQUARE["BNTS"]), _mask((SQUARE.B, 1, 1, SQUARE.S))
         out = _jitted(*_inputs(SQUARE), bias, mask, **options)
-        np.testing.assert_allclose(
-            out, jax.nn.dot_product_attention(*_inputs(SQUARE), bias, mask, **options), atol=1e-6
-        )
+        theirs = jax.jit(functools.partial(jax.nn.dot_product_attention, **options))
+        np.testing.assert_allclose(out, theirs(*_inputs(SQUARE), bias, mask), atol=1e-6)
 
     @pytest.mark.parametrize("num_heads", [1, 4, 8, 16, 32])
     def test_heads_share_the_model_width_as_in_table_3(self, num_heads):
@@ -175,12 +174,11 @@ class TestEquation:
 class TestGradients:
     def test_equal_the_chain_rule_by_hand(self):
         inputs = (*_inputs(), _bias(DIMS["BNTS"]))
-        mask = _mask(DIMS["BNTS"]).at[1, :, 2].set(False)  # with a query that sees nothing
-        cotangent = jnp.asarray(np.random.default_rng(4).normal(size=DIMS["BTNU"]), jnp.float32)
-        _, pull_back = jax.vjp(lambda *inputs: _jitted(*inputs, mask), *inputs)
-        for got, want in zip(
-            pull_back(cotangent), _oracle_gradients(*inputs, np.asarray(mask), cotangent), strict=True
-        ):
+        mask = _mask(DIMS["BNTS"])
+        mask[1, :, 2] = False  # a query that sees nothing
+        cotangent = np.random.default_rng(4).normal(size=DIMS["BTNU"]).astype(np.float32)
+        pull_back = jax.jit(lambda inputs, cotangent: jax.vjp(lambda *x: _jitted(*x, mask), *inputs)[1](cotangent))
+        for got, want in zip(pull_back(inputs, cotangent), _oracle_gradients(*inputs, mask, cotangent), strict=True):
             np.testing.assert_allclose(got, want, atol=1e-4)
 
     @pytest.mark.parametrize("seed", [0, 1])
@@ -188,7 +186,7 @@ class TestGradients:
         """Checks the oracle itself: along a random direction, in float64."""
         random = np.random.default_rng(seed)
         inputs = [np.asarray(x, np.float64) for x in (*_inputs(), _bias(DIMS["BNTS"]))]
-        mask, cotangent = np.asarray(_mask(DIMS["BNTS"])), random.normal(size=DIMS["BTNU"])
+        mask, cotangent = _mask(DIMS["BNTS"]), random.normal(size=DIMS["BTNU"])
         direction = [random.normal(size=x.shape) for x in inputs]
         ahead, behind = (
             _oracle(*(x + step * d for x, d in zip(inputs, direction, strict=True)), mask) for step in (1e-5, -1e-5)
@@ -200,7 +198,7 @@ class TestGradients:
 
 class TestMasking:
     def test_hidden_keys_change_nothing_bit_for_bit(self):
-        query, key, value = (np.asarray(x) for x in _inputs())
+        query, key, value = _inputs()
         is_hidden = np.arange(DIMS.S) % 3 == 1
         attend = functools.partial(_jitted, mask=~is_hidden[None, None, None], return_weights=True)
         for junk in np.array([-3.0, 1e30, -3e38], np.float32):
@@ -208,7 +206,7 @@ class TestMasking:
             chex.assert_trees_all_equal(attend(query, key, value), attend(query, junk_key, junk_value))
 
     def test_future_changes_nothing_bit_for_bit(self):
-        query, key, value = (np.asarray(x) for x in _inputs(SQUARE))
+        query, key, value = _inputs(SQUARE)
         before = np.asarray(_jitted(query, key, value, is_causal=True))
         for token in range(SQUARE.S):
             bump = 2.0 * (np.arange(SQUARE.S) == token)[None, :, None, None].astype(np.float32)
@@ -218,51 +216,49 @@ class TestMasking:
 
     def test_hidden_keys_stay_hidden_below_the_lowest_logits(self):
         mask = _mask(DIMS["BNTS"])
-        _, weights = _jitted(*_inputs(), jnp.full((1, 1, 1, 1), -1e30), mask, return_weights=True)
-        mask = np.asarray(mask)
+        _, weights = _jitted(*_inputs(), np.full((1, 1, 1, 1), -1e30, np.float32), mask, return_weights=True)
         np.testing.assert_allclose(weights, mask / mask.sum(axis=-1, keepdims=True), atol=1e-6)
 
     def test_hidden_keys_get_no_gradient(self):
         query, key, value = _inputs()
-        hidden = jnp.arange(DIMS.S) > 3
+        hidden = np.arange(DIMS.S) > 3
 
         def loss(key, value):
             return jnp.square(_jitted(query, key, value, mask=~hidden[None, None, None])).sum()
 
-        for gradient in jax.jit(jax.grad(loss, argnums=(0, 1)))(key, value):
+        for gradient in map(np.asarray, jax.jit(jax.grad(loss, argnums=(0, 1)))(key, value)):
             np.testing.assert_array_equal(gradient[:, hidden], 0)
-            assert (jnp.abs(gradient[:, ~hidden]).max(axis=-1) > 0).all()
+            assert (np.abs(gradient[:, ~hidden]).max(axis=-1) > 0).all()
 
     def test_hidden_values_must_be_finite(self):
         """The limit of the promise, as documented: a weight of zero does not silence a NaN."""
         query, key, value = _inputs()
-        mask = (jnp.arange(DIMS.S) > 0)[None, None, None]
-        assert jnp.isnan(_jitted(query, key, value.at[:, 0].set(jnp.nan), mask=mask)).all()
+        value[:, 0] = np.nan
+        assert np.isnan(_jitted(query, key, value, mask=(np.arange(DIMS.S) > 0)[None, None, None])).all()
 
     @pytest.mark.parametrize(
         ("options", "empty"),
         [
-            ({"mask": (jnp.arange(7) != 2)[None, None, :, None]}, [2]),
-            ({"mask": jnp.zeros((1, 1, 1, 1), bool)}, [0, 1, 2, 3, 4, 5, 6]),
+            ({"mask": (np.arange(7) != 2)[None, None, :, None]}, [2]),
+            ({"mask": np.zeros((1, 1, 1, 1), bool)}, [0, 1, 2, 3, 4, 5, 6]),
             ({"is_causal": True}, [0, 1, 2]),
-            ({"segment_ids": (jnp.array([[0, 1, 1, 1, 1, 0, 0]]), jnp.array([[1, 1, 1, 0]]))}, [0, 5, 6]),
-            ({"segment_ids": (jnp.array([[1, 1, 1, 1, 1, 5, 1]]), jnp.array([[1, 1, 1, 1]]))}, [5]),
+            ({"segment_ids": (np.array([[0, 1, 1, 1, 1, 0, 0]]), np.array([[1, 1, 1, 0]]))}, [0, 5, 6]),
+            ({"segment_ids": (np.array([[1, 1, 1, 1, 1, 5, 1]]), np.array([[1, 1, 1, 1]]))}, [5]),
         ],
         ids=["row", "all", "causal", "padding", "lonely segment"],
     )
     def test_query_without_keys_is_zero_with_finite_gradients(self, options, empty):
         inputs = _inputs(chex.Dimensions(B=1, T=7, S=4, N=6, K=3, H=8, U=2))
 
-        def attend(*inputs):
-            return dot_product_attention(*inputs, return_weights=True, **options)
+        def loss(inputs):
+            out, weights = dot_product_attention(*inputs, return_weights=True, **options)
+            return jnp.square(out - 1.0).sum(), (out, weights)
 
-        out, weights = jax.jit(attend)(*inputs)
+        gradients, (out, weights) = jax.jit(jax.grad(loss, has_aux=True))(inputs)
         np.testing.assert_array_equal(np.asarray(out)[:, empty], 0)
         np.testing.assert_array_equal(np.asarray(weights)[:, :, empty], 0)
         seen = np.setdiff1d(np.arange(7), empty)
         assert (np.abs(np.asarray(out)[:, seen]) > 0).all()
-
-        gradients = jax.jit(jax.grad(lambda inputs: jnp.square(attend(*inputs)[0] - 1.0).sum()))(inputs)
         chex.assert_tree_all_finite(gradients)
         np.testing.assert_array_equal(np.asarray(gradients[0])[:, empty], 0)
 
@@ -272,23 +268,23 @@ class TestMasking:
 
     def test_one_visible_key_is_copied(self):
         query, key, value = _inputs()
-        out = _jitted(query, key, value, mask=(jnp.arange(DIMS.S) == 4)[None, None, None])
+        out = _jitted(query, key, value, mask=(np.arange(DIMS.S) == 4)[None, None, None])
         want = np.repeat(value[:, 4], DIMS.N // DIMS.K, axis=1)[:, None]
         np.testing.assert_array_equal(out, np.broadcast_to(want, DIMS["BTNU"]))
 
 
 class TestWeights:
     def test_rows_sum_to_one_or_zero(self):
-        mask = _mask(DIMS["BNTS"]).at[0, :, 3].set(False)
-        _, weights = _jitted(*_inputs(), mask=mask, return_weights=True)
+        mask = _mask(DIMS["BNTS"])
+        mask[0, :, 3] = False
+        weights = np.asarray(_jitted(*_inputs(), mask=mask, return_weights=True)[1])
         np.testing.assert_allclose(weights.sum(axis=-1), mask.any(axis=-1), atol=1e-6)
-        np.testing.assert_array_equal(np.asarray(weights)[~np.asarray(mask)], 0)
+        np.testing.assert_array_equal(weights[~mask], 0)
 
     def test_output_is_weights_times_values(self):
         query, key, value = _inputs()
         out, weights = _jitted(query, key, value, is_causal=True, return_weights=True)
-        per_head = jnp.repeat(value, DIMS.N // DIMS.K, axis=2)
-        np.testing.assert_allclose(out, jnp.einsum("BNTS,BSNU->BTNU", weights, per_head), atol=1e-6)
+        np.testing.assert_allclose(out, mixed(weights, value), atol=1e-6)
 
     def test_program_without_weights_is_the_one_that_never_had_them(self):
         def lowered(attend):
@@ -309,7 +305,7 @@ class TestWeights:
         dropped, weights = _jitted(*_inputs(), dropout_rate=0.5, dropout_rng=jax.random.key(0), **options)
         out, clean = _jitted(*_inputs(), **options)
         np.testing.assert_array_equal(weights, clean)
-        assert jnp.abs(dropped - out).max() > 0.1
+        assert np.abs(np.asarray(dropped) - np.asarray(out)).max() > 0.1
 
 
 class TestDropout:
@@ -319,9 +315,9 @@ class TestDropout:
     def _dropped(self, rng):
         """Weights after dropout, read off with unit vectors as values, and before."""
         random = np.random.default_rng(5)
-        query = jnp.asarray(random.normal(size=(2, 48, self.NUM_HEADS, 8)), jnp.float32)
-        key = jnp.asarray(random.normal(size=(2, self.NUM_KEYS, 1, 8)), jnp.float32)
-        value = jnp.tile(jnp.eye(self.NUM_KEYS)[None, :, None], (2, 1, 1, 1))
+        query = random.normal(size=(2, 48, self.NUM_HEADS, 8)).astype(np.float32)
+        key = random.normal(size=(2, self.NUM_KEYS, 1, 8)).astype(np.float32)
+        value = np.tile(np.eye(self.NUM_KEYS, dtype=np.float32)[None, :, None], (2, 1, 1, 1))
         out, weights = _jitted(query, key, value, dropout_rate=self.RATE, dropout_rng=rng, return_weights=True)
         return np.asarray(out), np.asarray(weights).transpose(0, 2, 1, 3)
 
@@ -345,24 +341,24 @@ class TestDropout:
 
 class TestPrecision:
     def test_bfloat16_is_close_and_stays_bfloat16(self):
-        mask = _mask(DIMS["BNTS"]).at[0, 0, 0].set(False)
+        mask = _mask(DIMS["BNTS"])
+        mask[0, 0, 0] = False
 
+        @jax.jit
+        @functools.partial(jax.grad, has_aux=True)
         def attend(inputs):
-            return _jitted(*inputs, mask=mask, return_weights=True)
-
-        def loss(inputs):
-            return jnp.square(attend(inputs)[0].astype(jnp.float32)).sum()
+            out, weights = dot_product_attention(*inputs, mask=mask, return_weights=True)
+            return jnp.square(out.astype(jnp.float32)).sum(), (out, weights)
 
         half = tuple(x.astype(jnp.bfloat16) for x in _inputs())
-        whole = tuple(x.astype(jnp.float32) for x in half)
-        (out, weights), (want, want_weights) = attend(half), attend(whole)
+        whole = tuple(x.astype(np.float32) for x in half)
+        (gradients, (out, weights)), (want_gradients, (want, want_weights)) = attend(half), attend(whole)
         assert (out.dtype, weights.dtype) == (jnp.bfloat16, jnp.float32)
         np.testing.assert_allclose(weights, want_weights, atol=1e-5)  # logits and softmax are float32
-        np.testing.assert_allclose(out.astype(jnp.float32), want, atol=2e-2)
-        gradients = (jax.jit(jax.grad(loss))(inputs) for inputs in (half, whole))
-        for got, want in zip(*gradients, strict=True):
+        np.testing.assert_allclose(np.asarray(out, np.float32), want, atol=2e-2)
+        for got, want in zip(gradients, map(np.asarray, want_gradients), strict=True):
             assert got.dtype == jnp.bfloat16
-            np.testing.assert_allclose(got.astype(jnp.float32), want, atol=5e-2 * float(jnp.abs(want).max()))
+            np.testing.assert_allclose(np.asarray(got, np.float32), want, atol=5e-2 * float(np.abs(want).max()))
 
     def test_huge_logits_stay_finite(self):
         query, key, value = ((1e3 * x).astype(jnp.bfloat16) for x in _inputs())
@@ -375,26 +371,26 @@ class TestPrecision:
 
     def test_float64_is_float64_throughout(self):
         with jax.enable_x64(True):
-            inputs = tuple(jnp.asarray(np.random.default_rng(6).normal(size=DIMS[a])) for a in ("BTNH", "BSKH", "BSKU"))
+            inputs = tuple(np.random.default_rng(6).normal(size=DIMS[a]) for a in ("BTNH", "BSKH", "BSKU"))
             mask = _mask(DIMS["BNTS"])
             out, weights = _jitted(*inputs, mask=mask, return_weights=True)
             assert (out.dtype, weights.dtype) == (jnp.float64, jnp.float64)
-            np.testing.assert_allclose(out, _oracle(*inputs, mask=np.asarray(mask)), atol=1e-13)
+            np.testing.assert_allclose(out, _oracle(*inputs, mask=mask), atol=1e-13)
 
 
 class TestTransformations:
     def test_vmap(self):
-        stacked = [jnp.stack(pair) for pair in zip(_inputs(seed=7), _inputs(seed=8), strict=True)]
-        masks = jnp.stack([_mask(DIMS["BNTS"], seed=seed) for seed in (7, 8)])
+        stacked = [np.stack(pair) for pair in zip(_inputs(seed=7), _inputs(seed=8), strict=True)]
+        masks = np.stack([_mask(DIMS["BNTS"], seed=seed) for seed in (7, 8)])
         attend = functools.partial(_jitted, return_weights=True)
         mapped = jax.jit(jax.vmap(lambda q, k, v, mask: attend(q, k, v, None, mask)))(*stacked, masks)
         for i in range(2):
             alone = attend(*(x[i] for x in stacked), None, masks[i])
-            chex.assert_trees_all_close(jax.tree.map(lambda x, i=i: x[i], mapped), alone, atol=1e-6)
+            chex.assert_trees_all_close(jax.tree.map(lambda x, i=i: np.asarray(x)[i], mapped), alone, atol=1e-6)
 
     def test_scan_and_remat(self):
         """A scanned, rematerialised stack gives the output, maps and gradients of the plain loop."""
-        mixers = jnp.asarray(0.3 * np.random.default_rng(9).normal(size=(3, 8, 8)), jnp.float32)
+        mixers = (0.3 * np.random.default_rng(9).normal(size=(3, 8, 8))).astype(np.float32)
         x = _inputs(SQUARE)[0]
 
         def layer(x, mixer):
@@ -464,22 +460,22 @@ class TestErrors:
     def test_sizes_that_do_not_fit(self, change, match):
         arrays = dict(zip(("query", "key", "value"), _inputs(), strict=True))
         dtypes = {"mask": bool, "segment_ids": int}
-        arrays |= {name: jnp.ones(shape, dtypes.get(name, jnp.float32)) for name, shape in change.items()}
+        arrays |= {name: np.ones(shape, dtypes.get(name, np.float32)) for name, shape in change.items()}
         with pytest.raises(ValueError, match=match):
-            dot_product_attention(**arrays)
+            jax.eval_shape(dot_product_attention, **arrays)
 
     @pytest.mark.parametrize("shape", [(1, 5), (3, 1)])
     def test_segment_ids_are_not_broadcast(self, shape):
-        ids = jnp.ones(shape, int), jnp.ones(DIMS["BS"], int)
+        ids = np.ones(shape, int), np.ones(DIMS["BS"], int)
         with pytest.raises(ValueError, match="segment_ids must have shapes"):
             dot_product_attention(*_inputs(), segment_ids=ids)
 
     @pytest.mark.parametrize("dtype", [jnp.float32, jnp.int32])
     def test_mask_of_numbers(self, dtype):
         with pytest.raises(ValueError, match="mask must be boolean"):
-            dot_product_attention(*_inputs(), mask=causal_mask(DIMS.T, DIMS.S).astype(dtype))
+            dot_product_attention(*_inputs(), mask=np.ones((1, 1, DIMS.T, DIMS.S), dtype))
 
     @pytest.mark.parametrize("rate", [-0.1, 1.0])
     def test_dropout_rate(self, rate):
         with pytest.raises(ValueError, match="dropout rate must be in"):
-            dot_product_attention(*_inputs(), dropout_rate=rate, dropout_rng=jax.random.key(0))
+            _jitted(*_inputs(), dropout_rate=rate, dropout_rng=jax.random.key(0))
