@@ -29,7 +29,7 @@ both = pytest.mark.parametrize(("routing_fn", "num_choices"), ROUTINGS, ids=("to
 
 
 def _random(*shape, seed=0):
-    return jnp.asarray(np.random.default_rng(seed).normal(size=shape), jnp.float32)
+    return np.random.default_rng(seed).normal(size=shape).astype(np.float32)
 
 
 X, LOGITS = _random(T, D), _random(T, E, seed=1)
@@ -45,6 +45,11 @@ def _experts(params=PARAMS):
     return [one(*(np.asarray(param[expert], np.float64) for param in params)) for expert in range(len(params[0]))]
 
 
+_dense = jax.jit(feed_forward)
+SOME = np.arange(T) % 3 > 0  # a mask, and one that hides nothing, so that both are one program
+MASKS = np.ones(T, bool), SOME
+
+
 @functools.partial(jax.jit, static_argnames=("capacity", "routing_fn"))
 def _mixture(x, logits, params, capacity, routing_fn, mask=None):
     def experts_fn(buffers):
@@ -56,8 +61,9 @@ def _mixture(x, logits, params, capacity, routing_fn, mask=None):
 @both
 @pytest.mark.parametrize("capacity", [1, 3, T])
 def test_places_and_weights_are_those_of_the_algorithm(routing_fn, num_choices, capacity):
-    for mask in (None, jnp.arange(T) % 3 > 0):
-        routing = jax.jit(routing_fn, static_argnames="capacity")(LOGITS, capacity=capacity, mask=mask)
+    route = jax.jit(routing_fn, static_argnames="capacity")
+    for mask in MASKS:
+        routing = jax.tree.map(np.asarray, route(LOGITS, capacity=capacity, mask=mask))
         chex.assert_shape(tuple(routing), (T, num_choices))
         got = {
             (token, int(routing.expert[token, choice]), int(routing.position[token, choice])): float(
@@ -69,7 +75,7 @@ def test_places_and_weights_are_those_of_the_algorithm(routing_fn, num_choices, 
         assert got.keys() == want.keys()
         np.testing.assert_allclose(list(got.values()), [want[place] for place in got], atol=1e-6)
         dropped = np.asarray(routing.position) >= capacity
-        assert dropped.any() == (mask is not None or capacity < T)
+        assert dropped.any() == (not mask.all() or capacity < T)
         np.testing.assert_array_equal(routing.position[dropped], capacity)
         np.testing.assert_array_equal(routing.weight[dropped], 0)
 
@@ -77,7 +83,7 @@ def test_places_and_weights_are_those_of_the_algorithm(routing_fn, num_choices, 
 @both
 @pytest.mark.parametrize("capacity", [2, T])
 def test_mixture_equals_its_oracle(routing_fn, num_choices, capacity):
-    for mask in (None, jnp.arange(T) % 3 > 0):
+    for mask in MASKS:
         out = _mixture(X, LOGITS, PARAMS, capacity, routing_fn, mask)
         want = oracle.mixture(X, LOGITS, _experts(), capacity, num_choices, mask)
         np.testing.assert_allclose(out, want, atol=2e-5 * np.abs(want).max())
@@ -86,23 +92,21 @@ def test_mixture_equals_its_oracle(routing_fn, num_choices, capacity):
 
 def test_one_expert_with_room_for_all_is_the_dense_network():
     params = [param[:1] for param in PARAMS]
-    dense = jax.jit(feed_forward)(X, *(param[0] for param in params))
+    dense = _dense(X, *(param[0] for param in params))
     np.testing.assert_array_equal(_mixture(X, LOGITS[:, :1], params, T, top_1_routing), dense)
 
 
 def test_equal_experts_are_the_dense_network_whatever_the_router_says():
-    params = [jnp.broadcast_to(param[:1], param.shape) for param in PARAMS]
-    dense = feed_forward(X, *(param[0] for param in params))
-    np.testing.assert_allclose(_mixture(X, LOGITS, params, T, top_2_routing), dense, atol=1e-5)
+    params = tuple(np.repeat(param[:1], E, axis=0) for param in PARAMS)
+    dense = _dense(X, *(param[0] for param in params))
+    np.testing.assert_allclose(_mixture(X, LOGITS, params, T, top_2_routing, MASKS[0]), dense, atol=1e-5)
 
 
 def test_leading_axes_are_tokens_in_order_and_vmap_makes_groups_with_their_own_places():
-    x, logits, mask = X.reshape(2, 12, D), LOGITS.reshape(2, 12, E), (jnp.arange(T) % 3 > 0).reshape(2, 12)
-    together = _mixture(x, logits, PARAMS, 2, top_1_routing, mask)
-    np.testing.assert_array_equal(
-        together.reshape(T, D), _mixture(X, LOGITS, PARAMS, 2, top_1_routing, mask.reshape(-1))
-    )
-    groups = jax.vmap(lambda x, logits: _mixture(x, logits, PARAMS, 2, top_1_routing))(x, logits)
+    x, logits, mask = X.reshape(2, 12, D), LOGITS.reshape(2, 12, E), SOME.reshape(2, 12)
+    together = np.asarray(_mixture(x, logits, PARAMS, 2, top_1_routing, mask))
+    np.testing.assert_array_equal(together.reshape(T, D), _mixture(X, LOGITS, PARAMS, 2, top_1_routing, SOME))
+    groups = jax.jit(jax.vmap(lambda x, logits: _mixture(x, logits, PARAMS, 2, top_1_routing)))(x, logits)
     want = [oracle.mixture(*group, _experts(), 2, 1) for group in zip(x, logits, strict=True)]
     np.testing.assert_allclose(groups, want, atol=1e-4)
 
@@ -159,13 +163,14 @@ def test_load_balancing_losses_of_both_papers():
 
 def test_z_loss():
     want = np.mean([np.log(np.exp(np.asarray(row, np.float64)).sum()) ** 2 for row in LOGITS])
-    np.testing.assert_allclose(router_z_loss(LOGITS), want, rtol=1e-5)
-    assert np.isfinite(router_z_loss(jnp.full((1, E), 1e4)))
+    loss = jax.jit(router_z_loss)
+    np.testing.assert_allclose(loss(LOGITS), want, rtol=1e-5)
+    assert np.isfinite(loss(np.full((T, E), 1e4, np.float32)))
 
 
 @pytest.mark.parametrize("loss", [load_balancing_loss, router_z_loss])
 def test_losses_leave_padding_out(loss):
-    loss, mask = jax.jit(loss), np.arange(T) % 3 > 0
+    loss, mask = jax.jit(loss), SOME
     padded = np.where(mask[:, None], LOGITS, np.float32(1e4))
     np.testing.assert_allclose(loss(padded, mask), loss(np.asarray(LOGITS)[mask]), rtol=1e-6)
     np.testing.assert_allclose(loss(padded.reshape(2, 12, E), mask.reshape(2, 12)), loss(padded, mask), rtol=1e-6)
@@ -173,9 +178,10 @@ def test_losses_leave_padding_out(loss):
 
 
 def test_random_second_choice_is_made_in_proportion_to_its_weight_and_else_takes_no_place():
-    logits = jnp.broadcast_to(jnp.array([[2.0, 0.5, -9.0]]), (4000, 3))
+    logits = np.broadcast_to(np.array([[2.0, 0.5, -9.0]], np.float32), (4000, 3))
     routing = jax.jit(top_2_routing, static_argnums=1)(logits, 4000, rng=jax.random.key(0))
-    made = np.asarray(routing.weight[:, 1] > 0)
+    routing = jax.tree.map(np.asarray, routing)
+    made = routing.weight[:, 1] > 0
     expected = 2 / (1 + np.exp(1.5))
     assert abs(made.mean() - expected) < 3 * np.sqrt(expected * (1 - expected) / 4000)
     np.testing.assert_array_equal(routing.position[made, 1], np.arange(made.sum()))
@@ -218,11 +224,12 @@ def test_experts_spread_over_eight_devices_equal_one_device(routing_fn, num_choi
 
 def test_bfloat16_experts_keep_a_float32_router():
     half = jax.tree.map(lambda a: a.astype(jnp.bfloat16), (X, PARAMS))
-    out = _mixture(half[0], LOGITS, half[1], T, top_2_routing)
+    out = np.asarray(_mixture(half[0], LOGITS, half[1], T, top_2_routing))
     assert out.dtype == jnp.bfloat16
-    assert top_2_routing(LOGITS.astype(jnp.bfloat16), 3).weight.dtype == jnp.float32
-    want = oracle.mixture(*(a.astype(jnp.float32) for a in (half[0], LOGITS)), _experts(), T, 2)
-    np.testing.assert_allclose(out.astype(jnp.float32), want, atol=0.03 * np.abs(want).max())
+    routing = jax.eval_shape(lambda logits: top_2_routing(logits, 3), LOGITS.astype(jnp.bfloat16))
+    assert routing.weight.dtype == jnp.float32
+    want = oracle.mixture(half[0].astype(np.float32), LOGITS, _experts(), T, 2)
+    np.testing.assert_allclose(out.astype(np.float32), want, atol=0.03 * np.abs(want).max())
 
 
 def test_capacity():
@@ -241,6 +248,6 @@ def test_errors_name_the_sizes():
     with pytest.raises(ValueError, match="capacity must be at least 1, got 0"):
         top_1_routing(LOGITS, 0)
     with pytest.raises(ValueError, match=r"mask must have shape \[T\] = \(24,\), got \(23,\)"):
-        top_1_routing(LOGITS, 3, mask=jnp.ones(23, bool))
+        top_1_routing(LOGITS, 3, mask=np.ones(23, bool))
     with pytest.raises(ValueError, match=r"x and logits differ in their tokens: \(23,\) != \(24,\)"):
         mixture_of_experts(X[1:], LOGITS, lambda x: x, capacity=3)

@@ -8,21 +8,21 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tests.functional.oracles.dense import mixed
+from tests.functional.oracles.dense import dense_weights, mixed
 from tests.functional.oracles.relative import relative_weights
-from tfx_jax.functional import dot_product_attention, relative_attention
+from tfx_jax.functional import relative_attention
 
 
 def _inputs(t, s, seed=0):
     random = np.random.default_rng(seed)
     shapes = (2, t, 4, 5), (2, s, 2, 5), (2, s, 2, 3)
-    return tuple(jnp.asarray(random.normal(size=shape), jnp.float32) for shape in shapes)
+    return tuple(random.normal(size=shape).astype(np.float32) for shape in shapes)
 
 
 def _parameters(num_distances, seed=1):
     random = np.random.default_rng(seed)
     shapes = {"relative_key": (num_distances, 4, 5), "content_bias": (4, 5), "position_bias": (4, 5)}
-    return {name: jnp.asarray(random.normal(size=shape), jnp.float32) for name, shape in shapes.items()}
+    return {name: random.normal(size=shape).astype(np.float32) for name, shape in shapes.items()}
 
 
 def test_causal_attention_needs_no_distance_below_zero():
@@ -38,9 +38,9 @@ def test_causal_attention_needs_no_distance_below_zero():
 
 def test_without_positions_and_biases_it_is_dense_attention():
     inputs = _inputs(4, 9)
-    nothing = jax.tree.map(jnp.zeros_like, _parameters(12))
+    nothing = jax.tree.map(np.zeros_like, _parameters(12))
     got = jax.jit(functools.partial(relative_attention, scale=0.3))(*inputs, **nothing)
-    np.testing.assert_allclose(got, dot_product_attention(*inputs, scale=0.3), atol=1e-6)
+    np.testing.assert_allclose(got, mixed(dense_weights(*inputs[:2], scale=0.3), inputs[2]), atol=1e-6)
 
 
 def test_gradients_of_its_parameters_equal_central_differences_of_the_oracle():
@@ -55,7 +55,7 @@ def test_gradients_of_its_parameters_equal_central_differences_of_the_oracle():
         return (mixed(relative_weights(*inputs[:2], bias=bias, scale=0.4, **moved), inputs[2]) * cotangent).sum()
 
     def loss(parameters):
-        out = relative_attention(*inputs, jnp.asarray(bias), scale=0.4, **parameters)
+        out = relative_attention(*inputs, bias, scale=0.4, **parameters)
         return (out * cotangent.astype(np.float32)).sum()
 
     gradients = jax.jit(jax.grad(loss))(parameters)
@@ -68,10 +68,8 @@ def test_reading_segment_by_segment_with_memory_equals_one_long_pass():
     """Section 3.2, two layers deep; the memory holds what each layer read of all earlier segments."""
     random = np.random.default_rng(4)
     length, segment = 12, 4
-    text = jnp.asarray(random.normal(size=(2, length, 4, 5)), jnp.float32)
-    layers = [
-        (jnp.asarray(random.normal(size=(3, 5, 5)) / 2, jnp.float32), _parameters(length, seed)) for seed in (5, 6)
-    ]
+    text = random.normal(size=(2, length, 4, 5)).astype(np.float32)
+    layers = [((random.normal(size=(3, 5, 5)) / 2).astype(np.float32), _parameters(length, seed)) for seed in (5, 6)]
 
     @jax.jit
     def read(layer, memory, x):
@@ -94,9 +92,9 @@ def test_reading_segment_by_segment_with_memory_equals_one_long_pass():
     for start in range(0, length, segment):
         part, memories = passed(text[:, start : start + segment], memories)
         parts.append(part)
-    np.testing.assert_allclose(jnp.concatenate(parts, axis=1), whole, atol=1e-5)
+    np.testing.assert_allclose(np.concatenate(parts, axis=1), whole, atol=1e-5)
     forgetful, _ = passed(text[:, segment : 2 * segment], nothing)
-    assert np.abs(forgetful - parts[1]).max() > 0.1  # the memory is not idle
+    assert np.abs(np.asarray(forgetful) - np.asarray(parts[1])).max() > 0.1  # the memory is not idle
 
 
 def test_only_distance_counts_not_position():
@@ -106,8 +104,8 @@ def test_only_distance_counts_not_position():
     at = {"relative_key": parameters["relative_key"][5:]}
     attend = jax.jit(relative_attention)
     near = attend(query, key, value, **parameters | at)
-    padded_key, padded_value = (jnp.pad(x, ((0, 0), (5, 0), (0, 0), (0, 0))) for x in (key, value))
-    mask = (jnp.arange(9) >= 5)[None, None, None]
+    padded_key, padded_value = (np.pad(x, ((0, 0), (5, 0), (0, 0), (0, 0))) for x in (key, value))
+    mask = (np.arange(9) >= 5)[None, None, None]
     np.testing.assert_allclose(attend(query, padded_key, padded_value, None, mask, **parameters), near, atol=1e-6)
 
 
@@ -115,18 +113,34 @@ def test_float32_parameters_meet_bfloat16_activations():
     query, key, value = (x.astype(jnp.bfloat16) for x in _inputs(4, 4))
     out = jax.jit(relative_attention)(query, key, value, **_parameters(7))
     assert out.dtype == jnp.bfloat16
-    want = jax.jit(relative_attention)(*(x.astype(jnp.float32) for x in (query, key, value)), **_parameters(7))
-    np.testing.assert_allclose(out.astype(jnp.float32), want, atol=3e-2)
+    want = jax.jit(relative_attention)(*(x.astype(np.float32) for x in (query, key, value)), **_parameters(7))
+    np.testing.assert_allclose(np.asarray(out, np.float32), want, atol=3e-2)
 
 
 @pytest.mark.parametrize(
     ("change", "is_causal", "message"),
     [
-        ({"relative_key": jnp.zeros((9, 4, 5))}, False, r"must have shape \[12, 4, 5\] for 4 queries and 9 keys"),
-        ({"relative_key": jnp.zeros((8, 4, 5))}, True, r"\[9, 4, 5\] or \[12, 4, 5\].*is_causal=True.*\(8, 4, 5\)"),
-        ({"relative_key": jnp.zeros((12, 2, 5))}, True, r"got \(12, 2, 5\)"),
-        ({"content_bias": jnp.zeros((2, 5))}, False, r"content_bias must have shape \[N, H\] = \(4, 5\), got \(2, 5\)"),
-        ({"position_bias": jnp.zeros((4,))}, False, r"position_bias must have shape \[N, H\] = \(4, 5\), got \(4,\)"),
+        (
+            {"relative_key": np.zeros((9, 4, 5), np.float32)},
+            False,
+            r"must have shape \[12, 4, 5\] for 4 queries and 9 keys",
+        ),
+        (
+            {"relative_key": np.zeros((8, 4, 5), np.float32)},
+            True,
+            r"\[9, 4, 5\] or \[12, 4, 5\].*is_causal=True.*\(8, 4, 5\)",
+        ),
+        ({"relative_key": np.zeros((12, 2, 5), np.float32)}, True, r"got \(12, 2, 5\)"),
+        (
+            {"content_bias": np.zeros((2, 5), np.float32)},
+            False,
+            r"content_bias must have shape \[N, H\] = \(4, 5\), got \(2, 5\)",
+        ),
+        (
+            {"position_bias": np.zeros((4,), np.float32)},
+            False,
+            r"position_bias must have shape \[N, H\] = \(4, 5\), got \(4,\)",
+        ),
     ],
 )
 def test_parameters_that_do_not_fit_are_refused(change, is_causal, message):

@@ -10,7 +10,8 @@ import pytest
 from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 
-from tfx_jax.functional import causal_mask, dot_product_attention, padding_mask, ring_attention, segment_mask
+from tests.functional.oracles.dense import dense_weights, mixed
+from tfx_jax.functional import dot_product_attention, ring_attention
 
 DIMS = chex.Dimensions(B=2, T=24, S=40, N=4, K=2, H=8, U=6)  # 3 queries and 5 keys on each of 8 devices
 SEQUENCE, PAIRS = P(None, "sequence"), P(None, None, None, "sequence")
@@ -18,7 +19,7 @@ SEQUENCE, PAIRS = P(None, "sequence"), P(None, None, None, "sequence")
 
 def _inputs(dims=DIMS, seed=0):
     random = np.random.default_rng(seed)
-    return tuple(jnp.asarray(random.normal(size=dims[axes]), jnp.float32) for axes in ("BTNH", "BSKH", "BSKU"))
+    return tuple(random.normal(size=dims[axes]).astype(np.float32) for axes in ("BTNH", "BSKH", "BSKU"))
 
 
 def _ring(num_devices=8, **options):
@@ -50,20 +51,26 @@ def _gradients(attend, arrays, *others):
 
 
 def _bias():
-    return jnp.asarray(np.random.default_rng(1).normal(size=(1, DIMS.N, 1, DIMS.S)), jnp.float32)
+    return np.random.default_rng(1).normal(size=(1, DIMS.N, 1, DIMS.S)).astype(np.float32)
+
+
+def _padding():
+    return np.arange(DIMS.S)[None, None, None] < np.array([31, 40])[:, None, None, None]
 
 
 def test_with_causality_padding_bias_and_segments_and_all_gradients():
-    query_ids = jnp.array([[1] * 10 + [2] * 14, [3] * 22 + [0] * 2])
-    key_ids = jnp.array([[1] * 17 + [2] * 23, [3] * 38 + [0] * 2])
-    mask = padding_mask(jnp.array([31, 40]), DIMS.S).at[..., 2].set(False)
+    query_ids = np.array([[1] * 10 + [2] * 14, [3] * 22 + [0] * 2])
+    key_ids = np.array([[1] * 17 + [2] * 23, [3] * 38 + [0] * 2])
+    mask = _padding()
+    mask[..., 2] = False
     arrays = (*_inputs(), _bias())
     got = _gradients(_ring(is_causal=True, chunk_size=2), arrays, mask, query_ids, key_ids)
-    seen = mask & causal_mask(DIMS.T, DIMS.S) & segment_mask(query_ids, key_ids)
+    same = (query_ids[:, None, :, None] == key_ids[:, None, None]) & (query_ids != 0)[:, None, :, None]
+    seen = mask & same & np.tri(DIMS.T, DIMS.S, DIMS.S - DIMS.T, dtype=bool)[None, None]
     want = _gradients(dot_product_attention, arrays, seen)
     assert not seen.any(axis=-1).all()
     chex.assert_trees_all_close(got, want, atol=2e-5, rtol=1e-5)
-    np.testing.assert_array_equal(got[1][1, -2:], 0)
+    np.testing.assert_array_equal(np.asarray(got[1])[1, -2:], 0)
 
 
 def test_more_queries_than_keys_with_causality():
@@ -72,40 +79,40 @@ def test_more_queries_than_keys_with_causality():
     got = _gradients(_ring(is_causal=True, chunk_size=3), _inputs(dims))
     want = _gradients(functools.partial(dot_product_attention, is_causal=True), _inputs(dims))
     chex.assert_trees_all_close(got, want, atol=2e-5, rtol=1e-5)
-    np.testing.assert_array_equal(got[1][:, :16], 0)
+    np.testing.assert_array_equal(np.asarray(got[1])[:, :16], 0)
 
 
 def test_weights_over_the_keys_of_all_devices():
-    mask, bias = padding_mask(jnp.array([31, 40]), DIMS.S), _bias()
-    query_ids, key_ids = jnp.ones((2, DIMS.T), int), jnp.ones((2, DIMS.S), int).at[:, 5].set(2)
+    mask, bias = _padding(), _bias()
+    query_ids, key_ids = np.ones((2, DIMS.T), int), np.ones((2, DIMS.S), int)
+    key_ids[:, 5] = 2
     attend = jax.jit(_ring(is_causal=True, return_weights=True))
     out, weights = attend(*_inputs(), bias, mask, query_ids, key_ids)
-    want, want_weights = dot_product_attention(
-        *_inputs(), bias, mask, is_causal=True, segment_ids=(query_ids, key_ids), return_weights=True
-    )
+    query, key, value = _inputs()
+    want = dense_weights(query, key, bias=bias, mask=mask & (key_ids == 1)[:, None, None], is_causal=True)
     assert weights.dtype == jnp.float32
-    chex.assert_trees_all_close((out, weights), (want, want_weights), atol=1e-5)
+    chex.assert_trees_all_close((out, weights), (mixed(want, value), want), atol=1e-5)
 
 
 def test_dropout_differs_between_devices_and_its_gradient_agrees():
     """Values are unit vectors: the output is the dropped weights, and linear in the values with those as slopes."""
     dims = chex.Dimensions(B=1, T=64, S=64, N=1, K=1, H=8, U=64)
     query, key, _ = _inputs(dims)
-    value = jnp.eye(64)[None, :, None]
+    value = np.eye(64, dtype=np.float32)[None, :, None]
     attend = _ring(chunk_size=4, dropout_rate=0.3)
 
     def loss(value):
         out = attend(query, key, value, None, None, None, None, jax.random.key(0))
         return (out * jnp.arange(64.0)[None, :, None, None]).sum(), out
 
-    gradient, out = jax.jit(jax.grad(loss, has_aux=True))(value)
-    is_dropped = np.asarray(out[0, :, 0]) == 0
+    gradient, out = map(np.asarray, jax.jit(jax.grad(loss, has_aux=True))(value))
+    is_dropped = out[0, :, 0] == 0
     sigma = np.sqrt(0.3 * 0.7 / is_dropped.size)
     assert abs(is_dropped.mean() - 0.3) < 3 * sigma
     blocks = is_dropped.reshape(16, 4, 16, 4).transpose(0, 2, 1, 3).reshape(256, 16)
     assert len(np.unique(blocks, axis=0)) > 240  # of 256; were a pattern repeated on each device, 32 at most
-    want = (out[0, :, 0] * jnp.arange(64.0)[:, None]).sum(axis=0)
-    np.testing.assert_allclose(gradient[0, :, 0], jnp.broadcast_to(want[:, None], (64, 64)), rtol=1e-4)
+    want = (out[0, :, 0] * np.arange(64, dtype=np.float32)[:, None]).sum(axis=0)
+    np.testing.assert_allclose(gradient[0, :, 0], np.broadcast_to(want[:, None], (64, 64)), rtol=1e-4)
 
 
 def test_no_device_ever_holds_all_keys():
@@ -136,7 +143,7 @@ def test_no_device_ever_holds_all_keys():
 
 @pytest.mark.parametrize("name", ["mask", "bias"])
 def test_what_differs_between_queries_is_refused(name):
-    pairs = jnp.ones((1, 1, 3, 5), bool if name == "mask" else jnp.float32)
+    pairs = np.ones((1, 1, 3, 5), bool if name == "mask" else np.float32)
     query, key, value = (x[:, : 3 if x.shape[1] == 24 else 5] for x in _inputs())
     with pytest.raises(ValueError, match=rf"{name} must be .* between 3 queries.*is_causal .* segment_ids"):
         ring_attention(query, key, value, axis_name="sequence", **{name: pairs})
