@@ -241,7 +241,7 @@ def _attend(case):
 @functools.cache
 def _program(case, is_causal=False, gradients_of=None):
     """`program(inputs, bias=, mask=)` gives Answers, all from one compiled program for each shape and dtype."""
-    attend = functools.partial(_attend(case), is_causal=is_causal)
+    attend = functools.partial(_attend(case), **({"is_causal": True} if is_causal else {}))
 
     def answer(inputs, arrays):
         return Answers(attend(*inputs, **arrays), *attend(*inputs, **arrays, return_weights=True), None)

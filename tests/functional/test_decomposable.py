@@ -3,12 +3,11 @@
 import functools
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from tests.functional.oracles.decomposable import decomposable
-from tfx_jax.functional import attend_both, decomposable_attention, padding_mask
+from tfx_jax.functional import attend_both, decomposable_attention
 
 B, T, S, D, F, G, CLASSES = 3, 5, 4, 6, 7, 8, 3
 
@@ -18,23 +17,27 @@ def _normal(seed, *shape):
 
 
 KERNELS = {"f": _normal(0, D, F) / 3, "g": _normal(1, 2 * D, G) / 3, "h": _normal(2, 2 * G, CLASSES) / 3}
-PREMISE, HYPOTHESIS = jnp.float32(_normal(3, B, T, D)), jnp.float32(_normal(4, B, S, D))
+PREMISE, HYPOTHESIS = np.float32(_normal(3, B, T, D)), np.float32(_normal(4, B, S, D))
 LENGTHS = (5, 2, 3), (4, 3, 1)
 
 
 def _layer(name):
-    return lambda x: jax.nn.relu(x @ jnp.float32(KERNELS[name]) + 0.1)
+    return lambda x: jax.nn.relu(x @ np.float32(KERNELS[name]) + 0.1)
 
 
 F_FN, G_FN = _layer("f"), _layer("g")
 _scores = jax.jit(
     functools.partial(
-        decomposable_attention, attend_fn=F_FN, compare_fn=G_FN, aggregate_fn=lambda x: x @ jnp.float32(KERNELS["h"])
+        decomposable_attention, attend_fn=F_FN, compare_fn=G_FN, aggregate_fn=lambda x: x @ np.float32(KERNELS["h"])
     )
 )
 _sums = jax.jit(functools.partial(decomposable_attention, attend_fn=F_FN, compare_fn=G_FN, aggregate_fn=lambda x: x))
 _attend_both = jax.jit(functools.partial(attend_both, attend_fn=F_FN))
-MASKS = tuple(padding_mask(jnp.array(lengths), size) for lengths, size in zip(LENGTHS, (T, S), strict=True))
+MASKS = tuple(
+    np.arange(size)[None, None, None] < np.array(lengths)[:, None, None, None]
+    for lengths, size in zip(LENGTHS, (T, S), strict=True)
+)
+EVERYTHING, NOTHING = (tuple(np.full_like(mask, seen) for mask in MASKS) for seen in (True, False))
 
 
 def test_equals_its_equations_for_sentences_of_any_length():
@@ -50,7 +53,7 @@ def test_equals_its_equations_for_sentences_of_any_length():
 
 def test_swapping_the_sentences_swaps_what_they_get():
     there, back = _sums(PREMISE, HYPOTHESIS, *MASKS), _sums(HYPOTHESIS, PREMISE, *reversed(MASKS))
-    np.testing.assert_allclose(jnp.roll(there, G, axis=-1), back, atol=1e-5)
+    np.testing.assert_allclose(np.roll(there, G, axis=-1), back, atol=1e-5)
     beta, alpha, *_ = _attend_both(PREMISE, HYPOTHESIS, *MASKS)
     alpha_, beta_, *_ = _attend_both(HYPOTHESIS, PREMISE, *reversed(MASKS))
     np.testing.assert_allclose(beta, beta_, atol=1e-6)
@@ -58,33 +61,34 @@ def test_swapping_the_sentences_swaps_what_they_get():
 
 
 def test_the_order_of_words_does_not_matter():
-    order = jnp.array([3, 0, 4, 1, 2])
-    np.testing.assert_allclose(_sums(PREMISE[:, order], HYPOTHESIS), _sums(PREMISE, HYPOTHESIS), atol=1e-5)
+    order = np.array([3, 0, 4, 1, 2])
+    other, one = (_sums(premise, HYPOTHESIS, *EVERYTHING) for premise in (PREMISE[:, order], PREMISE))
+    np.testing.assert_allclose(other, one, atol=1e-5)
+    np.testing.assert_allclose(_sums(PREMISE, HYPOTHESIS), one, atol=1e-6)  # no mask hides nothing
 
 
 def test_maps_mix_the_words_of_the_other_sentence():
-    beta, alpha, beta_weights, alpha_weights = _attend_both(PREMISE, HYPOTHESIS, *MASKS)
+    beta, alpha, beta_weights, alpha_weights = map(np.asarray, _attend_both(PREMISE, HYPOTHESIS, *MASKS))
     np.testing.assert_allclose(beta, beta_weights @ HYPOTHESIS, atol=1e-5)
     np.testing.assert_allclose(alpha, alpha_weights @ PREMISE, atol=1e-5)
     np.testing.assert_allclose(beta_weights.sum(axis=-1), 1.0, atol=1e-6)
-    assert (np.asarray(beta_weights)[1, :, 3:] == 0).all()
-    assert (np.asarray(alpha_weights)[1, :, 2:] == 0).all()
+    assert (beta_weights[1, :, 3:] == 0).all()
+    assert (alpha_weights[1, :, 2:] == 0).all()
 
 
 def test_padding_changes_nothing_bit_for_bit():
     seen = [mask[:, 0, 0, :, None] for mask in MASKS]
     before = _scores(PREMISE, HYPOTHESIS, *MASKS)
-    for junk in (7.0, -1e3):
-        sentences = (jnp.where(s, x, junk) for s, x in zip(seen, (PREMISE, HYPOTHESIS), strict=True))
+    for junk in np.array([7, -1e3], np.float32):
+        sentences = (np.where(s, x, junk) for s, x in zip(seen, (PREMISE, HYPOTHESIS), strict=True))
         np.testing.assert_array_equal(before, _scores(*sentences, *MASKS))
 
 
 def test_a_pair_of_nothing_but_padding_is_zero_with_finite_gradients():
-    nothing = padding_mask(jnp.zeros(B, int), T), padding_mask(jnp.zeros(B, int), S)
-    np.testing.assert_array_equal(_sums(PREMISE, HYPOTHESIS, *nothing), 0)
-    one_sided = _sums(PREMISE, HYPOTHESIS, None, nothing[1])
+    np.testing.assert_array_equal(_sums(PREMISE, HYPOTHESIS, *NOTHING), 0)
+    one_sided = _sums(PREMISE, HYPOTHESIS, EVERYTHING[0], NOTHING[1])
     assert (np.asarray(one_sided)[:, :G] > 0).any()
-    gradients = jax.jit(jax.grad(lambda *x: _sums(*x, *nothing).sum(), argnums=(0, 1)))(PREMISE, HYPOTHESIS)
+    gradients = jax.jit(jax.grad(lambda *x: _sums(*x, *NOTHING).sum(), argnums=(0, 1)))(PREMISE, HYPOTHESIS)
     assert all(np.isfinite(g).all() for g in gradients)
 
 
