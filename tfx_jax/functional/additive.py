@@ -66,8 +66,8 @@ def additive_attention(
       ValueError: if the sizes do not fit together, or a mask is not boolean or not of rank 4.
 
     >>> x = jnp.ones((1, 3, 2, 4))
-    >>> attend = functools.partial(additive_attention, w_query=jnp.ones((4, 5)), w_key=jnp.ones((4, 5)), v=jnp.ones(5))
-    >>> attend(x, x, x).shape
+    >>> parameters = {"w_query": jnp.ones((4, 5)), "w_key": jnp.ones((4, 5)), "v": jnp.ones(5)}
+    >>> jax.jit(additive_attention)(x, x, x, **parameters).shape
     (1, 3, 2, 4)
     """
     hidden_query, hidden_key = _multiplied(query, w_query, "query"), _multiplied(key, w_key, "key")
@@ -134,7 +134,7 @@ def general_attention(
       ValueError: if the sizes do not fit together, or a mask is not boolean or not of rank 4.
 
     >>> query, key = jnp.ones((1, 3, 2, 4)), jnp.ones((1, 5, 2, 6))
-    >>> general_attention(query, key, key, w=jnp.ones((4, 6))).shape
+    >>> jax.jit(general_attention)(query, key, key, w=jnp.ones((4, 6))).shape
     (1, 3, 2, 6)
     """
     return dot_product_attention(

@@ -64,7 +64,8 @@ def dot_product_attention(
         do what is asked for.
 
     >>> x = jnp.ones((1, 3, 2, 4))
-    >>> out, weights = dot_product_attention(x, x, x, is_causal=True, return_weights=True)
+    >>> attend = jax.jit(dot_product_attention, static_argnames=("is_causal", "return_weights"))
+    >>> out, weights = attend(x, x, x, is_causal=True, return_weights=True)
     >>> out.shape, weights[0, 0].round(2).tolist()[:2]
     ((1, 3, 2, 4), [[1.0, 0.0, 0.0], [0.5, 0.5, 0.0]])
     """
@@ -135,7 +136,7 @@ def soft_lookup(
     Raises:
       ValueError: if the sizes do not fit together, or a mask is not boolean or not of rank 4.
 
-    >>> out, weights = soft_lookup(jnp.zeros((1, 1, 1, 4)), jnp.arange(4.0).reshape(1, 4, 1, 1))
+    >>> out, weights = jax.jit(soft_lookup)(jnp.zeros((1, 1, 1, 4)), jnp.arange(4.0).reshape(1, 4, 1, 1))
     >>> out.tolist(), weights[0, 0].tolist()
     ([[[[1.5]]]], [[0.25, 0.25, 0.25, 0.25]])
     """

@@ -47,9 +47,12 @@ def attention_over_axes(
     Raises:
       ValueError: if an axis is none of theirs or named twice, or the other axes of queries and keys differ.
 
+    >>> import jax
     >>> from tfx_jax.functional import dot_product_attention
-    >>> x = jnp.ones((2, 3, 4, 5, 1, 8))  # [B, frames, rows, columns, N, H]
-    >>> out, weights = attention_over_axes(dot_product_attention, x, x, x, axes=(-3, -2), return_weights=True)
+    >>> attend = jax.jit(
+    ...     lambda x: attention_over_axes(dot_product_attention, x, x, x, axes=(-3, -2), return_weights=True)
+    ... )
+    >>> out, weights = attend(jnp.ones((2, 3, 4, 5, 1, 8)))  # [B, frames, rows, columns, N, H]
     >>> out.shape, weights.shape
     ((2, 3, 4, 5, 1, 8), (2, 3, 1, 4, 5, 4, 5))
     """

@@ -86,9 +86,10 @@ def beam_search(
 
     >>> table = jnp.log(jnp.array([[0, 0, 0, 1], [0, 0, 0.4, 0.6], [0, 0, 1, 0], [0, 0, 0.5, 0.5]]))  # given the last
     >>> model = lambda tokens, cache: (table[tokens], cache)
-    >>> found = beam_search(model, None, jnp.array([1]), beam_size=2, max_length=3, eos_id=2, alpha=0.0)
-    >>> found.tokens[0].tolist(), [f"{probability:.2f}" for probability in jnp.exp(found.scores[0])]
-    ([[2, 0, 0], [3, 2, 0]], ['0.40', '0.30'])
+    >>> options = {"beam_size": 2, "max_length": 3, "eos_id": 2, "alpha": 0.0}
+    >>> tokens, log_probs = jax.jit(lambda starts: beam_search(model, None, starts, **options))(jnp.array([1]))
+    >>> tokens.tolist(), [f"{probability:.2f}" for probability in np.exp(log_probs).ravel()]
+    ([[[2, 0, 0], [3, 2, 0]]], ['0.40', '0.30'])
     """
     if beam_size < 1:
         raise ValueError(f"beam_size={beam_size} is not positive")

@@ -79,7 +79,7 @@ def chunked_attention(
       ValueError: if the sizes do not fit together, a mask is not boolean or of rank 4, or `chunk_size` is below 1.
 
     >>> x = jax.numpy.ones((1, 3, 2, 4))
-    >>> chunked_attention(x, x, x, is_causal=True, chunk_size=2).shape
+    >>> jax.jit(functools.partial(chunked_attention, is_causal=True, chunk_size=2))(x, x, x).shape
     (1, 3, 2, 4)
     """
     check_shapes(query, key, value, bias, mask)

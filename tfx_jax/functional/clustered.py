@@ -68,9 +68,11 @@ def routing_attention(
     Raises:
       ValueError: if the sizes do not fit together, `mask` is over pairs, `bias` is given, or `window` is below 1.
 
-    >>> x = jax.random.normal(jax.random.key(0), (1, 64, 2, 8))
-    >>> centroids = layer_norm(jax.random.normal(jax.random.key(1), (2, 8, 8)))
-    >>> routing_attention(x, x, x, centroids=centroids, is_causal=True).shape
+    >>> @jax.jit
+    ... def attend(x, rng):
+    ...     centroids = layer_norm(jax.random.normal(rng, (2, 8, 8)))
+    ...     return routing_attention(x, x, x, centroids=centroids, is_causal=True)
+    >>> attend(jnp.ones((1, 64, 2, 8)), jax.random.key(0)).shape
     (1, 64, 2, 8)
     """
     check_shapes(query, key, value, None, mask)
@@ -146,7 +148,8 @@ def update_centroids(
 
     >>> centroids = jnp.array([[[1.0, -1.0], [-1.0, 1.0]]])
     >>> x = jnp.array([[3.0, 0.0], [7.0, 2.0]])[None, :, None]
-    >>> update_centroids(centroids, x, x, decay=0.5).round(3).tolist()  # both are near the first, and equal to it
+    >>> update = jax.jit(lambda centroids, x: update_centroids(centroids, x, x, decay=0.5))
+    >>> update(centroids, x).round(3).tolist()  # both are near the first, and equal to it
     [[[1.0, -1.0], [-1.0, 1.0]]]
     """
     if not 0.0 <= decay <= 1.0:

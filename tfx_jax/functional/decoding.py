@@ -67,7 +67,8 @@ def greedy_search(
 
     >>> table = jnp.log(jnp.array([[0, 0, 0, 1], [0, 0, 0.4, 0.6], [0, 0, 1, 0], [0, 0, 0.5, 0.5]]))  # given the last
     >>> model = lambda tokens, cache: (table[tokens], cache)
-    >>> tokens, log_probs = greedy_search(model, None, jnp.array([1]), max_length=2, eos_id=2)
+    >>> search = jax.jit(lambda starts: greedy_search(model, None, starts, max_length=2, eos_id=2))
+    >>> tokens, log_probs = search(jnp.array([1]))
     >>> tokens.tolist(), f"{jnp.exp(log_probs[0]):.2f}"
     ([[3, 2]], '0.30')
     """

@@ -40,9 +40,10 @@ def decomposable_attention(
     Raises:
       ValueError: if the sentences or the masks do not fit together.
 
-    >>> premise, hypothesis = jnp.ones((2, 5, 4)), jnp.ones((2, 3, 4))
-    >>> same = lambda x: x
-    >>> decomposable_attention(premise, hypothesis, attend_fn=same, compare_fn=same, aggregate_fn=same).shape
+    >>> import jax
+    >>> same = dict.fromkeys(("attend_fn", "compare_fn", "aggregate_fn"), lambda x: x)
+    >>> logits = jax.jit(lambda premise, hypothesis: decomposable_attention(premise, hypothesis, **same))
+    >>> logits(jnp.ones((2, 5, 4)), jnp.ones((2, 3, 4))).shape
     (2, 16)
     """
     beta, alpha, *_ = attend_both(premise, hypothesis, premise_mask, hypothesis_mask, attend_fn=attend_fn)
@@ -80,8 +81,9 @@ def attend_both(
     Raises:
       ValueError: if the sentences or the masks do not fit together.
 
-    >>> found = attend_both(jnp.ones((2, 5, 4)), jnp.zeros((2, 3, 4)), attend_fn=lambda x: x)
-    >>> [x.shape for x in found]
+    >>> import jax
+    >>> attend = jax.jit(lambda premise, hypothesis: attend_both(premise, hypothesis, attend_fn=lambda x: x))
+    >>> [x.shape for x in attend(jnp.ones((2, 5, 4)), jnp.zeros((2, 3, 4)))]
     [(2, 5, 4), (2, 3, 4), (2, 5, 3), (2, 3, 5)]
     """
     words = premise, hypothesis, attend_fn(premise), attend_fn(hypothesis)

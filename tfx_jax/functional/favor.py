@@ -40,8 +40,8 @@ def orthogonal_features(rng: Array, num_features: int, size: int) -> Float[Array
     Returns:
       float32, [M, H].
 
-    >>> rows = orthogonal_features(jax.random.key(0), 4, 4)
-    >>> bool(jnp.abs(rows @ rows.T - jnp.diag(jnp.square(rows).sum(axis=1))).max() < 1e-5)
+    >>> rows = np.asarray(jax.jit(orthogonal_features, static_argnums=(1, 2))(jax.random.key(0), 4, 4))
+    >>> bool(np.abs(rows @ rows.T - np.diag(np.square(rows).sum(axis=1))).max() < 1e-5)
     True
     """
     rng_directions, rng_lengths = jax.random.split(rng)
@@ -118,9 +118,10 @@ def favor_attention(
     Raises:
       ValueError: if `projection` does not fit, and as `linear_attention`.
 
-    >>> x = jnp.ones((1, 3, 2, 4))
-    >>> projection = orthogonal_features(jax.random.key(0), 16, 4)
-    >>> favor_attention(x, x, x, projection=projection).shape
+    >>> @jax.jit
+    ... def attend(x, rng):
+    ...     return favor_attention(x, x, x, projection=orthogonal_features(rng, 16, 4))
+    >>> attend(jnp.ones((1, 3, 2, 4)), jax.random.key(0)).shape
     (1, 3, 2, 4)
     """
     size = query.shape[-1]
@@ -184,7 +185,7 @@ def linear_attention(
       ValueError: if the sizes do not fit together, the mask is of pairs, or an option is out of range.
 
     >>> x = jnp.array([0.0, 1.0, 2.0]).reshape(1, 3, 1, 1)
-    >>> linear_attention(0 * x, 0 * x, x, is_causal=True).ravel().tolist()
+    >>> jax.jit(lambda x: linear_attention(0 * x, 0 * x, x, is_causal=True))(x).ravel().tolist()
     [0.0, 0.5, 1.0]
     """
     check_shapes(query, key, value, bias, mask)

@@ -58,9 +58,10 @@ def hard_attention(
       ValueError: if `attention_fn` raises it.
 
     >>> x = jnp.eye(3)[None, :, None]
-    >>> hard_attention(x, x, x)[0, :, 0].tolist()
+    >>> jax.jit(hard_attention)(x, x, x)[0, :, 0].tolist()
     [[1.0, 0.0, 0.0], [0.0, 1.0, 0.0], [0.0, 0.0, 1.0]]
-    >>> out, log_prob = hard_attention(x, x, x, rng=jax.random.key(0), return_log_prob=True)
+    >>> draw = jax.jit(lambda x, rng: hard_attention(x, x, x, rng=rng, return_log_prob=True))
+    >>> out, log_prob = draw(x, jax.random.key(0))
     >>> out.shape, log_prob.shape
     ((1, 3, 1, 3), (1, 1, 3))
     """

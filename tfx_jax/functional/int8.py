@@ -16,7 +16,8 @@ def quantize_rows(matrix: Float[Array, "*rows D"]) -> tuple[Int8[Array, "*rows D
       The integers and the float32 scale of each row, 1 for a row of zeros. Their product is within half a scale of the
       element, which is 1/254 of the largest in its row.
 
-    >>> values, scales = quantize_rows(jnp.array([[0.4, -1.0], [0.0, 0.0]]))
+    >>> import jax
+    >>> values, scales = jax.jit(quantize_rows)(jnp.array([[0.4, -1.0], [0.0, 0.0]]))
     >>> values.tolist(), (1 / scales).round().tolist()
     ([[51, -127], [0, 0]], [127.0, 1.0])
     """
@@ -39,7 +40,9 @@ def int8_product(
     Returns:
       float32, [*rows, N].
 
-    >>> int8_product(jnp.array([2.0, -4.0]), *quantize_rows(jnp.array([[0.5, -1.0]]))).round().tolist()
+    >>> import jax
+    >>> quantised = jax.jit(quantize_rows)(jnp.array([[0.5, -1.0]]))
+    >>> jax.jit(int8_product)(jnp.array([2.0, -4.0]), *quantised).round().tolist()
     [5.0]
     """
     rounded, row_scales = quantize_rows(x)

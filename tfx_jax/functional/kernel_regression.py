@@ -42,7 +42,8 @@ def kernel_regression(
         boolean or does not fit.
 
     >>> x, y = jnp.array([0.0, 1.0, 2.0]), jnp.array([5.0, 7.0, 9.0])
-    >>> kernel_regression(jnp.array([1.0, 50.0]), x, y, inverse_bandwidth=3.0).tolist()
+    >>> import jax
+    >>> jax.jit(kernel_regression)(jnp.array([1.0, 50.0]), x, y, inverse_bandwidth=3.0).tolist()
     [7.0, 9.0]
     """
     if query_points.shape[1:] != points.shape[1:] or points.ndim not in (1, 2):

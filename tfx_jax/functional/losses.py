@@ -26,7 +26,8 @@ def label_smoothed_cross_entropy(
     Raises:
       ValueError: if `smoothing` is outside [0, 1) or the shapes do not fit.
 
-    >>> loss = label_smoothed_cross_entropy(jnp.zeros((1, 4)), jnp.array([2]), smoothing=0.1)
+    >>> loss_fn = jax.jit(label_smoothed_cross_entropy, static_argnames="smoothing")
+    >>> loss = loss_fn(jnp.zeros((1, 4)), jnp.array([2]), smoothing=0.1)
     >>> loss.shape, round(loss.item(), 4)
     ((1,), 1.3863)
     """
@@ -53,7 +54,7 @@ def z_loss(logits: Float[Array, "*batch V"]) -> Float[Array, "*batch"]:
     Returns:
       log^2 Z of each position, float32 (float64 for float64 logits), [*batch].
 
-    >>> z_loss(jnp.zeros((2, 1))).tolist()
+    >>> jax.jit(z_loss)(jnp.zeros((2, 1))).tolist()
     [0.0, 0.0]
     """
     return jnp.square(jax.nn.logsumexp(logits.astype(np.promote_types(logits.dtype, np.float32)), axis=-1))

@@ -15,9 +15,11 @@ def causal_mask(
       offset: how many keys precede the first query; None means S - T, which aligns the last query with the last key
         as decoding with a cache needs it.
 
-    >>> causal_mask(3)[0, 0].astype(int).tolist()
+    >>> import jax
+    >>> mask = jax.jit(causal_mask, static_argnums=(0, 1))
+    >>> mask(3)[0, 0].astype(int).tolist()
     [[1, 0, 0], [1, 1, 0], [1, 1, 1]]
-    >>> causal_mask(2, 4)[0, 0].astype(int).tolist()
+    >>> mask(2, 4)[0, 0].astype(int).tolist()
     [[1, 1, 1, 0], [1, 1, 1, 1]]
     """
     num_keys = num_queries if num_keys is None else num_keys
@@ -39,7 +41,9 @@ def padding_mask(lengths: Int[Array, " B"], num_keys: int) -> Bool[Array, "B 1 1
 def segment_mask(query_ids: Int[Array, "B T"], key_ids: Int[Array, "B S"]) -> Bool[Array, "B 1 T S"]:
     """Lets tokens see those of their own segment only; segment 0 is padding, which sees and is seen by nothing.
 
-    >>> segment_mask(jnp.array([[1, 2, 0]]), jnp.array([[1, 1, 2, 0]]))[0, 0].astype(int).tolist()
+    >>> import jax
+    >>> query_ids, key_ids = jnp.array([[1, 2, 0]]), jnp.array([[1, 1, 2, 0]])
+    >>> jax.jit(segment_mask)(query_ids, key_ids)[0, 0].astype(int).tolist()
     [[1, 1, 0, 0], [0, 0, 1, 0], [0, 0, 0, 0]]
     """
     same = query_ids[:, :, None] == key_ids[:, None, :]

@@ -53,7 +53,8 @@ def top_1_routing(logits: Float[Array, "T E"], capacity: int, *, mask: Bool[Arra
     Raises:
       ValueError: if a size does not fit.
 
-    >>> routing = top_1_routing(jnp.array([[2.0, 0.0], [1.0, 0.0], [0.0, 9.0]]), capacity=1)
+    >>> route = jax.jit(top_1_routing, static_argnames="capacity")
+    >>> routing = route(jnp.array([[2.0, 0.0], [1.0, 0.0], [0.0, 9.0]]), capacity=1)
     >>> routing.expert.ravel().tolist(), routing.position.ravel().tolist()
     ([0, 0, 1], [0, 1, 0])
     """
@@ -84,7 +85,7 @@ def top_2_routing(
     Raises:
       ValueError: if a size does not fit.
 
-    >>> routing = top_2_routing(jnp.zeros((1, 2)), capacity=1)
+    >>> routing = jax.jit(top_2_routing, static_argnames="capacity")(jnp.zeros((1, 2)), capacity=1)
     >>> routing.expert.tolist(), routing.weight.tolist()
     ([[0, 1]], [[0.5, 0.5]])
     """
@@ -137,7 +138,8 @@ def mixture_of_experts(
       [*batch, D] in the dtype of the experts' answers.
 
     >>> x = jnp.array([[1.0], [2.0], [3.0]])
-    >>> mixture_of_experts(x, jnp.zeros((3, 1)), lambda x: 10 * x, capacity=2).ravel().tolist()
+    >>> mix = jax.jit(lambda x, logits: mixture_of_experts(x, logits, lambda x: 10 * x, capacity=2))
+    >>> mix(x, jnp.zeros((3, 1))).ravel().tolist()
     [10.0, 20.0, 0.0]
     """
     if x.shape[:-1] != logits.shape[:-1]:
@@ -158,7 +160,7 @@ def load_balancing_loss(
     equations 4 to 6 of Fedus et al. (2021) without their factor alpha = 0.01. The l_aux of GShard (Lepikhin et al.,
     2020, algorithm 1) is this divided by E^2.
 
-    >>> float(load_balancing_loss(jnp.array([[9.0, 9.0], [0.0, 0.0]])))
+    >>> float(jax.jit(load_balancing_loss)(jnp.array([[9.0, 9.0], [0.0, 0.0]])))
     1.0
     """
     probabilities = _probabilities(logits)
@@ -172,7 +174,7 @@ def router_z_loss(logits: Float[Array, "*batch E"], mask: Bool[Array, "*batch"] 
 
     Equation 5 of ST-MoE (Zoph et al., 2022, https://arxiv.org/abs/2202.08906), without its factor 0.001.
 
-    >>> float(router_z_loss(jnp.zeros((3, 1))))
+    >>> float(jax.jit(router_z_loss)(jnp.zeros((3, 1))))
     0.0
     """
     normalisers = jax.nn.logsumexp(logits.astype(np.promote_types(logits.dtype, np.float32)), axis=-1, keepdims=True)

@@ -92,8 +92,9 @@ def rotary_embedding(
     Raises:
       ValueError: if H is odd or `positions` do not fit.
 
+    >>> import jax
     >>> x = jnp.array([1.0, 0.0]).reshape(1, 1, 1, 2)
-    >>> print(np.asarray(rotary_embedding(x, jnp.array([1]))).round(2).ravel())
+    >>> print(np.asarray(jax.jit(rotary_embedding)(x, jnp.array([1]))).round(2).ravel())
     [0.54 0.84]
     """
     b, t, _, h = x.shape
@@ -179,8 +180,9 @@ def relative_position_bias(
     Returns:
       [1, N, T, S] in the dtype of `table`, to be passed as `bias`. T5 does not scale its logits: `scale=1.0`.
 
-    >>> table = jnp.arange(32.0)[:, None]
-    >>> relative_position_bias(table, 3)[0, 0].astype(int).tolist()
+    >>> import jax
+    >>> table = jnp.arange(32)[:, None]
+    >>> jax.jit(relative_position_bias, static_argnums=1)(table, 3)[0, 0].tolist()
     [[0, 17, 18], [1, 0, 17], [2, 1, 0]]
     """
     num_keys = num_queries if num_keys is None else num_keys
@@ -212,9 +214,11 @@ def relative_shift(scores: Num[Array, "*shape T P"], num_keys: int | None = None
     Raises:
       ValueError: if there are fewer columns than queries and `num_keys` is not given.
 
-    >>> relative_shift(jnp.array([[-2, -1, 0, 1, 2]] * 3)).tolist()
+    >>> import jax
+    >>> shift = jax.jit(relative_shift, static_argnums=1)
+    >>> shift(jnp.array([[-2, -1, 0, 1, 2]] * 3)).tolist()
     [[0, 1, 2], [-1, 0, 1], [-2, -1, 0]]
-    >>> relative_shift(jnp.array([[3, 2, 1]] * 2), 3).tolist()
+    >>> shift(jnp.array([[3, 2, 1]] * 2), 3).tolist()
     [[2, 1, 0], [3, 2, 1]]
     """
     *shape, t, p = scores.shape

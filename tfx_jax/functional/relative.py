@@ -58,7 +58,9 @@ def relative_attention(
 
     >>> x, near = jnp.zeros((1, 3, 1, 2)), jnp.array([[[0.0, 0.0]], [[0.0, 0.0]], [[9.0, 9.0]]])
     >>> biases = {"content_bias": jnp.zeros((1, 2)), "position_bias": jnp.ones((1, 2))}
-    >>> out, weights = relative_attention(x, x, x, relative_key=near, **biases, is_causal=True, return_weights=True)
+    >>> import jax
+    >>> attend = jax.jit(relative_attention, static_argnames=("is_causal", "return_weights"))
+    >>> out, weights = attend(x, x, x, relative_key=near, **biases, is_causal=True, return_weights=True)
     >>> weights[0, 0].round(2).tolist()
     [[1.0, 0.0, 0.0], [0.0, 1.0, 0.0], [0.0, 0.0, 1.0]]
     """

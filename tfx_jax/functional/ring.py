@@ -93,7 +93,8 @@ def ring_attention(
     >>> whole = jax.P(None, "sequence")
     >>> attend = functools.partial(ring_attention, axis_name="sequence", is_causal=True)
     >>> x = jnp.ones((1, 3, 2, 4))
-    >>> jax.shard_map(attend, mesh=mesh, in_specs=(whole, whole, whole), out_specs=whole)(x, x, x).shape
+    >>> attend = jax.jit(jax.shard_map(attend, mesh=mesh, in_specs=(whole, whole, whole), out_specs=whole))
+    >>> attend(x, x, x).shape
     (1, 3, 2, 4)
     """
     for name, array in (("mask", mask), ("bias", bias)):

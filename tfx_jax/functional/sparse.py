@@ -58,8 +58,9 @@ def local_attention(
     Raises:
       ValueError: if the sizes do not fit together, or bias or mask are over pairs.
 
-    >>> x = jnp.ones((1, 4, 1, 2))
-    >>> out, weights = local_attention(x, x, x, block_size=2, return_weights=True)
+    >>> import jax
+    >>> attend = jax.jit(lambda x: local_attention(x, x, x, block_size=2, return_weights=True))
+    >>> out, weights = attend(jnp.ones((1, 4, 1, 2)))
     >>> weights[0, 0].tolist()
     [[0.5, 0.5, 0.0, 0.0], [0.5, 0.5, 0.0, 0.0], [0.0, 0.0, 0.5, 0.5], [0.0, 0.0, 0.5, 0.5]]
     """
@@ -131,8 +132,9 @@ def sliding_window_attention(
     Raises:
       ValueError: if the sizes do not fit together, or bias or mask are over pairs.
 
-    >>> x = jnp.ones((1, 3, 1, 2))
-    >>> out, weights = sliding_window_attention(x, x, x, window=1, is_causal=True, return_weights=True)
+    >>> import jax
+    >>> attend = jax.jit(lambda x: sliding_window_attention(x, x, x, window=1, is_causal=True, return_weights=True))
+    >>> out, weights = attend(jnp.ones((1, 3, 1, 2)))
     >>> weights[0, 0].tolist()
     [[1.0, 0.0, 0.0], [0.5, 0.5, 0.0], [0.0, 0.5, 0.5]]
     """
