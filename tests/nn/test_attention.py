@@ -10,11 +10,17 @@ import numpy as np
 import pytest
 from flax import nnx
 
+from tests.nn.programs import draw, initial, jitted, normal, params_of
 from tfx_jax.functional import dot_product_attention
 from tfx_jax.nn import MultiHeadAttention
 
 B, T, S, D, N, K, H, U = 2, 5, 7, 12, 4, 2, 3, 6
 D_KEY, D_VALUE, D_OUT = 8, 10, 9
+INPUTS = normal(2, B, T, D), normal(3, B, S, D_KEY), normal(4, B, S, D_VALUE)
+MASK = np.ones((B, 1, T, S), bool)
+"""The second sentence ends after 3 keys, and one query of the first sees nothing."""
+MASK[1, ..., 3:] = False
+MASK[0, 0, 2] = False
 
 
 def _shapes(layer):
@@ -25,40 +31,24 @@ def _abstract(*sizes, **options):
     return nnx.eval_shape(lambda: MultiHeadAttention(*sizes, **options, rngs=nnx.Rngs(0)))
 
 
-def _randomised(layer):
-    """Biases start at zero, which would hide that they are forgotten."""
-    graphdef, params = nnx.split(layer)
-    leaves, structure = jax.tree.flatten(params)
-    rngs = jax.random.split(jax.random.key(1), len(leaves))
-    drawn = [0.5 * jax.random.normal(rng, leaf.shape) for rng, leaf in zip(rngs, leaves, strict=True)]
-    return nnx.merge(graphdef, jax.tree.unflatten(structure, drawn))
-
-
 @functools.cache
 def _unequal(**options):
     """A layer in which every size is different, and biases are not zero."""
     options = {"d_k": H, "d_v": U, "num_kv_heads": K, "use_bias": True} | options
     sizes = {"d_key_input": D_KEY, "d_value_input": D_VALUE, "d_out": D_OUT}
-    return _randomised(MultiHeadAttention(D, N, **sizes, **options, rngs=nnx.Rngs(0)))
+    return draw(lambda: MultiHeadAttention(D, N, **sizes, **options, rngs=nnx.Rngs(0)), stddev=0.5)
 
 
-def _inputs():
-    rngs = jax.random.split(jax.random.key(2), 3)
-    shapes = (B, T, D), (B, S, D_KEY), (B, S, D_VALUE)
-    return [jax.random.normal(rng, shape) for rng, shape in zip(rngs, shapes, strict=True)]
-
-
-def _mask():
-    """The second sentence ends after 3 keys, and one query of the first sees nothing."""
-    mask = np.ones((B, 1, T, S), bool)
-    mask[1, ..., 3:] = False
-    mask[0, 0, 2] = False
-    return mask
+@jitted
+def _attend(layer, queries, keys, values, mask):
+    """The output and the weights, and the output that is computed without asking for weights."""
+    with_weights = layer(queries, keys, values, mask=mask, return_weights=True)
+    return *with_weights, layer(queries, keys, values, mask=mask)
 
 
 def _oracle(layer, queries, keys, values, mask):
     """Section 3.2.2: head_n = attention(x Wq_n, memory Wk_n, memory Wv_n); the heads side by side, times Wo."""
-    params = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), nnx.to_pure_dict(nnx.state(layer)))
+    params = params_of(layer, np.float64)
 
     def project(name, x, head):
         projection = params[name]
@@ -81,26 +71,32 @@ def _oracle(layer, queries, keys, values, mask):
 
 
 def test_equals_paper_equations():
-    layer, inputs, mask = _unequal(), _inputs(), _mask()
-    out, weights = layer(*inputs, mask=jnp.asarray(mask), return_weights=True)
-    want, want_weights = _oracle(layer, *inputs, mask)
+    out, weights, without_weights = _attend(_unequal(), *INPUTS, MASK)
+    want, want_weights = _oracle(_unequal(), *INPUTS, MASK)
     np.testing.assert_allclose(out, want, atol=1e-5)
     np.testing.assert_allclose(weights, want_weights, atol=1e-6)
-    np.testing.assert_array_equal(out, layer(*inputs, mask=jnp.asarray(mask)))
+    np.testing.assert_array_equal(out, without_weights)
 
 
 def test_projecting_the_memory_ahead_changes_nothing():
-    layer, (x, keys, values) = _unequal(), _inputs()
-    ahead = layer.attend(x, *layer.project_memory(keys, values), mask=jnp.asarray(_mask()))
-    np.testing.assert_array_equal(ahead, layer(x, keys, values, mask=jnp.asarray(_mask())))
+    x, keys, values = INPUTS
+    project = jitted(lambda layer: layer.project_memory(keys, values))
+    ahead = jitted(lambda layer, *memory: layer.attend(x, *memory, mask=MASK))(_unequal(), *project(_unequal()))
+    np.testing.assert_array_equal(ahead, _attend(_unequal(), *INPUTS, MASK)[2])
 
 
 def test_memory_defaults():
-    layer = MultiHeadAttention(D, N, rngs=nnx.Rngs(0))
-    x, memory = jnp.split(jax.random.normal(jax.random.key(3), (B, 2 * T, D)), 2, axis=1)
-    np.testing.assert_array_equal(layer(x), layer(x, x, x))
-    np.testing.assert_array_equal(layer(x, memory), layer(x, memory, memory))
-    assert jnp.abs(layer(x, memory) - layer(x, memory, x)).max() > 1e-2
+    x, memory = normal(3, B, T, D), normal(4, B, T, D)
+
+    @jitted
+    def run(layer):
+        itself = layer(x), layer(x, x, x)
+        return itself, (layer(x, memory), layer(x, memory, memory)), layer(x, memory, x)
+
+    itself, one_memory, values_of_another = run(draw(lambda: MultiHeadAttention(D, N, rngs=nnx.Rngs(0))))
+    np.testing.assert_array_equal(*itself)
+    np.testing.assert_array_equal(*one_memory)
+    assert np.abs(one_memory[0] - values_of_another).max() > 1e-2
 
 
 @pytest.mark.parametrize(
@@ -143,11 +139,11 @@ def test_values_are_made_from_what_keys_are_made_from():
 
 def test_kernels_start_glorot_uniform_over_all_heads():
     """Those of queries, keys and values with half the variance."""
-    layer = MultiHeadAttention(64, 8, d_k=32, d_v=16, rngs=nnx.Rngs(0))
+    layer = initial(lambda: MultiHeadAttention(64, 8, d_k=32, d_v=16, rngs=nnx.Rngs(0)))
     starts = ((layer.query, 64 + 8 * 32, 0.5), (layer.value, 64 + 8 * 16, 0.5), (layer.out, 8 * 16 + 64, 1.0))
     for projection, fans, gain in starts:
         limit = math.sqrt(gain * 6 / fans)
-        size = jnp.abs(projection.kernel[...])
+        size = np.abs(np.asarray(projection.kernel))
         assert 0.99 * limit < size.max() <= limit
         np.testing.assert_allclose(size.mean(), limit / 2, rtol=0.03)
 
@@ -161,7 +157,7 @@ def test_kernels_start_glorot_uniform_over_all_heads():
 )
 def test_sizes_that_do_not_fit(options, message):
     with pytest.raises(ValueError, match=message):
-        MultiHeadAttention(D, **options, rngs=nnx.Rngs(0))
+        _abstract(D, **options)
 
 
 def test_attention_fn_receives_what_was_projected_and_every_option():
@@ -171,27 +167,35 @@ def test_attention_fn_receives_what_was_projected_and_every_option():
         received.update(options, shapes=(query.shape, key.shape, value.shape))
         return jnp.zeros((*query.shape[:3], value.shape[-1]))
 
-    layer = MultiHeadAttention(D, N, d_k=H, d_v=U, num_kv_heads=K, attention_fn=attention_fn, rngs=nnx.Rngs(0))
-    x, memory = jnp.ones((B, T, D)), jnp.ones((B, S, D))
+    def attend(x, memory, options):
+        sizes = {"d_k": H, "d_v": U, "num_kv_heads": K}
+        layer = MultiHeadAttention(D, N, **sizes, attention_fn=attention_fn, rngs=nnx.Rngs(0))
+        layer(x, memory, **options, is_causal=True)
+        assert received.pop("shapes") == ((B, T, N, H), (B, S, K, H), (B, S, K, U))
+        assert received.keys() == options.keys() | {"is_causal"}, "no dropout, no weights: nothing is said of them"
+        assert received.pop("is_causal") is True
+        assert all(received[name] is value for name, value in options.items())
+
     options = {
-        "bias": jnp.ones((1, N, T, S)),
-        "mask": jnp.asarray(_mask()),
-        "is_causal": True,
-        "segment_ids": (jnp.ones((B, T), int), jnp.ones((B, S), int)),
+        "bias": np.ones((1, N, T, S), np.float32),
+        "mask": MASK,
+        "segment_ids": (np.ones((B, T), int), np.ones((B, S), int)),
     }
-    layer(x, memory, **options)
-    assert received.pop("shapes") == ((B, T, N, H), (B, S, K, H), (B, S, K, U))
-    assert received.keys() == options.keys(), "no dropout, no weights: nothing is said of them"
-    assert all(received[name] is value for name, value in options.items())
+    jax.eval_shape(attend, normal(0, B, T, D), normal(1, B, S, D), options)
 
 
 def test_any_attention_plugs_in():
     scaled = functools.partial(dot_product_attention, scale=0.1)
-    layer, plugged = _unequal(), _unequal(attention_fn=scaled)
-    inputs = _inputs()
-    query, key, value = (project(x) for project, x in zip((layer.query, layer.key, layer.value), inputs, strict=True))
-    np.testing.assert_array_equal(plugged(*inputs), layer.out(scaled(query, key, value)))
-    assert jnp.abs(plugged(*inputs) - layer(*inputs)).max() > 1e-2
+
+    @jitted
+    def run(layer, plugged):
+        projections = zip((layer.query, layer.key, layer.value), INPUTS, strict=True)
+        query, key, value = (project(x) for project, x in projections)
+        return plugged(*INPUTS), layer.out(scaled(query, key, value)), layer(*INPUTS)
+
+    got, want, plain = run(_unequal(), _unequal(attention_fn=scaled))
+    np.testing.assert_array_equal(got, want)
+    assert np.abs(got - plain).max() > 1e-2
 
 
 @pytest.mark.parametrize(
@@ -212,46 +216,42 @@ def test_attention_axes(axes, queries, keys, out, weights):
         layer = MultiHeadAttention(16, 500, d_k=2, d_key_input=7, attention_axes=axes, rngs=nnx.Rngs(0))
         return layer(x, memory, return_weights=True)
 
-    got = jax.eval_shape(attend, jnp.ones(queries), jnp.ones(keys))
+    got = jax.eval_shape(attend, normal(0, *queries), normal(1, *keys))
     assert tuple(x.shape for x in got) == (out, weights)
 
 
 def test_drops_weights_only_with_rngs():
-    layer, dropping, inputs = _unequal(), _unequal(dropout_rate=0.5), _inputs()
-    np.testing.assert_array_equal(dropping(*inputs), layer(*inputs))
-    np.testing.assert_array_equal(layer(*inputs, rngs=nnx.Rngs(params=0)), layer(*inputs))
-    rngs = nnx.Rngs(dropout=0)
-    first, second, again = (
-        dropping(*inputs, rngs=rngs),
-        dropping(*inputs, rngs=rngs),
-        dropping(*inputs, rngs=nnx.Rngs(0)),
-    )
-    np.testing.assert_array_equal(dropping(*inputs, rngs=nnx.Rngs(dropout=0)), first)
-    assert min(jnp.abs(first - layer(*inputs)).max(), jnp.abs(first - second).max()) > 1e-2
-    assert jnp.isfinite(again).all()
+    @jitted
+    def run(layer, dropping):
+        rngs = nnx.Rngs(dropout=0)
+        silent = dropping(*INPUTS), layer(*INPUTS, rngs=nnx.Rngs(params=0))
+        drawn = dropping(*INPUTS, rngs=rngs), dropping(*INPUTS, rngs=rngs), dropping(*INPUTS, rngs=nnx.Rngs(dropout=0))
+        return layer(*INPUTS), silent, drawn, dropping(*INPUTS, rngs=nnx.Rngs(0))
+
+    plain, silent, (first, second, again), other_stream = run(_unequal(), _unequal(dropout_rate=0.5))
+    for found in silent:
+        np.testing.assert_array_equal(found, plain)
+    np.testing.assert_array_equal(again, first)
+    assert min(np.abs(first - plain).max(), np.abs(first - second).max()) > 1e-2
+    assert np.isfinite(other_stream).all()
 
 
 def test_bfloat16_computes_in_bfloat16_on_float32_parameters():
-    layer, inputs = _unequal(), _inputs()
     half = _unequal(dtype=jnp.bfloat16)
     chex.assert_type(jax.tree.leaves(nnx.state(half)), jnp.float32)
-    out, weights = half(*inputs, return_weights=True)
+    out, weights, _ = _attend(half, *INPUTS, MASK)
     chex.assert_type([out, weights], [jnp.bfloat16, jnp.float32])
-    want, want_weights = layer(*inputs, return_weights=True)
-    np.testing.assert_allclose(out.astype(jnp.float32), want, atol=0.15)
+    want, want_weights, _ = _attend(_unequal(), *INPUTS, MASK)
+    np.testing.assert_allclose(out.astype(np.float32), want, atol=0.15)
     np.testing.assert_allclose(weights, want_weights, atol=0.03)
-    assert jnp.abs(out.astype(jnp.float32) - want).max() > 1e-4, "it was not computed in bfloat16"
+    assert np.abs(out.astype(np.float32) - want).max() > 1e-4, "it was not computed in bfloat16"
 
 
 def test_every_parameter_gets_a_gradient():
-    inputs = _inputs()
-
-    def loss(layer):
-        return jnp.square(layer(*inputs, is_causal=True)).sum()
-
-    gradients = nnx.to_pure_dict(nnx.state(jax.grad(loss)(_unequal())))
+    gradient = jax.grad(lambda layer: jnp.square(layer(*INPUTS, is_causal=True)).sum())
+    gradients = params_of(jitted(gradient)(_unequal()))
     # Adding one vector to every key moves all logits of a query alike, which softmax ignores.
     np.testing.assert_allclose(gradients["key"].pop("bias"), 0, atol=1e-3)
     for leaf in jax.tree.leaves(gradients):
-        assert jnp.isfinite(leaf).all()
-        assert jnp.abs(leaf).max() > 1e-2
+        assert np.isfinite(leaf).all()
+        assert np.abs(leaf).max() > 1e-2

@@ -9,12 +9,17 @@ import numpy as np
 import pytest
 from flax import nnx
 
+from tests.nn.programs import draw, jitted, normal
 from tfx_jax.functional import alibi_bias
 from tfx_jax.nn import DecoderLayer, EncoderLayer, FeedForward, LayerNorm, MultiHeadAttention, RMSNorm
 from tfx_jax.nn.decoder_step import DecoderStep, KeysValues, Product, start_steps
 from tfx_jax.nn.layers import Residual
 
 B, W, S, T, D, N, H, U, F = 2, 3, 7, 5, 12, 4, 2, 5, 20
+MASK = (np.arange(S)[None, :] < np.array([S, 3])[:, None])[:, None, None, :]
+"""The second sentence is three tokens long."""
+
+_drawn = functools.partial(draw, mean=lambda name: 0.3)
 
 
 def _attention(**options):
@@ -27,7 +32,7 @@ def _encoder_layer(pre_norm=False, dropout_rate=0.0):
         residual = functools.partial(Residual, D, pre_norm=pre_norm, dropout_rate=dropout_rate)
         return EncoderLayer(_attention(rngs=rngs), FeedForward(D, F, rngs=rngs), residual)
 
-    return _randomised(lambda: make(nnx.Rngs(0)))
+    return _drawn(lambda: make(nnx.Rngs(0)))
 
 
 @functools.cache
@@ -37,65 +42,65 @@ def _decoder_layer(pre_norm=False, **options):
         attentions = _attention(rngs=rngs, **options), _attention(rngs=rngs, **options)
         return DecoderLayer(*attentions, FeedForward(D, F, rngs=rngs), residual)
 
-    return _randomised(lambda: make(nnx.Rngs(0)))
-
-
-def _randomised(make_layer):
-    """No parameter at its start, where gains of 1 and offsets of 0 would hide that one is used for another."""
-    graphdef, params = nnx.split(nnx.eval_shape(make_layer))
-    rng = np.random.default_rng(0)
-    return nnx.merge(
-        graphdef, jax.tree.map(lambda leaf: jnp.asarray(rng.normal(0.3, 0.4, leaf.shape), jnp.float32), params)
-    )
-
-
-def _normal(seed, *shape):
-    return jnp.asarray(np.random.default_rng(seed).normal(size=shape), jnp.float32)
-
-
-def _mask():
-    """The second sentence is three tokens long."""
-    return (jnp.arange(S)[None, :] < jnp.array([S, 3])[:, None])[:, None, None, :]
+    return _drawn(lambda: make(nnx.Rngs(0)))
 
 
 def test_residual_of_the_paper_normalises_the_sum():
-    residual, x = Residual(D), _normal(0, B, T, D)
-    out, extra = residual(lambda x: (3 * x + 1, "extra"), x)
-    np.testing.assert_allclose(out, LayerNorm(D)(4 * x + 1), atol=1e-6)
-    assert extra == "extra"
+    x = normal(0, B, T, D)
+    out, want = jitted(lambda x: (Residual(D)(lambda x: (3 * x + 1, None), x)[0], LayerNorm(D)(4 * x + 1)))(x)
+    np.testing.assert_allclose(out, want, atol=1e-6)
 
 
 def test_pre_norm_residual_normalises_the_branch():
-    residual, x = Residual(D, pre_norm=True), _normal(0, B, T, D)
-    out, extra = residual(lambda x: (3 * x + 1, "extra"), x)
-    np.testing.assert_allclose(out, x + 3 * LayerNorm(D)(x) + 1, atol=1e-5)
-    assert extra == "extra"
+    x = normal(0, B, T, D)
+    residual = functools.partial(Residual, D, pre_norm=True)
+    out, normalised = jitted(lambda x: (residual()(lambda x: (3 * x + 1, None), x)[0], LayerNorm(D)(x)))(x)
+    np.testing.assert_allclose(out, x + 3 * normalised + 1, atol=1e-5)
+
+
+@pytest.mark.parametrize("pre_norm", [False, True])
+def test_residual_hands_the_extra_of_its_sublayer_through(pre_norm):
+    extras = []
+
+    def run(x):
+        out, extra = Residual(D, pre_norm=pre_norm)(lambda x: (x, "extra"), x)
+        extras.append(extra)
+        return out
+
+    jax.eval_shape(run, normal(0, B, T, D))
+    assert extras == ["extra"]
 
 
 def test_residual_drops_the_branch_and_never_x():
-    residual, x = Residual(D, dropout_rate=0.25, pre_norm=True), _normal(0, B, T, D)
-    branch = jnp.ones_like(x)
-    dropped, _ = residual(lambda _: (branch, None), x, nnx.Rngs(dropout=0))
+    x, branch = normal(0, B, T, D), np.ones((B, T, D), np.float32)
+
+    def run(x, branch):
+        residual = Residual(D, dropout_rate=0.25, pre_norm=True)
+        return [residual(lambda _: (branch, None), x, rngs)[0] for rngs in (None, nnx.Rngs(dropout=0))]
+
+    plain, dropped = jitted(run)(x, branch)
     kept = np.isclose(dropped, x + 4 / 3, atol=1e-5)
     assert (kept | np.isclose(dropped, x)).all()
     assert 0.6 < kept.mean() < 0.9
-    np.testing.assert_array_equal(residual(lambda _: (branch, None), x)[0], x + branch)
+    np.testing.assert_array_equal(plain, x + branch)
 
 
 @pytest.mark.parametrize("pre_norm", [False, True])
 def test_encoder_layer_is_its_sublayers(pre_norm):
-    layer, x = _encoder_layer(pre_norm), _normal(0, B, S, D)
-    norms = layer.self_attention_residual.norm, layer.feed_forward_residual.norm
-    if pre_norm:
-        middle = x + layer.self_attention(norms[0](x), mask=_mask())
-        want = middle + layer.feed_forward(norms[1](middle))
-    else:
-        middle = norms[0](x + layer.self_attention(x, mask=_mask()))
-        want = norms[1](middle + layer.feed_forward(middle))
-    out, weights = layer(x, mask=_mask())
+    @jitted
+    def run(layer, x):
+        norms = layer.self_attention_residual.norm, layer.feed_forward_residual.norm
+        if pre_norm:
+            middle = x + layer.self_attention(norms[0](x), mask=MASK)
+            want = middle + layer.feed_forward(norms[1](middle))
+        else:
+            middle = norms[0](x + layer.self_attention(x, mask=MASK))
+            want = norms[1](middle + layer.feed_forward(middle))
+        return want, layer(x, mask=MASK), layer(x, mask=MASK, return_weights=True)
+
+    want, (out, nothing), (with_weights, weights) = run(_encoder_layer(pre_norm), normal(0, B, S, D))
     np.testing.assert_allclose(out, want, atol=1e-5)
-    assert weights is None
-    with_weights, weights = layer(x, mask=_mask(), return_weights=True)
+    assert nothing is None
     np.testing.assert_array_equal(with_weights, out)
     chex.assert_shape(weights["self"], (B, N, S, S))
     assert not weights["self"][1, ..., 3:].any()
@@ -103,65 +108,81 @@ def test_encoder_layer_is_its_sublayers(pre_norm):
 
 @pytest.mark.parametrize("pre_norm", [False, True])
 def test_decoder_layer_is_its_sublayers(pre_norm):
-    layer, x, memory = _decoder_layer(pre_norm), _normal(0, B, T, D), _normal(1, B, S, D)
-    sublayers = (
-        (layer.self_attention_residual.norm, lambda x: layer.self_attention(x, is_causal=True)),
-        (layer.cross_attention_residual.norm, lambda x: layer.cross_attention(x, memory, mask=_mask())),
-        (layer.feed_forward_residual.norm, layer.feed_forward),
-    )
-    want = x
-    for norm, sublayer in sublayers:
-        want = want + sublayer(norm(want)) if pre_norm else norm(want + sublayer(want))
-    out, weights = layer(x, memory, memory_mask=_mask())
+    @jitted
+    def run(layer, x, memory):
+        sublayers = (
+            (layer.self_attention_residual.norm, lambda x: layer.self_attention(x, is_causal=True)),
+            (layer.cross_attention_residual.norm, lambda x: layer.cross_attention(x, memory, mask=MASK)),
+            (layer.feed_forward_residual.norm, layer.feed_forward),
+        )
+        want = x
+        for norm, sublayer in sublayers:
+            want = want + sublayer(norm(want)) if pre_norm else norm(want + sublayer(want))
+        options = {"memory_mask": MASK}
+        return want, layer(x, memory, **options), layer(x, memory, **options, return_weights=True)
+
+    want, (out, nothing), (_, weights) = run(_decoder_layer(pre_norm), normal(0, B, T, D), normal(1, B, S, D))
     np.testing.assert_allclose(out, want, atol=1e-5)
-    assert weights is None
-    _, weights = layer(x, memory, memory_mask=_mask(), return_weights=True)
+    assert nothing is None
     chex.assert_shape([weights["self"], weights["cross"]], [(B, N, T, T), (B, N, T, S)])
-    assert not jnp.triu(weights["self"], 1).any()
+    assert not np.triu(weights["self"], 1).any()
     assert not weights["cross"][1, ..., 3:].any()
 
 
 def test_encoder_layer_drops_only_with_rngs():
-    x = _normal(0, B, S, D)
-    plain, _ = _encoder_layer()(x)
-    layer = _encoder_layer(dropout_rate=0.5)
-    np.testing.assert_array_equal(layer(x)[0], plain)
-    assert jnp.abs(layer(x, rngs=nnx.Rngs(0))[0] - plain).max() > 1e-2
+    @jitted
+    def run(layer, dropping, x):
+        return layer(x)[0], dropping(x)[0], dropping(x, rngs=nnx.Rngs(0))[0]
+
+    plain, silent, dropped = run(_encoder_layer(), _encoder_layer(dropout_rate=0.5), normal(0, B, S, D))
+    np.testing.assert_array_equal(silent, plain)
+    assert np.abs(dropped - plain).max() > 1e-2
 
 
-def _seen(writers, position):
-    """The mask of rows whose token t was written by beam writers[r, t]."""
-    num_beams = writers.shape[0] // B
-    mine = writers.reshape(B, num_beams, -1, 1) == jnp.arange(num_beams)[None, None, None]
-    return (mine & (jnp.arange(T + 2) <= position)[None, None, :, None]).reshape(B, 1, num_beams, -1)
+def _seen(writers):
+    """The masks, position by position, of rows whose token t was written by beam writers[r, t]."""
+    mine = writers.reshape(B, W, -1, 1) == np.arange(W)
+    past = np.arange(T + 2) <= np.arange(T)[:, None, None, None, None]
+    return (mine & past[..., None]).reshape(T, B, 1, W, -1)
 
 
-def _own(num_beams):
-    """Every row has written all of its tokens itself."""
-    return jnp.tile(jnp.arange(num_beams), B)[:, None].repeat(T + 2, 1)
+OWN = np.tile(np.arange(W), B)[:, None].repeat(T + 2, 1)
+"""Every row has written all of its tokens itself."""
 
 
-def _steps(layer, x, memory, *, int8=False):
-    """Feeds tokens one by one to rows that never change places; returns the outputs and the past."""
+@functools.partial(jitted, static=["int8"])
+def _teach_and_step(layer, taught, x, memory, seen, int8=False):
+    """Runs W beams of each text all at once, and token by token from a cache with something in it: outputs, cache."""
+    rows, mask = jnp.repeat(memory, W, axis=0), np.repeat(MASK, W, axis=0)
+    want, _ = layer(taught, rows, memory_mask=mask)
     step, keys_values = DecoderStep(layer, int8=int8), KeysValues.of(*layer.cross_attention.project_memory(memory))
-    num_beams, (_, heads, size, _) = x.shape[0] // B, keys_values.key.shape
-    room = (T + 2) * num_beams
-    past = KeysValues(jnp.full((B, heads, size, room), 9.0), jnp.full((B, heads, room, U), 9.0))  # whatever was there
-    outs = []
-    for position in range(T):
-        seen = _seen(_own(num_beams), position)
-        out, past = step(x[:, position : position + 1], past, jnp.int32(position), seen, keys_values, _mask())
-        outs.append(out)
-    return jnp.concatenate(outs, axis=1), past
+    _, heads, size, _ = keys_values.key.shape
+    room = (T + 2) * W
+    past = KeysValues(jnp.full((B, heads, size, room), 9.0), jnp.full((B, heads, room, U), 9.0))
+
+    def advance(past, given):
+        token, position, seen = given
+        out, past = step(token[:, None], past, position, seen, keys_values, MASK)
+        return past, out[:, 0]
+
+    past, outs = jax.lax.scan(advance, past, (x.swapaxes(0, 1), jnp.arange(T), seen))
+    return want, outs.swapaxes(0, 1), past
 
 
-@pytest.mark.parametrize("options", [{}, {"num_kv_heads": 2}, {"use_bias": False}], ids=["plain", "grouped", "no-bias"])
-@pytest.mark.parametrize("pre_norm", [False, True])
+@pytest.mark.parametrize(
+    ("pre_norm", "options"),
+    [
+        pytest.param(False, {}, id="post-norm"),
+        pytest.param(True, {}, id="pre-norm"),
+        pytest.param(False, {"num_kv_heads": 2}, id="post-norm-grouped", marks=pytest.mark.slow),
+        pytest.param(True, {"num_kv_heads": 2}, id="pre-norm-grouped"),
+        pytest.param(False, {"use_bias": False}, id="post-norm-no-bias"),
+        pytest.param(True, {"use_bias": False}, id="pre-norm-no-bias", marks=pytest.mark.slow),
+    ],
+)
 def test_steps_equal_teacher_forcing_for_every_beam(pre_norm, options):
-    layer, memory = _decoder_layer(pre_norm, **options), _normal(1, B, S, D)
-    x = _normal(2, B * W, T, D)  # every row another beam
-    want, _ = layer(x, jnp.repeat(memory, W, axis=0), memory_mask=jnp.repeat(_mask(), W, axis=0))
-    got, past = _steps(layer, x, memory)
+    layer, x = _decoder_layer(pre_norm, **options), normal(2, B * W, T, D)  # every row another beam
+    want, got, past = _teach_and_step(layer, x, x, normal(1, B, S, D), _seen(OWN))
     # Without normalisation at the end values reach 20, where float32 resolves 2e-6.
     np.testing.assert_allclose(got, want, rtol=1e-6, atol=1e-5)
     assert (past.key[..., T * W :] == 9.0).all(), "room that is not used yet was touched"
@@ -170,22 +191,25 @@ def test_steps_equal_teacher_forcing_for_every_beam(pre_norm, options):
 
 def test_beams_go_on_from_what_another_has_written():
     """After two tokens all beams follow what the last of them has seen, though nothing was moved."""
-    layer, memory = _decoder_layer(), _normal(1, B, S, D)
-    x = _normal(2, B * W, T, D)
-    last = jnp.arange(W - 1, B * W, W).repeat(W)
-    history = jnp.concatenate([x[last, :2], x[:, 2:]], axis=1)
-    want, _ = layer(history, jnp.repeat(memory, W, axis=0), memory_mask=jnp.repeat(_mask(), W, axis=0))
-    _, past = _steps(layer, x, memory)
-    step, keys_values = DecoderStep(layer), KeysValues.of(*layer.cross_attention.project_memory(memory))
-    writers = _own(W).at[:, :2].set(W - 1)
-    for position in range(2, T):
-        seen = _seen(writers, position)
-        out, past = step(x[:, position : position + 1], past, jnp.int32(position), seen, keys_values, _mask())
-        np.testing.assert_allclose(out[:, 0], want[:, position], rtol=1e-6, atol=1e-5)
+    x, writers = normal(2, B * W, T, D), OWN.copy()
+    last = np.arange(W - 1, B * W, W).repeat(W)
+    history = np.concatenate([x[last, :2], x[:, 2:]], axis=1)
+    writers[:, :2] = W - 1
+    seen = np.concatenate([_seen(OWN)[:2], _seen(writers)[2:]])
+    want, got, _ = _teach_and_step(_decoder_layer(), history, x, normal(1, B, S, D), seen)
+    np.testing.assert_allclose(got[:, 2:], want[:, 2:], rtol=1e-6, atol=1e-5)
+    assert np.abs(got[:, 1] - want[:, 1]).max() > 1e-2, "what follows has nothing to do with what was written"
 
 
-@pytest.mark.parametrize("is_gated", [False, True])
-@pytest.mark.parametrize("num_past", [0, 3])
+@pytest.mark.parametrize(
+    ("num_past", "is_gated"),
+    [
+        (0, False),
+        (3, True),
+        pytest.param(0, True, marks=pytest.mark.slow),
+        pytest.param(3, False, marks=pytest.mark.slow),
+    ],
+)
 def test_steps_go_on_after_a_prompt(num_past, is_gated):
     """Two layers without an encoder, a bias by distance, W beams that share a prompt of which one token is padding."""
 
@@ -194,61 +218,66 @@ def test_steps_go_on_after_a_prompt(num_past, is_gated):
         residual = functools.partial(Residual, D, pre_norm=True, make_norm=RMSNorm)
         return EncoderLayer(_attention(rngs=rngs), feed_forward, residual)
 
-    layers = [_randomised(lambda: make(nnx.Rngs(0))) for _ in range(2)]
-    bias = alibi_bias(N, num_past + T)
-    prompt, x = _normal(1, B, num_past, D), _normal(2, B * W, T, D)
-    is_past = jnp.ones((B, num_past), bool).at[1, 1:2].set(False)
-    whole = jnp.concatenate([jnp.repeat(prompt, W, axis=0), x], axis=1)
-    mask = jnp.repeat(jnp.pad(is_past, ((0, 0), (0, T)), constant_values=True), W, axis=0)[:, None, None, :]
-    want, past, read = whole, [], prompt
-    for layer in layers:
-        want, _ = layer(want, bias=bias, mask=mask, is_causal=True)
-        read, extras = layer(
-            read,
-            bias=bias[..., :num_past, :num_past],
-            mask=is_past[:, None, None, :],
-            is_causal=True,
-            return_memory=True,
+    prompt, x = normal(1, B, num_past, D), normal(2, B * W, T, D)
+    is_past = np.ones((B, num_past), bool)
+    is_past[1, 1:2] = False
+    whole = np.concatenate([np.repeat(prompt, W, axis=0), x], axis=1)
+    mask = np.repeat(np.pad(is_past, ((0, 0), (0, T)), constant_values=True), W, axis=0)[:, None, None, :]
+
+    @jitted
+    def run(layers):
+        bias, want, past, read = alibi_bias(N, num_past + T), whole, [], prompt
+        before = {"bias": bias[..., :num_past, :num_past], "mask": is_past[:, None, None, :]}
+        for layer in layers:
+            want, _ = layer(want, bias=bias, mask=mask, is_causal=True)
+            read, extras = layer(read, **before, is_causal=True, return_memory=True)
+            past.append(KeysValues.of(*extras["memory"]))
+        step_fn, cache = start_steps(
+            [DecoderStep(layer) for layer in layers],
+            lambda tokens, position: jax.lax.dynamic_slice_in_dim(x, position, 1, axis=1),
+            lambda x: x[:, 0],
+            past,
+            room=T,
+            num_beams=W,
+            is_past=is_past,
+            memories=[None, None],
+            bias=lambda position: jax.lax.dynamic_slice_in_dim(bias, position, 1, axis=2),
         )
-        past.append(KeysValues.of(*extras["memory"]))
-    step_fn, cache = start_steps(
-        [DecoderStep(layer) for layer in layers],
-        lambda tokens, position: jax.lax.dynamic_slice_in_dim(x, position, 1, axis=1),
-        lambda x: x[:, 0],
-        past,
-        room=T,
-        num_beams=W,
-        is_past=is_past,
-        memories=[None, None],
-        bias=lambda position: jax.lax.dynamic_slice_in_dim(bias, position, 1, axis=2),
-    )
-    cache |= {"writers": jnp.repeat(cache["writers"], W, axis=0)}  # as a search does
-    for position in range(T):
-        out, cache = step_fn(jnp.zeros(B * W, jnp.int32), cache)
-        np.testing.assert_allclose(out, want[:, num_past + position], rtol=1e-6, atol=1e-5)
+        cache |= {"writers": jnp.repeat(cache["writers"], W, axis=0)}  # as a search does
+        nothing = jnp.zeros((T, B * W), jnp.int32)
+        return want, jax.lax.scan(lambda cache, tokens: step_fn(tokens, cache)[::-1], cache, nothing)[1]
+
+    want, steps = run([_drawn(lambda: make(nnx.Rngs(0))) for _ in range(2)])
+    np.testing.assert_allclose(steps.swapaxes(0, 1), want[:, num_past:], rtol=1e-6, atol=1e-5)
 
 
 def test_steps_want_a_memory_if_and_only_if_there_is_an_encoder():
-    x, past = _normal(0, B, 1, D), KeysValues(jnp.zeros((B, N, H, 1)), jnp.zeros((B, N, 1, U)))
-    mask, memory = jnp.ones((B, 1, 1, 1), bool), KeysValues(jnp.ones((B, N, H, S)), jnp.ones((B, N, S, U)))
+    x, past = normal(0, B, 1, D), KeysValues(np.zeros((B, N, H, 1)), np.zeros((B, N, 1, U)))
+    mask, memory = np.ones((B, 1, 1, 1), bool), KeysValues(np.ones((B, N, H, S)), np.ones((B, N, S, U)))
     for layer, wrong in ((_decoder_layer(), None), (_encoder_layer(), memory)):
         with pytest.raises(ValueError, match="memory of an encoder"):
-            DecoderStep(layer)(x, past, jnp.int32(0), mask, wrong)
+            jax.eval_shape(lambda *args, layer=layer: DecoderStep(layer)(*args), x, past, jnp.int32(0), mask, wrong)
 
 
 def test_steps_with_weights_of_eight_bits_are_near():
-    layer, memory = _decoder_layer(), _normal(1, B, S, D)
-    x = _normal(2, B, T, D)
-    exact, _ = _steps(layer, x, memory)
-    rounded, _ = _steps(layer, x, memory, int8=True)
-    error = jnp.sqrt(jnp.square(rounded - exact).mean() / jnp.square(exact).mean())
+    layer, x = _decoder_layer(), normal(2, B * W, T, D)
+    exact, rounded = (
+        _teach_and_step(layer, x, x, normal(1, B, S, D), _seen(OWN), **options)[1] for options in ({}, {"int8": True})
+    )
+    error = np.sqrt(np.square(rounded - exact).mean() / np.square(exact).mean())
     assert 1e-4 < error < 0.05
-    assert DecoderStep(layer, int8=True).up.kernel[...].dtype == jnp.int8
+    assert jax.eval_shape(lambda: DecoderStep(layer, int8=True).up.kernel[...]).dtype == jnp.int8
 
 
 @pytest.mark.parametrize("int8", [False, True])
 def test_product_adds_its_bias_and_takes_a_dtype_for_its_result(int8):
-    kernel, bias, x = _normal(0, D, F), _normal(1, F), _normal(2, B, T, D)
-    product = Product(kernel, bias, dtype=jnp.bfloat16, int8=int8)
-    chex.assert_type([product(x), product(x, jnp.float32)], [jnp.bfloat16, jnp.float32])
-    np.testing.assert_allclose(product(x, jnp.float32), x @ kernel + bias[None, None], atol=0.15)
+    kernel, bias, x = normal(0, D, F), normal(1, F), normal(2, B, T, D)
+
+    @jitted
+    def run(kernel, bias, x):
+        product = Product(kernel, bias, dtype=jnp.bfloat16, int8=int8)
+        return product(x), product(x, jnp.float32)
+
+    half, full = run(kernel, bias, x)
+    chex.assert_type([half, full], [jnp.bfloat16, jnp.float32])
+    np.testing.assert_allclose(full, x @ kernel + bias, atol=0.15)

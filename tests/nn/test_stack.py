@@ -1,5 +1,7 @@
 """A scanned stack is the loop over its layers: values, gradients, extras and dropout."""
 
+import functools
+
 import chex
 import jax
 import jax.numpy as jnp
@@ -7,6 +9,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
+from tests.nn.programs import initial, jitted, normal, params_of
 from tfx_jax.functional import dropout
 from tfx_jax.nn import scan_layers, stack_layers, unstack_layers
 
@@ -32,12 +35,23 @@ def _run(layer, x, rngs):
     return layer(x, rngs)
 
 
-def _stack(num_layers=L):
+X = normal(1, B, D)
+
+
+def _make(num_layers=L):
     return stack_layers(Layer, num_layers, nnx.Rngs(0))
 
 
-def _x():
-    return jax.random.normal(jax.random.key(1), (B, D))
+@functools.cache
+def _stack(num_layers=L):
+    return initial(lambda: _make(num_layers))
+
+
+@jitted
+def _scan_and_loop(layers, x):
+    """Outputs and hidden units of both."""
+    out, extras = scan_layers(_run, layers, x, None)
+    return (out, extras["hidden"]), _loop(layers, x)
 
 
 def _loop(layers, x):
@@ -49,50 +63,49 @@ def _loop(layers, x):
 
 
 def test_parameters_have_a_layer_axis_and_differ():
-    layers = _stack()
-    chex.assert_shape([layers.up[...], layers.down[...]], [(L, D, F), (L, F, D)])
-    distances = jnp.abs(layers.up[...][:, None] - layers.up[...][None]).max((2, 3))
-    assert (distances + jnp.eye(L) > 0.1).all()
+    layers, params = _stack(), params_of(_stack())
+    chex.assert_shape([params["up"], params["down"]], [(L, D, F), (L, F, D)])
+    distances = np.abs(params["up"][:, None] - params["up"][None]).max((2, 3))
+    assert (distances + np.eye(L) > 0.1).all()
     assert layers.activation_fn is jnp.tanh
-    chex.assert_trees_all_equal(nnx.state(_stack()), nnx.state(layers))
+    chex.assert_trees_all_equal(params_of(initial(_make)), params)
 
 
 @pytest.mark.parametrize("num_layers", [1, L])
 def test_scan_equals_the_loop(num_layers):
-    layers = _stack(num_layers)
-    out, extras = scan_layers(_run, layers, _x(), None)
-    want, want_hidden = _loop(layers, _x())
-    chex.assert_shape(extras["hidden"], (num_layers, B, F))
+    (out, hidden), (want, want_hidden) = _scan_and_loop(_stack(num_layers), X)
+    chex.assert_shape(hidden, (num_layers, B, F))
     np.testing.assert_allclose(out, want, atol=1e-6)
-    np.testing.assert_allclose(extras["hidden"], want_hidden, atol=1e-6)
+    np.testing.assert_allclose(hidden, want_hidden, atol=1e-6)
 
 
 def test_gradients_equal_those_of_the_loop():
     def loss(run):
         return lambda layers, x: jnp.square(run(layers, x)[0]).sum()
 
-    scanned = jax.grad(loss(lambda layers, x: scan_layers(_run, layers, x, None)), (0, 1))(_stack(), _x())
-    looped = jax.grad(loss(_loop), (0, 1))(_stack(), _x())
+    scan = loss(lambda layers, x: scan_layers(_run, layers, x, None))
+    gradients = jitted(lambda *args: [jax.grad(function, (0, 1))(*args) for function in (scan, loss(_loop))])
+    scanned, looped = gradients(_stack(), X)
     chex.assert_trees_all_close(jax.tree.leaves(scanned), jax.tree.leaves(looped), rtol=1e-5, atol=1e-6)
 
 
 def test_unstacked_layers_stack_again():
-    layers = _stack()
-    parts = unstack_layers(layers)
+    parts = jitted(unstack_layers)(_stack())
     assert len(parts) == L
-    chex.assert_trees_all_equal(jax.tree.map(lambda *leaves: jnp.stack(leaves), *parts), layers)
+    stacked = jax.tree.map(lambda *leaves: np.stack(leaves), *map(params_of, parts))
+    chex.assert_trees_all_equal(stacked, params_of(_stack()))
 
 
 def test_layers_drop_differently_and_reproducibly():
-    def masks(seed):
-        ones = jax.tree.map(jnp.ones_like, _stack())
-        _, extras = scan_layers(_run, ones, jnp.ones((B, D)), nnx.Rngs(dropout=seed))
-        return np.asarray(extras["hidden"] == 0).reshape(L, -1)
+    @jitted
+    def hidden(layers, seed):
+        ones = jax.tree.map(jnp.ones_like, layers)
+        return scan_layers(_run, ones, jnp.ones((B, D)), nnx.Rngs(dropout=jax.random.key(seed)))[1]["hidden"]
 
-    first = masks(0)
+    first, again, other = ((hidden(_stack(), seed) == 0).reshape(L, -1) for seed in (0, 0, 1))
     assert len({row.tobytes() for row in first}) == L, "every layer has a mask of its own"
-    np.testing.assert_array_equal(first, masks(0))
-    assert (first != masks(1)).any()
+    np.testing.assert_array_equal(first, again)
+    assert (first != other).any()
 
 
 def test_layer_is_traced_once_whatever_the_depth():
@@ -102,21 +115,23 @@ def test_layer_is_traced_once_whatever_the_depth():
         traces.append(x.shape)
         return layer(x, rngs)
 
-    jax.eval_shape(lambda layers: scan_layers(run, layers, _x(), None), nnx.eval_shape(lambda: _stack(7)))
+    jax.eval_shape(lambda layers: scan_layers(run, layers, X, None), nnx.eval_shape(lambda: _make(7)))
     assert traces == [(B, D)]
 
 
 def test_extra_may_be_nothing():
-    out, extras = scan_layers(lambda layer, x, rngs: (layer(x)[0], None), _stack(), _x(), None)
+    run = jitted(lambda layers, x: scan_layers(lambda layer, x, rngs: (layer(x)[0], None), layers, x, None))
+    out, extras = run(_stack(), X)
     assert extras is None
-    np.testing.assert_allclose(out, _loop(_stack(), _x())[0], atol=1e-6)
+    np.testing.assert_allclose(out, _scan_and_loop(_stack(), X)[1][0], atol=1e-6)
 
 
 def test_no_layers():
     with pytest.raises(ValueError, match="a stack needs at least one layer, got 0"):
-        _stack(0)
+        _make(0)
 
 
+@functools.cache
 def _gradient(remat):
     """Of the mean squares of the output and the extras, with dropout, in the parameters and the input."""
 
@@ -124,13 +139,14 @@ def _gradient(remat):
         out, extras = scan_layers(_run, layers, x, nnx.Rngs(dropout=2), remat=remat)
         return jnp.square(out).mean() + jnp.square(extras["hidden"]).mean()
 
-    return jax.jit(jax.value_and_grad(loss, (0, 1)))
+    return jitted(jax.value_and_grad(loss, (0, 1)))
 
 
 @pytest.mark.parametrize("remat", ["full", "dots"])
 def test_rematerialisation_changes_neither_values_nor_gradients(remat):
     with jax.enable_x64(True):
-        found, expected = (jax.tree.leaves(_gradient(how)(_stack(), _x())) for how in (remat, "none"))
+        layers = jax.tree.map(np.float64, _stack())
+        found, expected = (jax.tree.leaves(_gradient(how)(layers, np.float64(X))) for how in (remat, "none"))
         assert found[-1].dtype == jnp.float64
         chex.assert_trees_all_close(found, expected, rtol=1e-12, atol=1e-12)
 
@@ -146,7 +162,7 @@ def test_rematerialisation_keeps_less_for_the_backward_pass():
             return jnp.square(scan_layers(run, layers, x, None, remat=remat)[0]).sum()
 
         like = jax.ShapeDtypeStruct((1024, D), jnp.float32)
-        program = jax.jit(jax.grad(loss)).lower(nnx.eval_shape(lambda: _stack(16)), like)
+        program = jax.jit(jax.grad(loss)).lower(nnx.eval_shape(lambda: _make(16)), like)
         return program.compile().memory_analysis().temp_size_in_bytes
 
     one_input, one_hidden = 16 * 1024 * D * 4, 16 * 1024 * F * 4
@@ -158,4 +174,4 @@ def test_rematerialisation_keeps_less_for_the_backward_pass():
 
 def test_unknown_rematerialisation():
     with pytest.raises(ValueError, match='remat must be "none", "full" or "dots", got \'some\''):
-        scan_layers(_run, _stack(), _x(), None, remat="some")
+        scan_layers(_run, nnx.eval_shape(_make), X, None, remat="some")
