@@ -1,6 +1,7 @@
 """T5 against what the paper says of it, and what must not change its output."""
 
 import dataclasses
+import functools
 import math
 
 import chex
@@ -10,39 +11,43 @@ import numpy as np
 import pytest
 from flax import nnx
 
+from tests.nn.programs import count_draws, draw, initial, jitted, params_of, rematerialises
 from tfx_jax.functional import beam_search, dot_product_attention, greedy_search, relative_position_bucket
 from tfx_jax.models import T5, T5Config
 
 V, D, N, H = 23, 12, 2, 5
-SOURCE = jnp.array([[4, 9, 22, 5, 7, 3, 11, 1], [8, 6, 6, 1, 0, 0, 0, 0]])
-TARGET = jnp.array([[5, 21, 13, 6, 7, 9, 1], [7, 7, 1, 0, 0, 0, 0]])
+SOURCE = np.array([[4, 9, 22, 5, 7, 3, 11, 1], [8, 6, 6, 1, 0, 0, 0, 0]])
+TARGET = np.array([[5, 21, 13, 6, 7, 9, 1], [7, 7, 1, 0, 0, 0, 0]])
 B, S = SOURCE.shape
 T = TARGET.shape[1]
 W = 3
 VERSIONS = {"1.0": {}, "1.1": {"activation": "gelu_tanh", "is_gated": True, "is_tied": False}}
 
-_forward = jax.jit(lambda model, source, target: model(source, target))
+_forward = jitted(lambda model, source, target: model(source, target))
+_drop = jitted(lambda model, seed: model(SOURCE, TARGET, rngs=nnx.Rngs(dropout=jax.random.key(seed))))
 
 
+@functools.cache
 def make_model(**overrides):
     """Every size is another; buckets are few, so that far distances share one."""
     sizes = {"vocab_size": V, "num_layers": 2, "num_decoder_layers": 3, "d_model": D, "num_heads": N, "d_k": H}
     sizes |= {"d_ff": 20, "num_buckets": 6, "max_distance": 6, "dropout_rate": 0.0}
     config = T5Config(**sizes | overrides)
-    graphdef, params = nnx.split(nnx.eval_shape(lambda: T5(config, rngs=nnx.Rngs(0))))
-    rng = np.random.default_rng(0)
+    stddev = lambda name: 1.0 if name == "embedding/table" else 0.3  # noqa: E731
+    return draw(lambda: T5(config, rngs=nnx.Rngs(0)), stddev=stddev)
 
-    def draw(path, leaf):
-        name = jax.tree_util.keystr(path, simple=True, separator="/")
-        mean, stddev = float(name.endswith("scale")), 1.0 if name == "embedding/table" else 0.3
-        return jnp.asarray(rng.normal(mean, stddev, leaf.shape), leaf.dtype)
 
-    return nnx.merge(graphdef, jax.tree_util.tree_map_with_path(draw, nnx.to_pure_dict(params)))
+_buckets = jitted(
+    lambda distances, num_buckets, max_distance, is_bidirectional: relative_position_bucket(
+        distances, num_buckets, max_distance=max_distance, is_bidirectional=is_bidirectional
+    ),
+    static=["num_buckets", "max_distance", "is_bidirectional"],
+)
 
 
 def oracle(model, source, target):
     """Logits of one pair without padding, in float64: sections 2.1 and 3.1.1 of the paper, and Shazeer (2020)."""
-    p = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), nnx.to_pure_dict(nnx.state(model)))
+    p = params_of(model, np.float64)
     c = model.config
 
     def norm(x, p):
@@ -50,10 +55,8 @@ def oracle(model, source, target):
 
     def bias(side, size):
         distances = np.arange(size)[None] - np.arange(size)[:, None]  # of the key from the query
-        buckets = relative_position_bucket(
-            jnp.asarray(distances), c.num_buckets, max_distance=c.max_distance, is_bidirectional=side == "encoder"
-        )
-        return p[f"{side}_bias"]["table"][np.asarray(buckets)].transpose(2, 0, 1)
+        buckets = _buckets(distances, c.num_buckets, c.max_distance, side == "encoder")
+        return p[f"{side}_bias"]["table"][buckets].transpose(2, 0, 1)
 
     def attend(p, x, memory, bias, causal=False):
         query, key, value = (
@@ -92,16 +95,16 @@ def test_equals_the_paper_text_by_text(version):
     model = make_model(**VERSIONS[version])
     logits = _forward(model, SOURCE, TARGET)
     chex.assert_shape(logits, (B, T, V))
-    for row, source, target in zip(logits, np.asarray(SOURCE), np.asarray(TARGET), strict=True):
+    for row, source, target in zip(logits, SOURCE, TARGET, strict=True):
         source, target = source[source != 0], target[target != 0]
         np.testing.assert_allclose(row[: len(target)], oracle(model, source, target), atol=2e-5)
 
 
 @pytest.mark.parametrize("changed", range(T))
 def test_future_target_token_changes_nothing(changed):
-    model = make_model()
-    before = _forward(model, SOURCE, TARGET)
-    after = _forward(model, SOURCE, TARGET.at[:, changed].set(12))
+    target = TARGET.copy()
+    target[:, changed] = 12
+    before, after = (_forward(make_model(), SOURCE, tokens) for tokens in (TARGET, target))
     np.testing.assert_array_equal(after[:, : changed + 1], before[:, : changed + 1])
     assert (after[:, changed + 1 :] != before[:, changed + 1 :]).any(axis=-1).all(), "what follows must read it"
 
@@ -109,9 +112,8 @@ def test_future_target_token_changes_nothing(changed):
 @pytest.mark.parametrize("sides", [(0, 3), (3, 0), (2, 1)])
 def test_padding_of_the_source_on_either_side_changes_nothing(sides):
     """Only distances count, so a text may stand anywhere."""
-    model = make_model()
-    before = _forward(model, SOURCE, TARGET)
-    after = _forward(model, jnp.pad(SOURCE, ((0, 0), sides)), jnp.pad(TARGET, ((0, 0), (0, 2))))
+    before = _forward(make_model(), SOURCE, TARGET)
+    after = _forward(make_model(), np.pad(SOURCE, ((0, 0), sides)), np.pad(TARGET, ((0, 0), (0, 2))))
     np.testing.assert_allclose(after[:, :T], before, atol=2e-5)
 
 
@@ -119,8 +121,8 @@ def test_other_special_tokens():
     """Ids exchanged everywhere, in the table too, change nothing."""
     swap = np.arange(V)
     swap[[0, 20]] = 20, 0
-    model, other = make_model(), make_model(pad_id=20, start_id=20)
-    other.embedding.table[...] = other.embedding.table[...][swap]
+    model, other = make_model(), nnx.clone(make_model(pad_id=20, start_id=20))
+    other.embedding.table[...] = jax.device_put(np.asarray(model.embedding.table)[swap])
     want = _forward(model, SOURCE, TARGET)
     np.testing.assert_allclose(_forward(other, swap[SOURCE], swap[TARGET])[..., swap], want, atol=1e-5)
 
@@ -128,39 +130,31 @@ def test_other_special_tokens():
 def test_drops_only_with_rngs_and_everywhere():
     plain = _forward(make_model(), SOURCE, TARGET)
     model = make_model(dropout_rate=0.3)
-    np.testing.assert_array_equal(_forward(model, SOURCE, TARGET), plain)
-    train = jax.jit(lambda model, rng: model(SOURCE, TARGET, rngs=nnx.Rngs(dropout=rng)))
-    first = train(model, jax.random.key(0))
-    np.testing.assert_array_equal(train(model, jax.random.key(0)), first)
-    assert (train(model, jax.random.key(1)) != first).any()
-    np.testing.assert_allclose(train(make_model(), jax.random.key(0)), plain, atol=1e-5)
+    first, again, other = (_drop(model, seed) for seed in (0, 0, 1))
+    np.testing.assert_array_equal(again, first)
+    assert (other != first).any()
+    assert np.abs(first - plain).max() > 1e-2
+    assert count_draws(model, SOURCE, TARGET) == 0, "no stream"
+    drop = lambda model: model(SOURCE, TARGET, rngs=nnx.Rngs(dropout=0))  # noqa: E731
+    assert count_draws(drop, make_model()) == 0, "no rate"
     # Inputs and last outputs of both sides; of a layer its sublayers, their attentions and the hidden units.
-    draws = count_draws(jax.make_jaxpr(train)(model, jax.random.key(0)).jaxpr)
-    assert draws == 4 + 2 * (2 + 1 + 1) + 3 * (3 + 2 + 1)
+    assert count_draws(drop, model) == 4 + 2 * (2 + 1 + 1) + 3 * (3 + 2 + 1)
 
 
-def count_draws(jaxpr):
-    """How often a program draws bits, its loops run to their ends."""
-    total = 0
-    for equation in jaxpr.eqns:
-        total += equation.primitive.name == "random_bits"
-        times = equation.params.get("length", 1) if equation.primitive.name == "scan" else 1
-        inner = [getattr(value, "jaxpr", value) for value in equation.params.values()]
-        total += times * sum(count_draws(part) for part in inner if hasattr(part, "eqns"))
-    return total
+def _gradient(model):
+    return jax.grad(lambda model: jnp.square(model(SOURCE, TARGET)).mean())(model)
 
 
 def test_gradients_reach_every_parameter():
-    model = make_model(**VERSIONS["1.1"])
-    gradients = jax.jit(jax.grad(lambda model: jnp.square(model(SOURCE, TARGET)).mean()))(model)
-    for path, leaf in nnx.to_flat_state(nnx.state(gradients)):
-        assert jnp.isfinite(leaf[...]).all(), path
-        assert jnp.abs(leaf[...]).max() > 1e-4, path
+    gradients = params_of(jitted(_gradient)(make_model(**VERSIONS["1.1"])))
+    for path, leaf in jax.tree_util.tree_leaves_with_path(gradients):
+        assert np.isfinite(leaf).all(), path
+        assert np.abs(leaf).max() > 1e-4, path
 
 
 def test_attention_maps_are_those_of_what_was_computed():
     model = make_model()
-    logits, maps = jax.jit(lambda model: model(SOURCE, TARGET, return_attention=True))(model)
+    logits, maps = jitted(lambda model: model(SOURCE, TARGET, return_attention=True))(model)
     np.testing.assert_allclose(logits, _forward(model, SOURCE, TARGET), atol=1e-5)
     shapes = {f"encoder/{index}/self": (B, N, S, S) for index in range(2)}
     for index in range(3):
@@ -171,49 +165,49 @@ def test_attention_maps_are_those_of_what_was_computed():
         if name.startswith("encoder") or name.endswith("cross"):
             assert not weights[1, :, :, 4:].any()
         else:
-            assert not jnp.triu(weights, 1).any()
+            assert not np.triu(weights, 1).any()
 
 
+def test_layers_are_rematerialised_where_it_is_wanted():
+    assert rematerialises(_gradient, make_model(remat="full"))
+    assert not rematerialises(_gradient, make_model())
+
+
+@pytest.mark.slow
 def test_remat_changes_no_gradient():
-    gradient = jax.jit(jax.grad(lambda model: jnp.square(model(SOURCE, TARGET)).mean()))
-    want, got = (nnx.state(gradient(make_model(remat=kind))) for kind in ("none", "full"))
-    chex.assert_trees_all_close(nnx.to_pure_dict(got), nnx.to_pure_dict(want), rtol=1e-4, atol=1e-6)
+    want, got = (params_of(jitted(_gradient)(make_model(remat=kind))) for kind in ("none", "full"))
+    chex.assert_trees_all_close(got, want, rtol=1e-4, atol=1e-6)
 
 
 def test_bfloat16_gives_float32_logits_near_those_of_float32():
     half = make_model(dtype="bfloat16", **VERSIONS["1.1"])
-    assert half.encode(SOURCE)[0].dtype == jnp.bfloat16
+    assert jax.eval_shape(half.encode, SOURCE)[0].dtype == jnp.bfloat16
     logits, want = (_forward(model, SOURCE, TARGET) for model in (half, make_model(**VERSIONS["1.1"])))
     assert logits.dtype == jnp.float32
-    np.testing.assert_allclose(logits, want, atol=0.05 * jnp.abs(want).max())
+    np.testing.assert_allclose(logits, want, atol=0.05 * np.abs(want).max())
+
+
+TARGETS = np.random.default_rng(0).integers(2, V, (B * W, T))
 
 
 @pytest.mark.parametrize("version", VERSIONS)
 def test_every_step_of_every_beam_equals_teacher_forcing(version):
-    model = make_model(**VERSIONS[version])
-    targets = jnp.asarray(np.random.default_rng(0).integers(2, V, (B * W, T)), jnp.int32)
-
-    @jax.jit
+    @jitted
     def by_steps(model):
         step_fn, cache = model.start_decoding(SOURCE, max_length=T + 2, num_beams=W)
         cache = cache | {"writers": jnp.repeat(cache["writers"], W, axis=0)}
-        inputs = jnp.concatenate([jnp.zeros_like(targets[:, :1]), targets[:, :-1]], axis=1)
+        inputs = np.concatenate([np.zeros_like(TARGETS[:, :1]), TARGETS[:, :-1]], axis=1)
         _, logits = jax.lax.scan(lambda cache, tokens: step_fn(tokens, cache)[::-1], cache, inputs.T)
         return logits.swapaxes(0, 1)
 
-    want = _forward(model, jnp.repeat(SOURCE, W, axis=0), targets)
-    np.testing.assert_allclose(by_steps(model), want, atol=2e-5)
+    want = _forward(make_model(**VERSIONS[version]), np.repeat(SOURCE, W, axis=0), TARGETS)
+    np.testing.assert_allclose(by_steps(make_model(**VERSIONS[version])), want, atol=2e-5)
 
 
 def test_searches_score_what_they_find_as_teacher_forcing_does():
     model = make_model(**VERSIONS["1.1"])
 
-    def log_probs(tokens):
-        logits = _forward(model, jnp.repeat(SOURCE, len(tokens) // B, axis=0), tokens)
-        logits = jnp.take_along_axis(jax.nn.log_softmax(logits.at[..., 0].set(-jnp.inf)), tokens[..., None], -1)[..., 0]
-        return jnp.where(tokens != 0, logits, 0).sum(axis=1)
-
-    @jax.jit
+    @jitted
     def search(model):
         step_fn, cache = model.start_decoding(SOURCE, max_length=T)
         greedy = greedy_search(step_fn, cache, jnp.zeros(B, jnp.int32), max_length=T, eos_id=1)
@@ -222,21 +216,25 @@ def test_searches_score_what_they_find_as_teacher_forcing_does():
         return greedy, beam_search(step_fn, cache, starts, beam_size=W, max_length=T, eos_id=1, alpha=0.0)
 
     (tokens, scores), found = search(model)
-    np.testing.assert_allclose(scores, log_probs(tokens), atol=1e-4)
-    np.testing.assert_allclose(found.scores.ravel(), log_probs(found.tokens.reshape(B * W, T)), atol=1e-4)
+    every = np.concatenate([tokens[:, None], found.tokens], axis=1)  # the greedy one of each source, and its beams
+    logits = _forward(model, np.repeat(SOURCE, W + 1, axis=0), every.reshape(-1, T)).astype(np.float64)
+    logits[..., 0] = -np.inf
+    log_probs = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
+    log_probs = np.take_along_axis(log_probs.reshape(B, W + 1, T, V), every[..., None], -1)[..., 0]
+    want = np.where(every != 0, log_probs, 0).sum(axis=-1)
+    np.testing.assert_allclose(scores, want[:, 0], atol=1e-4)
+    np.testing.assert_allclose(found.scores, want[:, 1:], atol=1e-4)
     assert (found.scores[:, 0] >= scores - 1e-4).all()
 
 
 def test_int8_decoding_is_near():
-    model = make_model()
-
-    @jax.jit
-    def logits(model, decoder):
-        step_fn, cache = model.start_decoding(SOURCE, max_length=T, decoder=decoder)
+    @functools.partial(jitted, static=["int8"])
+    def logits(model, int8):
+        step_fn, cache = model.start_decoding(SOURCE, max_length=T, decoder=model.decoder(int8=True) if int8 else None)
         return step_fn(jnp.zeros(B, jnp.int32), cache)[0]
 
-    want = logits(model, None)
-    assert 0 < jnp.abs(logits(model, model.decoder(int8=True)) - want).max() < 0.1 * jnp.abs(want).max()
+    want, got = (logits(make_model(), int8) for int8 in (False, True))
+    assert 0 < np.abs(got - want).max() < 0.1 * np.abs(want).max()
 
 
 def test_any_attention_plugs_in_unscaled():
@@ -246,7 +244,7 @@ def test_any_attention_plugs_in_unscaled():
     model = make_model()
     graphdef = nnx.graphdef(nnx.eval_shape(lambda: T5(model.config, attention_fn=spy, rngs=nnx.Rngs(0))))
     flat = _forward(nnx.merge(graphdef, nnx.state(model)), SOURCE, TARGET)
-    assert jnp.abs(flat - _forward(model, SOURCE, TARGET)).max() > 1e-2
+    assert np.abs(flat - _forward(model, SOURCE, TARGET)).max() > 1e-2
 
 
 # Parameters of the released models.
@@ -274,7 +272,7 @@ def test_drawn_as_in_the_paper():
     config = T5Config(
         vocab_size=300, num_layers=2, d_model=48, num_heads=4, d_k=16, d_ff=100, is_tied=False, is_gated=True
     )
-    params = nnx.to_pure_dict(nnx.state(jax.jit(lambda: T5(config, rngs=nnx.Rngs(0)))()))
+    params = params_of(initial(lambda: T5(config, rngs=nnx.Rngs(0))))
     stddevs = {"query": (48 * 16) ** -0.5, "key": 48**-0.5, "value": 48**-0.5, "out": 64**-0.5}
     layer = params["decoder_layers"]
     drawn = {name: (layer["cross_attention"][name]["kernel"], stddev) for name, stddev in stddevs.items()}

@@ -4,7 +4,7 @@ Outside of a program, every operation on an array of JAX is compiled as a progra
 a test costs. What is drawn and what is compared is therefore NumPy's.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -23,6 +23,7 @@ def draw(
     *,
     stddev: float | Callable[[str], float] = 0.4,
     mean: Callable[[str], float] = lambda name: float(name.endswith("scale")),
+    seed: int = 0,
 ) -> Any:
     """Builds a module no parameter of which is at its start, where gains of 1 and offsets of 0 would hide mistakes.
 
@@ -30,9 +31,10 @@ def draw(
       make_module: what builds it; only its shapes are used.
       stddev: of the normal distribution of all parameters, or of the one of that name, as in "encoder/norm/scale".
       mean: likewise; 1 for gains and 0 for the rest unless it is given.
+      seed: of the numbers; the same give the same module.
     """
     graphdef, params = nnx.split(nnx.eval_shape(make_module))
-    rng = np.random.default_rng(0)
+    rng = np.random.default_rng(seed)
 
     def of(path, leaf):
         name = jax.tree_util.keystr(path, simple=True, separator="/")
@@ -55,3 +57,26 @@ def params_of(module: Any, dtype: Any = None) -> Any:
 def normal(seed: int, *shape: int) -> np.ndarray:
     """Draws float32 numbers of the standard normal distribution."""
     return np.random.default_rng(seed).normal(size=shape).astype(np.float32)
+
+
+def count_draws(function: Callable[..., Any], *args: Any) -> int:
+    """Counts how often a function draws random bits, its loops run to their ends; nothing is compiled."""
+    return sum(times for name, times in _operations(function, *args) if name == "random_bits")
+
+
+def rematerialises(gradient: Callable[..., Any], *args: Any) -> bool:
+    """Whether something is computed anew for a backward pass; nothing is compiled."""
+    return any(name in ("checkpoint", "remat", "remat2") for name, _ in _operations(gradient, *args))
+
+
+def _operations(function: Callable[..., Any], *args: Any) -> Iterator[tuple[str, int]]:
+    """Names the operations of a program, and says how often each is run."""
+    programs = [(jax.make_jaxpr(function)(*args).jaxpr, 1)]
+    while programs:
+        program, times = programs.pop()
+        for equation in program.eqns:
+            name = equation.primitive.name
+            yield name, times
+            inside = times * equation.params["length"] if name == "scan" else times
+            parts = [getattr(value, "jaxpr", value) for value in equation.params.values()]
+            programs += [(part, inside) for part in parts if hasattr(part, "eqns")]
