@@ -5,6 +5,7 @@ import functools
 import pytest
 from flax import nnx
 
+from tests.nn.programs import draw, jitted
 from tfx_jax.functional import dot_product_attention
 from tfx_jax.models import Transformer, TransformerConfig
 
@@ -21,13 +22,22 @@ SIZES = {
 }
 
 
+@functools.cache
+def _make(attention_fn=dot_product_attention, **overrides):
+    config = TransformerConfig(**SIZES | overrides)
+    return draw(lambda: Transformer(config, attention_fn=attention_fn, rngs=nnx.Rngs(0)))
+
+
 @pytest.fixture(scope="session")
-def make_model(draw_model):
+def make_model():
     """`make_model(**overrides)`: fields of the configuration, and `attention_fn`; the same parameters each time."""
+    return _make
 
-    @functools.cache
-    def make(attention_fn=dot_product_attention, **overrides):
-        config = TransformerConfig(**SIZES | overrides)
-        return draw_model(lambda: Transformer(config, attention_fn=attention_fn, rngs=nnx.Rngs(0)))
 
-    return make
+@pytest.fixture(scope="session")
+def forward():
+    """`forward(model, source, target)`: the logits, the program of which all files share."""
+    return _forward
+
+
+_forward = jitted(lambda model, source, target: model(source, target))

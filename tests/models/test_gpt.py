@@ -10,26 +10,24 @@ import numpy as np
 import pytest
 from flax import nnx
 
+from tests.nn.programs import count_draws, draw, initial, jitted, params_of, rematerialises
 from tfx_jax.functional import beam_search, greedy_search
 from tfx_jax.models import GPT, GPTConfig
 
 B, T, V = 3, 9, 41
 CONFIG = GPTConfig(vocab_size=V, max_length=24, num_layers=2, d_model=12, num_heads=3)
-TOKENS = jnp.asarray(np.random.default_rng(0).integers(0, V, (B, T)), jnp.int32)
+TOKENS = np.random.default_rng(0).integers(0, V, (B, T))
 
 
 @functools.cache
 def make_model(**overrides):
     """With parameters that are nowhere at their start."""
     config = dataclasses.replace(CONFIG, **overrides)
-    graphdef, params = nnx.split(nnx.eval_shape(lambda: GPT(config, rngs=nnx.Rngs(0))))
-    rng = np.random.default_rng(1)
-    draw = lambda leaf: jnp.asarray(rng.normal(0.1, 0.5, leaf.shape), leaf.dtype)  # noqa: E731
-    return nnx.merge(graphdef, jax.tree.map(draw, params))
+    return draw(lambda: GPT(config, rngs=nnx.Rngs(0)), stddev=0.5, mean=lambda name: 0.1, seed=1)
 
 
 OPTIONS = [{}, {"pre_norm": False}, {"use_bias": False, "activation": "relu", "d_k": 5, "d_ff": 7}]
-forward = jax.jit(lambda model, tokens, **options: model(tokens, **options))  # op by op it takes much longer
+forward = jitted(lambda model, tokens, **options: model(tokens, **options))
 models = pytest.mark.parametrize("options", OPTIONS, ids=["gpt-2", "gpt", "other"])
 
 
@@ -78,120 +76,146 @@ def test_unknown_names_are_refused():
     with pytest.raises(ValueError, match="no published GPT is called 'gpt4'"):
         GPTConfig.published("gpt4")
     with pytest.raises(ValueError, match="activation='tanh' is none of relu, gelu"):
-        GPT(dataclasses.replace(CONFIG, activation="tanh"), rngs=nnx.Rngs(0))
+        nnx.eval_shape(lambda: GPT(dataclasses.replace(CONFIG, activation="tanh"), rngs=nnx.Rngs(0)))
     with pytest.raises(ValueError, match="25 tokens, but the model has max_length=24"):
-        make_model()(jnp.zeros((1, 25), jnp.int32))
+        jax.eval_shape(make_model(), np.zeros((1, 25), int))
 
 
 def test_starts_as_gpt_2_does():
     config = dataclasses.replace(CONFIG, d_model=96, d_ff=384)
-    model = jax.jit(lambda: GPT(config, rngs=nnx.Rngs(0)))()
-    layers = model.decoder_layers
+    model = initial(lambda: GPT(config, rngs=nnx.Rngs(0)))
+    params = params_of(model)
+    layers = params["decoder_layers"]
     for kernel, want in (
-        (model.embedding.table, 0.02),
-        (model.positions.table, 0.02),
-        (layers.self_attention.value.kernel, 0.02),
-        (layers.feed_forward.up, 0.02),
-        (layers.self_attention.out.kernel, 0.02 / 2),  # two layers: sqrt(2 * 2)
-        (layers.feed_forward.down, 0.02 / 2),
+        (params["embedding"]["table"], 0.02),
+        (params["positions"]["table"], 0.02),
+        (layers["self_attention"]["value"]["kernel"], 0.02),
+        (layers["feed_forward"]["up"], 0.02),
+        (layers["self_attention"]["out"]["kernel"], 0.02 / 2),  # two layers: sqrt(2 * 2)
+        (layers["feed_forward"]["down"], 0.02 / 2),
     ):
-        assert float(kernel[...].std()) == pytest.approx(want, rel=0.05)
-    layer_kernels = layers.self_attention.query.kernel[...]
-    assert jnp.abs(layer_kernels[0] - layer_kernels[1]).max() > 0.01
+        assert float(kernel.std()) == pytest.approx(want, rel=0.05)
+    layer_kernels = layers["self_attention"]["query"]["kernel"]
+    assert np.abs(layer_kernels[0] - layer_kernels[1]).max() > 0.01
     # Nothing is known yet but the token itself, which its own row of the tied output resembles.
-    log_probs = jax.nn.log_softmax(forward(model, TOKENS))[:, :-1]
-    loss = -jnp.take_along_axis(log_probs, TOKENS[:, 1:, None], axis=-1).mean()
+    loss = -np.take_along_axis(_log_softmax(forward(model, TOKENS))[:, :-1], TOKENS[:, 1:, None], axis=-1).mean()
     assert float(loss) == pytest.approx(np.log(V), abs=0.2)
+
+
+def _log_softmax(logits):
+    logits = np.float64(logits)
+    return logits - np.log(np.exp(logits).sum(axis=-1, keepdims=True))
 
 
 @models
 def test_only_later_tokens_see_a_change(options):
-    model = make_model(**options)
-    before, after = forward(model, TOKENS), forward(model, TOKENS.at[:, 4].add(1))
+    changed = TOKENS.copy()
+    changed[:, 4] += 1
+    before, after = (forward(make_model(**options), tokens) for tokens in (TOKENS, changed))
     chex.assert_shape(before, (B, T, V))
     np.testing.assert_array_equal(before[:, :4], after[:, :4])
-    assert jnp.abs(before[:, 4:] - after[:, 4:]).max(axis=(0, 2)).min() > 1e-3
+    assert np.abs(before[:, 4:] - after[:, 4:]).max(axis=(0, 2)).min() > 1e-3
 
 
 @models
 @pytest.mark.parametrize("left", [0, 2, 5])
 def test_padding_on_either_side_changes_nothing(options, left):
-    model = make_model(**options)
-    padded = jnp.pad(TOKENS, ((0, 0), (left, 5 - left)), constant_values=7)
-    is_token = jnp.pad(jnp.ones((B, T), bool), ((0, 0), (left, 5 - left)))
+    model, columns = make_model(**options), ((0, 0), (left, 5 - left))
+    padded = np.pad(TOKENS, columns, constant_values=7)
+    is_token = np.pad(np.ones((B, T), bool), columns)
     found = forward(model, padded, is_token=is_token)[:, left : left + T]
     np.testing.assert_allclose(found, forward(model, TOKENS), atol=2e-5)
 
 
 def test_packed_texts_do_not_see_each_other():
-    model = make_model()
-    segments = jnp.array([[1] * 4 + [2] * 5])
-    positions = jnp.array([[0, 1, 2, 3, 0, 1, 2, 3, 4]])
-    packed = forward(model, TOKENS[:1], segment_ids=segments, positions=positions)
-    apart = [forward(model, TOKENS[:1, :4]), forward(model, TOKENS[:1, 4:])]
-    np.testing.assert_allclose(packed, jnp.concatenate(apart, axis=1), atol=2e-5)
+    """The two texts apart are two rows: the shorter is padded, which is known to change nothing."""
+    model, apart = make_model(), np.zeros((2, 5), int)
+    apart[0, :4], apart[1] = TOKENS[0, :4], TOKENS[0, 4:]
+    segments, positions = np.array([[1] * 4 + [2] * 5]), np.array([[0, 1, 2, 3, 0, 1, 2, 3, 4]])
+    packed = forward(model, TOKENS[:1], segment_ids=segments, positions=positions)[0]
+    first, second = forward(model, apart)
+    np.testing.assert_allclose(packed, np.concatenate([first[:4], second]), atol=2e-5)
 
 
 def test_attention_maps():
-    logits, maps = jax.jit(lambda model: model(TOKENS, return_attention=True))(make_model())
+    logits, maps = jitted(lambda model: model(TOKENS, return_attention=True))(make_model())
     np.testing.assert_allclose(logits, forward(make_model(), TOKENS), atol=1e-5)
     assert sorted(maps) == ["decoder/0/self", "decoder/1/self"]
     for weights in maps.values():
         chex.assert_shape(weights, (B, 3, T, T))
         np.testing.assert_allclose(weights.sum(axis=-1), 1, atol=1e-6)
-        assert (jnp.triu(weights, k=1) == 0).all()
+        assert (np.triu(weights, k=1) == 0).all()
 
 
-@pytest.mark.parametrize("remat", ["none", "full"])
-def test_every_parameter_has_a_gradient_and_dropout_needs_rngs(remat):
-    model = make_model(remat=remat)
-
-    @jax.jit
-    def loss(model, seed=None):
-        rngs = None if seed is None else nnx.Rngs(dropout=jax.random.key(seed))
-        log_probs = jax.nn.log_softmax(model(TOKENS, rngs=rngs))
-        return -jnp.take_along_axis(log_probs[:, :-1], TOKENS[:, 1:, None], axis=-1).mean()
-
-    for leaf in jax.tree.leaves(jax.jit(jax.grad(loss))(model)):
-        assert np.abs(np.asarray(leaf)).max() > 0
-    assert loss(model) == loss(model)
-    assert loss(model, 0) != loss(model)
-    assert loss(model, 0) == loss(model, 0) != loss(model, 1)
+def _loss(model, seed=None):
+    rngs = None if seed is None else nnx.Rngs(dropout=jax.random.key(seed))
+    log_probs = jax.nn.log_softmax(model(TOKENS, rngs=rngs))
+    return -jnp.take_along_axis(log_probs[:, :-1], TOKENS[:, 1:, None], axis=-1).mean()
 
 
-@models
-@pytest.mark.parametrize("num_beams", [1, 3])
+@pytest.mark.parametrize("remat", ["none", pytest.param("full", marks=pytest.mark.slow)])
+def test_every_parameter_has_a_gradient(remat):
+    for leaf in jax.tree.leaves(jitted(jax.grad(_loss))(make_model(remat=remat))):
+        assert np.abs(leaf).max() > 0
+
+
+def test_layers_are_rematerialised_where_it_is_wanted():
+    assert rematerialises(jax.grad(_loss), make_model(remat="full"))
+    assert not rematerialises(jax.grad(_loss), make_model())
+
+
+def test_dropout_needs_rngs():
+    loss = jitted(_loss)
+    plain, first, again, other = (loss(make_model(), *seed) for seed in ((), (0,), (0,), (1,)))
+    assert plain != first == again != other
+    assert count_draws(_loss, make_model()) == 0
+    # The sum of embeddings; of each layer its sublayers and its attention.
+    assert count_draws(lambda model: _loss(model, 0), make_model()) == 1 + 2 * (2 + 1)
+
+
+@pytest.mark.parametrize(
+    ("options", "num_beams"),
+    [
+        pytest.param(OPTIONS[0], 1, id="gpt-2-1"),
+        pytest.param(OPTIONS[0], 3, id="gpt-2-3"),
+        pytest.param(OPTIONS[1], 1, id="gpt-1", marks=pytest.mark.slow),
+        pytest.param(OPTIONS[1], 3, id="gpt-3"),
+        pytest.param(OPTIONS[2], 1, id="other-1", marks=pytest.mark.slow),
+        pytest.param(OPTIONS[2], 3, id="other-3"),
+    ],
+)
 @pytest.mark.parametrize("is_left", [False, True], ids=["right", "left"])
 def test_steps_equal_the_whole_at_once(options, num_beams, is_left):
     """Prompts of 6, 1 and 3 tokens, padded on either side, then tokens that each beam is given."""
-    model, lengths = make_model(**options), jnp.array([6, 1, 3])
-    columns = jnp.arange(6)[None]
+    model, lengths = make_model(**options), np.array([6, 1, 3])
+    columns = np.arange(6)[None]
     is_token = columns >= 6 - lengths[:, None] if is_left else columns < lengths[:, None]
     prompt = TOKENS[:, :6]
-    later = jnp.asarray(np.random.default_rng(2).integers(0, V, (B * num_beams, 4)), jnp.int32)
-
-    @jax.jit
-    def step_by_step(model):
-        step_fn, cache, start = model.start_decoding(prompt, is_token, max_length=5, num_beams=num_beams)
-        cache |= {"writers": jnp.repeat(cache["writers"], num_beams, axis=0)}  # as a search does
-        given = jnp.concatenate([jnp.repeat(start, num_beams)[:, None], later], axis=1)
-        return jax.lax.scan(lambda cache, tokens: step_fn(tokens, cache)[::-1], cache, given.T)[1]
-
-    whole = jnp.concatenate([jnp.repeat(prompt, num_beams, axis=0), later], axis=1)
-    exists = jnp.concatenate([jnp.repeat(is_token, num_beams, axis=0), jnp.ones(later.shape, bool)], axis=1)
+    later = np.random.default_rng(2).integers(0, V, (B * num_beams, 4))
+    whole = np.concatenate([np.repeat(prompt, num_beams, axis=0), later], axis=1)
+    exists = np.concatenate([np.repeat(is_token, num_beams, axis=0), np.ones(later.shape, bool)], axis=1)
     want = forward(model, whole, is_token=exists)
-    last = np.repeat(np.full(B, 5) if is_left else np.asarray(lengths) - 1, num_beams)
-    for number, logits in enumerate(step_by_step(model)):
+    last = np.repeat(np.full(B, 5) if is_left else lengths - 1, num_beams)
+    for number, logits in enumerate(_step_by_step(model, prompt, is_token, later)):
         place = last if number == 0 else np.full_like(last, 5 + number)
         np.testing.assert_allclose(logits, want[np.arange(B * num_beams), place], rtol=1e-5, atol=2e-5)
+
+
+@jitted
+def _step_by_step(model, prompt, is_token, later):
+    num_beams = later.shape[0] // B
+    step_fn, cache, start = model.start_decoding(prompt, is_token, max_length=5, num_beams=num_beams)
+    cache |= {"writers": jnp.repeat(cache["writers"], num_beams, axis=0)}  # as a search does
+    given = jnp.concatenate([jnp.repeat(start, num_beams)[:, None], later], axis=1)
+    return jax.lax.scan(lambda cache, tokens: step_fn(tokens, cache)[::-1], cache, given.T)[1]
 
 
 def test_beams_of_a_prompt_contain_the_best_continuation():
     """Two steps, searched with a beam that holds everything, against all continuations."""
     model = make_model(vocab_size=4)
-    prompt = jnp.array([[1, 3, 2], [2, 2, 1]])
+    prompt = np.array([[1, 3, 2], [2, 2, 1]])
 
-    @jax.jit
+    @jitted
     def search(model):
         step_fn, cache, start = model.start_decoding(prompt, max_length=2, num_beams=9)
         return beam_search(step_fn, cache, start, beam_size=9, max_length=2, eos_id=3, pad_id=0, alpha=0.0)
@@ -199,29 +223,28 @@ def test_beams_of_a_prompt_contain_the_best_continuation():
     found = search(model)
     for row in range(2):
         # After one of the two other tokens only the end is left.
-        longer = jnp.array([[*prompt[row].tolist(), first] for first in (1, 2)])
-        log_probs = jax.nn.log_softmax(forward(model, longer).at[..., 0].set(-jnp.inf))
+        logits = forward(model, np.array([[*prompt[row], first] for first in (1, 2)])).copy()
+        logits[..., 0] = -np.inf
+        log_probs = _log_softmax(logits)
         scores = {(first, 3): log_probs[first - 1, 2, first] + log_probs[first - 1, 3, 3] for first in (1, 2)}
         scores[3, 0] = log_probs[0, 2, 3]
         assert tuple(found.tokens[row, 0].tolist()) == max(scores, key=scores.get)
 
 
 def test_eight_bits_decode_nearly_the_same():
-    model = make_model()
-
-    @functools.partial(jax.jit, static_argnames="int8")
+    @functools.partial(jitted, static=["int8"])
     def logits(model, int8):
         step_fn, cache, start = model.start_decoding(TOKENS, max_length=1, decoder=model.decoder(int8=int8))
         return step_fn(start, cache)[0]
 
-    exact, rounded = logits(model, False), logits(model, True)
-    error = jnp.sqrt(jnp.square(exact - rounded).mean() / jnp.square(exact).mean())
+    exact, rounded = logits(make_model(), False), logits(make_model(), True)
+    error = np.sqrt(np.square(exact - rounded).mean() / np.square(exact).mean())
     assert 1e-4 < error < 0.05
 
 
 def test_decoding_refuses_what_has_no_position():
     with pytest.raises(ValueError, match="9 tokens of prompt and 16 more, but the model has max_length=24"):
-        make_model().start_decoding(TOKENS, max_length=16)
+        jax.eval_shape(lambda: make_model().start_decoding(TOKENS, max_length=16)[1])
 
 
 def test_bfloat16_computes_in_bfloat16_and_scores_in_float32():
@@ -231,9 +254,8 @@ def test_bfloat16_computes_in_bfloat16_and_scores_in_float32():
     chex.assert_tree_all_finite(logits)
     assert {leaf.dtype for leaf in jax.tree.leaves(nnx.state(model))} == {jnp.dtype("float32")}
 
-    @jax.jit
     def search(model):
         step_fn, cache, start = model.start_decoding(TOKENS, max_length=4)
         return greedy_search(step_fn, cache, start, max_length=4, eos_id=1, pad_id=-1)[0]
 
-    chex.assert_shape(search(model), (B, 4))
+    chex.assert_shape(jax.eval_shape(search, model), (B, 4))

@@ -50,8 +50,8 @@ def initial(make_module: Callable[[], Any]) -> Any:
 
 
 def params_of(module: Any, dtype: Any = None) -> Any:
-    """The parameters of a module as nested dictionaries of NumPy arrays."""
-    return jax.tree.map(lambda leaf: np.asarray(leaf, dtype), nnx.to_pure_dict(nnx.state(module)))
+    """Copies the parameters of a module into nested dictionaries of NumPy arrays."""
+    return jax.tree.map(lambda leaf: np.array(leaf, dtype), nnx.to_pure_dict(nnx.state(module)))
 
 
 def normal(seed: int, *shape: int) -> np.ndarray:
