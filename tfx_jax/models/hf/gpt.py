@@ -3,6 +3,8 @@
 import dataclasses
 from typing import Any
 
+import jax
+import numpy as np
 from flax import nnx
 
 from tfx_jax.models.gpt import GPT, GPTConfig
@@ -57,9 +59,15 @@ def with_offsets(model: GPT) -> GPT:
     """The same function with offsets everywhere, as Hugging Face's GPT has them: those that the model lacks are 0."""
     if model.config.use_bias:
         return model
-    complete = GPT(dataclasses.replace(model.config, use_bias=True), rngs=nnx.Rngs(0))  # all offsets start as 0
-    nnx.update(complete, nnx.state(model))
-    return complete
+    config = dataclasses.replace(model.config, use_bias=True)
+    # Of shapes alone: to draw parameters only to replace them would take the time and the memory of a second model.
+    graphdef, complete = nnx.split(nnx.eval_shape(lambda: GPT(config, rngs=nnx.Rngs(0))))
+    own = dict(jax.tree_util.tree_leaves_with_path(nnx.to_pure_dict(nnx.state(model))))
+
+    def taken(path: tuple[Any, ...], leaf: jax.ShapeDtypeStruct) -> jax.Array:
+        return own[path] if path in own else jax.device_put(np.zeros(leaf.shape, leaf.dtype))
+
+    return nnx.merge(graphdef, jax.tree_util.tree_map_with_path(taken, nnx.to_pure_dict(complete)))
 
 
 def write_config(config: GPTConfig) -> dict[str, Any]:
