@@ -3,11 +3,11 @@
 import math
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
 
+from tests.nn.programs import jitted
 from tfx_jax.models import Transformer, TransformerConfig
 from tfx_jax.nn import MultiHeadAttention
 
@@ -71,9 +71,9 @@ def _stack(layers):
 def _with_params(make_module, params):
     """Our module with these parameters: all of them, and none missing."""
     graphdef, abstract = nnx.split(nnx.eval_shape(make_module))
-    shapes = jax.tree.map(jnp.shape, params)
+    shapes = jax.tree.map(np.shape, params)
     assert shapes == jax.tree.map(lambda leaf: leaf.shape, nnx.to_pure_dict(abstract))
-    return nnx.merge(graphdef, jax.tree.map(jnp.asarray, params))
+    return nnx.merge(graphdef, jax.tree.map(jax.device_put, params))
 
 
 @pytest.mark.parametrize(("d_key_input", "d_value_input"), [(D, D), (10, 14)])
@@ -89,8 +89,8 @@ def test_multi_head_attention(d_key_input, d_value_input):
     want, want_weights = theirs(
         *map(torch.from_numpy, inputs), attn_mask=torch.from_numpy(~may_attend), average_attn_weights=False
     )
-    mask = jnp.asarray(may_attend)[None, None]
-    out, weights = ours(*map(jnp.asarray, inputs), mask=mask, return_weights=True)
+    mask = may_attend[None, None]
+    out, weights = jitted(lambda layer, *inputs: layer(*inputs, mask=mask, return_weights=True))(ours, *inputs)
     np.testing.assert_allclose(out, _array(want), atol=1e-5)
     np.testing.assert_allclose(weights, _array(want_weights), atol=1e-6)
 
@@ -155,5 +155,5 @@ def test_transformer(pre_norm):
 
     source, target = rng.integers(3, V, (B, S)), rng.integers(3, V, (B, T))
     source[1, 4:] = source[2, 1:] = 0
-    logits = jax.jit(lambda source, target: ours(source, target))(source, target)
+    logits = jitted(lambda model, *texts: model(*texts))(ours, source, target)
     np.testing.assert_allclose(logits, _torch_logits(theirs, table, source, target), atol=1e-5)

@@ -3,11 +3,11 @@
 import os
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
 
+from tests.nn.programs import jitted
 from tfx_jax.nn import MultiHeadAttention
 
 pytestmark = pytest.mark.parity
@@ -74,6 +74,6 @@ def test_equals_keras(axes, queries, keys, widths):
     with jax.numpy_rank_promotion("allow"), jax.numpy_dtype_promotion("standard"):  # Keras relies on both
         want, want_weights = theirs(x, value_memory, memory, return_attention_scores=True)
     _copy(theirs, ours)
-    out, weights = ours(jnp.asarray(x), jnp.asarray(memory), jnp.asarray(value_memory), return_weights=True)
+    out, weights = jitted(lambda layer, *inputs: layer(*inputs, return_weights=True))(ours, x, memory, value_memory)
     np.testing.assert_allclose(out, want, atol=1e-5)
     np.testing.assert_allclose(weights, want_weights, atol=1e-5)

@@ -2,11 +2,11 @@
 
 import functools
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from tests.nn.programs import jitted
 from tfx_jax.functional import beam_search, greedy_search
 from tfx_jax.models import hf
 
@@ -69,7 +69,7 @@ def train_a_little(net, source, pad_id, start_id, eos_id):
 
 
 @pytest.fixture(scope="module", params=list(MAKERS))
-def case(request, tmp_path_factory):
+def net_model_source(request, tmp_path_factory):
     """A net of theirs, ours of the same weights, and sources of several lengths."""
     torch.manual_seed(7)
     torch.set_num_threads(1)
@@ -107,21 +107,21 @@ def generate(net, model, source, **options):
 def search(model, source, search_fn, num_beams=1, **options):
     c = model.config
 
-    @jax.jit
+    @jitted
     def run(model, source):
         step_fn, cache = model.start_decoding(source, max_length=L, num_beams=num_beams)
         starts = jnp.full(source.shape[:1], c.start_id)
         return search_fn(step_fn, cache, starts, max_length=L, eos_id=c.eos_id, pad_id=c.pad_id, **options)
 
-    return jax.tree.map(np.asarray, run(model, jnp.asarray(source, jnp.int32)))
+    return run(model, source)
 
 
 def lengths(tokens, model):
     return (tokens != model.config.pad_id).sum(axis=-1)
 
 
-def test_greedy_search_is_theirs(case):
-    net, model, source = case
+def test_greedy_search_is_theirs(net_model_source):
+    net, model, source = net_model_source
     want, _ = generate(net, model, source)
     got, _ = search(model, source, greedy_search)
     np.testing.assert_array_equal(got[:, :-1], want[:, :-1])
@@ -131,8 +131,8 @@ def test_greedy_search_is_theirs(case):
 
 
 @pytest.mark.parametrize(("num_beams", "power"), [(4, 0.0), (2, 0.7), (4, 1.0)])
-def test_beam_search_is_theirs_that_never_stops_early(case, num_beams, power):
-    net, model, source = case
+def test_beam_search_is_theirs_that_never_stops_early(net_model_source, num_beams, power):
+    net, model, source = net_model_source
     options = {"num_beams": num_beams, "num_return_sequences": num_beams}
     want, scores = generate(net, model, source, **options, length_penalty=power, early_stopping="never")
     penalty = {"length_penalty_fn": lambda length: length**power} if power else {"alpha": 0.0}

@@ -1,11 +1,12 @@
 """GPT and GPT-2 against transformers, with random weights."""
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
 
+from tests.models.hf.folders import loaded_by_them, padded_on, redrawn
+from tests.nn.programs import initial, jitted
 from tfx_jax.functional import beam_search, greedy_search
 from tfx_jax.models import GPT, GPTConfig, hf
 
@@ -27,22 +28,7 @@ def theirs(request):
     else:
         options = {"n_inner": 50, "activation_function": "relu"} if request.param == "gpt2-wide" else {}
         model = transformers.GPT2LMHeadModel(transformers.GPT2Config(**SIZES, **SPECIALS, **options))
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(0.2 * torch.randn_like(parameter))
-    return model.eval()
-
-
-@pytest.fixture(scope="module")
-def folder(theirs, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("hf")
-    theirs.save_pretrained(folder)
-    return folder
-
-
-@pytest.fixture(scope="module")
-def ours(folder):
-    return hf.load(folder)
+    return redrawn(model)
 
 
 def logits_of(model, tokens=TOKENS, **options):
@@ -53,7 +39,7 @@ def logits_of(model, tokens=TOKENS, **options):
 
 
 def test_logits_and_maps(theirs, ours):
-    logits, maps = jax.jit(lambda model: model(jnp.asarray(TOKENS), return_attention=True))(ours)
+    logits, maps = jitted(lambda model: model(TOKENS, return_attention=True))(ours)
     want = logits_of(theirs)
     assert np.abs(want).max() > 2
     np.testing.assert_allclose(logits, want, atol=1e-4)
@@ -65,29 +51,25 @@ def test_logits_and_maps(theirs, ours):
 
 @pytest.mark.parametrize("side", ["left", "right", "both"])
 def test_padding(theirs, ours, side):
-    is_token = np.ones((B, T), bool)
-    if side != "right":
-        is_token[1, :4] = False
-    if side != "left":
-        is_token[2, 8:] = False
-    positions = np.maximum(is_token.cumsum(axis=1) - 1, 0)
+    is_token, positions = padded_on(side, (B, T))
     want = logits_of(theirs, attention_mask=is_token.astype(int), position_ids=positions)
-    got = jax.jit(lambda model: model(jnp.asarray(TOKENS), is_token=jnp.asarray(is_token)))(ours)
-    np.testing.assert_allclose(np.asarray(got)[is_token], want[is_token], atol=1e-4)
+    np.testing.assert_allclose(_padded(ours, is_token)[is_token], want[is_token], atol=1e-4)
+
+
+_padded = jitted(lambda model, is_token: model(TOKENS, is_token=is_token))
 
 
 def test_what_we_save_they_load(theirs, ours, tmp_path):
-    hf.save(ours, tmp_path)
-    again, info = type(theirs).from_pretrained(tmp_path, output_loading_info=True, attn_implementation="eager")
-    assert not any(info[kind] for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"))
-    np.testing.assert_array_equal(logits_of(again.eval()), logits_of(theirs))
+    again = loaded_by_them(type(theirs), ours, tmp_path)
+    np.testing.assert_array_equal(logits_of(again), logits_of(theirs))
 
 
 def test_without_offsets_they_load_it_too(tmp_path):
-    model = GPT(GPTConfig(V, 40, num_layers=3, d_model=32, num_heads=4, use_bias=False), rngs=nnx.Rngs(0))
+    config = GPTConfig(V, 40, num_layers=3, d_model=32, num_heads=4, use_bias=False)
+    model = initial(lambda: GPT(config, rngs=nnx.Rngs(0)))
     hf.save(model, tmp_path)
     again = transformers.GPT2LMHeadModel.from_pretrained(tmp_path)
-    np.testing.assert_allclose(model(jnp.asarray(TOKENS)), logits_of(again.eval()), atol=1e-4)
+    np.testing.assert_allclose(jitted(lambda model: model(TOKENS))(model), logits_of(again.eval()), atol=1e-4)
 
 
 @pytest.mark.parametrize("is_left", [True, False])
@@ -106,13 +88,14 @@ def test_greedy_generation(theirs, ours, is_left):
     if not is_left:
         prompts = np.stack([np.roll(row, length - 6) for row, length in zip(prompts, lengths, strict=True)])
 
-    @jax.jit
+    @jitted
     def search(model):
-        step_fn, cache, start = model.start_decoding(jnp.asarray(prompts), jnp.asarray(is_token), max_length=21)
+        step_fn, cache, start = model.start_decoding(prompts, is_token, max_length=21)
         # One token more, as the last that is allowed is always the end. transformers may choose its padding.
         return greedy_search(step_fn, cache, start, max_length=21, eos_id=1, pad_id=-1)[0]
 
-    got = np.where(np.asarray(search(ours)) < 0, 0, search(ours))
+    found_here = search(ours)
+    got = np.where(found_here < 0, 0, found_here)
     np.testing.assert_array_equal(got[:, : found.shape[1]], found)
     assert len(np.unique(got)) > 5
 
@@ -132,9 +115,9 @@ def test_beam_generation(theirs, ours):
             eos_token_id=None,
         )[:, 4:].numpy()
 
-    @jax.jit
+    @jitted
     def search(model):
-        step_fn, cache, start = model.start_decoding(jnp.asarray(prompts), max_length=9, num_beams=3)
+        step_fn, cache, start = model.start_decoding(prompts, max_length=9, num_beams=3)
 
         def endless(tokens, cache):
             """A token more, V, is the end, which comes at the ninth step: all beams are eight tokens long."""
@@ -146,5 +129,5 @@ def test_beam_generation(theirs, ours):
 
         return beam_search(endless, cache, start, beam_size=3, max_length=9, eos_id=V, pad_id=-1, alpha=0.0)
 
-    tokens = np.asarray(search(ours).tokens[:, 0])
+    tokens = search(ours).tokens[:, 0]
     np.testing.assert_array_equal(tokens[:, :8], found)

@@ -2,16 +2,24 @@
 
 import dataclasses
 import functools
-import json
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 import safetensors.numpy
 from flax import nnx
 
-from tfx_jax.errors import UserError
+from tests.models.hf.folders import (
+    LEFT_OUT,
+    assert_comes_back,
+    assert_encoder_decoder_says_the_same,
+    assert_refused,
+    assert_same,
+    change_config,
+    change_tensors,
+    encoder_decoder_gradients,
+)
+from tests.nn.programs import draw
 from tfx_jax.models import Transformer, TransformerConfig, hf
 
 V, T = 41, 13
@@ -28,14 +36,7 @@ VARIANTS = {
 @functools.cache
 def make_model(variant):
     config = TransformerConfig.marian(**SIZES | VARIANTS[variant])
-    graphdef, params = nnx.split(nnx.eval_shape(lambda: Transformer(config, rngs=nnx.Rngs(0))))
-    rng = np.random.default_rng(0)
-
-    def draw(path, leaf):
-        mean = 1.0 if jax.tree_util.keystr(path).endswith("['scale']") else 0.0
-        return jnp.asarray(rng.normal(mean, 0.2, leaf.shape), leaf.dtype)
-
-    return nnx.merge(graphdef, jax.tree_util.tree_map_with_path(draw, nnx.to_pure_dict(params)))
+    return draw(lambda: Transformer(config, rngs=nnx.Rngs(0)), stddev=0.2)
 
 
 def texts(config):
@@ -46,33 +47,26 @@ def texts(config):
     return source, target
 
 
-def change(folder, **fields):
-    path = folder / "config.json"
-    values = json.loads(path.read_text()) | fields
-    path.write_text(json.dumps({name: value for name, value in values.items() if value != "left out"}))
-
-
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_what_is_saved_is_loaded(tmp_path, variant):
     model = make_model(variant)
-    hf.save(model, tmp_path)
-    loaded = hf.load(tmp_path)
-    assert loaded.config == model.config
-    assert jax.tree.all(jax.tree.map(lambda a, b: bool((a == b).all()), loaded, model))
+    assert_comes_back(model, tmp_path)
     bias = safetensors.numpy.load_file(tmp_path / "model.safetensors")["final_logits_bias"]
-    np.testing.assert_array_equal(bias, model.logits_bias[...][None])
+    np.testing.assert_array_equal(bias[0], model.logits_bias)
 
 
 def test_older_folders_have_copies_and_sinusoids(tmp_path):
     hf.save(make_model("opus"), tmp_path)
-    tensors = safetensors.numpy.load_file(tmp_path / "model.safetensors")
-    for name in ("lm_head", "model.encoder.embed_tokens", "model.decoder.embed_tokens"):
-        tensors[f"{name}.weight"] = tensors["model.shared.weight"]
-    for side in ("encoder", "decoder"):
-        tensors[f"model.{side}.embed_positions.weight"] = np.zeros((512, 12), np.float32)
-    safetensors.numpy.save_file(tensors, tmp_path / "model.safetensors")
-    change(tmp_path, architectures="left out", static_position_embeddings=True, num_beams=6)
-    assert jax.tree.all(jax.tree.map(lambda a, b: bool((a == b).all()), hf.load(tmp_path), make_model("opus")))
+
+    def add_copies(tensors):
+        for name in ("lm_head", "model.encoder.embed_tokens", "model.decoder.embed_tokens"):
+            tensors[f"{name}.weight"] = tensors["model.shared.weight"]
+        for side in ("encoder", "decoder"):
+            tensors[f"model.{side}.embed_positions.weight"] = np.zeros((512, 12), np.float32)
+
+    change_tensors(tmp_path, add_copies)
+    change_config(tmp_path, architectures=LEFT_OUT, static_position_embeddings=True, num_beams=6)
+    assert_same(hf.load(tmp_path), make_model("opus"))
 
 
 @pytest.mark.parametrize(
@@ -85,17 +79,15 @@ def test_older_folders_have_copies_and_sinusoids(tmp_path):
         ({"share_encoder_decoder_embeddings": False}, "share_encoder_decoder_embeddings is False"),
         ({"tie_word_embeddings": False}, "tie_word_embeddings is False"),
         ({"encoder_layerdrop": 0.1}, "encoder_layerdrop is 0.1, but only 0.0 is supported"),
-        ({"decoder_start_token_id": "left out"}, "start_id=58100 is no token of a vocabulary of 41"),
+        ({"decoder_start_token_id": LEFT_OUT}, "start_id=58100 is no token of a vocabulary of 41"),
         ({"encoder_attention_heads": 5, "decoder_attention_heads": 5}, "d_model=12 is not divisible by num_heads=5"),
         ({"encoder_layers": 4}, "the tensor model.encoder.layers.3.self_attn.q_proj.weight is missing"),
     ],
 )
 def test_refuses_what_differs(tmp_path, fields, message):
     hf.save(make_model("opus"), tmp_path)
-    change(tmp_path, **fields)
-    with pytest.raises(UserError, match=message) as caught:
-        hf.load(tmp_path)
-    assert "\n" not in str(caught.value)
+    change_config(tmp_path, **fields)
+    assert_refused(tmp_path, message)
 
 
 @pytest.mark.parametrize(
@@ -137,67 +129,15 @@ def test_parameters_of_opus():
 @pytest.mark.parity
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_their_net_of_our_folder_says_the_same(tmp_path, variant):
-    """Logits and attention maps, from our parameters and then from theirs."""
-    torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
-    torch.set_num_threads(1)
-    model = make_model(variant)
-    hf.save(model, tmp_path)
-    net, info = transformers.MarianMTModel.from_pretrained(
-        tmp_path, output_loading_info=True, attn_implementation="eager"
-    )
-    assert not any(info.values())
-    c, (source, target) = model.config, texts(model.config)
-    inputs = np.concatenate([np.full((3, 1), c.start_id), target[:, :-1]], axis=1)
-
-    def their_answer(net):
-        with torch.no_grad():
-            return net.eval()(
-                input_ids=torch.tensor(source),
-                attention_mask=torch.tensor(source != c.pad_id).long(),
-                decoder_input_ids=torch.tensor(inputs),
-                output_attentions=True,
-            )
-
-    forward = jax.jit(lambda model: model(jnp.asarray(source), jnp.asarray(target), return_attention=True))
-    answer, (logits, maps) = their_answer(net), forward(model)
-    np.testing.assert_allclose(logits, answer.logits, atol=1e-5)
-    theirs = {f"encoder/{index}/self": weights for index, weights in enumerate(answer.encoder_attentions)}
-    theirs |= {f"decoder/{index}/self": weights for index, weights in enumerate(answer.decoder_attentions)}
-    theirs |= {f"decoder/{index}/cross": weights for index, weights in enumerate(answer.cross_attentions)}
-    assert theirs.keys() == maps.keys()
-    for name, weights in theirs.items():
-        np.testing.assert_allclose(maps[name], weights, atol=1e-5, err_msg=name)
-    assert abs(answer.logits).max() > 0.3
-
-    net.save_pretrained(tmp_path / "theirs")
-    again = hf.load(tmp_path / "theirs")
-    assert again.config == model.config
-    assert jax.tree.all(jax.tree.map(lambda a, b: bool((a == b).all()), again, model))
-    hf.save(again, tmp_path / "ours")
-    reloaded = transformers.MarianMTModel.from_pretrained(tmp_path / "ours", attn_implementation="eager")
-    np.testing.assert_array_equal(their_answer(reloaded).logits, answer.logits)
+    cls, model = pytest.importorskip("transformers").MarianMTModel, make_model(variant)
+    assert_encoder_decoder_says_the_same(cls, model, texts(model.config), tmp_path)
 
 
 @pytest.mark.parity
 @pytest.mark.parametrize("variant", ["opus", "ours"])
 def test_gradients_are_theirs(tmp_path, variant):
-    torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
-    torch.set_num_threads(1)
-    model = make_model(variant)
-    hf.save(model, tmp_path)
-    net = transformers.MarianMTModel.from_pretrained(tmp_path).eval()
-    source, target = texts(model.config)
-    mask = torch.tensor(source != model.config.pad_id).long()
-    net(input_ids=torch.tensor(source), attention_mask=mask, labels=torch.tensor(target)).loss.backward()
-
-    def loss(model):
-        log_probs = jax.nn.log_softmax(model(jnp.asarray(source), jnp.asarray(target)))
-        return -jnp.take_along_axis(log_probs, jnp.asarray(target)[..., None], axis=-1).mean()
-
-    # Written as a folder, gradients have their names and shapes.
-    hf.save(jax.jit(jax.grad(loss))(model), tmp_path / "gradients")
-    ours = safetensors.numpy.load_file(tmp_path / "gradients" / "model.safetensors")
-    theirs = {name: weight.grad.numpy() for name, weight in net.named_parameters() if weight.grad is not None}
+    cls, model = pytest.importorskip("transformers").MarianMTModel, make_model(variant)
+    ours, theirs = encoder_decoder_gradients(cls, model, texts(model.config), tmp_path)
     assert ours.keys() == theirs.keys() | {"final_logits_bias"}  # which is no parameter there
     # There, nothing is learned where padding is looked up.
     looked_up = np.arange(V) != model.config.pad_id

@@ -1,14 +1,15 @@
 """Folders of Vision Transformers without transformers: bit for bit there and back, and what is refused."""
 
 import dataclasses
-import json
+import functools
 
-import jax
 import numpy as np
 import pytest
 import safetensors.numpy
 from flax import nnx
 
+from tests.models.hf.folders import assert_comes_back, assert_refused, assert_same, change_config, change_tensors
+from tests.nn.programs import draw
 from tfx_jax.errors import UserError
 from tfx_jax.models import ViT, ViTClassifier, ViTConfig, hf
 
@@ -29,37 +30,21 @@ CONFIG = ViTConfig(
 )
 
 
-@pytest.fixture(scope="module")
-def make(draw_model):
-    def make(cls):
-        config = CONFIG
-        if cls is ViT:  # whose folder says nothing of classes
-            defaults = ViTConfig()
-            config = dataclasses.replace(CONFIG, labels=defaults.labels, problem_type=None)
-        return draw_model(lambda: cls(config, rngs=nnx.Rngs(0)))
-
-    return make
-
-
-def assert_same(model, other):
-    jax.tree.map(np.testing.assert_array_equal, nnx.to_pure_dict(nnx.state(model)), nnx.to_pure_dict(nnx.state(other)))
+@functools.cache
+def make_vit(cls):
+    config = CONFIG
+    if cls is ViT:  # whose folder says nothing of classes
+        config = dataclasses.replace(CONFIG, labels=ViTConfig().labels, problem_type=None)
+    return draw(lambda: cls(config, rngs=nnx.Rngs(0)))
 
 
 @pytest.mark.parametrize("cls", [ViT, ViTClassifier])
-def test_what_was_saved_is_loaded_bit_for_bit(make, tmp_path, cls):
-    model = make(cls)
-    hf.save(model, tmp_path / "first")
-    again = hf.load(tmp_path / "first")
-    assert type(again) is cls
-    assert again.config == model.config
-    assert_same(again, model)
-    hf.save(again, tmp_path / "second")
-    for name in ("config.json", "model.safetensors"):
-        assert (tmp_path / "second" / name).read_bytes() == (tmp_path / "first" / name).read_bytes()
+def test_what_was_saved_is_loaded_bit_for_bit(tmp_path, cls):
+    assert_comes_back(make_vit(cls), tmp_path)
 
 
-def test_tensors_are_those_of_a_convolution(make, tmp_path):
-    model = make(ViTClassifier)
+def test_tensors_are_those_of_a_convolution(tmp_path):
+    model = make_vit(ViTClassifier)
     hf.save(model, tmp_path)
     tensors = safetensors.numpy.load_file(tmp_path / "model.safetensors")
     kernel = tensors["vit.embeddings.patch_embeddings.projection.weight"]
@@ -70,15 +55,14 @@ def test_tensors_are_those_of_a_convolution(make, tmp_path):
     assert {name for name in tensors if not name.startswith("vit.")} == {"classifier.weight", "classifier.bias"}
 
 
-def test_a_body_is_read_out_of_a_classifier_with_a_pooler(make, tmp_path):
-    classifier = make(ViTClassifier)
+def test_a_body_is_read_out_of_a_classifier_with_a_pooler(tmp_path):
+    classifier = make_vit(ViTClassifier)
     hf.save(classifier, tmp_path)
     with pytest.raises(UserError, match=r"the tensor pooler\.dense\.\w+ is missing"):
         hf.load(tmp_path, architecture="ViTModel")
-    path = tmp_path / "model.safetensors"
     pooler = {"vit.pooler.dense.weight": np.eye(8), "vit.pooler.dense.bias": np.ones(8)}
     more = {"vit.embeddings.mask_token": np.zeros((1, 1, 8))}
-    safetensors.numpy.save_file(safetensors.numpy.load_file(path) | pooler | more, path)
+    change_tensors(tmp_path, lambda tensors: tensors.update(pooler | more))
     assert_same(hf.load(tmp_path), classifier)
     body = hf.load(tmp_path, architecture="ViTModel")
     np.testing.assert_array_equal(body.pooler.kernel[...], np.eye(8))
@@ -99,10 +83,7 @@ def test_a_body_is_read_out_of_a_classifier_with_a_pooler(make, tmp_path):
         (ViT, {"pooler_output_size": 4}, "pooler_output_size is 4, but only 8"),
     ],
 )
-def test_refusals(make, tmp_path, cls, fields, message):
-    hf.save(make(cls), tmp_path)
-    path = tmp_path / "config.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | fields))
-    with pytest.raises(UserError, match=message) as caught:
-        hf.load(tmp_path)
-    assert "\n" not in str(caught.value)
+def test_refusals(tmp_path, cls, fields, message):
+    hf.save(make_vit(cls), tmp_path)
+    change_config(tmp_path, **fields)
+    assert_refused(tmp_path, message)
