@@ -4,7 +4,7 @@
 PYTHON  ?= python3 python3.13 python3.12 python3.11
 VENV    ?= .venv
 WORKDIR ?= runs/demo
-# More arguments for pytest (make test) or for the resolver (make lock).
+# More arguments for pytest (make test), for make mutants or for the resolver (make lock).
 ARGS    ?=
 
 BIN   := $(VENV)/bin
@@ -25,7 +25,7 @@ did yumi break ken 's bicycle on thursday ?
 endef
 export DEMO_SENTENCES
 
-.PHONY: help setup test test-all lint check demo smoke colab lock
+.PHONY: help setup test test-all mutants lint check demo smoke colab lock
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-8s  %s\n", $$1, $$2 }' Makefile
@@ -43,6 +43,9 @@ test: setup  ## run the tests but the slow ones; what needs PyTorch, transformer
 
 test-all: setup  ## run all tests, notebooks and interrupted trainings too
 	@$(BIN)/pytest -n 2 --dist worksteal $(ARGS)
+
+mutants: setup  ## break the library on purpose, and see what the tests miss (ARGS="--only lsh --jobs 1" for a part)
+	@$(BIN)/python -m tests.mutants $(ARGS)
 
 lint: setup  ## check format, style and types
 	@$(BIN)/ruff format --check .

@@ -1,0 +1,167 @@
+"""Mistakes in models."""
+
+from tests.mutants.mutant import in_file
+
+MUTANTS = (
+    *in_file(
+        "models/transformer.py",
+        "models/test_transformer.py, models/test_transformer_decoding.py, models/test_transformer_options.py",
+        ("the target is not shifted", "inputs = shift_right(target, self.config.start_id)", "inputs = target"),
+        ("the last token comes first", "jnp.full_like(target[:, :1], start_id)", "target[:, -1:]"),
+        ("no positions", "x + vectors[None].astype(x.dtype), self.config.dropout_rate", "x, self.config.dropout_rate"),
+        (
+            "positions are dropped out before the sum",
+            "return dropout(x, rate, rngs.dropout() if rngs is not None and rate else None)",
+            "return x",
+        ),
+        (
+            "padding is the unknown token",
+            "(source != pad_id)[:, None, None, :]",
+            "(source != pad_id + 3)[:, None, None, :]",
+        ),
+        ("no last norm of the encoder", "(x if self.encoder_norm is None else self.encoder_norm(x))", "x"),
+        (
+            "no last norm of the decoder",
+            "self.embedding.attend(x if self.decoder_norm is None else self.decoder_norm(x))",
+            "self.embedding.attend(x)",
+        ),
+        (
+            "no bias of the logits",
+            "logits if self.logits_bias is None else logits + self.logits_bias[...][None, None]",
+            "logits",
+        ),
+        (
+            "steps without a last norm",
+            "output(x if self.decoder_norm is None else self.decoder_norm(x), jnp.float32)",
+            "output(x, jnp.float32)",
+        ),
+        ("always interleaved", "is_interleaved=is_interleaved", "is_interleaved=True"),
+        (
+            "more steps than positions are taken",
+            "if positions is not None and max_length > positions.table.shape[0]:",
+            "if False:",
+        ),
+        (
+            "maps are named by kind alone",
+            'f"{prefix}/{index}/{kind}": weights',
+            'f"{prefix}/{kind}": weights',
+            "models/test_transformer_maps.py -k keys",
+        ),
+        (
+            "big has the heads of base",
+            '"d_model": 1024, "num_heads": 16',
+            '"d_model": 1024, "num_heads": 8',
+            "models/test_table_3.py",
+        ),
+    ),
+    *in_file(
+        "models/bert.py",
+        "models/test_bert.py",
+        (
+            "no norm of the sum",
+            "x = self.norm(x + self.positions(positions).astype(x.dtype))",
+            "x = x + self.positions(positions).astype(x.dtype)",
+        ),
+        (
+            "no segments",
+            "self.embedding(tokens) + self.segments(jnp.zeros_like(tokens) if segments is None else segments)",
+            "self.embedding(tokens)",
+        ),
+        ("no tanh", "jnp.tanh(self.pooler(x[:, 0]))", "self.pooler(x[:, 0])"),
+        ("the last token is pooled", "jnp.tanh(self.pooler(x[:, 0]))", "jnp.tanh(self.pooler(x[:, -1]))"),
+        ("padding is seen", "mask = None if is_token is None else is_token[:, None, None, :]", "mask = None"),
+        (
+            "large has the heads of base",
+            '"bert-large-uncased": (30_522, 24, 1024, 16)',
+            '"bert-large-uncased": (30_522, 24, 1024, 12)',
+        ),
+    ),
+    *in_file(
+        "models/bert_heads.py",
+        "models/test_bert.py",
+        ("no activation", "self.norm(self.activation_fn(self.dense(x)))", "self.norm(self.dense(x))"),
+        (
+            "start and end exchanged",
+            "SpanLogits(logits[..., 0], logits[..., 1])",
+            "SpanLogits(logits[..., 1], logits[..., 0])",
+        ),
+        (
+            "a body of other sizes is taken",
+            "if jax.tree.map(jnp.shape, params) != jax.tree.map(jnp.shape, mine):",
+            "if False:",
+        ),
+        (
+            "the head's dropout is ignored",
+            "config.dropout_rate if config.head_dropout_rate is None else config.head_dropout_rate",
+            "config.dropout_rate",
+        ),
+    ),
+    *in_file(
+        "models/gpt.py",
+        "models/test_gpt.py",
+        ("sees the future", "is_causal=True", "is_causal=False"),
+        (
+            "padding moves positions",
+            "if is_token is None else count(is_token)",
+            "if is_token is None or True else count(is_token)",
+        ),
+        ("packed texts see each other", "segment_ids=segment_ids, rngs=rngs", "rngs=rngs"),
+        ("residual projections start large", " * (2 * c.num_layers) ** -0.5", ""),
+        ("no last norm", "self.embedding.attend(x if self.norm is None else self.norm(x))", "self.embedding.attend(x)"),
+        (
+            "the last token is read twice",
+            "is_past = is_token & (jnp.arange(num_past)[None] != last)",
+            "is_past = is_token",
+        ),
+        (
+            "positions of beams",
+            "jnp.repeat(is_past.sum(axis=1), num_beams)",
+            "jnp.tile(is_past.sum(axis=1), num_beams)",
+        ),
+        (
+            "more than max_length is taken",
+            "if num_past + max_length > self.config.max_length:",
+            "if max_length > self.config.max_length:",
+        ),
+    ),
+    *in_file(
+        "models/t5.py",
+        "models/test_t5.py",
+        (
+            "a decoder that looks both ways",
+            "RelativeBias(c, is_bidirectional=False",
+            "RelativeBias(c, is_bidirectional=True",
+        ),
+        ("scaled scores", "functools.partial(attention_fn, scale=1.0)", "functools.partial(attention_fn)"),
+        ("tied logits are not scaled", "(self.config.d_model**-0.5 if self.config.is_tied else 1.0)", "1.0"),
+        ("no bias in the encoder", "layer(x, bias=bias, mask=mask, rngs=rngs", "layer(x, mask=mask, rngs=rngs"),
+        (
+            "queries start as large as keys",
+            "draw((c.d_model * c.d_k) ** -0.5, made.query.kernel",
+            "draw(c.d_model**-0.5, made.query.kernel",
+        ),
+        (
+            "steps at the first position",
+            "self.decoder_bias(1, max_length, position)",
+            "self.decoder_bias(1, max_length, 0)",
+        ),
+        (
+            "the last outputs are not dropped",
+            "attend(self._drop(self._last_norm(x), rngs))",
+            "attend(self._last_norm(x))",
+        ),
+    ),
+    *in_file(
+        "models/vit.py",
+        "models/test_vit.py",
+        ("channels and pixels mixed up", '"ByuxvC,CuvD->ByxD"', '"ByvxuC,CuvD->ByxD"'),
+        (
+            "the class token last",
+            "jnp.concatenate([class_token, x], axis=1)",
+            "jnp.concatenate([x, class_token], axis=1)",
+        ),
+        ("no last norm", "x = self.norm(x)\n        output", "output"),
+        ("corners of patches are aligned", "(np.arange(new) + 0.5) * old / new - 0.5", "np.arange(new) * old / new"),
+        ("another cubic kernel", "a: float = -0.75", "a: float = -0.5"),
+    ),
+)

@@ -1,0 +1,120 @@
+"""Mistakes in modules."""
+
+from tests.mutants.mutant import in_file
+
+MUTANTS = (
+    *in_file(
+        "nn/attention.py",
+        "nn/test_attention.py",
+        (
+            "values from the queries' inputs",
+            "self.value(memory if value_memory is None else value_memory)",
+            "self.value(memory)",
+        ),
+        ("twice the variance", 'variance_scaling(0.5, "fan_avg"', 'variance_scaling(1.0, "fan_avg"'),
+        (
+            "drops without being asked",
+            "if rngs is not None and self.dropout_rate:",
+            "if rngs is not None and not self.dropout_rate:",
+        ),
+        ("key heads that do not divide are taken", "if num_heads % num_kv_heads:", "if False:"),
+        ("float32 whatever was asked", "use_bias=use_bias, dtype=dtype,", "use_bias=use_bias, dtype=jnp.float32,"),
+    ),
+    *in_file(
+        "nn/decoder_step.py",
+        "nn/test_layers.py",
+        ("writes one place further", "start = position * newest.key", "start = (position + 1) * newest.key"),
+        ("sees one place further", "(places <= position)[None] if exists", "(places <= position + 1)[None] if exists"),
+        (
+            "beams see each other",
+            "(is_own & is_there[:, None, :, None])",
+            "(is_there[:, None, :, None] | (is_own & False))",
+        ),
+        (
+            "the padding of a prompt is seen",
+            "exists & (places <= position)[None]",
+            "(places <= position)[None] & (exists | True)",
+        ),
+        ("no bias", "return y if self.bias is None else y +", "return y if self.bias is None else y + 0 *"),
+        ("the gate is forgotten", "hidden if self.gate is None else hidden * self.gate(x)", "hidden"),
+        (
+            "positions count the prompt twice",
+            "embed(tokens, position - num_past)",
+            "embed(tokens, position)",
+            "models/test_gpt.py -k steps",
+        ),
+    ),
+    *in_file(
+        "nn/embedding.py",
+        "nn/test_embedding.py",
+        ("not scaled", "math.sqrt(d_model) if scale is None", "1.0 if scale is None"),
+        ("scores in bfloat16", ", preferred_element_type=jnp.float32)", ")"),
+        (
+            "twice the deviation",
+            "init = nnx.initializers.normal(d_model**-0.5 if init_stddev is None else init_stddev)\n"
+            "        self.table = nnx.Param(init(rngs.params(), (vocab_size",
+            "init = nnx.initializers.normal(2 * d_model**-0.5 if init_stddev is None else init_stddev)\n"
+            "        self.table = nnx.Param(init(rngs.params(), (vocab_size",
+        ),
+    ),
+    *in_file(
+        "nn/feed_forward.py",
+        "nn/test_feed_forward.py",
+        ("drops in evaluation", "rngs.dropout() if rngs is not None and self.dropout_rate else None", "None"),
+        (
+            "two activations exchanged",
+            "jax.nn.gelu, approximate=False",
+            "jax.nn.gelu, approximate=True",
+            "models/test_bert.py -k equations, models/test_vit.py -k equations",
+        ),
+    ),
+    *in_file(
+        "nn/layers.py",
+        "nn/test_layers.py",
+        ("the sum is not normalised", "return (x if self.pre_norm else self.norm(x)), extra", "return x, extra"),
+        ("the branch is not normalised", "sublayer(self.norm(x) if self.pre_norm else x)", "sublayer(x)"),
+        (
+            "the sum is dropped",
+            "x = x + dropout(y, self.dropout_rate, rng)",
+            "x = dropout(x + y, self.dropout_rate, rng)",
+        ),
+        ("the decoder sees the future", "is_causal=True", "is_causal=False"),
+        ("padding of the source is seen", "mask=memory_mask, ", ""),
+    ),
+    *in_file(
+        "nn/moe.py",
+        "nn/test_moe.py",
+        (
+            "a bfloat16 router",
+            "x.astype(jnp.float32), self.router[...].astype(jnp.float32)",
+            "x, self.router[...].astype(x.dtype)",
+        ),
+        ("padding counts in the losses", "load_balancing_loss(logits, mask)", "load_balancing_loss(logits)"),
+        (
+            "all experts drop alike",
+            "jax.random.split(rngs.dropout(), self.num_experts)",
+            "jnp.stack([rngs.dropout()] * self.num_experts)",
+        ),
+    ),
+    *in_file(
+        "nn/normalization.py",
+        "nn/test_normalization.py",
+        ("its own epsilon", "self.scale[...], bias, epsilon=self.epsilon", "self.scale[...], bias"),
+        ("its own epsilon in RMS norm", "self.scale[...], epsilon=self.epsilon)", "self.scale[...])"),
+    ),
+    *in_file(
+        "nn/stack.py",
+        "nn/test_stack.py",
+        (
+            "layers start alike",
+            "jax.random.split(rngs.params(), num_layers)",
+            "jax.numpy.stack([rngs.params()] * num_layers)",
+        ),
+        (
+            "layers drop alike",
+            "jax.random.split(rngs.dropout(), _num_layers(layers))",
+            "jax.numpy.stack([rngs.dropout()] * _num_layers(layers))",
+        ),
+        ('"full" keeps as much as "dots"', '"full": None', '"full": jax.checkpoint_policies.everything_saveable'),
+    ),
+)

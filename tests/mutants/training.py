@@ -1,0 +1,226 @@
+"""Mistakes in training; tests of the step are named one by one, since the whole file takes minutes."""
+
+from tests.mutants.mutant import in_file
+
+_STEP = "training/test_step.py -k "
+_SHARDING = "training/test_sharding.py -k "
+_LOOP = "training/test_loop.py -k "
+
+MUTANTS = (
+    *in_file(
+        "training/step.py",
+        "training/test_step.py",
+        (
+            "every step draws alike",
+            "rng = jax.random.fold_in(rng, state.step)",
+            "rng = jax.random.fold_in(rng, 0)",
+            f"{_STEP}different_masks, {_STEP}resumed",
+        ),
+        (
+            "devices draw alike",
+            "rng = jax.random.fold_in(rng, jax.lax.axis_index(axis_name))",
+            "pass",
+            f"{_STEP}pmap_draws",
+        ),
+        (
+            "evaluates instead of training",
+            "batch, nnx.Rngs(dropout=rng))",
+            "batch, None)",
+            f"{_STEP}dropout_is_on, {_STEP}different_masks",
+        ),
+        (
+            "devices do not add up",
+            "grads, metrics = jax.lax.psum((grads, metrics), axis_name)",
+            "metrics = jax.lax.psum(metrics, axis_name)",
+            f"{_STEP}pmap_equals",
+        ),
+        (
+            "the sum over tokens",
+            'grad / jnp.maximum(metrics["tokens"], 1)',
+            "grad / 1",
+            f"{_STEP}every_token, {_STEP}norm_of",
+        ),
+        (
+            "a batch of padding is divided by 0",
+            'grad / jnp.maximum(metrics["tokens"], 1)',
+            'grad / metrics["tokens"]',
+            f"{_STEP}padding",
+        ),
+        ("the norm of the updates", "optax.tree.norm(grads)", "optax.tree.norm(updates)", f"{_STEP}norm_of"),
+        (
+            "steps are not counted",
+            "TrainState(state.step + 1, params, opt_state)",
+            "TrainState(state.step, params, opt_state)",
+            f"{_STEP}different_masks, {_STEP}bad",
+        ),
+        (
+            "blocks of rows to one part",
+            "rows.reshape(-1, parts, *rows.shape[1:]).swapaxes(0, 1)",
+            "rows.reshape(parts, -1, *rows.shape[1:])",
+            f"{_STEP}stay_on",
+        ),
+        (
+            "parts draw alike",
+            "gradient(part, jax.random.fold_in(rng, number))",
+            "gradient(part, rng)",
+            f"{_STEP}parts_draw",
+        ),
+        (
+            "metrics of parts are averaged",
+            "values.sum(axis=0), metrics",
+            "values.mean(axis=0), metrics",
+            f"{_STEP}accumulated",
+        ),
+        ("the last part alone", "jax.tree.map(jnp.add, grads, more), metrics", "more, metrics", f"{_STEP}accumulated"),
+        ("rows that are left are lost", "if rows.shape[0] % parts:", "if False:", f"{_STEP}cannot_be_split"),
+        (
+            "a gradient that is no number is taken",
+            'jnp.isfinite(loss) & jnp.isfinite(metrics["grad_norm"])',
+            "jnp.isfinite(loss)",
+            f"{_STEP}bad",
+        ),
+        ("spikes are taken", "is_bad |= (mean > 0) & (loss > spike_factor * mean)", "pass", f"{_STEP}bad"),
+        ("the first loss is a spike", "is_bad |= (mean > 0) & (loss", "is_bad |= (loss", f"{_STEP}bad, {_STEP}spikes"),
+        (
+            "moments of a bad step are kept",
+            "(before.params, before.opt_state), (after.params, after.opt_state)",
+            "(before.params, after.opt_state), (after.params, after.opt_state)",
+            f"{_STEP}bad",
+        ),
+        (
+            "bad steps raise the mean",
+            'jnp.where(is_bad | (metrics["tokens"] == 0), mean, new_mean)',
+            'jnp.where(metrics["tokens"] == 0, mean, new_mean)',
+            f"{_STEP}bad",
+        ),
+        ("padding lowers the mean", 'is_bad | (metrics["tokens"] == 0)', "is_bad", f"{_STEP}padding_leaves"),
+        (
+            "bad steps are counted for ever",
+            "jnp.where(is_bad, guard.in_a_row + 1, 0)",
+            "jnp.where(is_bad, guard.in_a_row + 1, guard.in_a_row)",
+            f"{_STEP}bad",
+        ),
+        ("the state is copied", "donate_argnums=0,", "", f"{_STEP}donated"),
+        ("shardings are not pinned", "out_shardings=(state_shardings, None),", "", f"{_STEP}keeps_the_shardings"),
+    ),
+    *in_file(
+        "training/optimizer.py",
+        "training/test_optimizer.py",
+        ("steps from 0", "jnp.asarray(count, jnp.float32) + 1.0", "jnp.asarray(count, jnp.float32) + 0.0"),
+        ("falls as 1 / step", "jnp.sqrt(warmup_steps / step)", "warmup_steps / step"),
+        ("the peak ignores the width", "d_model * warmup_steps) ** -0.5", "512 * warmup_steps) ** -0.5"),
+        ("the warm-up is one step longer", "[warmup_steps - 1])", "[warmup_steps])"),
+        ("biases decay", 'endswith(("bias", "scale"))', 'endswith("scale")'),
+        ("no clipping", "if config.clip_norm else optimizer", "if False else optimizer"),
+        ("decay is a gain", "-config.weight_decay * rate(count)", "config.weight_decay * rate(count)"),
+        ("stacks are one matrix", "(jax.vmap(fn) if is_stack(name) else fn)", "fn"),
+    ),
+    *in_file(
+        "training/sharding.py",
+        ", ".join(f"{_SHARDING}{word}" for word in ("mesh", "rows", "rule", "pattern", "tables", "positions")),
+        ("a part of the path is enough", "re.fullmatch(pattern, name)", "re.search(pattern, name)"),
+        (
+            "uneven dimensions are divided",
+            "axes if parts > 1 and size % parts == 0 else None",
+            "axes if parts > 1 else None",
+        ),
+        ("the last devices", "devices=jax.devices()[:needed]", "devices=jax.devices()[-needed:]"),
+        ("devices that nobody uses", "or (data == -1 and needed < count)", ""),
+        ("rows begin one block later", "first = share.index * len(rows)", "first = 0"),
+        ("a block that is none", "or held != list(range(held[0], held[0] + len(held)))", ""),
+        (
+            "places of one ring draw apart",
+            'jax.lax.axis_index((*ROWS, "tensor"))',
+            'jax.lax.axis_index((*ROWS, "sequence", "tensor"))',
+            f"{_SHARDING}sequence, training/test_sharding_families.py",
+        ),
+        (
+            "the mean of devices",
+            'P(ROWS, "sequence", "tensor", None)',
+            'P(None, "sequence", "tensor", None)',
+            f"{_SHARDING}sequence, {_SHARDING}fsdp",
+        ),
+    ),
+    *in_file(
+        "training/checkpoint.py",
+        "training/test_checkpoint.py",
+        ("the oldest is restored", "for step in reversed(steps):", "for step in steps:"),
+        ("the worst is best", "return max(scored, key=", "return min(scored, key="),
+        ("summed in float32", "np.asarray(leaf, np.float64)", "np.asarray(leaf, np.float32)"),
+        (
+            "the first are averaged",
+            "_load_step(checkpointer, step), steps[-last:])",
+            "_load_step(checkpointer, step), steps[:last])",
+        ),
+        ("values are not checked", "    if damaged:\n", "    if False:\n"),
+        ("the caller's lists are written", "extra = copy.deepcopy(extra)", "extra = dict(extra)"),
+        (
+            "the place in the data is not checked",
+            'checksums(parts) | {"metadata": f"{zlib.crc32(text.encode()):08x}"}',
+            'checksums(parts) | {"metadata": ""}',
+        ),
+        (
+            "all damaged: starts anew",
+            '        if steps:\n            raise UserError(f"none',
+            '        if False:\n            raise UserError(f"none',
+        ),
+    ),
+    *in_file(
+        "training/loop.py",
+        "training/test_loop.py",
+        ("data starts anew", 'self.iterator.set_state(extra["data"])', "pass"),
+        (
+            "evaluations are forgotten",
+            'self.evaluations = extra["evaluations"]',
+            "pass",
+            f"{_LOOP}evaluations, {_LOOP}prolonged, {_LOOP}resumed",
+        ),
+        (
+            "the last steps are not saved",
+            "if int(self.state.step) > self.saved_step:",
+            "if False:",
+            f"{_LOOP}signals, {_LOOP}prolonged",
+        ),
+        (
+            "one step too many",
+            "range(self.first_step + 1, config.num_steps + 1)",
+            "range(self.first_step + 1, config.num_steps + 2)",
+            f"{_LOOP}finished, {_LOOP}prolonged",
+        ),
+        (
+            "goes on without progress",
+            "0 < patience < len(ranks) and max(ranks[-patience:]) <= max(ranks[:-patience])",
+            "False",
+            f"{_LOOP}stop_early",
+        ),
+        (
+            "an equal score is progress",
+            "<= max(ranks[:-patience])",
+            "< max(ranks[:-patience])",
+            f"{_LOOP}stop_early",
+        ),
+        (
+            "goes on at a loss that is no number",
+            'for name in ("loss", "grad_norm")',
+            'for name in ("grad_norm",)',
+            f"{_LOOP}finite",
+        ),
+    ),
+    *in_file(
+        "training/meter.py",
+        "training/test_meter.py",
+        ("the mean over steps", '"train/loss": sums["loss"] / tokens', '"train/loss": sums["loss"] / steps'),
+        (
+            "skipped steps count",
+            'if fetched.get("bad") else fetched',
+            "if False else fetched",
+            "training/test_bad_steps.py -k sums",
+        ),
+    ),
+    *in_file(
+        "training/checksums.py",
+        "training/test_checksums.py",
+        ("arrays are exchanged unnoticed", "offset += np.size(leaf)", "offset += 0"),
+        ("copies count twice", "if shard.replica_id == 0:", "if True:"),
+    ),
+)
