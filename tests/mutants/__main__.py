@@ -25,6 +25,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="make mutants", description=__doc__.splitlines()[0])
     parser.add_argument("--only", metavar="PATTERN", default="", help="of what is printed: a file, words of a name")
     parser.add_argument("--jobs", metavar="N", type=int, default=2, help="how many run at once (2)")
+    parser.add_argument("--limit", metavar="SECONDS", type=float, default=600, help="for the tests of a mutant (600)")
     parser.add_argument("--json", metavar="FILE", type=pathlib.Path, help="write every outcome there")
     arguments = parser.parse_args()
     chosen = [mutant for mutant in MUTANTS if re.search(arguments.only, mutant.title)]
@@ -37,16 +38,18 @@ def main() -> None:
     outcomes: dict[Mutant, Outcome] = {}
     with tempfile.TemporaryDirectory(prefix="tfx_jax-mutants-", ignore_cleanup_errors=True) as folder:
         runner = Runner(ROOT, pathlib.Path(folder).resolve(), arguments.jobs)
-        tests = sorted({test for mutant in chosen for test in mutant.tests})
-        print(f"{len(chosen)} mutants; first their {len(tests)} files of tests without any", flush=True)
-        seconds = runner.check_unmutated(tests)
-        limits = {mutant: 60 + 5 * sum(seconds[test] for test in mutant.tests) for mutant in chosen}
-        for mutant, outcome in runner.run(chosen, limits.__getitem__):
+        for mutant, outcome in runner.run(chosen, arguments.limit):
             outcomes[mutant] = outcome
-            print(f"{outcome.status:9} {outcome.seconds:6.1f} s  {mutant.title}  {outcome.by}".rstrip(), flush=True)
+            by = " ".join(outcome.failed)
+            print(f"{outcome.status:9} {outcome.seconds:6.1f} s  {mutant.title}  {by}".rstrip(), flush=True)
             if arguments.json:
                 arguments.json.write_text(json.dumps(as_json(outcomes), indent=1) + "\n")
+        killers = {name for outcome in outcomes.values() for name in outcome.failed if "::" in name}
+        print(f"\nand the {len(killers)} tests that killed them, without a mutant", flush=True)
+        broken = runner.failing(killers, arguments.limit)
     print_table(outcomes)
+    if broken:
+        sys.exit("\n".join(["\nthese fail without a mutant too, so what they killed does not count:", *sorted(broken)]))
 
 
 def print_table(outcomes: dict[Mutant, Outcome]) -> None:

@@ -4,6 +4,7 @@ Importing JAX takes longer than most tests that kill a mutant. So one process im
 ours, and forks for every mutant: that is safe for as long as JAX has no backend, which only a fork gets.
 """
 
+import collections
 import contextlib
 import gc
 import importlib
@@ -17,7 +18,7 @@ import subprocess
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import pytest
@@ -45,8 +46,8 @@ class Outcome(NamedTuple):
     status: str
     """"survived"; "killed"; or "timed out", which counts as killed."""
     seconds: float
-    by: str
-    """The first test that failed."""
+    failed: tuple[str, ...]
+    """The test that failed; of the library as it is, all that did."""
 
 
 class _Job(NamedTuple):
@@ -78,24 +79,20 @@ class Runner:
         for copy in self._copies:
             _copy_tree(root, copy)
 
-    def check_unmutated(self, tests: Sequence[str], limit: float = 1800.0) -> dict[str, float]:
-        """Runs tests on the library as it is; gives the seconds each file takes, and fills the cache of programs.
-
-        Raises:
-          SystemExit: if any fails or there is none: then no mutant would say anything.
-        """
-        seconds = {}
-        for job, outcome in self._run([_Job(None, (test,), limit) for test in tests]):
-            if outcome.status != "survived":
-                raise SystemExit(f"tests/{job.tests[0]} fails without a mutant: {outcome.status} {outcome.by}")
-            seconds[job.tests[0]] = outcome.seconds
-        return seconds
-
-    def run(self, mutants: Sequence[Mutant], limit: Callable[[Mutant], float]) -> Iterator[tuple[Mutant, Outcome]]:
-        """Runs the tests of each mutant, for at most `limit(mutant)` seconds, in the order in which they end."""
-        for job, outcome in self._run([_Job(mutant, mutant.tests, limit(mutant)) for mutant in mutants]):
+    def run(self, mutants: Sequence[Mutant], limit: float) -> Iterator[tuple[Mutant, Outcome]]:
+        """Runs the tests of each mutant, for at most `limit` seconds, in the order in which they end."""
+        for job, outcome in self._run([_Job(mutant, mutant.tests, limit) for mutant in mutants]):
             assert job.mutant is not None
             yield job.mutant, outcome
+
+    def failing(self, names: Iterable[str], limit: float) -> set[str]:
+        """Runs single tests on the library as it is; gives those that fail: they say nothing of a mutant."""
+        files = collections.defaultdict(list)
+        for name in sorted(names):
+            file, _, test = name.partition("::")
+            files[file].append(f"{file.removeprefix('tests/')} -k {test}")
+        jobs = [_Job(None, tuple(tests), limit) for tests in files.values()]
+        return {name for _, outcome in self._run(jobs) for name in outcome.failed}
 
     def _run(self, jobs: list[_Job]) -> Iterator[tuple[_Job, Outcome]]:
         waiting, free, running = list(reversed(jobs)), list(self._copies), {}
@@ -128,7 +125,7 @@ class Runner:
         if process == 0:
             try:
                 os.setsid()
-                os._exit(_run_tests(job.tests, copy))
+                os._exit(_run_tests(job, copy))
             except BaseException:  # whatever happens, this process must not go on as if it were the first
                 traceback.print_exc()
                 os._exit(pytest.ExitCode.INTERNAL_ERROR)
@@ -155,14 +152,14 @@ def _copy_tree(root: pathlib.Path, copy: pathlib.Path) -> None:
     subprocess.run([sys.executable, "-m", "compileall", "-q", copy / "tfx_jax"], check=True)
 
 
-class _FirstFailure:
-    """Keeps those tests that were asked for, and the name of the first that fails."""
+class _Failures:
+    """Keeps those tests that were asked for, and the names of those that fail."""
 
     def __init__(self, tests: Sequence[str]):
         self._words: dict[str, list[str]] = {}
         for file, word in map(_file_and_word, tests):
             self._words.setdefault(file, []).append(word)
-        self.name = ""
+        self.names: list[str] = []
 
     def pytest_collection_modifyitems(self, config: pytest.Config, items: list[pytest.Item]) -> None:
         kept, left = [], []
@@ -174,16 +171,16 @@ class _FirstFailure:
         config.hook.pytest_deselected(items=left)
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        if report.failed and not self.name:
-            self.name = report.nodeid
+        if report.failed:
+            self.names.append(report.nodeid)
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
-        if report.failed and not self.name:
-            self.name = f"{report.nodeid}, when it was imported"
+        if report.failed:
+            self.names.append(f"{report.nodeid}, when it was imported")
 
 
-def _run_tests(tests: Sequence[str], copy: pathlib.Path) -> int:
-    """In the fork: pytest's exit status; the name of the first test that failed is left in a file."""
+def _run_tests(job: _Job, copy: pathlib.Path) -> int:
+    """In the fork: pytest's exit status; the names of tests that failed are left in a file."""
     output = os.open(f"{copy}.log", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     for stream in (1, 2):
         os.dup2(output, stream)
@@ -195,30 +192,28 @@ def _run_tests(tests: Sequence[str], copy: pathlib.Path) -> int:
         del sys.modules[name]
     importlib.invalidate_caches()
     assert pathlib.Path(importlib.import_module("tfx_jax.errors").__file__ or "").is_relative_to(copy)
-    files = dict.fromkeys(f"tests/{_file_and_word(test)[0]}" for test in tests)
-    first = _FirstFailure(tests)
+    files = dict.fromkeys(f"tests/{_file_and_word(test)[0]}" for test in job.tests)
+    failures = _Failures(job.tests)
     # Plugins are imported already, so pytest cannot rewrite their assertions: nobody misses that.
     quietly = "ignore:Module already imported:pytest.PytestAssertRewriteWarning"
-    options = ["-x", "-q", "-m", "not slow", "-p", "no:xdist", "-W", quietly]
-    status = pytest.main([*options, f"--rootdir={copy}", "-c", f"{copy}/pyproject.toml", *files], plugins=[first])
-    pathlib.Path(f"{copy}.json").write_text(json.dumps(first.name))
+    options = [*(["-x"] if job.mutant else []), "-q", "-m", "not slow", "-p", "no:xdist", "-W", quietly]
+    status = pytest.main([*options, f"--rootdir={copy}", "-c", f"{copy}/pyproject.toml", *files], plugins=[failures])
+    pathlib.Path(f"{copy}.json").write_text(json.dumps(failures.names))
     sys.stdout.flush()
     return int(status)
 
 
 def _outcome(job: _Job, copy: pathlib.Path, status: int | None, seconds: float) -> Outcome:
     if status is None:
-        return Outcome("timed out", seconds, "")
+        return Outcome("timed out", seconds, ())
     report = pathlib.Path(f"{copy}.json")
-    name = ""
-    if report.exists():
-        name = json.loads(report.read_text())
-        report.unlink()
+    names = json.loads(report.read_text()) if report.exists() else []
+    report.unlink(missing_ok=True)
     code = os.waitstatus_to_exitcode(status)
     if code in _NO_TESTS:
         what = job.mutant.title if job.mutant else "no mutant"
         raise SystemExit(f"{what}: pytest ran no tests of {job.tests}:\n{pathlib.Path(f'{copy}.log').read_text()}")
-    return Outcome("survived" if code == 0 else "killed", seconds, name or ("a crash" if code < 0 else ""))
+    return Outcome("survived" if code == 0 else "killed", seconds, tuple(names or (["a crash"] if code < 0 else [])))
 
 
 def _file_and_word(test: str) -> tuple[str, str]:
