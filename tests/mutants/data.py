@@ -71,7 +71,7 @@ MUTANTS = (
             "shares overlap",
             "range(index, len(rows), count)",
             "range(0, len(rows), count)",
-            "data/test_epochs.py, training/experiments/test_language_model.py",
+            "data/test_row_share.py",
         ),
         ("places of the sorted rows", "places = order[members]\n", "places = members\n"),
     ),

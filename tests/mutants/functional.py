@@ -33,7 +33,6 @@ MUTANTS = (
             "jnp.where(mask, weights, jnp.zeros((), weights.dtype))",
             "weights",
         ),
-        ("hidden keys at minus infinity", "0.7 * jnp.finfo(logits.dtype).min", "-jnp.inf"),
         ("any mask suffices", "combined & part", "combined | part"),
         ("masks of numbers are taken", "if mask is not None and mask.dtype != jnp.bool_:", "if False:"),
         ("batches of two sizes are taken", "if query.shape[0] != key.shape[0]:", "if False:"),

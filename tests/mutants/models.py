@@ -74,6 +74,7 @@ MUTANTS = (
             "large has the heads of base",
             '"bert-large-uncased": (30_522, 24, 1024, 16)',
             '"bert-large-uncased": (30_522, 24, 1024, 12)',
+            "models/test_published_heads.py",
         ),
     ),
     *in_file(
@@ -154,6 +155,12 @@ MUTANTS = (
     *in_file(
         "models/vit.py",
         "models/test_vit.py",
+        (
+            "huge has as many heads as its heads have numbers",
+            '"ViT-H/14": (32, 1280, 16, 14)',
+            '"ViT-H/14": (32, 1280, 80, 14)',
+            "models/test_published_heads.py",
+        ),
         ("channels and pixels mixed up", '"ByuxvC,CuvD->ByxD"', '"ByvxuC,CuvD->ByxD"'),
         (
             "the class token last",
