@@ -77,3 +77,14 @@ def test_pinned_parts_may_have_any_shape():
     search = jax.jit(lambda cache: greedy_search(step_fn, cache, starts, max_length=3, eos_id=2))
     tokens, _ = search(Pinned(np.zeros(9, np.float32)))
     assert tokens.tolist() == [[2, 0, 0]] * 2
+
+
+def test_the_last_token_of_a_vocabulary_that_blocks_do_not_divide_survives_once():
+    vocab_size, beam_size = 1031, 3  # a prime beyond the largest block
+    logits = np.zeros((1, beam_size, vocab_size), np.float32)
+    logits[0, :, -1] = [1, 3, 2]
+    past = _Past(*np.zeros((3, 1, beam_size), np.float32))
+    log_probs, parents, tokens = jax.jit(_survivors)(logits, past, np.zeros(1, bool))
+    np.testing.assert_array_equal(log_probs, [[3, 2, 1]])
+    np.testing.assert_array_equal(parents, [[1, 2, 0]])
+    np.testing.assert_array_equal(tokens, [[vocab_size - 1] * 3])

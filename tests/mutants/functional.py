@@ -52,7 +52,12 @@ MUTANTS = (
         ("one token more than the limit", "past, length >= limits)", "past, length > limits)"),
         ("the cache stays with its beam", "cache=_follow(cache, parents)", "cache=cache"),
         ("all beams start alike", "log_probs=nothing.at[:, 0].set(0.0)", "log_probs=jnp.zeros_like(nothing)"),
-        ("the last token twice", "jnp.where(places < vocab_size, picked, -jnp.inf)", "picked"),
+        (
+            "the last token twice",
+            "jnp.where(places < vocab_size, picked, -jnp.inf)",
+            "picked",
+            "functional/test_beams.py",
+        ),
         ("every end is kept", "jnp.where(ended >= worst_kept, ended, -jnp.inf)", "ended"),
     ),
     *in_file(

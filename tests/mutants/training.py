@@ -46,7 +46,7 @@ MUTANTS = (
             'grad / metrics["tokens"]',
             f"{_STEP}padding",
         ),
-        ("the norm of the updates", "optax.tree.norm(grads)", "optax.tree.norm(updates)", f"{_STEP}norm_of"),
+        ("the norm of the updates", "optax.tree.norm(grads)", "optax.tree.norm(updates)", "training/test_step_norm.py"),
         (
             "steps are not counted",
             "TrainState(state.step + 1, params, opt_state)",
@@ -77,7 +77,7 @@ MUTANTS = (
             "a gradient that is no number is taken",
             'jnp.isfinite(loss) & jnp.isfinite(metrics["grad_norm"])',
             "jnp.isfinite(loss)",
-            f"{_STEP}bad",
+            "training/test_step_norm.py",
         ),
         ("spikes are taken", "is_bad |= (mean > 0) & (loss > spike_factor * mean)", "pass", f"{_STEP}bad"),
         ("the first loss is a spike", "is_bad |= (mean > 0) & (loss", "is_bad |= (loss", f"{_STEP}bad, {_STEP}spikes"),
