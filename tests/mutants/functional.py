@@ -97,7 +97,12 @@ MUTANTS = (
         ("no EOS at the limit", "jnp.where(length >= limits, eos_id", "jnp.where(length > limits, eos_id"),
         ("multiplied by the temperature", "log_probs / temperature", "log_probs * temperature"),
         ("every step draws alike", "jax.random.fold_in(rng, length)", "jax.random.fold_in(rng, 0)"),
-        ("a penalty that raises", "logits / penalty, logits * penalty", "logits / penalty, logits / penalty"),
+        (
+            "a penalty that raises",
+            "logits / penalty, logits * penalty",
+            "logits / penalty, logits / penalty",
+            "functional/test_repetition_penalty.py",
+        ),
         ("nothing of the border", "(bits > border) | (is_tied & (mass_before < top_p))", "bits > border"),
         ("ended rows go on counting", "jnp.where(paths.is_done, 0.0, gain)", "gain"),
         (

@@ -36,6 +36,7 @@ SLOW_IMPORTS = (
     "chex",
     "hypothesis.strategies",
 )
+_WHEN_IMPORTED = ", when it was imported"
 _OURS = ("tests", "tfx_jax", "experiments")
 _NO_TESTS = {pytest.ExitCode.NO_TESTS_COLLECTED, pytest.ExitCode.USAGE_ERROR, pytest.ExitCode.INTERNAL_ERROR}
 
@@ -86,13 +87,17 @@ class Runner:
             yield job.mutant, outcome
 
     def failing(self, names: Iterable[str], limit: float) -> set[str]:
-        """Runs single tests on the library as it is; gives those that fail: they say nothing of a mutant."""
+        """Runs what killed mutants on the library as it is; gives what fails there too, and so says nothing of them."""
         files = collections.defaultdict(list)
         for name in sorted(names):
-            file, _, test = name.partition("::")
+            file, _, test = name.removesuffix(_WHEN_IMPORTED).partition("::")
             files[file].append(f"{file.removeprefix('tests/')} -k {test}")
         jobs = [_Job(None, tuple(tests), limit) for tests in files.values()]
-        return {name for _, outcome in self._run(jobs) for name in outcome.failed}
+        return {
+            name
+            for job, outcome in self._run(jobs)
+            for name in (job.tests if outcome.status == "timed out" else outcome.failed)
+        }
 
     def _run(self, jobs: list[_Job]) -> Iterator[tuple[_Job, Outcome]]:
         waiting, free, running = list(reversed(jobs)), list(self._copies), {}
@@ -176,7 +181,7 @@ class _Failures:
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
         if report.failed:
-            self.names.append(f"{report.nodeid}, when it was imported")
+            self.names.append(report.nodeid + _WHEN_IMPORTED)
 
 
 def _run_tests(job: _Job, copy: pathlib.Path) -> int:
