@@ -251,7 +251,7 @@ def compiled(
     mesh = make_mesh(**sizes)
     training = train_on(
         mesh,
-        lambda attention_fn: Transformer(config, attention_fn=attention_fn, rngs=nnx.Rngs(params=0)),
+        lambda shard_attention: Transformer(config, shard_attention=shard_attention, rngs=nnx.Rngs(params=0)),
         functools.partial(translation_loss, label_smoothing=0.1),
         make_optimizer(OptimizerConfig(), config.d_model),
     )

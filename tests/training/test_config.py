@@ -131,8 +131,10 @@ def test_flat_names_every_leaf():
     assert (leaves["model.d_ff"], leaves["seed"], leaves["decoding.alpha"]) == (3, 5, 0.6)
     assert "model" not in leaves
     config = ExperimentConfig()
-    nested = ("model", "data", "optimizer", "decoding", "mesh")
-    expected = sum(len(dataclasses.fields(getattr(config, name))) for name in nested)
+    assert leaves["model.attention.options.window"] is None
+    nested = (config.model, config.data, config.optimizer, config.decoding, config.mesh)
+    nested += (config.model.attention, config.model.attention.options)
+    expected = sum(len(dataclasses.fields(part)) for part in nested)
     assert len(leaves) == expected + len(dataclasses.fields(config)) - len(nested)
 
 

@@ -195,7 +195,7 @@ class Trainer:
         optimizer = make_optimizer(OptimizerConfig(warmup_steps=20, peak_learning_rate=0.005), config.d_model)
         training = train_on(
             mesh,
-            lambda attention_fn: Transformer(config, attention_fn=attention_fn, rngs=nnx.Rngs(params=0)),
+            lambda sharded: Transformer(config, shard_attention=sharded, rngs=nnx.Rngs(params=0)),
             LOSS,
             optimizer,
         )

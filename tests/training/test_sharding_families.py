@@ -69,7 +69,7 @@ def run(family, mesh):
     model, config, loss_fn, make_batch, _ = FAMILIES[family]
     optimizer = make_optimizer(OptimizerConfig(warmup_steps=2, peak_learning_rate=0.01), config.d_model)
     training = train_on(
-        mesh, lambda attention_fn: model(config, attention_fn=attention_fn, rngs=nnx.Rngs(params=0)), loss_fn, optimizer
+        mesh, lambda sharded: model(config, shard_attention=sharded, rngs=nnx.Rngs(params=0)), loss_fn, optimizer
     )
     state, losses = training.first_state(), []
     batch = shard_batch(make_batch(), mesh)

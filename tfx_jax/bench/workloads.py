@@ -19,6 +19,7 @@ from tfx_jax.data.tokenizer import EOS_ID
 from tfx_jax.errors import UserError
 from tfx_jax.functional.decoding import StepFn
 from tfx_jax.models.transformer import Transformer, TransformerConfig
+from tfx_jax.nn.attention import ShardAttention
 from tfx_jax.tasks.translation import search, translation_loss
 from tfx_jax.training.config import ExperimentConfig
 from tfx_jax.training.flops import decoding_flops, training_flops
@@ -56,8 +57,8 @@ def training(model: TransformerConfig, *, batch: int, length: int) -> Workload:
         raise UserError(f"{num_row_parts(mesh)} devices cannot share a batch of {batch} rows equally")
     config = ExperimentConfig(model=model)
 
-    def make_model(attention_fn: Callable[..., Any]) -> Transformer:
-        return Transformer(model, attention_fn=attention_fn, rngs=nnx.Rngs(params=config.seed))
+    def make_model(shard_attention: ShardAttention | None) -> Transformer:
+        return Transformer(model, shard_attention=shard_attention, rngs=nnx.Rngs(params=config.seed))
 
     loss_fn = functools.partial(translation_loss, label_smoothing=config.label_smoothing)
     step_fn, first_state, _ = lay_out(config, make_model, loss_fn, mesh)

@@ -1,18 +1,18 @@
 """BERT, an encoder of texts and of pairs of texts (Devlin et al., 2019); what scores its output is in `bert_heads`."""
 
+import copy
 import dataclasses
 import functools
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Bool, Float, Int
 
-from tfx_jax.functional.attention import dot_product_attention
 from tfx_jax.functional.dropout import dropout
 from tfx_jax.models.gpt import count
-from tfx_jax.nn.attention import MultiHeadAttention
+from tfx_jax.nn.attention import MultiHeadAttention, ShardAttention
+from tfx_jax.nn.cores import AttentionConfig, AttentionFn
 from tfx_jax.nn.embedding import Embedding, LearnedPositions
 from tfx_jax.nn.feed_forward import ACTIVATIONS, FeedForward
 from tfx_jax.nn.layers import EncoderLayer, Residual
@@ -62,6 +62,7 @@ class BertConfig:
     head_dropout_rate: float | None = None  # of what classifiers read; None: dropout_rate
     activation: str = "gelu"  # the exact one, or another of `tfx_jax.nn.feed_forward.ACTIVATIONS`
     layer_norm_epsilon: float = 1e-12
+    attention: AttentionConfig = dataclasses.field(default_factory=AttentionConfig)  # of every layer
     labels: tuple[str, ...] = ("LABEL_0", "LABEL_1")  # names of the classes, for models that classify
     problem_type: str | None = None  # Hugging Face's word for the loss of a classifier; nothing here depends on it
     dtype: str = "float32"  # of the computation; parameters, logits and statistics stay float32
@@ -103,7 +104,8 @@ class Bert(nnx.Module):
         config: BertConfig,
         *,
         use_pooler: bool = True,
-        attention_fn: Callable[..., Any] = dot_product_attention,
+        attention_fn: AttentionFn | None = None,
+        shard_attention: ShardAttention | None = None,
         rngs: nnx.Rngs,
     ):
         """Draws the parameters.
@@ -111,13 +113,16 @@ class Bert(nnx.Module):
         Args:
           config: the sizes.
           use_pooler: whether there is a linear layer with tanh over the first token's vector.
-          attention_fn: the attention of every layer, with the signature of `dot_product_attention`.
+          attention_fn: the attention of every layer, with the signature of `dot_product_attention`; None means what
+            `config.attention` names.
+          shard_attention: calls it on a mesh, see `tfx_jax.nn.MultiHeadAttention`.
           rngs: stream `params`.
 
         Raises:
           ValueError: if the sizes contradict each other, or there is no such activation or init.
         """
         c = config
+        c.attention.check()
         if c.init not in INITS:
             raise ValueError(f"init={c.init!r} is none of {', '.join(INITS)}")
         if c.activation not in ACTIVATIONS:
@@ -131,7 +136,8 @@ class Bert(nnx.Module):
                 c.num_heads,
                 use_bias=True,
                 dropout_rate=c.attention_dropout_rate,
-                attention_fn=attention_fn,
+                attention_fn=attention_fn or c.attention.make(c.num_heads, c.d_model // c.num_heads, rngs=rngs),
+                shard_attention=shard_attention,
                 dtype=dtype,
                 rngs=rngs,
             )
@@ -152,7 +158,7 @@ class Bert(nnx.Module):
         self.norm = LayerNorm(c.d_model, epsilon=c.layer_norm_epsilon)
         self.encoder_layers = stack_layers(make_layer, c.num_layers, rngs)
         self.pooler = make_dense(c, c.d_model, dtype=dtype, rngs=rngs) if use_pooler else None
-        self.config = dataclasses.replace(c)
+        self.config = copy.deepcopy(c)
 
     def __call__(
         self,

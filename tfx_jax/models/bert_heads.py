@@ -1,7 +1,6 @@
 """What scores the output of a BERT: pre-training and the tasks of Devlin et al. (2019, sections 3.1 and 4)."""
 
-import dataclasses
-from collections.abc import Callable
+import copy
 from typing import Any, NamedTuple
 
 import jax
@@ -9,9 +8,10 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Bool, Float, Int
 
-from tfx_jax.functional.attention import dot_product_attention
 from tfx_jax.functional.dropout import dropout
 from tfx_jax.models.bert import Bert, BertConfig, BertOutput, make_dense
+from tfx_jax.nn.attention import ShardAttention
+from tfx_jax.nn.cores import AttentionFn
 from tfx_jax.nn.embedding import Embedding
 from tfx_jax.nn.feed_forward import ACTIVATIONS
 from tfx_jax.nn.normalization import LayerNorm
@@ -63,22 +63,27 @@ class BertWithHead(nnx.Module):
         self,
         config: BertConfig,
         *,
-        attention_fn: Callable[..., Any] = dot_product_attention,
+        attention_fn: AttentionFn | None = None,
+        shard_attention: ShardAttention | None = None,
         rngs: nnx.Rngs,
     ):
         """Draws the parameters.
 
         Args:
           config: the sizes; `labels` are those of a classifier or tagger.
-          attention_fn: the attention of every layer, with the signature of `dot_product_attention`.
+          attention_fn: the attention of every layer, with the signature of `dot_product_attention`; None means what
+            `config.attention` names.
+          shard_attention: calls it on a mesh, see `tfx_jax.nn.MultiHeadAttention`.
           rngs: stream `params`.
 
         Raises:
           ValueError: as a `Bert`, and if a classifier has no labels.
         """
-        self.bert = Bert(config, use_pooler=self.use_pooler, attention_fn=attention_fn, rngs=rngs)
+        self.bert = Bert(
+            config, use_pooler=self.use_pooler, attention_fn=attention_fn, shard_attention=shard_attention, rngs=rngs
+        )
         self._make_head(config, rngs)
-        self.config = dataclasses.replace(config)
+        self.config = copy.deepcopy(config)
 
     def __call__(
         self,

@@ -1,8 +1,8 @@
 """The language models GPT, GPT-2 and GPT-3: a stack of causal layers over learned positions."""
 
+import copy
 import dataclasses
 import functools
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -10,15 +10,25 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Bool, Float, Int
 
-from tfx_jax.functional.attention import SegmentIds, dot_product_attention
+from tfx_jax.functional.attention import SegmentIds
 from tfx_jax.functional.decoding import StepFn
 from tfx_jax.functional.dropout import dropout
-from tfx_jax.nn.attention import MultiHeadAttention
-from tfx_jax.nn.decoder_step import DecoderStep, KeysValues, Product, start_steps
+from tfx_jax.nn.attention import MultiHeadAttention, ShardAttention
+from tfx_jax.nn.cores import AttentionConfig, AttentionFn
+from tfx_jax.nn.decoder_step import (
+    DecoderStep,
+    KeysValues,
+    Product,
+    attention_of_step,
+    fits_steps,
+    refuse_int8,
+    start_steps,
+)
 from tfx_jax.nn.embedding import Embedding, LearnedPositions
 from tfx_jax.nn.feed_forward import ACTIVATIONS, FeedForward
 from tfx_jax.nn.layers import EncoderLayer, Residual
 from tfx_jax.nn.normalization import LayerNorm
+from tfx_jax.nn.replay import at_last, start_replay
 from tfx_jax.nn.stack import scan_layers, stack_layers, unstack_layers
 
 _INIT_STDDEV = 0.02
@@ -60,6 +70,7 @@ class GPTConfig:
     use_bias: bool = True  # whether projections, feed-forward layers and norms have offsets
     activation: str = "gelu_tanh"  # or another of `tfx_jax.nn.feed_forward.ACTIVATIONS`
     layer_norm_epsilon: float = 1e-5
+    attention: AttentionConfig = dataclasses.field(default_factory=AttentionConfig)  # of every layer
     dtype: str = "float32"  # of the computation; parameters, logits and statistics stay float32
     remat: str = "none"  # what the backward pass computes again to save memory: "full" layers, all but the "dots"
 
@@ -67,7 +78,7 @@ class GPTConfig:
     def published(cls, name: str, **overrides: Any) -> "GPTConfig":
         """The sizes of a published model: "gpt", "gpt2", "gpt2-medium" ... "gpt2-xl", "gpt3-small" ... "gpt3".
 
-        GPT-3's alternating banded attention is a matter of `attention_fn`, not of its parameters.
+        GPT-3's layers alternate between dense and banded attention; these are dense.
 
         Raises:
           ValueError: for another name.
@@ -90,20 +101,25 @@ class GPT(nnx.Module):
         self,
         config: GPTConfig,
         *,
-        attention_fn: Callable[..., Any] = dot_product_attention,
+        attention_fn: AttentionFn | None = None,
+        shard_attention: ShardAttention | None = None,
         rngs: nnx.Rngs,
     ):
         """Draws the parameters, from a normal distribution as GPT-2's: 0.02, residual projections 0.02 / sqrt(2 L).
 
         Args:
           config: the sizes.
-          attention_fn: the attention of every layer, with the signature of `dot_product_attention`.
+          attention_fn: the attention of every layer, with the signature of `dot_product_attention`; None means what
+            `config.attention` names.
+          shard_attention: calls it on a mesh, see `tfx_jax.nn.MultiHeadAttention`.
           rngs: stream `params`.
 
         Raises:
-          ValueError: if the sizes contradict each other, or the activation has no such name.
+          ValueError: if the sizes contradict each other, the activation has no such name, or the attention does not
+            fit.
         """
         c = config
+        c.attention.check(is_causal=True)
         if c.activation not in ACTIVATIONS:
             raise ValueError(f"activation={c.activation!r} is none of {', '.join(ACTIVATIONS)}")
         dtype = jnp.dtype(c.dtype)
@@ -118,13 +134,15 @@ class GPT(nnx.Module):
         )
 
         def make_layer(rngs: nnx.Rngs) -> EncoderLayer:
+            d_k = c.d_model // c.num_heads if c.d_k is None else c.d_k
             attention = MultiHeadAttention(
                 c.d_model,
                 c.num_heads,
                 d_k=c.d_k,
                 use_bias=c.use_bias,
                 dropout_rate=c.attention_dropout_rate,
-                attention_fn=attention_fn,
+                attention_fn=attention_fn or c.attention.make(c.num_heads, d_k, rngs=rngs),
+                shard_attention=shard_attention,
                 dtype=dtype,
                 rngs=rngs,
             )
@@ -150,7 +168,7 @@ class GPT(nnx.Module):
         self.positions = LearnedPositions(c.max_length, c.d_model, **init)
         self.decoder_layers = stack_layers(make_layer, c.num_layers, rngs)
         self.norm = make_norm(c.d_model, epsilon=c.layer_norm_epsilon) if c.pre_norm else None
-        self.config = dataclasses.replace(c)
+        self.config = copy.deepcopy(c)
 
     def __call__(
         self,
@@ -214,8 +232,14 @@ class GPT(nnx.Module):
         rate = self.config.dropout_rate
         return dropout(x, rate, rngs.dropout() if rngs is not None and rate else None)
 
-    def decoder(self, *, int8: bool = False) -> "LanguageDecoder":
-        """The weights as `start_decoding` wants them, arranged once; `int8` as for a Transformer."""
+    def decoder(self, *, int8: bool = False) -> "LanguageDecoder | None":
+        """Arranges the weights as `start_decoding` wants them, once; `int8` and None as for a Transformer."""
+        if not fits_steps(self.decoder_layers):
+            refuse_int8(int8)
+            return None
+        return self._arranged(int8=int8)
+
+    def _arranged(self, *, int8: bool = False) -> "LanguageDecoder":
         table = self.embedding.table[...]
         return LanguageDecoder(
             [DecoderStep(layer, int8=int8) for layer in unstack_layers(self.decoder_layers)],
@@ -256,7 +280,12 @@ class GPT(nnx.Module):
                 f"max_length={self.config.max_length}"
             )
         is_token = jnp.ones(prompt.shape, bool) if is_token is None else is_token
-        steps, output = self.decoder() if decoder is None else decoder
+        if not fits_steps(self.decoder_layers):
+            return self._start_replay(prompt, is_token, max_length)
+        sees = attention_of_step(self.decoder_layers.self_attention).sees
+        if sees is not None:  # a prompt is read by columns, which are positions only where no padding is in front
+            prompt, is_token = left_aligned(prompt, is_token)
+        steps, output = self._arranged() if decoder is None else decoder
         last = jnp.max(jnp.where(is_token, jnp.arange(num_past)[None], 0), axis=1, keepdims=True)
         is_past = is_token & (jnp.arange(num_past)[None] != last)
         _, extras = self._read(prompt, is_past, None, None, None, return_memory=True)
@@ -278,8 +307,24 @@ class GPT(nnx.Module):
             num_beams=num_beams,
             is_past=is_past,
             memories=[None] * len(steps),
+            sees=sees,
         )
         return step_fn, cache, jnp.take_along_axis(prompt, last, axis=1)[:, 0]
+
+    def _start_replay(
+        self, prompt: Int[Array, "B P"], is_token: Bool[Array, "B P"], max_length: int
+    ) -> tuple[StepFn, Any, Int[Array, " B"]]:
+        """`start_decoding` of a model whose attention needs all tokens at every step."""
+        prompt, is_token = left_aligned(prompt, is_token)
+        num_past = is_token.sum(axis=1) - 1
+
+        def score(tokens: Array, lengths: Array) -> Array:
+            exists = jnp.arange(tokens.shape[1])[None] < lengths[:, None]
+            x = at_last(self._read(tokens, exists, None, None, None)[0], lengths)
+            return self.embedding.attend(x if self.norm is None else self.norm(x))[:, 0]
+
+        step_fn, cache = start_replay(score, jnp.pad(prompt, ((0, 0), (0, max_length))), num_past)
+        return step_fn, cache, jnp.take_along_axis(prompt, num_past[:, None], axis=1)[:, 0]
 
 
 class LanguageDecoder(NamedTuple):
@@ -287,6 +332,18 @@ class LanguageDecoder(NamedTuple):
 
     steps: list[DecoderStep]
     output: Product
+
+
+def left_aligned(
+    tokens: Int[Array, "B T"], is_token: Bool[Array, "B T"]
+) -> tuple[Int[Array, "B T"], Bool[Array, "B T"]]:
+    """Moves the tokens that exist to the front of each row, in their order.
+
+    >>> left_aligned(jnp.array([[0, 7, 0, 8]]), jnp.array([[False, True, False, True]]))[0].tolist()
+    [[7, 8, 0, 0]]
+    """
+    order = jnp.argsort(~is_token, axis=1, stable=True)
+    return jnp.take_along_axis(tokens, order, axis=1), jnp.take_along_axis(is_token, order, axis=1)
 
 
 def count(is_token: Bool[Array, "B T"]) -> Int[Array, "B T"]:

@@ -1,26 +1,28 @@
 """T5, an encoder and a decoder that know positions by their distances alone (Raffel et al., 2020)."""
 
+import copy
 import dataclasses
 import functools
-from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Bool, Float, Int
 
 from tfx_jax.functional.attention import dot_product_attention
 from tfx_jax.functional.decoding import StepFn
 from tfx_jax.functional.dropout import dropout
 from tfx_jax.functional.positions import relative_position_bias
 from tfx_jax.models.transformer import Decoder, named_maps, shift_right, source_mask
-from tfx_jax.nn.attention import MultiHeadAttention
-from tfx_jax.nn.decoder_step import DecoderStep, KeysValues, Product, start_steps
+from tfx_jax.nn.attention import MultiHeadAttention, ShardAttention
+from tfx_jax.nn.cores import AttentionConfig, AttentionFn
+from tfx_jax.nn.decoder_step import DecoderStep, KeysValues, Product, fits_steps, refuse_int8, start_steps
 from tfx_jax.nn.embedding import Embedding
 from tfx_jax.nn.feed_forward import ACTIVATIONS, FeedForward
 from tfx_jax.nn.layers import DecoderLayer, EncoderLayer, Residual
 from tfx_jax.nn.normalization import RMSNorm
+from tfx_jax.nn.replay import at_last, for_beams, start_replay
 from tfx_jax.nn.stack import scan_layers, stack_layers, unstack_layers
 
 # Layers on either side, width, heads, head size and hidden units of each published model. T5: Raffel et al. (2020,
@@ -57,6 +59,7 @@ class T5Config:
     max_distance: int = 128  # tokens, from which on all distances share a bucket
     dropout_rate: float = 0.1  # of inputs, sublayers' outputs, attention weights, hidden units and last outputs
     norm_epsilon: float = 1e-6
+    attention: AttentionConfig = dataclasses.field(default_factory=AttentionConfig)  # to oneself; to a source: dense
     pad_id: int = 0  # the token that fills a row
     start_id: int = 0  # the one that the decoder reads first
     eos_id: int = 1  # the one that ends a text; for whoever searches, the model itself does not care
@@ -118,7 +121,8 @@ class T5(nnx.Module):
         self,
         config: T5Config,
         *,
-        attention_fn: Callable[..., Any] = dot_product_attention,
+        attention_fn: AttentionFn | None = None,
+        shard_attention: ShardAttention | None = None,
         rngs: nnx.Rngs,
     ):
         """Draws the parameters from normal distributions, as the paper's code does.
@@ -128,13 +132,16 @@ class T5(nnx.Module):
 
         Args:
           config: the sizes.
-          attention_fn: the attention of every layer, with the signature of `dot_product_attention` and a full `bias`.
+          attention_fn: the self-attention of every layer, with the signature of `dot_product_attention` and a full
+            `bias`; None means what `config.attention` names. The attention to the encoder's output is dense.
+          shard_attention: calls both on a mesh, see `tfx_jax.nn.MultiHeadAttention`.
           rngs: stream `params`.
 
         Raises:
-          ValueError: if there is no such activation or start token.
+          ValueError: if there is no such activation or start token, or the attention does not fit.
         """
         c = config
+        c.attention.check(is_causal=True, has_bias=True)
         if c.activation not in ACTIVATIONS:
             raise ValueError(f"activation={c.activation!r} is none of {', '.join(ACTIVATIONS)}")
         if not 0 <= c.start_id < c.vocab_size:
@@ -153,13 +160,15 @@ class T5(nnx.Module):
             for param in params:
                 param[...] = stddev * jax.random.normal(rngs.params(), param.shape, param.dtype)
 
-        def attention(rngs: nnx.Rngs) -> MultiHeadAttention:
+        def attention(rngs: nnx.Rngs, core: AttentionFn = dot_product_attention) -> MultiHeadAttention:
             made = MultiHeadAttention(
                 c.d_model,
                 c.num_heads,
                 d_k=c.d_k,
                 dropout_rate=c.dropout_rate,
-                attention_fn=_unscaled(attention_fn),
+                attention_fn=core,
+                shard_attention=shard_attention,
+                scale=1.0,
                 dtype=dtype,
                 rngs=rngs,
             )
@@ -167,6 +176,9 @@ class T5(nnx.Module):
             draw(c.d_model**-0.5, made.key.kernel, made.value.kernel, rngs=rngs)
             draw((c.num_heads * c.d_k) ** -0.5, made.out.kernel, rngs=rngs)
             return made
+
+        def self_attention(rngs: nnx.Rngs) -> MultiHeadAttention:
+            return attention(rngs, attention_fn or c.attention.make(c.num_heads, c.d_k, rngs=rngs))
 
         def feed_forward(rngs: nnx.Rngs) -> FeedForward:
             made = FeedForward(
@@ -187,18 +199,18 @@ class T5(nnx.Module):
         self.embedding = embedding(init_stddev=1.0)
         self.encoder_bias = RelativeBias(c, is_bidirectional=True, rngs=rngs)
         self.encoder_layers = stack_layers(
-            lambda rngs: EncoderLayer(attention(rngs), feed_forward(rngs), residual), c.num_layers, rngs
+            lambda rngs: EncoderLayer(self_attention(rngs), feed_forward(rngs), residual), c.num_layers, rngs
         )
         self.encoder_norm = RMSNorm(c.d_model, epsilon=c.norm_epsilon)
         self.decoder_bias = RelativeBias(c, is_bidirectional=False, rngs=rngs)
         self.decoder_layers = stack_layers(
-            lambda rngs: DecoderLayer(attention(rngs), attention(rngs), feed_forward(rngs), residual),
+            lambda rngs: DecoderLayer(self_attention(rngs), attention(rngs), feed_forward(rngs), residual),
             c.num_layers if c.num_decoder_layers is None else c.num_decoder_layers,
             rngs,
         )
         self.decoder_norm = RMSNorm(c.d_model, epsilon=c.norm_epsilon)
         self.output_embedding = None if c.is_tied else embedding()
-        self.config = dataclasses.replace(c)
+        self.config = copy.deepcopy(c)
 
     def __call__(
         self,
@@ -222,17 +234,29 @@ class T5(nnx.Module):
         """
         memory, encoder_maps = self.encode(source, rngs=rngs, return_attention=return_attention)
         mask = source_mask(source, self.config.pad_id)
-        bias = self.decoder_bias(target.shape[1], target.shape[1])
-        x = self._drop(self.embedding(shift_right(target, self.config.start_id)), rngs)
-
-        def decode(layer: DecoderLayer, x: Array, rngs: nnx.Rngs | None) -> tuple[Array, Any]:
-            return layer(x, memory, memory_mask=mask, bias=bias, rngs=rngs, return_weights=return_attention)
-
-        x, decoder_maps = scan_layers(decode, self.decoder_layers, x, rngs, remat=self.config.remat)
+        inputs = shift_right(target, self.config.start_id)
+        x, decoder_maps = self._decode(inputs, memory, mask, rngs, return_attention)
         logits = self._output().attend(self._drop(self._last_norm(x), rngs))
         if not return_attention:
             return logits
         return logits, encoder_maps | named_maps("decoder", decoder_maps)
+
+    def _decode(
+        self,
+        inputs: Int[Array, "B T"],
+        memory: Float[Array, "B S D"],
+        memory_mask: Bool[Array, "B 1 1 S"],
+        rngs: nnx.Rngs | None = None,
+        return_weights: bool = False,
+    ) -> tuple[Float[Array, "B T D"], Any]:
+        """Returns the output of the decoder's last layer and its attention maps, stacked over layers."""
+        bias = self.decoder_bias(inputs.shape[1], inputs.shape[1])
+        x = self._drop(self.embedding(inputs), rngs)
+
+        def decode(layer: DecoderLayer, x: Array, rngs: nnx.Rngs | None) -> tuple[Array, Any]:
+            return layer(x, memory, memory_mask=memory_mask, bias=bias, rngs=rngs, return_weights=return_weights)
+
+        return scan_layers(decode, self.decoder_layers, x, rngs, remat=self.config.remat)
 
     def encode(
         self, source: Int[Array, "B S"], *, rngs: nnx.Rngs | None = None, return_attention: bool = False
@@ -248,12 +272,14 @@ class T5(nnx.Module):
         x, maps = scan_layers(encode, self.encoder_layers, x, rngs, remat=self.config.remat)
         return self._drop(self.encoder_norm(x), rngs), named_maps("encoder", maps)
 
-    def decoder(self, *, int8: bool = False) -> Decoder:
-        """The weights of the decoder, arranged for decoding: once for all the batches that `start_decoding` will see.
+    def decoder(self, *, int8: bool = False) -> Decoder | None:
+        """Arranges the weights of the decoder, as `Transformer.decoder` does."""
+        if not fits_steps(self.decoder_layers):
+            refuse_int8(int8)
+            return None
+        return self._arranged(int8=int8)
 
-        Args:
-          int8: whether products with weights are of integers, see `tfx_jax.functional.int8_product`.
-        """
+    def _arranged(self, *, int8: bool = False) -> Decoder:
         output = self._output()
         return Decoder(
             [DecoderStep(layer, int8=int8) for layer in unstack_layers(self.decoder_layers)],
@@ -280,7 +306,10 @@ class T5(nnx.Module):
           `step_fn(tokens [R], cache) -> (logits [R, V], cache)`, R = B * W, and the empty cache of B rows.
         """
         memory, _ = self.encode(source)
-        steps, output = self.decoder() if decoder is None else decoder
+        memory_mask = source_mask(source, self.config.pad_id)
+        if not fits_steps(self.decoder_layers):
+            return self._start_replay(memory, memory_mask, max_length)
+        steps, output = self._arranged() if decoder is None else decoder
         memories = KeysValues.of_memory(self.decoder_layers, memory)
         return start_steps(
             steps,
@@ -290,9 +319,23 @@ class T5(nnx.Module):
             room=max_length,
             num_beams=num_beams,
             memories=memories,
-            memory_mask=source_mask(source, self.config.pad_id),
+            memory_mask=memory_mask,
             bias=lambda position: self.decoder_bias(1, max_length, position),
         )
+
+    def _start_replay(
+        self, memory: Float[Array, "B S D"], memory_mask: Bool[Array, "B 1 1 S"], max_length: int
+    ) -> tuple[StepFn, Any]:
+        """`start_decoding` of a model whose attention needs all tokens at every step."""
+
+        def score(tokens: Array, lengths: Array) -> Array:
+            num_rows = tokens.shape[0]
+            x, _ = self._decode(tokens, for_beams(memory, num_rows), for_beams(memory_mask, num_rows))
+            return self._output().attend(self._last_norm(at_last(x, lengths)))[:, 0]
+
+        batch_size = memory.shape[0]
+        tokens = jnp.full((batch_size, max_length), self.config.pad_id, jnp.int32)
+        return start_replay(score, tokens, jnp.zeros(batch_size, jnp.int32))
 
     def _output(self) -> Embedding:
         return self.embedding if self.output_embedding is None else self.output_embedding
@@ -304,9 +347,3 @@ class T5(nnx.Module):
     def _drop(self, x: Float[Array, "B T D"], rngs: nnx.Rngs | None) -> Float[Array, "B T D"]:
         rate = self.config.dropout_rate
         return dropout(x, rate, rngs.dropout() if rngs is not None and rate else None)
-
-
-@functools.lru_cache
-def _unscaled(attention_fn: Callable[..., Any]) -> Callable[..., Any]:
-    """The same one each time: to `jax.jit`, models of the same sizes are then the same program."""
-    return functools.partial(attention_fn, scale=1.0)

@@ -1,23 +1,33 @@
 """The encoder-decoder Transformer of "Attention Is All You Need" (Vaswani et al., 2017)."""
 
+import copy
 import dataclasses
 import functools
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Bool, Float, Int
 
-from tfx_jax.functional.attention import dot_product_attention
+from tfx_jax.functional.decoding import StepFn
 from tfx_jax.functional.dropout import dropout
 from tfx_jax.functional.positions import sinusoidal_positions
-from tfx_jax.nn.attention import MultiHeadAttention
-from tfx_jax.nn.decoder_step import DecoderStep, KeysValues, Product, start_steps
+from tfx_jax.nn.attention import MultiHeadAttention, ShardAttention
+from tfx_jax.nn.cores import AttentionConfig, AttentionFn
+from tfx_jax.nn.decoder_step import (
+    DecoderStep,
+    KeysValues,
+    Product,
+    attention_of_step,
+    fits_steps,
+    refuse_int8,
+    start_steps,
+)
 from tfx_jax.nn.embedding import Embedding, LearnedPositions
 from tfx_jax.nn.feed_forward import ACTIVATIONS, FeedForward
 from tfx_jax.nn.layers import DecoderLayer, EncoderLayer, Residual
 from tfx_jax.nn.normalization import LayerNorm
+from tfx_jax.nn.replay import at_last, for_beams, start_replay
 from tfx_jax.nn.stack import scan_layers, stack_layers, unstack_layers
 
 PAD_ID = 0
@@ -48,6 +58,7 @@ class TransformerConfig:
     attention_bias: bool = False  # whether the attention's projections have offsets
     logits_bias: bool = False  # whether the output layer has an offset for each token
     layer_norm_epsilon: float = 1e-6
+    attention: AttentionConfig = dataclasses.field(default_factory=AttentionConfig)  # to oneself; to a source: dense
     pad_id: int = PAD_ID  # the token that fills a row
     start_id: int = BOS_ID  # the one that the decoder reads first
     eos_id: int = EOS_ID  # the one that ends a sentence; for whoever searches, the model itself does not care
@@ -77,18 +88,22 @@ class Transformer(nnx.Module):
         self,
         config: TransformerConfig,
         *,
-        attention_fn: Callable[..., Any] = dot_product_attention,
+        attention_fn: AttentionFn | None = None,
+        shard_attention: ShardAttention | None = None,
         rngs: nnx.Rngs,
     ):
         """Draws the parameters.
 
         Args:
           config: the sizes.
-          attention_fn: the attention of every layer, with the signature of `dot_product_attention`.
+          attention_fn: the self-attention of every layer, with the signature of `dot_product_attention`; None means
+            what `config.attention` names. The attention to the encoder's output is dense.
+          shard_attention: calls both on a mesh, see `tfx_jax.nn.MultiHeadAttention`.
           rngs: stream `params`.
 
         Raises:
-          ValueError: if the sizes contradict each other, or there is no such activation or start token.
+          ValueError: if the sizes contradict each other, the attention does not fit, or there is no such activation or
+            start token.
         """
         c = config
         if c.activation not in ACTIVATIONS:
@@ -97,6 +112,7 @@ class Transformer(nnx.Module):
             raise ValueError(f"start_id={c.start_id} is no token of a vocabulary of {c.vocab_size}")
         if None in (c.d_k, c.d_v) and c.d_model % c.num_heads:
             raise ValueError(f"d_model={c.d_model} is not divisible by num_heads={c.num_heads}; give d_k and d_v")
+        c.attention.check(is_causal=True)
         dtype = jnp.dtype(c.dtype)
         attention = functools.partial(
             MultiHeadAttention,
@@ -106,9 +122,14 @@ class Transformer(nnx.Module):
             d_v=c.d_model // c.num_heads if c.d_v is None else c.d_v,
             use_bias=c.attention_bias,
             dropout_rate=c.attention_dropout_rate,
-            attention_fn=attention_fn,
+            shard_attention=shard_attention,
             dtype=dtype,
         )
+
+        def self_attention(rngs: nnx.Rngs) -> MultiHeadAttention:
+            core = attention_fn or c.attention.make(c.num_heads, c.d_k or c.d_model // c.num_heads, rngs=rngs)
+            return attention(attention_fn=core, rngs=rngs)
+
         feed_forward = functools.partial(
             FeedForward,
             c.d_model,
@@ -125,10 +146,10 @@ class Transformer(nnx.Module):
         scale = None if c.scale_embedding else 1.0
         self.embedding = Embedding(c.vocab_size, c.d_model, scale=scale, dtype=dtype, rngs=rngs)
         self.encoder_layers = stack_layers(
-            lambda rngs: EncoderLayer(attention(rngs=rngs), feed_forward(rngs=rngs), residual), c.num_layers, rngs
+            lambda rngs: EncoderLayer(self_attention(rngs), feed_forward(rngs=rngs), residual), c.num_layers, rngs
         )
         self.decoder_layers = stack_layers(
-            lambda rngs: DecoderLayer(attention(rngs=rngs), attention(rngs=rngs), feed_forward(rngs=rngs), residual),
+            lambda rngs: DecoderLayer(self_attention(rngs), attention(rngs=rngs), feed_forward(rngs=rngs), residual),
             c.num_layers if c.num_decoder_layers is None else c.num_decoder_layers,
             rngs,
         )
@@ -138,7 +159,7 @@ class Transformer(nnx.Module):
         self.source_positions = learned(rngs=rngs) if c.learned_positions else None
         self.target_positions = learned(rngs=rngs) if c.learned_positions else None
         self.logits_bias = nnx.Param(jnp.zeros(c.vocab_size)) if c.logits_bias else None
-        self.config = dataclasses.replace(c)
+        self.config = copy.deepcopy(c)
 
     def __call__(
         self,
@@ -161,18 +182,29 @@ class Transformer(nnx.Module):
           "encoder/0/self" [B, N, S, S], "decoder/0/self" [B, N, T, T], "decoder/0/cross" [B, N, T, S] and so on.
         """
         memory, encoder_maps = self.encode(source, rngs=rngs, return_attention=return_attention)
-        inputs = shift_right(target, self.config.start_id)
-        x = self._embed(inputs, jnp.arange(inputs.shape[1]), self.target_positions, rngs)
         mask = source_mask(source, self.config.pad_id)
-
-        def decode(layer: DecoderLayer, x: Array, rngs: nnx.Rngs | None) -> tuple[Array, Any]:
-            return layer(x, memory, memory_mask=mask, rngs=rngs, return_weights=return_attention)
-
-        x, decoder_maps = scan_layers(decode, self.decoder_layers, x, rngs, remat=self.config.remat)
+        inputs = shift_right(target, self.config.start_id)
+        x, decoder_maps = self._decode(inputs, memory, mask, rngs, return_attention)
         logits = self._logits(x)
         if not return_attention:
             return logits
         return logits, encoder_maps | named_maps("decoder", decoder_maps)
+
+    def _decode(
+        self,
+        inputs: Int[Array, "B T"],
+        memory: Float[Array, "B S D"],
+        memory_mask: Bool[Array, "B 1 1 S"],
+        rngs: nnx.Rngs | None = None,
+        return_weights: bool = False,
+    ) -> tuple[Float[Array, "B T D"], Any]:
+        """Returns the output of the decoder's last layer and its attention maps, stacked over layers."""
+        x = self._embed(inputs, jnp.arange(inputs.shape[1]), self.target_positions, rngs)
+
+        def decode(layer: DecoderLayer, x: Array, rngs: nnx.Rngs | None) -> tuple[Array, Any]:
+            return layer(x, memory, memory_mask=memory_mask, rngs=rngs, return_weights=return_weights)
+
+        return scan_layers(decode, self.decoder_layers, x, rngs, remat=self.config.remat)
 
     def encode(
         self, source: Int[Array, "B S"], *, rngs: nnx.Rngs | None = None, return_attention: bool = False
@@ -187,12 +219,21 @@ class Transformer(nnx.Module):
         x, maps = scan_layers(encode, self.encoder_layers, x, rngs, remat=self.config.remat)
         return (x if self.encoder_norm is None else self.encoder_norm(x)), named_maps("encoder", maps)
 
-    def decoder(self, *, int8: bool = False) -> "Decoder":
-        """The weights of the decoder, arranged for decoding: once for all the batches that `start_decoding` will see.
+    def decoder(self, *, int8: bool = False) -> "Decoder | None":
+        """Arranges the weights of the decoder for decoding: once for all the batches that `start_decoding` will see.
 
         Args:
           int8: whether products with weights are of integers, see `tfx_jax.functional.int8_product`.
+
+        Returns:
+          None if the attention needs all tokens at every step, so that the model itself decodes.
         """
+        if not fits_steps(self.decoder_layers):
+            refuse_int8(int8)
+            return None
+        return self._arranged(int8=int8)
+
+    def _arranged(self, *, int8: bool = False) -> "Decoder":
         embedding, bias = self.embedding, None if self.logits_bias is None else self.logits_bias[...]
         return Decoder(
             [DecoderStep(layer, int8=int8) for layer in unstack_layers(self.decoder_layers)],
@@ -206,7 +247,7 @@ class Transformer(nnx.Module):
         max_length: int,
         num_beams: int = 1,
         decoder: "Decoder | None" = None,
-    ) -> tuple[Callable[[Int[Array, " R"], Any], tuple[Float[Array, "R V"], Any]], Any]:
+    ) -> tuple[StepFn, Any]:
         """Prepares decoding with a cache, for the searches of `tfx_jax.functional.decoding`.
 
         The source is encoded and projected once, here; a step then costs one token. Rows are the beams of the
@@ -229,7 +270,9 @@ class Transformer(nnx.Module):
             raise ValueError(f"max_length={max_length}, but there are {positions.table.shape[0]} learned positions")
         memory, _ = self.encode(source)
         memory_mask = source_mask(source, self.config.pad_id)
-        steps, output = self.decoder() if decoder is None else decoder
+        if not fits_steps(self.decoder_layers):
+            return self._start_replay(memory, memory_mask, max_length)
+        steps, output = self._arranged() if decoder is None else decoder
         memories = KeysValues.of_memory(self.decoder_layers, memory)
 
         def embed(tokens: Array, position: Array) -> Array:
@@ -247,7 +290,22 @@ class Transformer(nnx.Module):
             num_beams=num_beams,
             memories=memories,
             memory_mask=memory_mask,
+            sees=attention_of_step(self.decoder_layers.self_attention).sees,
         )
+
+    def _start_replay(
+        self, memory: Float[Array, "B S D"], memory_mask: Bool[Array, "B 1 1 S"], max_length: int
+    ) -> tuple[StepFn, Any]:
+        """`start_decoding` of a model whose attention needs all tokens at every step."""
+
+        def score(tokens: Array, lengths: Array) -> Array:
+            num_rows = tokens.shape[0]
+            x, _ = self._decode(tokens, for_beams(memory, num_rows), for_beams(memory_mask, num_rows))
+            return self._logits(at_last(x, lengths))[:, 0]
+
+        batch_size = memory.shape[0]
+        tokens = jnp.full((batch_size, max_length), self.config.pad_id, jnp.int32)
+        return start_replay(score, tokens, jnp.zeros(batch_size, jnp.int32))
 
     def _embed(
         self,

@@ -1,5 +1,6 @@
 """The Vision Transformer: an encoder whose tokens are the patches of an image (Dosovitskiy et al., 2021)."""
 
+import copy
 import dataclasses
 import functools
 from collections.abc import Callable
@@ -11,9 +12,9 @@ import numpy as np
 from flax import nnx
 from jaxtyping import Array, Float
 
-from tfx_jax.functional.attention import dot_product_attention
 from tfx_jax.functional.dropout import dropout
-from tfx_jax.nn.attention import MultiHeadAttention
+from tfx_jax.nn.attention import MultiHeadAttention, ShardAttention
+from tfx_jax.nn.cores import AttentionConfig, AttentionFn
 from tfx_jax.nn.embedding import LearnedPositions
 from tfx_jax.nn.feed_forward import ACTIVATIONS, FeedForward
 from tfx_jax.nn.layers import EncoderLayer, Residual
@@ -45,6 +46,7 @@ class ViTConfig:
     attention_dropout_rate: float = 0.0  # of the attention weights
     activation: str = "gelu"  # the exact one, or another of `tfx_jax.nn.feed_forward.ACTIVATIONS`
     layer_norm_epsilon: float = 1e-6
+    attention: AttentionConfig = dataclasses.field(default_factory=AttentionConfig)  # of every layer
     labels: tuple[str, ...] = tuple(f"LABEL_{index}" for index in range(1000))  # names of the classes
     problem_type: str | None = None  # Hugging Face's word for the loss of a classifier; nothing here depends on it
     dtype: str = "float32"  # of the computation; parameters, logits and statistics stay float32
@@ -104,7 +106,8 @@ class ViT(nnx.Module):
         config: ViTConfig,
         *,
         use_pooler: bool = True,
-        attention_fn: Callable[..., Any] = dot_product_attention,
+        attention_fn: AttentionFn | None = None,
+        shard_attention: ShardAttention | None = None,
         rngs: nnx.Rngs,
     ):
         """Draws the parameters.
@@ -113,13 +116,16 @@ class ViT(nnx.Module):
           config: the sizes.
           use_pooler: whether there is a linear layer with tanh over the class token's vector: the hidden layer that
             the paper's classifier has in pre-training and loses afterwards.
-          attention_fn: the attention of every layer, with the signature of `dot_product_attention`.
+          attention_fn: the attention of every layer, with the signature of `dot_product_attention`; None means what
+            `config.attention` names.
+          shard_attention: calls it on a mesh, see `tfx_jax.nn.MultiHeadAttention`.
           rngs: stream `params`.
 
         Raises:
           ValueError: if the sizes contradict each other, or the activation has no such name.
         """
         c = config
+        c.attention.check()
         if c.activation not in ACTIVATIONS:
             raise ValueError(f"activation={c.activation!r} is none of {', '.join(ACTIVATIONS)}")
         num_rows, num_columns = _grid((c.image_size, c.image_size), c.patch_size)
@@ -130,9 +136,14 @@ class ViT(nnx.Module):
             c.num_heads,
             use_bias=True,
             dropout_rate=c.attention_dropout_rate,
-            attention_fn=attention_fn,
+            shard_attention=shard_attention,
             dtype=dtype,
         )
+
+        def self_attention(rngs: nnx.Rngs) -> MultiHeadAttention:
+            core = attention_fn or c.attention.make(c.num_heads, c.d_model // c.num_heads, rngs=rngs)
+            return attention(attention_fn=core, rngs=rngs)
+
         feed_forward = functools.partial(
             FeedForward,
             c.d_model,
@@ -147,11 +158,11 @@ class ViT(nnx.Module):
         self.class_token = nnx.Param(jnp.zeros(c.d_model))
         self.positions = LearnedPositions(1 + num_rows * num_columns, c.d_model, init_stddev=0.02, rngs=rngs)
         self.encoder_layers = stack_layers(
-            lambda rngs: EncoderLayer(attention(rngs=rngs), feed_forward(rngs=rngs), residual), c.num_layers, rngs
+            lambda rngs: EncoderLayer(self_attention(rngs), feed_forward(rngs=rngs), residual), c.num_layers, rngs
         )
         self.norm = LayerNorm(c.d_model, epsilon=c.layer_norm_epsilon)
         self.pooler = nnx.Linear(c.d_model, c.d_model, dtype=dtype, rngs=rngs) if use_pooler else None
-        self.config = dataclasses.replace(c)
+        self.config = copy.deepcopy(c)
 
     def __call__(
         self,
@@ -212,18 +223,19 @@ class ViTClassifier(nnx.Module):
         self,
         config: ViTConfig,
         *,
-        attention_fn: Callable[..., Any] = dot_product_attention,
+        attention_fn: AttentionFn | None = None,
+        shard_attention: ShardAttention | None = None,
         rngs: nnx.Rngs,
     ):
         """Draws the parameters; arguments and errors are those of a `ViT`, and there must be labels."""
         if not config.labels:
             raise ValueError("a model that classifies needs labels, but its configuration has none")
-        self.vit = ViT(config, use_pooler=False, attention_fn=attention_fn, rngs=rngs)
+        self.vit = ViT(config, use_pooler=False, attention_fn=attention_fn, shard_attention=shard_attention, rngs=rngs)
         zeros = nnx.initializers.zeros_init()
         self.classifier = nnx.Linear(
             config.d_model, len(config.labels), kernel_init=zeros, dtype=jnp.float32, rngs=rngs
         )
-        self.config = dataclasses.replace(config)
+        self.config = copy.deepcopy(config)
 
     def __call__(
         self,

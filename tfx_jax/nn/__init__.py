@@ -5,6 +5,7 @@ go in and come out, so a module is a pytree that `jax.jit`, `jax.grad`, `jax.vma
 """
 
 from tfx_jax.nn.attention import MultiHeadAttention
+from tfx_jax.nn.cores import AttentionConfig, AttentionOptions
 from tfx_jax.nn.embedding import Embedding, LearnedPositions
 from tfx_jax.nn.feed_forward import FeedForward
 from tfx_jax.nn.layers import DecoderLayer, EncoderLayer
@@ -13,6 +14,8 @@ from tfx_jax.nn.normalization import LayerNorm, RMSNorm
 from tfx_jax.nn.stack import scan_layers, stack_layers, unstack_layers
 
 __all__ = [
+    "AttentionConfig",
+    "AttentionOptions",
     "DecoderLayer",
     "Embedding",
     "EncoderLayer",

@@ -11,6 +11,10 @@ from jaxtyping import Array, Float
 
 from tfx_jax.functional.attention import Bias, Mask, SegmentIds, dot_product_attention
 from tfx_jax.functional.axes import attention_over_axes
+from tfx_jax.nn.cores import AttentionFn
+
+ShardAttention = Callable[..., Any]
+"""Calls an attention function on a mesh: `shard_attention(attention_fn, query, key, value, ...)`."""
 
 
 class MultiHeadAttention(nnx.Module):
@@ -34,7 +38,9 @@ class MultiHeadAttention(nnx.Module):
         d_out: int | None = None,
         use_bias: bool = False,
         dropout_rate: float = 0.0,
-        attention_fn: Callable[..., Any] = dot_product_attention,
+        attention_fn: AttentionFn = dot_product_attention,
+        shard_attention: ShardAttention | None = None,
+        scale: float | None = None,
         attention_axes: Sequence[int] | None = None,
         dtype: DTypeLike = jnp.float32,
         param_dtype: DTypeLike = jnp.float32,
@@ -53,7 +59,11 @@ class MultiHeadAttention(nnx.Module):
           d_out: width of the output; None means d_model.
           use_bias: whether the projections have one; the paper's have none.
           dropout_rate: of the attention weights; 0 in the paper's text, 0.1 in its code.
-          attention_fn: any attention with the signature of `tfx_jax.functional.dot_product_attention`.
+          attention_fn: any attention with the signature of `tfx_jax.functional.dot_product_attention`, a function or a
+            Module that owns parameters.
+          shard_attention: calls it where arrays are divided over a mesh, `shard_attention(attention_fn, query, key,
+            value, ...)`; None calls it directly.
+          scale: multiplies the logits; None leaves it to `attention_fn`.
           attention_axes: for inputs [B, ..., D] of more axes, those to attend over, negative ones counted from the end;
             see `tfx_jax.functional.attention_over_axes`. None means the one axis of a sequence.
           dtype: of the computation.
@@ -91,6 +101,8 @@ class MultiHeadAttention(nnx.Module):
         if attention_axes is not None:
             attention_fn = functools.partial(attention_over_axes, attention_fn, axes=tuple(attention_axes))
         self.attention_fn = attention_fn
+        self.shard_attention = shard_attention
+        self.scale = scale
 
     def __call__(
         self,
@@ -151,9 +163,19 @@ class MultiHeadAttention(nnx.Module):
         **options: Any,
     ) -> Any:
         """Attends from `x` to keys and values that are projected already; options and result as in the call."""
+        # What is not asked for is not passed on: not every attention knows every option.
+        options = {name: option for name, option in options.items() if option is not None}
+        if self.scale is not None:
+            options["scale"] = self.scale
         if rngs is not None and self.dropout_rate:
             options |= {"dropout_rate": self.dropout_rate, "dropout_rng": rngs.dropout()}
         if return_weights:
-            context, weights = self.attention_fn(self.query(x), key, value, return_weights=True, **options)
+            options["return_weights"] = True
+        attend = self.attention_fn
+        if self.shard_attention is not None:
+            attend = functools.partial(self.shard_attention, attend)
+        result = attend(self.query(x), key, value, **options)
+        if return_weights:
+            context, weights = result
             return self.out(context), weights
-        return self.out(self.attention_fn(self.query(x), key, value, **options))
+        return self.out(result)

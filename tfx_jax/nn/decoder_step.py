@@ -16,10 +16,14 @@ from flax import nnx
 from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float, Int
 
+from tfx_jax.errors import UserError
 from tfx_jax.functional.attention import Bias, Mask
 from tfx_jax.functional.decoding import Pinned, StepFn
 from tfx_jax.functional.int8 import int8_product, quantize_rows
-from tfx_jax.nn.layers import DecoderLayer, EncoderLayer
+from tfx_jax.nn.attention import MultiHeadAttention
+from tfx_jax.nn.cores import AttentionFn, StepAttention, step_attention
+from tfx_jax.nn.feed_forward import FeedForward
+from tfx_jax.nn.layers import DecoderLayer, EncoderLayer, Residual
 
 
 class KeysValues(NamedTuple):
@@ -100,7 +104,6 @@ class DecoderStep(nnx.Module):
         self.query_key_value = product(*_joined(own.query, own.key, own.value))
         self.own_out = product(*_joined(own.out))
         self.own_residual = layer.self_attention_residual
-        self.has_memory = isinstance(layer, DecoderLayer)
         if isinstance(layer, DecoderLayer):
             self.cross_query = product(*_joined(layer.cross_attention.query))
             self.cross_out = product(*_joined(layer.cross_attention.out))
@@ -110,7 +113,10 @@ class DecoderStep(nnx.Module):
         self.down = product(feed_forward.down[...], _value(feed_forward.down_bias))
         self.feed_forward_residual = layer.feed_forward_residual
         self.activation_fn = feed_forward.activation_fn
-        self.attention_fn = own.attention_fn
+        self.attention_fn = attention_of_step(own).attention_fn
+        self.cross_attention_fn = None
+        if isinstance(layer, DecoderLayer):
+            self.cross_attention_fn = attention_of_step(layer.cross_attention).attention_fn
 
     def __call__(
         self,
@@ -150,20 +156,21 @@ class DecoderStep(nnx.Module):
             context = self.attention_fn(query.reshape(*beams, -1, size), *longer.arranged(), bias, mask=mask)
             return self.own_out(context.reshape(*shape[:2], -1)), longer
 
-        def attend_memory(memory: KeysValues, x: Array) -> tuple[Array, None]:
+        def attend_memory(attend: AttentionFn, memory: KeysValues, x: Array) -> tuple[Array, None]:
             query = self.cross_query(x).reshape(*beams, -1, memory.key.shape[2])
-            context = self.attention_fn(query, *memory.arranged(), mask=memory_mask)
+            context = attend(query, *memory.arranged(), mask=memory_mask)
             return self.cross_out(context.reshape(*shape[:2], -1)), None
 
         def transform(x: Array) -> tuple[Array, None]:
             hidden = self.activation_fn(self.up(x))
             return self.down(hidden if self.gate is None else hidden * self.gate(x)), None
 
-        if self.has_memory != (memory is not None):
+        attend_cross = self.cross_attention_fn
+        if (attend_cross is None) != (memory is None):
             raise ValueError("a decoder layer takes the memory of an encoder, a layer without an encoder takes none")
         x, longer = self.own_residual(attend_own, x)
-        if memory is not None:
-            x, _ = self.cross_residual(functools.partial(attend_memory, memory), x)
+        if attend_cross is not None and memory is not None:
+            x, _ = self.cross_residual(functools.partial(attend_memory, attend_cross, memory), x)
         x, _ = self.feed_forward_residual(transform, x)
         return x, longer
 
@@ -180,6 +187,7 @@ def start_steps(
     memories: Sequence[KeysValues | None],
     memory_mask: Mask | None = None,
     bias: Callable[[Int[Array, ""]], Float[Array, "1 N 1 S"]] | None = None,
+    sees: Callable[[Array, Array], Array] | None = None,
 ) -> tuple[StepFn, dict[str, Any]]:
     """Makes layers into what the searches of `tfx_jax.functional.decoding` call, with an empty or a filled cache.
 
@@ -197,13 +205,16 @@ def start_steps(
       memories: of each layer the keys and values of the encoder's output, or None.
       memory_mask: which of these exist, [B, 1, 1, S].
       bias: from the place of a token to the bias of its attention to all P + room places.
+      sees: see `StepAttention`; positions count the tokens that exist.
 
     Returns:
       `step_fn(tokens [R], cache) -> (logits [R, V], cache)`, R = B * W, and the cache of B rows.
     """
     batch_size, _, _, num_past = past[0].key.shape
     beams, places = jnp.arange(num_beams), jnp.arange(num_past + room)
-    exists = None if is_past is None else jnp.pad(is_past, ((0, 0), (0, room)), constant_values=True)
+    exists = jnp.ones((1, num_past), bool) if is_past is None else is_past
+    exists = jnp.pad(exists, ((0, 0), (0, room)), constant_values=True)
+    positions = jnp.cumsum(exists, axis=1) - 1
 
     def step_fn(tokens: Array, cache: dict[str, Any]) -> tuple[Array, dict[str, Any]]:
         position, writers = cache["position"], cache["writers"]
@@ -211,7 +222,9 @@ def start_steps(
             raise ValueError(f"{tokens.shape[0]} rows for {batch_size} sentences of num_beams={num_beams}")
         writers = writers.at[:, position].set(jnp.tile(beams, batch_size))
         is_own = writers.reshape(batch_size, num_beams, -1, 1) == beams[None, None, None]
-        is_there = (places <= position)[None] if exists is None else exists & (places <= position)[None]
+        is_there = exists & (places <= position)[None]
+        if sees is not None:
+            is_there &= sees(jax.lax.dynamic_slice_in_dim(positions, position, 1, axis=1), positions)
         mask = (is_own & is_there[:, None, :, None]).reshape(batch_size, 1, num_beams, -1)
         place_bias = None if bias is None else jnp.repeat(bias(position), num_beams, axis=-1)
         x = embed(tokens, position - num_past)
@@ -235,6 +248,45 @@ def _with_room(past: KeysValues, room: int, num_beams: int) -> KeysValues:
     key = jnp.pad(key, ((0, 0), (0, 0), (0, 0), (0, room), (0, num_beams - 1)))
     value = jnp.pad(value, ((0, 0), (0, 0), (0, room), (0, num_beams - 1), (0, 0)))
     return KeysValues(key.reshape(*key.shape[:3], -1), value.reshape(*value.shape[:2], -1, value.shape[-1]))
+
+
+def fits_steps(layers: nnx.Module) -> bool:
+    """Returns whether `DecoderStep` computes what a layer, or a stack of layers, computes.
+
+    It knows the classes of this package and the attentions that score each pair of positions by itself; of a subclass
+    it knows nothing.
+    """
+    if type(layers) is EncoderLayer:
+        attentions = [layers.self_attention]
+    elif type(layers) is DecoderLayer:
+        attentions = [layers.self_attention, layers.cross_attention]
+    else:
+        return False
+    return (
+        type(layers.feed_forward) is FeedForward
+        and type(layers.self_attention_residual) is Residual
+        and all(type(each) is MultiHeadAttention and step_attention(each.attention_fn) for each in attentions)
+    )
+
+
+def refuse_int8(int8: bool) -> None:
+    """Raises UserError where integers are asked of a model that decodes through its own layers."""
+    if int8:
+        raise UserError("int8 is for models whose attention decodes from cached keys and values: leave it out")
+
+
+def attention_of_step(attention: MultiHeadAttention) -> StepAttention:
+    """Returns how one token of each row attends to cached keys and values.
+
+    Raises:
+      ValueError: if the attention does not decode in this way.
+    """
+    found = step_attention(attention.attention_fn)
+    if found is None:
+        raise ValueError(f"{attention.attention_fn} does not decode from cached keys and values")
+    if attention.scale is None:
+        return found
+    return found._replace(attention_fn=functools.partial(found.attention_fn, scale=attention.scale))
 
 
 def _value(param: nnx.Param | None) -> Array | None:

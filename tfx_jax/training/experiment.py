@@ -2,7 +2,7 @@
 
 import abc
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, ClassVar, NamedTuple
 
 import grain
@@ -14,7 +14,7 @@ from jaxtyping import Array
 
 from tfx_jax.data.grammar import Split
 from tfx_jax.errors import UserError
-from tfx_jax.functional.attention import dot_product_attention
+from tfx_jax.nn.attention import ShardAttention
 from tfx_jax.training.config import ExperimentConfig
 from tfx_jax.training.step import Metrics, Params
 
@@ -89,7 +89,7 @@ class Experiment(abc.ABC):
         """Makes what a model needs beside its parameters, from the training data, or finds it in the workdir."""
 
     @abc.abstractmethod
-    def make_model(self, attention_fn: Callable[..., Any] = dot_product_attention) -> nnx.Module:
+    def make_model(self, shard_attention: ShardAttention | None = None) -> nnx.Module:
         """Draws a model; its vocabulary is the tokenizer's, which may be smaller than what the configuration allows."""
 
     @abc.abstractmethod

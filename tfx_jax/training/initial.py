@@ -19,7 +19,7 @@ from tfx_jax.training.sharding import MeshTraining
 from tfx_jax.training.step import Params, TrainState
 
 # What an experiment decides whatever it starts from.
-_KEPT = ("dropout_rate", "attention_dropout_rate", "head_dropout_rate", "dtype", "remat")
+_KEPT = ("attention", "dropout_rate", "attention_dropout_rate", "head_dropout_rate", "dtype", "remat")
 
 
 def with_initial_sizes(config: ExperimentConfig) -> ExperimentConfig:

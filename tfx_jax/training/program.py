@@ -1,13 +1,13 @@
 """The program of an experiment's training: what the loop runs, and `tfx-jax bench train` measures."""
 
 from collections.abc import Callable
-from typing import Any
 
 import jax
 from flax import nnx
 from jax.sharding import Mesh
 from jaxtyping import Array
 
+from tfx_jax.nn.attention import ShardAttention
 from tfx_jax.training.config import ExperimentConfig
 from tfx_jax.training.optimizer import make_optimizer
 from tfx_jax.training.sharding import MeshTraining, train_on
@@ -15,7 +15,7 @@ from tfx_jax.training.step import LossFn
 
 
 def lay_out(
-    config: ExperimentConfig, make_model: Callable[[Callable[..., Any]], nnx.Module], loss_fn: LossFn, mesh: Mesh
+    config: ExperimentConfig, make_model: Callable[[ShardAttention | None], nnx.Module], loss_fn: LossFn, mesh: Mesh
 ) -> MeshTraining:
     """Lays the training of an experiment out on a mesh; `make_model` makes its model with the attention it is given."""
     return train_on(

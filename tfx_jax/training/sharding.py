@@ -17,6 +17,8 @@ from jaxtyping import Array
 from tfx_jax.errors import UserError
 from tfx_jax.functional.attention import dot_product_attention
 from tfx_jax.functional.ring import ring_attention
+from tfx_jax.nn.attention import ShardAttention
+from tfx_jax.nn.cores import AttentionFn, kernel_of
 from tfx_jax.nn.stack import is_stack
 from tfx_jax.training.step import Batch, LossFn, Metrics, TrainState, init_state, jit_update
 
@@ -114,22 +116,27 @@ def _dividing(mesh: Mesh, size: int, axes: tuple[str, ...]) -> tuple[str, ...] |
     return axes if parts > 1 and size % parts == 0 else None
 
 
-def attention_on(mesh: Mesh) -> Callable[..., Any]:
-    """Makes the `attention_fn` of a model that is trained on a mesh.
+def shard_attention(mesh: Mesh) -> ShardAttention | None:
+    """Makes what calls the attention of a model that is trained on a mesh; None on a single device.
 
     Attention is where a layer's activations say how they lie: rows over the axes of a batch, heads over "tensor".
     Without that, the compiler would rather divide activations as FSDP divides the matrices, and exchange them. Where
-    "sequence" divides positions, it is `ring_attention`.
+    "sequence" divides positions, dense attention becomes `ring_attention`.
     """
     if mesh.size == 1:
-        return dot_product_attention
+        return None
     heads = P(ROWS, "sequence", "tensor", None)
     if mesh.shape["sequence"] > 1:
         return functools.partial(_attend_in_a_ring, mesh, heads)
 
-    def attend(query: Array, key: Array, value: Array, *args: Any, **options: Any) -> Any:
+    def attend(core: AttentionFn, query: Array, key: Array, value: Array, *args: Any, **options: Any) -> Any:
+        if kernel := kernel_of(core):
+            raise UserError(
+                f'config.model.attention.name="{kernel}" runs on one device as yet, not on {mesh.size}: use "dense" or '
+                '"chunked"'
+            )
         place = functools.partial(jax.lax.with_sharding_constraint, shardings=NamedSharding(mesh, heads))
-        result = dot_product_attention(place(query), place(key), place(value), *args, **options)
+        result = core(place(query), place(key), place(value), *args, **options)
         return (place(result[0]), result[1]) if options.get("return_weights") else place(result)
 
     return attend
@@ -138,6 +145,7 @@ def attention_on(mesh: Mesh) -> Callable[..., Any]:
 def _attend_in_a_ring(
     mesh: Mesh,
     heads: P,
+    core: AttentionFn,
     query: Array,
     key: Array,
     value: Array,
@@ -148,7 +156,9 @@ def _attend_in_a_ring(
     return_weights: bool = False,
     **options: Any,
 ) -> Any:
-    """`ring_attention` of whole arrays; `bias` and `mask` are alike for all heads and queries."""
+    """Calls `ring_attention` of whole arrays; `bias` and `mask` are alike for all heads and queries."""
+    if core is not dot_product_attention:
+        raise UserError("config.mesh.sequence divides positions, which is for dense attention only: leave it at 1")
     arrays = {"query": query, "key": key, "value": value, "bias": bias, "mask": mask, "dropout_rng": dropout_rng}
     arrays = {name: x for name, x in arrays.items() if x is not None}
     of_keys = {
@@ -209,7 +219,7 @@ class MeshTraining(NamedTuple):
 
 def train_on(
     mesh: Mesh,
-    make_model: Callable[[Callable[..., Any]], nnx.Module],
+    make_model: Callable[[ShardAttention | None], nnx.Module],
     loss_fn: LossFn,
     optimizer: optax.GradientTransformation,
     *,
@@ -221,15 +231,15 @@ def train_on(
 
     Args:
       mesh: from `make_mesh`.
-      make_model: makes the model with the attention that is passed to it.
+      make_model: makes the model, given its `shard_attention`.
       loss_fn: loss and metrics of a batch, as for `update`.
       optimizer: what turns gradients into updates.
       is_guarded: see `init_state`.
       accumulate: see `update`, like `spike_factor`.
       spike_factor: how many times its running mean a token's loss may be.
     """
-    attention_fn = attention_on(mesh)
-    graphdef, first_state = init_state(lambda: make_model(attention_fn), optimizer, is_guarded=is_guarded)
+    sharded = shard_attention(mesh)
+    graphdef, first_state = init_state(lambda: make_model(sharded), optimizer, is_guarded=is_guarded)
     shapes = jax.eval_shape(first_state)
     shardings = state_shardings(shapes, mesh)
     step_fn = jit_update(

@@ -78,6 +78,7 @@ def validate(config: ExperimentConfig) -> ExperimentConfig:
     """Raises UserError for impossible settings; call it after command-line overrides."""
     _check_values(flat(config))
     _check_sizes(config)
+    _check_attention(config)
     if isinstance(config.data, DataConfig):
         _check_pairs(config)
     else:
@@ -136,6 +137,21 @@ def _check_sizes(config: ExperimentConfig) -> None:
                     f"config.mesh.{axis}={getattr(config.mesh, axis)} does not divide "
                     f"config.model.{name}={getattr(model, name)}"
                 )
+
+
+def _check_attention(config: ExperimentConfig) -> None:
+    """Whether there is such an attention, and the model, the data and the mesh can have it."""
+    model, attention = config.model, config.model.attention
+    is_causal, has_bias = isinstance(model, TransformerConfig | GPTConfig | T5Config), isinstance(model, T5Config)
+    try:
+        attention.check(is_causal=is_causal, has_bias=has_bias, is_packed=getattr(config.data, "is_packed", False))
+    except ValueError as error:
+        raise UserError(f"config.model: {error}") from None
+    if config.mesh.sequence > 1 and attention.name != "dense":
+        raise UserError(
+            f"config.mesh.sequence={config.mesh.sequence} divides positions, which {attention.name} attention does not "
+            "allow: leave it at 1"
+        )
 
 
 def _check_pairs(config: ExperimentConfig) -> None:

@@ -11,6 +11,7 @@ from experiments.benchmarks.peers.sizes import SIZES
 from experiments.benchmarks.peers.worker import Workload
 from tfx_jax.bench import workloads
 from tfx_jax.models.transformer import Transformer, TransformerConfig
+from tfx_jax.nn.attention import ShardAttention
 from tfx_jax.tasks.translation import translation_loss
 from tfx_jax.training.config import ExperimentConfig
 from tfx_jax.training.program import lay_out
@@ -69,8 +70,8 @@ def jax_nn_attention(
 def step_and_state(config: TransformerConfig) -> tuple[Callable[..., Any], TrainState]:
     """The trainer's step for a model, for any batches, and the first state."""
 
-    def make_model(attention_fn: Callable[..., Any]) -> Transformer:
-        return Transformer(config, attention_fn=attention_fn, rngs=nnx.Rngs(params=0))
+    def make_model(shard_attention: ShardAttention | None) -> Transformer:
+        return Transformer(config, shard_attention=shard_attention, rngs=nnx.Rngs(params=0))
 
     experiment = ExperimentConfig(model=config)
     loss_fn = functools.partial(translation_loss, label_smoothing=experiment.label_smoothing)

@@ -191,6 +191,8 @@ def save(
       ValueError: for a model that is of no such family or has what a folder cannot express.
     """
     family, model = _family_of_model(model), completed(model)
+    if model.config.attention.name != "dense":
+        raise ValueError(f"a Hugging Face folder cannot say that a model has {model.config.attention.name} attention")
     config = family.write_config(model.config)
     state = nnx.state(model)
     params = {"/".join(map(str, path)): np.asarray(leaf[...]) for path, leaf in nnx.to_flat_state(state)}

@@ -19,7 +19,7 @@ from tfx_jax.data.grammar import Split
 from tfx_jax.data.hf_tokenizer import TOKENIZER_FILES, FolderTokenizer, load_folder_tokenizer
 from tfx_jax.data.make_tokenizer import train_or_load_folder
 from tfx_jax.errors import UserError
-from tfx_jax.functional.attention import dot_product_attention
+from tfx_jax.nn.attention import ShardAttention
 from tfx_jax.tasks.prediction import Predictor
 from tfx_jax.training.config import ExperimentConfig
 from tfx_jax.training.distributed import primary_first
@@ -123,9 +123,11 @@ class RowsExperiment(Experiment, Generic[Part]):
         vocab_size = model.vocab_size if self.config.init_from else self.tokenizer.vocab_size
         return dataclasses.replace(model, vocab_size=vocab_size)
 
-    def make_model(self, attention_fn: Callable[..., Any] = dot_product_attention) -> nnx.Module:
+    def make_model(self, shard_attention: ShardAttention | None = None) -> nnx.Module:
         """Draws a model; its vocabulary is the tokenizer's, which may be smaller than what the configuration allows."""
-        return type(self).model_class(self.sizes, attention_fn=attention_fn, rngs=nnx.Rngs(params=self.config.seed))
+        return type(self).model_class(
+            self.sizes, shard_attention=shard_attention, rngs=nnx.Rngs(params=self.config.seed)
+        )
 
     def batches(self, mesh: Mesh) -> grain.IterDataset[dict[str, np.ndarray]]:
         """What this process reads of the training part when it trains on a mesh."""

@@ -2,8 +2,8 @@
 
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping
-from typing import Any, cast
+from collections.abc import Mapping
+from typing import cast
 
 import grain
 import jax
@@ -19,8 +19,8 @@ from tfx_jax.data.text import PairSource, lines_of, read_pairs, read_tsv
 from tfx_jax.data.tfds import tfds_pairs
 from tfx_jax.data.tokenizer import EOS_ID, Tokenizer, join_subwords, train_or_load
 from tfx_jax.errors import UserError
-from tfx_jax.functional.attention import dot_product_attention
 from tfx_jax.models.transformer import Transformer, TransformerConfig
+from tfx_jax.nn.attention import ShardAttention
 from tfx_jax.tasks.bleu import BleuScores, bleu_scores
 from tfx_jax.tasks.translation import Translator, translation_loss
 from tfx_jax.training.config import DataConfig, ExperimentConfig
@@ -75,9 +75,9 @@ class TranslationExperiment(Experiment):
                 vocab_size=self._model.vocab_size,
             )
 
-    def make_model(self, attention_fn: Callable[..., Any] = dot_product_attention) -> Transformer:
+    def make_model(self, shard_attention: ShardAttention | None = None) -> Transformer:
         """Draws a model; its vocabulary is the tokenizer's, which may be smaller than what the configuration allows."""
-        return Transformer(self._sizes, attention_fn=attention_fn, rngs=nnx.Rngs(params=self.config.seed))
+        return Transformer(self._sizes, shard_attention=shard_attention, rngs=nnx.Rngs(params=self.config.seed))
 
     def batches(self, mesh: Mesh) -> grain.IterDataset[dict[str, np.ndarray]]:
         """What this process reads of the training part when it trains on a mesh."""

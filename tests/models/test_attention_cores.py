@@ -1,0 +1,302 @@
+"""Every attention in every model, by its configuration: causal, decoded as it is trained, or refused with a line."""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from tfx_jax.errors import UserError
+from tfx_jax.functional import dot_product_attention, greedy_search, sliding_window_attention
+from tfx_jax.functional.beams import beam_search
+from tfx_jax.models import GPT, T5, Bert, BertConfig, GPTConfig, T5Config, Transformer, TransformerConfig, hf
+from tfx_jax.models.vit import ViT, ViTConfig
+from tfx_jax.nn import AttentionConfig, AttentionOptions, MultiHeadAttention
+from tfx_jax.nn.cores import CORES, step_attention
+from tfx_jax.nn.decoder_step import fits_steps
+
+V, LENGTH, PROMPT = 13, 12, 5
+OPTIONS = {
+    "chunked": {"chunk_size": 4},
+    "local": {"block_size": 4},
+    "window": {"window": 2},
+    "bigbird": {"block_size": 2, "num_global_blocks": 1, "num_window_blocks": 3, "num_random_blocks": 1},
+    "lsh": {"num_hashes": 2, "num_buckets": 2, "chunk_size": 4},
+    "favor": {"num_features": 16},
+}
+KERNELS = ("splash", "flash", "cudnn")  # of accelerators that are not here: tests/functional/test_kernels.py
+HERE = [name for name in CORES if name not in KERNELS]
+CAUSAL = [name for name in HERE if CORES[name].can_be_causal]
+WITH_BIAS = [name for name in CAUSAL if CORES[name].takes_bias]
+
+SMALL = {"num_layers": 2, "d_model": 8, "num_heads": 2}
+CONFIGS = {
+    "gpt": GPTConfig(V, max_length=LENGTH + PROMPT, d_ff=8, **SMALL),
+    "transformer": TransformerConfig(V, d_ff=8, **SMALL),
+    "t5": T5Config(V, d_k=4, d_ff=8, **SMALL),
+    "bert": BertConfig(V, max_length=LENGTH, d_ff=8, **SMALL),
+    "vit": ViTConfig(image_size=12, patch_size=4, d_ff=8, **SMALL),
+}
+MODELS = {"gpt": GPT, "transformer": Transformer, "t5": T5, "bert": Bert, "vit": ViT}
+# Of each way to decode one in each model: from cached keys and values, of those that a window leaves, from all tokens.
+QUICK = {("gpt", "local"), ("gpt", "lsh"), ("transformer", "window"), ("t5", "relative")}
+GENERATING = [
+    pytest.param(kind, name, marks=() if (kind, name) in QUICK else pytest.mark.slow)
+    for kind, names in (("gpt", CAUSAL), ("transformer", CAUSAL), ("t5", WITH_BIAS))
+    for name in names
+]
+
+
+def configured(kind, name):
+    attention = AttentionConfig(name, AttentionOptions(**OPTIONS.get(name, {})))
+    return dataclasses.replace(CONFIGS[kind], attention=attention)
+
+
+@functools.cache
+def make_model(kind, name):
+    """A model of which no parameter is what it starts as, so that its texts are not all alike."""
+    graphdef, params = nnx.split(nnx.eval_shape(lambda: MODELS[kind](configured(kind, name), rngs=nnx.Rngs(0))))
+    random = np.random.default_rng(0)
+    draw = lambda leaf: jnp.asarray(random.normal(0, 0.7, leaf.shape), leaf.dtype)  # noqa: E731
+    return nnx.merge(graphdef, jax.tree.map(draw, nnx.to_pure_dict(params)))
+
+
+SOURCE = np.array([[5, 6, 7, 3, 8, 2], [9, 4, 2, 0, 0, 0]], np.int32)
+TOKENS = np.random.default_rng(1).integers(3, V, (2, LENGTH)).astype(np.int32)
+IS_TOKEN = np.array([[True] * PROMPT, [False, False, True, True, True]])  # the padding of the second is in front
+
+
+@functools.cache
+def scored(kind, name):
+    """`fn(tokens [B, LENGTH])`: the logits after each token, one program for all rows of any content."""
+    model = make_model(kind, name)
+    if kind == "gpt":
+        return jax.jit(lambda tokens: model(tokens))
+    return jax.jit(lambda tokens: model(jnp.asarray(SOURCE), jnp.pad(tokens, ((0, 0), (0, 1)))[:, 1:]))
+
+
+def start_token(kind):
+    return 0 if kind == "t5" else 1
+
+
+def with_start(kind, tokens):
+    """What a decoder reads: its start token first; a language model starts with whatever it is given."""
+    tokens = tokens.copy()
+    if kind != "gpt":
+        tokens[:, 0] = start_token(kind)
+    return tokens
+
+
+@functools.cache
+def searched(kind, name):
+    """Greedy and beam texts with their log-probabilities, and the logits of every step when it is told the tokens."""
+    model = make_model(kind, name)
+
+    def start(num_beams, tokens):
+        if kind == "gpt":
+            step_fn, cache, first = model.start_decoding(tokens[:, :1], max_length=LENGTH - 1, num_beams=num_beams)
+            return step_fn, cache, first
+        step_fn, cache = model.start_decoding(jnp.asarray(SOURCE), max_length=LENGTH, num_beams=num_beams)
+        return step_fn, cache, jnp.full(2, start_token(kind))
+
+    def run(tokens):
+        step_fn, cache, _ = start(1, tokens)
+
+        def told(cache, newest):
+            logits, cache = step_fn(newest, cache)
+            return cache, logits
+
+        _, logits = jax.lax.scan(told, cache, tokens[:, : LENGTH - 1].T)
+        step_fn, cache, first = start(1, tokens)
+        greedy = greedy_search(step_fn, cache, first, max_length=LENGTH - 1, eos_id=2, pad_id=-1)
+        step_fn, cache, first = start(3, tokens)
+        beams = beam_search(step_fn, cache, first, beam_size=3, max_length=LENGTH - 1, eos_id=2, pad_id=-1, alpha=0.0)
+        return logits.swapaxes(0, 1), greedy, (beams.tokens[:, 0], beams.scores[:, 0])
+
+    return jax.jit(run)
+
+
+def log_probs_of(logits):
+    """Float64 log-probabilities."""
+    logits = np.asarray(logits, np.float64)
+    logits = logits - logits.max(axis=-1, keepdims=True)
+    return logits - np.log(np.exp(logits).sum(axis=-1, keepdims=True))
+
+
+@pytest.mark.parametrize(("kind", "name"), GENERATING)
+def test_no_token_sees_a_later_one(kind, name):
+    tokens = with_start(kind, TOKENS)
+    before = np.asarray(scored(kind, name)(tokens))
+    for place in (3, 8):
+        later = tokens.copy()
+        later[:, place:] = 3 + (later[:, place:] - 2) % (V - 3)
+        after = np.asarray(scored(kind, name)(later))
+        np.testing.assert_allclose(after[:, :place], before[:, :place], atol=1e-5)
+        assert np.abs(after[:, place:] - before[:, place:]).max() > 1e-3
+
+
+@pytest.mark.parametrize(("kind", "name"), GENERATING)
+def test_a_step_gives_the_logits_of_the_whole_text(kind, name):
+    tokens = with_start(kind, TOKENS)
+    logits, _, _ = searched(kind, name)(tokens)
+    want = scored(kind, name)(tokens)[:, : LENGTH - 1]
+    np.testing.assert_allclose(logits, want, atol=1e-5 * max(1.0, float(np.abs(want).max())))
+
+
+@pytest.mark.parametrize(("kind", "name"), GENERATING)
+def test_searches_find_what_the_model_itself_scores_best(kind, name):
+    tokens = with_start(kind, TOKENS)
+    _, greedy, beams = searched(kind, name)(tokens)
+    for found, log_probs in (greedy, beams):
+        found, texts = np.asarray(found), np.zeros((2, LENGTH), np.int32)
+        texts[:, 0], texts[:, 1:] = tokens[:, 0], np.maximum(found, 0)
+        scores = log_probs_of(scored(kind, name)(texts))[:, : LENGTH - 1]
+        told = np.take_along_axis(scores, np.maximum(found, 0)[..., None], axis=-1)[..., 0]
+        is_last = np.cumsum(found == 2, axis=1) - (found == 2) > 0  # behind the end
+        np.testing.assert_allclose(np.where(is_last | (found < 0), 0, told).sum(axis=1), log_probs, atol=1e-3)
+    (first, _), free = greedy, log_probs_of(scored(kind, name)(texts_of(greedy, tokens)))[:, : LENGTH - 2]
+    first = np.asarray(first)[:, : LENGTH - 2]  # the last one is an end in any case
+    reads = first >= 0
+    assert (free.argmax(axis=-1)[reads] == first[reads]).all()
+    assert (np.asarray(beams[1]) >= np.asarray(greedy[1]) - 1e-4).any()
+
+
+def texts_of(search, tokens):
+    texts = np.zeros((2, LENGTH), np.int32)
+    texts[:, 0], texts[:, 1:] = tokens[:, 0], np.maximum(np.asarray(search[0]), 0)
+    return texts
+
+
+# Buckets of lsh follow the length of what it reads.
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=() if n == "local" else pytest.mark.slow) for n in CAUSAL if n != "lsh"]
+)
+def test_a_prompt_is_gone_on_with_whatever_padding_is_beside_it(name):
+    model = make_model("gpt", name)
+    prompt = TOKENS[:, :PROMPT]
+
+    @jax.jit
+    def steps(prompt, is_token, after):
+        step_fn, cache, start = model.start_decoding(prompt, is_token, max_length=4)
+
+        def told(cache, newest):
+            logits, cache = step_fn(newest, cache)
+            return cache, logits
+
+        return jax.lax.scan(told, cache, jnp.concatenate([start[None], after.T[:3]]))[1]
+
+    after = TOKENS[:, PROMPT : PROMPT + 4]
+    logits = np.asarray(steps(prompt, IS_TOKEN, after))
+    for row in range(2):
+        text = np.concatenate([prompt[row][IS_TOKEN[row]], after[row]])
+        padded = np.pad(text, (0, LENGTH - text.size))[None]
+        want = np.asarray(scored("gpt", name)(np.concatenate([padded, padded])))[0]
+        first = IS_TOKEN[row].sum() - 1
+        np.testing.assert_allclose(logits[:, row], want[first : first + 4], atol=3e-5 * max(1.0, np.abs(want).max()))
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=() if n == "bigbird" else pytest.mark.slow) for n in HERE])
+@pytest.mark.parametrize("kind", ["bert", "vit"])
+def test_encoders_read_with_every_attention(kind, name):
+    model = make_model(kind, name)
+    images = np.random.default_rng(2).normal(size=(2, 12, 12, 3)).astype(np.float32)
+    inputs = TOKENS if kind == "bert" else images
+    if kind == "vit" and name == "bigbird":
+        pytest.skip("nine patches and a class token are no whole blocks beside the global ones")
+    read = jax.jit(lambda inputs: model(inputs).sequence)
+    out = read(inputs)
+    assert np.isfinite(out).all()
+    changed = inputs.copy()
+    changed[:, -1] += 1
+    assert not np.allclose(read(changed)[:, -1], out[:, -1])
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "message"),
+    [
+        ("gpt", "bigbird", "bigbird attention has no causal form"),
+        ("transformer", "bigbird", "bigbird attention has no causal form"),
+        *(("t5", name, f"{name} attention takes no bias") for name in CAUSAL if name not in WITH_BIAS),
+        ("gpt", "widnow", "attention.name='widnow' is none of dense, "),
+    ],
+)
+def test_what_does_not_fit_is_refused_with_a_line(kind, name, message):
+    with pytest.raises(ValueError, match=message):
+        MODELS[kind](configured(kind, name), rngs=nnx.Rngs(0))
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("window", {}, r"window attention needs attention\.options\.window"),
+        ("dense", {"window": 3}, r"attention\.options\.window is not for dense attention, whose options: none"),
+        ("lsh", {"window": 3}, r"whose options: num_hashes, num_buckets, chunk_size, seed"),
+    ],
+)
+def test_options_belong_to_their_attention(name, options, message):
+    with pytest.raises(ValueError, match=message):
+        AttentionConfig(name, AttentionOptions(**options)).check()
+
+
+def test_texts_that_share_a_row_need_an_attention_that_keeps_them_apart():
+    for name in HERE:
+        attention = AttentionConfig(name, AttentionOptions(**OPTIONS.get(name, {})))
+        if name in ("favor", "linear"):
+            with pytest.raises(ValueError, match=f"{name} attention cannot keep texts apart"):
+                attention.check(is_packed=True)
+        else:
+            attention.check(is_packed=True)
+
+
+class Louder(MultiHeadAttention):
+    """A subclass with an attention of its own."""
+
+    def attend(self, x, key, value, **options):
+        return 2 * super().attend(x, key, value, **options)
+
+
+def test_a_layer_that_the_fused_step_does_not_know_decodes_through_itself():
+    graphdef, params = nnx.split(make_model("gpt", "dense"))
+    model = nnx.merge(graphdef, params)
+    assert fits_steps(model.decoder_layers)
+    model.decoder_layers.self_attention.__class__ = Louder
+    assert not fits_steps(model.decoder_layers)
+
+    @jax.jit
+    def last_two(tokens):
+        step_fn, cache, start = model.start_decoding(tokens[:, :4], max_length=2)
+        first, cache = step_fn(start, cache)
+        second, _ = step_fn(tokens[:, 4], cache)
+        return jnp.stack([first, second], axis=1), model(tokens[:, :6])[:, 3:5]
+
+    got, want = last_two(TOKENS)
+    np.testing.assert_allclose(got, want, atol=1e-5 * float(np.abs(want).max()))
+
+
+def test_attentions_of_which_nothing_is_known_have_no_step():
+    assert step_attention(lambda *arguments, **options: None) is None
+    assert step_attention(functools.partial(dot_product_attention, scale=2.0)) is not None
+    window = step_attention(functools.partial(sliding_window_attention, window=(3, 1)))
+    assert window.sees(5, np.arange(2, 6)).all()
+    assert not window.sees(5, np.arange(2)).any()
+
+
+def test_a_function_is_the_same_object_for_equal_options():
+    """Models of one configuration are then the same program to `jax.jit`."""
+    make = lambda: AttentionConfig("window", AttentionOptions(window=3)).make(2, 4, rngs=nnx.Rngs(0))  # noqa: E731
+    assert make() is make()
+
+
+@pytest.mark.parametrize("kind", ["gpt", "transformer"])
+def test_integers_are_refused_where_nothing_would_use_them(kind):
+    with pytest.raises(UserError, match="int8 is for models whose attention decodes from cached keys"):
+        make_model(kind, "lsh").decoder(int8=True)
+    assert make_model(kind, "lsh").decoder() is None
+
+
+def test_a_folder_is_refused_where_it_cannot_say_which_attention_a_model_has(tmp_path):
+    with pytest.raises(ValueError, match="cannot say that a model has window attention"):
+        hf.save(make_model("gpt", "window"), tmp_path)

@@ -1,0 +1,117 @@
+"""Attention chosen by a configuration: from the command line to a step on eight devices, or one line."""
+
+import dataclasses
+import pathlib
+
+import jax
+import numpy as np
+import pytest
+from flax import nnx
+
+from tfx_jax.cli.train import load_config_file
+from tfx_jax.errors import UserError
+from tfx_jax.models import GPT, GPTConfig
+from tfx_jax.nn import AttentionConfig, AttentionOptions
+from tfx_jax.tasks.language_modeling import language_model_loss
+from tfx_jax.training.config import OptimizerConfig, load_config, save_config
+from tfx_jax.training.optimizer import make_optimizer
+from tfx_jax.training.sharding import make_mesh, shard_batch, train_on
+from tfx_jax.training.validation import validate
+
+EXPERIMENTS = pathlib.Path(__file__).parents[2] / "experiments"
+OPTIONS = {
+    "dense": {},
+    "window": {"window": 2},
+    "relative": {},
+    "chunked": {"chunk_size": 4},
+    "local": {"block_size": 4},
+    "lsh": {"num_hashes": 2, "num_buckets": 2, "chunk_size": 4},
+    "favor": {"num_features": 16},
+    "linear": {},
+    "hard": {},
+    "additive": {},
+    "general": {},
+}
+QUICK = ("window", "relative")
+"""One without parameters of its own, and one with; the others take the same way."""
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=() if n in QUICK else pytest.mark.slow) for n in OPTIONS])
+def test_two_steps_on_eight_devices_are_those_on_one(name):
+    attention = AttentionConfig(name, AttentionOptions(**OPTIONS[name]))
+    config = GPTConfig(24, max_length=8, num_layers=1, d_model=16, num_heads=4, d_ff=32, attention=attention)
+    tokens = np.random.default_rng(0).integers(1, 24, (8, 8)).astype(np.int32)
+    batch = {"inputs": tokens, "targets": np.roll(tokens, -1, axis=1), "weights": np.ones((8, 8), np.float32)}
+    losses = {}
+    for mesh in (make_mesh(fsdp=2, tensor=2), make_mesh(1)):
+        config = dataclasses.replace(config, dropout_rate=0.0, attention_dropout_rate=0.0)
+        training = train_on(
+            mesh,
+            lambda sharded: GPT(config, shard_attention=sharded, rngs=nnx.Rngs(params=0)),  # noqa: B023
+            language_model_loss,
+            make_optimizer(OptimizerConfig(warmup_steps=2, peak_learning_rate=0.05), config.d_model),
+        )
+        state, losses[mesh.size] = training.first_state(), []
+        for _ in range(2):
+            state, metrics = training.step_fn(state, shard_batch(batch, mesh), jax.random.key(3))
+            losses[mesh.size].append(float(metrics["loss"] / metrics["tokens"]))
+    np.testing.assert_allclose(losses[8], losses[1], atol=2e-5)
+    assert losses[1][1] < losses[1][0]
+
+
+def configured(*overrides, experiment="gpt_char_tinyshakespeare"):
+    overrides = [f"--config.{override}" for override in overrides]
+    return validate(load_config_file(f"{EXPERIMENTS / experiment}.py:test", overrides))
+
+
+def test_the_command_line_names_an_attention_and_its_options():
+    config = configured("model.attention.name=window", "model.attention.options.window=64")
+    assert config.model.attention == AttentionConfig("window", AttentionOptions(window=64))
+
+
+def test_a_workdir_remembers_its_attention(tmp_path):
+    config = configured("model.attention.name=lsh", "model.attention.options.num_hashes=3")
+    save_config(config, tmp_path)
+    assert load_config(tmp_path).model.attention == config.model.attention
+    with pytest.raises(UserError, match=r"model\.attention\.name='lsh', not 'dense'"):
+        save_config(configured(), tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["name=bigbird"], r"config\.model: bigbird attention needs attention\.options\.block_size"),
+        (["name=window"], r"config\.model: window attention needs attention\.options\.window"),
+        (["options.window=3"], r"config\.model: attention\.options\.window is not for dense attention"),
+        (["name=no"], r"config\.model: attention\.name='no' is none of dense, chunked"),
+        (["option.window=3"], r"did you mean config\.model\.attention\.options\.window"),
+    ],
+)
+def test_what_an_attention_cannot_be_is_one_line(overrides, message):
+    with pytest.raises(UserError, match=message) as raised:
+        configured(*(f"model.attention.{override}" for override in overrides))
+    assert "\n" not in str(raised.value)
+
+
+def test_a_mesh_that_divides_positions_wants_dense_attention():
+    with pytest.raises(UserError, match=r"config\.mesh\.sequence=2 divides positions, which window attention does not"):
+        configured(
+            "model.attention.name=window",
+            "model.attention.options.window=3",
+            "mesh.sequence=2",
+            experiment="transformer_demo",
+        )
+
+
+def test_kernels_of_accelerators_are_refused_on_several_devices():
+    attention = AttentionConfig("splash")
+    config = GPTConfig(24, max_length=8, num_layers=1, d_model=16, num_heads=4, d_ff=32, attention=attention)
+    training = train_on(
+        make_mesh(),
+        lambda sharded: GPT(config, shard_attention=sharded, rngs=nnx.Rngs(params=0)),
+        language_model_loss,
+        make_optimizer(OptimizerConfig(), config.d_model),
+    )
+    batch = {name: jax.ShapeDtypeStruct((8, 8), np.int32) for name in ("inputs", "targets", "weights")}
+    with pytest.raises(UserError, match=r'attention\.name="splash" runs on one device as yet, not on 8'):
+        jax.eval_shape(training.step_fn, training.abstract_state, batch, jax.random.key(0))

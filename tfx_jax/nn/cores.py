@@ -1,0 +1,293 @@
+"""Attention cores: what multi-head attention calls between its projections, and how a configuration names them.
+
+A core is a function of `tfx_jax.functional`, its options bound, or a Module with the same signature that owns the
+parameters such a function takes. `AttentionConfig` names one; whatever can stand in for `dot_product_attention` can be
+passed to a model as `attention_fn` instead.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax.typing import DTypeLike
+from jaxtyping import Array, Bool, Float, Int
+
+from tfx_jax.functional.additive import additive_attention, general_attention
+from tfx_jax.functional.attention import dot_product_attention
+from tfx_jax.functional.bigbird import bigbird_attention
+from tfx_jax.functional.chunked import chunked_attention
+from tfx_jax.functional.favor import favor_attention, linear_attention, orthogonal_features
+from tfx_jax.functional.hard import hard_attention
+from tfx_jax.functional.lsh import lsh_attention
+from tfx_jax.functional.positions import sinusoidal_positions
+from tfx_jax.functional.relative import relative_attention
+from tfx_jax.functional.sparse import local_attention, sliding_window_attention
+
+AttentionFn = Callable[..., Any]
+"""A callable with the signature of `tfx_jax.functional.dot_product_attention`."""
+
+
+@dataclasses.dataclass(unsafe_hash=True)  # part of a model's configuration, which is a static part of the model
+class AttentionOptions:
+    """Options of attention cores; None leaves what the function itself has, and most belong to some cores only."""
+
+    window: int | None = None  # window: tokens that a position sees on each side, besides itself
+    block_size: int | None = None  # local, bigbird, window, favor, linear: tokens that are computed together
+    chunk_size: int | None = None  # lsh, chunked: likewise
+    num_hashes: int | None = None  # lsh: rounds of hashing
+    num_buckets: int | None = None  # lsh: of each round
+    num_global_blocks: int | None = None  # bigbird: that see and are seen by all
+    num_window_blocks: int | None = None  # bigbird: around each block
+    num_random_blocks: int | None = None  # bigbird: for each block
+    num_features: int | None = None  # favor: random features; None: four for each number of a head
+    d_hidden: int | None = None  # additive: units of the hidden layer; None: the size of a head
+    seed: int | None = None  # lsh, favor: of the rotations or features, the same ones at every step; None: 0
+
+
+@dataclasses.dataclass(unsafe_hash=True)
+class AttentionConfig:
+    """The attention of a model's layers, by name: `--config.model.attention.name=window`."""
+
+    name: str = "dense"  # or another of `CORES`
+    options: AttentionOptions = dataclasses.field(default_factory=AttentionOptions)
+
+    def check(self, *, is_causal: bool = False, has_bias: bool = False, is_packed: bool = False) -> None:
+        """Checks that there is such a core, that the options are its own, and that it does what a model needs.
+
+        Args:
+          is_causal: whether the model hides the future.
+          has_bias: whether it adds a bias for each pair of positions.
+          is_packed: whether several texts share a row without seeing each other.
+
+        Raises:
+          ValueError: if not; the message names the core and what does not fit.
+        """
+        if self.name not in CORES:
+            raise ValueError(f"attention.name={self.name!r} is none of {', '.join(CORES)}")
+        core = CORES[self.name]
+        given = [name for name, value in dataclasses.asdict(self.options).items() if value is not None]
+        strange = [name for name in given if name not in core.options]
+        if strange:
+            takes = ", ".join(core.options) or "none"
+            raise ValueError(f"attention.options.{strange[0]} is not for {self.name} attention, whose options: {takes}")
+        missing = [name for name in core.required if name not in given]
+        if missing:
+            raise ValueError(f"{self.name} attention needs attention.options.{missing[0]}")
+        if is_causal and not core.can_be_causal:
+            raise ValueError(f"{self.name} attention has no causal form, which a model that generates needs")
+        if has_bias and not core.takes_bias:
+            raise ValueError(f"{self.name} attention takes no bias for each pair of positions, which this model adds")
+        if is_packed and not core.takes_segments:
+            raise ValueError(f"{self.name} attention cannot keep texts apart that share a row")
+
+    def make(self, num_heads: int, d_k: int, *, param_dtype: DTypeLike = jnp.float32, rngs: nnx.Rngs) -> AttentionFn:
+        """Makes the core of one layer; functions of equal options are one object, so that programs are shared.
+
+        Args:
+          num_heads: N.
+          d_k: H, the size of a query and a key.
+          param_dtype: of the parameters that the core owns.
+          rngs: stream `params` draws these.
+        """
+        module = _MODULES.get(self.name)
+        if module is not None:
+            return module(num_heads, d_k, self.options, param_dtype=param_dtype, rngs=rngs)
+        return _function(self.name, self.options)
+
+
+@functools.lru_cache(maxsize=256)
+def _function(name: str, options: AttentionOptions) -> AttentionFn:
+    function = CORES[name].function
+    given = {name: value for name, value in dataclasses.asdict(options).items() if value is not None}
+    if name in _IMPLEMENTATIONS:
+        given["implementation"] = name
+    return functools.partial(function, **given) if given else function
+
+
+def _lsh(query: Array, *arguments: Any, seed: int = 0, **options: Any) -> Any:
+    return lsh_attention(query, *arguments, rng=jax.random.key(seed), **options)
+
+
+def _favor(query: Array, *arguments: Any, seed: int = 0, num_features: int | None = None, **options: Any) -> Any:
+    size = query.shape[-1]
+    projection = orthogonal_features(jax.random.key(seed), num_features or 4 * size, size)
+    return favor_attention(query, *arguments, projection=projection, **options)
+
+
+class AdditiveAttention(nnx.Module):
+    """Additive attention (Bahdanau et al., 2015) with a hidden layer for each head."""
+
+    scores_pairs = True
+
+    def __init__(
+        self,
+        num_heads: int,
+        d_k: int,
+        options: AttentionOptions,
+        *,
+        param_dtype: DTypeLike = jnp.float32,
+        rngs: nnx.Rngs,
+    ):
+        d_hidden = options.d_hidden or d_k
+        draw = nnx.initializers.variance_scaling(1.0, "fan_in", "normal", in_axis=-2, out_axis=-1, batch_axis=0)
+        self.w_query = nnx.Param(draw(rngs.params(), (num_heads, d_k, d_hidden), param_dtype))
+        self.w_key = nnx.Param(draw(rngs.params(), (num_heads, d_k, d_hidden), param_dtype))
+        self.v = nnx.Param(nnx.initializers.normal(d_hidden**-0.5)(rngs.params(), (num_heads, d_hidden), param_dtype))
+
+    def __call__(self, query: Float[Array, "B T N H"], *arguments: Any, **options: Any) -> Any:
+        """Attends; see `tfx_jax.functional.additive_attention`. Keys have as many heads as queries."""
+        dtype = query.dtype
+        weights = {name: getattr(self, name)[...].astype(dtype) for name in ("w_query", "w_key", "v")}
+        return additive_attention(query, *arguments, **weights, **options)
+
+
+class GeneralAttention(nnx.Module):
+    """The general score of Luong et al. (2015) with a matrix for each head, which starts as the scaled dot product."""
+
+    scores_pairs = True
+
+    def __init__(
+        self,
+        num_heads: int,
+        d_k: int,
+        options: AttentionOptions,
+        *,
+        param_dtype: DTypeLike = jnp.float32,
+        rngs: nnx.Rngs,
+    ):
+        del options, rngs
+        self.w = nnx.Param(jnp.tile(jnp.eye(d_k, dtype=param_dtype)[None] * d_k**-0.5, (num_heads, 1, 1)))
+
+    def __call__(self, query: Float[Array, "B T N H"], *arguments: Any, **options: Any) -> Any:
+        """Attends; see `tfx_jax.functional.general_attention`. Keys have as many heads as queries."""
+        return general_attention(query, *arguments, w=self.w[...].astype(query.dtype), **options)
+
+
+class RelativeAttention(nnx.Module):
+    """Attention by content and distance (Transformer-XL: Dai et al., 2019, section 3.3), without a memory."""
+
+    scores_pairs = False
+
+    def __init__(
+        self,
+        num_heads: int,
+        d_k: int,
+        options: AttentionOptions,
+        *,
+        param_dtype: DTypeLike = jnp.float32,
+        rngs: nnx.Rngs,
+    ):
+        del options
+        d_model = num_heads * d_k
+        draw = nnx.initializers.glorot_uniform()
+        self.relative_key = nnx.Param(
+            draw(rngs.params(), (d_model, d_model), param_dtype).reshape(d_model, num_heads, d_k)
+        )
+        self.content_bias = nnx.Param(jnp.zeros((num_heads, d_k), param_dtype))
+        self.position_bias = nnx.Param(jnp.zeros((num_heads, d_k), param_dtype))
+
+    def __call__(
+        self, query: Float[Array, "B T N H"], key: Float[Array, "B S K H"], *arguments: Any, **options: Any
+    ) -> Any:
+        """Attends; see `tfx_jax.functional.relative_attention`, whose encodings of distances are sinusoids here."""
+        dtype, kernel = query.dtype, self.relative_key[...]
+        distances = jnp.arange(key.shape[1] - 1, -query.shape[1], -1)
+        encodings = sinusoidal_positions(distances, kernel.shape[0]).astype(dtype)
+        return relative_attention(
+            query,
+            key,
+            *arguments,
+            relative_key=jnp.einsum("PD,DNH->PNH", encodings, kernel.astype(dtype)),
+            content_bias=self.content_bias[...].astype(dtype),
+            position_bias=self.position_bias[...].astype(dtype),
+            **options,
+        )
+
+
+class Core(NamedTuple):
+    """What is known of a named attention core."""
+
+    function: AttentionFn
+    """The function that it calls."""
+    options: tuple[str, ...] = ()
+    required: tuple[str, ...] = ()
+    can_be_causal: bool = True
+    takes_bias: bool = True
+    takes_segments: bool = True
+
+
+_IMPLEMENTATIONS = ("splash", "flash", "cudnn")
+_MODULES = {"additive": AdditiveAttention, "general": GeneralAttention, "relative": RelativeAttention}
+_BIGBIRD = ("block_size", "num_global_blocks", "num_window_blocks", "num_random_blocks")
+
+CORES = {
+    "dense": Core(dot_product_attention),
+    "chunked": Core(chunked_attention, ("chunk_size",)),
+    "splash": Core(dot_product_attention, takes_bias=False),
+    "flash": Core(dot_product_attention),
+    "cudnn": Core(dot_product_attention),
+    "local": Core(local_attention, ("block_size",), ("block_size",), takes_bias=False),
+    "window": Core(sliding_window_attention, ("window", "block_size"), ("window",), takes_bias=False),
+    "bigbird": Core(bigbird_attention, _BIGBIRD, _BIGBIRD, can_be_causal=False, takes_bias=False),
+    "lsh": Core(_lsh, ("num_hashes", "num_buckets", "chunk_size", "seed"), takes_bias=False),
+    "favor": Core(_favor, ("num_features", "block_size", "seed"), takes_bias=False, takes_segments=False),
+    "linear": Core(linear_attention, ("block_size",), takes_bias=False, takes_segments=False),
+    "hard": Core(hard_attention),
+    "additive": Core(additive_attention, ("d_hidden",)),
+    "general": Core(general_attention),
+    "relative": Core(relative_attention),
+}
+"""All cores by the names that a configuration uses."""
+
+
+def kernel_of(core: AttentionFn) -> str | None:
+    """Returns the name of the fast kernel that computes a core, "splash", "flash" or "cudnn"; None for XLA's own code.
+
+    >>> kernel_of(functools.partial(dot_product_attention, implementation="splash")), kernel_of(dot_product_attention)
+    ('splash', None)
+    """
+    name = core.keywords.get("implementation") if isinstance(core, functools.partial) else None
+    return name if name in _IMPLEMENTATIONS else None
+
+
+class StepAttention(NamedTuple):
+    """How one query attends to a cache of keys and values."""
+
+    attention_fn: AttentionFn
+    """Attends as the core does, given which keys it may see: for cores that score each pair by itself."""
+    sees: Callable[[Int[Array, "..."], Int[Array, "..."]], Bool[Array, "..."]] | None = None
+    """Which of the keys at or before a query the core lets it see, from both positions; None means all."""
+
+
+def step_attention(core: AttentionFn) -> StepAttention | None:
+    """Finds how a core decodes one token at a time from cached keys and values.
+
+    Returns:
+      None for a core that looks at more than a pair of query and key, or of which nothing is known: such a model has to
+      read everything anew for each token.
+    """
+    function, options = core, {}
+    while isinstance(function, functools.partial):
+        if function.args:
+            return None
+        function, options = function.func, function.keywords | options
+    scale = {"scale": options["scale"]} if "scale" in options else {}
+    dense = functools.partial(dot_product_attention, **scale) if scale else dot_product_attention
+    if getattr(function, "scores_pairs", False):
+        return StepAttention(core)
+    if function in (dot_product_attention, chunked_attention):
+        return StepAttention(dense)
+    if function is hard_attention and not options.keys() - {"scale"}:
+        return StepAttention(core)
+    if function is sliding_window_attention:
+        window = options["window"]
+        back = window[0] if isinstance(window, tuple) else window
+        return StepAttention(dense, lambda query, key: query - key <= back)
+    if function is local_attention:
+        size = options["block_size"]
+        return StepAttention(dense, lambda query, key: query // size == key // size)
+    return None
