@@ -270,7 +270,8 @@ def alibi_bias(
     Returns:
       float32 [1, N, T, S], to be passed as `bias`.
 
-    >>> alibi_bias(8, 3)[0, 0].tolist()
+    >>> import jax
+    >>> jax.jit(alibi_bias, static_argnums=(0, 1))(8, 3)[0, 0].tolist()
     [[-0.0, -0.5, -1.0], [-0.5, -0.0, -0.5], [-1.0, -0.5, -0.0]]
     """
     num_keys = num_queries if num_keys is None else num_keys
