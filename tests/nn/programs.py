@@ -64,9 +64,9 @@ def count_draws(function: Callable[..., Any], *args: Any) -> int:
     return sum(times for name, times in _operations(function, *args) if name == "random_bits")
 
 
-def rematerialises(gradient: Callable[..., Any], *args: Any) -> bool:
-    """Whether something is computed anew for a backward pass; nothing is compiled."""
-    return any(name in ("checkpoint", "remat", "remat2") for name, _ in _operations(gradient, *args))
+def count_rematerialised(function: Callable[..., Any], *args: Any) -> int:
+    """Counts the parts, such as layers, of which a gradient would compute the inside anew; nothing is compiled."""
+    return sum(times for name, times in _operations(function, *args) if name in ("checkpoint", "remat", "remat2"))
 
 
 def _operations(function: Callable[..., Any], *args: Any) -> Iterator[tuple[str, int]]:
