@@ -2,6 +2,8 @@
 
 from tests.mutants.mutant import in_file
 
+_STEPS = "models/test_gpt.py -k steps, models/test_transformer_decoding.py"
+
 MUTANTS = (
     *in_file(
         "nn/attention.py",
@@ -24,16 +26,23 @@ MUTANTS = (
         "nn/decoder_step.py",
         "nn/test_layers.py",
         ("writes one place further", "start = position * newest.key", "start = (position + 1) * newest.key"),
-        ("sees one place further", "(places <= position)[None] if exists", "(places <= position + 1)[None] if exists"),
+        (
+            "sees one place further",
+            "(places <= position)[None] if exists",
+            "(places <= position + 1)[None] if exists",
+            _STEPS,
+        ),
         (
             "beams see each other",
             "(is_own & is_there[:, None, :, None])",
             "(is_there[:, None, :, None] | (is_own & False))",
+            _STEPS,
         ),
         (
             "the padding of a prompt is seen",
             "exists & (places <= position)[None]",
             "(places <= position)[None] & (exists | True)",
+            _STEPS,
         ),
         ("no bias", "return y if self.bias is None else y +", "return y if self.bias is None else y + 0 *"),
         ("the gate is forgotten", "hidden if self.gate is None else hidden * self.gate(x)", "hidden"),
@@ -41,7 +50,7 @@ MUTANTS = (
             "positions count the prompt twice",
             "embed(tokens, position - num_past)",
             "embed(tokens, position)",
-            "models/test_gpt.py -k steps",
+            _STEPS,
         ),
     ),
     *in_file(
