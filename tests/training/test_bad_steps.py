@@ -8,20 +8,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tests.training.test_loop import text, tiny_config, whole_state  # noqa: F401
+from tests.training.tiny import tiny_config, train, whole_state
 from tfx_jax.errors import UserError
-from tfx_jax.training import loop
 from tfx_jax.training.experiments import translation
 from tfx_jax.training.meter import Meter
 
 translation_loss = translation.translation_loss
-
-
-def quick_config(text, **changes):  # noqa: F811
-    """Without a search for translations, which takes the longest to compile."""
-    config = tiny_config(text, **changes)
-    config.data.validation_source = ""
-    return config
 
 
 def spoilt(is_bad, factor=jnp.nan):
@@ -39,23 +31,9 @@ def some(batch):
     return batch["target"].sum() % 3 == 0
 
 
-@pytest.fixture
-def scalars(monkeypatch):
-    """What is logged, a dictionary for each step."""
-    logged = []
-    log = loop.Progress.log
-
-    def remember(self, step, scalars, **rest):
-        logged.append(scalars)
-        log(self, step, scalars, **rest)
-
-    monkeypatch.setattr(loop.Progress, "log", remember)
-    return logged
-
-
-def test_bad_steps_are_skipped_and_counted(text, tmp_path, monkeypatch, scalars, capfd):  # noqa: F811
+def test_bad_steps_are_skipped_and_counted(text, tmp_path, monkeypatch, scalars, capfd):
     monkeypatch.setattr(translation, "translation_loss", spoilt(some))
-    assert loop.train(quick_config(text, num_steps=12, bad_steps="skip"), tmp_path).step == 12
+    assert train(tiny_config(text, num_steps=12, bad_steps="skip"), tmp_path).step == 12
     skipped = re.findall(r"the loss is nan at step (\d+): skipped \((\d+) in a row\)", capfd.readouterr().err)
     counts = [int(logged["train/bad_steps"]) for logged in scalars]
     assert [int(step) for step, _ in skipped] == [step for step, count in enumerate(counts, 1) if count]
@@ -75,16 +53,16 @@ def test_sums_leave_skipped_steps_out():
     assert (found["train/grad_norm"], found["train/tokens_per_step"], found["train/bad_steps"]) == (3.0, 5.0, 1.0)
 
 
-def test_resumed_after_bad_steps_equals_uninterrupted(text, tmp_path, monkeypatch, scalars):  # noqa: F811
+def test_resumed_after_bad_steps_equals_uninterrupted(text, tmp_path, monkeypatch, scalars):
     """The running mean and the count come back as well: the first step after a resumption may be a spike."""
     monkeypatch.setattr(translation, "translation_loss", spoilt(some, 30.0))
-    config = functools.partial(quick_config, text, bad_steps="skip", spike_factor=4.0, checkpoint_every=100)
-    loop.train(config(num_steps=9), tmp_path / "whole")
+    config = functools.partial(tiny_config, text, bad_steps="skip", spike_factor=4.0, checkpoint_every=100)
+    train(config(num_steps=9), tmp_path / "whole")
     counts = [int(logged["train/bad_steps"]) for logged in scalars]
     middle = counts.index(1) + 1  # steps: the last of them is bad
     assert 1 < middle < 9
     for num_steps in (middle, 9):
-        loop.train(config(num_steps=num_steps), tmp_path / "parts")
+        train(config(num_steps=num_steps), tmp_path / "parts")
     found, expected = whole_state(tmp_path / "parts"), whole_state(tmp_path / "whole")
     chex.assert_trees_all_equal(found, expected)
     mean_loss, in_a_row = expected[2]["guard"]
@@ -92,21 +70,21 @@ def test_resumed_after_bad_steps_equals_uninterrupted(text, tmp_path, monkeypatc
     assert in_a_row >= 0
 
 
-def test_many_bad_steps_in_a_row_stop_the_run(text, tmp_path, monkeypatch):  # noqa: F811
+def test_many_bad_steps_in_a_row_stop_the_run(text, tmp_path, monkeypatch):
     monkeypatch.setattr(translation, "translation_loss", spoilt(lambda batch: True))
     message = "^20 bad steps in a row: the loss is nan at step 20; nothing is saved yet: lower the learning rate"
     with pytest.raises(UserError, match=message):
-        loop.train(quick_config(text, num_steps=40, bad_steps="skip", checkpoint_every=100), tmp_path)
+        train(tiny_config(text, num_steps=40, bad_steps="skip", checkpoint_every=100), tmp_path)
 
 
 @pytest.mark.slow
-def test_spike_stops_the_run_and_the_same_run_goes_on_without_it(text, tmp_path, monkeypatch):  # noqa: F811
-    loop.train(quick_config(text, num_steps=3, spike_factor=4.0), tmp_path)
+def test_spike_stops_the_run_and_the_same_run_goes_on_without_it(text, tmp_path, monkeypatch):
+    train(tiny_config(text, num_steps=3, spike_factor=4.0), tmp_path)
     monkeypatch.setattr(translation, "translation_loss", spoilt(some, 30.0))
-    config = functools.partial(quick_config, text, num_steps=12, spike_factor=4.0, checkpoint_every=100)
+    config = functools.partial(tiny_config, text, num_steps=12, spike_factor=4.0, checkpoint_every=100)
     message = (
         r"^the loss of a token is \d+(\.\d+)?, a spike at step \d+; the last good checkpoint is step 3: .*\"skip\"$"
     )
     with pytest.raises(UserError, match=message):
-        loop.train(config(), tmp_path)
-    assert loop.train(config(bad_steps="skip"), tmp_path).step == 12
+        train(config(), tmp_path)
+    assert train(config(bad_steps="skip"), tmp_path).step == 12

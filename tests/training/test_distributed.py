@@ -14,9 +14,9 @@ import pytest
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from tests.training.test_loop import text, tiny_config  # noqa: F401  a fixture
+from tests.training.tiny import tiny_config, train
 from tfx_jax.errors import UserError
-from tfx_jax.training import distributed, loop
+from tfx_jax.training import distributed
 from tfx_jax.training.checkpoint import Checkpoints, load_params
 from tfx_jax.training.config import check_config, save_config
 from tfx_jax.training.distributed import gather_lists, initialize_from_env
@@ -163,7 +163,7 @@ initialize_from_env()  # the second call does nothing
 
 
 TRAIN = """
-from tests.training.test_loop import tiny_config
+from tests.training.tiny import tiny_config, train
 from tfx_jax.training import loop
 text, workdir, signum, changes = arguments
 losses, log, add = {}, loop.Progress.log, loop.Meter.add
@@ -175,7 +175,7 @@ def interrupt(meter, step, metrics):
         os.kill(os.getpid(), int(signum))
     return add(meter, step, metrics)
 loop.Progress.log, loop.Meter.add = note, interrupt
-result = loop.train(tiny_config(text, **json.loads(changes)), workdir)
+result = train(tiny_config(text, -1, **json.loads(changes)), workdir)
 with open(f"{workdir}/losses.{index}", "w") as file:
     json.dump([losses, result.evaluations], file)
 sys.exit(0 if result.signum is None else 128 + result.signum)
@@ -183,19 +183,12 @@ sys.exit(0 if result.signum is None else 128 + result.signum)
 
 
 @pytest.mark.slow
-def test_two_processes_train_as_one(text, tmp_path, monkeypatch):  # noqa: F811
-    losses, log = {}, loop.Progress.log
-    monkeypatch.setattr(
-        loop.Progress,
-        "log",
-        lambda self, step, scalars, **rest: (
-            losses.update({step: scalars["train/loss"]}),
-            log(self, step, scalars, **rest),
-        ),
-    )
-    alone = loop.train(tiny_config(text), tmp_path / "alone")
-    statuses, errors = run_pair(TRAIN, text, tmp_path / "pair", 0, "{}")
+def test_two_processes_train_as_one(text, tmp_path, scalars):
+    validation = {"validation": "validation.tsv"}
+    alone = train(tiny_config(text, -1, **validation), tmp_path / "alone")
+    statuses, errors = run_pair(TRAIN, text, tmp_path / "pair", 0, json.dumps(validation))
     assert statuses == [0, 0], errors
+    losses = {step: logged["train/loss"] for step, logged in enumerate(scalars, 1)}
     for index in range(2):
         found, evaluations = json.loads((tmp_path / "pair" / f"losses.{index}").read_text())
         assert sorted(map(int, found)) == sorted(losses)
@@ -210,11 +203,11 @@ def test_two_processes_train_as_one(text, tmp_path, monkeypatch):  # noqa: F811
         load_params(tmp_path / "alone"),
     )
     # One process goes on where two have stopped.
-    assert loop.train(tiny_config(text, num_steps=10), tmp_path / "pair").step == 10
+    assert train(tiny_config(text, -1, num_steps=10, **validation), tmp_path / "pair").step == 10
 
 
 @pytest.mark.slow
-def test_a_signal_to_one_process_stops_both_at_the_same_step(text, tmp_path):  # noqa: F811
+def test_a_signal_to_one_process_stops_both_at_the_same_step(text, tmp_path):
     changes = json.dumps({"num_steps": 100_000, "log_every": 1_000, "checkpoint_every": 100_000})
     statuses, errors = run_pair(TRAIN, text, tmp_path, int(signal.SIGTERM), changes)
     assert statuses == [143, 143], errors
@@ -225,14 +218,14 @@ def test_a_signal_to_one_process_stops_both_at_the_same_step(text, tmp_path):  #
 
 
 @pytest.mark.slow
-def test_the_survivor_of_two_says_so_and_asks_to_be_restarted(text, tmp_path):  # noqa: F811
+def test_the_survivor_of_two_says_so_and_asks_to_be_restarted(text, tmp_path):
     # With one device each, the broken connection shows at once; else JAX aborts the survivor after 100 s.
     statuses, errors = run_pair(TRAIN, text, tmp_path, int(signal.SIGKILL), "{}", devices=1)
     assert statuses == [distributed.RESTART, -signal.SIGKILL], errors
     # Not always in the last line: JAX's own threads complain as well, and one may come after it.
     assert "\ntfx-jax: process 0 of 2: lost another process (" in "\n" + errors[0]
     assert "Traceback" not in errors[0]
-    assert loop.train(tiny_config(text), tmp_path).step == 9
+    assert train(tiny_config(text, -1), tmp_path).step == 9
 
 
 SAVE = """

@@ -7,7 +7,7 @@ import pytest
 from flax import nnx
 from jax.sharding import PartitionSpec as P
 
-from tests.training.test_bad_steps import quick_config, text  # noqa: F401
+from tests.training.tiny import tiny_config, train
 from tfx_jax.errors import UserError
 from tfx_jax.models.transformer import Transformer, TransformerConfig
 from tfx_jax.training import loop, memory
@@ -103,8 +103,8 @@ def test_other_errors_stay_what_they_are():
         raise ValueError("RESOURCE_EXHAUSTED")
 
 
-def test_training_tells_before_its_first_step(text, tmp_path, capfd):  # noqa: F811
-    loop.train(quick_config(text, num_steps=2), tmp_path)
+def test_training_tells_before_its_first_step(text, tmp_path, capfd):
+    train(tiny_config(text, num_steps=2), tmp_path)
     lines = capfd.readouterr().err.splitlines()
     assert [number for number, line in enumerate(lines) if "parameters; of the" in line] == [0]
     assert "step 1/2" in lines[1]
@@ -114,8 +114,8 @@ def test_training_tells_before_its_first_step(text, tmp_path, capfd):  # noqa: F
     ("name", "size", "message"),
     [("device_memory", 1, "optimizer and gradients take"), ("step_memory", 2**60, "but the step takes")],
 )
-def test_training_that_cannot_fit_stops_before_its_first_step(text, tmp_path, monkeypatch, name, size, message):  # noqa: F811
+def test_training_that_cannot_fit_stops_before_its_first_step(text, tmp_path, monkeypatch, name, size, message):
     monkeypatch.setattr(loop, name, lambda *_: size)
     with pytest.raises(UserError, match=message):
-        loop.train(quick_config(text, num_steps=2), tmp_path)
+        train(tiny_config(text, num_steps=2), tmp_path)
     assert not list((tmp_path / "checkpoints").glob("*"))

@@ -7,10 +7,9 @@ import jax
 import numpy as np
 import pytest
 
-from tests.training.test_loop import text, tiny_config  # noqa: F401, the fixture
+from tests.training.tiny import tiny_config, train
 from tfx_jax.errors import UserError
 from tfx_jax.training import loop
-from tfx_jax.training.loop import train
 from tfx_jax.training.meter import Meter
 from tfx_jax.training.profiling import Profile, parse_steps
 from tfx_jax.training.progress import read_history
@@ -85,8 +84,8 @@ def test_profiler_that_fails_stops_nothing(tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-def test_training_is_traced_and_reported_though_interrupted(text, tmp_path, monkeypatch, capfd):  # noqa: F811
-    config = tiny_config(text, log_every=3)
+def test_training_is_traced_and_reported_though_interrupted(text, tmp_path, monkeypatch, capfd):
+    config = tiny_config(text, validation="validation.tsv", log_every=3)
     add = loop.Meter.add
 
     def stop(meter, step, metrics):
