@@ -97,3 +97,10 @@ def test_bfloat16():
     assert out.dtype == jnp.bfloat16
     want = _oracle(*(array.astype(np.float32) for array in half))
     np.testing.assert_allclose(out.astype(np.float32), want, atol=0.02 * np.abs(want).max())
+
+
+def test_gate_multiplies_the_activated_units():
+    gate = _random(D, F, seed=5)
+    x, up, down, linear = (np.asarray(array, np.float64) for array in (X, UP, DOWN, gate))
+    want = (np.maximum(x @ up, 0) * (x @ linear)) @ down
+    np.testing.assert_allclose(jax.jit(feed_forward)(X, UP, DOWN, gate=gate), want, atol=1e-4)

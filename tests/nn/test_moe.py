@@ -117,3 +117,26 @@ def test_bfloat16_computes_in_bfloat16_on_float32_parameters_with_a_float32_rout
     chex.assert_type((y, *losses), (jnp.bfloat16, jnp.float32, jnp.float32))
     np.testing.assert_allclose(y.astype(np.float32), plain, atol=0.06)
     chex.assert_trees_all_equal(losses, same)
+
+
+def test_the_router_of_bfloat16_tokens_is_float32_too():
+    rounded = np.asarray(_x()).astype(jnp.bfloat16)
+    _, losses = _apply(_layer(dtype=jnp.bfloat16), rounded)
+    _, want = _apply(_layer(), rounded.astype(np.float32))
+    chex.assert_trees_all_equal(losses, want)
+
+
+def test_experts_drop_hidden_units_of_their_own():
+    options = {"capacity_factor": 2.0, "routing_fn": top_2_routing, "dropout_rate": 0.5}
+
+    @jax.jit
+    def drop(x, rng):
+        layer = MixtureOfExperts(D, D, 2, **options, rngs=nnx.Rngs(0))
+        layer.router[...] = jnp.zeros((D, 2))  # both experts answer, each with half the weight
+        layer.experts.up_bias[...] = jnp.ones((2, D))
+        layer.experts.down[...] = jnp.stack([jnp.eye(D)] * 2)
+        return layer(x, rngs=nnx.Rngs(dropout=rng))[0]
+
+    y = drop(np.zeros((B, T, D), np.float32), jax.random.key(0))
+    # A hidden unit is 2 where an expert keeps it: dropped by both, kept by one, kept by both.
+    assert set(np.unique(y)) == {0, 1, 2}
