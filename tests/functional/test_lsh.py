@@ -224,3 +224,13 @@ def test_refuses_keys_that_are_not_the_queries():
     x, others = np.ones((1, 4, 2, 8), np.float32), np.ones((1, 5, 2, 8), np.float32)
     with pytest.raises(ValueError, match=r"\(1, 4, 2, 8\), got \(1, 5, 2, 8\)"):
         lsh_attention(x, others, others, rng=RNG)
+
+
+def test_segments_do_not_see_each_other_though_all_share_one_bucket():
+    x, value = (np.asarray(array) for array in _inputs())
+    ids = np.broadcast_to(np.where(np.arange(LENGTH) < 16, 2, 9).astype(np.int32), (2, LENGTH))
+    attend = _jitted(num_hashes=1, num_buckets=1, chunk_size=LENGTH)
+    other = np.where(ids[..., None, None] == 9, -value, value)
+    before, after = (np.asarray(attend(x, v, segment_ids=ids)) for v in (value, other))
+    np.testing.assert_array_equal(before[:, :16], after[:, :16])
+    np.testing.assert_allclose(before[:, 16:], -after[:, 16:])

@@ -27,7 +27,7 @@ def main() -> None:
         "--only", metavar="PATTERN", default="", help="of a file or a name, such as lsh or functional/[a-c]"
     )
     parser.add_argument("--jobs", metavar="N", type=int, default=2, help="how many run at once (2)")
-    parser.add_argument("--limit", metavar="SECONDS", type=float, default=600, help="for the tests of a mutant (600)")
+    parser.add_argument("--limit", metavar="SECONDS", type=float, default=300, help="for the tests of a mutant (300)")
     parser.add_argument("--json", metavar="FILE", type=pathlib.Path, help="write every outcome there")
     arguments = parser.parse_args()
     chosen = [mutant for mutant in MUTANTS if re.search(arguments.only, mutant.title)]

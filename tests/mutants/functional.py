@@ -192,7 +192,7 @@ MUTANTS = (
         ("opposite directions share buckets", "jnp.where(is_opposite, half, 0)", "0"),
         ("keys keep their length", " * _inverse_length(keys)[..., None, :]", ""),
         ("nothing for who is alone", "out = out + dropout(itself", "out = out + 0 * dropout(itself"),
-        ("one bucket for two segments", "for x in sorted_by])", "for x in sorted_by[1:]])"),
+        ("one group for two segments", "for x in sorted_by])", "for x in sorted_by[1:]])", "functional/test_lsh.py"),
     ),
     *in_file(
         "functional/masks.py",
