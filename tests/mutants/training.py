@@ -135,13 +135,13 @@ MUTANTS = (
         ("a block that is none", "or held != list(range(held[0], held[0] + len(held)))", ""),
         (
             "rings of other rows drop alike",
-            'jax.lax.axis_index((*ROWS, "tensor"))',
+            'jax.lax.axis_index((*BATCH_AXES, "tensor"))',
             'jax.lax.axis_index("tensor")',
             f"{_SHARDING}sequence, training/test_shard_batch.py",
         ),
         (
             "attention gathers all rows",
-            'P(ROWS, "sequence", "tensor", None)',
+            'P(BATCH_AXES, "sequence", "tensor", None)',
             'P(None, "sequence", "tensor", None)',
             f"{_SHARDING}data_parallelism, {_SHARDING}fsdp",
         ),

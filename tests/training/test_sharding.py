@@ -24,8 +24,8 @@ from tfx_jax.training.sharding import (
     BATCH,
     DATA_PARALLEL,
     make_mesh,
-    num_row_parts,
-    row_share,
+    num_batch_shards,
+    process_shard,
     shard_batch,
     state_shardings,
     train_on,
@@ -124,10 +124,10 @@ def test_tables_hold_together_where_the_sizes_allow():
 @pytest.mark.parametrize("sizes", [{"data": 1}, {"data": 2}, {"data": 8}, {"data": 2, "fsdp": 2, "expert": 2}])
 def test_rows_are_dealt_to_devices_in_order(sizes):
     mesh = make_mesh(**sizes)
-    count = num_row_parts(mesh)
+    count = num_batch_shards(mesh)
     rows = np.arange(16 * 3, dtype=np.int32).reshape(16, 3)
     batch = shard_batch({"source": rows, "target": rows + 100}, mesh)
-    assert row_share(mesh) == (0, 1)
+    assert process_shard(mesh) == (0, 1)
     assert batch["source"].dtype == np.int32
     for side, offset in (("source", 0), ("target", 100)):
         np.testing.assert_array_equal(batch[side], rows + offset)
@@ -159,14 +159,14 @@ def _hold(places, monkeypatch):
 )
 def test_rows_of_one_process_of_several(places, share, monkeypatch):
     _hold(places, monkeypatch)
-    assert row_share(make_mesh()) == share
+    assert process_shard(make_mesh()) == share
 
 
 @pytest.mark.parametrize("places", [[(0, 1), (2, 3)], [(1, 2), (2, 3)], [(0, 1), (1, 2), (2, 3)]])
 def test_rows_that_are_no_block_are_refused(places, monkeypatch):
     _hold(places, monkeypatch)
     with pytest.raises(UserError, match="process 0 would hold the parts"):
-        row_share(make_mesh())
+        process_shard(make_mesh())
 
 
 B, T, V = 16, 8, 24

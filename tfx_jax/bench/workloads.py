@@ -24,7 +24,7 @@ from tfx_jax.tasks.translation import search, translation_loss
 from tfx_jax.training.config import ExperimentConfig
 from tfx_jax.training.flops import decoding_flops, training_flops
 from tfx_jax.training.program import lay_out, run_key
-from tfx_jax.training.sharding import make_mesh, num_row_parts, shard_batch
+from tfx_jax.training.sharding import make_mesh, num_batch_shards, shard_batch
 
 _ALPHA = 0.6  # of the length penalty, as everywhere; hypotheses of one length cost the same with any
 
@@ -53,8 +53,8 @@ def training(model: TransformerConfig, *, batch: int, length: int) -> Workload:
       UserError: if the devices cannot share the rows, or have not the memory.
     """
     mesh = make_mesh()
-    if batch % num_row_parts(mesh):
-        raise UserError(f"{num_row_parts(mesh)} devices cannot share a batch of {batch} rows equally")
+    if batch % num_batch_shards(mesh):
+        raise UserError(f"{num_batch_shards(mesh)} devices cannot share a batch of {batch} rows equally")
     config = ExperimentConfig(model=model)
 
     def make_model(shard_attention: ShardAttention | None) -> Transformer:

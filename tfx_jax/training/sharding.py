@@ -58,10 +58,10 @@ EXPERT_PARALLEL: Rules = (
 # All of them hold at once. The sizes of the mesh's axes choose: one of size 1 divides nothing.
 STRATEGIES: tuple[Rules, ...] = (DATA_PARALLEL, FSDP, TENSOR_PARALLEL, EXPERT_PARALLEL)
 
-ROWS = ("data", "fsdp", "expert")
+BATCH_AXES = ("data", "fsdp", "expert")
 """The mesh axes that divide the rows of a batch."""
 
-BATCH = P(ROWS, "sequence")
+BATCH = P(BATCH_AXES, "sequence")
 
 
 def make_mesh(data: int = -1, *, fsdp: int = 1, expert: int = 1, sequence: int = 1, tensor: int = 1) -> Mesh:
@@ -125,7 +125,7 @@ def shard_attention(mesh: Mesh) -> ShardAttention | None:
     """
     if mesh.size == 1:
         return None
-    heads = P(ROWS, "sequence", "tensor", None)
+    heads = P(BATCH_AXES, "sequence", "tensor", None)
     if mesh.shape["sequence"] > 1:
         return functools.partial(_attend_in_a_ring, mesh, heads)
 
@@ -162,7 +162,7 @@ def _attend_in_a_ring(
     arrays = {"query": query, "key": key, "value": value, "bias": bias, "mask": mask, "dropout_rng": dropout_rng}
     arrays = {name: x for name, x in arrays.items() if x is not None}
     of_keys = {
-        name: P(ROWS if x.shape[0] > 1 else None, None, None, "sequence")
+        name: P(BATCH_AXES if x.shape[0] > 1 else None, None, None, "sequence")
         for name, x in arrays.items()
         if name in ("bias", "mask")
     }
@@ -170,7 +170,7 @@ def _attend_in_a_ring(
 
     def on_a_device(arrays: dict[str, Array]) -> Any:
         if dropout_rng is not None:  # the devices of one ring draw alike, those of other rows and heads do not
-            place = jax.lax.axis_index((*ROWS, "tensor"))
+            place = jax.lax.axis_index((*BATCH_AXES, "tensor"))
             arrays = arrays | {"dropout_rng": jax.random.fold_in(arrays["dropout_rng"], place)}
         return ring_attention(**arrays, axis_name="sequence", return_weights=return_weights, **options)
 
@@ -178,7 +178,7 @@ def _attend_in_a_ring(
         on_a_device,
         mesh=mesh,
         in_specs=({name: specs[name] for name in arrays},),
-        out_specs=(heads, P(ROWS, "tensor", "sequence")) if return_weights else heads,
+        out_specs=(heads, P(BATCH_AXES, "tensor", "sequence")) if return_weights else heads,
     )(arrays)
 
 
@@ -255,35 +255,35 @@ def with_shardings(tree: Any, shardings: Any) -> Any:
     )
 
 
-class RowShare(NamedTuple):
+class ProcessShard(NamedTuple):
     """Which of `count` equal blocks of the rows of a batch the devices of this process hold."""
 
     index: int
     count: int
 
 
-def row_share(mesh: Mesh) -> RowShare:
+def process_shard(mesh: Mesh) -> ProcessShard:
     """Finds this process's block of rows; processes that share rows, each with a part of the model, have the same one.
 
     Raises:
       UserError: if the devices of this process hold rows that are no such block.
     """
-    parts = num_row_parts(mesh)
-    places: Any = NamedSharding(mesh, P(ROWS)).addressable_devices_indices_map((parts,)).values()
+    parts = num_batch_shards(mesh)
+    places: Any = NamedSharding(mesh, P(BATCH_AXES)).addressable_devices_indices_map((parts,)).values()
     held = sorted({part for (place,) in places for part in range(parts)[place]})
     if not held or held != list(range(held[0], held[0] + len(held))) or parts % len(held) or held[0] % len(held):
         raise UserError(f"config.mesh: process {jax.process_index()} would hold the parts {held} of {parts} of a batch")
-    return RowShare(held[0] // len(held), parts // len(held))
+    return ProcessShard(held[0] // len(held), parts // len(held))
 
 
-def num_row_parts(mesh: Mesh) -> int:
+def num_batch_shards(mesh: Mesh) -> int:
     """How many parts the rows of a batch are divided into."""
-    return math.prod(mesh.shape[axis] for axis in ROWS)
+    return math.prod(mesh.shape[axis] for axis in BATCH_AXES)
 
 
 def shard_batch(batch: dict[str, np.ndarray], mesh: Mesh) -> dict[str, jax.Array]:
-    """Spreads a batch over the mesh; every process passes the rows of its `row_share`, with all their positions."""
-    share = row_share(mesh)
+    """Spreads a batch over the mesh; every process passes the rows of its `process_shard`, with all their positions."""
+    share = process_shard(mesh)
 
     def spread(rows: np.ndarray) -> jax.Array:
         first = share.index * len(rows)

@@ -25,7 +25,7 @@ from tfx_jax.training.config import ExperimentConfig
 from tfx_jax.training.distributed import primary_first
 from tfx_jax.training.experiment import Experiment
 from tfx_jax.training.initial import tokenizer_folder
-from tfx_jax.training.sharding import num_row_parts, row_share
+from tfx_jax.training.sharding import num_batch_shards, process_shard
 
 Part = TypeVar("Part")
 
@@ -131,12 +131,12 @@ class RowsExperiment(Experiment, Generic[Part]):
 
     def batches(self, mesh: Mesh) -> grain.IterDataset[dict[str, np.ndarray]]:
         """What this process reads of the training part when it trains on a mesh."""
-        share = row_share(mesh)
+        share = process_shard(mesh)
         return epoch_batches(
             self.make_epochs(),
             self.layout,
             seed=self.config.seed,
-            rows_multiple=num_row_parts(mesh) * self.config.accumulate,
+            rows_multiple=num_batch_shards(mesh) * self.config.accumulate,
             process_index=share.index,
             process_count=share.count,
         )

@@ -27,7 +27,7 @@ from tfx_jax.training.config import DataConfig, ExperimentConfig
 from tfx_jax.training.distributed import gather_lists, primary_first
 from tfx_jax.training.experiment import Evaluation, Experiment, Score
 from tfx_jax.training.flops import training_flops
-from tfx_jax.training.sharding import num_row_parts, row_share
+from tfx_jax.training.sharding import num_batch_shards, process_shard
 from tfx_jax.training.step import Metrics, Params
 
 # SentencePiece learns nothing new from more lines than this, and an endless source has to stop somewhere.
@@ -81,7 +81,7 @@ class TranslationExperiment(Experiment):
 
     def batches(self, mesh: Mesh) -> grain.IterDataset[dict[str, np.ndarray]]:
         """What this process reads of the training part when it trains on a mesh."""
-        data, share = self.data, row_share(mesh)
+        data, share = self.data, process_shard(mesh)
         return batches(
             self._training_pairs(),
             self.tokenizer,
@@ -89,7 +89,7 @@ class TranslationExperiment(Experiment):
             max_length=data.max_length,
             seed=self.config.seed,
             window=data.window,
-            rows_multiple=num_row_parts(mesh) * self.config.accumulate,
+            rows_multiple=num_batch_shards(mesh) * self.config.accumulate,
             length_multiple=mesh.shape["sequence"],
             process_index=share.index,
             process_count=share.count,
