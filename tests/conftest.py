@@ -1,17 +1,21 @@
 """Eight CPU devices, and no silent broadcasting or dtype promotion in our own code."""
 
+import functools
 import os
 import pathlib
 
 from tests.compilation import CompileBudget, SharedCache, compile_quickly, kept_folder, print_dearest
 
 compile_quickly(os.environ)
+os.environ.setdefault("JAX_PLATFORMS", "cpu")  # where libtpu is installed, only tests that ask for it load it
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
+
+from tfx_jax.training import topologies
 
 jax.config.update("jax_num_cpu_devices", 8)
 jax.config.update("jax_default_matmul_precision", "highest")
@@ -49,6 +53,15 @@ def shared_data():
     if not SHARED_DATA.is_dir():
         pytest.skip(f"no real text sets at {SHARED_DATA.name}: they are not distributed with the code")
     return SHARED_DATA
+
+
+@pytest.fixture(scope="session")
+def tpu_devices():
+    """`tpu_devices("v5e:4x4", 2)`: devices of TPU slices that are not there; where libtpu is absent, the test skips."""
+    pytest.importorskip(
+        "libtpu", reason='no libtpu, which describes and compiles for TPU slices: pip install "jax[tpu]"'
+    )
+    return functools.cache(topologies.tpu_devices)
 
 
 def _draw(make_model):
