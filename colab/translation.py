@@ -273,7 +273,7 @@ VARIANT = os.environ.get("TFX_JAX_VARIANT", "demo")  # "test" runs in seconds, b
 
 config = ExperimentConfig(
     model=model_config,
-    data=DataConfig(dataset="grammar", is_tokenised=True, max_length=64, tokens_per_batch=2_048),
+    data=DataConfig(dataset="grammar", max_length=64, tokens_per_batch=2_048),
     optimizer=OptimizerConfig(peak_learning_rate=0.004, warmup_steps=200),
     label_smoothing=0.0,
     num_steps=1_500,

@@ -1,11 +1,13 @@
 r"""BERT tells which of 77 things a customer of a bank wants: 93.66 % of the questions of the test set.
 
+Result: dev 86.8 % from scratch after 3 minutes on two cores
+
 BANKING77 (Casanueva et al., 2020, "Efficient Intent Detection with Dual Sentence Encoders") has short questions, all on
 banking, and 77 intents that are close to each other. The paper's figures for the test set, all training data used:
 93.66 % for BERT-large fine-tuned, 93.36 % for USE and ConveRT, both pre-trained on conversations, with a classifier on
 top. Here the score is that of a part of the training questions, 10 % of each intent, that was set aside.
 
-    tfx-jax train --config=experiments/bert_banking77.py --workdir=runs/banking77 --config.data.data_dir=DIR
+    tfx-jax train --config=bert_banking77 --workdir=runs/banking77 --config.data.data_dir=DIR
     tfx-jax evaluate --workdir=runs/banking77
 
 DIR holds train.tsv (9,000 lines of label, TAB, text) and dev.tsv (1,003). Variants: `small`, trained from scratch on

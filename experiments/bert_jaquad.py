@@ -1,5 +1,7 @@
 r"""BERT answers questions on the Japanese Wikipedia: JaQuAD.
 
+Result: dev F1 26.4 from scratch after 18 minutes on two cores
+
 JaQuAD (So et al., 2022, "JaQuAD: Japanese Question Answering Dataset for Machine Reading Comprehension") has questions
 that people wrote on paragraphs which answer them. Its README has 77.35 F1 and 61.01 exact match on the validation set
 for BERT-Japanese, which was pre-trained on all of the Japanese Wikipedia. Here the score is that of 35 articles of the
@@ -7,7 +9,7 @@ training set that were set aside. Answers are compared by characters, as JaQuAD 
 between them; and for the same reason a token is a character: SentencePiece, trained on raw text, puts the edges of 21
 to 26 % of the answers inside a token, and no model could answer these exactly.
 
-    tfx-jax train --config=experiments/bert_jaquad.py --workdir=runs/jaquad --config.data.data_dir=DIR
+    tfx-jax train --config=bert_jaquad --workdir=runs/jaquad --config.data.data_dir=DIR
     tfx-jax evaluate --workdir=runs/jaquad
 
 DIR holds train.json.gz (30,222 questions on 656 articles) and dev.json.gz (1,526 on 35). Variants: `small`, trained

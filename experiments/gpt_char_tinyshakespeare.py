@@ -1,10 +1,12 @@
 r"""A character GPT on the plays of Shakespeare: 1.4697 nats a character on the last tenth of the text.
 
+Result: small 1.82 nats after 4 minutes on two cores; full not yet run
+
 The configurations are nanoGPT's (https://github.com/karpathy/nanoGPT, `config/train_shakespeare_char.py` and the CPU
 paragraph of its README): first 90 % of the characters for training, the rest for validation; exact GELU, no biases,
 AdamW with b2 0.99 and a decay of 0.1, gradients clipped at 1, cosine from 1e-3 to 1e-4 behind 100 steps of warm-up.
 
-    tfx-jax train --config=experiments/gpt_char_tinyshakespeare.py --workdir=runs/shakespeare --config.data.data_dir=DIR
+    tfx-jax train --config=gpt_char_tinyshakespeare --workdir=runs/shakespeare --config.data.data_dir=DIR
     echo "ROMEO:" | tfx-jax generate --workdir=runs/shakespeare --max-new-tokens=50 --temperature=0.8 --stream
     tfx-jax convert --workdir=runs/shakespeare --output=FOLDER  # for transformers, with zeros for the biases
 

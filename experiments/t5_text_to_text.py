@@ -1,11 +1,13 @@
 r"""T5 on four tasks as text to text: classes, pairs, entities, answers.
 
+Result: BANKING77 75.5 %, SICK 65.2 %, WNUT-17 F1 1.0, SQuADShifts F1 1.3, 20 minutes each with pre-training
+
 "Exploring the Limits of Transfer Learning with a Unified Text-to-Text Transformer" (Raffel et al., 2020): every task is
 a text to read and a text to write, and the model, the loss and the search are always the same. Variants: `banking77`
 (77 intents of bank customers), `sick` (entailment), `wnut17` (entities of social text), `squadshifts` (questions on
 Wikipedia), all small, and `test`.
 
-    tfx-jax train --config=experiments/t5_text_to_text.py:banking77 --workdir=runs/t5_banking77 \
+    tfx-jax train --config=t5_text_to_text:banking77 --workdir=runs/t5_banking77 \
         --config.data.data_dir=DIR --config.init_from=runs/t5_wikitext2
     tfx-jax evaluate --workdir=runs/t5_banking77
 

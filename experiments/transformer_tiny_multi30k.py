@@ -1,10 +1,12 @@
 r"""Transformer-tiny on Multi30k English-German: 41.02 BLEU on the 2016 test set.
 
+Result: 40.06 BLEU on validation after 54 minutes on two cores
+
 The published configuration (Wu et al., 2021, "Good for Misconceived Reasons", text-only baseline): 4 + 4 layers,
 d_model 128, d_ff 256, 4 heads, dropout 0.3, label smoothing 0.1, peak learning rate 0.005 after 2,000 steps of warm-up,
 8,000 updates of 2 x 4,096 tokens, joint BPE vocabulary, beam 5. Its figure is tokenised BLEU.
 
-    tfx-jax train --config=experiments/transformer_tiny_multi30k.py:hour --workdir=runs/multi30k \
+    tfx-jax train --config=transformer_tiny_multi30k:hour --workdir=runs/multi30k \
         --config.data.data_dir=DIR
     tfx-jax average --workdir=runs/multi30k
     tfx-jax evaluate --workdir=runs/multi30k --step=average

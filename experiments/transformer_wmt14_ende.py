@@ -1,5 +1,7 @@
 r"""The Transformer on WMT14 English-German: 27.3 BLEU (base) and 28.4 (big) on newstest2014, and every row of Table 3.
 
+Result: not yet run
+
 "Attention Is All You Need" (Vaswani et al., 2017), sections 5 and 6: 4.5 million pairs, one vocabulary of about 37,000
 subwords, batches of about 25,000 source and as many target tokens, Adam with 4,000 steps of warm-up, label smoothing
 0.1, beam 4 with length penalty 0.6. The paper trained on 8 NVIDIA P100: base 100,000 steps of 0.4 s (12 hours), big
@@ -10,7 +12,7 @@ time, so ten minutes are counted in steps here: 1,500 of 0.4 s, 600 of 1.0 s. Th
 byte pairs, as in the paper, learnt by SentencePiece.
 
     tfx-jax prepare wmt14_translate/de-en --data-dir=DIR
-    tfx-jax train --config=experiments/transformer_wmt14_ende.py:big --workdir=gs://BUCKET/RUN \
+    tfx-jax train --config=transformer_wmt14_ende:big --workdir=gs://BUCKET/RUN \
         --config.data.data_dir=DIR
     tfx-jax average --workdir=gs://BUCKET/RUN
     tfx-jax evaluate --workdir=gs://BUCKET/RUN --step=average

@@ -1,5 +1,7 @@
 r"""The Transformer on WMT14 English-French: 38.1 BLEU (base) and 41.8 (big) on newstest2014.
 
+Result: not yet run
+
 "Attention Is All You Need" (Vaswani et al., 2017), Table 2; section 6.1 of its text gives 41.0 for the big model, its
 abstract 41.8 as the table does. 36 million pairs, one vocabulary of 32,000 word pieces, everything else as for
 English-German (`transformer_wmt14_ende.py`) but the dropout of the big model, 0.1. On 8 NVIDIA P100: base 100,000 steps
@@ -8,7 +10,7 @@ they are 10 minutes of the paper's hardware apart, 1,500 and 600 steps. The subw
 learnt by SentencePiece.
 
     tfx-jax prepare wmt14_translate/fr-en --data-dir=DIR
-    tfx-jax train --config=experiments/transformer_wmt14_enfr.py:big --workdir=gs://BUCKET/RUN \
+    tfx-jax train --config=transformer_wmt14_enfr:big --workdir=gs://BUCKET/RUN \
         --config.data.data_dir=DIR
     tfx-jax average --workdir=gs://BUCKET/RUN
     tfx-jax evaluate --workdir=gs://BUCKET/RUN --step=average

@@ -38,3 +38,17 @@ def test_functional_loads_no_framework():
 
 def test_package_itself_loads_nothing():
     assert not _loaded_by("tfx_jax").intersection({"jax", "numpy", *HEAVY})
+
+
+def test_packages_are_imported_when_they_are_first_used():
+    program = """
+import sys, tfx_jax
+assert {"functional", "models", "training"} <= set(dir(tfx_jax)) and "jax" not in sys.modules
+assert callable(tfx_jax.functional.dot_product_attention) and "flax" not in sys.modules
+assert isinstance(tfx_jax.nn.MultiHeadAttention, type)
+try:
+    tfx_jax.funtional
+except AttributeError as error:
+    print(error)
+"""
+    assert _run(program) == "module 'tfx_jax' has no attribute 'funtional'\n"

@@ -18,7 +18,7 @@ MAY_IMPORT = {
     "cli": {"functional", "nn", "models", "tasks", "training", "bench", "cli", "data", "errors"},
     "data": {"data", "errors"},
     "errors": set(),
-    "__init__": set(),
+    "__init__": {"functional", "nn", "models", "tasks", "training", "data"},  # at first use: see test_imports.py
     "__main__": {"cli"},
 }
 MAX_LINES = 400

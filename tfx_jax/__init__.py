@@ -1,7 +1,28 @@
 """Attention and Transformers in JAX: pure functions, Flax modules and the experiments that train them.
 
-Import what you need: `tfx_jax.functional` (jax and numpy only), `tfx_jax.nn`, `tfx_jax.models`, `tfx_jax.data`,
-`tfx_jax.tasks`, `tfx_jax.training`.
+Its packages are `tfx_jax.functional` (jax and numpy only), `tfx_jax.nn`, `tfx_jax.models`, `tfx_jax.data`,
+`tfx_jax.tasks` and `tfx_jax.training`; each is imported when it is first used, so that `import tfx_jax` costs nothing.
 """
 
+import importlib
+import types
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from tfx_jax import data, functional, models, nn, tasks, training
+
+__all__ = ["__version__", "data", "functional", "models", "nn", "tasks", "training"]
+
 __version__ = "0.1.0.dev0"
+
+
+def __getattr__(name: str) -> types.ModuleType:
+    """Imports a package at its first use."""
+    if name in __all__:
+        return importlib.import_module(f"tfx_jax.{name}")
+    raise AttributeError(f"module 'tfx_jax' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    """Lists the packages too that were not used yet."""
+    return sorted({*globals(), *__all__} - {"TYPE_CHECKING", "importlib", "types"})

@@ -40,6 +40,7 @@ STEPS, EVERY, RESUMED = 40, 5, 20  # steps, steps between checkpoints, last chec
 OVERRIDES = {
     "data.dataset": "files",
     "data.train_source": "train.tsv",
+    **dict.fromkeys(("data.source_language", "data.target_language"), "en"),
     "data.max_length": 16,
     "data.tokens_per_batch": 128,
     "model.d_model": 16,
@@ -63,9 +64,8 @@ class Training:
     """One start of the command, as one process or several."""
 
     def __init__(self, bench: "Bench", workdir: pathlib.Path, *, processes: int = 1, file_limit: int | None = None):
-        flags = [f"--config.{name}={value}" for name, value in (OVERRIDES | bench.overrides).items()]
-        command = [sys.executable, "-m", "tfx_jax", "train", f"--workdir={workdir}", *flags]
-        command.append(f"--config={ROOT}/experiments/transformer_demo.py:test")
+        command = [sys.executable, "-m", "tfx_jax", "train", "--config=transformer_demo:test", f"--workdir={workdir}"]
+        command += [f"--config.{name}={value}" for name, value in (OVERRIDES | bench.overrides).items()]
         port, self.logs, self.processes = _free_port(), [], []
         bench.started.append(self)
         both = file_limit or 0, file_limit or 0

@@ -3,13 +3,18 @@
 import io
 import json
 import pathlib
+import platform
 import subprocess
 import sys
 import types
 
+import flax
+import jax
+import jaxlib
 import numpy as np
 import pytest
 
+import tfx_jax
 from tfx_jax.cli import VERBS, main
 from tfx_jax.training.checkpoint import load_params
 from tfx_jax.training.config import load_config
@@ -41,6 +46,8 @@ def train_arguments(text, workdir, *overrides):
         f"--workdir={workdir}",
         "--config.data.dataset=files",
         f"--config.data.data_dir={text}",
+        "--config.data.source_language=en",
+        "--config.data.target_language=de",
         "--config.data.tokenizer=words",
         *(f"--config.data.{name}={path}" for name, path in files.items()),
         "--config.num_steps=6",
@@ -82,12 +89,32 @@ def test_module_and_command_are_the_same():
     assert all(verb in printed for verb in VERBS)
 
 
+def test_version_names_what_matters_for_a_report(capfd):
+    assert main(["--version"]) == 0
+    version, _, packages = capfd.readouterr().out.partition(" (")
+    assert version == f"tfx-jax {tfx_jax.__version__}"
+    assert packages == f"jax {jax.__version__}, jaxlib {jaxlib.__version__}, flax {flax.__version__}, Python " + (
+        f"{platform.python_version()})\n"
+    )
+
+
+def test_windows_is_refused_with_one_line(capfd, monkeypatch):
+    monkeypatch.setattr(sys, "platform", "win32")
+    assert "Linux and macOS" in fails_with(capfd, ["train", "--help"])
+
+
 @pytest.mark.parametrize("verb", VERBS)
 def test_every_verb_has_help(verb, capfd):
     with pytest.raises(SystemExit) as done:
         main([verb, "--help"])
     assert done.value.code == 0
-    flag = {"prepare": "--data-dir", "bench": "--json", "generate": "--model", "convert": "--model"}
+    flag = {
+        "experiments": "--copy",
+        "prepare": "--data-dir",
+        "bench": "--json",
+        "generate": "--model",
+        "convert": "--model",
+    }
     assert flag.get(verb, "--workdir") in capfd.readouterr().out
 
 
@@ -169,9 +196,14 @@ def test_attend_draws_a_pair_and_its_own_translation(workdir, tmp_path, capfd):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["fly"], "unknown verb 'fly'; there are train, evaluate, translate, "),
+        (["fly"], "unknown verb 'fly'; there are train, experiments, evaluate, translate, "),
         (["train", "--workdir=w"], "the following arguments are required: --config"),
         (["train", "--config=missing.py", "--workdir=w"], "missing.py does not exist"),
+        (["train", "--config=transformer_deom", "--workdir=w"], "did you mean transformer_demo"),
+        (
+            ["train", f"--config={EXPERIMENT}", "--workdir=w", "--config.data.dataset=files"],
+            "config.data.source_language must be the code of a language",
+        ),
         (["train", f"--config={EXPERIMENT}:tset", "--workdir=w"], "unknown variant 'tset'"),
         (
             ["train", f"--config={EXPERIMENT}", "--workdir=w", "--config.model.d_modle=8"],

@@ -39,7 +39,7 @@ def test_badge_opens_the_notebook_itself(source):
 
 @pytest.mark.parametrize("variant", ["demo", "test"])
 def test_translation_trains_the_demo_experiment(variant, monkeypatch):
-    """Experiment files are not installed with the package, so the notebook holds a copy, which evaluates more often."""
+    """The notebook shows every line of the experiment, so it holds a copy, which evaluates more often."""
     monkeypatch.setenv("TFX_JAX_VARIANT", variant)
     names = {"os": os}
     for cell in jupytext.read(ROOT / "colab" / "translation.py").cells:

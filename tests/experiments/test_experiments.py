@@ -8,8 +8,9 @@ from tfx_jax.cli.train import load_config_file
 from tfx_jax.errors import UserError
 from tfx_jax.training.validation import validate
 
-FOLDER = pathlib.Path(__file__).parents[2] / "experiments"
-FILES = sorted(FOLDER.glob("*.py"))
+ROOT = pathlib.Path(__file__).parents[2]
+FILES = sorted((ROOT / "experiments").glob("*.py"))
+NEEDED = {"transformer_files": ["--config.data.source_language=en", "--config.data.target_language=de"]}
 
 
 def variants(path):
@@ -24,8 +25,8 @@ def test_every_variant_is_valid(path):
     found = variants(path)
     assert "test" in found
     for variant in found:
-        validate(load_config_file(f"{path}:{variant}"))
-    validate(load_config_file(str(path)))
+        validate(load_config_file(f"{path}:{variant}", [] if variant == "test" else NEEDED.get(path.stem, [])))
+    validate(load_config_file(str(path), NEEDED.get(path.stem, [])))
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
@@ -40,5 +41,17 @@ def test_test_variant_is_small_and_needs_no_data(path):
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
 def test_lab_note_says_how_to_run_it(path):
     note = path.read_text().split('"""')[1]
-    assert f"tfx-jax train --config=experiments/{path.name}" in note.replace("\\\n        ", "")
+    assert f"tfx-jax train --config={path.stem}" in note.replace("\\\n        ", "")
     assert "Measured" in note
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_result_is_one_line_of_the_note_and_that_of_the_readme(path):
+    lines = path.read_text().split('"""')[1].splitlines()
+    (result,) = [line.removeprefix("Result: ") for line in lines if line.startswith("Result: ")]
+    assert lines[2] == f"Result: {result}"  # behind the title
+    assert 0 < len(result) <= 110
+    (row,) = [
+        row for row in (ROOT / "README.md").read_text().splitlines() if row.startswith(f"| [{path.stem}](experiments/")
+    ]
+    assert row.endswith(f" | {result} |")

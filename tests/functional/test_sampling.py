@@ -142,11 +142,13 @@ def test_low_temperature_is_greedy_search():
 def test_draw_depends_on_row_and_seed_but_not_on_the_batch():
     options = {"max_length": 7, "top_k": 3, "top_p": 0.9}
     tokens, _ = draw(MARKOV, starts=[BOS] * 40, **options)
-    fewer, _ = draw(MARKOV, starts=[BOS, BOS], **options)
+    fewer, _ = draw(MARKOV, starts=[BOS, BOS], first_row=0, **options)
+    last, _ = draw(MARKOV, starts=[BOS, BOS], first_row=38, **options)
     other_neighbours, _ = draw(MARKOV, starts=[BOS] * 20 + [3] * 20, **options)
     other_seed, _ = draw(MARKOV, starts=[BOS] * 40, seed=1, **options)
     assert len(np.unique(tokens, axis=0)) > 10
     np.testing.assert_array_equal(fewer, tokens[:2])
+    np.testing.assert_array_equal(last, tokens[38:])
     np.testing.assert_array_equal(other_neighbours[:20], tokens[:20])
     assert np.mean(np.any(other_seed != tokens, axis=1)) > 0.5
 

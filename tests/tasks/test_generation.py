@@ -101,6 +101,7 @@ def test_draws_depend_on_seed_and_row_alone():
     first = generator(PROMPTS, seed=1)
     assert first == generator(PROMPTS, seed=1) != generator(PROMPTS, seed=2)
     assert generator([PROMPTS[0], [8] * 9], seed=1)[0] == first[0]
+    assert generator([PROMPTS[1], [8] * 9], seed=1, first=1)[0] == first[1]
 
 
 def test_draws_have_the_probabilities_of_the_model():

@@ -84,6 +84,13 @@ def random_lines(rng, count, longest):
     return [" ".join(rng.choice(WORDS, length)) for length in rng.integers(1, longest + 1, count)]
 
 
+def test_progress_is_told_batch_by_batch_and_counts_every_line():
+    lines, told = [*random_lines(np.random.default_rng(1), 300, 60), "", "  "], []
+    echoing(on_batch=told.append)({}, lines)
+    assert sum(told) == len(lines)
+    assert len(told) > 3
+
+
 def test_as_many_lines_as_came_in_and_in_their_order():
     rng = np.random.default_rng(1)
     lines = random_lines(rng, 300, 60)

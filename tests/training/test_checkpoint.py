@@ -208,7 +208,9 @@ def float64_mean(steps):
 
 
 def test_average_is_that_of_numpy(workdir):
-    assert average_checkpoints(workdir, last=2) == [6, 9]
+    told = []
+    assert average_checkpoints(workdir, last=2, on_checkpoint=lambda *counts: told.append(counts)) == [6, 9]
+    assert told == [(1, 2), (2, 2)]
     average = load_params(workdir, "average")
     chex.assert_trees_all_equal(average, float64_mean([6, 9]))
     assert {type(leaf) for leaf in jax.tree.leaves(average)} == {np.ndarray}

@@ -97,6 +97,12 @@ def test_defaults_are_the_base_model_and_valid():
         ("spike_factor", float("nan"), "spike_factor must be 0 or above 1, got nan"),
         ("model.dtype", "int32", 'model.dtype must be "float32" or "bfloat16", got \'int32\''),
         ("data.tokenizer", "bytes", 'data.tokenizer must be "sentencepiece" or "words", got \'bytes\''),
+        ("data.validation_pairs", -1, "data.validation_pairs must be at least 0, got -1"),
+        (
+            "data.target_language",
+            "de",
+            'data.dataset="grammar" is English to Japanese, not en to de: leave its languages out, or .*',
+        ),
         ("data.tokens_per_batch", 255, "data.tokens_per_batch=255 holds no sentence of max_length=256"),
         (
             "model.learned_positions",
@@ -124,6 +130,52 @@ def test_impossible_settings_are_refused(field, value, message):
 )
 def test_unusual_settings_that_work(values):
     validate(changed(**values))
+
+
+FILES = {"data.dataset": "files", "data.source_language": "en", "data.target_language": "de"}
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        (
+            {"data.source_language": ""},
+            r'data.source_language must be the code of a language, such as "en" or "de": it',
+        ),
+        (
+            {"data.target_language": ""},
+            r'data.target_language must be the code of a language, such as "en" or "de": it',
+        ),
+        ({"data.target_language": "German"}, r"data.target_language must be the code .*, got 'German': it says what"),
+        (
+            {"data.dataset": "wmt14_translate/de-en", "data.source_language": ""},
+            "data.source_language must be the code",
+        ),
+        ({"data.train_source": "my.de"}, "data.train_source=my.de looks like the target side, whose language is de"),
+        ({"data.test_target": "a/b.en.gz"}, "data.test_target=a/b.en.gz looks like the source side, whose language is"),
+    ],
+)
+def test_languages_of_files_are_said_and_contradict_nothing(values, message):
+    with pytest.raises(UserError, match=f"^config.{message}"):
+        validate(changed(**FILES | values))
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"data.train_source": "my.en", "data.train_target": "my.de.gz", "data.validation_source": "de.txt"},
+        {"data.source_language": "pt_BR", "data.target_language": "zh-Hans", "data.train_source": "both.tsv"},
+        {"data.source_language": "de", "data.train_source": "hard.de", "data.train_target": "easy.de"},
+    ],
+)
+def test_languages_of_files_that_fit(values):
+    validate(changed(**FILES | values))
+
+
+def test_vocabulary_may_be_left_to_the_text_where_one_translates():
+    validate(changed(**{"model.vocab_size": 0}))
+    with pytest.raises(UserError, match=r"^config.model.vocab_size must be at least 1, got 0$"):
+        validate(of(GPTConfig(), TextConfig(), model__vocab_size=0))
 
 
 def test_flat_names_every_leaf():
@@ -186,7 +238,7 @@ def test_what_may_change_is_changed(workdir):
     [
         ("seed", 1, "seed=0, not 1"),
         ("model.d_ff", 1024, "model.d_ff=2048, not 1024"),
-        ("data.target_language", "de", "data.target_language='ja', not 'de'"),
+        ("data.target_language", "de", "data.target_language='', not 'de'"),
         ("optimizer.peak_learning_rate", 0.1, "optimizer.peak_learning_rate=None, not 0.1"),
     ],
 )

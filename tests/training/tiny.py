@@ -49,6 +49,7 @@ def tiny_config(text, num_devices=1, validation="", **changes):
     """A translation from and to the words of `text`; to evaluate on "validation.tsv" is a program more."""
     config = ExperimentConfig()
     config.data.dataset, config.data.data_dir, config.data.train_source = "files", str(text), "train.tsv"
+    config.data.source_language, config.data.target_language = "en", "de"
     config.data.validation_source = validation
     config.model.num_layers, config.model.d_model, config.model.num_heads, config.model.d_ff = 1, 16, 2, 32
     config.data.tokenizer, config.data.is_tokenised = "words", True

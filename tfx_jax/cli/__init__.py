@@ -1,14 +1,18 @@
 """The command `tfx-jax VERB`: dispatch, and errors as one line."""
 
 import importlib
+import importlib.metadata
+import platform
 import sys
 from collections.abc import Sequence
 
+from tfx_jax import __version__
 from tfx_jax.cli.large_pages import restart_with_large_pages
 from tfx_jax.errors import UserError
 
 VERBS = {
-    "train": "train the experiment of a configuration file, or go on with it",
+    "train": "train an experiment, or go on with it",
+    "experiments": "list the experiments, show one, or copy one to edit",
     "evaluate": "score a trained model: sacreBLEU, tokenised BLEU, exact match",
     "translate": "translate standard input, line by line",
     "generate": "go on with each line of standard input, with a pretrained model",
@@ -20,8 +24,8 @@ VERBS = {
     "launch": "start a verb on several processes, a TPU slice or a cluster",
 }
 
-_USAGE = "usage: tfx-jax VERB [options]; tfx-jax VERB --help says more\n\n" + "".join(
-    f"  {verb:<10} {what}\n" for verb, what in VERBS.items()
+_USAGE = "usage: tfx-jax VERB [options]; tfx-jax VERB --help says more; tfx-jax --version\n\n" + "".join(
+    f"  {verb:<11} {what}\n" for verb, what in VERBS.items()
 )
 
 
@@ -31,6 +35,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     if not arguments or arguments[0] in ("-h", "--help", "help"):
         print(_USAGE, end="")
         return 0 if arguments else 2
+    if arguments[0] in ("-V", "--version"):
+        packages = ", ".join(f"{name} {importlib.metadata.version(name)}" for name in ("jax", "jaxlib", "flax"))
+        print(f"tfx-jax {__version__} ({packages}, Python {platform.python_version()})")
+        return 0
+    if sys.platform == "win32":  # trainings lock their folder, and input is waited for, as POSIX does it
+        print("tfx-jax: the command is for Linux and macOS: on Windows, run it in WSL", file=sys.stderr)
+        return 2
     verb = arguments.pop(0)
     if verb not in VERBS:
         print(f"tfx-jax: unknown verb {verb!r}; there are {', '.join(VERBS)}", file=sys.stderr)
@@ -40,9 +51,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         return importlib.import_module(f"tfx_jax.cli.{verb}").run(arguments)
     except UserError as error:
-        print(f"tfx-jax {verb}: {error}", file=sys.stderr)
+        wipe = "\r\x1b[K" if sys.stderr.isatty() else ""  # a prompt, or how far it was
+        print(f"{wipe}tfx-jax {verb}: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
+        if sys.stderr.isatty():
+            print(file=sys.stderr)  # the shell's prompt goes on a line of its own
         return 130
     except BrokenPipeError:
         # Whoever read our output has had enough (`| head`). Python would complain once more when it flushes at exit.

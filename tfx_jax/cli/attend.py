@@ -4,7 +4,8 @@ from collections.abc import Sequence
 
 from tfx_jax.cli.attention_plot import save_attention
 from tfx_jax.cli.attention_view import AttentionView
-from tfx_jax.cli.options import Parser, add_model_options, load_model, set_up_program
+from tfx_jax.cli.options import add_model_options, load_model, set_up_program
+from tfx_jax.cli.parser import Parser
 from tfx_jax.errors import UserError
 from tfx_jax.training.experiments.translation import TranslationExperiment
 

@@ -4,7 +4,9 @@ from collections.abc import Sequence
 
 from etils import epath
 
-from tfx_jax.cli.options import Parser, set_up_program
+from tfx_jax.cli.options import set_up_program
+from tfx_jax.cli.parser import Parser
+from tfx_jax.cli.progress import Progress
 from tfx_jax.training.checkpoint import average_checkpoints
 from tfx_jax.training.config import load_config
 
@@ -20,6 +22,8 @@ def run(argv: Sequence[str]) -> int:
     set_up_program()
     keep_last = load_config(epath.Path(arguments.workdir)).keep_last
     last = keep_last if arguments.last is None else arguments.last
-    steps = average_checkpoints(arguments.workdir, last, or_fewer=arguments.last is None)
+    progress = Progress("read {} checkpoints")
+    steps = average_checkpoints(arguments.workdir, last, or_fewer=arguments.last is None, on_checkpoint=progress.update)
+    progress.clear()
     print(f"averaged the checkpoints of steps {', '.join(map(str, steps))}")
     return 0

@@ -15,8 +15,9 @@ from tfx_jax.bench import workloads
 from tfx_jax.bench.attentions import ATTENTIONS
 from tfx_jax.bench.data import data
 from tfx_jax.bench.measure import SMALLER_WORK, Workload, measured
-from tfx_jax.cli.options import Parser, at_least_one, set_up_program
-from tfx_jax.cli.train import load_config_file
+from tfx_jax.cli.options import set_up_program
+from tfx_jax.cli.parser import Parser, at_least_one
+from tfx_jax.cli.train import CONFIG_HELP, load_config_file
 from tfx_jax.errors import UserError
 from tfx_jax.training.memory import out_of_memory_as_user_error
 
@@ -193,7 +194,7 @@ def _attention(options: Options) -> dict[str, Any]:
 
 
 def _add_data_options(parser: Parser) -> None:
-    parser.add_argument("--config", required=True, help="experiment file, with :variant behind it if it has variants")
+    parser.add_argument("--config", required=True, help=CONFIG_HELP)
     parser.add_argument("--workdir", help="of a training, for its tokenizer; without it, one is trained and timed")
     parser.add_argument("--steps", type=at_least_one, default=200, help="batches to take; %(default)s by default")
     parser.epilog = "--config.FIELD=VALUE overrides a field, for example --config.data.window=4096"

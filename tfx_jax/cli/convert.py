@@ -11,7 +11,9 @@ import numpy as np
 from etils import epath
 from flax import nnx
 
-from tfx_jax.cli.options import Parser, add_folder_options, check_one_source, load_trained, set_up_program
+from tfx_jax.cli.options import add_folder_options, check_one_source, load_trained, set_up_program
+from tfx_jax.cli.parser import Parser
+from tfx_jax.cli.progress import Progress
 from tfx_jax.data.hf_tokenizer import TOKENIZER_FILES
 from tfx_jax.errors import UserError
 from tfx_jax.models import hf
@@ -43,7 +45,8 @@ def run(argv: Sequence[str]) -> int:
     arguments = parser.parse_args(argv)
     check_one_source(arguments)
     set_up_program()
-    output = _local(arguments.output)
+    output, progress = _local(arguments.output), Progress()
+    progress.stage(f"reading {arguments.model or arguments.workdir}")
     if arguments.workdir is not None:
         _refuse_to_overwrite(None, output, allowed=arguments.overwrite)
         trained, tokenizer = load_trained(arguments)
@@ -59,7 +62,9 @@ def run(argv: Sequence[str]) -> int:
         _save(model, output, arguments.dtype, kept)
         copied, before = _copy(source, output), Tensors(source).num_bytes
         left_out = _left_out(source, output, hf.FAMILIES[_config(output)["architectures"][0]])
+    progress.stage(f"reading {output} again")
     _verify(model, output, arguments.dtype)
+    progress.clear()
     found = {
         "architecture": _config(output)["architectures"][0],
         "parameters": sum(leaf.size for leaf in jax.tree.leaves(nnx.state(model))),

@@ -4,7 +4,9 @@ import argparse
 import json
 from collections.abc import Sequence
 
-from tfx_jax.cli.options import Parser, add_decoding_options, add_model_options, load_model, set_up_program
+from tfx_jax.cli.options import add_decoding_options, add_model_options, load_model, set_up_program
+from tfx_jax.cli.parser import Parser
+from tfx_jax.cli.progress import Progress
 from tfx_jax.data.text import PairSource, read_pairs
 from tfx_jax.errors import UserError
 from tfx_jax.training.experiments.translation import TranslationExperiment, open_pairs
@@ -44,8 +46,12 @@ def _evaluate_translation(experiment: TranslationExperiment, params: Params, arg
         pairs: PairSource = open_pairs(experiment.data, arguments.split)
     else:
         pairs = read_pairs(arguments.source, arguments.reference, keep_empty=True)
-    translator = experiment.translator(beam_size=arguments.beam, alpha=arguments.alpha, int8=arguments.int8)
+    progress = Progress("translated {} sentences", len(pairs))
+    translator = experiment.translator(
+        beam_size=arguments.beam, alpha=arguments.alpha, int8=arguments.int8, on_batch=progress.advance
+    )
     scores, _, _ = experiment.score(translator, params, pairs)
+    progress.clear()
     if arguments.json:
         print(json.dumps(scores._asdict() | {"sentences": len(pairs)}))
         return 0

@@ -1,7 +1,6 @@
 """`tfx-jax generate`: prompts in, one a line, and how a model goes on with them."""
 
 import argparse
-import itertools
 import json
 import sys
 from collections.abc import Callable, Sequence
@@ -9,15 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from tfx_jax.cli.options import (
-    Parser,
-    add_folder_options,
-    at_least_one,
-    check_one_source,
-    load_trained,
-    set_up_program,
-)
-from tfx_jax.cli.translate import read_lines
+from tfx_jax.cli.lines import LineReader, count_lines
+from tfx_jax.cli.options import add_folder_options, check_one_source, load_trained, set_up_program
+from tfx_jax.cli.parser import Parser, at_least_one
+from tfx_jax.cli.progress import Progress
 from tfx_jax.data.folder_tokenizers import FolderTokenizer
 from tfx_jax.data.hf_tokenizer import load_folder_tokenizer
 from tfx_jax.data.streaming import TextStream
@@ -46,7 +40,7 @@ def run(argv: Sequence[str]) -> int:
     parser.add_argument("--alpha", type=float, default=0.6, help="of the beam search's length penalty")
     parser.add_argument("--stop", action="append", default=[], metavar="TEXT", help="end before it; may be repeated")
     parser.add_argument("--stream", action="store_true", help="one line at a time, each token as soon as it is there")
-    parser.add_argument("--batch", type=at_least_one, default=8, help="lines at a time")
+    parser.add_argument("--batch", type=at_least_one, default=8, help="lines at a time, if so many are there")
     parser.add_argument("--seed", type=int, default=0, help="of the draws")
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32", help="of the computation")
     parser.add_argument("--int8", action="store_true", help="weights of 8 bits: faster, not exact")
@@ -74,14 +68,17 @@ def run(argv: Sequence[str]) -> int:
         int8=arguments.int8,
         observer=watcher if arguments.stream or arguments.stop else None,
     )
-    lines = enumerate(read_lines(sys.stdin.buffer))
-    while chunk := list(itertools.islice(lines, 1 if arguments.stream else arguments.batch)):
-        prompts = [_prompt(model, tokenizer, number, line) for number, line in chunk]
+    reader, num_lines = LineReader(sys.stdin.buffer), 0
+    progress = Progress("answered {} lines", count_lines(sys.stdin.buffer))
+    while chunk := reader.take(1 if arguments.stream else arguments.batch):
+        prompts = [_prompt(model, tokenizer, number, line) for number, line in enumerate(chunk, start=num_lines)]
         if arguments.stream and isinstance(model, GPT):
-            sys.stdout.write(chunk[0][1])
+            sys.stdout.write(chunk[0])
         watcher.restart()
-        found = generator(prompts, seed=arguments.seed + chunk[0][0])
-        for (_, line), ids in zip(chunk, found, strict=True):
+        found = generator(prompts, seed=arguments.seed, first=num_lines)
+        num_lines += len(chunk)
+        progress.clear()
+        for line, ids in zip(chunk, found, strict=True):
             text = _until(tokenizer.decode(ids), arguments.stop)
             if arguments.stream:
                 watcher.finish(text)
@@ -91,6 +88,9 @@ def run(argv: Sequence[str]) -> int:
             else:
                 print(_on_one_line(line + text if isinstance(model, GPT) else text))
         sys.stdout.flush()
+        if not (arguments.stream or reader.is_terminal):
+            progress.advance(len(chunk))
+    progress.clear()
     return 0
 
 

@@ -1,32 +1,22 @@
-"""What the verbs share: one-line argument errors, and the device set-up of every program."""
+"""What the verbs share: how a trained model is chosen, and the device set-up of every program."""
 
 import argparse
 import logging
 import os
 import pathlib
 import sys
-from typing import Any, NoReturn
+from typing import Any
 
 import jax
 from flax import nnx
 
+from tfx_jax.cli.parser import Parser, at_least_one
 from tfx_jax.data.hf_tokenizer import FolderTokenizer
 from tfx_jax.errors import UserError
 from tfx_jax.training.checkpoint import load_best_params, load_params
 from tfx_jax.training.experiment import Experiment
 from tfx_jax.training.experiments import Kind, load_experiment
 from tfx_jax.training.experiments.rows import RowsExperiment
-
-
-class Parser(argparse.ArgumentParser):
-    """An argument parser whose errors are `UserError`s and that takes no abbreviations of flags."""
-
-    def __init__(self, verb: str, description: str):
-        super().__init__(f"tfx-jax {verb}", description=description, allow_abbrev=False)
-
-    def error(self, message: str) -> NoReturn:
-        """Turns an argument error into one line."""
-        raise UserError(f"{message}; see {self.prog} --help")
 
 
 def add_model_options(parser: Parser) -> None:
@@ -106,13 +96,6 @@ def _report_unraisable(unraisable: Any) -> None:
     """As ever, but for reads that Orbax left behind when one failed: they come back to a loop that is closed."""
     if str(unraisable.exc_value) != "Event loop is closed":
         sys.__unraisablehook__(unraisable)
-
-
-def at_least_one(text: str) -> int:
-    """Reads a count from the command line."""
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f'"{text}" is not a whole number of at least 1')
-    return int(text)
 
 
 def _step(text: str) -> int | str:

@@ -5,7 +5,8 @@ import shlex
 import sys
 from collections.abc import Sequence
 
-from tfx_jax.cli.options import Parser, set_up_program
+from tfx_jax.cli.options import set_up_program
+from tfx_jax.cli.parser import Parser
 from tfx_jax.data.prepare import prepare
 from tfx_jax.data.tfds import import_tfds
 

@@ -1,6 +1,5 @@
 """`tfx-jax train`: kept short, so that a notebook can call `tfx_jax.training.loop.train` instead."""
 
-import pathlib
 import runpy
 from collections.abc import Sequence
 from typing import Any
@@ -8,12 +7,16 @@ from typing import Any
 from absl import flags
 from ml_collections import config_flags
 
-from tfx_jax.cli.options import Parser, set_up_program
+from tfx_jax.cli.experiments import experiment_file
+from tfx_jax.cli.options import set_up_program
+from tfx_jax.cli.parser import Parser
 from tfx_jax.errors import UserError
 from tfx_jax.training.config import ExperimentConfig, flat, unknown_field
 from tfx_jax.training.distributed import initialize_from_env
 from tfx_jax.training.loop import train
 from tfx_jax.training.profiling import parse_steps
+
+CONFIG_HELP = "experiment by name (tfx-jax experiments) or file, with :variant behind it if it has variants"
 
 
 def run(argv: Sequence[str]) -> int:
@@ -22,7 +25,7 @@ def run(argv: Sequence[str]) -> int:
     143 (SIGTERM) and 75 mean that the same command, run again, goes on.
     """
     parser = Parser("train", "Trains an experiment, or goes on with one that was interrupted.")
-    parser.add_argument("--config", required=True, help="experiment file, with :variant behind it if it has variants")
+    parser.add_argument("--config", required=True, help=CONFIG_HELP)
     parser.add_argument("--workdir", required=True, help="folder for checkpoints and logs, local or gs://")
     parser.add_argument("--coordinator", help="HOST:PORT of process 0, where nothing tells (Cloud TPU, Slurm do)")
     parser.add_argument("--num-processes", type=int, help="how many processes train together")
@@ -39,14 +42,14 @@ def run(argv: Sequence[str]) -> int:
 
 
 def load_config_file(config: str, overrides: Sequence[str] = ()) -> ExperimentConfig:
-    """Calls `get_config(variant)` of an experiment file and applies `--config.field=value` overrides.
+    """Calls `get_config(variant)` of an experiment and applies `--config.field=value` overrides.
 
     Args:
-      config: "experiments/file.py" or "experiments/file.py:variant".
+      config: "transformer_demo" or "transformer_demo:test", or the same with the path of a file.
       overrides: in the form of the command line.
 
     Raises:
-      UserError: if the file, the variant or a field does not exist, or a value has the wrong type.
+      UserError: if the experiment, the variant or a field does not exist, or a value has the wrong type.
     """
     found = _call_get_config(config)
     for override in overrides:
@@ -69,16 +72,15 @@ def load_config_file(config: str, overrides: Sequence[str] = ()) -> ExperimentCo
 
 
 def _call_get_config(config: str) -> ExperimentConfig:
-    path, _, variant = config.partition(":")
-    if not pathlib.Path(path).is_file():
-        raise UserError(f"{path} does not exist; --config takes an experiment file, with :variant behind it")
-    get_config = runpy.run_path(path).get("get_config")
+    name, _, variant = config.partition(":")
+    path = experiment_file(name)
+    get_config = runpy.run_path(str(path)).get("get_config")
     if get_config is None:
         raise UserError(f"{path} defines no get_config(variant): it is not an experiment file")
     try:
         found = get_config(variant) if variant else get_config()
     except ValueError as error:
-        raise UserError(f"{path}: {error}") from None
+        raise UserError(f"{name}: {error}") from None
     if not isinstance(found, ExperimentConfig):
         raise UserError(f"get_config of {path} returns a {type(found).__name__}, not an ExperimentConfig")
     return found

@@ -61,6 +61,42 @@ def lines_of(pairs: PairSource, max_pairs: int | None = None) -> Iterator[str]:
             yield pair["target"]
 
 
+class PairSubset:
+    """Some of the pairs of a source, in an order of one's own."""
+
+    def __init__(self, pairs: PairSource, indices: Sequence[int] | np.ndarray):
+        """Takes the places of the pairs in `pairs`."""
+        self._pairs, self._indices = pairs, np.asarray(indices)
+
+    def __len__(self) -> int:
+        return len(self._indices)
+
+    def __getitem__(self, index: int) -> Pair:
+        return self._pairs[int(self._indices[index])]
+
+
+def split_pairs(pairs: PairSource, max_held_out: int) -> tuple[PairSubset, PairSubset]:
+    """Sets pairs aside to evaluate on: evenly spaced, as a corpus is seldom the same from beginning to end.
+
+    Args:
+      pairs: the source.
+      max_held_out: how many, but no more than a tenth.
+
+    Returns:
+      The pairs that are left, and those set aside.
+
+    >>> left, held_out = split_pairs([{"source": str(i), "target": ""} for i in range(20)], max_held_out=5)
+    >>> len(left), [pair["source"] for pair in held_out]
+    (18, ['5', '15'])
+    """
+    size = len(pairs)
+    count = min(max_held_out, size // 10)
+    places = (2 * np.arange(count) + 1) * size // (2 * max(count, 1))  # the middle of each of so many stretches
+    is_held_out = np.zeros(size, bool)
+    is_held_out[places] = True
+    return PairSubset(pairs, np.flatnonzero(~is_held_out)), PairSubset(pairs, places)
+
+
 class TextPairs:
     """Pairs of lines held as the bytes of their files and one offset a line.
 

@@ -15,6 +15,7 @@ import numpy as np
 import sentencepiece
 from etils import epath
 
+from tfx_jax.data.vocabulary import vocabulary_size
 from tfx_jax.errors import UserError
 
 PAD_ID, BOS_ID, EOS_ID, UNK_ID = 0, 1, 2, 3
@@ -79,7 +80,7 @@ class SentencePieceTokenizer:
         cls,
         lines: Iterable[str],
         *,
-        vocab_size: int,
+        vocab_size: int | None = None,
         model_type: str = "bpe",
         character_coverage: float = 1.0,
         split_digits: bool = True,
@@ -89,7 +90,8 @@ class SentencePieceTokenizer:
 
         Args:
           lines: the text of both languages.
-          vocab_size: how many ids at most, the special ones included; a small text may yield fewer.
+          vocab_size: how many ids at most, the special ones included; a small text may yield fewer. None: by the size
+            of the text.
           model_type: "bpe" (Sennrich et al., 2016), as in the paper, or "unigram" (Kudo, 2018).
           character_coverage: share of the characters that get an id of their own; 0.9995 suits Japanese and Chinese.
           split_digits: makes each digit a token, so that numbers are spelt out.
@@ -104,6 +106,8 @@ class SentencePieceTokenizer:
         text = [line for line in lines if line.strip()]
         if not text:
             raise UserError("no text to train a tokenizer on: every line is empty")
+        if vocab_size is None:
+            vocab_size = vocabulary_size(text)
         try:
             sentencepiece.SentencePieceTrainer.train(  # pyright: ignore[reportAttributeAccessIssue]
                 sentence_iterator=iter(text),

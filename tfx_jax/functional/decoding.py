@@ -86,6 +86,7 @@ def sample(
     start_tokens: Int[Array, " B"],
     *,
     rng: PRNGKeyArray,
+    first_row: int | Int[Array, ""] = 0,
     max_length: int,
     length_limits: Int[Array, " B"] | None = None,
     eos_id: int | None,
@@ -106,6 +107,7 @@ def sample(
       cache: as for `greedy_search`.
       start_tokens: as for `greedy_search`.
       rng: folded with step and row, so that a row's draw does not depend on how many others there are.
+      first_row: the number of the first row, where many are drawn in parts.
       max_length: as for `greedy_search`.
       length_limits: as for `greedy_search`.
       eos_id: the token that ends a row; None if the model has none.
@@ -128,7 +130,7 @@ def sample(
     if top_p is not None and not 0 < top_p <= 1:
         raise ValueError(f"top_p={top_p} is no probability mass; give 0 < top_p <= 1, or None to keep all")
     buffer, limits = check_arguments(cache, start_tokens, max_length, length_limits, eos_id, pad_id)
-    rows = jnp.arange(limits.size)
+    rows = first_row + jnp.arange(limits.size)
 
     def choose(log_probs, length):
         row_rngs = jax.vmap(jax.random.fold_in, in_axes=(None, 0))(jax.random.fold_in(rng, length), rows)

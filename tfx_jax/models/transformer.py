@@ -39,7 +39,7 @@ EOS_ID = 2
 class TransformerConfig:
     """Sizes of a Transformer; the defaults are the paper's base model (Table 3)."""
 
-    vocab_size: int = 37_000  # one vocabulary for both languages
+    vocab_size: int = 37_000  # one vocabulary for both languages; of a training, 0: by the size of its text
     num_layers: int = 6  # the paper's N, in the encoder and again in the decoder
     num_decoder_layers: int | None = None  # None: num_layers
     d_model: int = 512

@@ -109,12 +109,13 @@ class Generator:
             functools.partial(_generate, graphdef, max_new_tokens, self._eos_ids, sampling, beam_size, alpha, show)
         )
 
-    def __call__(self, prompts: Sequence[Sequence[int]], *, seed: int = 0) -> list[list[int]]:
+    def __call__(self, prompts: Sequence[Sequence[int]], *, seed: int = 0, first: int = 0) -> list[list[int]]:
         """Goes on with each prompt.
 
         Args:
           prompts: token ids, at least one each.
-          seed: of the draws; a row's draw depends on it and on the row's place, not on the other rows.
+          seed: of the draws; a prompt's draw depends on it and on the prompt's number, not on the other prompts.
+          first: the number of the first prompt, where many are worked through in parts.
 
         Returns:
           The new tokens of each, without the end.
@@ -143,7 +144,15 @@ class Generator:
             tokens[row, : len(prompt)], is_token[row, : len(prompt)] = prompt, True
         limits = np.where(np.arange(shape[0]) < len(prompts), self._max_new_tokens, 1)
         found = np.asarray(
-            self._run(self._params, self._decoder, tokens, is_token, limits.astype(np.int32), jax.random.key(seed))
+            self._run(
+                self._params,
+                self._decoder,
+                tokens,
+                is_token,
+                limits.astype(np.int32),
+                jax.random.key(seed),
+                np.int32(first),
+            )
         )
         ends = (*self._eos_ids, _NO_TOKEN)
         return [
@@ -165,6 +174,7 @@ def _generate(
     is_token: Bool[Array, "B P"],
     limits: Int[Array, " B"],
     rng: Array,
+    first: Int[Array, ""],
 ) -> Int[Array, "B L"]:
     """Reads the prompts and generates until every row has ended: one program."""
     model: Model = nnx.merge(graphdef, params)
@@ -193,6 +203,7 @@ def _generate(
         cache,
         start,
         rng=rng,
+        first_row=first,
         max_length=max_new_tokens,
         length_limits=limits,
         eos_id=vocab_size,

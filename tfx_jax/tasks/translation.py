@@ -1,7 +1,7 @@
 """Translation: what a batch of sentence pairs means, its loss, and how a model's translations are found."""
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -61,6 +61,7 @@ class Translator:
         max_source_length: int = 256,
         tokens_per_batch: int = 2_048,
         int8: bool = False,
+        on_batch: Callable[[int], object] | None = None,
     ):
         """Remembers the model without its parameters and the options of the search.
 
@@ -73,8 +74,10 @@ class Translator:
           max_source_length: longer inputs are cut to this many tokens, end of sentence included.
           tokens_per_batch: source positions of a batch.
           int8: whether the decoder multiplies integers, see `tfx_jax.functional.int8_product`: faster, not exact.
+          on_batch: is told after each batch how many lines it has translated.
         """
         self.tokenizer = tokenizer
+        self._on_batch = on_batch
         self._max_source_length = max_source_length
         self._tokens_per_batch = tokens_per_batch
         self._arrange = jax.jit(lambda params: nnx.merge(graphdef, params).decoder(int8=int8))
@@ -103,6 +106,10 @@ class Translator:
             for index, row in zip(batch["index"], tokens, strict=True):
                 if index >= 0:
                     outputs[wanted[index]] = row[row != PAD_ID].tolist()
+            if self._on_batch is not None:
+                self._on_batch(int((batch["index"] >= 0).sum()))
+        if self._on_batch is not None and len(wanted) < len(lines):
+            self._on_batch(len(lines) - len(wanted))
         return outputs
 
     def _boundaries(self) -> tuple[int, ...]:

@@ -192,7 +192,13 @@ def saved_checksums(workdir: epath.PathLike, step: int) -> dict[str, str]:
         return cast(dict[str, Any], checkpointer.metadata(step).custom_metadata)["checksums"]
 
 
-def average_checkpoints(workdir: epath.PathLike, last: int, *, or_fewer: bool = False) -> list[int]:
+def average_checkpoints(
+    workdir: epath.PathLike,
+    last: int,
+    *,
+    or_fewer: bool = False,
+    on_checkpoint: Callable[[int, int], object] | None = None,
+) -> list[int]:
     """Averages the parameters of the newest checkpoints (Vaswani et al., 2017, section 6.1) into `workdir/average`.
 
     Sums are float64, one checkpoint in memory at a time.
@@ -201,6 +207,7 @@ def average_checkpoints(workdir: epath.PathLike, last: int, *, or_fewer: bool = 
       workdir: the folder given to `tfx-jax train`.
       last: how many checkpoints.
       or_fewer: whether a young training, which has not saved so many, gives all it has.
+      on_checkpoint: is told, after each, how many of how many are read.
 
     Returns:
       Their steps.
@@ -216,14 +223,22 @@ def average_checkpoints(workdir: epath.PathLike, last: int, *, or_fewer: bool = 
             raise UserError(
                 f"cannot average the last {last} checkpoints: {workdir} has {len(steps)}; see config.keep_last"
             )
-        mean = average_trees(lambda step: _load_step(checkpointer, step), steps[-last:])
+        steps = steps[-last:]
+
+        def load(step: int) -> Params:
+            params = _load_step(checkpointer, step)
+            if on_checkpoint is not None:
+                on_checkpoint(steps.index(step) + 1, len(steps))
+            return params
+
+        mean = average_trees(load, steps)
     path = epath.Path(workdir).resolve() / "average"
     metadata: dict[str, Any] = {"checksums": _all_checksums({"params": mean}, {})}
     try:
         ocp.save(path, mean, overwrite=True, custom_metadata=metadata)
     except _STORAGE_ERRORS as error:
         raise UserError(f"cannot write {path} ({_line(error)}): make room and run the same command again") from None
-    return steps[-last:]
+    return steps
 
 
 def average_trees(load: Callable[[int], Params], steps: Sequence[int]) -> Params:

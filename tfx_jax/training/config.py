@@ -28,9 +28,12 @@ class DataConfig:
     validation_target: str = ""
     test_source: str = ""
     test_target: str = ""
-    source_language: str = "en"
-    target_language: str = "ja"
-    is_tokenised: bool = False  # the text is tokens with spaces between them, as BLEU counts them
+    validation_pairs: int = (
+        0  # files: without a validation file, up to so many pairs, and a tenth, are set aside for it
+    )
+    source_language: str = ""  # codes such as "de", which files and TFDS need; the grammar is English to Japanese
+    target_language: str = ""  # decides how translations are tokenised and scored
+    is_tokenised: bool = False  # files and TFDS: the text is tokens with spaces between them, as the grammar's is
     tokenizer: str = "sentencepiece"  # or "words": the text is segmented already, for example by BPE with "@@ " marks
     max_length: int = 256  # tokens of a sentence, its end included; longer training pairs are left out
     tokens_per_batch: int = 25_000  # positions of each side of a global batch, padding included (the paper's 25,000)
@@ -206,8 +209,8 @@ def tiny_variant(config: ExperimentConfig) -> ExperimentConfig:
     data.dataset = "grammar_pairs" if is_of_pairs else "grammar"
     data.max_length, data.tokens_per_batch = 64, 512
     if isinstance(data, DataConfig):
-        data.source_language, data.target_language = "en", "ja"
-        data.tokenizer, data.is_tokenised, data.window = "sentencepiece", True, 256
+        data.source_language = data.target_language = ""
+        data.tokenizer, data.is_tokenised, data.window = "sentencepiece", False, 256
     elif isinstance(data, TextConfig):
         data.documents = "lines" if data.documents == "lines" else "file"
     elif isinstance(data, QuestionsConfig):

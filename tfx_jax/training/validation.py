@@ -1,5 +1,6 @@
 """What a configuration must fulfil, checked once, after the command line has changed it."""
 
+import re
 from typing import Any
 
 from tfx_jax.data.next_sentence import NUM_PAIR_SPECIALS
@@ -14,7 +15,6 @@ from tfx_jax.training.config import DataConfig, ExperimentConfig, LabelledConfig
 
 # Names of fields; models and data have only some of them, and None means something of its own.
 _AT_LEAST_ONE = (
-    "model.vocab_size",
     "model.num_layers",
     "model.num_decoder_layers",
     "model.num_heads",
@@ -37,9 +37,11 @@ _AT_LEAST_ONE = (
     "keep_last",
 )
 _AT_LEAST_ZERO = (
+    "model.vocab_size",
     "model.learned_positions",
     "optimizer.weight_decay",
     "optimizer.clip_norm",
+    "data.validation_pairs",
     "z_loss",
     "decoding.alpha",
     "decoding.extra_length",
@@ -160,6 +162,7 @@ def _check_pairs(config: ExperimentConfig) -> None:
     for name, token in _TOKENS.items():
         if isinstance(model, TransformerConfig) and values[name] != token:
             raise UserError(f"config.{name} must be {token}, which it is for the tokenizers, got {values[name]}")
+    _check_languages(data)
     if data.tokenizer not in ("sentencepiece", "words"):
         raise UserError(f'config.data.tokenizer must be "sentencepiece" or "words", got {data.tokenizer!r}')
     if not isinstance(model, TransformerConfig):
@@ -172,9 +175,39 @@ def _check_pairs(config: ExperimentConfig) -> None:
         )
 
 
+def _check_languages(data: DataConfig) -> None:
+    """What a target is in decides how it is tokenised and scored, so it is said, and nothing contradicts it."""
+    languages = {side: getattr(data, f"{side}_language") for side in ("source", "target")}
+    if data.dataset == "grammar":
+        if languages["source"] not in ("", "en") or languages["target"] not in ("", "ja"):
+            raise UserError(
+                f'config.data.dataset="grammar" is English to Japanese, not {languages["source"] or "en"} to '
+                f"{languages['target'] or 'ja'}: leave its languages out, or name another dataset"
+            )
+        return
+    for side, language in languages.items():
+        if not re.fullmatch("[a-z]{2,3}([-_][A-Za-z0-9]+)*", language):
+            given = f", got {language!r}" if language else ""
+            raise UserError(
+                f'config.data.{side}_language must be the code of a language, such as "en" or "de"{given}: it says '
+                f"what the {side} side of config.data.dataset={data.dataset!r} is"
+            )
+    if data.dataset == "files" and languages["source"] != languages["target"]:
+        for side, other in (("source", "target"), ("target", "source")):
+            for split in ("train", "validation", "test"):
+                file = getattr(data, f"{split}_{side}")
+                if file.removesuffix(".gz").endswith(f".{languages[other]}"):
+                    raise UserError(
+                        f"config.data.{split}_{side}={file} looks like the {other} side, whose language is "
+                        f"{languages[other]}: exchange files or languages"
+                    )
+
+
 def _check_rows(config: ExperimentConfig) -> None:
     """Of everything else."""
     model, data = config.model, config.data
+    if model.vocab_size < 1:  # 0, for the size of the text to decide, is of translation alone
+        raise UserError(f"config.model.vocab_size must be at least 1, got {model.vocab_size}")
     if isinstance(model, GPTConfig | BertConfig) and model.max_length < data.max_length:
         raise UserError(
             f"config.data.max_length={data.max_length} is more than config.model.max_length={model.max_length}"

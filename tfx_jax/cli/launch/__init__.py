@@ -13,12 +13,12 @@ from typing import NoReturn
 from tfx_jax.cli import VERBS
 from tfx_jax.cli.launch import jobset, local, slurm, tpu_vm, xpk
 from tfx_jax.cli.launch.plan import Plan
-from tfx_jax.cli.options import Parser
+from tfx_jax.cli.parser import Parser
 from tfx_jax.errors import UserError
 
 TARGETS = {"local": local, "tpu-vm": tpu_vm, "xpk": xpk, "jobset": jobset, "slurm": slurm}
 
-_EXAMPLE = "tfx-jax launch local -n 2 -- train --config=experiments/transformer_demo.py --workdir=runs/demo"
+_EXAMPLE = "tfx-jax launch local -n 2 -- train --config=transformer_demo --workdir=runs/demo"
 
 
 def run(argv: Sequence[str]) -> int:

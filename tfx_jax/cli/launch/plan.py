@@ -6,7 +6,7 @@ import subprocess
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from tfx_jax.cli.options import Parser, at_least_one
+from tfx_jax.cli.parser import Parser, at_least_one
 from tfx_jax.errors import UserError
 
 SAVED = (130, 143)  # exit status of a training that saved after SIGINT or SIGTERM: run it again and it goes on

@@ -6,7 +6,7 @@ import shlex
 from collections.abc import Sequence
 
 from tfx_jax.cli.launch.plan import Plan, add_grace_option, dns_label, execute, literal, require_shared_workdir
-from tfx_jax.cli.options import Parser, at_least_one
+from tfx_jax.cli.parser import Parser, at_least_one
 from tfx_jax.errors import UserError
 from tfx_jax.training.distributed import RESTART
 

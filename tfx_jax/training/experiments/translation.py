@@ -2,7 +2,7 @@
 
 import dataclasses
 import functools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import cast
 
 import grain
@@ -15,7 +15,7 @@ from jaxtyping import Array
 
 from tfx_jax.data.bucketing import batches
 from tfx_jax.data.grammar import GrammarPairs, Split
-from tfx_jax.data.text import PairSource, lines_of, read_pairs, read_tsv
+from tfx_jax.data.text import PairSource, lines_of, read_pairs, read_tsv, split_pairs
 from tfx_jax.data.tfds import tfds_pairs
 from tfx_jax.data.tokenizer import EOS_ID, Tokenizer, join_subwords, train_or_load
 from tfx_jax.errors import UserError
@@ -72,7 +72,7 @@ class TranslationExperiment(Experiment):
                 workdir,
                 lambda: lines_of(self._training_pairs(), limit),
                 kind=self.data.tokenizer,
-                vocab_size=self._model.vocab_size,
+                vocab_size=self._model.vocab_size or None,
             )
 
     def make_model(self, shard_attention: ShardAttention | None = None) -> Transformer:
@@ -105,8 +105,15 @@ class TranslationExperiment(Experiment):
         rows, source_length = shapes["source"]
         return training_flops(self._sizes, rows, source_length, shapes["target"][-1])
 
-    def translator(self, *, beam_size: int | None = None, alpha: float | None = None, int8: bool = False) -> Translator:
-        """The search of the configuration, or one with another beam; `int8` as for `Translator`."""
+    def translator(
+        self,
+        *,
+        beam_size: int | None = None,
+        alpha: float | None = None,
+        int8: bool = False,
+        on_batch: Callable[[int], object] | None = None,
+    ) -> Translator:
+        """The search of the configuration, or one with another beam; `int8` and `on_batch` as for `Translator`."""
         decoding = self.config.decoding
         return Translator(
             self.graphdef,
@@ -116,6 +123,7 @@ class TranslationExperiment(Experiment):
             extra_length=decoding.extra_length,
             max_source_length=self.data.max_length,
             int8=int8,
+            on_batch=on_batch,
         )
 
     def evaluate(self, params: Params, split: Split = "validation") -> Evaluation:
@@ -141,8 +149,8 @@ class TranslationExperiment(Experiment):
         references = [self._plain(pair["target"]) for pair in everything]
         mine = everything[jax.process_index() :: jax.process_count()]
         hypotheses = gather_lists(translator(params, [pair["source"] for pair in mine]))
-        data = self.data
-        scores = bleu_scores(hypotheses, references, language=data.target_language, is_tokenised=data.is_tokenised)
+        language, is_tokenised = target_text(self.data)
+        scores = bleu_scores(hypotheses, references, language=language, is_tokenised=is_tokenised)
         return scores, hypotheses, references
 
     def attention(
@@ -213,13 +221,35 @@ def open_pairs(data: DataConfig, split: Split) -> PairSource:
 
 def has_part(data: DataConfig, split: str) -> bool:
     """Whether the configuration names such a part; texts in files need not have one for validation or test."""
-    return data.dataset != "files" or bool(getattr(data, f"{split}_source"))
+    return data.dataset != "files" or bool(getattr(data, f"{split}_source")) or _is_split_off(data, split)
+
+
+def target_text(data: DataConfig) -> tuple[str, bool]:
+    """The code of the language translated into, without its region, and whether its text is tokens already."""
+    if data.dataset == "grammar":
+        return "ja", True
+    return data.target_language.replace("_", "-").partition("-")[0], data.is_tokenised
+
+
+def _is_split_off(data: DataConfig, split: str) -> bool:
+    return split == "validation" and not data.validation_source and data.validation_pairs > 0
 
 
 def _open_files(data: DataConfig, split: str) -> PairSource:
-    source, target = getattr(data, f"{split}_source"), getattr(data, f"{split}_target")
     if not has_part(data, split):
         raise UserError(f"config.data.{split}_source names no file for the {split} part")
+    if split != "test" and _is_split_off(data, "validation"):
+        pairs = _read_files(data, "train")
+        if len(pairs) < 10:  # a tenth would be none
+            raise UserError(
+                f"{data.train_source} has too few pairs to set some aside: name config.data.validation_source"
+            )
+        return split_pairs(pairs, data.validation_pairs)[split == "validation"]
+    return _read_files(data, split)
+
+
+def _read_files(data: DataConfig, split: str) -> PairSource:
+    source, target = getattr(data, f"{split}_source"), getattr(data, f"{split}_target")
     keep_empty = split != "train"
     folder = epath.Path(data.data_dir)
     if not target and source.removesuffix(".gz").endswith(".tsv"):

@@ -1,0 +1,96 @@
+"""What `pip install` gives: the wheel has all that the README names, and asks for all that it imports."""
+
+import ast
+import importlib.metadata
+import os
+import pathlib
+import re
+import subprocess
+import sys
+import tomllib
+import zipfile
+
+import pytest
+
+import tfx_jax
+
+ROOT = pathlib.Path(__file__).parents[1]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+EXPERIMENTS = sorted(path.name for path in (ROOT / "experiments").glob("*.py"))
+# A program that sees neither the tree nor its editable install, whatever the environment puts on the path.
+ELSEWHERE = """
+import pathlib, sys
+sys.path = [folder for folder in sys.path if not (pathlib.Path(folder) / "experiments").is_dir()]
+import tfx_jax.cli
+print(tfx_jax.__file__, flush=True)
+sys.exit(tfx_jax.cli.main(sys.argv[1:]))
+"""
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("dist")
+    command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(folder)]
+    subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
+    (path,) = folder.glob("*.whl")
+    return path
+
+
+def test_wheel_has_the_experiments_and_one_package(wheel):
+    names = zipfile.ZipFile(wheel).namelist()
+    inside = [name.removeprefix("tfx_jax/_experiments/") for name in names if "experiments/transformer_" in name]
+    assert inside == [name for name in EXPERIMENTS if name.startswith("transformer_")]
+    assert {f"tfx_jax/_experiments/{name}" for name in EXPERIMENTS} <= set(names)
+    assert not [name for name in names if "benchmarks" in name]
+    assert {name.split("/")[0].split("-")[0] for name in names} == {"tfx_jax"}  # the package and its .dist-info
+
+
+def test_wheel_has_what_is_not_code(wheel):
+    names = zipfile.ZipFile(wheel).namelist()
+    assert {"tfx_jax/py.typed", "tfx_jax/cli/attention_view.html"} <= set(names)
+    tracked = {path.relative_to(ROOT).as_posix() for path in (ROOT / "tfx_jax").rglob("*.py")}
+    assert tracked <= set(names)
+
+
+def test_version_is_the_same_everywhere(wheel):
+    assert PROJECT["version"] == tfx_jax.__version__
+    assert wheel.name.startswith(f"tfx_jax-{tfx_jax.__version__}-")
+
+
+def _name(requirement):
+    return re.match(r"[\w.-]+", requirement)[0].lower().replace("_", "-")
+
+
+def test_every_import_is_declared():
+    declared = {_name(requirement) for requirement in PROJECT["dependencies"]}
+    declared |= {_name(requirement) for requirement in PROJECT["optional-dependencies"]["tfds"]}
+    providers = importlib.metadata.packages_distributions()
+    missing = {}
+    for path in [*(ROOT / "tfx_jax").rglob("*.py"), *(ROOT / "experiments").glob("*.py")]:
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            names = [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+            names += [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            for package in {name.split(".")[0] for name in names} - {"tfx_jax", *sys.stdlib_module_names}:
+                by = {_name(provider) for provider in providers.get(package, [package])}
+                if not by & declared:
+                    missing.setdefault(package, path.name)
+    assert missing == {}
+
+
+@pytest.mark.slow
+def test_installed_wheel_trains_without_the_tree(wheel, tmp_path):
+    site, empty = tmp_path / "site", tmp_path / "empty"
+    empty.mkdir()
+    install = [sys.executable, "-m", "pip", "install", "--quiet", "--no-index", "--no-deps", "--target", site, wheel]
+    subprocess.run(install, check=True, capture_output=True)
+    train = ["train", "--config=transformer_demo:test", "--workdir=run"]
+    done = subprocess.run(
+        [sys.executable, "-c", ELSEWHERE, *train],
+        cwd=empty,
+        env={**os.environ, "PYTHONPATH": str(site)},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith(str(site))
+    assert (empty / "run" / "report.md").exists()

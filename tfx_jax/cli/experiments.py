@@ -1,0 +1,92 @@
+"""`tfx-jax experiments`: what there is to train, one lab note to read, or its file to edit."""
+
+import ast
+import difflib
+import pathlib
+from collections.abc import Sequence
+
+import tfx_jax
+from tfx_jax.cli.parser import Parser
+from tfx_jax.errors import UserError
+
+_RESULT = "Result: "  # begins the line of a lab note that the list shows
+
+
+def run(argv: Sequence[str]) -> int:
+    """Lists all, prints the note of one, or copies one."""
+    parser = Parser("experiments", "Lists the experiments that tfx-jax train --config=NAME takes, with their results.")
+    parser.add_argument("name", nargs="?", help="print the whole lab note of this one")
+    parser.add_argument("--copy", metavar="NAME", help="write NAME.py into this folder, to edit and train")
+    arguments = parser.parse_args(argv)
+    if arguments.copy is not None and arguments.name is not None:
+        raise UserError("give either NAME, to read its note, or --copy=NAME")
+    if arguments.copy is not None:
+        target = copy_experiment(arguments.copy, pathlib.Path())
+        print(f"wrote {target}; train it with tfx-jax train --config={target} --workdir=DIR")
+    elif arguments.name is not None:
+        print(lab_note(experiment_file(arguments.name)))
+    else:
+        files = experiment_files()
+        width = max(map(len, files))
+        for name, path in files.items():
+            print(f"{name:<{width}}  {result(path)}")
+    return 0
+
+
+def experiment_files() -> dict[str, pathlib.Path]:
+    """The files of all experiments by their names: those of the wheel or, in a clone, of its folder `experiments`."""
+    package = pathlib.Path(tfx_jax.__file__).parent
+    installed = package / "_experiments"
+    folder = installed if installed.is_dir() else package.parent / "experiments"
+    return {path.stem: path for path in sorted(folder.glob("*.py"))}
+
+
+def experiment_file(name: str) -> pathlib.Path:
+    """The file of an experiment.
+
+    Args:
+      name: "transformer_demo", or the path of a file, which ends in ".py" or has a folder.
+
+    Raises:
+      UserError: if there is none; the message has the names that are close.
+    """
+    files, path = experiment_files(), pathlib.Path(name)
+    if name in files:
+        return files[name]
+    if path.is_file():
+        return path
+    if path.suffix != ".py" and path.name == name:
+        near = [other for other in files if name in other] or difflib.get_close_matches(name, files, n=3)
+        hint = f"did you mean {' or '.join(near)}?" if name and near else "tfx-jax experiments lists them"
+        raise UserError(f"there is no experiment {name!r}: {hint}")
+    hint = f"; say {path.stem} for the one that comes with tfx-jax" if path.stem in files else ""
+    raise UserError(f"{name} does not exist{hint}")
+
+
+def copy_experiment(name: str, folder: pathlib.Path) -> pathlib.Path:
+    """Writes the file of an experiment into a folder; nothing is overwritten.
+
+    Raises:
+      UserError: if there is no such experiment, or already such a file.
+    """
+    source = experiment_file(name)
+    target = folder / source.name
+    try:
+        with target.open("xb") as file:
+            file.write(source.read_bytes())
+    except FileExistsError:
+        raise UserError(f"{target} exists already: rename or delete it first") from None
+    except OSError as error:
+        raise UserError(f"cannot write {target}: {error.strerror or error}") from None
+    return target
+
+
+def lab_note(path: pathlib.Path) -> str:
+    """The docstring of an experiment file."""
+    return ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
+
+
+def result(path: pathlib.Path) -> str:
+    """What the lab note gives as the experiment's result, on one line."""
+    lines = lab_note(path).splitlines()
+    return next((line.removeprefix(_RESULT) for line in lines if line.startswith(_RESULT)), "")

@@ -1,0 +1,24 @@
+"""One-line argument errors, without anything that is slow to import."""
+
+import argparse
+from typing import NoReturn
+
+from tfx_jax.errors import UserError
+
+
+class Parser(argparse.ArgumentParser):
+    """An argument parser whose errors are `UserError`s and that takes no abbreviations of flags."""
+
+    def __init__(self, verb: str, description: str):
+        super().__init__(f"tfx-jax {verb}", description=description, allow_abbrev=False)
+
+    def error(self, message: str) -> NoReturn:
+        """Turns an argument error into one line."""
+        raise UserError(f"{message}; see {self.prog} --help")
+
+
+def at_least_one(text: str) -> int:
+    """Reads a count from the command line."""
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f'"{text}" is not a whole number of at least 1')
+    return int(text)
