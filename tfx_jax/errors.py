@@ -1,5 +1,26 @@
-"""The one exception that the command line turns into a single line."""
+"""The one exception that the command line turns into a single line, and what makes the text of others safe in it."""
 
 
 class UserError(ValueError):
-    """A mistake or a circumstance the user can mend; its message is one line that names the thing and the remedy."""
+    """A mistake or a circumstance the user can mend; its message is one line that names the thing and the remedy.
+
+    The message may quote files, servers and other programs: it is shown as `printable` gives it.
+    """
+
+    def __str__(self) -> str:
+        return printable(super().__str__())
+
+
+def printable(text: str, limit: int | None = None) -> str:
+    r"""Escapes whatever would move the cursor, break the line or hide: text from a file or a server may do all that.
+
+    Args:
+      text: from elsewhere.
+      limit: the most characters to show; what is cut off is marked with "...".
+
+    >>> print(printable("404 \x1b[2JNot\r\nFound \u202e"))
+    404 \x1b[2JNot\r\nFound \u202e
+    """
+    if not text.isprintable():
+        text = "".join(letter if letter.isprintable() else letter.encode("unicode_escape").decode() for letter in text)
+    return text if limit is None or len(text) <= limit else f"{text[: max(0, limit - 3)]}..."

@@ -4,6 +4,8 @@ import io
 import json
 import pathlib
 import platform
+import re
+import shutil
 import subprocess
 import sys
 import types
@@ -16,8 +18,9 @@ import pytest
 
 import tfx_jax
 from tfx_jax.cli import VERBS, main
-from tfx_jax.training.checkpoint import load_params
+from tfx_jax.training.checkpoint import Checkpoints, load_params
 from tfx_jax.training.config import load_config
+from tfx_jax.training.step import TrainState
 
 EXPERIMENT = str(pathlib.Path(__file__).parents[2] / "experiments" / "transformer_demo.py")
 
@@ -279,6 +282,55 @@ def test_empty_lines_and_endless_ones_are_left_out_of_training(text, tmp_path):
         extra = b"" if path.name.startswith("validation") else b"\n" + b"w1 " * 100_000 + b"\n"
         (folder / path.name).write_bytes(path.read_bytes() + extra)
     assert main(train_arguments(folder, tmp_path / "run", "--config.num_steps=2")) == 0
+
+
+@pytest.fixture
+def copy(workdir, tmp_path):
+    """A copy of the workdir to damage."""
+    return pathlib.Path(shutil.copytree(workdir, tmp_path / "copy"))
+
+
+READING = [["translate"], ["evaluate"], ["attend", "--source=w1 w2", "--output=picture.png"]]
+
+
+@pytest.mark.parametrize("verb", [*READING, ["train"]], ids=lambda verb: verb[0])
+@pytest.mark.parametrize("file", ["vocab.txt", "config.json"])
+def test_damage_beside_the_checkpoints_is_named_and_nothing_is_made_or_lost(text, copy, capfd, stdin, verb, file):
+    stdin(b"w1 w2\n")
+    command = train_arguments(text, copy) if verb == ["train"] else [*verb, f"--workdir={copy}"]
+    content = (copy / file).read_bytes()
+    (copy / file).write_bytes(content.replace(b"w1", b"w0").replace(b'"alpha": 0.6', b'"alpha": 4.6'))
+    before = {path: path.read_bytes() for path in copy.rglob("*") if path.is_file() and path.name != "train.lock"}
+    assert f"copy/{file} is damaged" in fails_with(capfd, command)
+    (copy / file).unlink()
+    if (verb, file) != (["train"], "config.json"):  # which the command line tells anew
+        message = fails_with(capfd, command)
+        assert re.search(f"copy/{file} is missing, and the checkpoints|copy has no config.json", message)
+        assert "delete" not in message
+    after = {path: path.read_bytes() for path in copy.rglob("*") if path.is_file() and path.name != "train.lock"}
+    assert after == {path: content for path, content in before.items() if path.name != file}
+
+
+@pytest.fixture(scope="module")
+def spoilt(workdir, tmp_path_factory):
+    """A copy of the workdir with one more checkpoint, the newest, which is not all numbers."""
+    folder = shutil.copytree(workdir, tmp_path_factory.mktemp("spoilt") / "run")
+    params = load_params(folder)
+    params["embedding"]["table"][3, 1] = np.nan
+    with Checkpoints(folder) as checkpoints:
+        checkpoints.save(TrainState(np.array(8, np.int32), params, {}), {})
+    return folder
+
+
+@pytest.mark.parametrize("verb", [["average"], *READING], ids=lambda verb: verb[0])
+def test_a_model_that_is_no_numbers_is_read_on_demand_only(spoilt, capfd, stdin, tmp_path, monkeypatch, verb):
+    monkeypatch.chdir(tmp_path)
+    stdin(b"w1 w2\n")
+    command = [*verb, f"--workdir={spoilt}", *([] if verb == ["average"] else ["--step=latest"])]
+    message = fails_with(capfd, command)
+    assert "checkpoints/8: embedding/table has values that are NaN or infinite: take another copy" in message
+    if verb in (["average"], ["translate"]):  # the others compile more
+        assert main([*command, "--allow-nonfinite"]) == 0
 
 
 def test_workdir_of_another_config_is_refused(text, workdir, capfd):

@@ -197,8 +197,8 @@ def test_values_beyond_float16_are_refused(tmp_path, capfd):
     source, output = tmp_path / "source", tmp_path / "output"
     model = make_model()
     model.norm.scale[...] = jnp.array([1.0, 70_000.0, jnp.inf, 0.0])
-    hf.save(model, source)
-    arguments = [f"--model={source}", f"--output={output}"]
+    hf.save(model, source, allow_nonfinite=True)
+    arguments = [f"--model={source}", f"--output={output}", "--allow-nonfinite"]
     refused(
         capfd, [*arguments, "--dtype=float16"], "ln_f.weight has values that are too large for float16: use bfloat16"
     )
@@ -209,14 +209,16 @@ def test_values_beyond_float16_are_refused(tmp_path, capfd):
 
 
 def test_a_training_that_went_wrong_can_be_converted(tmp_path, capfd):
-    """Not a number is the same as not a number."""
+    """On demand: not a number is the same as not a number."""
     model = make_model()
     model.norm.bias[...] = jnp.full(4, jnp.nan)
-    hf.save(model, tmp_path / "source")
+    hf.save(model, tmp_path / "source", allow_nonfinite=True)
     for dtype in ("float32", "float16", "bfloat16"):
         arguments = [f"--model={tmp_path}/source", f"--output={tmp_path}/{dtype}", f"--dtype={dtype}"]
-        assert main(["convert", *arguments]) == 0
-        assert jnp.isnan(hf.load(tmp_path / dtype).norm.bias[...]).all()
+        refused(capfd, arguments, "source: transformer.ln_f.bias has values that are NaN or infinite: take another")
+        assert not (tmp_path / dtype).exists()
+        assert main(["convert", *arguments, "--allow-nonfinite"]) == 0
+        assert jnp.isnan(hf.load(tmp_path / dtype, allow_nonfinite=True).norm.bias[...]).all()
 
 
 def test_what_does_not_read_back_is_an_error(source, tmp_path, capfd, monkeypatch):

@@ -133,6 +133,20 @@ def test_mistakes_cost_one_line(generate, options, message):
     assert message in err
 
 
+def test_a_model_that_is_no_numbers_generates_on_demand_only(generate, folder, tmp_path):
+    """Every token would be as probable as not a number: "!!!!!!"."""
+    model = hf.load(folder)
+    model.norm.bias[...] = jnp.full(16, jnp.nan)
+    hf.save(model, tmp_path, allow_nonfinite=True)
+    for name in ("tokenizer.json", "generation_config.json"):
+        (tmp_path / name).write_bytes((folder / name).read_bytes())
+    status, out, err = generate("--max-new-tokens=24", "--temperature=0", model=tmp_path)
+    assert (status, out, err.count("\n")) == (2, "", 1)
+    assert "ln_f.bias has values that are NaN or infinite: take another copy of the model, or go on with --allow" in err
+    status, out, _ = generate("--max-new-tokens=24", "--temperature=0", "--allow-nonfinite", model=tmp_path)
+    assert (status, len(out.splitlines())) == (0, len(PROMPTS))
+
+
 def test_models_that_do_not_generate(generate, folder, tmp_path):
     config = BertConfig(vocab_size=257, max_length=8, num_layers=1, d_model=8, num_heads=2, d_ff=8)
     hf.save(jax.jit(lambda: BertTagger(config, rngs=nnx.Rngs(0)))(), tmp_path)

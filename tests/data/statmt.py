@@ -6,6 +6,7 @@ import hashlib
 import http.server
 import io
 import re
+import socketserver
 import tarfile
 import threading
 import time
@@ -89,6 +90,29 @@ def serve(files):
         thread.start()
         try:
             yield server
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+@contextlib.contextmanager
+def answer(reply):
+    """A server of which every byte is chosen: `reply(request)` gives the blocks that it sends, then it hangs up."""
+    requests = []
+
+    class Handler(socketserver.StreamRequestHandler):
+        def handle(self):
+            requests.append(b"".join(iter(self.rfile.readline, b"\r\n")).decode())
+            with contextlib.suppress(OSError):  # clients of these tests hang up
+                for block in reply(requests[-1]):
+                    self.request.sendall(block)
+
+    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Handler) as server:
+        server.daemon_threads = True
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_address[1]}/file.tgz", requests
         finally:
             server.shutdown()
             thread.join()

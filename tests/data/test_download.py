@@ -1,15 +1,18 @@
 """Downloads against a server that breaks off, forgets and lies; the bytes it sent are counted."""
 
+import bz2
+import errno
 import gzip
 import io
 import pathlib
+import shutil
 import tarfile
 import zipfile
 
 import numpy as np
 import pytest
 
-from tests.data.statmt import archive, checksums_of, serve
+from tests.data.statmt import answer, archive, checksums_of, serve
 from tfx_jax.data.download import fetch, unpack
 from tfx_jax.errors import UserError
 
@@ -176,6 +179,122 @@ def test_another_size_is_noticed_before_it_is_fetched(server, tmp_path):
         get(server, tmp_path)
 
 
+def head(*lines, status="200 OK"):
+    return "".join(f"{line}\r\n" for line in (f"HTTP/1.1 {status}", *lines, "")).encode("latin-1")
+
+
+def fails(url, path, checksum=CHECKSUM):
+    """The one line that a download costs; none of it is for the terminal to obey."""
+    with pytest.raises(UserError) as caught:
+        fetch(url, path, checksum, first_pause=0.001)
+    assert str(caught.value).isprintable()
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("lines", "checksum", "whose"),
+    [
+        ([], CHECKSUM, "TFDS registered"),
+        (["Transfer-Encoding: chunked"], CHECKSUM, "TFDS registered"),
+        (["Transfer-Encoding: chunked", "Content-Length: 1000000"], CHECKSUM, "TFDS registered"),
+        (["Transfer-Encoding: chunked", "Content-Length: 1000000"], None, "it announced"),
+    ],
+)
+def test_an_endless_file_does_not_fill_the_disk(tmp_path, lines, checksum, whose):
+    most, sent = [0], [0]
+
+    def reply(_):
+        yield head(*lines)
+        for _ in range(1_000):  # the end of this test if nothing else ends it
+            yield b"10000\r\n" + bytes(1 << 16) + b"\r\n" if lines else bytes(1 << 16)
+            sent[0] += 1 << 16
+            most[0] = max([most[0], *(path.stat().st_size for path in tmp_path.iterdir())])
+
+    with answer(reply) as (url, requests):
+        message = fails(url, tmp_path / "file.tgz", checksum)
+    assert f"file.tgz sends more than the 1,000,000 bytes that {whose}: it is another file; name a mirror" in message
+    assert most[0] <= 1_000_000
+    assert sent[0] < 60_000_000
+    assert len(requests) == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("length", ["abc", "-1", "1e6", "1_000", "9" * 5_000, "\x1b[2J", "\xb2"])
+def test_a_length_that_is_none_costs_one_line(tmp_path, length):
+    with answer(lambda _: [head(f"Content-Length: {length}"), BODY]) as (url, requests):
+        assert "file.tgz: the server says Content-Length: " in fails(url, tmp_path / "file.tgz")
+    assert len(requests) == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+JUNK = ['"\x1b]0;owned\x07"', '"a\r\n b"', '"\xe9"', f'"{"x" * 1_000}"', 'W/"a"', "yesterday", '"a" "b"']
+
+
+@pytest.mark.parametrize("name", ["ETag", "Last-Modified"])
+@pytest.mark.parametrize("junk", JUNK)
+def test_a_validator_that_is_none_is_not_sent_back(tmp_path, name, junk):
+    def reply(request):
+        if "Range:" in request:
+            yield head(f"Content-Range: bytes 1000-999999/{len(BODY)}", status="206 Partial Content") + BODY[1_000:]
+        else:
+            yield head(f"{name}: {junk}", f"Content-Length: {len(BODY)}") + BODY[:1_000]
+
+    with answer(reply) as (url, requests):
+        fetch(url, tmp_path / "file.tgz", CHECKSUM, first_pause=0.001)
+    assert (tmp_path / "file.tgz").read_bytes() == BODY
+    assert "If-Range" not in "".join(requests)
+
+
+@pytest.mark.parametrize("content", [b"\xff\xfe", '"日本"'.encode(), b'"a\r\nX: y"', b"", b'"half'])
+def test_a_damaged_validator_is_none(server, tmp_path, content):
+    partial = partial_of(tmp_path)
+    partial.write_bytes(BODY[:700_000])
+    partial.with_name("file.tgz.validator").write_bytes(content)
+    assert get(server, tmp_path).read_bytes() == BODY
+    assert ranges(server) == ["bytes=700000-"]
+
+
+@pytest.mark.parametrize("name", ["file.tgz", "file.tgz.partial", "file.tgz.validator"])
+def test_a_folder_in_the_way_is_named(server, tmp_path, name):
+    (tmp_path / name).mkdir()
+    message = fails(f"{server.url}/file.tgz", tmp_path / "file.tgz")
+    assert message.endswith(
+        f"/{name} is a folder, where a file is to be written: remove it and run the same command again"
+    )
+    assert server.requests == []
+
+
+def test_a_server_that_refuses_every_range_is_asked_twice(tmp_path):
+    (tmp_path / "file.tgz.partial").write_bytes(BODY[:9])
+    with answer(lambda _: [head("Content-Length: 0", status="416 Range Not Satisfiable")]) as (url, requests):
+        assert "the server answers 416" in fails(url, tmp_path / "file.tgz")
+    assert ["Range:" in request for request in requests] == [True, False]
+
+
+def test_a_server_that_never_comes_further_is_left(tmp_path):
+    """It starts anew each time and breaks off here or there: something comes, but not more than before."""
+    sizes = iter([600, 500] * 1_000)
+    with answer(lambda _: [head(f"Content-Length: {len(BODY)}"), BODY[: next(sizes)]]) as (url, requests):
+        assert "the connection broke after 500 of 1,000,000 bytes" in fails(url, tmp_path / "file.tgz")
+    assert len(requests) == 6
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        head("Content-Length: 0", status="404 \x1b[2J\x1b]0;owned\x07gone"),
+        head("Content-Length: 0", status="503 \x1b[2J"),
+        head("Location: file:///\x1b[2J", status="302 Found"),
+        head("Location: http://a..b/", status="302 Found"),
+        b"\x1b[2J\r\n\r\n",
+    ],
+)
+def test_what_a_server_says_is_not_for_the_terminal(tmp_path, capfd, said):
+    with answer(lambda _: [said]) as (url, _):
+        fails(url, tmp_path / "file.tgz")
+    assert "\x1b" not in capfd.readouterr().err
+
+
 def test_unpacks_what_tfds_needs(tmp_path):
     packed = io.BytesIO()
     with zipfile.ZipFile(packed, "w") as file:
@@ -226,16 +345,81 @@ def test_nothing_is_written_outside(tmp_path, content):
     assert not pathlib.Path("outside").exists()
 
 
-@pytest.mark.parametrize(("name", "content"), [("x.tgz", archive({"a": BODY})), ("x.gz", gzip.compress(BODY))])
+def _zip(content, method=zipfile.ZIP_DEFLATED):
+    packed = io.BytesIO()
+    with zipfile.ZipFile(packed, "w", method) as file:
+        file.writestr("a", content)
+    return packed.getvalue()
+
+
+ARCHIVES = {
+    "x.tgz": archive({"a": BODY}),
+    "x.tar.bz2": archive({"a": BODY[:9_000]}, "w:bz2"),
+    "x.tar.xz": archive({"a": BODY}, "w:xz"),
+    "x.zip": _zip(BODY),
+    "x.gz": gzip.compress(BODY),
+    "x.bz2": bz2.compress(BODY[:9_000]),
+}
+
+
+@pytest.mark.parametrize("name", ARCHIVES)
 @pytest.mark.parametrize(
-    "damage", [lambda data: data[: len(data) // 2], lambda data: b"not an archive", lambda data: b""]
+    "damage",
+    [
+        lambda data: data[: len(data) // 2],
+        lambda data: data[: len(data) // 2] + bytes(99) + data[len(data) // 2 + 99 :],
+        lambda data: data[:4] + b"?" * 50,
+        lambda data: b"not an archive",
+        lambda data: b"",
+    ],
+    ids=["cut", "overwritten", "head", "other", "empty"],
 )
-def test_a_damaged_archive_is_deleted(tmp_path, name, content, damage):
+def test_a_damaged_archive_is_deleted(tmp_path, name, damage):
     path = tmp_path / name
-    path.write_bytes(damage(content))
+    path.write_bytes(damage(ARCHIVES[name]))
     if name == "x.gz" and not path.read_bytes():
         return  # an empty file is what gzip makes of nothing
     with pytest.raises(UserError, match=rf"{name} is damaged .* was deleted: run the same command again"):
         unpack(path, tmp_path / "out")
-    assert not path.exists()
-    assert not (tmp_path / "out").exists()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_zip_whose_end_points_before_its_beginning_is_deleted(tmp_path):
+    content = bytearray(_zip(b"a" * 1_000))
+    content[-6:-2] = (1 << 30).to_bytes(4, "little")  # where the list of members begins
+    (tmp_path / "x.zip").write_bytes(content)
+    with pytest.raises(UserError, match=r"x\.zip is damaged .* was deleted"):
+        unpack(tmp_path / "x.zip", tmp_path / "out")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_archive_that_only_others_can_unpack_is_kept(tmp_path):
+    content = bytearray(_zip(b"secret", zipfile.ZIP_STORED))
+    for signature, offset in ((b"PK\3\4", 6), (b"PK\1\2", 8)):
+        content[content.index(signature) + offset] |= 1  # says that it is encrypted
+    (tmp_path / "x.zip").write_bytes(content)
+    with pytest.raises(UserError, match=r"x\.zip cannot be unpacked \(.*encrypted.*\): unpack it to .*/out by other"):
+        unpack(tmp_path / "x.zip", tmp_path / "out")
+    assert [path.name for path in tmp_path.iterdir()] == ["x.zip"]
+
+
+@pytest.mark.parametrize("make", [lambda path: path.write_bytes(b"x"), lambda path: path.symlink_to("elsewhere")])
+def test_whatever_is_in_the_way_of_an_extraction_is_removed(tmp_path, make):
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "x.tgz").write_bytes(archive({"a": b"tar"}))
+    make(tmp_path / "out.partial")
+    unpack(tmp_path / "x.tgz", tmp_path / "out")
+    assert (tmp_path / "out" / "a").read_bytes() == b"tar"
+    assert list((tmp_path / "elsewhere").iterdir()) == []
+
+
+def test_a_full_disk_keeps_the_archive(tmp_path, monkeypatch):
+    def full(*_, **__):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    path = tmp_path / "x.gz"
+    path.write_bytes(gzip.compress(BODY))
+    monkeypatch.setattr(shutil, "copyfileobj", full)
+    with pytest.raises(OSError, match="No space left"):
+        unpack(path, tmp_path / "out")
+    assert [path.name for path in tmp_path.iterdir()] == ["x.gz"]

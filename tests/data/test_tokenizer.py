@@ -248,7 +248,7 @@ def test_unknown_kind(tmp_path):
 @pytest.mark.parametrize("content", [b"", b"garbage", b"\x00\x01\x02" * 100])
 def test_a_damaged_model_is_refused(tmp_path, content):
     (tmp_path / "tokenizer.model").write_bytes(content)
-    with pytest.raises(UserError, match=r"tokenizer\.model: not a SentencePiece model; delete the file"):
+    with pytest.raises(UserError, match=r"tokenizer\.model: not a SentencePiece model; put a good copy in its place"):
         tokenizer.train_or_load(tmp_path, lambda: LINES, kind="sentencepiece", vocab_size=70)
 
 
@@ -273,9 +273,9 @@ def test_a_model_with_other_special_ids_is_refused(tmp_path):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"", "its first lines must be <pad> <s> </s> <unk>; delete"),
+        (b"", "its first lines must be <pad> <s> </s> <unk>; put a good copy in its place"),
         (b"the\na\n", "its first lines must be"),
-        (b"<pad>\n<s>\n</s>\n<unk>\na\nb\na\n", "'a' occurs twice; delete"),
+        (b"<pad>\n<s>\n</s>\n<unk>\na\nb\na\n", "'a' occurs twice; put a good copy"),
         (b"<pad>\n<s>\n</s>\n<unk>\n\xff\n", "can't decode byte 0xff"),
     ],
 )
@@ -309,7 +309,7 @@ def test_any_characters_come_back_and_are_kept(tmp_path_factory, text):
 @pytest.mark.parametrize("content", [b"", b"aba", b"\xff"])
 def test_a_damaged_list_of_characters_is_refused(tmp_path, content):
     (tmp_path / "characters.txt").write_bytes(content)
-    with pytest.raises(UserError, match=r"characters\.txt: .*; delete the file"):
+    with pytest.raises(UserError, match=r"characters\.txt: .*; put a good copy in its place"):
         tokenizer.train_or_load(tmp_path, lambda: LINES, kind="characters")
 
 

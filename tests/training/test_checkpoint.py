@@ -17,7 +17,13 @@ import optax
 import pytest
 
 from tfx_jax.errors import UserError
-from tfx_jax.training.checkpoint import Checkpoints, average_checkpoints, average_trees, load_params
+from tfx_jax.training.checkpoint import (
+    Checkpoints,
+    average_checkpoints,
+    average_trees,
+    load_best_params,
+    load_params,
+)
 from tfx_jax.training.sharding import DATA_PARALLEL, make_mesh, state_shardings, with_shardings
 from tfx_jax.training.step import TrainState
 
@@ -328,8 +334,11 @@ def test_all_damaged(workdir, caplog):
     for step in (3, 6, 9):
         for path in data_files(workdir, step, "params"):
             truncate(path)
-    with pytest.raises(UserError, match=r"none of the checkpoints in .*checkpoints can be read: delete the folder"):
+    with pytest.raises(
+        UserError, match=r"none of the checkpoints in .* can be read, not the newest either \(.*\): "
+    ) as caught:
         restore(workdir)
+    assert "delete" not in str(caught.value)  # they may be whole, and the disk or the configuration at fault
     assert caplog.text.count("trying the one before") == 3
     gc.collect()
 
@@ -355,6 +364,46 @@ def test_damaged_average(workdir):
     with pytest.raises(UserError, match=r"average cannot be read \(.*\): run tfx-jax average again$"):
         load_params(workdir, "average")
     gc.collect()
+
+
+@ignore_orphans
+def test_checkpoints_of_another_model_are_not_called_damaged(workdir):
+    """A model of other sizes, because its tokenizer or its configuration is another one: the line says which sizes."""
+    other = abstract(1)
+    table = other.params["encoder"]["table"]
+    other.params["encoder"]["table"] = jax.ShapeDtypeStruct((60, 90), table.dtype, sharding=table.sharding)
+    with (
+        Checkpoints(workdir, keep_last=2) as checkpoints,
+        pytest.raises(
+            UserError, match=r"not the newest either \(.*\(60, 90\).*\(70, 90\).*\): put back a copy of it, or"
+        ),
+    ):
+        checkpoints.restore_latest(other)
+    chex.assert_trees_all_equal(restore(workdir)[0], host_state(9))
+    gc.collect()
+
+
+@pytest.mark.parametrize("value", [np.nan, -np.inf])
+def test_parameters_that_are_no_numbers_are_refused_by_name(tmp_path, value):
+    state = host_state(5)
+    state.params["encoder"]["table"][69, 89] = value
+    with Checkpoints(tmp_path) as checkpoints:
+        checkpoints.save(put(host_state(4), 1), {"data": 0}, score=1.0)
+        checkpoints.save(put(state, 1), {"data": 0}, score=2.0)
+    message = r"checkpoints/5: encoder/table has values that are NaN or infinite: take another copy"
+    for load in (load_params, load_best_params, lambda workdir: average_checkpoints(workdir, 2)):
+        with pytest.raises(UserError, match=message):
+            load(tmp_path)
+    assert not (tmp_path / "average").exists()
+    chex.assert_trees_all_equal(load_params(tmp_path, 4), host_state(4).params)
+    for load in (load_params, load_best_params):
+        chex.assert_trees_all_equal(load(tmp_path, allow_nonfinite=True), state.params)
+    assert average_checkpoints(tmp_path, 2, allow_nonfinite=True) == [4, 5]
+    with pytest.raises(UserError, match=r"average: encoder/table has values that are NaN or infinite"):
+        load_params(tmp_path, "average")
+    found = load_params(tmp_path, "average", allow_nonfinite=True)["encoder"]["table"]
+    np.testing.assert_array_equal(found[69, 89], value)
+    assert np.isfinite(found).sum() == 70 * 90 - 1
 
 
 def test_leftovers_of_an_interrupted_save_are_cleared(workdir):

@@ -244,7 +244,7 @@ def test_what_may_change_is_changed(workdir):
 )
 def test_workdir_of_another_experiment_is_refused(workdir, field, value, message):
     save_config(changed(num_steps=7), workdir)
-    with pytest.raises(UserError, match=f"was made with {message}: take another --workdir or delete this one"):
+    with pytest.raises(UserError, match=f"was made with {message}: take another --workdir$"):
         save_config(changed(**{field: value, "num_steps": 8}), workdir)
     assert load_config(workdir).num_steps == 7  # nothing of the refused one was written
 
@@ -282,12 +282,36 @@ def test_damaged_config(workdir, damage):
         assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize("bit", range(8))
+def test_a_flipped_bit_is_noticed(workdir, bit):
+    """Another beam, another dropout rate: valid JSON, and nobody would know."""
+    save_config(ExperimentConfig(), workdir)
+    path = workdir / "config.json"
+    intact = path.read_bytes()
+    for place in range(bit, len(intact) - 1, 11):  # the last is a line break
+        path.write_bytes(intact[:place] + bytes([intact[place] ^ 1 << bit]) + intact[place + 1 :])
+        with pytest.raises(UserError, match=r"config.json is damaged .* put back a copy, or delete it and run the"):
+            load_config(workdir)
+
+
+def test_a_config_that_was_changed_on_purpose_loses_its_checksum(workdir):
+    save_config(ExperimentConfig(), workdir)
+    path = workdir / "config.json"
+    values = json.loads(path.read_text()) | {"seed": 7}
+    path.write_text(json.dumps(values))
+    with pytest.raises(UserError, match="its sha256 is that of other values; whoever changed them on purpose removes"):
+        load_config(workdir)
+    del values["sha256"]
+    path.write_text(json.dumps(values))
+    assert load_config(workdir) == changed(seed=7)
+
+
 def test_config_of_before_a_field_existed(workdir):
     """Fields that an older version did not write have their defaults."""
     save_config(ExperimentConfig(), workdir)
     path = workdir / "config.json"
     values = json.loads(path.read_text())
-    del values["patience"], values["decoding"]["alpha"], values["mesh"]
+    del values["sha256"], values["patience"], values["decoding"]["alpha"], values["mesh"]
     path.write_text(json.dumps(values))
     assert load_config(workdir) == ExperimentConfig()
 
@@ -316,6 +340,7 @@ def test_config_of_before_there_were_classes(workdir):
     path = workdir / "config.json"
     values = json.loads(path.read_text())
     assert (values["model"].pop("class"), values["data"].pop("class")) == ("TransformerConfig", "DataConfig")
+    del values["sha256"]  # nor was there this
     path.write_text(json.dumps(values))
     assert load_config(workdir) == changed(**{"model.d_ff": 3})
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from etils import epath
 
-from tfx_jax.cli.options import set_up_program
+from tfx_jax.cli.options import add_nonfinite_option, set_up_program
 from tfx_jax.cli.parser import Parser
 from tfx_jax.cli.progress import Progress
 from tfx_jax.training.checkpoint import average_checkpoints
@@ -18,12 +18,19 @@ def run(argv: Sequence[str]) -> int:
     )
     parser.add_argument("--workdir", required=True, help="folder of a training, local or gs://")
     parser.add_argument("--last", type=int, help="how many checkpoints; config.keep_last, or all there are, by default")
+    add_nonfinite_option(parser)
     arguments = parser.parse_args(argv)
     set_up_program()
     keep_last = load_config(epath.Path(arguments.workdir)).keep_last
     last = keep_last if arguments.last is None else arguments.last
     progress = Progress("read {} checkpoints")
-    steps = average_checkpoints(arguments.workdir, last, or_fewer=arguments.last is None, on_checkpoint=progress.update)
+    steps = average_checkpoints(
+        arguments.workdir,
+        last,
+        or_fewer=arguments.last is None,
+        allow_nonfinite=arguments.allow_nonfinite,
+        on_checkpoint=progress.update,
+    )
     progress.clear()
     print(f"averaged the checkpoints of steps {', '.join(map(str, steps))}")
     return 0

@@ -45,6 +45,7 @@ def run(argv: Sequence[str]) -> int:
     arguments = parser.parse_args(argv)
     check_one_source(arguments)
     set_up_program()
+    options = {"dtype": arguments.dtype, "allow_nonfinite": arguments.allow_nonfinite}
     output, progress = _local(arguments.output), Progress()
     progress.stage(f"reading {arguments.model or arguments.workdir}")
     if arguments.workdir is not None:
@@ -52,14 +53,15 @@ def run(argv: Sequence[str]) -> int:
         trained, tokenizer = load_trained(arguments)
         model = hf.completed(trained)
         end = tokenizer.eos_id  # others learn from these fields where a generated text ends
-        _save(model, output, arguments.dtype, {} if end is None else {"bos_token_id": end, "eos_token_id": end})
+        fields = {} if end is None else {"bos_token_id": end, "eos_token_id": end}
+        _save(model, output, fields, options)
         copied, left_out, before = _copy(epath.Path(arguments.workdir) / "tokenizer", output), [], None
     else:
         source = _local(arguments.model)
         _refuse_to_overwrite(source, output, allowed=arguments.overwrite)
-        model, fields = hf.load(source), _config(source)
+        model, fields = hf.load(source, allow_nonfinite=arguments.allow_nonfinite), _config(source)
         kept = {name: value for name, value in fields.items() if not (name in _DROPPED or name.startswith("_"))}
-        _save(model, output, arguments.dtype, kept)
+        _save(model, output, kept, options)
         copied, before = _copy(source, output), Tensors(source).num_bytes
         left_out = _left_out(source, output, hf.FAMILIES[_config(output)["architectures"][0]])
     progress.stage(f"reading {output} again")
@@ -88,9 +90,9 @@ def run(argv: Sequence[str]) -> int:
     return 0
 
 
-def _save(model: Any, output: pathlib.Path, dtype: str, fields: dict[str, Any]) -> None:
+def _save(model: Any, output: pathlib.Path, fields: dict[str, Any], options: dict[str, Any]) -> None:
     try:
-        hf.save(model, output, dtype=dtype, fields=fields)
+        hf.save(model, output, fields=fields, **options)
     except ValueError as error:
         raise UserError(f"{output}: {error}") from None
     _remove_parts(output)
@@ -147,7 +149,7 @@ def _left_out(source: pathlib.Path, output: pathlib.Path, family: hf.Family) -> 
 
 def _verify(model: Any, output: pathlib.Path, dtype: str) -> None:
     """Compares what was written with what should have been, bit for bit."""
-    again = hf.load(output)
+    again = hf.load(output, allow_nonfinite=True)  # what it may hold was decided before it was written
     pairs = zip(jax.tree.leaves(nnx.state(model)), jax.tree.leaves(nnx.state(again)), strict=True)
     stored = jax.numpy.dtype(dtype)
     same = all(

@@ -50,7 +50,8 @@ def run(argv: Sequence[str]) -> int:
     set_up_program()
     if arguments.model is not None:
         tokenizer = load_folder_tokenizer(arguments.model)
-        model, eos_ids = hf.load(arguments.model, dtype=arguments.dtype), hf.end_ids(arguments.model)
+        model = hf.load(arguments.model, dtype=arguments.dtype, allow_nonfinite=arguments.allow_nonfinite)
+        eos_ids = hf.end_ids(arguments.model)
     else:
         model, tokenizer = load_trained(arguments, arguments.dtype)
         eos_ids = () if tokenizer.eos_id is None else (tokenizer.eos_id,)

@@ -27,6 +27,7 @@ def add_model_options(parser: Parser) -> None:
         type=_step,
         help='number of a checkpoint, "best" (by its validation score), "average" or "latest"; best where there is one',
     )
+    add_nonfinite_option(parser)
 
 
 def add_folder_options(parser: Parser, help: str) -> None:
@@ -34,6 +35,12 @@ def add_folder_options(parser: Parser, help: str) -> None:
     parser.add_argument("--model", help=f"Hugging Face folder {help}")
     parser.add_argument("--workdir", help="or folder of a training, local or gs://")
     parser.add_argument("--step", type=_step, help="of a training: as for tfx-jax evaluate")
+    add_nonfinite_option(parser)
+
+
+def add_nonfinite_option(parser: Parser) -> None:
+    """Adds the flag that takes a model which is not all numbers."""
+    parser.add_argument("--allow-nonfinite", action="store_true", help="also where parameters are NaN or infinite")
 
 
 def load_trained(arguments: argparse.Namespace, dtype: str | None = None) -> tuple[Any, FolderTokenizer]:
@@ -74,10 +81,11 @@ def add_decoding_options(parser: Parser) -> None:
 
 def load_model(arguments: argparse.Namespace, kind: type[Kind] = Experiment) -> tuple[Kind, Any]:
     """Opens the experiment, which must be of a kind, and the parameters that `add_model_options` chose."""
-    experiment = load_experiment(arguments.workdir, kind)
+    experiment, options = load_experiment(arguments.workdir, kind), {"allow_nonfinite": arguments.allow_nonfinite}
     if arguments.step is None:
-        return experiment, load_best_params(arguments.workdir)
-    return experiment, load_params(arguments.workdir, None if arguments.step == "latest" else arguments.step)
+        return experiment, load_best_params(arguments.workdir, **options)
+    step = None if arguments.step == "latest" else arguments.step
+    return experiment, load_params(arguments.workdir, step, **options)
 
 
 def set_up_program() -> None:

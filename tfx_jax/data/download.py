@@ -2,16 +2,23 @@
 
 A file is fetched under the name `NAME.partial`, goes on where it stopped, and takes its own name only when its size and
 SHA-256 are right. An archive is unpacked in a folder of such a name. What has its own name is therefore complete.
+
+Nothing a server says is believed: no more is written than is registered, and its words are made safe to print.
 """
 
 import bz2
 import collections
+import contextlib
+import errno
 import gzip
 import hashlib
 import http.client
+import lzma
 import os
 import pathlib
+import re
 import shutil
+import struct
 import sys
 import tarfile
 import time
@@ -21,15 +28,23 @@ import urllib.request
 import zipfile
 import zlib
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from tfx_jax.errors import UserError
+from tfx_jax.errors import UserError, printable
 
 _BLOCK = 1 << 18  # bytes read at a time
 _PATIENCE = 60.0  # seconds without a byte after which a connection counts as lost
 _ATTEMPTS = 6  # in a row that bring nothing
 _PASSING = (408, 429, 500, 502, 503, 504)  # HTTP errors that may be gone in a moment
+# What the modules that unpack raise for bytes that are no such archive. An OSError of the disk has a number, which is
+# EINVAL only where zipfile seeks to a place before the file.
+_DAMAGE = (tarfile.TarError, zipfile.BadZipFile, lzma.LZMAError, zlib.error, struct.error)
+_DAMAGE += (OSError, EOFError, ValueError, LookupError, ArithmeticError)
 RUN_AGAIN = "run the same command again"
+# What may stand in If-Range: a strong ETag, or the date of Last-Modified (RFC 9110, sections 8.8.3 and 5.6.7).
+_VALIDATOR = re.compile(
+    r'"[\x21\x23-\x7e]{0,200}"|[A-Z][a-z]{2}, [0-9]{2} [A-Z][a-z]{2} [0-9]{4} [0-9]{2}:[0-9]{2}:[0-9]{2} GMT'
+)
 
 
 class Checksum(NamedTuple):
@@ -42,6 +57,9 @@ class Checksum(NamedTuple):
 class _ConnectionLostError(Exception):
     """An attempt failed in a way that the next one may not."""
 
+    def __str__(self) -> str:
+        return printable(super().__str__(), 200)
+
 
 def fetch(url: str, path: pathlib.Path, checksum: Checksum | None = None, *, first_pause: float = 1.0) -> None:
     """Downloads a file, or what is missing of it, unless it is there and right.
@@ -52,16 +70,20 @@ def fetch(url: str, path: pathlib.Path, checksum: Checksum | None = None, *, fir
     Args:
       url: http or https.
       path: where the file goes; folders are made. Beside it stand `NAME.partial` and `NAME.validator` meanwhile.
-      checksum: what it must be; None takes what comes, which the log then names.
+      checksum: what it must be; None takes what comes, however much, and the log names it.
       first_pause: seconds before the second attempt.
 
     Raises:
       UserError: if the server cannot be reached or has not the file, or the file is not what it must be: then it is
         deleted, so that the next call fetches it anew.
+      OSError: if the disk does not allow it.
     """
+    partial = path.with_name(path.name + ".partial")
+    for file in (path, partial, _validator_of(partial)):
+        if file.is_dir() and not path.is_file():
+            raise UserError(f"{file} is a folder, where a file is to be written: remove it and {RUN_AGAIN}")
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
-        partial = path.with_name(path.name + ".partial")
         _complete(url, partial, checksum, first_pause, _Meter(path.name))
         _verify(url, partial, checksum)
         partial.replace(path)
@@ -71,15 +93,14 @@ def fetch(url: str, path: pathlib.Path, checksum: Checksum | None = None, *, fir
 
 
 def _complete(url: str, partial: pathlib.Path, checksum: Checksum | None, pause: float, meter: "_Meter") -> None:
-    """Fetches until the file is whole; failures are counted from the last attempt that brought something."""
-    failures = 0
+    """Fetches until the file is whole; failures are counted from the last attempt that came further than all others."""
+    failures, most = 0, _size(partial)
     while checksum is None or _size(partial) < checksum.size:
-        before = _size(partial)
         try:
             _append(url, partial, checksum, meter)
             return
         except _ConnectionLostError as error:
-            failures = failures + 1 if _size(partial) <= before else 1
+            failures, most = 1 if _size(partial) > most else failures + 1, max(most, _size(partial))
             if failures >= _ATTEMPTS:
                 raise UserError(
                     f"cannot fetch {url} ({error}): check the network, or name a mirror with --base-url, "
@@ -98,40 +119,60 @@ def _append(url: str, partial: pathlib.Path, checksum: Checksum | None, meter: "
         if not resumed:
             start = 0
             _begin_anew(partial, response)
-        length, expected = response.headers["Content-Length"], checksum and checksum.size
-        total = start + int(length) if length is not None else expected
-        if checksum is not None and total != expected:
-            raise UserError(
-                f"{url} has {total:,} bytes where TFDS registered {checksum.size:,}: "
-                "it is another file now; name a mirror with --base-url"
-            )
-        done = start
+        total, done = _total(url, response, start, checksum), start
         with partial.open("ab") as file:
             for block in _blocks(response):
-                file.write(block)
                 done += len(block)
+                if total is not None and done > total:
+                    break
+                file.write(block)
                 meter.show(done, total)
-        if total is not None and done < total:
-            raise _ConnectionLostError(f"the connection broke after {done:,} of {total:,} bytes")
+    if total is not None and done > total:
+        partial.unlink()
+        _validator_of(partial).unlink(missing_ok=True)
+        whose = "it announced" if checksum is None else "TFDS registered"
+        raise UserError(
+            f"{url} sends more than the {total:,} bytes that {whose}: it is another file; name a mirror with --base-url"
+        )
+    if total is not None and done < total:
+        raise _ConnectionLostError(f"the connection broke after {done:,} of {total:,} bytes")
+
+
+def _total(url: str, response: http.client.HTTPResponse, start: int, checksum: Checksum | None) -> int | None:
+    """The size of the file: as the server says, which must be the registered one, or as registered; None if unknown."""
+    length = response.headers["Content-Length"]
+    if length is None:
+        return None if checksum is None else checksum.size
+    if not re.fullmatch("[0-9]{1,18}", length):
+        raise UserError(
+            f"{url}: the server says Content-Length: {printable(length, 100)}, which is no length; "
+            "name a mirror with --base-url"
+        )
+    total = start + int(length)
+    if checksum is not None and total != checksum.size:
+        raise UserError(
+            f"{url} has {total:,} bytes where TFDS registered {checksum.size:,}: "
+            "it is another file now; name a mirror with --base-url"
+        )
+    return total
 
 
 def _range(partial: pathlib.Path, checksum: Checksum | None) -> tuple[dict[str, str], int]:
     """The headers that ask for the rest, and where it starts. A validator or a checksum must vouch for what is here."""
-    start, validator = _size(partial), _validator_of(partial)
-    if not start or (checksum is None and not validator.exists()):
+    start, identity = _size(partial), None
+    with contextlib.suppress(OSError, UnicodeDecodeError):
+        identity = _VALIDATOR.fullmatch(_validator_of(partial).read_text("ascii"))
+    if not start or (checksum is None and identity is None):
         return {}, 0
-    headers = {"Range": f"bytes={start}-"}
-    if validator.exists():
-        headers["If-Range"] = validator.read_text()
-    return headers, start
+    return {"Range": f"bytes={start}-"} | ({"If-Range": identity.group()} if identity else {}), start
 
 
 def _begin_anew(partial: pathlib.Path, response: http.client.HTTPResponse) -> None:
     """Forgets what is there, then notes what identifies the file that comes: never the one beside the other."""
     partial.unlink(missing_ok=True)
-    tag = response.headers["ETag"] or ""
     # A weak ETag promises no equal bytes, and If-Range may not hold one.
-    identity = tag if tag.startswith('"') else response.headers["Last-Modified"]
+    said = (response.headers[name] or "" for name in ("ETag", "Last-Modified"))
+    identity = next(filter(_VALIDATOR.fullmatch, said), None)
     validator = _validator_of(partial)
     validator.unlink(missing_ok=True)
     if identity:
@@ -145,14 +186,15 @@ def _open(request: urllib.request.Request, url: str) -> http.client.HTTPResponse
         return urllib.request.urlopen(request, timeout=_PATIENCE)
     except urllib.error.HTTPError as error:
         error.close()
-        if error.code == 416:  # what lies here is as long as the file or longer, so it is another one
-            request.headers.clear()
-            return _open(request, url)
+        # What lies here is as long as the file or longer, so it is another one.
+        if error.code == 416 and request.has_header("Range"):
+            return _open(urllib.request.Request(url), url)
+        answer = f"the server answers {error.code} {printable(str(error.reason), 200)}"
         if error.code in _PASSING:
-            raise _ConnectionLostError(f"the server answers {error.code} {error.reason}") from None
-        raise UserError(
-            f"{url}: the server answers {error.code} {error.reason}; name a mirror with --base-url"
-        ) from None
+            raise _ConnectionLostError(answer) from None
+        raise UserError(f"{url}: {answer}; name a mirror with --base-url") from None
+    except UnicodeError as error:  # of a host's name, here or where the server sends us
+        raise UserError(f"{url} leads to no host ({error}); name a mirror with --base-url") from None
     except (OSError, http.client.HTTPException) as error:
         reason = getattr(error, "reason", error)
         raise _ConnectionLostError(str(reason) or type(reason).__name__) from None
@@ -231,24 +273,39 @@ def unpack(archive: pathlib.Path, target: pathlib.Path) -> None:
     """Unpacks a tar or zip archive into the folder `target`, or a .gz or .bz2 file into the file `target`.
 
     Raises:
-      UserError: if a member would be written outside of `target`, or the archive is damaged; it is deleted then.
+      UserError: if a member would be written outside of `target`; if Python cannot unpack it; or if it is damaged, and
+        deleted then.
+      OSError: if the disk does not allow it.
     """
     if target.exists():
         return
     partial = target.with_name(target.name + ".partial")
-    if partial.is_dir():
-        shutil.rmtree(partial)
+    _remove(partial)
     partial.parent.mkdir(parents=True, exist_ok=True)
     try:
         _unpack(archive, partial)
-    except tarfile.FilterError as error:
-        shutil.rmtree(partial, ignore_errors=True)
-        raise UserError(f"{archive} is not safe to unpack ({error}): it is not the file it should be") from None
-    except (tarfile.TarError, zipfile.BadZipFile, gzip.BadGzipFile, EOFError, zlib.error) as error:
+    except BaseException as error:
+        _remove(partial)
+        if isinstance(error, tarfile.FilterError):
+            raise UserError(
+                f"{archive} is not safe to unpack ({error}): it is not the file it should be; delete it"
+            ) from None
+        if isinstance(error, RuntimeError):  # a password, a method that Python does not know
+            raise UserError(f"{archive} cannot be unpacked ({error}): unpack it to {target} by other means") from None
+        if not isinstance(error, _DAMAGE) or getattr(error, "errno", None) not in (None, errno.EINVAL):
+            raise
         archive.unlink()
         why = str(error).partition(":\n")[0]  # tarfile adds what each of its methods thinks
         raise UserError(f"{archive} is damaged ({why}) and was deleted: {RUN_AGAIN} to fetch it anew") from None
     os.replace(partial, target)
+
+
+def _remove(path: pathlib.Path) -> None:
+    """Deletes a file, a link or a folder, if there is one."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
 
 
 def _unpack(archive: pathlib.Path, target: pathlib.Path) -> None:
@@ -256,6 +313,9 @@ def _unpack(archive: pathlib.Path, target: pathlib.Path) -> None:
     if _is_tar(name):
         with tarfile.open(archive) as tar:
             tar.extractall(target, filter="data")
+            file: Any = tar.fileobj
+            while file.read(_BLOCK):  # to the end, behind the last member, where gzip has its checksum
+                pass
     elif name.endswith(".zip"):
         with zipfile.ZipFile(archive) as packed:
             packed.extractall(target)  # drops .. and leading slashes itself

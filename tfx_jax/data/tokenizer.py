@@ -7,7 +7,6 @@ that the embeddings can be shared. The first four ids are the same for every tok
 import collections
 import io
 import itertools
-import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Protocol, Self, TypeVar
 
@@ -15,6 +14,7 @@ import numpy as np
 import sentencepiece
 from etils import epath
 
+from tfx_jax.data.files import write_file
 from tfx_jax.data.vocabulary import vocabulary_size
 from tfx_jax.errors import UserError
 
@@ -139,7 +139,7 @@ class SentencePieceTokenizer:
 
     def save(self, path: epath.PathLike) -> None:
         """Writes the model in SentencePiece's own format."""
-        _write_atomically(epath.Path(path), self._model)
+        write_file(epath.Path(path), self._model)
 
     @property
     def vocab_size(self) -> int:
@@ -232,7 +232,7 @@ class WordTokenizer:
 
     def save(self, path: epath.PathLike) -> None:
         """Writes the vocabulary, one token a line."""
-        _write_atomically(epath.Path(path), "".join(f"{token}\n" for token in self._vocabulary).encode())
+        write_file(epath.Path(path), "".join(f"{token}\n" for token in self._vocabulary).encode())
 
     @property
     def vocab_size(self) -> int:
@@ -300,7 +300,7 @@ class CharacterTokenizer:
 
     def save(self, path: epath.PathLike) -> None:
         """Writes the characters in the order of their ids, with nothing between them."""
-        _write_atomically(epath.Path(path), "".join(self._characters).encode())
+        write_file(epath.Path(path), "".join(self._characters).encode())
 
     @property
     def vocab_size(self) -> int:
@@ -343,15 +343,25 @@ def train_or_load(
     Raises:
       UserError: for an unknown kind, a damaged file, or a text that nothing can be trained on.
     """
-    if kind not in _KINDS:
-        raise UserError(f"unknown kind of tokenizer {kind!r}: use one of {', '.join(_KINDS)}")
-    path = epath.Path(workdir) / _KINDS[kind].filename
+    path = epath.Path(workdir) / tokenizer_file(kind)
     if path.exists():
-        return _KINDS[kind].load(path)
+        return load_tokenizer(workdir, kind)
     tokenizer = _KINDS[kind].train(make_lines(), **train_options)
     path.parent.mkdir(parents=True, exist_ok=True)
     tokenizer.save(path)
     return tokenizer
+
+
+def load_tokenizer(workdir: epath.PathLike, kind: str) -> SentencePieceTokenizer | WordTokenizer | CharacterTokenizer:
+    """Loads the tokenizer of a working directory; errors as for `train_or_load`, and if there is none."""
+    return _KINDS[kind].load(epath.Path(workdir) / tokenizer_file(kind))
+
+
+def tokenizer_file(kind: str) -> str:
+    """What the file of such a tokenizer is called; UserError for an unknown kind."""
+    if kind not in _KINDS:
+        raise UserError(f"unknown kind of tokenizer {kind!r}: use one of {', '.join(_KINDS)}")
+    return _KINDS[kind].filename
 
 
 def join_subwords(text: str) -> str:
@@ -381,13 +391,6 @@ def _load(path: epath.PathLike, parse: Callable[[bytes], T]) -> T:
     try:
         return parse(epath.Path(path).read_bytes())
     except (UserError, UnicodeDecodeError) as error:
-        raise UserError(f"{path}: {error}; delete the file to train it anew") from None
+        raise UserError(f"{path}: {error}; put a good copy in its place") from None
     except OSError as error:
         raise UserError(f"cannot read the tokenizer {path}: {error.strerror or error}") from None
-
-
-def _write_atomically(path: epath.Path, data: bytes) -> None:
-    """Writes under another name first: whoever is interrupted leaves no half file, and processes may write at once."""
-    temporary = path.with_name(f"{path.name}.{uuid.uuid4().hex}")
-    temporary.write_bytes(data)
-    temporary.replace(path)

@@ -16,7 +16,8 @@ import numpy as np
 from etils import epath
 from orbax.checkpoint import v1 as ocp
 
-from tfx_jax.errors import UserError
+from tfx_jax.errors import UserError, printable
+from tfx_jax.models.finite import is_finite, nonfinite
 from tfx_jax.training.checksums import checksums
 from tfx_jax.training.distributed import gather_arrays, is_primary
 from tfx_jax.training.step import Params, TrainState
@@ -126,19 +127,24 @@ class Checkpoints:
           UserError: if there are checkpoints but none can be read.
         """
         wanted = _parts(abstract_state)
-        steps = self.steps
+        steps, problem = self.steps, ""
         for step in reversed(steps):
             try:
                 found, extra = _load(self._checkpointer, step, wanted)
             except _STORAGE_ERRORS as error:
+                line = _line(error)
                 if is_primary():
                     path = self.directory / str(step)
-                    logging.warning("checkpoint %s cannot be read (%s); trying the one before", path, _line(error))
+                    logging.warning("checkpoint %s cannot be read (%s); trying the one before", path, line)
+                problem = problem or line
                 continue
             rest = found["rest"]
             return TrainState(rest["step"], found["params"], rest["opt_state"]), extra
         if steps:
-            raise UserError(f"none of the checkpoints in {self.directory} can be read: delete the folder to start anew")
+            raise UserError(
+                f"none of the checkpoints in {self.directory} can be read, not the newest either ({problem}): "
+                "put back a copy of it, or take another --workdir to start anew"
+            )
         return None
 
     def _guard(self, step: int, save: Callable[[], Any]) -> None:
@@ -153,22 +159,23 @@ class Checkpoints:
             ) from None
 
 
-def load_params(workdir: epath.PathLike, step: int | str | None = None) -> Params:
+def load_params(workdir: epath.PathLike, step: int | str | None = None, *, allow_nonfinite: bool = False) -> Params:
     """Gives back the parameters of a training.
 
     Args:
       workdir: the folder given to `tfx-jax train`.
       step: of a checkpoint; "best" for that of the best validation score, "average" for what `tfx-jax average` wrote,
         None for the newest.
+      allow_nonfinite: whether a parameter may be NaN or infinite.
 
     Returns:
       Nested dictionary of NumPy arrays, as `flax.nnx.merge` takes it beside the model's graph definition.
 
     Raises:
-      UserError: if there is no such checkpoint, or it cannot be read.
+      UserError: if there is no such checkpoint, it cannot be read, or a parameter is NaN or infinite.
     """
     if step == "average":
-        return _load_average(epath.Path(workdir))
+        return _load_average(epath.Path(workdir), allow_nonfinite)
     with _open(workdir) as checkpointer:
         steps = sorted(checkpoint.step for checkpoint in checkpointer.checkpoints)
         if step == "best":
@@ -176,14 +183,14 @@ def load_params(workdir: epath.PathLike, step: int | str | None = None) -> Param
         chosen = steps[-1] if step is None else step
         if chosen not in steps:
             raise UserError(f"{workdir} has no checkpoint of step {chosen}; there are {', '.join(map(str, steps))}")
-        return _load_step(checkpointer, int(chosen))
+        return _load_step(checkpointer, int(chosen), allow_nonfinite)
 
 
-def load_best_params(workdir: epath.PathLike) -> Params:
+def load_best_params(workdir: epath.PathLike, *, allow_nonfinite: bool = False) -> Params:
     """The parameters of the best validation score or, where nothing has been evaluated, the newest."""
     with _open(workdir) as checkpointer:
         is_scored = any("score" in (checkpoint.metrics or {}) for checkpoint in checkpointer.checkpoints)
-    return load_params(workdir, "best" if is_scored else None)
+    return load_params(workdir, "best" if is_scored else None, allow_nonfinite=allow_nonfinite)
 
 
 def saved_checksums(workdir: epath.PathLike, step: int) -> dict[str, str]:
@@ -197,6 +204,7 @@ def average_checkpoints(
     last: int,
     *,
     or_fewer: bool = False,
+    allow_nonfinite: bool = False,
     on_checkpoint: Callable[[int, int], object] | None = None,
 ) -> list[int]:
     """Averages the parameters of the newest checkpoints (Vaswani et al., 2017, section 6.1) into `workdir/average`.
@@ -207,6 +215,7 @@ def average_checkpoints(
       workdir: the folder given to `tfx-jax train`.
       last: how many checkpoints.
       or_fewer: whether a young training, which has not saved so many, gives all it has.
+      allow_nonfinite: whether a parameter may be NaN or infinite.
       on_checkpoint: is told, after each, how many of how many are read.
 
     Returns:
@@ -226,7 +235,7 @@ def average_checkpoints(
         steps = steps[-last:]
 
         def load(step: int) -> Params:
-            params = _load_step(checkpointer, step)
+            params = _load_step(checkpointer, step, allow_nonfinite)
             if on_checkpoint is not None:
                 on_checkpoint(steps.index(step) + 1, len(steps))
             return params
@@ -313,18 +322,19 @@ def _verify(parts: dict[str, Any], metadata: dict[str, Any]) -> None:
         raise ValueError(f"the values of its {damaged[0]} are damaged")
 
 
-def _load_step(checkpointer: ocp.training.Checkpointer, step: int) -> Params:
+def _load_step(checkpointer: ocp.training.Checkpointer, step: int, allow_nonfinite: bool) -> Params:
+    name = f"checkpoint {checkpointer.directory / str(step)}"
     try:
         metadata = checkpointer.checkpointables_metadata(step).metadata["params"]
         if metadata is None:
             raise ValueError("it does not say what it holds")
-        return _load(checkpointer, step, {"params": _as_numpy(metadata)})[0]["params"]
+        params = _load(checkpointer, step, {"params": _as_numpy(metadata)})[0]["params"]
     except _STORAGE_ERRORS as error:
-        name = f"{checkpointer.directory / str(step)}"
-        raise UserError(f"checkpoint {name} cannot be read ({_line(error)}); choose another with --step") from None
+        raise UserError(f"{name} cannot be read ({_line(error)}); choose another with --step") from None
+    return params if allow_nonfinite else _finite(params, name)
 
 
-def _load_average(workdir: epath.Path) -> Params:
+def _load_average(workdir: epath.Path, allow_nonfinite: bool) -> Params:
     path = workdir.resolve() / "average"
     if not path.is_dir():
         raise UserError(f"{workdir} has no average: run tfx-jax average --workdir={workdir} first")
@@ -332,9 +342,18 @@ def _load_average(workdir: epath.Path) -> Params:
         described = ocp.metadata(path)
         params = ocp.load(path, _as_numpy(described.metadata))
         _verify({"params": params}, cast(Any, described.custom_metadata))
-        return params
     except _STORAGE_ERRORS as error:
         raise UserError(f"{path} cannot be read ({_line(error)}): run tfx-jax average again") from None
+    return params if allow_nonfinite else _finite(params, path)
+
+
+def _finite(params: Params, place: Any) -> Params:
+    """The same parameters; UserError if one is NaN or infinite."""
+    leaves = jax.tree_util.tree_leaves_with_path(params)
+    spoilt = [path for path, leaf in leaves if not is_finite(leaf)]
+    if spoilt:
+        raise nonfinite([jax.tree_util.keystr(path, simple=True, separator="/") for path in spoilt], place)
+    return params
 
 
 def _as_numpy(metadata: Any) -> Any:
@@ -346,4 +365,4 @@ def _line(error: BaseException) -> str:
     """The first line of what caused an error in the end, or its kind where that says nothing."""
     while error.__cause__ is not None:
         error = error.__cause__
-    return next(iter(str(error).splitlines()), "")[:200] or type(error).__name__
+    return printable(next(iter(str(error).splitlines()), ""), 200) or type(error).__name__

@@ -2,18 +2,17 @@
 
 import dataclasses
 import difflib
-import json
 import typing
 from typing import Any
 
 from etils import epath
 
-from tfx_jax.data.files import write_file
 from tfx_jax.errors import UserError
 from tfx_jax.models.bert import BertConfig
 from tfx_jax.models.gpt import GPTConfig
 from tfx_jax.models.t5 import T5Config
 from tfx_jax.models.transformer import TransformerConfig
+from tfx_jax.training.artifacts import read_sealed, write_sealed
 
 
 @dataclasses.dataclass
@@ -263,8 +262,8 @@ def save_config(config: ExperimentConfig, workdir: epath.Path) -> None:
             if saved.get(name) != wanted[name] and not may_change & {name, name.split(".")[0]}
         ]
         if changed:
-            raise UserError(f"{workdir} was made with {'; '.join(changed)}: take another --workdir or delete this one")
-    write_file(path, (json.dumps(_to_dict(config), indent=2) + "\n").encode())
+            raise UserError(f"{workdir} was made with {'; '.join(changed)}: take another --workdir")
+    write_sealed(path, _to_dict(config))
 
 
 def check_config(config: ExperimentConfig, workdir: epath.Path) -> None:
@@ -293,9 +292,12 @@ def load_config(workdir: epath.Path) -> ExperimentConfig:
     if not path.exists():
         raise UserError(f"{workdir} has no config.json: it is not the --workdir of a training")
     try:
-        return _from_dict(ExperimentConfig, json.loads(path.read_text()))
+        return _from_dict(ExperimentConfig, read_sealed(path))
     except (ValueError, TypeError, AttributeError, KeyError) as error:
-        raise UserError(f"{path} is damaged or from another version ({error})") from None
+        raise UserError(
+            f"{path} is damaged or from another version ({error}): put back a copy, or delete it and run the "
+            "training's command again, which writes it"
+        ) from None
 
 
 def _described(config: ExperimentConfig) -> dict[str, Any]:

@@ -85,8 +85,16 @@ class Experiment(abc.ABC):
         """Whether there is a part to evaluate on while training."""
 
     @abc.abstractmethod
-    def open(self, workdir: epath.PathLike) -> None:
-        """Makes what a model needs beside its parameters, from the training data, or finds it in the workdir."""
+    def open(self, workdir: epath.PathLike, *, can_make: bool = True) -> None:
+        """Reads what a model needs beside its parameters from the workdir, or makes it there from the training data.
+
+        Args:
+          workdir: of the training.
+          can_make: whether it may be made, as `tfx_jax.training.artifacts.artifact` has it.
+
+        Raises:
+          UserError: if it is missing and may not be made, or is damaged.
+        """
 
     @abc.abstractmethod
     def make_model(self, shard_attention: ShardAttention | None = None) -> nnx.Module:

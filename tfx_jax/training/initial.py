@@ -13,6 +13,7 @@ from tfx_jax.data.hf_tokenizer import load_folder_tokenizer
 from tfx_jax.errors import UserError
 from tfx_jax.models import hf
 from tfx_jax.models.bert import Bert
+from tfx_jax.training.artifacts import check_artifact
 from tfx_jax.training.checkpoint import load_best_params
 from tfx_jax.training.config import ExperimentConfig, load_config
 from tfx_jax.training.sharding import MeshTraining
@@ -39,9 +40,12 @@ def with_initial_sizes(config: ExperimentConfig) -> ExperimentConfig:
 
 
 def tokenizer_folder(init_from: epath.PathLike) -> epath.Path:
-    """The folder of the tokenizer that a model to start from was trained with."""
+    """The folder of the tokenizer that a model to start from was trained with; UserError if it is damaged."""
     folder = epath.Path(init_from)
-    return folder / "tokenizer" if _is_workdir(folder) else folder
+    if not _is_workdir(folder):
+        return folder
+    check_artifact(folder, "tokenizer")
+    return folder / "tokenizer"
 
 
 def initial_state(training: MeshTraining, init_from: epath.PathLike) -> tuple[TrainState, str]:
@@ -87,7 +91,7 @@ def _initial_config(folder: epath.Path) -> Any:
     if not _is_workdir(folder):
         return hf.load_config(folder)
     model = load_config(folder).model
-    return dataclasses.replace(model, vocab_size=load_folder_tokenizer(folder / "tokenizer").vocab_size)
+    return dataclasses.replace(model, vocab_size=load_folder_tokenizer(tokenizer_folder(folder)).vocab_size)
 
 
 def _initial_params(folder: epath.Path) -> Params:

@@ -123,12 +123,44 @@ def test_more_fields_do_not_change_the_model(tmp_path):
 def test_values_that_a_dtype_lacks(folder, tmp_path):
     model = hf.load(folder)
     model.norm.bias[...] = jax.device_put(np.array([0.0, 65_504.0, -np.inf, np.nan], np.float32))
-    hf.save(model, tmp_path, dtype="float16")
-    np.testing.assert_array_equal(hf.load(tmp_path).norm.bias[...], model.norm.bias[...])
+    hf.save(model, tmp_path, dtype="float16", allow_nonfinite=True)
+    np.testing.assert_array_equal(hf.load(tmp_path, allow_nonfinite=True).norm.bias[...], model.norm.bias[...])
     model.norm.bias[...] = jax.device_put(np.array([0.0, 65_520.0, 0.0, 0.0], np.float32))
     with pytest.raises(UserError, match=r"ln_f\.bias has values that are too large for float16: use bfloat16 or"):
         hf.save(model, tmp_path / "new", dtype="float16")
     assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_values_that_are_no_numbers_are_refused_by_the_name_of_their_tensor(folder, tmp_path, value, dtype):
+    place = tmp_path / "place"
+    for name, tensor in safetensors.numpy.load_file(folder / "model.safetensors").items():
+        hf.save(make_model(), place, dtype=dtype)
+        last = (-1,) * tensor.ndim
+        change_tensors(place, lambda tensors, name=name, last=last: tensors[name].__setitem__(last, value))
+        refused(place, rf"place: {name} has values that are NaN or infinite: take another copy of the model, or go on")
+    loaded = hf.load(place, allow_nonfinite=True)
+    with pytest.raises(UserError, match=rf"not written to .*other: {name} has values that are NaN or infinite"):
+        hf.save(loaded, tmp_path / "other")
+    assert not (tmp_path / "other").exists()
+
+
+def test_tensors_that_are_no_numbers_are_counted(folder):
+    """One that holds three of our parameters is one."""
+
+    def spoil(tensors):
+        for name in ("ln_f.weight", "h.1.attn.c_attn.weight", "wte.weight"):
+            tensors[f"transformer.{name}"][:] = np.nan
+
+    change_tensors(folder, spoil)
+    refused(folder, r"transformer\.\S+ has values that are NaN or infinite, and 2 more have: take")
+
+
+def test_what_a_model_does_not_read_may_be_anything(folder):
+    """Masks are constants of older folders, with -inf in some."""
+    change_tensors(folder, lambda tensors: tensors.update({"transformer.h.0.attn.bias": np.full((1, 1), -np.inf)}))
+    assert_same(hf.load(folder), make_model())
 
 
 def test_computes_in_the_dtype_asked_for(folder):

@@ -20,6 +20,7 @@ from flax import nnx
 from jax.typing import DTypeLike
 
 from tfx_jax.errors import UserError
+from tfx_jax.models.finite import is_finite, nonfinite
 from tfx_jax.models.gpt import GPT
 from tfx_jax.models.hf import bert, gpt, marian, t5, vit
 from tfx_jax.models.hf.folder import Fields, Tensors, read_json, write_folder
@@ -116,7 +117,13 @@ _BY_MODEL_TYPE = {
 }
 
 
-def load(path: epath.PathLike, *, architecture: str | None = None, dtype: DTypeLike = jnp.float32) -> Any:
+def load(
+    path: epath.PathLike,
+    *,
+    architecture: str | None = None,
+    dtype: DTypeLike = jnp.float32,
+    allow_nonfinite: bool = False,
+) -> Any:
     """Reads a model.
 
     Args:
@@ -124,6 +131,7 @@ def load(path: epath.PathLike, *, architecture: str | None = None, dtype: DTypeL
       architecture: one of `FAMILIES`, to read another model than the one that config.json names of what the folder
         holds: the body alone, or all heads of a pre-training.
       dtype: of the computation; parameters become float32 whatever the file has.
+      allow_nonfinite: whether a parameter may be NaN or infinite.
 
     Returns:
       The model of the architecture. Called with tokens it gives logits, or what else its class says.
@@ -141,14 +149,18 @@ def load(path: epath.PathLike, *, architecture: str | None = None, dtype: DTypeL
     shapes = {"/".join(map(str, path)): leaf.shape for path, leaf in nnx.to_flat_state(state)}
     tensors, rows = Tensors(path, family.renamed), family.rows(config)
     prefix = family.prefix if any(name.startswith(family.prefix) for name in tensors.shapes) else ""
+    params: dict[str, Any] = {}
+    spoilt: list[str] = []
     try:
         _refuse_unknown(rows, set(tensors.shapes), prefix, shapes, family.ignored)
-        params: dict[str, Any] = {}
-        for name, param in read_params(rows, tensors, prefix, shapes, np.float32):
+        for name, param, names in read_params(rows, tensors, prefix, shapes, np.float32):
             # One after the other, so that never more than one is there twice.
             _set(params, name, jax.block_until_ready(jax.device_put(param)))
+            spoilt += names
     except UserError as error:
         raise UserError(f"{folder}: {error}") from None
+    if spoilt and not allow_nonfinite:
+        raise nonfinite(dict.fromkeys(spoilt), folder)
     return nnx.merge(graphdef, params)
 
 
@@ -175,7 +187,12 @@ def end_ids(path: epath.PathLike) -> tuple[int, ...]:
 
 
 def save(
-    model: Any, path: epath.PathLike, *, dtype: DTypeLike = jnp.float32, fields: Mapping[str, Any] | None = None
+    model: Any,
+    path: epath.PathLike,
+    *,
+    dtype: DTypeLike = jnp.float32,
+    fields: Mapping[str, Any] | None = None,
+    allow_nonfinite: bool = False,
 ) -> None:
     """Writes a folder that `load` reads, and `transformers` too.
 
@@ -185,9 +202,10 @@ def save(
       path: the folder, which is made if it does not exist; what it has beside config.json and weights stays.
       dtype: in which the parameters are stored: float32, float16 or bfloat16.
       fields: more of config.json, such as "bos_token_id"; what it says of the model itself is not changed by them.
+      allow_nonfinite: whether a parameter may be NaN or infinite.
 
     Raises:
-      UserError: if it cannot be written, or a parameter is too large for `dtype`.
+      UserError: if it cannot be written, or a parameter is too large for `dtype`, NaN or infinite.
       ValueError: for a model that is of no such family or has what a folder cannot express.
     """
     family, model = _family_of_model(model), completed(model)
@@ -200,6 +218,9 @@ def save(
     for name in sorted(params.keys() ^ {row.ours for row in rows}):
         raise ValueError(f"either the model or a folder with a {config['architectures'][0]} has no {name}")
     tensors = write_params(rows, params)
+    spoilt = [family.prefix + name for name, tensor in tensors.items() if not is_finite(tensor)]
+    if spoilt and not allow_nonfinite:
+        raise nonfinite(spoilt, f"not written to {path}")
     stored = {family.prefix + name: stored_as(dtype, name, tensor) for name, tensor in tensors.items()}
     write_folder(path, {**(fields or {}), **config, "dtype": jnp.dtype(dtype).name}, stored)
 

@@ -11,6 +11,7 @@ import numpy as np
 from jax.typing import DTypeLike
 
 from tfx_jax.errors import UserError
+from tfx_jax.models.finite import is_finite
 from tfx_jax.models.hf.folder import Tensors
 
 Shape = tuple[int, ...]
@@ -124,8 +125,10 @@ def feed_forward(ours: str, up: str, down: str) -> list[Row]:
 
 def read_params(
     rows: Sequence[Row], tensors: Tensors, prefix: str, shapes: Mapping[str, Shape], dtype: Any
-) -> Iterator[tuple[str, np.ndarray]]:
-    """Reads every parameter, with its path; all names and shapes are checked before anything is read.
+) -> Iterator[tuple[str, np.ndarray, list[str]]]:
+    """Reads every parameter, with its path, and names the tensors with values in it that are NaN or infinite.
+
+    All names and shapes are checked before anything is read.
 
     Args:
       rows: one for each parameter.
@@ -150,12 +153,14 @@ def read_params(
                 raise UserError(f"the tensor {name} has shape {list(found)}, but {list(wanted)} is needed")
         places[row.ours] = names
 
-    def read(row: Row) -> tuple[str, np.ndarray]:
-        param = _empty(shapes[row.ours], np.dtype(dtype))
+    def read(row: Row) -> tuple[str, np.ndarray, list[str]]:
+        param, names, spoilt = _empty(shapes[row.ours], np.dtype(dtype)), places[row.ours], []
         layers = param if "{}" in row.theirs else param[np.newaxis]
-        for layer, tensor in zip(layers, tensors.read(places[row.ours]), strict=True):
+        for layer, name, tensor in zip(layers, names, tensors.read(names), strict=True):
             layer[...] = row.to_ours(tensor, layer.shape)
-        return row.ours, param
+            if not is_finite(layer):
+                spoilt.append(name)
+        return row.ours, param, spoilt
 
     # Most of the time goes into memory that is written for the first time, which threads share. More would hold more.
     with concurrent.futures.ThreadPoolExecutor(max_workers=2) as pool:

@@ -63,15 +63,15 @@ def make_experiment(config: ExperimentConfig) -> Experiment:
 
 
 def load_experiment(workdir: epath.PathLike, kind: type[Kind] = Experiment) -> Kind:
-    """Opens the experiment that was trained in `workdir`.
+    """Opens the experiment that was trained in `workdir`, where nothing is written.
 
     Raises:
-      UserError: if there is none, or one of another kind.
+      UserError: if there is none, or one of another kind, or a file that it needs is missing or damaged.
     """
     experiment = make_experiment(load_config(epath.Path(workdir)))
     if not isinstance(experiment, kind):
         raise UserError(f"{workdir} holds a {_name(type(experiment))}, and this is for a {_name(kind)}")
-    experiment.open(workdir)
+    experiment.open(workdir, can_make=False)
     return experiment
 
 

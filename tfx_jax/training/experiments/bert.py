@@ -42,12 +42,12 @@ class BertExperiment(ExamplesExperiment[Example]):
         """All text of the training part."""
         return self.texts(self.part("train"))
 
-    def open(self, workdir: epath.PathLike) -> None:
+    def open(self, workdir: epath.PathLike, *, can_make: bool = True) -> None:
         """Loads tokenizer and labels of `workdir`, or makes them from the training part and saves them there."""
-        super().open(workdir)
+        super().open(workdir, can_make=can_make)
         if None in (self.tokenizer.cls_id, self.tokenizer.sep_id, self.tokenizer.pad_id):
             raise UserError(f"the tokenizer of {workdir} has not all of BERT's special tokens")
-        labels = made_once(epath.Path(workdir) / "labels.json", lambda: self.labels_of(self.part("train")))
+        labels = made_once(workdir, "labels.json", lambda: self.labels_of(self.part("train")), can_make=can_make)
         self.labels: tuple[str, ...] = tuple(labels)
 
     @property

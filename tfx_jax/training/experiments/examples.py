@@ -12,7 +12,9 @@ from etils import epath
 from tfx_jax.data.epochs import Row, RowList, Rows, one_pass
 from tfx_jax.data.files import write_file
 from tfx_jax.data.grammar import Split
-from tfx_jax.training.distributed import gather_lists, primary_first
+from tfx_jax.errors import UserError
+from tfx_jax.training.artifacts import artifact
+from tfx_jax.training.distributed import gather_lists
 from tfx_jax.training.experiments.rows import RowsExperiment
 from tfx_jax.training.step import Params
 
@@ -70,9 +72,17 @@ class ExamplesExperiment(RowsExperiment[Sequence[Example]]):
         return RowList(rows, by=self.length_of)
 
 
-def made_once(path: epath.Path, make: Callable[[], Any]) -> Any:
-    """What a JSON file says; it is made first if it is not there."""
-    with primary_first(path.name):
-        if not path.exists():
+def made_once(workdir: epath.PathLike, name: str, make: Callable[[], Any], *, can_make: bool) -> Any:
+    """What a JSON file of a workdir says; a training makes it first if it is not there.
+
+    Raises:
+      UserError: if it is missing otherwise, or damaged.
+    """
+    path = epath.Path(workdir) / name
+    with artifact(workdir, name, can_make=can_make) as is_new:
+        if is_new and not path.exists():
             write_file(path, (json.dumps(make(), ensure_ascii=False) + "\n").encode())
-        return json.loads(path.read_text())
+        try:
+            return json.loads(path.read_text(encoding="utf-8"))
+        except ValueError as error:
+            raise UserError(f"{path} is damaged ({error}): put back a copy") from None

@@ -39,9 +39,9 @@ class LanguageModelExperiment(TextExperiment[list[str]]):
         """The documents of the training part."""
         return self.part("train")
 
-    def open(self, workdir: epath.PathLike) -> None:
+    def open(self, workdir: epath.PathLike, *, can_make: bool = True) -> None:
         """Loads the tokenizer of `workdir`, or trains it on the training part and saves it there."""
-        super().open(workdir)
+        super().open(workdir, can_make=can_make)
         if self.tokenizer.eos_id is None:
             raise UserError(f"the tokenizer of {workdir} has no token for the end of a text")
 

@@ -66,13 +66,13 @@ class PretrainingExperiment(TextExperiment[list[list[str]]]):
         """The documents of the training part."""
         return map("\n".join, self.part("train"))
 
-    def open(self, workdir: epath.PathLike) -> None:
+    def open(self, workdir: epath.PathLike, *, can_make: bool = True) -> None:
         """Loads the tokenizer of `workdir`, or trains it on the training part and saves it there."""
         if self.data.max_length < _LEAST_LENGTH:
             raise UserError(
                 f"config.data.max_length={self.data.max_length} is too short for pairs: {_LEAST_LENGTH} will do"
             )
-        super().open(workdir)
+        super().open(workdir, can_make=can_make)
         if None in self._specials.values():
             raise UserError(f"the tokenizer of {workdir} has not all of BERT's special tokens")
 

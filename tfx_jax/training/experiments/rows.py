@@ -21,8 +21,8 @@ from tfx_jax.data.make_tokenizer import train_or_load_folder
 from tfx_jax.errors import UserError
 from tfx_jax.nn.attention import ShardAttention
 from tfx_jax.tasks.prediction import Predictor
+from tfx_jax.training.artifacts import artifact
 from tfx_jax.training.config import ExperimentConfig
-from tfx_jax.training.distributed import primary_first
 from tfx_jax.training.experiment import Experiment
 from tfx_jax.training.initial import tokenizer_folder
 from tfx_jax.training.sharding import num_batch_shards, process_shard
@@ -96,18 +96,16 @@ class RowsExperiment(Experiment, Generic[Part]):
         for split in ("train", "validation") if self.has_validation else ("train",):
             self.part(cast(Split, split))
 
-    def open(self, workdir: epath.PathLike) -> None:
+    def open(self, workdir: epath.PathLike, *, can_make: bool = True) -> None:
         """Loads what `workdir` has, the tokenizer first of all, or makes it from the training part and saves it there.
 
         Raises:
-          UserError: if the model to start from has no tokenizer, or one that is not for such a model.
+          UserError: as for every experiment, or if the model to start from has no tokenizer or one that is not for such
+            a model.
         """
         folder, start = epath.Path(workdir) / "tokenizer", self.config.init_from
-        with primary_first("tokenizer"):
-            if start:
-                _copy_tokenizer(tokenizer_folder(start), folder)
-                self.tokenizer = load_folder_tokenizer(folder)
-            else:
+        with artifact(workdir, folder.name, can_make=can_make) as is_new:
+            if is_new and not start:
                 self.tokenizer = train_or_load_folder(
                     folder,
                     self.tokenizer_text,
@@ -115,6 +113,10 @@ class RowsExperiment(Experiment, Generic[Part]):
                     family=self.family,
                     vocab_size=self.config.model.vocab_size,
                 )
+            else:
+                if is_new:
+                    _copy_tokenizer(tokenizer_folder(start), folder)
+                self.tokenizer = load_folder_tokenizer(folder)
 
     @property
     def sizes(self) -> Any:

@@ -35,13 +35,13 @@ class T5Experiment(RowsExperiment[Part]):
     model_class = T5
     family = "t5"
 
-    def open(self, workdir: epath.PathLike) -> None:
+    def open(self, workdir: epath.PathLike, *, can_make: bool = True) -> None:
         """Loads the tokenizer of `workdir`, or trains it on the training part and saves it there.
 
         Raises:
           UserError: if its special tokens are not those of the model.
         """
-        super().open(workdir)
+        super().open(workdir, can_make=can_make)
         model, found = self.config.model, self.tokenizer
         for name in ("pad", "eos"):
             of_model, of_tokenizer = (getattr(side, f"{name}_id") for side in (model, found))

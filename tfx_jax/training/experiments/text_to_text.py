@@ -76,10 +76,10 @@ class TextToTextExperiment(T5Experiment[Sequence[Example]], ExamplesExperiment[E
         """Sources and targets of the training part."""
         return itertools.chain(*map(self.render, self.part("train")))
 
-    def open(self, workdir: epath.PathLike) -> None:
+    def open(self, workdir: epath.PathLike, *, can_make: bool = True) -> None:
         """Loads tokenizer, labels and length of `workdir`, or makes them from the training part and saves them."""
-        super().open(workdir)
-        found = made_once(epath.Path(workdir) / "targets.json", self._targets)
+        super().open(workdir, can_make=can_make)
+        found = made_once(workdir, "targets.json", self._targets, can_make=can_make)
         self.labels: list[str] = found["labels"]
         self.target_length: int = found["length"]
         self._check_labels()

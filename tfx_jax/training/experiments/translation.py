@@ -17,14 +17,15 @@ from tfx_jax.data.bucketing import batches
 from tfx_jax.data.grammar import GrammarPairs, Split
 from tfx_jax.data.text import PairSource, lines_of, read_pairs, read_tsv, split_pairs
 from tfx_jax.data.tfds import tfds_pairs
-from tfx_jax.data.tokenizer import EOS_ID, Tokenizer, join_subwords, train_or_load
+from tfx_jax.data.tokenizer import EOS_ID, Tokenizer, join_subwords, load_tokenizer, tokenizer_file, train_or_load
 from tfx_jax.errors import UserError
 from tfx_jax.models.transformer import Transformer, TransformerConfig
 from tfx_jax.nn.attention import ShardAttention
 from tfx_jax.tasks.bleu import BleuScores, bleu_scores
 from tfx_jax.tasks.translation import Translator, translation_loss
+from tfx_jax.training.artifacts import artifact
 from tfx_jax.training.config import DataConfig, ExperimentConfig
-from tfx_jax.training.distributed import gather_lists, primary_first
+from tfx_jax.training.distributed import gather_lists
 from tfx_jax.training.experiment import Evaluation, Experiment, Score
 from tfx_jax.training.flops import training_flops
 from tfx_jax.training.sharding import num_batch_shards, process_shard
@@ -64,16 +65,20 @@ class TranslationExperiment(Experiment):
         """Whether the configuration names a validation part."""
         return has_part(self.data, "validation")
 
-    def open(self, workdir: epath.PathLike) -> None:
+    def open(self, workdir: epath.PathLike, *, can_make: bool = True) -> None:
         """Loads the tokenizer of `workdir`, or trains it on the training part and saves it there."""
         limit = _GRAMMAR_TOKENIZER_PAIRS if self.data.dataset == "grammar" else _TOKENIZER_PAIRS
-        with primary_first("tokenizer"):
-            self.tokenizer: Tokenizer = train_or_load(
-                workdir,
-                lambda: lines_of(self._training_pairs(), limit),
-                kind=self.data.tokenizer,
-                vocab_size=self._model.vocab_size or None,
-            )
+        kind = self.data.tokenizer
+        with artifact(workdir, tokenizer_file(kind), can_make=can_make) as is_new:
+            if is_new:
+                self.tokenizer: Tokenizer = train_or_load(
+                    workdir,
+                    lambda: lines_of(self._training_pairs(), limit),
+                    kind=kind,
+                    vocab_size=self._model.vocab_size or None,
+                )
+            else:
+                self.tokenizer = load_tokenizer(workdir, kind)
 
     def make_model(self, shard_attention: ShardAttention | None = None) -> Transformer:
         """Draws a model; its vocabulary is the tokenizer's, which may be smaller than what the configuration allows."""

@@ -1,0 +1,141 @@
+"""Files that the checkpoints of a workdir are of no use without, such as the tokenizer: made once, checked when read.
+
+    with artifact(workdir, "labels.json", can_make=is_training) as is_new:
+        ...  # makes the file if is_new, then reads it
+
+`artifacts.json` lists the SHA-256 of each. A file that is not listed, because the list is lost or older versions made
+the workdir, is used as it is, with a warning; the next training lists it.
+"""
+
+import contextlib
+import hashlib
+import json
+import logging
+from collections.abc import Iterator
+from typing import Any
+
+from etils import epath
+
+from tfx_jax.data.files import write_file
+from tfx_jax.errors import UserError
+from tfx_jax.training.distributed import is_primary, primary_first
+
+_MANIFEST = "artifacts.json"
+_SEAL = "sha256"
+_REMEDY = "put back a copy, or the file that the same training makes in another --workdir"
+
+
+@contextlib.contextmanager
+def artifact(workdir: epath.PathLike, name: str, *, can_make: bool) -> Iterator[bool]:
+    """Checks a file of a workdir, or the files of a folder there, before the block reads them.
+
+    Where several processes train, all of them call this; process 0 goes first, and the others find what it made.
+
+    Args:
+      workdir: of a training.
+      name: of the file or the folder in it.
+      can_make: whether this is a training. Nothing else makes anything in a workdir, and neither does a training that
+        has a checkpoint already: what it made now might not be what the checkpoint was trained with.
+
+    Yields:
+      Whether the block is to make what is missing; it writes each file at once or not at all.
+
+    Raises:
+      UserError: if a file is missing, or is another one than was listed.
+    """
+    folder = epath.Path(workdir)
+    with primary_first(name):
+        files = _listed(folder, name)
+        is_there = bool(files) and all((folder / file).exists() for file in files)
+        is_new = can_make and not is_there and not _has_checkpoints(folder)
+        check_artifact(folder, name, may_be_missing=is_new)
+        yield is_new
+        if can_make and not is_there and is_primary():
+            _add(folder, name)
+
+
+def check_artifact(workdir: epath.PathLike, name: str, *, may_be_missing: bool = False) -> None:
+    """Compares a file of a workdir, or the files of a folder there, with the list; warns if they are not in it.
+
+    Raises:
+      UserError: if a file is missing (unless it may be), or is another one than was listed.
+    """
+    folder = epath.Path(workdir)
+    files = _listed(folder, name)
+    for file in files or [name]:
+        path = folder / file
+        if not path.exists():
+            if may_be_missing:
+                continue
+            if not _has_checkpoints(folder):
+                raise UserError(f"{path} is missing: train there first")
+            raise UserError(f"{path} is missing, and the checkpoints beside it need it: {_REMEDY}")
+        if files and _checksum(path) != files[file]:
+            remedy = _REMEDY if _has_checkpoints(folder) else "delete it, and the training's command makes it anew"
+            raise UserError(f"{path} is damaged: its SHA-256 is not the one in {_MANIFEST}; {remedy}")
+    if not files and not may_be_missing and is_primary():
+        logging.warning("%s is used unchecked: it is not listed in %s", folder / name, folder / _MANIFEST)
+
+
+def _has_checkpoints(folder: epath.Path) -> bool:
+    checkpoints = folder / "checkpoints"
+    return checkpoints.is_dir() and any(path.name.isdigit() for path in checkpoints.iterdir())
+
+
+def _listed(folder: epath.Path, name: str) -> dict[str, str]:
+    """The checksums of the file with this name, or of the files in the folder with it."""
+    return {
+        file: checksum
+        for file, checksum in _read_manifest(folder).items()
+        if file == name or file.startswith(f"{name}/")
+    }
+
+
+def _read_manifest(folder: epath.Path) -> dict[str, str]:
+    path = folder / _MANIFEST
+    if not path.exists():
+        return {}
+    try:
+        values = read_sealed(path)
+        if values.keys() != {"files"}:
+            raise ValueError("it has no files")
+        return dict(values["files"])
+    except (OSError, ValueError, TypeError) as error:
+        raise UserError(f"{path} is damaged ({error}): put back a copy, or delete it to go on unchecked") from None
+
+
+def _add(folder: epath.Path, name: str) -> None:
+    path = folder / name
+    found = [f"{name}/{file.name}" for file in path.iterdir() if file.is_file()] if path.is_dir() else [name]
+    files = _read_manifest(folder) | {file: _checksum(folder / file) for file in found if not file.endswith(".partial")}
+    write_sealed(folder / _MANIFEST, {"files": dict(sorted(files.items()))})
+
+
+def _checksum(path: epath.Path) -> str:
+    try:
+        return hashlib.sha256(path.read_bytes()).hexdigest()
+    except OSError as error:
+        raise UserError(f"cannot read {path}: {error.strerror or error}") from None
+
+
+def write_sealed(path: epath.Path, values: dict[str, Any]) -> None:
+    """Writes a JSON object that holds its own checksum."""
+    write_file(path, (json.dumps(values | {_SEAL: _seal(values)}, indent=2) + "\n").encode())
+
+
+def read_sealed(path: epath.Path) -> dict[str, Any]:
+    """Reads what `write_sealed` wrote; an object without a checksum is taken as it is.
+
+    Raises:
+      ValueError: if it is no JSON object, or not the one that was written.
+    """
+    values = json.loads(path.read_text())
+    if not isinstance(values, dict):
+        raise ValueError(f"it is a {type(values).__name__}, not an object")
+    if values.pop(_SEAL, None) not in (None, _seal(values)):
+        raise ValueError(f"its {_SEAL} is that of other values; whoever changed them on purpose removes it")
+    return values
+
+
+def _seal(values: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
