@@ -96,8 +96,10 @@ def set_up_program() -> None:
     if not os.environ.get("JAX_COMPILATION_CACHE_DIR"):
         base = pathlib.Path(os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache")
         jax.config.update("jax_compilation_cache_dir", str(base / "tfx_jax" / "xla"))
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)
-    jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+    least = {"jax_persistent_cache_min_compile_time_secs": 0.5, "jax_persistent_cache_min_entry_size_bytes": -1}
+    for name, value in least.items():
+        if name.upper() not in os.environ:
+            jax.config.update(name, value)
 
 
 def _report_unraisable(unraisable: Any) -> None:
