@@ -1,7 +1,5 @@
 """What `tfx-jax bench` measures is what it says: the trainer's step, a search of a forced length, every attention."""
 
-import functools
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -18,7 +16,7 @@ from tfx_jax.models.transformer import Transformer, TransformerConfig
 from tfx_jax.tasks.translation import search
 from tfx_jax.training.flops import decoding_flops, training_flops
 
-TOY = TransformerConfig(vocab_size=40, num_layers=2, d_model=16, num_heads=2, d_ff=24, dropout_rate=0.1)
+TOY = TransformerConfig(vocab_size=40, num_layers=1, d_model=16, num_heads=2, d_ff=24, dropout_rate=0.0)
 TAKES_ANOTHER_DEVICE = {"cudnn", "splash", "flash"}
 
 
@@ -67,30 +65,35 @@ def test_training_tells_what_devices_cannot_share():
         training(TOY, batch=12, length=5)
 
 
-def eager_to_end(model):
-    """Makes a model nearly sure that a sentence ends at once."""
-    params = nnx.to_pure_dict(nnx.state(model))
-    params["embedding"]["table"] = params["embedding"]["table"].at[EOS_ID].multiply(50.0)
-    return params
+@pytest.fixture(scope="module")
+def eager_to_end(draw_model):
+    """Parameters of a model that is nearly sure that a sentence ends at once."""
+    params = nnx.to_pure_dict(nnx.state(draw_model(lambda: Transformer(TOY, rngs=nnx.Rngs(0)))))
+    table = np.array(params["embedding"]["table"])
+    table[EOS_ID] *= 50.0
+    return params | {"embedding": {"table": table}}
 
 
-@pytest.mark.parametrize("length", [1, 4, 9])
-def test_every_hypothesis_has_the_forced_length(length):
+@pytest.mark.parametrize(
+    "length", [pytest.param(1, marks=pytest.mark.slow), 4, pytest.param(9, marks=pytest.mark.slow)]
+)
+def test_every_hypothesis_has_the_forced_length(eager_to_end, length):
     """A model that would like to end some of its sentences at once; the best of each and the rest of the beam."""
     source = np.random.default_rng(0).integers(3, 40, (16, 6), np.int32)
-    params = eager_to_end(Transformer(TOY, rngs=nnx.Rngs(0)))
     plain, forced = (
         nnx.graphdef(nnx.eval_shape(lambda model=model: model(TOY, rngs=nnx.Rngs(0))))
         for model in (Transformer, ForcedLength)
     )
-    best = jax.jit(functools.partial(search, forced, 4, 0.6, length - 6))(params, None, source)
-    assert best.shape == (16, length)
 
-    def beams(params, source):
+    @jax.jit
+    def search_thrice(params, source):
         step_fn, cache = nnx.merge(forced, params).start_decoding(source, max_length=length, num_beams=4)
-        return beam_search(step_fn, cache, jnp.full(16, BOS_ID), max_length=length, eos_id=EOS_ID)
+        beams = beam_search(step_fn, cache, jnp.full(16, BOS_ID), max_length=length, eos_id=EOS_ID)
+        best, free = (search(graphdef, 4, 0.6, length - 6, params, None, source) for graphdef in (forced, plain))
+        return beams, best, free
 
-    found = jax.jit(beams)(params, source)
+    found, best, free = search_thrice(eager_to_end, source)
+    assert best.shape == (16, length)
     np.testing.assert_array_equal(found.tokens[:, 0], best)
     exists = np.isfinite(found.scores)
     assert exists.sum(axis=1).tolist() == [4 if length > 1 else 1] * 16
@@ -98,11 +101,10 @@ def test_every_hypothesis_has_the_forced_length(length):
     assert (tokens[:, -1] == EOS_ID).all()
     assert not np.isin(tokens[:, :-1], (PAD_ID, EOS_ID)).any()
     if length > 1:
-        free = np.asarray(jax.jit(functools.partial(search, plain, 4, 0.6, length - 6))(params, None, source))
-        assert ((free != PAD_ID).sum(axis=1) < length).any()
+        assert ((np.asarray(free) != PAD_ID).sum(axis=1) < length).any()
 
 
-@pytest.mark.parametrize("int8", [False, True])
+@pytest.mark.parametrize("int8", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_search_never_stops_early(monkeypatch, int8):
     """Counted in the program itself: the loop of the search takes as many steps as a hypothesis has tokens."""
     steps = []
@@ -128,13 +130,14 @@ def test_search_never_stops_early(monkeypatch, int8):
     assert workload.flops == decoding_flops(TOY, 2, 3, 4, 7)
 
 
+@pytest.mark.parametrize("with_gradient", [False, pytest.param(True, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", ATTENTIONS)
-def test_every_attention_runs_or_says_why_not(name):
+def test_every_attention_runs_or_says_why_not(name, with_gradient):
     if name in TAKES_ANOTHER_DEVICE:
         with pytest.raises(UserError, match=rf"^{name}: implementation='{name}' needs a [GT]PU, got backend 'cpu'"):
-            attention(name, length=64)
+            attention(name, length=64, with_gradient=with_gradient)
         return
-    workload = attention(name, length=64, num_heads=2, head_size=16, batch=3)
+    workload = attention(name, length=64, num_heads=2, head_size=16, batch=3, with_gradient=with_gradient)
     workload.run()
     assert workload.target_tokens == 3 * 64
     assert (workload.flops is None) == (name not in ("dense", "chunked"))
@@ -144,7 +147,7 @@ def test_every_attention_runs_or_says_why_not(name):
 def test_exact_attentions_are(name):
     if name in TAKES_ANOTHER_DEVICE:
         pytest.skip("needs an accelerator")
-    q, k, v, gradient = (jax.random.normal(jax.random.key(seed), (2, 48, 2, 8)) for seed in range(4))
+    q, k, v, gradient = np.random.default_rng(0).normal(size=(4, 2, 48, 2, 8)).astype(np.float32)
     found, expected = (
         attention_program(ATTENTIONS[which].make(48, 2, 8), is_causal=True, with_gradient=True)(q, k, v, gradient)
         for which in (name, "dense")

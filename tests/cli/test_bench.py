@@ -1,15 +1,17 @@
 """`tfx-jax bench` as a user meets it: one JSON object or one table, nothing else, and mistakes as one line."""
 
 import json
+import time
 
 import jax
-import jax.numpy as jnp
+import numpy as np
 import pytest
 from jax.experimental.compilation_cache import compilation_cache
 
 from tests.cli.test_cli import EXPERIMENT, fails_with
 from tfx_jax.bench import measure, workloads
 from tfx_jax.cli import main
+from tfx_jax.data import grammar
 from tfx_jax.models.transformer import TransformerConfig
 from tfx_jax.training.flops import decoding_flops, training_flops
 
@@ -50,7 +52,27 @@ def bench(capfd, *arguments):
     return found
 
 
-def test_train(capfd):
+def work_without_a_program(target_tokens, flops):
+    """Stands for what would compile; tokens and operations tell what was asked for."""
+    return measure.Workload(
+        run=lambda: time.sleep(1e-3),
+        trace_seconds=1.0,
+        compile_seconds=2.0,
+        first_seconds=3.0,
+        target_tokens=target_tokens,
+        flops=flops,
+        program_bytes=0,
+        num_devices=1,
+    )
+
+
+def no_training(model, *, batch, length):
+    return work_without_a_program(batch * length, training_flops(model, batch, length, length))
+
+
+@pytest.mark.parametrize("work", [no_training, pytest.param(workloads.training, marks=pytest.mark.slow)])
+def test_train(capfd, monkeypatch, work):
+    monkeypatch.setattr(workloads, "training", work)
     found = bench(capfd, "train", "--model=base", "--batch=8", "--length=5", "--steps=2", "--dtype=bfloat16")
     assert found.keys() >= MEASURED | {"model", "batch", "length"}
     assert {name: found[name] for name in ("model", "batch", "length", "steps", "dtype")} == {
@@ -65,7 +87,13 @@ def test_train(capfd):
     assert found["utilisation"] == pytest.approx(found["flops_per_second"] / found["matmul_peak_flops_per_second"])
 
 
-def test_decode(capfd):
+def no_search(model, *, batch, beam_size, source_length, length, int8):
+    return work_without_a_program(batch * length, decoding_flops(model, batch, beam_size, source_length, length))
+
+
+@pytest.mark.parametrize("work", [no_search, pytest.param(workloads.decoding, marks=pytest.mark.slow)])
+def test_decode(capfd, monkeypatch, work):
+    monkeypatch.setattr(workloads, "decoding", work)
     found = bench(capfd, "decode", "--batch=2", "--beam=3", "--source-length=4", "--length=6", "--steps=1")
     assert found.keys() >= MEASURED | {"model", "batch", "beam", "source_length", "length"}
     assert found["target_tokens_per_second"] == pytest.approx(12 / found["median_step_seconds"])
@@ -82,7 +110,12 @@ def test_attention(capfd, function):
 
 
 def test_data(capfd, tmp_path):
-    arguments = ("data", f"--config={EXPERIMENT}:test", "--steps=20", "--config.data.tokens_per_batch=512")
+    pairs = grammar.GrammarPairs("train", size=500)
+    (tmp_path / "train.tsv").write_text("".join(f"{pair['source']}\t{pair['target']}\n" for pair in pairs))
+    text = {"dataset": "files", "data_dir": tmp_path, "train_source": "train.tsv", "tokenizer": "words"}
+    arguments = ("data", f"--config={EXPERIMENT}:test", "--steps=20", "--config.data.tokens_per_batch=512") + tuple(
+        f"--config.data.{name}={value}" for name, value in text.items()
+    )
     found = bench(capfd, *arguments, f"--workdir={tmp_path}")
     assert found["config"] == f"{EXPERIMENT}:test"
     assert found["steps"] == 20
@@ -107,10 +140,10 @@ def test_compilation_cache_is_off_meanwhile(tmp_path, capfd):
     jax.config.update("jax_compilation_cache_dir", str(tmp_path))
     compilation_cache.reset_cache()
     try:
-        bench(capfd, "train", "--batch=8", "--length=4", "--steps=1")
+        bench(capfd, "attention", "--function=dense", "--length=4", "--forward", "--steps=1")
         assert not list(tmp_path.iterdir())
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)  # whatever compiles how quickly
-        jax.jit(lambda x: 3 * x + 1)(jnp.ones(7))
+        jax.jit(lambda x: 3 * x + 1)(np.ones(7))
         assert list(tmp_path.iterdir())
     finally:
         jax.config.update("jax_compilation_cache_dir", before)

@@ -8,10 +8,15 @@ import pytest
 
 from tfx_jax.cli import large_pages
 
+# With a verb of its own in place of one that would take seconds to import.
 SHOWING = """
-import os, sys
+import os, sys, types
 print(os.environ.get("GLIBC_TUNABLES"), sys.argv[1:], file=sys.stderr)
 from tfx_jax.cli import main
+from tfx_jax.errors import UserError
+def run(argv):
+    raise UserError(f"called with {argv}")
+sys.modules["tfx_jax.cli.average"] = types.SimpleNamespace(run=run)
 sys.exit(main())
 """
 
@@ -30,7 +35,7 @@ def test_the_command_is_the_same_afterwards(before):
     *shown, error = found.stderr.splitlines()
     after = "glibc.malloc.hugetlb=1" if before is None else f"{before}:glibc.malloc.hugetlb=1"
     assert shown == [f"{tunables} ['average', '--workdir', '/no where']" for tunables in (before, after)]
-    assert error.startswith("tfx-jax average: /no where has no ")
+    assert error == "tfx-jax average: called with ['--workdir', '/no where']"
     assert found.returncode == 2
 
 
