@@ -525,6 +525,7 @@ def test_another_tokenizer_than_asked_for(folder_of, options, message):
 # Real text.
 
 
+@pytest.mark.slow
 @pytest.mark.data
 def test_published_vocabularies(shared_data, tmp_path):
     shakespeare = read_text(shared_data / "tinyshakespeare" / "input.txt")

@@ -1,5 +1,6 @@
 """All tokenizers: same ids for the special tokens, round trips, files, and the one line for each mistake."""
 
+import functools
 import io
 import random
 
@@ -119,11 +120,16 @@ def test_characters_are_kept_unless_normalization_is_asked_for():
     assert folding.decode(folding.encode("ＡＢＣ ？")) == "ABC ?"
 
 
+@functools.cache
+def _trained(normalization):
+    return tokenizer.SentencePieceTokenizer.train(LINES, vocab_size=70, normalization=normalization)
+
+
 @given(text=st.text(st.sampled_from("the  catが猫𠮷ﾊﾟ.\u3000x"), max_size=30))
 @settings(deadline=None)
 @pytest.mark.parametrize("normalization", ["identity", "nmt_nfkc"])
 def test_offsets_cut_the_text_itself(normalization, text):
-    trained = tokenizer.SentencePieceTokenizer.train(LINES, vocab_size=70, normalization=normalization)
+    trained = _trained(normalization)
     ids, offsets = trained.encode_with_offsets(text)
     assert ids == trained.encode(text)
     assert offsets.shape == (len(ids), 2)
