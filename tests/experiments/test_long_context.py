@@ -14,8 +14,22 @@ from experiments.benchmarks.long_context import Cell
 BOTH_WAYS = (False, False)
 
 
+# Each direction once and each pass once; all four are what the slow tests measure.
+QUICK = ((False, False), (True, True))
+
+
+@pytest.fixture(
+    scope="module", params=[QUICK, pytest.param(tuple(long_context.TABLES), marks=pytest.mark.slow)], ids=len
+)
+def tables(request):
+    """Which tables the command makes: (is_causal, with_gradient) of each."""
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        monkeypatch.setattr(long_context, "TABLES", {table: long_context.TABLES[table] for table in request.param})
+        yield request.param
+
+
 @pytest.fixture(scope="module")
-def output(tmp_path_factory):
+def output(tmp_path_factory, tables):
     folder = tmp_path_factory.mktemp("long_context") / "new"
     long_context.main([f"--output={folder}", "--lengths=128,64", "--functions=linear"])
     return folder
@@ -26,31 +40,31 @@ def cells(output):
     return json.loads((output / "long_context.json").read_text())["cells"]
 
 
-def test_measures_every_cell(cells):
+def test_measures_every_cell(cells, tables):
     found = {(cell["function"], cell["is_causal"], cell["with_gradient"], cell["length"]) for cell in cells}
-    assert found == set(itertools.product(("dense", "linear"), (False, True), (False, True), (64, 128)))
+    assert found == {(name, *table, t) for name, table, t in itertools.product(("dense", "linear"), tables, (64, 128))}
     assert len(found) == len(cells)
     assert all(cell["seconds"] > 0 and cell["obstacle"] is None and len(cell["times"]) <= 9 for cell in cells)
 
 
-def test_writes_a_table_for_each_direction_and_pass(output):
+def test_writes_a_table_for_each_direction_and_pass(output, tables):
     lines = (output / "long_context.md").read_text().splitlines()
     assert [line.removeprefix("## ") for line in lines if line.startswith("## ")] == list(long_context.TABLES.values())
-    assert sum(line.startswith("| T | 64 | 128 | faster from | smaller from |") for line in lines) == 4
-    assert sum(line.startswith("| linear | ") and line.count("|") == 6 for line in lines) == 4
+    assert sum(line.startswith("| T | 64 | 128 | faster from | smaller from |") for line in lines) == len(tables)
+    assert sum(line.startswith("| linear | ") and line.count("|") == 6 for line in lines) == len(tables)
     assert (output / "long_context.png").read_bytes().startswith(b"\x89PNG")
 
 
-@pytest.mark.parametrize("table", long_context.TABLES, ids=long_context.TABLES.get)
-def test_memory_of_dense_attention_grows_with_the_square_of_the_length(cells, table):
-    def growth(name):
+def test_memory_of_dense_attention_grows_with_the_square_of_the_length(cells, tables):
+    def growth(name, table):
         row = {c["length"]: c for c in cells if (c["function"], c["is_causal"], c["with_gradient"]) == (name, *table)}
         # Results are the output and three gradients, linear in the length by nature.
         results = (4 if table[1] else 1) * long_context.HEAD_SIZE * 4
         return (row[128]["memory"] - 128 * results) / (row[64]["memory"] - 64 * results)
 
-    assert growth("dense") > 3
-    assert growth("linear") < 2.5
+    for table in tables:
+        assert growth("dense", table) > 3
+        assert growth("linear", table) < 2.5
 
 
 @pytest.mark.parametrize(

@@ -64,20 +64,22 @@ def test_models_are_as_large_as_said(name):
     assert np.isclose(matrices, {"big": 214e6, "1b": 1.04e9}[name], rtol=0.01)
 
 
-def test_table(monkeypatch, tmp_path, capsys):
+@pytest.mark.parametrize("others", [[], pytest.param(["fsdp x tensor 8"], marks=pytest.mark.slow)])
+def test_table(monkeypatch, tmp_path, capsys, others):
     small = pod.TransformerConfig(64, num_layers=1, d_model=16, num_heads=8, d_ff=32)
     few = pod.Pod(8, 1e12, 1e9, 1e11, near=4, near_bandwidth=1e10, far_bandwidth=1e9)
     monkeypatch.setattr(pod, "MODELS", {"small": small})
     monkeypatch.setattr(pod, "PODS", {"few": few})
     monkeypatch.setattr(jax.config, "update", functools.partial(_ignore_device_count, jax.config.update))
-    pod.main([f"--output={tmp_path}", "--strategies=data,fsdp x tensor 8", "--tokens=32", "--length=16"])
-    header, _, data, both = capsys.readouterr().out.splitlines()[4:8]
+    strategies = ",".join(["data", *others])
+    pod.main([f"--output={tmp_path}", f"--strategies={strategies}", "--tokens=32", "--length=16"])
+    header, _, data, *more = [line for line in capsys.readouterr().out.splitlines() if line.startswith("|")]
     assert header.startswith("| strategy | state GiB")
     cells = dict(zip(header.split(" | "), data.split(" | "), strict=True))
     assert cells["all-gather"] == ""
     assert cells["all-reduce"].split(" / ")[0] != "0"
-    assert both.startswith("| fsdp x tensor 8 |")
-    assert (tmp_path / "pod.md").read_text().count("\n| ") == 3
+    assert [line.split(" | ")[0] for line in more] == [f"| {other}" for other in others]
+    assert (tmp_path / "pod.md").read_text().count("\n| ") == 2 + len(others)
 
 
 def _ignore_device_count(update, name, value):

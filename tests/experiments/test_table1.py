@@ -54,7 +54,15 @@ def test_a_loop_of_unknown_length_is_refused():
         table1.count_operations(program)
 
 
-@pytest.mark.parametrize("name", ["Self-attention", "Recurrent", "Restricted (sliding window)", "Chunked"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "Self-attention",
+        "Recurrent",
+        pytest.param("Restricted (sliding window)", marks=pytest.mark.slow),
+        pytest.param("Chunked", marks=pytest.mark.slow),
+    ],
+)
 def test_slopes_are_those_of_theory(name):
     sizes = table1.Sizes(n=(256, 1_024), d=(256, 512), n_of_paths=())
     measured = table1.measure(ROWS[name], ROWS[name], sizes)
@@ -69,10 +77,10 @@ def test_slopes_are_those_of_theory(name):
         ("Self-attention", 1),
         ("Recurrent", 14),
         ("Restricted (sliding window)", 7),  # two positions a layer, the last with less to do
-        ("Convolutional", 5),
-        ("Dilated, causal", 2),  # 6 positions back, then 6 + 42
+        pytest.param("Convolutional", 5, marks=pytest.mark.slow),
+        pytest.param("Dilated, causal", 2, marks=pytest.mark.slow),  # 6 positions back, then 6 + 42
         ("Local blocks", math.inf),
-        ("Linear, causal", 1),
+        pytest.param("Linear, causal", 1, marks=pytest.mark.slow),
     ],
 )
 def test_path_lengths(name, length):
