@@ -5,6 +5,7 @@ import io
 import json
 import sys
 
+import jax
 import numpy as np
 import pytest
 import tokenizers
