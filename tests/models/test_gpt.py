@@ -128,7 +128,7 @@ def test_padding_on_either_side_changes_nothing(options, left):
 
 
 def test_packed_texts_do_not_see_each_other():
-    """The two texts apart are two rows: the shorter is padded, which is known to change nothing."""
+    """Apart, the texts are two rows: behind the shorter stands what it does not see."""
     model, apart = make_model(), np.zeros((2, 5), int)
     apart[0, :4], apart[1] = TOKENS[0, :4], TOKENS[0, 4:]
     segments, positions = np.array([[1] * 4 + [2] * 5]), np.array([[0, 1, 2, 3, 0, 1, 2, 3, 4]])
