@@ -5,6 +5,7 @@ from tests.mutants.mutant import in_file
 _STEP = "training/test_step.py -k "
 _SHARDING = "training/test_sharding.py -k "
 _LOOP = "training/test_loop.py -k "
+_MESHES = "training/test_meshes.py"
 
 MUTANTS = (
     *in_file(
@@ -124,15 +125,38 @@ MUTANTS = (
             "axes if parts > 1 and size % parts == 0 else None",
             "axes if parts > 1 else None",
         ),
-        ("the last devices", "devices=jax.devices()[:needed]", "devices=jax.devices()[-needed:]"),
-        ("devices that nobody uses", "or (data == -1 and needed < count)", ""),
+        ("the last devices", "devices[:needed])", "devices[-needed:])"),
+        ("devices that nobody uses", "(data == -1 or are_shared)", "are_shared"),
+        ("processes that nobody uses", "(data == -1 or are_shared)", "data == -1", _MESHES),
+        ("hosts with GPUs are slices", 'devices[0].platform != "tpu"', "False", _MESHES),
+        ("a slice has whole axes", "(sizes, devices, allow_split_physical_axes=True)", "(sizes, devices)", _MESHES),
         (
-            "every process gives the first rows",
-            "first = share.index * len(rows)",
-            "first = 0",
-            "training/test_shard_batch.py",
+            "slices divide the last axis",
+            "inside, across = (data // num_slices, *others), (num_slices, *(1 for _ in others))",
+            "inside, across = (*others, data // num_slices), (*(1 for _ in others), num_slices)",
+            _MESHES,
         ),
-        ("a block that is none", "or held != list(range(held[0], held[0] + len(held)))", ""),
+        ("three chips are a torus", "math.prod(box) > len(devices)", "False", _MESHES),
+        (
+            "every process gives its first rows",
+            "first = self.batch_shards.index(start // size) * size",
+            "first = 0",
+            _MESHES,
+        ),
+        (
+            "what a process holds is a block",
+            "self.batch_shards.index(start // size) * size",
+            "start - self.index * len(examples)",
+            _MESHES,
+        ),
+        (
+            "shares are numbered with gaps",
+            "{shards: index for index, shards in enumerate(distinct)}",
+            "{shards: shards[0] for shards in distinct}",
+            _MESHES,
+        ),
+        ("shares overlap", "if sum(map(len, distinct)) > num_shards or len(", "if len(", _MESHES),
+        ("shares differ in size", " or len(set(map(len, distinct))) > 1:", ":", _MESHES),
         (
             "rings of other rows drop alike",
             'jax.lax.axis_index((*BATCH_AXES, "tensor"))',

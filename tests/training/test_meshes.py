@@ -3,13 +3,15 @@
 import collections
 import dataclasses
 import itertools
+import re
 
+import jax
 import numpy as np
 import pytest
 from jax.sharding import Mesh, NamedSharding
 
 from tfx_jax.errors import UserError
-from tfx_jax.training.sharding import BATCH, make_mesh, num_batch_shards, process_shard
+from tfx_jax.training.sharding import BATCH, make_mesh, num_batch_shards, process_shard, shard_batch
 
 STRATEGIES = {
     "data": {},
@@ -157,6 +159,20 @@ def test_hosts_in_a_row_hold_blocks(sizes, shares):
     np.testing.assert_array_equal(assembled(mesh).ravel(), np.arange(assembled(mesh).size))
 
 
+def test_a_process_gives_its_devices_their_rows_of_what_it_has_read(monkeypatch):
+    def assemble(shape, sharding, part):
+        places = sharding.devices_indices_map(shape)
+        return {device: part(place) for device, place in places.items() if device.process_index == 1}
+
+    monkeypatch.setattr(jax, "process_index", lambda: 1)
+    monkeypatch.setattr(jax, "make_array_from_callback", assemble)
+    mesh = make_mesh(fsdp=4, devices=tpu_slices((4, 4, 1)))
+    rows = np.arange(8 * 3).reshape(8, 3)
+    given = shard_batch({"source": rows}, mesh)["source"]
+    own = [given[device] for device in mesh.devices.flat if device.process_index == 1]
+    np.testing.assert_array_equal(own, rows.reshape(4, 2, 3))
+
+
 @pytest.mark.parametrize("sizes", [{}, {"data": 1, "fsdp": 16}, {"fsdp": 4, "tensor": 2}])
 def test_gpus_keep_their_order_however_many_hosts(sizes):
     devices = hosts(4, 4, 4, 4, platform="gpu")
@@ -188,20 +204,20 @@ def test_slices_divide_data_alone(sizes):
 
 
 @pytest.mark.parametrize(
-    ("num_devices", "sizes", "one", "other"),
+    ("processes", "tensor", "one", "other"),
     [
-        ((2, 2, 2), {"tensor": 3}, "[0]", "[0, 1]"),  # the middle host has a part of either group's model
-        ((1, 3), {}, "[0]", "[1, 2, 3]"),
+        ([0, 0, 1, 1, 2, 2], 3, "[0]", "[0, 1]"),  # the middle host has a part of either group's model
+        ([0, 1, 1, 2, 2, 0], 2, "[0, 1]", "[0, 2]"),
+        ([0, 1, 1, 1], 1, "[0]", "[1, 2, 3]"),
     ],
 )
-def test_hosts_that_share_a_batch_unequally_are_refused(num_devices, sizes, one, other):
-    mesh = make_mesh(**sizes, devices=hosts(*num_devices))
-    for process in range(len(num_devices)):
-        with pytest.raises(UserError) as error:
+def test_hosts_that_share_a_batch_unequally_are_refused(processes, tensor, one, other):
+    devices = [Device(number, process, platform="cpu") for number, process in enumerate(processes)]
+    mesh = make_mesh(tensor=tensor, devices=devices)
+    message = f"one process would hold the shards {one} of a batch, and another {other}: let sequence"
+    for process in set(processes):
+        with pytest.raises(UserError, match=re.escape(message)):
             process_shard(mesh, process)
-        assert f"one process would hold the shards {one} of a batch, and another {other}: let sequence" in str(
-            error.value
-        )
 
 
 def test_process_without_a_device_in_the_mesh_has_no_share():
