@@ -8,19 +8,19 @@ import importlib
 import types
 from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from tfx_jax import data, functional, models, nn, tasks, training
-
 __all__ = ["__version__", "data", "functional", "models", "nn", "tasks", "training"]
 
 __version__ = "0.1.0.dev0"
 
+if TYPE_CHECKING:
+    from tfx_jax import data, functional, models, nn, tasks, training
+else:  # hidden from type checkers, which would take any name for a module
 
-def __getattr__(name: str) -> types.ModuleType:
-    """Imports a package at its first use."""
-    if name in __all__:
-        return importlib.import_module(f"tfx_jax.{name}")
-    raise AttributeError(f"module 'tfx_jax' has no attribute {name!r}")
+    def __getattr__(name: str) -> types.ModuleType:
+        """Imports a package at its first use."""
+        if name in __all__:
+            return importlib.import_module(f"tfx_jax.{name}")
+        raise AttributeError(f"module 'tfx_jax' has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:

@@ -67,7 +67,10 @@ def tfds_pairs(
     builder = tfds.builder_from_directory(folder)
     for language in (source_language, target_language):
         if language not in (builder.info.features or {}):
-            raise UserError(f"{name} has no language {language!r}; it has {', '.join(builder.info.features or ())}")
+            raise UserError(
+                f"{name} has no language {language!r}; it has {', '.join(builder.info.features or ())}: "
+                "choose two as config.data.source_language and target_language"
+            )
     try:
         records = builder.as_data_source(split)
         _check_shards(folder, builder, name)

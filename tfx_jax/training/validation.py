@@ -177,22 +177,23 @@ def _check_pairs(config: ExperimentConfig) -> None:
 
 def _check_languages(data: DataConfig) -> None:
     """What a target is in decides how it is tokenised and scored, so it is said, and nothing contradicts it."""
-    languages = {side: getattr(data, f"{side}_language") for side in ("source", "target")}
-    if data.dataset == "grammar":
-        if languages["source"] not in ("", "en") or languages["target"] not in ("", "ja"):
-            raise UserError(
-                f'config.data.dataset="grammar" is English to Japanese, not {languages["source"] or "en"} to '
-                f"{languages['target'] or 'ja'}: leave its languages out, or name another dataset"
-            )
+    languages = {"source": data.source_language, "target": data.target_language}
+    said = data.source_language or "en", data.target_language or "ja"
+    if data.dataset == "grammar" and said != ("en", "ja"):
+        raise UserError(
+            f'config.data.dataset="grammar" is English to Japanese, not {said[0]} to {said[1]}: '
+            "leave its languages out, or name another dataset"
+        )
+    if data.dataset != "files":  # TFDS knows what languages a data set has
         return
     for side, language in languages.items():
         if not re.fullmatch("[a-z]{2,3}([-_][A-Za-z0-9]+)*", language):
             given = f", got {language!r}" if language else ""
             raise UserError(
                 f'config.data.{side}_language must be the code of a language, such as "en" or "de"{given}: it says '
-                f"what the {side} side of config.data.dataset={data.dataset!r} is"
+                f"what the {side} side of the files is"
             )
-    if data.dataset == "files" and languages["source"] != languages["target"]:
+    if languages["source"] != languages["target"]:
         for side, other in (("source", "target"), ("target", "source")):
             for split in ("train", "validation", "test"):
                 file = getattr(data, f"{split}_{side}")

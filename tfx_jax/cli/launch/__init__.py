@@ -63,7 +63,7 @@ def _general_help(own: list[str]) -> NoReturn:
 def _check_command(command: Sequence[str]) -> None:
     if not command:
         raise UserError(f"nothing to launch: put a verb and its arguments behind --, as in {_EXAMPLE}")
-    verbs = [verb for verb in VERBS if verb != "launch"]
+    verbs = [verb for verb in VERBS if verb not in ("launch", "experiments")]
     if command[0] not in verbs:
         raise UserError(f"unknown verb {command[0]!r} behind --; there are {', '.join(verbs)}")
 
