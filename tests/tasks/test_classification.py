@@ -12,7 +12,7 @@ LABELS = ("a", "b", "c", "d")
 CONFIG = BertConfig(29, max_length=13, num_layers=1, d_model=8, num_heads=2, labels=LABELS)
 
 
-@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+@pytest.mark.parametrize("smoothing", [pytest.param(0.0, marks=pytest.mark.slow), 0.1])
 def test_loss_and_prediction(smoothing, draw_model, make_texts, sums_of, assert_sums):
     rng = np.random.default_rng(0)
     model = draw_model(lambda: BertClassifier(CONFIG, rngs=nnx.Rngs(0)))

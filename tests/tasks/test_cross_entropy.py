@@ -19,8 +19,17 @@ def draw(shape, num_classes, seed=0):
     return logits.astype(np.float32), targets.astype(np.int32), weights.astype(np.float32)
 
 
-@pytest.mark.parametrize("shape", [(11,), (4, 5), (2, 3, 4)])
-@pytest.mark.parametrize(("smoothing", "z_loss_weight"), [(0.0, 0.0), (0.1, 0.0), (0.2, 0.3)])
+SHAPES = [(11,), (4, 5), (2, 3, 4)]
+OPTIONS = [(0.0, 0.0), (0.1, 0.0), (0.2, 0.3)]
+# Each shape and each options once are quick.
+SUMS = [
+    pytest.param(shape, *options, marks=() if number == place else pytest.mark.slow)
+    for number, shape in enumerate(SHAPES)
+    for place, options in enumerate(OPTIONS)
+]
+
+
+@pytest.mark.parametrize(("shape", "smoothing", "z_loss_weight"), SUMS)
 def test_sums(shape, smoothing, z_loss_weight, sums_of, assert_sums):
     options = {"label_smoothing": smoothing, "z_loss_weight": z_loss_weight}
     example = draw(shape, 7)
@@ -31,20 +40,25 @@ def test_sums(shape, smoothing, z_loss_weight, sums_of, assert_sums):
 
 
 def test_sums_add():
-    logits, targets, weights = draw((8, 5), 7)
-    whole, halves = (
-        [summed_cross_entropy(logits[rows], targets[rows], weights[rows], z_loss_weight=0.1) for rows in parts]
-        for parts in ([slice(8)], [slice(3), slice(3, 8)])
-    )
-    added = jax.tree.map(jnp.add, *halves)
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6), added, whole[0])
+    example = draw((8, 5), 7)
+
+    @jax.jit
+    def whole_and_halves(*example):
+        loss = functools.partial(summed_cross_entropy, z_loss_weight=0.1)
+        return [loss(*(array[rows] for array in example)) for rows in (slice(8), slice(3), slice(3, 8))]
+
+    whole, *halves = jax.device_get(whole_and_halves(*example))
+    added = jax.tree.map(np.add, *halves)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6), added, whole)
 
 
 def test_what_has_no_weight_does_not_matter():
     logits, targets, weights = draw((8, 5), 7)
     unseen = weights == 0
     changed = np.where(unseen[..., None], -5 * logits, logits), np.where(unseen, 6 - targets, targets)
-    value_and_grad = jax.value_and_grad(lambda logits, targets: summed_cross_entropy(logits, targets, weights)[0])
+    value_and_grad = jax.jit(
+        jax.value_and_grad(lambda logits, targets: summed_cross_entropy(logits, targets, weights)[0])
+    )
     (value, gradient), (other, other_gradient) = value_and_grad(logits, targets), value_and_grad(*changed)
     assert value == other
     np.testing.assert_array_equal(gradient, other_gradient)
@@ -53,13 +67,14 @@ def test_what_has_no_weight_does_not_matter():
 
 def test_bfloat16_logits_are_summed_in_float32():
     """4,096 equal losses: bfloat16 would stop counting at 256."""
-    logits = jnp.zeros((64, 64, 2), jnp.bfloat16)
-    total, sums = summed_cross_entropy(logits, jnp.zeros((64, 64), jnp.int32), jnp.ones((64, 64)))
+    example = np.zeros((64, 64, 2), jnp.bfloat16), np.zeros((64, 64), np.int32), np.ones((64, 64), np.float32)
+    total, sums = jax.jit(summed_cross_entropy)(*example)
     np.testing.assert_allclose(total, 4096 * np.log(2), rtol=1e-6)
     assert (float(sums["tokens"]), float(sums["correct"])) == (4096, 4096)
 
 
 def test_the_first_choice_is_an_argmax_but_for_ties():
     logits, targets, _ = draw((50,), 7)
-    np.testing.assert_array_equal(is_first_choice(logits, targets), logits.argmax(axis=-1) == targets)
-    assert is_first_choice(jnp.zeros((1, 3)), jnp.array([2])).item()
+    logits[0], targets[0] = 0.0, 2  # a tie
+    found = jax.jit(is_first_choice)(logits, targets)
+    np.testing.assert_array_equal(found, (logits.argmax(axis=-1) == targets) | (np.arange(50) == 0))

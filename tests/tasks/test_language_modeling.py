@@ -49,7 +49,7 @@ def test_packed_documents_are_scored_as_if_each_were_alone(model, sums_of, asser
             following = document[start + 1 : start + T + 1]
             alone = np.zeros((1, T), np.int32)
             alone[0, : len(piece)] = piece
-            logits.append(run(alone)[0, : len(following)])
+            logits.append(np.asarray(run(alone))[0, : len(following)])
             targets += following
     logits = np.concatenate(logits)
     total, sums = sums_of(logits, np.array(targets), np.ones(len(targets)))

@@ -184,7 +184,7 @@ def test_one_tag_for_each_word():
         align_tags([[5], [6]], [1], unk_id=3)
 
 
-@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+@pytest.mark.parametrize("smoothing", [pytest.param(0.0, marks=pytest.mark.slow), 0.1])
 def test_loss_and_prediction(smoothing, draw_model, make_texts, sums_of, assert_sums):
     """Of the first subwords alone, about half of all tokens."""
     rng = np.random.default_rng(0)

@@ -19,7 +19,7 @@ class Fixed(nnx.Module):
     """Gives the same logits whatever it reads, and notes what it was asked."""
 
     def __init__(self, logits, pad_id=PAD_ID):
-        self.logits = nnx.data(jnp.asarray(logits, jnp.float32))
+        self.logits = nnx.data(jax.device_put(np.asarray(logits, np.float32)))
         self.config = TransformerConfig(pad_id=pad_id)
 
     def __call__(self, source, target, *, rngs):
@@ -47,7 +47,7 @@ def test_loss_sums_over_the_tokens_that_are_there(smoothing, pad_id):
         loss -= wanted @ log_probs
         nll -= log_probs[target[b, t]]
         correct += log_probs.argmax() == target[b, t]
-    batch = {"source": np.ones((4, 2), np.int32), "target": jnp.asarray(target, jnp.int32)}
+    batch = {"source": np.ones((4, 2), np.int32), "target": target.astype(np.int32)}
     total, sums = jitted_loss(logits, batch, smoothing, pad_id)
     np.testing.assert_allclose(total, loss, rtol=1e-5)
     np.testing.assert_allclose(sums["nll"], nll, rtol=1e-5)
@@ -56,7 +56,7 @@ def test_loss_sums_over_the_tokens_that_are_there(smoothing, pad_id):
 
 
 def test_loss_of_padding_alone_is_zero_even_where_logits_are_huge():
-    batch = {"source": np.zeros((2, 3), np.int32), "target": jnp.zeros((2, 3), jnp.int32)}
+    batch = {"source": np.zeros((2, 3), np.int32), "target": np.zeros((2, 3), np.int32)}
     total, sums = jitted_loss(np.full((2, 3, 5), 1e30), batch, 0.1)
     assert float(total) == 0.0
     assert {name: float(value) for name, value in sums.items()} == {"tokens": 0.0, "nll": 0.0, "correct": 0.0}
@@ -173,7 +173,7 @@ def test_rows_of_padding_end_at_once():
     jax.effects_barrier()
     assert Endless.steps == len(output) == 3 + 3  # with the ends of sentence; the buffer would hold 16 + 3
     Endless.steps = 0
-    translator._search({}, None, jnp.zeros((2, 16), jnp.int32)).block_until_ready()
+    translator._search({}, None, np.zeros((2, 16), np.int32)).block_until_ready()
     jax.effects_barrier()
     assert Endless.steps == 1
 
@@ -186,9 +186,9 @@ def make_model():
 @pytest.fixture(scope="module")
 def model():
     """A graph definition and parameters that make it talkative: far apart enough for no two tokens to tie."""
-    params = jax.jit(lambda: nnx.to_pure_dict(nnx.state(make_model())))()
+    params = jax.device_get(jax.jit(lambda: nnx.to_pure_dict(nnx.state(make_model())))())
     params["embedding"]["table"] = 3 * params["embedding"]["table"]
-    return nnx.graphdef(nnx.eval_shape(make_model)), jax.device_get(params)
+    return nnx.graphdef(nnx.eval_shape(make_model)), params
 
 
 LINES = ["w1 w2 w3", "", "w4", "w5 w6 w7 w8 w9 w10", "w0 w0 w0", "w11 w3 w2 w1 w0 w5 w6 w7 w8 w9 w10 w1 w2 w3"]
@@ -239,6 +239,7 @@ def test_beam_of_one_is_greedy_search_without_a_cache(model):
         assert translator.translate_ids(params, [line]) == [expected]
 
 
+@pytest.mark.slow
 def test_int8_translates_nearly_the_same(model, translator):
     """Of a talkative model without training, most first tokens: its choices are far closer than a trained one's."""
     rounded = Translator(model[0], TOKENIZER, beam_size=2, extra_length=4, int8=True).translate_ids(model[1], LINES)
