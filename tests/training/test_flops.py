@@ -56,12 +56,21 @@ def flops_of_products(jaxpr):
     return total
 
 
-@pytest.mark.parametrize(
-    "config",
-    [SMALL, PRE_NORM, DEEPER_DECODER, T5Config(**T5_SIZES), T5_GATED],
-    ids=["d_k and d_v", "pre-norm", "more decoder layers", "T5", "gated T5, not tied"],
-)
-@pytest.mark.parametrize("shape", [(3, 11, 6), (2, 5, 9)])
+# One shape each is quick; tracing the gradient is what costs.
+STEPS = [
+    pytest.param(config, shape, id=f"{name}-{shape}", marks=pytest.mark.slow if shape == (2, 5, 9) else ())
+    for name, config in {
+        "d_k and d_v": SMALL,
+        "pre-norm": PRE_NORM,
+        "more decoder layers": DEEPER_DECODER,
+        "T5": T5Config(**T5_SIZES),
+        "gated T5, not tied": T5_GATED,
+    }.items()
+    for shape in [(3, 11, 6), (2, 5, 9)]
+]
+
+
+@pytest.mark.parametrize(("config", "shape"), STEPS)
 def test_equals_the_matrix_products_of_the_step(config, shape):
     step, arguments = training_step(config, *shape)
     assert training_flops(config, *shape) == flops_of_products(jax.make_jaxpr(step)(*arguments).jaxpr)
@@ -84,8 +93,15 @@ def searching(config, rows, beam_size, source_length, target_length):
     return functools.partial(search, graphdef, beam_size, 0.6, target_length - source_length), (params, None, source)
 
 
-@pytest.mark.parametrize("config", [SMALL, DEEPER_DECODER], ids=["equal", "more decoder layers"])
-@pytest.mark.parametrize("shape", [(3, 4, 11, 6), (2, 1, 5, 9)])
+@pytest.mark.parametrize(
+    ("config", "shape"),
+    [
+        (SMALL, (2, 1, 5, 9)),
+        (DEEPER_DECODER, (3, 4, 11, 6)),
+        pytest.param(SMALL, (3, 4, 11, 6), marks=pytest.mark.slow),
+        pytest.param(DEEPER_DECODER, (2, 1, 5, 9), marks=pytest.mark.slow),
+    ],
+)
 def test_decoding_is_bounded_by_the_products_of_the_search(config, shape):
     """A query meets T keys of each of W beams T times, T (T + 1) / 2 of which are needed; the loop is counted once."""
     program, arguments = searching(config, *shape)

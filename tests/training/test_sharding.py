@@ -145,7 +145,7 @@ def test_positions_are_divided_and_rows_copied_where_the_mesh_says_so():
 B, T, V = 16, 8, 24
 CONFIG = TransformerConfig(V, num_layers=2, d_model=16, num_heads=4, d_ff=32, dropout_rate=0.1)
 LOSS = functools.partial(translation_loss, label_smoothing=0.1)
-NUM_STEPS = 50
+NUM_STEPS = 30
 
 STRATEGIES = {
     "data": {"data": 8},
@@ -155,9 +155,6 @@ STRATEGIES = {
     "sequence": {"data": 2, "sequence": 4},
     "all": {"fsdp": 2, "sequence": 2, "tensor": 2},
 }
-each_strategy = pytest.mark.parametrize(
-    "strategy", [name if name == "all" else pytest.param(name, marks=pytest.mark.slow) for name in STRATEGIES]
-)
 
 
 class Trainer:
@@ -204,7 +201,8 @@ def trained(strategy):
     return trainer(strategy).run(batches)
 
 
-@each_strategy
+@pytest.mark.slow  # test_sharding_families.py has a quick one
+@pytest.mark.parametrize("strategy", STRATEGIES)
 def test_loss_curve_is_that_of_one_device(strategy):
     state, curve = trained(strategy)
     expected_state, expected = trained("one device")
@@ -213,6 +211,25 @@ def test_loss_curve_is_that_of_one_device(strategy):
     chex.assert_trees_all_close(jax.device_get(state.params), jax.device_get(expected_state.params), atol=1e-3)
     assert trainer(strategy).step_fn._cache_size() == 1
     assert jax.tree.map(lambda leaf: leaf.sharding, state) == trainer(strategy).shardings
+
+
+def test_parameters_and_their_moments_lie_where_zero_and_megatron_have_them():
+    """Columns into heads, hidden units and tokens over "tensor", what is summed behind them over its rows."""
+    fsdp, tensor = ("fsdp",), ("tensor",)
+    state = trainer("all").abstract_state
+    for tree in (state.params, state.opt_state[0].mu, state.opt_state[0].nu):
+        layer = tree["decoder_layers"]
+        attention, feed_forward = layer["cross_attention"], layer["feed_forward"]
+        for array, spec in (
+            (tree["embedding"]["table"], P(tensor, fsdp)),
+            *((attention[name]["kernel"], P(None, fsdp, tensor, None)) for name in ("query", "key", "value")),
+            (attention["out"]["kernel"], P(None, tensor, None, fsdp)),
+            (feed_forward["up"], P(None, fsdp, tensor)),
+            (feed_forward["up_bias"], P(None, tensor)),
+            (feed_forward["down"], P(None, tensor, fsdp)),
+            (feed_forward["down_bias"], P(None, None)),
+        ):
+            assert array.sharding.spec == spec
 
 
 @functools.cache
@@ -225,6 +242,7 @@ def exchanged(strategy):
 LAYERS = CONFIG.num_layers
 
 
+@pytest.mark.slow
 def test_data_parallelism_sums_gradients_and_nothing_else():
     inside, outside = exchanged("data")
     assert {c.kind for c in inside + outside} == {"all-reduce"}
@@ -248,6 +266,7 @@ def test_fsdp_gathers_no_more_than_a_layer():
     assert held < whole / 4  # an eighth of the matrices, and all of the vectors
 
 
+@pytest.mark.slow
 def test_tensor_parallelism_sums_once_behind_each_sublayer_and_divides_the_vocabulary():
     inside, _ = exchanged("tensor")
     sums = [c for c in inside if len(c.devices) == 4]
@@ -261,6 +280,7 @@ def test_tensor_parallelism_sums_once_behind_each_sublayer_and_divides_the_vocab
     assert table.shard_shape((V, CONFIG.d_model)) == (V // 4, CONFIG.d_model)
 
 
+@pytest.mark.slow
 def test_sequence_parallelism_passes_keys_and_values_around():
     inside, outside = exchanged("sequence")
     assert {c.kind for c in inside} == {"collective-permute", "all-reduce"}
