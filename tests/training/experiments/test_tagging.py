@@ -172,7 +172,7 @@ def test_a_pretrained_body_is_taken_and_its_heads_are_not(tmp_path):
     pretrained.mkdir()
     source, training = first_training(config, pretrained)
     with Checkpoints(pretrained) as checkpoints:
-        checkpoints.save(jax.tree.map(lambda leaf: jnp.full(leaf.shape, 3, leaf.dtype), training.abstract_state), {})
+        checkpoints.save(jax.tree.map(lambda leaf: np.full(leaf.shape, 3, leaf.dtype), training.abstract_state), {})
     config = tiny_config(max_length=24)
     config.init_from, config.seed = str(pretrained), 1
     (tmp_path / "run").mkdir()
@@ -180,7 +180,7 @@ def test_a_pretrained_body_is_taken_and_its_heads_are_not(tmp_path):
     assert (experiment.sizes.num_layers, experiment.sizes.labels) == (2, tuple(LABELS))
     assert experiment.tokenizer.vocab_size == source.tokenizer.vocab_size == 250
     assert experiment.tokenizer.encode("my mother 's bag") == source.tokenizer.encode("my mother 's bag")
-    state, message = initial_state(training, config.init_from)
+    state, message = jax.device_get(initial_state(training, config.init_from))
     count = len(jax.tree.leaves(state.params))
     head = "classifier/bias, classifier/kernel"
     assert message == f"starts from {pretrained}: {count - 2} of {count} arrays; drawn: {head}"
