@@ -120,7 +120,7 @@ class _Trainer:
         experiment.open(workdir)
         self.mesh = make_mesh(**dataclasses.asdict(config.mesh))
         self.iterator = iter(experiment.batches(self.mesh))
-        self.learning_rate = learning_rate(config.optimizer, config.model.d_model, config.num_steps)
+        self.learning_rate = jax.jit(learning_rate(config.optimizer, config.model.d_model, config.num_steps))
         training = lay_out(config, experiment.make_model, experiment.loss, self.mesh)
         self.step_fn = training.step_fn
         self.memory = state_memory(training.abstract_state)
