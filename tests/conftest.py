@@ -70,7 +70,7 @@ def _draw(make_model):
 
     def draw(path, leaf):
         mean = 1.0 if jax.tree_util.keystr(path).endswith("['scale']") else 0.0
-        return jnp.asarray(rng.normal(mean, 0.4, leaf.shape), leaf.dtype)
+        return jax.device_put(rng.normal(mean, 0.4, leaf.shape).astype(leaf.dtype))  # jnp.asarray compiles programs
 
     return nnx.merge(graphdef, jax.tree_util.tree_map_with_path(draw, nnx.to_pure_dict(params)))
 

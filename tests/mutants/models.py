@@ -100,7 +100,7 @@ MUTANTS = (
     *in_file(
         "models/gpt.py",
         "models/test_gpt.py",
-        ("sees the future", "is_causal=True", "is_causal=False"),
+        ("sees the future", "mask=mask, is_causal=True", "mask=mask, is_causal=False"),
         (
             "padding moves positions",
             "if is_token is None else count(is_token)",
@@ -108,7 +108,11 @@ MUTANTS = (
         ),
         ("packed texts see each other", "segment_ids=segment_ids, rngs=rngs", "rngs=rngs"),
         ("residual projections start large", " * (2 * c.num_layers) ** -0.5", ""),
-        ("no last norm", "self.embedding.attend(x if self.norm is None else self.norm(x))", "self.embedding.attend(x)"),
+        (
+            "no last norm",
+            "logits = self.embedding.attend(x if self.norm is None else self.norm(x))",
+            "logits = self.embedding.attend(x)",
+        ),
         (
             "the last token is read twice",
             "is_past = is_token & (jnp.arange(num_past)[None] != last)",
@@ -133,7 +137,7 @@ MUTANTS = (
             "RelativeBias(c, is_bidirectional=False",
             "RelativeBias(c, is_bidirectional=True",
         ),
-        ("scaled scores", "functools.partial(attention_fn, scale=1.0)", "functools.partial(attention_fn)"),
+        ("scaled scores", "scale=1.0,\n                dtype=dtype", "dtype=dtype"),
         ("tied logits are not scaled", "(self.config.d_model**-0.5 if self.config.is_tied else 1.0)", "1.0"),
         ("no bias in the encoder", "layer(x, bias=bias, mask=mask, rngs=rngs", "layer(x, mask=mask, rngs=rngs"),
         (

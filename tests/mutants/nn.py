@@ -28,8 +28,8 @@ MUTANTS = (
         ("writes one place further", "start = position * newest.key", "start = (position + 1) * newest.key"),
         (
             "sees one place further",
-            "(places <= position)[None] if exists",
-            "(places <= position + 1)[None] if exists",
+            "exists & (places <= position)[None]",
+            "exists & (places <= position + 1)[None]",
             _STEPS,
         ),
         (

@@ -161,7 +161,7 @@ MUTANTS = (
             "rings of other rows drop alike",
             'jax.lax.axis_index((*BATCH_AXES, "tensor"))',
             'jax.lax.axis_index("tensor")',
-            f"{_SHARDING}sequence, training/test_shard_batch.py",
+            "training/test_ring_dropout.py",
         ),
         (
             "attention gathers all rows",

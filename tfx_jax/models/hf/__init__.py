@@ -137,7 +137,8 @@ def load(
       The model of the architecture. Called with tokens it gives logits, or what else its class says.
 
     Raises:
-      UserError: for a folder that is damaged, or holds what our model of the family cannot express.
+      UserError: for a folder that is damaged, has a parameter that is NaN or infinite, or holds what our model of the
+        family cannot express.
     """
     folder = epath.Path(path)
     family, config = _open(folder, architecture)
