@@ -211,3 +211,8 @@ def test_number_of_sentinels_is_that_of_the_targets():
         rng = np.random.default_rng(0)
         _, target = corrupt_rows(np.full((1, num_tokens), 5), rng, sentinels=range(100, 200), eos_id=EOS, pad_id=PAD)
         assert num_sentinels(num_tokens) == (target >= 100).sum()
+
+
+def test_sentinels_are_the_last_ids_counted_down():
+    sentinels = sentinel_ids(32_100)
+    assert (sentinels[0], sentinels[1], sentinels[-1], len(sentinels)) == (32_099, 32_098, 32_000, 100)
