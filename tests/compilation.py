@@ -16,7 +16,7 @@ from collections.abc import MutableMapping
 
 import pytest
 
-BUDGET = 300
+BUDGET = 10
 """How many programs a test may compile, or take from the cache, while it runs; fixtures are not counted."""
 
 CACHE_BYTES = 3 << 30

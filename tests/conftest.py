@@ -10,7 +10,6 @@ compile_quickly(os.environ)
 os.environ.setdefault("JAX_PLATFORMS", "cpu")  # where libtpu is installed, only tests that ask for it load it
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
