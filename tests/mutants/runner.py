@@ -215,8 +215,10 @@ def _outcome(job: _Job, copy: pathlib.Path, status: int | None, seconds: float) 
     names = json.loads(report.read_text()) if report.exists() else []
     report.unlink(missing_ok=True)
     code = os.waitstatus_to_exitcode(status)
+    what = job.mutant.title if job.mutant else "no mutant"
+    if code in (-signal.SIGKILL, -signal.SIGTERM):
+        raise SystemExit(f"{what}: its tests were killed by another program, or for lack of memory; begin again there")
     if code in _NO_TESTS:
-        what = job.mutant.title if job.mutant else "no mutant"
         raise SystemExit(f"{what}: pytest ran no tests of {job.tests}:\n{pathlib.Path(f'{copy}.log').read_text()}")
     return Outcome("survived" if code == 0 else "killed", seconds, tuple(names or (["a crash"] if code < 0 else [])))
 
