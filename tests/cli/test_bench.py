@@ -113,6 +113,7 @@ def test_data(capfd, tmp_path):
     pairs = grammar.GrammarPairs("train", size=500)
     (tmp_path / "train.tsv").write_text("".join(f"{pair['source']}\t{pair['target']}\n" for pair in pairs))
     text = {"dataset": "files", "data_dir": tmp_path, "train_source": "train.tsv", "tokenizer": "words"}
+    text |= {"source_language": "en", "target_language": "ja"}
     arguments = ("data", f"--config={EXPERIMENT}:test", "--steps=20", "--config.data.tokens_per_batch=512") + tuple(
         f"--config.data.{name}={value}" for name, value in text.items()
     )

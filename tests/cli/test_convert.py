@@ -126,6 +126,7 @@ MODEL_TYPES = {"GPT2": "gpt2", "OpenAI": "openai-gpt", "Bert": "bert", "ViT": "v
 QUICK = {"BertForSequenceClassification", "T5ForConditionalGeneration", "ViTForImageClassification"}
 
 
+@pytest.mark.compiles(25, "the initialisers of a layer with biases, whose shapes all differ")
 @pytest.mark.parametrize(
     "architecture", [pytest.param(name, marks=[pytest.mark.slow] * (name not in QUICK)) for name in hf.FAMILIES]
 )

@@ -159,7 +159,6 @@ MUTANTS = (
         ),
         ("a text spells the end", "self._ids.update(dict.fromkeys(_SPECIALS, UNK_ID))", "pass"),
         ("rarer than asked", "count >= min_count", "count > min_count"),
-        ("half a file", "temporary.write_bytes(data)\n    temporary.replace(path)", "path.write_bytes(data)"),
     ),
     *in_file(
         "data/pretraining.py",

@@ -139,7 +139,9 @@ def test_values_that_are_no_numbers_are_refused_by_the_name_of_their_tensor(fold
         hf.save(make_model(), place, dtype=dtype)
         last = (-1,) * tensor.ndim
         change_tensors(place, lambda tensors, name=name, last=last: tensors[name].__setitem__(last, value))
-        refused(place, rf"place: {name} has values that are NaN or infinite: take another copy of the model, or go on")
+        assert_refused(
+            place, rf"place: {name} has values that are NaN or infinite: take another copy of the model, or go on"
+        )
     loaded = hf.load(place, allow_nonfinite=True)
     with pytest.raises(UserError, match=rf"not written to .*other: {name} has values that are NaN or infinite"):
         hf.save(loaded, tmp_path / "other")
@@ -154,7 +156,7 @@ def test_tensors_that_are_no_numbers_are_counted(folder):
             tensors[f"transformer.{name}"][:] = np.nan
 
     change_tensors(folder, spoil)
-    refused(folder, r"transformer\.\S+ has values that are NaN or infinite, and 2 more have: take")
+    assert_refused(folder, r"transformer\.\S+ has values that are NaN or infinite, and 2 more have: take")
 
 
 def test_what_a_model_does_not_read_may_be_anything(folder):
