@@ -40,6 +40,7 @@ def test_says_what_there_is_and_how_to_train_on_it(server, tmp_path, capfd, monk
     assert json.loads(capfd.readouterr().out) == found
 
 
+@pytest.mark.compiles(70, "a training in the test's own process, with its evaluation")
 @pytest.mark.slow
 def test_trains_on_what_it_made(server, tmp_path, capfd):
     assert main(arguments(server, tmp_path)) == 0

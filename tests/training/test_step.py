@@ -377,6 +377,7 @@ def test_bfloat16_computes_on_float32_masters():
     assert "bf16" in str(text)
 
 
+@pytest.mark.compiles(16, "first states and steps of two dtypes")
 @pytest.mark.slow
 def test_bfloat16_does_not_lose_small_steps():
     """Updates of a thousandth of a weight, too small for bfloat16, add up in the masters."""
