@@ -145,7 +145,7 @@ class CompileBudget:
         if mark is not None and (len(mark.args) != 2 or not isinstance(mark.args[0], int) or not mark.args[1]):
             pytest.fail("say how many programs and why: @pytest.mark.compiles(number, 'reason')", pytrace=False)
         budget = BUDGET if mark is None else mark.args[0]
-        if used > budget:
+        if used > budget and _version("jax") < (0, 11):  # another JAX compiles other crumbs: one stack counts
             pytest.fail(
                 f"compiled {used} programs, {budget} are allowed: jit what runs eagerly, share what is compiled, or say"
                 " why not with @pytest.mark.compiles(number, 'reason')",
