@@ -46,6 +46,7 @@ def _copy(theirs, ours):
         layer.kernel[...], layer.bias[...] = kernel, bias
 
 
+@pytest.mark.compiles(80, "Keras computes each operation by itself")
 @pytest.mark.parametrize(
     ("axes", "queries", "keys"),
     [
