@@ -22,7 +22,7 @@ from tfx_jax.nn.embedding import Embedding
 from tfx_jax.nn.feed_forward import ACTIVATIONS, FeedForward
 from tfx_jax.nn.layers import DecoderLayer, EncoderLayer, Residual
 from tfx_jax.nn.normalization import RMSNorm
-from tfx_jax.nn.replay import at_last, for_beams, start_replay
+from tfx_jax.nn.replay import start_decoder_replay
 from tfx_jax.nn.stack import scan_layers, stack_layers, unstack_layers
 
 # Layers on either side, width, heads, head size and hidden units of each published model. T5: Raffel et al. (2020,
@@ -308,7 +308,14 @@ class T5(nnx.Module):
         memory, _ = self.encode(source)
         memory_mask = source_mask(source, self.config.pad_id)
         if not fits_steps(self.decoder_layers):
-            return self._start_replay(memory, memory_mask, max_length)
+            return start_decoder_replay(
+                lambda *arguments: self._decode(*arguments)[0],
+                lambda x: self._output().attend(self._last_norm(x)),
+                memory,
+                memory_mask,
+                max_length=max_length,
+                pad_id=self.config.pad_id,
+            )
         steps, output = self._arranged() if decoder is None else decoder
         memories = KeysValues.of_memory(self.decoder_layers, memory)
         return start_steps(
@@ -322,20 +329,6 @@ class T5(nnx.Module):
             memory_mask=memory_mask,
             bias=lambda position: self.decoder_bias(1, max_length, position),
         )
-
-    def _start_replay(
-        self, memory: Float[Array, "B S D"], memory_mask: Bool[Array, "B 1 1 S"], max_length: int
-    ) -> tuple[StepFn, Any]:
-        """`start_decoding` of a model whose attention needs all tokens at every step."""
-
-        def score(tokens: Array, lengths: Array) -> Array:
-            num_rows = tokens.shape[0]
-            x, _ = self._decode(tokens, for_beams(memory, num_rows), for_beams(memory_mask, num_rows))
-            return self._output().attend(self._last_norm(at_last(x, lengths)))[:, 0]
-
-        batch_size = memory.shape[0]
-        tokens = jnp.full((batch_size, max_length), self.config.pad_id, jnp.int32)
-        return start_replay(score, tokens, jnp.zeros(batch_size, jnp.int32))
 
     def _output(self) -> Embedding:
         return self.embedding if self.output_embedding is None else self.output_embedding

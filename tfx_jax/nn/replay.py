@@ -10,6 +10,7 @@ from typing import Any
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
+from tfx_jax.functional.attention import Mask
 from tfx_jax.functional.decoding import StepFn
 
 
@@ -43,6 +44,34 @@ def at_last(x: Float[Array, "R C D"], lengths: Int[Array, " R"]) -> Float[Array,
     return jnp.take_along_axis(x, lengths[:, None, None] - 1, axis=1)
 
 
-def for_beams(x: Array, num_rows: int) -> Array:
-    """Repeats the rows of sentences for the beams of each, which lie next to each other."""
-    return jnp.repeat(x, num_rows // x.shape[0], axis=0)
+def start_decoder_replay(
+    decode: Callable[[Int[Array, "R C"], Float[Array, "R S D"], Mask], Float[Array, "R C D"]],
+    score: Callable[[Float[Array, "R 1 D"]], Float[Array, "R 1 V"]],
+    memory: Float[Array, "B S D"],
+    memory_mask: Mask,
+    *,
+    max_length: int,
+    pad_id: int,
+) -> tuple[StepFn, dict[str, Any]]:
+    """Makes a decoder that reads an encoder's output into what the searches call.
+
+    Args:
+      decode: from tokens, the encoder's output and its mask to the output of the decoder's last layer.
+      score: from that to logits.
+      memory: the encoder's output for each sentence, which its beams share; they lie next to each other.
+      memory_mask: which of it exist, [B, 1, 1, S].
+      max_length: how many tokens there is room for.
+      pad_id: fills the tokens that are not there yet.
+
+    Returns:
+      As `start_replay`.
+    """
+    batch_size = memory.shape[0]
+
+    def score_last(tokens: Array, lengths: Array) -> Array:
+        num_beams = tokens.shape[0] // batch_size
+        x = decode(tokens, *(jnp.repeat(array, num_beams, axis=0) for array in (memory, memory_mask)))
+        return score(at_last(x, lengths))[:, 0]
+
+    tokens = jnp.full((batch_size, max_length), pad_id, jnp.int32)
+    return start_replay(score_last, tokens, jnp.zeros(batch_size, jnp.int32))
