@@ -42,6 +42,8 @@ def compile_quickly(environment: MutableMapping[str, str]) -> None:
         if quickly not in environment.get("XLA_FLAGS", ""):
             environment["XLA_FLAGS"] = f"{environment.get('XLA_FLAGS', '')} {quickly}".strip()
     environment["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
+    # Else the path of the cache is part of each key, and nothing that another process kept is found.
+    environment["JAX_PERSISTENT_CACHE_ENABLE_XLA_CACHES"] = "none"
 
 
 def _version(package: str) -> tuple[int, ...]:
