@@ -125,7 +125,9 @@ class Runner:
 
     def _start(self, job: _Job, copy: pathlib.Path) -> int:
         if job.mutant is not None:
-            (copy / "tfx_jax" / job.mutant.file).write_text(mutated(self._root, job.mutant))
+            place = copy / "tfx_jax" / job.mutant.file
+            place.write_text(mutated(self._root, job.mutant))
+            os.utime(place, (0, 0))  # a mutant as long as the original, of the same second, would be taken for it
         process = os.fork()
         if process == 0:
             try:
@@ -190,7 +192,7 @@ def _run_tests(job: _Job, copy: pathlib.Path) -> int:
     for stream in (1, 2):
         os.dup2(output, stream)
     os.chdir(copy)
-    sys.dont_write_bytecode = True  # a mutant as long as the original, in the same second, would be taken for it
+    sys.dont_write_bytecode = True  # nor may a mutant be taken for the original, or for another mutant
     os.environ |= {"PYTHONPATH": str(copy), "PYTHONDONTWRITEBYTECODE": "1"}
     sys.path[:] = [str(copy), *sys.path]
     for name in [name for name in sys.modules if name.partition(".")[0] in _OURS]:
