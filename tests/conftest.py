@@ -39,7 +39,7 @@ gc.set_threshold(20_000, 20, 20)
 
 
 def pytest_runtest_teardown(item, nextitem):
-    """Collects no garbage among what earlier files of tests left: traced programs stay, and Orbax collects at each save.
+    """Searches no garbage in what earlier files of tests left: traced programs stay, and each save of Orbax searches.
 
     That was a third of the time.
     """

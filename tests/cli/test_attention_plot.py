@@ -102,10 +102,10 @@ def test_lead_layer(maps):
     ("source", "target"),
     [
         (SOURCE, TARGET),
-        (TARGET, SOURCE),
+        pytest.param(TARGET, SOURCE, marks=pytest.mark.slow),
         (["a"], ["▁b", "$x", "y$"]),
         ([f"▁word{index}" for index in range(47)], ["京都市", "の"] * 25),
-        (["▁short"] * 3, [f"▁long{index}" * 9 for index in range(150)]),
+        pytest.param(["▁short"] * 3, [f"▁long{index}" * 9 for index in range(150)], marks=pytest.mark.slow),
     ],
     ids=["en-ja", "ja-en", "tiny", "50 tokens", "150 tokens"],
 )

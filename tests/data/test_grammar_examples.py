@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from tests.tiers import slow_but
 from tfx_jax.data import grammar
 from tfx_jax.data.grammar import derivation, facts, kinds, lexicon, phrases, tagged
 from tfx_jax.errors import UserError
@@ -118,7 +119,7 @@ def _deeds(text):
             yield (found[1], verb, found[3])
 
 
-@pytest.mark.parametrize("name", MAKERS)
+@pytest.mark.parametrize("name", slow_but(MAKERS, "pairs"))
 def test_deeds_read_from_the_text_are_held_apart(name):
     deeds = {split: {deed for text in _texts(name, split) for deed in _deeds(text.strip())} for split in SPLITS}
     assert min(map(len, deeds.values())) > 10

@@ -13,6 +13,7 @@ from flax import linen
 from jaxtyping import Array
 
 from tests.functional.test_contract import ATTENTIONS
+from tests.tiers import slow_but
 from tfx_jax.functional import dot_product_attention
 
 B, T, D, N, H, U = 16, 12, 5, 4, 8, 6
@@ -123,7 +124,7 @@ def _lesson():
     return x, target, start, _train(_bare, start, x, target)
 
 
-@pytest.mark.parametrize("framework", [_linen, _haiku, _equinox])
+@pytest.mark.parametrize("framework", slow_but([_linen, _haiku, _equinox], _linen))
 def test_trains_alike_in_every_framework(framework):
     x, target, start, (expected, expected_losses) = _lesson()
     trained, losses = _train(framework, start, x, target)

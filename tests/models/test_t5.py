@@ -12,6 +12,7 @@ import pytest
 from flax import nnx
 
 from tests.nn.programs import count_draws, count_rematerialised, draw, initial, jitted, params_of
+from tests.tiers import slow_but
 from tfx_jax.functional import beam_search, dot_product_attention, greedy_search, relative_position_bucket
 from tfx_jax.models import T5, T5Config
 
@@ -262,7 +263,7 @@ COUNTS = {
 }
 
 
-@pytest.mark.parametrize("name", COUNTS)
+@pytest.mark.parametrize("name", slow_but(COUNTS, "t5-small", "t5-v1_1-small"))
 def test_parameters_of_published_models(name):
     model = nnx.eval_shape(lambda: T5(T5Config.published(name), rngs=nnx.Rngs(0)))
     assert sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(nnx.state(model))) == COUNTS[name]

@@ -32,7 +32,7 @@ OPTIONS = {
     "additive": {},
     "general": {},
 }
-QUICK = ("window", "relative")
+QUICK = ("window", "general")
 """One without parameters of its own, and one with; the others take the same way."""
 
 

@@ -16,6 +16,7 @@ import numpy as np
 import optax
 import pytest
 
+from tests.tiers import slow_but
 from tfx_jax.errors import UserError
 from tfx_jax.training.checkpoint import (
     Checkpoints,
@@ -254,7 +255,7 @@ def flip_a_byte(path):
 
 @ignore_orphans
 @pytest.mark.parametrize("part", ["params", "rest"])
-@pytest.mark.parametrize("damage", [truncate, flip_a_byte, pathlib.Path.unlink])
+@pytest.mark.parametrize("damage", slow_but([truncate, flip_a_byte, pathlib.Path.unlink], flip_a_byte))
 def test_damaged_checkpoint_is_passed_over_with_a_warning(workdir, caplog, part, damage):
     for path in data_files(workdir, 9, part):
         damage(path)
@@ -277,7 +278,7 @@ def test_damaged_checkpoint_is_passed_over_with_a_warning(workdir, caplog, part,
 
 @ignore_orphans
 @pytest.mark.parametrize("name", ["_CHECKPOINT_METADATA", "params/_METADATA", "rest/_METADATA"])
-@pytest.mark.parametrize("damage", [truncate, pathlib.Path.unlink])
+@pytest.mark.parametrize("damage", slow_but([truncate, pathlib.Path.unlink], truncate))
 def test_damaged_description_is_passed_over_too(workdir, caplog, name, damage):
     damage(workdir / "checkpoints" / "9" / name)
     with caplog.at_level(logging.WARNING):
@@ -383,7 +384,7 @@ def test_checkpoints_of_another_model_are_not_called_damaged(workdir):
     gc.collect()
 
 
-@pytest.mark.parametrize("value", [np.nan, -np.inf])
+@pytest.mark.parametrize("value", slow_but([np.nan, -np.inf], -np.inf))
 def test_parameters_that_are_no_numbers_are_refused_by_name(tmp_path, value):
     state = host_state(5)
     state.params["encoder"]["table"][69, 89] = value

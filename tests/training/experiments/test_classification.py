@@ -170,6 +170,7 @@ def test_pairs_on_the_command_line(tmp_path, capsys):
     assert capsys.readouterr().out.startswith("accuracy: ")
 
 
+@pytest.mark.slow  # one of the test variants that `make smoke` trains, for longer
 def test_training_on_the_command_line_learns(tmp_path, capsys):
     """Kinds of sentences, which single words give away for the most part."""
     fast = [f"--config.{change}" for change in ("optimizer.peak_learning_rate=0.01", "optimizer.warmup_steps=5")]

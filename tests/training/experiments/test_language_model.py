@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
+from tests.tiers import slow_but
 from tfx_jax.cli import main
 from tfx_jax.data.hf_tokenizer import load_folder_tokenizer
 from tfx_jax.errors import UserError
@@ -189,7 +190,7 @@ def test_convert_writes_a_folder_of_a_workdir(trained, tmp_path, capsys):
     assert load_folder_tokenizer(tmp_path / "out").encode("a and q .") == experiment.tokenizer.encode("a and q .")
 
 
-@pytest.mark.parametrize("is_folder", [False, True])
+@pytest.mark.parametrize("is_folder", slow_but([False, True], False))
 def test_a_training_starts_from_another(trained, tmp_path, capsys, is_folder):
     """Its first loss is the last of the other; sizes and tokenizer are the other's, dropout is its own."""
     source, _ = trained
