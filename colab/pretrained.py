@@ -320,7 +320,7 @@ print("hidden:", *bert_tokenizer.pieces(example["targets"][example["weights"] ==
 # %%
 from tfx_jax.data.epochs import Layout, RowList, epoch_batches
 from tfx_jax.training.optimizer import make_optimizer
-from tfx_jax.training.step import TrainState, update
+from tfx_jax.training.step import new_state, update
 
 LAYOUT = Layout(boundaries=(SHORT, LENGTH), tokens_per_batch=2_000)  # batches are [83, 24] or [50, 40]
 
@@ -332,13 +332,13 @@ def fit(model, loss_fn, make_rows, num_steps, learning_rate):
     optimizer = make_optimizer(settings, model.config.d_model, num_steps)
     graphdef, params = nnx.split(model)
     params = nnx.to_pure_dict(params)
-    state = TrainState(jnp.zeros((), jnp.int32), params, optimizer.init(params))
+    state = new_state(params, optimizer)
     step = jax.jit(functools.partial(update, graphdef, loss_fn, optimizer))
     batches = epoch_batches(lambda epoch: RowList(make_rows(epoch)), LAYOUT, seed=0)
     losses = []
     for _, batch in zip(range(num_steps), batches, strict=False):
-        state, sums = step(state, batch, jax.random.key(0))
-        losses.append(sums["loss"] / sums["tokens"])
+        state, metrics = step(state, batch, jax.random.key(0))
+        losses.append(metrics.means["loss"].mean)
     return nnx.merge(graphdef, state.params), np.array(losses)
 
 

@@ -69,7 +69,7 @@ def compile_step(config: TransformerConfig, rows: int, length: int) -> dict[str,
     batch = {side: jax.ShapeDtypeStruct((rows, length), jnp.int32) for side in ("source", "target")}
 
     def forward(state: Any, batch: Any, rng: Any) -> Any:
-        return LOSS(nnx.merge(graphdef, state.params), batch, nnx.Rngs(dropout=rng))
+        return LOSS(nnx.merge(graphdef, state.variables), batch, nnx.Rngs(dropout=rng))
 
     step = functools.partial(update, graphdef, LOSS, optimizer)
     programs = {"forward": jax.jit(forward), "step": jax.jit(step, donate_argnums=0)}

@@ -348,7 +348,7 @@ def spoilt(workdir, tmp_path_factory):
     params = load_params(folder)
     params["embedding"]["table"][3, 1] = np.nan
     with Checkpoints(folder) as checkpoints:
-        checkpoints.save(TrainState(np.array(8, np.int32), params, {}), {})
+        checkpoints.save(TrainState(np.array(8, np.int32), params, {}, (), {}), {})
     return folder
 
 

@@ -1,8 +1,12 @@
 """What the tests of losses share: texts for a BERT, and their cross entropy in float64."""
 
+import chex
+import jax
 import numpy as np
 import pytest
 from scipy.special import log_softmax, logsumexp
+
+from tfx_jax.tasks.loss import LossOutput, Metric
 
 VOCAB_SIZE, ROWS, LENGTH = 29, 6, 13
 
@@ -24,37 +28,36 @@ def make_texts():
 
 
 @pytest.fixture(scope="session")
-def sums_of():
-    """`sums_of(logits, targets, weights)`: (loss, sums) of predictions one by one, in float64."""
+def expected_loss():
+    """`expected_loss(logits, targets, weights)`: a `LossOutput` of predictions one by one, in float64."""
 
-    def sums(logits, targets, weights, smoothing=0.0, z_loss_weight=0.0):
+    def expect(logits, targets, weights, smoothing=0.0, z_loss_weight=0.0):
         logits = np.asarray(logits, np.float64)
-        found = {"tokens": 0.0, "nll": 0.0, "correct": 0.0}
-        loss = z_loss = 0.0
+        loss = nll = correct = z_loss = 0.0
         for place in zip(*np.nonzero(weights), strict=True):
             weight, target, log_probs = float(weights[place]), targets[place], log_softmax(logits[place])
             wanted = np.full(len(log_probs), smoothing / len(log_probs))
             wanted[target] += 1 - smoothing
             finite = wanted > 0  # 0 * -inf is none
-            found["tokens"] += weight
-            found["nll"] -= weight * log_probs[target]
-            found["correct"] += weight * (log_probs.argmax() == target)
+            nll -= weight * log_probs[target]
+            correct += weight * (log_probs.argmax() == target)
             z_loss += weight * z_loss_weight * logsumexp(logits[place]) ** 2
             loss -= weight * (wanted[finite] @ log_probs[finite])
-        return loss + z_loss, found | ({"z_loss": z_loss} if z_loss_weight else {})
+        count = float(np.asarray(weights, np.float64).sum())
+        metrics = {"nll": Metric(nll, count), "accuracy": Metric(correct, count)}
+        if z_loss_weight:
+            metrics["z_loss"] = Metric(z_loss, count)
+        return LossOutput(loss + z_loss, count, metrics, num_tokens=count)
 
-    return sums
+    return expect
 
 
 @pytest.fixture(scope="session")
-def assert_sums():
-    """`assert_sums(actual, expected)`: pairs of a loss and its sums, float32 against float64."""
+def assert_losses():
+    """`assert_losses(actual, expected)`: two of `LossOutput`, float32 scalars against float64."""
 
     def check(actual, expected, rtol=2e-5):
-        (total, sums), (expected_total, expected_sums) = actual, expected
-        assert {(value.dtype.name, value.shape) for value in (total, *sums.values())} == {("float32", ())}
-        assert sums.keys() == expected_sums.keys()
-        for name, value in {"loss": expected_total, **expected_sums}.items():
-            np.testing.assert_allclose(total if name == "loss" else sums[name], value, rtol=rtol, err_msg=name)
+        assert {(value.dtype.name, value.shape) for value in jax.tree.leaves(actual)} == {("float32", ())}
+        chex.assert_trees_all_close(jax.device_get(actual), expected, rtol=rtol)
 
     return check

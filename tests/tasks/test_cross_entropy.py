@@ -30,13 +30,13 @@ SUMS = [
 
 
 @pytest.mark.parametrize(("shape", "smoothing", "z_loss_weight"), SUMS)
-def test_sums(shape, smoothing, z_loss_weight, sums_of, assert_sums):
+def test_sums(shape, smoothing, z_loss_weight, expected_loss, assert_losses):
     options = {"label_smoothing": smoothing, "z_loss_weight": z_loss_weight}
     example = draw(shape, 7)
     found = jax.jit(functools.partial(summed_cross_entropy, **options))(*example)
-    expected = sums_of(*example, smoothing, z_loss_weight)
-    assert 0 < expected[1]["correct"] < expected[1]["tokens"]
-    assert_sums(found, expected)
+    expected = expected_loss(*example, smoothing, z_loss_weight)
+    assert 0 < expected.metrics["accuracy"].sum < expected.weight
+    assert_losses(found, expected)
 
 
 def test_sums_add():
@@ -57,7 +57,7 @@ def test_what_has_no_weight_does_not_matter():
     unseen = weights == 0
     changed = np.where(unseen[..., None], -5 * logits, logits), np.where(unseen, 6 - targets, targets)
     value_and_grad = jax.jit(
-        jax.value_and_grad(lambda logits, targets: summed_cross_entropy(logits, targets, weights)[0])
+        jax.value_and_grad(lambda logits, targets: summed_cross_entropy(logits, targets, weights).loss)
     )
     (value, gradient), (other, other_gradient) = value_and_grad(logits, targets), value_and_grad(*changed)
     assert value == other
@@ -68,9 +68,9 @@ def test_what_has_no_weight_does_not_matter():
 def test_bfloat16_logits_are_summed_in_float32():
     """4,096 equal losses: bfloat16 would stop counting at 256."""
     example = np.zeros((64, 64, 2), jnp.bfloat16), np.zeros((64, 64), np.int32), np.ones((64, 64), np.float32)
-    total, sums = jax.jit(summed_cross_entropy)(*example)
-    np.testing.assert_allclose(total, 4096 * np.log(2), rtol=1e-6)
-    assert (float(sums["tokens"]), float(sums["correct"])) == (4096, 4096)
+    output = jax.jit(summed_cross_entropy)(*example)
+    np.testing.assert_allclose(output.loss, 4096 * np.log(2), rtol=1e-6)
+    assert output.metrics["accuracy"] == (4096, 4096) == (output.weight, output.num_tokens)
 
 
 def test_the_first_choice_is_an_argmax_but_for_ties():

@@ -19,22 +19,22 @@ def model(draw_model):
 
 
 @pytest.mark.parametrize("options", [(0.0, 0.0), (0.1, 0.01)], ids=["plain", "options"])
-def test_blocks(model, options, sums_of, assert_sums):
+def test_blocks(model, options, expected_loss, assert_losses):
     """40 tokens in rows of 12, the last of which is filled up: 39 predictions."""
     rows = TokenBlocks(np.random.default_rng(0).integers(1, V, 40), T, pad_id=0)
     batch = jax.tree.map(lambda *parts: np.stack(parts), *(rows[index] for index in range(len(rows))))
     logits = jax.jit(model)(batch["inputs"])
-    expected = sums_of(logits, batch["targets"], batch["weights"], *options)
-    assert expected[1]["tokens"] == 39
+    expected = expected_loss(logits, batch["targets"], batch["weights"], *options)
+    assert expected.weight == 39
     smoothing, z_loss_weight = options
 
     def loss(batch):
         return language_model_loss(model, batch, None, label_smoothing=smoothing, z_loss_weight=z_loss_weight)
 
-    assert_sums(jax.jit(loss)(batch), expected)
+    assert_losses(jax.jit(loss)(batch), expected)
 
 
-def test_packed_documents_are_scored_as_if_each_were_alone(model, sums_of, assert_sums):
+def test_packed_documents_are_scored_as_if_each_were_alone(model, expected_loss, assert_losses):
     """Each document in a call of its own gives the logits; some are longer than a row and cut."""
     rng = np.random.default_rng(1)
     documents = [rng.integers(1, V, size).tolist() for size in (5, 3, 12, 17, 1, 2, 7)]
@@ -52,7 +52,7 @@ def test_packed_documents_are_scored_as_if_each_were_alone(model, sums_of, asser
             logits.append(np.asarray(run(alone))[0, : len(following)])
             targets += following
     logits = np.concatenate(logits)
-    total, sums = sums_of(logits, np.array(targets), np.ones(len(targets)))
-    assert sums["tokens"] == 47 - 7
+    expected = expected_loss(logits, np.array(targets), np.ones(len(targets)))
+    assert expected.weight == 47 - 7
     found = jax.jit(lambda batch: language_model_loss(model, batch, None))(batch)
-    assert_sums(found, (total, sums | {"inputs": 47}))
+    assert_losses(found, expected._replace(num_tokens=47))

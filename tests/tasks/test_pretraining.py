@@ -12,6 +12,7 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 from tfx_jax.data.masked_lm import mask_tokens
 from tfx_jax.models import BertConfig, BertMaskedLM, BertPretraining
 from tfx_jax.tasks.cross_entropy import summed_cross_entropy
+from tfx_jax.tasks.loss import LossOutput
 from tfx_jax.tasks.pretraining import chosen_places, num_chosen, pretraining_loss
 
 V, T, RATE = 29, 13, 0.3
@@ -49,9 +50,9 @@ def plain_loss(model, batch, label_smoothing=0.0, z_loss_weight=0.0):
     options = {"label_smoothing": label_smoothing, "z_loss_weight": z_loss_weight}
     if not isinstance(model, BertPretraining):
         return summed_cross_entropy(logits, batch["targets"], batch["weights"], **options)[0]
-    total, sums = summed_cross_entropy(logits.masked_lm, batch["targets"], batch["weights"], **options)
-    other, counts = summed_cross_entropy(logits.next_sentence, batch["is_other"], batch["row_weights"])
-    return sums["tokens"] * (total / sums["tokens"] + other / counts["tokens"])
+    masked = summed_cross_entropy(logits.masked_lm, batch["targets"], batch["weights"], **options)
+    other = summed_cross_entropy(logits.next_sentence, batch["is_other"], batch["row_weights"])
+    return masked.weight * (masked.loss / masked.weight + other.loss / other.weight)
 
 
 def value_and_grad(loss, model, *args):
@@ -75,7 +76,7 @@ OPTIONS = {"label_smoothing": 0.1, "z_loss_weight": 0.01}
 )
 def test_loss_and_gradient_are_those_of_all_positions(models, batch, cls, options):
     def loss(model, batch):
-        return pretraining_loss(model, batch, None, rate=RATE, **options)[0]
+        return pretraining_loss(model, batch, None, rate=RATE, **options).loss
 
     found = value_and_grad(loss, models[cls], batch)
     expected = value_and_grad(functools.partial(plain_loss, **options), models[cls], batch)
@@ -85,25 +86,25 @@ def test_loss_and_gradient_are_those_of_all_positions(models, batch, cls, option
 
 
 @pytest.mark.parametrize("options", [{}, pytest.param(OPTIONS, marks=pytest.mark.slow)], ids=["plain", "options"])
-def test_sums(models, losses, batch, options, sums_of, assert_sums):
+def test_sums(models, losses, batch, options, expected_loss, assert_losses):
     model = models[BertPretraining]
     logits = jax.jit(lambda batch: model(batch["tokens"], batch["segments"], is_token=batch["is_token"]))(batch)
-    total, sums = sums_of(logits.masked_lm, batch["targets"], batch["weights"], *options.values())
-    other, counts = sums_of(logits.next_sentence, batch["is_other"], batch["row_weights"])
-    sums |= {"next_sentences": counts["tokens"], "next_sentence_correct": counts["correct"]}
-    sums |= {"inputs": batch["is_token"].sum()}
+    masked = expected_loss(logits.masked_lm, batch["targets"], batch["weights"], *options.values())
+    other = expected_loss(logits.next_sentence, batch["is_other"], batch["row_weights"])
+    metrics = masked.metrics | {"next_sentence_accuracy": other.metrics["accuracy"]}
+    total = masked.loss + other.loss * masked.weight / other.weight
     loss = jax.jit(lambda batch: pretraining_loss(model, batch, None, rate=RATE, **options))
     found = (loss if options else losses[BertPretraining])(batch)
-    assert_sums(found, (total + other * sums["tokens"] / sums["next_sentences"], sums))
+    assert_losses(found, LossOutput(total, masked.weight, metrics, num_tokens=batch["is_token"].sum()))
     # What the trainer makes of it is the loss of the paper.
-    quotient = total / sums["tokens"] + other / counts["tokens"]
-    np.testing.assert_allclose(found[0] / found[1]["tokens"], quotient, rtol=1e-5)
+    quotient = masked.loss / masked.weight + other.loss / other.weight
+    np.testing.assert_allclose(found.loss / found.weight, quotient, rtol=1e-5)
 
 
 def test_a_masked_language_model_needs_no_next_sentences(models, batch):
     texts = {name: batch[name] for name in ("tokens", "segments", "is_token", "targets", "weights")}
-    _, sums = jax.eval_shape(pretraining_loss, models[BertMaskedLM], texts, None)
-    assert sums.keys() == {"tokens", "nll", "correct", "inputs"}
+    output = jax.eval_shape(pretraining_loss, models[BertMaskedLM], texts, None)
+    assert output.metrics.keys() == {"nll", "accuracy"}
 
 
 @pytest.mark.parametrize("rate", [0.0, 0.01, 0.1, 0.15, 0.25, 0.5, 0.9, 1.0])
@@ -130,12 +131,12 @@ def test_chosen_places_come_first_and_in_order():
 
 def test_a_row_with_more_tokens_chosen_than_expected_makes_the_loss_nan(models, losses, batch):
     too_low = jax.jit(functools.partial(pretraining_loss, models[BertMaskedLM], rngs=None, rate=0.15))
-    assert [np.isnan(loss(batch)[0]).item() for loss in (losses[BertMaskedLM], too_low)] == [False, True]
+    assert [np.isnan(loss(batch).loss).item() for loss in (losses[BertMaskedLM], too_low)] == [False, True]
 
 
 def test_batches_without_anything_to_predict(losses, batch):
-    total, sums = losses[BertPretraining](jax.tree.map(np.zeros_like, batch))
-    assert {float(total), *map(float, sums.values())} == {0.0}
+    output = losses[BertPretraining](jax.tree.map(np.zeros_like, batch))
+    assert {*map(float, jax.tree.leaves(output))} == {0.0}
 
 
 def test_parts_weigh_next_sentences_by_their_share_of_the_chosen_tokens(losses, batch):
@@ -152,15 +153,16 @@ def test_parts_weigh_next_sentences_by_their_share_of_the_chosen_tokens(losses, 
     ]
     tokens, rows = (np.array([part[name].sum() for part in parts]) for name in ("weights", "row_weights"))
     assert tokens[0] / rows[0] != tokens[1] / rows[1]
-    totals, sums = zip(*map(loss, parts), strict=True)
-    nll = np.array([part["nll"] for part in sums])
-    means = (np.array(totals) - nll) / tokens  # over the next sentences of each part, so weighed by its tokens
-    whole_total, whole = loss(batch)
-    np.testing.assert_allclose(nll.sum(), whole["nll"], rtol=1e-5)
-    np.testing.assert_allclose(rows @ means / rows.sum() * tokens.sum(), whole_total - whole["nll"], rtol=1e-4)
-    assert sum(part["next_sentences"] for part in sums) == whole["next_sentences"] == rows.sum()
+    outputs, whole = [loss(part) for part in parts], loss(batch)
+    totals, nll = (np.array(values) for values in zip(*((o.loss, o.metrics["nll"].sum) for o in outputs), strict=True))
+    means = (totals - nll) / tokens  # over the next sentences of each part, so weighed by its tokens
+    whole_nll = whole.metrics["nll"].sum
+    np.testing.assert_allclose(nll.sum(), whole_nll, rtol=1e-5)
+    np.testing.assert_allclose(rows @ means / rows.sum() * tokens.sum(), whole.loss - whole_nll, rtol=1e-4)
+    counts = [output.metrics["next_sentence_accuracy"].weight for output in outputs]
+    assert sum(counts) == whole.metrics["next_sentence_accuracy"].weight == rows.sum()
     # Without them, the loss of a batch is that of its parts.
-    np.testing.assert_allclose(sum(masked(part)[0] for part in parts), masked(batch)[0], rtol=1e-5)
+    np.testing.assert_allclose(sum(masked(part).loss for part in parts), masked(batch).loss, rtol=1e-5)
 
 
 def test_rows_stay_on_their_devices(draw_model):
@@ -174,7 +176,8 @@ def test_rows_stay_on_their_devices(draw_model):
     texts |= {"is_other": np.zeros(16, np.int32), "row_weights": np.ones(16, np.float32)}
 
     def loss(params, batch):
-        return pretraining_loss(nnx.merge(graphdef, params), batch, None, rate=1.0)
+        output = pretraining_loss(nnx.merge(graphdef, params), batch, None, rate=1.0)
+        return output.loss, output.metrics
 
     gradient = jax.jit(jax.grad(loss, has_aux=True), in_shardings=(everywhere, rows), out_shardings=everywhere)
     program = gradient.lower(nnx.to_pure_dict(params), texts).compile().as_text()

@@ -12,6 +12,7 @@ from tfx_jax.data.squad import read_questions
 from tfx_jax.data.tokenizer import SentencePieceTokenizer
 from tfx_jax.models import BertConfig, BertQuestionAnswering
 from tfx_jax.tasks.answer_scores import answer_scores, character_exact_match, character_f1
+from tfx_jax.tasks.loss import Metric
 from tfx_jax.tasks.question_answering import (
     NO_ANSWER,
     Spans,
@@ -251,25 +252,25 @@ def questions(draw_model, make_texts):
     return model, batch | {"first": first, "last": last}, logits
 
 
-def test_loss_of_spans(questions, sums_of, assert_sums):
+def test_loss_of_spans(questions, expected_loss, assert_losses):
     model, batch, logits = questions
     may = batch["context_mask"] | (np.arange(13) == NO_ANSWER)
     start, end = (np.where(may, side, -np.inf) for side in logits)
-    (first_total, sums), (last_total, more) = (
-        sums_of(side, batch[name], batch["row_weights"]) for side, name in ((start, "first"), (end, "last"))
+    first, last = (
+        expected_loss(side, batch[name], batch["row_weights"]) for side, name in ((start, "first"), (end, "last"))
     )
     both = (start.argmax(axis=1) == batch["first"]) & (end.argmax(axis=1) == batch["last"])
-    sums |= {"nll": (sums["nll"] + more["nll"]) / 2, "inputs": batch["is_token"].sum()}
-    correct = {"correct": both[:-1].sum()}
-    assert 5 < correct["correct"] < sums["correct"] < sums["tokens"] == 23
-    found = jax.jit(span_loss)(model, batch, None)
-    assert_sums(found, ((first_total + last_total) / 2, sums | correct))
+    assert 5 < both[:-1].sum() < first.metrics["accuracy"].sum < first.weight == 23
+    mean = jax.tree.map(lambda a, b: (a + b) / 2, first, last)
+    metrics = mean.metrics | {"accuracy": Metric(both[:-1].sum(), 23)}
+    expected = mean._replace(metrics=metrics, num_tokens=batch["is_token"].sum())
+    assert_losses(jax.jit(span_loss)(model, batch, None), expected)
 
 
 def test_an_answer_outside_the_context_is_not_overlooked(questions):
     model, batch, _ = questions
-    total, _ = jax.jit(span_loss)(model, batch | {"last": np.where(np.arange(24) == 5, 1, batch["last"])}, None)
-    assert float(total) == np.inf
+    output = jax.jit(span_loss)(model, batch | {"last": np.where(np.arange(24) == 5, 1, batch["last"])}, None)
+    assert float(output.loss) == np.inf
 
 
 def test_predicted_spans_are_the_best(questions):

@@ -185,7 +185,7 @@ def test_one_tag_for_each_word():
 
 
 @pytest.mark.parametrize("smoothing", [pytest.param(0.0, marks=pytest.mark.slow), 0.1])
-def test_loss_and_prediction(smoothing, draw_model, make_texts, sums_of, assert_sums):
+def test_loss_and_prediction(smoothing, draw_model, make_texts, expected_loss, assert_losses):
     """Of the first subwords alone, about half of all tokens."""
     rng = np.random.default_rng(0)
     config = BertConfig(29, max_length=13, num_layers=1, d_model=8, num_heads=2, labels=tuple(TAGS))
@@ -195,10 +195,10 @@ def test_loss_and_prediction(smoothing, draw_model, make_texts, sums_of, assert_
     choices = np.asarray(logits).argmax(axis=-1)
     tags = np.where(rng.random(choices.shape) < 0.5, choices, rng.integers(len(TAGS), size=choices.shape))
     targets = np.where(texts["is_token"] & (rng.random(choices.shape) < 0.5), tags, IGNORED).astype(np.int32)
-    total, sums = sums_of(logits, targets, targets != IGNORED, smoothing)
-    assert 15 < sums["tokens"] < texts["is_token"].sum() - 15
-    assert 5 < sums["correct"] < sums["tokens"] - 5
+    expected = expected_loss(logits, targets, targets != IGNORED, smoothing)
+    assert 15 < expected.weight < texts["is_token"].sum() - 15
+    assert 5 < expected.metrics["accuracy"].sum < expected.weight - 5
     batch = texts | {"targets": targets}
     found = jax.jit(lambda batch: tagging_loss(model, batch, None, label_smoothing=smoothing))(batch)
-    assert_sums(found, (total, sums | {"inputs": texts["is_token"].sum()}))
+    assert_losses(found, expected._replace(num_tokens=texts["is_token"].sum()))
     np.testing.assert_array_equal(jax.jit(predict_tags)(model, texts), choices)

@@ -48,18 +48,18 @@ def test_loss_sums_over_the_tokens_that_are_there(smoothing, pad_id):
         nll -= log_probs[target[b, t]]
         correct += log_probs.argmax() == target[b, t]
     batch = {"source": np.ones((4, 2), np.int32), "target": target.astype(np.int32)}
-    total, sums = jitted_loss(logits, batch, smoothing, pad_id)
-    np.testing.assert_allclose(total, loss, rtol=1e-5)
-    np.testing.assert_allclose(sums["nll"], nll, rtol=1e-5)
-    assert (float(sums["tokens"]), float(sums["correct"])) == (np.count_nonzero(target != pad_id), correct)
-    assert {value.dtype for value in (total, *sums.values())} == {jnp.dtype("float32")}
+    output = jitted_loss(logits, batch, smoothing, pad_id)
+    np.testing.assert_allclose(output.loss, loss, rtol=1e-5)
+    np.testing.assert_allclose(output.metrics["nll"].sum, nll, rtol=1e-5)
+    assert output.metrics["accuracy"] == (correct, np.count_nonzero(target != pad_id))
+    assert output.weight == output.num_tokens == np.count_nonzero(target != pad_id)
+    assert {value.dtype for value in jax.tree.leaves(output)} == {jnp.dtype("float32")}
 
 
 def test_loss_of_padding_alone_is_zero_even_where_logits_are_huge():
     batch = {"source": np.zeros((2, 3), np.int32), "target": np.zeros((2, 3), np.int32)}
-    total, sums = jitted_loss(np.full((2, 3, 5), 1e30), batch, 0.1)
-    assert float(total) == 0.0
-    assert {name: float(value) for name, value in sums.items()} == {"tokens": 0.0, "nll": 0.0, "correct": 0.0}
+    output = jitted_loss(np.full((2, 3, 5), 1e30), batch, 0.1)
+    assert {*map(float, jax.tree.leaves(output))} == {0.0}
 
 
 class Echo:

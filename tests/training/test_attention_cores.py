@@ -54,7 +54,7 @@ def test_two_steps_on_eight_devices_are_those_on_one(name):
         state, losses[mesh.size] = training.first_state(), []
         for _ in range(2):
             state, metrics = training.step_fn(state, shard_batch(batch, mesh), jax.random.key(3))
-            losses[mesh.size].append(float(metrics["loss"] / metrics["tokens"]))
+            losses[mesh.size].append(float(metrics.means["loss"].mean))
     np.testing.assert_allclose(losses[8], losses[1], atol=2e-5)
     assert losses[1][1] < losses[1][0]
 

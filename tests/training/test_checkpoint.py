@@ -26,7 +26,7 @@ from tfx_jax.training.checkpoint import (
     load_params,
 )
 from tfx_jax.training.sharding import DATA_PARALLEL, make_mesh, state_shardings, with_shardings
-from tfx_jax.training.step import TrainState
+from tfx_jax.training.step import Guard, TrainState
 
 OPTIMIZER = optax.adam(optax.constant_schedule(1e-3))
 # What Orbax leaves behind when it cannot read a file: coroutines and tasks that nobody awaits any more.
@@ -49,7 +49,10 @@ def host_state(step):
     moments = OPTIMIZER.init(params)
     adam = moments[0]._replace(count=np.asarray(step, np.int32), mu=draw(), nu=draw())
     schedule = moments[1]._replace(count=np.asarray(step, np.int32))
-    return TrainState(np.asarray(step, np.int32), params, (adam, schedule))
+    guard = Guard(np.asarray(rng.random(), np.float32), np.asarray(step % 3, np.int32))
+    carry = {"memory": rng.normal(size=(8, 3)).astype(np.float32)}
+    model_state = {"encoder": {"centroids": rng.normal(size=(4, 2)).astype(np.float32)}}
+    return TrainState(np.asarray(step, np.int32), params, (adam, schedule), guard, model_state, carry)
 
 
 def put(state, num_devices):
@@ -141,7 +144,7 @@ def test_newest_and_best_are_kept(tmp_path):
             checkpoints.save(put(host_state(step), 1), {"data": 0}, score=score)
         checkpoints.wait()
         assert checkpoints.steps == [4, 6, 7]  # of two that are equally good, the later
-    chex.assert_trees_all_equal(load_params(tmp_path, "best"), host_state(4).params)
+    chex.assert_trees_all_equal(load_params(tmp_path, "best"), host_state(4).variables)
 
 
 def test_none_need_be_kept_for_its_score(tmp_path):
@@ -174,13 +177,13 @@ def test_checkpoint_of_the_same_step_is_replaced(workdir):
 @pytest.mark.parametrize(("step", "found"), [(None, 9), (6, 6), ("best", 3)])
 def test_load_params(saved, step, found):
     params = load_params(saved, step)
-    chex.assert_trees_all_equal(params, host_state(found).params)
+    chex.assert_trees_all_equal(params, host_state(found).variables)
     assert {type(leaf) for leaf in jax.tree.leaves(params)} == {np.ndarray}
 
 
 def test_load_params_takes_a_relative_string(saved, monkeypatch):
     monkeypatch.chdir(saved.parent)
-    chex.assert_trees_all_equal(load_params(saved.name, 6), host_state(6).params)
+    chex.assert_trees_all_equal(load_params(saved.name, 6), host_state(6).variables)
 
 
 def test_load_params_of_what_is_not_there(saved, tmp_path):
@@ -210,7 +213,7 @@ def test_best_needs_a_score(tmp_path):
 def float64_mean(steps):
     return jax.tree.map(
         lambda *leaves: np.mean([leaf.astype(np.float64) for leaf in leaves], axis=0).astype(np.float32),
-        *(host_state(step).params for step in steps),
+        *(host_state(step).variables for step in steps),
     )
 
 
@@ -254,7 +257,7 @@ def flip_a_byte(path):
 
 
 @ignore_orphans
-@pytest.mark.parametrize("part", ["params", "rest"])
+@pytest.mark.parametrize("part", slow_but(["params", "model_state", "rest"], "params", "rest"))
 @pytest.mark.parametrize("damage", slow_but([truncate, flip_a_byte, pathlib.Path.unlink], flip_a_byte))
 def test_damaged_checkpoint_is_passed_over_with_a_warning(workdir, caplog, part, damage):
     for path in data_files(workdir, 9, part):
@@ -270,7 +273,7 @@ def test_damaged_checkpoint_is_passed_over_with_a_warning(workdir, caplog, part,
     if part == "params":
         with pytest.raises(UserError, match=r"checkpoints/9 cannot be read \(.*\); choose another with --step$"):
             load_params(workdir)
-        chex.assert_trees_all_equal(load_params(workdir, 6), host_state(6).params)
+        chex.assert_trees_all_equal(load_params(workdir, 6), host_state(6).variables)
         with pytest.raises(UserError, match=r"checkpoints/9 cannot be read"):
             average_checkpoints(workdir, last=2)
     gc.collect()
@@ -326,7 +329,7 @@ def test_every_byte_of_the_values_counts(workdir):
             params = load_params(workdir)
         except UserError:
             continue
-        chex.assert_trees_all_equal(params, host_state(9).params)  # a byte that is not used
+        chex.assert_trees_all_equal(params, host_state(9).variables)  # a byte that is not used
     gc.collect()
 
 
@@ -396,9 +399,9 @@ def test_parameters_that_are_no_numbers_are_refused_by_name(tmp_path, value):
         with pytest.raises(UserError, match=message):
             load(tmp_path)
     assert not (tmp_path / "average").exists()
-    chex.assert_trees_all_equal(load_params(tmp_path, 4), host_state(4).params)
+    chex.assert_trees_all_equal(load_params(tmp_path, 4), host_state(4).variables)
     for load in (load_params, load_best_params):
-        chex.assert_trees_all_equal(load(tmp_path, allow_nonfinite=True), state.params)
+        chex.assert_trees_all_equal(load(tmp_path, allow_nonfinite=True), state.variables)
     assert average_checkpoints(tmp_path, 2, allow_nonfinite=True) == [4, 5]
     with pytest.raises(UserError, match=r"average: encoder/table has values that are NaN or infinite"):
         load_params(tmp_path, "average")
@@ -410,7 +413,7 @@ def test_parameters_that_are_no_numbers_are_refused_by_name(tmp_path, value):
 def test_leftovers_of_an_interrupted_save_are_cleared(workdir):
     leftover = workdir / "checkpoints" / "12.orbax-checkpoint-tmp"
     shutil.copytree(workdir / "checkpoints" / "9", leftover)
-    chex.assert_trees_all_equal(load_params(workdir), host_state(9).params)
+    chex.assert_trees_all_equal(load_params(workdir), host_state(9).variables)
     assert leftover.exists()  # whoever only reads does not tidy up: a training may be writing
     state, _ = restore(workdir)
     chex.assert_trees_all_equal(state, host_state(9))
@@ -428,7 +431,7 @@ from tfx_jax.training.checkpoint import Checkpoints, average_checkpoints, load_p
 logging.disable(logging.CRITICAL)
 workdir, report = sys.argv[1], {"devices": jax.device_count()}
 leaves = jax.tree.leaves(load_params(workdir))
-report["same"] = all(map(np.array_equal, leaves, jax.tree.leaves(host_state(9).params)))
+report["same"] = all(map(np.array_equal, leaves, jax.tree.leaves(host_state(9).variables)))
 report["types"] = sorted({type(leaf).__name__ for leaf in leaves})
 resource.setrlimit(resource.RLIMIT_FSIZE, (4096, resource.RLIM_INFINITY))
 def attempt(action):
@@ -496,6 +499,6 @@ def test_full_disk(tmp_path):
             ):
                 fill(checkpoints)
             good = checkpoints.steps[-1]
-        chex.assert_trees_all_equal(load_params(disk), host_state(good).params)
+        chex.assert_trees_all_equal(load_params(disk), host_state(good).variables)
     finally:
         subprocess.run(["umount", str(disk)], check=True)

@@ -261,7 +261,7 @@ def state(spec):
     whole = NamedSharding(mesh, P())
     table = jax.make_array_from_callback(values.shape, NamedSharding(mesh, spec), lambda index: values[index])
     step = jax.make_array_from_callback((), whole, lambda index: np.int32(3))
-    return TrainState(step, {"table": table}, ())
+    return TrainState(step, {"table": table}, (), (), {})
 with Checkpoints(arguments[0]) as checkpoints:
     checkpoints.save(state(P("a", "b")), {"data": 7})
     checkpoints.wait()
@@ -280,8 +280,8 @@ def test_shards_of_two_processes_are_read_by_one(tmp_path):
     statuses, errors = run_pair(SAVE, tmp_path)
     assert statuses == [0, 0], errors
     mesh = jax.make_mesh((3, 2), ("a", "b"), axis_types=(AxisType.Auto,) * 2, devices=jax.devices()[:6])
-    shardings = TrainState(NamedSharding(mesh, P()), {"table": NamedSharding(mesh, P(None, ("b", "a")))}, ())
-    shapes = TrainState(np.int32(0), {"table": np.zeros((16, 6), np.float32)}, ())
+    shardings = TrainState(NamedSharding(mesh, P()), {"table": NamedSharding(mesh, P(None, ("b", "a")))}, (), (), {})
+    shapes = TrainState(np.int32(0), {"table": np.zeros((16, 6), np.float32)}, (), (), {})
     with Checkpoints(tmp_path) as checkpoints:
         restored, _ = checkpoints.restore_latest(with_shardings(shapes, shardings))
     values = np.random.default_rng(0).normal(size=(16, 6)).astype(np.float32)

@@ -8,12 +8,15 @@ import numpy as np
 import pytest
 
 from tfx_jax.models import TransformerConfig
+from tfx_jax.tasks.loss import Metric
 from tfx_jax.training import meter as meter_module
 from tfx_jax.training.flops import training_flops
 from tfx_jax.training.meter import Meter
+from tfx_jax.training.step import Metrics
 
 MODEL = TransformerConfig(vocab_size=100, num_layers=1, d_model=16, num_heads=2, d_ff=32)
-METRICS = {"loss": 20.0, "nll": 10.0, "tokens": 5.0, "correct": 1.0, "grad_norm": 3.0}
+MEANS = {"loss": Metric(20.0, 5.0), "nll": Metric(10.0, 5.0), "next_sentence_accuracy": Metric(1.0, 2.0)}
+METRICS = Metrics(MEANS, {"tokens": 6.0, "grad_norm": 3.0})
 
 
 @pytest.fixture
@@ -102,11 +105,11 @@ class OnDevice:
 def test_a_step_under_way_is_waited_for_before_compiling_but_not_otherwise(clock):
     meter = Meter(step_flops, ["cpu"])
     first, second = OnDevice(clock), OnDevice(clock)
-    meter.add(1, METRICS | {"loss": first})
+    meter.add(1, METRICS._replace(means=MEANS | {"loss": Metric(first, 5.0)}))
     with meter.starting(batch()):
         clock[0] += 30
     assert first.is_ready
-    meter.add(2, METRICS | {"loss": second})
+    meter.add(2, METRICS._replace(means=MEANS | {"loss": Metric(second, 5.0)}))
     with meter.starting(batch()):
         pass
     assert not second.is_ready  # it is fetched while the third step runs
@@ -133,10 +136,10 @@ def test_means_and_rates_over_data_and_step(clock):
     assert {name: value for name, value in found.items() if name.startswith("train/")} == {
         "train/loss": 4.0,
         "train/nll": 2.0,
-        "train/accuracy": 0.2,
+        "train/next_sentence_accuracy": 0.5,
         "train/grad_norm": 3.0,
-        "train/tokens_per_second": 10 / 5,
-        "train/tokens_per_step": 5.0,
+        "train/tokens_per_second": 12 / 5,
+        "train/tokens_per_step": 6.0,
         "train/mfu": pytest.approx(flops / 5 / (2 * 275e12)),
     }
 
@@ -157,7 +160,7 @@ def test_accumulated_batches_count_all_their_rows(clock):
 
 def test_no_utilisation_of_devices_whose_peak_is_unknown():
     meter = Meter(step_flops, ["cpu"])
-    meter.add(1, METRICS | {"bad": 1.0})
+    meter.add(1, METRICS._replace(numbers=METRICS.numbers | {"bad": 1.0}))
     meter.drain()
     found = meter.take()
     assert "train/mfu" not in found
@@ -168,7 +171,7 @@ def test_memory_is_constant_over_steps():
     """The meter forgets what it has summed: a training that runs for ever must not grow."""
     meter = Meter(step_flops, ["cpu"])
     for step in range(1, 100):
-        meter.add(step, {name: jax.numpy.asarray(value) for name, value in METRICS.items()})
+        meter.add(step, jax.tree.map(jax.numpy.asarray, METRICS))
     meter.drain()
     assert meter.take()["train/loss"] == 4.0
     assert not meter._waiting

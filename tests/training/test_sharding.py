@@ -17,6 +17,7 @@ from experiments.benchmarks.pod import collectives
 from tfx_jax.errors import UserError
 from tfx_jax.models.transformer import Transformer, TransformerConfig
 from tfx_jax.nn import MixtureOfExperts
+from tfx_jax.tasks.loss import LossOutput
 from tfx_jax.tasks.translation import translation_loss
 from tfx_jax.training.config import OptimizerConfig
 from tfx_jax.training.optimizer import make_optimizer
@@ -30,7 +31,7 @@ from tfx_jax.training.sharding import (
     state_shardings,
     train_on,
 )
-from tfx_jax.training.step import TrainState, init_state, update
+from tfx_jax.training.step import init_state, new_state, update
 
 
 @pytest.mark.parametrize(
@@ -73,7 +74,7 @@ PARAMS = {
     "encoder": {"query": {"kernel": np.zeros((4, 2, 8))}, "norm": {"scale": np.zeros(4)}},
     "head": {"kernel": np.zeros((4, 16))},
 }
-STATE = TrainState(np.zeros((), np.int32), PARAMS, optax.adam(1e-3).init(PARAMS))
+STATE = new_state(PARAMS, optax.adam(1e-3))
 
 
 def test_data_parallel_replicates_everything():
@@ -177,7 +178,7 @@ class Trainer:
         state, curve, rng = self.first_state(), [], jax.random.key(3)
         for batch in batches:
             state, metrics = self.step_fn(state, shard_batch(batch, self.mesh), rng)
-            curve.append((metrics["loss"] / metrics["tokens"], metrics["grad_norm"]))
+            curve.append((metrics.means["loss"].mean, metrics.numbers["grad_norm"]))
         return state, np.array(jax.device_get(curve))
 
     def compiled(self):
@@ -302,7 +303,8 @@ def mixture_loss(model, batch, _):
     y, router = model.mixture(model.table[...][batch["source"]], mask=mask)
     nll = optax.softmax_cross_entropy_with_integer_labels(y @ model.table[...].T, batch["target"])
     tokens = mask.sum().astype(jnp.float32)
-    return (nll * mask).sum() + 0.01 * tokens * (router.load_balancing + router.z), {"tokens": tokens}
+    total = (nll * mask).sum() + 0.01 * tokens * (router.load_balancing + router.z)
+    return LossOutput(total, tokens, {}, num_tokens=tokens)
 
 
 def test_expert_parallelism_equals_one_device():
@@ -319,7 +321,7 @@ def test_expert_parallelism_equals_one_device():
         for source in rows:
             batch = shard_batch({"source": source, "target": np.where(source < 5, 0, source - 1)}, mesh)
             state, metrics = step_fn(state, batch, jax.random.key(0))
-            losses.append(float(metrics["loss"] / metrics["tokens"]))
+            losses.append(float(metrics.means["loss"].mean))
         return state, losses
 
     state, losses = run(make_mesh(expert=8))

@@ -93,7 +93,7 @@ def train(family, mesh):
     batch = shard_batch(FAMILIES[family][3](), mesh)
     for _ in range(4):
         state, metrics = training.step_fn(state, batch, jax.random.key(3))
-        losses.append(float(metrics["loss"] / metrics["tokens"]))
+        losses.append(float(metrics.means["loss"].mean))
     return state, losses
 
 

@@ -12,11 +12,12 @@ from flax import nnx
 
 from tests.training.tiny import BagOfWords
 from tfx_jax.models.transformer import Transformer, TransformerConfig
+from tfx_jax.tasks.loss import LossOutput, Metric
 from tfx_jax.tasks.translation import translation_loss
 from tfx_jax.training.config import OptimizerConfig
 from tfx_jax.training.optimizer import make_optimizer
 from tfx_jax.training.sharding import DATA_PARALLEL, make_mesh, shard_batch, state_shardings
-from tfx_jax.training.step import Guard, init_state, jit_update, update
+from tfx_jax.training.step import init_state, jit_update, update
 
 B, S, T, V = 16, 5, 7, 11
 NUM_STEPS = 4
@@ -24,6 +25,10 @@ LOSS = functools.partial(translation_loss, label_smoothing=0.1)
 ADAM = make_optimizer(OptimizerConfig(warmup_steps=2, peak_learning_rate=0.01), d_model=8)
 SGD = optax.sgd(1.0)  # moves the parameters by their gradient
 RNG = jax.random.key(7)
+
+
+def mean_loss(metrics):
+    return float(metrics.means["loss"].mean)
 
 
 def make_transformer(dropout_rate=0.0, seed=0, **changes):
@@ -53,9 +58,9 @@ UNEVEN = [make_batch(seed, np.roll([7, 7, 7, 6, 5, 1, 0, 0, 3, 2, 7, 4, 0, 0, 1,
 class Trainer:
     """A compiled step on a mesh, and as many copies of the first state as one likes."""
 
-    def __init__(self, make_model, num_devices=1, optimizer=ADAM, *, loss_fn=LOSS, is_guarded=False, **options):
+    def __init__(self, make_model, num_devices=1, optimizer=ADAM, *, loss_fn=LOSS, **options):
         self.mesh = make_mesh(num_devices)
-        graphdef, first_state = init_state(make_model, optimizer, is_guarded=is_guarded)
+        graphdef, first_state = init_state(make_model, optimizer)
         self.first = jax.device_get(jax.jit(first_state)())
         self.shardings = state_shardings(self.first, self.mesh, [DATA_PARALLEL])
         self.step_fn = jit_update(graphdef, loss_fn, optimizer, self.shardings, **options)
@@ -99,7 +104,7 @@ def test_eight_devices_equal_one(make_model, dropout_rate):
 
 def test_dropout_is_on_when_it_is_asked_for():
     with_dropout, without = trained(make_bag_of_words, 8, 0.3)[1], trained(make_bag_of_words, 8, 0.0)[1]
-    assert abs(with_dropout[0]["loss"] / without[0]["loss"] - 1) > 1e-3
+    assert abs(mean_loss(with_dropout[0]) / mean_loss(without[0]) - 1) > 1e-3
 
 
 def test_step_compiles_once_and_keeps_the_shardings():
@@ -139,7 +144,7 @@ def test_resumed_run_draws_the_masks_it_would_have_drawn(bag):
 def test_steps_draw_different_masks(bag):
     """The same parameters and batch at another step: another loss."""
     later = bag.first._replace(step=bag.first.step + 1)
-    losses = [bag.run(bag.put(state), UNEVEN[:1])[1][0]["loss"] for state in (bag.first, later)]
+    losses = [mean_loss(bag.run(bag.put(state), UNEVEN[:1])[1][0]) for state in (bag.first, later)]
     assert abs(losses[0] / losses[1] - 1) > 1e-3
 
 
@@ -151,18 +156,18 @@ EIGHT_KEYS = jax.random.wrap_key_data(replicate(jax.random.key_data(RNG)))
 
 
 @pytest.mark.parametrize(
-    ("make_model", "guard", "options"),
+    ("make_model", "options"),
     [
-        slow(make_transformer, None, {}),
-        (make_bag_of_words, Guard(np.float32(0.0), np.int32(0)), {"accumulate": 2, "spike_factor": 9.0}),
+        slow(make_transformer, {}),
+        (make_bag_of_words, {"accumulate": 2, "skip_bad_steps": True, "spike_factor": 9.0}),
     ],
 )
-def test_pmap_equals_jit(make_model, guard, options):
+def test_pmap_equals_jit(make_model, options):
     """The classic style: every device holds a replica of the state and gets its rows of the batch."""
     expected_state, expected_history, trainer = trained(make_model, 8, 0.0)
     graphdef = nnx.graphdef(nnx.eval_shape(make_model))
     step_fn = jax.pmap(functools.partial(update, graphdef, LOSS, ADAM, axis_name="data", **options), axis_name="data")
-    state = replicate(trainer.first._replace(guard=guard))
+    state = replicate(trainer.first)
     history = []
     for batch in UNEVEN:
         shards = {side: rows.reshape(8, B // 8, -1) for side, rows in batch.items()}
@@ -171,8 +176,8 @@ def test_pmap_equals_jit(make_model, guard, options):
     state = jax.device_get(state)
     for replica in range(8):
         mine = jax.tree.map(lambda leaf, replica=replica: leaf[replica], (state.params, history[-1]))
-        bad = {} if guard is None else {"bad": 0.0, "bad_in_a_row": 0.0}
-        expected = jax.device_get((expected_state.params, expected_history[-1] | bad))
+        numbers = expected_history[-1].numbers | ({"bad": 0.0, "bad_in_a_row": 0.0} if options else {})
+        expected = jax.device_get((expected_state.params, expected_history[-1]._replace(numbers=numbers)))
         chex.assert_trees_all_close(mine, expected, rtol=1e-6, atol=1e-6)
     # The replicas stay equal to the last bit, or they would drift apart.
     first = jax.tree.map(lambda leaf: np.broadcast_to(leaf[:1], leaf.shape), state)
@@ -188,7 +193,8 @@ class Draws(nnx.Module):
     @staticmethod
     def loss(model, batch, rngs):
         value = jax.random.uniform(rngs.dropout())
-        return model.weight[...] * value, {"tokens": jnp.ones(()), "squares": value**2}
+        one = jnp.ones(())
+        return LossOutput(model.weight[...] * value, one, {"square": Metric(value**2, one)}, num_tokens=one)
 
 
 def test_pmap_draws_a_mask_of_its_own_on_each_device():
@@ -197,8 +203,8 @@ def test_pmap_draws_a_mask_of_its_own_on_each_device():
         functools.partial(update, graphdef, Draws.loss, optax.sgd(0.1), axis_name="data"), axis_name="data"
     )
     _, metrics = step_fn(replicate(first_state()), {"rows": np.zeros((8, 2))}, EIGHT_KEYS)
-    mean, mean_square = float(metrics["loss"][0]) / 8, float(metrics["squares"][0]) / 8
-    assert mean_square - mean**2 > 0.01
+    first = jax.tree.map(lambda leaf: leaf[0], metrics.means)
+    assert first["square"].mean - first["loss"].mean ** 2 > 0.01
 
 
 @pytest.fixture(scope="module")
@@ -222,14 +228,14 @@ def test_every_token_weighs_the_same(sgd):
     """The gradient of a batch is the token-weighted mean over any two parts of it, however uneven."""
     batch = UNEVEN[0]
     whole, metrics = sgd(batch)
-    assert metrics["tokens"] == np.count_nonzero(batch["target"]) == 51
+    assert metrics.numbers["tokens"] == metrics.means["loss"].weight == np.count_nonzero(batch["target"]) == 51
     in_first = np.arange(B) < 3
     (first, first_metrics), (second, second_metrics) = sgd(masked(batch, in_first)), sgd(masked(batch, ~in_first))
-    assert (first_metrics["tokens"], second_metrics["tokens"]) == (21, 30)
+    assert (first_metrics.means["nll"].weight, second_metrics.means["nll"].weight) == (21, 30)
     expected = jax.tree.map(lambda one, other: (21 * one + 30 * other) / 51, first, second)
     chex.assert_trees_all_close(whole, expected, atol=3e-7)
-    for name in ("loss", "nll", "correct"):
-        np.testing.assert_allclose(metrics[name], first_metrics[name] + second_metrics[name], rtol=1e-6)
+    added = jax.tree.map(np.add, first_metrics.means, second_metrics.means)
+    chex.assert_trees_all_close(metrics.means, added, rtol=1e-6)
 
 
 def test_rows_of_padding_change_nothing(sgd):
@@ -244,7 +250,7 @@ def test_rows_of_padding_change_nothing(sgd):
 def test_batch_of_padding_alone_changes_nothing(sgd):
     gradient, metrics = sgd(make_batch(0, [0] * B))
     chex.assert_trees_all_equal(gradient, jax.tree.map(np.zeros_like, gradient))
-    assert not any(metrics.values())
+    assert not any(jax.tree.leaves(metrics))
 
 
 def test_batch_of_padding_alone_leaves_adam_to_its_own_decay():
@@ -253,7 +259,7 @@ def test_batch_of_padding_alone_leaves_adam_to_its_own_decay():
     state, _ = trainer.run(trainer.put(trainer.first), UNEVEN[:1])
     before = jax.tree.map(lambda leaf: np.array(leaf), state)
     state, (metrics,) = trainer.run(state, [make_batch(0, [0] * B)])
-    assert metrics["loss"] == metrics["tokens"] == metrics["grad_norm"] == 0.0
+    assert not any(jax.tree.leaves(metrics))
     old, new = before.opt_state[0], state.opt_state[0]
     chex.assert_trees_all_close(new.mu, jax.tree.map(lambda leaf: 0.9 * leaf, old.mu), rtol=1e-6)
     chex.assert_trees_all_close(new.nu, jax.tree.map(lambda leaf: 0.98 * leaf, old.nu), rtol=1e-6)
@@ -279,10 +285,11 @@ def test_first_state_is_the_drawn_model():
 
 def test_metrics_are_sums_with_the_norm_of_the_gradient(sgd):
     gradient, metrics = sgd(UNEVEN[1])
-    assert set(metrics) == {"tokens", "nll", "correct", "loss", "grad_norm"}
+    assert metrics.means.keys() == {"loss", "nll", "accuracy"}
+    assert metrics.numbers.keys() == {"tokens", "grad_norm"}
     norm = np.sqrt(sum(np.sum(leaf**2) for leaf in jax.tree.leaves(gradient)))
-    np.testing.assert_allclose(metrics["grad_norm"], norm, rtol=1e-5)
-    assert metrics["loss"] / metrics["tokens"] > np.log(V) * 0.5
+    np.testing.assert_allclose(metrics.numbers["grad_norm"], norm, rtol=1e-5)
+    assert mean_loss(metrics) > np.log(V) * 0.5
 
 
 @pytest.mark.parametrize(
@@ -319,8 +326,8 @@ def test_parts_of_a_batch_stay_on_their_devices():
 def test_parts_draw_different_masks():
     trainer = Trainer(Draws, optimizer=optax.sgd(0.1), loss_fn=Draws.loss, accumulate=8)
     _, (metrics,) = trainer.run(trainer.put(trainer.first), [{"rows": np.zeros((8, 2))}])
-    assert metrics["tokens"] == 8
-    assert metrics["squares"] / 8 - (metrics["loss"] / 8) ** 2 > 0.01
+    assert metrics.numbers["tokens"] == 8
+    assert metrics.means["square"].mean - mean_loss(metrics) ** 2 > 0.01
 
 
 def test_accumulation_saves_memory():
@@ -393,13 +400,13 @@ def test_bfloat16_does_not_lose_small_steps():
         for after in jax.device_get((state.params, expected.params))
     )
     assert moved @ should / np.sqrt(moved @ moved * (should @ should)) > 0.999
-    np.testing.assert_allclose(history[-1]["loss"], expected_history[-1]["loss"], rtol=0.01)
+    np.testing.assert_allclose(mean_loss(history[-1]), mean_loss(expected_history[-1]), rtol=0.01)
 
 
 def spoilt_loss(model, batch, rngs):
     """The loss times a factor that comes with the batch."""
-    total, metrics = LOSS(model, {side: batch[side] for side in ("source", "target")}, rngs)
-    return total * batch["factor"].max(), metrics
+    output = LOSS(model, {side: batch[side] for side in ("source", "target")}, rngs)
+    return output._replace(loss=output.loss * batch["factor"].max())
 
 
 def spoilt(batch, factor):
@@ -409,11 +416,7 @@ def spoilt(batch, factor):
 @functools.cache
 def guarded(spike_factor):
     model = functools.partial(make_bag_of_words, 0.0)
-    return Trainer(model, 8, loss_fn=spoilt_loss, is_guarded=True, spike_factor=spike_factor, accumulate=2)
-
-
-def mean_token_loss(metrics):
-    return float(metrics["loss"] / metrics["tokens"])
+    return Trainer(model, 8, loss_fn=spoilt_loss, skip_bad_steps=True, spike_factor=spike_factor, accumulate=2)
 
 
 @pytest.mark.parametrize("factor", [np.nan, np.inf, 1e36, 20.0])
@@ -424,9 +427,10 @@ def test_bad_step_changes_nothing_but_its_number(factor):
     before = jax.tree.map(np.array, state)
     after, (metrics,) = trainer.run(state, [spoilt(UNEVEN[1], factor)])
     assert all(leaf.is_deleted() for leaf in jax.tree.leaves(state))  # skipping costs no copy of the state
-    assert (metrics["bad"], metrics["bad_in_a_row"]) == (1, 1)
-    assert np.isfinite(metrics["loss"]) == (factor in (1e36, 20.0))
-    assert np.isfinite(metrics["grad_norm"]) == (factor == 20.0)
+    numbers = metrics.numbers
+    assert (numbers["bad"], numbers["bad_in_a_row"]) == (1, 1)
+    assert np.isfinite(mean_loss(metrics)) == (factor in (1e36, 20.0))
+    assert np.isfinite(numbers["grad_norm"]) == (factor == 20.0)
     expected = before._replace(step=before.step + 1, guard=before.guard._replace(in_a_row=np.int32(1)))
     chex.assert_trees_all_equal(jax.device_get(after), expected)
 
@@ -438,10 +442,10 @@ def test_training_goes_on_as_if_bad_steps_had_not_been():
     state, history = trainer.run(trainer.put(trainer.first), [bad[0], *good[:2], *bad, good[2], bad[1], good[3]])
     expected, expected_history = trainer.run(trainer.put(trainer.first), good)
     chex.assert_trees_all_equal(state._replace(step=expected.step), expected)
-    assert [int(metrics["bad_in_a_row"]) for metrics in history] == [1, 0, 0, 1, 2, 0, 1, 0]
-    assert [int(metrics["bad"]) for metrics in history] == [1, 0, 0, 1, 1, 0, 1, 0]
+    assert [int(metrics.numbers["bad_in_a_row"]) for metrics in history] == [1, 0, 0, 1, 2, 0, 1, 0]
+    assert [int(metrics.numbers["bad"]) for metrics in history] == [1, 0, 0, 1, 1, 0, 1, 0]
     assert int(state.step) == 8
-    losses = [mean_token_loss(metrics) for metrics in expected_history]
+    losses = [mean_loss(metrics) for metrics in expected_history]
     mean = functools.reduce(lambda mean, loss: 0.99 * mean + 0.01 * loss, losses)
     np.testing.assert_allclose(state.guard.mean_loss, mean, rtol=1e-6)
     unguarded, _, _ = trained(make_bag_of_words, 8, 0.0)
@@ -452,7 +456,7 @@ def test_spikes_are_taken_unless_asked_otherwise():
     _, history = guarded(0.0).run(
         guarded(0.0).put(guarded(0.0).first), [spoilt(UNEVEN[0], factor) for factor in (1.0, 20.0, np.nan)]
     )
-    assert [int(metrics["bad"]) for metrics in history] == [0, 0, 1]
+    assert [int(metrics.numbers["bad"]) for metrics in history] == [0, 0, 1]
 
 
 def test_batch_of_padding_leaves_the_running_mean():
@@ -460,5 +464,5 @@ def test_batch_of_padding_leaves_the_running_mean():
     state, _ = trainer.run(trainer.put(trainer.first), [spoilt(UNEVEN[0], 1.0)])
     mean = np.array(state.guard.mean_loss)
     state, (metrics,) = trainer.run(state, [spoilt(make_batch(0, [0] * B), 1.0)])
-    assert metrics["bad"] == 0
+    assert metrics.numbers["bad"] == 0
     assert state.guard.mean_loss == mean > 0

@@ -10,6 +10,7 @@ from jaxtyping import Array, Int
 
 from tfx_jax.models.bert_heads import BertClassifier
 from tfx_jax.tasks.cross_entropy import summed_cross_entropy
+from tfx_jax.tasks.loss import LossOutput
 
 
 class ClassScores(NamedTuple):
@@ -26,7 +27,7 @@ class ClassScores(NamedTuple):
 
 def classification_loss(
     model: BertClassifier, batch: dict[str, Array], rngs: nnx.Rngs | None, *, label_smoothing: float = 0.0
-) -> tuple[Array, dict[str, Array]]:
+) -> LossOutput:
     """Sums the cross entropy of the classes of texts.
 
     Args:
@@ -37,12 +38,11 @@ def classification_loss(
       label_smoothing: see `summed_cross_entropy`.
 
     Returns:
-      The summed loss in nats, and the sums of `summed_cross_entropy` over rows ("tokens" is their number); "inputs" is
-      the number of tokens read.
+      What `summed_cross_entropy` gives for rows; `num_tokens` counts those read.
     """
     logits = model(batch["tokens"], batch["segments"], is_token=batch["is_token"], rngs=rngs)
-    total, sums = summed_cross_entropy(logits, batch["label"], batch["row_weights"], label_smoothing=label_smoothing)
-    return total, sums | {"inputs": batch["is_token"].sum(dtype=jnp.float32)}
+    output = summed_cross_entropy(logits, batch["label"], batch["row_weights"], label_smoothing=label_smoothing)
+    return output._replace(num_tokens=batch["is_token"].sum(dtype=jnp.float32))
 
 
 def predict_classes(model: BertClassifier, batch: dict[str, Array]) -> Int[Array, " B"]:

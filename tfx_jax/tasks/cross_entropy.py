@@ -4,6 +4,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from tfx_jax.functional.losses import label_smoothed_cross_entropy, z_loss
+from tfx_jax.tasks.loss import LossOutput, Metric
 
 
 def summed_cross_entropy(
@@ -13,7 +14,7 @@ def summed_cross_entropy(
     *,
     label_smoothing: float = 0.0,
     z_loss_weight: float = 0.0,
-) -> tuple[Float[Array, ""], dict[str, Float[Array, ""]]]:
+) -> LossOutput:
     """Sums the label-smoothed cross entropy of predictions.
 
     Args:
@@ -24,21 +25,22 @@ def summed_cross_entropy(
       z_loss_weight: of `tfx_jax.functional.z_loss` in the loss; 0 leaves it out.
 
     Returns:
-      The summed loss in nats, and sums over predictions: "tokens" (how many count), "nll" (cross entropy without
-      smoothing), "correct" (how many are the first choice) and, if it has a weight, "z_loss" (its share of the loss);
-      all float32 scalars.
+      The summed loss in nats, the number of predictions that count as its weight and its number of tokens, and the
+      metrics "nll" (cross entropy without smoothing), "accuracy" (how often the target is the first choice) and, if it
+      has a weight, "z_loss" (its share of the loss); all float32 scalars.
     """
     loss = label_smoothed_cross_entropy(logits, targets, smoothing=label_smoothing)
-    sums = {
-        "tokens": weights.sum(),
-        "nll": (label_smoothed_cross_entropy(logits, targets) * weights).sum(),
-        "correct": (is_first_choice(logits, targets) * weights).sum(),
+    weight = weights.sum()
+    metrics = {
+        "nll": Metric((label_smoothed_cross_entropy(logits, targets) * weights).sum(), weight),
+        "accuracy": Metric((is_first_choice(logits, targets) * weights).sum(), weight),
     }
     total = (loss * weights).sum()
     if z_loss_weight:
-        sums["z_loss"] = z_loss_weight * (z_loss(logits) * weights).sum()
-        total = total + sums["z_loss"]
-    return total, sums
+        share = z_loss_weight * (z_loss(logits) * weights).sum()
+        metrics["z_loss"] = Metric(share, weight)
+        total = total + share
+    return LossOutput(total, weight, metrics, num_tokens=weight)
 
 
 def is_first_choice(logits: Float[Array, "*batch V"], targets: Int[Array, "*batch"]) -> Bool[Array, "*batch"]:

@@ -6,6 +6,7 @@ from jaxtyping import Array
 
 from tfx_jax.models.gpt import GPT
 from tfx_jax.tasks.cross_entropy import summed_cross_entropy
+from tfx_jax.tasks.loss import LossOutput
 
 
 def language_model_loss(
@@ -15,7 +16,7 @@ def language_model_loss(
     *,
     label_smoothing: float = 0.0,
     z_loss_weight: float = 0.0,
-) -> tuple[Array, dict[str, Array]]:
+) -> LossOutput:
     """Sums the cross entropy of the tokens that follow (Radford et al., 2018, equation 1).
 
     Args:
@@ -28,14 +29,14 @@ def language_model_loss(
       z_loss_weight: see `summed_cross_entropy`.
 
     Returns:
-      The summed loss in nats, and the sums of `summed_cross_entropy`; with segments also "inputs", the number of tokens
-      read: the last of a document predicts nothing.
+      What `summed_cross_entropy` gives; with segments, `num_tokens` counts those read: the last of a document predicts
+      nothing.
     """
     segment_ids = batch.get("segment_ids")
     logits = model(batch["inputs"], positions=batch.get("positions"), segment_ids=segment_ids, rngs=rngs)
-    total, sums = summed_cross_entropy(
+    output = summed_cross_entropy(
         logits, batch["targets"], batch["weights"], label_smoothing=label_smoothing, z_loss_weight=z_loss_weight
     )
-    if segment_ids is not None:
-        sums["inputs"] = (segment_ids != 0).sum(dtype=jnp.float32)
-    return total, sums
+    if segment_ids is None:
+        return output
+    return output._replace(num_tokens=(segment_ids != 0).sum(dtype=jnp.float32))

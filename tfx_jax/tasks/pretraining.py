@@ -6,6 +6,7 @@ from jaxtyping import Array, Float, Int
 
 from tfx_jax.models.bert_heads import BertMaskedLM, BertPretraining
 from tfx_jax.tasks.cross_entropy import summed_cross_entropy
+from tfx_jax.tasks.loss import LossOutput
 
 
 def pretraining_loss(
@@ -16,11 +17,11 @@ def pretraining_loss(
     rate: float = 0.15,
     label_smoothing: float = 0.0,
     z_loss_weight: float = 0.0,
-) -> tuple[Array, dict[str, Array]]:
+) -> LossOutput:
     """Scores the chosen tokens, and no others, and whether the second text of each row follows the first.
 
-    The paper's loss is the sum of two means, over chosen tokens and over rows. Whoever divides the sum returned here by
-    "tokens" gets exactly that for the batch given: next sentences are weighed by tokens / rows. If gradients are
+    The paper's loss is the sum of two means, over chosen tokens and over rows. The loss returned here over its weight
+    is exactly that for the batch given: next sentences are weighed by tokens / rows. If gradients are
     accumulated over parts of a batch, or over the replicas of `jax.pmap`, "batch" is a part: its mean over rows has the
     weight of its share of all chosen tokens, not of all rows, which is the same where the parts have equally many
     tokens per row. A part without any chosen token leaves its next sentences out.
@@ -37,14 +38,14 @@ def pretraining_loss(
       z_loss_weight: of the masked tokens, see `summed_cross_entropy`.
 
     Returns:
-      The summed loss in nats, and the sums of `summed_cross_entropy` over chosen tokens; "inputs", the number of tokens
-      read; and, if the model predicts them, "next_sentences" (how many rows count) and "next_sentence_correct".
+      What `summed_cross_entropy` gives for chosen tokens; `num_tokens` counts those read; and, if the model predicts
+      next sentences, there is the metric "next_sentence_accuracy" over rows.
     """
-    output = model.bert(batch["tokens"], batch["segments"], is_token=batch["is_token"], rngs=rngs)
+    encoded = model.bert(batch["tokens"], batch["segments"], is_token=batch["is_token"], rngs=rngs)
     places = chosen_places(batch["weights"], num_chosen(batch["tokens"].shape[1], rate))
     targets, weights = (jnp.take_along_axis(batch[name], places, axis=1) for name in ("targets", "weights"))
-    sequence = jnp.take_along_axis(output.sequence, places[:, :, None], axis=1)
-    total, sums = summed_cross_entropy(
+    sequence = jnp.take_along_axis(encoded.sequence, places[:, :, None], axis=1)
+    output = summed_cross_entropy(
         model.masked_lm(sequence, model.bert.embedding),
         targets,
         weights,
@@ -52,14 +53,13 @@ def pretraining_loss(
         z_loss_weight=z_loss_weight,
     )
     is_complete = jnp.count_nonzero(weights) == jnp.count_nonzero(batch["weights"])
-    total = total + jnp.where(is_complete, 0.0, jnp.nan)
-    sums["inputs"] = batch["is_token"].sum(dtype=jnp.float32)
+    total, metrics = output.loss + jnp.where(is_complete, 0.0, jnp.nan), output.metrics
     if isinstance(model, BertPretraining):
-        logits = model.next_sentence(output.pooled)
-        next_sentence, counts = summed_cross_entropy(logits, batch["is_other"], batch["row_weights"])
-        total = total + next_sentence * sums["tokens"] / jnp.maximum(counts["tokens"], 1.0)
-        sums |= {"next_sentences": counts["tokens"], "next_sentence_correct": counts["correct"]}
-    return total, sums
+        logits = model.next_sentence(encoded.pooled)
+        other = summed_cross_entropy(logits, batch["is_other"], batch["row_weights"])
+        total = total + other.loss * output.weight / jnp.maximum(other.weight, 1.0)
+        metrics = metrics | {"next_sentence_accuracy": other.metrics["accuracy"]}
+    return LossOutput(total, output.weight, metrics, num_tokens=batch["is_token"].sum(dtype=jnp.float32))
 
 
 def num_chosen(length: int, rate: float) -> int:

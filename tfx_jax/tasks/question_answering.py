@@ -15,6 +15,7 @@ from jaxtyping import Array, Bool, Float, Int
 from tfx_jax.data.next_sentence import NUM_PAIR_SPECIALS, pair_inputs
 from tfx_jax.models.bert_heads import BertQuestionAnswering
 from tfx_jax.tasks.cross_entropy import is_first_choice, summed_cross_entropy
+from tfx_jax.tasks.loss import LossOutput, Metric
 
 NO_ANSWER = 0  # the position of [CLS], the target of a window without the answer
 
@@ -115,9 +116,7 @@ def answer_positions(windows: Windows, first: int, last: int) -> tuple[np.ndarra
     return begin.astype(np.int32), end.astype(np.int32)
 
 
-def span_loss(
-    model: BertQuestionAnswering, batch: dict[str, Array], rngs: nnx.Rngs | None
-) -> tuple[Array, dict[str, Array]]:
+def span_loss(model: BertQuestionAnswering, batch: dict[str, Array], rngs: nnx.Rngs | None) -> LossOutput:
     """Sums the mean of the cross entropies of an answer's first and last token (Devlin et al., 2019, section 4.2).
 
     Other than in the authors' program, whose softmax is over all positions, it is over those that may be answers: the
@@ -131,17 +130,18 @@ def span_loss(
       rngs: stream `dropout`; None means evaluation.
 
     Returns:
-      The summed loss in nats, and the sums of `summed_cross_entropy` over rows: "tokens" is their number, "correct" how
-      many have both ends right. "inputs" is the number of tokens read.
+      What `summed_cross_entropy` gives for rows, but "accuracy" says how many have both ends right; `num_tokens` counts
+      the tokens read.
     """
     logits = jnp.stack(model(batch["tokens"], batch["segments"], is_token=batch["is_token"], rngs=rngs))
     may_be = batch["context_mask"] | (jnp.arange(logits.shape[-1]) == NO_ANSWER)[None]
     logits = jnp.where(may_be[None], logits, -jnp.inf)
     targets = jnp.stack([batch["first"], batch["last"]])
     halves = jnp.stack([batch["row_weights"] / 2] * 2)
-    total, sums = summed_cross_entropy(logits, targets, halves)
-    sums["correct"] = (is_first_choice(logits, targets).all(axis=0) * batch["row_weights"]).sum()
-    return total, sums | {"inputs": batch["is_token"].sum(dtype=jnp.float32)}
+    output = summed_cross_entropy(logits, targets, halves)
+    are_right = is_first_choice(logits, targets).all(axis=0)
+    output.metrics["accuracy"] = Metric((are_right * batch["row_weights"]).sum(), output.weight)
+    return output._replace(num_tokens=batch["is_token"].sum(dtype=jnp.float32))
 
 
 def predict_spans(model: BertQuestionAnswering, batch: dict[str, Array], *, max_answer_length: int) -> Spans:

@@ -15,6 +15,7 @@ from jaxtyping import Array, Int
 
 from tfx_jax.models.bert_heads import BertTagger
 from tfx_jax.tasks.cross_entropy import summed_cross_entropy
+from tfx_jax.tasks.loss import LossOutput
 
 OUTSIDE = "O"
 IGNORED = -1  # the target of a subword that is no first one; no id of a tag
@@ -134,7 +135,7 @@ def align_tags(
 
 def tagging_loss(
     model: BertTagger, batch: dict[str, Array], rngs: nnx.Rngs | None, *, label_smoothing: float = 0.0
-) -> tuple[Array, dict[str, Array]]:
+) -> LossOutput:
     """Sums the cross entropy of the tags of words, read off their first subwords (Devlin et al., 2019, section 5.3).
 
     Args:
@@ -145,15 +146,14 @@ def tagging_loss(
       label_smoothing: see `summed_cross_entropy`.
 
     Returns:
-      The summed loss in nats, and the sums of `summed_cross_entropy` over words ("tokens" is their number); "inputs" is
-      the number of tokens read.
+      What `summed_cross_entropy` gives for words; `num_tokens` counts the tokens read.
     """
     logits = model(batch["tokens"], batch["segments"], is_token=batch["is_token"], rngs=rngs)
     is_word = batch["targets"] != IGNORED
-    total, sums = summed_cross_entropy(
+    output = summed_cross_entropy(
         logits, jnp.where(is_word, batch["targets"], 0), is_word.astype(jnp.float32), label_smoothing=label_smoothing
     )
-    return total, sums | {"inputs": batch["is_token"].sum(dtype=jnp.float32)}
+    return output._replace(num_tokens=batch["is_token"].sum(dtype=jnp.float32))
 
 
 def predict_tags(model: BertTagger, batch: dict[str, Array]) -> Int[Array, "B T"]:

@@ -16,6 +16,7 @@ from tfx_jax.functional.beams import beam_search
 from tfx_jax.models.t5 import T5
 from tfx_jax.models.transformer import Transformer
 from tfx_jax.tasks.cross_entropy import summed_cross_entropy
+from tfx_jax.tasks.loss import LossOutput
 
 # Source lengths that decoding compiles for. Coarse: a step costs the same whatever the padding of its source.
 _DECODING_LENGTHS = (16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
@@ -28,7 +29,7 @@ def translation_loss(
     *,
     label_smoothing: float = 0.0,
     z_loss_weight: float = 0.0,
-) -> tuple[Array, dict[str, Array]]:
+) -> LossOutput:
     """Sums the label-smoothed cross entropy over target tokens, for any task with a text in and a text out.
 
     Args:
@@ -39,7 +40,7 @@ def translation_loss(
       z_loss_weight: see `summed_cross_entropy`.
 
     Returns:
-      The summed loss in nats, and the sums of `summed_cross_entropy`.
+      What `summed_cross_entropy` gives.
     """
     target = batch["target"]
     logits = model(batch["source"], target, rngs=rngs)

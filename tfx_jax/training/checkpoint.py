@@ -20,7 +20,7 @@ from tfx_jax.errors import UserError, printable
 from tfx_jax.models.finite import is_finite, nonfinite
 from tfx_jax.training.checksums import checksums
 from tfx_jax.training.distributed import gather_arrays, is_primary
-from tfx_jax.training.step import Params, TrainState
+from tfx_jax.training.step import Params, TrainState, merge_trees
 
 # What Orbax and its storage raise for files that are damaged, missing or cannot be written.
 _STORAGE_ERRORS = (OSError, ValueError, KeyError, TypeError, RuntimeError)
@@ -138,8 +138,7 @@ class Checkpoints:
                     logging.warning("checkpoint %s cannot be read (%s); trying the one before", path, line)
                 problem = problem or line
                 continue
-            rest = found["rest"]
-            return TrainState(rest["step"], found["params"], rest["opt_state"]), extra
+            return TrainState(params=found["params"], model_state=found.get("model_state", {}), **found["rest"]), extra
         if steps:
             raise UserError(
                 f"none of the checkpoints in {self.directory} can be read, not the newest either ({problem}): "
@@ -160,7 +159,7 @@ class Checkpoints:
 
 
 def load_params(workdir: epath.PathLike, step: int | str | None = None, *, allow_nonfinite: bool = False) -> Params:
-    """Gives back the parameters of a training.
+    """Gives back the parameters of a training, and the model state beside them.
 
     Args:
       workdir: the folder given to `tfx-jax train`.
@@ -281,8 +280,10 @@ def _best_step(checkpointer: ocp.training.Checkpointer) -> int:
 
 
 def _parts(state: TrainState) -> dict[str, Any]:
-    """What Orbax keeps apart."""
-    return {"params": state.params, "rest": {"step": state.step, "opt_state": state.opt_state}}
+    """What Orbax keeps apart; it keeps no empty tree."""
+    rest = state._asdict()
+    parts = {name: rest.pop(name) for name in ("params", "model_state")}
+    return {name: part for name, part in parts.items() if part} | {"rest": rest}
 
 
 def _load(
@@ -325,10 +326,12 @@ def _verify(parts: dict[str, Any], metadata: dict[str, Any]) -> None:
 def _load_step(checkpointer: ocp.training.Checkpointer, step: int, allow_nonfinite: bool) -> Params:
     name = f"checkpoint {checkpointer.directory / str(step)}"
     try:
-        metadata = checkpointer.checkpointables_metadata(step).metadata["params"]
-        if metadata is None:
+        described = checkpointer.checkpointables_metadata(step).metadata
+        if described.get("params") is None:
             raise ValueError("it does not say what it holds")
-        params = _load(checkpointer, step, {"params": _as_numpy(metadata)})[0]["params"]
+        wanted = {name: _as_numpy(described[name]) for name in ("params", "model_state") if name in described}
+        found = _load(checkpointer, step, wanted)[0]
+        params = merge_trees(found["params"], found.get("model_state", {}))
     except _STORAGE_ERRORS as error:
         raise UserError(f"{name} cannot be read ({_line(error)}); choose another with --step") from None
     return params if allow_nonfinite else _finite(params, name)

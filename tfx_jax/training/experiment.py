@@ -15,8 +15,9 @@ from jaxtyping import Array
 from tfx_jax.data.grammar import Split
 from tfx_jax.errors import UserError
 from tfx_jax.nn.attention import ShardAttention
+from tfx_jax.tasks.loss import LossOutput
 from tfx_jax.training.config import ExperimentConfig
-from tfx_jax.training.step import Metrics, Params
+from tfx_jax.training.step import Params
 
 
 class Score(NamedTuple):
@@ -105,8 +106,12 @@ class Experiment(abc.ABC):
         """What this process reads of the training part when it trains on a mesh."""
 
     @abc.abstractmethod
-    def loss(self, model: Any, batch: dict[str, Array], rngs: nnx.Rngs | None) -> tuple[Array, Metrics]:
-        """Loss and metrics of a batch, as sums over what is predicted; see `tfx_jax.training.step.update`."""
+    def loss(self, model: Any, batch: dict[str, Array], rngs: nnx.Rngs | None) -> LossOutput:
+        """What is to be lowered, of a batch; see `tfx_jax.training.step.update`."""
+
+    def make_carry(self) -> Any:
+        """What the first batch begins with; None where examples do not go on from one batch to the next."""
+        return None
 
     @abc.abstractmethod
     def training_flops(self, shapes: Mapping[str, tuple[int, ...]]) -> int:

@@ -7,7 +7,6 @@ import time
 from typing import NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from etils import epath
 
@@ -35,7 +34,7 @@ from tfx_jax.training.program import lay_out, run_key
 from tfx_jax.training.progress import Progress
 from tfx_jax.training.report import write_report
 from tfx_jax.training.sharding import MeshTraining, make_mesh, shard_batch
-from tfx_jax.training.step import Guard, TrainState
+from tfx_jax.training.step import Metrics, TrainState
 from tfx_jax.training.validation import validate
 from tfx_jax.training.watchdog import Watchdog
 
@@ -121,7 +120,7 @@ class _Trainer:
         self.mesh = make_mesh(**dataclasses.asdict(config.mesh))
         self.iterator = iter(experiment.batches(self.mesh))
         self.learning_rate = jax.jit(learning_rate(config.optimizer, config.model.d_model, config.num_steps))
-        training = lay_out(config, experiment.make_model, experiment.loss, self.mesh)
+        training = lay_out(config, experiment.make_model, experiment.loss, self.mesh, make_carry=experiment.make_carry)
         self.step_fn = training.step_fn
         self.memory = state_memory(training.abstract_state)
         check_state(self.memory, device_memory(self.mesh))
@@ -153,12 +152,7 @@ class _Trainer:
         state, extra = restored
         self.iterator.set_state(extra["data"])
         self.evaluations = extra["evaluations"]
-        if training.abstract_state.guard is None:
-            return state
-        mean_loss, in_a_row = extra.get("guard", (0.0, 0))
-        guard = Guard(jnp.float32(mean_loss), jnp.int32(in_a_row))
-        shardings = jax.tree.map(lambda leaf: leaf.sharding, training.abstract_state.guard)
-        return state._replace(guard=jax.device_put(guard, shardings))
+        return state
 
     def run(self, stop: StopRequest) -> None:
         """Steps, logs, evaluates and saves until the end, or until `stop` asks."""
@@ -215,25 +209,25 @@ class _Trainer:
     def _save(self, score: float | None = None) -> None:
         self.watchdog.beat("saves")
         extra = {"data": self.iterator.get_state(), "evaluations": self.evaluations}
-        if self.state.guard is not None:
-            extra["guard"] = [np.asarray(leaf).item() for leaf in self.state.guard]
         with self.meter.timed("save"):
             self.checkpoints.save(self.state, extra, score=score)
         self.saved_step = int(self.state.step)
 
-    def _check(self, done: list[tuple[int, dict[str, float]]]) -> None:
+    def _check(self, done: list[tuple[int, Metrics]]) -> None:
         """Stops the run at a bad step, or reports that it was skipped; what was saved before is unharmed."""
         for step, metrics in done:
             # A finite loss with such a gradient has spoilt the parameters already: they must not be saved.
-            broken = [name for name in ("loss", "grad_norm") if not math.isfinite(metrics[name])]
-            if not broken and not metrics.get("bad"):
+            numbers = metrics.numbers
+            values = {"loss": metrics.means["loss"].mean, "grad_norm": numbers["grad_norm"]}
+            broken = [name for name, value in values.items() if not math.isfinite(value)]
+            if not broken and not numbers.get("bad"):
                 continue
             if broken:
-                what = f"the {broken[0]} is {metrics[broken[0]]}"
+                what = f"the {broken[0]} is {values[broken[0]]}"
             else:
-                what = f"the loss of a token is {metrics['loss'] / metrics['tokens']:.4g}, a spike"
-            if self.config.bad_steps == "skip" and metrics["bad_in_a_row"] < _MOST_BAD_STEPS:
-                self.progress.message(f"{what} at step {step}: skipped ({metrics['bad_in_a_row']:.0f} in a row)")
+                what = f"the loss of a token is {values['loss']:.4g}, a spike"
+            if self.config.bad_steps == "skip" and numbers["bad_in_a_row"] < _MOST_BAD_STEPS:
+                self.progress.message(f"{what} at step {step}: skipped ({numbers['bad_in_a_row']:.0f} in a row)")
                 continue
             self.checkpoints.wait()
             good = f"the last good checkpoint is step {self.saved_step}" if self.saved_step else "nothing is saved yet"
@@ -275,7 +269,7 @@ class _Trainer:
         """Evaluates on the validation part, and saves with the score that decides which checkpoint is best."""
         started = time.monotonic()
         self.watchdog.beat(None)
-        scores, text = self.experiment.evaluate(fetch(self.state.params))
+        scores, text = self.experiment.evaluate(fetch(self.state.variables))
         self.evaluations.append({"step": step} | scores)
         self.progress.scalars(step, {f"validation/{name}": value for name, value in scores.items()})
         self._save(score=self.experiment.rank(scores))

@@ -1,6 +1,7 @@
 """What a training takes: metrics summed over steps, and where the seconds went."""
 
 import contextlib
+import operator
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
@@ -38,24 +39,28 @@ class Meter:
         self._restart()
 
     def _restart(self) -> None:
-        self._sums: dict[str, float] = {}
+        self._sums: Metrics | None = None
+        self._steps = 0  # that were not skipped
         self._seconds: dict[str, float] = dict.fromkeys(PARTS, 0.0)
         self._flops = 0
 
-    def add(self, step: int, metrics: Metrics) -> list[tuple[int, dict[str, float]]]:
+    def add(self, step: int, metrics: Metrics) -> list[tuple[int, Metrics]]:
         """Takes the metrics of a step that was just started; returns those of the steps that are done."""
         done = self.drain()
         self._waiting.append((step, metrics))
         return done
 
-    def drain(self) -> list[tuple[int, dict[str, float]]]:
+    def drain(self) -> list[tuple[int, Metrics]]:
         """Waits for everything; returns (step, metrics) of what came in."""
         done = []
         for step, metrics in self._waiting:
-            fetched = {name: float(np.asarray(value)) for name, value in metrics.items()} | {"steps": 1.0}
-            # What a skipped step saw does not belong into the curves.
-            counted = dict.fromkeys(fetched, 0.0) | {"bad": 1.0} if fetched.get("bad") else fetched
-            self._sums = {name: self._sums.get(name, 0.0) + value for name, value in counted.items()}
+            fetched = counted = jax.tree.map(lambda value: float(np.asarray(value)), metrics)
+            if fetched.numbers.get("bad"):  # what a skipped step saw does not belong into the curves
+                counted = jax.tree.map(lambda _: 0.0, fetched)
+                counted.numbers["bad"] = 1.0
+            else:
+                self._steps += 1
+            self._sums = jax.tree.map(operator.add, self._sums, counted) if self._sums else counted
             done.append((step, fetched))
         self._waiting.clear()
         return done
@@ -85,36 +90,28 @@ class Meter:
         """Returns TensorBoard's scalars for what came since the last call, and starts again.
 
         Returns:
-          The seconds of each part, "time/step" and so on, and "train/loss" and the other means over steps. Rates are
+          The seconds of each part, "time/step" and so on, and "train/loss" and the other metrics' means. Rates are
           over the seconds of "data" and "step": compiling, saving and evaluating show for themselves. "train/mfu" is
           there if the devices' peak is known. If no step is done, there are only the seconds of saving and evaluating;
           if all of them were skipped, no means.
         """
         self._switch(self._part)
-        found = self._means() if self._sums else {}
+        found = self._means(self._sums) if self._sums else {}
         parts = PARTS if self._sums else ("save", "evaluate")
         found |= {f"time/{part}": self._seconds[part] for part in parts}
         self._restart()
         return found
 
-    def _means(self) -> dict[str, float]:
-        sums = self._sums
-        bad = {"train/bad_steps": sums["bad"]} if "bad" in sums else {}
-        if not sums["steps"]:
+    def _means(self, sums: Metrics) -> dict[str, float]:
+        bad = {"train/bad_steps": sums.numbers["bad"]} if "bad" in sums.numbers else {}
+        if not self._steps:
             return bad
-        tokens, steps = max(sums["tokens"], 1.0), sums["steps"]
-        inputs = max(sums.get("inputs", tokens), 1.0)  # where not every token that is read is to be predicted
         seconds = max(self._seconds["data"] + self._seconds["step"], 1e-9)
-        means = {
-            "train/loss": sums["loss"] / tokens,
-            "train/nll": sums["nll"] / tokens,
-            "train/accuracy": sums["correct"] / tokens,
-            "train/grad_norm": sums["grad_norm"] / steps,
-            "train/tokens_per_second": inputs / seconds,
-            "train/tokens_per_step": inputs / steps,
+        means = {f"train/{name}": metric.mean for name, metric in sums.means.items()} | {
+            "train/grad_norm": sums.numbers["grad_norm"] / self._steps,
+            "train/tokens_per_second": sums.numbers["tokens"] / seconds,
+            "train/tokens_per_step": sums.numbers["tokens"] / self._steps,
         }
-        if "z_loss" in sums:
-            means["train/z_loss"] = sums["z_loss"] / tokens
         if self._peak is not None:
             means["train/mfu"] = self._flops / (seconds * self._peak)
         return means | bad

@@ -1,6 +1,7 @@
 """The program of an experiment's training: what the loop runs, and `tfx-jax bench train` measures."""
 
 from collections.abc import Callable
+from typing import Any
 
 import jax
 from flax import nnx
@@ -15,7 +16,12 @@ from tfx_jax.training.step import LossFn
 
 
 def lay_out(
-    config: ExperimentConfig, make_model: Callable[[ShardAttention | None], nnx.Module], loss_fn: LossFn, mesh: Mesh
+    config: ExperimentConfig,
+    make_model: Callable[[ShardAttention | None], nnx.Module],
+    loss_fn: LossFn,
+    mesh: Mesh,
+    *,
+    make_carry: Callable[[], Any] = lambda: None,
 ) -> MeshTraining:
     """Lays the training of an experiment out on a mesh; `make_model` makes its model with the attention it is given."""
     return train_on(
@@ -23,8 +29,9 @@ def lay_out(
         make_model,
         loss_fn,
         make_optimizer(config.optimizer, config.model.d_model, config.num_steps),
-        is_guarded=config.bad_steps == "skip" or config.spike_factor > 0,
+        make_carry=make_carry,
         accumulate=config.accumulate,
+        skip_bad_steps=config.bad_steps == "skip" or config.spike_factor > 0,
         spike_factor=config.spike_factor,
     )
 

@@ -22,6 +22,7 @@ from tfx_jax.functional.ring import ring_attention
 from tfx_jax.nn.attention import ShardAttention
 from tfx_jax.nn.cores import AttentionFn, kernel_of
 from tfx_jax.nn.stack import is_stack
+from tfx_jax.tasks.loss import LossOutput
 from tfx_jax.training.step import Batch, LossFn, Metrics, TrainState, init_state, jit_update
 
 Rules = tuple[tuple[str, P], ...]
@@ -129,13 +130,16 @@ def _arrange(sizes: tuple[int, ...], devices: Sequence[Any]) -> np.ndarray:
 def state_shardings(tree: Any, mesh: Mesh, strategies: Sequence[Rules] = STRATEGIES) -> Any:
     """Gives each leaf the sharding that all tables together say; in each, the first pattern that matches counts.
 
-    Optimizer moments have the paths of their parameters at the end, so the tables serve the whole state. A dimension
-    that its axes do not divide evenly, such as an odd vocabulary, stays whole.
+    Optimizer moments have the paths of their parameters at the end, so the tables serve the whole state. The rows of a
+    carry lie as those of a batch do. A dimension that its axes do not divide evenly, such as an odd vocabulary, stays
+    whole.
     """
 
     def of(path: Any, leaf: Any) -> NamedSharding:
         name = jax.tree_util.keystr(path, simple=True, separator="/")
         shape = np.shape(leaf)
+        if name.startswith("carry/"):
+            return NamedSharding(mesh, P(_dividing(mesh, shape[0], BATCH_AXES)))
         axes: list[tuple[str, ...]] = [()] * len(shape)
         for rules in strategies:
             spec = next((spec for pattern, spec in rules if re.fullmatch(pattern, name)), P())
@@ -228,8 +232,8 @@ def loss_on(mesh: Mesh, loss_fn: LossFn) -> LossFn:
         return loss_fn
     others = [rules for rules in STRATEGIES if rules is not FSDP]
 
-    def loss(model: nnx.Module, batch: dict[str, Array], rngs: nnx.Rngs | None) -> tuple[Array, dict[str, Array]]:
-        params = nnx.to_pure_dict(nnx.state(model))
+    def loss(model: nnx.Module, *arguments: Any) -> LossOutput:
+        params = nnx.to_pure_dict(nnx.state(model, nnx.Param))
         shardings = state_shardings(params, mesh, others)
 
         def gather(path: Any, leaf: Array, sharding: NamedSharding) -> Array:
@@ -237,7 +241,8 @@ def loss_on(mesh: Mesh, loss_fn: LossFn) -> LossFn:
             return leaf if is_in_stack else jax.lax.with_sharding_constraint(leaf, sharding)
 
         gathered = jax.tree_util.tree_map_with_path(gather, params, shardings)
-        return loss_fn(nnx.merge(nnx.graphdef(model), gathered), batch, rngs)
+        nnx.update(model, gathered)
+        return loss_fn(model, *arguments)
 
     return loss
 
@@ -259,9 +264,8 @@ def train_on(
     loss_fn: LossFn,
     optimizer: optax.GradientTransformation,
     *,
-    is_guarded: bool = False,
-    accumulate: int = 1,
-    spike_factor: float = 0.0,
+    make_carry: Callable[[], Any] = lambda: None,
+    **options: Any,
 ) -> MeshTraining:
     """Lays a training out on a mesh.
 
@@ -270,17 +274,14 @@ def train_on(
       make_model: makes the model, given its `shard_attention`.
       loss_fn: loss and metrics of a batch, as for `update`.
       optimizer: what turns gradients into updates.
-      is_guarded: see `init_state`.
-      accumulate: see `update`, like `spike_factor`.
-      spike_factor: how many times its running mean a token's loss may be.
+      make_carry: see `init_state`.
+      **options: of `update`.
     """
     sharded = shard_attention(mesh)
-    graphdef, first_state = init_state(lambda: make_model(sharded), optimizer, is_guarded=is_guarded)
+    graphdef, first_state = init_state(lambda: make_model(sharded), optimizer, make_carry=make_carry)
     shapes = jax.eval_shape(first_state)
     shardings = state_shardings(shapes, mesh)
-    step_fn = jit_update(
-        graphdef, loss_on(mesh, loss_fn), optimizer, shardings, accumulate=accumulate, spike_factor=spike_factor
-    )
+    step_fn = jit_update(graphdef, loss_on(mesh, loss_fn), optimizer, shardings, **options)
     return MeshTraining(step_fn, jax.jit(first_state, out_shardings=shardings), with_shardings(shapes, shardings))
 
 

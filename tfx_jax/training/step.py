@@ -10,45 +10,89 @@ import optax
 from flax import nnx
 from jaxtyping import Array
 
+from tfx_jax.tasks.loss import LossOutput, Metric
+
 Params = Any  # nested dictionary of arrays, as nnx.to_pure_dict returns it
 Batch = dict[str, Array]
-Metrics = dict[str, Array]
-LossFn = Callable[[Any, Batch, nnx.Rngs | None], tuple[Array, Metrics]]
-"""Takes a model; returns the loss and the metrics, both summed over tokens; metrics["tokens"] counts them."""
-
+LossFn = Callable[..., LossOutput]
+"""Takes a model, a batch, its random streams and, if the state has one, the carry that the last batch left."""
 
 _MEAN_LOSS_DECAY = 0.99
 
 
-class Guard(NamedTuple):
-    """What a bad step is told from; apart from the optimizer's state, so that a training can take it up or drop it."""
+class Metrics(NamedTuple):
+    """What is told of a step."""
 
-    mean_loss: Array  # running mean of a token's loss over the good steps; 0 before the first of them
+    means: dict[str, Metric]
+    """Over its predictions: "loss" and the metrics that the loss gives."""
+    numbers: dict[str, Any]
+    """Of the step as a whole: "tokens" (how many were read) and "grad_norm", and where bad steps are skipped "bad" (1
+    or 0) and "bad_in_a_row" (how many)."""
+
+
+class Guard(NamedTuple):
+    """What a bad step is told from."""
+
+    mean_loss: Array  # running mean of the loss of a prediction over the good steps; 0 before the first of them
     in_a_row: Array  # bad steps since the last good one
 
 
 class TrainState(NamedTuple):
-    """Everything that training changes: a plain pytree of arrays."""
+    """Everything that training changes: a plain pytree of arrays, saved, restored and sharded as a whole."""
 
     step: Array
     params: Params
     opt_state: optax.OptState
-    guard: Guard | None = None  # None: bad steps are taken like any other
+    guard: Guard
+    model_state: Params
+    """What the model keeps and no gradient changes, such as centroids: its Variables that are no `nnx.Param`."""
+    carry: Any = None
+    """What belongs to the examples in flight, such as memories: arrays [B, ...]; see `LossOutput`."""
+
+    @property
+    def variables(self) -> Params:
+        """Parameters and model state as one tree: what `nnx.merge` takes beside the graph definition."""
+        return merge_trees(self.params, self.model_state)
+
+
+def merge_trees(first: Params, second: Params) -> Params:
+    """Puts two nested dictionaries together, of which no leaf has the path of another's."""
+    merged = dict(first)
+    for name, value in second.items():
+        merged[name] = merge_trees(first[name], value) if name in first else value
+    return merged
+
+
+def split_variables(model: nnx.Module) -> tuple[Params, Params]:
+    """Returns the parameters of a model and its model state, as nested dictionaries of arrays."""
+    params, model_state = nnx.state(model, nnx.Param, ...)
+    return nnx.to_pure_dict(params), nnx.to_pure_dict(model_state)
+
+
+def new_state(
+    params: Params, optimizer: optax.GradientTransformation, *, model_state: Params | None = None, carry: Any = None
+) -> TrainState:
+    """Begins a training with these parameters."""
+    guard = Guard(jnp.zeros(()), jnp.zeros((), jnp.int32))
+    return TrainState(jnp.zeros((), jnp.int32), params, optimizer.init(params), guard, model_state or {}, carry)
 
 
 def init_state(
-    make_model: Callable[[], nnx.Module], optimizer: optax.GradientTransformation, *, is_guarded: bool = False
+    make_model: Callable[[], nnx.Module],
+    optimizer: optax.GradientTransformation,
+    *,
+    make_carry: Callable[[], Any] = lambda: None,
 ) -> tuple[nnx.GraphDef, Callable[[], TrainState]]:
     """Splits a model into its static definition and a function that draws the first state.
 
     The model is built abstractly for the definition, and for real only inside the function, which can be jitted with
-    output shardings: no device ever holds more of the state than its share. If `is_guarded`, `update` skips bad steps.
+    output shardings: no device ever holds more of the state than its share. `make_carry` makes what the first batch
+    begins with.
     """
 
     def first_state() -> TrainState:
-        params = nnx.to_pure_dict(nnx.state(make_model()))
-        guard = Guard(jnp.zeros(()), jnp.zeros((), jnp.int32)) if is_guarded else None
-        return TrainState(jnp.zeros((), jnp.int32), params, optimizer.init(params), guard)
+        params, model_state = split_variables(make_model())
+        return new_state(params, optimizer, model_state=model_state, carry=make_carry())
 
     return nnx.graphdef(nnx.eval_shape(make_model)), first_state
 
@@ -63,30 +107,32 @@ def update(
     *,
     axis_name: str | None = None,
     accumulate: int = 1,
+    skip_bad_steps: bool = False,
     spike_factor: float = 0.0,
 ) -> tuple[TrainState, Metrics]:
-    """Takes one step down the gradient of the mean loss of a token.
+    """Takes one step down the gradient of the mean loss of a prediction.
 
     Pure and without a device in it: `jit_update` compiles it for a mesh. The classic way works as well,
     `jax.pmap(functools.partial(update, graphdef, loss_fn, optimizer, axis_name="data"), axis_name="data")`, where each
-    device passes a replica of the state, its rows of the batch and the same rng.
+    device passes a replica of the state (of the carry its rows), its rows of the batch and the same rng.
 
     Args:
       graphdef: the model without its parameters.
-      loss_fn: loss and metrics of a batch, as sums over tokens.
+      loss_fn: gives a `LossOutput` of a batch; it may change the Variables of the model that are no parameters.
       optimizer: what turns gradients into updates.
       state: what to improve.
       batch: arrays with the rows in front.
       rng: the key of the whole run; each step folds its number in, so that a resumed run draws what it would have.
-      axis_name: the mapped axis under `jax.pmap`; None means that `batch` is the whole batch.
+      axis_name: the mapped axis under `jax.pmap`; None means that `batch` is the whole batch. Model state is its mean
+        over the devices.
       accumulate: into how many equal parts the rows are split, to be worked through one after the other in that much
-        less memory. Without dropout, the step is the same.
-      spike_factor: for a guarded state, how many times its running mean a token's loss may be; 0 means any number.
+        less memory. Without dropout and model state, the step is the same.
+      skip_bad_steps: whether a step is taken back whose loss or gradient is not finite or whose loss is a spike.
+      spike_factor: of a spike, how many times its running mean the loss of a prediction is; 0 means that none is.
 
     Returns:
-      The next state and the sums of the metrics, "loss" among them. If the state has a guard, a step is bad whose loss
-      or gradient is not finite or whose loss is a spike: all of the state but its step and guard stay what they were,
-      "bad" is 1 (else 0) and "bad_in_a_row" counts.
+      The next state and what is told of the step. Of a bad step that is skipped, all of the state but its step and
+      guard stay what they were.
 
     Raises:
       ValueError: if the rows cannot be split like that.
@@ -95,65 +141,83 @@ def update(
     if axis_name is not None:
         rng = jax.random.fold_in(rng, jax.lax.axis_index(axis_name))
 
-    def gradient(batch: Batch, rng: Array) -> tuple[Params, Metrics]:
-        def loss(params: Params) -> tuple[Array, Metrics]:
-            total, metrics = loss_fn(nnx.merge(graphdef, params), batch, nnx.Rngs(dropout=rng))
-            return total, metrics | {"loss": total}
+    def gradient(
+        rows: tuple[Batch, Any], rng: Array, model_state: Params
+    ) -> tuple[Params, tuple[Metrics, Params, Any]]:
+        batch, carry = rows
+
+        def loss(params: Params) -> tuple[Array, tuple[Metrics, Params, Any]]:
+            model = nnx.merge(graphdef, merge_trees(params, model_state))
+            output = loss_fn(model, batch, nnx.Rngs(dropout=rng), *(() if carry is None else (carry,)))
+            means = output.metrics | {"loss": Metric(output.loss, output.weight)}
+            metrics = Metrics(means, {"tokens": output.num_tokens})
+            return output.loss, (metrics, split_variables(model)[1], output.carry)
 
         return jax.grad(loss, has_aux=True)(state.params)
 
     if accumulate == 1:
-        grads, metrics = gradient(batch, rng)
+        grads, (metrics, model_state, carry) = gradient((batch, state.carry), rng, state.model_state)
     else:
-        grads, metrics = _accumulated(gradient, state.params, batch, rng, accumulate)
+        grads, (metrics, model_state, carry) = _accumulated(gradient, state, batch, rng, accumulate)
+    carry = jax.lax.stop_gradient(carry)
     if axis_name is not None:
         grads, metrics = jax.lax.psum((grads, metrics), axis_name)
-    # Dividing the sum by the tokens of the whole batch weighs every token alike, however they are spread.
-    grads = jax.tree.map(lambda grad: grad / jnp.maximum(metrics["tokens"], 1), grads)
+        model_state = jax.lax.pmean(model_state, axis_name)
+    # Dividing the sum by the weight of the whole batch weighs every prediction alike, however they are spread.
+    weight = metrics.means["loss"].weight
+    grads = jax.tree.map(lambda grad: grad / jnp.maximum(weight, 1), grads)
     updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
     params = optax.apply_updates(state.params, updates)
-    metrics = metrics | {"grad_norm": optax.tree.norm(grads)}
-    after = TrainState(state.step + 1, params, opt_state)
-    return (after, metrics) if state.guard is None else _guarded(state, state.guard, after, metrics, spike_factor)
+    metrics = metrics._replace(numbers=metrics.numbers | {"grad_norm": optax.tree.norm(grads)})
+    after = TrainState(state.step + 1, params, opt_state, state.guard, model_state, carry)
+    return _without_bad_step(state, after, metrics, spike_factor) if skip_bad_steps else (after, metrics)
 
 
 def _accumulated(
-    gradient: Callable[[Batch, Array], tuple[Params, Metrics]], params: Params, batch: Batch, rng: Array, parts: int
-) -> tuple[Params, Metrics]:
-    """Sums gradients and metrics over parts of a batch."""
+    gradient: Callable[[tuple[Batch, Any], Array, Params], tuple[Params, tuple[Metrics, Params, Any]]],
+    state: TrainState,
+    batch: Batch,
+    rng: Array,
+    num_parts: int,
+) -> tuple[Params, tuple[Metrics, Params, Any]]:
+    """Sums gradients and metrics over parts of a batch; each part takes up the model state that the last one left."""
 
     def split(rows: Array) -> Array:
-        if rows.shape[0] % parts:
-            raise ValueError(f"accumulate={parts} does not divide the {rows.shape[0]} rows of the batch")
-        # Every parts-th row to one part, not a block of rows: so each device finds its share of a part among its own.
-        return rows.reshape(-1, parts, *rows.shape[1:]).swapaxes(0, 1)
+        if rows.shape[0] % num_parts:
+            raise ValueError(f"accumulate={num_parts} does not divide the {rows.shape[0]} rows of the batch")
+        # Every n-th row to one part, not a block of rows: so each device finds its share of a part among its own.
+        return rows.reshape(-1, num_parts, *rows.shape[1:]).swapaxes(0, 1)
 
-    def add(grads: Params, numbered: tuple[Array, Batch]) -> tuple[Params, Metrics]:
-        number, part = numbered
-        more, metrics = gradient(part, jax.random.fold_in(rng, number))
-        return jax.tree.map(jnp.add, grads, more), metrics
+    def join(rows: Array) -> Array:
+        return rows.swapaxes(0, 1).reshape(-1, *rows.shape[2:])
 
-    zeros = jax.tree.map(jnp.zeros_like, params)
-    grads, metrics = jax.lax.scan(add, zeros, (jnp.arange(parts), jax.tree.map(split, batch)))
-    return grads, jax.tree.map(lambda values: values.sum(axis=0), metrics)
+    def add(sums: tuple[Params, Params], numbered: tuple[Array, Any]) -> tuple[tuple[Params, Params], Any]:
+        (grads, model_state), (number, rows) = sums, numbered
+        more, (metrics, model_state, carry) = gradient(rows, jax.random.fold_in(rng, number), model_state)
+        return (jax.tree.map(jnp.add, grads, more), model_state), (metrics, carry)
+
+    zeros = jax.tree.map(jnp.zeros_like, state.params)
+    parts = jnp.arange(num_parts), jax.tree.map(split, (batch, state.carry))
+    (grads, model_state), (metrics, carry) = jax.lax.scan(add, (zeros, state.model_state), parts)
+    return grads, (jax.tree.map(lambda values: values.sum(axis=0), metrics), model_state, jax.tree.map(join, carry))
 
 
-def _guarded(
-    before: TrainState, guard: Guard, after: TrainState, metrics: Metrics, spike_factor: float
+def _without_bad_step(
+    before: TrainState, after: TrainState, metrics: Metrics, spike_factor: float
 ) -> tuple[TrainState, Metrics]:
     """Takes a bad step back, all but its number."""
-    loss, mean = metrics["loss"] / jnp.maximum(metrics["tokens"], 1), guard.mean_loss
-    is_bad = ~(jnp.isfinite(loss) & jnp.isfinite(metrics["grad_norm"]))
+    guard, mean, loss = before.guard, before.guard.mean_loss, metrics.means["loss"].mean
+    is_bad = ~(jnp.isfinite(loss) & jnp.isfinite(metrics.numbers["grad_norm"]))
     if spike_factor:
         is_bad |= (mean > 0) & (loss > spike_factor * mean)
     new_mean = jnp.where(mean > 0, _MEAN_LOSS_DECAY * mean + (1 - _MEAN_LOSS_DECAY) * loss, loss)
     in_a_row = jnp.where(is_bad, guard.in_a_row + 1, 0)
-    params, opt_state = jax.tree.map(
-        lambda old, new: jnp.where(is_bad, old, new), (before.params, before.opt_state), (after.params, after.opt_state)
+    guard = Guard(jnp.where(is_bad | (metrics.means["loss"].weight == 0), mean, new_mean), in_a_row)
+    kept = jax.tree.map(
+        lambda old, new: jnp.where(is_bad, old, new), before._replace(guard=guard), after._replace(guard=guard)
     )
-    guard = Guard(jnp.where(is_bad | (metrics["tokens"] == 0), mean, new_mean), in_a_row)
     counts = {"bad": is_bad.astype(jnp.float32), "bad_in_a_row": in_a_row.astype(jnp.float32)}
-    return TrainState(after.step, params, opt_state, guard), metrics | counts
+    return kept._replace(step=after.step), metrics._replace(numbers=metrics.numbers | counts)
 
 
 def jit_update(
@@ -161,17 +225,15 @@ def jit_update(
     loss_fn: LossFn,
     optimizer: optax.GradientTransformation,
     state_shardings: TrainState,
-    *,
-    accumulate: int = 1,
-    spike_factor: float = 0.0,
+    **options: Any,
 ) -> Callable[[TrainState, Batch, Array], tuple[TrainState, Metrics]]:
-    """Compiles `update` into `step(state, batch, rng) -> (state, metrics)`; `state` is donated.
+    """Compiles `update`, with its options, into `step(state, batch, rng) -> (state, metrics)`; `state` is donated.
 
     The output shardings are pinned, or GSPMD might choose others and the second step would compile again. The rows of a
     batch must be a multiple of the devices that share them times `accumulate`.
     """
     return jax.jit(
-        functools.partial(update, graphdef, loss_fn, optimizer, accumulate=accumulate, spike_factor=spike_factor),
+        functools.partial(update, graphdef, loss_fn, optimizer, **options),
         donate_argnums=0,
         out_shardings=(state_shardings, None),
     )

@@ -13,11 +13,12 @@ from tfx_jax.data.labelled import LabelledPair, LabelledText, read_labelled, rea
 from tfx_jax.errors import UserError
 from tfx_jax.models.bert_heads import BertClassifier
 from tfx_jax.tasks.classification import class_scores, classification_loss, predict_classes
+from tfx_jax.tasks.loss import LossOutput
 from tfx_jax.training.config import LabelledConfig
 from tfx_jax.training.experiment import Evaluation, Score
 from tfx_jax.training.experiments.bert import BertExperiment, text_row
 from tfx_jax.training.experiments.examples import GRAMMAR_SIZES
-from tfx_jax.training.step import Metrics, Params
+from tfx_jax.training.step import Params
 
 
 class ClassificationExperiment(BertExperiment[LabelledText | LabelledPair]):
@@ -56,7 +57,7 @@ class ClassificationExperiment(BertExperiment[LabelledText | LabelledPair]):
         """The likeliest class of each row."""
         return predict_classes(model, batch)
 
-    def loss(self, model: BertClassifier, batch: dict[str, Array], rngs: nnx.Rngs | None) -> tuple[Array, Metrics]:
+    def loss(self, model: BertClassifier, batch: dict[str, Array], rngs: nnx.Rngs | None) -> LossOutput:
         """See `classification_loss`."""
         return classification_loss(model, batch, rngs, label_smoothing=self.config.label_smoothing)
 

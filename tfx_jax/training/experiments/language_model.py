@@ -15,10 +15,11 @@ from tfx_jax.data.packing import ArrayRows, TokenBlocks, join_documents, pack_do
 from tfx_jax.errors import UserError
 from tfx_jax.models.gpt import GPT
 from tfx_jax.tasks.language_modeling import language_model_loss
+from tfx_jax.tasks.loss import LossOutput
 from tfx_jax.training.experiment import Evaluation, Score
 from tfx_jax.training.experiments.texts import TextExperiment, read_documents
 from tfx_jax.training.flops import stack_flops
-from tfx_jax.training.step import Metrics, Params
+from tfx_jax.training.step import Params
 
 
 class LanguageModelExperiment(TextExperiment[list[str]]):
@@ -66,7 +67,7 @@ class LanguageModelExperiment(TextExperiment[list[str]]):
         """All rows are equally long."""
         return Layout((self.data.max_length,), self.data.tokens_per_batch)
 
-    def loss(self, model: GPT, batch: dict[str, Array], rngs: nnx.Rngs | None) -> tuple[Array, Metrics]:
+    def loss(self, model: GPT, batch: dict[str, Array], rngs: nnx.Rngs | None) -> LossOutput:
         """See `language_model_loss`."""
         config = self.config
         return language_model_loss(
@@ -84,10 +85,10 @@ class LanguageModelExperiment(TextExperiment[list[str]]):
 
     def evaluate(self, params: Params, split: Split = "validation") -> Evaluation:
         """Scores every token of a text but the first."""
-        sums = self.sums(params, split)
-        loss = sums["nll"] / sums["tokens"]
+        nll = self.metrics(params, split)["nll"]
+        loss = float(nll.mean)
         perplexity = math.exp(min(loss, 700.0))
-        text = f"loss {loss:.4f} nats, perplexity {perplexity:,.2f}, {sums['tokens']:,.0f} tokens"
+        text = f"loss {loss:.4f} nats, perplexity {perplexity:,.2f}, {nll.weight:,.0f} tokens"
         return Evaluation({"loss": loss, "perplexity": perplexity}, text)
 
     def _stream(self, split: Split) -> np.ndarray:

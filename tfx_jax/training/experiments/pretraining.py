@@ -15,11 +15,12 @@ from tfx_jax.data.pretraining import PretrainingRows, make_rows, split_sentences
 from tfx_jax.data.wikitext import running_text
 from tfx_jax.errors import UserError
 from tfx_jax.models.bert_heads import BertPretraining
+from tfx_jax.tasks.loss import LossOutput
 from tfx_jax.tasks.pretraining import num_chosen, pretraining_loss
 from tfx_jax.training.experiment import Evaluation, Score
 from tfx_jax.training.experiments.texts import TextExperiment, read_documents
 from tfx_jax.training.flops import stack_flops
-from tfx_jax.training.step import Metrics, Params
+from tfx_jax.training.step import Params
 
 _RATE = 0.15  # of the tokens that are to be predicted
 _LEAST_LENGTH = 8  # [CLS], two [SEP] and a few tokens of each segment
@@ -88,7 +89,7 @@ class PretrainingExperiment(TextExperiment[list[list[str]]]):
         boundaries = (length // 4, length // 2, length)
         return Layout(boundaries, self.data.tokens_per_batch, {"tokens": cast(int, self.tokenizer.pad_id)})
 
-    def loss(self, model: BertPretraining, batch: dict[str, Array], rngs: nnx.Rngs | None) -> tuple[Array, Metrics]:
+    def loss(self, model: BertPretraining, batch: dict[str, Array], rngs: nnx.Rngs | None) -> LossOutput:
         """See `pretraining_loss`."""
         config = self.config
         return pretraining_loss(
@@ -106,15 +107,15 @@ class PretrainingExperiment(TextExperiment[list[list[str]]]):
 
     def evaluate(self, params: Params, split: Split = "validation") -> Evaluation:
         """Predicts the hidden tokens and the next sentences of a part."""
-        sums = self.sums(params, split)
-        tokens, pairs = sums["tokens"], sums["next_sentences"]
+        metrics = self.metrics(params, split)
+        hidden, pairs = metrics["accuracy"], metrics["next_sentence_accuracy"]
         scores = {
-            "loss": sums["nll"] / tokens,
-            "masked_accuracy": 100 * sums["correct"] / tokens,
-            "next_sentence_accuracy": 100 * sums["next_sentence_correct"] / pairs,
+            "loss": float(metrics["nll"].mean),
+            "masked_accuracy": 100 * float(hidden.mean),
+            "next_sentence_accuracy": 100 * float(pairs.mean),
         }
         spelled = ", ".join(f"{score.title} {score.spell(scores[score.name])}" for score in self.scores)
-        return Evaluation(scores, f"{spelled}, {tokens:,.0f} hidden tokens of {pairs:,.0f} pairs")
+        return Evaluation(scores, f"{spelled}, {hidden.weight:,.0f} hidden tokens of {pairs.weight:,.0f} pairs")
 
     def _rows(self, documents: list[list[list[int]]], rng: np.random.Generator) -> PretrainingRows:
         tokenizer, ids = self.tokenizer, cast(dict[str, int], self._specials)

@@ -14,6 +14,7 @@ from tfx_jax.data.grammar import Split, grammar_questions
 from tfx_jax.data.squad import Question, read_questions
 from tfx_jax.models.bert_heads import BertQuestionAnswering
 from tfx_jax.tasks.answer_scores import answer_scores, character_exact_match, character_f1
+from tfx_jax.tasks.loss import LossOutput
 from tfx_jax.tasks.question_answering import (
     NO_ANSWER,
     Spans,
@@ -29,7 +30,7 @@ from tfx_jax.tasks.question_answering import (
 from tfx_jax.training.experiment import Evaluation, Score
 from tfx_jax.training.experiments.bert import BertExperiment
 from tfx_jax.training.experiments.examples import GRAMMAR_SIZES
-from tfx_jax.training.step import Metrics, Params
+from tfx_jax.training.step import Params
 
 
 class ReadQuestion(NamedTuple):
@@ -99,9 +100,7 @@ class QuestionAnsweringExperiment(BertExperiment[Question]):
         """The best span of each window."""
         return predict_spans(model, batch, max_answer_length=self.config.data.max_answer_length)
 
-    def loss(
-        self, model: BertQuestionAnswering, batch: dict[str, Array], rngs: nnx.Rngs | None
-    ) -> tuple[Array, Metrics]:
+    def loss(self, model: BertQuestionAnswering, batch: dict[str, Array], rngs: nnx.Rngs | None) -> LossOutput:
         """See `span_loss`."""
         return span_loss(model, batch, rngs)
 

@@ -56,10 +56,11 @@ class SpanCorruptionExperiment(T5Experiment[list[str]], TextExperiment[list[str]
 
     def evaluate(self, params: Params, split: Split = "validation") -> Evaluation:
         """Scores every target token."""
-        sums = self.sums(params, split)
-        scores = {"loss": sums["nll"] / sums["tokens"], "accuracy": 100 * sums["correct"] / sums["tokens"]}
+        metrics = self.metrics(params, split)
+        nll, accuracy = metrics["nll"], metrics["accuracy"]
+        scores = {"loss": float(nll.mean), "accuracy": 100 * float(accuracy.mean)}
         spelled = ", ".join(f"{score.title} {score.spell(scores[score.name])}" for score in self.scores)
-        return Evaluation(scores, f"{spelled}, {sums['tokens']:,.0f} target tokens")
+        return Evaluation(scores, f"{spelled}, {nll.weight:,.0f} target tokens")
 
     @property
     def _text_length(self) -> int:

@@ -10,10 +10,10 @@ from jaxtyping import Array
 from tfx_jax.data.span_corruption import NUM_SENTINELS, sentinel_ids
 from tfx_jax.errors import UserError
 from tfx_jax.models.t5 import T5
+from tfx_jax.tasks.loss import LossOutput
 from tfx_jax.tasks.translation import translation_loss
 from tfx_jax.training.experiments.rows import Part, RowsExperiment
 from tfx_jax.training.flops import training_flops
-from tfx_jax.training.step import Metrics
 
 
 class Specials(NamedTuple):
@@ -59,7 +59,7 @@ class T5Experiment(RowsExperiment[Part]):
         """What padding is."""
         return {"source": self.specials.pad_id, "target": self.specials.pad_id}
 
-    def loss(self, model: T5, batch: dict[str, Array], rngs: nnx.Rngs | None) -> tuple[Array, Metrics]:
+    def loss(self, model: T5, batch: dict[str, Array], rngs: nnx.Rngs | None) -> LossOutput:
         """See `translation_loss`."""
         config = self.config
         return translation_loss(model, batch, rngs, label_smoothing=config.label_smoothing, z_loss_weight=config.z_loss)

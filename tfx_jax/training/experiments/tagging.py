@@ -13,6 +13,7 @@ from tfx_jax.data.epochs import Row
 from tfx_jax.data.grammar import Split, grammar_tagged
 from tfx_jax.errors import UserError
 from tfx_jax.models.bert_heads import BertTagger
+from tfx_jax.tasks.loss import LossOutput
 from tfx_jax.tasks.tagging import (
     IGNORED,
     align_tags,
@@ -26,7 +27,7 @@ from tfx_jax.tasks.tagging import (
 from tfx_jax.training.experiment import Evaluation, Score
 from tfx_jax.training.experiments.bert import BertExperiment, text_row
 from tfx_jax.training.experiments.examples import GRAMMAR_SIZES
-from tfx_jax.training.step import Metrics, Params
+from tfx_jax.training.step import Params
 
 
 class TaggingExperiment(BertExperiment[TaggedSentence]):
@@ -80,7 +81,7 @@ class TaggingExperiment(BertExperiment[TaggedSentence]):
         """The likeliest tag of each token."""
         return predict_tags(model, batch)
 
-    def loss(self, model: BertTagger, batch: dict[str, Array], rngs: nnx.Rngs | None) -> tuple[Array, Metrics]:
+    def loss(self, model: BertTagger, batch: dict[str, Array], rngs: nnx.Rngs | None) -> LossOutput:
         """See `tagging_loss`."""
         return tagging_loss(model, batch, rngs, label_smoothing=self.config.label_smoothing)
 

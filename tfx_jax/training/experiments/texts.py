@@ -14,6 +14,7 @@ from tfx_jax.data.epochs import Rows, RowShare, one_pass
 from tfx_jax.data.grammar import Split, grammar_documents
 from tfx_jax.data.text import read_text
 from tfx_jax.data.wikitext import read_articles
+from tfx_jax.tasks.loss import Metric
 from tfx_jax.training.config import ExperimentConfig, TextConfig
 from tfx_jax.training.distributed import gather_lists
 from tfx_jax.training.experiments.rows import Part, RowsExperiment
@@ -49,25 +50,25 @@ class TextExperiment(RowsExperiment[Part]):
             self._evaluation_rows[split] = self.make_evaluation_rows(split)
         return self._evaluation_rows[split]
 
-    def predict_batch(self, model: Any, batch: dict[str, Array]) -> dict[str, Array]:
-        """The sums that the loss gives."""
-        return self.loss(model, batch, None)[1]
+    def predict_batch(self, model: Any, batch: dict[str, Array]) -> dict[str, Metric]:
+        """The metrics that the loss gives."""
+        return self.loss(model, batch, None).metrics
 
-    def sums(self, params: Params, split: Split) -> dict[str, float]:
-        """What the loss sums, over all rows to evaluate on; processes share them."""
+    def metrics(self, params: Params, split: Split) -> dict[str, Metric]:
+        """The metrics of the loss over all rows to evaluate on; processes share them."""
         mine = RowShare(self.evaluation_rows(split), jax.process_index(), jax.process_count())
         batches = one_pass(mine, self.layout) if len(mine) else ()
-        found = [{name: float(value) for name, value in sums.items()} for sums in self.predictor(params, batches)]
+        found = [jax.tree.map(float, metrics) for metrics in self.predictor(params, batches)]
         return _add(gather_lists([_add(found)]))
 
 
-def _add(counts: Iterable[Mapping[str, float]]) -> dict[str, float]:
-    """Adds values of the same name."""
+def _add(parts: Iterable[Mapping[str, Metric]]) -> dict[str, Metric]:
+    """Adds metrics of the same name."""
     columns = collections.defaultdict(list)
-    for count in counts:
-        for name, value in count.items():
-            columns[name].append(value)
-    return {name: math.fsum(column) for name, column in columns.items()}
+    for part in parts:
+        for name, metric in part.items():
+            columns[name].append(metric)
+    return {name: Metric(*map(math.fsum, zip(*column, strict=True))) for name, column in columns.items()}
 
 
 def read_documents(data: TextConfig, split: Split) -> list[str]:

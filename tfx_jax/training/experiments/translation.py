@@ -22,6 +22,7 @@ from tfx_jax.errors import UserError
 from tfx_jax.models.transformer import Transformer, TransformerConfig
 from tfx_jax.nn.attention import ShardAttention
 from tfx_jax.tasks.bleu import BleuScores, bleu_scores
+from tfx_jax.tasks.loss import LossOutput
 from tfx_jax.tasks.translation import Translator, translation_loss
 from tfx_jax.training.artifacts import artifact
 from tfx_jax.training.config import DataConfig, ExperimentConfig
@@ -29,7 +30,7 @@ from tfx_jax.training.distributed import gather_lists
 from tfx_jax.training.experiment import Evaluation, Experiment, Score
 from tfx_jax.training.flops import training_flops
 from tfx_jax.training.sharding import num_batch_shards, process_shard
-from tfx_jax.training.step import Metrics, Params
+from tfx_jax.training.step import Params
 
 # SentencePiece learns nothing new from more lines than this, and an endless source has to stop somewhere.
 _TOKENIZER_PAIRS = 1_000_000
@@ -100,7 +101,7 @@ class TranslationExperiment(Experiment):
             process_count=share.count,
         )
 
-    def loss(self, model: Transformer, batch: dict[str, Array], rngs: nnx.Rngs | None) -> tuple[Array, Metrics]:
+    def loss(self, model: Transformer, batch: dict[str, Array], rngs: nnx.Rngs | None) -> LossOutput:
         """See `translation_loss`."""
         config = self.config
         return translation_loss(model, batch, rngs, label_smoothing=config.label_smoothing, z_loss_weight=config.z_loss)
