@@ -26,6 +26,7 @@ OPTIONS = {
     "bigbird": {"block_size": 2, "num_global_blocks": 1, "num_window_blocks": 3, "num_random_blocks": 1},
     "lsh": {"num_hashes": 2, "num_buckets": 2, "chunk_size": 4},
     "favor": {"num_features": 16},
+    "routing": {"num_clusters": 3},
 }
 KERNELS = ("splash", "flash", "cudnn")  # of accelerators that are not here: tests/functional/test_kernels.py
 HERE = [name for name in CORES if name not in KERNELS]
@@ -219,6 +220,7 @@ def test_encoders_read_with_every_attention(kind, name):
     [
         ("gpt", "bigbird", "bigbird attention has no causal form"),
         ("transformer", "bigbird", "bigbird attention has no causal form"),
+        ("gpt", "routing", "routing attention has no causal form"),
         *(("t5", name, f"{name} attention takes no bias") for name in CAUSAL if name not in WITH_BIAS),
         ("gpt", "widnow", "attention.name='widnow' is none of dense, "),
     ],

@@ -175,3 +175,37 @@ def test_rematerialisation_keeps_less_for_the_backward_pass():
 def test_unknown_rematerialisation():
     with pytest.raises(ValueError, match='remat must be "none", "full" or "dots", got \'some\''):
         scan_layers(_run, nnx.eval_shape(_make), X, None, remat="some")
+
+
+class Counting(nnx.Module):
+    """Adds what it has seen up, beside a parameter."""
+
+    def __init__(self, rngs):
+        self.weight = nnx.Param(nnx.initializers.normal(0.5)(rngs.params(), (D, D)))
+        self.seen = nnx.BatchStat(jnp.zeros(D))
+
+    def __call__(self, x, rngs=None):
+        if rngs is not None:
+            self.seen[...] += x.sum(axis=0)
+        return jnp.tanh(x @ self.weight[...]), None
+
+
+@pytest.mark.parametrize("remat", ["none", pytest.param("full", marks=pytest.mark.slow)])
+def test_each_layer_keeps_what_it_has_seen_in_training_and_nothing_in_evaluation(remat):
+    layers = initial(lambda: stack_layers(Counting, L, nnx.Rngs(0)))
+    graphdef, params, model_state = nnx.split(layers, nnx.Param, nnx.BatchStat)
+
+    @functools.partial(jax.jit, static_argnums=2)
+    def after(params, model_state, is_training):
+        layers = nnx.merge(graphdef, params, model_state)
+        out, _ = scan_layers(_run, layers, X, nnx.Rngs(dropout=jax.random.key(0)) if is_training else None, remat=remat)
+        return out, layers.seen[...]
+
+    x, expected = np.asarray(X, np.float64), []
+    for weight in np.asarray(params["weight"][...], np.float64):
+        expected.append(x.sum(axis=0))
+        x = np.tanh(x @ weight)
+    out, seen = after(params, model_state, True)
+    np.testing.assert_allclose(out, x, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(seen, expected, rtol=1e-5, atol=1e-6)
+    assert not np.asarray(after(params, model_state, False)[1]).any()

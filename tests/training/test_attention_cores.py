@@ -3,6 +3,7 @@
 import dataclasses
 import pathlib
 
+import chex
 import jax
 import numpy as np
 import pytest
@@ -10,8 +11,9 @@ from flax import nnx
 
 from tfx_jax.cli.train import load_config_file
 from tfx_jax.errors import UserError
-from tfx_jax.models import GPT, GPTConfig
+from tfx_jax.models import GPT, BertClassifier, BertConfig, GPTConfig
 from tfx_jax.nn import AttentionConfig, AttentionOptions
+from tfx_jax.tasks.classification import classification_loss
 from tfx_jax.tasks.language_modeling import language_model_loss
 from tfx_jax.training.config import OptimizerConfig, load_config, save_config
 from tfx_jax.training.optimizer import make_optimizer
@@ -34,6 +36,42 @@ OPTIONS = {
 }
 QUICK = ("window", "general")
 """One without parameters of its own, and one with; the others take the same way."""
+
+
+def routing_training(num_devices):
+    """Of a BERT whose centroids move fast."""
+    attention = AttentionConfig("routing", AttentionOptions(num_clusters=3, decay=0.5))
+    sizes = {"num_layers": 2, "d_model": 16, "num_heads": 4, "d_ff": 32, "dropout_rate": 0.0}
+    config = BertConfig(24, max_length=8, labels=("a", "b"), attention=attention, attention_dropout_rate=0.0, **sizes)
+    mesh = make_mesh(num_devices)
+    return mesh, train_on(
+        mesh,
+        lambda sharded: BertClassifier(config, shard_attention=sharded, rngs=nnx.Rngs(params=0)),
+        classification_loss,
+        make_optimizer(OptimizerConfig(warmup_steps=2, peak_learning_rate=0.05), config.d_model),
+    )
+
+
+def test_centroids_are_state_that_training_moves_and_evaluation_does_not():
+    """On eight devices as on one; no gradient and no moment is of them."""
+    tokens = np.random.default_rng(0).integers(1, 24, (8, 8)).astype(np.int32)
+    batch = {"tokens": tokens, "segments": tokens * 0, "is_token": tokens > 0}
+    batch |= {"label": tokens[:, 0] % 2, "row_weights": np.ones(8, np.float32)}
+    states = []
+    for num_devices in (1, 8):
+        mesh, training = routing_training(num_devices)
+        state = training.first_state()
+        first = jax.device_get(state.model_state)
+        for _ in range(2):
+            state, metrics = training.step_fn(state, shard_batch(batch, mesh), jax.random.key(3))
+        states.append(jax.device_get((state, metrics.means)))
+    chex.assert_trees_all_close(*states, rtol=1e-4, atol=1e-4)
+    state = states[0][0]
+    (centroids,) = jax.tree.leaves(state.model_state)
+    assert centroids.shape == (2, 4, 3, 4)  # layers, heads, clusters, size
+    assert np.abs(centroids - jax.tree.leaves(first)[0]).max(axis=(1, 2, 3)).min() > 0.01
+    moments = jax.tree_util.tree_leaves_with_path(state.opt_state)
+    assert not [path for path, _ in moments if "centroids" in jax.tree_util.keystr(path)]
 
 
 @pytest.mark.parametrize("name", [pytest.param(n, marks=() if n in QUICK else pytest.mark.slow) for n in OPTIONS])

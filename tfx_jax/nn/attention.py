@@ -169,6 +169,8 @@ class MultiHeadAttention(nnx.Module):
             options["scale"] = self.scale
         if rngs is not None and self.dropout_rate:
             options |= {"dropout_rate": self.dropout_rate, "dropout_rng": rngs.dropout()}
+        if rngs is not None and getattr(self.attention_fn, "learns_by_itself", False):
+            options["is_training"] = True
         if return_weights:
             options["return_weights"] = True
         attend = self.attention_fn

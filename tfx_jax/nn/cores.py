@@ -17,12 +17,14 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float, Int
 
 from tfx_jax.functional.additive import additive_attention, general_attention
-from tfx_jax.functional.attention import dot_product_attention
+from tfx_jax.functional.attention import Mask, SegmentIds, dot_product_attention
 from tfx_jax.functional.bigbird import bigbird_attention
 from tfx_jax.functional.chunked import chunked_attention
+from tfx_jax.functional.clustered import routing_attention, update_centroids
 from tfx_jax.functional.favor import favor_attention, linear_attention, orthogonal_features
 from tfx_jax.functional.hard import hard_attention
 from tfx_jax.functional.lsh import lsh_attention
+from tfx_jax.functional.normalization import layer_norm
 from tfx_jax.functional.positions import sinusoidal_positions
 from tfx_jax.functional.relative import relative_attention
 from tfx_jax.functional.sparse import local_attention, sliding_window_attention
@@ -35,7 +37,7 @@ AttentionFn = Callable[..., Any]
 class AttentionOptions:
     """Options of attention cores; None leaves what the function itself has, and most belong to some cores only."""
 
-    window: int | None = None  # window: tokens that a position sees on each side, besides itself
+    window: int | None = None  # window: tokens that a position sees on each side; routing: that a cluster takes
     block_size: int | None = None  # local, bigbird, window, favor, linear: tokens that are computed together
     chunk_size: int | None = None  # lsh, chunked: likewise
     num_hashes: int | None = None  # lsh: rounds of hashing
@@ -43,6 +45,8 @@ class AttentionOptions:
     num_global_blocks: int | None = None  # bigbird: that see and are seen by all
     num_window_blocks: int | None = None  # bigbird: around each block
     num_random_blocks: int | None = None  # bigbird: for each block
+    num_clusters: int | None = None  # routing: of each head
+    decay: float | None = None  # routing: how much of the centroids a step of training leaves; None: 0.999
     num_features: int | None = None  # favor: random features; None: four for each number of a head
     d_hidden: int | None = None  # additive: units of the hidden layer; None: the size of a head
     seed: int | None = None  # lsh, favor: of the rotations or features, the same ones at every step; None: 0
@@ -208,6 +212,53 @@ class RelativeAttention(nnx.Module):
         )
 
 
+class RoutingAttention(nnx.Module):
+    """Attention inside clusters whose centroids follow the tokens (Routing Transformer: Roy et al., 2020).
+
+    The centroids are state: no gradient reaches them, training moves them, and evaluation leaves them as they are.
+    """
+
+    scores_pairs = False
+    learns_by_itself = True
+
+    def __init__(
+        self,
+        num_heads: int,
+        d_k: int,
+        options: AttentionOptions,
+        *,
+        param_dtype: DTypeLike = jnp.float32,
+        rngs: nnx.Rngs,
+    ):
+        del param_dtype
+        drawn = jax.random.normal(rngs.params(), (num_heads, options.num_clusters or 1, d_k))
+        self.centroids = nnx.BatchStat(layer_norm(drawn))
+        self.window = options.window
+        self.decay = 0.999 if options.decay is None else options.decay
+
+    def __call__(
+        self,
+        query: Float[Array, "B T N H"],
+        key: Float[Array, "B S K H"],
+        value: Float[Array, "B S K U"],
+        bias: None = None,
+        mask: Mask | None = None,
+        *,
+        segment_ids: SegmentIds | None = None,
+        is_training: bool = False,
+        **options: Any,
+    ) -> Any:
+        """Attends, and moves the centroids if `is_training`; see `tfx_jax.functional.routing_attention`."""
+        centroids = self.centroids[...]
+        if is_training:
+            self.centroids[...] = update_centroids(
+                centroids, query, key, mask, decay=self.decay, segment_ids=segment_ids
+            )
+        if segment_ids is not None:
+            options["segment_ids"] = segment_ids
+        return routing_attention(query, key, value, bias, mask, centroids=centroids, window=self.window, **options)
+
+
 class Core(NamedTuple):
     """What is known of a named attention core."""
 
@@ -221,7 +272,12 @@ class Core(NamedTuple):
 
 
 _IMPLEMENTATIONS = ("splash", "flash", "cudnn")
-_MODULES = {"additive": AdditiveAttention, "general": GeneralAttention, "relative": RelativeAttention}
+_MODULES = {
+    "additive": AdditiveAttention,
+    "general": GeneralAttention,
+    "relative": RelativeAttention,
+    "routing": RoutingAttention,
+}
 _BIGBIRD = ("block_size", "num_global_blocks", "num_window_blocks", "num_random_blocks")
 
 CORES = {
@@ -240,6 +296,10 @@ CORES = {
     "additive": Core(additive_attention, ("d_hidden",)),
     "general": Core(general_attention),
     "relative": Core(relative_attention),
+    # A later token may take the place of an earlier one in a cluster, and so change what was said before it.
+    "routing": Core(
+        routing_attention, ("num_clusters", "window", "decay"), ("num_clusters",), can_be_causal=False, takes_bias=False
+    ),
 }
 """All cores by the names that a configuration uses."""
 

@@ -43,6 +43,9 @@ def scan_layers(
       remat: what the backward pass computes again instead of keeping it (Chen et al., 2016): nothing; "full", all of a
         layer from its input; or "dots", all but the results of matrix products with weights, which are dear to compute.
 
+    What `fn` changes in training in a layer's Variables that are no parameters, such as running statistics, is changed
+    in `layers`.
+
     Returns:
       The output of the last layer and the extras, stacked along a leading layer axis.
 
@@ -51,11 +54,18 @@ def scan_layers(
     """
     keys = None if rngs is None else jax.random.split(rngs.dropout(), _num_layers(layers))
 
-    def body(x: Array, layer_and_key: tuple[Layer, Array | None]) -> tuple[Array, Any]:
+    def body(x: Array, layer_and_key: tuple[Layer, Array | None]) -> tuple[Array, tuple[Any, Any]]:
         layer, key = layer_and_key
-        return fn(layer, x, None if key is None else nnx.Rngs(dropout=key))
+        if key is None:
+            x, extra = fn(layer, x, None)
+            return x, (extra, None)
+        x, extra = fn(layer, x, nnx.Rngs(dropout=key))
+        return x, (extra, nnx.state(layer, nnx.Not(nnx.Param)))
 
-    return jax.lax.scan(_rematerialised(body, remat), x, (layers, keys))
+    x, (extras, model_state) = jax.lax.scan(_rematerialised(body, remat), x, (layers, keys))
+    if jax.tree.leaves(model_state):
+        nnx.update(layers, model_state)
+    return x, extras
 
 
 def _rematerialised(body: Callable[..., Any], remat: str) -> Callable[..., Any]:
