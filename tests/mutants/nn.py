@@ -126,4 +126,40 @@ MUTANTS = (
         ),
         ('"full" keeps as much as "dots"', '"full": None', '"full": jax.checkpoint_policies.everything_saveable'),
     ),
+    *in_file(
+        "nn/cores.py",
+        "models/test_attention_cores.py -k gpt-, training/test_attention_cores.py -k centroids",
+        (
+            "centroids stay where they are",
+            "if is_training:",
+            "if False:",
+            "training/test_attention_cores.py -k centroids",
+        ),
+        ("a window to the right", "query - key <= back", "key - query <= back", "models/test_attention_cores.py"),
+        ("blocks of one more", "query // size == key // size", "query // (size + 1) == key // (size + 1)"),
+        ("all options are taken", "if strange:", "if False:", "models/test_attention_cores.py -k options_belong"),
+        (
+            "a causal form of everything",
+            "if is_causal and not",
+            "if False and not",
+            "models/test_attention_cores.py -k refused",
+        ),
+        (
+            "a bias for everything",
+            "if has_bias and not",
+            "if False and not",
+            "models/test_attention_cores.py -k refused",
+        ),
+        (
+            "distances are turned round",
+            "jnp.arange(key.shape[1] - 1, -query.shape[1], -1)",
+            "jnp.arange(-query.shape[1] + 1, key.shape[1])",
+            "models/test_attention_cores.py",
+        ),
+    ),
+    *in_file(
+        "nn/replay.py",
+        "models/test_attention_cores.py -k gpt-lsh",
+        ("the newest token is lost", '.set(newest.astype(cache["tokens"].dtype))', ".set(0)"),
+    ),
 )

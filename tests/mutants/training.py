@@ -3,6 +3,7 @@
 from tests.mutants.mutant import in_file
 
 _STEP = "training/test_step.py -k "
+_STATE = "training/test_state.py"
 _SHARDING = "training/test_sharding.py -k "
 _LOOP = "training/test_loop.py -k "
 _MESHES = "training/test_meshes.py"
@@ -25,8 +26,8 @@ MUTANTS = (
         ),
         (
             "evaluates instead of training",
-            "batch, nnx.Rngs(dropout=rng))",
-            "batch, None)",
+            "batch, nnx.Rngs(dropout=rng), *",
+            "batch, None, *",
             f"{_STEP}dropout_is_on, {_STEP}different_masks",
         ),
         (
@@ -37,33 +38,33 @@ MUTANTS = (
         ),
         (
             "the sum over tokens",
-            'grad / jnp.maximum(metrics["tokens"], 1)',
+            "grad / jnp.maximum(weight, 1)",
             "grad / 1",
             f"{_STEP}every_token, {_STEP}norm_of",
         ),
         (
             "a batch of padding is divided by 0",
-            'grad / jnp.maximum(metrics["tokens"], 1)',
-            'grad / metrics["tokens"]',
+            "grad / jnp.maximum(weight, 1)",
+            "grad / weight",
             f"{_STEP}padding",
         ),
         ("the norm of the updates", "optax.tree.norm(grads)", "optax.tree.norm(updates)", "training/test_step_norm.py"),
         (
             "steps are not counted",
-            "TrainState(state.step + 1, params, opt_state)",
-            "TrainState(state.step, params, opt_state)",
+            "TrainState(state.step + 1, params,",
+            "TrainState(state.step, params,",
             f"{_STEP}different_masks, {_STEP}bad",
         ),
         (
             "blocks of rows to one part",
-            "rows.reshape(-1, parts, *rows.shape[1:]).swapaxes(0, 1)",
-            "rows.reshape(parts, -1, *rows.shape[1:])",
+            "rows.reshape(-1, num_parts, *rows.shape[1:]).swapaxes(0, 1)",
+            "rows.reshape(num_parts, -1, *rows.shape[1:])",
             f"{_STEP}stay_on",
         ),
         (
             "parts draw alike",
-            "gradient(part, jax.random.fold_in(rng, number))",
-            "gradient(part, rng)",
+            "gradient(rows, jax.random.fold_in(rng, number), model_state)",
+            "gradient(rows, rng, model_state)",
             f"{_STEP}parts_draw",
         ),
         (
@@ -72,11 +73,16 @@ MUTANTS = (
             "values.mean(axis=0), metrics",
             f"{_STEP}accumulated",
         ),
-        ("the last part alone", "jax.tree.map(jnp.add, grads, more), metrics", "more, metrics", f"{_STEP}accumulated"),
-        ("rows that are left are lost", "if rows.shape[0] % parts:", "if False:", f"{_STEP}cannot_be_split"),
+        (
+            "the last part alone",
+            "(jax.tree.map(jnp.add, grads, more), model_state)",
+            "(more, model_state)",
+            f"{_STEP}accumulated",
+        ),
+        ("rows that are left are lost", "if rows.shape[0] % num_parts:", "if False:", f"{_STEP}cannot_be_split"),
         (
             "a gradient that is no number is taken",
-            'jnp.isfinite(loss) & jnp.isfinite(metrics["grad_norm"])',
+            'jnp.isfinite(loss) & jnp.isfinite(metrics.numbers["grad_norm"])',
             "jnp.isfinite(loss)",
             "training/test_step_norm.py",
         ),
@@ -84,17 +90,49 @@ MUTANTS = (
         ("the first loss is a spike", "is_bad |= (mean > 0) & (loss", "is_bad |= (loss", f"{_STEP}bad, {_STEP}spikes"),
         (
             "moments of a bad step are kept",
-            "(before.params, before.opt_state), (after.params, after.opt_state)",
-            "(before.params, after.opt_state), (after.params, after.opt_state)",
+            "before._replace(guard=guard), after",
+            "before._replace(guard=guard, opt_state=after.opt_state), after",
             f"{_STEP}bad",
         ),
         (
+            "model state of a bad step is kept",
+            "before._replace(guard=guard), after",
+            "before._replace(guard=guard, model_state=after.model_state), after",
+            f"{_STATE} -k bad",
+        ),
+        (
+            "the carry of a bad step is kept",
+            "before._replace(guard=guard), after",
+            "before._replace(guard=guard, carry=after.carry), after",
+            f"{_STATE} -k bad",
+        ),
+        (
+            "the carry is not handed on",
+            "state.guard, model_state, carry)",
+            "state.guard, model_state, state.carry)",
+            _STATE,
+        ),
+        (
+            "model state is not handed on",
+            "state.guard, model_state, carry)",
+            "state.guard, state.model_state, carry)",
+            _STATE,
+        ),
+        (
+            "rows of the carry change places",
+            "rows.swapaxes(0, 1).reshape(-1, *rows.shape[2:])",
+            "rows.reshape(-1, *rows.shape[2:])",
+            f"{_STATE} -k parts",
+        ),
+        ("replicas keep states apart", "jax.lax.pmean(model_state, axis_name)", "model_state", f"{_STATE} -k pmap"),
+        ("model state is a parameter", "nnx.state(model, nnx.Param, ...)", "nnx.state(model, ..., nnx.Param)", _STATE),
+        (
             "bad steps raise the mean",
-            'jnp.where(is_bad | (metrics["tokens"] == 0), mean, new_mean)',
-            'jnp.where(metrics["tokens"] == 0, mean, new_mean)',
+            'jnp.where(is_bad | (metrics.means["loss"].weight == 0), mean, new_mean)',
+            'jnp.where(metrics.means["loss"].weight == 0, mean, new_mean)',
             f"{_STEP}bad",
         ),
-        ("padding lowers the mean", 'is_bad | (metrics["tokens"] == 0)', "is_bad", f"{_STEP}padding_leaves"),
+        ("padding lowers the mean", 'is_bad | (metrics.means["loss"].weight == 0)', "is_bad", f"{_STEP}padding_leaves"),
         (
             "bad steps are counted for ever",
             "jnp.where(is_bad, guard.in_a_row + 1, 0)",
@@ -230,21 +268,27 @@ MUTANTS = (
         ),
         (
             "goes on at a loss that is no number",
-            'for name in ("loss", "grad_norm")',
-            'for name in ("grad_norm",)',
+            'values = {"loss": metrics.means["loss"].mean, "grad_norm"',
+            'values = {"grad_norm"',
             f"{_LOOP}finite",
         ),
     ),
     *in_file(
         "training/meter.py",
         "training/test_meter.py",
-        ("the mean over steps", '"train/loss": sums["loss"] / tokens', '"train/loss": sums["loss"] / steps'),
+        ("tokens of all steps", 'sums.numbers["tokens"] / self._steps', 'sums.numbers["tokens"]'),
+        ("a norm of all steps", 'sums.numbers["grad_norm"] / self._steps', 'sums.numbers["grad_norm"]'),
         (
             "skipped steps count",
-            'if fetched.get("bad") else fetched',
-            "if False else fetched",
+            'if fetched.numbers.get("bad"):',
+            "if False:",
             "training/test_bad_steps.py -k sums",
         ),
+    ),
+    *in_file(
+        "tasks/loss.py",
+        "training/test_meter.py",
+        ("a sum for a mean", "return self.sum / (", "return self.sum * ("),
     ),
     *in_file(
         "training/checksums.py",
