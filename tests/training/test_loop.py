@@ -12,6 +12,7 @@ import pytest
 
 from tests.training.tiny import tiny_config, train, whole_state
 from tfx_jax.errors import UserError
+from tfx_jax.tasks.loss import Metric
 from tfx_jax.training import loop
 from tfx_jax.training.checkpoint import load_params
 from tfx_jax.training.experiment import Evaluation
@@ -109,11 +110,12 @@ def test_non_finite_loss_stops_with_step_and_last_good_checkpoint(text, tmp_path
     good = load_params(tmp_path)
     config = tiny_config(text, num_steps=9, checkpoint_every=1)
     add = loop.Meter.add
-    monkeypatch.setattr(
-        loop.Meter,
-        "add",
-        lambda meter, step, metrics: add(meter, step, metrics | {"loss": np.float32(np.nan if step == 5 else 1.0)}),
-    )
+
+    def spoilt(meter, step, metrics):
+        loss = Metric(np.float32(np.nan if step == 5 else 1.0), np.float32(1.0))
+        return add(meter, step, metrics._replace(means=metrics.means | {"loss": loss}))
+
+    monkeypatch.setattr(loop.Meter, "add", spoilt)
     with pytest.raises(UserError, match="the loss is nan at step 5; the last good checkpoint is step 4"):
         train(config, tmp_path)
     assert max(int(path.name) for path in (tmp_path / "checkpoints").iterdir()) == 4
