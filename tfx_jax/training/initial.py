@@ -49,7 +49,7 @@ def tokenizer_folder(init_from: epath.PathLike) -> epath.Path:
 
 
 def initial_state(training: MeshTraining, init_from: epath.PathLike) -> tuple[TrainState, str]:
-    """The first state of a training with the parameters of another model, as far as both have them.
+    """The first state of a training with the parameters and model state of another, as far as both have them.
 
     Parameters match that have one path and one shape; heads of other sizes are drawn, as is whatever is missing.
 
@@ -60,23 +60,23 @@ def initial_state(training: MeshTraining, init_from: epath.PathLike) -> tuple[Tr
       UserError: if no parameter matches.
     """
     state = training.first_state()
-    drawn = _flat(state.params)
+    drawn = _flat(state.variables)
     found = _flat(_initial_params(epath.Path(init_from)))
     taken = {path: value for path, value in found.items() if path in drawn and drawn[path].shape == value.shape}
     if not taken:
         raise UserError(f"config.init_from={init_from} has no parameter of this model")
 
-    def place(path: Any, leaf: jax.Array) -> jax.Array:
-        value = taken.get(_name(path))
+    def place(path: Any, leaf: jax.Array) -> jax.Array:  # the first of the path is which of both trees
+        value = taken.get(_name(path[1:]))
         if value is None:
             return leaf
         value = np.asarray(value, leaf.dtype)
         return jax.make_array_from_callback(leaf.shape, leaf.sharding, lambda index: value[index])
 
-    params = jax.tree_util.tree_map_with_path(place, state.params)
+    params, model_state = jax.tree_util.tree_map_with_path(place, (state.params, state.model_state))
     new = sorted(drawn.keys() - taken.keys())
     text = f"starts from {init_from}: {len(taken)} of {len(drawn)} arrays"
-    return state._replace(params=params), f"{text}; drawn: {', '.join(new)}" if new else text
+    return state._replace(params=params, model_state=model_state), f"{text}; drawn: {', '.join(new)}" if new else text
 
 
 def _is_workdir(folder: epath.Path) -> bool:
