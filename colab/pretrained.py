@@ -64,9 +64,9 @@ plt.rcParams.update({"axes.spines.top": False, "axes.spines.right": False, "lege
 # tokenizer, which turns text into numbers. Here we write one ourselves. Its parameters are random: it has read nothing.
 
 # %%
-from tfx_jax.data.grammar import grammar_documents
 from tfx_jax.data.make_tokenizer import train_or_load_folder
 from tfx_jax.models import GPT, GPTConfig, hf
+from tfx_jax.toy_grammar import grammar_documents
 
 documents = grammar_documents("train", 2_000)  # lists of sentences, about one person or thing each
 print(*documents[0], sep="\n", end="\n\n")
@@ -256,8 +256,8 @@ written = generator([tokenizer.encode("ken saw")], seed=1)
 # text, without any labels or answers. This time we train by hand, to see the pieces. First, rows of text:
 
 # %%
-from tfx_jax.data.grammar import grammar_labelled, grammar_questions
 from tfx_jax.data.masked_lm import mask_tokens
+from tfx_jax.toy_grammar import grammar_labelled, grammar_questions
 
 corpus = documents[:1_000]
 corpus += [[example.text] for example in grammar_labelled("train", 3_000)]
@@ -482,7 +482,6 @@ print(f"after:  {accuracy(classifier):.1f} %")
 # same one with random parameters. F1 counts names that are exactly right.
 
 # %%
-from tfx_jax.data.grammar import grammar_tagged
 from tfx_jax.models import BertTagger
 from tfx_jax.tasks.tagging import (
     IGNORED,
@@ -494,6 +493,7 @@ from tfx_jax.tasks.tagging import (
     tagging_loss,
     tags_of_words,
 )
+from tfx_jax.toy_grammar import grammar_tagged
 
 tagged, held_out_tagged = grammar_tagged("train", 200), grammar_tagged("test", 200)
 tags = tag_names(["person", "animal", "place", "thing", "time"])

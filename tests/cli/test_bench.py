@@ -9,9 +9,9 @@ import pytest
 from jax.experimental.compilation_cache import compilation_cache
 
 from tests.cli.test_cli import EXPERIMENT, fails_with
+from tfx_jax import toy_grammar
 from tfx_jax.bench import measure, workloads
 from tfx_jax.cli import main
-from tfx_jax.data import grammar
 from tfx_jax.models.transformer import TransformerConfig
 from tfx_jax.training.flops import decoding_flops, training_flops
 
@@ -110,7 +110,7 @@ def test_attention(capfd, function):
 
 
 def test_data(capfd, tmp_path):
-    pairs = grammar.GrammarPairs("train", size=500)
+    pairs = toy_grammar.GrammarPairs("train", size=500)
     (tmp_path / "train.tsv").write_text("".join(f"{pair['source']}\t{pair['target']}\n" for pair in pairs))
     text = {"dataset": "files", "data_dir": tmp_path, "train_source": "train.tsv", "tokenizer": "words"}
     text |= {"source_language": "en", "target_language": "ja"}

@@ -12,7 +12,7 @@ from flax import nnx
 from jax.sharding import Mesh
 from jaxtyping import Array
 
-from tfx_jax.data.grammar import Split
+from tfx_jax.data.splits import Split
 from tfx_jax.errors import UserError
 from tfx_jax.nn.attention import ShardAttention
 from tfx_jax.training.config import ExperimentConfig

@@ -12,10 +12,10 @@ from flax import nnx
 
 from tfx_jax.cli import evaluate as evaluate_cli
 from tfx_jax.cli import train as train_cli
-from tfx_jax.data.grammar import grammar_documents
 from tfx_jax.errors import UserError
 from tfx_jax.models.bert import BertConfig
 from tfx_jax.tasks.pretraining import num_chosen
+from tfx_jax.toy_grammar import grammar_documents
 from tfx_jax.training.config import ExperimentConfig, TextConfig
 from tfx_jax.training.experiments import load_experiment, make_experiment
 from tfx_jax.training.experiments.pretraining import PretrainingExperiment

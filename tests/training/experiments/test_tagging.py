@@ -13,10 +13,10 @@ from flax import nnx
 
 from tfx_jax.cli import evaluate as evaluate_cli
 from tfx_jax.cli import train as train_cli
-from tfx_jax.data.grammar import grammar_documents
 from tfx_jax.errors import UserError
 from tfx_jax.models.bert import BertConfig
 from tfx_jax.tasks.tagging import IGNORED, entity_scores
+from tfx_jax.toy_grammar import grammar_documents
 from tfx_jax.training.checkpoint import Checkpoints, load_params
 from tfx_jax.training.config import ExperimentConfig, TaggedConfig, TextConfig, save_config
 from tfx_jax.training.experiments import make_experiment

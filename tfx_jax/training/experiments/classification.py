@@ -8,11 +8,12 @@ from flax import nnx
 from jaxtyping import Array
 
 from tfx_jax.data.epochs import Row
-from tfx_jax.data.grammar import Split, grammar_labelled, grammar_labelled_pairs
 from tfx_jax.data.labelled import LabelledPair, LabelledText, read_labelled, read_labelled_pairs
+from tfx_jax.data.splits import Split
 from tfx_jax.errors import UserError
 from tfx_jax.models.bert_heads import BertClassifier
 from tfx_jax.tasks.classification import class_scores, classification_loss, predict_classes
+from tfx_jax.toy_grammar import grammar_labelled, grammar_labelled_pairs
 from tfx_jax.training.config import LabelledConfig
 from tfx_jax.training.experiment import Evaluation, Score
 from tfx_jax.training.experiments.bert import BertExperiment, text_row

@@ -11,7 +11,7 @@ from etils import epath
 
 from tfx_jax.data.epochs import Row, RowList, Rows, one_pass
 from tfx_jax.data.files import write_file
-from tfx_jax.data.grammar import Split
+from tfx_jax.data.splits import Split
 from tfx_jax.errors import UserError
 from tfx_jax.training.artifacts import artifact
 from tfx_jax.training.distributed import gather_lists

@@ -10,8 +10,8 @@ from flax import nnx
 from jaxtyping import Array
 
 from tfx_jax.data.epochs import Layout, Rows
-from tfx_jax.data.grammar import Split
 from tfx_jax.data.packing import ArrayRows, TokenBlocks, join_documents, pack_documents
+from tfx_jax.data.splits import Split
 from tfx_jax.errors import UserError
 from tfx_jax.models.gpt import GPT
 from tfx_jax.tasks.language_modeling import language_model_loss

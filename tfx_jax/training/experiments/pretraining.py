@@ -10,8 +10,8 @@ from flax import nnx
 from jaxtyping import Array
 
 from tfx_jax.data.epochs import Layout, Rows
-from tfx_jax.data.grammar import Split
 from tfx_jax.data.pretraining import PretrainingRows, make_rows, split_sentences
+from tfx_jax.data.splits import Split
 from tfx_jax.data.wikitext import running_text
 from tfx_jax.errors import UserError
 from tfx_jax.models.bert_heads import BertPretraining

@@ -10,7 +10,7 @@ from flax import nnx
 from jaxtyping import Array
 
 from tfx_jax.data.epochs import Row
-from tfx_jax.data.grammar import Split, grammar_questions
+from tfx_jax.data.splits import Split
 from tfx_jax.data.squad import Question, read_questions
 from tfx_jax.models.bert_heads import BertQuestionAnswering
 from tfx_jax.tasks.answer_scores import answer_scores, character_exact_match, character_f1
@@ -26,6 +26,7 @@ from tfx_jax.tasks.question_answering import (
     text_of_span,
     token_span,
 )
+from tfx_jax.toy_grammar import grammar_questions
 from tfx_jax.training.experiment import Evaluation, Score
 from tfx_jax.training.experiments.bert import BertExperiment
 from tfx_jax.training.experiments.examples import GRAMMAR_SIZES

@@ -15,9 +15,9 @@ from jaxtyping import Array
 
 from tfx_jax.data.epochs import Layout, Rows, epoch_batches
 from tfx_jax.data.files import write_file
-from tfx_jax.data.grammar import Split
 from tfx_jax.data.hf_tokenizer import TOKENIZER_FILES, FolderTokenizer, load_folder_tokenizer
 from tfx_jax.data.make_tokenizer import train_or_load_folder
+from tfx_jax.data.splits import Split
 from tfx_jax.errors import UserError
 from tfx_jax.nn.attention import ShardAttention
 from tfx_jax.tasks.prediction import Predictor

@@ -5,8 +5,8 @@ from collections.abc import Callable, Iterable
 import numpy as np
 
 from tfx_jax.data.epochs import Layout, Rows
-from tfx_jax.data.grammar import Split
 from tfx_jax.data.span_corruption import CorruptedTexts, longest_text, span_corruption_lengths
+from tfx_jax.data.splits import Split
 from tfx_jax.training.experiment import Evaluation, Score
 from tfx_jax.training.experiments.t5 import T5Experiment
 from tfx_jax.training.experiments.texts import TextExperiment, read_documents

@@ -10,7 +10,7 @@ from jaxtyping import Array
 
 from tfx_jax.data.conll import TaggedSentence, read_tagged
 from tfx_jax.data.epochs import Row
-from tfx_jax.data.grammar import Split, grammar_tagged
+from tfx_jax.data.splits import Split
 from tfx_jax.errors import UserError
 from tfx_jax.models.bert_heads import BertTagger
 from tfx_jax.tasks.tagging import (
@@ -23,6 +23,7 @@ from tfx_jax.tasks.tagging import (
     tagging_loss,
     tags_of_words,
 )
+from tfx_jax.toy_grammar import grammar_tagged
 from tfx_jax.training.experiment import Evaluation, Score
 from tfx_jax.training.experiments.bert import BertExperiment, text_row
 from tfx_jax.training.experiments.examples import GRAMMAR_SIZES

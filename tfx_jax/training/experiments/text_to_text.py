@@ -12,9 +12,9 @@ from jaxtyping import Array
 
 from tfx_jax.data.conll import TaggedSentence, read_tagged
 from tfx_jax.data.epochs import Layout, Row
-from tfx_jax.data.grammar import Split, grammar_questions, grammar_tagged
 from tfx_jax.data.labelled import LabelledPair, LabelledText
 from tfx_jax.data.span_corruption import NUM_SENTINELS
+from tfx_jax.data.splits import Split
 from tfx_jax.data.squad import Question, read_questions
 from tfx_jax.errors import UserError
 from tfx_jax.models.t5 import T5
@@ -33,6 +33,7 @@ from tfx_jax.tasks.text_to_text import (
     render_tagged,
     write_targets,
 )
+from tfx_jax.toy_grammar import grammar_questions, grammar_tagged
 from tfx_jax.training.experiment import Evaluation, Score
 from tfx_jax.training.experiments.classification import read_labelled_part
 from tfx_jax.training.experiments.examples import GRAMMAR_SIZES, Example, ExamplesExperiment, made_once

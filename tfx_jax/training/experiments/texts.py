@@ -11,9 +11,10 @@ from etils import epath
 from jaxtyping import Array
 
 from tfx_jax.data.epochs import Rows, RowShare, one_pass
-from tfx_jax.data.grammar import Split, grammar_documents
+from tfx_jax.data.splits import Split
 from tfx_jax.data.text import read_text
 from tfx_jax.data.wikitext import read_articles
+from tfx_jax.toy_grammar import grammar_documents
 from tfx_jax.training.config import ExperimentConfig, TextConfig
 from tfx_jax.training.distributed import gather_lists
 from tfx_jax.training.experiments.rows import Part, RowsExperiment

@@ -14,7 +14,7 @@ from jax.sharding import Mesh
 from jaxtyping import Array
 
 from tfx_jax.data.bucketing import batches
-from tfx_jax.data.grammar import GrammarPairs, Split
+from tfx_jax.data.splits import Split
 from tfx_jax.data.text import PairSource, lines_of, read_pairs, read_tsv, split_pairs
 from tfx_jax.data.tfds import tfds_pairs
 from tfx_jax.data.tokenizer import EOS_ID, Tokenizer, join_subwords, load_tokenizer, tokenizer_file, train_or_load
@@ -23,6 +23,7 @@ from tfx_jax.models.transformer import Transformer, TransformerConfig
 from tfx_jax.nn.attention import ShardAttention
 from tfx_jax.tasks.bleu import BleuScores, bleu_scores
 from tfx_jax.tasks.translation import Translator, translation_loss
+from tfx_jax.toy_grammar import GrammarPairs
 from tfx_jax.training.artifacts import artifact
 from tfx_jax.training.config import DataConfig, ExperimentConfig
 from tfx_jax.training.distributed import gather_lists
