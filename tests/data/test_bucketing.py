@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tfx_jax.data import bucketing, text, tokenizer
+from tfx_jax.data.process_shard import ProcessShard
 from tfx_jax.errors import UserError
 
 MAX_LENGTH = 24
@@ -175,8 +176,7 @@ def test_state_of_other_data_is_refused():
 def test_processes_share_every_batch(count):
     whole = [*itertools.islice(_batches(rows_multiple=4), 30)]
     shares = [
-        [*itertools.islice(_batches(rows_multiple=4, process_index=index, process_count=count), 30)]
-        for index in range(count)
+        [*itertools.islice(_batches(rows_multiple=4, shard=ProcessShard(index, count)), 30)] for index in range(count)
     ]
     joined = [
         {side: np.concatenate([part[side] for part in parts]) for side in parts[0]}
@@ -211,7 +211,7 @@ def test_pairs_that_are_too_long_or_empty_are_skipped_and_counted():
         ),
         ({"pairs": [{"source": "x", "target": ""}]}, "look at the text, or raise max_length"),
         ({"tokens_per_batch": 47}, "tokens_per_batch=47 cannot hold 2 rows of 24 tokens: raise it or lower max_length"),
-        ({"process_count": 4}, "rows_multiple=2 must be a multiple of the 4 processes"),
+        ({"shard": ProcessShard(0, 4)}, "rows_multiple=2 must be a multiple of the 4 processes"),
         ({"boundaries": (8, 16)}, r"boundaries=\(8, 16\) must increase up to max_length=24 or more"),
         ({"boundaries": (16, 8, 24)}, "must increase"),
     ],
@@ -271,57 +271,30 @@ def test_plan_by_hand():
     assert [bucket.length for bucket, _ in bucketing.plan_batches(np.array([3, 4]), buckets)] == [4]
 
 
-def _eval_batches(pairs=PAIRS, **options):
-    return [*bucketing.eval_batches(pairs, TOKENIZER, **{"tokens_per_batch": 128, **options})]
+def test_encoded_pairs_have_both_sides_of_every_pair_with_their_ends():
+    encoded = bucketing.EncodedPairs(PAIRS, TOKENIZER)
+    assert len(encoded) == len(PAIRS)
+    for index, pair in enumerate(PAIRS):
+        sides = encoded[index]
+        assert {name: ids.dtype for name, ids in sides.items()} == {"source": np.int32, "target": np.int32}
+        assert all(ids.tolist().index(tokenizer.EOS_ID) == len(ids) - 1 for ids in sides.values())
+        assert {name: _text_of(ids) for name, ids in sides.items()} == pair
+        assert encoded.lengths[index] == max(len(text.split()) for text in pair.values()) + 1
 
 
-def test_evaluation_gives_every_example_once_with_its_place_short_ones_first():
-    taken = _eval_batches()
-    places = [index for batch in taken for index in batch["index"] if index >= 0]
-    assert sorted(places) == list(range(len(PAIRS)))
-    for batch in taken:
-        assert batch["index"].dtype == np.int32
-        for index, source, target in zip(batch["index"], batch["source"], batch["target"], strict=True):
-            if index >= 0:
-                assert (_text_of(source), _text_of(target)) == tuple(PAIRS[index].values())
-            else:
-                assert not source.any()
-                assert not target.any()
-    lengths = [max(len(side.split()) for side in PAIRS[index].values()) for index in places]
-    assert lengths == sorted(lengths)
-    assert sum(int((batch["index"] < 0).any()) for batch in taken) <= 1
+def test_encoded_pairs_keep_sources_alone_and_may_be_none_at_all():
+    encoded = bucketing.EncodedPairs([{"source": "x x", "target": ""}, {"source": "", "target": ""}], TOKENIZER)
+    assert encoded.lengths.tolist() == [3, 1]
+    assert encoded[0]["target"].tolist() == [tokenizer.EOS_ID]
+    assert len(bucketing.EncodedPairs([], TOKENIZER)) == 0
 
 
-def test_evaluation_is_shared_by_processes():
-    whole = _eval_batches(rows_multiple=2)
-    shares = [_eval_batches(rows_multiple=2, process_index=index, process_count=2) for index in range(2)]
-    joined = [
-        {side: np.concatenate([part[side] for part in parts]) for side in parts[0]}
-        for parts in zip(*shares, strict=True)
-    ]
-    _assert_same(joined, whole)
-
-
-def test_evaluation_takes_sources_alone_and_nothing_at_all():
-    (batch,) = _eval_batches([{"source": "x x", "target": ""}, {"source": "", "target": ""}])
-    assert batch["index"].tolist()[:3] == [1, 0, -1]
-    assert batch["target"][0].tolist()[:2] == [tokenizer.EOS_ID, tokenizer.PAD_ID]
-    assert _eval_batches([]) == []
-
-
-def test_evaluation_keeps_a_line_of_100_000_tokens_or_cuts_it_when_told():
+def test_encoded_pairs_keep_a_line_of_100_000_tokens_or_cut_it_when_told():
     pairs = [*PAIRS[:5], {"source": "x " * 100_000, "target": "y"}]
-    assert _eval_batches(pairs)[-1]["source"].shape == (1, 100_001)
-    taken = _eval_batches(pairs, max_length=50)
-    row = next(batch["source"][batch["index"] == 5][0] for batch in taken if 5 in batch["index"])
-    assert len(row) == 50
-    assert _text_of(row) == " ".join("x" * 49)
-    assert sum(int((batch["index"] >= 0).sum()) for batch in taken) == 6
-
-
-def test_evaluation_refuses_boundaries_that_are_too_short():
-    with pytest.raises(UserError, match=r"an example of \d+ tokens is longer than the last of boundaries=\(8,\)"):
-        _eval_batches(boundaries=(8,))
+    assert bucketing.EncodedPairs(pairs, TOKENIZER).lengths[5] == 100_001
+    encoded = bucketing.EncodedPairs(pairs, TOKENIZER, max_length=50)
+    assert len(encoded[5]["source"]) == encoded.lengths[5] == 50
+    assert _text_of(encoded[5]["source"]) == " ".join("x" * 49)
 
 
 _EXITS_WHILE_PREFETCHING = """

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from tfx_jax.data.epochs import Layout, RowList, epoch_batches, one_pass
+from tfx_jax.data.process_shard import ProcessShard
 from tfx_jax.errors import UserError
 
 LAYOUT = Layout(boundaries=(4, 8), tokens_per_batch=16, fills={"tokens": -7}, widths={"target": 3})
@@ -88,7 +89,7 @@ def test_processes_share_each_batch_in_blocks(count):
         return [next(iterator) for _ in range(30)]
 
     whole = batches()
-    shares = [batches(process_index=index, process_count=count) for index in range(count)]
+    shares = [batches(shard=ProcessShard(index, count)) for index in range(count)]
     for batch, *parts in zip(whole, *shares, strict=True):
         for name, array in batch.items():
             np.testing.assert_array_equal(np.concatenate([part[name] for part in parts]), array)
@@ -114,28 +115,45 @@ def test_iteration_resumes_where_it_was(taken, prefetch):
     again.close()
 
 
-def test_one_pass_names_every_row_once():
+@pytest.mark.parametrize("count", [1, 3])
+def test_one_pass_of_all_processes_names_every_row_once_short_ones_first(count):
     rows = make_epoch(0)
     seen = []
-    for batch in one_pass(rows, LAYOUT):
-        for index, name in zip(batch["index"], batch["name"], strict=True):
-            assert (index < 0) == (name == 0)
-            if index >= 0:
-                assert name == rows[int(index)]["name"]
-                seen.append(int(index))
+    for shard in (ProcessShard(index, count) for index in range(count)):
+        taken = []
+        batches = list(one_pass(rows, LAYOUT, shard=shard))
+        for batch in batches:
+            assert batch["index"].dtype == np.int32
+            for index, name, tokens in zip(batch["index"], batch["name"], batch["tokens"], strict=True):
+                assert (index < 0) == (name == 0)
+                if index >= 0:
+                    assert name == rows[int(index)]["name"]
+                    np.testing.assert_array_equal(tokens[tokens != -7], rows[int(index)]["tokens"])
+                    taken.append(int(index))
+        assert {index % count for index in taken} == {shard.index}
+        assert rows.lengths[taken].tolist() == sorted(rows.lengths[taken])
+        assert sum(int((batch["index"] < 0).any()) for batch in batches) <= 1
+        seen += taken
     assert sorted(seen) == list(range(len(rows)))
+
+
+def test_one_pass_of_nothing_and_of_fewer_rows_than_processes():
     assert list(one_pass(RowList([]), LAYOUT)) == []
+    row = make_epoch(0)[0]
+    assert [len(list(one_pass(RowList([row]), LAYOUT, shard=ProcessShard(index, 2)))) for index in range(2)] == [1, 0]
 
 
 def test_mistakes():
     with pytest.raises(UserError, match="tokens_per_batch=16 cannot hold 3 rows of 8 tokens: raise it or lower max"):
         epoch_batches(make_epoch, LAYOUT, seed=0, rows_multiple=3)
     with pytest.raises(UserError, match="rows_multiple=1 must be a multiple of the 2 processes"):
-        epoch_batches(make_epoch, LAYOUT, seed=0, process_count=2)
+        epoch_batches(make_epoch, LAYOUT, seed=0, shard=ProcessShard(0, 2))
     for rows, message in (([], "there are no rows to train on"), ([9], "a row of 9 tokens is longer than 8")):
         epoch = RowList([{"tokens": np.zeros(size, np.int32)} for size in rows])
         with pytest.raises(UserError, match=message):
             next(iter(epoch_batches(lambda _, epoch=epoch: epoch, LAYOUT, seed=0, prefetch=0)))
+    with pytest.raises(UserError, match="a row of 9 tokens is longer than 8"):
+        next(one_pass(epoch, LAYOUT))
 
 
 def test_other_data_than_that_of_the_checkpoint_is_refused():

@@ -34,16 +34,8 @@ MUTANTS = (
         ),
         ("the loaded window survives a restart", 'state["skipped"]\n        self._loaded = None', 'state["skipped"]'),
         ("other data goes on", 'if state["num_pairs"] != self._dataset.num_pairs:', "if False:"),
-        (
-            "every process takes the first rows",
-            "slice(self.index * share, (self.index + 1) * share)",
-            "slice(0, share)",
-        ),
-        (
-            "the index of padding is a pair's",
-            "index = np.full(bucket.rows, -1, np.int32)",
-            "index = np.zeros(bucket.rows, np.int32)",
-        ),
+        ("processes share rows unequally", "if rows_multiple % shard.count:", "if False:"),
+        ("a side begins in the one before", "np.append(0, np.cumsum(lengths))", "np.append(0, np.cumsum(lengths) - 1)"),
         (
             "rows begin where others do",
             "starts = np.cumsum(self.lengths) - self.lengths",
@@ -66,14 +58,24 @@ MUTANTS = (
             'self._epoch, self._batch = state["epoch"], 0',
         ),
         ("other data goes on", "if self._expected_rows not in (None, num_rows):", "if False:"),
-        ("a row too long is taken", "if rows.lengths.max() > self._buckets[-1].length:", "if False:"),
-        (
-            "shares overlap",
-            "range(index, len(rows), count)",
-            "range(0, len(rows), count)",
-            "data/test_row_share.py",
-        ),
+        ("a row too long is taken", "if (longest := lengths.max(initial=0)) > max_length:", "if longest := 0:"),
+        ("shares overlap", "np.arange(shard.index, len(rows), shard.count)", "np.arange(0, len(rows), shard.count)"),
+        ("a process evaluates all rows", "len(rows), shard.count)", "len(rows))"),
         ("places of the sorted rows", "places = order[members]\n", "places = members\n"),
+        (
+            "the index of padding is a row's",
+            "index = np.full(bucket.rows, -1, np.int32)",
+            "index = np.zeros(bucket.rows, np.int32)",
+        ),
+    ),
+    *in_file(
+        "data/process_shard.py",
+        "data/test_bucketing.py",
+        (
+            "every process takes the first rows",
+            "slice(self.index * size, (self.index + 1) * size)",
+            "slice(0, size)",
+        ),
     ),
     *in_file(
         "data/packing.py",

@@ -9,7 +9,7 @@ and takes its own rows.
 import dataclasses
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import grain
@@ -17,6 +17,7 @@ import grain.experimental
 import numpy as np
 
 from tfx_jax.data.prefetch import PrefetchedIterator
+from tfx_jax.data.process_shard import WHOLE, ProcessShard
 from tfx_jax.data.text import PairSource, get_pairs
 from tfx_jax.data.tokenizer import EOS_ID, PAD_ID, Tokenizer
 from tfx_jax.errors import UserError
@@ -34,22 +35,6 @@ class Bucket:
     rows: int
 
 
-@dataclasses.dataclass(frozen=True)
-class Shard:
-    """The rows of every batch that belong to this process: block `index` of `count` equal blocks.
-
-    Blocks, not every count-th row: the order in which `jax.make_array_from_process_local_data` joins them again.
-    """
-
-    index: int = 0
-    count: int = 1
-
-    def take(self, rows: int) -> slice:
-        """The part of a batch of so many rows."""
-        share = rows // self.count
-        return slice(self.index * share, (self.index + 1) * share)
-
-
 def batches(
     pairs: PairSource,
     tokenizer: Tokenizer,
@@ -61,8 +46,7 @@ def batches(
     window: int = 65_536,
     rows_multiple: int = 1,
     length_multiple: int = 1,
-    process_index: int = 0,
-    process_count: int = 1,
+    shard: ProcessShard = WHOLE,
     prefetch: int = 32,
 ) -> grain.IterDataset[Batch]:
     """Endless training batches: every pair once an epoch, in an order that differs from epoch to epoch.
@@ -81,8 +65,7 @@ def batches(
       window: how many examples, at most, are sorted together. More means less padding, above all with large batches.
       rows_multiple: rows are a multiple of it: the number of parts that devices divide the rows into.
       length_multiple: likewise of lengths, for devices that divide the positions; without effect on given `boundaries`.
-      process_index: which of the equal blocks of rows this process gets.
-      process_count: how many processes share a batch. The plan does not depend on it.
+      shard: which block of the rows of each batch this process gets. The plan does not depend on it.
       prefetch: how many batches a thread prepares ahead, 0 for none; a few dozen cover the loading of the next window.
 
     Returns:
@@ -98,65 +81,16 @@ def batches(
         boundaries = length_boundaries(max_length, length_multiple)
     if list(boundaries) != sorted(set(boundaries)) or boundaries[-1] < max_length:
         raise UserError(f"boundaries={tuple(boundaries)} must increase up to max_length={max_length} or more")
-    if tokens_per_batch < rows_multiple * boundaries[-1]:
-        raise UserError(
-            f"tokens_per_batch={tokens_per_batch} cannot hold {rows_multiple} rows of {boundaries[-1]} tokens: "
-            "raise it or lower max_length"
-        )
     return _BucketedDataset(
         pairs,
         tokenizer,
-        buckets=bucket_shapes(boundaries, tokens_per_batch, rows_multiple),
+        buckets=training_buckets(boundaries, tokens_per_batch, rows_multiple, shard),
         max_length=max_length,
         seed=seed,
         window=window,
-        shard=share_rows(rows_multiple, process_index, process_count),
+        shard=shard,
         prefetch=prefetch,
     )
-
-
-def eval_batches(
-    pairs: PairSource,
-    tokenizer: Tokenizer,
-    *,
-    tokens_per_batch: int,
-    max_length: int | None = None,
-    boundaries: Sequence[int] | None = None,
-    rows_multiple: int = 1,
-    process_index: int = 0,
-    process_count: int = 1,
-) -> Iterator[Batch]:
-    """One pass over all pairs, short ones first, for scoring or translating; an empty target is fine.
-
-    Args:
-      pairs: a list of {"source": str, "target": str}, or any source of pairs.
-      tokenizer: one tokenizer for both sides.
-      tokens_per_batch: rows * length stays below it, unless `rows_multiple` rows of one length do not fit.
-      max_length: longer sides are cut to this many tokens, EOS_ID included, as no line may be lost; None cuts nothing.
-      boundaries: the lengths that batches may have; `length_boundaries` of the longest example by default.
-      rows_multiple: as for `batches`.
-      process_index: as for `batches`.
-      process_count: as for `batches`.
-
-    Yields:
-      {"source": [rows, length], "target": [rows, length], "index": [rows]}, int32; "index" is the place of the pair in
-      `pairs`, or -1 for a row that is all padding.
-    """
-    if len(pairs) == 0:
-        return
-    examples = _encode(pairs, range(len(pairs)), tokenizer, max_length)
-    lengths = _longer_side(examples)
-    longest = int(lengths.max())
-    buckets = bucket_shapes(boundaries or length_boundaries(max_length or longest), tokens_per_batch, rows_multiple)
-    if longest > buckets[-1].length:
-        raise UserError(f"an example of {longest} tokens is longer than the last of boundaries={boundaries}")
-    shard = share_rows(rows_multiple, process_index, process_count)
-    order = np.argsort(lengths, kind="stable")
-    for bucket, members in plan_batches(lengths[order], buckets):
-        rows = order[members]
-        index = np.full(bucket.rows, -1, np.int32)
-        index[: len(rows)] = rows
-        yield {**_assemble(examples, bucket, rows, shard), "index": index[shard.take(bucket.rows)]}
 
 
 def length_boundaries(max_length: int, multiple: int = 1) -> tuple[int, ...]:
@@ -189,6 +123,24 @@ def bucket_shapes(boundaries: Sequence[int], tokens_per_batch: int, rows_multipl
     )
 
 
+def training_buckets(
+    boundaries: Sequence[int], tokens_per_batch: int, rows_multiple: int, shard: ProcessShard
+) -> tuple[Bucket, ...]:
+    """The `bucket_shapes` of batches that keep to the budget and that processes share equally.
+
+    Raises:
+      UserError: if `rows_multiple` rows of the longest length exceed the budget, or cannot be shared equally.
+    """
+    if tokens_per_batch < rows_multiple * boundaries[-1]:
+        raise UserError(
+            f"tokens_per_batch={tokens_per_batch} cannot hold {rows_multiple} rows of {boundaries[-1]} tokens: "
+            "raise it or lower max_length"
+        )
+    if rows_multiple % shard.count:
+        raise UserError(f"rows_multiple={rows_multiple} must be a multiple of the {shard.count} processes")
+    return bucket_shapes(boundaries, tokens_per_batch, rows_multiple)
+
+
 def plan_batches(lengths: np.ndarray, buckets: Sequence[Bucket]) -> list[tuple[Bucket, np.ndarray]]:
     """Assigns examples to batches, each in the shortest bucket that holds it, in the order given.
 
@@ -216,15 +168,30 @@ def plan_batches(lengths: np.ndarray, buckets: Sequence[Bucket]) -> list[tuple[B
     return plan
 
 
-def share_rows(rows_multiple: int, process_index: int, process_count: int) -> Shard:
-    """The rows of a process, of batches whose rows are a multiple of `rows_multiple`.
+class EncodedPairs:
+    """Tokens of pairs, to evaluate on: random access to {"source" [S], "target" [T]}, int32, each with its EOS_ID.
 
-    Raises:
-      UserError: if the processes cannot share them equally.
+    Attributes:
+      lengths: of the longer side of each, [number of pairs] int.
     """
-    if rows_multiple % process_count:
-        raise UserError(f"rows_multiple={rows_multiple} must be a multiple of the {process_count} processes")
-    return Shard(process_index, process_count)
+
+    def __init__(self, pairs: PairSource, tokenizer: Tokenizer, *, max_length: int | None = None):
+        """Tokenizes pairs, a list of {"source": str, "target": str} or any source of them; an empty side is fine.
+
+        Args:
+          pairs: the text.
+          tokenizer: one tokenizer for both sides.
+          max_length: longer sides are cut to so many tokens, EOS_ID included, as no line may be lost; None cuts none.
+        """
+        sides = _encode(pairs, range(len(pairs)), tokenizer, max_length)
+        self.lengths = _longer_side(sides)
+        self._sides = {side: (ids, np.append(0, np.cumsum(lengths))) for side, (ids, lengths) in sides.items()}
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    def __getitem__(self, index: int) -> dict[str, np.ndarray]:
+        return {side: ids[edges[index] : edges[index + 1]] for side, (ids, edges) in self._sides.items()}
 
 
 class _Sequences(NamedTuple):
@@ -264,7 +231,7 @@ class _BucketedDataset(grain.IterDataset[Batch]):
         max_length: int,
         seed: int,
         window: int,
-        shard: Shard,
+        shard: ProcessShard,
         prefetch: int,
     ):
         super().__init__()
@@ -360,7 +327,7 @@ def _encode(
     pairs: PairSource, indices: Sequence[int], tokenizer: Tokenizer, max_length: int | None = None
 ) -> dict[str, _Sequences]:
     """The ids of both sides, each with EOS_ID at the end; longer sides are cut to `max_length`."""
-    chunks: dict[str, list[_Sequences]] = {"source": [], "target": []}
+    chunks = {side: [_Sequences.pack([], max_length)] for side in ("source", "target")}  # there may be no pairs
     for start in range(0, len(indices), _CHUNK):
         found = get_pairs(pairs, indices[start : start + _CHUNK])
         for side, packed in chunks.items():
@@ -372,8 +339,8 @@ def _longer_side(examples: dict[str, _Sequences]) -> np.ndarray:
     return np.maximum(examples["source"].lengths, examples["target"].lengths)
 
 
-def _assemble(examples: dict[str, _Sequences], bucket: Bucket, members: np.ndarray, shard: Shard) -> Batch:
+def _assemble(examples: dict[str, _Sequences], bucket: Bucket, members: np.ndarray, shard: ProcessShard) -> Batch:
     """The rows of one batch that belong to this process."""
-    rows = range(bucket.rows)[shard.take(bucket.rows)]
+    rows = range(bucket.rows)[shard.block(bucket.rows)]
     mine = members[rows.start : rows.stop]
     return {side: sequences.pad(mine, len(rows), bucket.length) for side, sequences in examples.items()}

@@ -11,8 +11,9 @@ from typing import NamedTuple, Protocol
 import grain
 import numpy as np
 
-from tfx_jax.data.bucketing import Bucket, Shard, bucket_shapes, plan_batches, share_rows
+from tfx_jax.data.bucketing import Bucket, bucket_shapes, plan_batches, training_buckets
 from tfx_jax.data.prefetch import PrefetchedIterator
+from tfx_jax.data.process_shard import WHOLE, ProcessShard
 from tfx_jax.errors import UserError
 
 Row = dict[str, np.ndarray]
@@ -50,20 +51,6 @@ class RowList:
 
     def __getitem__(self, index: int) -> Row:
         return self._rows[index]
-
-
-class RowShare:
-    """The rows of one process: every `count`-th, beginning with `index`."""
-
-    def __init__(self, rows: Rows, index: int, count: int):
-        self._rows, self._places = rows, range(index, len(rows), count)
-        self.lengths = rows.lengths[index::count]
-
-    def __len__(self) -> int:
-        return len(self._places)
-
-    def __getitem__(self, index: int) -> Row:
-        return self._rows[self._places[index]]
 
 
 class Layout(NamedTuple):
@@ -105,8 +92,7 @@ def epoch_batches(
     *,
     seed: int,
     rows_multiple: int = 1,
-    process_index: int = 0,
-    process_count: int = 1,
+    shard: ProcessShard = WHOLE,
     prefetch: int = 8,
 ) -> grain.IterDataset[Batch]:
     """Endless training batches: every row of an epoch once, then those of the next one.
@@ -118,8 +104,7 @@ def epoch_batches(
       layout: the shapes.
       seed: decides the order.
       rows_multiple: rows are a multiple of it: the number of parts that devices divide the rows into.
-      process_index: which of the equal blocks of rows this process gets.
-      process_count: how many processes share a batch. The plan does not depend on it.
+      shard: which block of the rows of each batch this process gets. The plan does not depend on it.
       prefetch: how many batches a thread prepares ahead, 0 for none.
 
     Returns:
@@ -129,28 +114,39 @@ def epoch_batches(
       UserError: if a batch cannot hold `rows_multiple` rows, or the rows cannot be shared equally; while iterating, if
         an epoch has no rows or rows longer than the last boundary.
     """
-    if layout.tokens_per_batch < rows_multiple * layout.boundaries[-1]:
-        raise UserError(
-            f"tokens_per_batch={layout.tokens_per_batch} cannot hold {rows_multiple} rows of {layout.boundaries[-1]} "
-            "tokens: raise it or lower max_length"
-        )
-    buckets = bucket_shapes(layout.boundaries, layout.tokens_per_batch, rows_multiple)
-    shard = share_rows(rows_multiple, process_index, process_count)
+    buckets = training_buckets(layout.boundaries, layout.tokens_per_batch, rows_multiple, shard)
     return _EpochDataset(make_epoch, layout, buckets, seed=seed, shard=shard, prefetch=prefetch)
 
 
-def one_pass(rows: Rows, layout: Layout) -> Iterator[Batch]:
+def one_pass(rows: Rows, layout: Layout, *, shard: ProcessShard = WHOLE) -> Iterator[Batch]:
     """Every row once, short ones first, for evaluation.
+
+    Args:
+      rows: those to evaluate on.
+      layout: the shapes; a row that alone exceeds the budget of tokens makes a batch.
+      shard: of processes that do not wait for each other, such as a search: this one gets batches of its own, made of
+        every `count`-th row from row `index` on.
 
     Yields:
       What `Layout.assemble` gives, and besides "index" [rows] int32: which row it is, or -1 for padding.
+
+    Raises:
+      UserError: if a row is longer than the last boundary.
     """
-    order = np.argsort(rows.lengths, kind="stable")
-    for bucket, members in plan_batches(rows.lengths[order], bucket_shapes(layout.boundaries, layout.tokens_per_batch)):
+    lengths = rows.lengths
+    _check_lengths(lengths, layout.boundaries[-1])
+    mine = np.arange(shard.index, len(rows), shard.count)
+    order = mine[np.argsort(lengths[mine], kind="stable")]
+    for bucket, members in plan_batches(lengths[order], bucket_shapes(layout.boundaries, layout.tokens_per_batch)):
         places = order[members]
         index = np.full(bucket.rows, -1, np.int32)
         index[: len(places)] = places
         yield {**layout.assemble(rows, places, bucket), "index": index}
+
+
+def _check_lengths(lengths: np.ndarray, max_length: int) -> None:
+    if (longest := lengths.max(initial=0)) > max_length:
+        raise UserError(f"a row of {longest} tokens is longer than {max_length}")
 
 
 class _EpochDataset(grain.IterDataset[Batch]):
@@ -163,7 +159,7 @@ class _EpochDataset(grain.IterDataset[Batch]):
         buckets: tuple[Bucket, ...],
         *,
         seed: int,
-        shard: Shard,
+        shard: ProcessShard,
         prefetch: int,
     ):
         super().__init__()
@@ -178,8 +174,7 @@ class _EpochDataset(grain.IterDataset[Batch]):
         rows = self._make_epoch(number)
         if not len(rows):
             raise UserError("there are no rows to train on")
-        if rows.lengths.max() > self._buckets[-1].length:
-            raise UserError(f"a row of {rows.lengths.max()} tokens is longer than {self._buckets[-1].length}")
+        _check_lengths(rows.lengths, self._buckets[-1].length)
         rng = np.random.default_rng((self._seed, number))
         order = rng.permutation(len(rows))
         plan = [(bucket, order[members]) for bucket, members in plan_batches(rows.lengths[order], self._buckets)]
@@ -188,7 +183,7 @@ class _EpochDataset(grain.IterDataset[Batch]):
     def assemble(self, epoch: "_Epoch", number: int) -> Batch:
         """The rows of one batch of an epoch that belong to this process."""
         bucket, members = epoch.plan[number]
-        mine = self._shard.take(bucket.rows)
+        mine = self._shard.block(bucket.rows)
         return self._layout.assemble(epoch.rows, members[mine], Bucket(bucket.length, mine.stop - mine.start))
 
 

@@ -11,6 +11,7 @@ from etils import epath
 
 from tfx_jax.data.epochs import Row, RowList, Rows, one_pass
 from tfx_jax.data.files import write_file
+from tfx_jax.data.process_shard import ProcessShard
 from tfx_jax.data.splits import Split
 from tfx_jax.errors import UserError
 from tfx_jax.training.artifacts import artifact
@@ -57,16 +58,16 @@ class ExamplesExperiment(RowsExperiment[Sequence[Example]]):
         Returns:
           For each row its part of the array, as nested lists, or a list of its parts.
         """
-        mine = rows[jax.process_index() :: jax.process_count()]
-        found: list[Any] = [None] * len(mine)
-        passed = list(one_pass(self._as_rows(mine), self.layout)) if mine else []
+        shard = ProcessShard(jax.process_index(), jax.process_count())
+        found: list[Any] = [None] * len(rows)
+        passed = list(one_pass(self._as_rows(rows), self.layout, shard=shard))
         for batch, result in zip(passed, self.predictor(params, passed), strict=True):
             arrays = [np.asarray(array).tolist() for array in jax.tree.leaves(result)]
             for place, index in enumerate(batch["index"].tolist()):
                 if index >= 0:
                     parts = [array[place] for array in arrays]
                     found[index] = parts if len(parts) > 1 else parts[0]
-        return gather_lists(found)
+        return gather_lists(found[shard.index :: shard.count])
 
     def _as_rows(self, rows: Sequence[Row]) -> RowList:
         return RowList(rows, by=self.length_of)

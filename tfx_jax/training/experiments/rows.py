@@ -133,14 +133,12 @@ class RowsExperiment(Experiment, Generic[Part]):
 
     def batches(self, mesh: Mesh) -> grain.IterDataset[dict[str, np.ndarray]]:
         """What this process reads of the training part when it trains on a mesh."""
-        share = process_shard(mesh)
         return epoch_batches(
             self.make_epochs(),
             self.layout,
             seed=self.config.seed,
             rows_multiple=num_batch_shards(mesh) * self.config.accumulate,
-            process_index=share.index,
-            process_count=share.count,
+            shard=process_shard(mesh),
         )
 
     @functools.cached_property

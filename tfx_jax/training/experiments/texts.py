@@ -10,7 +10,8 @@ import jax
 from etils import epath
 from jaxtyping import Array
 
-from tfx_jax.data.epochs import Rows, RowShare, one_pass
+from tfx_jax.data.epochs import Rows, one_pass
+from tfx_jax.data.process_shard import ProcessShard
 from tfx_jax.data.splits import Split
 from tfx_jax.data.text import read_text
 from tfx_jax.data.wikitext import read_articles
@@ -56,8 +57,8 @@ class TextExperiment(RowsExperiment[Part]):
 
     def sums(self, params: Params, split: Split) -> dict[str, float]:
         """What the loss sums, over all rows to evaluate on; processes share them."""
-        mine = RowShare(self.evaluation_rows(split), jax.process_index(), jax.process_count())
-        batches = one_pass(mine, self.layout) if len(mine) else ()
+        shard = ProcessShard(jax.process_index(), jax.process_count())
+        batches = one_pass(self.evaluation_rows(split), self.layout, shard=shard)
         found = [{name: float(value) for name, value in sums.items()} for sums in self.predictor(params, batches)]
         return _add(gather_lists([_add(found)]))
 

@@ -87,7 +87,7 @@ class TranslationExperiment(Experiment):
 
     def batches(self, mesh: Mesh) -> grain.IterDataset[dict[str, np.ndarray]]:
         """What this process reads of the training part when it trains on a mesh."""
-        data, share = self.data, process_shard(mesh)
+        data = self.data
         return batches(
             self._training_pairs(),
             self.tokenizer,
@@ -97,8 +97,7 @@ class TranslationExperiment(Experiment):
             window=data.window,
             rows_multiple=num_batch_shards(mesh) * self.config.accumulate,
             length_multiple=mesh.shape["sequence"],
-            process_index=share.index,
-            process_count=share.count,
+            shard=process_shard(mesh),
         )
 
     def loss(self, model: Transformer, batch: dict[str, Array], rngs: nnx.Rngs | None) -> tuple[Array, Metrics]:
