@@ -318,11 +318,11 @@ print("hidden:", *bert_tokenizer.pieces(example["targets"][example["weights"] ==
 # and a batch in, better parameters out. `loss_fn` says what better means.
 
 # %%
-from tfx_jax.data.epochs import Layout, RowList, epoch_batches
+from tfx_jax.data.batching import BatchSpec, ExampleList, train_batches
 from tfx_jax.training.optimizer import make_optimizer
 from tfx_jax.training.step import TrainState, update
 
-LAYOUT = Layout(boundaries=(SHORT, LENGTH), tokens_per_batch=2_000)  # batches are [83, 24] or [50, 40]
+SPEC = BatchSpec(boundaries=(SHORT, LENGTH), tokens_per_batch=2_000)  # batches are [83, 24] or [50, 40]
 
 
 def fit(model, loss_fn, make_rows, num_steps, learning_rate):
@@ -334,7 +334,7 @@ def fit(model, loss_fn, make_rows, num_steps, learning_rate):
     params = nnx.to_pure_dict(params)
     state = TrainState(jnp.zeros((), jnp.int32), params, optimizer.init(params))
     step = jax.jit(functools.partial(update, graphdef, loss_fn, optimizer))
-    batches = epoch_batches(lambda epoch: RowList(make_rows(epoch)), LAYOUT, seed=0)
+    batches = train_batches(lambda epoch: ExampleList(make_rows(epoch)), SPEC, seed=0)
     losses = []
     for _, batch in zip(range(num_steps), batches, strict=False):
         state, sums = step(state, batch, jax.random.key(0))
@@ -436,7 +436,7 @@ for example in labelled[:8]:
 # How many of 200 held-out sentences get their label, before and after?
 
 # %%
-from tfx_jax.data.epochs import one_pass
+from tfx_jax.data.batching import eval_batches
 from tfx_jax.models import BertClassifier
 from tfx_jax.tasks.classification import class_scores, classification_loss, predict_classes
 from tfx_jax.tasks.prediction import Predictor
@@ -449,7 +449,7 @@ def labelled_row(example):
 
 def predict(model, predict_fn, rows):
     """What `predict_fn` says of each row."""
-    batches = list(one_pass(RowList(rows), LAYOUT))  # short rows first
+    batches = list(eval_batches(ExampleList(rows), SPEC))  # short rows first
     graphdef, params = nnx.split(model)
     found = [None] * len(rows)
     for batch, result in zip(batches, Predictor(graphdef, predict_fn)(params, batches), strict=True):

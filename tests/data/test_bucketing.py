@@ -35,7 +35,7 @@ def _make_tokenizer(pairs):
 
 PAIRS = _make_pairs(103)
 TOKENIZER = _make_tokenizer(PAIRS)
-OPTIONS = {"tokens_per_batch": 128, "max_length": MAX_LENGTH, "seed": 3, "window": 40, "rows_multiple": 2}
+OPTIONS = {"tokens_per_batch": 128, "max_length": MAX_LENGTH, "seed": 3, "window": 40, "batch_multiple": 2}
 
 
 def _batches(pairs=PAIRS, **options):
@@ -174,9 +174,9 @@ def test_state_of_other_data_is_refused():
 
 @pytest.mark.parametrize("count", [1, 2, 4])
 def test_processes_share_every_batch(count):
-    whole = [*itertools.islice(_batches(rows_multiple=4), 30)]
+    whole = [*itertools.islice(_batches(batch_multiple=4), 30)]
     shares = [
-        [*itertools.islice(_batches(rows_multiple=4, shard=ProcessShard(index, count)), 30)] for index in range(count)
+        [*itertools.islice(_batches(batch_multiple=4, shard=ProcessShard(index, count)), 30)] for index in range(count)
     ]
     joined = [
         {side: np.concatenate([part[side] for part in parts]) for side in parts[0]}
@@ -211,7 +211,7 @@ def test_pairs_that_are_too_long_or_empty_are_skipped_and_counted():
         ),
         ({"pairs": [{"source": "x", "target": ""}]}, "look at the text, or raise max_length"),
         ({"tokens_per_batch": 47}, "tokens_per_batch=47 cannot hold 2 rows of 24 tokens: raise it or lower max_length"),
-        ({"shard": ProcessShard(0, 4)}, "rows_multiple=2 must be a multiple of the 4 processes"),
+        ({"shard": ProcessShard(0, 4)}, "batch_multiple=2 must be a multiple of the 4 processes"),
         ({"boundaries": (8, 16)}, r"boundaries=\(8, 16\) must increase up to max_length=24 or more"),
         ({"boundaries": (16, 8, 24)}, "must increase"),
     ],
@@ -241,19 +241,19 @@ def test_length_boundaries_waste_at_most_a_third(max_length):
     lengths=st.lists(st.integers(1, 40), max_size=200),
     boundaries=st.lists(st.integers(1, 40), min_size=1, max_size=6, unique=True).map(sorted),
     tokens_per_batch=st.integers(1, 300),
-    rows_multiple=st.sampled_from([1, 2, 3]),
+    batch_multiple=st.sampled_from([1, 2, 3]),
 )
 @settings(deadline=None, max_examples=100)
-def test_plan_puts_each_example_into_one_batch_that_holds_it(lengths, boundaries, tokens_per_batch, rows_multiple):
-    buckets = bucketing.bucket_shapes(boundaries, tokens_per_batch, rows_multiple)
+def test_plan_puts_each_example_into_one_batch_that_holds_it(lengths, boundaries, tokens_per_batch, batch_multiple):
+    buckets = bucketing.bucket_shapes(boundaries, tokens_per_batch, batch_multiple)
     plan = bucketing.plan_batches(np.array(lengths, np.int64), buckets)
     planned = collections.Counter(int(member) for _, members in plan for member in members)
     assert planned == {index: 1 for index, length in enumerate(lengths) if length <= boundaries[-1]}
     for bucket, members in plan:
         assert 0 < len(members) <= bucket.rows
         assert max(lengths[member] for member in members) <= bucket.length
-        assert bucket.rows % rows_multiple == 0
-        assert bucket.rows * bucket.length <= tokens_per_batch or bucket.rows == rows_multiple
+        assert bucket.rows % batch_multiple == 0
+        assert bucket.rows * bucket.length <= tokens_per_batch or bucket.rows == batch_multiple
     assert sum(len(members) < bucket.rows for bucket, members in plan) <= 1
 
 

@@ -44,7 +44,7 @@ def batches(
     seed: int,
     boundaries: Sequence[int] | None = None,
     window: int = 65_536,
-    rows_multiple: int = 1,
+    batch_multiple: int = 1,
     length_multiple: int = 1,
     shard: ProcessShard = WHOLE,
     prefetch: int = 32,
@@ -63,7 +63,7 @@ def batches(
       seed: decides the order of everything.
       boundaries: the lengths that batches may have, increasing; `length_boundaries(max_length)` by default.
       window: how many examples, at most, are sorted together. More means less padding, above all with large batches.
-      rows_multiple: rows are a multiple of it: the number of parts that devices divide the rows into.
+      batch_multiple: rows are a multiple of it: the number of parts that devices divide the rows into.
       length_multiple: likewise of lengths, for devices that divide the positions; without effect on given `boundaries`.
       shard: which block of the rows of each batch this process gets. The plan does not depend on it.
       prefetch: how many batches a thread prepares ahead, 0 for none; a few dozen cover the loading of the next window.
@@ -72,7 +72,7 @@ def batches(
       A dataset whose iterators have a small JSON state, that of the last batch taken, whatever was prefetched.
 
     Raises:
-      UserError: if there are no pairs, if a batch cannot hold `rows_multiple` rows of the longest length, or if the
+      UserError: if there are no pairs, if a batch cannot hold `batch_multiple` rows of the longest length, or if the
         rows cannot be shared equally.
     """
     if len(pairs) == 0:
@@ -84,7 +84,7 @@ def batches(
     return _BucketedDataset(
         pairs,
         tokenizer,
-        buckets=training_buckets(boundaries, tokens_per_batch, rows_multiple, shard),
+        buckets=training_buckets(boundaries, tokens_per_batch, batch_multiple, shard),
         max_length=max_length,
         seed=seed,
         window=window,
@@ -111,34 +111,34 @@ def length_boundaries(max_length: int, multiple: int = 1) -> tuple[int, ...]:
     return tuple(sorted({math.ceil(length / multiple) * multiple for length in (*boundaries, max_length)}))
 
 
-def bucket_shapes(boundaries: Sequence[int], tokens_per_batch: int, rows_multiple: int = 1) -> tuple[Bucket, ...]:
-    """As many rows as the budget of tokens allows for each length, but at least `rows_multiple`.
+def bucket_shapes(boundaries: Sequence[int], tokens_per_batch: int, batch_multiple: int = 1) -> tuple[Bucket, ...]:
+    """As many rows as the budget of tokens allows for each length, but at least `batch_multiple`.
 
-    >>> bucket_shapes((8, 24), tokens_per_batch=100, rows_multiple=2)
+    >>> bucket_shapes((8, 24), tokens_per_batch=100, batch_multiple=2)
     (Bucket(length=8, rows=12), Bucket(length=24, rows=4))
     """
     return tuple(
-        Bucket(length, max(rows_multiple, tokens_per_batch // length // rows_multiple * rows_multiple))
+        Bucket(length, max(batch_multiple, tokens_per_batch // length // batch_multiple * batch_multiple))
         for length in boundaries
     )
 
 
 def training_buckets(
-    boundaries: Sequence[int], tokens_per_batch: int, rows_multiple: int, shard: ProcessShard
+    boundaries: Sequence[int], tokens_per_batch: int, batch_multiple: int, shard: ProcessShard
 ) -> tuple[Bucket, ...]:
     """The `bucket_shapes` of batches that keep to the budget and that processes share equally.
 
     Raises:
-      UserError: if `rows_multiple` rows of the longest length exceed the budget, or cannot be shared equally.
+      UserError: if `batch_multiple` rows of the longest length exceed the budget, or cannot be shared equally.
     """
-    if tokens_per_batch < rows_multiple * boundaries[-1]:
+    if tokens_per_batch < batch_multiple * boundaries[-1]:
         raise UserError(
-            f"tokens_per_batch={tokens_per_batch} cannot hold {rows_multiple} rows of {boundaries[-1]} tokens: "
+            f"tokens_per_batch={tokens_per_batch} cannot hold {batch_multiple} rows of {boundaries[-1]} tokens: "
             "raise it or lower max_length"
         )
-    if rows_multiple % shard.count:
-        raise UserError(f"rows_multiple={rows_multiple} must be a multiple of the {shard.count} processes")
-    return bucket_shapes(boundaries, tokens_per_batch, rows_multiple)
+    if batch_multiple % shard.count:
+        raise UserError(f"batch_multiple={batch_multiple} must be a multiple of the {shard.count} processes")
+    return bucket_shapes(boundaries, tokens_per_batch, batch_multiple)
 
 
 def plan_batches(lengths: np.ndarray, buckets: Sequence[Bucket]) -> list[tuple[Bucket, np.ndarray]]:

@@ -6,7 +6,7 @@ from collections.abc import Collection, Sequence
 
 import numpy as np
 
-from tfx_jax.data.epochs import Row
+from tfx_jax.data.batching import Example
 from tfx_jax.data.masked_lm import MaskedTokens, mask_tokens
 from tfx_jax.data.next_sentence import Sentence, next_sentence_pairs, pair_inputs
 
@@ -52,7 +52,7 @@ class PretrainingRows:
     def __len__(self) -> int:
         return len(self.lengths)
 
-    def __getitem__(self, index: int) -> Row:
+    def __getitem__(self, index: int) -> Example:
         inputs, targets, weights = (array[index, : self.lengths[index]] for array in self._masked)
         return {
             "tokens": inputs,

@@ -10,8 +10,8 @@ import numpy as np
 from flax import nnx
 from jaxtyping import Array, Int
 
+from tfx_jax.data.batching import BatchSpec, eval_batches
 from tfx_jax.data.bucketing import EncodedPairs
-from tfx_jax.data.epochs import Layout, one_pass
 from tfx_jax.data.tokenizer import BOS_ID, EOS_ID, PAD_ID, Tokenizer
 from tfx_jax.functional.beams import beam_search
 from tfx_jax.models.t5 import T5
@@ -97,12 +97,12 @@ class Translator:
         pairs = [{"source": lines[index], "target": ""} for index in wanted]
         few = max(1, len(wanted) - 1).bit_length()  # a handful of lines should not pay for a full batch
         encoded = EncodedPairs(pairs, self.tokenizer, max_length=self._max_source_length)
-        layout = Layout(
+        spec = BatchSpec(
             self._boundaries(),
             min(self._tokens_per_batch, _DECODING_LENGTHS[0] << few),
-            fills={"source": PAD_ID, "target": PAD_ID},
+            pad_values={"source": PAD_ID, "target": PAD_ID},
         )
-        for batch in one_pass(encoded, layout):
+        for batch in eval_batches(encoded, spec):
             tokens = np.asarray(self._search(params, decoder, batch["source"]))
             for index, row in zip(batch["index"], tokens, strict=True):
                 if index >= 0:

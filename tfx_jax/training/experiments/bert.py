@@ -8,34 +8,34 @@ from typing import Any, ClassVar, cast
 import numpy as np
 from etils import epath
 
-from tfx_jax.data.epochs import Layout, Row
+from tfx_jax.data.batching import BatchSpec, Example
 from tfx_jax.data.hf_tokenizer import FolderTokenizer
 from tfx_jax.data.next_sentence import pair_inputs
 from tfx_jax.errors import UserError
-from tfx_jax.training.experiments.examples import Example, ExamplesExperiment, made_once
+from tfx_jax.training.experiments.examples import ExamplesExperiment, Record, made_once
 from tfx_jax.training.flops import stack_flops
 
 
-class BertExperiment(ExamplesExperiment[Example]):
+class BertExperiment(ExamplesExperiment[Record]):
     """A BERT with a head, trained on examples; subclasses say how these become rows, a loss and scores.
 
     Rows have "tokens", "segments" and "is_token" [T] among their arrays.
 
     Attributes:
-      fills: what padding is in the arrays of a row, where it is not 0.
+      pad_values: what padding is in the arrays of a row, where it is not 0.
       labels: of the training part, in the order of their ids; kept in the workdir.
     """
 
     family = "bert"
     length_of = "tokens"
-    fills: ClassVar[Mapping[str, int]] = {}
+    pad_values: ClassVar[Mapping[str, int]] = {}
 
     @abc.abstractmethod
-    def texts(self, examples: Sequence[Example]) -> Iterable[str]:
+    def texts(self, examples: Sequence[Record]) -> Iterable[str]:
         """All text of some examples."""
 
     @abc.abstractmethod
-    def labels_of(self, examples: Sequence[Example]) -> tuple[str, ...]:
+    def labels_of(self, examples: Sequence[Record]) -> tuple[str, ...]:
         """The labels of some examples in the order of their ids; none for a head without."""
 
     def tokenizer_text(self) -> Iterable[str]:
@@ -57,17 +57,17 @@ class BertExperiment(ExamplesExperiment[Example]):
         return dataclasses.replace(sizes, labels=self.labels or sizes.labels)
 
     @property
-    def layout(self) -> Layout:
+    def batch_spec(self) -> BatchSpec:
         """Rows of similar length together."""
-        fills = {"tokens": cast(int, self.tokenizer.pad_id), **self.fills}
-        return Layout(self.boundaries, self.config.data.tokens_per_batch, fills)
+        pad_values = {"tokens": cast(int, self.tokenizer.pad_id), **self.pad_values}
+        return BatchSpec(self.boundaries, self.config.data.tokens_per_batch, pad_values)
 
     def training_flops(self, shapes: Mapping[str, tuple[int, ...]]) -> int:
         """The model FLOPs of a step."""
         return stack_flops(self.sizes, *shapes["tokens"], num_predicted=0)
 
 
-def text_row(tokenizer: FolderTokenizer, first: Sequence[int], second: Sequence[int], max_length: int) -> Row:
+def text_row(tokenizer: FolderTokenizer, first: Sequence[int], second: Sequence[int], max_length: int) -> Example:
     """One text or two as BERT reads them, cut to `max_length`: "tokens", "segments" and "is_token", each [T]."""
     tokens, segments = pair_inputs(
         first,

@@ -7,7 +7,7 @@ from etils import epath
 from flax import nnx
 from jaxtyping import Array
 
-from tfx_jax.data.epochs import Row
+from tfx_jax.data.batching import Example
 from tfx_jax.data.labelled import LabelledPair, LabelledText, read_labelled, read_labelled_pairs
 from tfx_jax.data.splits import Split
 from tfx_jax.errors import UserError
@@ -39,7 +39,7 @@ class ClassificationExperiment(BertExperiment[LabelledText | LabelledPair]):
         """The labels of some examples, in alphabetical order."""
         return tuple(sorted({example.label for example in examples}))
 
-    def rows(self, examples: Sequence[LabelledText | LabelledPair]) -> list[Row]:
+    def rows(self, examples: Sequence[LabelledText | LabelledPair]) -> list[Example]:
         """A row for each text or pair."""
         number = {label: index for index, label in enumerate(self.labels)}
         for example in examples:

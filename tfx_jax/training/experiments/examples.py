@@ -9,7 +9,7 @@ import jax
 import numpy as np
 from etils import epath
 
-from tfx_jax.data.epochs import Row, RowList, Rows, one_pass
+from tfx_jax.data.batching import Example, ExampleList, ExampleSource, eval_batches
 from tfx_jax.data.files import write_file
 from tfx_jax.data.process_shard import ProcessShard
 from tfx_jax.data.splits import Split
@@ -19,7 +19,7 @@ from tfx_jax.training.distributed import gather_lists
 from tfx_jax.training.experiments.rows import RowsExperiment
 from tfx_jax.training.step import Params
 
-Example = TypeVar("Example")
+Record = TypeVar("Record")
 
 GRAMMAR_SIZES: dict[Split, int] = {"train": 2_000, "validation": 200, "test": 200}
 """How many examples of the built-in grammar each part has."""
@@ -28,7 +28,7 @@ GRAMMAR_SIZES: dict[Split, int] = {"train": 2_000, "validation": 200, "test": 20
 _LENGTHS = (16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1_024)
 
 
-class ExamplesExperiment(RowsExperiment[Sequence[Example]]):
+class ExamplesExperiment(RowsExperiment[Sequence[Record]]):
     """An experiment whose parts are lists of examples; subclasses say which rows these are.
 
     Attributes:
@@ -38,10 +38,10 @@ class ExamplesExperiment(RowsExperiment[Sequence[Example]]):
     length_of: ClassVar[str]
 
     @abc.abstractmethod
-    def rows(self, examples: Sequence[Example]) -> list[Row]:
+    def rows(self, examples: Sequence[Record]) -> list[Example]:
         """The rows of examples; one each or several."""
 
-    def make_epochs(self) -> Callable[[int], Rows]:
+    def make_epochs(self) -> Callable[[int], ExampleSource]:
         """The same rows in each epoch."""
         rows = self._as_rows(self.rows(self.part("train")))
         return lambda epoch: rows
@@ -52,7 +52,7 @@ class ExamplesExperiment(RowsExperiment[Sequence[Example]]):
         max_length = self.config.data.max_length
         return (*(length for length in _LENGTHS if length < max_length), max_length)
 
-    def predict(self, params: Params, rows: Sequence[Row]) -> list[Any]:
+    def predict(self, params: Params, rows: Sequence[Example]) -> list[Any]:
         """Applies `predict_batch` to rows; processes share them.
 
         Returns:
@@ -60,7 +60,7 @@ class ExamplesExperiment(RowsExperiment[Sequence[Example]]):
         """
         shard = ProcessShard(jax.process_index(), jax.process_count())
         found: list[Any] = [None] * len(rows)
-        passed = list(one_pass(self._as_rows(rows), self.layout, shard=shard))
+        passed = list(eval_batches(self._as_rows(rows), self.batch_spec, shard=shard))
         for batch, result in zip(passed, self.predictor(params, passed), strict=True):
             arrays = [np.asarray(array).tolist() for array in jax.tree.leaves(result)]
             for place, index in enumerate(batch["index"].tolist()):
@@ -69,8 +69,8 @@ class ExamplesExperiment(RowsExperiment[Sequence[Example]]):
                     found[index] = parts if len(parts) > 1 else parts[0]
         return gather_lists(found[shard.index :: shard.count])
 
-    def _as_rows(self, rows: Sequence[Row]) -> RowList:
-        return RowList(rows, by=self.length_of)
+    def _as_rows(self, rows: Sequence[Example]) -> ExampleList:
+        return ExampleList(rows, by=self.length_of)
 
 
 def made_once(workdir: epath.PathLike, name: str, make: Callable[[], Any], *, can_make: bool) -> Any:

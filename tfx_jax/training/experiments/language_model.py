@@ -9,8 +9,8 @@ from etils import epath
 from flax import nnx
 from jaxtyping import Array
 
-from tfx_jax.data.epochs import Layout, Rows
-from tfx_jax.data.packing import ArrayRows, TokenBlocks, join_documents, pack_documents
+from tfx_jax.data.batching import BatchSpec, ExampleSource
+from tfx_jax.data.packing import ArrayExamples, TokenBlocks, join_documents, pack_documents
 from tfx_jax.data.splits import Split
 from tfx_jax.errors import UserError
 from tfx_jax.models.gpt import GPT
@@ -45,12 +45,12 @@ class LanguageModelExperiment(TextExperiment[list[str]]):
         if self.tokenizer.eos_id is None:
             raise UserError(f"the tokenizer of {workdir} has no token for the end of a text")
 
-    def make_epochs(self) -> Callable[[int], Rows]:
+    def make_epochs(self) -> Callable[[int], ExampleSource]:
         """A stream cut at other places each time, or documents in rows."""
         length, seed = self.data.max_length, self.config.seed
         if self.data.is_packed:
             documents = [[*ids, self.tokenizer.eos_id] for ids in self._encode("train") if ids]
-            rows = ArrayRows(**pack_documents(cast(Any, documents), length, pad_id=0)._asdict())
+            rows = ArrayExamples(**pack_documents(cast(Any, documents), length, pad_id=0)._asdict())
             return lambda epoch: rows
         stream = self._stream("train")
 
@@ -62,9 +62,9 @@ class LanguageModelExperiment(TextExperiment[list[str]]):
         return cut
 
     @property
-    def layout(self) -> Layout:
+    def batch_spec(self) -> BatchSpec:
         """All rows are equally long."""
-        return Layout((self.data.max_length,), self.data.tokens_per_batch)
+        return BatchSpec((self.data.max_length,), self.data.tokens_per_batch)
 
     def loss(self, model: GPT, batch: dict[str, Array], rngs: nnx.Rngs | None) -> tuple[Array, Metrics]:
         """See `language_model_loss`."""
@@ -78,7 +78,7 @@ class LanguageModelExperiment(TextExperiment[list[str]]):
         rows, length = shapes["inputs"]
         return stack_flops(self.sizes, rows, length, num_predicted=length)
 
-    def make_evaluation_rows(self, split: Split) -> Rows:
+    def make_evaluation_rows(self, split: Split) -> ExampleSource:
         """Every token of a text in rows of `max_length`: the first of a row is predicted from one other."""
         return TokenBlocks(self._stream(split), self.data.max_length, pad_id=0)
 

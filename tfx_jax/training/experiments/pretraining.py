@@ -9,7 +9,7 @@ from etils import epath
 from flax import nnx
 from jaxtyping import Array
 
-from tfx_jax.data.epochs import Layout, Rows
+from tfx_jax.data.batching import BatchSpec, ExampleSource
 from tfx_jax.data.pretraining import PretrainingRows, make_rows, split_sentences
 from tfx_jax.data.splits import Split
 from tfx_jax.data.wikitext import running_text
@@ -76,17 +76,17 @@ class PretrainingExperiment(TextExperiment[list[list[str]]]):
         if None in self._specials.values():
             raise UserError(f"the tokenizer of {workdir} has not all of BERT's special tokens")
 
-    def make_epochs(self) -> Callable[[int], Rows]:
+    def make_epochs(self) -> Callable[[int], ExampleSource]:
         """Other pairs and other hidden tokens in each epoch."""
         encoded, seed = self._encode("train"), self.config.seed
         return lambda epoch: self._rows(encoded, np.random.default_rng((seed, epoch, 1)))
 
     @property
-    def layout(self) -> Layout:
+    def batch_spec(self) -> BatchSpec:
         """Three lengths: each is compiled, and nine rows in ten are full."""
         length = self.data.max_length
         boundaries = (length // 4, length // 2, length)
-        return Layout(boundaries, self.data.tokens_per_batch, {"tokens": cast(int, self.tokenizer.pad_id)})
+        return BatchSpec(boundaries, self.data.tokens_per_batch, {"tokens": cast(int, self.tokenizer.pad_id)})
 
     def loss(self, model: BertPretraining, batch: dict[str, Array], rngs: nnx.Rngs | None) -> tuple[Array, Metrics]:
         """See `pretraining_loss`."""
@@ -100,7 +100,7 @@ class PretrainingExperiment(TextExperiment[list[list[str]]]):
         rows, length = shapes["tokens"]
         return stack_flops(self.sizes, rows, length, num_predicted=num_chosen(length, _RATE))
 
-    def make_evaluation_rows(self, split: Split) -> Rows:
+    def make_evaluation_rows(self, split: Split) -> ExampleSource:
         """A part once, with the same pairs and the same hidden tokens each time."""
         return self._rows(self._encode(split), np.random.default_rng(0))
 

@@ -9,7 +9,7 @@ from etils import epath
 from flax import nnx
 from jaxtyping import Array
 
-from tfx_jax.data.epochs import Row
+from tfx_jax.data.batching import Example
 from tfx_jax.data.splits import Split
 from tfx_jax.data.squad import Question, read_questions
 from tfx_jax.models.bert_heads import BertQuestionAnswering
@@ -73,7 +73,7 @@ class QuestionAnsweringExperiment(BertExperiment[Question]):
         """None: the classes are the tokens of the context."""
         return ()
 
-    def rows(self, examples: Sequence[Question]) -> list[Row]:
+    def rows(self, examples: Sequence[Question]) -> list[Example]:
         """A row for each window of each question: what `span_loss` takes."""
         return [row for pair in zip(examples, self.read(examples), strict=True) for row in _window_rows(*pair)]
 
@@ -133,7 +133,7 @@ class QuestionAnsweringExperiment(BertExperiment[Question]):
         return Evaluation({"f1": f1, "exact_match": exact_match}, text)
 
 
-def _window_rows(question: Question, read: ReadQuestion) -> list[Row]:
+def _window_rows(question: Question, read: ReadQuestion) -> list[Example]:
     """The windows of a question without their padding, and where its first answer stands in each."""
     windows, offsets = read
     text, begin = question.answers[0]

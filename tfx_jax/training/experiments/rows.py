@@ -13,7 +13,7 @@ from flax import nnx
 from jax.sharding import Mesh
 from jaxtyping import Array
 
-from tfx_jax.data.epochs import Layout, Rows, epoch_batches
+from tfx_jax.data.batching import BatchSpec, ExampleSource, train_batches
 from tfx_jax.data.files import write_file
 from tfx_jax.data.hf_tokenizer import TOKENIZER_FILES, FolderTokenizer, load_folder_tokenizer
 from tfx_jax.data.make_tokenizer import train_or_load_folder
@@ -57,12 +57,12 @@ class RowsExperiment(Experiment, Generic[Part]):
         """All text of the training part, in pieces."""
 
     @abc.abstractmethod
-    def make_epochs(self) -> Callable[[int], Rows]:
+    def make_epochs(self) -> Callable[[int], ExampleSource]:
         """The training rows of the epoch with a number."""
 
     @property
     @abc.abstractmethod
-    def layout(self) -> Layout:
+    def batch_spec(self) -> BatchSpec:
         """How rows become batches."""
 
     @abc.abstractmethod
@@ -133,11 +133,11 @@ class RowsExperiment(Experiment, Generic[Part]):
 
     def batches(self, mesh: Mesh) -> grain.IterDataset[dict[str, np.ndarray]]:
         """What this process reads of the training part when it trains on a mesh."""
-        return epoch_batches(
+        return train_batches(
             self.make_epochs(),
-            self.layout,
+            self.batch_spec,
             seed=self.config.seed,
-            rows_multiple=num_batch_shards(mesh) * self.config.accumulate,
+            batch_multiple=num_batch_shards(mesh) * self.config.accumulate,
             shard=process_shard(mesh),
         )
 

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable
 
 import numpy as np
 
-from tfx_jax.data.epochs import Layout, Rows
+from tfx_jax.data.batching import BatchSpec, ExampleSource
 from tfx_jax.data.span_corruption import CorruptedTexts, longest_text, span_corruption_lengths
 from tfx_jax.data.splits import Split
 from tfx_jax.training.experiment import Evaluation, Score
@@ -45,12 +45,12 @@ class SpanCorruptionExperiment(T5Experiment[list[str]], TextExperiment[list[str]
         return cut
 
     @property
-    def layout(self) -> Layout:
+    def batch_spec(self) -> BatchSpec:
         """All sources are equally long, and so are all targets."""
         source_length, target_length = span_corruption_lengths(self._text_length)
-        return Layout((source_length,), self.data.tokens_per_batch, self.fills, {"target": target_length})
+        return BatchSpec((source_length,), self.data.tokens_per_batch, self.pad_values, {"target": target_length})
 
-    def make_evaluation_rows(self, split: Split) -> Rows:
+    def make_evaluation_rows(self, split: Split) -> ExampleSource:
         """The texts of a part, their spans the same each time."""
         return self._corrupted(self._stream(split), (_EVALUATION_SEED,))
 

@@ -55,7 +55,7 @@ class T5Experiment(RowsExperiment[Part]):
         self.specials = Specials(model.pad_id, model.eos_id, sentinels)
 
     @property
-    def fills(self) -> dict[str, int]:
+    def pad_values(self) -> dict[str, int]:
         """What padding is."""
         return {"source": self.specials.pad_id, "target": self.specials.pad_id}
 

@@ -8,8 +8,8 @@ from etils import epath
 from flax import nnx
 from jaxtyping import Array
 
+from tfx_jax.data.batching import Example
 from tfx_jax.data.conll import TaggedSentence, read_tagged
-from tfx_jax.data.epochs import Row
 from tfx_jax.data.splits import Split
 from tfx_jax.errors import UserError
 from tfx_jax.models.bert_heads import BertTagger
@@ -40,7 +40,7 @@ class TaggingExperiment(BertExperiment[TaggedSentence]):
     )
     token = "word"
     model_class = BertTagger
-    fills: ClassVar[Mapping[str, int]] = {"targets": IGNORED}
+    pad_values: ClassVar[Mapping[str, int]] = {"targets": IGNORED}
 
     def read_part(self, split: Split) -> Sequence[TaggedSentence]:
         """Words and their tags; an entity that begins with I begins with B."""
@@ -58,7 +58,7 @@ class TaggingExperiment(BertExperiment[TaggedSentence]):
         """All tags: "O", and B and I of each label of an entity."""
         return tuple(tag_names(tag[2:] for example in examples for tag in example.tags if tag != "O"))
 
-    def rows(self, examples: Sequence[TaggedSentence]) -> list[Row]:
+    def rows(self, examples: Sequence[TaggedSentence]) -> list[Example]:
         """A row for each sentence, as much of it as `max_length` holds."""
         number = {label: index for index, label in enumerate(self.labels)}
         for tag in (tag for example in examples for tag in example.tags):
@@ -97,7 +97,7 @@ class TaggingExperiment(BertExperiment[TaggedSentence]):
         text = f"entity F1 {f1:.2f} %, precision {precision:.2f} %, recall {recall:.2f} %, {support:,} entities"
         return Evaluation({"f1": f1, "precision": precision, "recall": recall}, text)
 
-    def _tags_of_words(self, predicted: Sequence[int], row: Row, num_words: int) -> list[str]:
+    def _tags_of_words(self, predicted: Sequence[int], row: Example, num_words: int) -> list[str]:
         targets = row["targets"]
         found = tags_of_words(np.array(predicted)[: len(targets)], targets, num_words)
         return [self.labels[tag] for tag in found]

@@ -10,8 +10,8 @@ import numpy as np
 from etils import epath
 from jaxtyping import Array
 
+from tfx_jax.data.batching import BatchSpec, Example
 from tfx_jax.data.conll import TaggedSentence, read_tagged
-from tfx_jax.data.epochs import Layout, Row
 from tfx_jax.data.labelled import LabelledPair, LabelledText
 from tfx_jax.data.span_corruption import NUM_SENTINELS
 from tfx_jax.data.splits import Split
@@ -36,12 +36,12 @@ from tfx_jax.tasks.text_to_text import (
 from tfx_jax.toy_grammar import grammar_questions, grammar_tagged
 from tfx_jax.training.experiment import Evaluation, Score
 from tfx_jax.training.experiments.classification import read_labelled_part
-from tfx_jax.training.experiments.examples import GRAMMAR_SIZES, Example, ExamplesExperiment, made_once
+from tfx_jax.training.experiments.examples import GRAMMAR_SIZES, ExamplesExperiment, Record, made_once
 from tfx_jax.training.experiments.t5 import T5Experiment
 from tfx_jax.training.step import Params
 
 
-class TextToTextExperiment(T5Experiment[Sequence[Example]], ExamplesExperiment[Example]):
+class TextToTextExperiment(T5Experiment[Sequence[Record]], ExamplesExperiment[Record]):
     """A T5 trained on examples of a task; subclasses say how these are written, and answers scored.
 
     As in the paper, a source longer than `max_length` is cut.
@@ -54,14 +54,14 @@ class TextToTextExperiment(T5Experiment[Sequence[Example]], ExamplesExperiment[E
     length_of = "source"
 
     @abc.abstractmethod
-    def render(self, example: Example) -> Rendered:
+    def render(self, example: Record) -> Rendered:
         """Source and target of an example."""
 
     @abc.abstractmethod
-    def score(self, answers: Sequence[str], examples: Sequence[Example]) -> Evaluation:
+    def score(self, answers: Sequence[str], examples: Sequence[Record]) -> Evaluation:
         """Scores what a model wrote for each example; sentinels are spelled out."""
 
-    def labels_of(self, examples: Sequence[Example]) -> list[str]:
+    def labels_of(self, examples: Sequence[Record]) -> list[str]:
         """The labels of some examples; none for a task without."""
         del examples
         return []
@@ -86,12 +86,12 @@ class TextToTextExperiment(T5Experiment[Sequence[Example]], ExamplesExperiment[E
         self._check_labels()
 
     @property
-    def layout(self) -> Layout:
+    def batch_spec(self) -> BatchSpec:
         """Sources of similar length together; all targets are equally wide."""
         widths = {"target": self.target_length}
-        return Layout(self.boundaries, self.config.data.tokens_per_batch, self.fills, widths)
+        return BatchSpec(self.boundaries, self.config.data.tokens_per_batch, self.pad_values, widths)
 
-    def rows(self, examples: Sequence[Example]) -> list[Row]:
+    def rows(self, examples: Sequence[Record]) -> list[Example]:
         """Examples as {"source" [S], "target" [T]}, int32, each with its end."""
         rendered = [self.render(example) for example in examples]
         sides = {"source": self.config.data.max_length, "target": self.target_length}
@@ -111,7 +111,7 @@ class TextToTextExperiment(T5Experiment[Sequence[Example]], ExamplesExperiment[E
         examples = self.part(split)
         return self.score(self.answer(params, examples), examples)
 
-    def answer(self, params: Params, examples: Sequence[Example]) -> list[str]:
+    def answer(self, params: Params, examples: Sequence[Record]) -> list[str]:
         """What the model writes for examples, whose targets it does not see; processes share them."""
         return [self.spell(tokens) for tokens in self.predict(params, self.rows(examples))]
 

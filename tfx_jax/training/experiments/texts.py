@@ -10,7 +10,7 @@ import jax
 from etils import epath
 from jaxtyping import Array
 
-from tfx_jax.data.epochs import Rows, one_pass
+from tfx_jax.data.batching import ExampleSource, eval_batches
 from tfx_jax.data.process_shard import ProcessShard
 from tfx_jax.data.splits import Split
 from tfx_jax.data.text import read_text
@@ -35,17 +35,17 @@ class TextExperiment(RowsExperiment[Part]):
         """Takes a configuration with a `TextConfig`."""
         super().__init__(config)
         self.data = cast(TextConfig, config.data)
-        self._evaluation_rows: dict[Split, Rows] = {}
+        self._evaluation_rows: dict[Split, ExampleSource] = {}
 
     @abc.abstractmethod
-    def make_evaluation_rows(self, split: Split) -> Rows:
+    def make_evaluation_rows(self, split: Split) -> ExampleSource:
         """The rows of a part for `evaluation_rows`."""
 
     def has_part(self, split: Split) -> bool:
         """Whether the configuration names such a part, or takes it from the end of the training text."""
         return super().has_part(split) or (split == "validation" and self.data.validation_share > 0)
 
-    def evaluation_rows(self, split: Split) -> Rows:
+    def evaluation_rows(self, split: Split) -> ExampleSource:
         """The rows of a part to evaluate on, made once; they are the same whatever the seed of the training."""
         if split not in self._evaluation_rows:
             self._evaluation_rows[split] = self.make_evaluation_rows(split)
@@ -58,7 +58,7 @@ class TextExperiment(RowsExperiment[Part]):
     def sums(self, params: Params, split: Split) -> dict[str, float]:
         """What the loss sums, over all rows to evaluate on; processes share them."""
         shard = ProcessShard(jax.process_index(), jax.process_count())
-        batches = one_pass(self.evaluation_rows(split), self.layout, shard=shard)
+        batches = eval_batches(self.evaluation_rows(split), self.batch_spec, shard=shard)
         found = [{name: float(value) for name, value in sums.items()} for sums in self.predictor(params, batches)]
         return _add(gather_lists([_add(found)]))
 

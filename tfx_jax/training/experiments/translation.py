@@ -95,7 +95,7 @@ class TranslationExperiment(Experiment):
             max_length=data.max_length,
             seed=self.config.seed,
             window=data.window,
-            rows_multiple=num_batch_shards(mesh) * self.config.accumulate,
+            batch_multiple=num_batch_shards(mesh) * self.config.accumulate,
             length_multiple=mesh.shape["sequence"],
             shard=process_shard(mesh),
         )
