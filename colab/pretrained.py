@@ -64,7 +64,7 @@ plt.rcParams.update({"axes.spines.top": False, "axes.spines.right": False, "lege
 # tokenizer, which turns text into numbers. Here we write one ourselves. Its parameters are random: it has read nothing.
 
 # %%
-from tfx_jax.data.make_tokenizer import train_or_load_folder
+from tfx_jax.data.train_tokenizer import train_or_load_folder
 from tfx_jax.models import GPT, GPTConfig, hf
 from tfx_jax.toy_grammar import grammar_documents
 

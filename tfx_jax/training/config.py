@@ -53,7 +53,7 @@ class TextConfig:
     # each of its "articles".
     documents: str = "file"
     is_packed: bool = False  # whether documents share a row without seeing each other; or all are one stream
-    tokenizer: str = "wordpiece"  # or another of `tfx_jax.data.make_tokenizer.KINDS`
+    tokenizer: str = "wordpiece"  # or another of `tfx_jax.data.train_tokenizer.KINDS`
     max_length: int = 256  # tokens of a row
     tokens_per_batch: int = 16_384  # positions of a global batch
 
@@ -70,7 +70,7 @@ class LabelledConfig:
     first_column: str = ""  # of pairs: the columns of both texts and of the label; empty for single texts
     second_column: str = ""
     label_column: str = ""
-    tokenizer: str = "wordpiece"  # or another of `tfx_jax.data.make_tokenizer.KINDS`; without effect with init_from
+    tokenizer: str = "wordpiece"  # or another of `tfx_jax.data.train_tokenizer.KINDS`; without effect with init_from
     max_length: int = 128  # tokens of an input, special ones included; longer texts are cut
     tokens_per_batch: int = 2_048  # positions of a global batch, padding included
 
@@ -84,7 +84,7 @@ class TaggedConfig:
     train_file: str = ""  # CoNLL's format with BIO tags
     validation_file: str = ""
     test_file: str = ""
-    tokenizer: str = "wordpiece"  # or another of `tfx_jax.data.make_tokenizer.KINDS`; without effect with init_from
+    tokenizer: str = "wordpiece"  # or another of `tfx_jax.data.train_tokenizer.KINDS`; without effect with init_from
     max_length: int = 128  # tokens of a sentence, special ones included; words beyond count as outside
     tokens_per_batch: int = 2_048  # positions of a global batch, padding included
 
@@ -99,7 +99,7 @@ class QuestionsConfig:
     validation_file: str = ""
     test_file: str = ""
     scoring: str = "words"  # as SQuAD compares answers; or by "characters", as JaQuAD does
-    tokenizer: str = "wordpiece"  # or another of `tfx_jax.data.make_tokenizer.KINDS`; without effect with init_from
+    tokenizer: str = "wordpiece"  # or another of `tfx_jax.data.train_tokenizer.KINDS`; without effect with init_from
     max_length: int = 384  # tokens of a window: question, a stretch of the context and special ones
     stride: int = 128  # tokens of the context from one window to the next
     max_question_length: int = 64  # tokens; the rest is cut off

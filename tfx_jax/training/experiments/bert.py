@@ -9,7 +9,7 @@ import numpy as np
 from etils import epath
 
 from tfx_jax.data.batching import BatchSpec, Example
-from tfx_jax.data.hf_tokenizer import FolderTokenizer
+from tfx_jax.data.hf_tokenizer import HFTokenizer
 from tfx_jax.data.next_sentence import pair_inputs
 from tfx_jax.errors import UserError
 from tfx_jax.training.experiments.examples import ExamplesExperiment, Record, made_once
@@ -67,7 +67,7 @@ class BertExperiment(ExamplesExperiment[Record]):
         return stack_flops(self.sizes, *shapes["tokens"], num_predicted=0)
 
 
-def text_row(tokenizer: FolderTokenizer, first: Sequence[int], second: Sequence[int], max_length: int) -> Example:
+def text_row(tokenizer: HFTokenizer, first: Sequence[int], second: Sequence[int], max_length: int) -> Example:
     """One text or two as BERT reads them, cut to `max_length`: "tokens", "segments" and "is_token", each [T]."""
     tokens, segments = pair_inputs(
         first,

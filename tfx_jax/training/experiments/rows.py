@@ -15,9 +15,9 @@ from jaxtyping import Array
 
 from tfx_jax.data.batching import BatchSpec, ExampleSource, train_batches
 from tfx_jax.data.files import write_file
-from tfx_jax.data.hf_tokenizer import TOKENIZER_FILES, FolderTokenizer, load_folder_tokenizer
-from tfx_jax.data.make_tokenizer import train_or_load_folder
+from tfx_jax.data.hf_tokenizer import TOKENIZER_FILES, HFTokenizer, load_folder_tokenizer
 from tfx_jax.data.splits import Split
+from tfx_jax.data.train_tokenizer import train_or_load_folder
 from tfx_jax.errors import UserError
 from tfx_jax.nn.attention import ShardAttention
 from tfx_jax.tasks.prediction import Predictor
@@ -35,13 +35,13 @@ class RowsExperiment(Experiment, Generic[Part]):
 
     Attributes:
       model_class: draws a model from `sizes`.
-      family: which special tokens its tokenizers have, see `tfx_jax.data.make_tokenizer`.
+      family: which special tokens its tokenizers have, see `tfx_jax.data.train_tokenizer`.
       tokenizer: trained on the training part, or that of the model to start from; kept in the workdir.
     """
 
     model_class: ClassVar[Callable[..., nnx.Module]]
     family: ClassVar[str]
-    tokenizer: FolderTokenizer
+    tokenizer: HFTokenizer
 
     def __init__(self, config: ExperimentConfig):
         """Takes a configuration whose data have `train_file`, `validation_file` and `test_file`."""
