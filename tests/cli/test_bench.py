@@ -169,7 +169,10 @@ def test_compilation_cache_is_off_meanwhile(tmp_path, capfd):
         (["attention", "--function=dense", "--length=1048576"], "make batch, length or model smaller"),
         (["data"], "the following arguments are required: --config"),
         (["data", "--config=none.py"], "none.py does not exist"),
-        (["data", f"--config={EXPERIMENT}:test", "--config.data.windows=1"], "config has no field data.windows"),
+        (
+            ["data", f"--config={EXPERIMENT}:test", "--config.data.sort_buffers=1"],
+            "config has no field data.sort_buffers",
+        ),
         (["data", f"--config={EXPERIMENT}:test", "--config.data.max_length=0"], "config.data.max_length must be at"),
     ],
 )

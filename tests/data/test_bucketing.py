@@ -35,18 +35,18 @@ def _make_tokenizer(pairs):
 
 PAIRS = _make_pairs(103)
 TOKENIZER = _make_tokenizer(PAIRS)
-OPTIONS = {"tokens_per_batch": 128, "max_length": MAX_LENGTH, "seed": 3, "window": 40, "batch_multiple": 2}
+OPTIONS = {"tokens_per_batch": 128, "max_length": MAX_LENGTH, "seed": 3, "sort_buffer": 40, "batch_multiple": 2}
 
 
 def _batches(pairs=PAIRS, **options):
     return iter(bucketing.batches(pairs, TOKENIZER, **{**OPTIONS, "prefetch": 0, **options}))
 
 
-def _take_windows(iterator, count):
-    """The batches of the next `count` windows."""
-    first = iterator.get_state()["window"]
+def _take_buffers(iterator, count):
+    """The batches of the next `count` buffers."""
+    first = iterator.get_state()["buffer"]
     taken = []
-    while iterator.get_state()["window"] < first + count:
+    while iterator.get_state()["buffer"] < first + count:
         taken.append(next(iterator))
     return taken
 
@@ -82,23 +82,23 @@ def _assert_same(left, right):
 
 def test_every_example_once_an_epoch_uncut_and_reshuffled():
     iterator = _batches()
-    epochs = [_examples(_take_windows(iterator, 3)) for _ in range(3)]  # 103 examples are 3 windows of at most 40
+    epochs = [_examples(_take_buffers(iterator, 3)) for _ in range(3)]  # 103 examples are 3 buffers of at most 40
     for epoch in epochs:
         assert sorted(epoch) == _expected()
     assert epochs[0] != epochs[1] != epochs[2] != epochs[0]
 
 
-def test_windows_are_of_equal_size_and_hold_different_examples_in_every_epoch():
+def test_buffers_are_of_equal_size_and_hold_different_examples_in_every_epoch():
     iterator = _batches()
-    windows = [{source for source, _ in _examples(_take_windows(iterator, 1))} for _ in range(6)]
-    assert [len(window) for window in windows] == [34, 34, 35] * 2
-    assert windows[:3] != windows[3:]
+    buffers = [{source for source, _ in _examples(_take_buffers(iterator, 1))} for _ in range(6)]
+    assert [len(buffer) for buffer in buffers] == [34, 34, 35] * 2
+    assert buffers[:3] != buffers[3:]
 
 
-@pytest.mark.parametrize("window", [1, 7, 103, 104, 10_000])
-def test_an_epoch_is_an_epoch_whatever_the_window(window):
-    windows_per_epoch = -(-len(PAIRS) // window)
-    assert sorted(_examples(_take_windows(_batches(window=window), windows_per_epoch))) == _expected()
+@pytest.mark.parametrize("sort_buffer", [1, 7, 103, 104, 10_000])
+def test_an_epoch_is_an_epoch_whatever_the_sort_buffer(sort_buffer):
+    buffers_per_epoch = -(-len(PAIRS) // sort_buffer)
+    assert sorted(_examples(_take_buffers(_batches(sort_buffer=sort_buffer), buffers_per_epoch))) == _expected()
 
 
 def test_shapes_are_few_static_and_within_the_budget():
@@ -109,16 +109,16 @@ def test_shapes_are_few_static_and_within_the_budget():
         assert (rows, length) in {(16, 8), (10, 12), (8, 16), (6, 20), (4, 24)}  # rows: even, at most 128 / length
 
 
-def test_only_one_batch_of_a_window_is_not_full():
+def test_only_one_batch_of_a_buffer_is_not_full():
     iterator = _batches()
     for _ in range(6):
-        not_full = [batch for batch in _take_windows(iterator, 1) if not batch["source"].any(axis=1).all()]
+        not_full = [batch for batch in _take_buffers(iterator, 1) if not batch["source"].any(axis=1).all()]
         assert len(not_full) <= 1
 
 
 def test_lengths_of_batches_come_in_an_order_of_their_own_in_every_epoch_and_for_every_seed():
-    iterator, other = _batches(window=200), _batches(window=200, seed=4)
-    orders = [[batch["source"].shape[1] for batch in _take_windows(epoch, 1)] for epoch in (iterator, iterator, other)]
+    iterator, other = _batches(sort_buffer=200), _batches(sort_buffer=200, seed=4)
+    orders = [[batch["source"].shape[1] for batch in _take_buffers(epoch, 1)] for epoch in (iterator, iterator, other)]
     assert sorted(orders[0]) == sorted(orders[1]) == sorted(orders[2])
     orders += [sorted(orders[0]), sorted(orders[0], reverse=True)]
     assert len(set(map(tuple, orders))) == len(orders)
@@ -133,8 +133,8 @@ def test_same_seed_same_batches_other_seed_other_batches():
 def test_a_seed_is_not_its_neighbour_one_epoch_later():
     # Or a mean over seeds would be one over the same order of the data.
     iterator = _batches(seed=3)
-    windows = [_examples(_take_windows(iterator, 1)) for _ in range(4)]
-    assert set(_examples(_take_windows(_batches(seed=4), 1))) != set(windows[3])
+    buffers = [_examples(_take_buffers(iterator, 1)) for _ in range(4)]
+    assert set(_examples(_take_buffers(_batches(seed=4), 1))) != set(buffers[3])
 
 
 @pytest.mark.parametrize("prefetch", [0, 3])
@@ -194,9 +194,9 @@ def test_pairs_that_are_too_long_or_empty_are_skipped_and_counted():
     without_text = {"source": " ", "target": "y"}
     pairs = [*PAIRS[:20], long_source, long_target, just_fits, without_text]
     iterator = _batches(pairs)
-    taken = _take_windows(iterator, 1)
-    assert iterator.get_state() == {"window": 1, "batch": 0, "skipped": 3, "num_pairs": 24}
-    _take_windows(iterator, 2)
+    taken = _take_buffers(iterator, 1)
+    assert iterator.get_state() == {"buffer": 1, "batch": 0, "skipped": 3, "num_pairs": 24}
+    _take_buffers(iterator, 2)
     assert iterator.get_state()["skipped"] == 9
     assert sorted(_examples(taken)) == sorted([*_expected(PAIRS[:20]), ("x", " ".join("y" * (MAX_LENGTH - 1)))])
 

@@ -28,11 +28,11 @@ MUTANTS = (
         ("every epoch alike", "np.random.SeedSequence((seed, epoch))", "np.random.SeedSequence((seed, 0))"),
         ("short batches first", "[plan[place] for place in order]", "plan"),
         (
-            "every other window is skipped",
-            "self._window, self._batch, self._skipped = self._window + 1, 0,",
-            "self._window, self._batch, self._skipped = self._window + 2, 0,",
+            "every other buffer is skipped",
+            "self._buffer, self._batch, self._skipped = self._buffer + 1, 0,",
+            "self._buffer, self._batch, self._skipped = self._buffer + 2, 0,",
         ),
-        ("the loaded window survives a restart", 'state["skipped"]\n        self._loaded = None', 'state["skipped"]'),
+        ("the loaded buffer survives a restart", 'state["skipped"]\n        self._loaded = None', 'state["skipped"]'),
         ("other data goes on", 'if state["num_pairs"] != self._dataset.num_pairs:', "if False:"),
         ("processes share rows unequally", "if batch_multiple % shard.count:", "if False:"),
         ("a side begins in the one before", "np.append(0, np.cumsum(lengths))", "np.append(0, np.cumsum(lengths) - 1)"),
@@ -42,9 +42,9 @@ MUTANTS = (
             "starts = np.cumsum(self.lengths) - self.lengths[0]",
         ),
         (
-            "a last window that is tiny",
-            "self.num_pairs * edge // self._windows_per_epoch for edge in (part, part + 1)",
-            "min(edge * -(-self.num_pairs // self._windows_per_epoch), self.num_pairs) for edge in (part, part + 1)",
+            "a last buffer that is tiny",
+            "self.num_pairs * edge // self._buffers_per_epoch for edge in (part, part + 1)",
+            "min(edge * -(-self.num_pairs // self._buffers_per_epoch), self.num_pairs) for edge in (part, part + 1)",
         ),
     ),
     *in_file(

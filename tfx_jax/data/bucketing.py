@@ -1,7 +1,7 @@
 """Batches of sentences of about the same length, cut by a budget of tokens (Vaswani et al., 2017, section 5.1).
 
-The examples of an epoch, shuffled, are taken a window at a time. Inside a window they are sorted into buckets by
-length, each bucket is cut into batches of one static shape, and the batches are shuffled. A window depends on nothing
+The examples of an epoch, shuffled, are taken a sort buffer at a time. In the buffer they are sorted into buckets by
+length, each bucket is cut into batches of one static shape, and the batches are shuffled. A buffer depends on nothing
 but the seed and its number, so the state of the iterator is a few integers, and every process computes the same plan
 and takes its own rows.
 """
@@ -43,7 +43,7 @@ def batches(
     max_length: int,
     seed: int,
     boundaries: Sequence[int] | None = None,
-    window: int = 65_536,
+    sort_buffer: int = 65_536,
     batch_multiple: int = 1,
     length_multiple: int = 1,
     shard: ProcessShard = WHOLE,
@@ -52,7 +52,7 @@ def batches(
     """Endless training batches: every pair once an epoch, in an order that differs from epoch to epoch.
 
     Each batch is {"source": [rows, length], "target": [rows, length]}, int32; both sides end with EOS_ID, the rest is
-    PAD_ID. The model prepends BOS_ID by shifting the target. In one batch of a window the last rows may be all padding.
+    PAD_ID. The model prepends BOS_ID by shifting the target. In one batch of a buffer the last rows may be all padding.
 
     Args:
       pairs: random access to the text.
@@ -62,11 +62,12 @@ def batches(
         counted in the state of the iterator, as "skipped".
       seed: decides the order of everything.
       boundaries: the lengths that batches may have, increasing; `length_boundaries(max_length)` by default.
-      window: how many examples, at most, are sorted together. More means less padding, above all with large batches.
-      batch_multiple: rows are a multiple of it: the number of parts that devices divide the rows into.
+      sort_buffer: how many examples, at most, are sorted together. More means less padding, above all with large
+        batches.
+      batch_multiple: rows are a multiple of it: the number of shards that devices divide the rows into.
       length_multiple: likewise of lengths, for devices that divide the positions; without effect on given `boundaries`.
       shard: which block of the rows of each batch this process gets. The plan does not depend on it.
-      prefetch: how many batches a thread prepares ahead, 0 for none; a few dozen cover the loading of the next window.
+      prefetch: how many batches a thread prepares ahead, 0 for none; a few dozen cover the loading of the next buffer.
 
     Returns:
       A dataset whose iterators have a small JSON state, that of the last batch taken, whatever was prefetched.
@@ -87,7 +88,7 @@ def batches(
         buckets=training_buckets(boundaries, tokens_per_batch, batch_multiple, shard),
         max_length=max_length,
         seed=seed,
-        window=window,
+        sort_buffer=sort_buffer,
         shard=shard,
         prefetch=prefetch,
     )
@@ -195,7 +196,7 @@ class EncodedPairs:
 
 
 class _Sequences(NamedTuple):
-    """Many short lists of ids in one array: a window of Python lists would take ten times the memory."""
+    """Many short lists of ids in one array: a buffer of Python lists would take ten times the memory."""
 
     ids: np.ndarray  # [sum of lengths] int32
     lengths: np.ndarray  # [number of sequences] int64
@@ -220,7 +221,7 @@ class _Sequences(NamedTuple):
 
 
 class _BucketedDataset(grain.IterDataset[Batch]):
-    """The batches of all windows, one after the other, without end."""
+    """The batches of all sort buffers, one after the other, without end."""
 
     def __init__(
         self,
@@ -230,7 +231,7 @@ class _BucketedDataset(grain.IterDataset[Batch]):
         buckets: tuple[Bucket, ...],
         max_length: int,
         seed: int,
-        window: int,
+        sort_buffer: int,
         shard: ProcessShard,
         prefetch: int,
     ):
@@ -238,17 +239,17 @@ class _BucketedDataset(grain.IterDataset[Batch]):
         self._pairs, self._tokenizer = pairs, tokenizer
         self._buckets, self._max_length, self._seed = buckets, max_length, seed
         self._shard, self._prefetch = shard, prefetch
-        # Windows end with the epoch, or a sentence could meet itself in a batch; equal ones, or the last could be tiny.
+        # Buffers end with the epoch, or a sentence could meet itself in a batch; equal ones, or the last could be tiny.
         self.num_pairs = len(pairs)
-        self._windows_per_epoch = math.ceil(self.num_pairs / window)
+        self._buffers_per_epoch = math.ceil(self.num_pairs / sort_buffer)
 
     def __iter__(self) -> grain.DatasetIterator[Batch]:
         return PrefetchedIterator(_BucketedIterator(self), self._prefetch)
 
-    def load_window(self, number: int) -> "_Window":
-        """Reads, tokenizes and plans the window with this number, counted from the start of training."""
-        epoch, part = divmod(number, self._windows_per_epoch)
-        begin, end = (self.num_pairs * edge // self._windows_per_epoch for edge in (part, part + 1))
+    def load_buffer(self, number: int) -> "_SortBuffer":
+        """Reads, tokenizes and plans the buffer with this number, counted from the start of training."""
+        epoch, part = divmod(number, self._buffers_per_epoch)
+        begin, end = (self.num_pairs * edge // self._buffers_per_epoch for edge in (part, part + 1))
         indices = _shuffled_indices(self.num_pairs, self._seed, epoch, range(begin, end))
         examples = _encode(self._pairs, indices, self._tokenizer)
         lengths = _longer_side(examples)
@@ -261,14 +262,14 @@ class _BucketedDataset(grain.IterDataset[Batch]):
             )
         plan = [(bucket, keep[members]) for bucket, members in plan_batches(lengths[keep], self._buckets)]
         order = np.random.default_rng((self._seed, number)).permutation(len(plan))
-        return _Window(examples, [plan[place] for place in order], num_skipped=len(indices) - len(keep))
+        return _SortBuffer(examples, [plan[place] for place in order], num_skipped=len(indices) - len(keep))
 
-    def assemble(self, window: "_Window", number: int) -> Batch:
-        """The rows of one batch of a window that belong to this process."""
-        return _assemble(window.examples, *window.plan[number], self._shard)
+    def collate(self, buffer: "_SortBuffer", number: int) -> Batch:
+        """The rows of one batch of a buffer that belong to this process."""
+        return _collate(buffer.examples, *buffer.plan[number], self._shard)
 
 
-class _Window(NamedTuple):
+class _SortBuffer(NamedTuple):
     """Tokenized examples and the batches they will form."""
 
     examples: dict[str, _Sequences]
@@ -277,29 +278,29 @@ class _Window(NamedTuple):
 
 
 class _BucketedIterator(grain.DatasetIterator[Batch]):
-    """Remembers the next batch as (window, batch); a window is loaded again when the iteration is resumed inside it."""
+    """Remembers the next batch as (buffer, batch); a buffer is loaded again when the iteration is resumed inside it."""
 
     def __init__(self, dataset: _BucketedDataset):
         super().__init__()
         self._dataset = dataset
-        self._window = self._batch = self._skipped = 0
-        self._loaded: _Window | None = None
+        self._buffer = self._batch = self._skipped = 0
+        self._loaded: _SortBuffer | None = None
 
     def __next__(self) -> Batch:
         self._assert_not_closed()
         if self._loaded is None:
-            self._loaded = self._dataset.load_window(self._window)
-        batch = self._dataset.assemble(self._loaded, self._batch)
+            self._loaded = self._dataset.load_buffer(self._buffer)
+        batch = self._dataset.collate(self._loaded, self._batch)
         self._batch += 1
         if self._batch == len(self._loaded.plan):
-            self._window, self._batch, self._skipped = self._window + 1, 0, self._skipped + self._loaded.num_skipped
+            self._buffer, self._batch, self._skipped = self._buffer + 1, 0, self._skipped + self._loaded.num_skipped
             self._loaded = None
         return batch
 
     def get_state(self) -> dict[str, int]:
-        """Where the next batch is, how many pairs were skipped in the windows before, and how many pairs there are."""
+        """Where the next batch is, how many pairs were skipped in the buffers before, and how many pairs there are."""
         num_pairs = self._dataset.num_pairs
-        return {"window": self._window, "batch": self._batch, "skipped": self._skipped, "num_pairs": num_pairs}
+        return {"buffer": self._buffer, "batch": self._batch, "skipped": self._skipped, "num_pairs": num_pairs}
 
     def set_state(self, state: dict[str, int]) -> None:
         """Continues with the batch that would have come next when `get_state` gave `state`.
@@ -312,7 +313,7 @@ class _BucketedIterator(grain.DatasetIterator[Batch]):
                 f"the checkpoint belongs to {state['num_pairs']:,} training pairs, but there are "
                 f"{self._dataset.num_pairs:,}: bring the old data back or train in a new working directory"
             )
-        self._window, self._batch, self._skipped = state["window"], state["batch"], state["skipped"]
+        self._buffer, self._batch, self._skipped = state["buffer"], state["batch"], state["skipped"]
         self._loaded = None
 
 
@@ -339,7 +340,7 @@ def _longer_side(examples: dict[str, _Sequences]) -> np.ndarray:
     return np.maximum(examples["source"].lengths, examples["target"].lengths)
 
 
-def _assemble(examples: dict[str, _Sequences], bucket: Bucket, members: np.ndarray, shard: ProcessShard) -> Batch:
+def _collate(examples: dict[str, _Sequences], bucket: Bucket, members: np.ndarray, shard: ProcessShard) -> Batch:
     """The rows of one batch that belong to this process."""
     rows = range(bucket.rows)[shard.block(bucket.rows)]
     mine = members[rows.start : rows.stop]

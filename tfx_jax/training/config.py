@@ -36,7 +36,7 @@ class DataConfig:
     tokenizer: str = "sentencepiece"  # or "words": the text is segmented already, for example by BPE with "@@ " marks
     max_length: int = 256  # tokens of a sentence, its end included; longer training pairs are left out
     tokens_per_batch: int = 25_000  # positions of each side of a global batch, padding included (the paper's 25,000)
-    window: int = 65_536  # pairs that are sorted by length together
+    sort_buffer: int = 65_536  # pairs that are sorted by length together
 
 
 @dataclasses.dataclass
@@ -209,7 +209,7 @@ def tiny_variant(config: ExperimentConfig) -> ExperimentConfig:
     data.max_length, data.tokens_per_batch = 64, 512
     if isinstance(data, DataConfig):
         data.source_language = data.target_language = ""
-        data.tokenizer, data.is_tokenised, data.window = "sentencepiece", False, 256
+        data.tokenizer, data.is_tokenised, data.sort_buffer = "sentencepiece", False, 256
     elif isinstance(data, TextConfig):
         data.documents = "lines" if data.documents == "lines" else "file"
     elif isinstance(data, QuestionsConfig):

@@ -145,7 +145,7 @@ class _Trainer:
         """The newest checkpoint, or the first state."""
         restored = self.checkpoints.restore_latest(training.abstract_state)
         if restored is None:
-            self.iterator.start_prefetch()  # the first window is read while the parameters are drawn
+            self.iterator.start_prefetch()  # the first sort buffer is read while the parameters are drawn
             if not self.config.init_from:
                 return training.first_state()
             state, self.start_message = initial_state(training, self.config.init_from)

@@ -94,7 +94,7 @@ class TranslationExperiment(Experiment):
             tokens_per_batch=data.tokens_per_batch,
             max_length=data.max_length,
             seed=self.config.seed,
-            window=data.window,
+            sort_buffer=data.sort_buffer,
             batch_multiple=num_batch_shards(mesh) * self.config.accumulate,
             length_multiple=mesh.shape["sequence"],
             shard=process_shard(mesh),
