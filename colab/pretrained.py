@@ -162,7 +162,7 @@ result = train(config, WORKDIR)
 
 # %% [markdown]
 # *Perplexity* is how many tokens the model hesitates between, so to speak: it began with 600, all of them. The
-# validation part tells facts that training never told, so what is low there was not learned by heart.
+# validation split tells facts that training never told, so what is low there was not learned by heart.
 #
 # The training has left its own folder, with checkpoints to go on from. We make one out of it that anyone can load.
 

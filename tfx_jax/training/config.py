@@ -166,7 +166,7 @@ class ExperimentConfig:
     seed: int = 0
     log_every: int = 50  # steps between lines and TensorBoard points
     checkpoint_every: int = 1_000
-    eval_every: int = 0  # steps between evaluations on the validation part; 0: only after the last step
+    eval_every: int = 0  # steps between evaluations on the validation split; 0: only after the last step
     patience: int = 0  # evaluations without a better score before training stops; 0: never
     keep_last: int = 5  # newest checkpoints kept, and averaged by `tfx-jax average` unless told otherwise
     keep_best: int = 1  # checkpoints of the best validation scores kept besides

@@ -79,7 +79,7 @@ def _train(config: ExperimentConfig, workdir: epath.Path, profile: range | None)
     experiment = make_experiment(config)
     experiment.read_data()
     if not experiment.has_validation and (config.eval_every or config.patience):
-        raise UserError("config.eval_every and config.patience need a validation part: config.data names none")
+        raise UserError("config.eval_every and config.patience need a validation split: config.data names none")
     workdir.mkdir(parents=True, exist_ok=True)
     with (
         locked(workdir) if is_primary() else contextlib.nullcontext(),
@@ -272,7 +272,7 @@ class _Trainer:
         return step == self.config.num_steps or (every > 0 and step % every == 0)
 
     def _evaluate(self, step: int) -> None:
-        """Evaluates on the validation part, and saves with the score that decides which checkpoint is best."""
+        """Evaluates on the validation split, and saves with the score that decides which checkpoint is best."""
         started = time.monotonic()
         self.watchdog.beat(None)
         scores, text = self.experiment.evaluate(fetch(self.state.params))

@@ -23,7 +23,7 @@ class BertExperiment(ExamplesExperiment[Record]):
 
     Attributes:
       pad_values: what padding is in the arrays of a row, where it is not 0.
-      labels: of the training part, in the order of their ids; kept in the workdir.
+      labels: of the training split, in the order of their ids; kept in the workdir.
     """
 
     family = "bert"
@@ -39,15 +39,15 @@ class BertExperiment(ExamplesExperiment[Record]):
         """The labels of some examples in the order of their ids; none for a head without."""
 
     def tokenizer_text(self) -> Iterable[str]:
-        """All text of the training part."""
-        return self.texts(self.part("train"))
+        """All text of the training split."""
+        return self.texts(self.split("train"))
 
     def open(self, workdir: epath.PathLike, *, can_make: bool = True) -> None:
-        """Loads tokenizer and labels of `workdir`, or makes them from the training part and saves them there."""
+        """Loads tokenizer and labels of `workdir`, or makes them from the training split and saves them there."""
         super().open(workdir, can_make=can_make)
         if None in (self.tokenizer.cls_id, self.tokenizer.sep_id, self.tokenizer.pad_id):
             raise UserError(f"the tokenizer of {workdir} has not all of BERT's special tokens")
-        labels = made_once(workdir, "labels.json", lambda: self.labels_of(self.part("train")), can_make=can_make)
+        labels = made_once(workdir, "labels.json", lambda: self.labels_of(self.split("train")), can_make=can_make)
         self.labels: tuple[str, ...] = tuple(labels)
 
     @property

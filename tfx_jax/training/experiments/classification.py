@@ -27,9 +27,9 @@ class ClassificationExperiment(BertExperiment[LabelledText | LabelledPair]):
     scores = (Score("accuracy", "accuracy", " %"), Score("macro_f1", "macro F1", " %"))
     model_class = BertClassifier
 
-    def read_part(self, split: Split) -> Sequence[LabelledText | LabelledPair]:
+    def load_split(self, split: Split) -> Sequence[LabelledText | LabelledPair]:
         """Texts or pairs and their labels."""
-        return read_labelled_part(self.config.data, split)
+        return load_labelled_split(self.config.data, split)
 
     def texts(self, examples: Sequence[LabelledText | LabelledPair]) -> Iterable[str]:
         """All text of some examples."""
@@ -44,7 +44,7 @@ class ClassificationExperiment(BertExperiment[LabelledText | LabelledPair]):
         number = {label: index for index, label in enumerate(self.labels)}
         for example in examples:
             if example.label not in number:
-                raise UserError(f"the label {example.label!r} is none of the {len(number)} of the training part")
+                raise UserError(f"the label {example.label!r} is none of the {len(number)} of the training split")
         texts = zip(*(example[:-1] for example in examples), strict=True)
         firsts, *seconds = (self.tokenizer.encode_batch(side) for side in texts)
         return [
@@ -63,15 +63,15 @@ class ClassificationExperiment(BertExperiment[LabelledText | LabelledPair]):
 
     def evaluate(self, params: Params, split: Split = "validation") -> Evaluation:
         """Classifies every text."""
-        examples = self.part(split)
+        examples = self.split(split)
         labels = [self.labels[index] for index in self.predict(params, self.rows(examples))]
         accuracy, macro_f1 = class_scores(labels, [example.label for example in examples], self.labels)
         text = f"accuracy {accuracy:.2f} %, macro F1 {macro_f1:.2f} %, {len(examples):,} texts"
         return Evaluation({"accuracy": accuracy, "macro_f1": macro_f1}, text)
 
 
-def read_labelled_part(data: LabelledConfig, split: Split) -> Sequence[LabelledText | LabelledPair]:
-    """Reads a part of labelled texts or pairs; labels that training does not have are refused.
+def load_labelled_split(data: LabelledConfig, split: Split) -> Sequence[LabelledText | LabelledPair]:
+    """Reads a split of labelled texts or pairs; labels that training does not have are refused.
 
     Raises:
       UserError: if it cannot be read.

@@ -22,14 +22,14 @@ from tfx_jax.training.step import Params
 Record = TypeVar("Record")
 
 GRAMMAR_SIZES: dict[Split, int] = {"train": 2_000, "validation": 200, "test": 200}
-"""How many examples of the built-in grammar each part has."""
+"""How many examples of the built-in grammar each split has."""
 
 # Coarser than `length_boundaries`: each length is a program to compile, and small data sets are trained on for minutes.
 _LENGTHS = (16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1_024)
 
 
 class ExamplesExperiment(RowsExperiment[Sequence[Record]]):
-    """An experiment whose parts are lists of examples; subclasses say which rows these are.
+    """An experiment whose splits are lists of examples; subclasses say which rows these are.
 
     Attributes:
       length_of: the array that says how long a row is.
@@ -43,7 +43,7 @@ class ExamplesExperiment(RowsExperiment[Sequence[Record]]):
 
     def make_epochs(self) -> Callable[[int], ExampleSource]:
         """The same rows in each epoch."""
-        rows = self._as_rows(self.rows(self.part("train")))
+        rows = self._as_rows(self.rows(self.split("train")))
         return lambda epoch: rows
 
     @property

@@ -31,16 +31,16 @@ class LanguageModelExperiment(TextExperiment[list[str]]):
     model_class = GPT
     family = "gpt"
 
-    def read_part(self, split: Split) -> list[str]:
-        """The documents of a part."""
+    def load_split(self, split: Split) -> list[str]:
+        """The documents of a split."""
         return read_documents(self.data, split)
 
     def tokenizer_text(self) -> Iterable[str]:
-        """The documents of the training part."""
-        return self.part("train")
+        """The documents of the training split."""
+        return self.split("train")
 
     def open(self, workdir: epath.PathLike, *, can_make: bool = True) -> None:
-        """Loads the tokenizer of `workdir`, or trains it on the training part and saves it there."""
+        """Loads the tokenizer of `workdir`, or trains it on the training split and saves it there."""
         super().open(workdir, can_make=can_make)
         if self.tokenizer.eos_id is None:
             raise UserError(f"the tokenizer of {workdir} has no token for the end of a text")
@@ -91,11 +91,11 @@ class LanguageModelExperiment(TextExperiment[list[str]]):
         return Evaluation({"loss": loss, "perplexity": perplexity}, text)
 
     def _stream(self, split: Split) -> np.ndarray:
-        """All tokens of a part; a file has no end but its own, other documents have one each."""
+        """All tokens of a split; a file has no end but its own, other documents have one each."""
         encoded = self._encode(split)
         if self.data.documents == "file":
             return np.array([token for ids in encoded for token in ids], np.int32)
         return join_documents(encoded, cast(int, self.tokenizer.eos_id))
 
     def _encode(self, split: Split) -> list[list[int]]:
-        return self.tokenizer.encode_batch(self.part(split))
+        return self.tokenizer.encode_batch(self.split(split))

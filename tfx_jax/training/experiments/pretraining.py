@@ -29,7 +29,7 @@ class PretrainingExperiment(TextExperiment[list[list[str]]]):
     """A BERT and plain text, of which it learns hidden tokens and whether two segments are neighbours.
 
     Every epoch hides other tokens and makes other pairs. A document is an article, a line, or what stands between empty
-    lines of a file, as `config.data.documents` says; a part of the data is the sentences of each document, those of
+    lines of a file, as `config.data.documents` says; a split of the data is the sentences of each document, those of
     `split_sentences`.
     """
 
@@ -41,8 +41,8 @@ class PretrainingExperiment(TextExperiment[list[list[str]]]):
     model_class = BertPretraining
     family = "bert"
 
-    def read_part(self, split: Split) -> list[list[str]]:
-        """The sentences of each document of a part.
+    def load_split(self, split: Split) -> list[list[str]]:
+        """The sentences of each document of a split.
 
         Raises:
           UserError: if it cannot be read, or it has no pairs of sentences.
@@ -57,17 +57,17 @@ class PretrainingExperiment(TextExperiment[list[list[str]]]):
         found = sum(map(bool, documents))
         if found < 2 or max(map(len, documents)) < 2:
             raise UserError(
-                f"next sentence prediction needs two documents, one of two sentences or more, in the {split} part: "
+                f"next sentence prediction needs two documents, one of two sentences or more, in the {split} split: "
                 f'config.data.documents="{self.data.documents}" finds {found}{", none with two" * (found > 1)}'
             )
         return documents
 
     def tokenizer_text(self) -> Iterable[str]:
-        """The documents of the training part."""
-        return map("\n".join, self.part("train"))
+        """The documents of the training split."""
+        return map("\n".join, self.split("train"))
 
     def open(self, workdir: epath.PathLike, *, can_make: bool = True) -> None:
-        """Loads the tokenizer of `workdir`, or trains it on the training part and saves it there."""
+        """Loads the tokenizer of `workdir`, or trains it on the training split and saves it there."""
         if self.data.max_length < _LEAST_LENGTH:
             raise UserError(
                 f"config.data.max_length={self.data.max_length} is too short for pairs: {_LEAST_LENGTH} will do"
@@ -101,11 +101,11 @@ class PretrainingExperiment(TextExperiment[list[list[str]]]):
         return stack_flops(self.sizes, rows, length, num_predicted=num_chosen(length, _RATE))
 
     def make_evaluation_rows(self, split: Split) -> ExampleSource:
-        """A part once, with the same pairs and the same hidden tokens each time."""
+        """A split once, with the same pairs and the same hidden tokens each time."""
         return self._rows(self._encode(split), np.random.default_rng(0))
 
     def evaluate(self, params: Params, split: Split = "validation") -> Evaluation:
-        """Predicts the hidden tokens and the next sentences of a part."""
+        """Predicts the hidden tokens and the next sentences of a split."""
         sums = self.sums(params, split)
         tokens, pairs = sums["tokens"], sums["next_sentences"]
         scores = {
@@ -131,7 +131,7 @@ class PretrainingExperiment(TextExperiment[list[list[str]]]):
 
     def _encode(self, split: Split) -> list[list[list[int]]]:
         """The tokens of each sentence of each document."""
-        documents = self.part(split)
+        documents = self.split(split)
         encoded = iter(self.tokenizer.encode_batch([sentence for document in documents for sentence in document]))
         return [[next(encoded) for _ in document] for document in documents]
 

@@ -56,7 +56,7 @@ class QuestionAnsweringExperiment(BertExperiment[Question]):
     scores = (Score("f1", "F1", " %"), Score("exact_match", "exact match", " %"))
     model_class = BertQuestionAnswering
 
-    def read_part(self, split: Split) -> Sequence[Question]:
+    def load_split(self, split: Split) -> Sequence[Question]:
         """Questions with their contexts and answers."""
         data = self.config.data
         if data.dataset == "grammar":
@@ -122,7 +122,7 @@ class QuestionAnsweringExperiment(BertExperiment[Question]):
 
     def evaluate(self, params: Params, split: Split = "validation") -> Evaluation:
         """Answers every question; of several right answers the nearest counts."""
-        questions = self.part(split)
+        questions = self.split(split)
         by_characters = {"exact_match_fn": character_exact_match, "f1_fn": character_f1}
         exact_match, f1 = answer_scores(
             self.answers(params, questions),

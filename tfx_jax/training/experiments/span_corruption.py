@@ -25,13 +25,13 @@ class SpanCorruptionExperiment(T5Experiment[list[str]], TextExperiment[list[str]
 
     scores = (Score("loss", "loss", " nats", digits=4, is_loss=True), Score("accuracy", "token accuracy", " %"))
 
-    def read_part(self, split: Split) -> list[str]:
-        """The documents of a part."""
+    def load_split(self, split: Split) -> list[str]:
+        """The documents of a split."""
         return read_documents(self.data, split)
 
     def tokenizer_text(self) -> Iterable[str]:
-        """The documents of the training part."""
-        return self.part("train")
+        """The documents of the training split."""
+        return self.split("train")
 
     def make_epochs(self) -> Callable[[int], CorruptedTexts]:
         """Texts cut at other places, with other spans, in each epoch."""
@@ -51,7 +51,7 @@ class SpanCorruptionExperiment(T5Experiment[list[str]], TextExperiment[list[str]
         return BatchSpec((source_length,), self.data.tokens_per_batch, self.pad_values, {"target": target_length})
 
     def make_evaluation_rows(self, split: Split) -> ExampleSource:
-        """The texts of a part, their spans the same each time."""
+        """The texts of a split, their spans the same each time."""
         return self._corrupted(self._stream(split), (_EVALUATION_SEED,))
 
     def evaluate(self, params: Params, split: Split = "validation") -> Evaluation:
@@ -69,5 +69,5 @@ class SpanCorruptionExperiment(T5Experiment[list[str]], TextExperiment[list[str]
         return CorruptedTexts(stream, self._text_length, seed, start=start, **self.specials._asdict())
 
     def _stream(self, split: Split) -> np.ndarray:
-        encoded = self.tokenizer.encode_batch(self.part(split))
+        encoded = self.tokenizer.encode_batch(self.split(split))
         return np.array([token for ids in encoded for token in ids], np.int32)

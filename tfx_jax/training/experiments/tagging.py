@@ -42,7 +42,7 @@ class TaggingExperiment(BertExperiment[TaggedSentence]):
     model_class = BertTagger
     pad_values: ClassVar[Mapping[str, int]] = {"targets": IGNORED}
 
-    def read_part(self, split: Split) -> Sequence[TaggedSentence]:
+    def load_split(self, split: Split) -> Sequence[TaggedSentence]:
         """Words and their tags; an entity that begins with I begins with B."""
         data = self.config.data
         if data.dataset == "grammar":
@@ -63,7 +63,7 @@ class TaggingExperiment(BertExperiment[TaggedSentence]):
         number = {label: index for index, label in enumerate(self.labels)}
         for tag in (tag for example in examples for tag in example.tags):
             if tag not in number:
-                raise UserError(f"the tag {tag!r} is none of the {len(number)} of the training part")
+                raise UserError(f"the tag {tag!r} is none of the {len(number)} of the training split")
         pieces = iter(self.tokenizer.encode_batch([word for example in examples for word in example.words]))
         max_length, rows = self.config.data.max_length, []
         for example in examples:
@@ -87,7 +87,7 @@ class TaggingExperiment(BertExperiment[TaggedSentence]):
 
     def evaluate(self, params: Params, split: Split = "validation") -> Evaluation:
         """Tags every sentence; words that did not fit into the row are outside of entities."""
-        examples = self.part(split)
+        examples = self.split(split)
         rows = self.rows(examples)
         predicted = [
             self._tags_of_words(tags, row, len(example.words))

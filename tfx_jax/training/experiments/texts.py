@@ -18,13 +18,13 @@ from tfx_jax.data.wikitext import read_articles
 from tfx_jax.toy_grammar import grammar_documents
 from tfx_jax.training.config import ExperimentConfig, TextConfig
 from tfx_jax.training.distributed import gather_lists
-from tfx_jax.training.experiments.rows import Part, RowsExperiment
+from tfx_jax.training.experiments.rows import RowsExperiment, SplitData
 from tfx_jax.training.step import Params
 
 _GRAMMAR_DOCUMENTS = {"train": 2_000, "validation": 100, "test": 100}
 
 
-class TextExperiment(RowsExperiment[Part]):
+class TextExperiment(RowsExperiment[SplitData]):
     """An experiment on plain text; subclasses say which rows are made of it.
 
     Attributes:
@@ -39,14 +39,14 @@ class TextExperiment(RowsExperiment[Part]):
 
     @abc.abstractmethod
     def make_evaluation_rows(self, split: Split) -> ExampleSource:
-        """The rows of a part for `evaluation_rows`."""
+        """The rows of a split for `evaluation_rows`."""
 
-    def has_part(self, split: Split) -> bool:
-        """Whether the configuration names such a part, or takes it from the end of the training text."""
-        return super().has_part(split) or (split == "validation" and self.data.validation_share > 0)
+    def has_split(self, split: Split) -> bool:
+        """Whether the configuration names such a split, or takes it from the end of the training text."""
+        return super().has_split(split) or (split == "validation" and self.data.validation_share > 0)
 
     def evaluation_rows(self, split: Split) -> ExampleSource:
-        """The rows of a part to evaluate on, made once; they are the same whatever the seed of the training."""
+        """The rows of a split to evaluate on, made once; they are the same whatever the seed of the training."""
         if split not in self._evaluation_rows:
             self._evaluation_rows[split] = self.make_evaluation_rows(split)
         return self._evaluation_rows[split]
@@ -73,7 +73,7 @@ def _add(counts: Iterable[Mapping[str, float]]) -> dict[str, float]:
 
 
 def read_documents(data: TextConfig, split: Split) -> list[str]:
-    """The documents of a part that the configuration names; lines, empty ones too, are without their line breaks.
+    """The documents of a split that the configuration names; lines, empty ones too, are without their line breaks.
 
     Raises:
       UserError: if it cannot be read.

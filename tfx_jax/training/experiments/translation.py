@@ -56,18 +56,18 @@ class TranslationExperiment(Experiment):
         self._validation: PairSource | None = None
 
     def read_data(self) -> None:
-        """Opens the training part and, if there is one, the validation part."""
+        """Opens the training split and, if there is one, the validation split."""
         self._train = open_pairs(self.data, "train")
         if self.has_validation:
             self._validation = open_pairs(self.data, "validation")
 
     @property
     def has_validation(self) -> bool:
-        """Whether the configuration names a validation part."""
-        return has_part(self.data, "validation")
+        """Whether the configuration names a validation split."""
+        return has_split(self.data, "validation")
 
     def open(self, workdir: epath.PathLike, *, can_make: bool = True) -> None:
-        """Loads the tokenizer of `workdir`, or trains it on the training part and saves it there."""
+        """Loads the tokenizer of `workdir`, or trains it on the training split and saves it there."""
         limit = _GRAMMAR_TOKENIZER_PAIRS if self.data.dataset == "grammar" else _TOKENIZER_PAIRS
         kind = self.data.tokenizer
         with artifact(workdir, tokenizer_file(kind), can_make=can_make) as is_new:
@@ -86,7 +86,7 @@ class TranslationExperiment(Experiment):
         return Transformer(self._sizes, shard_attention=shard_attention, rngs=nnx.Rngs(params=self.config.seed))
 
     def batches(self, mesh: Mesh) -> grain.IterDataset[dict[str, np.ndarray]]:
-        """What this process reads of the training part when it trains on a mesh."""
+        """What this process reads of the training split when it trains on a mesh."""
         data = self.data
         return batches(
             self._training_pairs(),
@@ -204,12 +204,12 @@ class TranslationExperiment(Experiment):
 
 
 def open_pairs(data: DataConfig, split: Split) -> PairSource:
-    """Opens the "train", "validation" or "test" part of the configured text.
+    """Opens the "train", "validation" or "test" split of the configured text.
 
-    Evaluation parts keep their empty lines, as every line counts there.
+    Evaluation splits keep their empty lines, as every line counts there.
 
     Raises:
-      UserError: if the configuration names no such part, or it cannot be read.
+      UserError: if the configuration names no such split, or it cannot be read.
     """
     if data.dataset == "grammar":
         return GrammarPairs(split)
@@ -224,8 +224,8 @@ def open_pairs(data: DataConfig, split: Split) -> PairSource:
     )
 
 
-def has_part(data: DataConfig, split: str) -> bool:
-    """Whether the configuration names such a part; texts in files need not have one for validation or test."""
+def has_split(data: DataConfig, split: str) -> bool:
+    """Whether the configuration names such a split; texts in files need not have one for validation or test."""
     return data.dataset != "files" or bool(getattr(data, f"{split}_source")) or _is_split_off(data, split)
 
 
@@ -241,8 +241,8 @@ def _is_split_off(data: DataConfig, split: str) -> bool:
 
 
 def _open_files(data: DataConfig, split: str) -> PairSource:
-    if not has_part(data, split):
-        raise UserError(f"config.data.{split}_source names no file for the {split} part")
+    if not has_split(data, split):
+        raise UserError(f"config.data.{split}_source names no file for the {split} split")
     if split != "test" and _is_split_off(data, "validation"):
         pairs = _read_files(data, "train")
         if len(pairs) < 10:  # a tenth would be none
