@@ -10,7 +10,7 @@ from flax import nnx
 from jaxtyping import Array
 
 from tfx_jax.data.batching import BatchSpec, ExampleSource
-from tfx_jax.data.pretraining import PretrainingRows, make_rows, split_sentences
+from tfx_jax.data.pretraining import PretrainingExamples, make_examples, split_sentences
 from tfx_jax.data.splits import Split
 from tfx_jax.data.wikitext import running_text
 from tfx_jax.errors import UserError
@@ -79,7 +79,7 @@ class PretrainingExperiment(TextExperiment[list[list[str]]]):
     def make_epochs(self) -> Callable[[int], ExampleSource]:
         """Other pairs and other hidden tokens in each epoch."""
         encoded, seed = self._encode("train"), self.config.seed
-        return lambda epoch: self._rows(encoded, np.random.default_rng((seed, epoch, 1)))
+        return lambda epoch: self._examples(encoded, np.random.default_rng((seed, epoch, 1)))
 
     @property
     def batch_spec(self) -> BatchSpec:
@@ -102,7 +102,7 @@ class PretrainingExperiment(TextExperiment[list[list[str]]]):
 
     def make_evaluation_rows(self, split: Split) -> ExampleSource:
         """A split once, with the same pairs and the same hidden tokens each time."""
-        return self._rows(self._encode(split), np.random.default_rng(0))
+        return self._examples(self._encode(split), np.random.default_rng(0))
 
     def evaluate(self, params: Params, split: Split = "validation") -> Evaluation:
         """Predicts the hidden tokens and the next sentences of a split."""
@@ -116,10 +116,10 @@ class PretrainingExperiment(TextExperiment[list[list[str]]]):
         spelled = ", ".join(f"{score.title} {score.spell(scores[score.name])}" for score in self.scores)
         return Evaluation(scores, f"{spelled}, {tokens:,.0f} hidden tokens of {pairs:,.0f} pairs")
 
-    def _rows(self, documents: list[list[list[int]]], rng: np.random.Generator) -> PretrainingRows:
+    def _examples(self, documents: list[list[list[int]]], rng: np.random.Generator) -> PretrainingExamples:
         tokenizer, ids = self.tokenizer, cast(dict[str, int], self._specials)
         special = {*ids.values(), *({tokenizer.unk_id} - {None})}
-        return make_rows(
+        return make_examples(
             documents,
             rng,
             max_length=self.data.max_length,
