@@ -301,7 +301,7 @@ def process_shard(mesh: Mesh, process_index: int | None = None) -> ProcessShard:
     Raises:
       UserError: if the sets of two processes overlap or differ in size, or the process has no device in the mesh.
     """
-    return _process_shard(mesh, process_index)[0]
+    return _shards_of(mesh, process_index)[0]
 
 
 def held_batch_shards(mesh: Mesh, process_index: int | None = None) -> tuple[int, ...]:
@@ -312,12 +312,12 @@ def held_batch_shards(mesh: Mesh, process_index: int | None = None) -> tuple[int
     Raises:
       UserError: as `process_shard` does.
     """
-    return _process_shard(mesh, process_index)[1]
+    return _shards_of(mesh, process_index)[1]
 
 
-def _process_shard(mesh: Mesh, process_index: int | None) -> tuple[ProcessShard, tuple[int, ...]]:
+def _shards_of(mesh: Mesh, process_index: int | None) -> tuple[ProcessShard, tuple[int, ...]]:
     process_index = jax.process_index() if process_index is None else process_index
-    shards = _process_shards(mesh)
+    shards = _shards_by_process(mesh)
     if process_index not in shards:
         raise UserError(
             f"config.mesh: process {process_index} has no device in it; data=-1 takes what the others leave"
@@ -326,7 +326,7 @@ def _process_shard(mesh: Mesh, process_index: int | None) -> tuple[ProcessShard,
 
 
 @functools.lru_cache  # every batch asks
-def _process_shards(mesh: Mesh) -> dict[int, tuple[ProcessShard, tuple[int, ...]]]:
+def _shards_by_process(mesh: Mesh) -> dict[int, tuple[ProcessShard, tuple[int, ...]]]:
     """Returns for every process that has a device in the mesh what it reads and what its devices hold."""
     num_shards = num_batch_shards(mesh)
     held: dict[int, set[int]] = {}
@@ -367,7 +367,7 @@ def shard_batch(batch: dict[str, np.ndarray], mesh: Mesh) -> dict[str, jax.Array
 
 def take_batch_shard(rows: np.ndarray, index: Any, mesh: Mesh, process_index: int | None = None) -> np.ndarray:
     """Returns what lies at an index of the whole batch, of one batch shard, from the rows that a process has read."""
-    shard, held = _process_shard(mesh, process_index)
+    shard, held = _shards_of(mesh, process_index)
     size = len(rows) // len(held)
     start, _, _ = index[0].indices(shard.count * len(rows))
     first = held.index(start // size) * size
