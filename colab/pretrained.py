@@ -64,9 +64,9 @@ plt.rcParams.update({"axes.spines.top": False, "axes.spines.right": False, "lege
 # tokenizer, which turns text into numbers. Here we write one ourselves. Its parameters are random: it has read nothing.
 
 # %%
-from tfx_jax.data.grammar import grammar_documents
-from tfx_jax.data.make_tokenizer import train_or_load_folder
+from tfx_jax.data.train_tokenizer import train_or_load_folder
 from tfx_jax.models import GPT, GPTConfig, hf
+from tfx_jax.toy_grammar import grammar_documents
 
 documents = grammar_documents("train", 2_000)  # lists of sentences, about one person or thing each
 print(*documents[0], sep="\n", end="\n\n")
@@ -162,7 +162,7 @@ result = train(config, WORKDIR)
 
 # %% [markdown]
 # *Perplexity* is how many tokens the model hesitates between, so to speak: it began with 600, all of them. The
-# validation part tells facts that training never told, so what is low there was not learned by heart.
+# validation split tells facts that training never told, so what is low there was not learned by heart.
 #
 # The training has left its own folder, with checkpoints to go on from. We make one out of it that anyone can load.
 
@@ -256,8 +256,8 @@ written = generator([tokenizer.encode("ken saw")], seed=1)
 # text, without any labels or answers. This time we train by hand, to see the pieces. First, rows of text:
 
 # %%
-from tfx_jax.data.grammar import grammar_labelled, grammar_questions
 from tfx_jax.data.masked_lm import mask_tokens
+from tfx_jax.toy_grammar import grammar_labelled, grammar_questions
 
 corpus = documents[:1_000]
 corpus += [[example.text] for example in grammar_labelled("train", 3_000)]
@@ -318,11 +318,11 @@ print("hidden:", *bert_tokenizer.pieces(example["targets"][example["weights"] ==
 # and a batch in, better parameters out. `loss_fn` says what better means.
 
 # %%
-from tfx_jax.data.epochs import Layout, RowList, epoch_batches
+from tfx_jax.data.batching import BatchSpec, ExampleList, train_batches
 from tfx_jax.training.optimizer import make_optimizer
 from tfx_jax.training.step import new_state, update
 
-LAYOUT = Layout(boundaries=(SHORT, LENGTH), tokens_per_batch=2_000)  # batches are [83, 24] or [50, 40]
+SPEC = BatchSpec(boundaries=(SHORT, LENGTH), tokens_per_batch=2_000)  # batches are [83, 24] or [50, 40]
 
 
 def fit(model, loss_fn, make_rows, num_steps, learning_rate):
@@ -334,7 +334,7 @@ def fit(model, loss_fn, make_rows, num_steps, learning_rate):
     params = nnx.to_pure_dict(params)
     state = new_state(params, optimizer)
     step = jax.jit(functools.partial(update, graphdef, loss_fn, optimizer))
-    batches = epoch_batches(lambda epoch: RowList(make_rows(epoch)), LAYOUT, seed=0)
+    batches = train_batches(lambda epoch: ExampleList(make_rows(epoch)), SPEC, seed=0)
     losses = []
     for _, batch in zip(range(num_steps), batches, strict=False):
         state, metrics = step(state, batch, jax.random.key(0))
@@ -436,7 +436,7 @@ for example in labelled[:8]:
 # How many of 200 held-out sentences get their label, before and after?
 
 # %%
-from tfx_jax.data.epochs import one_pass
+from tfx_jax.data.batching import eval_batches
 from tfx_jax.models import BertClassifier
 from tfx_jax.tasks.classification import class_scores, classification_loss, predict_classes
 from tfx_jax.tasks.prediction import Predictor
@@ -449,7 +449,7 @@ def labelled_row(example):
 
 def predict(model, predict_fn, rows):
     """What `predict_fn` says of each row."""
-    batches = list(one_pass(RowList(rows), LAYOUT))  # short rows first
+    batches = list(eval_batches(ExampleList(rows), SPEC))  # short rows first
     graphdef, params = nnx.split(model)
     found = [None] * len(rows)
     for batch, result in zip(batches, Predictor(graphdef, predict_fn)(params, batches), strict=True):
@@ -482,7 +482,6 @@ print(f"after:  {accuracy(classifier):.1f} %")
 # same one with random parameters. F1 counts names that are exactly right.
 
 # %%
-from tfx_jax.data.grammar import grammar_tagged
 from tfx_jax.models import BertTagger
 from tfx_jax.tasks.tagging import (
     IGNORED,
@@ -494,6 +493,7 @@ from tfx_jax.tasks.tagging import (
     tagging_loss,
     tags_of_words,
 )
+from tfx_jax.toy_grammar import grammar_tagged
 
 tagged, held_out_tagged = grammar_tagged("train", 200), grammar_tagged("test", 200)
 tags = tag_names(["person", "animal", "place", "thing", "time"])

@@ -198,7 +198,7 @@ plt.show()
 # verb last and the clause in front. To translate is to reorder.
 
 # %%
-from tfx_jax.data.grammar import GrammarPairs
+from tfx_jax.toy_grammar import GrammarPairs
 
 training_pairs = GrammarPairs("train")
 print(f"{len(training_pairs):,} pairs, among them\n")

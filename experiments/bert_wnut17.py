@@ -3,7 +3,7 @@ r"""BERT on WNUT-17: new and rare names of six kinds in English posts, tagged wo
 Result: dev F1 20.6 from our own pre-training (15.5 from scratch)
 
 Derczynski et al. (2017), "Results of the WNUT2017 shared task on novel and emerging entity recognition": the best of
-the shared task, UH-RiTUAL, has 41.86 % entity F1 on the test part, SpinningBytes 40.78 and the last, Drexel, 26.30.
+the shared task, UH-RiTUAL, has 41.86 % entity F1 on the test split, SpinningBytes 40.78 and the last, Drexel, 26.30.
 These systems had embeddings of words and lists of names from elsewhere. Fine-tuning as in Devlin et al. (2019, sections
 4 and 5.3, and appendix A.3): a tag for the first subword of each word, batches of 16 or 32 sentences, 2 to 4 epochs.
 
@@ -29,7 +29,7 @@ F1 of the 836 entities of dev.conll in percent, with precision and recall of the
 
 So pre-training helps as soon as it has learned more than frequencies: fine-tuned with seeds 0, 1 and 2, the best steps
 have 20.63, 18.90 and 19.37; drawn with these seeds, 15.49, 14.60 and 16.56. No entity of dev.conll stands in
-train.conll with the same label and case, and 4 % do in any case: who learns the training part by heart finds nothing
+train.conll with the same label and case, and 4 % do in any case: who learns the training split by heart finds nothing
 new. What limits the rest is what was read before: WikiText-2 has no post, and `<unk>` for the rare names that are
 wanted here. Drawn as `model.init="matching"` does, the model had 13.2 from scratch. `base`: not yet run.
 """

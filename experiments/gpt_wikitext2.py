@@ -5,13 +5,13 @@ Result: validation perplexity 237 after one epoch on two cores
 WikiText-2 (Merity et al., 2017) has two million words of Wikipedia; rare ones are `<unk>` in the text itself, and each
 line has an end, so that the vocabulary has 33,278 types. Perplexities of words compare with those of other models of
 these words only. The reference is the best LSTM of its day without further tricks: AWD-LSTM, 68.6 on the validation
-part (Merity et al., 2018, https://arxiv.org/abs/1708.02182, table 1).
+split (Merity et al., 2018, https://arxiv.org/abs/1708.02182, table 1).
 
     tfx-jax train --config=gpt_wikitext2 --workdir=runs/gpt_wikitext2 --config.data.data_dir=DIR
 
 DIR holds `train.txt.gz` and `valid.txt.gz`. Variants: `small`, 4 layers of 128 over 64 words, for two CPU cores;
-`base`, 6 layers of 512 over 256 words, for an accelerator; `test`. Every word of the validation part is scored once, in
-rows whose first word is predicted from one other word alone: longer rows would give lower perplexities.
+`base`, 6 layers of 512 over 256 words, for an accelerator; `test`. Every word of the validation split is scored once,
+in rows whose first word is predicted from one other word alone: longer rows would give lower perplexities.
 
 Measured: `small`, seed 0, 2,500 steps, which is a little more than once through the text: validation perplexity
 **237.4**, in 39 min 37 s on two cores of a cloud machine beside another training (1,100 to 1,400 words a second, six

@@ -20,7 +20,7 @@ whose sizes are then taken; the paper's fine-tuning of that is `--config.data.to
 Reference figures of the test sets, all from larger models or with word vectors from elsewhere: BANKING77 93.66 %
 (BERT-large, Casanueva et al., 2020), SICK 84.6 % (Illinois-LH, 2014; to say NEUTRAL always: 56.7 %), WNUT-17 41.86 %
 entity F1 (UH-RiTUAL, 2017). With the tokenizer of t5_wikitext2.py the targets themselves score 100 % on the validation
-parts of the first three; 99.6 % exact match and 99.9 % F1 on SQuADShifts, some of whose letters WikiText-2 lacks.
+splits of the first three; 99.6 % exact match and 99.9 % F1 on SQuADShifts, some of whose letters WikiText-2 lacks.
 
 Measured from `tiny` of t5_wikitext2.py (10 minutes, 4.46 nats), 800 steps, seed 0, on two cores of a cloud machine,
 beside another training: dev figures at steps 400 and 800, of which `evaluate` takes the better.

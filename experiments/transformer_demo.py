@@ -4,7 +4,7 @@ Result: 98.8 % of 500 held-out sentences exactly right after 4 min 15 s on two c
 
     tfx-jax train --config=transformer_demo --workdir=runs/demo
 
-is what `make demo` runs first. There is no paper behind it: the grammar (`tfx_jax.data.grammar`) exists to have
+is what `make demo` runs first. There is no paper behind it: the grammar (`tfx_jax.toy_grammar`) exists to have
 something real to translate without downloading anything, with word order that crosses from one language to the other.
 The target is an exact match of at least 95 % on 500 sentences whose combinations of words were held out.
 

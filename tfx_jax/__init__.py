@@ -1,19 +1,20 @@
 """Attention and Transformers in JAX: pure functions, Flax modules and the experiments that train them.
 
 Its packages are `tfx_jax.functional` (jax and numpy only), `tfx_jax.nn`, `tfx_jax.models`, `tfx_jax.data`,
-`tfx_jax.tasks` and `tfx_jax.training`; each is imported when it is first used, so that `import tfx_jax` costs nothing.
+`tfx_jax.toy_grammar`, `tfx_jax.tasks` and `tfx_jax.training`; each is imported when it is first used, so that
+`import tfx_jax` costs nothing.
 """
 
 import importlib
 import types
 from typing import TYPE_CHECKING
 
-__all__ = ["__version__", "data", "functional", "models", "nn", "tasks", "training"]
+__all__ = ["__version__", "data", "functional", "models", "nn", "tasks", "toy_grammar", "training"]
 
 __version__ = "0.1.0.dev0"
 
 if TYPE_CHECKING:
-    from tfx_jax import data, functional, models, nn, tasks, training
+    from tfx_jax import data, functional, models, nn, tasks, toy_grammar, training
 else:  # hidden from type checkers, which would take any name for a module
 
     def __getattr__(name: str) -> types.ModuleType:

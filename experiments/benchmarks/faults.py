@@ -31,8 +31,8 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from tfx_jax.data.grammar import GrammarPairs
 from tfx_jax.errors import UserError
+from tfx_jax.toy_grammar import GrammarPairs
 from tfx_jax.training.checkpoint import load_params, saved_checksums
 
 ROOT = pathlib.Path(__file__).parents[2]

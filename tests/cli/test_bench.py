@@ -9,9 +9,9 @@ import pytest
 from jax.experimental.compilation_cache import compilation_cache
 
 from tests.cli.test_cli import EXPERIMENT, fails_with
+from tfx_jax import toy_grammar
 from tfx_jax.bench import measure, workloads
 from tfx_jax.cli import main
-from tfx_jax.data import grammar
 from tfx_jax.models.transformer import TransformerConfig
 from tfx_jax.training.flops import decoding_flops, training_flops
 
@@ -110,7 +110,7 @@ def test_attention(capfd, function):
 
 
 def test_data(capfd, tmp_path):
-    pairs = grammar.GrammarPairs("train", size=500)
+    pairs = toy_grammar.GrammarPairs("train", size=500)
     (tmp_path / "train.tsv").write_text("".join(f"{pair['source']}\t{pair['target']}\n" for pair in pairs))
     text = {"dataset": "files", "data_dir": tmp_path, "train_source": "train.tsv", "tokenizer": "words"}
     text |= {"source_language": "en", "target_language": "ja"}
@@ -169,7 +169,10 @@ def test_compilation_cache_is_off_meanwhile(tmp_path, capfd):
         (["attention", "--function=dense", "--length=1048576"], "make batch, length or model smaller"),
         (["data"], "the following arguments are required: --config"),
         (["data", "--config=none.py"], "none.py does not exist"),
-        (["data", f"--config={EXPERIMENT}:test", "--config.data.windows=1"], "config has no field data.windows"),
+        (
+            ["data", f"--config={EXPERIMENT}:test", "--config.data.sort_buffers=1"],
+            "config has no field data.sort_buffers",
+        ),
         (["data", f"--config={EXPERIMENT}:test", "--config.data.max_length=0"], "config.data.max_length must be at"),
     ],
 )

@@ -308,10 +308,10 @@ def test_bad_text_costs_one_line(text, tmp_path, capfd, damage, message):
 
 
 def test_empty_lines_and_endless_ones_are_left_out_of_training(workdir):
-    """Of 202, one is no pair, and one was skipped in the one window of pairs that six steps got through."""
+    """Of 202, one is no pair, and one was skipped in the one buffer of pairs that six steps got through."""
     saved = json.loads((workdir / "checkpoints" / "6" / "_CHECKPOINT_METADATA").read_text())
     reader = saved["custom_metadata"]["data"]
-    assert (reader["window"], reader["skipped"], reader["num_pairs"]) == (1, 1, 201)
+    assert (reader["buffer"], reader["skipped"], reader["num_pairs"]) == (1, 1, 201)
 
 
 @pytest.fixture

@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tfx_jax.data import bucketing, text, tokenizer
+from tfx_jax.data.process_shard import ProcessShard
 from tfx_jax.errors import UserError
 
 MAX_LENGTH = 24
@@ -34,18 +35,18 @@ def _make_tokenizer(pairs):
 
 PAIRS = _make_pairs(103)
 TOKENIZER = _make_tokenizer(PAIRS)
-OPTIONS = {"tokens_per_batch": 128, "max_length": MAX_LENGTH, "seed": 3, "window": 40, "rows_multiple": 2}
+OPTIONS = {"tokens_per_batch": 128, "max_length": MAX_LENGTH, "seed": 3, "sort_buffer": 40, "batch_multiple": 2}
 
 
 def _batches(pairs=PAIRS, **options):
     return iter(bucketing.batches(pairs, TOKENIZER, **{**OPTIONS, "prefetch": 0, **options}))
 
 
-def _take_windows(iterator, count):
-    """The batches of the next `count` windows."""
-    first = iterator.get_state()["window"]
+def _take_buffers(iterator, count):
+    """The batches of the next `count` buffers."""
+    first = iterator.get_state()["buffer"]
     taken = []
-    while iterator.get_state()["window"] < first + count:
+    while iterator.get_state()["buffer"] < first + count:
         taken.append(next(iterator))
     return taken
 
@@ -81,23 +82,23 @@ def _assert_same(left, right):
 
 def test_every_example_once_an_epoch_uncut_and_reshuffled():
     iterator = _batches()
-    epochs = [_examples(_take_windows(iterator, 3)) for _ in range(3)]  # 103 examples are 3 windows of at most 40
+    epochs = [_examples(_take_buffers(iterator, 3)) for _ in range(3)]  # 103 examples are 3 buffers of at most 40
     for epoch in epochs:
         assert sorted(epoch) == _expected()
     assert epochs[0] != epochs[1] != epochs[2] != epochs[0]
 
 
-def test_windows_are_of_equal_size_and_hold_different_examples_in_every_epoch():
+def test_buffers_are_of_equal_size_and_hold_different_examples_in_every_epoch():
     iterator = _batches()
-    windows = [{source for source, _ in _examples(_take_windows(iterator, 1))} for _ in range(6)]
-    assert [len(window) for window in windows] == [34, 34, 35] * 2
-    assert windows[:3] != windows[3:]
+    buffers = [{source for source, _ in _examples(_take_buffers(iterator, 1))} for _ in range(6)]
+    assert [len(buffer) for buffer in buffers] == [34, 34, 35] * 2
+    assert buffers[:3] != buffers[3:]
 
 
-@pytest.mark.parametrize("window", [1, 7, 103, 104, 10_000])
-def test_an_epoch_is_an_epoch_whatever_the_window(window):
-    windows_per_epoch = -(-len(PAIRS) // window)
-    assert sorted(_examples(_take_windows(_batches(window=window), windows_per_epoch))) == _expected()
+@pytest.mark.parametrize("sort_buffer", [1, 7, 103, 104, 10_000])
+def test_an_epoch_is_an_epoch_whatever_the_sort_buffer(sort_buffer):
+    buffers_per_epoch = -(-len(PAIRS) // sort_buffer)
+    assert sorted(_examples(_take_buffers(_batches(sort_buffer=sort_buffer), buffers_per_epoch))) == _expected()
 
 
 def test_shapes_are_few_static_and_within_the_budget():
@@ -108,16 +109,16 @@ def test_shapes_are_few_static_and_within_the_budget():
         assert (rows, length) in {(16, 8), (10, 12), (8, 16), (6, 20), (4, 24)}  # rows: even, at most 128 / length
 
 
-def test_only_one_batch_of_a_window_is_not_full():
+def test_only_one_batch_of_a_buffer_is_not_full():
     iterator = _batches()
     for _ in range(6):
-        not_full = [batch for batch in _take_windows(iterator, 1) if not batch["source"].any(axis=1).all()]
+        not_full = [batch for batch in _take_buffers(iterator, 1) if not batch["source"].any(axis=1).all()]
         assert len(not_full) <= 1
 
 
 def test_lengths_of_batches_come_in_an_order_of_their_own_in_every_epoch_and_for_every_seed():
-    iterator, other = _batches(window=200), _batches(window=200, seed=4)
-    orders = [[batch["source"].shape[1] for batch in _take_windows(epoch, 1)] for epoch in (iterator, iterator, other)]
+    iterator, other = _batches(sort_buffer=200), _batches(sort_buffer=200, seed=4)
+    orders = [[batch["source"].shape[1] for batch in _take_buffers(epoch, 1)] for epoch in (iterator, iterator, other)]
     assert sorted(orders[0]) == sorted(orders[1]) == sorted(orders[2])
     orders += [sorted(orders[0]), sorted(orders[0], reverse=True)]
     assert len(set(map(tuple, orders))) == len(orders)
@@ -132,8 +133,8 @@ def test_same_seed_same_batches_other_seed_other_batches():
 def test_a_seed_is_not_its_neighbour_one_epoch_later():
     # Or a mean over seeds would be one over the same order of the data.
     iterator = _batches(seed=3)
-    windows = [_examples(_take_windows(iterator, 1)) for _ in range(4)]
-    assert set(_examples(_take_windows(_batches(seed=4), 1))) != set(windows[3])
+    buffers = [_examples(_take_buffers(iterator, 1)) for _ in range(4)]
+    assert set(_examples(_take_buffers(_batches(seed=4), 1))) != set(buffers[3])
 
 
 @pytest.mark.parametrize("prefetch", [0, 3])
@@ -173,10 +174,9 @@ def test_state_of_other_data_is_refused():
 
 @pytest.mark.parametrize("count", [1, 2, 4])
 def test_processes_share_every_batch(count):
-    whole = [*itertools.islice(_batches(rows_multiple=4), 30)]
+    whole = [*itertools.islice(_batches(batch_multiple=4), 30)]
     shares = [
-        [*itertools.islice(_batches(rows_multiple=4, process_index=index, process_count=count), 30)]
-        for index in range(count)
+        [*itertools.islice(_batches(batch_multiple=4, shard=ProcessShard(index, count)), 30)] for index in range(count)
     ]
     joined = [
         {side: np.concatenate([part[side] for part in parts]) for side in parts[0]}
@@ -194,9 +194,9 @@ def test_pairs_that_are_too_long_or_empty_are_skipped_and_counted():
     without_text = {"source": " ", "target": "y"}
     pairs = [*PAIRS[:20], long_source, long_target, just_fits, without_text]
     iterator = _batches(pairs)
-    taken = _take_windows(iterator, 1)
-    assert iterator.get_state() == {"window": 1, "batch": 0, "skipped": 3, "num_pairs": 24}
-    _take_windows(iterator, 2)
+    taken = _take_buffers(iterator, 1)
+    assert iterator.get_state() == {"buffer": 1, "batch": 0, "skipped": 3, "num_pairs": 24}
+    _take_buffers(iterator, 2)
     assert iterator.get_state()["skipped"] == 9
     assert sorted(_examples(taken)) == sorted([*_expected(PAIRS[:20]), ("x", " ".join("y" * (MAX_LENGTH - 1)))])
 
@@ -211,7 +211,7 @@ def test_pairs_that_are_too_long_or_empty_are_skipped_and_counted():
         ),
         ({"pairs": [{"source": "x", "target": ""}]}, "look at the text, or raise max_length"),
         ({"tokens_per_batch": 47}, "tokens_per_batch=47 cannot hold 2 rows of 24 tokens: raise it or lower max_length"),
-        ({"process_count": 4}, "rows_multiple=2 must be a multiple of the 4 processes"),
+        ({"shard": ProcessShard(0, 4)}, "batch_multiple=2 must be a multiple of the 4 processes"),
         ({"boundaries": (8, 16)}, r"boundaries=\(8, 16\) must increase up to max_length=24 or more"),
         ({"boundaries": (16, 8, 24)}, "must increase"),
     ],
@@ -241,19 +241,19 @@ def test_length_boundaries_waste_at_most_a_third(max_length):
     lengths=st.lists(st.integers(1, 40), max_size=200),
     boundaries=st.lists(st.integers(1, 40), min_size=1, max_size=6, unique=True).map(sorted),
     tokens_per_batch=st.integers(1, 300),
-    rows_multiple=st.sampled_from([1, 2, 3]),
+    batch_multiple=st.sampled_from([1, 2, 3]),
 )
 @settings(deadline=None, max_examples=100)
-def test_plan_puts_each_example_into_one_batch_that_holds_it(lengths, boundaries, tokens_per_batch, rows_multiple):
-    buckets = bucketing.bucket_shapes(boundaries, tokens_per_batch, rows_multiple)
+def test_plan_puts_each_example_into_one_batch_that_holds_it(lengths, boundaries, tokens_per_batch, batch_multiple):
+    buckets = bucketing.bucket_shapes(boundaries, tokens_per_batch, batch_multiple)
     plan = bucketing.plan_batches(np.array(lengths, np.int64), buckets)
     planned = collections.Counter(int(member) for _, members in plan for member in members)
     assert planned == {index: 1 for index, length in enumerate(lengths) if length <= boundaries[-1]}
     for bucket, members in plan:
         assert 0 < len(members) <= bucket.rows
         assert max(lengths[member] for member in members) <= bucket.length
-        assert bucket.rows % rows_multiple == 0
-        assert bucket.rows * bucket.length <= tokens_per_batch or bucket.rows == rows_multiple
+        assert bucket.rows % batch_multiple == 0
+        assert bucket.rows * bucket.length <= tokens_per_batch or bucket.rows == batch_multiple
     assert sum(len(members) < bucket.rows for bucket, members in plan) <= 1
 
 
@@ -271,57 +271,30 @@ def test_plan_by_hand():
     assert [bucket.length for bucket, _ in bucketing.plan_batches(np.array([3, 4]), buckets)] == [4]
 
 
-def _eval_batches(pairs=PAIRS, **options):
-    return [*bucketing.eval_batches(pairs, TOKENIZER, **{"tokens_per_batch": 128, **options})]
+def test_encoded_pairs_have_both_sides_of_every_pair_with_their_ends():
+    encoded = bucketing.EncodedPairs(PAIRS, TOKENIZER)
+    assert len(encoded) == len(PAIRS)
+    for index, pair in enumerate(PAIRS):
+        sides = encoded[index]
+        assert {name: ids.dtype for name, ids in sides.items()} == {"source": np.int32, "target": np.int32}
+        assert all(ids.tolist().index(tokenizer.EOS_ID) == len(ids) - 1 for ids in sides.values())
+        assert {name: _text_of(ids) for name, ids in sides.items()} == pair
+        assert encoded.lengths[index] == max(len(text.split()) for text in pair.values()) + 1
 
 
-def test_evaluation_gives_every_example_once_with_its_place_short_ones_first():
-    taken = _eval_batches()
-    places = [index for batch in taken for index in batch["index"] if index >= 0]
-    assert sorted(places) == list(range(len(PAIRS)))
-    for batch in taken:
-        assert batch["index"].dtype == np.int32
-        for index, source, target in zip(batch["index"], batch["source"], batch["target"], strict=True):
-            if index >= 0:
-                assert (_text_of(source), _text_of(target)) == tuple(PAIRS[index].values())
-            else:
-                assert not source.any()
-                assert not target.any()
-    lengths = [max(len(side.split()) for side in PAIRS[index].values()) for index in places]
-    assert lengths == sorted(lengths)
-    assert sum(int((batch["index"] < 0).any()) for batch in taken) <= 1
+def test_encoded_pairs_keep_sources_alone_and_may_be_none_at_all():
+    encoded = bucketing.EncodedPairs([{"source": "x x", "target": ""}, {"source": "", "target": ""}], TOKENIZER)
+    assert encoded.lengths.tolist() == [3, 1]
+    assert encoded[0]["target"].tolist() == [tokenizer.EOS_ID]
+    assert len(bucketing.EncodedPairs([], TOKENIZER)) == 0
 
 
-def test_evaluation_is_shared_by_processes():
-    whole = _eval_batches(rows_multiple=2)
-    shares = [_eval_batches(rows_multiple=2, process_index=index, process_count=2) for index in range(2)]
-    joined = [
-        {side: np.concatenate([part[side] for part in parts]) for side in parts[0]}
-        for parts in zip(*shares, strict=True)
-    ]
-    _assert_same(joined, whole)
-
-
-def test_evaluation_takes_sources_alone_and_nothing_at_all():
-    (batch,) = _eval_batches([{"source": "x x", "target": ""}, {"source": "", "target": ""}])
-    assert batch["index"].tolist()[:3] == [1, 0, -1]
-    assert batch["target"][0].tolist()[:2] == [tokenizer.EOS_ID, tokenizer.PAD_ID]
-    assert _eval_batches([]) == []
-
-
-def test_evaluation_keeps_a_line_of_100_000_tokens_or_cuts_it_when_told():
+def test_encoded_pairs_keep_a_line_of_100_000_tokens_or_cut_it_when_told():
     pairs = [*PAIRS[:5], {"source": "x " * 100_000, "target": "y"}]
-    assert _eval_batches(pairs)[-1]["source"].shape == (1, 100_001)
-    taken = _eval_batches(pairs, max_length=50)
-    row = next(batch["source"][batch["index"] == 5][0] for batch in taken if 5 in batch["index"])
-    assert len(row) == 50
-    assert _text_of(row) == " ".join("x" * 49)
-    assert sum(int((batch["index"] >= 0).sum()) for batch in taken) == 6
-
-
-def test_evaluation_refuses_boundaries_that_are_too_short():
-    with pytest.raises(UserError, match=r"an example of \d+ tokens is longer than the last of boundaries=\(8,\)"):
-        _eval_batches(boundaries=(8,))
+    assert bucketing.EncodedPairs(pairs, TOKENIZER).lengths[5] == 100_001
+    encoded = bucketing.EncodedPairs(pairs, TOKENIZER, max_length=50)
+    assert len(encoded[5]["source"]) == encoded.lengths[5] == 50
+    assert _text_of(encoded[5]["source"]) == " ".join("x" * 49)
 
 
 _EXITS_WHILE_PREFETCHING = """

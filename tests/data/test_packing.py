@@ -1,4 +1,4 @@
-"""Rows for language models: every token is there, every target follows its input, and every row comes once an epoch."""
+"""Examples for language models: every token is there, and every target follows its input."""
 
 import itertools
 
@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tfx_jax.data.packing import ArrayRows, TokenBlocks, first_fit, join_documents, pack_documents
+from tfx_jax.data.packing import ArrayExamples, TokenBlocks, first_fit, join_documents, pack_documents
 from tfx_jax.errors import UserError
 
 PAD, EOS = 0, 2
@@ -114,11 +114,11 @@ def test_items_that_do_not_fit(sizes):
 
 
 def test_rows_of_one_length():
-    rows = ArrayRows(index=np.arange(5), square=np.arange(10).reshape(5, 2))
+    rows = ArrayExamples(index=np.arange(5), square=np.arange(10).reshape(5, 2))
     assert rows.lengths.tolist() == [2] * 5 == [len(rows[index]["square"]) for index in range(len(rows))]
     assert TokenBlocks(np.arange(22), 7).lengths.tolist() == [7] * 3
 
 
 def test_mistakes():
     with pytest.raises(ValueError, match=r"arrays of one number of rows are needed, got \{'a': 2, 'b': 3\}"):
-        ArrayRows(a=np.zeros(2), b=np.zeros(3))
+        ArrayExamples(a=np.zeros(2), b=np.zeros(3))

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from tfx_jax.data import pretraining
-from tfx_jax.data.pretraining import make_rows, split_sentences
+from tfx_jax.data.pretraining import make_examples, split_sentences
 
 CLS, SEP, PAD, MASK, UNK = 1, 2, 0, 3, 4
 NUM_DOCUMENTS = 60
@@ -24,7 +24,7 @@ def corpus(rng):
 
 
 def rows_of(documents, seed=0, max_length=40):
-    return make_rows(
+    return make_examples(
         documents,
         np.random.default_rng(seed),
         max_length=max_length,

@@ -105,7 +105,7 @@ def test_feeds_the_pipeline(data_dir):
     pairs = tfds.tfds_pairs("toy/en-ja", "train", data_dir=data_dir, **LANGUAGES)
     words = tokenizer.WordTokenizer.train(text.lines_of(pairs))
     iterator = iter(bucketing.batches(pairs, words, tokens_per_batch=32, max_length=8, seed=0))
-    epoch = list(itertools.takewhile(lambda _: iterator.get_state()["window"] == 0, iterator))
+    epoch = list(itertools.takewhile(lambda _: iterator.get_state()["buffer"] == 0, iterator))
     iterator.close()
     assert {words.decode(row) for batch in epoch for row in batch["source"]} <= {pair["en"] for pair in SENTENCES}
     assert sum(len(batch["source"]) for batch in epoch) == 16  # all but the last of the 5 batches, of 4 rows each

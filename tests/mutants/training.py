@@ -177,14 +177,14 @@ MUTANTS = (
         ("three chips are a torus", "math.prod(box) > len(devices)", "False", _MESHES),
         (
             "every process gives its first rows",
-            "first = self.batch_shards.index(start // size) * size",
+            "first = held.index(start // size) * size",
             "first = 0",
             _MESHES,
         ),
         (
             "what a process holds is a block",
-            "self.batch_shards.index(start // size) * size",
-            "start - self.index * len(examples)",
+            "held.index(start // size) * size",
+            "start - shard.index * len(rows)",
             _MESHES,
         ),
         (

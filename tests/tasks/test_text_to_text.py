@@ -9,7 +9,6 @@ import pytest
 from flax import nnx
 
 from tfx_jax.data.conll import TaggedSentence, read_tagged
-from tfx_jax.data.grammar import grammar_labelled, grammar_labelled_pairs, grammar_questions, grammar_tagged
 from tfx_jax.data.labelled import LabelledText, read_labelled, read_labelled_pairs
 from tfx_jax.data.squad import Answer, Question, read_questions
 from tfx_jax.models import T5, T5Config
@@ -26,6 +25,7 @@ from tfx_jax.tasks.text_to_text import (
     render_tagged,
     write_targets,
 )
+from tfx_jax.toy_grammar import grammar_labelled, grammar_labelled_pairs, grammar_questions, grammar_tagged
 
 SPLITS = ("train", "validation", "test")
 

@@ -187,8 +187,8 @@ def test_all_that_a_task_keeps_is_vouched_for(tmp_path, kinds):
     config = tiny_variant(
         ExperimentConfig(**{name: kind() for name, kind in zip(("model", "data"), kinds, strict=True)})
     )
-    config.data.tokenizer = "sentencepiece" if hasattr(config.data, "window") else "words"
-    if not hasattr(config.data, "window"):
+    config.data.tokenizer = "sentencepiece" if hasattr(config.data, "sort_buffer") else "words"
+    if not hasattr(config.data, "sort_buffer"):
         config.data.max_length = 128
     workdir = tmp_path / "run"
     workdir.mkdir()

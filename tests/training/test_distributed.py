@@ -232,11 +232,11 @@ SPREAD = """
 import numpy as np
 from jax.sharding import AxisType, Mesh
 from tfx_jax.training.distributed import fetch
-from tfx_jax.training.sharding import make_mesh, process_shard, shard_batch
+from tfx_jax.training.sharding import held_batch_shards, make_mesh, process_shard, shard_batch
 places = np.array([0, 1, 4, 5, 2, 3, 6, 7]).reshape(4, 1, 1, 1, 2)  # as in a row of two hosts that are tiles
 mesh = Mesh(np.array(jax.devices())[places], make_mesh().axis_names, axis_types=(AxisType.Auto,) * 5)
-share = process_shard(mesh)
-assert share == (index, 2, ((0, 2), (1, 3))[index])
+assert process_shard(mesh) == (index, 2)
+assert held_batch_shards(mesh) == ((0, 2), (1, 3))[index]
 examples = np.arange(8 * 5).reshape(2, 4, 5)
 batch = fetch(shard_batch({"source": examples[index]}, mesh))["source"]
 np.testing.assert_array_equal(batch, examples.reshape(2, 2, 2, 5).swapaxes(0, 1).reshape(8, 5))

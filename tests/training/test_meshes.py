@@ -11,7 +11,15 @@ import pytest
 from jax.sharding import Mesh, NamedSharding
 
 from tfx_jax.errors import UserError
-from tfx_jax.training.sharding import BATCH, make_mesh, num_batch_shards, process_shard, shard_batch
+from tfx_jax.training.sharding import (
+    BATCH,
+    held_batch_shards,
+    make_mesh,
+    num_batch_shards,
+    process_shard,
+    shard_batch,
+    take_batch_shard,
+)
 
 STRATEGIES = {
     "data": {},
@@ -81,11 +89,12 @@ def check_shares(mesh):
     held = collections.defaultdict(set)
     for (data, fsdp, expert, *_), device in np.ndenumerate(mesh.devices):
         held[device.process_index].add((data * mesh.shape["fsdp"] + fsdp) * mesh.shape["expert"] + expert)
-    shares = {process: process_shard(mesh, process) for process in held}
-    assert {process: set(share.batch_shards) for process, share in shares.items()} == held
-    numbered = dict({(share.index, share.batch_shards) for share in shares.values()})
-    assert len(numbered) == len(set(shares.values()))
-    assert {share.count for share in shares.values()} == {len(numbered)}
+    shards = {process: process_shard(mesh, process) for process in held}
+    assert {process: set(held_batch_shards(mesh, process)) for process in held} == held
+    pairs = {(shard.index, held_batch_shards(mesh, process)) for process, shard in shards.items()}
+    numbered = dict(pairs)
+    assert len(numbered) == len(pairs)
+    assert {shard.count for shard in shards.values()} == {len(numbered)}
     assert sorted(numbered) == list(range(len(numbered)))
     assert sorted(itertools.chain(*numbered.values())) == list(range(num_batch_shards(mesh)))
     assert len({len(shards) for shards in numbered.values()}) == 1
@@ -96,9 +105,9 @@ def assembled(mesh):
     count = 2 * num_batch_shards(mesh)
     whole = np.full((count, 3 * mesh.shape["sequence"]), -1)
     for device, index in NamedSharding(mesh, BATCH).devices_indices_map(whole.shape).items():
-        share = process_shard(mesh, device.process_index)
-        read = np.arange(whole.size).reshape(share.count, -1, whole.shape[1])[share.index]
-        part = share.take(read, index)
+        shard = process_shard(mesh, device.process_index)
+        read = np.arange(whole.size).reshape(shard.count, -1, whole.shape[1])[shard.index]
+        part = take_batch_shard(read, index, mesh, device.process_index)
         assert np.all(whole[index] == -1) or np.array_equal(whole[index], part)
         whole[index] = part
     return whole
@@ -141,21 +150,22 @@ def test_hosts_that_are_tiles_share_a_batch(device_kind, shape, num_slices, stra
 
 def test_what_a_tile_holds_is_no_block():
     mesh = make_mesh(fsdp=4, devices=tpu_slices((4, 4, 1)))
-    shares = [process_shard(mesh, process) for process in range(4)]
-    assert {share.batch_shards for share in shares} == {(0, 1, 4, 5), (2, 3, 6, 7), (8, 9, 12, 13), (10, 11, 14, 15)}
+    held = {held_batch_shards(mesh, process) for process in range(4)}
+    assert held == {(0, 1, 4, 5), (2, 3, 6, 7), (8, 9, 12, 13), (10, 11, 14, 15)}
 
 
 @pytest.mark.parametrize(
-    ("sizes", "shares"),
+    ("sizes", "shards", "held"),
     [
-        ({}, [(0, 2, (0, 1, 2, 3)), (1, 2, (4, 5, 6, 7))]),
-        ({"fsdp": 2, "tensor": 2}, [(0, 2, (0, 1)), (1, 2, (2, 3))]),
-        ({"data": 1, "tensor": 8}, [(0, 1, (0,)), (0, 1, (0,))]),  # both have all rows and half of the model
+        ({}, [(0, 2), (1, 2)], [(0, 1, 2, 3), (4, 5, 6, 7)]),
+        ({"fsdp": 2, "tensor": 2}, [(0, 2), (1, 2)], [(0, 1), (2, 3)]),
+        ({"data": 1, "tensor": 8}, [(0, 1), (0, 1)], [(0,), (0,)]),  # both have all rows and half of the model
     ],
 )
-def test_hosts_in_a_row_hold_blocks(sizes, shares):
+def test_hosts_in_a_row_hold_blocks(sizes, shards, held):
     mesh = make_mesh(**sizes, devices=hosts(4, 4))
-    assert [process_shard(mesh, process) for process in range(2)] == shares
+    assert [process_shard(mesh, process) for process in range(2)] == shards
+    assert [held_batch_shards(mesh, process) for process in range(2)] == held
     np.testing.assert_array_equal(assembled(mesh).ravel(), np.arange(assembled(mesh).size))
 
 

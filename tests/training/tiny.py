@@ -55,7 +55,7 @@ def tiny_config(text, num_devices=1, validation="", **changes):
     config.data.tokenizer, config.data.is_tokenised = "words", True
     config.data.max_length = 32
     config.data.tokens_per_batch = 256
-    config.data.window = 64
+    config.data.sort_buffer = 64
     config.optimizer.warmup_steps = 10
     config.decoding.extra_length, config.decoding.beam_size = 2, 2
     config.mesh.data = num_devices

@@ -20,8 +20,8 @@ from tfx_jax.training.validation import validate
 def data(config: ExperimentConfig, workdir: epath.PathLike, *, steps: int) -> dict[str, Any]:
     """Takes batches from the trainer's own iterator as fast as it gives them.
 
-    Rates are over all the seconds, those of the first batch included: it waits for the first window to be read,
-    tokenized and sorted, and later windows come between later batches. Few steps therefore show less than many do.
+    Rates are over all the seconds, those of the first batch included: it waits for the first buffer to be read,
+    tokenized and sorted, and later buffers come between later batches. Few steps therefore show less than many do.
 
     Args:
       config: the experiment.

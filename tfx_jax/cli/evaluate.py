@@ -18,7 +18,7 @@ def run(argv: Sequence[str]) -> int:
     parser = Parser("evaluate", "Scores a trained model on held-out data; translations, against their references.")
     add_model_options(parser)
     add_decoding_options(parser)
-    parser.add_argument("--split", choices=("validation", "test"), default="validation", help="part of the data set")
+    parser.add_argument("--split", choices=("validation", "test"), default="validation", help="split of the data set")
     parser.add_argument("--source", help="of translation: file to translate instead, one sentence a line")
     parser.add_argument("--reference", help="its translation, line by line")
     parser.add_argument("--json", action="store_true", help="print one JSON line instead")

@@ -12,7 +12,7 @@ from tfx_jax.cli.lines import LineReader, count_lines
 from tfx_jax.cli.options import add_folder_options, check_one_source, load_trained, set_up_program
 from tfx_jax.cli.parser import Parser, at_least_one
 from tfx_jax.cli.progress import Progress
-from tfx_jax.data.folder_tokenizers import FolderTokenizer
+from tfx_jax.data.folder_tokenizers import HFTokenizer
 from tfx_jax.data.hf_tokenizer import load_folder_tokenizer
 from tfx_jax.data.streaming import TextStream
 from tfx_jax.errors import UserError
@@ -105,7 +105,7 @@ def _check(arguments: argparse.Namespace) -> None:
         raise UserError("--stop needs a text that is not empty")
 
 
-def _prompt(model: Any, tokenizer: FolderTokenizer, number: int, line: str) -> list[int]:
+def _prompt(model: Any, tokenizer: HFTokenizer, number: int, line: str) -> list[int]:
     """Token ids of a line as the model was trained to see them."""
     if not isinstance(model, GPT):
         return tokenizer.encode_with_specials(line).ids
@@ -132,7 +132,7 @@ def _on_one_line(text: str) -> str:
 class _Watcher:
     """Sees the tokens of a batch as they come: prints the first row, and ends rows at the strings that stop."""
 
-    def __init__(self, tokenizer: FolderTokenizer, stops: Sequence[str], write: Callable[[str], Any] | None):
+    def __init__(self, tokenizer: HFTokenizer, stops: Sequence[str], write: Callable[[str], Any] | None):
         self._tokenizer, self._stops, self._write = tokenizer, stops, write
         self.restart()
 

@@ -11,7 +11,7 @@ import jax
 from flax import nnx
 
 from tfx_jax.cli.parser import Parser, at_least_one
-from tfx_jax.data.hf_tokenizer import FolderTokenizer
+from tfx_jax.data.hf_tokenizer import HFTokenizer
 from tfx_jax.errors import UserError
 from tfx_jax.training.checkpoint import load_best_params, load_params
 from tfx_jax.training.experiment import Experiment
@@ -43,7 +43,7 @@ def add_nonfinite_option(parser: Parser) -> None:
     parser.add_argument("--allow-nonfinite", action="store_true", help="also where parameters are NaN or infinite")
 
 
-def load_trained(arguments: argparse.Namespace, dtype: str | None = None) -> tuple[Any, FolderTokenizer]:
+def load_trained(arguments: argparse.Namespace, dtype: str | None = None) -> tuple[Any, HFTokenizer]:
     """The model of the workdir that `add_folder_options` chose, and its tokenizer.
 
     Args:

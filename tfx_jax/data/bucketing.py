@@ -1,7 +1,7 @@
 """Batches of sentences of about the same length, cut by a budget of tokens (Vaswani et al., 2017, section 5.1).
 
-The examples of an epoch, shuffled, are taken a window at a time. Inside a window they are sorted into buckets by
-length, each bucket is cut into batches of one static shape, and the batches are shuffled. A window depends on nothing
+The examples of an epoch, shuffled, are taken a sort buffer at a time. In the buffer they are sorted into buckets by
+length, each bucket is cut into batches of one static shape, and the batches are shuffled. A buffer depends on nothing
 but the seed and its number, so the state of the iterator is a few integers, and every process computes the same plan
 and takes its own rows.
 """
@@ -9,7 +9,7 @@ and takes its own rows.
 import dataclasses
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import grain
@@ -17,6 +17,7 @@ import grain.experimental
 import numpy as np
 
 from tfx_jax.data.prefetch import PrefetchedIterator
+from tfx_jax.data.process_shard import WHOLE, ProcessShard
 from tfx_jax.data.text import PairSource, get_pairs
 from tfx_jax.data.tokenizer import EOS_ID, PAD_ID, Tokenizer
 from tfx_jax.errors import UserError
@@ -34,22 +35,6 @@ class Bucket:
     rows: int
 
 
-@dataclasses.dataclass(frozen=True)
-class Shard:
-    """The rows of every batch that belong to this process: block `index` of `count` equal blocks.
-
-    Blocks, not every count-th row: the order in which `jax.make_array_from_process_local_data` joins them again.
-    """
-
-    index: int = 0
-    count: int = 1
-
-    def take(self, rows: int) -> slice:
-        """The part of a batch of so many rows."""
-        share = rows // self.count
-        return slice(self.index * share, (self.index + 1) * share)
-
-
 def batches(
     pairs: PairSource,
     tokenizer: Tokenizer,
@@ -58,17 +43,16 @@ def batches(
     max_length: int,
     seed: int,
     boundaries: Sequence[int] | None = None,
-    window: int = 65_536,
-    rows_multiple: int = 1,
+    sort_buffer: int = 65_536,
+    batch_multiple: int = 1,
     length_multiple: int = 1,
-    process_index: int = 0,
-    process_count: int = 1,
+    shard: ProcessShard = WHOLE,
     prefetch: int = 32,
 ) -> grain.IterDataset[Batch]:
     """Endless training batches: every pair once an epoch, in an order that differs from epoch to epoch.
 
     Each batch is {"source": [rows, length], "target": [rows, length]}, int32; both sides end with EOS_ID, the rest is
-    PAD_ID. The model prepends BOS_ID by shifting the target. In one batch of a window the last rows may be all padding.
+    PAD_ID. The model prepends BOS_ID by shifting the target. In one batch of a buffer the last rows may be all padding.
 
     Args:
       pairs: random access to the text.
@@ -78,18 +62,18 @@ def batches(
         counted in the state of the iterator, as "skipped".
       seed: decides the order of everything.
       boundaries: the lengths that batches may have, increasing; `length_boundaries(max_length)` by default.
-      window: how many examples, at most, are sorted together. More means less padding, above all with large batches.
-      rows_multiple: rows are a multiple of it: the number of parts that devices divide the rows into.
+      sort_buffer: how many examples, at most, are sorted together. More means less padding, above all with large
+        batches.
+      batch_multiple: rows are a multiple of it: the number of shards that devices divide the rows into.
       length_multiple: likewise of lengths, for devices that divide the positions; without effect on given `boundaries`.
-      process_index: which of the equal blocks of rows this process gets.
-      process_count: how many processes share a batch. The plan does not depend on it.
-      prefetch: how many batches a thread prepares ahead, 0 for none; a few dozen cover the loading of the next window.
+      shard: which block of the rows of each batch this process gets. The plan does not depend on it.
+      prefetch: how many batches a thread prepares ahead, 0 for none; a few dozen cover the loading of the next buffer.
 
     Returns:
       A dataset whose iterators have a small JSON state, that of the last batch taken, whatever was prefetched.
 
     Raises:
-      UserError: if there are no pairs, if a batch cannot hold `rows_multiple` rows of the longest length, or if the
+      UserError: if there are no pairs, if a batch cannot hold `batch_multiple` rows of the longest length, or if the
         rows cannot be shared equally.
     """
     if len(pairs) == 0:
@@ -98,65 +82,16 @@ def batches(
         boundaries = length_boundaries(max_length, length_multiple)
     if list(boundaries) != sorted(set(boundaries)) or boundaries[-1] < max_length:
         raise UserError(f"boundaries={tuple(boundaries)} must increase up to max_length={max_length} or more")
-    if tokens_per_batch < rows_multiple * boundaries[-1]:
-        raise UserError(
-            f"tokens_per_batch={tokens_per_batch} cannot hold {rows_multiple} rows of {boundaries[-1]} tokens: "
-            "raise it or lower max_length"
-        )
     return _BucketedDataset(
         pairs,
         tokenizer,
-        buckets=bucket_shapes(boundaries, tokens_per_batch, rows_multiple),
+        buckets=training_buckets(boundaries, tokens_per_batch, batch_multiple, shard),
         max_length=max_length,
         seed=seed,
-        window=window,
-        shard=share_rows(rows_multiple, process_index, process_count),
+        sort_buffer=sort_buffer,
+        shard=shard,
         prefetch=prefetch,
     )
-
-
-def eval_batches(
-    pairs: PairSource,
-    tokenizer: Tokenizer,
-    *,
-    tokens_per_batch: int,
-    max_length: int | None = None,
-    boundaries: Sequence[int] | None = None,
-    rows_multiple: int = 1,
-    process_index: int = 0,
-    process_count: int = 1,
-) -> Iterator[Batch]:
-    """One pass over all pairs, short ones first, for scoring or translating; an empty target is fine.
-
-    Args:
-      pairs: a list of {"source": str, "target": str}, or any source of pairs.
-      tokenizer: one tokenizer for both sides.
-      tokens_per_batch: rows * length stays below it, unless `rows_multiple` rows of one length do not fit.
-      max_length: longer sides are cut to this many tokens, EOS_ID included, as no line may be lost; None cuts nothing.
-      boundaries: the lengths that batches may have; `length_boundaries` of the longest example by default.
-      rows_multiple: as for `batches`.
-      process_index: as for `batches`.
-      process_count: as for `batches`.
-
-    Yields:
-      {"source": [rows, length], "target": [rows, length], "index": [rows]}, int32; "index" is the place of the pair in
-      `pairs`, or -1 for a row that is all padding.
-    """
-    if len(pairs) == 0:
-        return
-    examples = _encode(pairs, range(len(pairs)), tokenizer, max_length)
-    lengths = _longer_side(examples)
-    longest = int(lengths.max())
-    buckets = bucket_shapes(boundaries or length_boundaries(max_length or longest), tokens_per_batch, rows_multiple)
-    if longest > buckets[-1].length:
-        raise UserError(f"an example of {longest} tokens is longer than the last of boundaries={boundaries}")
-    shard = share_rows(rows_multiple, process_index, process_count)
-    order = np.argsort(lengths, kind="stable")
-    for bucket, members in plan_batches(lengths[order], buckets):
-        rows = order[members]
-        index = np.full(bucket.rows, -1, np.int32)
-        index[: len(rows)] = rows
-        yield {**_assemble(examples, bucket, rows, shard), "index": index[shard.take(bucket.rows)]}
 
 
 def length_boundaries(max_length: int, multiple: int = 1) -> tuple[int, ...]:
@@ -177,16 +112,34 @@ def length_boundaries(max_length: int, multiple: int = 1) -> tuple[int, ...]:
     return tuple(sorted({math.ceil(length / multiple) * multiple for length in (*boundaries, max_length)}))
 
 
-def bucket_shapes(boundaries: Sequence[int], tokens_per_batch: int, rows_multiple: int = 1) -> tuple[Bucket, ...]:
-    """As many rows as the budget of tokens allows for each length, but at least `rows_multiple`.
+def bucket_shapes(boundaries: Sequence[int], tokens_per_batch: int, batch_multiple: int = 1) -> tuple[Bucket, ...]:
+    """As many rows as the budget of tokens allows for each length, but at least `batch_multiple`.
 
-    >>> bucket_shapes((8, 24), tokens_per_batch=100, rows_multiple=2)
+    >>> bucket_shapes((8, 24), tokens_per_batch=100, batch_multiple=2)
     (Bucket(length=8, rows=12), Bucket(length=24, rows=4))
     """
     return tuple(
-        Bucket(length, max(rows_multiple, tokens_per_batch // length // rows_multiple * rows_multiple))
+        Bucket(length, max(batch_multiple, tokens_per_batch // length // batch_multiple * batch_multiple))
         for length in boundaries
     )
+
+
+def training_buckets(
+    boundaries: Sequence[int], tokens_per_batch: int, batch_multiple: int, shard: ProcessShard
+) -> tuple[Bucket, ...]:
+    """The `bucket_shapes` of batches that keep to the budget and that processes share equally.
+
+    Raises:
+      UserError: if `batch_multiple` rows of the longest length exceed the budget, or cannot be shared equally.
+    """
+    if tokens_per_batch < batch_multiple * boundaries[-1]:
+        raise UserError(
+            f"tokens_per_batch={tokens_per_batch} cannot hold {batch_multiple} rows of {boundaries[-1]} tokens: "
+            "raise it or lower max_length"
+        )
+    if batch_multiple % shard.count:
+        raise UserError(f"batch_multiple={batch_multiple} must be a multiple of the {shard.count} processes")
+    return bucket_shapes(boundaries, tokens_per_batch, batch_multiple)
 
 
 def plan_batches(lengths: np.ndarray, buckets: Sequence[Bucket]) -> list[tuple[Bucket, np.ndarray]]:
@@ -216,19 +169,34 @@ def plan_batches(lengths: np.ndarray, buckets: Sequence[Bucket]) -> list[tuple[B
     return plan
 
 
-def share_rows(rows_multiple: int, process_index: int, process_count: int) -> Shard:
-    """The rows of a process, of batches whose rows are a multiple of `rows_multiple`.
+class EncodedPairs:
+    """Tokens of pairs, to evaluate on: random access to {"source" [S], "target" [T]}, int32, each with its EOS_ID.
 
-    Raises:
-      UserError: if the processes cannot share them equally.
+    Attributes:
+      lengths: of the longer side of each, [number of pairs] int.
     """
-    if rows_multiple % process_count:
-        raise UserError(f"rows_multiple={rows_multiple} must be a multiple of the {process_count} processes")
-    return Shard(process_index, process_count)
+
+    def __init__(self, pairs: PairSource, tokenizer: Tokenizer, *, max_length: int | None = None):
+        """Tokenizes pairs, a list of {"source": str, "target": str} or any source of them; an empty side is fine.
+
+        Args:
+          pairs: the text.
+          tokenizer: one tokenizer for both sides.
+          max_length: longer sides are cut to so many tokens, EOS_ID included, as no line may be lost; None cuts none.
+        """
+        sides = _encode(pairs, range(len(pairs)), tokenizer, max_length)
+        self.lengths = _longer_side(sides)
+        self._sides = {side: (ids, np.append(0, np.cumsum(lengths))) for side, (ids, lengths) in sides.items()}
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    def __getitem__(self, index: int) -> dict[str, np.ndarray]:
+        return {side: ids[edges[index] : edges[index + 1]] for side, (ids, edges) in self._sides.items()}
 
 
 class _Sequences(NamedTuple):
-    """Many short lists of ids in one array: a window of Python lists would take ten times the memory."""
+    """Many short lists of ids in one array: a buffer of Python lists would take ten times the memory."""
 
     ids: np.ndarray  # [sum of lengths] int32
     lengths: np.ndarray  # [number of sequences] int64
@@ -253,7 +221,7 @@ class _Sequences(NamedTuple):
 
 
 class _BucketedDataset(grain.IterDataset[Batch]):
-    """The batches of all windows, one after the other, without end."""
+    """The batches of all sort buffers, one after the other, without end."""
 
     def __init__(
         self,
@@ -263,25 +231,25 @@ class _BucketedDataset(grain.IterDataset[Batch]):
         buckets: tuple[Bucket, ...],
         max_length: int,
         seed: int,
-        window: int,
-        shard: Shard,
+        sort_buffer: int,
+        shard: ProcessShard,
         prefetch: int,
     ):
         super().__init__()
         self._pairs, self._tokenizer = pairs, tokenizer
         self._buckets, self._max_length, self._seed = buckets, max_length, seed
         self._shard, self._prefetch = shard, prefetch
-        # Windows end with the epoch, or a sentence could meet itself in a batch; equal ones, or the last could be tiny.
+        # Buffers end with the epoch, or a sentence could meet itself in a batch; equal ones, or the last could be tiny.
         self.num_pairs = len(pairs)
-        self._windows_per_epoch = math.ceil(self.num_pairs / window)
+        self._buffers_per_epoch = math.ceil(self.num_pairs / sort_buffer)
 
     def __iter__(self) -> grain.DatasetIterator[Batch]:
         return PrefetchedIterator(_BucketedIterator(self), self._prefetch)
 
-    def load_window(self, number: int) -> "_Window":
-        """Reads, tokenizes and plans the window with this number, counted from the start of training."""
-        epoch, part = divmod(number, self._windows_per_epoch)
-        begin, end = (self.num_pairs * edge // self._windows_per_epoch for edge in (part, part + 1))
+    def load_buffer(self, number: int) -> "_SortBuffer":
+        """Reads, tokenizes and plans the buffer with this number, counted from the start of training."""
+        epoch, part = divmod(number, self._buffers_per_epoch)
+        begin, end = (self.num_pairs * edge // self._buffers_per_epoch for edge in (part, part + 1))
         indices = _shuffled_indices(self.num_pairs, self._seed, epoch, range(begin, end))
         examples = _encode(self._pairs, indices, self._tokenizer)
         lengths = _longer_side(examples)
@@ -294,14 +262,14 @@ class _BucketedDataset(grain.IterDataset[Batch]):
             )
         plan = [(bucket, keep[members]) for bucket, members in plan_batches(lengths[keep], self._buckets)]
         order = np.random.default_rng((self._seed, number)).permutation(len(plan))
-        return _Window(examples, [plan[place] for place in order], num_skipped=len(indices) - len(keep))
+        return _SortBuffer(examples, [plan[place] for place in order], num_skipped=len(indices) - len(keep))
 
-    def assemble(self, window: "_Window", number: int) -> Batch:
-        """The rows of one batch of a window that belong to this process."""
-        return _assemble(window.examples, *window.plan[number], self._shard)
+    def collate(self, buffer: "_SortBuffer", number: int) -> Batch:
+        """The rows of one batch of a buffer that belong to this process."""
+        return _collate(buffer.examples, *buffer.plan[number], self._shard)
 
 
-class _Window(NamedTuple):
+class _SortBuffer(NamedTuple):
     """Tokenized examples and the batches they will form."""
 
     examples: dict[str, _Sequences]
@@ -310,29 +278,29 @@ class _Window(NamedTuple):
 
 
 class _BucketedIterator(grain.DatasetIterator[Batch]):
-    """Remembers the next batch as (window, batch); a window is loaded again when the iteration is resumed inside it."""
+    """Remembers the next batch as (buffer, batch); a buffer is loaded again when the iteration is resumed inside it."""
 
     def __init__(self, dataset: _BucketedDataset):
         super().__init__()
         self._dataset = dataset
-        self._window = self._batch = self._skipped = 0
-        self._loaded: _Window | None = None
+        self._buffer = self._batch = self._skipped = 0
+        self._loaded: _SortBuffer | None = None
 
     def __next__(self) -> Batch:
         self._assert_not_closed()
         if self._loaded is None:
-            self._loaded = self._dataset.load_window(self._window)
-        batch = self._dataset.assemble(self._loaded, self._batch)
+            self._loaded = self._dataset.load_buffer(self._buffer)
+        batch = self._dataset.collate(self._loaded, self._batch)
         self._batch += 1
         if self._batch == len(self._loaded.plan):
-            self._window, self._batch, self._skipped = self._window + 1, 0, self._skipped + self._loaded.num_skipped
+            self._buffer, self._batch, self._skipped = self._buffer + 1, 0, self._skipped + self._loaded.num_skipped
             self._loaded = None
         return batch
 
     def get_state(self) -> dict[str, int]:
-        """Where the next batch is, how many pairs were skipped in the windows before, and how many pairs there are."""
+        """Where the next batch is, how many pairs were skipped in the buffers before, and how many pairs there are."""
         num_pairs = self._dataset.num_pairs
-        return {"window": self._window, "batch": self._batch, "skipped": self._skipped, "num_pairs": num_pairs}
+        return {"buffer": self._buffer, "batch": self._batch, "skipped": self._skipped, "num_pairs": num_pairs}
 
     def set_state(self, state: dict[str, int]) -> None:
         """Continues with the batch that would have come next when `get_state` gave `state`.
@@ -345,7 +313,7 @@ class _BucketedIterator(grain.DatasetIterator[Batch]):
                 f"the checkpoint belongs to {state['num_pairs']:,} training pairs, but there are "
                 f"{self._dataset.num_pairs:,}: bring the old data back or train in a new working directory"
             )
-        self._window, self._batch, self._skipped = state["window"], state["batch"], state["skipped"]
+        self._buffer, self._batch, self._skipped = state["buffer"], state["batch"], state["skipped"]
         self._loaded = None
 
 
@@ -360,7 +328,7 @@ def _encode(
     pairs: PairSource, indices: Sequence[int], tokenizer: Tokenizer, max_length: int | None = None
 ) -> dict[str, _Sequences]:
     """The ids of both sides, each with EOS_ID at the end; longer sides are cut to `max_length`."""
-    chunks: dict[str, list[_Sequences]] = {"source": [], "target": []}
+    chunks = {side: [_Sequences.pack([], max_length)] for side in ("source", "target")}  # there may be no pairs
     for start in range(0, len(indices), _CHUNK):
         found = get_pairs(pairs, indices[start : start + _CHUNK])
         for side, packed in chunks.items():
@@ -372,8 +340,8 @@ def _longer_side(examples: dict[str, _Sequences]) -> np.ndarray:
     return np.maximum(examples["source"].lengths, examples["target"].lengths)
 
 
-def _assemble(examples: dict[str, _Sequences], bucket: Bucket, members: np.ndarray, shard: Shard) -> Batch:
+def _collate(examples: dict[str, _Sequences], bucket: Bucket, members: np.ndarray, shard: ProcessShard) -> Batch:
     """The rows of one batch that belong to this process."""
-    rows = range(bucket.rows)[shard.take(bucket.rows)]
+    rows = range(bucket.rows)[shard.block(bucket.rows)]
     mine = members[rows.start : rows.stop]
     return {side: sequences.pad(mine, len(rows), bucket.length) for side, sequences in examples.items()}

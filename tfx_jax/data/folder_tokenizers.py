@@ -9,8 +9,8 @@ import numpy as np
 import sentencepiece
 import tokenizers
 
-from tfx_jax.data.folder_settings import FolderSettings
 from tfx_jax.data.streaming import TextStream
+from tfx_jax.data.tokenizer_config import TokenizerConfig
 from tfx_jax.errors import UserError
 
 _MORE_SPACES = "▁\N{ZERO WIDTH SPACE}"  # what SentencePiece takes for spaces, beside Unicode's
@@ -28,7 +28,7 @@ class Inputs(NamedTuple):
     token_types: list[int]
 
 
-class FolderTokenizer(abc.ABC):
+class HFTokenizer(abc.ABC):
     """What every tokenizer of a folder can do; `load_folder_tokenizer` makes them.
 
     A special token that a text spells, such as "[MASK]", becomes that token.
@@ -45,20 +45,20 @@ class FolderTokenizer(abc.ABC):
     """
 
     def __init__(
-        self, vocabulary: Mapping[str, int], settings: FolderSettings, *, special: set[str], can_clean_up: bool = True
+        self, vocabulary: Mapping[str, int], config: TokenizerConfig, *, special: set[str], can_clean_up: bool = True
     ):
         """Takes the ids of all tokens, and which tokens are special."""
-        for index, token in settings.added.items():
+        for index, token in config.added.items():
             if vocabulary.get(token["content"]) != index:
-                raise UserError(f"{settings.folder} adds a token {token['content']!r} as {index}, which is not its id")
+                raise UserError(f"{config.folder} adds a token {token['content']!r} as {index}, which is not its id")
         self._pieces = {index: token for token, index in vocabulary.items()}
         if len(self._pieces) != len(vocabulary):
             twice = next(token for token, index in vocabulary.items() if self._pieces[index] != token)
-            raise UserError(f"{settings.folder}: the id {vocabulary[twice]} of {twice!r} has another token too")
+            raise UserError(f"{config.folder}: the id {vocabulary[twice]} of {twice!r} has another token too")
         self.vocab_size = max(self._pieces, default=-1) + 1
-        ids = settings.special_ids(vocabulary, special)
+        ids = config.special_ids(vocabulary, special)
         self.pad_id, self.bos_id, self.eos_id, self.unk_id, self.mask_id, self.cls_id, self.sep_id = ids
-        self._cleans_up = can_clean_up and settings.option("clean_up_tokenization_spaces", False)
+        self._cleans_up = can_clean_up and config.option("clean_up_tokenization_spaces", False)
 
     @abc.abstractmethod
     def encode_with_offsets(self, text: str) -> tuple[list[int], np.ndarray]:
@@ -97,26 +97,26 @@ class FolderTokenizer(abc.ABC):
         return [self._pieces.get(int(index), "") for index in ids]
 
 
-class PipelineTokenizer(FolderTokenizer):
+class PipelineTokenizer(HFTokenizer):
     """A tokenizer that the library `tokenizers` runs: byte-level BPE, WordPiece, or whatever a tokenizer.json says."""
 
-    def __init__(self, pipeline: Any, settings: FolderSettings):
+    def __init__(self, pipeline: Any, config: TokenizerConfig):
         """Takes a `tokenizers.Tokenizer`, which becomes this object's own.
 
         Raises:
           UserError: if an id belongs to two tokens.
         """
-        for _, token in sorted(settings.added.items()):
+        for _, token in sorted(config.added.items()):
             pipeline.add_tokens([tokenizers.AddedToken(**token)])
         known = {token.content for token in pipeline.get_added_tokens_decoder().values() if token.special}
         vocabulary = pipeline.get_vocab(with_added_tokens=True)
-        pipeline.add_special_tokens(sorted((settings.special & vocabulary.keys()) - known))
+        pipeline.add_special_tokens(sorted((config.special & vocabulary.keys()) - known))
         # A tokenizer.json may cut and fill every text to the length of some training.
         pipeline.no_truncation()
         pipeline.no_padding()
         self._pipeline = pipeline
         can_clean_up = type(pipeline.model).__name__ != "BPE"  # whose spaces are those of the text
-        super().__init__(vocabulary, settings, special=known | settings.special, can_clean_up=can_clean_up)
+        super().__init__(vocabulary, config, special=known | config.special, can_clean_up=can_clean_up)
 
     def encode(self, text: str) -> list[int]:
         """The ids of a text, without special tokens around it."""
@@ -144,14 +144,14 @@ class PipelineTokenizer(FolderTokenizer):
         return self._pipeline.decode(ids, skip_special_tokens=True)
 
 
-class PieceTokenizer(FolderTokenizer):
+class PieceTokenizer(HFTokenizer):
     """A SentencePiece model whose pieces have their ids in a vocabulary: T5's is its own, Marian's another."""
 
     def __init__(
         self,
         processor: sentencepiece.SentencePieceProcessor,
         vocabulary: Mapping[str, int],
-        settings: FolderSettings,
+        config: TokenizerConfig,
         *,
         text_of: Callable[[list[str]], str],
         front: str | None = None,
@@ -162,7 +162,7 @@ class PieceTokenizer(FolderTokenizer):
         Args:
           processor: splits texts.
           vocabulary: ids of the pieces; those that it lacks are unknown.
-          settings: of the folder.
+          config: of the folder.
           text_of: joins pieces.
           front: pattern of what at the beginning of a text is one token.
           is_pair_separated: whether the first of two texts has an end of its own.
@@ -170,17 +170,17 @@ class PieceTokenizer(FolderTokenizer):
         Raises:
           UserError: if an id belongs to two tokens, or the end of sentence or the unknown token has none.
         """
-        vocabulary = {**{token["content"]: index for index, token in settings.added.items()}, **vocabulary}
-        special = settings.special & vocabulary.keys()
-        super().__init__(vocabulary, settings, special=special)
+        vocabulary = {**{token["content"]: index for index, token in config.added.items()}, **vocabulary}
+        special = config.special & vocabulary.keys()
+        super().__init__(vocabulary, config, special=special)
         if self.eos_id is None or self.unk_id is None:
-            raise UserError(f"{settings.folder}: the vocabulary lacks the end of sentence or the unknown token")
+            raise UserError(f"{config.folder}: the vocabulary lacks the end of sentence or the unknown token")
         self._eos, self._unk = self.eos_id, self.unk_id
         self._processor, self._vocabulary, self._text_of = processor, vocabulary, text_of
         self._front = re.compile(front or "", re.DOTALL)
         self._is_pair_separated = is_pair_separated
         self._visible = {index: token for index, token in self._pieces.items() if token not in special}
-        whole = sorted({*special, *(token["content"] for token in settings.added.values())}, key=len, reverse=True)
+        whole = sorted({*special, *(token["content"] for token in config.added.values())}, key=len, reverse=True)
         self._whole = re.compile(f"({'|'.join(map(re.escape, whole)) or '(?!)'})")
 
     def encode_with_offsets(self, text: str) -> tuple[list[int], np.ndarray]:

@@ -10,8 +10,8 @@ import sentencepiece
 import tokenizers
 from etils import epath
 
-from tfx_jax.data.folder_settings import FolderSettings, read, read_json
-from tfx_jax.data.folder_tokenizers import FolderTokenizer, PieceTokenizer, PipelineTokenizer
+from tfx_jax.data.folder_tokenizers import HFTokenizer, PieceTokenizer, PipelineTokenizer
+from tfx_jax.data.tokenizer_config import TokenizerConfig, read, read_json
 from tfx_jax.errors import UserError
 
 # Of all families: what has to be copied with a model.
@@ -29,7 +29,7 @@ TOKENIZER_FILES = (
 )
 
 
-def load_folder_tokenizer(folder: epath.PathLike) -> FolderTokenizer:
+def load_folder_tokenizer(folder: epath.PathLike) -> HFTokenizer:
     """Reads the tokenizer of a Hugging Face folder.
 
     It is tokenizer.json, of any family; or else vocab.json and merges.txt of GPT-2 or GPT; vocab.txt of BERT;
@@ -45,7 +45,7 @@ def load_folder_tokenizer(folder: epath.PathLike) -> FolderTokenizer:
     folder = epath.Path(folder)
     if not folder.is_dir():
         raise UserError(f"{folder} is not a folder")
-    settings = FolderSettings(folder)
+    config = TokenizerConfig(folder)
     for files, make in (
         (["tokenizer.json"], _from_tokenizer_json),
         (["vocab.json", "merges.txt"], _from_merges),
@@ -54,70 +54,70 @@ def load_folder_tokenizer(folder: epath.PathLike) -> FolderTokenizer:
         (["source.spm", "target.spm", "vocab.json"], _from_marian),
     ):
         if all((folder / file).exists() for file in files):
-            return make(settings)
+            return make(config)
     raise UserError(
         f"{folder} has no tokenizer: neither tokenizer.json, nor vocab.json and merges.txt, nor vocab.txt, nor "
         "spiece.model, nor source.spm, target.spm and vocab.json"
     )
 
 
-def _from_tokenizer_json(settings: FolderSettings) -> FolderTokenizer:
+def _from_tokenizer_json(config: TokenizerConfig) -> HFTokenizer:
     def make(data: bytes) -> Any:
         pipeline = tokenizers.Tokenizer.from_str(data.decode())
         pipeline.encode("a 本")  # one whose parts do not fit together fails only here
         return pipeline
 
-    return PipelineTokenizer(read(settings.folder / "tokenizer.json", make), settings)
+    return PipelineTokenizer(read(config.folder / "tokenizer.json", make), config)
 
 
-def _from_merges(settings: FolderSettings) -> FolderTokenizer:
+def _from_merges(config: TokenizerConfig) -> HFTokenizer:
     """GPT-2's byte-level BPE (Radford et al., 2019, section 2.2), or GPT's, whose pieces say where a word ends."""
-    settings.require_family("vocab.json", "gpt2", "openaigpt")
-    vocabulary = _read_vocabulary(settings)
-    is_gpt1 = settings.family == "openaigpt" or (
-        settings.family is None and any(token.endswith("</w>") for token in vocabulary)
+    config.require_family("vocab.json", "gpt2", "openaigpt")
+    vocabulary = _read_vocabulary(config)
+    is_gpt1 = config.family == "openaigpt" or (
+        config.family is None and any(token.endswith("</w>") for token in vocabulary)
     )
     if is_gpt1:
-        settings.name_by_default(unk="<unk>")
+        config.name_by_default(unk="<unk>")
     else:
-        settings.name_by_default(**dict.fromkeys(("bos", "eos", "unk"), "<|endoftext|>"))
+        config.name_by_default(**dict.fromkeys(("bos", "eos", "unk"), "<|endoftext|>"))
 
     def make(data: bytes) -> Any:
         lines = data.decode().split("\n")
         merges = [tuple(line.split(" ")) for line in lines if line and not line.startswith("#version")]
-        options = {"unk_token": settings.names["unk"], "end_of_word_suffix": "</w>"} if is_gpt1 else {}
+        options = {"unk_token": config.names["unk"], "end_of_word_suffix": "</w>"} if is_gpt1 else {}
         return tokenizers.Tokenizer(tokenizers.models.BPE(vocabulary, merges, **options))
 
-    pipeline = read(settings.folder / "merges.txt", make)
+    pipeline = read(config.folder / "merges.txt", make)
     if is_gpt1:
         pipeline.normalizer = tokenizers.normalizers.BertNormalizer(lowercase=True)
         pipeline.pre_tokenizer = tokenizers.pre_tokenizers.BertPreTokenizer()
         pipeline.decoder = tokenizers.decoders.BPEDecoder(suffix="</w>")
     else:
         pipeline.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(
-            add_prefix_space=settings.option("add_prefix_space", False)
+            add_prefix_space=config.option("add_prefix_space", False)
         )
         pipeline.decoder = tokenizers.decoders.ByteLevel()
-    return PipelineTokenizer(pipeline, settings)
+    return PipelineTokenizer(pipeline, config)
 
 
-def _from_word_pieces(settings: FolderSettings) -> FolderTokenizer:
+def _from_word_pieces(config: TokenizerConfig) -> HFTokenizer:
     """BERT's (Devlin et al., 2019): words and punctuation marks, split into the longest pieces from the left."""
-    settings.require_family("vocab.txt", "bert", "distilbert", "electra")
-    settings.name_by_default(pad="[PAD]", unk="[UNK]", cls="[CLS]", sep="[SEP]", mask="[MASK]")
-    path = settings.folder / "vocab.txt"
+    config.require_family("vocab.txt", "bert", "distilbert", "electra")
+    config.name_by_default(pad="[PAD]", unk="[UNK]", cls="[CLS]", sep="[SEP]", mask="[MASK]")
+    path = config.folder / "vocab.txt"
     lines = read(path, bytes.decode).removesuffix("\n").split("\n")
     vocabulary = {line.removesuffix("\r"): index for index, line in enumerate(lines)}
-    unk, cls, sep = (settings.names[role] for role in ("unk", "cls", "sep"))
+    unk, cls, sep = (config.names[role] for role in ("unk", "cls", "sep"))
     for token in (unk, cls, sep):
         if token not in vocabulary:
             raise UserError(f"{path} has no {token}, which every BERT needs: fetch it again")
     pipeline = tokenizers.Tokenizer(tokenizers.models.WordPiece(vocabulary, unk_token=unk))
-    lowercase = settings.option("do_lower_case", True)
+    lowercase = config.option("do_lower_case", True)
     pipeline.normalizer = tokenizers.normalizers.BertNormalizer(
         lowercase=lowercase,
-        handle_chinese_chars=settings.option("tokenize_chinese_chars", True),
-        strip_accents=settings.option("strip_accents", lowercase),
+        handle_chinese_chars=config.option("tokenize_chinese_chars", True),
+        strip_accents=config.option("strip_accents", lowercase),
     )
     pipeline.pre_tokenizer = tokenizers.pre_tokenizers.BertPreTokenizer()
     pipeline.decoder = tokenizers.decoders.WordPiece()
@@ -126,43 +126,43 @@ def _from_word_pieces(settings: FolderSettings) -> FolderTokenizer:
         pair=f"{cls} $A {sep} $B:1 {sep}:1",
         special_tokens=[(cls, vocabulary[cls]), (sep, vocabulary[sep])],
     )
-    return PipelineTokenizer(pipeline, settings)
+    return PipelineTokenizer(pipeline, config)
 
 
-def _from_t5(settings: FolderSettings) -> FolderTokenizer:
+def _from_t5(config: TokenizerConfig) -> HFTokenizer:
     """T5's (Raffel et al., 2020): SentencePiece, and sentinels that count down from the end of the vocabulary."""
-    settings.require_family("spiece.model", "t5", "mt5", "umt5")
-    processor = _read_sentencepiece(settings, "spiece.model")
+    config.require_family("spiece.model", "t5", "mt5", "umt5")
+    processor = _read_sentencepiece(config, "spiece.model")
     vocabulary = {processor.id_to_piece(index): index for index in range(processor.vocab_size())}
-    num_sentinels = settings.option("extra_ids", 100)
+    num_sentinels = config.option("extra_ids", 100)
     sentinels = [f"<extra_id_{number}>" for number in reversed(range(num_sentinels))]
     vocabulary |= {token: processor.vocab_size() + place for place, token in enumerate(sentinels)}
-    settings.name_by_default(pad="<pad>", eos="</s>", unk="<unk>")
-    settings.special.update(sentinels)
-    return PieceTokenizer(processor, vocabulary, settings, text_of=processor.decode_pieces, is_pair_separated=True)
+    config.name_by_default(pad="<pad>", eos="</s>", unk="<unk>")
+    config.special.update(sentinels)
+    return PieceTokenizer(processor, vocabulary, config, text_of=processor.decode_pieces, is_pair_separated=True)
 
 
-def _from_marian(settings: FolderSettings) -> FolderTokenizer:
+def _from_marian(config: TokenizerConfig) -> HFTokenizer:
     """Marian's: one SentencePiece model for each language, and one vocabulary for both."""
-    settings.require_family("source.spm", "marian")
-    if settings.option("separate_vocabs", False):
+    config.require_family("source.spm", "marian")
+    if config.option("separate_vocabs", False):
         raise UserError(
-            f"{settings.folder}: separate_vocabs is true, but only one vocabulary for both sides is supported"
+            f"{config.folder}: separate_vocabs is true, but only one vocabulary for both sides is supported"
         )
-    source, target = (_read_sentencepiece(settings, f"{side}.spm") for side in ("source", "target"))
-    settings.name_by_default(pad="<pad>", eos="</s>", unk="<unk>")
+    source, target = (_read_sentencepiece(config, f"{side}.spm") for side in ("source", "target"))
+    config.name_by_default(pad="<pad>", eos="</s>", unk="<unk>")
     return PieceTokenizer(
         source,
-        _read_vocabulary(settings),
-        settings,
+        _read_vocabulary(config),
+        config,
         text_of=lambda pieces: target.decode_pieces(pieces).replace("▁", " ").strip(),
         front=">>.*?<<",  # the language to translate into
         is_pair_separated=False,
     )
 
 
-def _read_vocabulary(settings: FolderSettings) -> dict[str, int]:
-    path = settings.folder / "vocab.json"
+def _read_vocabulary(config: TokenizerConfig) -> dict[str, int]:
+    path = config.folder / "vocab.json"
     vocabulary = read_json(path)
     for token, index in vocabulary.items():
         if type(index) is not int or not 0 <= index < 2**31:
@@ -170,6 +170,6 @@ def _read_vocabulary(settings: FolderSettings) -> dict[str, int]:
     return vocabulary
 
 
-def _read_sentencepiece(settings: FolderSettings, file: str) -> sentencepiece.SentencePieceProcessor:
+def _read_sentencepiece(config: TokenizerConfig, file: str) -> sentencepiece.SentencePieceProcessor:
     # Empty bytes would pass for a model here and fail at the first use.
-    return read(settings.folder / file, lambda data: sentencepiece.SentencePieceProcessor(model_proto=data or b"\0"))
+    return read(config.folder / file, lambda data: sentencepiece.SentencePieceProcessor(model_proto=data or b"\0"))

@@ -29,7 +29,7 @@ def read_labelled(path: epath.PathLike, labels: Collection[str] | None = None) -
 
     Args:
       path: of the file.
-      labels: the labels there may be, those of the training part, say; None allows any.
+      labels: the labels there may be, those of the training split, say; None allows any.
 
     Raises:
       UserError: for a file that cannot be read, is empty or not UTF-8, for a line without exactly one TAB or with

@@ -1,6 +1,6 @@
-"""Rows of one length for language models: blocks of a stream of tokens, or short documents side by side.
+"""Examples of one length for language models: blocks of a stream of tokens, or short documents side by side.
 
-Both are `Rows` for `tfx_jax.data.epochs`.
+Each is an `ExampleSource` for `tfx_jax.data.batching`.
 Grain packs too (`grain.experimental.FirstFitPackIterDataset`), but while it iterates: it has a few rows open at a time,
 refuses a document that is longer than a row, and takes half a millisecond for each. Of 5,000 documents of 1 to 59
 tokens in rows of 64, its 16 open rows were 86 % full; with all rows open they are 98 % full, 60 times as fast.
@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tfx_jax.data.epochs import Row
+from tfx_jax.data.batching import Example
 from tfx_jax.errors import UserError
 
 
@@ -29,8 +29,8 @@ def join_documents(documents: Iterable[Sequence[int]], eos_id: int) -> np.ndarra
 class TokenBlocks:
     """Blocks of a stream, one behind the other: how GPT reads (Radford et al., 2018, section 4.1).
 
-    A row is {"inputs", "targets", "weights"}, each [length]: tokens and those that follow them, int32, and 1, float32.
-    Every token but the first of the stream is a target once.
+    An example is {"inputs", "targets", "weights"}, each [length]: tokens and those that follow them, int32, and 1,
+    float32. Every token but the first of the stream is a target once.
     """
 
     def __init__(self, stream: np.ndarray, length: int, *, pad_id: int | None = None):
@@ -38,11 +38,11 @@ class TokenBlocks:
 
         Args:
           stream: tokens, [number of tokens] int.
-          length: of a row.
-          pad_id: fills the last row up, with weight 0; None leaves out the tokens that fill no row, as a training may.
+          length: of an example.
+          pad_id: fills the last example up, with weight 0; None leaves out tokens that fill none, as a training may.
 
         Raises:
-          UserError: if there is not one row.
+          UserError: if there is not one example.
         """
         stream = np.asarray(stream, np.int32)
         self._num_targets, self._length = len(stream) - 1, length
@@ -55,22 +55,22 @@ class TokenBlocks:
 
     @property
     def lengths(self) -> np.ndarray:
-        """All rows are equally long, [number of rows] int."""
+        """All examples are equally long, [number of examples] int."""
         return np.full(self._count, self._length)
 
     def __len__(self) -> int:
         return self._count
 
-    def __getitem__(self, index: int) -> Row:
+    def __getitem__(self, index: int) -> Example:
         if not 0 <= index < self._count:
-            raise IndexError(f"row {index} of {self._count}")
+            raise IndexError(f"example {index} of {self._count}")
         start, end = index * self._length, (index + 1) * self._length
         weights = (np.arange(start, end) < self._num_targets).astype(np.float32)
         return {"inputs": self._stream[start:end], "targets": self._stream[start + 1 : end + 1], "weights": weights}
 
 
 class PackedRows(NamedTuple):
-    """Documents side by side in R rows of T tokens; `ArrayRows(**packed._asdict())` makes them a source of rows.
+    """Documents side by side in R rows of T tokens, which `ArrayExamples(**packed._asdict())` gives as examples.
 
     Attributes:
       inputs: tokens, [R, T] int32.
@@ -163,8 +163,8 @@ def first_fit(sizes: Sequence[int], capacity: int) -> list[list[int]]:
     return bins
 
 
-class ArrayRows:
-    """Arrays with a row for each example, as a source of rows."""
+class ArrayExamples:
+    """Arrays with a row for each example, as an `ExampleSource`."""
 
     def __init__(self, **arrays: np.ndarray):
         """Takes arrays by name, each [R] or [R, T]."""
@@ -178,5 +178,5 @@ class ArrayRows:
     def __len__(self) -> int:
         return self._count
 
-    def __getitem__(self, index: int) -> Row:
+    def __getitem__(self, index: int) -> Example:
         return {name: array[index] for name, array in self._arrays.items()}

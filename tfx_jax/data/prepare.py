@@ -1,6 +1,6 @@
 """Builds a TFDS translation data set as array records, without TensorFlow.
 
-TFDS's own builder decides what the data set is: files, languages, parts, order. Three things it leaves to TensorFlow
+TFDS's own builder decides what the data set is: files, languages, splits, order. Three things it leaves to TensorFlow
 are done here instead: downloads, which it cannot resume either; archives; and the files in which it shuffles what is
 larger than a gigabyte. A step that is done stays done, so a command that was killed is simply run again.
 

@@ -1,4 +1,4 @@
-"""An epoch of BERT's pre-training: sentences become pairs, and these become rows with hidden tokens."""
+"""An epoch of BERT's pre-training: sentences become pairs, and these become examples with hidden tokens."""
 
 import itertools
 import re
@@ -6,7 +6,7 @@ from collections.abc import Collection, Sequence
 
 import numpy as np
 
-from tfx_jax.data.epochs import Row
+from tfx_jax.data.batching import Example
 from tfx_jax.data.masked_lm import MaskedTokens, mask_tokens
 from tfx_jax.data.next_sentence import Sentence, next_sentence_pairs, pair_inputs
 
@@ -38,21 +38,21 @@ def split_sentences(text: str, *, is_tokenised: bool = False) -> list[str]:
     return [sentence for sentence in sentences if sentence]
 
 
-class PretrainingRows:
-    """The rows of an epoch, of the arrays that `tfx_jax.tasks.pretraining.pretraining_loss` takes.
+class PretrainingExamples:
+    """The examples of an epoch, of the arrays that `tfx_jax.tasks.pretraining.pretraining_loss` takes.
 
     "tokens", "segments", "is_token", "targets" and "weights" are [T], "is_other" and "row_weights" [].
     """
 
     def __init__(self, masked: MaskedTokens, segments: np.ndarray, lengths: np.ndarray, is_other: np.ndarray):
-        """Takes what `make_rows` made, [R, T] and [R]."""
+        """Takes what `make_examples` made, [R, T] and [R]."""
         self._masked, self._segments, self._is_other = masked, segments, is_other
         self.lengths = lengths
 
     def __len__(self) -> int:
         return len(self.lengths)
 
-    def __getitem__(self, index: int) -> Row:
+    def __getitem__(self, index: int) -> Example:
         inputs, targets, weights = (array[index, : self.lengths[index]] for array in self._masked)
         return {
             "tokens": inputs,
@@ -65,7 +65,7 @@ class PretrainingRows:
         }
 
 
-def make_rows(
+def make_examples(
     documents: Sequence[Sequence[Sentence]],
     rng: np.random.Generator,
     *,
@@ -77,13 +77,13 @@ def make_rows(
     vocab_size: int,
     special_ids: Collection[int],
     rate: float = 0.15,
-) -> PretrainingRows:
+) -> PretrainingExamples:
     """Goes once through a corpus: other pairs, other cuts and other hidden tokens with each state of `rng`.
 
     Args:
       documents: tokens of the sentences of each document.
-      rng: drawn from; the same state gives the same rows.
-      max_length: of a row.
+      rng: drawn from; the same state gives the same examples.
+      max_length: of an example.
       cls_id: of [CLS].
       sep_id: of [SEP].
       pad_id: of padding.
@@ -108,4 +108,6 @@ def make_rows(
         for rows in np.split(tokens, range(_ROWS_AT_ONCE, len(tokens), _ROWS_AT_ONCE))
     ]
     is_other = np.array([not pair.is_next for pair in pairs], np.int32)
-    return PretrainingRows(MaskedTokens(*map(np.concatenate, zip(*masked, strict=True))), segments, lengths, is_other)
+    return PretrainingExamples(
+        MaskedTokens(*map(np.concatenate, zip(*masked, strict=True))), segments, lengths, is_other
+    )

@@ -10,7 +10,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from tfx_jax.data.epochs import Row
+from tfx_jax.data.batching import Example
 from tfx_jax.errors import UserError
 
 Token = TypeVar("Token")  # ids, or words for an example to look at
@@ -196,10 +196,10 @@ def corrupt_rows(
 
 
 class CorruptedTexts:
-    """A stream of tokens cut into texts, of each of which spans are dropped: `Rows` for `tfx_jax.data.epochs`.
+    """An `ExampleSource`: a stream of tokens cut into texts, of each of which spans are dropped.
 
-    A row is {"source" [S], "target" [T]}, int32, where (S, T) are the `span_corruption_lengths` of `text_length`; texts
-    at the ends of the stream may be shorter, with padding behind them. Every token of the stream is in one row.
+    An example is {"source" [S], "target" [T]}, int32, where (S, T) are the `span_corruption_lengths` of `text_length`;
+    texts at the ends of the stream may be shorter, with padding behind them. Every token of the stream is in one.
     """
 
     def __init__(
@@ -235,15 +235,15 @@ class CorruptedTexts:
 
     @property
     def lengths(self) -> np.ndarray:
-        """All sources are equally wide, [number of rows] int."""
+        """All sources are equally wide, [number of examples] int."""
         return np.full(len(self), span_corruption_lengths(self._text_length)[0])
 
     def __len__(self) -> int:
         return len(self._edges) - 1
 
-    def __getitem__(self, index: int) -> Row:
+    def __getitem__(self, index: int) -> Example:
         if not 0 <= index < len(self):
-            raise IndexError(f"row {index} of {len(self)}")
+            raise IndexError(f"example {index} of {len(self)}")
         text = np.full((1, self._text_length), self._ids["pad_id"], np.int32)
         found = self._stream[self._edges[index] : self._edges[index + 1]]
         text[0, : len(found)] = found

@@ -10,7 +10,8 @@ import numpy as np
 from flax import nnx
 from jaxtyping import Array, Int
 
-from tfx_jax.data.bucketing import eval_batches
+from tfx_jax.data.batching import BatchSpec, eval_batches
+from tfx_jax.data.bucketing import EncodedPairs
 from tfx_jax.data.tokenizer import BOS_ID, EOS_ID, PAD_ID, Tokenizer
 from tfx_jax.functional.beams import beam_search
 from tfx_jax.models.t5 import T5
@@ -96,13 +97,13 @@ class Translator:
         wanted = [index for index, line in enumerate(lines) if line.strip()]
         pairs = [{"source": lines[index], "target": ""} for index in wanted]
         few = max(1, len(wanted) - 1).bit_length()  # a handful of lines should not pay for a full batch
-        for batch in eval_batches(
-            pairs,
-            self.tokenizer,
-            tokens_per_batch=min(self._tokens_per_batch, _DECODING_LENGTHS[0] << few),
-            max_length=self._max_source_length,
-            boundaries=self._boundaries(),
-        ):
+        encoded = EncodedPairs(pairs, self.tokenizer, max_length=self._max_source_length)
+        spec = BatchSpec(
+            self._boundaries(),
+            min(self._tokens_per_batch, _DECODING_LENGTHS[0] << few),
+            pad_values={"source": PAD_ID, "target": PAD_ID},
+        )
+        for batch in eval_batches(encoded, spec):
             tokens = np.asarray(self._search(params, decoder, batch["source"]))
             for index, row in zip(batch["index"], tokens, strict=True):
                 if index >= 0:

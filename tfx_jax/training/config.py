@@ -36,7 +36,7 @@ class DataConfig:
     tokenizer: str = "sentencepiece"  # or "words": the text is segmented already, for example by BPE with "@@ " marks
     max_length: int = 256  # tokens of a sentence, its end included; longer training pairs are left out
     tokens_per_batch: int = 25_000  # positions of each side of a global batch, padding included (the paper's 25,000)
-    window: int = 65_536  # pairs that are sorted by length together
+    sort_buffer: int = 65_536  # pairs that are sorted by length together
 
 
 @dataclasses.dataclass
@@ -53,7 +53,7 @@ class TextConfig:
     # each of its "articles".
     documents: str = "file"
     is_packed: bool = False  # whether documents share a row without seeing each other; or all are one stream
-    tokenizer: str = "wordpiece"  # or another of `tfx_jax.data.make_tokenizer.KINDS`
+    tokenizer: str = "wordpiece"  # or another of `tfx_jax.data.train_tokenizer.KINDS`
     max_length: int = 256  # tokens of a row
     tokens_per_batch: int = 16_384  # positions of a global batch
 
@@ -70,7 +70,7 @@ class LabelledConfig:
     first_column: str = ""  # of pairs: the columns of both texts and of the label; empty for single texts
     second_column: str = ""
     label_column: str = ""
-    tokenizer: str = "wordpiece"  # or another of `tfx_jax.data.make_tokenizer.KINDS`; without effect with init_from
+    tokenizer: str = "wordpiece"  # or another of `tfx_jax.data.train_tokenizer.KINDS`; without effect with init_from
     max_length: int = 128  # tokens of an input, special ones included; longer texts are cut
     tokens_per_batch: int = 2_048  # positions of a global batch, padding included
 
@@ -84,7 +84,7 @@ class TaggedConfig:
     train_file: str = ""  # CoNLL's format with BIO tags
     validation_file: str = ""
     test_file: str = ""
-    tokenizer: str = "wordpiece"  # or another of `tfx_jax.data.make_tokenizer.KINDS`; without effect with init_from
+    tokenizer: str = "wordpiece"  # or another of `tfx_jax.data.train_tokenizer.KINDS`; without effect with init_from
     max_length: int = 128  # tokens of a sentence, special ones included; words beyond count as outside
     tokens_per_batch: int = 2_048  # positions of a global batch, padding included
 
@@ -99,7 +99,7 @@ class QuestionsConfig:
     validation_file: str = ""
     test_file: str = ""
     scoring: str = "words"  # as SQuAD compares answers; or by "characters", as JaQuAD does
-    tokenizer: str = "wordpiece"  # or another of `tfx_jax.data.make_tokenizer.KINDS`; without effect with init_from
+    tokenizer: str = "wordpiece"  # or another of `tfx_jax.data.train_tokenizer.KINDS`; without effect with init_from
     max_length: int = 384  # tokens of a window: question, a stretch of the context and special ones
     stride: int = 128  # tokens of the context from one window to the next
     max_question_length: int = 64  # tokens; the rest is cut off
@@ -166,7 +166,7 @@ class ExperimentConfig:
     seed: int = 0
     log_every: int = 50  # steps between lines and TensorBoard points
     checkpoint_every: int = 1_000
-    eval_every: int = 0  # steps between evaluations on the validation part; 0: only after the last step
+    eval_every: int = 0  # steps between evaluations on the validation split; 0: only after the last step
     patience: int = 0  # evaluations without a better score before training stops; 0: never
     keep_last: int = 5  # newest checkpoints kept, and averaged by `tfx-jax average` unless told otherwise
     keep_best: int = 1  # checkpoints of the best validation scores kept besides
@@ -209,7 +209,7 @@ def tiny_variant(config: ExperimentConfig) -> ExperimentConfig:
     data.max_length, data.tokens_per_batch = 64, 512
     if isinstance(data, DataConfig):
         data.source_language = data.target_language = ""
-        data.tokenizer, data.is_tokenised, data.window = "sentencepiece", False, 256
+        data.tokenizer, data.is_tokenised, data.sort_buffer = "sentencepiece", False, 256
     elif isinstance(data, TextConfig):
         data.documents = "lines" if data.documents == "lines" else "file"
     elif isinstance(data, QuestionsConfig):

@@ -12,7 +12,7 @@ from flax import nnx
 from jax.sharding import Mesh
 from jaxtyping import Array
 
-from tfx_jax.data.grammar import Split
+from tfx_jax.data.splits import Split
 from tfx_jax.errors import UserError
 from tfx_jax.nn.attention import ShardAttention
 from tfx_jax.tasks.loss import LossOutput
@@ -74,7 +74,7 @@ class Experiment(abc.ABC):
 
     @abc.abstractmethod
     def read_data(self) -> None:
-        """Reads the training and validation parts, before anything is written.
+        """Reads the training and validation splits, before anything is written.
 
         Raises:
           UserError: if they cannot be read.
@@ -83,7 +83,7 @@ class Experiment(abc.ABC):
     @property
     @abc.abstractmethod
     def has_validation(self) -> bool:
-        """Whether there is a part to evaluate on while training."""
+        """Whether there is a split to evaluate on while training."""
 
     @abc.abstractmethod
     def open(self, workdir: epath.PathLike, *, can_make: bool = True) -> None:
@@ -103,7 +103,7 @@ class Experiment(abc.ABC):
 
     @abc.abstractmethod
     def batches(self, mesh: Mesh) -> grain.IterDataset[dict[str, np.ndarray]]:
-        """What this process reads of the training part when it trains on a mesh."""
+        """What this process reads of the training split when it trains on a mesh."""
 
     @abc.abstractmethod
     def loss(self, model: Any, batch: dict[str, Array], rngs: nnx.Rngs | None) -> LossOutput:
@@ -119,10 +119,10 @@ class Experiment(abc.ABC):
 
     @abc.abstractmethod
     def evaluate(self, params: Params, split: Split = "validation") -> Evaluation:
-        """Scores parameters, which are NumPy arrays, on the "validation" or "test" part; processes share the work.
+        """Scores parameters, which are NumPy arrays, on the "validation" or "test" split; processes share the work.
 
         Raises:
-          UserError: if there is no such part.
+          UserError: if there is no such split.
         """
 
     @functools.cached_property
@@ -135,6 +135,6 @@ class Experiment(abc.ABC):
         first = self.scores[0]
         return -scores[first.name] if first.is_loss else scores[first.name]
 
-    def no_such_part(self, split: str) -> UserError:
-        """The error for a part that the configuration does not name."""
-        return UserError(f"config.data.{split}_file names no file for the {split} part")
+    def no_such_split(self, split: str) -> UserError:
+        """The error for a split that the configuration does not name."""
+        return UserError(f"config.data.{split}_file names no file for the {split} split")

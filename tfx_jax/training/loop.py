@@ -78,7 +78,7 @@ def _train(config: ExperimentConfig, workdir: epath.Path, profile: range | None)
     experiment = make_experiment(config)
     experiment.read_data()
     if not experiment.has_validation and (config.eval_every or config.patience):
-        raise UserError("config.eval_every and config.patience need a validation part: config.data names none")
+        raise UserError("config.eval_every and config.patience need a validation split: config.data names none")
     workdir.mkdir(parents=True, exist_ok=True)
     with (
         locked(workdir) if is_primary() else contextlib.nullcontext(),
@@ -144,7 +144,7 @@ class _Trainer:
         """The newest checkpoint, or the first state."""
         restored = self.checkpoints.restore_latest(training.abstract_state)
         if restored is None:
-            self.iterator.start_prefetch()  # the first window is read while the parameters are drawn
+            self.iterator.start_prefetch()  # the first sort buffer is read while the parameters are drawn
             if not self.config.init_from:
                 return training.first_state()
             state, self.start_message = initial_state(training, self.config.init_from)
@@ -266,7 +266,7 @@ class _Trainer:
         return step == self.config.num_steps or (every > 0 and step % every == 0)
 
     def _evaluate(self, step: int) -> None:
-        """Evaluates on the validation part, and saves with the score that decides which checkpoint is best."""
+        """Evaluates on the validation split, and saves with the score that decides which checkpoint is best."""
         started = time.monotonic()
         self.watchdog.beat(None)
         scores, text = self.experiment.evaluate(fetch(self.state.variables))

@@ -144,7 +144,7 @@ def _evaluation_table(evaluations: Sequence[Evaluation], scores: Sequence[Score]
         is_best = evaluation[scores[0].name] == best
         rows.append((f"{evaluation['step']:,}", f"**{first}**" if is_best else first, *others))
     titles = (f"{score.title} ({score.note})" if score.note else score.title for score in scores)
-    return "## Evaluations on the validation part\n\n" + _table(("step", *titles), rows)
+    return "## Evaluations on the validation split\n\n" + _table(("step", *titles), rows)
 
 
 def _config_table(config: ExperimentConfig) -> str:

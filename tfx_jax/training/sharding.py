@@ -16,6 +16,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 from jaxtyping import Array
 
+from tfx_jax.data.process_shard import ProcessShard
 from tfx_jax.errors import UserError
 from tfx_jax.functional.attention import dot_product_attention
 from tfx_jax.functional.ring import ring_attention
@@ -292,50 +293,48 @@ def with_shardings(tree: Any, shardings: Any) -> Any:
     )
 
 
-class ProcessShard(NamedTuple):
-    """Which examples of a batch a process reads, and where its devices hold them."""
-
-    index: int
-    """Which of `count` equal shares of the examples; processes whose devices hold the same ones have the same share."""
-    count: int
-    batch_shards: tuple[int, ...]
-    """The shards of the whole batch that its devices hold; the examples of the share fill them in this order."""
-
-    def take(self, examples: np.ndarray, index: Any) -> np.ndarray:
-        """Returns what lies at an index of the whole batch, of one batch shard, from the examples of this share."""
-        size = len(examples) // len(self.batch_shards)
-        start, _, _ = index[0].indices(self.count * len(examples))
-        first = self.batch_shards.index(start // size) * size
-        return examples[first : first + size, *index[1:]]
-
-
 def process_shard(mesh: Mesh, process_index: int | None = None) -> ProcessShard:
-    """Returns the share of a process, by default of this one.
+    """Returns the examples that a process reads, by default this one.
 
-    A host of a TPU slice is a tile of its torus, so what its devices hold of a batch is rarely one block. Shares number
+    A host of a TPU slice is a tile of its torus, so what its devices hold of a batch is rarely one block. Shards number
     the distinct sets of batch shards that processes hold.
 
     Raises:
       UserError: if the sets of two processes overlap or differ in size, or the process has no device in the mesh.
     """
+    return _shards_of(mesh, process_index)[0]
+
+
+def held_batch_shards(mesh: Mesh, process_index: int | None = None) -> tuple[int, ...]:
+    """Returns the shards of the whole batch that the devices of a process, by default this one, hold.
+
+    The examples that it reads fill them in this order.
+
+    Raises:
+      UserError: as `process_shard` does.
+    """
+    return _shards_of(mesh, process_index)[1]
+
+
+def _shards_of(mesh: Mesh, process_index: int | None) -> tuple[ProcessShard, tuple[int, ...]]:
     process_index = jax.process_index() if process_index is None else process_index
-    shares = _process_shards(mesh)
-    if process_index not in shares:
+    shards = _shards_by_process(mesh)
+    if process_index not in shards:
         raise UserError(
             f"config.mesh: process {process_index} has no device in it; data=-1 takes what the others leave"
         )
-    return shares[process_index]
+    return shards[process_index]
 
 
 @functools.lru_cache  # every batch asks
-def _process_shards(mesh: Mesh) -> dict[int, ProcessShard]:
-    """Returns the share of every process that has a device in the mesh."""
+def _shards_by_process(mesh: Mesh) -> dict[int, tuple[ProcessShard, tuple[int, ...]]]:
+    """Returns for every process that has a device in the mesh what it reads and what its devices hold."""
     num_shards = num_batch_shards(mesh)
     held: dict[int, set[int]] = {}
     for device, (place,) in NamedSharding(mesh, P(BATCH_AXES)).devices_indices_map((num_shards,)).items():
         held.setdefault(device.process_index, set()).update(range(num_shards)[place])
-    shares = {process: tuple(sorted(shards)) for process, shards in held.items()}
-    distinct = sorted(set(shares.values()))
+    in_order = {process: tuple(sorted(shards)) for process, shards in held.items()}
+    distinct = sorted(set(in_order.values()))
     if sum(map(len, distinct)) > num_shards or len(set(map(len, distinct))) > 1:
         one, other = next(
             pair
@@ -347,7 +346,7 @@ def _process_shards(mesh: Mesh) -> dict[int, ProcessShard]:
             "sequence * tensor be a multiple or a divisor of the devices of a process"
         )
     number = {shards: index for index, shards in enumerate(distinct)}
-    return {process: ProcessShard(number[shards], len(number), shards) for process, shards in shares.items()}
+    return {process: (ProcessShard(number[shards], len(number)), shards) for process, shards in in_order.items()}
 
 
 def num_batch_shards(mesh: Mesh) -> int:
@@ -357,11 +356,20 @@ def num_batch_shards(mesh: Mesh) -> int:
 
 def shard_batch(batch: dict[str, np.ndarray], mesh: Mesh) -> dict[str, jax.Array]:
     """Spreads a batch over the mesh; every process passes the rows of its `process_shard`, with all their positions."""
-    share = process_shard(mesh)
+    count = process_shard(mesh).count
 
     def spread(rows: np.ndarray) -> jax.Array:
-        shape = (share.count * len(rows), *rows.shape[1:])
+        shape = (count * len(rows), *rows.shape[1:])
         sharding = NamedSharding(mesh, P(*BATCH[: rows.ndim]))
-        return jax.make_array_from_callback(shape, sharding, functools.partial(share.take, rows))
+        return jax.make_array_from_callback(shape, sharding, lambda index: take_batch_shard(rows, index, mesh))
 
     return {name: spread(rows) for name, rows in batch.items()}
+
+
+def take_batch_shard(rows: np.ndarray, index: Any, mesh: Mesh, process_index: int | None = None) -> np.ndarray:
+    """Returns what lies at an index of the whole batch, of one batch shard, from the rows that a process has read."""
+    shard, held = _shards_of(mesh, process_index)
+    size = len(rows) // len(held)
+    start, _, _ = index[0].indices(shard.count * len(rows))
+    first = held.index(start // size) * size
+    return rows[first : first + size, *index[1:]]

@@ -24,7 +24,7 @@ _AT_LEAST_ONE = (
     "model.max_distance",
     "model.max_length",
     "data.max_length",
-    "data.window",
+    "data.sort_buffer",
     "data.stride",
     "data.max_question_length",
     "data.max_answer_length",

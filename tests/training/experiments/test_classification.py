@@ -47,10 +47,10 @@ def params_of(experiment):
 
 
 def test_rows_are_the_texts_between_special_tokens(experiment):
-    tokenizer, examples = experiment.tokenizer, experiment.part("validation")
+    tokenizer, examples = experiment.tokenizer, experiment.split("validation")
     rows = experiment.rows(examples)
     assert len(rows) == len(examples) == 200
-    assert experiment.labels == tuple(sorted({example.label for example in experiment.part("train")}))
+    assert experiment.labels == tuple(sorted({example.label for example in experiment.split("train")}))
     cut = 0
     for example, row in zip(examples, rows, strict=True):
         sides = [tokenizer.encode(text) for text in example[:-1]]
@@ -72,7 +72,7 @@ def test_rows_are_the_texts_between_special_tokens(experiment):
 
 
 def test_what_the_model_says_is_scored(experiment, monkeypatch):
-    examples = experiment.part("validation")
+    examples = experiment.split("validation")
     monkeypatch.setattr(experiment, "predict_batch", lambda model, batch: batch["label"])
     experiment.__dict__.pop("predictor", None)
     scores, text = experiment.evaluate(params_of(experiment))
@@ -90,19 +90,19 @@ def test_what_the_model_says_is_scored(experiment, monkeypatch):
 
 def test_scores_do_not_depend_on_the_size_of_batches(experiment, tmp_path, draw_model):
     params = jax.device_get(nnx.to_pure_dict(nnx.state(draw_model(experiment.make_model))))
-    found = experiment.predict(params, experiment.rows(experiment.part("validation")))
+    found = experiment.predict(params, experiment.rows(experiment.split("validation")))
     assert len(set(found)) > 1
     model = nnx.merge(experiment.graphdef, jax.device_put(params))
-    row = experiment.rows(experiment.part("validation")[:1])[0]
+    row = experiment.rows(experiment.split("validation")[:1])[0]
     assert found[0] == np.asarray(jax.jit(model)(row["tokens"][None], row["segments"][None])).argmax()
     one_by_one = opened(tmp_path, dataset=experiment.config.data.dataset, tokens_per_batch=12)
     assert one_by_one.labels == experiment.labels
-    assert one_by_one.predict(params, one_by_one.rows(one_by_one.part("validation"))) == found
+    assert one_by_one.predict(params, one_by_one.rows(one_by_one.split("validation"))) == found
 
 
 def test_batches_hold_every_text_once_an_epoch(experiment):
     iterator = iter(experiment.batches(make_mesh(data=1)))
-    wanted = sorted((row["tokens"].tolist(), int(row["label"])) for row in experiment.rows(experiment.part("train")))
+    wanted = sorted((row["tokens"].tolist(), int(row["label"])) for row in experiment.rows(experiment.split("train")))
     found = []
     while len(found) < len(wanted):
         batch = next(iterator)
@@ -119,7 +119,7 @@ def test_batches_hold_every_text_once_an_epoch(experiment):
 
 @pytest.fixture
 def files(tmp_path):
-    """A folder with texts, of which the validation part has a label of its own, and pairs."""
+    """A folder with texts, of which the validation split has a label of its own, and pairs."""
     (tmp_path / "train.tsv").write_text("good\tfine words\nbad\tpoor words\n")
     (tmp_path / "dev.tsv").write_text("good\tfine\nugly\tpoor\n")
     (tmp_path / "pairs.tsv").write_text("label\tone\ttwo\nyes\tfine words\tpoor words\nno\tpoor\tfine\n")
@@ -128,21 +128,21 @@ def files(tmp_path):
 
 def test_unknown_label_is_refused(files, tmp_path):
     experiment = opened(tmp_path / "workdir", validation_file="dev.tsv", **files)
-    with pytest.raises(UserError, match=r"^the label 'ugly' is none of the 2 of the training part$"):
+    with pytest.raises(UserError, match=r"^the label 'ugly' is none of the 2 of the training split$"):
         experiment.evaluate(params_of(experiment))
 
 
 def test_parts_that_are_named(files, tmp_path):
     experiment = opened(tmp_path / "workdir", **files)
     assert not experiment.has_validation
-    with pytest.raises(UserError, match=r"^config.data.validation_file names no file for the validation part$"):
+    with pytest.raises(UserError, match=r"^config.data.validation_file names no file for the validation split$"):
         experiment.evaluate(params_of(experiment))
     columns = {"first_column": "one", "second_column": "two", "label_column": "label"}
     named = files | columns | {"train_file": "pairs.tsv", "validation_file": "pairs.tsv"}
     experiment = opened(tmp_path / "pairs", **named)
     assert experiment.has_validation
     assert experiment.labels == ("no", "yes")
-    assert [row["segments"].max() for row in experiment.rows(experiment.part("train"))] == [1, 1]
+    assert [row["segments"].max() for row in experiment.rows(experiment.split("train"))] == [1, 1]
 
 
 def test_unknown_data_set_is_refused():

@@ -88,16 +88,16 @@ def test_validation_is_the_end_of_the_text_and_nothing_else(folder):
     experiment = make_experiment(
         tiny_config(dataset="files", data_dir=str(folder), train_file="text.txt", validation_share=0.2)
     )
-    (train_part,), (validation,) = (experiment.part(split) for split in ("train", "validation"))
-    assert train_part + validation == TEXT
+    (train_text,), (validation,) = (experiment.split(split) for split in ("train", "validation"))
+    assert train_text + validation == TEXT
     assert len(validation) == math.ceil(len(TEXT) * 0.2)
     lines = make_experiment(
         tiny_config(
             dataset="files", data_dir=str(folder), train_file="text.txt", validation_share=0.2, documents="lines"
         )
     )
-    assert lines.part("train") + lines.part("validation") == TEXT.removesuffix("\n").split("\n")
-    assert len(lines.part("validation")) == 16
+    assert lines.split("train") + lines.split("validation") == TEXT.removesuffix("\n").split("\n")
+    assert len(lines.split("validation")) == 16
 
 
 @pytest.mark.parametrize("is_packed", [False, True])
@@ -235,13 +235,13 @@ def test_mistakes_are_one_line(folder, tmp_path, trained):
         train(config, tmp_path / "work")
     config = tiny_config(dataset="files", data_dir=str(folder), train_file="text.txt")
     config.eval_every = 2
-    with pytest.raises(UserError, match=r"eval_every and config\.patience need a validation part"):
+    with pytest.raises(UserError, match=r"eval_every and config\.patience need a validation split"):
         train(config, tmp_path / "work")
     assert not (tmp_path / "work").exists()
     with pytest.raises(UserError, match="there is no training of a TransformerConfig with a TextConfig, only of"):
         make_experiment(ExperimentConfig(model=TransformerConfig(), data=TextConfig()))
     with pytest.raises(UserError, match="holds a language model experiment, and this is for a translation experiment"):
         load_experiment(trained[0], TranslationExperiment)
-    with pytest.raises(UserError, match=r"config\.data\.test_file names no file for the test part"):
+    with pytest.raises(UserError, match=r"config\.data\.test_file names no file for the test split"):
         load_experiment(trained[0]).evaluate(load_params(trained[0]), "test")
     assert isinstance(make_experiment(ExperimentConfig(data=DataConfig())), TranslationExperiment)

@@ -12,10 +12,10 @@ from flax import nnx
 
 from tfx_jax.cli import evaluate as evaluate_cli
 from tfx_jax.cli import train as train_cli
-from tfx_jax.data.grammar import grammar_documents
 from tfx_jax.errors import UserError
 from tfx_jax.models.bert import BertConfig
 from tfx_jax.tasks.pretraining import num_chosen
+from tfx_jax.toy_grammar import grammar_documents
 from tfx_jax.training.config import ExperimentConfig, TextConfig
 from tfx_jax.training.experiments import load_experiment, make_experiment
 from tfx_jax.training.experiments.pretraining import PretrainingExperiment
@@ -95,7 +95,7 @@ def test_documents_and_their_sentences(folder, documents):
         [end for sentence in document for end in sentence.replace("? ", "?\n").split("\n")]
         for document in grammar_documents("train", 60)
     ]
-    assert experiment.part("train") == wanted
+    assert experiment.split("train") == wanted
 
 
 @pytest.mark.parametrize("documents", ["file", "lines", "articles"])
@@ -103,10 +103,10 @@ def test_documents_of_the_grammar(folder, documents):
     experiment = make_experiment(tiny_config(folder, data__dataset="grammar", data__documents=documents))
     sentences = [sentence for document in grammar_documents("validation", 100) for sentence in document]
     if documents == "lines":  # each is a sentence: no pairs
-        with pytest.raises(UserError, match=r'validation part: .*="lines" finds 616, none with two$'):
-            experiment.part("validation")
+        with pytest.raises(UserError, match=r'validation split: .*="lines" finds 616, none with two$'):
+            experiment.split("validation")
     else:
-        found = experiment.part("validation")
+        found = experiment.split("validation")
         assert len(found) == 100
         assert [sentence for document in found for sentence in document] == sentences
 
@@ -239,7 +239,7 @@ def test_training_learns_on_the_command_line(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("One line. Two.\n", r'^next sentence prediction needs two documents, .* the train part: .*="file" finds 1$'),
+        ("One line. Two.\n", r'^next sentence prediction needs two documents, .* the train split: .*="file" finds 1$'),
         ("One line.\n\nTwo.\n", r"finds 2, none with two$"),
         ("\n", "finds 0"),
     ],
@@ -255,5 +255,5 @@ def test_what_does_not_fit_is_refused(folder, tmp_path):
     with pytest.raises(UserError, match=r"^config.data.max_length=7 is too short for pairs: 8 will do$"):
         opened(folder, tmp_path, data__max_length=7)
     experiment = opened(folder, tmp_path, data__validation_file="")
-    with pytest.raises(UserError, match=r"^config.data.test_file names no file for the test part$"):
+    with pytest.raises(UserError, match=r"^config.data.test_file names no file for the test split$"):
         experiment.evaluate({}, "test")

@@ -76,7 +76,7 @@ def params_of(experiment):
 
 def test_rows_are_the_windows_of_all_questions(experiment):
     """Read off the text itself: what a row shows of the context, and the answer in it."""
-    tokenizer, questions = experiment.tokenizer, experiment.part("train")[:300]
+    tokenizer, questions = experiment.tokenizer, experiment.split("train")[:300]
     rows = iter(experiment.rows(questions))
     counts = {True: 0, False: 0}
     for question in questions:
@@ -127,7 +127,7 @@ def test_wrong_answers_are_scored_as_squad_does(experiment, monkeypatch):
 
     monkeypatch.setattr(experiment, "predict_batch", first_token)
     experiment.__dict__.pop("predictor", None)
-    questions = experiment.part("validation")
+    questions = experiment.split("validation")
     firsts = {item.name: experiment.tokenizer.encode_with_offsets(item.context)[1][0] for item in questions}
     wanted = answer_scores(
         {item.name: item.context[slice(*firsts[item.name])] for item in questions},
@@ -141,7 +141,7 @@ def test_wrong_answers_are_scored_as_squad_does(experiment, monkeypatch):
 
 def test_scores_do_not_depend_on_the_size_of_batches(experiment, tmp_path, draw_model):
     params = jax.device_get(nnx.to_pure_dict(nnx.state(draw_model(experiment.make_model))))
-    questions = [item for item in experiment.part("validation") if len(item.context) < 120][:40]
+    questions = [item for item in experiment.split("validation") if len(item.context) < 120][:40]
     answers = experiment.answers(params, questions)
     assert len(set(answers.values())) > 20
     assert all(answers[question.name] in question.context for question in questions)
@@ -151,7 +151,7 @@ def test_scores_do_not_depend_on_the_size_of_batches(experiment, tmp_path, draw_
 def test_batches_hold_every_window(tmp_path):
     file = write_questions(tmp_path / "train.json", ("which", "w " * 40, ["w"]), ("who", "v u", ["v u"]))
     experiment = opened(tmp_path / "workdir", tokenizer="words", **file)
-    wanted = sorted(row["tokens"].tolist() for row in experiment.rows(experiment.part("train")))
+    wanted = sorted(row["tokens"].tolist() for row in experiment.rows(experiment.split("train")))
     assert len(wanted) == 3 + 1  # 28 tokens of 40 fit beside the first question, and each window begins 7 later
     iterator = iter(experiment.batches(make_mesh(data=1)))
     found = []
@@ -179,7 +179,7 @@ def test_answers_across_the_edges_of_windows(tmp_path, monkeypatch):
             **file | {"max_length": 12, "stride": stride, "max_question_length": 1},
         )
         monkeypatch.setattr(experiment, "predict_batch", know_answers)
-        questions = experiment.part("train")
+        questions = experiment.split("train")
         rows = experiment.rows(questions)
         per_question = len(rows) // len(questions)
         for number, (first, _) in enumerate(spans):
@@ -192,7 +192,7 @@ def test_answers_across_the_edges_of_windows(tmp_path, monkeypatch):
 def test_first_answer_is_learned_and_the_nearest_counts(tmp_path, monkeypatch):
     file = write_questions(tmp_path / "train.json", ("who", "a b c d e", ["b c", "b c d"]))
     experiment = opened(tmp_path / "workdir", tokenizer="words", **file)
-    (row,) = experiment.rows(experiment.part("train"))
+    (row,) = experiment.rows(experiment.split("train"))
     context = row["tokens"][row["context_mask"]].tolist()
     assert experiment.tokenizer.decode(row["tokens"][row["first"] : row["last"] + 1]) == "b c"
     assert len(context) == 5
@@ -222,12 +222,12 @@ def test_context_and_answer_without_tokens(tmp_path):
         tmp_path / "train.json", ("who ?", "a \u200b b", ["\u200b"]), ("who ?", "\u200b", ["\u200b"])
     )
     experiment = opened(tmp_path / "workdir", **file)
-    with_context, without = experiment.rows(experiment.part("train"))
+    with_context, without = experiment.rows(experiment.split("train"))
     assert with_context["context_mask"].sum() == 2
     assert not without["context_mask"].any()
     assert len(without["tokens"]) == len(with_context["tokens"]) - 3
     assert all(row["first"] == row["last"] == NO_ANSWER for row in (with_context, without))
-    answers = experiment.answers(params_of(experiment), experiment.part("train"))
+    answers = experiment.answers(params_of(experiment), experiment.split("train"))
     assert answers["0"] in ("a", "b", "a \u200b b")
     assert answers["1"] == ""
     scores, _ = experiment.evaluate(params_of(experiment))
@@ -243,7 +243,7 @@ def test_answers_of_jaquad_survive_characters(shared_data, tmp_path, monkeypatch
     experiment = make_experiment(validate(config))
     experiment.open(tmp_path)
     monkeypatch.setattr(experiment, "predict_batch", know_answers)
-    experiment._parts["validation"] = experiment.part("validation")[::5]
+    experiment._splits["validation"] = experiment.split("validation")[::5]
     scores, _ = experiment.evaluate(params_of(experiment))
     assert scores == {"f1": 100, "exact_match": 100}
 
@@ -254,7 +254,7 @@ def test_parts_that_are_named(tmp_path):
     experiment = opened(tmp_path / "workdir", **file | {"validation_file": ""})
     assert not experiment.has_validation
     assert experiment.labels == ()
-    with pytest.raises(UserError, match=r"^config.data.validation_file names no file for the validation part$"):
+    with pytest.raises(UserError, match=r"^config.data.validation_file names no file for the validation split$"):
         experiment.evaluate(params_of(experiment))
 
 

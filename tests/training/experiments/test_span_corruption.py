@@ -10,10 +10,10 @@ import pytest
 from flax import nnx
 
 from tfx_jax.cli import main
-from tfx_jax.data.grammar import grammar_documents
 from tfx_jax.data.span_corruption import span_corruption_lengths
 from tfx_jax.errors import UserError
 from tfx_jax.models.t5 import T5Config
+from tfx_jax.toy_grammar import grammar_documents
 from tfx_jax.training.checkpoint import load_params
 from tfx_jax.training.config import ExperimentConfig, TextConfig, tiny_variant
 from tfx_jax.training.experiments import load_experiment, make_experiment

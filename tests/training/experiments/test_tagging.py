@@ -13,10 +13,10 @@ from flax import nnx
 
 from tfx_jax.cli import evaluate as evaluate_cli
 from tfx_jax.cli import train as train_cli
-from tfx_jax.data.grammar import grammar_documents
 from tfx_jax.errors import UserError
 from tfx_jax.models.bert import BertConfig
 from tfx_jax.tasks.tagging import IGNORED, entity_scores
+from tfx_jax.toy_grammar import grammar_documents
 from tfx_jax.training.checkpoint import Checkpoints, load_params
 from tfx_jax.training.config import ExperimentConfig, TaggedConfig, TextConfig, save_config
 from tfx_jax.training.experiments import make_experiment
@@ -56,7 +56,7 @@ def experiment(workdir):
 
 
 def test_rows_are_words_between_special_tokens(experiment):
-    tokenizer, examples = experiment.tokenizer, experiment.part("validation")
+    tokenizer, examples = experiment.tokenizer, experiment.split("validation")
     rows = experiment.rows(examples)
     assert len(rows) == len(examples) == 200
     assert list(experiment.labels) == LABELS
@@ -87,7 +87,7 @@ def telling(experiment, monkeypatch, predict):
 
 
 def test_what_the_model_says_is_scored(experiment, workdir, monkeypatch):
-    examples = experiment.part("validation")
+    examples = experiment.split("validation")
     rows = experiment.rows(examples)
     # Of a sentence that is cut, what was cut off is outside.
     read = [(row["targets"] != IGNORED).sum() for row in rows]
@@ -114,7 +114,7 @@ def test_what_the_model_says_is_scored(experiment, workdir, monkeypatch):
 
 def test_tags_do_not_depend_on_the_size_of_batches(experiment, workdir, draw_model):
     params = jax.device_get(nnx.to_pure_dict(nnx.state(draw_model(experiment.make_model))))
-    rows = [row for row in experiment.rows(experiment.part("validation")) if len(row["tokens"]) <= 12]
+    rows = [row for row in experiment.rows(experiment.split("validation")) if len(row["tokens"]) <= 12]
     assert len(rows) > 20
     found = experiment.predict(params, rows)
     assert len({tag for tags in found for tag in tags}) > 3
@@ -147,12 +147,12 @@ def test_tags_of_files_are_mended(files, tmp_path):
     experiment = opened(tmp_path / "workdir", **files)
     assert not experiment.has_validation
     assert experiment.labels == ("O", "B-person", "I-person", "B-place", "I-place")
-    assert [example.tags for example in experiment.part("train")] == [["B-person", "I-person"], ["O", "B-place"]]
+    assert [example.tags for example in experiment.split("train")] == [["B-person", "I-person"], ["O", "B-place"]]
 
 
 def test_unknown_tag_is_refused(files, tmp_path):
     experiment = opened(tmp_path / "workdir", validation_file="dev.conll", **files)
-    with pytest.raises(UserError, match=r"^the tag 'B-group' is none of the 5 of the training part$"):
+    with pytest.raises(UserError, match=r"^the tag 'B-group' is none of the 5 of the training split$"):
         experiment.evaluate({})
 
 

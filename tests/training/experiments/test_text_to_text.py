@@ -53,7 +53,7 @@ def opened(request, tmp_path_factory):
 
 def answering(experiment, answer_of, monkeypatch):
     """Puts a function from a row's index to tokens in the place of the model."""
-    rows = experiment.rows(experiment.part("validation"))
+    rows = experiment.rows(experiment.split("validation"))
     index_of = {row["source"].tobytes(): index for index, row in enumerate(rows)}
     width = max(len(row["target"]) for row in rows) + 1
 
@@ -84,12 +84,12 @@ def test_right_answers_score_100_and_wrong_ones_less(opened, monkeypatch):
 
 
 def test_rows_end_and_are_cut(opened):
-    examples = opened.part("train")[:50]
+    examples = opened.split("train")[:50]
     for row, example in zip(opened.rows(examples), examples, strict=True):
         for side, text in zip(("source", "target"), opened.render(example), strict=True):
             assert row[side].tolist() == [*opened.tokenizer.encode(text), 1]
     assert opened.target_length == max(
-        len(opened.tokenizer.encode(opened.render(example).target)) + 1 for example in opened.part("train")
+        len(opened.tokenizer.encode(opened.render(example).target)) + 1 for example in opened.split("train")
     )
 
 
@@ -97,7 +97,7 @@ def test_answers_are_no_longer_than_the_configuration_says(tmp_path):
     experiment = make_experiment(tiny_config(QuestionsConfig(), max_answer_length=1, max_length=16))
     experiment.open(tmp_path)
     assert experiment.target_length == 2
-    rows = experiment.rows(experiment.part("validation"))
+    rows = experiment.rows(experiment.split("validation"))
     assert max(len(row["source"]) for row in rows) == 16
     assert {row["source"][-1] for row in rows} == {row["target"][-1] for row in rows} == {1}
 
@@ -143,14 +143,14 @@ def test_a_workdir_needs_no_training_data_to_evaluate(trained, folder):
     experiment = load_experiment(trained[0], ClassificationAsTextExperiment)
     assert experiment.labels == ["Is_x", "is_Y", "is_z"]
     assert experiment.target_length == 3
-    assert experiment._parts == {}
+    assert experiment._splits == {}
     assert experiment.answer(load_params(trained[0]), [LabelledText("a x thing", "?")]) == ["is x"]
 
 
 def test_a_beam_answers_too(trained, folder):
     experiment = load_experiment(trained[0], ClassificationAsTextExperiment)
     experiment.config.decoding.beam_size = 3
-    found = experiment.answer(load_params(trained[0]), experiment.part("validation")[:6])
+    found = experiment.answer(load_params(trained[0]), experiment.split("validation")[:6])
     assert found == ["is x", "is y", "is z"] * 2
 
 
@@ -173,7 +173,7 @@ def test_labels_that_answers_cannot_tell_apart_are_refused(tmp_path):
     for number, (lines, message) in enumerate(
         [
             ("a_b\tt\nA b\tu\n", "the labels 'A b' and 'a_b' read alike in words: rename one"),
-            # The tokenizer of the training part knows neither character: both are unknown.
+            # The tokenizer of the training split knows neither character: both are unknown.
             ("a\tt u v w\n①\tt\n1\tu\n", "the tokenizer cannot spell the label '.' apart from others: rename it"),
         ]
     ):
@@ -190,13 +190,13 @@ def test_labels_that_answers_cannot_tell_apart_are_refused(tmp_path):
 
 def test_a_label_that_training_does_not_have_is_refused(trained, folder):
     experiment = load_experiment(trained[0], ClassificationAsTextExperiment)
-    with pytest.raises(UserError, match="the label 'new' is none of the 3 of the training part"):
+    with pytest.raises(UserError, match="the label 'new' is none of the 3 of the training split"):
         experiment.score(["is x"], [LabelledText("t", "new")])
 
 
 def test_a_part_that_is_not_named_is_refused(trained):
     experiment = load_experiment(trained[0], ClassificationAsTextExperiment)
-    with pytest.raises(UserError, match=r"config.data.test_file names no file for the test part"):
+    with pytest.raises(UserError, match=r"config.data.test_file names no file for the test split"):
         experiment.evaluate({}, "test")
 
 

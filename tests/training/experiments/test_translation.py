@@ -59,17 +59,17 @@ def test_the_grammar_is_scored_as_japanese_tokens():
 
 def test_without_a_validation_file_a_tenth_is_set_aside(folder):
     data = own_text(folder).data
-    parts = {
+    splits = {
         split: [(pair["source"], pair["target"]) for pair in map(pairs.__getitem__, range(len(pairs)))]
         for split in ("train", "validation")
         for pairs in [open_pairs(data, split)]
     }
     everything = list(zip(*((folder / name).read_text().splitlines() for name in ("my.en", "my.de")), strict=True))
-    assert len(parts["validation"]) == 2
-    assert parts["train"] == [pair for pair in everything if pair not in parts["validation"]]
-    assert sorted(parts["train"] + parts["validation"]) == sorted(everything)
+    assert len(splits["validation"]) == 2
+    assert splits["train"] == [pair for pair in everything if pair not in splits["validation"]]
+    assert sorted(splits["train"] + splits["validation"]) == sorted(everything)
     assert make_experiment(own_text(folder)).has_validation
-    with pytest.raises(UserError, match=r"^config.data.test_source names no file for the test part$"):
+    with pytest.raises(UserError, match=r"^config.data.test_source names no file for the test split$"):
         open_pairs(data, "test")
 
 

@@ -7,13 +7,14 @@ from etils import epath
 from flax import nnx
 from jaxtyping import Array
 
-from tfx_jax.data.epochs import Row
-from tfx_jax.data.grammar import Split, grammar_labelled, grammar_labelled_pairs
+from tfx_jax.data.batching import Example
 from tfx_jax.data.labelled import LabelledPair, LabelledText, read_labelled, read_labelled_pairs
+from tfx_jax.data.splits import Split
 from tfx_jax.errors import UserError
 from tfx_jax.models.bert_heads import BertClassifier
 from tfx_jax.tasks.classification import class_scores, classification_loss, predict_classes
 from tfx_jax.tasks.loss import LossOutput
+from tfx_jax.toy_grammar import grammar_labelled, grammar_labelled_pairs
 from tfx_jax.training.config import LabelledConfig
 from tfx_jax.training.experiment import Evaluation, Score
 from tfx_jax.training.experiments.bert import BertExperiment, text_row
@@ -27,9 +28,9 @@ class ClassificationExperiment(BertExperiment[LabelledText | LabelledPair]):
     scores = (Score("accuracy", "accuracy", " %"), Score("macro_f1", "macro F1", " %"))
     model_class = BertClassifier
 
-    def read_part(self, split: Split) -> Sequence[LabelledText | LabelledPair]:
+    def load_split(self, split: Split) -> Sequence[LabelledText | LabelledPair]:
         """Texts or pairs and their labels."""
-        return read_labelled_part(self.config.data, split)
+        return load_labelled_split(self.config.data, split)
 
     def texts(self, examples: Sequence[LabelledText | LabelledPair]) -> Iterable[str]:
         """All text of some examples."""
@@ -39,12 +40,12 @@ class ClassificationExperiment(BertExperiment[LabelledText | LabelledPair]):
         """The labels of some examples, in alphabetical order."""
         return tuple(sorted({example.label for example in examples}))
 
-    def rows(self, examples: Sequence[LabelledText | LabelledPair]) -> list[Row]:
+    def rows(self, examples: Sequence[LabelledText | LabelledPair]) -> list[Example]:
         """A row for each text or pair."""
         number = {label: index for index, label in enumerate(self.labels)}
         for example in examples:
             if example.label not in number:
-                raise UserError(f"the label {example.label!r} is none of the {len(number)} of the training part")
+                raise UserError(f"the label {example.label!r} is none of the {len(number)} of the training split")
         texts = zip(*(example[:-1] for example in examples), strict=True)
         firsts, *seconds = (self.tokenizer.encode_batch(side) for side in texts)
         return [
@@ -63,15 +64,15 @@ class ClassificationExperiment(BertExperiment[LabelledText | LabelledPair]):
 
     def evaluate(self, params: Params, split: Split = "validation") -> Evaluation:
         """Classifies every text."""
-        examples = self.part(split)
+        examples = self.split(split)
         labels = [self.labels[index] for index in self.predict(params, self.rows(examples))]
         accuracy, macro_f1 = class_scores(labels, [example.label for example in examples], self.labels)
         text = f"accuracy {accuracy:.2f} %, macro F1 {macro_f1:.2f} %, {len(examples):,} texts"
         return Evaluation({"accuracy": accuracy, "macro_f1": macro_f1}, text)
 
 
-def read_labelled_part(data: LabelledConfig, split: Split) -> Sequence[LabelledText | LabelledPair]:
-    """Reads a part of labelled texts or pairs; labels that training does not have are refused.
+def load_labelled_split(data: LabelledConfig, split: Split) -> Sequence[LabelledText | LabelledPair]:
+    """Reads a split of labelled texts or pairs; labels that training does not have are refused.
 
     Raises:
       UserError: if it cannot be read.

@@ -9,26 +9,27 @@ import jax
 import numpy as np
 from etils import epath
 
-from tfx_jax.data.epochs import Row, RowList, Rows, one_pass
+from tfx_jax.data.batching import Example, ExampleList, ExampleSource, eval_batches
 from tfx_jax.data.files import write_file
-from tfx_jax.data.grammar import Split
+from tfx_jax.data.process_shard import ProcessShard
+from tfx_jax.data.splits import Split
 from tfx_jax.errors import UserError
 from tfx_jax.training.artifacts import artifact
 from tfx_jax.training.distributed import gather_lists
 from tfx_jax.training.experiments.rows import RowsExperiment
 from tfx_jax.training.step import Params
 
-Example = TypeVar("Example")
+Record = TypeVar("Record")
 
 GRAMMAR_SIZES: dict[Split, int] = {"train": 2_000, "validation": 200, "test": 200}
-"""How many examples of the built-in grammar each part has."""
+"""How many examples of the built-in grammar each split has."""
 
 # Coarser than `length_boundaries`: each length is a program to compile, and small data sets are trained on for minutes.
 _LENGTHS = (16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1_024)
 
 
-class ExamplesExperiment(RowsExperiment[Sequence[Example]]):
-    """An experiment whose parts are lists of examples; subclasses say which rows these are.
+class ExamplesExperiment(RowsExperiment[Sequence[Record]]):
+    """An experiment whose splits are lists of examples; subclasses say which rows these are.
 
     Attributes:
       length_of: the array that says how long a row is.
@@ -37,12 +38,12 @@ class ExamplesExperiment(RowsExperiment[Sequence[Example]]):
     length_of: ClassVar[str]
 
     @abc.abstractmethod
-    def rows(self, examples: Sequence[Example]) -> list[Row]:
+    def rows(self, examples: Sequence[Record]) -> list[Example]:
         """The rows of examples; one each or several."""
 
-    def make_epochs(self) -> Callable[[int], Rows]:
+    def make_epochs(self) -> Callable[[int], ExampleSource]:
         """The same rows in each epoch."""
-        rows = self._as_rows(self.rows(self.part("train")))
+        rows = self._as_rows(self.rows(self.split("train")))
         return lambda epoch: rows
 
     @property
@@ -51,25 +52,25 @@ class ExamplesExperiment(RowsExperiment[Sequence[Example]]):
         max_length = self.config.data.max_length
         return (*(length for length in _LENGTHS if length < max_length), max_length)
 
-    def predict(self, params: Params, rows: Sequence[Row]) -> list[Any]:
+    def predict(self, params: Params, rows: Sequence[Example]) -> list[Any]:
         """Applies `predict_batch` to rows; processes share them.
 
         Returns:
           For each row its part of the array, as nested lists, or a list of its parts.
         """
-        mine = rows[jax.process_index() :: jax.process_count()]
-        found: list[Any] = [None] * len(mine)
-        passed = list(one_pass(self._as_rows(mine), self.layout)) if mine else []
+        shard = ProcessShard(jax.process_index(), jax.process_count())
+        found: list[Any] = [None] * len(rows)
+        passed = list(eval_batches(self._as_rows(rows), self.batch_spec, shard=shard))
         for batch, result in zip(passed, self.predictor(params, passed), strict=True):
             arrays = [np.asarray(array).tolist() for array in jax.tree.leaves(result)]
             for place, index in enumerate(batch["index"].tolist()):
                 if index >= 0:
                     parts = [array[place] for array in arrays]
                     found[index] = parts if len(parts) > 1 else parts[0]
-        return gather_lists(found)
+        return gather_lists(found[shard.index :: shard.count])
 
-    def _as_rows(self, rows: Sequence[Row]) -> RowList:
-        return RowList(rows, by=self.length_of)
+    def _as_rows(self, rows: Sequence[Example]) -> ExampleList:
+        return ExampleList(rows, by=self.length_of)
 
 
 def made_once(workdir: epath.PathLike, name: str, make: Callable[[], Any], *, can_make: bool) -> Any:

@@ -9,9 +9,9 @@ from etils import epath
 from flax import nnx
 from jaxtyping import Array
 
-from tfx_jax.data.epochs import Layout, Rows
-from tfx_jax.data.grammar import Split
-from tfx_jax.data.packing import ArrayRows, TokenBlocks, join_documents, pack_documents
+from tfx_jax.data.batching import BatchSpec, ExampleSource
+from tfx_jax.data.packing import ArrayExamples, TokenBlocks, join_documents, pack_documents
+from tfx_jax.data.splits import Split
 from tfx_jax.errors import UserError
 from tfx_jax.models.gpt import GPT
 from tfx_jax.tasks.language_modeling import language_model_loss
@@ -32,26 +32,26 @@ class LanguageModelExperiment(TextExperiment[list[str]]):
     model_class = GPT
     family = "gpt"
 
-    def read_part(self, split: Split) -> list[str]:
-        """The documents of a part."""
+    def load_split(self, split: Split) -> list[str]:
+        """The documents of a split."""
         return read_documents(self.data, split)
 
     def tokenizer_text(self) -> Iterable[str]:
-        """The documents of the training part."""
-        return self.part("train")
+        """The documents of the training split."""
+        return self.split("train")
 
     def open(self, workdir: epath.PathLike, *, can_make: bool = True) -> None:
-        """Loads the tokenizer of `workdir`, or trains it on the training part and saves it there."""
+        """Loads the tokenizer of `workdir`, or trains it on the training split and saves it there."""
         super().open(workdir, can_make=can_make)
         if self.tokenizer.eos_id is None:
             raise UserError(f"the tokenizer of {workdir} has no token for the end of a text")
 
-    def make_epochs(self) -> Callable[[int], Rows]:
+    def make_epochs(self) -> Callable[[int], ExampleSource]:
         """A stream cut at other places each time, or documents in rows."""
         length, seed = self.data.max_length, self.config.seed
         if self.data.is_packed:
             documents = [[*ids, self.tokenizer.eos_id] for ids in self._encode("train") if ids]
-            rows = ArrayRows(**pack_documents(cast(Any, documents), length, pad_id=0)._asdict())
+            rows = ArrayExamples(**pack_documents(cast(Any, documents), length, pad_id=0)._asdict())
             return lambda epoch: rows
         stream = self._stream("train")
 
@@ -63,9 +63,9 @@ class LanguageModelExperiment(TextExperiment[list[str]]):
         return cut
 
     @property
-    def layout(self) -> Layout:
+    def batch_spec(self) -> BatchSpec:
         """All rows are equally long."""
-        return Layout((self.data.max_length,), self.data.tokens_per_batch)
+        return BatchSpec((self.data.max_length,), self.data.tokens_per_batch)
 
     def loss(self, model: GPT, batch: dict[str, Array], rngs: nnx.Rngs | None) -> LossOutput:
         """See `language_model_loss`."""
@@ -79,7 +79,7 @@ class LanguageModelExperiment(TextExperiment[list[str]]):
         rows, length = shapes["inputs"]
         return stack_flops(self.sizes, rows, length, num_predicted=length)
 
-    def make_evaluation_rows(self, split: Split) -> Rows:
+    def make_evaluation_rows(self, split: Split) -> ExampleSource:
         """Every token of a text in rows of `max_length`: the first of a row is predicted from one other."""
         return TokenBlocks(self._stream(split), self.data.max_length, pad_id=0)
 
@@ -92,11 +92,11 @@ class LanguageModelExperiment(TextExperiment[list[str]]):
         return Evaluation({"loss": loss, "perplexity": perplexity}, text)
 
     def _stream(self, split: Split) -> np.ndarray:
-        """All tokens of a part; a file has no end but its own, other documents have one each."""
+        """All tokens of a split; a file has no end but its own, other documents have one each."""
         encoded = self._encode(split)
         if self.data.documents == "file":
             return np.array([token for ids in encoded for token in ids], np.int32)
         return join_documents(encoded, cast(int, self.tokenizer.eos_id))
 
     def _encode(self, split: Split) -> list[list[int]]:
-        return self.tokenizer.encode_batch(self.part(split))
+        return self.tokenizer.encode_batch(self.split(split))

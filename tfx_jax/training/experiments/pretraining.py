@@ -9,9 +9,9 @@ from etils import epath
 from flax import nnx
 from jaxtyping import Array
 
-from tfx_jax.data.epochs import Layout, Rows
-from tfx_jax.data.grammar import Split
-from tfx_jax.data.pretraining import PretrainingRows, make_rows, split_sentences
+from tfx_jax.data.batching import BatchSpec, ExampleSource
+from tfx_jax.data.pretraining import PretrainingExamples, make_examples, split_sentences
+from tfx_jax.data.splits import Split
 from tfx_jax.data.wikitext import running_text
 from tfx_jax.errors import UserError
 from tfx_jax.models.bert_heads import BertPretraining
@@ -30,7 +30,7 @@ class PretrainingExperiment(TextExperiment[list[list[str]]]):
     """A BERT and plain text, of which it learns hidden tokens and whether two segments are neighbours.
 
     Every epoch hides other tokens and makes other pairs. A document is an article, a line, or what stands between empty
-    lines of a file, as `config.data.documents` says; a part of the data is the sentences of each document, those of
+    lines of a file, as `config.data.documents` says; a split of the data is the sentences of each document, those of
     `split_sentences`.
     """
 
@@ -42,8 +42,8 @@ class PretrainingExperiment(TextExperiment[list[list[str]]]):
     model_class = BertPretraining
     family = "bert"
 
-    def read_part(self, split: Split) -> list[list[str]]:
-        """The sentences of each document of a part.
+    def load_split(self, split: Split) -> list[list[str]]:
+        """The sentences of each document of a split.
 
         Raises:
           UserError: if it cannot be read, or it has no pairs of sentences.
@@ -58,17 +58,17 @@ class PretrainingExperiment(TextExperiment[list[list[str]]]):
         found = sum(map(bool, documents))
         if found < 2 or max(map(len, documents)) < 2:
             raise UserError(
-                f"next sentence prediction needs two documents, one of two sentences or more, in the {split} part: "
+                f"next sentence prediction needs two documents, one of two sentences or more, in the {split} split: "
                 f'config.data.documents="{self.data.documents}" finds {found}{", none with two" * (found > 1)}'
             )
         return documents
 
     def tokenizer_text(self) -> Iterable[str]:
-        """The documents of the training part."""
-        return map("\n".join, self.part("train"))
+        """The documents of the training split."""
+        return map("\n".join, self.split("train"))
 
     def open(self, workdir: epath.PathLike, *, can_make: bool = True) -> None:
-        """Loads the tokenizer of `workdir`, or trains it on the training part and saves it there."""
+        """Loads the tokenizer of `workdir`, or trains it on the training split and saves it there."""
         if self.data.max_length < _LEAST_LENGTH:
             raise UserError(
                 f"config.data.max_length={self.data.max_length} is too short for pairs: {_LEAST_LENGTH} will do"
@@ -77,17 +77,17 @@ class PretrainingExperiment(TextExperiment[list[list[str]]]):
         if None in self._specials.values():
             raise UserError(f"the tokenizer of {workdir} has not all of BERT's special tokens")
 
-    def make_epochs(self) -> Callable[[int], Rows]:
+    def make_epochs(self) -> Callable[[int], ExampleSource]:
         """Other pairs and other hidden tokens in each epoch."""
         encoded, seed = self._encode("train"), self.config.seed
-        return lambda epoch: self._rows(encoded, np.random.default_rng((seed, epoch, 1)))
+        return lambda epoch: self._examples(encoded, np.random.default_rng((seed, epoch, 1)))
 
     @property
-    def layout(self) -> Layout:
+    def batch_spec(self) -> BatchSpec:
         """Three lengths: each is compiled, and nine rows in ten are full."""
         length = self.data.max_length
         boundaries = (length // 4, length // 2, length)
-        return Layout(boundaries, self.data.tokens_per_batch, {"tokens": cast(int, self.tokenizer.pad_id)})
+        return BatchSpec(boundaries, self.data.tokens_per_batch, {"tokens": cast(int, self.tokenizer.pad_id)})
 
     def loss(self, model: BertPretraining, batch: dict[str, Array], rngs: nnx.Rngs | None) -> LossOutput:
         """See `pretraining_loss`."""
@@ -101,12 +101,12 @@ class PretrainingExperiment(TextExperiment[list[list[str]]]):
         rows, length = shapes["tokens"]
         return stack_flops(self.sizes, rows, length, num_predicted=num_chosen(length, _RATE))
 
-    def make_evaluation_rows(self, split: Split) -> Rows:
-        """A part once, with the same pairs and the same hidden tokens each time."""
-        return self._rows(self._encode(split), np.random.default_rng(0))
+    def make_evaluation_rows(self, split: Split) -> ExampleSource:
+        """A split once, with the same pairs and the same hidden tokens each time."""
+        return self._examples(self._encode(split), np.random.default_rng(0))
 
     def evaluate(self, params: Params, split: Split = "validation") -> Evaluation:
-        """Predicts the hidden tokens and the next sentences of a part."""
+        """Predicts the hidden tokens and the next sentences of a split."""
         metrics = self.metrics(params, split)
         hidden, pairs = metrics["accuracy"], metrics["next_sentence_accuracy"]
         scores = {
@@ -117,10 +117,10 @@ class PretrainingExperiment(TextExperiment[list[list[str]]]):
         spelled = ", ".join(f"{score.title} {score.spell(scores[score.name])}" for score in self.scores)
         return Evaluation(scores, f"{spelled}, {hidden.weight:,.0f} hidden tokens of {pairs.weight:,.0f} pairs")
 
-    def _rows(self, documents: list[list[list[int]]], rng: np.random.Generator) -> PretrainingRows:
+    def _examples(self, documents: list[list[list[int]]], rng: np.random.Generator) -> PretrainingExamples:
         tokenizer, ids = self.tokenizer, cast(dict[str, int], self._specials)
         special = {*ids.values(), *({tokenizer.unk_id} - {None})}
-        return make_rows(
+        return make_examples(
             documents,
             rng,
             max_length=self.data.max_length,
@@ -132,7 +132,7 @@ class PretrainingExperiment(TextExperiment[list[list[str]]]):
 
     def _encode(self, split: Split) -> list[list[list[int]]]:
         """The tokens of each sentence of each document."""
-        documents = self.part(split)
+        documents = self.split(split)
         encoded = iter(self.tokenizer.encode_batch([sentence for document in documents for sentence in document]))
         return [[next(encoded) for _ in document] for document in documents]
 

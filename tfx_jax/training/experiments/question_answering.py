@@ -9,8 +9,8 @@ from etils import epath
 from flax import nnx
 from jaxtyping import Array
 
-from tfx_jax.data.epochs import Row
-from tfx_jax.data.grammar import Split, grammar_questions
+from tfx_jax.data.batching import Example
+from tfx_jax.data.splits import Split
 from tfx_jax.data.squad import Question, read_questions
 from tfx_jax.models.bert_heads import BertQuestionAnswering
 from tfx_jax.tasks.answer_scores import answer_scores, character_exact_match, character_f1
@@ -27,6 +27,7 @@ from tfx_jax.tasks.question_answering import (
     text_of_span,
     token_span,
 )
+from tfx_jax.toy_grammar import grammar_questions
 from tfx_jax.training.experiment import Evaluation, Score
 from tfx_jax.training.experiments.bert import BertExperiment
 from tfx_jax.training.experiments.examples import GRAMMAR_SIZES
@@ -56,7 +57,7 @@ class QuestionAnsweringExperiment(BertExperiment[Question]):
     scores = (Score("f1", "F1", " %"), Score("exact_match", "exact match", " %"))
     model_class = BertQuestionAnswering
 
-    def read_part(self, split: Split) -> Sequence[Question]:
+    def load_split(self, split: Split) -> Sequence[Question]:
         """Questions with their contexts and answers."""
         data = self.config.data
         if data.dataset == "grammar":
@@ -73,7 +74,7 @@ class QuestionAnsweringExperiment(BertExperiment[Question]):
         """None: the classes are the tokens of the context."""
         return ()
 
-    def rows(self, examples: Sequence[Question]) -> list[Row]:
+    def rows(self, examples: Sequence[Question]) -> list[Example]:
         """A row for each window of each question: what `span_loss` takes."""
         return [row for pair in zip(examples, self.read(examples), strict=True) for row in _window_rows(*pair)]
 
@@ -120,7 +121,7 @@ class QuestionAnsweringExperiment(BertExperiment[Question]):
 
     def evaluate(self, params: Params, split: Split = "validation") -> Evaluation:
         """Answers every question; of several right answers the nearest counts."""
-        questions = self.part(split)
+        questions = self.split(split)
         by_characters = {"exact_match_fn": character_exact_match, "f1_fn": character_f1}
         exact_match, f1 = answer_scores(
             self.answers(params, questions),
@@ -131,7 +132,7 @@ class QuestionAnsweringExperiment(BertExperiment[Question]):
         return Evaluation({"f1": f1, "exact_match": exact_match}, text)
 
 
-def _window_rows(question: Question, read: ReadQuestion) -> list[Row]:
+def _window_rows(question: Question, read: ReadQuestion) -> list[Example]:
     """The windows of a question without their padding, and where its first answer stands in each."""
     windows, offsets = read
     text, begin = question.answers[0]

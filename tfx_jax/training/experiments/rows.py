@@ -1,4 +1,4 @@
-"""What all experiments share but translation: parts that are read once, a tokenizer like everyone's, rows by epoch."""
+"""What all experiments share but translation: splits that are read once, a tokenizer like everyone's, rows by epoch."""
 
 import abc
 import dataclasses
@@ -13,11 +13,11 @@ from flax import nnx
 from jax.sharding import Mesh
 from jaxtyping import Array
 
-from tfx_jax.data.epochs import Layout, Rows, epoch_batches
+from tfx_jax.data.batching import BatchSpec, ExampleSource, train_batches
 from tfx_jax.data.files import write_file
-from tfx_jax.data.grammar import Split
-from tfx_jax.data.hf_tokenizer import TOKENIZER_FILES, FolderTokenizer, load_folder_tokenizer
-from tfx_jax.data.make_tokenizer import train_or_load_folder
+from tfx_jax.data.hf_tokenizer import TOKENIZER_FILES, HFTokenizer, load_folder_tokenizer
+from tfx_jax.data.splits import Split
+from tfx_jax.data.train_tokenizer import train_or_load_folder
 from tfx_jax.errors import UserError
 from tfx_jax.nn.attention import ShardAttention
 from tfx_jax.tasks.prediction import Predictor
@@ -27,77 +27,77 @@ from tfx_jax.training.experiment import Experiment
 from tfx_jax.training.initial import tokenizer_folder
 from tfx_jax.training.sharding import num_batch_shards, process_shard
 
-Part = TypeVar("Part")
+SplitData = TypeVar("SplitData")
 
 
-class RowsExperiment(Experiment, Generic[Part]):
+class RowsExperiment(Experiment, Generic[SplitData]):
     """An experiment whose batches are rows, of which each epoch may have others.
 
     Attributes:
       model_class: draws a model from `sizes`.
-      family: which special tokens its tokenizers have, see `tfx_jax.data.make_tokenizer`.
-      tokenizer: trained on the training part, or that of the model to start from; kept in the workdir.
+      family: which special tokens its tokenizers have, see `tfx_jax.data.train_tokenizer`.
+      tokenizer: trained on the training split, or that of the model to start from; kept in the workdir.
     """
 
     model_class: ClassVar[Callable[..., nnx.Module]]
     family: ClassVar[str]
-    tokenizer: FolderTokenizer
+    tokenizer: HFTokenizer
 
     def __init__(self, config: ExperimentConfig):
         """Takes a configuration whose data have `train_file`, `validation_file` and `test_file`."""
         super().__init__(config)
-        self._parts: dict[Split, Part] = {}
+        self._splits: dict[Split, SplitData] = {}
 
     @abc.abstractmethod
-    def read_part(self, split: Split) -> Part:
-        """Reads a part that the configuration names."""
+    def load_split(self, split: Split) -> SplitData:
+        """Reads a split that the configuration names."""
 
     @abc.abstractmethod
     def tokenizer_text(self) -> Iterable[str]:
-        """All text of the training part, in pieces."""
+        """All text of the training split, in pieces."""
 
     @abc.abstractmethod
-    def make_epochs(self) -> Callable[[int], Rows]:
+    def make_epochs(self) -> Callable[[int], ExampleSource]:
         """The training rows of the epoch with a number."""
 
     @property
     @abc.abstractmethod
-    def layout(self) -> Layout:
+    def batch_spec(self) -> BatchSpec:
         """How rows become batches."""
 
     @abc.abstractmethod
     def predict_batch(self, model: Any, batch: dict[str, Array]) -> Any:
         """What evaluation asks the model about a batch: a pytree of arrays; pure, to be compiled."""
 
-    def part(self, split: Split) -> Part:
-        """A part, read once.
+    def split(self, split: Split) -> SplitData:
+        """A split, read once.
 
         Raises:
-          UserError: if there is no such part, or it cannot be read.
+          UserError: if there is no such split, or it cannot be read.
         """
-        if split not in self._parts:
-            if not self.has_part(split):
-                raise self.no_such_part(split)
-            self._parts[split] = self.read_part(split)
-        return self._parts[split]
+        if split not in self._splits:
+            if not self.has_split(split):
+                raise self.no_such_split(split)
+            self._splits[split] = self.load_split(split)
+        return self._splits[split]
 
-    def has_part(self, split: Split) -> bool:
-        """Whether the configuration names such a part."""
+    def has_split(self, split: Split) -> bool:
+        """Whether the configuration names such a split."""
         data = self.config.data
         return data.dataset != "files" or bool(getattr(data, f"{split}_file"))
 
     @property
     def has_validation(self) -> bool:
-        """Whether the configuration names a validation part."""
-        return self.has_part("validation")
+        """Whether the configuration names a validation split."""
+        return self.has_split("validation")
 
     def read_data(self) -> None:
-        """Reads the training part and, if there is one, the validation part."""
+        """Reads the training split and, if there is one, the validation split."""
         for split in ("train", "validation") if self.has_validation else ("train",):
-            self.part(cast(Split, split))
+            self.split(cast(Split, split))
 
     def open(self, workdir: epath.PathLike, *, can_make: bool = True) -> None:
-        """Loads what `workdir` has, the tokenizer first of all, or makes it from the training part and saves it there.
+        """Loads what `workdir` has, the tokenizer first of all, or makes it from the training split and saves it there.
 
         Raises:
           UserError: as for every experiment, or if the model to start from has no tokenizer or one that is not for such
@@ -132,15 +132,13 @@ class RowsExperiment(Experiment, Generic[Part]):
         )
 
     def batches(self, mesh: Mesh) -> grain.IterDataset[dict[str, np.ndarray]]:
-        """What this process reads of the training part when it trains on a mesh."""
-        share = process_shard(mesh)
-        return epoch_batches(
+        """What this process reads of the training split when it trains on a mesh."""
+        return train_batches(
             self.make_epochs(),
-            self.layout,
+            self.batch_spec,
             seed=self.config.seed,
-            rows_multiple=num_batch_shards(mesh) * self.config.accumulate,
-            process_index=share.index,
-            process_count=share.count,
+            batch_multiple=num_batch_shards(mesh) * self.config.accumulate,
+            shard=process_shard(mesh),
         )
 
     @functools.cached_property

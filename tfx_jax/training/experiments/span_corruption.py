@@ -4,9 +4,9 @@ from collections.abc import Callable, Iterable
 
 import numpy as np
 
-from tfx_jax.data.epochs import Layout, Rows
-from tfx_jax.data.grammar import Split
+from tfx_jax.data.batching import BatchSpec, ExampleSource
 from tfx_jax.data.span_corruption import CorruptedTexts, longest_text, span_corruption_lengths
+from tfx_jax.data.splits import Split
 from tfx_jax.training.experiment import Evaluation, Score
 from tfx_jax.training.experiments.t5 import T5Experiment
 from tfx_jax.training.experiments.texts import TextExperiment, read_documents
@@ -25,13 +25,13 @@ class SpanCorruptionExperiment(T5Experiment[list[str]], TextExperiment[list[str]
 
     scores = (Score("loss", "loss", " nats", digits=4, is_loss=True), Score("accuracy", "token accuracy", " %"))
 
-    def read_part(self, split: Split) -> list[str]:
-        """The documents of a part."""
+    def load_split(self, split: Split) -> list[str]:
+        """The documents of a split."""
         return read_documents(self.data, split)
 
     def tokenizer_text(self) -> Iterable[str]:
-        """The documents of the training part."""
-        return self.part("train")
+        """The documents of the training split."""
+        return self.split("train")
 
     def make_epochs(self) -> Callable[[int], CorruptedTexts]:
         """Texts cut at other places, with other spans, in each epoch."""
@@ -45,13 +45,13 @@ class SpanCorruptionExperiment(T5Experiment[list[str]], TextExperiment[list[str]
         return cut
 
     @property
-    def layout(self) -> Layout:
+    def batch_spec(self) -> BatchSpec:
         """All sources are equally long, and so are all targets."""
         source_length, target_length = span_corruption_lengths(self._text_length)
-        return Layout((source_length,), self.data.tokens_per_batch, self.fills, {"target": target_length})
+        return BatchSpec((source_length,), self.data.tokens_per_batch, self.pad_values, {"target": target_length})
 
-    def make_evaluation_rows(self, split: Split) -> Rows:
-        """The texts of a part, their spans the same each time."""
+    def make_evaluation_rows(self, split: Split) -> ExampleSource:
+        """The texts of a split, their spans the same each time."""
         return self._corrupted(self._stream(split), (_EVALUATION_SEED,))
 
     def evaluate(self, params: Params, split: Split = "validation") -> Evaluation:
@@ -70,5 +70,5 @@ class SpanCorruptionExperiment(T5Experiment[list[str]], TextExperiment[list[str]
         return CorruptedTexts(stream, self._text_length, seed, start=start, **self.specials._asdict())
 
     def _stream(self, split: Split) -> np.ndarray:
-        encoded = self.tokenizer.encode_batch(self.part(split))
+        encoded = self.tokenizer.encode_batch(self.split(split))
         return np.array([token for ids in encoded for token in ids], np.int32)

@@ -12,7 +12,7 @@ from tfx_jax.errors import UserError
 from tfx_jax.models.t5 import T5
 from tfx_jax.tasks.loss import LossOutput
 from tfx_jax.tasks.translation import translation_loss
-from tfx_jax.training.experiments.rows import Part, RowsExperiment
+from tfx_jax.training.experiments.rows import RowsExperiment, SplitData
 from tfx_jax.training.flops import training_flops
 
 
@@ -24,7 +24,7 @@ class Specials(NamedTuple):
     sentinels: list[int]
 
 
-class T5Experiment(RowsExperiment[Part]):
+class T5Experiment(RowsExperiment[SplitData]):
     """A T5, trained on batches {"source" [B, S], "target" [B, T]}; subclasses say what these are.
 
     Attributes:
@@ -36,7 +36,7 @@ class T5Experiment(RowsExperiment[Part]):
     family = "t5"
 
     def open(self, workdir: epath.PathLike, *, can_make: bool = True) -> None:
-        """Loads the tokenizer of `workdir`, or trains it on the training part and saves it there.
+        """Loads the tokenizer of `workdir`, or trains it on the training split and saves it there.
 
         Raises:
           UserError: if its special tokens are not those of the model.
@@ -55,7 +55,7 @@ class T5Experiment(RowsExperiment[Part]):
         self.specials = Specials(model.pad_id, model.eos_id, sentinels)
 
     @property
-    def fills(self) -> dict[str, int]:
+    def pad_values(self) -> dict[str, int]:
         """What padding is."""
         return {"source": self.specials.pad_id, "target": self.specials.pad_id}
 

@@ -8,9 +8,9 @@ from etils import epath
 from flax import nnx
 from jaxtyping import Array
 
+from tfx_jax.data.batching import Example
 from tfx_jax.data.conll import TaggedSentence, read_tagged
-from tfx_jax.data.epochs import Row
-from tfx_jax.data.grammar import Split, grammar_tagged
+from tfx_jax.data.splits import Split
 from tfx_jax.errors import UserError
 from tfx_jax.models.bert_heads import BertTagger
 from tfx_jax.tasks.loss import LossOutput
@@ -24,6 +24,7 @@ from tfx_jax.tasks.tagging import (
     tagging_loss,
     tags_of_words,
 )
+from tfx_jax.toy_grammar import grammar_tagged
 from tfx_jax.training.experiment import Evaluation, Score
 from tfx_jax.training.experiments.bert import BertExperiment, text_row
 from tfx_jax.training.experiments.examples import GRAMMAR_SIZES
@@ -40,9 +41,9 @@ class TaggingExperiment(BertExperiment[TaggedSentence]):
     )
     token = "word"
     model_class = BertTagger
-    fills: ClassVar[Mapping[str, int]] = {"targets": IGNORED}
+    pad_values: ClassVar[Mapping[str, int]] = {"targets": IGNORED}
 
-    def read_part(self, split: Split) -> Sequence[TaggedSentence]:
+    def load_split(self, split: Split) -> Sequence[TaggedSentence]:
         """Words and their tags; an entity that begins with I begins with B."""
         data = self.config.data
         if data.dataset == "grammar":
@@ -58,12 +59,12 @@ class TaggingExperiment(BertExperiment[TaggedSentence]):
         """All tags: "O", and B and I of each label of an entity."""
         return tuple(tag_names(tag[2:] for example in examples for tag in example.tags if tag != "O"))
 
-    def rows(self, examples: Sequence[TaggedSentence]) -> list[Row]:
+    def rows(self, examples: Sequence[TaggedSentence]) -> list[Example]:
         """A row for each sentence, as much of it as `max_length` holds."""
         number = {label: index for index, label in enumerate(self.labels)}
         for tag in (tag for example in examples for tag in example.tags):
             if tag not in number:
-                raise UserError(f"the tag {tag!r} is none of the {len(number)} of the training part")
+                raise UserError(f"the tag {tag!r} is none of the {len(number)} of the training split")
         pieces = iter(self.tokenizer.encode_batch([word for example in examples for word in example.words]))
         max_length, rows = self.config.data.max_length, []
         for example in examples:
@@ -87,7 +88,7 @@ class TaggingExperiment(BertExperiment[TaggedSentence]):
 
     def evaluate(self, params: Params, split: Split = "validation") -> Evaluation:
         """Tags every sentence; words that did not fit into the row are outside of entities."""
-        examples = self.part(split)
+        examples = self.split(split)
         rows = self.rows(examples)
         predicted = [
             self._tags_of_words(tags, row, len(example.words))
@@ -97,7 +98,7 @@ class TaggingExperiment(BertExperiment[TaggedSentence]):
         text = f"entity F1 {f1:.2f} %, precision {precision:.2f} %, recall {recall:.2f} %, {support:,} entities"
         return Evaluation({"f1": f1, "precision": precision, "recall": recall}, text)
 
-    def _tags_of_words(self, predicted: Sequence[int], row: Row, num_words: int) -> list[str]:
+    def _tags_of_words(self, predicted: Sequence[int], row: Example, num_words: int) -> list[str]:
         targets = row["targets"]
         found = tags_of_words(np.array(predicted)[: len(targets)], targets, num_words)
         return [self.labels[tag] for tag in found]

@@ -10,11 +10,11 @@ import numpy as np
 from etils import epath
 from jaxtyping import Array
 
+from tfx_jax.data.batching import BatchSpec, Example
 from tfx_jax.data.conll import TaggedSentence, read_tagged
-from tfx_jax.data.epochs import Layout, Row
-from tfx_jax.data.grammar import Split, grammar_questions, grammar_tagged
 from tfx_jax.data.labelled import LabelledPair, LabelledText
 from tfx_jax.data.span_corruption import NUM_SENTINELS
+from tfx_jax.data.splits import Split
 from tfx_jax.data.squad import Question, read_questions
 from tfx_jax.errors import UserError
 from tfx_jax.models.t5 import T5
@@ -33,34 +33,35 @@ from tfx_jax.tasks.text_to_text import (
     render_tagged,
     write_targets,
 )
+from tfx_jax.toy_grammar import grammar_questions, grammar_tagged
 from tfx_jax.training.experiment import Evaluation, Score
-from tfx_jax.training.experiments.classification import read_labelled_part
-from tfx_jax.training.experiments.examples import GRAMMAR_SIZES, Example, ExamplesExperiment, made_once
+from tfx_jax.training.experiments.classification import load_labelled_split
+from tfx_jax.training.experiments.examples import GRAMMAR_SIZES, ExamplesExperiment, Record, made_once
 from tfx_jax.training.experiments.t5 import T5Experiment
 from tfx_jax.training.step import Params
 
 
-class TextToTextExperiment(T5Experiment[Sequence[Example]], ExamplesExperiment[Example]):
+class TextToTextExperiment(T5Experiment[Sequence[Record]], ExamplesExperiment[Record]):
     """A T5 trained on examples of a task; subclasses say how these are written, and answers scored.
 
     As in the paper, a source longer than `max_length` is cut.
 
     Attributes:
-      labels: of the training part; kept in the workdir.
-      target_length: tokens of the longest target of the training part, its end included; answers are no longer.
+      labels: of the training split; kept in the workdir.
+      target_length: tokens of the longest target of the training split, its end included; answers are no longer.
     """
 
     length_of = "source"
 
     @abc.abstractmethod
-    def render(self, example: Example) -> Rendered:
+    def render(self, example: Record) -> Rendered:
         """Source and target of an example."""
 
     @abc.abstractmethod
-    def score(self, answers: Sequence[str], examples: Sequence[Example]) -> Evaluation:
+    def score(self, answers: Sequence[str], examples: Sequence[Record]) -> Evaluation:
         """Scores what a model wrote for each example; sentinels are spelled out."""
 
-    def labels_of(self, examples: Sequence[Example]) -> list[str]:
+    def labels_of(self, examples: Sequence[Record]) -> list[str]:
         """The labels of some examples; none for a task without."""
         del examples
         return []
@@ -73,11 +74,11 @@ class TextToTextExperiment(T5Experiment[Sequence[Example]], ExamplesExperiment[E
         )
 
     def tokenizer_text(self) -> Iterable[str]:
-        """Sources and targets of the training part."""
-        return itertools.chain(*map(self.render, self.part("train")))
+        """Sources and targets of the training split."""
+        return itertools.chain(*map(self.render, self.split("train")))
 
     def open(self, workdir: epath.PathLike, *, can_make: bool = True) -> None:
-        """Loads tokenizer, labels and length of `workdir`, or makes them from the training part and saves them."""
+        """Loads tokenizer, labels and length of `workdir`, or makes them from the training split and saves them."""
         super().open(workdir, can_make=can_make)
         found = made_once(workdir, "targets.json", self._targets, can_make=can_make)
         self.labels: list[str] = found["labels"]
@@ -85,12 +86,12 @@ class TextToTextExperiment(T5Experiment[Sequence[Example]], ExamplesExperiment[E
         self._check_labels()
 
     @property
-    def layout(self) -> Layout:
+    def batch_spec(self) -> BatchSpec:
         """Sources of similar length together; all targets are equally wide."""
         widths = {"target": self.target_length}
-        return Layout(self.boundaries, self.config.data.tokens_per_batch, self.fills, widths)
+        return BatchSpec(self.boundaries, self.config.data.tokens_per_batch, self.pad_values, widths)
 
-    def rows(self, examples: Sequence[Example]) -> list[Row]:
+    def rows(self, examples: Sequence[Record]) -> list[Example]:
         """Examples as {"source" [S], "target" [T]}, int32, each with its end."""
         rendered = [self.render(example) for example in examples]
         sides = {"source": self.config.data.max_length, "target": self.target_length}
@@ -107,10 +108,10 @@ class TextToTextExperiment(T5Experiment[Sequence[Example]], ExamplesExperiment[E
 
     def evaluate(self, params: Params, split: Split = "validation") -> Evaluation:
         """Answers every source by a search and scores that."""
-        examples = self.part(split)
+        examples = self.split(split)
         return self.score(self.answer(params, examples), examples)
 
-    def answer(self, params: Params, examples: Sequence[Example]) -> list[str]:
+    def answer(self, params: Params, examples: Sequence[Record]) -> list[str]:
         """What the model writes for examples, whose targets it does not see; processes share them."""
         return [self.spell(tokens) for tokens in self.predict(params, self.rows(examples))]
 
@@ -146,7 +147,7 @@ class TextToTextExperiment(T5Experiment[Sequence[Example]], ExamplesExperiment[E
                 raise UserError(f"the tokenizer cannot spell the label {label!r} apart from others: rename it")
 
     def _targets(self) -> dict[str, Any]:
-        examples = self.part("train")
+        examples = self.split("train")
         encoded = self.tokenizer.encode_batch([self.render(example).target for example in examples])
         length = max(map(len, encoded)) + 1
         limit = getattr(self.config.data, "max_answer_length", None)
@@ -158,9 +159,9 @@ class ClassificationAsTextExperiment(TextToTextExperiment[LabelledText | Labelle
 
     scores = (Score("accuracy", "accuracy", " %"), Score("macro_f1", "macro F1", " %"))
 
-    def read_part(self, split: Split) -> Sequence[LabelledText | LabelledPair]:
+    def load_split(self, split: Split) -> Sequence[LabelledText | LabelledPair]:
         """Texts or pairs and their labels."""
-        return read_labelled_part(self.config.data, split)
+        return load_labelled_split(self.config.data, split)
 
     def render(self, example: LabelledText | LabelledPair) -> Rendered:
         """See `render_labelled`."""
@@ -174,7 +175,7 @@ class ClassificationAsTextExperiment(TextToTextExperiment[LabelledText | Labelle
         """Scores labels; an answer that is none is wrong."""
         for example in examples:
             if example.label not in self.labels:
-                raise UserError(f"the label {example.label!r} is none of the {len(self.labels)} of the training part")
+                raise UserError(f"the label {example.label!r} is none of the {len(self.labels)} of the training split")
         found = [read_label(answer, self.labels_as_written) for answer in answers]
         accuracy, macro_f1 = label_scores(found, [example.label for example in examples], self.labels)
         text = f"accuracy {accuracy:.2f} %, macro F1 {macro_f1:.2f} %, {len(found):,} texts"
@@ -192,7 +193,7 @@ class TaggingAsTextExperiment(TextToTextExperiment[TaggedSentence]):
         Score("recall", "recall", " %"),
     )
 
-    def read_part(self, split: Split) -> Sequence[TaggedSentence]:
+    def load_split(self, split: Split) -> Sequence[TaggedSentence]:
         """Sentences and their tags."""
         data = self.config.data
         if data.dataset == "grammar":
@@ -226,7 +227,7 @@ class AnsweringAsTextExperiment(TextToTextExperiment[Question]):
 
     scores = (Score("f1", "F1", " %"), Score("exact_match", "exact match", " %"))
 
-    def read_part(self, split: Split) -> Sequence[Question]:
+    def load_split(self, split: Split) -> Sequence[Question]:
         """Questions, their contexts and answers."""
         data = self.config.data
         if data.dataset == "grammar":

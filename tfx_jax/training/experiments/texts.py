@@ -10,20 +10,22 @@ import jax
 from etils import epath
 from jaxtyping import Array
 
-from tfx_jax.data.epochs import Rows, RowShare, one_pass
-from tfx_jax.data.grammar import Split, grammar_documents
+from tfx_jax.data.batching import ExampleSource, eval_batches
+from tfx_jax.data.process_shard import ProcessShard
+from tfx_jax.data.splits import Split
 from tfx_jax.data.text import read_text
 from tfx_jax.data.wikitext import read_articles
 from tfx_jax.tasks.loss import Metric
+from tfx_jax.toy_grammar import grammar_documents
 from tfx_jax.training.config import ExperimentConfig, TextConfig
 from tfx_jax.training.distributed import gather_lists
-from tfx_jax.training.experiments.rows import Part, RowsExperiment
+from tfx_jax.training.experiments.rows import RowsExperiment, SplitData
 from tfx_jax.training.step import Params
 
 _GRAMMAR_DOCUMENTS = {"train": 2_000, "validation": 100, "test": 100}
 
 
-class TextExperiment(RowsExperiment[Part]):
+class TextExperiment(RowsExperiment[SplitData]):
     """An experiment on plain text; subclasses say which rows are made of it.
 
     Attributes:
@@ -34,18 +36,18 @@ class TextExperiment(RowsExperiment[Part]):
         """Takes a configuration with a `TextConfig`."""
         super().__init__(config)
         self.data = cast(TextConfig, config.data)
-        self._evaluation_rows: dict[Split, Rows] = {}
+        self._evaluation_rows: dict[Split, ExampleSource] = {}
 
     @abc.abstractmethod
-    def make_evaluation_rows(self, split: Split) -> Rows:
-        """The rows of a part for `evaluation_rows`."""
+    def make_evaluation_rows(self, split: Split) -> ExampleSource:
+        """The rows of a split for `evaluation_rows`."""
 
-    def has_part(self, split: Split) -> bool:
-        """Whether the configuration names such a part, or takes it from the end of the training text."""
-        return super().has_part(split) or (split == "validation" and self.data.validation_share > 0)
+    def has_split(self, split: Split) -> bool:
+        """Whether the configuration names such a split, or takes it from the end of the training text."""
+        return super().has_split(split) or (split == "validation" and self.data.validation_share > 0)
 
-    def evaluation_rows(self, split: Split) -> Rows:
-        """The rows of a part to evaluate on, made once; they are the same whatever the seed of the training."""
+    def evaluation_rows(self, split: Split) -> ExampleSource:
+        """The rows of a split to evaluate on, made once; they are the same whatever the seed of the training."""
         if split not in self._evaluation_rows:
             self._evaluation_rows[split] = self.make_evaluation_rows(split)
         return self._evaluation_rows[split]
@@ -56,8 +58,8 @@ class TextExperiment(RowsExperiment[Part]):
 
     def metrics(self, params: Params, split: Split) -> dict[str, Metric]:
         """The metrics of the loss over all rows to evaluate on; processes share them."""
-        mine = RowShare(self.evaluation_rows(split), jax.process_index(), jax.process_count())
-        batches = one_pass(mine, self.layout) if len(mine) else ()
+        shard = ProcessShard(jax.process_index(), jax.process_count())
+        batches = eval_batches(self.evaluation_rows(split), self.batch_spec, shard=shard)
         found = [jax.tree.map(float, metrics) for metrics in self.predictor(params, batches)]
         return _add(gather_lists([_add(found)]))
 
@@ -72,7 +74,7 @@ def _add(parts: Iterable[Mapping[str, Metric]]) -> dict[str, Metric]:
 
 
 def read_documents(data: TextConfig, split: Split) -> list[str]:
-    """The documents of a part that the configuration names; lines, empty ones too, are without their line breaks.
+    """The documents of a split that the configuration names; lines, empty ones too, are without their line breaks.
 
     Raises:
       UserError: if it cannot be read.

@@ -14,7 +14,7 @@ from jax.sharding import Mesh
 from jaxtyping import Array
 
 from tfx_jax.data.bucketing import batches
-from tfx_jax.data.grammar import GrammarPairs, Split
+from tfx_jax.data.splits import Split
 from tfx_jax.data.text import PairSource, lines_of, read_pairs, read_tsv, split_pairs
 from tfx_jax.data.tfds import tfds_pairs
 from tfx_jax.data.tokenizer import EOS_ID, Tokenizer, join_subwords, load_tokenizer, tokenizer_file, train_or_load
@@ -24,6 +24,7 @@ from tfx_jax.nn.attention import ShardAttention
 from tfx_jax.tasks.bleu import BleuScores, bleu_scores
 from tfx_jax.tasks.loss import LossOutput
 from tfx_jax.tasks.translation import Translator, translation_loss
+from tfx_jax.toy_grammar import GrammarPairs
 from tfx_jax.training.artifacts import artifact
 from tfx_jax.training.config import DataConfig, ExperimentConfig
 from tfx_jax.training.distributed import gather_lists
@@ -56,18 +57,18 @@ class TranslationExperiment(Experiment):
         self._validation: PairSource | None = None
 
     def read_data(self) -> None:
-        """Opens the training part and, if there is one, the validation part."""
+        """Opens the training split and, if there is one, the validation split."""
         self._train = open_pairs(self.data, "train")
         if self.has_validation:
             self._validation = open_pairs(self.data, "validation")
 
     @property
     def has_validation(self) -> bool:
-        """Whether the configuration names a validation part."""
-        return has_part(self.data, "validation")
+        """Whether the configuration names a validation split."""
+        return has_split(self.data, "validation")
 
     def open(self, workdir: epath.PathLike, *, can_make: bool = True) -> None:
-        """Loads the tokenizer of `workdir`, or trains it on the training part and saves it there."""
+        """Loads the tokenizer of `workdir`, or trains it on the training split and saves it there."""
         limit = _GRAMMAR_TOKENIZER_PAIRS if self.data.dataset == "grammar" else _TOKENIZER_PAIRS
         kind = self.data.tokenizer
         with artifact(workdir, tokenizer_file(kind), can_make=can_make) as is_new:
@@ -86,19 +87,18 @@ class TranslationExperiment(Experiment):
         return Transformer(self._sizes, shard_attention=shard_attention, rngs=nnx.Rngs(params=self.config.seed))
 
     def batches(self, mesh: Mesh) -> grain.IterDataset[dict[str, np.ndarray]]:
-        """What this process reads of the training part when it trains on a mesh."""
-        data, share = self.data, process_shard(mesh)
+        """What this process reads of the training split when it trains on a mesh."""
+        data = self.data
         return batches(
             self._training_pairs(),
             self.tokenizer,
             tokens_per_batch=data.tokens_per_batch,
             max_length=data.max_length,
             seed=self.config.seed,
-            window=data.window,
-            rows_multiple=num_batch_shards(mesh) * self.config.accumulate,
+            sort_buffer=data.sort_buffer,
+            batch_multiple=num_batch_shards(mesh) * self.config.accumulate,
             length_multiple=mesh.shape["sequence"],
-            process_index=share.index,
-            process_count=share.count,
+            shard=process_shard(mesh),
         )
 
     def loss(self, model: Transformer, batch: dict[str, Array], rngs: nnx.Rngs | None) -> LossOutput:
@@ -205,12 +205,12 @@ class TranslationExperiment(Experiment):
 
 
 def open_pairs(data: DataConfig, split: Split) -> PairSource:
-    """Opens the "train", "validation" or "test" part of the configured text.
+    """Opens the "train", "validation" or "test" split of the configured text.
 
-    Evaluation parts keep their empty lines, as every line counts there.
+    Evaluation splits keep their empty lines, as every line counts there.
 
     Raises:
-      UserError: if the configuration names no such part, or it cannot be read.
+      UserError: if the configuration names no such split, or it cannot be read.
     """
     if data.dataset == "grammar":
         return GrammarPairs(split)
@@ -225,8 +225,8 @@ def open_pairs(data: DataConfig, split: Split) -> PairSource:
     )
 
 
-def has_part(data: DataConfig, split: str) -> bool:
-    """Whether the configuration names such a part; texts in files need not have one for validation or test."""
+def has_split(data: DataConfig, split: str) -> bool:
+    """Whether the configuration names such a split; texts in files need not have one for validation or test."""
     return data.dataset != "files" or bool(getattr(data, f"{split}_source")) or _is_split_off(data, split)
 
 
@@ -242,8 +242,8 @@ def _is_split_off(data: DataConfig, split: str) -> bool:
 
 
 def _open_files(data: DataConfig, split: str) -> PairSource:
-    if not has_part(data, split):
-        raise UserError(f"config.data.{split}_source names no file for the {split} part")
+    if not has_split(data, split):
+        raise UserError(f"config.data.{split}_source names no file for the {split} split")
     if split != "test" and _is_split_off(data, "validation"):
         pairs = _read_files(data, "train")
         if len(pairs) < 10:  # a tenth would be none

@@ -10,17 +10,17 @@ from typing import Any
 import pytest
 
 from tests.tiers import slow_but
-from tfx_jax.data import grammar
-from tfx_jax.data.grammar import derivation, facts, kinds, lexicon, phrases, tagged
+from tfx_jax import toy_grammar
 from tfx_jax.errors import UserError
 from tfx_jax.tasks.tagging import entities_of_tags, repair_tags
+from tfx_jax.toy_grammar import derivation, facts, labelled_texts, lexicon, phrases, tagged_sentences
 
 MAKERS = {
-    "documents": grammar.grammar_documents,
-    "labelled": grammar.grammar_labelled,
-    "pairs": grammar.grammar_labelled_pairs,
-    "tagged": grammar.grammar_tagged,
-    "questions": grammar.grammar_questions,
+    "documents": toy_grammar.grammar_documents,
+    "labelled": toy_grammar.grammar_labelled,
+    "pairs": toy_grammar.grammar_labelled_pairs,
+    "tagged": toy_grammar.grammar_tagged,
+    "questions": toy_grammar.grammar_questions,
 }
 
 
@@ -135,7 +135,7 @@ def test_deeds_read_from_the_text_are_held_apart(name):
 def test_sentences_of_a_document_share_their_noun(split):
     names = [f" {phrases.definite(noun).english} " for noun in lexicon.NOUNS.values() if noun.form != "pronoun"]
     topics = collections.Counter()
-    for document in grammar.grammar_documents(split, 300):
+    for document in toy_grammar.grammar_documents(split, 300):
         assert 4 <= len(document) <= 10
         assert len(set(document)) == len(document)
         assert all(re.fullmatch(r"[a-z0-9',]+( [a-z0-9',]+)* \.", sentence) for sentence in document)
@@ -158,8 +158,8 @@ def test_a_document_does_not_contradict_itself():
 
 @pytest.mark.parametrize("split", SPLITS)
 def test_labels_are_balanced(split):
-    counts = collections.Counter(example.label for example in grammar.grammar_labelled(split, 600))
-    assert set(counts) == set(kinds.KINDS)
+    counts = collections.Counter(example.label for example in toy_grammar.grammar_labelled(split, 600))
+    assert set(counts) == set(labelled_texts.KINDS)
     assert 25 <= min(counts.values()) <= max(counts.values()) <= 80  # 50 on average
 
 
@@ -221,17 +221,17 @@ def _accuracy(train, test, text):
 
 
 def test_the_second_sentence_alone_does_not_tell():
-    train, test = _train("pairs"), grammar.grammar_labelled_pairs("train", 4_000, seed=1)
+    train, test = _train("pairs"), toy_grammar.grammar_labelled_pairs("train", 4_000, seed=1)
     chance, error = 1 / 3, math.sqrt(2 / 9 / 4_000)
     assert abs(_accuracy(train, test, lambda pair: pair.second) - chance) < 4 * error
-    for pairs in (test, grammar.grammar_labelled_pairs("test", 1_000)):
+    for pairs in (test, toy_grammar.grammar_labelled_pairs("test", 1_000)):
         assert _accuracy(train, pairs, lambda pair: pair.second) < 0.4
         assert _accuracy(train, pairs, lambda pair: f"{pair.first} {pair.second}") < 0.6
 
 
 @pytest.mark.parametrize("split", SPLITS)
 def test_pairs_are_balanced(split):
-    pairs = grammar.grammar_labelled_pairs(split, 600)
+    pairs = toy_grammar.grammar_labelled_pairs(split, 600)
     counts = collections.Counter(pair.label for pair in pairs)
     assert set(counts) == LABELS
     assert 150 < min(counts.values()) <= max(counts.values()) < 250
@@ -261,14 +261,14 @@ def test_simple_pairs_are_judged_as_a_reader_would():
 def test_tags_spell_entities(split):
     found = collections.Counter()
     lengths = collections.Counter()
-    for words, tags in grammar.grammar_tagged(split, 600):
+    for words, tags in toy_grammar.grammar_tagged(split, 600):
         assert len(words) == len(tags)
         assert repair_tags(tags) == tags
         assert all(re.fullmatch(r"[a-z0-9',.?]+", word) for word in words)
         for entity in entities_of_tags(tags):
             found[entity.label] += 1
             lengths[entity.end - entity.start] += 1
-    assert set(found) == set(tagged.ENTITIES)
+    assert set(found) == set(tagged_sentences.ENTITIES)
     assert min(found.values()) > 50
     assert lengths[2] > 300
     assert lengths[3] > 20
@@ -297,7 +297,7 @@ def test_every_noun_of_a_person_animal_or_thing_is_tagged():
 
 @pytest.mark.parametrize("split", SPLITS)
 def test_answers_stand_where_they_say(split):
-    questions = grammar.grammar_questions(split, 400)
+    questions = toy_grammar.grammar_questions(split, 400)
     assert len({question.name for question in questions}) == 400
     asked = collections.Counter()
     for _, question, context, answers in questions:

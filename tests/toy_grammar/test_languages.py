@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tfx_jax.data.grammar import GrammarPairs, inflection, lexicon
+from tfx_jax.toy_grammar import GrammarPairs, inflection, lexicon
 
 
 @pytest.fixture(scope="module")

@@ -2,11 +2,11 @@
 
 from collections.abc import Callable, Sequence
 
-from tfx_jax.data.grammar import sentences
-from tfx_jax.data.grammar.derivation import Derivation
-from tfx_jax.data.grammar.lexicon import Pair
-from tfx_jax.data.grammar.rules import CLAUSE_OF_LONG_SUBJECT, STATEMENT
 from tfx_jax.data.labelled import LabelledText
+from tfx_jax.toy_grammar import sentences
+from tfx_jax.toy_grammar.derivation import Derivation
+from tfx_jax.toy_grammar.lexicon import Pair
+from tfx_jax.toy_grammar.rules import CLAUSE_OF_LONG_SUBJECT, STATEMENT
 
 
 def action(draw: Derivation) -> Pair:

@@ -19,8 +19,8 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from tfx_jax.data.hf_tokenizer import load_folder_tokenizer
-from tfx_jax.data.make_tokenizer import train_or_load_folder
 from tfx_jax.data.text import read_lines, read_text
+from tfx_jax.data.train_tokenizer import train_or_load_folder
 from tfx_jax.errors import UserError
 
 KINDS = ("characters", "words", "wordpiece", "bpe", "unigram")
@@ -370,7 +370,7 @@ def test_streams_are_the_text(folder_of, kind):
 
 MAKE_ALL = """
 import json, sys
-from tfx_jax.data.make_tokenizer import train_or_load_folder
+from tfx_jax.data.train_tokenizer import train_or_load_folder
 root, lines, kinds, family, vocab_size = json.loads(sys.argv[1])
 for kind in kinds:
     train_or_load_folder(f"{root}/{kind}", lambda: lines, kind=kind, family=family, vocab_size=vocab_size)

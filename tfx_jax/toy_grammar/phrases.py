@@ -2,9 +2,9 @@
 
 from typing import NamedTuple
 
-from tfx_jax.data.grammar.inflection import Agreement, with_s
-from tfx_jax.data.grammar.lexicon import PRONOUNS, Noun, Pair
-from tfx_jax.data.grammar.rules import NOTHING, NOUN_PHRASE
+from tfx_jax.toy_grammar.inflection import Agreement, with_s
+from tfx_jax.toy_grammar.lexicon import PRONOUNS, Noun, Pair
+from tfx_jax.toy_grammar.rules import NOTHING, NOUN_PHRASE
 
 THE = Pair("the", "")
 
@@ -47,7 +47,7 @@ def described(
 def plural(noun: Noun) -> str:
     """The English plural, of a portion if the noun itself has none.
 
-    >>> from tfx_jax.data.grammar.lexicon import select
+    >>> from tfx_jax.toy_grammar.lexicon import select
     >>> [plural(noun) for noun in select("child tomato coffee")]
     ['children', 'tomatoes', 'cups of coffee']
     """
@@ -59,7 +59,7 @@ def plural(noun: Noun) -> str:
 def the(noun: Noun, adjective: Pair = NOTHING) -> NounPhrase:
     """The one thing of its kind, or a name.
 
-    >>> from tfx_jax.data.grammar.lexicon import select
+    >>> from tfx_jax.toy_grammar.lexicon import select
     >>> the(select("station")[0]).english, the(select("tokyo")[0]).english
     ('the station', 'tokyo')
     """
@@ -69,7 +69,7 @@ def the(noun: Noun, adjective: Pair = NOTHING) -> NounPhrase:
 def definite(noun: Noun) -> NounPhrase:
     """The one that is spoken of: a name, my mother, the dog, the shoes.
 
-    >>> from tfx_jax.data.grammar.lexicon import NOUNS
+    >>> from tfx_jax.toy_grammar.lexicon import NOUNS
     >>> [definite(NOUNS[noun]).english for noun in ("taro", "mother", "dog", "shoes")]
     ['taro', 'my mother', 'the dog', 'the shoes']
     """
@@ -83,7 +83,7 @@ def definite(noun: Noun) -> NounPhrase:
 def possessive(owner: Noun) -> Pair:
     """Whose: my, the girl's.
 
-    >>> from tfx_jax.data.grammar.lexicon import NOUNS
+    >>> from tfx_jax.toy_grammar.lexicon import NOUNS
     >>> [possessive(NOUNS[owner]).english for owner in ("i", "girl", "mother")]
     ['my', "the girl 's", "my mother 's"]
     """
@@ -97,7 +97,7 @@ def possessive(owner: Noun) -> Pair:
 def at(place: Noun) -> Pair:
     """Where something is done.
 
-    >>> from tfx_jax.data.grammar.lexicon import select
+    >>> from tfx_jax.toy_grammar.lexicon import select
     >>> at(select("park")[0])
     Pair(english='in the park', japanese='公園 で')
     """

@@ -33,19 +33,17 @@ the bus is faster than the bicycle . | バス は 自転車 より 速い です
 my son wore the hat that they found last week . | 息子 は 先週 彼 ら が 見つけ た 帽子 を かぶり まし た 。
 """
 
-from tfx_jax.data.grammar.examples import (
+from tfx_jax.toy_grammar.examples import (
     grammar_documents,
     grammar_labelled,
     grammar_labelled_pairs,
     grammar_questions,
     grammar_tagged,
 )
-from tfx_jax.data.grammar.facts import Split
-from tfx_jax.data.grammar.pairs import GrammarPairs
+from tfx_jax.toy_grammar.sentence_pairs import GrammarPairs
 
 __all__ = [
     "GrammarPairs",
-    "Split",
     "grammar_documents",
     "grammar_labelled",
     "grammar_labelled_pairs",

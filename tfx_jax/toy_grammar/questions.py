@@ -5,14 +5,14 @@ import functools
 from collections import defaultdict
 from collections.abc import Sequence
 
-from tfx_jax.data.grammar import rules
-from tfx_jax.data.grammar.derivation import Derivation
-from tfx_jax.data.grammar.facts import Action, World
-from tfx_jax.data.grammar.inflection import english_number
-from tfx_jax.data.grammar.lexicon import NOUNS, Noun, Pair, select
-from tfx_jax.data.grammar.phrases import THE, NounPhrase, definite, described, plural
-from tfx_jax.data.grammar.rules import NOTHING, STATEMENT, Slots
 from tfx_jax.data.squad import Answer, Question
+from tfx_jax.toy_grammar import rules
+from tfx_jax.toy_grammar.derivation import Derivation
+from tfx_jax.toy_grammar.facts import Action, World
+from tfx_jax.toy_grammar.inflection import english_number
+from tfx_jax.toy_grammar.lexicon import NOUNS, Noun, Pair, select
+from tfx_jax.toy_grammar.phrases import THE, NounPhrase, definite, described, plural
+from tfx_jax.toy_grammar.rules import NOTHING, STATEMENT, Slots
 
 _ANSWERING = {"who": "SUBJECT", "what": "OBJECT", "how many": "OBJECT", "where": "PLACE", "when": "TIME"}  # slots
 _OPEN, _CLOSE = "<", ">"  # around the answer, until it is known where it stands

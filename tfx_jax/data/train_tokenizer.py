@@ -16,9 +16,9 @@ from etils import epath
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors, trainers
 
 from tfx_jax.data.files import write_file
-from tfx_jax.data.folder_settings import read_json
-from tfx_jax.data.folder_tokenizers import FolderTokenizer
+from tfx_jax.data.folder_tokenizers import HFTokenizer
 from tfx_jax.data.hf_tokenizer import TOKENIZER_FILES, load_folder_tokenizer
+from tfx_jax.data.tokenizer_config import read_json
 from tfx_jax.errors import UserError
 
 _MARK = "##"  # WordPiece's, of what continues a word
@@ -75,7 +75,7 @@ class _Training(NamedTuple):
 
 def train_or_load_folder(
     folder: epath.PathLike, texts: Callable[[], Iterable[str]], *, kind: str, family: str, vocab_size: int
-) -> FolderTokenizer:
+) -> HFTokenizer:
     """Loads the tokenizer of a folder; at first use it is trained and written there.
 
     tokenizer.json and tokenizer_config.json are written each at once or not at all, and the same texts always give the

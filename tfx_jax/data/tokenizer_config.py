@@ -36,7 +36,7 @@ class SpecialIds(NamedTuple):
     sep_id: int | None = None
 
 
-class FolderSettings:
+class TokenizerConfig:
     """The JSON files beside a vocabulary; each may be missing.
 
     Attributes:

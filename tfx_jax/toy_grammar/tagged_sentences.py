@@ -1,10 +1,10 @@
 """Sentences of the built-in grammar with their entities as BIO tags."""
 
 from tfx_jax.data.conll import TaggedSentence
-from tfx_jax.data.grammar import sentences
-from tfx_jax.data.grammar.derivation import Derivation, Named
-from tfx_jax.data.grammar.inflection import Tense
-from tfx_jax.data.grammar.lexicon import Noun, Pair
+from tfx_jax.toy_grammar import sentences
+from tfx_jax.toy_grammar.derivation import Derivation, Named
+from tfx_jax.toy_grammar.inflection import Tense
+from tfx_jax.toy_grammar.lexicon import Noun, Pair
 
 ENTITIES = ("person", "animal", "place", "thing", "time")
 _OPEN, _CLOSE = "<", ">"  # <person the girl > saw <animal a dog > : no word of the grammar has them

@@ -15,15 +15,16 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from tfx_jax.data.conll import TaggedSentence
-from tfx_jax.data.grammar import kinds, tagged
-from tfx_jax.data.grammar.derivation import Derivation, Dice
-from tfx_jax.data.grammar.documents import document
-from tfx_jax.data.grammar.entailment import entailment
-from tfx_jax.data.grammar.facts import Split, world
-from tfx_jax.data.grammar.pairs import check_request
-from tfx_jax.data.grammar.reading import reading
 from tfx_jax.data.labelled import LabelledPair, LabelledText
+from tfx_jax.data.splits import Split
 from tfx_jax.data.squad import Question
+from tfx_jax.toy_grammar import labelled_texts, tagged_sentences
+from tfx_jax.toy_grammar.derivation import Derivation, Dice
+from tfx_jax.toy_grammar.documents import document
+from tfx_jax.toy_grammar.entailment import entailment
+from tfx_jax.toy_grammar.facts import world
+from tfx_jax.toy_grammar.questions import reading
+from tfx_jax.toy_grammar.sentence_pairs import check_request
 
 Example = TypeVar("Example")
 Drawn = TypeVar("Drawn", bound=Derivation)
@@ -44,14 +45,14 @@ def grammar_documents(split: Split, size: int, *, seed: int = 0) -> list[list[st
 
 
 def grammar_labelled(split: Split, size: int, *, seed: int = 0) -> list[LabelledText]:
-    """Sentences and what they do: `kinds.KINDS` lists the labels, all equally likely.
+    """Sentences and what they do: `labelled_texts.KINDS` lists the labels, all equally likely.
 
     For some labels there is a word that gives them away ("than" for a comparison); others take a look at the whole:
     "who", "that" and "not" may stand in a relative clause, "when" may ask for the time or tell it.
 
     Args and Raises: those of `grammar_documents`.
     """
-    return _examples(kinds.labelled, Derivation, "labelled text", split, size, seed)
+    return _examples(labelled_texts.labelled, Derivation, "labelled text", split, size, seed)
 
 
 def grammar_labelled_pairs(split: Split, size: int, *, seed: int = 0) -> list[LabelledPair]:
@@ -73,7 +74,7 @@ def grammar_tagged(split: Split, size: int, *, seed: int = 0) -> list[TaggedSent
 
     Args and Raises: those of `grammar_documents`.
     """
-    return _examples(tagged.tagged, tagged.MarkedDerivation, "tagged sentence", split, size, seed)
+    return _examples(tagged_sentences.tagged, tagged_sentences.MarkedDerivation, "tagged sentence", split, size, seed)
 
 
 def grammar_questions(split: Split, size: int, *, seed: int = 0) -> list[Question]:

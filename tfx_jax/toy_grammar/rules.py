@@ -3,7 +3,7 @@
 A slot is in capitals and stands for a phrase in both languages; Japanese particles that mark a phrase are part of it.
 """
 
-from tfx_jax.data.grammar.lexicon import Pair
+from tfx_jax.toy_grammar.lexicon import Pair
 
 Slots = dict[str, Pair]
 

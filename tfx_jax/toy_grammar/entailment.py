@@ -3,15 +3,15 @@
 import functools
 from collections import defaultdict
 
-from tfx_jax.data.grammar import rules
-from tfx_jax.data.grammar.derivation import Derivation
-from tfx_jax.data.grammar.documents import exclude_each_other
-from tfx_jax.data.grammar.facts import Action, Quality, World
-from tfx_jax.data.grammar.inflection import be, inflect
-from tfx_jax.data.grammar.lexicon import Noun, Pair
-from tfx_jax.data.grammar.phrases import NounPhrase, definite, kind_of
-from tfx_jax.data.grammar.rules import CLAUSE, NOTHING, RELATIVE, STATEMENT, Rule, Slots
 from tfx_jax.data.labelled import LabelledPair
+from tfx_jax.toy_grammar import rules
+from tfx_jax.toy_grammar.derivation import Derivation
+from tfx_jax.toy_grammar.documents import exclude_each_other
+from tfx_jax.toy_grammar.facts import Action, Quality, World
+from tfx_jax.toy_grammar.inflection import be, inflect
+from tfx_jax.toy_grammar.lexicon import Noun, Pair
+from tfx_jax.toy_grammar.phrases import NounPhrase, definite, kind_of
+from tfx_jax.toy_grammar.rules import CLAUSE, NOTHING, RELATIVE, STATEMENT, Rule, Slots
 
 ENTAILMENT, NEUTRAL, CONTRADICTION = LABELS = ("ENTAILMENT", "NEUTRAL", "CONTRADICTION")
 _NEGATIVE_PERCENT = 30  # of second sentences, whatever their labels, and of clauses that decide nothing

@@ -3,11 +3,12 @@
 import itertools
 from collections.abc import Sequence
 
-from tfx_jax.data.grammar.derivation import Derivation, Dice
-from tfx_jax.data.grammar.facts import SPLITS, Split, spell, world
-from tfx_jax.data.grammar.lexicon import Pair
-from tfx_jax.data.grammar.sentences import CONSTRUCTIONS
+from tfx_jax.data.splits import SPLITS, Split
 from tfx_jax.errors import UserError
+from tfx_jax.toy_grammar.derivation import Derivation, Dice
+from tfx_jax.toy_grammar.facts import spell, world
+from tfx_jax.toy_grammar.lexicon import Pair
+from tfx_jax.toy_grammar.sentences import CONSTRUCTIONS
 
 
 def check_request(split: str, size: int, what: str) -> None:

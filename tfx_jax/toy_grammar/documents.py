@@ -3,13 +3,13 @@
 import functools
 from collections import defaultdict
 
-from tfx_jax.data.grammar import rules
-from tfx_jax.data.grammar.derivation import Derivation
-from tfx_jax.data.grammar.facts import Action, Comparison, Position, Profession, Quality, World
-from tfx_jax.data.grammar.inflection import be, inflect, with_article
-from tfx_jax.data.grammar.lexicon import Adjective, Noun, Pair
-from tfx_jax.data.grammar.phrases import definite
-from tfx_jax.data.grammar.rules import STATEMENT
+from tfx_jax.toy_grammar import rules
+from tfx_jax.toy_grammar.derivation import Derivation
+from tfx_jax.toy_grammar.facts import Action, Comparison, Position, Profession, Quality, World
+from tfx_jax.toy_grammar.inflection import be, inflect, with_article
+from tfx_jax.toy_grammar.lexicon import Adjective, Noun, Pair
+from tfx_jax.toy_grammar.phrases import definite
+from tfx_jax.toy_grammar.rules import STATEMENT
 
 _SHORTEST, _LONGEST = 4, 10  # documents, in sentences
 _EXCLUSIVE = ("big small", "new old", "long short", "expensive cheap", "hot cold", "red white black")

@@ -9,7 +9,7 @@ import dataclasses
 import functools
 from typing import Literal, NamedTuple
 
-from tfx_jax.data.grammar.inflection import Agreement, Tense
+from tfx_jax.toy_grammar.inflection import Agreement, Tense
 
 
 class Pair(NamedTuple):

@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tfx_jax.data.grammar import GrammarPairs, inflection, lexicon, sentences
-from tfx_jax.data.grammar.derivation import Dice
 from tfx_jax.errors import UserError
+from tfx_jax.toy_grammar import GrammarPairs, inflection, lexicon, sentences
+from tfx_jax.toy_grammar.derivation import Dice
 
 TRAINING_SIZE = 20_000
 GOLDEN: dict[Any, str] = {  # the first thousand pairs
@@ -55,7 +55,7 @@ def test_sentences_never_change(split):
 
 def test_another_process_derives_the_same_sentences():
     program = (
-        "from tfx_jax.data.grammar import GrammarPairs; pairs = GrammarPairs(seed=5);"
+        "from tfx_jax.toy_grammar import GrammarPairs; pairs = GrammarPairs(seed=5);"
         "print(ascii([pairs[index] for index in range(50)]))"
     )
     environment = {"PYTHONHASHSEED": "1"}

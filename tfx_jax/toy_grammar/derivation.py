@@ -4,8 +4,8 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from typing import TypeVar
 
-from tfx_jax.data.grammar.facts import Action, World
-from tfx_jax.data.grammar.inflection import (
+from tfx_jax.toy_grammar.facts import Action, World
+from tfx_jax.toy_grammar.inflection import (
     Agreement,
     Style,
     Tense,
@@ -16,7 +16,7 @@ from tfx_jax.data.grammar.inflection import (
     with_article,
     with_s,
 )
-from tfx_jax.data.grammar.lexicon import (
+from tfx_jax.toy_grammar.lexicon import (
     DEMONSTRATIVES,
     FREQUENCIES,
     MEANS,
@@ -28,8 +28,8 @@ from tfx_jax.data.grammar.lexicon import (
     Pair,
     select,
 )
-from tfx_jax.data.grammar.phrases import THE, NounPhrase, at, described, kind_of, possessive, the
-from tfx_jax.data.grammar.rules import CLAUSE, NOTHING, RELATIVE, Rule, Slots
+from tfx_jax.toy_grammar.phrases import THE, NounPhrase, at, described, kind_of, possessive, the
+from tfx_jax.toy_grammar.rules import CLAUSE, NOTHING, RELATIVE, Rule, Slots
 
 Item = TypeVar("Item")
 Fact = TypeVar("Fact", bound=tuple)

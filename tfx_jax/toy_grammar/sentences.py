@@ -7,10 +7,10 @@ import dataclasses
 from collections.abc import Callable
 from typing import TypeVar
 
-from tfx_jax.data.grammar import lexicon, rules
-from tfx_jax.data.grammar.derivation import Derivation
-from tfx_jax.data.grammar.facts import Action
-from tfx_jax.data.grammar.inflection import (
+from tfx_jax.toy_grammar import lexicon, rules
+from tfx_jax.toy_grammar.derivation import Derivation
+from tfx_jax.toy_grammar.facts import Action
+from tfx_jax.toy_grammar.inflection import (
     Tense,
     be,
     english_number,
@@ -19,9 +19,9 @@ from tfx_jax.data.grammar.inflection import (
     verb_group,
     with_article,
 )
-from tfx_jax.data.grammar.lexicon import NOUNS, Noun, Pair, Verb, select
-from tfx_jax.data.grammar.phrases import NounPhrase, plural, possessive, the
-from tfx_jax.data.grammar.rules import CLAUSE, NOTHING, STATEMENT
+from tfx_jax.toy_grammar.lexicon import NOUNS, Noun, Pair, Verb, select
+from tfx_jax.toy_grammar.phrases import NounPhrase, plural, possessive, the
+from tfx_jax.toy_grammar.rules import CLAUSE, NOTHING, STATEMENT
 
 Drawn = TypeVar("Drawn", bound=tuple)
 

@@ -8,9 +8,10 @@ import functools
 import hashlib
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
-from typing import Any, Literal, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
-from tfx_jax.data.grammar.lexicon import (
+from tfx_jax.data.splits import Split
+from tfx_jax.toy_grammar.lexicon import (
     ADJECTIVES,
     ERRANDS,
     EXCUSES,
@@ -27,9 +28,7 @@ from tfx_jax.data.grammar.lexicon import (
 )
 
 Fact = TypeVar("Fact", bound=tuple)
-Split = Literal["train", "validation", "test"]
 
-SPLITS: tuple[Split, ...] = ("train", "validation", "test")
 _SHARES: tuple[Split, ...] = ("validation", "test") + ("train",) * 18  # of twenty
 _COMPARABLE = {  # things of the same kind
     *("people", "animal", "food", "drink", "text", "machine", "garment", "instrument", "container"),

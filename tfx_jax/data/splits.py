@@ -1,0 +1,7 @@
+"""The names of the splits of a data set."""
+
+from typing import Literal
+
+Split = Literal["train", "validation", "test"]
+
+SPLITS: tuple[Split, ...] = ("train", "validation", "test")
