@@ -128,7 +128,7 @@ MUTANTS = (
     ),
     *in_file(
         "nn/cores.py",
-        "models/test_attention_cores.py -k gpt-, training/test_attention_cores.py -k centroids",
+        "models/test_attention_cores.py -k whole_text, training/test_attention_cores.py -k centroids",
         (
             "centroids stay where they are",
             "if is_training:",
@@ -159,7 +159,7 @@ MUTANTS = (
     ),
     *in_file(
         "nn/replay.py",
-        "models/test_attention_cores.py -k gpt-lsh",
+        "models/test_attention_cores.py -k whole_text",
         ("the newest token is lost", '.set(newest.astype(cache["tokens"].dtype))', ".set(0)"),
     ),
 )
