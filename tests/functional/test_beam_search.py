@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tfx_jax.functional import Pinned, beam_search, greedy_search
-from tfx_jax.functional.beams import _BLOCKS, _Past, _survivors
+from tfx_jax.functional.beam_search import _BLOCKS, _Past, _survivors
 
 
 def rank_all(logits, past, is_last):
