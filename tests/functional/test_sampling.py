@@ -12,8 +12,7 @@ import pytest
 from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
-from tfx_jax.functional import decoding
-from tfx_jax.functional.search import greedy_search, sample
+from tfx_jax.functional.search import _nucleus, greedy_search, sample
 
 PAD, BOS, EOS = 0, 1, 2
 
@@ -104,7 +103,7 @@ def test_top_k_keeps_the_lower_ids_of_equals():
     assert set(np.unique(tokens)) == {1, 2, 3}
 
 
-NUCLEUS = jax.jit(decoding._nucleus)
+NUCLEUS = jax.jit(_nucleus)
 
 
 @settings(deadline=None, max_examples=50)

@@ -114,10 +114,11 @@ class DecoderStep(nnx.Module):
         self.down = product(feed_forward.down[...], _value(feed_forward.down_bias))
         self.feed_forward_residual = layer.feed_forward_residual
         self.activation_fn = feed_forward.activation_fn
-        self.attention_fn = attention_of_step(own).attention_fn
-        self.cross_attention_fn = None
+        self.attention_fn, self.scale = attention_of_step(own).attention_fn, own.scale
+        self.cross_attention_fn = self.cross_scale = None
         if isinstance(layer, DecoderLayer):
-            self.cross_attention_fn = attention_of_step(layer.cross_attention).attention_fn
+            cross = layer.cross_attention
+            self.cross_attention_fn, self.cross_scale = attention_of_step(cross).attention_fn, cross.scale
 
     def __call__(
         self,
@@ -154,12 +155,13 @@ class DecoderStep(nnx.Module):
             query, *new = jnp.split(joined, [value_start - num_heads * size, value_start], axis=-1)
             newest = KeysValues.of(*(part.reshape(*beams, num_heads, -1) for part in new))
             longer = past.with_newest(newest, position)
-            context = self.attention_fn(query.reshape(*beams, -1, size), *longer.arranged(), bias, mask=mask)
+            query, options = query.reshape(*beams, -1, size), _scaled(self.scale)
+            context = self.attention_fn(query, *longer.arranged(), bias, mask=mask, **options)
             return self.own_out(context.reshape(*shape[:2], -1)), longer
 
         def attend_memory(attend: AttentionFn, memory: KeysValues, x: Array) -> tuple[Array, None]:
             query = self.cross_query(x).reshape(*beams, -1, memory.key.shape[2])
-            context = attend(query, *memory.arranged(), mask=memory_mask)
+            context = attend(query, *memory.arranged(), mask=memory_mask, **_scaled(self.cross_scale))
             return self.cross_out(context.reshape(*shape[:2], -1)), None
 
         def transform(x: Array) -> tuple[Array, None]:
@@ -370,9 +372,12 @@ def attention_of_step(attention: MultiHeadAttention) -> StepAttention:
     found = step_attention(attention.attention_fn)
     if found is None:
         raise ValueError(f"{attention.attention_fn} does not decode from cached keys and values")
-    if attention.scale is None:
-        return found
-    return found._replace(attention_fn=functools.partial(found.attention_fn, scale=attention.scale))
+    return found
+
+
+def _scaled(scale: float | None) -> dict[str, float]:
+    """Options of an attention function. Not bound to it, for it may be a module, whose parameters a partial hides."""
+    return {} if scale is None else {"scale": scale}
 
 
 def _value(param: nnx.Param | None) -> Array | None:
