@@ -119,15 +119,14 @@ for token in np.argsort(-probabilities)[:3].tolist():
 # No token stands out: one in six hundred would be 0.17 %. A model like that babbles:
 
 # %%
-from tfx_jax.tasks.generation import Generator, Sampling
+from tfx_jax.tasks.decoding import Sampling
+from tfx_jax.tasks.generation import Generator
 
 
 def continued(model, folder, prompts, max_new_tokens=24, **sampling):
     """How a model goes on with prompts."""
     tokenizer = load_folder_tokenizer(folder)
-    generator = Generator(
-        model, eos_ids=hf.end_ids(folder), max_new_tokens=max_new_tokens, sampling=Sampling(**sampling)
-    )
+    generator = Generator(model, eos_ids=hf.end_ids(folder), max_new_tokens=max_new_tokens, search=Sampling(**sampling))
     found = generator([tokenizer.encode(prompt) for prompt in prompts])
     return [prompt + tokenizer.decode(ids) for prompt, ids in zip(prompts, found, strict=True)]
 
@@ -241,7 +240,7 @@ def print_token(tokens):
 
 print("ken saw", end="")
 generator = Generator(
-    gpt, eos_ids=hf.end_ids(GPT_FOLDER), max_new_tokens=60, sampling=Sampling(0.7), observer=print_token
+    gpt, eos_ids=hf.end_ids(GPT_FOLDER), max_new_tokens=60, search=Sampling(0.7), observer=print_token
 )
 written = generator([tokenizer.encode("ken saw")], seed=1)
 

@@ -1,19 +1,19 @@
 """What `tfx-jax bench` measures is what it says: the trainer's step, a search of a forced length, every attention."""
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
 
+from tests.nn.programs import started
 from tfx_jax.bench import workloads
 from tfx_jax.bench.attentions import ATTENTIONS
 from tfx_jax.bench.workloads import MODELS, ForcedLength, attention, attention_program, decoding, training
-from tfx_jax.data.tokenizer import BOS_ID, EOS_ID, PAD_ID
+from tfx_jax.data.tokenizer import EOS_ID, PAD_ID
 from tfx_jax.errors import UserError
 from tfx_jax.functional import beam_search
 from tfx_jax.models.transformer import Transformer, TransformerConfig
-from tfx_jax.tasks.translation import search
+from tfx_jax.tasks.decoding import BeamSearch, decode
 from tfx_jax.training.flops import decoding_flops, training_flops
 
 TOY = TransformerConfig(vocab_size=40, num_layers=1, d_model=16, num_heads=2, d_ff=24, dropout_rate=0.0)
@@ -80,46 +80,41 @@ def eager_to_end(draw_model):
 def test_every_hypothesis_has_the_forced_length(eager_to_end, length):
     """A model that would like to end some of its sentences at once; the best of each and the rest of the beam."""
     source = np.random.default_rng(0).integers(3, 40, (16, 6), np.int32)
-    plain, forced = (
-        nnx.graphdef(nnx.eval_shape(lambda model=model: model(TOY, rngs=nnx.Rngs(0))))
-        for model in (Transformer, ForcedLength)
-    )
+    graphdef = nnx.graphdef(nnx.eval_shape(lambda: Transformer(TOY, rngs=nnx.Rngs(0))))
+    options = {"search": BeamSearch(4), "eos_ids": (EOS_ID,), "max_length": length}
 
     @jax.jit
     def search_thrice(params, source):
-        step_fn, cache = nnx.merge(forced, params).start_decoding(source, max_length=length, num_beams=4)
-        beams = beam_search(step_fn, cache, jnp.full(16, BOS_ID), max_length=length, eos_id=EOS_ID)
-        best, free = (search(graphdef, 4, 0.6, length - 6, params, None, source) for graphdef in (forced, plain))
+        plain = nnx.merge(graphdef, params).decoder()
+        forced = ForcedLength(plain)
+        step_fn, cache, start = started(forced, source, max_length=length, num_beams=4)
+        beams = beam_search(step_fn, cache, start, max_length=length, eos_id=EOS_ID)
+        best, free = (decode(decoder, source, source >= 0, **options) for decoder in (forced, plain))
         return beams, best, free
 
     found, best, free = search_thrice(eager_to_end, source)
     assert best.shape == (16, length)
-    np.testing.assert_array_equal(found.tokens[:, 0], best)
+    np.testing.assert_array_equal(found.tokens[:, 0], np.where(best < 0, PAD_ID, best))
     exists = np.isfinite(found.scores)
     assert exists.sum(axis=1).tolist() == [4 if length > 1 else 1] * 16
     tokens = np.asarray(found.tokens)[exists]
     assert (tokens[:, -1] == EOS_ID).all()
     assert not np.isin(tokens[:, :-1], (PAD_ID, EOS_ID)).any()
     if length > 1:
-        assert ((np.asarray(free) != PAD_ID).sum(axis=1) < length).any()
+        assert ((np.asarray(free) >= 0).sum(axis=1) < length).any()
 
 
 @pytest.mark.parametrize("int8", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_search_never_stops_early(monkeypatch, int8):
     """Counted in the program itself: the loop of the search takes as many steps as a hypothesis has tokens."""
     steps = []
-    start = ForcedLength.start_decoding
+    step = ForcedLength.step
 
-    def counting(self, source, **options):
-        step_fn, cache = start(self, source, **options)
+    def counted(self, tokens, cache):
+        jax.debug.callback(lambda: steps.append(1))
+        return step(self, tokens, cache)
 
-        def counted(tokens, cache):
-            jax.debug.callback(lambda: steps.append(1))
-            return step_fn(tokens, cache)
-
-        return counted, cache
-
-    monkeypatch.setattr(ForcedLength, "start_decoding", counting)
+    monkeypatch.setattr(ForcedLength, "step", counted)
     workload = decoding(TOY, batch=2, beam_size=3, source_length=4, length=7, int8=int8)
     jax.effects_barrier()
     assert len(steps) == 7

@@ -14,7 +14,8 @@ from flax import nnx
 from tfx_jax.cli import main
 from tfx_jax.data.hf_tokenizer import load_folder_tokenizer
 from tfx_jax.models import GPT, BertConfig, BertTagger, GPTConfig, hf
-from tfx_jax.tasks.generation import Generator, Sampling
+from tfx_jax.tasks.decoding import Sampling
+from tfx_jax.tasks.generation import Generator
 
 PROMPTS = ("the cat", "", "日本 a dog", "x")
 
@@ -54,7 +55,7 @@ def generate(folder, monkeypatch, capsys):
 def continuations(folder, sampling, lines=PROMPTS, **options):
     """What the command should find, without it."""
     tokenizer = load_folder_tokenizer(folder)
-    generator = Generator(hf.load(folder), eos_ids=[0], max_new_tokens=24, sampling=sampling)
+    generator = Generator(hf.load(folder), eos_ids=[0], max_new_tokens=24, search=sampling)
     found = generator([tokenizer.encode(line) or [0] for line in lines], **options)
     return [tokenizer.decode(ids) for ids in found]
 
@@ -116,6 +117,7 @@ def test_no_lines(generate):
         (["--temperature=-1"], "temperature must be at least 0, got -1.0"),
         (["--top-p=2"], "top_p must be above 0 and at most 1, got 2.0"),
         (["--beam=2", "--stop=x"], "--stop and --stream show a text as it grows"),
+        (["--beam=2", "--repetition-penalty=2"], "--repetition-penalty is for texts that are drawn"),
         (["--stream", "--json"], "choose one"),
         (["--stop="], "--stop needs a text that is not empty"),
         (["--max-new-tokens=64"], "leaves no room for a prompt"),

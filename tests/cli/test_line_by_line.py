@@ -90,6 +90,8 @@ def chunks(monkeypatch):
             return "".join(map(chr, ids))
 
     class Generator:
+        continues_prompts = False
+
         def __init__(self, model, **_):
             self.stopped = False
 

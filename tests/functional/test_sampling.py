@@ -12,8 +12,7 @@ import pytest
 from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
-from tfx_jax.functional import decoding
-from tfx_jax.functional.decoding import greedy_search, sample
+from tfx_jax.functional.search import _nucleus, greedy_search, sample
 
 PAD, BOS, EOS = 0, 1, 2
 
@@ -104,7 +103,7 @@ def test_top_k_keeps_the_lower_ids_of_equals():
     assert set(np.unique(tokens)) == {1, 2, 3}
 
 
-NUCLEUS = jax.jit(decoding._nucleus)
+NUCLEUS = jax.jit(_nucleus)
 
 
 @settings(deadline=None, max_examples=50)
@@ -142,8 +141,8 @@ def test_low_temperature_is_greedy_search():
 def test_draw_depends_on_row_and_seed_but_not_on_the_batch():
     options = {"max_length": 7, "top_k": 3, "top_p": 0.9}
     tokens, _ = draw(MARKOV, starts=[BOS] * 40, **options)
-    fewer, _ = draw(MARKOV, starts=[BOS, BOS], first_row=0, **options)
-    last, _ = draw(MARKOV, starts=[BOS, BOS], first_row=38, **options)
+    fewer, _ = draw(MARKOV, starts=[BOS, BOS], row_ids=np.arange(2), **options)
+    last, _ = draw(MARKOV, starts=[BOS, BOS], row_ids=np.arange(38, 40), **options)
     other_neighbours, _ = draw(MARKOV, starts=[BOS] * 20 + [3] * 20, **options)
     other_seed, _ = draw(MARKOV, starts=[BOS] * 40, seed=1, **options)
     assert len(np.unique(tokens, axis=0)) > 10

@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 from flax import nnx
 
+from tests.nn.programs import started
 from tfx_jax.errors import UserError
 from tfx_jax.functional import dot_product_attention, greedy_search, sliding_window_attention
-from tfx_jax.functional.beams import beam_search
+from tfx_jax.functional.beam_search import beam_search
 from tfx_jax.models import GPT, T5, Bert, BertConfig, GPTConfig, T5Config, Transformer, TransformerConfig, hf
 from tfx_jax.models.vit import ViT, ViTConfig
 from tfx_jax.nn import AttentionConfig, AttentionOptions, MultiHeadAttention
@@ -98,10 +99,8 @@ def searched(kind, name):
 
     def start(num_beams, tokens):
         if kind == "gpt":
-            step_fn, cache, first = model.start_decoding(tokens[:, :1], max_length=LENGTH - 1, num_beams=num_beams)
-            return step_fn, cache, first
-        step_fn, cache = model.start_decoding(jnp.asarray(SOURCE), max_length=LENGTH, num_beams=num_beams)
-        return step_fn, cache, jnp.full(2, start_token(kind))
+            return started(model.decoder(), tokens[:, :1], max_length=LENGTH - 1, num_beams=num_beams)
+        return started(model.decoder(), jnp.asarray(SOURCE), max_length=LENGTH, num_beams=num_beams)
 
     def run(tokens):
         step_fn, cache, _ = start(1, tokens)
@@ -114,7 +113,9 @@ def searched(kind, name):
         step_fn, cache, first = start(1, tokens)
         greedy = greedy_search(step_fn, cache, first, max_length=LENGTH - 1, eos_id=2, pad_id=-1)
         step_fn, cache, first = start(3, tokens)
-        beams = beam_search(step_fn, cache, first, beam_size=3, max_length=LENGTH - 1, eos_id=2, pad_id=-1, alpha=0.0)
+        beams = beam_search(
+            step_fn, cache, first, beam_size=3, max_length=LENGTH - 1, eos_id=2, pad_id=-1, length_penalty=0.0
+        )
         return logits.swapaxes(0, 1), greedy, (beams.tokens[:, 0], beams.scores[:, 0])
 
     return jax.jit(run)
@@ -181,7 +182,7 @@ def test_a_prompt_is_gone_on_with_whatever_padding_is_beside_it(name):
 
     @jax.jit
     def steps(prompt, is_token, after):
-        step_fn, cache, start = model.start_decoding(prompt, is_token, max_length=4)
+        step_fn, cache, start = started(model.decoder(), prompt, is_token, max_length=4)
 
         def told(cache, newest):
             logits, cache = step_fn(newest, cache)
@@ -269,7 +270,7 @@ def test_a_layer_that_the_fused_step_does_not_know_decodes_through_itself():
 
     @jax.jit
     def last_two(tokens):
-        step_fn, cache, start = model.start_decoding(tokens[:, :4], max_length=2)
+        step_fn, cache, start = started(model.decoder(), tokens[:, :4], max_length=2)
         first, cache = step_fn(start, cache)
         second, _ = step_fn(tokens[:, 4], cache)
         return jnp.stack([first, second], axis=1), model(tokens[:, :6])[:, 3:5]
@@ -296,7 +297,7 @@ def test_a_function_is_the_same_object_for_equal_options():
 def test_integers_are_refused_where_nothing_would_use_them(kind):
     with pytest.raises(UserError, match="int8 is for models whose attention decodes from cached keys"):
         make_model(kind, "lsh").decoder(int8=True)
-    assert make_model(kind, "lsh").decoder() is None
+    assert make_model(kind, "lsh").decoder().fused is None
 
 
 def test_a_folder_is_refused_where_it_cannot_say_which_attention_a_model_has(tmp_path):

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from tests.nn.programs import count_draws, count_rematerialised, draw, initial, jitted, params_of
+from tests.nn.programs import count_draws, count_rematerialised, draw, initial, jitted, params_of, started
 from tfx_jax.functional import beam_search, greedy_search
 from tfx_jax.models import GPT, GPTConfig
 
@@ -204,7 +204,7 @@ def test_steps_equal_the_whole_at_once(options, num_beams, is_left):
 @jitted
 def _step_by_step(model, prompt, is_token, later):
     num_beams = later.shape[0] // B
-    step_fn, cache, start = model.start_decoding(prompt, is_token, max_length=5, num_beams=num_beams)
+    step_fn, cache, start = started(model.decoder(), prompt, is_token, max_length=5, num_beams=num_beams)
     cache |= {"writers": jnp.repeat(cache["writers"], num_beams, axis=0)}  # as a search does
     given = jnp.concatenate([jnp.repeat(start, num_beams)[:, None], later], axis=1)
     return jax.lax.scan(lambda cache, tokens: step_fn(tokens, cache)[::-1], cache, given.T)[1]
@@ -217,8 +217,8 @@ def test_beams_of_a_prompt_contain_the_best_continuation():
 
     @jitted
     def search(model):
-        step_fn, cache, start = model.start_decoding(prompt, max_length=2, num_beams=9)
-        return beam_search(step_fn, cache, start, beam_size=9, max_length=2, eos_id=3, pad_id=0, alpha=0.0)
+        step_fn, cache, start = started(model.decoder(), prompt, max_length=2, num_beams=9)
+        return beam_search(step_fn, cache, start, beam_size=9, max_length=2, eos_id=3, pad_id=0, length_penalty=0.0)
 
     found = search(model)
     for row in range(2):
@@ -234,7 +234,7 @@ def test_beams_of_a_prompt_contain_the_best_continuation():
 def test_eight_bits_decode_nearly_the_same():
     @functools.partial(jitted, static=["int8"])
     def logits(model, int8):
-        step_fn, cache, start = model.start_decoding(TOKENS, max_length=1, decoder=model.decoder(int8=int8))
+        step_fn, cache, start = started(model.decoder(int8=int8), TOKENS, max_length=1)
         return step_fn(start, cache)[0]
 
     exact, rounded = logits(make_model(), False), logits(make_model(), True)
@@ -244,7 +244,7 @@ def test_eight_bits_decode_nearly_the_same():
 
 def test_decoding_refuses_what_has_no_position():
     with pytest.raises(ValueError, match="9 tokens of prompt and 16 more, but the model has max_length=24"):
-        jax.eval_shape(lambda: make_model().start_decoding(TOKENS, max_length=16)[1])
+        jax.eval_shape(lambda: started(make_model().decoder(), TOKENS, max_length=16)[1])
 
 
 def test_bfloat16_computes_in_bfloat16_and_scores_in_float32():
@@ -255,7 +255,7 @@ def test_bfloat16_computes_in_bfloat16_and_scores_in_float32():
     assert {leaf.dtype for leaf in jax.tree.leaves(nnx.state(model))} == {jnp.dtype("float32")}
 
     def search(model):
-        step_fn, cache, start = model.start_decoding(TOKENS, max_length=4)
+        step_fn, cache, start = started(model.decoder(), TOKENS, max_length=4)
         return greedy_search(step_fn, cache, start, max_length=4, eos_id=1, pad_id=-1)[0]
 
     chex.assert_shape(jax.eval_shape(search, model), (B, 4))

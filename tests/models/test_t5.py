@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from tests.nn.programs import count_draws, count_rematerialised, draw, initial, jitted, params_of
+from tests.nn.programs import count_draws, count_rematerialised, draw, initial, jitted, params_of, started
 from tests.tiers import slow_but
 from tfx_jax.functional import beam_search, dot_product_attention, greedy_search, relative_position_bucket
 from tfx_jax.models import T5, T5Config
@@ -195,7 +195,7 @@ TARGETS = np.random.default_rng(0).integers(2, V, (B * W, T))
 def test_every_step_of_every_beam_equals_teacher_forcing(version):
     @jitted
     def by_steps(model):
-        step_fn, cache = model.start_decoding(SOURCE, max_length=T + 2, num_beams=W)
+        step_fn, cache, _ = started(model.decoder(), SOURCE, max_length=T + 2, num_beams=W)
         cache = cache | {"writers": jnp.repeat(cache["writers"], W, axis=0)}
         inputs = np.concatenate([np.zeros_like(TARGETS[:, :1]), TARGETS[:, :-1]], axis=1)
         _, logits = jax.lax.scan(lambda cache, tokens: step_fn(tokens, cache)[::-1], cache, inputs.T)
@@ -210,11 +210,10 @@ def test_searches_score_what_they_find_as_teacher_forcing_does():
 
     @jitted
     def search(model):
-        step_fn, cache = model.start_decoding(SOURCE, max_length=T)
-        greedy = greedy_search(step_fn, cache, jnp.zeros(B, jnp.int32), max_length=T, eos_id=1)
-        step_fn, cache = model.start_decoding(SOURCE, max_length=T, num_beams=W, decoder=model.decoder())
-        starts = jnp.zeros(B, jnp.int32)
-        return greedy, beam_search(step_fn, cache, starts, beam_size=W, max_length=T, eos_id=1, alpha=0.0)
+        step_fn, cache, start = started(model.decoder(), SOURCE, max_length=T)
+        greedy = greedy_search(step_fn, cache, start, max_length=T, eos_id=1)
+        step_fn, cache, start = started(model.decoder(), SOURCE, max_length=T, num_beams=W)
+        return greedy, beam_search(step_fn, cache, start, beam_size=W, max_length=T, eos_id=1, length_penalty=0.0)
 
     (tokens, scores), found = search(model)
     every = np.concatenate([tokens[:, None], found.tokens], axis=1)  # the greedy one of each source, and its beams
@@ -231,8 +230,8 @@ def test_searches_score_what_they_find_as_teacher_forcing_does():
 def test_int8_decoding_is_near():
     @functools.partial(jitted, static=["int8"])
     def logits(model, int8):
-        step_fn, cache = model.start_decoding(SOURCE, max_length=T, decoder=model.decoder(int8=True) if int8 else None)
-        return step_fn(jnp.zeros(B, jnp.int32), cache)[0]
+        step_fn, cache, start = started(model.decoder(int8=int8), SOURCE, max_length=T)
+        return step_fn(start, cache)[0]
 
     want, got = (logits(make_model(), int8) for int8 in (False, True))
     assert 0 < np.abs(got - want).max() < 0.1 * np.abs(want).max()

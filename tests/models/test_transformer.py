@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from tests.nn.programs import count_draws, jitted, params_of
+from tests.nn.programs import count_draws, jitted, params_of, started
 from tfx_jax.data import tokenizer
 from tfx_jax.functional import dot_product_attention
 from tfx_jax.models import Transformer, TransformerConfig, transformer
@@ -237,7 +237,7 @@ def test_more_tokens_than_learned_positions(make_model):
     with pytest.raises(ValueError, match="6 positions, but the table of learned positions has 5"):
         jax.eval_shape(model, SOURCE, TARGET)
     with pytest.raises(ValueError, match="max_length=6, but there are 5 learned positions"):
-        jax.eval_shape(lambda: model.start_decoding(SOURCE[:, :5], max_length=6)[1])
+        jax.eval_shape(lambda: started(model.decoder(), SOURCE[:, :5], max_length=6)[1])
 
 
 @pytest.mark.parametrize("given", [{}, {"d_k": 4}, {"d_v": 4}])

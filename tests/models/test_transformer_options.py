@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from tests.nn.programs import count_draws, jitted, params_of
+from tests.nn.programs import count_draws, jitted, params_of, started
 from tfx_jax.functional import sinusoidal_positions
 from tfx_jax.models import Transformer, TransformerConfig
 
@@ -97,7 +97,7 @@ def test_every_step_of_marian_equals_teacher_forcing(make_model, forward):
 
     @jitted
     def by_steps(model):
-        step_fn, cache = model.start_decoding(SOURCE, max_length=T)
+        step_fn, cache, _ = started(model.decoder(), SOURCE, max_length=T)
         inputs = np.concatenate([np.full_like(TARGET[:, :1], 22), TARGET[:, :-1]], axis=1)
         _, logits = jax.lax.scan(lambda cache, tokens: step_fn(tokens, cache)[::-1], cache, inputs.T)
         return logits.swapaxes(0, 1)

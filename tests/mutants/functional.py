@@ -44,8 +44,8 @@ MUTANTS = (
         ("the batch may be attended over", "all(0 < axis < rank - 1", "all(0 <= axis < rank - 1"),
     ),
     *in_file(
-        "functional/beams.py",
-        "functional/test_decoding.py, functional/test_beams.py",
+        "functional/beam_search.py",
+        "functional/test_search.py, functional/test_beam_search.py",
         ("another length penalty", "((5 + lengths) / 6)", "((5 + lengths) / 5)"),
         ("the penalty of one token more", "penalties[length - 1]", "penalties[length]"),
         ("stops when the best is certain", "beams.finished_scores[:, -1])", "beams.finished_scores[:, 0])"),
@@ -56,9 +56,9 @@ MUTANTS = (
             "the last token twice",
             "jnp.where(places < vocab_size, picked, -jnp.inf)",
             "picked",
-            "functional/test_beams.py",
+            "functional/test_beam_search.py",
         ),
-        ("every end is kept", "jnp.where(ended >= worst_kept, ended, -jnp.inf)", "ended"),
+        ("every end is kept", "jnp.where(finished >= worst_kept, finished, -jnp.inf)", "finished"),
     ),
     *in_file(
         "functional/bigbird.py",
@@ -92,8 +92,8 @@ MUTANTS = (
         ("decay and step exchanged", "decay * old + (1 - decay) * mean", "(1 - decay) * old + decay * mean"),
     ),
     *in_file(
-        "functional/decoding.py",
-        "functional/test_decoding.py, functional/test_sampling.py",
+        "functional/search.py",
+        "functional/test_search.py, functional/test_sampling.py",
         ("no EOS at the limit", "jnp.where(length >= limits, eos_id", "jnp.where(length > limits, eos_id"),
         ("multiplied by the temperature", "log_probs / temperature", "log_probs * temperature"),
         ("every step draws alike", "jax.random.fold_in(rng, length)", "jax.random.fold_in(rng, 0)"),

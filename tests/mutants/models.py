@@ -32,7 +32,7 @@ MUTANTS = (
         ),
         (
             "steps without a last norm",
-            "output(x if self.decoder_norm is None else self.decoder_norm(x), jnp.float32)",
+            "output(x if norm is None else norm(x), jnp.float32)",
             "output(x, jnp.float32)",
         ),
         ("always interleaved", "is_interleaved=is_interleaved", "is_interleaved=True"),
@@ -115,18 +115,13 @@ MUTANTS = (
         ),
         (
             "the last token is read twice",
-            "is_past = is_token & (jnp.arange(num_past)[None] != last)",
+            "is_past = is_token & (places != last)",
             "is_past = is_token",
         ),
         (
-            "positions of beams",
-            "jnp.repeat(is_past.sum(axis=1), num_beams)",
-            "jnp.tile(is_past.sum(axis=1), num_beams)",
-        ),
-        (
             "more than max_length is taken",
-            "if num_past + max_length > self.config.max_length:",
-            "if max_length > self.config.max_length:",
+            "if num_past + max_length > self.model.config.max_length:",
+            "if max_length > self.model.config.max_length:",
         ),
     ),
     *in_file(
@@ -147,8 +142,8 @@ MUTANTS = (
         ),
         (
             "steps at the first position",
-            "self.decoder_bias(1, max_length, position)",
-            "self.decoder_bias(1, max_length, 0)",
+            "model.decoder_bias(1, num_places, position)",
+            "model.decoder_bias(1, num_places, 0)",
         ),
         (
             "the last outputs are not dropped",

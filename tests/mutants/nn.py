@@ -47,9 +47,15 @@ MUTANTS = (
         ("no bias", "return y if self.bias is None else y +", "return y if self.bias is None else y + 0 *"),
         ("the gate is forgotten", "hidden if self.gate is None else hidden * self.gate(x)", "hidden"),
         (
-            "positions count the prompt twice",
-            "embed(tokens, position - num_past)",
-            "embed(tokens, position)",
+            "positions count from one",
+            "jnp.cumsum(exists, axis=1) - 1",
+            "jnp.cumsum(exists, axis=1)",
+            _STEPS,
+        ),
+        (
+            "positions of beams",
+            "jnp.repeat(newest[:, 0], num_beams)",
+            "jnp.tile(newest[:, 0], num_beams)",
             _STEPS,
         ),
     ),

@@ -59,6 +59,11 @@ def normal(seed: int, *shape: int) -> np.ndarray:
     return np.random.default_rng(seed).normal(size=shape).astype(np.float32)
 
 
+def started(decoder: Any, inputs: Any, is_token: Any = None, **sizes: int) -> tuple[Callable[..., Any], Any, Any]:
+    """Reads inputs; returns a decoder's step, the cache of the first step, and the tokens that it takes."""
+    return decoder.step, *decoder.init_cache(decoder.encode(inputs, is_token), **sizes)
+
+
 def count_draws(function: Callable[..., Any], *args: Any) -> int:
     """Counts how often a function draws random bits, its loops run to their ends; nothing is compiled."""
     return sum(times for name, times in _operations(function, *args) if name == "random_bits")

@@ -10,7 +10,8 @@ from scipy.special import log_softmax, softmax
 
 from tfx_jax.errors import UserError
 from tfx_jax.models import GPT, T5, GPTConfig, T5Config, Transformer, TransformerConfig
-from tfx_jax.tasks.generation import Generator, Sampling
+from tfx_jax.tasks.decoding import BeamSearch, Sampling
+from tfx_jax.tasks.generation import Generator
 
 V, MAX_LENGTH = 23, 40
 PROMPTS = [[3, 1, 4, 1, 5], [9], [2, 6, 5]]
@@ -75,7 +76,7 @@ def greedy_tokens():
 
 @functools.cache
 def greedy_generator():
-    return Generator(make_model(), max_new_tokens=12, sampling=GREEDY)
+    return Generator(make_model(), max_new_tokens=12, search=GREEDY)
 
 
 def test_takes_the_most_probable_token_for_prompts_of_any_length():
@@ -85,7 +86,7 @@ def test_takes_the_most_probable_token_for_prompts_of_any_length():
 
 def test_top_k_of_one_is_greedy_and_so_is_a_low_temperature():
     for sampling in (Sampling(top_k=1), Sampling(temperature=1e-6), Sampling(top_p=1e-6)):
-        assert Generator(make_model(), max_new_tokens=12, sampling=sampling)(PROMPTS) == greedy_tokens()
+        assert Generator(make_model(), max_new_tokens=12, search=sampling)(PROMPTS) == greedy_tokens()
 
 
 @pytest.mark.parametrize("penalty", [1.5, pytest.param(0.7, marks=pytest.mark.slow)])
@@ -93,11 +94,11 @@ def test_repetition_penalty(penalty):
     sampling = Sampling(temperature=0, repetition_penalty=penalty)
     want = [naive(prompt, 12, penalised(penalty)) for prompt in PROMPTS]
     assert want != greedy_tokens()
-    assert Generator(make_model(), max_new_tokens=12, sampling=sampling)(PROMPTS) == want
+    assert Generator(make_model(), max_new_tokens=12, search=sampling)(PROMPTS) == want
 
 
 def test_draws_depend_on_seed_and_row_alone():
-    generator = Generator(make_model(), max_new_tokens=12, sampling=Sampling(top_k=9, top_p=0.9))
+    generator = Generator(make_model(), max_new_tokens=12, search=Sampling(top_k=9, top_p=0.9))
     first = generator(PROMPTS, seed=1)
     assert first == generator(PROMPTS, seed=1) != generator(PROMPTS, seed=2)
     assert generator([PROMPTS[0], [8] * 9], seed=1)[0] == first[0]
@@ -119,14 +120,14 @@ def test_any_of_several_ends_ends_a_text_and_is_left_out(num_ends):
     for tokens in greedy_tokens():
         places = [place for place, token in enumerate(tokens) if token in ends]
         want.append(tokens[: places[0]] if places else tokens)
-    assert Generator(make_model(), eos_ids=ends, max_new_tokens=12, sampling=GREEDY)(PROMPTS) == want
+    assert Generator(make_model(), eos_ids=ends, max_new_tokens=12, search=GREEDY)(PROMPTS) == want
 
 
 def test_a_prompt_may_consist_of_the_end():
     """GPT-2 has one token for both ends of a text."""
     want = naive([7], 5, most_probable)
     end = next(token for token in range(V) if token not in want)
-    assert Generator(make_model(), eos_ids=[end], max_new_tokens=5, sampling=GREEDY)([[end]]) != [[]]
+    assert Generator(make_model(), eos_ids=[end], max_new_tokens=5, search=GREEDY)([[end]]) != [[]]
 
 
 def test_an_observer_sees_every_token_but_the_last_and_may_stop_rows():
@@ -136,7 +137,7 @@ def test_an_observer_sees_every_token_but_the_last_and_may_stop_rows():
         shown.append(tokens.copy())
         return np.array([False, len(shown) == 4, False, False])
 
-    generator = Generator(make_model(), max_new_tokens=12, sampling=GREEDY, observer=observe)
+    generator = Generator(make_model(), max_new_tokens=12, search=GREEDY, observer=observe)
     found = generator(PROMPTS)
     whole = greedy_tokens()
     assert found == [whole[0], whole[1][:3], whole[2]]  # the first call comes before any token
@@ -148,18 +149,18 @@ def test_an_observer_sees_every_token_but_the_last_and_may_stop_rows():
 def test_few_programs_for_many_shapes():
     generator = greedy_generator()
     generator(PROMPTS)  # four rows of 16
-    before = generator._run._cache_size()
+    before = generator._driver._run._cache_size()
     for rows in (3, 4):
         for length in (2, 9, 16):
             assert len(generator([[1] * length] * rows)) == rows
-    assert generator._run._cache_size() == before
+    assert generator._driver._run._cache_size() == before
     assert len(generator([[1] * 17])) == 1
-    assert generator._run._cache_size() == before + 1
+    assert generator._driver._run._cache_size() == before + 1
     assert generator([]) == []
 
 
 def test_eight_bits_run():
-    assert len(Generator(make_model(), max_new_tokens=4, sampling=GREEDY, int8=True)(PROMPTS)[0]) == 4
+    assert len(Generator(make_model(), max_new_tokens=4, search=GREEDY, int8=True)(PROMPTS)[0]) == 4
 
 
 def log_prob(prompt, tokens):
@@ -170,8 +171,8 @@ def log_prob(prompt, tokens):
 def test_a_beam_finds_what_is_at_least_as_probable_as_greedy():
     end = greedy_tokens()[0][4]
     options = {"eos_ids": [end], "max_new_tokens": 5}
-    found = Generator(make_model(), beam_size=8, alpha=0.0, **options)(PROMPTS)
-    greedy = Generator(make_model(), sampling=GREEDY, **options)(PROMPTS)
+    found = Generator(make_model(), search=BeamSearch(8, 0.0), **options)(PROMPTS)
+    greedy = Generator(make_model(), search=GREEDY, **options)(PROMPTS)
     for prompt, best, first in zip(PROMPTS, found, greedy, strict=True):
         # With its end, which a beam search adds at the limit at the latest.
         assert log_prob(prompt, [*best, end]) >= log_prob(prompt, [*first[:4], end]) - 1e-4
@@ -196,7 +197,8 @@ def test_encoder_decoders_answer(kind, beam_size):
             Transformer, TransformerConfig(vocab_size=V, num_layers=1, d_model=8, num_heads=2, d_ff=16, start_id=0)
         )
     model = drawn(lambda: make(rngs=nnx.Rngs(0)), seed=3)
-    generator = Generator(model, eos_ids=[2], max_new_tokens=6, sampling=GREEDY, beam_size=beam_size)
+    search = GREEDY if beam_size == 1 else BeamSearch(beam_size)
+    generator = Generator(model, eos_ids=[2], max_new_tokens=6, search=search)
     together = generator([[5, 6, 7, 2], [9, 2]])
     assert together == [generator([[5, 6, 7, 2]])[0], generator([[9, 2]])[0]]
     assert together[0] != together[1]
@@ -218,13 +220,11 @@ def test_refusals():
     assert len(greedy_generator()([[1] * 28])[0]) == 12
     with pytest.raises(UserError, match="max_new_tokens must be at least 1, got 0"):
         Generator(make_model(), max_new_tokens=0)
-    with pytest.raises(
-        UserError, match="max_new_tokens=40 leaves no room for a prompt, as the model has max_length=40"
-    ):
+    with pytest.raises(UserError, match="max_new_tokens=40 leaves no room for a prompt, as the model takes 40 tokens"):
         Generator(make_model(), max_new_tokens=40)
-    for options in ({}, {"eos_ids": (1, 2)}, {"eos_ids": (1,), "sampling": Sampling(repetition_penalty=2.0)}):
+    for options in ({}, {"eos_ids": (1, 2)}, {"eos_ids": (1,), "observer": lambda tokens: tokens < 0}):
         with pytest.raises(UserError, match="a beam search wants one token that ends a text"):
-            Generator(make_model(), max_new_tokens=4, beam_size=2, **options)
+            Generator(make_model(), max_new_tokens=4, search=BeamSearch(2), **options)
     for options, match in (
         ({"temperature": -1}, "temperature must be at least 0, got -1"),
         ({"top_k": 0}, "top_k must be at least 1, got 0"),

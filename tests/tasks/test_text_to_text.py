@@ -13,6 +13,7 @@ from tfx_jax.data.labelled import LabelledText, read_labelled, read_labelled_pai
 from tfx_jax.data.squad import Answer, Question, read_questions
 from tfx_jax.models import T5, T5Config
 from tfx_jax.tasks.answer_scores import answer_scores
+from tfx_jax.tasks.decoding import BeamSearch
 from tfx_jax.tasks.tagging import Entity, entities_of_tags, repair_tags, tags_of_entities
 from tfx_jax.tasks.text_to_text import (
     NO_LABEL,
@@ -211,6 +212,6 @@ def test_a_beam_finds_no_worse(model):
         is_token = tokens != 0
         return np.where(is_token, logp, 0).sum(axis=1) / ((5 + is_token.sum(axis=1)) / 6) ** 0.6
 
-    greedy, beam = write(model, max_length=6), write(model, max_length=6, beam_size=8)
+    greedy, beam = write(model, max_length=6), write(model, max_length=6, search=BeamSearch(8))
     assert (score(beam)[:-1] >= score(greedy)[:-1] - 1e-5).all()
     assert (score(beam)[:-1] > score(greedy)[:-1] + 1e-3).any()

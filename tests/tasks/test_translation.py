@@ -8,6 +8,7 @@ from flax import nnx
 
 from tfx_jax.data.tokenizer import EOS_ID, PAD_ID, WordTokenizer
 from tfx_jax.models.transformer import Transformer, TransformerConfig
+from tfx_jax.tasks.decoding import BeamSearch
 from tfx_jax.tasks.translation import Translator, translation_loss
 
 WORDS = [f"w{number}" for number in range(12)]
@@ -63,21 +64,25 @@ def test_loss_of_padding_alone_is_zero_even_where_logits_are_huge():
 
 
 class Echo:
-    """Stands in for the compiled search: gives back the source, and notes the shapes that would be compiled."""
+    """Stands in for a decoder and the compiled search: gives back the source, and notes what would be compiled."""
 
     def __init__(self):
         self.shapes = []
 
-    def __call__(self, params, decoder, source):
-        self.shapes.append(source.shape)
-        return source
+    def max_input_length(self, max_new_tokens):
+        return None
+
+    def __call__(self, decoder, inputs, is_token, *_, max_length):
+        self.shapes.append(inputs.shape)
+        assert max_length == inputs.shape[1] + 50
+        return np.where(is_token, inputs, -1)
 
 
 def echoing(**options):
-    """A translator that repeats its input, without a model."""
-    translator = Translator(nnx.graphdef(Fixed(np.zeros(()))), TOKENIZER, **options)
-    translator._arrange, translator._search = lambda params: None, Echo()
-    return translator
+    """A translator that repeats its input, without a model, and what has noted its shapes."""
+    translator, echo = Translator(nnx.graphdef(Fixed(np.zeros(()))), TOKENIZER, **options), Echo()
+    translator._driver.decoder, translator._driver._run = lambda params: echo, echo
+    return translator, echo
 
 
 def random_lines(rng, count, longest):
@@ -86,7 +91,7 @@ def random_lines(rng, count, longest):
 
 def test_progress_is_told_batch_by_batch_and_counts_every_line():
     lines, told = [*random_lines(np.random.default_rng(1), 300, 60), "", "  "], []
-    echoing(on_batch=told.append)({}, lines)
+    echoing(on_batch=told.append)[0]({}, lines)
     assert sum(told) == len(lines)
     assert len(told) > 3
 
@@ -98,32 +103,32 @@ def test_as_many_lines_as_came_in_and_in_their_order():
     for index in empty:
         lines[index] = ["", " ", "\t ", "\u3000"][index % 4]
     expected = [line.strip() for line in lines]
-    assert echoing()({}, lines) == expected
+    assert echoing()[0]({}, lines) == expected
 
 
 def test_no_lines_and_nothing_but_empty_lines():
-    translator = echoing()
+    translator, echo = echoing()
     assert translator({}, []) == []
     assert translator({}, ["", "  "]) == ["", ""]
     assert translator.translate_ids({}, ["", "w1"]) == [[], [*TOKENIZER.encode("w1"), EOS_ID]]
-    assert len(translator._search.shapes) == 1
+    assert len(echo.shapes) == 1
 
 
 def test_very_long_lines_are_cut():
-    translator = echoing(max_source_length=20)
+    translator, echo = echoing(max_source_length=20)
     long, short = "w1 w2 " * 50_000, "w3"
     assert translator({}, [long, short]) == ["w1 w2 " * 9 + "w1", "w3"]
-    assert max(length for _, length in translator._search.shapes) == 20
+    assert max(length for _, length in echo.shapes) == 20
 
 
 @pytest.mark.parametrize("max_source_length", [256, 100, 10])
 def test_a_handful_of_programs_serves_all_lengths(max_source_length):
     """Every length of source, thousands of lines: five shapes at most, each of about as many tokens."""
-    translator = echoing(max_source_length=max_source_length, tokens_per_batch=2_048)
+    translator, echo = echoing(max_source_length=max_source_length, tokens_per_batch=2_048)
     rng = np.random.default_rng(2)
     translator({}, random_lines(rng, 2_000, 300))
     translator({}, [" ".join(["w0"] * length) for length in range(1, 300)])
-    shapes = set(translator._search.shapes)
+    shapes = set(echo.shapes)
     assert len(shapes) <= 5
     assert {length for _, length in shapes} <= {16, 32, 64, 128, max_source_length}
     assert all(1_024 < rows * length <= 2_048 for rows, length in shapes)
@@ -131,34 +136,41 @@ def test_a_handful_of_programs_serves_all_lengths(max_source_length):
 
 @pytest.mark.parametrize(("count", "rows"), [(1, 2), (2, 2), (3, 4), (5, 8), (100, 128), (1_000, 128)])
 def test_a_few_lines_do_not_pay_for_a_full_batch(count, rows):
-    translator = echoing(tokens_per_batch=2_048)
+    translator, echo = echoing(tokens_per_batch=2_048)
     translator({}, ["w1 w2"] * count)
-    assert set(translator._search.shapes) == {(rows, 16)}
-    assert len(translator._search.shapes) == -(-count // rows)
+    assert set(echo.shapes) == {(rows, 16)}
+    assert len(echo.shapes) == -(-count // rows)
 
 
 def test_line_by_line_needs_one_program_for_each_length():
     """What an interactive user pays: nothing new for the second line of about the same length."""
-    translator = echoing()
+    translator, echo = echoing()
     for length in range(1, 255):
         translator({}, [" ".join(["w0"] * length)])
-    assert set(translator._search.shapes) == {(2, 16), (1, 32), (1, 64), (1, 128), (1, 256)}
+    assert set(echo.shapes) == {(2, 16), (1, 32), (1, 64), (1, 128), (1, 256)}
 
 
 class Endless(nnx.Module):
     """Never ends a sentence by itself; counts the steps of the search."""
 
     steps = 0
+    vocab_size, pad_id, continues_inputs = V, PAD_ID, False
 
     def decoder(self, *, int8):
+        return self
+
+    def max_input_length(self, max_new_tokens):
         return None
 
-    def start_decoding(self, source, *, max_length, num_beams, decoder):
-        def step_fn(tokens, cache):
-            jax.debug.callback(self.count)
-            return jnp.zeros((tokens.shape[0], V)).at[:, EOS_ID].set(-30.0), cache
+    def encode(self, inputs, is_token):
+        return jnp.zeros((inputs.shape[0], 1))
 
-        return step_fn, jnp.zeros((source.shape[0], 1))
+    def init_cache(self, memory, *, max_length, num_beams):
+        return memory, jnp.ones(memory.shape[0], jnp.int32)
+
+    def step(self, tokens, cache):
+        jax.debug.callback(self.count)
+        return jnp.zeros((tokens.shape[0], V)).at[:, EOS_ID].set(-30.0), cache
 
     @classmethod
     def count(cls):
@@ -167,15 +179,12 @@ class Endless(nnx.Module):
 
 def test_rows_of_padding_end_at_once():
     """The search takes as many steps as the longest sentence may: `extra_length` more than its source."""
-    translator = Translator(nnx.graphdef(Endless()), TOKENIZER, beam_size=2, extra_length=3)
-    Endless.steps = 0
-    (output,) = translator.translate_ids({}, ["w1 w2"])  # a batch of two rows, the second of them padding
-    jax.effects_barrier()
-    assert Endless.steps == len(output) == 3 + 3  # with the ends of sentence; the buffer would hold 16 + 3
-    Endless.steps = 0
-    translator._search({}, None, np.zeros((2, 16), np.int32)).block_until_ready()
-    jax.effects_barrier()
-    assert Endless.steps == 1
+    translator = Translator(nnx.graphdef(Endless()), TOKENIZER, search=BeamSearch(2), extra_length=3)
+    for line in ("w1 w2", "w1"):  # a batch of two rows, the second of them added
+        Endless.steps = 0
+        (output,) = translator.translate_ids({}, [line])
+        jax.effects_barrier()
+        assert Endless.steps == len(output) == len(line.split()) + 1 + 3  # the buffer would hold 16 + 3
 
 
 def make_model():
@@ -196,7 +205,7 @@ LINES = ["w1 w2 w3", "", "w4", "w5 w6 w7 w8 w9 w10", "w0 w0 w0", "w11 w3 w2 w1 w
 
 @pytest.fixture(scope="module")
 def translator(model):
-    return Translator(model[0], TOKENIZER, beam_size=2, extra_length=4)
+    return Translator(model[0], TOKENIZER, search=BeamSearch(2), extra_length=4)
 
 
 def test_company_in_a_batch_does_not_change_a_translation(model, translator):
@@ -205,7 +214,7 @@ def test_company_in_a_batch_does_not_change_a_translation(model, translator):
     assert translator.translate_ids(model[1], LINES[::-1]) == together[::-1]
     alone = [translator.translate_ids(model[1], [line])[0] for line in LINES]
     assert alone == together
-    assert translator._search._cache_size() == 2  # eight rows of 16 together, two rows alone
+    assert translator._driver._run._cache_size() == 2  # eight rows of 16 together, two rows alone
 
 
 def test_outputs_end_and_keep_their_limit(model, translator):
@@ -219,7 +228,7 @@ def test_outputs_end_and_keep_their_limit(model, translator):
 def test_beam_of_one_is_greedy_search_without_a_cache(model):
     """Against the model's own teacher forcing: the best token after each prefix, computed anew for every step."""
     graphdef, params = model
-    translator = Translator(graphdef, TOKENIZER, beam_size=1, extra_length=4)
+    translator = Translator(graphdef, TOKENIZER, search=BeamSearch(1), extra_length=4)
 
     @jax.jit
     def score(source, target):
@@ -242,7 +251,9 @@ def test_beam_of_one_is_greedy_search_without_a_cache(model):
 @pytest.mark.slow
 def test_int8_translates_nearly_the_same(model, translator):
     """Of a talkative model without training, most first tokens: its choices are far closer than a trained one's."""
-    rounded = Translator(model[0], TOKENIZER, beam_size=2, extra_length=4, int8=True).translate_ids(model[1], LINES)
+    rounded = Translator(model[0], TOKENIZER, search=BeamSearch(2), extra_length=4, int8=True).translate_ids(
+        model[1], LINES
+    )
     exact = translator.translate_ids(model[1], LINES)
     assert [bool(ids) for ids in rounded] == [bool(ids) for ids in exact]
     same = [a[:1] == b[:1] for a, b in zip(rounded, exact, strict=True)]

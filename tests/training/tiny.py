@@ -31,12 +31,24 @@ class BagOfWords(nnx.Module):
         x = self.table[...][before] + self._context(source)[:, None]
         return self._logits(dropout(x, self.config.dropout_rate, None if rngs is None else rngs.dropout()))
 
-    def decoder(self, *, int8):
-        return {}
+    vocab_size = property(lambda self: self.config.vocab_size)
+    pad_id = property(lambda self: self.config.pad_id)
+    continues_inputs = False
 
-    def start_decoding(self, source, *, max_length, num_beams, decoder):
-        context = jnp.repeat(self._context(source), num_beams, axis=0)
-        return lambda tokens, cache: (self._logits(self.table[...][tokens] + context), cache), {}
+    def decoder(self, *, int8):
+        return self
+
+    def max_input_length(self, max_new_tokens):
+        return None
+
+    def encode(self, inputs, is_token):
+        return self._context(jnp.where(is_token, inputs, self.pad_id))
+
+    def init_cache(self, memory, *, max_length, num_beams):
+        return memory, jnp.ones(memory.shape[:1], jnp.int32)
+
+    def step(self, tokens, cache):
+        return self._logits(self.table[...][tokens] + cache), cache
 
     def _context(self, source):
         return jnp.where(source[..., None] != self.config.pad_id, self.table[...][source], 0.0).sum(axis=1)

@@ -17,16 +17,14 @@ from tfx_jax.bench.attentions import ATTENTIONS
 from tfx_jax.bench.measure import Compilation, Workload, compile_apart, timed
 from tfx_jax.data.tokenizer import EOS_ID
 from tfx_jax.errors import UserError
-from tfx_jax.functional.decoding import StepFn
 from tfx_jax.models.transformer import Transformer, TransformerConfig
 from tfx_jax.nn.attention import ShardAttention
-from tfx_jax.tasks.translation import search, translation_loss
+from tfx_jax.tasks.decoding import BeamSearch, decode
+from tfx_jax.tasks.translation import translation_loss
 from tfx_jax.training.config import ExperimentConfig
 from tfx_jax.training.flops import decoding_flops, training_flops
 from tfx_jax.training.program import lay_out, run_key
 from tfx_jax.training.sharding import make_mesh, num_batch_shards, shard_batch
-
-_ALPHA = 0.6  # of the length penalty, as everywhere; hypotheses of one length cost the same with any
 
 MODELS: dict[str, Callable[..., TransformerConfig]] = {
     # That of experiments/transformer_tiny_multi30k.py, with a vocabulary as Multi30k has it.
@@ -75,25 +73,49 @@ def training(model: TransformerConfig, *, batch: int, length: int) -> Workload:
     return _ready(run, compilation, batch * length, training_flops(model, batch, length, length), num_devices=mesh.size)
 
 
-class ForcedLength(Transformer):
-    """A Transformer that ends no sentence before it has to, so that what a search costs does not hang on its weights.
+class ForcedLength(nnx.Module):
+    """A decoder that ends no text before it has to, so that what a search costs does not hang on its weights.
 
     The last step of the search allows nothing but EOS. Before it, EOS is impossible here: nothing is ever finished, so
     the search cannot stop early either, and every hypothesis has exactly as many tokens as there is room for. All else
     is the search's own work: every step ranks, reorders and caches as for a trained model.
     """
 
-    def start_decoding(self, source: Int[Array, "B S"], *, max_length: int, **options: Any) -> tuple[StepFn, Any]:
-        """As the model's own; the cache counts the steps besides."""
-        step_fn, cache = super().start_decoding(source, max_length=max_length, **options)
+    continues_inputs = False
 
-        def forced(tokens: Array, counted: Any) -> tuple[Array, Any]:
-            step, cache = counted
-            logits, cache = step_fn(tokens, cache)
-            end = jnp.where(step < max_length - 1, -jnp.inf, logits[:, EOS_ID])
-            return logits.at[:, EOS_ID].set(end), (step + 1, cache)
+    def __init__(self, decoder: Any):
+        """Takes the decoder of a model."""
+        self.decoder = decoder
 
-        return forced, (jnp.zeros((), jnp.int32), cache)
+    @property
+    def vocab_size(self) -> int:
+        """The decoder's own."""
+        return self.decoder.vocab_size
+
+    @property
+    def pad_id(self) -> int:
+        """The decoder's own."""
+        return self.decoder.pad_id
+
+    def max_input_length(self, max_new_tokens: int) -> int | None:
+        """The decoder's own."""
+        return self.decoder.max_input_length(max_new_tokens)
+
+    def encode(self, inputs: Int[Array, "B S"], is_token: Any = None) -> Any:
+        """As the decoder does."""
+        return self.decoder.encode(inputs, is_token)
+
+    def init_cache(self, memory: Any, *, max_length: int, num_beams: int = 1) -> tuple[Any, Int[Array, " B"]]:
+        """Makes the decoder's cache; how many steps must not end is counted besides."""
+        cache, start = self.decoder.init_cache(memory, max_length=max_length, num_beams=num_beams)
+        return (jnp.full((), max_length - 1, jnp.int32), cache), start
+
+    def step(self, tokens: Int[Array, " R"], cache: Any) -> tuple[Array, Any]:
+        """Takes the decoder's step."""
+        num_left, inner = cache
+        logits, inner = self.decoder.step(tokens, inner)
+        end = jnp.where(num_left > 0, -jnp.inf, logits[:, EOS_ID])
+        return logits.at[:, EOS_ID].set(end), (num_left - 1, inner)
 
 
 def decoding(
@@ -113,19 +135,18 @@ def decoding(
       UserError: if the device has not the memory.
     """
 
-    def make_model() -> ForcedLength:
-        return ForcedLength(model, rngs=nnx.Rngs(params=0))
+    def make_model() -> Transformer:
+        return Transformer(model, rngs=nnx.Rngs(params=0))
 
-    graphdef = nnx.graphdef(nnx.eval_shape(make_model))
-    params = jax.jit(lambda: nnx.to_pure_dict(nnx.state(make_model())))()
-    decoder = jax.jit(lambda params: nnx.merge(graphdef, params).decoder(int8=int8))(params)
+    decoder = ForcedLength(jax.jit(make_model)().decoder(int8=int8))
     source = _sentences(model, batch, source_length, seed=0)
-    # The search allows a target as many tokens as the source has, and `extra_length` more.
-    program = jax.jit(functools.partial(search, graphdef, beam_size, _ALPHA, length - source_length))
-    compilation = compile_apart(program, params, decoder, source)
+    search: dict[str, Any] = {"search": BeamSearch(beam_size), "eos_ids": (EOS_ID,), "max_length": length}
+    program = jax.jit(functools.partial(decode, **search))
+    arguments = decoder, source, np.ones(source.shape, bool)
+    compilation = compile_apart(program, *arguments)
 
     def run() -> np.ndarray:
-        return np.asarray(program(params, decoder, source))  # fetched, as for a translation
+        return np.asarray(program(*arguments))  # fetched, as for a translation
 
     return _ready(run, compilation, batch * length, decoding_flops(model, batch, beam_size, source_length, length))
 

@@ -48,7 +48,7 @@ def _evaluate_translation(experiment: TranslationExperiment, params: Params, arg
         pairs = read_pairs(arguments.source, arguments.reference, keep_empty=True)
     progress = Progress("translated {} sentences", len(pairs))
     translator = experiment.translator(
-        beam_size=arguments.beam, alpha=arguments.alpha, int8=arguments.int8, on_batch=progress.advance
+        beam_size=arguments.beam, length_penalty=arguments.alpha, int8=arguments.int8, on_batch=progress.advance
     )
     scores, _, _ = experiment.score(translator, params, pairs)
     progress.clear()

@@ -17,8 +17,9 @@ from tfx_jax.data.hf_tokenizer import load_folder_tokenizer
 from tfx_jax.data.streaming import TextStream
 from tfx_jax.errors import UserError
 from tfx_jax.models import hf
-from tfx_jax.models.gpt import GPT
-from tfx_jax.tasks.generation import Generator, Sampling, can_generate
+from tfx_jax.nn.decoding import DecodingModel
+from tfx_jax.tasks.decoding import BeamSearch, Sampling, Search
+from tfx_jax.tasks.generation import Generator
 
 
 def run(argv: Sequence[str]) -> int:
@@ -55,7 +56,7 @@ def run(argv: Sequence[str]) -> int:
     else:
         model, tokenizer = load_trained(arguments, arguments.dtype)
         eos_ids = () if tokenizer.eos_id is None else (tokenizer.eos_id,)
-    if not can_generate(model):
+    if not isinstance(model, DecodingModel):
         source = arguments.model or arguments.workdir
         raise UserError(f"{source} holds a {type(model).__name__}, which generates no text")
     watcher = _Watcher(tokenizer, arguments.stop, sys.stdout.write if arguments.stream else None)
@@ -63,17 +64,18 @@ def run(argv: Sequence[str]) -> int:
         model,
         eos_ids=eos_ids,
         max_new_tokens=arguments.max_new_tokens,
-        sampling=Sampling(arguments.temperature, arguments.top_k, arguments.top_p, arguments.repetition_penalty),
-        beam_size=arguments.beam,
-        alpha=arguments.alpha,
+        search=_search(arguments),
         int8=arguments.int8,
         observer=watcher if arguments.stream or arguments.stop else None,
     )
     reader, num_lines = LineReader(sys.stdin.buffer), 0
     progress = Progress("answered {} lines", count_lines(sys.stdin.buffer))
     while chunk := reader.take(1 if arguments.stream else arguments.batch):
-        prompts = [_prompt(model, tokenizer, number, line) for number, line in enumerate(chunk, start=num_lines)]
-        if arguments.stream and isinstance(model, GPT):
+        prompts = [
+            _prompt(generator.continues_prompts, tokenizer, number, line)
+            for number, line in enumerate(chunk, start=num_lines)
+        ]
+        if arguments.stream and generator.continues_prompts:
             sys.stdout.write(chunk[0])
         watcher.restart()
         found = generator(prompts, seed=arguments.seed, first=num_lines)
@@ -87,7 +89,7 @@ def run(argv: Sequence[str]) -> int:
             elif arguments.json:
                 print(json.dumps({"prompt": line, "text": text, "tokens": len(ids)}, ensure_ascii=False))
             else:
-                print(_on_one_line(line + text if isinstance(model, GPT) else text))
+                print(_on_one_line(line + text if generator.continues_prompts else text))
         sys.stdout.flush()
         if not (arguments.stream or reader.is_terminal):
             progress.advance(len(chunk))
@@ -99,15 +101,22 @@ def _check(arguments: argparse.Namespace) -> None:
     check_one_source(arguments)
     if arguments.beam > 1 and (arguments.stop or arguments.stream):
         raise UserError("--stop and --stream show a text as it grows, but with --beam there are several until the end")
+    if arguments.beam > 1 and arguments.repetition_penalty != 1:
+        raise UserError("--repetition-penalty is for texts that are drawn, but with --beam nothing is")
     if arguments.stream and arguments.json:
         raise UserError("--stream writes text as it comes, --json when it is complete: choose one")
     if not all(arguments.stop):
         raise UserError("--stop needs a text that is not empty")
 
 
-def _prompt(model: Any, tokenizer: HFTokenizer, number: int, line: str) -> list[int]:
+def _search(arguments: argparse.Namespace) -> Search:
+    sampling = Sampling(arguments.temperature, arguments.top_k, arguments.top_p, arguments.repetition_penalty)
+    return sampling if arguments.beam == 1 else BeamSearch(arguments.beam, arguments.alpha)
+
+
+def _prompt(is_continued: bool, tokenizer: HFTokenizer, number: int, line: str) -> list[int]:
     """Token ids of a line as the model was trained to see them."""
-    if not isinstance(model, GPT):
+    if not is_continued:
         return tokenizer.encode_with_specials(line).ids
     ids = tokenizer.encode(line)
     if ids:

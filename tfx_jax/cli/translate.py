@@ -28,7 +28,7 @@ def run(argv: Sequence[str]) -> int:
     progress = Progress("translated {} lines", count_lines(sys.stdin.buffer))
     translator = experiment.translator(
         beam_size=arguments.beam,
-        alpha=arguments.alpha,
+        length_penalty=arguments.alpha,
         int8=arguments.int8,
         on_batch=None if reader.is_terminal else progress.advance,
     )

@@ -31,11 +31,10 @@ R      rows of a decoding step, B * W
 from tfx_jax.functional.additive import additive_attention, attentional_vector, general_attention
 from tfx_jax.functional.attention import Bias, Mask, SegmentIds, dot_product_attention, soft_lookup
 from tfx_jax.functional.axes import attention_over_axes
-from tfx_jax.functional.beams import Decoded, beam_search
+from tfx_jax.functional.beam_search import BeamSearchResult, beam_search
 from tfx_jax.functional.bigbird import bigbird_attention, bigbird_block_mask
 from tfx_jax.functional.chunked import chunked_attention
 from tfx_jax.functional.clustered import routing_attention, update_centroids
-from tfx_jax.functional.decoding import Pinned, greedy_search, sample, with_repetition_penalty
 from tfx_jax.functional.decomposable import attend_both, decomposable_attention
 from tfx_jax.functional.dropout import dropout
 from tfx_jax.functional.favor import favor_attention, linear_attention, orthogonal_features
@@ -71,11 +70,12 @@ from tfx_jax.functional.positions import (
 from tfx_jax.functional.relative import relative_attention
 from tfx_jax.functional.reversible import reversible_stack
 from tfx_jax.functional.ring import ring_attention
+from tfx_jax.functional.search import Pinned, greedy_search, sample, with_repetition_penalty
 from tfx_jax.functional.sparse import local_attention, sliding_window_attention
 
 __all__ = [
+    "BeamSearchResult",
     "Bias",
-    "Decoded",
     "Mask",
     "Pinned",
     "Routing",

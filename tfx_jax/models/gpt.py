@@ -3,6 +3,7 @@
 import copy
 import dataclasses
 import functools
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -11,25 +12,17 @@ from flax import nnx
 from jaxtyping import Array, Bool, Float, Int
 
 from tfx_jax.functional.attention import SegmentIds
-from tfx_jax.functional.decoding import StepFn
 from tfx_jax.functional.dropout import dropout
 from tfx_jax.nn.attention import MultiHeadAttention, ShardAttention
 from tfx_jax.nn.cores import AttentionConfig, AttentionFn
-from tfx_jax.nn.decoder_step import (
-    DecoderStep,
-    KeysValues,
-    Product,
-    attention_of_step,
-    fits_steps,
-    refuse_int8,
-    start_steps,
-)
+from tfx_jax.nn.decoder_step import KeysValues, arrange, attention_of_step, init_steps, take_step
+from tfx_jax.nn.decoding import Decoder
 from tfx_jax.nn.embedding import Embedding, LearnedPositions
 from tfx_jax.nn.feed_forward import ACTIVATIONS, FeedForward
 from tfx_jax.nn.layers import EncoderLayer, Residual
 from tfx_jax.nn.normalization import LayerNorm
-from tfx_jax.nn.replay import at_last, start_replay
-from tfx_jax.nn.stack import scan_layers, stack_layers, unstack_layers
+from tfx_jax.nn.replay import at_last, init_replay, replay_step
+from tfx_jax.nn.stack import scan_layers, stack_layers
 
 _INIT_STDDEV = 0.02
 
@@ -232,106 +225,105 @@ class GPT(nnx.Module):
         rate = self.config.dropout_rate
         return dropout(x, rate, rngs.dropout() if rngs is not None and rate else None)
 
-    def decoder(self, *, int8: bool = False) -> "LanguageDecoder | None":
-        """Arranges the weights as `start_decoding` wants them, once; `int8` and None as for a Transformer."""
-        if not fits_steps(self.decoder_layers):
-            refuse_int8(int8)
-            return None
-        return self._arranged(int8=int8)
+    def decoder(self, *, int8: bool = False) -> Decoder:
+        """Returns the model as it decodes, see `tfx_jax.nn.decoding.DecodingModel`."""
+        return GPTDecoder(self, int8=int8)
 
-    def _arranged(self, *, int8: bool = False) -> "LanguageDecoder":
-        table = self.embedding.table[...]
-        return LanguageDecoder(
-            [DecoderStep(layer, int8=int8) for layer in unstack_layers(self.decoder_layers)],
-            Product(table.T, dtype=self.embedding.dtype, int8=int8),
-        )
 
-    def start_decoding(
-        self,
-        prompt: Int[Array, "B P"],
-        is_token: Bool[Array, "B P"] | None = None,
-        *,
-        max_length: int,
-        num_beams: int = 1,
-        decoder: "LanguageDecoder | None" = None,
-    ) -> tuple[StepFn, Any, Int[Array, " B"]]:
-        """Reads prompts and prepares to go on, for the searches of `tfx_jax.functional.decoding`.
+class Prompt(NamedTuple):
+    """What a GPT knows of a prompt before it writes.
 
-        All of a prompt but its last token is read at once, here; the last is what the search starts with.
+    Attributes:
+      tokens: the prompt.
+      is_past: which of its tokens were read, all that exist but the last.
+      past: their keys and values of each layer; none where every step reads all tokens.
+      last: the last token of each row, which the first step takes.
+    """
 
-        Args:
-          prompt: ids; every row has at least one.
-          is_token: which of them exist, padding may be on either side; None means all.
-          max_length: how many tokens the cache has room for beside the prompt.
-          num_beams: W, rows of each prompt.
-          decoder: what `decoder()` returned; None means to arrange the weights here.
+    tokens: Int[Array, "B P"]
+    is_past: Bool[Array, "B P"]
+    past: list[KeysValues]
+    last: Int[Array, " B"]
 
-        Returns:
-          `step_fn(tokens [R], cache) -> (logits [R, V], cache)`, R = B * W, the cache of B rows, and the tokens that
-          the search starts with, [B].
 
-        Raises:
-          ValueError: if prompt and output are longer together than the model's max_length.
-        """
-        num_past = prompt.shape[1]
-        if num_past + max_length > self.config.max_length:
+class GPTDecoder(nnx.Module):
+    """A GPT that writes, as `tfx_jax.nn.decoding.Decoder` has it.
+
+    All of a prompt but its last token is read at once; a step then costs one token. Only where the attention needs all
+    tokens at every step, the model itself reads them all.
+    """
+
+    continues_inputs = True
+    pad_id = -1
+
+    def __init__(self, model: GPT, *, int8: bool = False):
+        """Arranges the weights of the layers; the model stays as it is, and reads prompts."""
+        embedding = model.embedding
+        self.model = model
+        self.fused = arrange(model.decoder_layers, embedding.table[...], dtype=embedding.dtype, int8=int8)
+
+    @property
+    def vocab_size(self) -> int:
+        """As in the configuration."""
+        return self.model.config.vocab_size
+
+    def max_input_length(self, max_new_tokens: int) -> int:
+        """What is left of the positions."""
+        return self.model.config.max_length - max_new_tokens
+
+    def encode(self, inputs: Int[Array, "B P"], is_token: Bool[Array, "B P"] | None = None) -> Prompt:
+        """Reads prompts."""
+        is_token = jnp.ones(inputs.shape, bool) if is_token is None else is_token
+        # Columns are positions only where no padding is in front.
+        if self.fused is None or self._sees is not None:
+            inputs, is_token = left_aligned(inputs, is_token)
+        places = jnp.arange(inputs.shape[1])[None]
+        last = jnp.max(jnp.where(is_token, places, 0), axis=1, keepdims=True)
+        is_past = is_token & (places != last)
+        past = []
+        if self.fused is not None:
+            _, extras = self.model._read(inputs, is_past, None, None, None, return_memory=True)
+            past = KeysValues.of_stack(*extras["memory"])
+        return Prompt(inputs, is_past, past, jnp.take_along_axis(inputs, last, axis=1)[:, 0])
+
+    def init_cache(
+        self, memory: Prompt, *, max_length: int, num_beams: int = 1
+    ) -> tuple[dict[str, Any], Int[Array, " B"]]:
+        """Makes room behind the prompts."""
+        num_past = memory.tokens.shape[1]
+        if num_past + max_length > self.model.config.max_length:
             raise ValueError(
                 f"{num_past} tokens of prompt and {max_length} more, but the model has "
-                f"max_length={self.config.max_length}"
+                f"max_length={self.model.config.max_length}"
             )
-        is_token = jnp.ones(prompt.shape, bool) if is_token is None else is_token
-        if not fits_steps(self.decoder_layers):
-            return self._start_replay(prompt, is_token, max_length)
-        sees = attention_of_step(self.decoder_layers.self_attention).sees
-        if sees is not None:  # a prompt is read by columns, which are positions only where no padding is in front
-            prompt, is_token = left_aligned(prompt, is_token)
-        steps, output = self._arranged() if decoder is None else decoder
-        last = jnp.max(jnp.where(is_token, jnp.arange(num_past)[None], 0), axis=1, keepdims=True)
-        is_past = is_token & (jnp.arange(num_past)[None] != last)
-        _, extras = self._read(prompt, is_past, None, None, None, return_memory=True)
-        past = KeysValues.of_stack(*extras["memory"])
-        lengths = jnp.repeat(is_past.sum(axis=1), num_beams)
+        if self.fused is None:
+            tokens = jnp.pad(memory.tokens, ((0, 0), (0, max_length)))
+            return init_replay(tokens, memory.is_past.sum(axis=1)), memory.last
+        cache = init_steps(memory.past, room=max_length, num_beams=num_beams, is_past=memory.is_past)
+        return cache, memory.last
 
-        def embed(tokens: Array, position: Array) -> Array:
-            return self._embed(tokens[:, None], (lengths + position)[:, None], None)
+    def step(self, tokens: Int[Array, " R"], cache: dict[str, Any]) -> tuple[Float[Array, "R V"], dict[str, Any]]:
+        """Takes one token of each row."""
+        if self.fused is None:
+            return replay_step(self._score_last, tokens, cache)
+        output, norm = self.fused.output, self.model.norm
+
+        def embed(tokens: Array, positions: Array) -> Array:
+            return self.model._embed(tokens[:, None], positions[:, None], None)
 
         def score(x: Array) -> Array:
-            return output(x if self.norm is None else self.norm(x), jnp.float32)[:, 0]
+            return output(x if norm is None else norm(x), jnp.float32)[:, 0]
 
-        step_fn, cache = start_steps(
-            steps,
-            embed,
-            score,
-            past,
-            room=max_length,
-            num_beams=num_beams,
-            is_past=is_past,
-            memories=[None] * len(steps),
-            sees=sees,
-        )
-        return step_fn, cache, jnp.take_along_axis(prompt, last, axis=1)[:, 0]
+        return take_step(self.fused.steps, embed, score, tokens, cache, sees=self._sees)
 
-    def _start_replay(
-        self, prompt: Int[Array, "B P"], is_token: Bool[Array, "B P"], max_length: int
-    ) -> tuple[StepFn, Any, Int[Array, " B"]]:
-        """`start_decoding` of a model whose attention needs all tokens at every step."""
-        prompt, is_token = left_aligned(prompt, is_token)
-        num_past = is_token.sum(axis=1) - 1
+    @property
+    def _sees(self) -> Callable[[Array, Array], Array] | None:
+        return attention_of_step(self.model.decoder_layers.self_attention).sees
 
-        def score(tokens: Array, lengths: Array) -> Array:
-            exists = jnp.arange(tokens.shape[1])[None] < lengths[:, None]
-            x = at_last(self._read(tokens, exists, None, None, None)[0], lengths)
-            return self.embedding.attend(x if self.norm is None else self.norm(x))[:, 0]
-
-        step_fn, cache = start_replay(score, jnp.pad(prompt, ((0, 0), (0, max_length))), num_past)
-        return step_fn, cache, jnp.take_along_axis(prompt, num_past[:, None], axis=1)[:, 0]
-
-
-class LanguageDecoder(NamedTuple):
-    """The weights of a language model as its `start_decoding` wants them."""
-
-    steps: list[DecoderStep]
-    output: Product
+    def _score_last(self, tokens: Int[Array, "R C"], lengths: Int[Array, " R"], _: None) -> Float[Array, "R V"]:
+        exists = jnp.arange(tokens.shape[1])[None] < lengths[:, None]
+        x = at_last(self.model._read(tokens, exists, None, None, None)[0], lengths)
+        return self.model.embedding.attend(x if self.model.norm is None else self.model.norm(x))[:, 0]
 
 
 def left_aligned(

@@ -11,19 +11,27 @@ from flax import nnx
 from jaxtyping import Array, Bool, Float, Int
 
 from tfx_jax.functional.attention import dot_product_attention
-from tfx_jax.functional.decoding import StepFn
 from tfx_jax.functional.dropout import dropout
 from tfx_jax.functional.positions import relative_position_bias
-from tfx_jax.models.transformer import Decoder, named_maps, shift_right, source_mask
+from tfx_jax.models.transformer import (
+    EncoderMemory,
+    init_decoder,
+    named_maps,
+    replayed,
+    shift_right,
+    source_mask,
+    with_padding,
+)
 from tfx_jax.nn.attention import MultiHeadAttention, ShardAttention
 from tfx_jax.nn.cores import AttentionConfig, AttentionFn
-from tfx_jax.nn.decoder_step import DecoderStep, KeysValues, Product, fits_steps, refuse_int8, start_steps
+from tfx_jax.nn.decoder_step import arrange, take_step
+from tfx_jax.nn.decoding import Decoder
 from tfx_jax.nn.embedding import Embedding
 from tfx_jax.nn.feed_forward import ACTIVATIONS, FeedForward
 from tfx_jax.nn.layers import DecoderLayer, EncoderLayer, Residual
 from tfx_jax.nn.normalization import RMSNorm
-from tfx_jax.nn.replay import start_decoder_replay
-from tfx_jax.nn.stack import scan_layers, stack_layers, unstack_layers
+from tfx_jax.nn.replay import replay_step
+from tfx_jax.nn.stack import scan_layers, stack_layers
 
 # Layers on either side, width, heads, head size and hidden units of each published model. T5: Raffel et al. (2020,
 # https://arxiv.org/abs/1910.10683), section 3.7. Version 1.1: the notes of its authors beside the released parameters.
@@ -272,63 +280,9 @@ class T5(nnx.Module):
         x, maps = scan_layers(encode, self.encoder_layers, x, rngs, remat=self.config.remat)
         return self._drop(self.encoder_norm(x), rngs), named_maps("encoder", maps)
 
-    def decoder(self, *, int8: bool = False) -> Decoder | None:
-        """Arranges the weights of the decoder, as `Transformer.decoder` does."""
-        if not fits_steps(self.decoder_layers):
-            refuse_int8(int8)
-            return None
-        return self._arranged(int8=int8)
-
-    def _arranged(self, *, int8: bool = False) -> Decoder:
-        output = self._output()
-        return Decoder(
-            [DecoderStep(layer, int8=int8) for layer in unstack_layers(self.decoder_layers)],
-            Product(output.table[...].T, dtype=output.dtype, int8=int8),
-        )
-
-    def start_decoding(
-        self,
-        source: Int[Array, "B S"],
-        *,
-        max_length: int,
-        num_beams: int = 1,
-        decoder: Decoder | None = None,
-    ) -> tuple[StepFn, Any]:
-        """Prepares decoding with a cache, as `Transformer.start_decoding` does; the first token is `config.start_id`.
-
-        Args:
-          source: source tokens, `config.pad_id` where there is none.
-          max_length: how many target tokens the cache has room for.
-          num_beams: W, rows of each sentence.
-          decoder: what `decoder()` returned; None means to arrange the weights here.
-
-        Returns:
-          `step_fn(tokens [R], cache) -> (logits [R, V], cache)`, R = B * W, and the empty cache of B rows.
-        """
-        memory, _ = self.encode(source)
-        memory_mask = source_mask(source, self.config.pad_id)
-        if not fits_steps(self.decoder_layers):
-            return start_decoder_replay(
-                lambda *arguments: self._decode(*arguments)[0],
-                lambda x: self._output().attend(self._last_norm(x)),
-                memory,
-                memory_mask,
-                max_length=max_length,
-                pad_id=self.config.pad_id,
-            )
-        steps, output = self._arranged() if decoder is None else decoder
-        memories = KeysValues.of_memory(self.decoder_layers, memory)
-        return start_steps(
-            steps,
-            lambda tokens, _: self.embedding(tokens[:, None]),
-            lambda x: output(self._last_norm(x), jnp.float32)[:, 0],
-            [memory.emptied() for memory in memories],
-            room=max_length,
-            num_beams=num_beams,
-            memories=memories,
-            memory_mask=memory_mask,
-            bias=lambda position: self.decoder_bias(1, max_length, position),
-        )
+    def decoder(self, *, int8: bool = False) -> Decoder:
+        """Returns the model as it decodes, see `tfx_jax.nn.decoding.DecodingModel`."""
+        return T5Decoder(self, int8=int8)
 
     def _output(self) -> Embedding:
         return self.embedding if self.output_embedding is None else self.output_embedding
@@ -340,3 +294,63 @@ class T5(nnx.Module):
     def _drop(self, x: Float[Array, "B T D"], rngs: nnx.Rngs | None) -> Float[Array, "B T D"]:
         rate = self.config.dropout_rate
         return dropout(x, rate, rngs.dropout() if rngs is not None and rate else None)
+
+
+class T5Decoder(nnx.Module):
+    """A T5 that writes, as `tfx_jax.nn.decoding.Decoder` has it; see `TransformerDecoder`."""
+
+    continues_inputs = False
+
+    def __init__(self, model: T5, *, int8: bool = False):
+        """Arranges the weights of the decoder; the model stays as it is, and its encoder is used where it is."""
+        output = model._output()
+        self.model = model
+        self.fused = arrange(model.decoder_layers, output.table[...], dtype=output.dtype, int8=int8)
+
+    @property
+    def vocab_size(self) -> int:
+        """As in the configuration."""
+        return self.model.config.vocab_size
+
+    @property
+    def pad_id(self) -> int:
+        """As in the configuration."""
+        return self.model.config.pad_id
+
+    def max_input_length(self, max_new_tokens: int) -> int | None:
+        """No limit: any distance has a bias."""
+        del max_new_tokens
+        return None
+
+    def encode(self, inputs: Int[Array, "B S"], is_token: Bool[Array, "B S"] | None = None) -> EncoderMemory:
+        """Reads sources."""
+        source = with_padding(inputs, is_token, self.pad_id)
+        return EncoderMemory(self.model.encode(source)[0], source_mask(source, self.pad_id))
+
+    def init_cache(
+        self, memory: EncoderMemory, *, max_length: int, num_beams: int = 1
+    ) -> tuple[dict[str, Any], Int[Array, " B"]]:
+        """Projects the memory for each layer, or keeps it for a replay; nothing is written yet."""
+        cache = init_decoder(
+            self.model.decoder_layers if self.fused else None,
+            memory,
+            max_length=max_length,
+            num_beams=num_beams,
+            pad_id=self.pad_id,
+        )
+        return cache, jnp.full(memory.output.shape[:1], self.model.config.start_id)
+
+    def step(self, tokens: Int[Array, " R"], cache: dict[str, Any]) -> tuple[Float[Array, "R V"], dict[str, Any]]:
+        """Takes one token of each row."""
+        model, fused = self.model, self.fused
+        if fused is None:
+            score = replayed(model._decode, lambda x: model._output().attend(model._last_norm(x)))
+            return replay_step(score, tokens, cache)
+        return take_step(
+            fused.steps,
+            lambda tokens, _: model.embedding(tokens[:, None]),
+            lambda x: fused.output(model._last_norm(x), jnp.float32)[:, 0],
+            tokens,
+            cache,
+            bias=lambda position, num_places: model.decoder_bias(1, num_places, position),
+        )

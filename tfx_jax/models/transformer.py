@@ -3,32 +3,25 @@
 import copy
 import dataclasses
 import functools
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Bool, Float, Int
 
-from tfx_jax.functional.decoding import StepFn
 from tfx_jax.functional.dropout import dropout
 from tfx_jax.functional.positions import sinusoidal_positions
 from tfx_jax.nn.attention import MultiHeadAttention, ShardAttention
 from tfx_jax.nn.cores import AttentionConfig, AttentionFn
-from tfx_jax.nn.decoder_step import (
-    DecoderStep,
-    KeysValues,
-    Product,
-    attention_of_step,
-    fits_steps,
-    refuse_int8,
-    start_steps,
-)
+from tfx_jax.nn.decoder_step import KeysValues, arrange, attention_of_step, init_steps, take_step
+from tfx_jax.nn.decoding import Decoder
 from tfx_jax.nn.embedding import Embedding, LearnedPositions
 from tfx_jax.nn.feed_forward import ACTIVATIONS, FeedForward
 from tfx_jax.nn.layers import DecoderLayer, EncoderLayer, Residual
 from tfx_jax.nn.normalization import LayerNorm
-from tfx_jax.nn.replay import start_decoder_replay
-from tfx_jax.nn.stack import scan_layers, stack_layers, unstack_layers
+from tfx_jax.nn.replay import at_last, init_replay, replay_step
+from tfx_jax.nn.stack import scan_layers, stack_layers
 
 PAD_ID = 0
 BOS_ID = 1
@@ -219,86 +212,9 @@ class Transformer(nnx.Module):
         x, maps = scan_layers(encode, self.encoder_layers, x, rngs, remat=self.config.remat)
         return (x if self.encoder_norm is None else self.encoder_norm(x)), named_maps("encoder", maps)
 
-    def decoder(self, *, int8: bool = False) -> "Decoder | None":
-        """Arranges the weights of the decoder for decoding: once for all the batches that `start_decoding` will see.
-
-        Args:
-          int8: whether products with weights are of integers, see `tfx_jax.functional.int8_product`.
-
-        Returns:
-          None if the attention needs all tokens at every step, so that the model itself decodes.
-        """
-        if not fits_steps(self.decoder_layers):
-            refuse_int8(int8)
-            return None
-        return self._arranged(int8=int8)
-
-    def _arranged(self, *, int8: bool = False) -> "Decoder":
-        embedding, bias = self.embedding, None if self.logits_bias is None else self.logits_bias[...]
-        return Decoder(
-            [DecoderStep(layer, int8=int8) for layer in unstack_layers(self.decoder_layers)],
-            Product(embedding.table[...].T, bias, dtype=embedding.dtype, int8=int8),
-        )
-
-    def start_decoding(
-        self,
-        source: Int[Array, "B S"],
-        *,
-        max_length: int,
-        num_beams: int = 1,
-        decoder: "Decoder | None" = None,
-    ) -> tuple[StepFn, Any]:
-        """Prepares decoding with a cache, for the searches of `tfx_jax.functional.decoding`.
-
-        The source is encoded and projected once, here; a step then costs one token. Rows are the beams of the
-        sentences, those of a sentence next to each other.
-
-        Args:
-          source: source tokens, `config.pad_id` where there is none.
-          max_length: how many target tokens the cache has room for.
-          num_beams: W, rows of each sentence.
-          decoder: what `decoder()` returned; None means to arrange the weights here.
-
-        Returns:
-          `step_fn(tokens [R], cache) -> (logits [R, V], cache)`, R = B * W, and the empty cache of B rows.
-
-        Raises:
-          ValueError: if there are fewer learned positions than `max_length`.
-        """
-        positions = self.target_positions
-        if positions is not None and max_length > positions.table.shape[0]:
-            raise ValueError(f"max_length={max_length}, but there are {positions.table.shape[0]} learned positions")
-        memory, _ = self.encode(source)
-        memory_mask = source_mask(source, self.config.pad_id)
-        if not fits_steps(self.decoder_layers):
-            return start_decoder_replay(
-                lambda *arguments: self._decode(*arguments)[0],
-                self._logits,
-                memory,
-                memory_mask,
-                max_length=max_length,
-                pad_id=self.config.pad_id,
-            )
-        steps, output = self._arranged() if decoder is None else decoder
-        memories = KeysValues.of_memory(self.decoder_layers, memory)
-
-        def embed(tokens: Array, position: Array) -> Array:
-            return self._embed(tokens[:, None], position[None], positions, None)
-
-        def score(x: Array) -> Array:
-            return output(x if self.decoder_norm is None else self.decoder_norm(x), jnp.float32)[:, 0]
-
-        return start_steps(
-            steps,
-            embed,
-            score,
-            [memory.emptied() for memory in memories],
-            room=max_length,
-            num_beams=num_beams,
-            memories=memories,
-            memory_mask=memory_mask,
-            sees=attention_of_step(self.decoder_layers.self_attention).sees,
-        )
+    def decoder(self, *, int8: bool = False) -> Decoder:
+        """Returns the model as it decodes, see `tfx_jax.nn.decoding.DecodingModel`."""
+        return TransformerDecoder(self, int8=int8)
 
     def _embed(
         self,
@@ -321,11 +237,119 @@ class Transformer(nnx.Module):
         return logits if self.logits_bias is None else logits + self.logits_bias[...][None, None]
 
 
-class Decoder(NamedTuple):
-    """A decoder's weights as `Transformer.start_decoding` wants them."""
+class EncoderMemory(NamedTuple):
+    """An encoder's output, and which of it exists."""
 
-    steps: list[DecoderStep]
-    output: Product
+    output: Float[Array, "B S D"]
+    mask: Bool[Array, "B 1 1 S"]
+
+
+class TransformerDecoder(nnx.Module):
+    """A Transformer that writes, as `tfx_jax.nn.decoding.Decoder` has it.
+
+    A source is encoded and projected once; a step then costs one token. Only where the attention needs all tokens at
+    every step, the model itself reads them all.
+    """
+
+    continues_inputs = False
+
+    def __init__(self, model: Transformer, *, int8: bool = False):
+        """Arranges the weights of the decoder; the model stays as it is, and its encoder is used where it is."""
+        self.model = model
+        embedding, bias = model.embedding, None if model.logits_bias is None else model.logits_bias[...]
+        self.fused = arrange(model.decoder_layers, embedding.table[...], bias, dtype=embedding.dtype, int8=int8)
+
+    @property
+    def vocab_size(self) -> int:
+        """As in the configuration."""
+        return self.model.config.vocab_size
+
+    @property
+    def pad_id(self) -> int:
+        """As in the configuration."""
+        return self.model.config.pad_id
+
+    def max_input_length(self, max_new_tokens: int) -> int | None:
+        """As many as there are learned positions, which a source has apart from its target."""
+        num_learned = self.model.config.learned_positions
+        if not num_learned:
+            return None
+        return num_learned if max_new_tokens <= num_learned else 0
+
+    def encode(self, inputs: Int[Array, "B S"], is_token: Bool[Array, "B S"] | None = None) -> EncoderMemory:
+        """Reads sources."""
+        source = with_padding(inputs, is_token, self.pad_id)
+        return EncoderMemory(self.model.encode(source)[0], source_mask(source, self.pad_id))
+
+    def init_cache(
+        self, memory: EncoderMemory, *, max_length: int, num_beams: int = 1
+    ) -> tuple[dict[str, Any], Int[Array, " B"]]:
+        """Projects the memory for each layer, or keeps it for a replay; nothing is written yet."""
+        positions = self.model.target_positions
+        if positions is not None and max_length > positions.table.shape[0]:
+            raise ValueError(f"max_length={max_length}, but there are {positions.table.shape[0]} learned positions")
+        cache = init_decoder(
+            self.model.decoder_layers if self.fused else None,
+            memory,
+            max_length=max_length,
+            num_beams=num_beams,
+            pad_id=self.pad_id,
+        )
+        return cache, jnp.full(memory.output.shape[:1], self.model.config.start_id)
+
+    def step(self, tokens: Int[Array, " R"], cache: dict[str, Any]) -> tuple[Float[Array, "R V"], dict[str, Any]]:
+        """Takes one token of each row."""
+        if self.fused is None:
+            return replay_step(replayed(self.model._decode, self.model._logits), tokens, cache)
+        output, norm = self.fused.output, self.model.decoder_norm
+
+        def embed(tokens: Array, position: Array) -> Array:
+            return self.model._embed(tokens[:, None], position[None], self.model.target_positions, None)
+
+        def score(x: Array) -> Array:
+            return output(x if norm is None else norm(x), jnp.float32)[:, 0]
+
+        sees = attention_of_step(self.model.decoder_layers.self_attention).sees
+        return take_step(self.fused.steps, embed, score, tokens, cache, sees=sees)
+
+
+def with_padding(tokens: Int[Array, "B S"], is_token: Bool[Array, "B S"] | None, pad_id: int) -> Int[Array, "B S"]:
+    """Puts a model's own padding where no token exists."""
+    return tokens if is_token is None else jnp.where(is_token, tokens, pad_id)
+
+
+def init_decoder(
+    layers: DecoderLayer | None, memory: EncoderMemory, *, max_length: int, num_beams: int, pad_id: int
+) -> dict[str, Any]:
+    """Makes the empty cache of a decoder that reads an encoder's output; of a replay where no `layers` are given."""
+    if layers is None:
+        batch_size = memory.output.shape[0]
+        tokens = jnp.full((batch_size, max_length), pad_id, jnp.int32)
+        return init_replay(tokens, jnp.zeros(batch_size, jnp.int32), memory)
+    memories = KeysValues.of_memory(layers, memory.output)
+    return init_steps(
+        [projected.emptied() for projected in memories],
+        room=max_length,
+        num_beams=num_beams,
+        memories=memories,
+        memory_mask=memory.mask,
+    )
+
+
+def replayed(decode: Callable[..., Any], score: Callable[[Array], Array]) -> Callable[..., Array]:
+    """Makes a decoder of whole targets into what `replay_step` calls; the beams of a sentence share its memory.
+
+    Args:
+      decode: from tokens, an encoder's output and its mask to a pair, first the output of the decoder's last layer.
+      score: from that to logits.
+    """
+
+    def score_last(tokens: Array, lengths: Array, memory: EncoderMemory) -> Array:
+        num_beams = tokens.shape[0] // memory.output.shape[0]
+        x, _ = decode(tokens, *(jnp.repeat(array, num_beams, axis=0) for array in memory))
+        return score(at_last(x, lengths))[:, 0]
+
+    return score_last
 
 
 def source_mask(source: Int[Array, "B S"], pad_id: int) -> Bool[Array, "B 1 1 S"]:

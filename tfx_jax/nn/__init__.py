@@ -6,6 +6,7 @@ go in and come out, so a module is a pytree that `jax.jit`, `jax.grad`, `jax.vma
 
 from tfx_jax.nn.attention import MultiHeadAttention
 from tfx_jax.nn.cores import AttentionConfig, AttentionOptions
+from tfx_jax.nn.decoding import Decoder, DecodingModel
 from tfx_jax.nn.embedding import Embedding, LearnedPositions
 from tfx_jax.nn.feed_forward import FeedForward
 from tfx_jax.nn.layers import DecoderLayer, EncoderLayer
@@ -16,7 +17,9 @@ from tfx_jax.nn.stack import scan_layers, stack_layers, unstack_layers
 __all__ = [
     "AttentionConfig",
     "AttentionOptions",
+    "Decoder",
     "DecoderLayer",
+    "DecodingModel",
     "Embedding",
     "EncoderLayer",
     "FeedForward",

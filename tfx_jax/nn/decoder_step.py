@@ -18,12 +18,13 @@ from jaxtyping import Array, Bool, Float, Int
 
 from tfx_jax.errors import UserError
 from tfx_jax.functional.attention import Bias, Mask
-from tfx_jax.functional.decoding import Pinned, StepFn
 from tfx_jax.functional.int8 import int8_product, quantize_rows
+from tfx_jax.functional.search import Pinned
 from tfx_jax.nn.attention import MultiHeadAttention
 from tfx_jax.nn.cores import AttentionFn, StepAttention, step_attention
 from tfx_jax.nn.feed_forward import FeedForward
 from tfx_jax.nn.layers import DecoderLayer, EncoderLayer, Residual
+from tfx_jax.nn.stack import unstack_layers
 
 
 class KeysValues(NamedTuple):
@@ -113,10 +114,11 @@ class DecoderStep(nnx.Module):
         self.down = product(feed_forward.down[...], _value(feed_forward.down_bias))
         self.feed_forward_residual = layer.feed_forward_residual
         self.activation_fn = feed_forward.activation_fn
-        self.attention_fn = attention_of_step(own).attention_fn
-        self.cross_attention_fn = None
+        self.attention_fn, self.scale = attention_of_step(own).attention_fn, own.scale
+        self.cross_attention_fn = self.cross_scale = None
         if isinstance(layer, DecoderLayer):
-            self.cross_attention_fn = attention_of_step(layer.cross_attention).attention_fn
+            cross = layer.cross_attention
+            self.cross_attention_fn, self.cross_scale = attention_of_step(cross).attention_fn, cross.scale
 
     def __call__(
         self,
@@ -153,12 +155,13 @@ class DecoderStep(nnx.Module):
             query, *new = jnp.split(joined, [value_start - num_heads * size, value_start], axis=-1)
             newest = KeysValues.of(*(part.reshape(*beams, num_heads, -1) for part in new))
             longer = past.with_newest(newest, position)
-            context = self.attention_fn(query.reshape(*beams, -1, size), *longer.arranged(), bias, mask=mask)
+            query, options = query.reshape(*beams, -1, size), _scaled(self.scale)
+            context = self.attention_fn(query, *longer.arranged(), bias, mask=mask, **options)
             return self.own_out(context.reshape(*shape[:2], -1)), longer
 
         def attend_memory(attend: AttentionFn, memory: KeysValues, x: Array) -> tuple[Array, None]:
             query = self.cross_query(x).reshape(*beams, -1, memory.key.shape[2])
-            context = attend(query, *memory.arranged(), mask=memory_mask)
+            context = attend(query, *memory.arranged(), mask=memory_mask, **_scaled(self.cross_scale))
             return self.cross_out(context.reshape(*shape[:2], -1)), None
 
         def transform(x: Array) -> tuple[Array, None]:
@@ -175,71 +178,162 @@ class DecoderStep(nnx.Module):
         return x, longer
 
 
-def start_steps(
-    steps: Sequence[DecoderStep],
-    embed: Callable[[Int[Array, " R"], Int[Array, ""]], Float[Array, "R 1 D"]],
-    score: Callable[[Float[Array, "R 1 D"]], Float[Array, "R V"]],
+class FusedDecoder(nnx.Module):
+    """The layers of a decoder or of a language model, and its output layer, all as a step reads them."""
+
+    def __init__(
+        self,
+        layers: DecoderLayer | EncoderLayer,
+        kernel: Float[Array, "D V"],
+        bias: Float[Array, " V"] | None = None,
+        *,
+        dtype: DTypeLike,
+        int8: bool,
+    ):
+        self.steps = nnx.List([DecoderStep(layer, int8=int8) for layer in unstack_layers(layers)])
+        self.output = Product(kernel, bias, dtype=dtype, int8=int8)
+
+
+def arrange(
+    layers: DecoderLayer | EncoderLayer,
+    table: Float[Array, "V D"],
+    bias: Float[Array, " V"] | None = None,
+    *,
+    dtype: DTypeLike,
+    int8: bool,
+) -> FusedDecoder | None:
+    """Arranges weights for decoding, in one program: worth it once for all that will be decoded with them.
+
+    Args:
+      layers: a stack of them.
+      table: of the output layer, a vector for each token.
+      bias: likewise.
+      dtype: of the output layer's computation.
+      int8: whether products with weights are of integers, see `tfx_jax.functional.int8_product`.
+
+    Returns:
+      None if the attention needs all tokens at every step, so that the model itself decodes.
+
+    Raises:
+      UserError: if integers are asked of such a model.
+    """
+    if fits_steps(layers):
+        return _arrange(layers, table, bias, dtype=dtype, int8=int8)
+    if int8:
+        raise UserError("int8 is for models whose attention decodes from cached keys and values: leave it out")
+    return None
+
+
+@functools.partial(jax.jit, static_argnames=("dtype", "int8"))
+def _arrange(layers: Any, table: Array, bias: Array | None, *, dtype: DTypeLike, int8: bool) -> FusedDecoder:
+    return FusedDecoder(layers, table.T, bias, dtype=dtype, int8=int8)
+
+
+class Given(NamedTuple):
+    """What every step reads and none changes.
+
+    Attributes:
+      exists: which of the P tokens of a prompt and of the room behind them there are; None means all.
+      positions: how many tokens exist before each, [B, P + room]; None where nothing was read before.
+      memories: of each layer the keys and values of the encoder's output, or None.
+      memory_mask: which of these exist, [B, 1, 1, S].
+    """
+
+    exists: Bool[Array, "B S"] | None
+    positions: Int[Array, "B S"] | None
+    memories: list[KeysValues | None]
+    memory_mask: Mask | None
+
+
+def init_steps(
     past: Sequence[KeysValues],
     *,
     room: int,
     num_beams: int,
     is_past: Bool[Array, "B P"] | None = None,
-    memories: Sequence[KeysValues | None],
+    memories: Sequence[KeysValues | None] | None = None,
     memory_mask: Mask | None = None,
-    bias: Callable[[Int[Array, ""]], Float[Array, "1 N 1 S"]] | None = None,
-    sees: Callable[[Array, Array], Array] | None = None,
-) -> tuple[StepFn, dict[str, Any]]:
-    """Makes layers into what the searches of `tfx_jax.functional.decoding` call, with an empty or a filled cache.
+) -> dict[str, Any]:
+    """Makes the cache of `take_step`.
 
     Rows are the beams of the sentences, those of a sentence next to each other. Keys and values stay where a beam has
     written them: what follows the beams is a table of who wrote which token of each.
 
     Args:
-      steps: the layers.
-      embed: from tokens and how many were generated before them to the input of the first layer.
-      score: from the output of the last layer to float32 logits.
       past: of each layer the keys and values of what was read before, [B, K, H, P] and [B, K, P, U]; P may be 0.
       room: how many tokens the cache has room for beside these.
       num_beams: W, rows of each sentence.
       is_past: which of the P exist; None means all.
-      memories: of each layer the keys and values of the encoder's output, or None.
+      memories: of each layer the keys and values of the encoder's output; None where there is none.
       memory_mask: which of these exist, [B, 1, 1, S].
-      bias: from the place of a token to the bias of its attention to all P + room places.
-      sees: see `StepAttention`; positions count the tokens that exist.
 
     Returns:
-      `step_fn(tokens [R], cache) -> (logits [R, V], cache)`, R = B * W, and the cache of B rows.
+      The cache of B rows.
     """
     batch_size, _, _, num_past = past[0].key.shape
-    beams, places = jnp.arange(num_beams), jnp.arange(num_past + room)
-    exists = jnp.ones((1, num_past), bool) if is_past is None else is_past
-    exists = jnp.pad(exists, ((0, 0), (0, room)), constant_values=True)
-    positions = jnp.cumsum(exists, axis=1) - 1
-
-    def step_fn(tokens: Array, cache: dict[str, Any]) -> tuple[Array, dict[str, Any]]:
-        position, writers = cache["position"], cache["writers"]
-        if tokens.shape[0] != batch_size * num_beams:
-            raise ValueError(f"{tokens.shape[0]} rows for {batch_size} sentences of num_beams={num_beams}")
-        writers = writers.at[:, position].set(jnp.tile(beams, batch_size))
-        is_own = writers.reshape(batch_size, num_beams, -1, 1) == beams[None, None, None]
-        is_there = exists & (places <= position)[None]
-        if sees is not None:
-            is_there &= sees(jax.lax.dynamic_slice_in_dim(positions, position, 1, axis=1), positions)
-        mask = (is_own & is_there[:, None, :, None]).reshape(batch_size, 1, num_beams, -1)
-        place_bias = None if bias is None else jnp.repeat(bias(position), num_beams, axis=-1)
-        x = embed(tokens, position - num_past)
-        longer = []
-        for step, layer_past, memory in zip(steps, cache["past"].value, memories, strict=True):
-            x, new_past = step(x, layer_past, position, mask, memory, memory_mask, place_bias)
-            longer.append(new_past)
-        return score(x), {"position": position + 1, "writers": writers, "past": Pinned(longer)}
-
-    return step_fn, {
+    exists = None if is_past is None else jnp.pad(is_past, ((0, 0), (0, room)), constant_values=True)
+    given = Given(
+        exists=exists,
+        positions=None if exists is None else jnp.cumsum(exists, axis=1) - 1,
+        memories=[None] * len(past) if memories is None else list(memories),
+        memory_mask=memory_mask,
+    )
+    return {
         "position": jnp.full((), num_past, jnp.int32),
         # Which beam wrote each token of a row; what was read before counts as the first beam's, for all of them.
         "writers": jnp.zeros((batch_size, num_past + room), jnp.int32),
         "past": Pinned([_with_room(layer_past, room, num_beams) for layer_past in past]),
+        "given": Pinned(given),
     }
+
+
+def take_step(
+    steps: Sequence[DecoderStep],
+    embed: Callable[[Int[Array, " R"], Int[Array, "*rows"]], Float[Array, "R 1 D"]],
+    score: Callable[[Float[Array, "R 1 D"]], Float[Array, "R V"]],
+    tokens: Int[Array, " R"],
+    cache: dict[str, Any],
+    *,
+    bias: Callable[[Int[Array, ""], int], Float[Array, "1 N 1 S"]] | None = None,
+    sees: Callable[[Array, Array], Array] | None = None,
+) -> tuple[Float[Array, "R V"], dict[str, Any]]:
+    """Takes one token a row through all layers, as `tfx_jax.nn.decoding.Decoder.step` does.
+
+    Args:
+      steps: the layers.
+      embed: from tokens and their positions to the input of the first layer; a position for each row if something was
+        read before, else one for all.
+      score: from the output of the last layer to float32 logits.
+      tokens: the newest of each row.
+      cache: of `init_steps`.
+      bias: from the place of a token, and how many there are, to the bias of its attention to all places.
+      sees: see `StepAttention`; positions count the tokens that exist.
+
+    Returns:
+      Logits and the next step's cache.
+    """
+    position, writers, given = cache["position"], cache["writers"], cache["given"].value
+    batch_size, num_places = cache["past"].value[0].key.shape[0], writers.shape[1]
+    num_beams = cache["past"].value[0].key.shape[-1] // num_places
+    if tokens.shape[0] != batch_size * num_beams:
+        raise ValueError(f"{tokens.shape[0]} rows for {batch_size} sentences of num_beams={num_beams}")
+    beams, places = jnp.arange(num_beams), jnp.arange(num_places)
+    exists = jnp.ones((1, num_places), bool) if given.exists is None else given.exists
+    positions = places[None] if given.positions is None else given.positions
+    newest = jax.lax.dynamic_slice_in_dim(positions, position, 1, axis=1)
+    writers = writers.at[:, position].set(jnp.tile(beams, batch_size))
+    is_own = writers.reshape(batch_size, num_beams, -1, 1) == beams[None, None, None]
+    is_there = exists & (places <= position)[None]
+    if sees is not None:
+        is_there &= sees(newest, positions)
+    mask = (is_own & is_there[:, None, :, None]).reshape(batch_size, 1, num_beams, -1)
+    place_bias = None if bias is None else jnp.repeat(bias(position, num_places), num_beams, axis=-1)
+    x = embed(tokens, position if given.positions is None else jnp.repeat(newest[:, 0], num_beams))
+    longer = []
+    for step, layer_past, memory in zip(steps, cache["past"].value, given.memories, strict=True):
+        x, new_past = step(x, layer_past, position, mask, memory, given.memory_mask, place_bias)
+        longer.append(new_past)
+    return score(x), cache | {"position": position + 1, "writers": writers, "past": Pinned(longer)}
 
 
 def _with_room(past: KeysValues, room: int, num_beams: int) -> KeysValues:
@@ -269,12 +363,6 @@ def fits_steps(layers: nnx.Module) -> bool:
     )
 
 
-def refuse_int8(int8: bool) -> None:
-    """Raises UserError where integers are asked of a model that decodes through its own layers."""
-    if int8:
-        raise UserError("int8 is for models whose attention decodes from cached keys and values: leave it out")
-
-
 def attention_of_step(attention: MultiHeadAttention) -> StepAttention:
     """Returns how one token of each row attends to cached keys and values.
 
@@ -284,9 +372,12 @@ def attention_of_step(attention: MultiHeadAttention) -> StepAttention:
     found = step_attention(attention.attention_fn)
     if found is None:
         raise ValueError(f"{attention.attention_fn} does not decode from cached keys and values")
-    if attention.scale is None:
-        return found
-    return found._replace(attention_fn=functools.partial(found.attention_fn, scale=attention.scale))
+    return found
+
+
+def _scaled(scale: float | None) -> dict[str, float]:
+    """Options of an attention function. Not bound to it, for it may be a module, whose parameters a partial hides."""
+    return {} if scale is None else {"scale": scale}
 
 
 def _value(param: nnx.Param | None) -> Array | None:

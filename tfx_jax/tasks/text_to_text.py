@@ -5,7 +5,7 @@ What is read from a target is what the example has: nothing of a task is lost on
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax.numpy as jnp
 from jaxtyping import Array, Int
@@ -13,10 +13,9 @@ from jaxtyping import Array, Int
 from tfx_jax.data.conll import TaggedSentence
 from tfx_jax.data.labelled import LabelledPair, LabelledText
 from tfx_jax.data.squad import Question
-from tfx_jax.functional.beams import beam_search
-from tfx_jax.functional.decoding import greedy_search
 from tfx_jax.models.t5 import T5
 from tfx_jax.tasks.classification import ClassScores, class_scores
+from tfx_jax.tasks.decoding import Greedy, Search, decode
 from tfx_jax.tasks.tagging import Entity, entities_of_tags, tags_of_entities
 
 NO_LABEL = ""
@@ -157,7 +156,7 @@ def render_question(question: Question) -> Rendered:
 
 
 def write_targets(
-    model: T5, batch: Mapping[str, Array], *, max_length: int, beam_size: int = 1, alpha: float = 0.6
+    model: T5, batch: Mapping[str, Array], *, max_length: int, search: Search = Greedy()
 ) -> Int[Array, "B L"]:
     """What a model answers to sources; for `Predictor`.
 
@@ -165,21 +164,22 @@ def write_targets(
       model: its configuration says which tokens pad, start and end.
       batch: "source" [B, S] int32; rows of padding alone are free.
       max_length: L, how many tokens an answer has at most, its end included.
-      beam_size: of the search; 1 is greedy.
-      alpha: of a beam search's length penalty.
+      search: how tokens are chosen.
 
     Returns:
       Tokens, the end included, padding behind them.
     """
-    c, source = model.config, batch["source"]
-    step_fn, cache = model.start_decoding(source, max_length=max_length, num_beams=beam_size)
-    start = jnp.full(source.shape[:1], c.start_id)
-    is_text = (source != c.pad_id).any(axis=1)
-    limits = jnp.where(is_text, max_length, 1)
-    common: dict[str, Any] = {"max_length": max_length, "length_limits": limits, "eos_id": c.eos_id, "pad_id": c.pad_id}
-    if beam_size == 1:
-        return greedy_search(step_fn, cache, start, **common)[0]
-    return beam_search(step_fn, cache, start, beam_size=beam_size, alpha=alpha, **common).tokens[:, 0]
+    c, is_token = model.config, batch["source"] != model.config.pad_id
+    tokens = decode(
+        model.decoder(),
+        batch["source"],
+        is_token,
+        length_limits=jnp.where(is_token.any(axis=1), max_length, 1),
+        search=search,
+        eos_ids=(c.eos_id,),
+        max_length=max_length,
+    )
+    return jnp.where(tokens < 0, c.pad_id, tokens)
 
 
 def _mark(number: int) -> str:

@@ -69,11 +69,12 @@ def _measured(run: Any, imports: float, measure: str) -> dict[str, float]:
 def generate(*, folder: str, rows: int, prompt_length: int, length: int, dtype: str) -> Workload:
     """The most probable continuation to a forced length, by our `Generator`."""
     from tfx_jax.models import hf
-    from tfx_jax.tasks.generation import Generator, Sampling
+    from tfx_jax.tasks.decoding import Sampling
+    from tfx_jax.tasks.generation import Generator
 
     prepare(folder=folder)
     model = hf.load(folder, dtype=dtype)
-    generator = Generator(model, max_new_tokens=length, sampling=Sampling(temperature=0))
+    generator = Generator(model, max_new_tokens=length, search=Sampling(temperature=0))
     prompts = _prompts(rows, prompt_length).tolist()
 
     def run() -> list[list[int]]:

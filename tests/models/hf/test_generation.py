@@ -2,11 +2,10 @@
 
 import functools
 
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tests.nn.programs import jitted
+from tests.nn.programs import jitted, started
 from tfx_jax.functional import beam_search, greedy_search
 from tfx_jax.models import hf
 
@@ -109,9 +108,8 @@ def search(model, source, search_fn, num_beams=1, **options):
 
     @jitted
     def run(model, source):
-        step_fn, cache = model.start_decoding(source, max_length=L, num_beams=num_beams)
-        starts = jnp.full(source.shape[:1], c.start_id)
-        return search_fn(step_fn, cache, starts, max_length=L, eos_id=c.eos_id, pad_id=c.pad_id, **options)
+        step_fn, cache, start = started(model.decoder(), source, max_length=L, num_beams=num_beams)
+        return search_fn(step_fn, cache, start, max_length=L, eos_id=c.eos_id, pad_id=c.pad_id, **options)
 
     return run(model, source)
 
@@ -135,7 +133,7 @@ def test_beam_search_is_theirs_that_never_stops_early(net_model_source, num_beam
     net, model, source = net_model_source
     options = {"num_beams": num_beams, "num_return_sequences": num_beams}
     want, scores = generate(net, model, source, **options, length_penalty=power, early_stopping="never")
-    penalty = {"length_penalty_fn": lambda length: length**power} if power else {"alpha": 0.0}
+    penalty = {"length_penalty_fn": lambda length: length**power} if power else {"length_penalty": 0.0}
     found = search(model, source, beam_search, num_beams, beam_size=num_beams, **penalty)
     want, scores = want.reshape(found.tokens.shape), scores.numpy().reshape(found.scores.shape)
     # At the limit theirs ends anyhow, which makes another search of it.

@@ -6,7 +6,7 @@ import pytest
 from flax import nnx
 
 from tests.models.hf.folders import loaded_by_them, padded_on, redrawn
-from tests.nn.programs import initial, jitted
+from tests.nn.programs import initial, jitted, started
 from tfx_jax.functional import beam_search, greedy_search
 from tfx_jax.models import GPT, GPTConfig, hf
 
@@ -90,7 +90,7 @@ def test_greedy_generation(theirs, ours, is_left):
 
     @jitted
     def search(model):
-        step_fn, cache, start = model.start_decoding(prompts, is_token, max_length=21)
+        step_fn, cache, start = started(model.decoder(), prompts, is_token, max_length=21)
         # One token more, as the last that is allowed is always the end. transformers may choose its padding.
         return greedy_search(step_fn, cache, start, max_length=21, eos_id=1, pad_id=-1)[0]
 
@@ -117,7 +117,7 @@ def test_beam_generation(theirs, ours):
 
     @jitted
     def search(model):
-        step_fn, cache, start = model.start_decoding(prompts, max_length=9, num_beams=3)
+        step_fn, cache, start = started(model.decoder(), prompts, max_length=9, num_beams=3)
 
         def endless(tokens, cache):
             """A token more, V, is the end, which comes at the ninth step: all beams are eight tokens long."""
@@ -127,7 +127,7 @@ def test_beam_generation(theirs, ours):
             end = jnp.where(is_last, 0.0, -jnp.inf)
             return jnp.pad(logits, ((0, 0), (0, 1)), constant_values=end), cache
 
-        return beam_search(endless, cache, start, beam_size=3, max_length=9, eos_id=V, pad_id=-1, alpha=0.0)
+        return beam_search(endless, cache, start, beam_size=3, max_length=9, eos_id=V, pad_id=-1, length_penalty=0.0)
 
     tokens = search(ours).tokens[:, 0]
     np.testing.assert_array_equal(tokens[:, :8], found)

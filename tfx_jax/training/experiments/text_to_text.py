@@ -19,6 +19,7 @@ from tfx_jax.data.squad import Question, read_questions
 from tfx_jax.errors import UserError
 from tfx_jax.models.t5 import T5
 from tfx_jax.tasks.answer_scores import answer_scores, character_exact_match, character_f1
+from tfx_jax.tasks.decoding import BeamSearch, Greedy
 from tfx_jax.tasks.tagging import entities_of_tags, entity_scores
 from tfx_jax.tasks.text_to_text import (
     NO_LABEL,
@@ -68,10 +69,9 @@ class TextToTextExperiment(T5Experiment[Sequence[Record]], ExamplesExperiment[Re
 
     def predict_batch(self, model: T5, batch: dict[str, Array]) -> Array:
         """See `write_targets`."""
-        search = self.config.decoding
-        return write_targets(
-            model, batch, max_length=self.target_length, beam_size=search.beam_size, alpha=search.alpha
-        )
+        size = self.config.decoding.beam_size
+        search = Greedy() if size == 1 else BeamSearch(size, self.config.decoding.alpha)
+        return write_targets(model, batch, max_length=self.target_length, search=search)
 
     def tokenizer_text(self) -> Iterable[str]:
         """Sources and targets of the training split."""

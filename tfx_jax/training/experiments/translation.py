@@ -22,6 +22,7 @@ from tfx_jax.errors import UserError
 from tfx_jax.models.transformer import Transformer, TransformerConfig
 from tfx_jax.nn.attention import ShardAttention
 from tfx_jax.tasks.bleu import BleuScores, bleu_scores
+from tfx_jax.tasks.decoding import BeamSearch
 from tfx_jax.tasks.loss import LossOutput
 from tfx_jax.tasks.translation import Translator, translation_loss
 from tfx_jax.toy_grammar import GrammarPairs
@@ -115,7 +116,7 @@ class TranslationExperiment(Experiment):
         self,
         *,
         beam_size: int | None = None,
-        alpha: float | None = None,
+        length_penalty: float | None = None,
         int8: bool = False,
         on_batch: Callable[[int], object] | None = None,
     ) -> Translator:
@@ -124,8 +125,10 @@ class TranslationExperiment(Experiment):
         return Translator(
             self.graphdef,
             self.tokenizer,
-            beam_size=decoding.beam_size if beam_size is None else beam_size,
-            alpha=decoding.alpha if alpha is None else alpha,
+            search=BeamSearch(
+                decoding.beam_size if beam_size is None else beam_size,
+                decoding.alpha if length_penalty is None else length_penalty,
+            ),
             extra_length=decoding.extra_length,
             max_source_length=self.data.max_length,
             int8=int8,

@@ -12,9 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
-from tfx_jax.functional import beams
-from tfx_jax.functional.beams import Decoded, beam_search
-from tfx_jax.functional.decoding import greedy_search
+from tfx_jax.functional.beam_search import BeamSearchResult, _follow, beam_search
+from tfx_jax.functional.search import greedy_search
 
 PAD, BOS, EOS = 0, 1, 2
 
@@ -79,20 +78,22 @@ def log_prob_of(log_probs, start, tokens):
     return sum(log_probs(prefix)[token] for prefix, token in zip(prefixes, tokens, strict=True))
 
 
-def penalised(log_prob, length, alpha):
-    """`alpha` may be a function of the length instead."""
-    return log_prob / (alpha(length) if callable(alpha) else ((5 + length) / 6) ** alpha)
+def penalised(log_prob, length, length_penalty):
+    """`length_penalty` may be a function of the length instead."""
+    return log_prob / (length_penalty(length) if callable(length_penalty) else ((5 + length) / 6) ** length_penalty)
 
 
-def exhaustive(log_probs, start, vocab_size, limit, alpha):
+def exhaustive(log_probs, start, vocab_size, limit, length_penalty):
     """Every sequence that ends in EOS, best score first."""
     others = [token for token in range(vocab_size) if token not in (PAD, EOS)]
     bodies = itertools.chain.from_iterable(itertools.product(others, repeat=length) for length in range(limit))
     found = [(*body, EOS) for body in bodies]
-    return sorted(((penalised(log_prob_of(log_probs, start, y), len(y), alpha), y) for y in found), reverse=True)
+    return sorted(
+        ((penalised(log_prob_of(log_probs, start, y), len(y), length_penalty), y) for y in found), reverse=True
+    )
 
 
-def plain_beam_search(log_probs, start, vocab_size, beam_size, limit, alpha):
+def plain_beam_search(log_probs, start, vocab_size, beam_size, limit, length_penalty):
     """One row, Python lists, all steps up to the limit."""
     living, finished = [(0.0, ())], []
     for length in range(1, limit + 1):
@@ -103,7 +104,7 @@ def plain_beam_search(log_probs, start, vocab_size, beam_size, limit, alpha):
             if token != PAD and (token == EOS or length < limit)
         ]
         candidates.sort(reverse=True)
-        finished += [(penalised(p, length, alpha), y) for p, y in candidates[:beam_size] if y[-1] == EOS]
+        finished += [(penalised(p, length, length_penalty), y) for p, y in candidates[:beam_size] if y[-1] == EOS]
         living = [(p, y) for p, y in candidates if y[-1] != EOS][:beam_size]
     return sorted(finished, reverse=True)[:beam_size]
 
@@ -134,7 +135,7 @@ def compiled(**static):
     return decorate
 
 
-@compiled(static_argnames=("beam_size", "max_length", "alpha", "length_penalty_fn"))
+@compiled(static_argnames=("beam_size", "max_length", "length_penalty", "length_penalty_fn"))
 def toy_beam_search(toy, starts, limits, **options):
     return beam_search(toy_step(toy), toy_cache(toy), starts, length_limits=limits, eos_id=EOS, **options)
 
@@ -144,30 +145,34 @@ def toy_greedy_search(toy, starts, limits, **options):
     return greedy_search(toy_step(toy), toy_cache(toy), starts, length_limits=limits, eos_id=EOS, **options)
 
 
-@pytest.mark.parametrize("alpha", [0.0, 0.6, *(pytest.param(a, marks=pytest.mark.slow) for a in (1.0, 2.5))])
+@pytest.mark.parametrize("length_penalty", [0.0, 0.6, *(pytest.param(a, marks=pytest.mark.slow) for a in (1.0, 2.5))])
 @settings(deadline=None, max_examples=5)
 @given(seed=st.integers(0, 2**32 - 1), limits=st.tuples(*[st.integers(1, 4)] * 3))
-def test_wide_beam_is_exhaustive_search(alpha, seed, limits):
+def test_wide_beam_is_exhaustive_search(length_penalty, seed, limits):
     """3 ** 3 sequences at most live at a time and 9 + 27 candidates compete, so that 41 places drop none of the 40."""
     toy = make_toy(seed, batch=3, vocab_size=5, max_length=4)
     starts = np.array([BOS, 3, 4])
-    found = toy_beam_search(toy, starts, np.array(limits), beam_size=41, max_length=4, alpha=alpha)
+    found = toy_beam_search(toy, starts, np.array(limits), beam_size=41, max_length=4, length_penalty=length_penalty)
     for row, limit in enumerate(limits):
-        assert_found(found, row, exhaustive(toy_oracle(toy, row), starts[row], 5, limit, alpha))
+        assert_found(found, row, exhaustive(toy_oracle(toy, row), starts[row], 5, limit, length_penalty))
 
 
 @pytest.mark.parametrize(
-    ("beam_size", "alpha"),
+    ("beam_size", "length_penalty"),
     [(2, 0.0), (5, 1.5), *(pytest.param(*case, marks=pytest.mark.slow) for case in ((1, 0.6), (3, 0.6)))],
 )
 @settings(deadline=None, max_examples=5)
 @given(seed=st.integers(0, 2**32 - 1), limits=st.tuples(*[st.integers(1, 9)] * 2))
-def test_equals_plain_beam_search(beam_size, alpha, seed, limits):
+def test_equals_plain_beam_search(beam_size, length_penalty, seed, limits):
     toy = make_toy(seed, batch=2, vocab_size=11, max_length=9)
     starts = np.array([BOS, 7])
-    found = toy_beam_search(toy, starts, np.array(limits), beam_size=beam_size, max_length=9, alpha=alpha)
+    found = toy_beam_search(
+        toy, starts, np.array(limits), beam_size=beam_size, max_length=9, length_penalty=length_penalty
+    )
     for row, limit in enumerate(limits):
-        assert_found(found, row, plain_beam_search(toy_oracle(toy, row), starts[row], 11, beam_size, limit, alpha))
+        assert_found(
+            found, row, plain_beam_search(toy_oracle(toy, row), starts[row], 11, beam_size, limit, length_penalty)
+        )
 
 
 def hugging_face_penalty(length):
@@ -196,7 +201,7 @@ def test_beam_of_one_is_greedy_search(seed, limits):
     toy = make_toy(seed, batch=3, vocab_size=7, max_length=8)
     starts = np.array([BOS, 3, 4])
     tokens, log_probs = toy_greedy_search(toy, starts, np.array(limits), max_length=8)
-    found = toy_beam_search(toy, starts, np.array(limits), beam_size=1, max_length=8, alpha=0.0)
+    found = toy_beam_search(toy, starts, np.array(limits), beam_size=1, max_length=8, length_penalty=0.0)
     np.testing.assert_array_equal(tokens, found.tokens[:, 0])
     np.testing.assert_allclose(log_probs, found.scores[:, 0], rtol=1e-5, atol=1e-6)
 
@@ -219,7 +224,7 @@ def test_limits_are_kept_and_clipped():
     toy = make_toy(1, batch=4, vocab_size=6, max_length=5)
     toy["memory"][:, EOS] -= 50
     limits = np.array([0, 2, 5, 99])
-    found = toy_beam_search(toy, np.full(4, BOS), limits, beam_size=2, max_length=5, alpha=0.6)
+    found = toy_beam_search(toy, np.full(4, BOS), limits, beam_size=2, max_length=5, length_penalty=0.6)
     tokens, _ = toy_greedy_search(toy, np.full(4, BOS), limits, max_length=5)
     for best in (found.tokens[:, 0], tokens):
         np.testing.assert_array_equal(np.argmax(best == EOS, axis=1), [0, 1, 4, 4])
@@ -230,7 +235,7 @@ def test_row_does_not_depend_on_its_neighbours():
     toy = make_toy(2, batch=5, vocab_size=11, max_length=9)
     starts, limits = np.array([BOS, 3, 4, 5, 6]), np.array([9, 1, 4, 7, 9])
     toy["memory"][3, EOS] += 9  # ends at once
-    options = {"beam_size": 3, "max_length": 9, "alpha": 0.6}
+    options = {"beam_size": 3, "max_length": 9, "length_penalty": 0.6}
     together = toy_beam_search(toy, starts, limits, **options)
     tokens, log_probs = toy_greedy_search(toy, starts, limits, max_length=9)
     for row in range(5):
@@ -276,7 +281,7 @@ NEVER_ENDS = np.array([[0, 0, 0, 1], [0, 0, 0, 1], [0, 0, 1, 0], [0, 0, 0, 1]])
 
 
 @pytest.mark.parametrize(
-    ("beam_size", "alpha", "num_steps"),
+    ("beam_size", "length_penalty", "num_steps"),
     [
         (1, 0.0, 1),  # log 0.9 at once; what lives has log 0.1
         (2, 0.0, 2),  # two finished after two steps; what lives is less probable than both
@@ -285,8 +290,11 @@ NEVER_ENDS = np.array([[0, 0, 0, 1], [0, 0, 0, 1], [0, 0, 1, 0], [0, 0, 0, 1]])
         (3, 1.0, 27),
     ],
 )
-def test_stops_as_soon_as_nothing_can_improve(beam_size, alpha, num_steps):
-    assert count_steps(beam_search, ENDS_SOON, beam_size=beam_size, alpha=alpha, max_length=100) == num_steps
+def test_stops_as_soon_as_nothing_can_improve(beam_size, length_penalty, num_steps):
+    assert (
+        count_steps(beam_search, ENDS_SOON, beam_size=beam_size, length_penalty=length_penalty, max_length=100)
+        == num_steps
+    )
 
 
 @pytest.mark.parametrize(("table", "num_steps"), [(ENDS_SOON, 1), (NEVER_ENDS, 7)])
@@ -295,9 +303,9 @@ def test_greedy_search_stops_with_its_last_row(table, num_steps):
 
 
 def test_early_stop_waits_for_longer_hypotheses():
-    """With alpha = 2 the long hypothesis wins although the short one finishes first and is more probable."""
+    """With length_penalty = 2 the long hypothesis wins although the short one finishes first and is more probable."""
     table = np.array([[0, 0, 0, 1], [0, 0, 0.6, 0.4], [0, 0, 1, 0], [0, 0, 0.05, 0.95]])
-    found = run(beam_search, table_step(table), [BOS], beam_size=2, max_length=30, alpha=2.0)
+    found = run(beam_search, table_step(table), [BOS], beam_size=2, max_length=30, length_penalty=2.0)
     lengths = np.sum(found.tokens[0] != PAD, axis=1)
     log_probs = np.log([0.6] + [0.4 * 0.95**n * 0.05 for n in range(28)] + [0.4 * 0.95**28 * 0.05])
     scores = log_probs / ((5 + np.arange(1, 31)) / 6) ** 2
@@ -313,7 +321,7 @@ def test_forbidden_tokens_and_dead_ends():
     table[BOS, [3, 5]] = 0.3, 0.7
     table[3, [EOS, 4]] = 0.2, 0.8
     table[5, 4] = 1.0
-    found = run(beam_search, table_step(table), [BOS, 4, BOS], beam_size=3, max_length=4, alpha=0.0)
+    found = run(beam_search, table_step(table), [BOS, 4, BOS], beam_size=3, max_length=4, length_penalty=0.0)
     only = [(np.log(0.3 * 0.2), (3, EOS))]
     for row, expected in enumerate([only, [], only]):
         assert_found(found, row, expected)
@@ -332,7 +340,7 @@ def test_limit_where_eos_is_forbidden():
 def test_pad_is_never_generated():
     """PAD has nearly all the mass: what remains is renormalised."""
     table = np.array([[0.97, 0.01, 0.01, 0.01], [0.97, 0.0, 0.01, 0.02], [1, 0, 0, 0], [0.97, 0.0, 0.02, 0.01]])
-    found = run(beam_search, table_step(table), [BOS], beam_size=1, max_length=3, alpha=0.0)
+    found = run(beam_search, table_step(table), [BOS], beam_size=1, max_length=3, length_penalty=0.0)
     assert_found(found, 0, [(np.log(2 / 3 * 2 / 3), (3, EOS))])
 
 
@@ -358,7 +366,7 @@ def test_compiles_once():
     @jax.jit
     @chex.assert_max_traces(n=1)
     def search(toy, starts, limits):
-        options = {"beam_size": 2, "max_length": 6, "alpha": 0.6, "eos_id": EOS}
+        options = {"beam_size": 2, "max_length": 6, "length_penalty": 0.6, "eos_id": EOS}
         return beam_search(toy_step(toy), toy_cache(toy), starts, length_limits=limits, **options)
 
     for seed in range(3):
@@ -372,7 +380,7 @@ def test_sharded_rows_give_the_same_and_stay_where_they_are():
     by_row = NamedSharding(mesh, PartitionSpec("data"))
     toy = make_toy(4, batch=8, vocab_size=11, max_length=7)
     starts, limits = np.arange(3, 11), np.arange(1, 9)
-    options = {"beam_size": 3, "max_length": 7, "alpha": 0.6}
+    options = {"beam_size": 3, "max_length": 7, "length_penalty": 0.6}
     sharded = toy | {name: jax.device_put(toy[name], by_row) for name in ("memory", "state")}
     found = toy_beam_search(sharded, jax.device_put(starts, by_row), jax.device_put(limits, by_row), **options)
     expected = toy_beam_search(toy, starts, limits, **options)
@@ -380,7 +388,7 @@ def test_sharded_rows_give_the_same_and_stay_where_they_are():
     np.testing.assert_allclose(found.scores, expected.scores, rtol=1e-5, atol=1e-6)
 
     rows, parents = jax.device_put((np.zeros((24, 5), np.float32), np.zeros((8, 3), np.int32)), by_row)
-    compiled = str(jax.jit(beams._follow).lower(rows, parents).compile().as_text())
+    compiled = str(jax.jit(_follow).lower(rows, parents).compile().as_text())
     assert "gather" in compiled
     assert "all-" not in compiled
     assert "collective" not in compiled
@@ -388,7 +396,7 @@ def test_sharded_rows_give_the_same_and_stay_where_they_are():
 
 def test_cache_follows_the_parents():
     cache = {"rows": np.arange(6.0).reshape(6, 1, 1), "flags": np.arange(6) % 2 == 0, "position": 4}
-    followed = jax.jit(beams._follow)(cache, np.array([[1, 1, 0], [2, 0, 1]]))
+    followed = jax.jit(_follow)(cache, np.array([[1, 1, 0], [2, 0, 1]]))
     np.testing.assert_array_equal(followed["rows"][:, 0, 0], [1, 1, 0, 5, 3, 4])
     np.testing.assert_array_equal(followed["flags"], [False, False, True, False, False, True])
     assert followed["position"] == 4
@@ -398,7 +406,7 @@ def test_result_is_a_pytree_with_documented_types():
     found = jax.eval_shape(
         lambda: beam_search(table_step(ENDS_SOON), None, jnp.array([BOS] * 2), beam_size=3, max_length=5, eos_id=EOS)
     )
-    assert isinstance(found, Decoded)
+    assert isinstance(found, BeamSearchResult)
     chex.assert_shape(found, [(2, 3, 5), (2, 3)])
     chex.assert_type(found, [jnp.int32, jnp.float32])
 
@@ -427,7 +435,7 @@ def test_rejects(search, changed, message):
     ("option", "message"),
     [
         ({"beam_size": 0}, "beam_size=0"),
-        ({"alpha": -0.1}, "alpha=-0.1"),
+        ({"length_penalty": -0.1}, "length_penalty=-0.1"),
         ({"length_penalty_fn": lambda length: 1 / length}, "longer ones no less"),
         ({"length_penalty_fn": lambda length: length - 1}, "every length a positive number"),
         ({"length_penalty_fn": lambda length: length * np.nan}, "every length a positive number"),

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tfx_jax.functional import Pinned, beam_search, greedy_search
-from tfx_jax.functional.beams import _BLOCKS, _Past, _survivors
+from tfx_jax.functional.beam_search import _BLOCKS, _best_alive, _Past
 
 
 def rank_all(logits, past, is_last):
@@ -19,13 +19,13 @@ def rank_all(logits, past, is_last):
     return log_probs, places // vocab_size, places % vocab_size
 
 
-BOTH = jax.jit(lambda *arguments: (_survivors(*arguments), rank_all(*arguments)))
+BOTH = jax.jit(lambda *arguments: (_best_alive(*arguments), rank_all(*arguments)))
 SHAPES = [(3, 5), (129, 1), (300, 4), (1031, 5)]  # vocabulary and beam; compiled once each
 
 
 @settings(max_examples=60, deadline=None)
 @given(shape=st.sampled_from(SHAPES), levels=st.integers(1, 40), seed=st.integers(0, 10**6))
-def test_survivors_are_those_of_ranking_everything(shape, levels, seed):
+def test_best_alive_are_those_of_ranking_everything(shape, levels, seed):
     """Ties too: few levels of logits make many."""
     vocab_size, beam_size = shape
     rng = np.random.default_rng(seed)
@@ -46,7 +46,7 @@ def test_survivors_are_those_of_ranking_everything(shape, levels, seed):
 def test_common_vocabularies_are_ranked_without_a_copy_of_the_logits(vocab_size):
     shapes = jax.ShapeDtypeStruct((2, 4, vocab_size), jnp.float32), jax.ShapeDtypeStruct((2,), jnp.bool_)
     past = _Past(*[jax.ShapeDtypeStruct((2, 4), jnp.float32)] * 3)
-    memory = jax.jit(_survivors).lower(shapes[0], past, shapes[1]).compile().memory_analysis()
+    memory = jax.jit(_best_alive).lower(shapes[0], past, shapes[1]).compile().memory_analysis()
     has_divisor = any(vocab_size % block == 0 for block in _BLOCKS)
     size = 2 * 4 * vocab_size * 4
     assert memory.temp_size_in_bytes < (0.2 if has_divisor else 1.3) * size
@@ -84,7 +84,7 @@ def test_the_last_token_of_a_vocabulary_that_blocks_do_not_divide_survives_once(
     logits = np.zeros((1, beam_size, vocab_size), np.float32)
     logits[0, :, -1] = [1, 3, 2]
     past = _Past(*np.zeros((3, 1, beam_size), np.float32))
-    log_probs, parents, tokens = jax.jit(_survivors)(logits, past, np.zeros(1, bool))
+    log_probs, parents, tokens = jax.jit(_best_alive)(logits, past, np.zeros(1, bool))
     np.testing.assert_array_equal(log_probs, [[3, 2, 1]])
     np.testing.assert_array_equal(parents, [[1, 2, 0]])
     np.testing.assert_array_equal(tokens, [[vocab_size - 1] * 3])

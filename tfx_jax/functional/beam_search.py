@@ -1,4 +1,4 @@
-"""Beam search over any step function and any cache; the head of `decoding` says what it asks of a model."""
+"""Beam search over any step function and any cache; the head of `search` says what it asks of a model."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
-from tfx_jax.functional.decoding import (
+from tfx_jax.functional.search import (
     Cache,
     StepFn,
     check_arguments,
@@ -22,7 +22,7 @@ from tfx_jax.functional.decoding import (
 _BLOCKS = range(128, 513)  # how many tokens of the vocabulary are ranked by the best of them first
 
 
-class Decoded(NamedTuple):
+class BeamSearchResult(NamedTuple):
     """What beam search found, best hypothesis first.
 
     Attributes:
@@ -45,10 +45,10 @@ def beam_search(
     length_limits: Int[Array, " B"] | None = None,
     eos_id: int,
     pad_id: int = 0,
-    alpha: float = 0.6,
+    length_penalty: float = 0.6,
     length_penalty_fn: Callable[[np.ndarray], np.ndarray] | None = None,
-) -> Decoded:
-    r"""Searches for the hypotheses Y of highest score log P(Y) / ((5 + |Y|) / 6)^alpha.
+) -> BeamSearchResult:
+    r"""Searches for the hypotheses Y of highest score log P(Y) / ((5 + |Y|) / 6)^length_penalty.
 
     The score is equation 14 of "Google's Neural Machine Translation System" (Wu et al., 2016,
     https://arxiv.org/abs/1609.08144) without its coverage term; |Y| counts EOS. Only sequences that end in EOS are
@@ -70,7 +70,7 @@ def beam_search(
       length_limits: as for `greedy_search`.
       eos_id: as for `greedy_search`.
       pad_id: as for `greedy_search`.
-      alpha: 0 compares log-probabilities, which favours the short; more favours the long.
+      length_penalty: 0 compares log-probabilities, which favours the short; more favours the long.
       length_penalty_fn: from lengths |Y| to what divides their log-probabilities, instead of the equation; longer ones
         must not have less. `lambda length: length**p` gives what Hugging Face's `generate` finds and scores with
         `length_penalty=p, early_stopping="never"`. Its defaults stop before the search can know the best. Two more
@@ -86,19 +86,19 @@ def beam_search(
 
     >>> table = jnp.log(jnp.array([[0, 0, 0, 1], [0, 0, 0.4, 0.6], [0, 0, 1, 0], [0, 0, 0.5, 0.5]]))  # given the last
     >>> model = lambda tokens, cache: (table[tokens], cache)
-    >>> options = {"beam_size": 2, "max_length": 3, "eos_id": 2, "alpha": 0.0}
+    >>> options = {"beam_size": 2, "max_length": 3, "eos_id": 2, "length_penalty": 0.0}
     >>> tokens, log_probs = jax.jit(lambda starts: beam_search(model, None, starts, **options))(jnp.array([1]))
     >>> tokens.tolist(), [f"{probability:.2f}" for probability in np.exp(log_probs).ravel()]
     ([[[2, 0, 0], [3, 2, 0]]], ['0.40', '0.30'])
     """
     if beam_size < 1:
         raise ValueError(f"beam_size={beam_size} is not positive")
-    if not alpha >= 0:
-        raise ValueError(f"alpha={alpha} is negative: the search could not tell when to stop; give alpha >= 0")
+    if not length_penalty >= 0:
+        raise ValueError(f"length_penalty={length_penalty} is negative: the search could not tell when to stop")
     buffer, limits = check_arguments(cache, start_tokens, max_length, length_limits, eos_id, pad_id)
     # One table for scores and bound alike: they must agree to the last bit for the bound to hold.
     lengths = np.arange(1.0, max_length + 1)
-    penalties = ((5 + lengths) / 6) ** alpha if length_penalty_fn is None else length_penalty_fn(lengths)
+    penalties = ((5 + lengths) / 6) ** length_penalty if length_penalty_fn is None else length_penalty_fn(lengths)
     penalties = np.broadcast_to(np.asarray(penalties, np.float32), lengths.shape)
     if not (penalties[0] > 0 and np.all(np.diff(penalties) >= 0)):
         raise ValueError("length_penalty_fn must give every length a positive number, and longer ones no less")
@@ -117,20 +117,20 @@ def beam_search(
         logits, cache = next_logits(step_fn, last.reshape(-1), beams.cache, eos_id, pad_id)
         logits = logits.reshape(*last.shape, -1)
         past = _Past(beams.log_probs, *log_normaliser(logits))
-        survivors, parents, tokens = _survivors(without_token(logits, eos_id), past, length >= limits)
-        ended = _among_best(past.extended_by(logits[..., eos_id]), survivors)
-        finished_tokens, finished_scores = _keep_best(beams, ended / penalties[length - 1], eos_id)
+        alive, parents, tokens = _best_alive(without_token(logits, eos_id), past, length >= limits)
+        finished = _among_best(past.extended_by(logits[..., eos_id]), alive)
+        finished_tokens, finished_scores = _keep_best(beams, finished / penalties[length - 1], eos_id)
         return _Beams(
             length=length,
             tokens=write(jnp.take_along_axis(beams.tokens, parents[..., None], axis=1), length, tokens),
-            log_probs=survivors,
+            log_probs=alive,
             finished_tokens=finished_tokens,
             finished_scores=finished_scores,
             cache=_follow(cache, parents),
         )
 
     beams = jax.lax.while_loop(may_improve, extend, _first_beams(cache, buffer, beam_size, pad_id))
-    return Decoded(tokens=beams.finished_tokens[..., 1:], scores=beams.finished_scores)
+    return BeamSearchResult(tokens=beams.finished_tokens[..., 1:], scores=beams.finished_scores)
 
 
 class _Beams(NamedTuple):
@@ -175,7 +175,7 @@ class _Past(NamedTuple):
         return log_probs + ((logits - largest) - log_total)
 
 
-def _survivors(
+def _best_alive(
     logits: Float[Array, "B W V"], past: _Past, is_last: Bool[Array, " B"]
 ) -> tuple[Float[Array, "B W"], Int[Array, "B W"], Int[Array, "B W"]]:
     """The W best continuations, none in a row that is at its limit: log-probability, parent, token.
@@ -210,20 +210,20 @@ def _survivors(
     )
 
 
-def _among_best(ended: Float[Array, "B W"], survivors: Float[Array, "B W"]) -> Float[Array, "B W"]:
-    """`ended` where it is among the W best of both, else -inf: what a beam of W drops must not finish either."""
-    worst_kept = jax.lax.top_k(jnp.concatenate([ended, survivors], axis=1), ended.shape[1])[0][:, -1:]
-    return jnp.where(ended >= worst_kept, ended, -jnp.inf)
+def _among_best(finished: Float[Array, "B W"], alive: Float[Array, "B W"]) -> Float[Array, "B W"]:
+    """`finished` where it is among the W best of both, else -inf: what a beam of W drops must not finish either."""
+    worst_kept = jax.lax.top_k(jnp.concatenate([finished, alive], axis=1), finished.shape[1])[0][:, -1:]
+    return jnp.where(finished >= worst_kept, finished, -jnp.inf)
 
 
 def _keep_best(
     beams: _Beams, scores: Float[Array, "B W"], eos_id: int
 ) -> tuple[Int[Array, "B W C"], Float[Array, "B W"]]:
     """The W best of the finished hypotheses and the living sequences with EOS appended, whose scores are given."""
-    ended_tokens = write(beams.tokens, beams.length + 1, jnp.full(scores.shape, eos_id, jnp.int32))
+    extended_tokens = write(beams.tokens, beams.length + 1, jnp.full(scores.shape, eos_id, jnp.int32))
     # The old come first: `top_k` prefers them when scores are equal, so that -inf never replaces the blank hypothesis.
     scores, kept = jax.lax.top_k(jnp.concatenate([beams.finished_scores, scores], axis=1), scores.shape[1])
-    tokens = jnp.concatenate([beams.finished_tokens, ended_tokens], axis=1)
+    tokens = jnp.concatenate([beams.finished_tokens, extended_tokens], axis=1)
     return jnp.take_along_axis(tokens, kept[..., None], axis=1), scores
 
 

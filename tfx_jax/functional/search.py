@@ -86,7 +86,7 @@ def sample(
     start_tokens: Int[Array, " B"],
     *,
     rng: PRNGKeyArray,
-    first_row: int | Int[Array, ""] = 0,
+    row_ids: Int[Array, " B"] | None = None,
     max_length: int,
     length_limits: Int[Array, " B"] | None = None,
     eos_id: int | None,
@@ -107,7 +107,7 @@ def sample(
       cache: as for `greedy_search`.
       start_tokens: as for `greedy_search`.
       rng: folded with step and row, so that a row's draw does not depend on how many others there are.
-      first_row: the number of the first row, where many are drawn in parts.
+      row_ids: a number for each row, where many are drawn in parts, [B]; None counts them.
       max_length: as for `greedy_search`.
       length_limits: as for `greedy_search`.
       eos_id: the token that ends a row; None if the model has none.
@@ -130,10 +130,10 @@ def sample(
     if top_p is not None and not 0 < top_p <= 1:
         raise ValueError(f"top_p={top_p} is no probability mass; give 0 < top_p <= 1, or None to keep all")
     buffer, limits = check_arguments(cache, start_tokens, max_length, length_limits, eos_id, pad_id)
-    rows = first_row + jnp.arange(limits.size)
+    row_ids = jnp.arange(limits.size) if row_ids is None else row_ids
 
     def choose(log_probs, length):
-        row_rngs = jax.vmap(jax.random.fold_in, in_axes=(None, 0))(jax.random.fold_in(rng, length), rows)
+        row_rngs = jax.vmap(jax.random.fold_in, in_axes=(None, 0))(jax.random.fold_in(rng, length), row_ids)
         logits, kept = log_probs / temperature, None
         if top_k is not None:
             logits, kept = jax.lax.top_k(logits, min(top_k, logits.shape[-1]))
