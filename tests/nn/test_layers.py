@@ -12,7 +12,7 @@ from flax import nnx
 from tests.nn.programs import draw, jitted, normal
 from tfx_jax.functional import alibi_bias
 from tfx_jax.nn import DecoderLayer, EncoderLayer, FeedForward, LayerNorm, MultiHeadAttention, RMSNorm
-from tfx_jax.nn.decoder_step import DecoderStep, KeysValues, Product, start_steps
+from tfx_jax.nn.decoder_step import DecoderStep, KeysValues, Product, init_steps, take_step
 from tfx_jax.nn.layers import Residual
 
 B, W, S, T, D, N, H, U, F = 2, 3, 7, 5, 12, 4, 2, 5, 20
@@ -232,20 +232,23 @@ def test_steps_go_on_after_a_prompt(num_past, is_gated):
             want, _ = layer(want, bias=bias, mask=mask, is_causal=True)
             read, extras = layer(read, **before, is_causal=True, return_memory=True)
             past.append(KeysValues.of(*extras["memory"]))
-        step_fn, cache = start_steps(
-            [DecoderStep(layer) for layer in layers],
-            lambda tokens, position: jax.lax.dynamic_slice_in_dim(x, position, 1, axis=1),
-            lambda x: x[:, 0],
-            past,
-            room=T,
-            num_beams=W,
-            is_past=is_past,
-            memories=[None, None],
-            bias=lambda position: jax.lax.dynamic_slice_in_dim(bias, position, 1, axis=2),
-        )
+        steps = [DecoderStep(layer) for layer in layers]
+        cache = init_steps(past, room=T, num_beams=W, is_past=is_past)
         cache |= {"writers": jnp.repeat(cache["writers"], W, axis=0)}  # as a search does
-        nothing = jnp.zeros((T, B * W), jnp.int32)
-        return want, jax.lax.scan(lambda cache, tokens: step_fn(tokens, cache)[::-1], cache, nothing)[1]
+
+        def embed(places, positions):
+            """Tokens are their places in `x` here; what the rows are told of their positions counts no padding."""
+            before = jnp.repeat(is_past.sum(axis=1), W)
+            return jnp.where(
+                (positions == before + places)[:, None, None], jnp.asarray(x)[jnp.arange(B * W), places][:, None], 0.0
+            )
+
+        def step(cache, places):
+            bias_fn = lambda place, _: jax.lax.dynamic_slice_in_dim(bias, place, 1, axis=2)  # noqa: E731
+            return take_step(steps, embed, lambda x: x[:, 0], places, cache, bias=bias_fn)[::-1]
+
+        places = jnp.repeat(jnp.arange(T)[:, None], B * W, axis=1)
+        return want, jax.lax.scan(step, cache, places)[1]
 
     want, steps = run([_drawn(lambda: make(nnx.Rngs(0))) for _ in range(2)])
     np.testing.assert_allclose(steps.swapaxes(0, 1), want[:, num_past:], rtol=1e-6, atol=1e-5)
