@@ -23,6 +23,7 @@ def make_epoch(epoch):
             {
                 "tokens": np.full(length, 1000 * epoch + index, np.int32),
                 "target": np.arange(index % 4, dtype=np.int32),
+                "frames": rng.normal(size=(length, 2, 3)).astype(np.float32),
                 "name": np.array(1000 * epoch + index + 1, np.int32),
             }
         )
@@ -57,16 +58,22 @@ def test_examples_are_collated_with_their_padding():
         assert length in SPEC.boundaries
         assert rows == SPEC.tokens_per_batch // length
         assert batch["target"].shape == (rows, 3)
-        for tokens, target, name in zip(batch["tokens"], batch["target"], batch["name"], strict=True):
+        assert batch["frames"].shape == (rows, length, 2, 3)
+        for tokens, target, frames, name in zip(
+            *(batch[k] for k in ("tokens", "target", "frames", "name")), strict=True
+        ):
             if not name:
                 assert (tokens == -7).all()
                 assert not target.any()
+                assert not frames.any()
                 continue
             example = make_epoch(name // 1000)[int(name) % 1000 - 1]
             size = len(example["tokens"])
             assert length == 8 or size <= 4
             np.testing.assert_array_equal(tokens, [*example["tokens"], *[-7] * (length - size)])
             np.testing.assert_array_equal(target, [*example["target"], *[0] * (3 - len(example["target"]))])
+            np.testing.assert_array_equal(frames[:size], example["frames"])
+            assert not frames[size:].any()
 
 
 def test_epochs_differ_in_order_and_seeds_too():

@@ -145,6 +145,13 @@ def test_positions_are_divided_and_rows_copied_where_the_mesh_says_so():
     np.testing.assert_array_equal(batch, np.arange(24).reshape(4, 6))
 
 
+def test_arrays_of_more_axes_are_divided_along_their_first_two():
+    frames = np.arange(8 * 4 * 3 * 2, dtype=np.float32).reshape(8, 4, 3, 2)
+    batch = shard_batch({"frames": frames}, make_mesh(4, sequence=2))["frames"]
+    assert {shard.data.shape for shard in batch.addressable_shards} == {(2, 2, 3, 2)}
+    np.testing.assert_array_equal(batch, frames)
+
+
 B, T, V = 16, 8, 24
 CONFIG = TransformerConfig(V, num_layers=2, d_model=16, num_heads=4, d_ff=32, dropout_rate=0.1)
 LOSS = functools.partial(translation_loss, label_smoothing=0.1)

@@ -17,9 +17,9 @@ from tfx_jax.data.process_shard import WHOLE, ProcessShard
 from tfx_jax.errors import UserError
 
 Example = dict[str, np.ndarray]
-"""Arrays [T] of a length of their own, and scalars []."""
+"""Arrays [T, ...] of a length of their own, such as tokens or frames of sound, and scalars []."""
 Batch = dict[str, np.ndarray]
-"""The same of several examples, [rows, length] and [rows]."""
+"""The same of several examples, [rows, length, ...] and [rows]."""
 
 
 class ExampleSource(Protocol):
@@ -70,7 +70,7 @@ class BatchSpec(NamedTuple):
     fixed_lengths: Mapping[str, int] = {}
 
     def collate(self, examples: ExampleSource, members: Sequence[int] | np.ndarray, bucket: Bucket) -> Batch:
-        """The examples `members`, padding behind and below them, as arrays [bucket.rows, length] and [bucket.rows]."""
+        """The examples `members`, padding behind and below, as arrays [bucket.rows, length, ...] and [bucket.rows]."""
         chosen = [examples[int(index)] for index in members]
         batch = {}
         # A shard of a batch that has no example of its own still has the arrays that examples have.
@@ -81,7 +81,7 @@ class BatchSpec(NamedTuple):
                 batch[name][: len(chosen)] = [example[name] for example in chosen]
                 continue
             length = self.fixed_lengths.get(name, bucket.length)
-            batch[name] = np.full((bucket.rows, length), pad_value, array.dtype)
+            batch[name] = np.full((bucket.rows, length, *array.shape[1:]), pad_value, array.dtype)
             for row, example in enumerate(chosen):
                 batch[name][row, : len(example[name])] = example[name]
         return batch
