@@ -158,6 +158,8 @@ MUTANTS = (
         "training/sharding.py",
         ", ".join(f"{_SHARDING}{word}" for word in ("mesh", "rows", "rule", "pattern", "tables", "positions")),
         ("a part of the path is enough", "re.fullmatch(pattern, name)", "re.search(pattern, name)"),
+        ("what no table knows is copied", "and math.prod(shape) >= _LARGE", "and False", f"{_SHARDING}no_table"),
+        ("the smallest dimension is divided", "-shape[dimension]", "shape[dimension]", f"{_SHARDING}no_table"),
         (
             "uneven dimensions are divided",
             "axes if parts > 1 and size % parts == 0 else None",

@@ -1,6 +1,7 @@
 """Meshes, tables of rules, batches spread over devices, and what compiled steps exchange."""
 
 import functools
+import math
 import re
 
 import chex
@@ -15,8 +16,10 @@ from jax.sharding import PartitionSpec as P
 
 from experiments.benchmarks.pod import collectives
 from tfx_jax.errors import UserError
+from tfx_jax.models import GPT, T5, BertConfig, BertPretraining, GPTConfig, T5Config
 from tfx_jax.models.transformer import Transformer, TransformerConfig
-from tfx_jax.nn import MixtureOfExperts
+from tfx_jax.models.vit import ViT, ViTConfig
+from tfx_jax.nn import AttentionConfig, MixtureOfExperts
 from tfx_jax.tasks.loss import LossOutput
 from tfx_jax.tasks.translation import translation_loss
 from tfx_jax.training.config import OptimizerConfig
@@ -150,6 +153,40 @@ def test_arrays_of_more_axes_are_divided_along_their_first_two():
     batch = shard_batch({"frames": frames}, make_mesh(4, sequence=2))["frames"]
     assert {shard.data.shape for shard in batch.addressable_shards} == {(2, 2, 3, 2)}
     np.testing.assert_array_equal(batch, frames)
+
+
+PUBLISHED = {
+    "transformer": lambda: Transformer(
+        TransformerConfig(37_001, d_model=1024, num_heads=16, d_ff=4096), rngs=nnx.Rngs(0)
+    ),
+    "gpt2": lambda: GPT(GPTConfig.published("gpt2"), rngs=nnx.Rngs(0)),
+    "bert": lambda: BertPretraining(BertConfig.published("bert-base-uncased"), rngs=nnx.Rngs(0)),
+    "t5": lambda: T5(T5Config.published("t5-v1_1-base"), rngs=nnx.Rngs(0)),
+    "vit": lambda: ViT(ViTConfig.published("ViT-B/16"), rngs=nnx.Rngs(0)),
+    "relative": lambda: GPT(GPTConfig(9_000, attention=AttentionConfig("relative")), rngs=nnx.Rngs(0)),
+}
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_fsdp_leaves_no_large_array_of_any_model_on_every_device(name):
+    mesh = make_mesh(fsdp=4, tensor=2)
+    params = nnx.to_pure_dict(nnx.state(nnx.eval_shape(PUBLISHED[name])))
+    shardings = dict(jax.tree_util.tree_leaves_with_path(state_shardings(params, mesh)))
+    large = {path: leaf for path, leaf in jax.tree_util.tree_leaves_with_path(params) if leaf.size >= 1 << 16}
+    assert len(large) > 3
+    whole = [
+        path for path, leaf in large.items() if math.prod(shardings[path].shard_shape(leaf.shape)) > leaf.size // 4
+    ]
+    assert not whole
+
+
+def test_what_no_table_knows_is_divided_along_its_largest_dimension_that_can_be():
+    mesh = make_mesh(fsdp=4)
+    tree = {"new": np.zeros((3, 130, 1024)), "odd": np.zeros((257, 259)), "small": np.zeros((8, 8)), "p": {}}
+    specs = jax.tree.map(lambda sharding: sharding.spec, state_shardings(tree, mesh))
+    assert specs == {"new": P(None, None, "fsdp"), "odd": P(None, None), "small": P(None, None), "p": {}}
+    replicated = state_shardings(tree, mesh, [DATA_PARALLEL])
+    assert all(sharding.is_fully_replicated for sharding in jax.tree.leaves(replicated))
 
 
 B, T, V = 16, 8, 24

@@ -62,6 +62,8 @@ EXPERT_PARALLEL: Rules = (
 # All of them hold at once. The sizes of the mesh's axes choose: one of size 1 divides nothing.
 STRATEGIES: tuple[Rules, ...] = (DATA_PARALLEL, FSDP, TENSOR_PARALLEL, EXPERT_PARALLEL)
 
+_LARGE = 1 << 16  # numbers of an array that FSDP should not leave on every device
+
 BATCH_AXES = ("data", "fsdp", "expert")
 """The mesh axes that divide the rows of a batch."""
 
@@ -133,7 +135,8 @@ def state_shardings(tree: Any, mesh: Mesh, strategies: Sequence[Rules] = STRATEG
 
     Optimizer moments have the paths of their parameters at the end, so the tables serve the whole state. The rows of a
     carry lie as those of a batch do. A dimension that its axes do not divide evenly, such as an odd vocabulary, stays
-    whole.
+    whole. What no table of FSDP divides, a new layer's matrix or that odd vocabulary, is divided by "fsdp" along its
+    largest dimension that can be, if it is large.
     """
 
     def of(path: Any, leaf: Any) -> NamedSharding:
@@ -147,9 +150,22 @@ def state_shardings(tree: Any, mesh: Mesh, strategies: Sequence[Rules] = STRATEG
             for dimension, axis in zip(range(-len(spec), 0), spec, strict=True):
                 if axis is not None and len(spec) <= len(shape):
                     axes[dimension] += (axis,)
-        return NamedSharding(mesh, P(*(_dividing(mesh, *pair) for pair in zip(shape, axes, strict=True))))
+        dividing = [_dividing(mesh, *pair) for pair in zip(shape, axes, strict=True)]
+        if any(rules is FSDP for rules in strategies) and math.prod(shape) >= _LARGE:
+            _divide_anyway(mesh, shape, dividing)
+        return NamedSharding(mesh, P(*dividing))
 
     return jax.tree_util.tree_map_with_path(of, tree)
+
+
+def _divide_anyway(mesh: Mesh, shape: tuple[int, ...], dividing: list[tuple[str, ...] | None]) -> None:
+    """Lets "fsdp" divide the largest dimension that is whole, if it divides none yet."""
+    if mesh.shape["fsdp"] == 1 or any(axes and "fsdp" in axes for axes in dividing):
+        return
+    for dimension in sorted(range(len(shape)), key=lambda dimension: -shape[dimension]):
+        if dividing[dimension] is None and shape[dimension] % mesh.shape["fsdp"] == 0:
+            dividing[dimension] = ("fsdp",)
+            return
 
 
 def _dividing(mesh: Mesh, size: int, axes: tuple[str, ...]) -> tuple[str, ...] | None:
