@@ -86,7 +86,7 @@ def show_map(axes, weights, title, largest=None):
 # of two numbers, times a sharpness.
 
 # %%
-from tfx_jax.functional import soft_lookup
+from tfx_jax.functional import attention_from_logits
 
 dictionary = {1.0: 10.0, 2.0: 40.0, 3.0: 20.0, 4.0: 30.0}
 keys, values = jnp.array(list(dictionary)), jnp.array(list(dictionary.values()))
@@ -95,7 +95,7 @@ QUERY = 2.2  # no key, but near one
 figure, panels = plt.subplots(1, 3, figsize=(9, 2.6), sharey=True, layout="constrained")
 for panel, sharpness in zip(panels, (0.5, 2.0, 20.0), strict=True):
     scores = -sharpness * jnp.abs(QUERY - keys)
-    answer, weights = soft_lookup(scores[None, None, None], values[None, :, None, None])
+    answer, weights = attention_from_logits(scores[None, None, None], values[None, :, None, None])
     panel.bar([f"{key:g}: {value:g}" for key, value in dictionary.items()], weights.ravel(), color="black")
     panel.set(title=f"sharpness {sharpness:g}: answer {answer.item():.1f}", xlabel="key: value")
 panels[0].set_ylabel(f"weight for query {QUERY}")
@@ -266,7 +266,7 @@ np.testing.assert_allclose(as_dot, general(general_params, query, key, key), ato
 joined = jnp.concatenate([additive_params["w_query"], additive_params["w_key"]])  # W, [2 * SIZE, HIDDEN]
 pairs = jnp.concatenate(jnp.broadcast_arrays(query, key.swapaxes(1, 2)), axis=-1)  # [q; k], [B, T, S, 2 * SIZE]
 concat = jnp.tanh(pairs @ joined) @ additive_params["v"]
-as_concat, _ = soft_lookup(concat[:, None], key)
+as_concat, _ = attention_from_logits(concat[:, None], key)
 np.testing.assert_allclose(as_concat, additive(additive_params, query, key, key), atol=1e-5)
 
 # %% [markdown]

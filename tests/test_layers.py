@@ -1,6 +1,7 @@
 """The architecture as tests: imports point down, `functional` stays light, a file can be read in one sitting."""
 
 import ast
+import graphlib
 import importlib.util
 import pathlib
 import sys
@@ -56,6 +57,17 @@ def test_imports_point_down(path):
     layer = pathlib.PurePath(path.relative_to(ROOT).parts[1]).stem
     ours = {name.split(".")[1] for name in _imports(path) if name.startswith("tfx_jax.")}
     assert ours & MAY_IMPORT.keys() <= MAY_IMPORT[layer]
+
+
+def test_no_files_import_each_other():
+    """Not in a circle of many either; nor do functions import what imports their file."""
+    modules = {_label(path).removesuffix(".py").removesuffix("/__init__").replace("/", "."): path for path in SOURCES}
+    imported = {
+        name: {found if found in modules else found.rpartition(".")[0] for found in _imports(path)} & modules.keys()
+        for name, path in modules.items()
+    }
+    order = list(graphlib.TopologicalSorter(imported).static_order())
+    assert set(order) == modules.keys()
 
 
 @pytest.mark.parametrize("path", [path for path in SOURCES if "functional" in path.parts], ids=_label)

@@ -117,7 +117,7 @@ class TestAdditive:
             ({"v": np.ones((K, F), np.float32)}, r"differ: 8 of queries, 8 of keys, v \(2, 8\)"),
             ({"query": QUERY[0]}, r"query must have rank 4.*got shape \(5, 4, 3\)"),
             ({"query": QUERY[:, :, :3]}, "2 key heads do not divide 3 query heads"),
-            ({"value": VALUE[:, :-1]}, r"values \(2, 6, 2, 9\) do not fit scores .* \(2, 4, 5, 7\)"),
+            ({"value": VALUE[:, :-1]}, r"values \(2, 6, 2, 9\) do not fit logits .* \(2, 4, 5, 7\)"),
             ({"mask": np.ones((B, 1, 1, S), np.float32)}, "mask must be boolean"),
             ({"bias": np.ones((B, 1, 1, T), np.float32)}, r"bias must be broadcastable to .* got shape \(2, 1, 1, 5\)"),
         ],

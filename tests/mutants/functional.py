@@ -20,9 +20,20 @@ MUTANTS = (
     *in_file(
         "functional/attention.py",
         f"functional/test_attention.py, {_CONTRACT}[dense",
+        ("kernels are not asked", 'if implementation != "xla":', "if False:", "functional/test_kernels.py"),
+    ),
+    *in_file(
+        "functional/attention_from_logits.py",
+        f"functional/test_attention.py, {_CONTRACT}[dense",
         ("scores are not scaled", "(h**-0.5 if scale is None else scale)", "(1.0 if scale is None else scale)"),
-        ("scaled by d_v", "(h**-0.5 if", "(value.shape[-1] ** -0.5 if"),
+        ("scaled by the number of keys", "(h**-0.5 if", "(s**-0.5 if"),
         ("softmax over queries", "softmax(logits, axis=-1)\n", "softmax(logits, axis=-2)\n"),
+        (
+            "weights alone are of all keys",
+            "masked_softmax(logits, combine_masks(mask, is_causal, segment_ids, b, t, s))",
+            "masked_softmax(logits, mask)",
+            f"functional/test_chunked.py, {_CONTRACT}[chunked",
+        ),
         (
             "logits in the dtype of the queries",
             "dtype = np.promote_types(query.dtype, np.float32)",
@@ -33,6 +44,10 @@ MUTANTS = (
             "jnp.where(mask, weights, jnp.zeros((), weights.dtype))",
             "weights",
         ),
+    ),
+    *in_file(
+        "functional/masks.py",
+        f"functional/test_attention.py, {_CONTRACT}[dense",
         ("any mask suffices", "combined & part", "combined | part"),
         ("masks of numbers are taken", "if mask is not None and mask.dtype != jnp.bool_:", "if False:"),
         ("batches of two sizes are taken", "if query.shape[0] != key.shape[0]:", "if False:"),

@@ -29,7 +29,8 @@ R      rows of a decoding step, B * W
 """
 
 from tfx_jax.functional.additive import additive_attention, attentional_vector, general_attention
-from tfx_jax.functional.attention import Bias, Mask, SegmentIds, dot_product_attention, soft_lookup
+from tfx_jax.functional.attention import dot_product_attention
+from tfx_jax.functional.attention_from_logits import attention_from_logits
 from tfx_jax.functional.axes import attention_over_axes
 from tfx_jax.functional.beam_search import BeamSearchResult, beam_search
 from tfx_jax.functional.bigbird import bigbird_attention, bigbird_block_mask
@@ -44,7 +45,7 @@ from tfx_jax.functional.int8 import int8_product, quantize_rows
 from tfx_jax.functional.kernel_regression import kernel_regression
 from tfx_jax.functional.losses import label_smoothed_cross_entropy, z_loss
 from tfx_jax.functional.lsh import lsh_attention
-from tfx_jax.functional.masks import causal_mask, padding_mask, segment_mask
+from tfx_jax.functional.masks import Bias, Mask, SegmentIds, causal_mask, padding_mask, segment_mask
 from tfx_jax.functional.moe import (
     Routing,
     combine,
@@ -84,6 +85,7 @@ __all__ = [
     "alibi_bias",
     "alibi_slopes",
     "attend_both",
+    "attention_from_logits",
     "attention_over_axes",
     "attentional_vector",
     "beam_search",
@@ -130,7 +132,6 @@ __all__ = [
     "segment_mask",
     "sinusoidal_positions",
     "sliding_window_attention",
-    "soft_lookup",
     "top_1_routing",
     "top_2_routing",
     "update_centroids",

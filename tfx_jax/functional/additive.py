@@ -11,7 +11,9 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from tfx_jax.functional.attention import Bias, Mask, SegmentIds, dot_product_attention, soft_lookup
+from tfx_jax.functional.attention import dot_product_attention
+from tfx_jax.functional.attention_from_logits import attention_from_logits
+from tfx_jax.functional.masks import Bias, Mask, SegmentIds
 
 
 def additive_attention(
@@ -79,7 +81,7 @@ def additive_attention(
     if n % hidden_key.shape[2]:
         raise ValueError(f"{hidden_key.shape[2]} key heads do not divide {n} query heads")
     scores = _additive_scores(hidden_query, hidden_key, jnp.broadcast_to(v.astype(hidden_query.dtype), (n, f)))
-    out, weights = soft_lookup(
+    out, weights = attention_from_logits(
         scores if scale is None else scores * scale,
         value,
         bias,

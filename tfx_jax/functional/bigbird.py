@@ -7,8 +7,9 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int, Shaped
 
-from tfx_jax.functional.attention import Bias, Mask, SegmentIds, dot_product_attention, pair_of_segment_ids
+from tfx_jax.functional.attention import dot_product_attention
 from tfx_jax.functional.blocks import attend_in_blocks, check_over_keys, cut
+from tfx_jax.functional.masks import Bias, Mask, SegmentIds, pair_of_segment_ids
 
 
 def bigbird_attention(

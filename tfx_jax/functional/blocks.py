@@ -7,15 +7,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Shaped
 
-from tfx_jax.functional.attention import (
-    Bias,
-    Mask,
-    SegmentIds,
-    check_shapes,
-    dot_product_attention,
-    pair_of_segment_ids,
-)
-from tfx_jax.functional.masks import segment_mask
+from tfx_jax.functional.attention import dot_product_attention
+from tfx_jax.functional.masks import Bias, Mask, SegmentIds, check_shapes, pair_of_segment_ids, segment_mask
 
 
 def attend_in_blocks(

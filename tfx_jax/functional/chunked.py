@@ -5,14 +5,8 @@ import functools
 import jax
 from jaxtyping import Array, Float
 
-from tfx_jax.functional.attention import (
-    Bias,
-    Mask,
-    SegmentIds,
-    check_shapes,
-    dot_product_attention,
-    pair_of_segment_ids,
-)
+from tfx_jax.functional.attention_from_logits import dot_product_weights
+from tfx_jax.functional.masks import Bias, Mask, SegmentIds, check_shapes, pair_of_segment_ids
 from tfx_jax.functional.online_softmax import (
     Keys,
     Options,
@@ -91,8 +85,7 @@ def chunked_attention(
     out = join_queries(_attend(options, queries, keys, dropout_rng), t)
     if not return_weights:
         return out
-    dense = {"is_causal": is_causal, "scale": scale, "segment_ids": segment_ids, "return_weights": True}
-    return out, dot_product_attention(query, key, value, bias, mask, **dense)[1]
+    return out, dot_product_weights(query, key, bias, mask, is_causal=is_causal, scale=scale, segment_ids=segment_ids)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))

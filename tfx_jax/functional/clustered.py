@@ -5,8 +5,9 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
-from tfx_jax.functional.attention import Mask, SegmentIds, check_shapes, dot_product_attention, pair_of_segment_ids
+from tfx_jax.functional.attention import dot_product_attention
 from tfx_jax.functional.lsh import visible_tokens
+from tfx_jax.functional.masks import Mask, SegmentIds, check_shapes, pair_of_segment_ids
 from tfx_jax.functional.normalization import layer_norm
 
 

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float
 
-from tfx_jax.functional.attention import Bias, Mask, check_shapes
+from tfx_jax.functional.masks import Bias, Mask, check_shapes
 
 # As parts of the largest number: the logarithm of a feature that counts for nothing, and the least reference of a sum,
 # far enough above it that their difference underflows to zero. Finite, because infinities would make NaN gradients.

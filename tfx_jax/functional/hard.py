@@ -6,8 +6,9 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from tfx_jax.functional.attention import Bias, Mask, SegmentIds, dot_product_attention
+from tfx_jax.functional.attention import dot_product_attention
 from tfx_jax.functional.dropout import dropout
+from tfx_jax.functional.masks import Bias, Mask, SegmentIds
 
 
 def hard_attention(

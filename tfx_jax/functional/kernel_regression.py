@@ -4,7 +4,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float
 
-from tfx_jax.functional.attention import soft_lookup
+from tfx_jax.functional.attention_from_logits import attention_from_logits
 
 
 def kernel_regression(
@@ -59,6 +59,6 @@ def kernel_regression(
     difference = query_points.astype(dtype).reshape(t, 1, d) - points.astype(dtype).reshape(1, s, d)
     scores = -0.5 * jnp.square(difference * width[None, None]).sum(axis=-1)
     seen = None if mask is None else mask[None, None]
-    out, weights = soft_lookup(scores[None, None], values.reshape(1, s, 1, -1), mask=seen)
+    out, weights = attention_from_logits(scores[None, None], values.reshape(1, s, 1, -1), mask=seen)
     out = out.reshape(t, *values.shape[1:])
     return (out, weights[0, 0]) if return_weights else out

@@ -11,8 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
-from tfx_jax.functional.attention import Bias, Mask, SegmentIds, check_shapes, combined_mask, pair_of_segment_ids
 from tfx_jax.functional.chunked import chunked_attention
+from tfx_jax.functional.masks import Bias, Mask, SegmentIds, check_shapes, combine_masks, pair_of_segment_ids
 
 _Ids = tuple[Int[Array, "B T"], Int[Array, "B S"]]
 _LANES = 128  # of a TPU's vector unit: lengths are padded to a multiple
@@ -20,7 +20,7 @@ _LARGEST_BLOCK = 512
 _SEEN_BY_NOBODY = np.iinfo(np.int32).min
 
 
-def attention_by(
+def kernel_attention(
     implementation: str,
     query: Float[Array, "B T N H"],
     key: Float[Array, "B S K H"],
@@ -52,7 +52,7 @@ def attention_by(
 
     (b, t, _, h), s = query.shape, key.shape[1]
     ids = None if segment_ids is None else pair_of_segment_ids(segment_ids, b, t, s)
-    seen = combined_mask(mask, is_causal, segment_ids, b, t, s) if mask is not None or ids is not None else None
+    seen = combine_masks(mask, is_causal, segment_ids, b, t, s) if mask is not None or ids is not None else None
     # The first of more causal queries than keys see nothing, and without them first query and first key are aligned.
     blind = max(0, t - s) if is_causal else 0
     query, bias, mask = query[:, blind:], _without_rows(bias, blind), _without_rows(mask, blind)
@@ -86,7 +86,7 @@ def _cudnn(
         raise _cannot("cudnn", "needs a head size that is a multiple of 8, at most 256 (128 before Hopper)", h)
     if is_causal and t != s:
         raise _cannot("cudnn", "aligns causality at the first key and so needs T = S", f"T={t} and S={s}")
-    mask = combined_mask(mask, False, ids, b, t, s)
+    mask = combine_masks(mask, False, ids, b, t, s)
     if (bias is not None or mask is not None) and (t % 2 or s % 2):
         raise _cannot("cudnn", "needs even lengths with a bias, a mask or segment_ids", f"T={t} and S={s}")
     # The kernel knows no boolean masks: jax.nn makes them a bias, which has to have all pairs.

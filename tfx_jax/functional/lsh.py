@@ -8,8 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
-from tfx_jax.functional.attention import Mask, check_shapes, masked_softmax, pair_of_segment_ids
+from tfx_jax.functional.attention_from_logits import masked_softmax
 from tfx_jax.functional.dropout import dropout
+from tfx_jax.functional.masks import Mask, check_shapes, pair_of_segment_ids
 
 _HIDDEN_SEGMENT = np.iinfo(np.int32).max
 

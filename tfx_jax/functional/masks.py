@@ -1,7 +1,14 @@
-"""Boolean attention masks, rank 4, [B, N, T, S] or broadcastable to it. True means "may attend"; combine with `&`."""
+"""Boolean attention masks, rank 4, [B, N, T, S] or broadcastable to it. True means "may attend"; combine with `&`.
+
+Also the types of an attention's arguments, and the checks that all attentions make of them.
+"""
 
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Int
+from jaxtyping import Array, Bool, Float, Int
+
+Bias = Float[Array, "#B #N #T #S"]
+Mask = Bool[Array, "#B #N #T #S"]
+SegmentIds = Int[Array, "B T"] | tuple[Int[Array, "B T"], Int[Array, "B S"]]
 
 
 def causal_mask(
@@ -48,3 +55,56 @@ def segment_mask(query_ids: Int[Array, "B T"], key_ids: Int[Array, "B S"]) -> Bo
     """
     same = query_ids[:, :, None] == key_ids[:, None, :]
     return (same & (query_ids != 0)[:, :, None])[:, None]
+
+
+def combine_masks(
+    mask: Mask | None, is_causal: bool, segment_ids: SegmentIds | None, batch: int, num_queries: int, num_keys: int
+) -> Mask | None:
+    """Who may attend to whom, by everything that is said about it; None means everyone to everything."""
+    masks = [] if mask is None else [mask]
+    if is_causal:
+        masks.append(causal_mask(num_queries, num_keys))
+    if segment_ids is not None:
+        masks.append(segment_mask(*pair_of_segment_ids(segment_ids, batch, num_queries, num_keys)))
+    combined = None
+    for part in masks:
+        combined = part if combined is None else combined & part
+    return combined
+
+
+def pair_of_segment_ids(
+    segment_ids: SegmentIds, batch: int, num_queries: int, num_keys: int
+) -> tuple[Int[Array, "B T"], Int[Array, "B S"]]:
+    """The segments of the queries and of the keys, checked."""
+    query_ids, key_ids = segment_ids if isinstance(segment_ids, tuple) else (segment_ids, segment_ids)
+    shapes, want = (query_ids.shape, key_ids.shape), ((batch, num_queries), (batch, num_keys))
+    if shapes != want:
+        raise ValueError(f"segment_ids must have shapes [B, T] = {want[0]} and [B, S] = {want[1]}, got {shapes}")
+    return query_ids, key_ids
+
+
+def check_shapes(query: Array, key: Array, value: Array, bias: Array | None, mask: Array | None) -> None:
+    """Raises ValueError, with both sizes in it, for arrays that no attention takes."""
+    for name, array in (("query", query), ("key", key), ("value", value)):
+        if array.ndim != 4:
+            raise ValueError(f"{name} must have rank 4, [batch, length, heads, size], got shape {array.shape}")
+    if query.shape[-1] != key.shape[-1]:
+        raise ValueError(f"query and key head sizes differ: {query.shape[-1]} != {key.shape[-1]}")
+    if key.shape[:3] != value.shape[:3]:
+        raise ValueError(f"key and value differ in batch, length or heads: {key.shape[:3]} != {value.shape[:3]}")
+    if query.shape[0] != key.shape[0]:
+        raise ValueError(f"query and key batch sizes differ: {query.shape[0]} != {key.shape[0]}")
+    if query.shape[2] % key.shape[2]:
+        raise ValueError(f"{key.shape[2]} key heads do not divide {query.shape[2]} query heads")
+    check_pairs(bias, mask, (query.shape[0], query.shape[2], query.shape[1], key.shape[1]))
+
+
+def check_pairs(bias: Array | None, mask: Array | None, full: tuple[int, ...]) -> None:
+    """Raises ValueError for a bias or a mask that does not fit logits of the shape [B, N, T, S] = `full`."""
+    for name, array in (("bias", bias), ("mask", mask)):
+        if array is not None and (
+            array.ndim != 4 or any(size not in (1, want) for size, want in zip(array.shape, full, strict=True))
+        ):
+            raise ValueError(f"{name} must be broadcastable to [B, N, T, S] = {full}, got shape {array.shape}")
+    if mask is not None and mask.dtype != jnp.bool_:
+        raise ValueError(f"mask must be boolean (True = may attend), got {mask.dtype}; use bias for additive terms")

@@ -4,7 +4,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from tfx_jax.functional.attention import Bias, Mask, SegmentIds, check_shapes, dot_product_attention
+from tfx_jax.functional.attention import dot_product_attention
+from tfx_jax.functional.masks import Bias, Mask, SegmentIds, check_shapes
 from tfx_jax.functional.positions import relative_shift
 
 

@@ -6,15 +6,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from tfx_jax.functional.attention import (
-    Bias,
-    Mask,
-    SegmentIds,
-    check_shapes,
-    dot_product_attention,
-    pair_of_segment_ids,
-)
-from tfx_jax.functional.masks import causal_mask
+from tfx_jax.functional.attention_from_logits import dot_product_weights
+from tfx_jax.functional.masks import Bias, Mask, SegmentIds, causal_mask, check_shapes, pair_of_segment_ids
 from tfx_jax.functional.online_softmax import (
     Keys,
     Options,
@@ -191,8 +184,7 @@ def _weights_over_all_keys(
         causal = causal_mask(t, s * size, offset=here * t + size * (s - t))
         mask = causal if mask is None else mask & causal
     ids = None if ids is None else (ids[0], gather(ids[1], 1))
-    # Any value will do: only the weights are asked for.
-    return dot_product_attention(query, key, key, bias, mask, scale=scale, segment_ids=ids, return_weights=True)[1]
+    return dot_product_weights(query, key, bias, mask, scale=scale, segment_ids=ids)
 
 
 def _pass_on(block, axis_name: str):

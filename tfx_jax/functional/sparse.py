@@ -10,8 +10,8 @@ from typing import Any
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from tfx_jax.functional.attention import Bias, Mask, SegmentIds
 from tfx_jax.functional.blocks import attend_in_blocks, check_over_keys, cut
+from tfx_jax.functional.masks import Bias, Mask, SegmentIds
 
 # Products of fewer queries than this leave matrix units idle.
 _SMALLEST_BLOCK = 32

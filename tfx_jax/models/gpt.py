@@ -11,8 +11,8 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Bool, Float, Int
 
-from tfx_jax.functional.attention import SegmentIds
 from tfx_jax.functional.dropout import dropout
+from tfx_jax.functional.masks import SegmentIds
 from tfx_jax.nn.attention import MultiHeadAttention, ShardAttention
 from tfx_jax.nn.cores import AttentionConfig, AttentionFn
 from tfx_jax.nn.decoder_step import KeysValues, arrange, attention_of_step, init_steps, take_step

@@ -9,8 +9,9 @@ from flax import nnx
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
-from tfx_jax.functional.attention import Bias, Mask, SegmentIds, dot_product_attention
+from tfx_jax.functional.attention import dot_product_attention
 from tfx_jax.functional.axes import attention_over_axes
+from tfx_jax.functional.masks import Bias, Mask, SegmentIds
 from tfx_jax.nn.cores import AttentionFn
 
 ShardAttention = Callable[..., Any]

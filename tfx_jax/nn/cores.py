@@ -17,13 +17,14 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float, Int
 
 from tfx_jax.functional.additive import additive_attention, general_attention
-from tfx_jax.functional.attention import Mask, SegmentIds, dot_product_attention
+from tfx_jax.functional.attention import dot_product_attention
 from tfx_jax.functional.bigbird import bigbird_attention
 from tfx_jax.functional.chunked import chunked_attention
 from tfx_jax.functional.clustered import routing_attention, update_centroids
 from tfx_jax.functional.favor import favor_attention, linear_attention, orthogonal_features
 from tfx_jax.functional.hard import hard_attention
 from tfx_jax.functional.lsh import lsh_attention
+from tfx_jax.functional.masks import Mask, SegmentIds
 from tfx_jax.functional.normalization import layer_norm
 from tfx_jax.functional.positions import sinusoidal_positions
 from tfx_jax.functional.relative import relative_attention

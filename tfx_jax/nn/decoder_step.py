@@ -17,8 +17,8 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float, Int
 
 from tfx_jax.errors import UserError
-from tfx_jax.functional.attention import Bias, Mask
 from tfx_jax.functional.int8 import int8_product, quantize_rows
+from tfx_jax.functional.masks import Bias, Mask
 from tfx_jax.functional.search import Pinned
 from tfx_jax.nn.attention import MultiHeadAttention
 from tfx_jax.nn.cores import AttentionFn, StepAttention, step_attention

@@ -8,8 +8,8 @@ from flax import nnx
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
-from tfx_jax.functional.attention import Bias, Mask
 from tfx_jax.functional.dropout import dropout
+from tfx_jax.functional.masks import Bias, Mask
 from tfx_jax.nn.attention import MultiHeadAttention
 from tfx_jax.nn.feed_forward import FeedForward
 from tfx_jax.nn.normalization import LayerNorm

@@ -1,0 +1,103 @@
+"""From logits to a result: what all attentions share that score every query against every key."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float
+
+from tfx_jax.functional.dropout import dropout
+from tfx_jax.functional.masks import Bias, Mask, SegmentIds, check_pairs, check_shapes, combine_masks
+
+
+def dot_product_logits(
+    query: Float[Array, "B T N H"], key: Float[Array, "B S K H"], scale: float | None = None
+) -> Float[Array, "B N T S"]:
+    """Scaled dot products of queries and keys, in float32 at least; see `tfx_jax.functional.dot_product_attention`."""
+    b, t, n, h = query.shape
+    s, k = key.shape[1:3]
+    dtype = np.promote_types(query.dtype, np.float32)  # NumPy's: JAX's own refuses under strict promotion
+    # Plain products of matrices, one for each key head: its G query heads lie below each other.
+    stacked_query = query.swapaxes(1, 2).reshape(b, k, n // k * t, h)
+    logits = jnp.einsum("BKTH,BKSH->BKTS", stacked_query, key.swapaxes(1, 2), preferred_element_type=dtype)
+    return logits.reshape(b, n, t, s) * (h**-0.5 if scale is None else scale)
+
+
+def dot_product_weights(
+    query: Float[Array, "B T N H"],
+    key: Float[Array, "B S K H"],
+    bias: Bias | None = None,
+    mask: Mask | None = None,
+    *,
+    is_causal: bool = False,
+    scale: float | None = None,
+    segment_ids: SegmentIds | None = None,
+) -> Float[Array, "B N T S"]:
+    """The weights of `tfx_jax.functional.dot_product_attention`, before dropout, whatever computes its values."""
+    check_shapes(query, key, key, bias, mask)
+    logits = dot_product_logits(query, key, scale)
+    if bias is not None:
+        logits = logits + bias.astype(logits.dtype)
+    (b, t), s = query.shape[:2], key.shape[1]
+    return masked_softmax(logits, combine_masks(mask, is_causal, segment_ids, b, t, s))
+
+
+def attention_from_logits(
+    logits: Float[Array, "B N T S"],
+    value: Float[Array, "B S K U"],
+    bias: Bias | None = None,
+    mask: Mask | None = None,
+    *,
+    is_causal: bool = False,
+    segment_ids: SegmentIds | None = None,
+    dropout_rate: float = 0.0,
+    dropout_rng: Array | None = None,
+) -> tuple[Float[Array, "B T N U"], Float[Array, "B N T S"]]:
+    r"""Computes softmax(logits + bias) V for every head: a dictionary that answers with a mean of its values.
+
+    Equations 15.34 and 15.35 of "Probabilistic Machine Learning: An Introduction" (Murphy, 2022,
+    https://probml.github.io/book1). Whatever scores a query against the keys, this is the rest of attention: the dot
+    product of `dot_product_attention` and the hidden layer of `additive_attention` end here, and so may a score of
+    your own.
+
+    Args:
+      logits: how well each query fits each key, [B, N, T, S], float32 at least.
+      value: values, [B, S, K, U]; K divides N.
+      bias: as in `dot_product_attention`, and so are all that follow.
+      mask: True where a query may attend, broadcastable to [B, N, T, S].
+      is_causal: query t sees keys 0 .. t + S - T only.
+      segment_ids: packed sequences, [B, T] or a pair ([B, T], [B, S]).
+      dropout_rate: probability in [0, 1) of dropping an attention weight.
+      dropout_rng: PRNG key; None disables dropout.
+
+    Returns:
+      Weighted values, [B, T, N, U], in the dtype of `value`, and the weights before dropout, [B, N, T, S], in the dtype
+      of `logits`.
+
+    Raises:
+      ValueError: if the sizes do not fit together, or a mask is not boolean or not of rank 4.
+
+    >>> out, weights = jax.jit(attention_from_logits)(jnp.zeros((1, 1, 1, 4)), jnp.arange(4.0).reshape(1, 4, 1, 1))
+    >>> out.tolist(), weights[0, 0].tolist()
+    ([[[[1.5]]]], [[0.25, 0.25, 0.25, 0.25]])
+    """
+    check_pairs(bias, mask, logits.shape)
+    (b, n, t, s), (k, u) = logits.shape, value.shape[2:]
+    if value.shape[:2] != (b, s) or n % k:
+        raise ValueError(f"values {value.shape} do not fit logits [B, N, T, S] = {logits.shape}")
+    mask = combine_masks(mask, is_causal, segment_ids, b, t, s)
+    if bias is not None:
+        logits = logits + bias.astype(logits.dtype)
+    weights = masked_softmax(logits, mask)
+    dropped = dropout(weights, dropout_rate, dropout_rng).astype(value.dtype).reshape(b, k, n // k * t, s)
+    out = jnp.einsum("BKTS,BKSU->BKTU", dropped, value.swapaxes(1, 2))
+    return out.reshape(b, n, t, u).swapaxes(1, 2), weights
+
+
+def masked_softmax(logits: Float[Array, "B N T S"], mask: Mask | None) -> Float[Array, "B N T S"]:
+    """Softmax over the visible keys; a row without any becomes zeros."""
+    if mask is None:
+        return jax.nn.softmax(logits, axis=-1)
+    # Large but finite: minus infinity would make a row without keys NaN, in the value or in the gradient.
+    hidden = 0.7 * jnp.finfo(logits.dtype).min
+    weights = jax.nn.softmax(jnp.where(mask, logits, hidden), axis=-1)
+    return jnp.where(mask, weights, jnp.zeros((), weights.dtype))
