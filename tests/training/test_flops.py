@@ -12,8 +12,9 @@ import pytest
 from flax import nnx
 
 from tfx_jax.models import GPT, T5, GPTConfig, T5Config, Transformer, TransformerConfig
+from tfx_jax.tasks.decoding import BeamSearch, decode
 from tfx_jax.tasks.language_modeling import language_model_loss
-from tfx_jax.tasks.translation import search, translation_loss
+from tfx_jax.tasks.translation import translation_loss
 from tfx_jax.training.flops import decoding_flops, peak_flops, stack_flops, training_flops
 from tfx_jax.training.step import init_state, update
 
@@ -90,7 +91,12 @@ def searching(config, rows, beam_size, source_length, target_length):
     """A beam search as a function, and the shapes of its arguments."""
     graphdef, params = nnx.split(nnx.eval_shape(lambda: Transformer(config, rngs=nnx.Rngs(0))))
     source = jax.ShapeDtypeStruct((rows, source_length), jnp.int32)
-    return functools.partial(search, graphdef, beam_size, 0.6, target_length - source_length), (params, None, source)
+    options = {"search": BeamSearch(beam_size), "eos_ids": (2,), "max_length": target_length}
+
+    def search(params, source):
+        return decode(nnx.merge(graphdef, params).decoder(), source, source >= 0, **options)
+
+    return search, (params, source)
 
 
 @pytest.mark.parametrize(
