@@ -13,12 +13,12 @@ import sys
 import tempfile
 
 from tests.compilation import compile_quickly
-from tests.mutants import data, functional, models, nn, training
+from tests.mutants import data, functional, models, nn, tasks, training
 from tests.mutants.mutant import Mutant, mutated
 from tests.mutants.runner import Outcome, Runner, as_json
 
 ROOT = pathlib.Path(__file__).parents[2]
-MUTANTS = (*functional.MUTANTS, *nn.MUTANTS, *models.MUTANTS, *data.MUTANTS, *training.MUTANTS)
+MUTANTS = (*functional.MUTANTS, *nn.MUTANTS, *models.MUTANTS, *data.MUTANTS, *tasks.MUTANTS, *training.MUTANTS)
 
 
 def main() -> None:
