@@ -12,8 +12,8 @@ import pytest
 from flax import nnx
 
 from tfx_jax.models import GPT, T5, GPTConfig, T5Config, Transformer, TransformerConfig
-from tfx_jax.tasks.language_modeling import language_model_loss
 from tfx_jax.tasks.decoding import BeamSearch, decode
+from tfx_jax.tasks.language_modeling import language_model_loss
 from tfx_jax.tasks.translation import translation_loss
 from tfx_jax.training.flops import decoding_flops, peak_flops, stack_flops, training_flops
 from tfx_jax.training.step import init_state, update
