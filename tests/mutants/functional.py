@@ -30,8 +30,8 @@ MUTANTS = (
         ("softmax over queries", "softmax(logits, axis=-1)\n", "softmax(logits, axis=-2)\n"),
         (
             "weights alone are of all keys",
-            "masked_softmax(logits, combine_masks(mask, is_causal, segment_ids, b, t, s))",
-            "masked_softmax(logits, mask)",
+            "_weights(dot_product_logits(query, key, scale), bias, mask, is_causal, segment_ids)",
+            "_weights(dot_product_logits(query, key, scale), bias, mask, False, None)",
             f"functional/test_chunked.py, {_CONTRACT}[chunked",
         ),
         (

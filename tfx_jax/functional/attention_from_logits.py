@@ -34,11 +34,7 @@ def dot_product_weights(
 ) -> Float[Array, "B N T S"]:
     """The weights of `tfx_jax.functional.dot_product_attention`, before dropout, whatever computes its values."""
     check_shapes(query, key, key, bias, mask)
-    logits = dot_product_logits(query, key, scale)
-    if bias is not None:
-        logits = logits + bias.astype(logits.dtype)
-    (b, t), s = query.shape[:2], key.shape[1]
-    return masked_softmax(logits, combine_masks(mask, is_causal, segment_ids, b, t, s))
+    return _weights(dot_product_logits(query, key, scale), bias, mask, is_causal, segment_ids)
 
 
 def attention_from_logits(
@@ -84,13 +80,22 @@ def attention_from_logits(
     (b, n, t, s), (k, u) = logits.shape, value.shape[2:]
     if value.shape[:2] != (b, s) or n % k:
         raise ValueError(f"values {value.shape} do not fit logits [B, N, T, S] = {logits.shape}")
-    mask = combine_masks(mask, is_causal, segment_ids, b, t, s)
-    if bias is not None:
-        logits = logits + bias.astype(logits.dtype)
-    weights = masked_softmax(logits, mask)
+    weights = _weights(logits, bias, mask, is_causal, segment_ids)
     dropped = dropout(weights, dropout_rate, dropout_rng).astype(value.dtype).reshape(b, k, n // k * t, s)
     out = jnp.einsum("BKTS,BKSU->BKTU", dropped, value.swapaxes(1, 2))
     return out.reshape(b, n, t, u).swapaxes(1, 2), weights
+
+
+def _weights(
+    logits: Float[Array, "B N T S"],
+    bias: Bias | None,
+    mask: Mask | None,
+    is_causal: bool,
+    segment_ids: SegmentIds | None,
+) -> Float[Array, "B N T S"]:
+    b, _, t, s = logits.shape
+    mask = combine_masks(mask, is_causal, segment_ids, b, t, s)
+    return masked_softmax(logits if bias is None else logits + bias.astype(logits.dtype), mask)
 
 
 def masked_softmax(logits: Float[Array, "B N T S"], mask: Mask | None) -> Float[Array, "B N T S"]:

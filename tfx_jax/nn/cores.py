@@ -255,9 +255,8 @@ class RoutingAttention(nnx.Module):
             self.centroids[...] = update_centroids(
                 centroids, query, key, mask, decay=self.decay, segment_ids=segment_ids
             )
-        if segment_ids is not None:
-            options["segment_ids"] = segment_ids
-        return routing_attention(query, key, value, bias, mask, centroids=centroids, window=self.window, **options)
+        options |= {"centroids": centroids, "window": self.window, "segment_ids": segment_ids}
+        return routing_attention(query, key, value, bias, mask, **options)
 
 
 class Core(NamedTuple):
