@@ -7,7 +7,7 @@ banking, and 77 intents that are close to each other. The paper's figures for th
 93.66 % for BERT-large fine-tuned, 93.36 % for USE and ConveRT, both pre-trained on conversations, with a classifier on
 top. Here the score is that of a part of the training questions, 10 % of each intent, that was set aside.
 
-    tfx-jax train --config=bert_banking77 --workdir=runs/banking77 --config.data.data_dir=DIR
+    tfx-jax train --config=bert_banking77 --workdir=runs/banking77 --config.task.data.data_dir=DIR
     tfx-jax evaluate --workdir=runs/banking77
 
 DIR holds train.tsv (9,000 lines of label, TAB, text) and dev.tsv (1,003). Variants: `small`, trained from scratch on
@@ -33,16 +33,17 @@ limits" for "get disposable virtual card" five times, or the other way round.
 """
 
 from tfx_jax.models.bert import BertConfig
-from tfx_jax.training.config import ExperimentConfig, LabelledConfig, tiny_variant
+from tfx_jax.tasks.classification import ClassificationConfig, LabelledData
+from tfx_jax.training.config import ExperimentConfig, tiny_variant
 
 
 def get_config(variant: str = "small") -> ExperimentConfig:
-    config = ExperimentConfig(model=BertConfig.published("bert-base-uncased"), data=LabelledConfig())
-    config.data.dataset = "files"
-    config.data.train_file, config.data.validation_file = "train.tsv", "dev.tsv"
-    config.data.max_length = 128
-    config.data.tokens_per_batch = 1_024  # some 64 questions
-    config.label_smoothing = 0.0
+    model = BertConfig.published("bert-base-uncased")
+    data = LabelledData(dataset="files", train_file="train.tsv", validation_file="dev.tsv")
+    task = ClassificationConfig(data)
+    config = ExperimentConfig(model, task)
+    data.max_length = 128
+    data.tokens_per_batch = 1_024  # some 64 questions
     # Devlin et al. (2019), appendix A.3: AdamW, batches of 32, a rate of 2e-5 to 5e-5, dropout 0.1; here more epochs,
     # because many intents have little data each.
     config.optimizer.name, config.optimizer.schedule = "adamw", "linear"
@@ -53,12 +54,12 @@ def get_config(variant: str = "small") -> ExperimentConfig:
     config.num_steps = 1_500  # ten epochs
     config.eval_every = 300
     if variant == "small":
-        config.model.num_layers, config.model.d_model, config.model.num_heads = 2, 128, 4
-        config.model.init = "matching"
-        config.model.max_length = config.data.max_length
-        config.model.vocab_size = 3_000
-        config.model.dropout_rate = 0.2
-        config.label_smoothing = 0.1
+        model.num_layers, model.d_model, model.num_heads = 2, 128, 4
+        model.init = "matching"
+        model.max_length = data.max_length
+        model.vocab_size = 3_000
+        model.dropout_rate = 0.2
+        task.label_smoothing = 0.1
         config.optimizer.peak_learning_rate = 1e-3
         config.num_steps = 2_800  # some twenty epochs
         config.eval_every = 400

@@ -9,7 +9,7 @@ training set that were set aside. Answers are compared by characters, as JaQuAD 
 between them; and for the same reason a token is a character: SentencePiece, trained on raw text, puts the edges of 21
 to 26 % of the answers inside a token, and no model could answer these exactly.
 
-    tfx-jax train --config=bert_jaquad --workdir=runs/jaquad --config.data.data_dir=DIR
+    tfx-jax train --config=bert_jaquad --workdir=runs/jaquad --config.task.data.data_dir=DIR
     tfx-jax evaluate --workdir=runs/jaquad
 
 DIR holds train.json.gz (30,222 questions on 656 articles) and dev.json.gz (1,526 on 35). Variants: `small`, trained
@@ -30,17 +30,18 @@ and no pre-training: that is what limits it, and with 2 layers, a window of 256 
 """
 
 from tfx_jax.models.bert import BertConfig
-from tfx_jax.training.config import ExperimentConfig, QuestionsConfig, tiny_variant
+from tfx_jax.tasks.question_answering import QuestionAnsweringConfig, QuestionData
+from tfx_jax.training.config import ExperimentConfig, tiny_variant
 
 
 def get_config(variant: str = "small") -> ExperimentConfig:
-    config = ExperimentConfig(model=BertConfig.published("bert-base-uncased", vocab_size=5_000), data=QuestionsConfig())
-    config.data.dataset = "files"
-    config.data.train_file, config.data.validation_file = "train.json.gz", "dev.json.gz"
-    config.data.scoring = config.data.tokenizer = "characters"
-    config.data.max_answer_length = 50
-    config.data.tokens_per_batch = 32 * 384
-    config.label_smoothing = 0.0
+    model = BertConfig.published("bert-base-uncased", vocab_size=5_000)
+    data = QuestionData(dataset="files", train_file="train.json.gz", validation_file="dev.json.gz")
+    task = QuestionAnsweringConfig(data)
+    config = ExperimentConfig(model, task)
+    data.scoring = data.tokenizer = "characters"
+    data.max_answer_length = 50
+    data.tokens_per_batch = 32 * 384
     # Devlin et al. (2019), section 4.2 and appendix A.3: windows of 384, a rate of 5e-5, batches of 32, three epochs.
     config.optimizer.name, config.optimizer.schedule = "adamw", "linear"
     config.optimizer.b2, config.optimizer.epsilon, config.optimizer.weight_decay = 0.999, 1e-6, 0.01
@@ -50,12 +51,12 @@ def get_config(variant: str = "small") -> ExperimentConfig:
     config.num_steps = 6_000
     config.eval_every = 1_000
     if variant == "small":
-        config.model.num_layers, config.model.d_model, config.model.num_heads = 2, 128, 4
-        config.model.init = "matching"
-        config.model.vocab_size = 4_000
-        config.model.max_length = config.data.max_length = 256
-        config.data.stride = 160
-        config.data.tokens_per_batch = 16 * 256
+        model.num_layers, model.d_model, model.num_heads = 2, 128, 4
+        model.init = "matching"
+        model.vocab_size = 4_000
+        model.max_length = data.max_length = 256
+        task.stride = 160
+        data.tokens_per_batch = 16 * 256
         config.optimizer.peak_learning_rate = 1e-3
         config.optimizer.warmup_steps = 300
         config.num_steps, config.eval_every = 4_500, 1_500  # nearly an epoch

@@ -8,8 +8,8 @@ SemEval 2014, task 1, was Illinois-LH (Lai and Hockenmaier, 2014): 84.6 % of the
 56.7 %.
 
     for part in train dev; do awk -F '\t' 'NR > 1 {print $2 "\n" $3 "\n"}' DIR/$part.tsv > PAIRS/$part.txt; done
-    tfx-jax train --config=bert_sick:pairs --workdir=runs/pairs --config.data.data_dir=PAIRS
-    tfx-jax train --config=bert_sick --workdir=runs/sick --config.data.data_dir=DIR \
+    tfx-jax train --config=bert_sick:pairs --workdir=runs/pairs --config.task.data.data_dir=PAIRS
+    tfx-jax train --config=bert_sick --workdir=runs/sick --config.task.data.data_dir=DIR \
         --config.init_from=runs/pairs
     tfx-jax evaluate --workdir=runs/sick
 
@@ -42,20 +42,21 @@ be known from these 4,500 pairs only. `base`: not yet run.
 import dataclasses
 
 from tfx_jax.models.bert import BertConfig
-from tfx_jax.training.config import ExperimentConfig, LabelledConfig, TextConfig, tiny_variant
+from tfx_jax.tasks.bert_pretraining import BertPretrainingConfig
+from tfx_jax.tasks.classification import ClassificationConfig, LabelledData
+from tfx_jax.tasks.text_data import TextData
+from tfx_jax.training.config import ExperimentConfig, tiny_variant
 
 _SMALL = BertConfig(vocab_size=4_000, num_layers=2, d_model=128, num_heads=4, max_length=64, init="matching")
 
 
 def get_config(variant: str = "small") -> ExperimentConfig:
-    config = ExperimentConfig(model=BertConfig.published("bert-base-uncased"), data=LabelledConfig())
-    config.data.dataset = "files"
-    config.data.train_file, config.data.validation_file = "train.tsv", "dev.tsv"
-    config.data.first_column, config.data.second_column = "sentence_A", "sentence_B"
-    config.data.label_column = "entailment_judgment"
-    config.data.max_length = 64
-    config.data.tokens_per_batch = 1_024  # some 40 pairs
-    config.label_smoothing = 0.0
+    data = LabelledData(dataset="files", train_file="train.tsv", validation_file="dev.tsv")
+    config = ExperimentConfig(BertConfig.published("bert-base-uncased"), ClassificationConfig(data))
+    data.first_column, data.second_column = "sentence_A", "sentence_B"
+    data.label_column = "entailment_judgment"
+    data.max_length = 64
+    data.tokens_per_batch = 1_024  # some 40 pairs
     # Devlin et al. (2019), appendix A.3: AdamW, batches of 32, a rate of 2e-5 to 5e-5, dropout 0.1, few epochs.
     config.optimizer.name, config.optimizer.schedule = "adamw", "linear"
     config.optimizer.b2, config.optimizer.epsilon, config.optimizer.weight_decay = 0.999, 1e-6, 0.01
@@ -68,21 +69,16 @@ def get_config(variant: str = "small") -> ExperimentConfig:
         return tiny_variant(config)
     if variant == "base":
         return config
-    config.model = dataclasses.replace(_SMALL)
+    config.model = model = dataclasses.replace(_SMALL)
     config.keep_last = 1
     if variant == "small":
         config.optimizer.peak_learning_rate = 5e-4
         config.num_steps, config.eval_every = 1_500, 150  # some twelve epochs
     elif variant == "pairs":
-        config.model.dropout_rate = config.model.attention_dropout_rate = 0.0  # each epoch hides other words
-        config.data = TextConfig(
-            dataset="files",
-            train_file="train.txt",
-            validation_file="dev.txt",
-            documents="file",
-            max_length=config.data.max_length,
-            tokens_per_batch=2_048,
-        )
+        model.dropout_rate = model.attention_dropout_rate = 0.0  # each epoch hides other words
+        text = TextData(dataset="files", train_file="train.txt", validation_file="dev.txt", documents="file")
+        text.max_length, text.tokens_per_batch = data.max_length, 2_048
+        config.task = BertPretrainingConfig(text)
         config.optimizer.peak_learning_rate, config.optimizer.warmup_steps = 2e-3, 500
         config.num_steps, config.eval_every = 4_000, 500
     else:

@@ -7,7 +7,7 @@ Devlin et al. (2019, section 3.1 and appendix A.2): hidden tokens (15 %) and nex
 dropout 0.1. Every epoch hides other tokens and makes other pairs (RoBERTa's dynamic masking, Liu et al., 2019, section
 4.1).
 
-    tfx-jax train --config=bert_wikitext2 --workdir=runs/bert_wikitext2 --config.data.data_dir=DIR
+    tfx-jax train --config=bert_wikitext2 --workdir=runs/bert_wikitext2 --config.task.data.data_dir=DIR
     tfx-jax evaluate --workdir=runs/bert_wikitext2
 
 DIR holds train.txt.gz and valid.txt.gz of WikiText-2, word level, with its "<unk>". Headings are left out, " @-@ " is
@@ -37,16 +37,17 @@ What limits the model is time: it saw 16 million tokens and its loss still falls
 """
 
 from tfx_jax.models.bert import BertConfig
-from tfx_jax.training.config import ExperimentConfig, TextConfig, tiny_variant
+from tfx_jax.tasks.bert_pretraining import BertPretrainingConfig
+from tfx_jax.tasks.text_data import TextData
+from tfx_jax.training.config import ExperimentConfig, tiny_variant
 
 
 def get_config(variant: str = "small") -> ExperimentConfig:
-    config = ExperimentConfig()
-    config.model = BertConfig(vocab_size=8_000, num_layers=12, d_model=768, num_heads=12, max_length=128)
-    config.data = TextConfig(dataset="files", train_file="train.txt.gz", validation_file="valid.txt.gz")
-    config.data.documents = "articles"
-    config.data.max_length, config.data.tokens_per_batch = 128, 32_768
-    config.label_smoothing = 0.0
+    model = BertConfig(vocab_size=8_000, num_layers=12, d_model=768, num_heads=12, max_length=128)
+    data = TextData(dataset="files", train_file="train.txt.gz", validation_file="valid.txt.gz")
+    config = ExperimentConfig(model, BertPretrainingConfig(data))
+    data.documents = "articles"
+    data.max_length, data.tokens_per_batch = 128, 32_768
     config.optimizer.name, config.optimizer.weight_decay, config.optimizer.clip_norm = "adamw", 0.01, 1.0
     config.optimizer.b2, config.optimizer.epsilon = 0.999, 1e-6
     config.optimizer.schedule = "linear"
@@ -54,14 +55,14 @@ def get_config(variant: str = "small") -> ExperimentConfig:
     config.num_steps, config.eval_every = 10_000, 1_000
     config.keep_last = 1
     if variant == "small":
-        config.model.num_layers, config.model.d_model, config.model.num_heads = 2, 128, 2
-        config.model.init = "matching"
-        config.model.dropout_rate = config.model.attention_dropout_rate = 0.0
-        config.data.max_length, config.data.tokens_per_batch = 64, 2_048
+        model.num_layers, model.d_model, model.num_heads = 2, 128, 2
+        model.init = "matching"
+        model.dropout_rate = model.attention_dropout_rate = 0.0
+        data.max_length, data.tokens_per_batch = 64, 2_048
         config.optimizer.peak_learning_rate, config.optimizer.warmup_steps = 2e-3, 500
         config.num_steps, config.eval_every, config.checkpoint_every = 8_000, 2_000, 500
     elif variant == "base":
-        config.model.dtype = "bfloat16"
+        model.dtype = "bfloat16"
     elif variant == "test":
         return tiny_variant(config)
     else:

@@ -7,7 +7,7 @@ the shared task, UH-RiTUAL, has 41.86 % entity F1 on the test split, SpinningByt
 These systems had embeddings of words and lists of names from elsewhere. Fine-tuning as in Devlin et al. (2019, sections
 4 and 5.3, and appendix A.3): a tag for the first subword of each word, batches of 16 or 32 sentences, 2 to 4 epochs.
 
-    tfx-jax train --config=bert_wnut17 --workdir=runs/bert_wnut17 --config.data.data_dir=DIR \
+    tfx-jax train --config=bert_wnut17 --workdir=runs/bert_wnut17 --config.task.data.data_dir=DIR \
         --config.init_from=runs/bert_wikitext2
     tfx-jax evaluate --workdir=runs/bert_wnut17
 
@@ -35,15 +35,15 @@ wanted here. Drawn as `model.init="matching"` does, the model had 13.2 from scra
 """
 
 from tfx_jax.models.bert import BertConfig
-from tfx_jax.training.config import ExperimentConfig, TaggedConfig, tiny_variant
+from tfx_jax.tasks.tagging import TaggedData, TaggingConfig
+from tfx_jax.training.config import ExperimentConfig, tiny_variant
 
 
 def get_config(variant: str = "small") -> ExperimentConfig:
-    config = ExperimentConfig()
-    config.model = BertConfig(vocab_size=8_000, num_layers=12, d_model=768, num_heads=12, max_length=128)
-    config.data = TaggedConfig(dataset="files", train_file="train.conll", validation_file="dev.conll")
-    config.data.max_length, config.data.tokens_per_batch = 128, 2_048
-    config.label_smoothing = 0.0
+    model = BertConfig(vocab_size=8_000, num_layers=12, d_model=768, num_heads=12, max_length=128)
+    data = TaggedData(dataset="files", train_file="train.conll", validation_file="dev.conll")
+    config = ExperimentConfig(model, TaggingConfig(data))
+    data.max_length, data.tokens_per_batch = 128, 2_048
     config.optimizer.name, config.optimizer.weight_decay, config.optimizer.clip_norm = "adamw", 0.01, 1.0
     config.optimizer.b2, config.optimizer.epsilon = 0.999, 1e-6
     config.optimizer.schedule = "linear"
@@ -51,12 +51,12 @@ def get_config(variant: str = "small") -> ExperimentConfig:
     config.num_steps, config.eval_every = 400, 100
     config.keep_last = 1
     if variant == "small":
-        config.model.num_layers, config.model.d_model, config.model.num_heads = 2, 128, 2
-        config.data.tokens_per_batch = 1_024
+        model.num_layers, model.d_model, model.num_heads = 2, 128, 2
+        data.tokens_per_batch = 1_024
         config.optimizer.peak_learning_rate, config.optimizer.warmup_steps = 1e-3, 100
         config.num_steps, config.eval_every = 1_200, 200
     elif variant == "base":
-        config.model.dtype = "bfloat16"
+        model.dtype = "bfloat16"
     elif variant == "test":
         return tiny_variant(config)
     else:

@@ -6,7 +6,7 @@ The configurations are nanoGPT's (https://github.com/karpathy/nanoGPT, `config/t
 paragraph of its README): first 90 % of the characters for training, the rest for validation; exact GELU, no biases,
 AdamW with b2 0.99 and a decay of 0.1, gradients clipped at 1, cosine from 1e-3 to 1e-4 behind 100 steps of warm-up.
 
-    tfx-jax train --config=gpt_char_tinyshakespeare --workdir=runs/shakespeare --config.data.data_dir=DIR
+    tfx-jax train --config=gpt_char_tinyshakespeare --workdir=runs/shakespeare --config.task.data.data_dir=DIR
     echo "ROMEO:" | tfx-jax generate --workdir=runs/shakespeare --max-new-tokens=50 --temperature=0.8 --stream
     tfx-jax convert --workdir=runs/shakespeare --output=FOLDER  # for transformers, with zeros for the biases
 
@@ -23,32 +23,32 @@ half times through the text.
 """
 
 from tfx_jax.models.gpt import GPTConfig
-from tfx_jax.training.config import ExperimentConfig, TextConfig, tiny_variant
+from tfx_jax.tasks.language_modeling import LanguageModelConfig
+from tfx_jax.tasks.text_data import TextData
+from tfx_jax.training.config import ExperimentConfig, tiny_variant
 
 
 def get_config(variant: str = "small") -> ExperimentConfig:
-    config = ExperimentConfig(
-        model=GPTConfig(
-            vocab_size=256,  # more than there are
-            max_length=256,
-            num_layers=6,
-            d_model=384,
-            num_heads=6,
-            dropout_rate=0.2,
-            attention_dropout_rate=0.2,
-            use_bias=False,
-            activation="gelu",
-        ),
-        data=TextConfig(
-            dataset="files",
-            train_file="input.txt",
-            validation_share=0.1,
-            tokenizer="characters",
-            max_length=256,
-            tokens_per_batch=64 * 256,
-        ),
+    model = GPTConfig(
+        vocab_size=256,  # more than there are
+        max_length=256,
+        num_layers=6,
+        d_model=384,
+        num_heads=6,
+        dropout_rate=0.2,
+        attention_dropout_rate=0.2,
+        use_bias=False,
+        activation="gelu",
     )
-    config.label_smoothing = 0.0
+    data = TextData(
+        dataset="files",
+        train_file="input.txt",
+        validation_share=0.1,
+        tokenizer="characters",
+        max_length=256,
+        tokens_per_batch=64 * 256,
+    )
+    config = ExperimentConfig(model, LanguageModelConfig(data))
     optimizer = config.optimizer
     optimizer.name, optimizer.schedule = "adamw", "cosine"
     optimizer.peak_learning_rate, optimizer.final_fraction, optimizer.warmup_steps = 1e-3, 0.1, 100
@@ -56,7 +56,6 @@ def get_config(variant: str = "small") -> ExperimentConfig:
     optimizer.weight_decay, optimizer.clip_norm = 0.1, 1.0
     config.num_steps, config.eval_every, config.checkpoint_every, config.log_every = 5_000, 250, 250, 50
     if variant == "small":
-        model, data = config.model, config.data
         model.max_length = data.max_length = 64
         model.num_layers, model.d_model, model.num_heads = 4, 128, 4
         model.dropout_rate = model.attention_dropout_rate = 0.0

@@ -7,7 +7,7 @@ line has an end, so that the vocabulary has 33,278 types. Perplexities of words 
 these words only. The reference is the best LSTM of its day without further tricks: AWD-LSTM, 68.6 on the validation
 split (Merity et al., 2018, https://arxiv.org/abs/1708.02182, table 1).
 
-    tfx-jax train --config=gpt_wikitext2 --workdir=runs/gpt_wikitext2 --config.data.data_dir=DIR
+    tfx-jax train --config=gpt_wikitext2 --workdir=runs/gpt_wikitext2 --config.task.data.data_dir=DIR
 
 DIR holds `train.txt.gz` and `valid.txt.gz`. Variants: `small`, 4 layers of 128 over 64 words, for two CPU cores;
 `base`, 6 layers of 512 over 256 words, for an accelerator; `test`. Every word of the validation split is scored once,
@@ -27,25 +27,25 @@ run.
 """
 
 from tfx_jax.models.gpt import GPTConfig
-from tfx_jax.training.config import ExperimentConfig, TextConfig, tiny_variant
+from tfx_jax.tasks.language_modeling import LanguageModelConfig
+from tfx_jax.tasks.text_data import TextData
+from tfx_jax.training.config import ExperimentConfig, tiny_variant
 
 
 def get_config(variant: str = "small") -> ExperimentConfig:
-    config = ExperimentConfig(
-        model=GPTConfig(
-            vocab_size=33_278, max_length=256, num_layers=6, d_model=512, num_heads=8, dropout_rate=0.3, use_bias=False
-        ),
-        data=TextConfig(
-            dataset="files",
-            train_file="train.txt.gz",
-            validation_file="valid.txt.gz",
-            documents="lines",
-            tokenizer="words",
-            max_length=256,
-            tokens_per_batch=32 * 256,
-        ),
+    model = GPTConfig(
+        vocab_size=33_278, max_length=256, num_layers=6, d_model=512, num_heads=8, dropout_rate=0.3, use_bias=False
     )
-    config.label_smoothing = 0.0
+    data = TextData(
+        dataset="files",
+        train_file="train.txt.gz",
+        validation_file="valid.txt.gz",
+        documents="lines",
+        tokenizer="words",
+        max_length=256,
+        tokens_per_batch=32 * 256,
+    )
+    config = ExperimentConfig(model, LanguageModelConfig(data))
     optimizer = config.optimizer
     optimizer.name, optimizer.schedule = "adamw", "cosine"
     optimizer.peak_learning_rate, optimizer.final_fraction, optimizer.warmup_steps = 1e-3, 0.1, 400
@@ -53,7 +53,6 @@ def get_config(variant: str = "small") -> ExperimentConfig:
     optimizer.weight_decay, optimizer.clip_norm = 0.1, 1.0
     config.num_steps, config.eval_every, config.checkpoint_every, config.log_every = 10_000, 500, 500, 100
     if variant == "small":
-        model, data = config.model, config.data
         model.max_length = data.max_length = 64
         model.num_layers, model.d_model, model.num_heads = 4, 128, 4
         model.dropout_rate = model.attention_dropout_rate = 0.1

@@ -8,13 +8,13 @@ a text to read and a text to write, and the model, the loss and the search are a
 Wikipedia), all small, and `test`.
 
     tfx-jax train --config=t5_text_to_text:banking77 --workdir=runs/t5_banking77 \
-        --config.data.data_dir=DIR --config.init_from=runs/t5_wikitext2
+        --config.task.data.data_dir=DIR --config.init_from=runs/t5_wikitext2
     tfx-jax evaluate --workdir=runs/t5_banking77
 
 DIR holds train.tsv and dev.tsv (`banking77`: label, TAB, text; `sick`: SICK's columns), train.conll and dev.conll
 (`wnut17`), train.json.gz and dev.json.gz (`squadshifts`). `init_from` is the workdir of t5_wikitext2.py; without it,
 the model is drawn and its tokenizer made of the task. On an accelerator it may be a Hugging Face folder of t5-small,
-whose sizes are then taken; the paper's fine-tuning of that is `--config.data.tokens_per_batch=65536
+whose sizes are then taken; the paper's fine-tuning of that is `--config.task.data.tokens_per_batch=65536
 --config.optimizer.schedule=inverse_sqrt --config.optimizer.peak_learning_rate=0.001`, nearly constant.
 
 Reference figures of the test sets, all from larger models or with word vectors from elsewhere: BANKING77 93.66 %
@@ -39,11 +39,15 @@ these tasks teach it; BERT's head for tags (bert_wnut17.py, 20.6 %) marks names 
 import dataclasses
 
 from tfx_jax.models.t5 import T5Config
-from tfx_jax.training.config import ExperimentConfig, LabelledConfig, QuestionsConfig, TaggedConfig, tiny_variant
+from tfx_jax.tasks.classification import LabelledData
+from tfx_jax.tasks.question_answering import QuestionData
+from tfx_jax.tasks.tagging import TaggedData
+from tfx_jax.tasks.text_to_text import TextToTextConfig
+from tfx_jax.training.config import ExperimentConfig, tiny_variant
 
 _DATA = {
-    "banking77": LabelledConfig(train_file="train.tsv", validation_file="dev.tsv", max_length=96),
-    "sick": LabelledConfig(
+    "banking77": LabelledData(train_file="train.tsv", validation_file="dev.tsv", max_length=96),
+    "sick": LabelledData(
         train_file="train.tsv",
         validation_file="dev.tsv",
         first_column="sentence_A",
@@ -51,8 +55,8 @@ _DATA = {
         label_column="entailment_judgment",
         max_length=96,
     ),
-    "wnut17": TaggedConfig(train_file="train.conll", validation_file="dev.conll", max_length=256),
-    "squadshifts": QuestionsConfig(train_file="train.json.gz", validation_file="dev.json.gz", max_length=384),
+    "wnut17": TaggedData(train_file="train.conll", validation_file="dev.conll", max_length=256),
+    "squadshifts": QuestionData(train_file="train.json.gz", validation_file="dev.json.gz", max_length=384),
 }
 
 
@@ -60,14 +64,14 @@ def get_config(variant: str = "banking77") -> ExperimentConfig:
     if variant not in (*_DATA, "test"):
         raise ValueError(f"unknown variant {variant!r}; there are {', '.join(_DATA)}, test")
     data = dataclasses.replace(_DATA["banking77" if variant == "test" else variant])
-    config = ExperimentConfig(model=T5Config(), data=data)
-    config.data.dataset, config.data.tokenizer = "files", "unigram"
-    config.data.tokens_per_batch = 2_048
-    config.model.vocab_size = 8_000
-    config.model.num_layers, config.model.d_model, config.model.num_heads = 3, 128, 4
-    config.model.d_k, config.model.d_ff = 32, 512
-    config.label_smoothing = 0.0
-    config.decoding.beam_size = 1
+    model, task = T5Config(), TextToTextConfig(data)
+    config = ExperimentConfig(model, task)
+    data.dataset, data.tokenizer = "files", "unigram"
+    data.tokens_per_batch = 2_048
+    model.vocab_size = 8_000
+    model.num_layers, model.d_model, model.num_heads = 3, 128, 4
+    model.d_k, model.d_ff = 32, 512
+    task.decoding.beam_size = 1
     config.optimizer.name, config.optimizer.warmup_steps = "adafactor", 100
     config.optimizer.schedule, config.optimizer.peak_learning_rate = "linear", 0.01
     config.num_steps, config.eval_every = 800, 400

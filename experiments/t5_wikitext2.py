@@ -7,7 +7,7 @@ The objective of "Exploring the Limits of Transfer Learning with a Unified Text-
 The paper's T5 reads 34 billion tokens of Common Crawl; here are two million of Wikipedia, with `<unk>` for rare words,
 so that a loss compares with no published one. Adafactor's steps are relative to the scale of each parameter, as there.
 
-    tfx-jax train --config=t5_wikitext2 --workdir=runs/t5_wikitext2 --config.data.data_dir=DIR
+    tfx-jax train --config=t5_wikitext2 --workdir=runs/t5_wikitext2 --config.task.data.data_dir=DIR
     tfx-jax evaluate --workdir=runs/t5_wikitext2
 
 DIR holds train.txt.gz and valid.txt.gz. Variants: `tiny`, 3 + 3 layers of 128, for two CPU cores and ten minutes;
@@ -28,30 +28,31 @@ as large did not change that (4.83 after 500 steps). `small`: not yet run.
 """
 
 from tfx_jax.models.t5 import T5Config
-from tfx_jax.training.config import ExperimentConfig, TextConfig, tiny_variant
+from tfx_jax.tasks.span_corruption import SpanCorruptionConfig
+from tfx_jax.tasks.text_data import TextData
+from tfx_jax.training.config import ExperimentConfig, tiny_variant
 
 
 def get_config(variant: str = "tiny") -> ExperimentConfig:
-    config = ExperimentConfig(model=T5Config.published("t5-small"), data=TextConfig())
-    config.data.dataset = "files"
-    config.data.train_file, config.data.validation_file = "train.txt.gz", "valid.txt.gz"
-    config.data.documents = "articles"
-    config.data.tokenizer = "unigram"
-    config.model.vocab_size = 8_000
-    config.label_smoothing = 0.0
+    model = T5Config.published("t5-small")
+    data = TextData(dataset="files", train_file="train.txt.gz", validation_file="valid.txt.gz")
+    config = ExperimentConfig(model, SpanCorruptionConfig(data))
+    data.documents = "articles"
+    data.tokenizer = "unigram"
+    model.vocab_size = 8_000
     config.optimizer.name = "adafactor"
     if variant == "small":
-        config.data.max_length, config.data.tokens_per_batch = 512, 65_536
-        config.model.dtype = "bfloat16"
+        data.max_length, data.tokens_per_batch = 512, 65_536
+        model.dtype = "bfloat16"
         config.optimizer.peak_learning_rate, config.optimizer.warmup_steps = 0.01, 1_000  # the paper's peak
         config.num_steps, config.eval_every, config.patience = 5_000, 250, 4
         return config
     if variant not in ("tiny", "test"):
         raise ValueError(f"unknown variant {variant!r}; there are tiny, small, test")
-    config.model.num_layers, config.model.d_model, config.model.num_heads = 3, 128, 4
-    config.model.d_k, config.model.d_ff = 32, 512
-    config.model.dropout_rate = 0.0  # about one epoch
-    config.data.max_length, config.data.tokens_per_batch = 128, 2_048
+    model.num_layers, model.d_model, model.num_heads = 3, 128, 4
+    model.d_k, model.d_ff = 32, 512
+    model.dropout_rate = 0.0  # about one epoch
+    data.max_length, data.tokens_per_batch = 128, 2_048
     config.optimizer.schedule, config.optimizer.peak_learning_rate = "linear", 0.02
     config.optimizer.warmup_steps = 100
     config.num_steps, config.eval_every = 2_000, 500

@@ -12,22 +12,25 @@ Measured here by `make demo`, from a fresh clone on two idle cores (seed 0, beam
 and 98.8 % for the mean of the last eight checkpoints, tokenised BLEU 99.64; 4 minutes and 15 seconds for all of it.
 """
 
+from tfx_jax.models.transformer import TransformerConfig
+from tfx_jax.tasks.translation import TranslationConfig
 from tfx_jax.training.config import ExperimentConfig, tiny_variant
 
 
 def get_config(variant: str = "demo") -> ExperimentConfig:
-    config = ExperimentConfig()
-    config.model.num_layers = 2
-    config.model.d_model = 128
-    config.model.num_heads = 4
-    config.model.d_ff = 256
-    config.model.pre_norm = True  # bears the higher learning rate that a short training wants
+    model, task = TransformerConfig(), TranslationConfig()
+    config, data = ExperimentConfig(model, task), task.data
+    model.num_layers = 2
+    model.d_model = 128
+    model.num_heads = 4
+    model.d_ff = 256
+    model.pre_norm = True  # bears the higher learning rate that a short training wants
     # The grammar never repeats a sentence, so there is nothing to regularise.
-    config.model.dropout_rate = config.label_smoothing = 0.0
-    config.model.vocab_size = 2_000
-    config.data.dataset = "grammar"
-    config.data.max_length = 64
-    config.data.tokens_per_batch = 2_048
+    model.dropout_rate = task.label_smoothing = 0.0
+    model.vocab_size = 2_000
+    data.dataset = "grammar"
+    data.max_length = 64
+    data.tokens_per_batch = 2_048
     config.optimizer.peak_learning_rate = 0.004
     config.optimizer.warmup_steps = 200
     config.num_steps = 1_500

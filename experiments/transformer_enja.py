@@ -7,7 +7,7 @@ sentence. The sizes are a textbook's for this corpus (3 + 3 layers, 4 heads, d_m
 `deeplearning-keras-tf2-torch`), label smoothing and schedule the paper's. It prints no BLEU; an RNN with attention is
 reported at about 37 without beam search, its direction not stated.
 
-    tfx-jax train --config=transformer_enja:jaen --workdir=runs/jaen --config.data.data_dir=DIR
+    tfx-jax train --config=transformer_enja:jaen --workdir=runs/jaen --config.task.data.data_dir=DIR
     tfx-jax average --workdir=runs/jaen
     tfx-jax evaluate --workdir=runs/jaen --step=average
 
@@ -24,26 +24,29 @@ tokenised BLEU on the 500 lines of dev, beam 4, the average being that of steps 
           dev BLEU      16.14  28.28  31.98  36.48  36.07    37.36
 """
 
+from tfx_jax.models.transformer import TransformerConfig
+from tfx_jax.tasks.translation import TranslationConfig
 from tfx_jax.training.config import ExperimentConfig, tiny_variant
 
 
 def get_config(variant: str = "enja") -> ExperimentConfig:
-    config = ExperimentConfig()
-    config.model.num_layers = 3
-    config.model.d_model = 128
-    config.model.num_heads = 4
-    config.model.d_ff = 256
-    config.model.dropout_rate = 0.2
-    config.model.vocab_size = 8_000
-    config.data.dataset = "files"
-    config.data.source_language, config.data.target_language = ("ja", "en") if variant == "jaen" else ("en", "ja")
+    model, task = TransformerConfig(), TranslationConfig()
+    config, data = ExperimentConfig(model, task), task.data
+    model.num_layers = 3
+    model.d_model = 128
+    model.num_heads = 4
+    model.d_ff = 256
+    model.dropout_rate = 0.2
+    model.vocab_size = 8_000
+    data.dataset = "files"
+    data.source_language, data.target_language = ("ja", "en") if variant == "jaen" else ("en", "ja")
     for side in ("source", "target"):
-        language = getattr(config.data, f"{side}_language")
-        setattr(config.data, f"train_{side}", f"train.{language}.gz")
-        setattr(config.data, f"validation_{side}", f"dev.{language}")
-    config.data.is_tokenised = True
-    config.data.max_length = 64
-    config.data.tokens_per_batch = 2_048
+        language = getattr(task.data, f"{side}_language")
+        setattr(task.data, f"train_{side}", f"train.{language}.gz")
+        setattr(task.data, f"validation_{side}", f"dev.{language}")
+    data.is_tokenised = True
+    data.max_length = 64
+    data.tokens_per_batch = 2_048
     config.optimizer.peak_learning_rate = 0.0035
     config.optimizer.warmup_steps = 1_000
     config.num_steps = 5_000

@@ -2,16 +2,16 @@ r"""A Transformer on parallel text of your own: two files with one sentence a li
 
 Result: not yet run
 
-    tfx-jax train --config=transformer_files --workdir=runs/mine --config.data.data_dir=DIR \
-        --config.data.train_source=my.en --config.data.train_target=my.de \
-        --config.data.source_language=en --config.data.target_language=de
+    tfx-jax train --config=transformer_files --workdir=runs/mine --config.task.data.data_dir=DIR \
+        --config.task.data.train_source=my.en --config.task.data.train_target=my.de \
+        --config.task.data.source_language=en --config.task.data.target_language=de
     echo "A man is sleeping." | tfx-jax translate --workdir=runs/mine
     tfx-jax evaluate --workdir=runs/mine
 
 DIR holds my.en and my.de, UTF-8, plain or .gz, whose lines i translate each other. Both languages must be said, as the
 target's decides how translations are tokenised and scored. Plain text is expected; of tokens with spaces between them
-say `--config.data.is_tokenised=true`. Without `--config.data.validation_source` and `validation_target`, 500 pairs, or
-a tenth if that is less, are set aside for evaluation. The vocabulary goes by the size of the text
+say `--config.task.data.is_tokenised=true`. Without `--config.task.data.validation_source` and `validation_target`, 500
+pairs, or a tenth if that is less, are set aside for evaluation. The vocabulary goes by the size of the text
 (`tfx_jax.data.vocabulary`), from some thousand subwords for a thousand pairs to 32,000 for a million, unless
 `--config.model.vocab_size` is given.
 
@@ -23,23 +23,26 @@ pairs and an accelerator; `test`, in seconds on the built-in grammar.
 Measured: not yet run. `small` has the sizes and the schedule of `transformer_tiny_multi30k:hour`, which was.
 """
 
+from tfx_jax.models.transformer import TransformerConfig
+from tfx_jax.tasks.translation import TranslationConfig
 from tfx_jax.training.config import ExperimentConfig, tiny_variant
 
 
 def get_config(variant: str = "small") -> ExperimentConfig:
-    config = ExperimentConfig()  # its defaults are the paper's
-    config.data.dataset = "files"
-    config.data.validation_pairs = 500
-    config.model.vocab_size = 0
+    model, task = TransformerConfig(), TranslationConfig()  # their defaults are the paper's
+    config, data = ExperimentConfig(model, task), task.data
+    data.dataset = "files"
+    data.validation_pairs = 500
+    model.vocab_size = 0
     config.eval_every, config.patience = 5_000, 3
     if variant == "small":
-        config.model.num_layers = 4
-        config.model.d_model = 128
-        config.model.num_heads = 4
-        config.model.d_ff = 256
-        config.model.dropout_rate = 0.3
-        config.data.max_length = 128
-        config.data.tokens_per_batch = 2_048
+        model.num_layers = 4
+        model.d_model = 128
+        model.num_heads = 4
+        model.d_ff = 256
+        model.dropout_rate = 0.3
+        data.max_length = 128
+        data.tokens_per_batch = 2_048
         config.optimizer.peak_learning_rate = 0.0035
         config.optimizer.warmup_steps = 1_000
         config.num_steps = 20_000

@@ -7,7 +7,7 @@ d_model 128, d_ff 256, 4 heads, dropout 0.3, label smoothing 0.1, peak learning 
 8,000 updates of 2 x 4,096 tokens, joint BPE vocabulary, beam 5. Its figure is tokenised BLEU.
 
     tfx-jax train --config=transformer_tiny_multi30k:hour --workdir=runs/multi30k \
-        --config.data.data_dir=DIR
+        --config.task.data.data_dir=DIR
     tfx-jax average --workdir=runs/multi30k
     tfx-jax evaluate --workdir=runs/multi30k --step=average
 
@@ -24,33 +24,36 @@ the mean of 200 steps. `paper`: not yet run.
     validation BLEU  20.22  30.47  33.94  36.02  37.96  38.11  38.35  38.95    40.06
 """
 
+from tfx_jax.models.transformer import TransformerConfig
+from tfx_jax.tasks.translation import TranslationConfig
 from tfx_jax.training.config import ExperimentConfig, tiny_variant
 
 
 def get_config(variant: str = "paper") -> ExperimentConfig:
-    config = ExperimentConfig()
-    config.model.num_layers = 4
-    config.model.d_model = 128
-    config.model.num_heads = 4
-    config.model.d_ff = 256
-    config.model.dropout_rate = 0.3
-    config.model.vocab_size = 20_000  # more than there are: every token of the joint BPE is kept
-    config.data.dataset = "files"
-    config.data.train_source, config.data.train_target = "train.en.gz", "train.de.gz"
-    config.data.validation_source, config.data.validation_target = "valid.en", "valid.de"
-    config.data.source_language, config.data.target_language = "en", "de"
-    config.data.is_tokenised = True
-    config.data.tokenizer = "words"
-    config.data.max_length = 128
-    config.data.tokens_per_batch = 8_192
+    model, task = TransformerConfig(), TranslationConfig()
+    config, data = ExperimentConfig(model, task), task.data
+    model.num_layers = 4
+    model.d_model = 128
+    model.num_heads = 4
+    model.d_ff = 256
+    model.dropout_rate = 0.3
+    model.vocab_size = 20_000  # more than there are: every token of the joint BPE is kept
+    data.dataset = "files"
+    data.train_source, data.train_target = "train.en.gz", "train.de.gz"
+    data.validation_source, data.validation_target = "valid.en", "valid.de"
+    data.source_language, data.target_language = "en", "de"
+    data.is_tokenised = True
+    data.tokenizer = "words"
+    data.max_length = 128
+    data.tokens_per_batch = 8_192
     config.optimizer.peak_learning_rate = 0.005
     config.optimizer.warmup_steps = 2_000
-    config.decoding.beam_size = 5
+    task.decoding.beam_size = 5
     config.num_steps = 8_000
     config.eval_every = 1_000
     config.keep_last = 10
     if variant == "hour":
-        config.data.tokens_per_batch = 2_048
+        data.tokens_per_batch = 2_048
         config.optimizer.peak_learning_rate, config.optimizer.warmup_steps = 0.0035, 1_000
         config.checkpoint_every = 300
     elif variant == "test":

@@ -13,7 +13,7 @@ byte pairs, as in the paper, learnt by SentencePiece.
 
     tfx-jax prepare wmt14_translate/de-en --data-dir=DIR
     tfx-jax train --config=transformer_wmt14_ende:big --workdir=gs://BUCKET/RUN \
-        --config.data.data_dir=DIR
+        --config.task.data.data_dir=DIR
     tfx-jax average --workdir=gs://BUCKET/RUN
     tfx-jax evaluate --workdir=gs://BUCKET/RUN --step=average
 
@@ -58,6 +58,8 @@ Measured here: not yet run.
 import operator
 from typing import Any
 
+from tfx_jax.models.transformer import TransformerConfig
+from tfx_jax.tasks.translation import TranslationConfig
 from tfx_jax.training.config import ExperimentConfig, tiny_variant
 
 # What each row changes in the base model. d_k and d_v follow the number of heads and d_model, as they do in the paper.
@@ -77,8 +79,8 @@ TABLE_3: dict[str, dict[str, Any]] = {
     "C-dff4096": {"model.d_ff": 4096},
     "D-dropout0": {"model.dropout_rate": 0.0},
     "D-dropout0.2": {"model.dropout_rate": 0.2},
-    "D-smoothing0": {"label_smoothing": 0.0},
-    "D-smoothing0.2": {"label_smoothing": 0.2},
+    "D-smoothing0": {"task.label_smoothing": 0.0},
+    "D-smoothing0.2": {"task.label_smoothing": 0.2},
     # Positions for the longest source, 256 tokens, and a translation 50 tokens longer.
     "E-learned": {"model.learned_positions": 306},
     "big": {
@@ -96,10 +98,10 @@ TABLE_3: dict[str, dict[str, Any]] = {
 def get_config(variant: str = "base") -> ExperimentConfig:
     if variant not in ("base", "test", *TABLE_3):
         raise ValueError(f"unknown variant {variant!r}; there are {', '.join(('base', *TABLE_3, 'test'))}")
-    config = ExperimentConfig()  # its defaults are the paper's
-    config.data.dataset = "wmt14_translate/de-en"
-    config.data.source_language, config.data.target_language = "en", "de"
-    config.model.vocab_size = 37_000
+    model, task = TransformerConfig(vocab_size=37_000), TranslationConfig()  # their defaults are the paper's
+    config, data = ExperimentConfig(model, task), task.data
+    data.dataset = "wmt14_translate/de-en"
+    data.source_language, data.target_language = "en", "de"
     config.num_steps = 100_000
     config.checkpoint_every = 1_500
     config.keep_last = 5

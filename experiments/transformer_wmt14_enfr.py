@@ -11,7 +11,7 @@ learnt by SentencePiece.
 
     tfx-jax prepare wmt14_translate/fr-en --data-dir=DIR
     tfx-jax train --config=transformer_wmt14_enfr:big --workdir=gs://BUCKET/RUN \
-        --config.data.data_dir=DIR
+        --config.task.data.data_dir=DIR
     tfx-jax average --workdir=gs://BUCKET/RUN
     tfx-jax evaluate --workdir=gs://BUCKET/RUN --step=average
 
@@ -25,16 +25,17 @@ Measured here: not yet run.
 """
 
 from tfx_jax.models.transformer import TransformerConfig
+from tfx_jax.tasks.translation import TranslationConfig
 from tfx_jax.training.config import ExperimentConfig, tiny_variant
 
 
 def get_config(variant: str = "base") -> ExperimentConfig:
     if variant not in ("base", "big", "test"):
         raise ValueError(f"unknown variant {variant!r}; there are base, big, test")
-    config = ExperimentConfig()  # its defaults are the paper's
-    config.data.dataset = "wmt14_translate/fr-en"
-    config.data.source_language, config.data.target_language = "en", "fr"
-    config.model.vocab_size = 32_000
+    model, task = TransformerConfig(vocab_size=32_000), TranslationConfig()  # their defaults are the paper's
+    config, data = ExperimentConfig(model, task), task.data
+    data.dataset = "wmt14_translate/fr-en"
+    data.source_language, data.target_language = "en", "fr"
     config.num_steps = 100_000
     config.checkpoint_every = 1_500
     config.keep_last = 5

@@ -34,7 +34,6 @@ from jax.sharding import NamedSharding
 from tfx_jax.models.transformer import Transformer, TransformerConfig
 from tfx_jax.tasks.translation import translation_loss
 from tfx_jax.training.config import OptimizerConfig
-from tfx_jax.training.flops import training_flops
 from tfx_jax.training.memory import state_memory
 from tfx_jax.training.optimizer import make_optimizer
 from tfx_jax.training.sharding import BATCH, make_mesh, train_on
@@ -274,7 +273,7 @@ def line(strategy: str, config: TransformerConfig, pod: Pod, tokens: int, length
     analysis = program.memory_analysis()
     assert analysis is not None  # CPU has one
     # Rematerialisation computes the forward pass, a third of the whole, once more.
-    flops = training_flops(config, rows, length, length) * (4 / 3 if config.remat == "full" else 1)
+    flops = config.training_flops(rows, length, length) * (4 / 3 if config.remat == "full" else 1)
     return Line(
         strategy,
         state_bytes,

@@ -114,8 +114,8 @@ def test_data(capfd, tmp_path):
     (tmp_path / "train.tsv").write_text("".join(f"{pair['source']}\t{pair['target']}\n" for pair in pairs))
     text = {"dataset": "files", "data_dir": tmp_path, "train_source": "train.tsv", "tokenizer": "words"}
     text |= {"source_language": "en", "target_language": "ja"}
-    arguments = ("data", f"--config={EXPERIMENT}:test", "--steps=20", "--config.data.tokens_per_batch=512") + tuple(
-        f"--config.data.{name}={value}" for name, value in text.items()
+    arguments = ("data", f"--config={EXPERIMENT}:test", "--steps=20", "--config.task.data.tokens_per_batch=512") + tuple(
+        f"--config.task.data.{name}={value}" for name, value in text.items()
     )
     found = bench(capfd, *arguments, f"--workdir={tmp_path}")
     assert found["config"] == f"{EXPERIMENT}:test"
@@ -170,10 +170,10 @@ def test_compilation_cache_is_off_meanwhile(tmp_path, capfd):
         (["data"], "the following arguments are required: --config"),
         (["data", "--config=none.py"], "none.py does not exist"),
         (
-            ["data", f"--config={EXPERIMENT}:test", "--config.data.sort_buffers=1"],
+            ["data", f"--config={EXPERIMENT}:test", "--config.task.data.sort_buffers=1"],
             "config has no field data.sort_buffers",
         ),
-        (["data", f"--config={EXPERIMENT}:test", "--config.data.max_length=0"], "config.data.max_length must be at"),
+        (["data", f"--config={EXPERIMENT}:test", "--config.task.data.max_length=0"], "config.task.data.max_length must be at"),
     ],
 )
 def test_mistakes_are_one_line(capfd, arguments, named):

@@ -31,7 +31,7 @@ def arguments(server, folder, *more):
 def test_says_what_there_is_and_how_to_train_on_it(server, tmp_path, capfd, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert main(arguments(server, "my data")) == 0
-    flags = f"--config.data.dataset=wmt14_translate/de-en --config.data.data_dir='{tmp_path}/my data'"
+    flags = f"--config.task.data.dataset=wmt14_translate/de-en --config.task.data.data_dir='{tmp_path}/my data'"
     out, err = capfd.readouterr()
     assert out == f"wmt14_translate/de-en: 122 train, 9 validation, 7 test pairs; train with {flags}\n"
     assert "training-parallel-nc-v9.tgz" in err
@@ -45,14 +45,14 @@ def test_says_what_there_is_and_how_to_train_on_it(server, tmp_path, capfd, monk
 def test_trains_on_what_it_made(server, tmp_path, capfd):
     assert main(arguments(server, tmp_path)) == 0
     flags = capfd.readouterr().out.split()[-2:]
-    size = ["--config.data.source_language=en", "--config.data.target_language=de", "--config.data.tokenizer=words"]
+    size = ["--config.task.data.source_language=en", "--config.task.data.target_language=de", "--config.task.data.tokenizer=words"]
     command = ["train", f"--config={EXPERIMENT}:test", f"--workdir={tmp_path}/run", *flags, *size]
     assert main(command) == 0
     assert {"embedding", "encoder_layers"} <= set(load_params(tmp_path / "run"))
 
 
 def test_training_names_the_command(tmp_path, capfd):
-    flags = ["--config.data.dataset=wmt14_translate/de-en", f"--config.data.data_dir={tmp_path}"]
+    flags = ["--config.task.data.dataset=wmt14_translate/de-en", f"--config.task.data.data_dir={tmp_path}"]
     assert main(["train", f"--config={EXPERIMENT}:test", f"--workdir={tmp_path}/run", *flags]) == 2
     assert "run `tfx-jax prepare wmt14_translate/de-en --data-dir=DIR`, then train with" in capfd.readouterr().err
 

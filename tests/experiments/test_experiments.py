@@ -10,7 +10,7 @@ from tfx_jax.training.validation import validate
 
 ROOT = pathlib.Path(__file__).parents[2]
 FILES = sorted((ROOT / "experiments").glob("*.py"))
-NEEDED = {"transformer_files": ["--config.data.source_language=en", "--config.data.target_language=de"]}
+NEEDED = {"transformer_files": ["--config.task.data.source_language=en", "--config.task.data.target_language=de"]}
 
 
 def variants(path):
@@ -32,7 +32,7 @@ def test_every_variant_is_valid(path):
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
 def test_test_variant_is_small_and_needs_no_data(path):
     config = load_config_file(f"{path}:test")
-    assert config.data.dataset in ("grammar", "grammar_pairs")
+    assert config.task.data.dataset in ("grammar", "grammar_pairs")
     assert config.num_steps <= 20
     assert config.checkpoint_every < config.num_steps  # so that interruption can be tested on it
     assert config.model.d_model <= 64

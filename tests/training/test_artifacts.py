@@ -187,9 +187,9 @@ def test_all_that_a_task_keeps_is_vouched_for(tmp_path, kinds):
     config = tiny_variant(
         ExperimentConfig(**{name: kind() for name, kind in zip(("model", "data"), kinds, strict=True)})
     )
-    config.data.tokenizer = "sentencepiece" if hasattr(config.data, "sort_buffer") else "words"
-    if not hasattr(config.data, "sort_buffer"):
-        config.data.max_length = 128
+    config.task.data.tokenizer = "sentencepiece" if hasattr(config.task.data, "sort_buffer") else "words"
+    if not hasattr(config.task.data, "sort_buffer"):
+        config.task.data.max_length = 128
     workdir = tmp_path / "run"
     workdir.mkdir()
     save_config(config, epath.Path(workdir))

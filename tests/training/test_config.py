@@ -10,11 +10,11 @@ from tfx_jax.errors import UserError
 from tfx_jax.models import BertConfig, GPTConfig, T5Config, TransformerConfig
 from tfx_jax.training.config import (
     ExperimentConfig,
-    LabelledConfig,
+    LabelledData,
     MeshConfig,
-    QuestionsConfig,
-    TaggedConfig,
-    TextConfig,
+    QuestionData,
+    TaggedData,
+    TextData,
     flat,
     load_config,
     save_config,
@@ -42,7 +42,7 @@ def test_defaults_are_the_base_model_and_valid():
     assert validate(config) is config
     assert (config.model.num_layers, config.model.d_model, config.model.d_ff) == (6, 512, 2048)
     assert (config.optimizer.b1, config.optimizer.b2, config.optimizer.epsilon) == (0.9, 0.98, 1e-9)
-    assert (config.decoding.beam_size, config.decoding.alpha, config.decoding.extra_length) == (4, 0.6, 50)
+    assert (config.task.decoding.beam_size, config.task.decoding.alpha, config.task.decoding.extra_length) == (4, 0.6, 50)
     validate(ExperimentConfig(model=TransformerConfig.big()))
     validate(ExperimentConfig(model=TransformerConfig.marian(num_decoder_layers=1)))
 
@@ -171,7 +171,7 @@ def test_languages_of_files_that_fit(values):
 def test_vocabulary_may_be_left_to_the_text_where_one_translates():
     validate(changed(**{"model.vocab_size": 0}))
     with pytest.raises(UserError, match=r"^config.model.vocab_size must be at least 1, got 0$"):
-        validate(of(GPTConfig(), TextConfig(), model__vocab_size=0))
+        validate(of(GPTConfig(), TextData(), model__vocab_size=0))
 
 
 def test_flat_names_every_leaf():
@@ -180,7 +180,7 @@ def test_flat_names_every_leaf():
     assert "model" not in leaves
     config = ExperimentConfig()
     assert leaves["model.attention.options.window"] is None
-    nested = (config.model, config.data, config.optimizer, config.decoding, config.mesh)
+    nested = (config.model, config.task.data, config.optimizer, config.task.decoding, config.mesh)
     nested += (config.model.attention, config.model.attention.options)
     expected = sum(len(dataclasses.fields(part)) for part in nested)
     assert len(leaves) == expected + len(dataclasses.fields(config)) - len(nested)
@@ -191,7 +191,7 @@ def test_flat_names_every_leaf():
     [
         ("model.num_layer", "; did you mean config.model.num_layers?"),
         ("num_layers", "; did you mean config.model.num_layers?"),
-        ("label_smothing", "; did you mean config.label_smoothing?"),
+        ("label_smothing", "; did you mean config.task.label_smoothing?"),
         ("xyzzy", ""),
     ],
 )
@@ -315,10 +315,10 @@ def test_config_of_before_a_field_existed(workdir):
 @pytest.mark.parametrize(
     ("model", "data"),
     [
-        (GPTConfig(d_ff=7), TextConfig(documents="lines")),
-        (BertConfig(labels=("a", "b", "c")), QuestionsConfig(stride=3)),
-        (T5Config(num_decoder_layers=2), LabelledConfig(train_file="ä.tsv")),
-        (BertConfig(head_dropout_rate=0.5), TaggedConfig()),
+        (GPTConfig(d_ff=7), TextData(documents="lines")),
+        (BertConfig(labels=("a", "b", "c")), QuestionData(stride=3)),
+        (T5Config(num_decoder_layers=2), LabelledData(train_file="ä.tsv")),
+        (BertConfig(head_dropout_rate=0.5), TaggedData()),
     ],
 )
 def test_classes_of_model_and_data_are_kept(workdir, model, data):
@@ -335,7 +335,7 @@ def test_config_of_before_there_were_classes(workdir):
     save_config(changed(**{"model.d_ff": 3}), workdir)
     path = workdir / "config.json"
     values = json.loads(path.read_text())
-    assert (values["model"].pop("class"), values["data"].pop("class")) == ("TransformerConfig", "DataConfig")
+    assert (values["model"].pop("class"), values["data"].pop("class")) == ("TransformerConfig", "PairData")
     del values["sha256"]  # nor was there this
     path.write_text(json.dumps(values))
     assert load_config(workdir) == changed(**{"model.d_ff": 3})
@@ -360,37 +360,37 @@ def of(model, data, **values):
     ("config", "message"),
     [
         (
-            of(GPTConfig(), TextConfig(), model__max_length=63),
+            of(GPTConfig(), TextData(), model__max_length=63),
             "data.max_length=64 is more than config.model.max_length=63",
         ),
         (
-            of(GPTConfig(), TextConfig(), data__documents="words"),
+            of(GPTConfig(), TextData(), data__documents="words"),
             'data.documents must be "file" or "lines" or "articles"',
         ),
-        (of(GPTConfig(), TextConfig(), data__validation_share=1.0), r"data.validation_share must be in \[0, 1\)"),
+        (of(GPTConfig(), TextData(), data__validation_share=1.0), r"data.validation_share must be in \[0, 1\)"),
         (
-            of(GPTConfig(), TextConfig(), data__validation_share=0.1, data__validation_file="x"),
+            of(GPTConfig(), TextData(), data__validation_share=0.1, data__validation_file="x"),
             "data.validation_file and validation_share exclude each other: set one",
         ),
-        (of(BertConfig(), TextConfig(), model__init="x"), 'model.init must be "paper" or "matching", got \'x\''),
-        (of(BertConfig(), TextConfig(), data__is_packed=True), "data.is_packed is for a GPT only"),
+        (of(BertConfig(), TextData(), model__init="x"), 'model.init must be "paper" or "matching", got \'x\''),
+        (of(BertConfig(), TextData(), data__is_packed=True), "data.is_packed is for a GPT only"),
         (
-            of(BertConfig(), LabelledConfig(), data__first_column="a"),
+            of(BertConfig(), LabelledData(), data__first_column="a"),
             "data.first_column, second_column and label_column go",
         ),
-        (of(BertConfig(), QuestionsConfig(), data__scoring="bytes"), 'data.scoring must be "words" or "characters"'),
-        (of(BertConfig(), TaggedConfig(), model__num_heads=5), "model.d_model=32 is not divisible by num_heads=5"),
-        (of(T5Config(), TextConfig(), mesh=MeshConfig(sequence=2)), "mesh.sequence=2 is for translation only"),
+        (of(BertConfig(), QuestionData(), data__scoring="bytes"), 'data.scoring must be "words" or "characters"'),
+        (of(BertConfig(), TaggedData(), model__num_heads=5), "model.d_model=32 is not divisible by num_heads=5"),
+        (of(T5Config(), TextData(), mesh=MeshConfig(sequence=2)), "mesh.sequence=2 is for translation only"),
         (
-            of(GPTConfig(), TextConfig(), mesh=MeshConfig(tensor=3)),
+            of(GPTConfig(), TextData(), mesh=MeshConfig(tensor=3)),
             "mesh.tensor=3 does not divide config.model.num_heads=2",
         ),
         (
-            of(GPTConfig(), TextConfig(), data__tokens_per_batch=63),
+            of(GPTConfig(), TextData(), data__tokens_per_batch=63),
             "data.tokens_per_batch=63 holds no row of max_length=64",
         ),
         (
-            of(GPTConfig(), TextConfig(), optimizer__schedule="cosine"),
+            of(GPTConfig(), TextData(), optimizer__schedule="cosine"),
             'optimizer.schedule="cosine" needs config.optimizer.peak',
         ),
     ],
@@ -402,5 +402,5 @@ def test_impossible_settings_of_other_models(config, message):
 
 @pytest.mark.parametrize("model", [GPTConfig(d_ff=None), BertConfig(d_ff=None), T5Config(num_heads=5)])
 def test_sizes_of_other_models(model):
-    data = TextConfig(max_length=128)
+    data = TextData(max_length=128)
     validate(ExperimentConfig(model=model, data=data))

@@ -93,7 +93,7 @@ def test_report_is_over_all_runs(workdir):
 
 def test_configuration_is_what_differs_from_the_defaults(workdir):
     config = ExperimentConfig(num_steps=30, label_smoothing=0.0)
-    config.data.train_source = "a|b.txt"
+    config.task.data.train_source = "a|b.txt"
     report(workdir, config=config)
     table = (workdir / "report.md").read_text().partition("## Configuration")[2].splitlines()
     assert table[4:] == [

@@ -60,16 +60,16 @@ class BagOfWords(nnx.Module):
 def tiny_config(text, num_devices=1, validation="", **changes):
     """A translation from and to the words of `text`; to evaluate on "validation.tsv" is a program more."""
     config = ExperimentConfig()
-    config.data.dataset, config.data.data_dir, config.data.train_source = "files", str(text), "train.tsv"
-    config.data.source_language, config.data.target_language = "en", "de"
-    config.data.validation_source = validation
+    config.task.data.dataset, config.task.data.data_dir, config.task.data.train_source = "files", str(text), "train.tsv"
+    config.task.data.source_language, config.task.data.target_language = "en", "de"
+    config.task.data.validation_source = validation
     config.model.num_layers, config.model.d_model, config.model.num_heads, config.model.d_ff = 1, 16, 2, 32
-    config.data.tokenizer, config.data.is_tokenised = "words", True
-    config.data.max_length = 32
-    config.data.tokens_per_batch = 256
-    config.data.sort_buffer = 64
+    config.task.data.tokenizer, config.task.data.is_tokenised = "words", True
+    config.task.data.max_length = 32
+    config.task.data.tokens_per_batch = 256
+    config.task.data.sort_buffer = 64
     config.optimizer.warmup_steps = 10
-    config.decoding.extra_length, config.decoding.beam_size = 2, 2
+    config.task.decoding.extra_length, config.task.decoding.beam_size = 2, 2
     config.mesh.data = num_devices
     config.num_steps, config.checkpoint_every, config.log_every = 9, 3, 1
     return dataclasses.replace(config, **changes)

@@ -11,8 +11,9 @@ from etils import epath
 
 from tfx_jax.data.tokenizer import PAD_ID
 from tfx_jax.errors import UserError
-from tfx_jax.training.config import DataConfig, ExperimentConfig
-from tfx_jax.training.experiments import make_experiment
+from tfx_jax.tasks.translation import TranslationConfig
+from tfx_jax.training.config import ExperimentConfig
+from tfx_jax.training.run import make_run
 from tfx_jax.training.sharding import make_mesh
 from tfx_jax.training.validation import validate
 
@@ -36,14 +37,14 @@ def data(config: ExperimentConfig, workdir: epath.PathLike, *, steps: int) -> di
     """
     validate(config)
     started = time.perf_counter()
-    if not isinstance(config.data, DataConfig):
+    if not isinstance(config.task, TranslationConfig):
         raise UserError("bench data measures pairs of sentences: name an experiment that translates")
-    experiment = make_experiment(config)
-    experiment.read_data()
+    splits = config.task.splits()
+    splits["train"]
     opened = time.perf_counter()
-    experiment.open(workdir)
+    run = make_run(config, workdir, splits=splits)
     ready = time.perf_counter()
-    iterator = iter(experiment.batches(make_mesh(**dataclasses.asdict(config.mesh))))
+    iterator = iter(run.train_data(make_mesh(**dataclasses.asdict(config.mesh))))
     sums = dict.fromkeys(("source", "target"), 0)
     positions, shapes, arrivals = dict(sums), set(), []
     try:

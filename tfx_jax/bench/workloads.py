@@ -22,7 +22,6 @@ from tfx_jax.nn.attention import ShardAttention
 from tfx_jax.tasks.decoding import BeamSearch, decode
 from tfx_jax.tasks.translation import translation_loss
 from tfx_jax.training.config import ExperimentConfig
-from tfx_jax.training.flops import decoding_flops, training_flops
 from tfx_jax.training.program import lay_out, run_key
 from tfx_jax.training.sharding import make_mesh, num_batch_shards, shard_batch
 
@@ -58,7 +57,7 @@ def training(model: TransformerConfig, *, batch: int, length: int) -> Workload:
     def make_model(shard_attention: ShardAttention | None) -> Transformer:
         return Transformer(model, shard_attention=shard_attention, rngs=nnx.Rngs(params=config.seed))
 
-    loss_fn = functools.partial(translation_loss, label_smoothing=config.label_smoothing)
+    loss_fn = functools.partial(translation_loss, label_smoothing=0.1)
     step_fn, first_state, _ = lay_out(config, make_model, loss_fn, mesh)
     state, rng = first_state(), run_key(config)
     sides = {side: _sentences(model, batch, length, seed) for seed, side in enumerate(("source", "target"))}
@@ -70,7 +69,7 @@ def training(model: TransformerConfig, *, batch: int, length: int) -> Workload:
         state, metrics = step_fn(state, on_devices, rng)
         jax.block_until_ready((state, metrics))
 
-    return _ready(run, compilation, batch * length, training_flops(model, batch, length, length), num_devices=mesh.size)
+    return _ready(run, compilation, batch * length, model.training_flops(batch, length, length), num_devices=mesh.size)
 
 
 class ForcedLength(nnx.Module):
@@ -148,7 +147,9 @@ def decoding(
     def run() -> np.ndarray:
         return np.asarray(program(*arguments))  # fetched, as for a translation
 
-    return _ready(run, compilation, batch * length, decoding_flops(model, batch, beam_size, source_length, length))
+    return _ready(
+        run, compilation, batch * length, model.flop_sizes.decoding_flops(batch, beam_size, source_length, length)
+    )
 
 
 def attention(

@@ -7,7 +7,7 @@ from tfx_jax.cli.attention_view import AttentionView
 from tfx_jax.cli.options import add_model_options, load_model, set_up_program
 from tfx_jax.cli.parser import Parser
 from tfx_jax.errors import UserError
-from tfx_jax.training.experiments.translation import TranslationExperiment
+from tfx_jax.tasks.translation import TranslationTask
 
 
 def run(argv: Sequence[str]) -> int:
@@ -24,8 +24,8 @@ def run(argv: Sequence[str]) -> int:
     if not arguments.source.strip():
         raise UserError("--source is empty")
     set_up_program()
-    experiment, params = load_model(arguments, TranslationExperiment)
-    maps, source, target = experiment.attention(params, arguments.source, arguments.target)
+    run, params = load_model(arguments, TranslationTask)
+    maps, source, target = run.task.attention(run.trained(params), arguments.source, arguments.target)
     target_inputs = ["<s>", *target[:-1]]
     if arguments.output is not None:
         save_attention(arguments.output, maps, source, target, target_inputs=target_inputs)

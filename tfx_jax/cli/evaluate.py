@@ -9,7 +9,8 @@ from tfx_jax.cli.parser import Parser
 from tfx_jax.cli.progress import Progress
 from tfx_jax.data.text import PairSource, read_pairs
 from tfx_jax.errors import UserError
-from tfx_jax.training.experiments.translation import TranslationExperiment, open_pairs
+from tfx_jax.tasks.translation import TranslationTask
+from tfx_jax.training.run import Run
 from tfx_jax.training.step import Params
 
 
@@ -26,31 +27,35 @@ def run(argv: Sequence[str]) -> int:
     if (arguments.source is None) != (arguments.reference is None):
         raise UserError("--source and --reference go together")
     set_up_program()
-    experiment, params = load_model(arguments)
-    if isinstance(experiment, TranslationExperiment):
-        return _evaluate_translation(experiment, params, arguments)
+    run, params = load_model(arguments)
+    if isinstance(run.task, TranslationTask):
+        return _evaluate_translation(run, params, arguments)
     given = [name for name in ("source", "beam", "alpha", "int8") if getattr(arguments, name) not in (None, False)]
     if given:
         raise UserError(f"--{given[0]} is for translation, but this model learned something else")
-    scores, _ = experiment.evaluate(params, arguments.split)
+    values, _ = run.evaluate(params, arguments.split)
     if arguments.json:
-        print(json.dumps(scores))
+        print(json.dumps(values))
         return 0
-    for score in experiment.scores:
-        print(f"{score.title}: {score.spell(scores[score.name])}")
+    for metric in run.task.metrics:
+        print(f"{metric.title}: {metric.format(values[metric.name])}")
     return 0
 
 
-def _evaluate_translation(experiment: TranslationExperiment, params: Params, arguments: argparse.Namespace) -> int:
+def _evaluate_translation(run: Run[TranslationTask], params: Params, arguments: argparse.Namespace) -> int:
     if arguments.source is None:
-        pairs: PairSource = open_pairs(experiment.data, arguments.split)
+        pairs: PairSource = run.config.task.splits()[arguments.split]
     else:
         pairs = read_pairs(arguments.source, arguments.reference, keep_empty=True)
     progress = Progress("translated {} sentences", len(pairs))
-    translator = experiment.translator(
-        beam_size=arguments.beam, length_penalty=arguments.alpha, int8=arguments.int8, on_batch=progress.advance
+    translator = run.task.translator(
+        run.graphdef,
+        beam_size=arguments.beam,
+        length_penalty=arguments.alpha,
+        int8=arguments.int8,
+        on_batch=progress.advance,
     )
-    scores, _, _ = experiment.score(translator, params, pairs)
+    scores, _, _ = run.task.score(translator, run.trained(params), pairs)
     progress.clear()
     if arguments.json:
         print(json.dumps(scores._asdict() | {"sentences": len(pairs)}))

@@ -14,9 +14,7 @@ from tfx_jax.cli.parser import Parser, at_least_one
 from tfx_jax.data.hf_tokenizer import HFTokenizer
 from tfx_jax.errors import UserError
 from tfx_jax.training.checkpoint import load_best_params, load_params
-from tfx_jax.training.experiment import Experiment
-from tfx_jax.training.experiments import Kind, load_experiment
-from tfx_jax.training.experiments.rows import RowsExperiment
+from tfx_jax.training.run import AnyTask, Run, load_run
 
 
 def add_model_options(parser: Parser) -> None:
@@ -53,15 +51,15 @@ def load_trained(arguments: argparse.Namespace, dtype: str | None = None) -> tup
     Raises:
       UserError: if there is none, or it translates.
     """
-    experiment, params = load_model(arguments)
-    if not isinstance(experiment, RowsExperiment):
+    run, params = load_model(arguments)
+    tokenizer = getattr(run.task, "tokenizer", None)
+    if not isinstance(tokenizer, HFTokenizer):
         raise UserError(
-            f"{arguments.workdir} holds a translation model, whose tokenizer has no Hugging Face form: "
-            "use tfx-jax translate"
+            f"{arguments.workdir} holds a model whose tokenizer has no Hugging Face form: use tfx-jax translate"
         )
     if dtype is not None:
-        experiment.config.model.dtype = dtype
-    return nnx.merge(experiment.graphdef, jax.device_put(params)), experiment.tokenizer
+        run.task.model_config.dtype = dtype
+    return nnx.merge(run.graphdef, jax.device_put(params)), tokenizer
 
 
 def check_one_source(arguments: argparse.Namespace) -> None:
@@ -79,13 +77,13 @@ def add_decoding_options(parser: Parser) -> None:
     parser.add_argument("--int8", action="store_true", help="decode with weights of 8 bits: faster, not exact")
 
 
-def load_model(arguments: argparse.Namespace, kind: type[Kind] = Experiment) -> tuple[Kind, Any]:
-    """Opens the experiment, which must be of a kind, and the parameters that `add_model_options` chose."""
-    experiment, options = load_experiment(arguments.workdir, kind), {"allow_nonfinite": arguments.allow_nonfinite}
+def load_model(arguments: argparse.Namespace, kind: type[AnyTask] | None = None) -> tuple[Run[AnyTask], Any]:
+    """Opens the run, whose task must be of a kind, and the parameters that `add_model_options` chose."""
+    run, options = load_run(arguments.workdir, kind), {"allow_nonfinite": arguments.allow_nonfinite}
     if arguments.step is None:
-        return experiment, load_best_params(arguments.workdir, **options)
+        return run, load_best_params(arguments.workdir, **options)
     step = None if arguments.step == "latest" else arguments.step
-    return experiment, load_params(arguments.workdir, step, **options)
+    return run, load_params(arguments.workdir, step, **options)
 
 
 def set_up_program() -> None:

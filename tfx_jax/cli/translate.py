@@ -7,7 +7,7 @@ from tfx_jax.cli.lines import LineReader, count_lines
 from tfx_jax.cli.options import add_decoding_options, add_model_options, load_model, set_up_program
 from tfx_jax.cli.parser import Parser
 from tfx_jax.cli.progress import Progress
-from tfx_jax.training.experiments.translation import TranslationExperiment
+from tfx_jax.tasks.translation import TranslationTask
 
 _LINES_AT_A_TIME = 2_048  # sorted by length together; what was translated is written before more is read
 
@@ -23,10 +23,11 @@ def run(argv: Sequence[str]) -> int:
     add_decoding_options(parser)
     arguments = parser.parse_args(argv)
     set_up_program()
-    experiment, params = load_model(arguments, TranslationExperiment)
+    run, params = load_model(arguments, TranslationTask)
     reader = LineReader(sys.stdin.buffer)
     progress = Progress("translated {} lines", count_lines(sys.stdin.buffer))
-    translator = experiment.translator(
+    translator = run.task.translator(
+        run.graphdef,
         beam_size=arguments.beam,
         length_penalty=arguments.alpha,
         int8=arguments.int8,

@@ -22,6 +22,22 @@ Batch = dict[str, np.ndarray]
 """The same of several examples, [rows, length, ...] and [rows]."""
 
 
+class LoaderOptions(NamedTuple):
+    """How a trainer wants its batches.
+
+    Attributes:
+      seed: decides the order.
+      batch_multiple: the rows of a batch are a multiple of it: the number of shards that devices divide them into.
+      length_multiple: the lengths are, for devices that divide the positions.
+      shard: which block of the rows of each batch this process gets. The plan does not depend on it.
+    """
+
+    seed: int
+    batch_multiple: int = 1
+    length_multiple: int = 1
+    shard: ProcessShard = WHOLE
+
+
 class ExampleSource(Protocol):
     """Random access to the examples of an epoch, and their lengths."""
 
@@ -90,10 +106,8 @@ class BatchSpec(NamedTuple):
 def train_batches(
     make_epoch: Callable[[int], ExampleSource],
     spec: BatchSpec,
+    options: LoaderOptions,
     *,
-    seed: int,
-    batch_multiple: int = 1,
-    shard: ProcessShard = WHOLE,
     prefetch: int = 8,
 ) -> grain.IterDataset[Batch]:
     """Endless training batches: every example of an epoch once, then those of the next one.
@@ -103,9 +117,7 @@ def train_batches(
     Args:
       make_epoch: the examples of the epoch with this number; the same number, the same examples.
       spec: the shapes.
-      seed: decides the order.
-      batch_multiple: the rows of a batch are a multiple of it: the number of shards that devices divide them into.
-      shard: which block of the rows of each batch this process gets. The plan does not depend on it.
+      options: the order, and how devices and processes share; `length_multiple` is not for these batches.
       prefetch: how many batches a thread prepares ahead, 0 for none.
 
     Returns:
@@ -115,8 +127,8 @@ def train_batches(
       UserError: if a batch cannot hold `batch_multiple` rows, or they cannot be shared equally; while iterating, if an
         epoch has no examples or examples longer than the last boundary.
     """
-    buckets = training_buckets(spec.boundaries, spec.tokens_per_batch, batch_multiple, shard)
-    return _EpochDataset(make_epoch, spec, buckets, seed=seed, shard=shard, prefetch=prefetch)
+    buckets = training_buckets(spec.boundaries, spec.tokens_per_batch, options.batch_multiple, options.shard)
+    return _EpochDataset(make_epoch, spec, buckets, seed=options.seed, shard=options.shard, prefetch=prefetch)
 
 
 def eval_batches(examples: ExampleSource, spec: BatchSpec, *, shard: ProcessShard = WHOLE) -> Iterator[Batch]:

@@ -1,7 +1,42 @@
-"""The names of the splits of a data set."""
+"""The splits of a data set."""
 
-from typing import Literal
+from collections.abc import Callable
+from typing import Generic, Literal, TypeVar
+
+from tfx_jax.errors import UserError
 
 Split = Literal["train", "validation", "test"]
 
 SPLITS: tuple[Split, ...] = ("train", "validation", "test")
+
+Data = TypeVar("Data")
+
+
+class Splits(Generic[Data]):
+    """The splits of a data set, each of which is read when it is first asked for, and kept."""
+
+    def __init__(self, has: Callable[[Split], bool], load: Callable[[Split], Data], *, field: str = "file"):
+        """Reads nothing yet.
+
+        Args:
+          has: tells whether the configuration names a split.
+          load: reads one.
+          field: "file" if `config.task.data.train_file` names the training split, and so on.
+        """
+        self._has, self._load, self._field = has, load, field
+        self._loaded: dict[Split, Data] = {}
+
+    def __contains__(self, split: Split) -> bool:
+        return self._has(split)
+
+    def __getitem__(self, split: Split) -> Data:
+        """Returns a split.
+
+        Raises:
+          UserError: if the configuration names no such split, or it cannot be read.
+        """
+        if split not in self._loaded:
+            if split not in self:
+                raise UserError(f"config.task.data.{split}_{self._field} names no file for the {split} split")
+            self._loaded[split] = self._load(split)
+        return self._loaded[split]

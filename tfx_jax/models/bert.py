@@ -3,13 +3,16 @@
 import copy
 import dataclasses
 import functools
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Bool, Float, Int
 
+from tfx_jax.fields import at_least, fraction, one_of
 from tfx_jax.functional.dropout import dropout
+from tfx_jax.models.config import DTYPES
+from tfx_jax.models.flops import stack_flops
 from tfx_jax.models.gpt import count
 from tfx_jax.nn.attention import MultiHeadAttention, ShardAttention
 from tfx_jax.nn.cores import AttentionConfig, AttentionFn
@@ -17,7 +20,7 @@ from tfx_jax.nn.embedding import Embedding, LearnedPositions
 from tfx_jax.nn.feed_forward import ACTIVATIONS, FeedForward
 from tfx_jax.nn.layers import EncoderLayer, Residual
 from tfx_jax.nn.normalization import LayerNorm
-from tfx_jax.nn.stack import scan_layers, stack_layers
+from tfx_jax.nn.stack import REMATS, scan_layers, stack_layers
 
 INITS = ("paper", "matching")
 """Ways to draw the parameters, see `BertConfig.init`."""
@@ -50,24 +53,30 @@ class BertConfig:
     and positions and segments have a fifth of it, so that they do not hide the tokens.
     """
 
-    vocab_size: int = 30_522
+    vocab_size: int = at_least(0, 30_522)
     num_segments: int = 2
-    max_length: int = 512  # tokens: the learned positions
-    num_layers: int = 12
-    d_model: int = 768
-    num_heads: int = 12
-    d_ff: int | None = None  # None: 4 * d_model
-    dropout_rate: float = 0.1  # of each sublayer's output and of the sums of embeddings, segments and positions
-    attention_dropout_rate: float = 0.1  # of the attention weights
-    head_dropout_rate: float | None = None  # of what classifiers read; None: dropout_rate
-    activation: str = "gelu"  # the exact one, or another of `tfx_jax.nn.feed_forward.ACTIVATIONS`
+    max_length: int = at_least(1, 512)  # tokens: the learned positions
+    num_layers: int = at_least(1, 12)
+    d_model: int = at_least(1, 768)
+    num_heads: int = at_least(1, 12)
+    d_ff: int | None = at_least(1, None)  # None: 4 * d_model
+    dropout_rate: float = fraction(
+        0.1
+    )  # of each sublayer's output and of the sums of embeddings, segments and positions
+    attention_dropout_rate: float = fraction(0.1)  # of the attention weights
+    head_dropout_rate: float | None = fraction(None)  # of what classifiers read; None: dropout_rate
+    activation: str = one_of(ACTIVATIONS, "gelu")  # "gelu" is the exact one
     layer_norm_epsilon: float = 1e-12
     attention: AttentionConfig = dataclasses.field(default_factory=AttentionConfig)  # of every layer
     labels: tuple[str, ...] = ("LABEL_0", "LABEL_1")  # names of the classes, for models that classify
     problem_type: str | None = None  # Hugging Face's word for the loss of a classifier; nothing here depends on it
-    dtype: str = "float32"  # of the computation; parameters, logits and statistics stay float32
-    init: str = "paper"  # how parameters are drawn, see below
-    remat: str = "none"  # what the backward pass computes again to save memory: "full" layers, all but the "dots"
+    dtype: str = one_of(DTYPES, "float32")  # of the computation; parameters, logits and statistics stay float32
+    init: str = one_of(INITS, "paper")  # how parameters are drawn, see above
+    remat: str = one_of(REMATS, "none")  # what the backward pass computes again: "full" layers, all but "dots"
+
+    kind: ClassVar[str] = "bert"
+    is_causal: ClassVar[bool] = False
+    has_position_bias: ClassVar[bool] = False
 
     @classmethod
     def published(cls, name: str, **overrides: Any) -> "BertConfig":
@@ -82,6 +91,30 @@ class BertConfig:
         sizes: dict[str, Any] = {"vocab_size": vocab_size, "num_layers": num_layers}
         sizes |= {"d_model": d_model, "num_heads": num_heads}
         return cls(**sizes | overrides)
+
+    def validate(self) -> None:
+        """See `tfx_jax.models.config.ModelConfig`."""
+        if self.d_model % self.num_heads:
+            raise ValueError(f"d_model={self.d_model} is not divisible by num_heads={self.num_heads}")
+
+    def tiny(self, *, max_length: int) -> None:
+        """See `tfx_jax.models.config.ModelConfig`."""
+        self.vocab_size, self.num_layers, self.d_model, self.num_heads, self.d_ff = 1_000, 1, 32, 2, 64
+        self.max_length = max_length
+
+    def training_flops(self, rows: int, length: int, *, num_predicted: int) -> int:
+        """See `tfx_jax.models.flops.stack_flops`."""
+        return stack_flops(
+            rows=rows,
+            length=length,
+            num_predicted=num_predicted,
+            vocab_size=self.vocab_size,
+            num_layers=self.num_layers,
+            d_model=self.d_model,
+            num_heads=self.num_heads,
+            d_k=None,
+            d_ff=self.d_ff,
+        )
 
 
 class BertOutput(NamedTuple):

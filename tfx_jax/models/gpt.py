@@ -4,15 +4,18 @@ import copy
 import dataclasses
 import functools
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Bool, Float, Int
 
+from tfx_jax.fields import at_least, fraction, one_of
 from tfx_jax.functional.dropout import dropout
 from tfx_jax.functional.masks import SegmentIds
+from tfx_jax.models.config import DTYPES
+from tfx_jax.models.flops import stack_flops
 from tfx_jax.nn.attention import MultiHeadAttention, ShardAttention
 from tfx_jax.nn.cores import AttentionConfig, AttentionFn
 from tfx_jax.nn.decoder_step import KeysValues, arrange, attention_of_step, init_steps, take_step
@@ -22,7 +25,7 @@ from tfx_jax.nn.feed_forward import ACTIVATIONS, FeedForward
 from tfx_jax.nn.layers import EncoderLayer, Residual
 from tfx_jax.nn.normalization import LayerNorm
 from tfx_jax.nn.replay import at_last, init_replay, replay_step
-from tfx_jax.nn.stack import scan_layers, stack_layers
+from tfx_jax.nn.stack import REMATS, scan_layers, stack_layers
 
 _INIT_STDDEV = 0.02
 
@@ -50,22 +53,26 @@ _SIZES = {
 class GPTConfig:
     """Sizes of a GPT; the defaults are those of the smallest GPT-2."""
 
-    vocab_size: int = 50_257
-    max_length: int = 1024  # tokens that it can look back on, itself included: the learned positions
-    num_layers: int = 12
-    d_model: int = 768
-    num_heads: int = 12
-    d_k: int | None = None  # size of a head; None: d_model / num_heads
-    d_ff: int | None = None  # None: 4 * d_model
-    dropout_rate: float = 0.1  # of each sublayer's output and of the sums of embeddings and positions
-    attention_dropout_rate: float = 0.1  # of the attention weights
+    vocab_size: int = at_least(0, 50_257)
+    max_length: int = at_least(1, 1024)  # tokens that it can look back on, itself included: the learned positions
+    num_layers: int = at_least(1, 12)
+    d_model: int = at_least(1, 768)
+    num_heads: int = at_least(1, 12)
+    d_k: int | None = at_least(1, None)  # size of a head; None: d_model / num_heads
+    d_ff: int | None = at_least(1, None)  # None: 4 * d_model
+    dropout_rate: float = fraction(0.1)  # of each sublayer's output and of the sums of embeddings and positions
+    attention_dropout_rate: float = fraction(0.1)  # of the attention weights
     pre_norm: bool = True  # x + f(norm(x)) and a norm at the end, since GPT-2; GPT has norm(x + f(x))
     use_bias: bool = True  # whether projections, feed-forward layers and norms have offsets
-    activation: str = "gelu_tanh"  # or another of `tfx_jax.nn.feed_forward.ACTIVATIONS`
+    activation: str = one_of(ACTIVATIONS, "gelu_tanh")
     layer_norm_epsilon: float = 1e-5
     attention: AttentionConfig = dataclasses.field(default_factory=AttentionConfig)  # of every layer
-    dtype: str = "float32"  # of the computation; parameters, logits and statistics stay float32
-    remat: str = "none"  # what the backward pass computes again to save memory: "full" layers, all but the "dots"
+    dtype: str = one_of(DTYPES, "float32")  # of the computation; parameters, logits and statistics stay float32
+    remat: str = one_of(REMATS, "none")  # what the backward pass computes again: "full" layers, all but "dots"
+
+    kind: ClassVar[str] = "decoder"
+    is_causal: ClassVar[bool] = True
+    has_position_bias: ClassVar[bool] = False
 
     @classmethod
     def published(cls, name: str, **overrides: Any) -> "GPTConfig":
@@ -85,6 +92,34 @@ class GPTConfig:
         elif name.startswith("gpt3"):
             sizes |= {"max_length": 2048}
         return cls(**sizes | overrides)
+
+    def validate(self) -> None:
+        """See `tfx_jax.models.config.ModelConfig`."""
+        if self.d_k is None and self.d_model % self.num_heads:
+            raise ValueError(f"d_model={self.d_model} is not divisible by num_heads={self.num_heads}")
+
+    def tiny(self, *, max_length: int) -> None:
+        """See `tfx_jax.models.config.ModelConfig`."""
+        self.vocab_size, self.num_layers, self.d_model, self.num_heads, self.d_ff = 1_000, 1, 32, 2, 64
+        self.max_length = max_length
+
+    def make(self, *, shard_attention: ShardAttention | None = None, rngs: nnx.Rngs) -> "GPT":
+        """See `tfx_jax.models.config.MakesModel`."""
+        return GPT(self, shard_attention=shard_attention, rngs=rngs)
+
+    def training_flops(self, rows: int, length: int, *, num_predicted: int) -> int:
+        """See `tfx_jax.models.flops.stack_flops`."""
+        return stack_flops(
+            rows=rows,
+            length=length,
+            num_predicted=num_predicted,
+            vocab_size=self.vocab_size,
+            num_layers=self.num_layers,
+            d_model=self.d_model,
+            num_heads=self.num_heads,
+            d_k=self.d_k,
+            d_ff=self.d_ff,
+        )
 
 
 class GPT(nnx.Module):

@@ -3,16 +3,19 @@
 import copy
 import dataclasses
 import functools
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Bool, Float, Int
 
+from tfx_jax.fields import at_least, fraction, one_of
 from tfx_jax.functional.attention import dot_product_attention
 from tfx_jax.functional.dropout import dropout
 from tfx_jax.functional.positions import relative_position_bias
+from tfx_jax.models.config import DTYPES
+from tfx_jax.models.flops import EncoderDecoderSizes
 from tfx_jax.models.transformer import (
     EncoderMemory,
     init_decoder,
@@ -31,7 +34,7 @@ from tfx_jax.nn.feed_forward import ACTIVATIONS, FeedForward
 from tfx_jax.nn.layers import DecoderLayer, EncoderLayer, Residual
 from tfx_jax.nn.normalization import RMSNorm
 from tfx_jax.nn.replay import replay_step
-from tfx_jax.nn.stack import scan_layers, stack_layers
+from tfx_jax.nn.stack import REMATS, scan_layers, stack_layers
 
 # Layers on either side, width, heads, head size and hidden units of each published model. T5: Raffel et al. (2020,
 # https://arxiv.org/abs/1910.10683), section 3.7. Version 1.1: the notes of its authors beside the released parameters.
@@ -53,26 +56,32 @@ _SIZES = {
 class T5Config:
     """Sizes of a T5; the defaults are those of the smallest."""
 
-    vocab_size: int = 32_128  # 32,000 pieces, 100 sentinels, and 28 that are never used
-    num_layers: int = 6  # of the encoder
-    num_decoder_layers: int | None = None  # None: num_layers
-    d_model: int = 512
-    num_heads: int = 8
-    d_k: int = 64  # size of a head, whatever d_model is
-    d_ff: int = 2048
-    activation: str = "relu"  # or another of `tfx_jax.nn.feed_forward.ACTIVATIONS`
+    vocab_size: int = at_least(0, 32_128)  # 32,000 pieces, 100 sentinels, and 28 that are never used
+    num_layers: int = at_least(1, 6)  # of the encoder
+    num_decoder_layers: int | None = at_least(1, None)  # None: num_layers
+    d_model: int = at_least(1, 512)
+    num_heads: int = at_least(1, 8)
+    d_k: int = at_least(1, 64)  # size of a head, whatever d_model is
+    d_ff: int = at_least(1, 2048)
+    activation: str = one_of(ACTIVATIONS, "relu")
     is_gated: bool = False  # whether hidden units are multiplied by a second projection (Shazeer, 2020)
     is_tied: bool = True  # the output layer is the embedding, of x / sqrt(d_model); or it has a matrix of its own
     num_buckets: int = 32  # of distances, see `tfx_jax.functional.relative_position_bucket`
-    max_distance: int = 128  # tokens, from which on all distances share a bucket
-    dropout_rate: float = 0.1  # of inputs, sublayers' outputs, attention weights, hidden units and last outputs
+    max_distance: int = at_least(1, 128)  # tokens, from which on all distances share a bucket
+    dropout_rate: float = fraction(
+        0.1
+    )  # of inputs, sublayers' outputs, attention weights, hidden units and last outputs
     norm_epsilon: float = 1e-6
     attention: AttentionConfig = dataclasses.field(default_factory=AttentionConfig)  # to oneself; to a source: dense
     pad_id: int = 0  # the token that fills a row
     start_id: int = 0  # the one that the decoder reads first
     eos_id: int = 1  # the one that ends a text; for whoever searches, the model itself does not care
-    dtype: str = "float32"  # of the computation; parameters, logits and statistics stay float32
-    remat: str = "none"  # what the backward pass computes again to save memory: "full" layers, all but the "dots"
+    dtype: str = one_of(DTYPES, "float32")  # of the computation; parameters, logits and statistics stay float32
+    remat: str = one_of(REMATS, "none")  # what the backward pass computes again: "full" layers, all but "dots"
+
+    kind: ClassVar[str] = "encoder_decoder"
+    is_causal: ClassVar[bool] = True
+    has_position_bias: ClassVar[bool] = True
 
     @classmethod
     def published(cls, name: str, **overrides: Any) -> "T5Config":
@@ -97,6 +106,43 @@ class T5Config:
         if "v1_1" in name:
             sizes |= {"activation": "gelu_tanh", "is_gated": True, "is_tied": False, "dropout_rate": 0.0}
         return cls(**sizes | overrides)
+
+    def validate(self) -> None:
+        """See `tfx_jax.models.config.ModelConfig`."""
+        if not 4 <= self.num_buckets // 2 * 2 < 2 * self.max_distance:
+            raise ValueError(
+                f"num_buckets={self.num_buckets} must be at least 4 and less than twice "
+                f"max_distance={self.max_distance}"
+            )
+
+    def tiny(self, *, max_length: int) -> None:
+        """See `tfx_jax.models.config.ModelConfig`."""
+        del max_length  # distances have no end
+        self.vocab_size, self.num_layers, self.d_model, self.num_heads, self.d_ff = 1_000, 1, 32, 2, 64
+        self.d_k = 16
+
+    def make(self, *, shard_attention: ShardAttention | None = None, rngs: nnx.Rngs) -> "T5":
+        """See `tfx_jax.models.config.MakesModel`."""
+        return T5(self, shard_attention=shard_attention, rngs=rngs)
+
+    def training_flops(self, rows: int, source_length: int, target_length: int) -> int:
+        """See `tfx_jax.models.flops`."""
+        return self.flop_sizes.training_flops(rows, source_length, target_length)
+
+    @property
+    def flop_sizes(self) -> EncoderDecoderSizes:
+        """The sizes that FLOPs are counted by."""
+        return EncoderDecoderSizes(
+            vocab_size=self.vocab_size,
+            num_layers=self.num_layers,
+            num_decoder_layers=self.num_layers if self.num_decoder_layers is None else self.num_decoder_layers,
+            d_model=self.d_model,
+            num_heads=self.num_heads,
+            d_k=self.d_k,
+            d_v=self.d_k,
+            d_ff=self.d_ff,
+            num_matrices=3 if self.is_gated else 2,
+        )
 
 
 class RelativeBias(nnx.Module):

@@ -4,14 +4,17 @@ import copy
 import dataclasses
 import functools
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Bool, Float, Int
 
+from tfx_jax.fields import at_least, fraction, one_of
 from tfx_jax.functional.dropout import dropout
 from tfx_jax.functional.positions import sinusoidal_positions
+from tfx_jax.models.config import DTYPES
+from tfx_jax.models.flops import EncoderDecoderSizes
 from tfx_jax.nn.attention import MultiHeadAttention, ShardAttention
 from tfx_jax.nn.cores import AttentionConfig, AttentionFn
 from tfx_jax.nn.decoder_step import KeysValues, arrange, attention_of_step, init_steps, take_step
@@ -21,7 +24,7 @@ from tfx_jax.nn.feed_forward import ACTIVATIONS, FeedForward
 from tfx_jax.nn.layers import DecoderLayer, EncoderLayer, Residual
 from tfx_jax.nn.normalization import LayerNorm
 from tfx_jax.nn.replay import at_last, init_replay, replay_step
-from tfx_jax.nn.stack import scan_layers, stack_layers
+from tfx_jax.nn.stack import REMATS, scan_layers, stack_layers
 
 PAD_ID = 0
 BOS_ID = 1
@@ -32,20 +35,22 @@ EOS_ID = 2
 class TransformerConfig:
     """Sizes of a Transformer; the defaults are the paper's base model (Table 3)."""
 
-    vocab_size: int = 37_000  # one vocabulary for both languages; of a training, 0: by the size of its text
-    num_layers: int = 6  # the paper's N, in the encoder and again in the decoder
-    num_decoder_layers: int | None = None  # None: num_layers
-    d_model: int = 512
-    num_heads: int = 8  # the paper's h
-    d_k: int | None = None  # None: d_model / num_heads
-    d_v: int | None = None  # None: d_k's default, d_model / num_heads
-    d_ff: int = 2048
-    activation: str = "relu"  # or another of `tfx_jax.nn.feed_forward.ACTIVATIONS`
-    dropout_rate: float = 0.1  # of each sublayer's output and of the sums of embeddings and positions
-    attention_dropout_rate: float = 0.0  # of the attention weights; the paper's text has none
-    activation_dropout_rate: float = 0.0  # of the hidden units of a feed-forward layer; the paper has none
+    vocab_size: int = at_least(
+        0, 37_000
+    )  # one vocabulary for both languages; of a training, 0: by the size of its text
+    num_layers: int = at_least(1, 6)  # the paper's N, in the encoder and again in the decoder
+    num_decoder_layers: int | None = at_least(1, None)  # None: num_layers
+    d_model: int = at_least(1, 512)
+    num_heads: int = at_least(1, 8)  # the paper's h
+    d_k: int | None = at_least(1, None)  # None: d_model / num_heads
+    d_v: int | None = at_least(1, None)  # None: d_k's default, d_model / num_heads
+    d_ff: int = at_least(1, 2048)
+    activation: str = one_of(ACTIVATIONS, "relu")
+    dropout_rate: float = fraction(0.1)  # of each sublayer's output and of the sums of embeddings and positions
+    attention_dropout_rate: float = fraction(0.0)  # of the attention weights; the paper's text has none
+    activation_dropout_rate: float = fraction(0.0)  # of the hidden units of a feed-forward layer; the paper has none
     pre_norm: bool = False  # norm(x + f(x)) as in the paper, or x + f(norm(x))
-    learned_positions: int = 0  # 0: sinusoids; else the number of positions that have a learned vector
+    learned_positions: int = at_least(0, 0)  # 0: sinusoids; else the number of positions that have a learned vector
     interleaved_sinusoids: bool = True  # a sine and its cosine side by side as in the paper, or all sines in front
     scale_embedding: bool = True  # whether the vectors of tokens are multiplied by sqrt(d_model)
     attention_bias: bool = False  # whether the attention's projections have offsets
@@ -55,8 +60,18 @@ class TransformerConfig:
     pad_id: int = PAD_ID  # the token that fills a row
     start_id: int = BOS_ID  # the one that the decoder reads first
     eos_id: int = EOS_ID  # the one that ends a sentence; for whoever searches, the model itself does not care
-    dtype: str = "float32"  # of the computation; parameters, logits and statistics stay float32
-    remat: str = "none"  # what the backward pass computes again to save memory: "full" layers, all but the "dots"
+    dtype: str = one_of(DTYPES, "float32")  # of the computation; parameters, logits and statistics stay float32
+    remat: str = one_of(REMATS, "none")  # what the backward pass computes again: "full" layers, all but "dots"
+
+    kind: ClassVar[str] = "encoder_decoder"
+    is_causal: ClassVar[bool] = True
+    has_position_bias: ClassVar[bool] = False
+    can_shard_positions: ClassVar[bool] = True  # `config.mesh.sequence` may divide them
+
+    kind: ClassVar[str] = "encoder_decoder"
+    is_causal: ClassVar[bool] = True
+    has_position_bias: ClassVar[bool] = False
+    can_shard_positions: ClassVar[bool] = True  # `config.mesh.sequence` may divide them
 
     @classmethod
     def big(cls, **overrides: Any) -> "TransformerConfig":
@@ -72,6 +87,40 @@ class TransformerConfig:
         """
         own = {"activation": "swish", "attention_bias": True, "logits_bias": True}
         return cls(**own | {"interleaved_sinusoids": False, "layer_norm_epsilon": 1e-5} | overrides)
+
+    def validate(self) -> None:
+        """See `tfx_jax.models.config.ModelConfig`."""
+        if self.d_model % 2 and not self.learned_positions:
+            raise ValueError(f"d_model must be even for sinusoidal positions, got {self.d_model}")
+        if None in (self.d_k, self.d_v) and self.d_model % self.num_heads:
+            raise ValueError(f"d_model={self.d_model} is not divisible by num_heads={self.num_heads}")
+
+    def tiny(self, *, max_length: int) -> None:
+        """See `tfx_jax.models.config.ModelConfig`."""
+        del max_length  # positions are computed, or as many as they were
+        self.vocab_size, self.num_layers, self.d_model, self.num_heads, self.d_ff = 1_000, 1, 32, 2, 64
+
+    def make(self, *, shard_attention: ShardAttention | None = None, rngs: nnx.Rngs) -> "Transformer":
+        """See `tfx_jax.models.config.MakesModel`."""
+        return Transformer(self, shard_attention=shard_attention, rngs=rngs)
+
+    def training_flops(self, rows: int, source_length: int, target_length: int) -> int:
+        """See `tfx_jax.models.flops`."""
+        return self.flop_sizes.training_flops(rows, source_length, target_length)
+
+    @property
+    def flop_sizes(self) -> EncoderDecoderSizes:
+        """The sizes that FLOPs are counted by."""
+        return EncoderDecoderSizes(
+            vocab_size=self.vocab_size,
+            num_layers=self.num_layers,
+            num_decoder_layers=self.num_layers if self.num_decoder_layers is None else self.num_decoder_layers,
+            d_model=self.d_model,
+            num_heads=self.num_heads,
+            d_k=self.d_model // self.num_heads if self.d_k is None else self.d_k,
+            d_v=self.d_model // self.num_heads if self.d_v is None else self.d_v,
+            d_ff=self.d_ff,
+        )
 
 
 class Transformer(nnx.Module):

@@ -12,14 +12,16 @@ import numpy as np
 from flax import nnx
 from jaxtyping import Array, Float
 
+from tfx_jax.fields import at_least, fraction, one_of
 from tfx_jax.functional.dropout import dropout
+from tfx_jax.models.config import DTYPES
 from tfx_jax.nn.attention import MultiHeadAttention, ShardAttention
 from tfx_jax.nn.cores import AttentionConfig, AttentionFn
 from tfx_jax.nn.embedding import LearnedPositions
 from tfx_jax.nn.feed_forward import ACTIVATIONS, FeedForward
 from tfx_jax.nn.layers import EncoderLayer, Residual
 from tfx_jax.nn.normalization import LayerNorm
-from tfx_jax.nn.stack import scan_layers, stack_layers
+from tfx_jax.nn.stack import REMATS, scan_layers, stack_layers
 
 # Layers, width and heads of Dosovitskiy et al. (2021), table 1, and the sides of the patches that they report.
 _SIZES = {
@@ -38,19 +40,19 @@ class ViTConfig:
     image_size: int = 224  # pixels, of height and width
     patch_size: int = 16  # pixels, likewise
     num_channels: int = 3
-    num_layers: int = 12
-    d_model: int = 768
-    num_heads: int = 12
-    d_ff: int | None = None  # None: 4 * d_model
-    dropout_rate: float = 0.0  # of each sublayer's output and of the sums of patches and positions
-    attention_dropout_rate: float = 0.0  # of the attention weights
-    activation: str = "gelu"  # the exact one, or another of `tfx_jax.nn.feed_forward.ACTIVATIONS`
+    num_layers: int = at_least(1, 12)
+    d_model: int = at_least(1, 768)
+    num_heads: int = at_least(1, 12)
+    d_ff: int | None = at_least(1, None)  # None: 4 * d_model
+    dropout_rate: float = fraction(0.0)  # of each sublayer's output and of the sums of patches and positions
+    attention_dropout_rate: float = fraction(0.0)  # of the attention weights
+    activation: str = one_of(ACTIVATIONS, "gelu")  # "gelu" is the exact one
     layer_norm_epsilon: float = 1e-6
     attention: AttentionConfig = dataclasses.field(default_factory=AttentionConfig)  # of every layer
     labels: tuple[str, ...] = tuple(f"LABEL_{index}" for index in range(1000))  # names of the classes
     problem_type: str | None = None  # Hugging Face's word for the loss of a classifier; nothing here depends on it
-    dtype: str = "float32"  # of the computation; parameters, logits and statistics stay float32
-    remat: str = "none"  # what the backward pass computes again to save memory: "full" layers, all but the "dots"
+    dtype: str = one_of(DTYPES, "float32")  # of the computation; parameters, logits and statistics stay float32
+    remat: str = one_of(REMATS, "none")  # what the backward pass computes again: "full" layers, all but "dots"
 
     @classmethod
     def published(cls, name: str, **overrides: Any) -> "ViTConfig":

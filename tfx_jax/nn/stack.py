@@ -25,6 +25,10 @@ def stack_layers(make_layer: Callable[[nnx.Rngs], Layer], num_layers: int, rngs:
     return jax.vmap(lambda key: make_layer(nnx.Rngs(params=key)))(keys)
 
 
+REMATS = ("none", "full", "dots")
+"""What the backward pass may compute again instead of keeping it."""
+
+
 def scan_layers(
     fn: Callable[[Layer, Array, nnx.Rngs | None], tuple[Array, Any]],
     layers: Layer,

@@ -1,16 +1,205 @@
-"""Classification of texts and of pairs of texts (Devlin et al., 2019, section 4.1): loss, prediction and scores."""
+"""Classification of texts and of pairs of texts with a BERT (Devlin et al., 2019, section 4.1)."""
 
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, NamedTuple, cast
 
+import grain
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 from jaxtyping import Array, Int
 
+from tfx_jax.data.batching import Batch, BatchSpec, Example, ExampleList, LoaderOptions, train_batches
+from tfx_jax.data.hf_tokenizer import HFTokenizer
+from tfx_jax.data.labelled import LabelledPair, LabelledText, read_labelled, read_labelled_pairs
+from tfx_jax.data.splits import Split, Splits
+from tfx_jax.errors import UserError
+from tfx_jax.fields import at_least, fraction, one_of
+from tfx_jax.models.bert import BertConfig
 from tfx_jax.models.bert_heads import BertClassifier
+from tfx_jax.models.config import ModelConfig, check_max_length, require_kind
+from tfx_jax.nn.attention import ShardAttention
+from tfx_jax.tasks.artifacts import real_vocab_size, setup_json
+from tfx_jax.tasks.bert_examples import bert_example, setup_bert_tokenizer
 from tfx_jax.tasks.cross_entropy import summed_cross_entropy
 from tfx_jax.tasks.loss import LossOutput
+from tfx_jax.tasks.prediction import TrainedModel
+from tfx_jax.tasks.task import Artifacts, EvalResult, MetricInfo
+from tfx_jax.tasks.text_files import GRAMMAR_SIZES, check_files, few_boundaries, has_file, split_path
+from tfx_jax.toy_grammar import grammar_labelled, grammar_labelled_pairs
+
+LabelledTexts = Sequence[LabelledText] | Sequence[LabelledPair]
+
+
+@dataclasses.dataclass
+class LabelledData:
+    """Where labelled texts, or pairs of texts, come from, and how much of them makes an example and a batch."""
+
+    dataset: str = one_of(("grammar", "grammar_pairs", "files"), "grammar")  # built-in texts, or pairs of them
+    data_dir: str = ""  # files: the folder that the names below are relative to
+    train_file: str = ""  # lines of label, TAB, text; or, of pairs, columns that the first line names
+    validation_file: str = ""
+    test_file: str = ""
+    first_column: str = ""  # of pairs: the columns of both texts and of the label; empty for single texts
+    second_column: str = ""
+    label_column: str = ""
+    tokenizer: str = "wordpiece"  # or another of `tfx_jax.data.train_tokenizer.KINDS`; without effect with init_from
+    max_length: int = at_least(1, 128)  # tokens of an input, special ones included; longer texts are cut
+    tokens_per_batch: int = at_least(1, 2_048)  # positions of a global batch, padding included
+
+    def has_split(self, split: Split) -> bool:
+        """Tells whether the configuration names a split."""
+        return has_file(self, split)
+
+    def load(self, split: Split) -> LabelledTexts:
+        """Reads the texts or pairs of a split, and their labels.
+
+        Raises:
+          UserError: if it cannot be read.
+        """
+        if self.dataset == "grammar":
+            return grammar_labelled(split, GRAMMAR_SIZES[split])
+        if self.dataset == "grammar_pairs":
+            return grammar_labelled_pairs(split, GRAMMAR_SIZES[split])
+        path = split_path(self, split)
+        if not self.second_column:
+            return read_labelled(path)
+        return read_labelled_pairs(
+            path, first_column=self.first_column, second_column=self.second_column, label_column=self.label_column
+        )
+
+    def validate(self, model: ModelConfig) -> None:
+        """Checks how fields go together.
+
+        Raises:
+          UserError: if they do not.
+        """
+        check_files(self, model, what="row")
+        if len({bool(column) for column in (self.first_column, self.second_column, self.label_column)}) > 1:
+            raise UserError(
+                "config.task.data.first_column, second_column and label_column go together, or all are empty"
+            )
+
+    def tiny(self) -> None:
+        """Sets a little built-in text."""
+        self.dataset = "grammar_pairs" if self.second_column else "grammar"
+        self.max_length, self.tokens_per_batch = 64, 512
+
+
+CLASS_METRICS = (MetricInfo("accuracy", "accuracy", " %"), MetricInfo("macro_f1", "macro F1", " %"))
+"""The fields of `ClassScores`."""
+
+
+@dataclasses.dataclass
+class ClassificationConfig:
+    """To give each text, or each pair of texts, a label."""
+
+    data: LabelledData = dataclasses.field(default_factory=LabelledData)
+    label_smoothing: float = fraction(0.0)
+
+    def validate(self, model: ModelConfig) -> None:
+        """See `tfx_jax.tasks.task.TaskConfig`."""
+        require_kind(model, "bert", "classification")
+        self.data.validate(model)
+        check_max_length(model, self.data.max_length)
+
+    def tiny(self) -> None:
+        """See `tfx_jax.tasks.task.TaskConfig`."""
+        self.data.tiny()
+
+    def splits(self) -> Splits[LabelledTexts]:
+        """Returns the texts and labels of each split."""
+        return Splits(self.data.has_split, self.data.load)
+
+    def setup(self, model: BertConfig, splits: Splits[LabelledTexts], artifacts: Artifacts) -> "ClassificationTask":
+        """See `tfx_jax.tasks.task.TaskConfig`."""
+        tokenizer = setup_bert_tokenizer(
+            artifacts,
+            model,
+            lambda: (text for example in splits["train"] for text in example[:-1]),
+            kind=self.data.tokenizer,
+        )
+        labels = setup_json(artifacts, "labels.json", lambda: labels_of(splits["train"]))
+        model = dataclasses.replace(
+            model, vocab_size=real_vocab_size(model, tokenizer, artifacts), labels=tuple(labels)
+        )
+        return ClassificationTask(self, model, splits, tokenizer)
+
+
+class ClassificationTask:
+    """Classification with a BERT.
+
+    Attributes:
+      tokenizer: turns text into tokens.
+      labels: those of the training split, in the order of their ids.
+    """
+
+    metrics: ClassVar = CLASS_METRICS
+    unit: ClassVar[str] = "token"
+
+    def __init__(
+        self,
+        config: ClassificationConfig,
+        model_config: BertConfig,
+        splits: Splits[LabelledTexts],
+        tokenizer: HFTokenizer,
+    ):
+        """Takes what `ClassificationConfig.setup` made."""
+        self.config, self.model_config, self.tokenizer = config, model_config, tokenizer
+        self.labels = model_config.labels
+        self._splits = splits
+
+    def make_model(self, *, shard_attention: ShardAttention | None = None, rngs: nnx.Rngs) -> BertClassifier:
+        """See `tfx_jax.tasks.task.Task`."""
+        return BertClassifier(self.model_config, shard_attention=shard_attention, rngs=rngs)
+
+    @property
+    def batch_spec(self) -> BatchSpec:
+        """How examples become batches: those of similar length together."""
+        data, pad_values = self.config.data, {"tokens": cast(int, self.tokenizer.pad_id)}
+        return BatchSpec(few_boundaries(data.max_length), data.tokens_per_batch, pad_values)
+
+    def train_data(self, options: LoaderOptions) -> grain.IterDataset[Batch]:
+        """See `tfx_jax.tasks.task.Task`."""
+        examples = ExampleList(self.encode(self._splits["train"]))
+        return train_batches(lambda epoch: examples, self.batch_spec, options)
+
+    def encode(self, texts: LabelledTexts) -> list[Example]:
+        """Returns an example for each text or pair.
+
+        Raises:
+          UserError: for a label that the training split has not.
+        """
+        number = {label: index for index, label in enumerate(self.labels)}
+        check_labels(texts, self.labels)
+        sides = zip(*(text[:-1] for text in texts), strict=True)
+        firsts, *seconds = (self.tokenizer.encode_batch(side) for side in sides)
+        return [
+            bert_example(self.tokenizer, first, second, self.config.data.max_length)
+            | {"label": np.array(number[text.label], np.int32), "row_weights": np.array(1, np.float32)}
+            for first, second, text in zip(firsts, *(seconds or [[[]] * len(firsts)]), texts, strict=True)
+        ]
+
+    def loss(self, model: BertClassifier, batch: dict[str, Array], rngs: nnx.Rngs | None) -> LossOutput:
+        """See `classification_loss`."""
+        return classification_loss(model, batch, rngs, label_smoothing=self.config.label_smoothing)
+
+    def training_flops(self, shapes: Mapping[str, tuple[int, ...]]) -> int:
+        """See `tfx_jax.tasks.task.Task`."""
+        return self.model_config.training_flops(*shapes["tokens"], num_predicted=0)
+
+    def predict(self, model: TrainedModel, texts: LabelledTexts) -> list[str]:
+        """Returns the likeliest label of each text or pair."""
+        found = model.predict(predict_classes, ExampleList(self.encode(texts)), self.batch_spec)
+        return [self.labels[index] for index in found]
+
+    def evaluate(self, model: TrainedModel, split: Split = "validation") -> EvalResult:
+        """Classifies every text of a split."""
+        texts = self._splits[split]
+        return class_result(
+            class_scores(self.predict(model, texts), [text.label for text in texts], self.labels), len(texts)
+        )
 
 
 class ClassScores(NamedTuple):
@@ -23,6 +212,29 @@ class ClassScores(NamedTuple):
 
     accuracy: float
     macro_f1: float
+
+
+def labels_of(texts: LabelledTexts) -> list[str]:
+    """Returns the labels of some texts, in alphabetical order."""
+    return sorted({text.label for text in texts})
+
+
+def check_labels(texts: LabelledTexts, labels: Sequence[str]) -> None:
+    """Checks that all labels are among those of the training split.
+
+    Raises:
+      UserError: if one is not.
+    """
+    known = set(labels)
+    for text in texts:
+        if text.label not in known:
+            raise UserError(f"the label {text.label!r} is none of the {len(known)} of the training split")
+
+
+def class_result(scores: ClassScores, num_texts: int) -> EvalResult:
+    """Returns what an evaluation of `num_texts` texts found."""
+    accuracy, macro_f1 = scores
+    return EvalResult(scores._asdict(), f"accuracy {accuracy:.2f} %, macro F1 {macro_f1:.2f} %, {num_texts:,} texts")
 
 
 def classification_loss(

@@ -17,6 +17,7 @@ from jax.experimental import io_callback
 from jaxtyping import Array, Bool, Int, PRNGKeyArray
 
 from tfx_jax.errors import UserError
+from tfx_jax.fields import at_least
 from tfx_jax.functional.beam_search import beam_search
 from tfx_jax.functional.search import Cache, StepFn, greedy_search, sample, with_repetition_penalty
 from tfx_jax.nn.decoding import Decoder
@@ -26,6 +27,19 @@ _NO_TOKEN = -1  # every id may be a token of the model
 
 Observer = Callable[[np.ndarray], np.ndarray]
 """Is shown the newest token of each row, [B] int32, -1 where there is none, and answers which rows are to stop."""
+
+
+@dataclasses.dataclass
+class DecodingConfig:
+    """How a task searches for texts: by default with the beam of Vaswani et al. (2017), section 6.1."""
+
+    beam_size: int = at_least(1, 4)
+    alpha: float = at_least(0, 0.6)  # of the length penalty
+    extra_length: int = at_least(0, 50)  # an output may be this many tokens longer than its input
+
+    def tiny(self) -> None:
+        """Sets short outputs."""
+        self.extra_length = 4
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,16 +1,171 @@
-"""Language modeling: the loss of predicting every token from those before it."""
+"""Language modeling: a model reads a text and predicts every token from those before it (Radford et al., 2018)."""
 
+import dataclasses
+import math
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar, cast
+
+import grain
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 from jaxtyping import Array
 
-from tfx_jax.models.gpt import GPT
+from tfx_jax.data.batching import Batch, BatchSpec, ExampleSource, LoaderOptions, train_batches
+from tfx_jax.data.hf_tokenizer import HFTokenizer
+from tfx_jax.data.packing import ArrayExamples, TokenBlocks, join_documents, pack_documents
+from tfx_jax.data.splits import Split, Splits
+from tfx_jax.errors import UserError
+from tfx_jax.fields import at_least, fraction
+from tfx_jax.models.config import DecoderConfig, ModelConfig, require_kind
+from tfx_jax.nn.attention import ShardAttention
+from tfx_jax.tasks.artifacts import real_vocab_size, setup_tokenizer
 from tfx_jax.tasks.cross_entropy import summed_cross_entropy
 from tfx_jax.tasks.loss import LossOutput
+from tfx_jax.tasks.prediction import TrainedModel
+from tfx_jax.tasks.task import Artifacts, EvalResult, MetricInfo
+from tfx_jax.tasks.text_data import TextData
+
+
+@dataclasses.dataclass
+class LanguageModelConfig:
+    """To predict every next token of plain text."""
+
+    data: TextData = dataclasses.field(default_factory=TextData)
+    is_packed: bool = False  # whether documents share a row without seeing each other; or all are one stream
+    label_smoothing: float = fraction(0.0)
+    z_loss: float = at_least(0, 0.0)  # weight of log^2 Z in the loss of a token; PaLM has 1e-4
+
+    def validate(self, model: ModelConfig) -> None:
+        """See `tfx_jax.tasks.task.TaskConfig`."""
+        require_kind(model, "decoder", "language modeling")
+        self.data.validate(model)
+
+    def tiny(self) -> None:
+        """See `tfx_jax.tasks.task.TaskConfig`."""
+        self.data.tiny()
+
+    def splits(self) -> Splits[list[str]]:
+        """Returns the documents of each split."""
+        return Splits(self.data.has_split, self.data.load)
+
+    def setup(self, model: DecoderConfig, splits: Splits[list[str]], artifacts: Artifacts) -> "LanguageModelTask":
+        """See `tfx_jax.tasks.task.TaskConfig`."""
+        tokenizer = setup_tokenizer(
+            artifacts,
+            lambda: splits["train"],
+            kind=self.data.tokenizer,
+            family="gpt",
+            vocab_size=model.vocab_size,
+        )
+        if tokenizer.eos_id is None:
+            raise UserError(f"the tokenizer of {artifacts.folder} has no token for the end of a text")
+        model = dataclasses.replace(cast(Any, model), vocab_size=real_vocab_size(model, tokenizer, artifacts))
+        return LanguageModelTask(self, model, splits, tokenizer)
+
+
+class LanguageModelTask:
+    """Language modeling on a text, of which a stream is cut into rows at other places in each epoch.
+
+    Documents that are packed are so once.
+
+    Attributes:
+      tokenizer: turns text into tokens.
+    """
+
+    metrics: ClassVar = (
+        MetricInfo("loss", "loss", " nats", digits=4, is_loss=True),
+        MetricInfo("perplexity", "perplexity", is_loss=True),
+    )
+    unit: ClassVar[str] = "token"
+
+    def __init__(
+        self,
+        config: LanguageModelConfig,
+        model_config: DecoderConfig,
+        splits: Splits[list[str]],
+        tokenizer: HFTokenizer,
+    ):
+        """Takes what `LanguageModelConfig.setup` made."""
+        self.config, self.model_config, self.tokenizer = config, model_config, tokenizer
+        self._splits = splits
+        self._eval_examples: dict[Split, ExampleSource] = {}
+
+    def make_model(self, *, shard_attention: ShardAttention | None = None, rngs: nnx.Rngs) -> Any:
+        """See `tfx_jax.tasks.task.Task`."""
+        return self.model_config.make(shard_attention=shard_attention, rngs=rngs)
+
+    @property
+    def batch_spec(self) -> BatchSpec:
+        """How examples become batches: all are equally long."""
+        return BatchSpec((self.config.data.max_length,), self.config.data.tokens_per_batch)
+
+    def train_data(self, options: LoaderOptions) -> grain.IterDataset[Batch]:
+        """See `tfx_jax.tasks.task.Task`."""
+        return train_batches(self.make_epochs(options.seed), self.batch_spec, options)
+
+    def make_epochs(self, seed: int) -> Callable[[int], ExampleSource]:
+        """Returns the training examples by the number of the epoch: a stream cut elsewhere, or packed rows."""
+        length = self.config.data.max_length
+        if self.config.is_packed:
+            documents = [[*ids, self.tokenizer.eos_id] for ids in self._encode("train") if ids]
+            rows = ArrayExamples(**pack_documents(cast(Any, documents), length, pad_id=0)._asdict())
+            return lambda epoch: rows
+        stream = self._stream("train")
+
+        def cut(epoch: int) -> TokenBlocks:
+            start = int(np.random.default_rng((seed, epoch)).integers(length)) if epoch else 0
+            return TokenBlocks(stream[min(start, max(len(stream) - length - 1, 0)) :], length)
+
+        cut(0)  # a text that is too short is an error now, not in a thread
+        return cut
+
+    def loss(self, model: Any, batch: dict[str, Array], rngs: nnx.Rngs | None) -> LossOutput:
+        """See `language_model_loss`."""
+        config = self.config
+        return language_model_loss(
+            model, batch, rngs, label_smoothing=config.label_smoothing, z_loss_weight=config.z_loss
+        )
+
+    def training_flops(self, shapes: Mapping[str, tuple[int, ...]]) -> int:
+        """See `tfx_jax.tasks.task.Task`."""
+        rows, length = shapes["inputs"]
+        return self.model_config.training_flops(rows, length, num_predicted=length)
+
+    def eval_examples(self, split: Split) -> ExampleSource:
+        """Returns every token of a split in rows of `max_length`: the first of a row is predicted from one other.
+
+        They are made once, and the same whatever the seed of the training.
+        """
+        if split not in self._eval_examples:
+            self._eval_examples[split] = TokenBlocks(self._stream(split), self.config.data.max_length, pad_id=0)
+        return self._eval_examples[split]
+
+    def predict_metrics(self, model: Any, batch: dict[str, Array]) -> dict[str, Any]:
+        """Returns the metrics that the loss gives without dropout."""
+        return self.loss(model, batch, None).metrics
+
+    def evaluate(self, model: TrainedModel, split: Split = "validation") -> EvalResult:
+        """Scores every token of a text but the first."""
+        nll = model.sum_metrics(self.predict_metrics, self.eval_examples(split), self.batch_spec)["nll"]
+        loss = float(nll.mean)
+        perplexity = math.exp(min(loss, 700.0))
+        summary = f"loss {loss:.4f} nats, perplexity {perplexity:,.2f}, {nll.weight:,.0f} tokens"
+        return EvalResult({"loss": loss, "perplexity": perplexity}, summary)
+
+    def _stream(self, split: Split) -> np.ndarray:
+        """Joins all tokens of a split; a file has no end but its own, other documents have one each."""
+        encoded = self._encode(split)
+        if self.config.data.documents == "file":
+            return np.array([token for ids in encoded for token in ids], np.int32)
+        return join_documents(encoded, cast(int, self.tokenizer.eos_id))
+
+    def _encode(self, split: Split) -> list[list[int]]:
+        return self.tokenizer.encode_batch(self._splits[split])
 
 
 def language_model_loss(
-    model: GPT,
+    model: Any,
     batch: dict[str, Array],
     rngs: nnx.Rngs | None,
     *,
@@ -20,7 +175,8 @@ def language_model_loss(
     """Sums the cross entropy of the tokens that follow (Radford et al., 2018, equation 1).
 
     Args:
-      model: `model(inputs, positions=..., segment_ids=..., rngs=...)` gives the logits of what follows each token.
+      model: of the kind "decoder": `model(inputs, positions=..., segment_ids=..., rngs=...)` gives the logits of what
+        follows each token.
       batch: "inputs" and "targets" [B, T] int32, "weights" [B, T] float32, and for packed documents "segment_ids" and
         "positions" [B, T] int32, as in `tfx_jax.data.packing`. Padding of weight 0 stands behind the tokens or has
         segment 0.

@@ -1,5 +1,8 @@
 """What the loss of every task gives back, so that one training step serves all of them."""
 
+import collections
+import math
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
@@ -34,3 +37,12 @@ class LossOutput(NamedTuple):
     """How many tokens, or other units, were read: of these the throughput is."""
     carry: Any = None
     """What the next batch begins with, such as memories: arrays [B, ...]; None for examples that do not go on."""
+
+
+def add_metrics(parts: Iterable[Mapping[str, Metric]]) -> dict[str, Metric]:
+    """Adds the metrics, which are numbers, of parts of the examples by name."""
+    columns = collections.defaultdict(list)
+    for part in parts:
+        for name, metric in part.items():
+            columns[name].append(metric)
+    return {name: Metric(*map(math.fsum, zip(*column, strict=True))) for name, column in columns.items()}

@@ -1,31 +1,105 @@
-"""A model over many batches: what evaluation and use have in common."""
+"""A model over many examples: what evaluation and use have in common."""
 
-from collections.abc import Callable, Iterable, Iterator
+import functools
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import jax
+import numpy as np
 from flax import nnx
 from jaxtyping import Array
 
+from tfx_jax.data.batching import Batch, BatchSpec, ExampleSource, eval_batches
+from tfx_jax.data.process_shard import WHOLE, ProcessShard
+from tfx_jax.tasks.loss import Metric, add_metrics
 
-class Predictor:
-    """Applies a function of a model and a batch to many batches; compiles once for each batch shape."""
+PredictFn = Callable[[Any, dict[str, Array]], Any]
+"""`predict_fn(model, batch)` gives a pytree of arrays; pure, to be compiled."""
 
-    def __init__(self, graphdef: nnx.GraphDef, predict_fn: Callable[[Any, dict[str, Array]], Any]):
-        """Remembers the model without its parameters, and what to do with it.
+
+def _alone(mine: list[Any]) -> list[Any]:
+    return mine
+
+
+class TrainedModel:
+    """A model, its parameters, and which examples this process works through of those that several share.
+
+    Attributes:
+      graphdef: of the model.
+      params: its parameters and what else it keeps, NumPy arrays.
+    """
+
+    def __init__(
+        self,
+        graphdef: nnx.GraphDef,
+        params: Any,
+        *,
+        shard: ProcessShard = WHOLE,
+        gather: Callable[[list[Any]], list[Any]] = _alone,
+    ):
+        """Takes a model apart.
 
         Args:
           graphdef: of the model.
-          predict_fn: `predict_fn(model, batch)`, a pytree of arrays: `tfx_jax.tasks.tagging.predict_tags`, say.
+          params: its parameters.
+          shard: this process takes every `count`-th example from the one at `index` on.
+          gather: joins such lists of all processes, in the order of the examples; all processes call it.
         """
-        self._run = jax.jit(lambda params, batch: predict_fn(nnx.merge(graphdef, params), batch))
+        self.graphdef, self.params = graphdef, params
+        self._shard, self._gather = shard, gather
+        self._programs: dict[Any, Any] = {}
 
-    def __call__(self, params: Any, batches: Iterable[dict[str, Any]]) -> Iterator[Any]:
-        """Yields the result for each batch in NumPy arrays, one behind: a batch is made while the one before runs."""
-        params = jax.device_put(params)  # once, not with every batch
+    def replace(self, params: Any) -> "TrainedModel":
+        """Returns the same model with other parameters, which shares the compiled programs."""
+        other = TrainedModel(self.graphdef, params, shard=self._shard, gather=self._gather)
+        other._programs = self._programs
+        return other
+
+    def share(self, function: Callable[[list[Any]], list[Any]], items: Sequence[Any]) -> list[Any]:
+        """Applies a function of lists to the items of this process, and gathers the results of all."""
+        return self._gather(function(list(items[self._shard.index :: self._shard.count])))
+
+    def map_batches(self, predict_fn: PredictFn, batches: Iterable[Batch]) -> Iterator[Any]:
+        """Applies a function to batches; compiles once for each function and batch shape.
+
+        Yields:
+          The result for each batch in NumPy arrays, one behind: a batch is made while the one before runs.
+        """
+        run = self._program(predict_fn)
+        params = jax.device_put(self.params)  # once, not with every batch
         running = []
         for batch in batches:
-            running.append(self._run(params, batch))
+            running.append(run(params, batch))
             if len(running) > 1:
                 yield jax.device_get(running.pop(0))
         yield from map(jax.device_get, running)
+
+    def predict(self, predict_fn: PredictFn, examples: ExampleSource, spec: BatchSpec) -> list[Any]:
+        """Applies a function to examples; processes share them.
+
+        Returns:
+          For each example its part of the array, as nested lists, or a list of its parts.
+        """
+        found: list[Any] = [None] * len(examples)
+        passed = list(eval_batches(examples, spec, shard=self._shard))
+        for batch, result in zip(passed, self.map_batches(predict_fn, passed), strict=True):
+            arrays = [np.asarray(array).tolist() for array in jax.tree.leaves(result)]
+            for row, index in enumerate(batch["index"].tolist()):
+                if index >= 0:
+                    parts = [array[row] for array in arrays]
+                    found[index] = parts if len(parts) > 1 else parts[0]
+        return self._gather(found[self._shard.index :: self._shard.count])
+
+    def sum_metrics(self, predict_fn: PredictFn, examples: ExampleSource, spec: BatchSpec) -> dict[str, Metric]:
+        """Adds up the metrics that a function gives for batches of examples; processes share these."""
+        batches = eval_batches(examples, spec, shard=self._shard)
+        found = [jax.tree.map(float, metrics) for metrics in self.map_batches(predict_fn, batches)]
+        return add_metrics(self._gather([add_metrics(found)]))
+
+    def _program(self, predict_fn: PredictFn) -> Any:
+        key: Any = predict_fn
+        if isinstance(predict_fn, functools.partial):  # each is an object of its own, with the same parts
+            key = predict_fn.func, predict_fn.args, tuple(sorted(predict_fn.keywords.items()))
+        if key not in self._programs:
+            self._programs[key] = jax.jit(lambda params, batch: predict_fn(nnx.merge(self.graphdef, params), batch))
+        return self._programs[key]

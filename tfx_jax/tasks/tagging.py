@@ -1,108 +1,200 @@
-"""Tagging: entities as BIO tags of words, the tags of subwords, their loss, and the scores of entities.
+"""Tagging of words, such as finding the names in a sentence, with a BERT (Devlin et al., 2019, section 5.3)."""
 
-A tag is "O" (outside), "B-x" (an entity of label x begins) or "I-x" (it goes on), the scheme IOB2 of Tjong Kim Sang
-and Veenstra (1999).
-"""
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import ClassVar, cast
 
-from collections import Counter
-from collections.abc import Iterable, Sequence
-from typing import NamedTuple
-
+import grain
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 from jaxtyping import Array, Int
 
+from tfx_jax.data.batching import Batch, BatchSpec, Example, ExampleList, LoaderOptions, train_batches
+from tfx_jax.data.conll import TaggedSentence, read_tagged
+from tfx_jax.data.hf_tokenizer import HFTokenizer
+from tfx_jax.data.splits import Split, Splits
+from tfx_jax.errors import UserError
+from tfx_jax.fields import at_least, fraction, one_of
+from tfx_jax.models.bert import BertConfig
 from tfx_jax.models.bert_heads import BertTagger
+from tfx_jax.models.config import ModelConfig, check_max_length, require_kind
+from tfx_jax.nn.attention import ShardAttention
+from tfx_jax.tasks.artifacts import real_vocab_size, setup_json
+from tfx_jax.tasks.bert_examples import bert_example, setup_bert_tokenizer
 from tfx_jax.tasks.cross_entropy import summed_cross_entropy
+from tfx_jax.tasks.entities import entity_scores, repair_tags, tag_names
 from tfx_jax.tasks.loss import LossOutput
+from tfx_jax.tasks.prediction import TrainedModel
+from tfx_jax.tasks.task import Artifacts, EvalResult, MetricInfo
+from tfx_jax.tasks.text_files import GRAMMAR_SIZES, check_files, few_boundaries, has_file, split_path
+from tfx_jax.toy_grammar import grammar_tagged
 
-OUTSIDE = "O"
 IGNORED = -1  # the target of a subword that is no first one; no id of a tag
 
-
-class Entity(NamedTuple):
-    """Words start to end - 1 of a sentence, and what they are."""
-
-    label: str
-    start: int
-    end: int
+TaggedSentences = Sequence[TaggedSentence]
 
 
-class EntityScores(NamedTuple):
-    """How many of the entities found were right, and how many of the right ones were found, in percent.
+@dataclasses.dataclass
+class TaggedData:
+    """Where tagged sentences come from, and how much of them makes an example and a batch."""
+
+    dataset: str = one_of(("grammar", "files"), "grammar")  # the grammar is built in
+    data_dir: str = ""  # files: the folder that the names below are relative to
+    train_file: str = ""  # CoNLL's format with BIO tags
+    validation_file: str = ""
+    test_file: str = ""
+    tokenizer: str = "wordpiece"  # or another of `tfx_jax.data.train_tokenizer.KINDS`; without effect with init_from
+    max_length: int = at_least(1, 128)  # tokens of a sentence, special ones included; words beyond count as outside
+    tokens_per_batch: int = at_least(1, 2_048)  # positions of a global batch, padding included
+
+    def has_split(self, split: Split) -> bool:
+        """Tells whether the configuration names a split."""
+        return has_file(self, split)
+
+    def load(self, split: Split) -> TaggedSentences:
+        """Reads a split; an entity that begins with I begins with B.
+
+        Raises:
+          UserError: if it cannot be read.
+        """
+        if self.dataset == "grammar":
+            return grammar_tagged(split, GRAMMAR_SIZES[split])
+        sentences = read_tagged(split_path(self, split))
+        return [TaggedSentence(sentence.words, repair_tags(sentence.tags)) for sentence in sentences]
+
+    def tiny(self) -> None:
+        """Sets a little built-in text."""
+        self.dataset, self.max_length, self.tokens_per_batch = "grammar", 64, 512
+
+
+@dataclasses.dataclass
+class TaggingConfig:
+    """To give each word a BIO tag, read off its first subword."""
+
+    data: TaggedData = dataclasses.field(default_factory=TaggedData)
+    label_smoothing: float = fraction(0.0)
+
+    def validate(self, model: ModelConfig) -> None:
+        """See `tfx_jax.tasks.task.TaskConfig`."""
+        require_kind(model, "bert", "tagging")
+        check_files(self.data, model, what="row")
+        check_max_length(model, self.data.max_length)
+
+    def tiny(self) -> None:
+        """See `tfx_jax.tasks.task.TaskConfig`."""
+        self.data.tiny()
+
+    def splits(self) -> Splits[TaggedSentences]:
+        """Returns the words and tags of each split."""
+        return Splits(self.data.has_split, self.data.load)
+
+    def setup(self, model: BertConfig, splits: Splits[TaggedSentences], artifacts: Artifacts) -> "TaggingTask":
+        """See `tfx_jax.tasks.task.TaskConfig`."""
+        tokenizer = setup_bert_tokenizer(
+            artifacts, model, lambda: (" ".join(words) for words, _ in splits["train"]), kind=self.data.tokenizer
+        )
+        labels = tuple(setup_json(artifacts, "labels.json", lambda: _labels(splits["train"])))
+        model = dataclasses.replace(model, vocab_size=real_vocab_size(model, tokenizer, artifacts), labels=labels)
+        return TaggingTask(self, model, splits, tokenizer)
+
+
+class TaggingTask:
+    """Tagging with a BERT.
 
     Attributes:
-      precision: share of the predicted entities that are entities of the reference; 0 if nothing was predicted.
-      recall: share of the reference's entities that were predicted; 0 if it has none.
-      f1: harmonic mean of both; 0 if both are.
-      support: number of entities in the reference.
+      tokenizer: turns words into tokens.
+      labels: all tags of the training split, in the order of their ids.
     """
 
-    precision: float
-    recall: float
-    f1: float
-    support: int
+    metrics: ClassVar = (
+        MetricInfo("f1", "entity F1", " %", note="exact entities of all labels"),
+        MetricInfo("precision", "precision", " %"),
+        MetricInfo("recall", "recall", " %"),
+    )
+    unit: ClassVar[str] = "word"
+
+    def __init__(
+        self,
+        config: TaggingConfig,
+        model_config: BertConfig,
+        splits: Splits[TaggedSentences],
+        tokenizer: HFTokenizer,
+    ):
+        """Takes what `TaggingConfig.setup` made."""
+        self.config, self.model_config, self.tokenizer = config, model_config, tokenizer
+        self.labels = model_config.labels
+        self._splits = splits
+
+    def make_model(self, *, shard_attention: ShardAttention | None = None, rngs: nnx.Rngs) -> BertTagger:
+        """See `tfx_jax.tasks.task.Task`."""
+        return BertTagger(self.model_config, shard_attention=shard_attention, rngs=rngs)
+
+    @property
+    def batch_spec(self) -> BatchSpec:
+        """How examples become batches: those of similar length together."""
+        data, pad_values = self.config.data, {"tokens": cast(int, self.tokenizer.pad_id), "targets": IGNORED}
+        return BatchSpec(few_boundaries(data.max_length), data.tokens_per_batch, pad_values)
+
+    def train_data(self, options: LoaderOptions) -> grain.IterDataset[Batch]:
+        """See `tfx_jax.tasks.task.Task`."""
+        examples = ExampleList(self.encode(self._splits["train"]))
+        return train_batches(lambda epoch: examples, self.batch_spec, options)
+
+    def encode(self, sentences: TaggedSentences) -> list[Example]:
+        """Returns an example for each sentence, as much of it as `max_length` holds.
+
+        Raises:
+          UserError: for a tag that the training split has not.
+        """
+        number = {label: index for index, label in enumerate(self.labels)}
+        for tag in (tag for sentence in sentences for tag in sentence.tags):
+            if tag not in number:
+                raise UserError(f"the tag {tag!r} is none of the {len(number)} of the training split")
+        pieces = iter(self.tokenizer.encode_batch([word for sentence in sentences for word in sentence.words]))
+        max_length, examples = self.config.data.max_length, []
+        for sentence in sentences:
+            tokens, targets = align_tags(
+                [next(pieces) for _ in sentence.words],
+                [number[tag] for tag in sentence.tags],
+                unk_id=cast(int, self.tokenizer.unk_id),
+                max_length=max_length - 2,
+            )
+            example = bert_example(self.tokenizer, tokens.tolist(), [], max_length)
+            examples.append(example | {"targets": np.pad(targets, 1, constant_values=IGNORED)})
+        return examples
+
+    def loss(self, model: BertTagger, batch: dict[str, Array], rngs: nnx.Rngs | None) -> LossOutput:
+        """See `tagging_loss`."""
+        return tagging_loss(model, batch, rngs, label_smoothing=self.config.label_smoothing)
+
+    def training_flops(self, shapes: Mapping[str, tuple[int, ...]]) -> int:
+        """See `tfx_jax.tasks.task.Task`."""
+        return self.model_config.training_flops(*shapes["tokens"], num_predicted=0)
+
+    def predict(self, model: TrainedModel, sentences: TaggedSentences) -> list[list[str]]:
+        """Returns the tags of the words of each sentence; words that did not fit into the example are outside."""
+        examples = self.encode(sentences)
+        found = model.predict(predict_tags, ExampleList(examples), self.batch_spec)
+        tags = []
+        for predicted, example, sentence in zip(found, examples, sentences, strict=True):
+            targets = example["targets"]
+            ids = tags_of_words(np.array(predicted)[: len(targets)], targets, len(sentence.words))
+            tags.append([self.labels[tag] for tag in ids])
+        return tags
+
+    def evaluate(self, model: TrainedModel, split: Split = "validation") -> EvalResult:
+        """Tags every sentence of a split."""
+        sentences = self._splits[split]
+        tags = self.predict(model, sentences)
+        precision, recall, f1, support = entity_scores(tags, [sentence.tags for sentence in sentences])
+        summary = f"entity F1 {f1:.2f} %, precision {precision:.2f} %, recall {recall:.2f} %, {support:,} entities"
+        return EvalResult({"f1": f1, "precision": precision, "recall": recall}, summary)
 
 
-def tag_names(labels: Iterable[str]) -> list[str]:
-    """All tags of some labels, in the order of their ids: "O" is 0.
-
-    >>> tag_names(["person", "group"])
-    ['O', 'B-group', 'I-group', 'B-person', 'I-person']
-    """
-    return [OUTSIDE, *(f"{prefix}-{label}" for label in sorted(set(labels)) for prefix in "BI")]
-
-
-def tags_of_entities(entities: Iterable[Entity], length: int) -> list[str]:
-    """The tags of a sentence of `length` words.
-
-    Raises:
-      ValueError: if an entity is empty, ends outside the sentence or overlaps another.
-
-    >>> tags_of_entities([Entity("person", 0, 2), Entity("group", 2, 3)], length=4)
-    ['B-person', 'I-person', 'B-group', 'O']
-    """
-    tags = [OUTSIDE] * length
-    for label, start, end in entities:
-        if not 0 <= start < end <= length or any(tag != OUTSIDE for tag in tags[start:end]):
-            raise ValueError(f"{label!r} from word {start} to {end} is empty, outside {length} words or over another")
-        tags[start:end] = [f"B-{label}", *[f"I-{label}"] * (end - start - 1)]
-    return tags
-
-
-def entities_of_tags(tags: Sequence[str]) -> list[Entity]:
-    """The entities of a sentence, read as conlleval and seqeval's default mode read them.
-
-    A model may predict tags that no entities have. An I without an entity of its label before it begins one.
-
-    Raises:
-      ValueError: for a tag that is not "O", "B-..." or "I-...".
-
-    >>> entities_of_tags(["I-person", "I-person", "I-group", "O"])
-    [Entity(label='person', start=0, end=2), Entity(label='group', start=2, end=3)]
-    """
-    entities: list[Entity] = []
-    label, start = "", 0  # of the entity that is open; no label, none
-    for position, tag in enumerate([*tags, OUTSIDE]):
-        prefix, _, current = tag.partition("-")
-        if tag != OUTSIDE and (prefix not in ("B", "I") or not current):
-            raise ValueError(f"{tag!r} is not a tag: O, B-label or I-label")
-        if label and (prefix != "I" or current != label):
-            entities.append(Entity(label, start, position))
-            label = ""
-        if current and not label:
-            label, start = current, position
-    return entities
-
-
-def repair_tags(tags: Sequence[str]) -> list[str]:
-    """Turns every I that begins an entity into a B; the entities stay those of `entities_of_tags`.
-
-    >>> repair_tags(["O", "I-person", "I-person", "I-group"])
-    ['O', 'B-person', 'I-person', 'B-group']
-    """
-    return tags_of_entities(entities_of_tags(tags), len(tags))
+def _labels(sentences: TaggedSentences) -> list[str]:
+    """Returns "O", and B and I of each label of an entity."""
+    return tag_names(tag[2:] for sentence in sentences for tag in sentence.tags if tag != "O")
 
 
 def align_tags(
@@ -172,53 +264,3 @@ def tags_of_words(predictions: np.ndarray, targets: np.ndarray, num_words: int, 
     """
     found = np.asarray(predictions)[np.asarray(targets) != IGNORED].tolist()
     return found + [outside_id] * (num_words - len(found))
-
-
-def entity_scores(predictions: Sequence[Sequence[str]], references: Sequence[Sequence[str]]) -> EntityScores:
-    """Scores entities of all labels together ("micro"), the figure of CoNLL-2003: an entity counts if it is exact.
-
-    The values are those of conlleval, and of seqeval's `f1_score` and its like by default, times 100.
-
-    Args:
-      predictions: the tags that a model gives the words of each sentence, be they such as no entities have.
-      references: the tags that they should have. (seqeval takes them first.)
-
-    Raises:
-      ValueError: if the sides differ in length, or a tag is none.
-
-    >>> entity_scores([["B-person", "O", "O"]], [["B-person", "O", "B-group"]]).precision
-    100.0
-    """
-    counts = _count(predictions, references)
-    return _score(*(sum(count.values()) for count in counts))
-
-
-def entity_scores_by_label(
-    predictions: Sequence[Sequence[str]], references: Sequence[Sequence[str]]
-) -> dict[str, EntityScores]:
-    """Scores the entities of each label that occurs, as `entity_scores` does; labels in alphabetical order."""
-    correct, predicted, wanted = _count(predictions, references)
-    return {label: _score(correct[label], predicted[label], wanted[label]) for label in sorted(predicted | wanted)}
-
-
-def _count(
-    predictions: Sequence[Sequence[str]], references: Sequence[Sequence[str]]
-) -> tuple[Counter[str], Counter[str], Counter[str]]:
-    """How many entities of each label are in both, in the predictions and in the references."""
-    if len(references) != len(predictions):
-        raise ValueError(f"{len(predictions)} sentences of predictions but {len(references)} of references")
-    correct, predicted, wanted = Counter(), Counter(), Counter()
-    for number, (prediction, reference) in enumerate(zip(predictions, references, strict=True)):
-        if len(prediction) != len(reference):
-            raise ValueError(f"sentence {number} has {len(prediction)} tags predicted, but {len(reference)} words")
-        found, right = set(entities_of_tags(prediction)), set(entities_of_tags(reference))
-        for counter, entities in ((correct, right & found), (predicted, found), (wanted, right)):
-            counter.update(entity.label for entity in entities)
-    return correct, predicted, wanted
-
-
-def _score(correct: int, predicted: int, wanted: int) -> EntityScores:
-    precision = 100 * correct / predicted if predicted else 0.0
-    recall = 100 * correct / wanted if wanted else 0.0
-    f1 = 200 * correct / (predicted + wanted) if correct else 0.0
-    return EntityScores(precision, recall, f1, wanted)

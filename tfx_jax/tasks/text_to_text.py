@@ -1,162 +1,314 @@
-"""Tasks as text to text (Raffel et al., 2020, section 2.4 and appendix D): examples are written, and answers read.
+"""Tasks as text to text: a model reads an example and writes the answer (Raffel et al., 2020, section 2.4)."""
 
-What is read from a target is what the example has: nothing of a task is lost on the way.
-"""
+import dataclasses
+import functools
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
-import re
-from collections.abc import Iterable, Mapping, Sequence
-from typing import NamedTuple
-
+import grain
 import jax.numpy as jnp
+import numpy as np
+from flax import nnx
 from jaxtyping import Array, Int
 
+from tfx_jax.data.batching import Batch, BatchSpec, Example, ExampleList, LoaderOptions, train_batches
 from tfx_jax.data.conll import TaggedSentence
-from tfx_jax.data.labelled import LabelledPair, LabelledText
+from tfx_jax.data.span_corruption import NUM_SENTINELS
+from tfx_jax.data.splits import Split, Splits
 from tfx_jax.data.squad import Question
-from tfx_jax.models.t5 import T5
-from tfx_jax.tasks.classification import ClassScores, class_scores
-from tfx_jax.tasks.decoding import Greedy, Search, decode
-from tfx_jax.tasks.tagging import Entity, entities_of_tags, tags_of_entities
+from tfx_jax.errors import UserError
+from tfx_jax.fields import at_least, fraction
+from tfx_jax.models.config import EncoderDecoderConfig, ModelConfig, require_kind
+from tfx_jax.nn.attention import ShardAttention
+from tfx_jax.tasks.artifacts import setup_json
+from tfx_jax.tasks.classification import (
+    CLASS_METRICS,
+    LabelledData,
+    LabelledTexts,
+    check_labels,
+    class_result,
+    labels_of,
+)
+from tfx_jax.tasks.decoding import BeamSearch, DecodingConfig, Greedy, Search, decode
+from tfx_jax.tasks.entities import entities_of_tags, entity_scores
+from tfx_jax.tasks.loss import LossOutput
+from tfx_jax.tasks.prediction import TrainedModel
+from tfx_jax.tasks.question_answering import ANSWER_METRICS, QuestionData
+from tfx_jax.tasks.sentinels import SentinelTokenizer, setup_sentinel_tokenizer
+from tfx_jax.tasks.tagging import TaggedData
+from tfx_jax.tasks.task import Artifacts, EvalResult, MetricInfo
+from tfx_jax.tasks.text_files import check_files, few_boundaries
+from tfx_jax.tasks.text_formats import (
+    NO_LABEL,
+    Rendered,
+    label_scores,
+    label_text,
+    labels_by_text,
+    read_label,
+    read_tags,
+    render_labelled,
+    render_question,
+    render_tagged,
+)
+from tfx_jax.tasks.translation import pair_flops, translation_loss
 
-NO_LABEL = ""
-"""What is predicted where an answer is no label; no data have it."""
 
-# In this order: a mark, or the text up to the next one.
-_MARKS = re.compile(r"<extra_id_(\d+)>|([^<]+|<)")
+@dataclasses.dataclass
+class TextToTextConfig:
+    """To write the label of a text, the entities of a sentence or the answer to a question, as the data say.
 
-
-class Rendered(NamedTuple):
-    """What a model reads and what it is to write."""
-
-    source: str
-    target: str
-
-
-def label_text(label: str) -> str:
-    """A label in words, which a tokenizer of text knows better than it knows names.
-
-    >>> label_text("Refund_not_showing_up")
-    'refund not showing up'
+    As in the paper, a source longer than `data.max_length` is cut.
     """
-    return " ".join(label.replace("_", " ").lower().split())
+
+    data: LabelledData | TaggedData | QuestionData = dataclasses.field(default_factory=LabelledData)
+    label_smoothing: float = fraction(0.0)
+    z_loss: float = at_least(0, 0.0)  # weight of log^2 Z in the loss of a token
+    decoding: DecodingConfig = dataclasses.field(default_factory=DecodingConfig)
+
+    def validate(self, model: ModelConfig) -> None:
+        """See `tfx_jax.tasks.task.TaskConfig`."""
+        require_kind(model, "encoder_decoder", "text to text")
+        check_files(self.data, model, what="row")
+
+    def tiny(self) -> None:
+        """See `tfx_jax.tasks.task.TaskConfig`."""
+        self.data.tiny()
+        self.decoding.tiny()
+
+    def splits(self) -> Splits[Any]:
+        """Returns the examples of each split."""
+        return Splits(self.data.has_split, self.data.load)
+
+    def setup(self, model: EncoderDecoderConfig, splits: Splits[Any], artifacts: Artifacts) -> "TextToTextTask":
+        """See `tfx_jax.tasks.task.TaskConfig`."""
+        text_format = _FORMATS[type(self.data)]
+        sentinel, model = setup_sentinel_tokenizer(
+            artifacts,
+            model,
+            lambda: itertools.chain(*map(text_format.render, splits["train"])),
+            kind=self.data.tokenizer,
+        )
+
+        def targets() -> dict[str, Any]:
+            examples = splits["train"]
+            encoded = sentinel.tokenizer.encode_batch([text_format.render(example).target for example in examples])
+            length, limit = max(map(len, encoded)) + 1, getattr(self.data, "max_answer_length", None)
+            return {
+                "labels": text_format.labels_of(examples),
+                "length": length if limit is None else min(length, limit + 1),
+            }
+
+        found = setup_json(artifacts, "targets.json", targets)
+        return TextToTextTask(
+            self, model, splits, sentinel, text_format, labels=found["labels"], target_length=found["length"]
+        )
 
 
-def labels_by_text(labels: Iterable[str]) -> dict[str, str]:
-    """The labels by their texts.
+class TextFormat(NamedTuple):
+    """How the examples of some data are written, and what is written is scored.
 
-    Raises:
-      ValueError: if two read alike.
-
-    >>> labels_by_text(["ENTAILMENT", "card_arrival"])
-    {'entailment': 'ENTAILMENT', 'card arrival': 'card_arrival'}
+    Attributes:
+      metrics: what `score` gives.
+      render: the source and the target of an example.
+      labels_of: the labels of examples; none for data without.
+      score: of the answers to examples, the labels by their texts as a model writes them, the labels and the data.
     """
-    found: dict[str, str] = {}
-    for label in labels:
-        other = found.setdefault(label_text(label), label)
-        if other != label:
-            raise ValueError(f"the labels {other!r} and {label!r} read alike in words")
-    return found
+
+    metrics: tuple[MetricInfo, ...]
+    render: Callable[[Any], Rendered]
+    labels_of: Callable[[Any], list[str]]
+    score: Callable[[Sequence[str], Any, Mapping[str, str], Sequence[str], Any], EvalResult]
 
 
-def render_labelled(example: LabelledText | LabelledPair) -> Rendered:
-    """A text or a pair with a label, written as the paper writes CoLA and MRPC.
+class TextToTextTask:
+    """A task that is learned as text to text.
 
-    >>> render_labelled(LabelledPair("A man sings.", "Nobody sings.", "CONTRADICTION"))
-    Rendered(source='classify sentence1: A man sings. sentence2: Nobody sings.', target='contradiction')
+    Attributes:
+      metrics: those of the data.
+      tokenizer: turns text into tokens.
+      specials: its special tokens.
+      labels: those of the training split.
+      target_length: tokens of the longest target of the training split, its end included; answers are no longer.
     """
-    if isinstance(example, LabelledPair):
-        source = f"classify sentence1: {example.first} sentence2: {example.second}"
-    else:
-        source = f"classify sentence: {example.text}"
-    return Rendered(source, label_text(example.label))
+
+    unit = "target token"
+
+    def __init__(
+        self,
+        config: TextToTextConfig,
+        model_config: EncoderDecoderConfig,
+        splits: Splits[Any],
+        tokenizer: SentinelTokenizer,
+        text_format: TextFormat,
+        *,
+        labels: list[str],
+        target_length: int,
+    ):
+        """Takes what `TextToTextConfig.setup` made.
+
+        Raises:
+          UserError: if an answer cannot tell two labels apart.
+        """
+        self.config, self.model_config = config, model_config
+        self.tokenizer, self.specials = tokenizer
+        self.metrics = text_format.metrics
+        self.labels, self.target_length = labels, target_length
+        self._splits, self._format = splits, text_format
+        self._check_labels()
+
+    def make_model(self, *, shard_attention: ShardAttention | None = None, rngs: nnx.Rngs) -> Any:
+        """See `tfx_jax.tasks.task.Task`."""
+        return self.model_config.make(shard_attention=shard_attention, rngs=rngs)
+
+    @property
+    def batch_spec(self) -> BatchSpec:
+        """How examples become batches: sources of similar length together, all targets equally wide."""
+        data, pad_values = self.config.data, {"source": self.specials.pad_id, "target": self.specials.pad_id}
+        widths = {"target": self.target_length}
+        return BatchSpec(few_boundaries(data.max_length), data.tokens_per_batch, pad_values, widths)
+
+    def train_data(self, options: LoaderOptions) -> grain.IterDataset[Batch]:
+        """See `tfx_jax.tasks.task.Task`."""
+        examples = ExampleList(self.encode(self._splits["train"]), by="source")
+        return train_batches(lambda epoch: examples, self.batch_spec, options)
+
+    def encode(self, examples: Sequence[Any]) -> list[Example]:
+        """Returns examples as {"source" [S], "target" [T]}, int32, each with its end."""
+        rendered = [self._format.render(example) for example in examples]
+        sides = {"source": self.config.data.max_length, "target": self.target_length}
+        encoded = {
+            name: self.tokenizer.encode_batch([getattr(example, name) for example in rendered]) for name in sides
+        }
+        return [
+            {
+                name: np.array([*ids[: sides[name] - 1], self.specials.eos_id], np.int32)
+                for name, ids in zip(sides, both, strict=True)
+            }
+            for both in zip(*encoded.values(), strict=True)
+        ]
+
+    def loss(self, model: Any, batch: dict[str, Array], rngs: nnx.Rngs | None) -> LossOutput:
+        """See `translation_loss`."""
+        config = self.config
+        return translation_loss(model, batch, rngs, label_smoothing=config.label_smoothing, z_loss_weight=config.z_loss)
+
+    def training_flops(self, shapes: Mapping[str, tuple[int, ...]]) -> int:
+        """See `tfx_jax.tasks.task.Task`."""
+        return pair_flops(self.model_config, shapes)
+
+    def predict(self, model: TrainedModel, examples: Sequence[Any]) -> list[str]:
+        """Returns what the model writes for examples, whose targets it does not see; sentinels are spelled out."""
+        beam_size, alpha = self.config.decoding.beam_size, self.config.decoding.alpha
+        search = Greedy() if beam_size == 1 else BeamSearch(beam_size, alpha)
+        write = functools.partial(write_targets, max_length=self.target_length, search=search)
+        encoded = ExampleList(self.encode(examples), by="source")
+        return [self.spell(tokens) for tokens in model.predict(write, encoded, self.batch_spec)]
+
+    def evaluate(self, model: TrainedModel, split: Split = "validation") -> EvalResult:
+        """Answers every source of a split by a search and scores that."""
+        examples = self._splits[split]
+        return self.score(self.predict(model, examples), examples)
+
+    def score(self, answers: Sequence[str], examples: Sequence[Any]) -> EvalResult:
+        """Scores what a model wrote for each example."""
+        return self._format.score(answers, examples, self.labels_as_written, self.labels, self.config.data)
+
+    def spell(self, ids: Sequence[int]) -> str:
+        """Returns the text of tokens up to the end, sentinels spelled out."""
+        number = {sentinel: place for place, sentinel in enumerate(self.specials.sentinels)}
+        text = list(itertools.takewhile(lambda token: token != self.specials.eos_id, ids))
+        parts = []
+        for is_sentinel, group in itertools.groupby(text, key=number.__contains__):
+            if is_sentinel:
+                parts += [f"<extra_id_{number[token]}>" for token in group]
+            else:
+                parts.append(self.tokenizer.decode(group).strip())
+        return " ".join(parts)
+
+    def as_written(self, text: str) -> str:
+        """Returns a text as a model writes it at best: with what the tokenizer leaves of it."""
+        return self.spell(self.tokenizer.encode(text))
+
+    @functools.cached_property
+    def labels_as_written(self) -> dict[str, str]:
+        """The labels by their texts as a model writes them."""
+        return {label_text(self.as_written(text)): label for text, label in labels_by_text(self.labels).items()}
+
+    def _check_labels(self) -> None:
+        try:
+            lost = set(self.labels) - set(self.labels_as_written.values()) | {self.labels_as_written.get(NO_LABEL)}
+        except ValueError as error:
+            raise UserError(f"{error}: rename one") from None
+        for label in self.labels:
+            if label in lost:
+                raise UserError(f"the tokenizer cannot spell the label {label!r} apart from others: rename it")
 
 
-def read_label(text: str, labels: Mapping[str, str]) -> str:
-    """The label that a text is, or NO_LABEL; `labels` are those of `labels_by_text`.
-
-    >>> read_label(" card  arrival", labels_by_text(["card_arrival"]))
-    'card_arrival'
-    """
-    return labels.get(label_text(text), NO_LABEL)
-
-
-def label_scores(predictions: Sequence[str], references: Sequence[str], labels: Sequence[str]) -> ClassScores:
-    """`class_scores` of predictions that may be NO_LABEL, which are wrong, and count for no class.
-
-    >>> label_scores(["a", "", "b", "b"], ["a", "b", "b", "b"], ["a", "b"])
-    ClassScores(accuracy=75.0, macro_f1=90.0)
-    """
-    # NO_LABEL as a class has an F1 of 0, and so is in the mean as one class too many.
-    accuracy, macro_f1 = class_scores(predictions, references, [*labels, NO_LABEL])
-    return ClassScores(accuracy, macro_f1 * ((len(labels) + 1) / len(labels)))
+def _score_labels(
+    answers: Sequence[str],
+    examples: LabelledTexts,
+    by_text: Mapping[str, str],
+    labels: Sequence[str],
+    data: LabelledData,
+) -> EvalResult:
+    """Scores labels; an answer that is none is wrong."""
+    del data
+    check_labels(examples, labels)
+    found = [read_label(answer, by_text) for answer in answers]
+    result = class_result(label_scores(found, [example.label for example in examples], labels), len(found))
+    strange = found.count(NO_LABEL)
+    return result._replace(summary=f"{result.summary}, {strange:,} of them without a label") if strange else result
 
 
-def render_tagged(sentence: TaggedSentence, *, num_marks: int) -> Rendered:
-    """A sentence whose words have T5's sentinels for marks, and its entities: the marks of their words, and a label.
-
-    Marks are the "sentinel" formats of "Transforming Sequence Tagging Into A Seq2Seq Task" (Raman et al., 2022,
-    https://arxiv.org/abs/2203.08378), where words that are written again may come out as others. There, each word has
-    its tag in the target; here, entities alone, as most words are outside. Words beyond `num_marks` have no mark, and
-    their entities are left out.
-
-    >>> sentence = TaggedSentence(["Joe", "Doe", "saw", "Rome"], ["B-person", "I-person", "O", "B-place"])
-    >>> source, target = render_tagged(sentence, num_marks=100)
-    >>> source
-    'tag: <extra_id_0> Joe <extra_id_1> Doe <extra_id_2> saw <extra_id_3> Rome'
-    >>> target
-    '<extra_id_0> <extra_id_1> person <extra_id_3> place'
-    """
-    marked = [f"{_mark(number)} {word}" for number, word in enumerate(sentence.words[:num_marks])]
-    entities = [
-        f"{' '.join(map(_mark, range(start, end)))} {label_text(label)}"
-        for label, start, end in entities_of_tags(sentence.tags)
-        if end <= num_marks
-    ]
-    return Rendered(" ".join(["tag:", *marked, *sentence.words[num_marks:]]), " ".join(entities))
+def _score_tags(
+    answers: Sequence[str],
+    examples: Sequence[TaggedSentence],
+    by_text: Mapping[str, str],
+    labels: Sequence[str],
+    data: TaggedData,
+) -> EvalResult:
+    """Scores entities; what is none in the answer is passed over."""
+    del labels, data
+    found = [read_tags(answer, len(example.words), by_text) for answer, example in zip(answers, examples, strict=True)]
+    precision, recall, f1, support = entity_scores(found, [example.tags for example in examples])
+    summary = f"entity F1 {f1:.2f} % (precision {precision:.2f} %, recall {recall:.2f} %), {support:,} entities"
+    return EvalResult({"f1": f1, "precision": precision, "recall": recall}, summary)
 
 
-def read_tags(text: str, num_words: int, labels: Mapping[str, str]) -> list[str]:
-    """The tags of a sentence, from entities as `render_tagged` writes them.
-
-    What is none is passed over: marks that do not follow one another or that no word has, an unknown label, and words
-    of an entity that was read before.
-
-    Args:
-      text: with marks spelled out.
-      num_words: of the sentence.
-      labels: those of `labels_by_text`.
-
-    >>> read_tags("<extra_id_1> <extra_id_2> place <extra_id_0> bird", 4, labels_by_text(["place"]))
-    ['O', 'B-place', 'I-place', 'O']
-    """
-    entities: list[Entity] = []
-    taken: set[int] = set()
-    marks: list[int] = []
-    words = ""
-    # A last mark, which ends the last entity.
-    for number, piece in [*_MARKS.findall(text), ("0", "")]:
-        if piece:
-            words += piece
-            continue
-        if words.strip() and marks:
-            span = range(marks[0], marks[0] + len(marks))
-            label = read_label(words, labels)
-            if marks == list(span) and span.stop <= num_words and not taken & set(span) and label != NO_LABEL:
-                entities.append(Entity(label, span.start, span.stop))
-                taken |= set(span)
-        if words.strip():
-            marks, words = [], ""
-        marks.append(int(number))
-    return tags_of_entities(entities, num_words)
+def _score_answers(
+    answers: Sequence[str],
+    examples: Sequence[Question],
+    by_text: Mapping[str, str],
+    labels: Sequence[str],
+    data: QuestionData,
+) -> EvalResult:
+    del by_text, labels
+    return data.score({example.name: answer for example, answer in zip(examples, answers, strict=True)}, examples)
 
 
-def render_question(question: Question) -> Rendered:
-    """A question, its context, and the first of its answers, written as the paper writes SQuAD."""
-    return Rendered(f"question: {question.question} context: {question.context}", question.answers[0].text)
+def _entity_labels(examples: Sequence[TaggedSentence]) -> list[str]:
+    return sorted({entity.label for example in examples for entity in entities_of_tags(example.tags)})
+
+
+_FORMATS: dict[type, TextFormat] = {
+    LabelledData: TextFormat(CLASS_METRICS, render_labelled, labels_of, _score_labels),
+    TaggedData: TextFormat(
+        (
+            MetricInfo("f1", "entity F1", " %"),
+            MetricInfo("precision", "precision", " %"),
+            MetricInfo("recall", "recall", " %"),
+        ),
+        functools.partial(render_tagged, num_marks=NUM_SENTINELS),
+        _entity_labels,
+        _score_tags,
+    ),
+    QuestionData: TextFormat(ANSWER_METRICS, render_question, lambda examples: [], _score_answers),
+}
 
 
 def write_targets(
-    model: T5, batch: Mapping[str, Array], *, max_length: int, search: Search = Greedy()
+    model: Any, batch: Mapping[str, Array], *, max_length: int, search: Search = Greedy()
 ) -> Int[Array, "B L"]:
     """What a model answers to sources; for `Predictor`.
 
@@ -180,7 +332,3 @@ def write_targets(
         max_length=max_length,
     )
     return jnp.where(tokens < 0, c.pad_id, tokens)
-
-
-def _mark(number: int) -> str:
-    return f"<extra_id_{number}>"

@@ -1,22 +1,252 @@
-"""Translation: what a batch of sentence pairs means, its loss, and how a model's translations are found."""
+"""Translation: sentence pairs, a joint tokenizer, beam search and BLEU (Vaswani et al., 2017)."""
 
-from collections.abc import Callable, Sequence
-from typing import Any
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar, cast
 
+import grain
+import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 from jaxtyping import Array
 
-from tfx_jax.data.tokenizer import EOS_ID, Tokenizer
-from tfx_jax.models.t5 import T5
-from tfx_jax.models.transformer import Transformer
+from tfx_jax.data.batching import Batch, LoaderOptions
+from tfx_jax.data.bucketing import batches
+from tfx_jax.data.splits import Split, Splits
+from tfx_jax.data.text import PairSource, lines_of
+from tfx_jax.data.tokenizer import (
+    BOS_ID,
+    EOS_ID,
+    PAD_ID,
+    Tokenizer,
+    join_subwords,
+    load_tokenizer,
+    tokenizer_file,
+    train_or_load,
+)
+from tfx_jax.errors import UserError
+from tfx_jax.fields import at_least, fraction
+from tfx_jax.models.config import EncoderDecoderConfig, ModelConfig, require_kind
+from tfx_jax.nn.attention import ShardAttention
+from tfx_jax.tasks.bleu import BleuScores, bleu_scores
 from tfx_jax.tasks.cross_entropy import summed_cross_entropy
-from tfx_jax.tasks.decoding import BeamSearch, DecodeDriver, Search
+from tfx_jax.tasks.decoding import BeamSearch, DecodeDriver, DecodingConfig, Search
 from tfx_jax.tasks.loss import LossOutput
+from tfx_jax.tasks.pair_data import PairData
+from tfx_jax.tasks.prediction import TrainedModel
+from tfx_jax.tasks.task import Artifacts, EvalResult, MetricInfo
+from tfx_jax.tasks.text_files import check_batch
+
+# SentencePiece learns nothing new from more lines than this, and an endless source has to stop somewhere.
+_TOKENIZER_PAIRS = 1_000_000
+_GRAMMAR_TOKENIZER_PAIRS = 20_000
+
+
+@dataclasses.dataclass
+class TranslationConfig:
+    """To translate sentences of one language into another, with one tokenizer for both."""
+
+    can_shard_positions: ClassVar[bool] = True  # `config.mesh.sequence` may divide them
+
+    data: PairData = dataclasses.field(default_factory=PairData)
+    label_smoothing: float = fraction(0.1)
+    z_loss: float = at_least(0, 0.0)  # weight of log^2 Z in the loss of a token; PaLM has 1e-4
+    decoding: DecodingConfig = dataclasses.field(default_factory=DecodingConfig)
+
+    def validate(self, model: ModelConfig) -> None:
+        """See `tfx_jax.tasks.task.TaskConfig`."""
+        require_kind(model, "encoder_decoder", "translation")
+        for name, token in (("pad_id", PAD_ID), ("start_id", BOS_ID), ("eos_id", EOS_ID)):
+            if (given := getattr(model, name)) != token:
+                raise UserError(f"config.model.{name} must be {token}, which it is for the tokenizers, got {given}")
+        self.data.validate()
+        check_batch(self.data, what="sentence")
+        num_positions, longest = (
+            getattr(model, "learned_positions", 0),
+            self.data.max_length + self.decoding.extra_length,
+        )
+        if num_positions and num_positions < longest:
+            raise UserError(
+                f"config.model.learned_positions={num_positions} is less than data.max_length + decoding.extra_length "
+                f"= {longest}: a translation may be that long"
+            )
+
+    def tiny(self) -> None:
+        """See `tfx_jax.tasks.task.TaskConfig`."""
+        self.data.tiny()
+        self.decoding.tiny()
+
+    def splits(self) -> Splits[PairSource]:
+        """Returns the sentence pairs of each split."""
+        return Splits(self.data.has_split, self.data.load, field="source")
+
+    def setup(self, model: EncoderDecoderConfig, splits: Splits[PairSource], artifacts: Artifacts) -> "TranslationTask":
+        """See `tfx_jax.tasks.task.TaskConfig`."""
+        limit = _GRAMMAR_TOKENIZER_PAIRS if self.data.dataset == "grammar" else _TOKENIZER_PAIRS
+        kind = self.data.tokenizer
+        with artifacts.checked(tokenizer_file(kind)) as is_new:
+            if is_new:
+                tokenizer: Tokenizer = train_or_load(
+                    artifacts.folder,
+                    lambda: lines_of(splits["train"], limit),
+                    kind=kind,
+                    vocab_size=model.vocab_size or None,
+                )
+            else:
+                tokenizer = load_tokenizer(artifacts.folder, kind)
+        model = dataclasses.replace(cast(Any, model), vocab_size=tokenizer.vocab_size)
+        return TranslationTask(self, model, splits, tokenizer)
+
+
+class TranslationTask:
+    """Translation of sentences.
+
+    Attributes:
+      tokenizer: the joint tokenizer of both languages.
+    """
+
+    metrics: ClassVar = (
+        MetricInfo("bleu", "BLEU", note="tokenised"),
+        MetricInfo("exact_match", "exact match", " %", digits=1),
+    )
+    unit: ClassVar[str] = "target token"
+
+    def __init__(
+        self,
+        config: TranslationConfig,
+        model_config: EncoderDecoderConfig,
+        splits: Splits[PairSource],
+        tokenizer: Tokenizer,
+    ):
+        """Takes what `TranslationConfig.setup` made."""
+        self.config, self.model_config, self.tokenizer = config, model_config, tokenizer
+        self._splits = splits
+        self._translator: Translator | None = None
+
+    def make_model(self, *, shard_attention: ShardAttention | None = None, rngs: nnx.Rngs) -> Any:
+        """See `tfx_jax.tasks.task.Task`."""
+        return self.model_config.make(shard_attention=shard_attention, rngs=rngs)
+
+    def train_data(self, options: LoaderOptions) -> grain.IterDataset[Batch]:
+        """See `tfx_jax.tasks.task.Task`."""
+        data = self.config.data
+        return batches(
+            self._splits["train"],
+            self.tokenizer,
+            tokens_per_batch=data.tokens_per_batch,
+            max_length=data.max_length,
+            sort_buffer=data.sort_buffer,
+            **options._asdict(),
+        )
+
+    def loss(self, model: Any, batch: dict[str, Array], rngs: nnx.Rngs | None) -> LossOutput:
+        """See `translation_loss`."""
+        config = self.config
+        return translation_loss(model, batch, rngs, label_smoothing=config.label_smoothing, z_loss_weight=config.z_loss)
+
+    def training_flops(self, shapes: Mapping[str, tuple[int, ...]]) -> int:
+        """See `tfx_jax.tasks.task.Task`."""
+        return pair_flops(self.model_config, shapes)
+
+    def translator(
+        self,
+        graphdef: nnx.GraphDef,
+        *,
+        beam_size: int | None = None,
+        length_penalty: float | None = None,
+        int8: bool = False,
+        on_batch: Callable[[int], object] | None = None,
+    ) -> "Translator":
+        """Makes what translates with the search of the configuration, or with another beam.
+
+        Args:
+          graphdef: of the model.
+          beam_size: None means that of the configuration.
+          length_penalty: likewise.
+          int8: as for `Translator`.
+          on_batch: as for `Translator`.
+        """
+        decoding = self.config.decoding
+        return Translator(
+            graphdef,
+            self.tokenizer,
+            search=BeamSearch(
+                decoding.beam_size if beam_size is None else beam_size,
+                decoding.alpha if length_penalty is None else length_penalty,
+            ),
+            extra_length=decoding.extra_length,
+            max_source_length=self.config.data.max_length,
+            int8=int8,
+            on_batch=on_batch,
+        )
+
+    def evaluate(self, model: TrainedModel, split: Split = "validation") -> EvalResult:
+        """Translates the source sides of a split and scores them."""
+        if self._translator is None:  # it keeps what it compiles
+            self._translator = self.translator(model.graphdef)
+        scores, _, _ = self.score(self._translator, model, self._splits[split])
+        return EvalResult(
+            {"bleu": scores.tokenised, "exact_match": scores.exact_match},
+            f"BLEU {scores.tokenised:.2f} (tokenised), {scores.sacrebleu:.2f} (sacreBLEU), "
+            f"exact match {scores.exact_match:.1f} %",
+        )
+
+    def score(
+        self, translator: "Translator", model: TrainedModel, pairs: PairSource
+    ) -> tuple[BleuScores, list[str], list[str]]:
+        """Translates the source sides and scores them; returns the scores, the translations and the references.
+
+        Several processes share the sentences; each gets all the translations.
+        """
+        everything = [pairs[index] for index in range(len(pairs))]
+        references = [self._plain(pair["target"]) for pair in everything]
+        sources = [pair["source"] for pair in everything]
+        hypotheses = model.share(lambda lines: translator(model.params, lines), sources)
+        language, is_tokenised = self.config.data.scored_as
+        scores = bleu_scores(hypotheses, references, language=language, is_tokenised=is_tokenised)
+        return scores, hypotheses, references
+
+    def attention(
+        self, model: TrainedModel, source: str, target: str | None = None
+    ) -> tuple[dict[str, np.ndarray], list[str], list[str]]:
+        """Computes every attention map of one sentence pair.
+
+        Args:
+          model: the trained one.
+          source: the sentence to read.
+          target: its translation; None means the model's own.
+
+        Returns:
+          Maps by name, each [N, T, S] float32, the source's pieces and the target's, the end of sentence included.
+        """
+        source_ids = [*self.tokenizer.encode(source), EOS_ID]
+        if target is None:
+            (target_ids,) = self.translator(model.graphdef).translate_ids(model.params, [source])
+        else:
+            target_ids = [*self.tokenizer.encode(target), EOS_ID]
+
+        @jax.jit
+        def maps(params: Any, source: Array, target: Array) -> dict[str, Array]:
+            return nnx.merge(model.graphdef, params)(source, target, return_attention=True)[1]
+
+        found = maps(model.params, np.array([source_ids], np.int32), np.array([target_ids], np.int32))
+        pieces = self.tokenizer.pieces
+        return {name: np.asarray(weights[0]) for name, weights in found.items()}, pieces(source_ids), pieces(target_ids)
+
+    def _plain(self, reference: str) -> str:
+        """References of segmented text lose their subword marks, as the tokenizer's output does."""
+        return join_subwords(reference) if self.config.data.tokenizer == "words" else reference
+
+
+def pair_flops(model: EncoderDecoderConfig, shapes: Mapping[str, tuple[int, ...]]) -> int:
+    """Counts the model FLOPs of a training step on a batch of "source" and "target"."""
+    rows, source_length = shapes["source"]
+    return model.training_flops(rows, source_length, shapes["target"][-1])
 
 
 def translation_loss(
-    model: Transformer | T5,
+    model: Any,
     batch: dict[str, Array],
     rngs: nnx.Rngs | None,
     *,
@@ -26,7 +256,8 @@ def translation_loss(
     """Sums the label-smoothed cross entropy over target tokens, for any task with a text in and a text out.
 
     Args:
-      model: `model(source, target, rngs=...)` gives the logits of every target token, `model.config.pad_id` is padding.
+      model: of the kind "encoder_decoder": `model(source, target, rngs=...)` gives the logits of every target token,
+        `model.config.pad_id` is padding.
       batch: "source" [B, S] and "target" [B, T], int32, with padding behind the texts.
       rngs: stream `dropout`; None means evaluation.
       label_smoothing: see `summed_cross_entropy`.

@@ -1,6 +1,7 @@
 """Files that the checkpoints of a workdir are of no use without, such as the tokenizer: made once, checked when read.
 
-    with artifact(workdir, "labels.json", can_make=is_training) as is_new:
+    artifacts = WorkdirArtifacts(workdir, can_make=is_training)
+    with artifacts.checked("labels.json") as is_new:
         ...  # makes the file if is_new, then reads it
 
 `artifacts.json` lists the SHA-256 of each. A file that is not listed, because the list is lost or older versions made
@@ -11,7 +12,7 @@ import contextlib
 import hashlib
 import json
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from etils import epath
@@ -25,33 +26,63 @@ _SEAL = "sha256"
 _REMEDY = "put back a copy, or the file that the same training makes in another --workdir"
 
 
-@contextlib.contextmanager
-def artifact(workdir: epath.PathLike, name: str, *, can_make: bool) -> Iterator[bool]:
-    """Checks a file of a workdir, or the files of a folder there, before the block reads them.
+class WorkdirArtifacts:
+    """The artifacts of a workdir, see `tfx_jax.tasks.task.Artifacts`.
 
-    Where several processes train, all of them call this; process 0 goes first, and the others find what it made.
-
-    Args:
-      workdir: of a training.
-      name: of the file or the folder in it.
-      can_make: whether this is a training. Nothing else makes anything in a workdir, and neither does a training that
-        has a checkpoint already: what it made now might not be what the checkpoint was trained with.
-
-    Yields:
-      Whether the block is to make what is missing; it writes each file at once or not at all.
-
-    Raises:
-      UserError: if a file is missing, or is another one than was listed.
+    Attributes:
+      folder: the workdir.
+      starts_from_model: whether the training starts from the parameters of another model.
     """
-    folder = epath.Path(workdir)
-    with primary_first(name):
-        files = _listed(folder, name)
-        is_there = bool(files) and all((folder / file).exists() for file in files)
-        is_new = can_make and not is_there and not _has_checkpoints(folder)
-        check_artifact(folder, name, may_be_missing=is_new)
-        yield is_new
-        if can_make and not is_there and is_primary():
-            _add(folder, name)
+
+    def __init__(
+        self,
+        workdir: epath.PathLike,
+        *,
+        can_make: bool,
+        find_tokenizer: Callable[[], epath.Path] | None = None,
+    ):
+        """Opens the workdir of a training, where nothing is written yet.
+
+        Args:
+          workdir: local or gs://.
+          can_make: whether this is a training. Nothing else makes anything in a workdir, and neither does a training
+            that has a checkpoint already: what it made now might not be what the checkpoint was trained with.
+          find_tokenizer: returns the folder of the tokenizer of the model that the training starts from; None if it
+            starts from none.
+        """
+        self.folder, self._can_make = epath.Path(workdir), can_make
+        self.starts_from_model, self._find_tokenizer = find_tokenizer is not None, find_tokenizer
+
+    def initial_tokenizer(self) -> epath.Path:
+        """Returns the folder of the tokenizer of the model that the training starts from."""
+        if self._find_tokenizer is None:
+            raise ValueError("the training starts from no model")
+        return self._find_tokenizer()
+
+    @contextlib.contextmanager
+    def checked(self, name: str) -> Iterator[bool]:
+        """Checks a file of the workdir, or the files of a folder there, before the block reads them.
+
+        Where several processes train, all of them call this; process 0 goes first, and the others find what it made.
+
+        Args:
+          name: of the file or the folder.
+
+        Yields:
+          Whether the block is to make what is missing; it writes each file at once or not at all.
+
+        Raises:
+          UserError: if a file is missing, or is another one than was listed.
+        """
+        folder = self.folder
+        with primary_first(name):
+            files = _listed(folder, name)
+            is_there = bool(files) and all((folder / file).exists() for file in files)
+            is_new = self._can_make and not is_there and not _has_checkpoints(folder)
+            check_artifact(folder, name, may_be_missing=is_new)
+            yield is_new
+            if self._can_make and not is_there and is_primary():
+                _add(folder, name)
 
 
 def check_artifact(workdir: epath.PathLike, name: str, *, may_be_missing: bool = False) -> None:

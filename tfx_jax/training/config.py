@@ -2,134 +2,39 @@
 
 import dataclasses
 import difflib
+import importlib
+import re
 import typing
 from typing import Any
 
 from etils import epath
 
 from tfx_jax.errors import UserError
-from tfx_jax.models.bert import BertConfig
-from tfx_jax.models.gpt import GPTConfig
-from tfx_jax.models.t5 import T5Config
+from tfx_jax.fields import at_least, fraction, one_of
+from tfx_jax.models.config import ModelConfig
 from tfx_jax.models.transformer import TransformerConfig
+from tfx_jax.tasks.task import TaskConfig
+from tfx_jax.tasks.translation import TranslationConfig
 from tfx_jax.training.artifacts import read_sealed, write_sealed
-
-
-@dataclasses.dataclass
-class DataConfig:
-    """Where sentence pairs come from and how they become batches."""
-
-    dataset: str = "grammar"  # "grammar" (built in), "files", or a TFDS name such as "wmt14_translate/de-en"
-    data_dir: str = ""  # TFDS: where the data set was prepared; files: the folder that the names below are relative to
-    train_source: str = ""  # files: one sentence a line, plain or .gz; a .tsv holds both sides and needs no target
-    train_target: str = ""
-    validation_source: str = ""
-    validation_target: str = ""
-    test_source: str = ""
-    test_target: str = ""
-    validation_pairs: int = (
-        0  # files: without a validation file, up to so many pairs, and a tenth, are set aside for it
-    )
-    source_language: str = ""  # codes such as "de", which files and TFDS need; the grammar is English to Japanese
-    target_language: str = ""  # decides how translations are tokenised and scored
-    is_tokenised: bool = False  # files and TFDS: the text is tokens with spaces between them, as the grammar's is
-    tokenizer: str = "sentencepiece"  # or "words": the text is segmented already, for example by BPE with "@@ " marks
-    max_length: int = 256  # tokens of a sentence, its end included; longer training pairs are left out
-    tokens_per_batch: int = 25_000  # positions of each side of a global batch, padding included (the paper's 25,000)
-    sort_buffer: int = 65_536  # pairs that are sorted by length together
-
-
-@dataclasses.dataclass
-class TextConfig:
-    """Where plain text comes from, for models that are pre-trained on it."""
-
-    dataset: str = "grammar"  # "grammar" (built in) or "files"
-    data_dir: str = ""  # files: the folder that the names below are relative to
-    train_file: str = ""  # UTF-8, plain or .gz
-    validation_file: str = ""
-    test_file: str = ""
-    validation_share: float = 0.0  # without a file of its own, validation is this part of the training text, its end
-    # A document is a whole "file" (for BERT, what stands between its empty lines), each of its "lines" or, in WikiText,
-    # each of its "articles".
-    documents: str = "file"
-    is_packed: bool = False  # whether documents share a row without seeing each other; or all are one stream
-    tokenizer: str = "wordpiece"  # or another of `tfx_jax.data.train_tokenizer.KINDS`
-    max_length: int = 256  # tokens of a row
-    tokens_per_batch: int = 16_384  # positions of a global batch
-
-
-@dataclasses.dataclass
-class LabelledConfig:
-    """Where labelled texts, or pairs of texts, come from."""
-
-    dataset: str = "grammar"  # "grammar" (built in: texts), "grammar_pairs" (pairs) or "files"
-    data_dir: str = ""  # files: the folder that the names below are relative to
-    train_file: str = ""  # lines of label, TAB, text; or, of pairs, columns that the first line names
-    validation_file: str = ""
-    test_file: str = ""
-    first_column: str = ""  # of pairs: the columns of both texts and of the label; empty for single texts
-    second_column: str = ""
-    label_column: str = ""
-    tokenizer: str = "wordpiece"  # or another of `tfx_jax.data.train_tokenizer.KINDS`; without effect with init_from
-    max_length: int = 128  # tokens of an input, special ones included; longer texts are cut
-    tokens_per_batch: int = 2_048  # positions of a global batch, padding included
-
-
-@dataclasses.dataclass
-class TaggedConfig:
-    """Where tagged sentences come from."""
-
-    dataset: str = "grammar"  # "grammar" (built in) or "files"
-    data_dir: str = ""  # files: the folder that the names below are relative to
-    train_file: str = ""  # CoNLL's format with BIO tags
-    validation_file: str = ""
-    test_file: str = ""
-    tokenizer: str = "wordpiece"  # or another of `tfx_jax.data.train_tokenizer.KINDS`; without effect with init_from
-    max_length: int = 128  # tokens of a sentence, special ones included; words beyond count as outside
-    tokens_per_batch: int = 2_048  # positions of a global batch, padding included
-
-
-@dataclasses.dataclass
-class QuestionsConfig:
-    """Where questions on texts come from."""
-
-    dataset: str = "grammar"  # "grammar" (built in) or "files"
-    data_dir: str = ""  # files: the folder that the names below are relative to
-    train_file: str = ""  # SQuAD's format
-    validation_file: str = ""
-    test_file: str = ""
-    scoring: str = "words"  # as SQuAD compares answers; or by "characters", as JaQuAD does
-    tokenizer: str = "wordpiece"  # or another of `tfx_jax.data.train_tokenizer.KINDS`; without effect with init_from
-    max_length: int = 384  # tokens of a window: question, a stretch of the context and special ones
-    stride: int = 128  # tokens of the context from one window to the next
-    max_question_length: int = 64  # tokens; the rest is cut off
-    max_answer_length: int = 30  # tokens
-    tokens_per_batch: int = 12_288  # positions of a global batch, padding included
 
 
 @dataclasses.dataclass
 class OptimizerConfig:
     """By default Adam as in section 5.3 of the paper."""
 
-    name: str = "adam"  # or "adamw" or "adafactor"
-    schedule: str = "inverse_sqrt"  # after the warm-up; or "cosine" or "linear", down to the end of the training
-    final_fraction: float = 0.0  # of the peak, where "cosine" and "linear" end
-    warmup_steps: int = 4_000
+    name: str = one_of(("adam", "adamw", "adafactor"), "adam")
+    # After the warm-up; "cosine" and "linear" go down to the end of the training.
+    schedule: str = one_of(("inverse_sqrt", "cosine", "linear"), "inverse_sqrt")
+    final_fraction: float = fraction(0.0)  # of the peak, where "cosine" and "linear" end
+    warmup_steps: int = at_least(1, 4_000)
     peak_learning_rate: float | None = None  # None: (d_model * warmup_steps)^-0.5; of Adafactor, warmup_steps^-0.5
-    b1: float = 0.9  # this and the next two: of Adam and AdamW
-    b2: float = 0.98
+    b1: float = fraction(0.9)  # this and the next two: of Adam and AdamW
+    b2: float = fraction(0.98)
     epsilon: float = 1e-9
-    weight_decay: float = 0.0  # of AdamW and Adafactor, times the learning rate; not of biases and gains
-    clip_norm: float = 0.0  # a gradient whose norm over all parameters is larger is scaled down to it; 0: never
-
-
-@dataclasses.dataclass
-class DecodingConfig:
-    """Beam search as in section 6.1 of the paper."""
-
-    beam_size: int = 4
-    alpha: float = 0.6  # of the length penalty
-    extra_length: int = 50  # an output may be this many tokens longer than its input
+    weight_decay: float = at_least(0, 0.0)  # of AdamW and Adafactor, times the learning rate; not of biases and gains
+    clip_norm: float = at_least(
+        0, 0.0
+    )  # a gradient whose norm over all parameters is larger is scaled down to it; 0: never
 
 
 @dataclasses.dataclass
@@ -145,40 +50,29 @@ class MeshConfig:
 
 @dataclasses.dataclass
 class ExperimentConfig:
-    """Everything a run depends on.
+    """Everything a run depends on: a model, a task that it can be trained on, and how."""
 
-    What is learned follows from the classes of `model` and `data`, by default to translate; `EXPERIMENTS` in
-    `tfx_jax.training.experiments` lists them all.
-    """
-
-    model: Any = dataclasses.field(default_factory=TransformerConfig)  # or another class of `_CLASSES`, as of data
-    data: Any = dataclasses.field(default_factory=DataConfig)
+    model: ModelConfig = dataclasses.field(default_factory=TransformerConfig)
+    task: TaskConfig = dataclasses.field(default_factory=TranslationConfig)
     init_from: str = ""  # a training's workdir or Hugging Face folder, whose tokenizer, sizes and parameters are taken
     optimizer: OptimizerConfig = dataclasses.field(default_factory=OptimizerConfig)
-    decoding: DecodingConfig = dataclasses.field(default_factory=DecodingConfig)
     mesh: MeshConfig = dataclasses.field(default_factory=MeshConfig)
-    label_smoothing: float = 0.1
-    z_loss: float = 0.0  # weight of log^2 Z in the loss of a token; PaLM has 1e-4
-    accumulate: int = 1  # parts of a batch that are worked through one after the other, to save memory
-    bad_steps: str = "stop"  # at a step that is not finite, or a spike; "skip": it is left out and the run goes on
+    accumulate: int = at_least(1, 1)  # parts of a batch that are worked through one after the other, to save memory
+    # At a step that is not finite, or a spike: the run stops, or the step is left out and the run goes on.
+    bad_steps: str = one_of(("stop", "skip"), "stop")
     spike_factor: float = 0.0  # a spike is a loss this many times its running mean; 0: nothing is
-    num_steps: int = 100_000
+    num_steps: int = at_least(1, 100_000)
     seed: int = 0
-    log_every: int = 50  # steps between lines and TensorBoard points
-    checkpoint_every: int = 1_000
-    eval_every: int = 0  # steps between evaluations on the validation split; 0: only after the last step
-    patience: int = 0  # evaluations without a better score before training stops; 0: never
-    keep_last: int = 5  # newest checkpoints kept, and averaged by `tfx-jax average` unless told otherwise
-    keep_best: int = 1  # checkpoints of the best validation scores kept besides
-    keep_every: int = 0  # checkpoints of steps that are a multiple of it stay for ever; 0: none
-    hang_seconds: float = 1_800.0  # a step that takes longer (more than compiling does) ends the process; 0: never
+    log_every: int = at_least(1, 50)  # steps between lines and TensorBoard points
+    checkpoint_every: int = at_least(1, 1_000)
+    eval_every: int = at_least(0, 0)  # steps between evaluations on the validation split; 0: only after the last step
+    patience: int = at_least(0, 0)  # evaluations without a better score before training stops; 0: never
+    keep_last: int = at_least(1, 5)  # newest checkpoints kept, and averaged by `tfx-jax average` unless told otherwise
+    keep_best: int = at_least(0, 1)  # checkpoints of the best validation scores kept besides
+    keep_every: int = at_least(0, 0)  # checkpoints of steps that are a multiple of it stay for ever; 0: none
+    # A step that takes longer (more than compiling does) ends the process; 0: never.
+    hang_seconds: float = at_least(0, 1_800.0)
 
-
-# The first of each is what a configuration has that does not name its class.
-_CLASSES = {
-    "model": (TransformerConfig, GPTConfig, BertConfig, T5Config),
-    "data": (DataConfig, TextConfig, LabelledConfig, TaggedConfig, QuestionsConfig),
-}
 
 # What may differ between two runs in one workdir: how long, how visibly, how carefully and on which devices, but not
 # what is trained.
@@ -192,7 +86,7 @@ _CHANGEABLE = {
     "keep_best",
     "keep_every",
     "hang_seconds",
-    "decoding",
+    "task.decoding",
     "mesh",
     "model.remat",
     "accumulate",
@@ -202,25 +96,10 @@ _CHANGEABLE = {
 
 
 def tiny_variant(config: ExperimentConfig) -> ExperimentConfig:
-    """Turns any experiment into its `test` variant: seconds on one CPU, on the built-in grammar, saving often."""
-    model, data = config.model, config.data
-    is_of_pairs = isinstance(data, LabelledConfig) and bool(data.second_column)
-    data.dataset = "grammar_pairs" if is_of_pairs else "grammar"
-    data.max_length, data.tokens_per_batch = 64, 512
-    if isinstance(data, DataConfig):
-        data.source_language = data.target_language = ""
-        data.tokenizer, data.is_tokenised, data.sort_buffer = "sentencepiece", False, 256
-    elif isinstance(data, TextConfig):
-        data.documents = "lines" if data.documents == "lines" else "file"
-    elif isinstance(data, QuestionsConfig):
-        data.stride, data.max_question_length, data.scoring = 16, 16, "words"
-    model.vocab_size, model.num_layers, model.d_model, model.num_heads, model.d_ff = 1_000, 1, 32, 2, 64
-    if isinstance(model, GPTConfig | BertConfig):
-        model.max_length = data.max_length
-    if isinstance(model, T5Config):
-        model.d_k = 16
+    """Turns any experiment into its `test` variant: seconds on one CPU, on built-in data, saving often."""
+    config.task.tiny()
+    config.model.tiny(max_length=config.task.data.max_length)
     config.init_from = ""
-    config.decoding.extra_length = 4
     config.num_steps, config.checkpoint_every, config.eval_every, config.log_every = 6, 2, 0, 2
     return config
 
@@ -259,7 +138,7 @@ def save_config(config: ExperimentConfig, workdir: epath.Path) -> None:
         changed = [
             f"{name}={saved.get(name)!r}, not {wanted[name]!r}"
             for name in wanted
-            if saved.get(name) != wanted[name] and not may_change & {name, name.split(".")[0]}
+            if saved.get(name) != wanted[name] and not any(f"{name}.".startswith(f"{may}.") for may in may_change)
         ]
         if changed:
             raise UserError(f"{workdir} was made with {'; '.join(changed)}: take another --workdir")
@@ -301,28 +180,47 @@ def load_config(workdir: epath.Path) -> ExperimentConfig:
 
 
 def _described(config: ExperimentConfig) -> dict[str, Any]:
-    """The leaves of a configuration, and the classes of its model and data."""
-    return {name: type(getattr(config, name)).__name__ for name in _CLASSES} | flat(config)
+    """The leaves of a configuration, and the classes of its model and task."""
+    return {"model": type(config.model).__name__, "task": type(config.task).__name__} | flat(config)
 
 
-def _to_dict(config: ExperimentConfig) -> dict[str, Any]:
-    """What JSON can hold; "class" names the classes of model and data."""
-    values = dataclasses.asdict(config)
-    for name in _CLASSES:
-        values[name] = {"class": type(getattr(config, name)).__name__} | values[name]
+def _to_dict(config: Any) -> dict[str, Any]:
+    """What JSON can hold; "class" names the class of a part, where the field does not say it."""
+    hints, values = typing.get_type_hints(type(config)), {}
+    for field in dataclasses.fields(config):
+        value: Any = getattr(config, field.name)
+        if dataclasses.is_dataclass(value):
+            kind = type(value)
+            told = {} if hints[field.name] is kind else {"class": f"{kind.__module__}.{kind.__qualname__}"}
+            value = told | _to_dict(value)
+        values[field.name] = value
     return values
 
 
-def _from_dict(cls: type, values: dict[str, Any]) -> Any:
-    kinds = typing.get_type_hints(cls)
-    found = {}
+def _from_dict(cls: Any, values: dict[str, Any]) -> Any:
+    hints, found = typing.get_type_hints(cls), {}
     for name, value in values.items():
-        if cls is ExperimentConfig and name in _CLASSES:
-            classes = {kind.__name__: kind for kind in _CLASSES[name]}
-            kind = classes[value.get("class", next(iter(classes)))]
-            found[name] = _from_dict(kind, {key: item for key, item in value.items() if key != "class"})
-        elif dataclasses.is_dataclass(kinds.get(name)):
-            found[name] = _from_dict(kinds[name], value)
+        kind = hints.get(name)
+        if isinstance(value, dict) and "class" in value:
+            found[name] = _from_dict(
+                _class(value["class"]), {key: item for key, item in value.items() if key != "class"}
+            )
+        elif dataclasses.is_dataclass(kind):
+            found[name] = _from_dict(kind, value)
         else:
             found[name] = tuple(value) if isinstance(value, list) else value
     return cls(**found)
+
+
+def _class(path: str) -> Any:
+    """The configuration of a model or a task with this path; a file may name nothing else, as it may be anyone's."""
+    if not re.fullmatch(r"tfx_jax\.(models|tasks)(\.[a-z_0-9]+)+\.[A-Z]\w*", path):
+        raise ValueError(f"{path!r} is no configuration of a model or a task")
+    module, _, name = path.rpartition(".")
+    try:
+        found = getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError):
+        raise ValueError(f"there is no {path}") from None
+    if not dataclasses.is_dataclass(found):
+        raise ValueError(f"{path} is no configuration")
+    return found

@@ -19,8 +19,8 @@ from tfx_jax.training.config import ExperimentConfig, load_config
 from tfx_jax.training.sharding import MeshTraining
 from tfx_jax.training.step import Params, TrainState
 
-# What an experiment decides whatever it starts from.
-_KEPT = ("attention", "dropout_rate", "attention_dropout_rate", "head_dropout_rate", "dtype", "remat")
+# What an experiment decides whatever it starts from, beside dropout.
+_KEPT = ("attention", "dtype", "remat")
 
 
 def with_initial_sizes(config: ExperimentConfig) -> ExperimentConfig:
@@ -31,11 +31,13 @@ def with_initial_sizes(config: ExperimentConfig) -> ExperimentConfig:
     """
     if not config.init_from:
         return config
-    source = _initial_config(epath.Path(config.init_from))
-    if type(source) is not type(config.model):
-        names = type(source).__name__, type(config.model).__name__
+    source: Any = _initial_config(epath.Path(config.init_from))
+    model: Any = config.model
+    if type(source) is not type(model):
+        names = type(source).__name__, type(model).__name__
         raise UserError(f"config.init_from={config.init_from} has a {names[0]}, but the experiment has a {names[1]}")
-    kept = {name: getattr(config.model, name) for name in _KEPT if hasattr(source, name)}
+    names = {field.name for field in dataclasses.fields(model)}
+    kept = {name: getattr(model, name) for name in names if name in _KEPT or name.endswith("dropout_rate")}
     return dataclasses.replace(config, model=dataclasses.replace(source, **kept))
 
 
@@ -90,7 +92,7 @@ def _is_workdir(folder: epath.Path) -> bool:
 def _initial_config(folder: epath.Path) -> Any:
     if not _is_workdir(folder):
         return hf.load_config(folder)
-    model = load_config(folder).model
+    model: Any = load_config(folder).model
     return dataclasses.replace(model, vocab_size=load_folder_tokenizer(tokenizer_folder(folder)).vocab_size)
 
 

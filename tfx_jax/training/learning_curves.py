@@ -1,4 +1,4 @@
-"""The picture of a training: its loss, and the first score of its evaluations, over steps."""
+"""The picture of a training: its loss, and the first metric of its evaluations, over steps."""
 
 from collections.abc import Sequence
 
@@ -7,7 +7,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
-from tfx_jax.training.experiment import Score
+from tfx_jax.tasks.task import MetricInfo
 from tfx_jax.training.progress import Evaluation, History
 
 _BLUE, _ORANGE, _GREY = "#0072b2", "#d55e00", "#b0b0b0"  # Okabe and Ito's, told apart by everyone
@@ -16,9 +16,9 @@ _MOST_MARKERS = 60
 
 
 def draw_learning_curves(
-    history: History, evaluations: Sequence[Evaluation], score: Score, *, token: str = "token"
+    history: History, evaluations: Sequence[Evaluation], metric: MetricInfo, *, unit: str = "token"
 ) -> Figure | None:
-    """Draws the loss, and below it a score if there is an evaluation; None if there is nothing to draw."""
+    """Draws the loss, and below it a metric if there is an evaluation; None if there is nothing to draw."""
     steps, losses = history.curve("train/loss")
     if not steps.size and not evaluations:
         return None
@@ -26,9 +26,9 @@ def draw_learning_curves(
     figure = Figure(figsize=(8.0, 1.0 + 2.9 * rows), layout="constrained")
     panels = list(np.atleast_1d(figure.subplots(rows, sharex=True)))
     if steps.size:
-        _draw_loss(panels[0], steps, losses, *history.curve("train/nll"), token=token)
+        _draw_loss(panels[0], steps, losses, *history.curve("train/nll"), unit=unit)
     if evaluations:
-        _draw_score(panels[-1], evaluations, score)
+        _draw_metric(panels[-1], evaluations, metric)
     last = max([*steps, *(evaluation["step"] for evaluation in evaluations)])
     for panel in panels:
         panel.spines[["top", "right"]].set_visible(False)
@@ -42,10 +42,10 @@ def draw_learning_curves(
 
 
 def _draw_loss(
-    panel: Axes, steps: np.ndarray, losses: np.ndarray, nll_steps: np.ndarray, nlls: np.ndarray, *, token: str
+    panel: Axes, steps: np.ndarray, losses: np.ndarray, nll_steps: np.ndarray, nlls: np.ndarray, *, unit: str
 ) -> None:
     """The trained loss, and the cross entropy without label smoothing where that is another."""
-    panel.set_title(f"training loss, nats for each {token}", loc="left", fontsize=11)
+    panel.set_title(f"training loss, nats for each {unit}", loc="left", fontsize=11)
     curves = [(steps, losses, _BLUE, "with label smoothing")]
     if nlls.size and not (losses.shape == nlls.shape and np.allclose(losses, nlls)):
         curves.append((nll_steps, nlls, _ORANGE, "cross entropy"))
@@ -64,16 +64,16 @@ def _draw_loss(
         panel.yaxis.set_minor_locator(NullLocator())
 
 
-def _draw_score(panel: Axes, evaluations: Sequence[Evaluation], score: Score) -> None:
-    panel.set_title(f"validation {score.title}{score.unit and ','}{score.unit}", loc="left", fontsize=11)
+def _draw_metric(panel: Axes, evaluations: Sequence[Evaluation], metric: MetricInfo) -> None:
+    panel.set_title(f"validation {metric.title}{metric.unit and ','}{metric.unit}", loc="left", fontsize=11)
     steps = [evaluation["step"] for evaluation in evaluations]
-    values = [evaluation[score.name] for evaluation in evaluations]
+    values = [evaluation[metric.name] for evaluation in evaluations]
     marker = "o" if len(steps) <= _MOST_MARKERS else None
     panel.plot(steps, values, color=_BLUE, linewidth=1.8, marker=marker, markersize=4.5, clip_on=False, zorder=3)
-    best = int(np.argmin(values) if score.is_loss else np.argmax(values))
+    best = int(np.argmin(values) if metric.is_loss else np.argmax(values))
     panel.axhline(values[best], color=_GREY, linewidth=0.8, linestyle="--")
     panel.annotate(
-        f"best {score.spell(values[best])} at step {steps[best]:,}",
+        f"best {metric.format(values[best])} at step {steps[best]:,}",
         (0.01, values[best]),
         xycoords=("axes fraction", "data"),
         xytext=(0, 4),
@@ -81,7 +81,7 @@ def _draw_score(panel: Axes, evaluations: Sequence[Evaluation], score: Score) ->
         color="#606060",
         fontsize=9,
     )
-    if not score.is_loss:
+    if not metric.is_loss:
         panel.set_ylim(0, max(values[best] * 1.15, 1.0))
 
 

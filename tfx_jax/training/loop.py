@@ -4,7 +4,7 @@ import contextlib
 import dataclasses
 import math
 import time
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -14,8 +14,6 @@ from tfx_jax.errors import UserError
 from tfx_jax.training.checkpoint import Checkpoints
 from tfx_jax.training.config import ExperimentConfig, check_config, save_config
 from tfx_jax.training.distributed import ending_together, fetch, is_primary, primary_first
-from tfx_jax.training.experiment import Experiment
-from tfx_jax.training.experiments import make_experiment
 from tfx_jax.training.initial import initial_state, with_initial_sizes
 from tfx_jax.training.interrupt import StopRequest, stop_on_signals
 from tfx_jax.training.lock import locked, told_when_full
@@ -33,6 +31,7 @@ from tfx_jax.training.profiling import Profile
 from tfx_jax.training.program import lay_out, run_key
 from tfx_jax.training.progress import Progress
 from tfx_jax.training.report import write_report
+from tfx_jax.training.run import Run, make_run
 from tfx_jax.training.sharding import MeshTraining, make_mesh, shard_batch
 from tfx_jax.training.step import Metrics, TrainState
 from tfx_jax.training.validation import validate
@@ -47,7 +46,7 @@ class Result(NamedTuple):
     step: int
     """The step of the last checkpoint."""
     evaluations: list[dict[str, float]]
-    """Of every evaluation so far "step" and the experiment's scores, "bleu" and "exact_match" of a translation."""
+    """Of every evaluation so far "step" and the task's metrics, "bleu" and "exact_match" of a translation."""
     signum: int | None
     """The signal that interrupted it, or None."""
 
@@ -75,10 +74,12 @@ def train(config: ExperimentConfig, workdir: epath.PathLike, *, profile: range |
 
 
 def _train(config: ExperimentConfig, workdir: epath.Path, profile: range | None) -> Result:
-    experiment = make_experiment(config)
-    experiment.read_data()
-    if not experiment.has_validation and (config.eval_every or config.patience):
-        raise UserError("config.eval_every and config.patience need a validation split: config.data names none")
+    splits = config.task.splits()
+    splits["train"]  # what cannot be read is an error before anything is written
+    if "validation" in splits:
+        splits["validation"]
+    elif config.eval_every or config.patience:
+        raise UserError("config.eval_every and config.patience need a validation split: config.task.data names none")
     workdir.mkdir(parents=True, exist_ok=True)
     with (
         locked(workdir) if is_primary() else contextlib.nullcontext(),
@@ -86,8 +87,9 @@ def _train(config: ExperimentConfig, workdir: epath.Path, profile: range | None)
         _checkpoints(config, workdir) as checkpoints,
         out_of_memory_as_user_error(),
     ):
-        trainer = _Trainer(experiment, workdir, checkpoints, profile)
-        trainer.run(stop)
+        run = make_run(config, workdir, splits=splits)
+        trainer = _Trainer(run, workdir, checkpoints, profile, has_validation="validation" in splits)
+        trainer.train(stop)
         checkpoints.wait()
         return Result(trainer.saved_step, trainer.evaluations, stop.signum)
 
@@ -107,20 +109,22 @@ class _Trainer:
 
     def __init__(
         self,
-        experiment: Experiment,
+        run: Run[Any],
         workdir: epath.Path,
         checkpoints: Checkpoints,
         profile: range | None,
+        *,
+        has_validation: bool,
     ):
-        self.experiment = experiment
-        self.config = config = experiment.config
+        self.run = run
+        self.config = config = run.config
+        self.has_validation = has_validation
         self.workdir = workdir
         self.checkpoints = checkpoints
-        experiment.open(workdir)
         self.mesh = make_mesh(**dataclasses.asdict(config.mesh))
-        self.iterator = iter(experiment.batches(self.mesh))
+        self.iterator = iter(run.train_data(self.mesh))
         self.learning_rate = jax.jit(learning_rate(config.optimizer, config.model.d_model, config.num_steps))
-        training = lay_out(config, experiment.make_model, experiment.loss, self.mesh, make_carry=experiment.make_carry)
+        training = lay_out(config, run.make_model, run.task.loss, self.mesh, make_carry=run.make_carry)
         self.step_fn = training.step_fn
         self.memory = state_memory(training.abstract_state)
         check_state(self.memory, device_memory(self.mesh))
@@ -133,7 +137,7 @@ class _Trainer:
             workdir if is_primary() else None, first_step=self.first_step, num_steps=config.num_steps
         )
         self.device_kinds = [device.device_kind for device in self.mesh.devices.flat]
-        self.meter = Meter(experiment.training_flops, self.device_kinds)
+        self.meter = Meter(run.task.training_flops, self.device_kinds)
         steps = profile if is_primary() else None
         self.profile = Profile(
             workdir, steps, first_step=self.first_step, meter=self.meter, message=self.progress.message
@@ -154,7 +158,7 @@ class _Trainer:
         self.evaluations = extra["evaluations"]
         return state
 
-    def run(self, stop: StopRequest) -> None:
+    def train(self, stop: StopRequest) -> None:
         """Steps, logs, evaluates and saves until the end, or until `stop` asks."""
         config = self.config
         if self.first_step:
@@ -180,7 +184,7 @@ class _Trainer:
                     self._check(meter.add(step, metrics))
                 if step % config.log_every == 0 or step == config.num_steps:
                     self._log(step)
-                if self.experiment.has_validation and self._is_evaluated(step):
+                if self.has_validation and self._is_evaluated(step):
                     self._check(meter.drain())
                     with meter.timed("evaluate"):
                         self._evaluate(step)
@@ -196,7 +200,7 @@ class _Trainer:
                 self.progress.message(f"stopped, saved at step {self.saved_step}: run the same command to go on")
             elif self._has_converged() and int(self.state.step) < config.num_steps:
                 self.progress.message(
-                    f"stopped early: no better {self.experiment.scores[0].title} "
+                    f"stopped early: no better {self.run.task.metrics[0].title} "
                     f"in the last {config.patience} evaluations"
                 )
             self._report(stop.signum)
@@ -252,7 +256,7 @@ class _Trainer:
         if is_primary():
             write_report(
                 self.workdir,
-                self.experiment,
+                self.run,
                 step=step,
                 signum=signum,
                 num_params=self.memory.num_params,
@@ -269,14 +273,14 @@ class _Trainer:
         """Evaluates on the validation split, and saves with the score that decides which checkpoint is best."""
         started = time.monotonic()
         self.watchdog.beat(None)
-        scores, text = self.experiment.evaluate(fetch(self.state.variables))
-        self.evaluations.append({"step": step} | scores)
-        self.progress.scalars(step, {f"validation/{name}": value for name, value in scores.items()})
-        self._save(score=self.experiment.rank(scores))
-        self.progress.message(f"step {step}: validation {text}, {time.monotonic() - started:.0f} s")
+        metrics, summary = self.run.evaluate(fetch(self.state.variables))
+        self.evaluations.append({"step": step} | metrics)
+        self.progress.scalars(step, {f"validation/{name}": value for name, value in metrics.items()})
+        self._save(score=self.run.rank(metrics))
+        self.progress.message(f"step {step}: validation {summary}, {time.monotonic() - started:.0f} s")
 
     def _has_converged(self) -> bool:
         """Whether the last `patience` evaluations brought no better score."""
         patience = self.config.patience
-        ranks = [self.experiment.rank(evaluation) for evaluation in self.evaluations]
+        ranks = [self.run.rank(evaluation) for evaluation in self.evaluations]
         return 0 < patience < len(ranks) and max(ranks[-patience:]) <= max(ranks[:-patience])

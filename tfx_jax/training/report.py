@@ -3,16 +3,18 @@
 import io
 import signal
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 from etils import epath
 
 from tfx_jax.data.files import write_file
+from tfx_jax.tasks.task import MetricInfo
 from tfx_jax.training.config import ExperimentConfig, flat
-from tfx_jax.training.experiment import Experiment, Score
 from tfx_jax.training.flops import peak_flops
 from tfx_jax.training.meter import PARTS
 from tfx_jax.training.progress import Evaluation, History, clock, read_history
+from tfx_jax.training.run import Run
 
 _PARTS = {
     "data": "waiting for data",
@@ -25,7 +27,7 @@ _PARTS = {
 
 def write_report(
     workdir: epath.PathLike,
-    experiment: Experiment,
+    run: Run[Any],
     *,
     step: int,
     signum: int | None,
@@ -41,7 +43,7 @@ def write_report(
 
     Args:
       workdir: of the training.
-      experiment: what was trained.
+      run: what was trained.
       step: where it ended.
       signum: the signal that interrupted it, or None.
       num_params: parameters of the model.
@@ -52,18 +54,18 @@ def write_report(
     try:
         from tfx_jax.training.learning_curves import draw_learning_curves  # Matplotlib is slow to import
 
-        folder, history, config = epath.Path(workdir), read_history(workdir), experiment.config
-        figure = draw_learning_curves(history, evaluations, experiment.scores[0], token=experiment.token)
+        folder, history, config = epath.Path(workdir), read_history(workdir), run.config
+        figure = draw_learning_curves(history, evaluations, run.task.metrics[0], unit=run.task.unit)
         if figure is not None:
             picture = io.BytesIO()
             figure.savefig(picture, format="png", dpi=150)
             write_file(folder / "learning_curves.png", picture.getvalue())
         parts = [
-            f"# Training report\n\nStep {step:,} of {config.num_steps:,}: {_ending(experiment, step, signum)}.",
+            f"# Training report\n\nStep {step:,} of {config.num_steps:,}: {_ending(run, step, signum)}.",
             "" if figure is None else "![Learning curves](learning_curves.png)",
-            _table(("", ""), _facts(history, experiment, step, num_params, device_kinds)),
+            _table(("", ""), _facts(history, run, step, num_params, device_kinds)),
             _time_table(history),
-            _evaluation_table(evaluations, experiment.scores),
+            _evaluation_table(evaluations, run.task.metrics),
             _config_table(config),
         ]
         write_file(folder / "report.md", ("\n\n".join(part for part in parts if part) + "\n").encode())
@@ -71,20 +73,20 @@ def write_report(
         message(f"no report: {' '.join(str(error).split())}")
 
 
-def _ending(experiment: Experiment, step: int, signum: int | None) -> str:
-    config = experiment.config
+def _ending(run: Run[Any], step: int, signum: int | None) -> str:
+    config = run.config
     if signum is not None:
         return f"interrupted by {signal.Signals(signum).name}, the same command goes on"
     if step < config.num_steps:
-        return f"stopped early, without a better {experiment.scores[0].title} in the last {config.patience} evaluations"
+        return f"stopped early, without a better {run.task.metrics[0].title} in the last {config.patience} evaluations"
     return "finished"
 
 
 def _facts(
-    history: History, experiment: Experiment, step: int, num_params: int, device_kinds: Sequence[str]
+    history: History, run: Run[Any], step: int, num_params: int, device_kinds: Sequence[str]
 ) -> list[tuple[str, str]]:
     """Rows of the first table: name and value."""
-    config, what = experiment.config, f"{experiment.token}s".capitalize()
+    config, what = run.config, f"{run.task.unit}s".capitalize()
     facts = [
         ("Parameters", f"{num_params:,}"),
         ("Devices", ", ".join(f"{device_kinds.count(kind)} x {kind}" for kind in dict.fromkeys(device_kinds))),
@@ -133,22 +135,24 @@ def _time_table(history: History) -> str:
     return "## Where the time went\n\n" + _table(("", "time", "share"), rows)
 
 
-def _evaluation_table(evaluations: Sequence[Evaluation], scores: Sequence[Score]) -> str:
+def _evaluation_table(evaluations: Sequence[Evaluation], metrics: Sequence[MetricInfo]) -> str:
     if not evaluations:
         return ""
-    values = [evaluation[scores[0].name] for evaluation in evaluations]
-    best = min(values) if scores[0].is_loss else max(values)
+    values = [evaluation[metrics[0].name] for evaluation in evaluations]
+    best = min(values) if metrics[0].is_loss else max(values)
     rows = []
     for evaluation in evaluations:
-        first, *others = (score.spell(evaluation[score.name]) for score in scores)
-        is_best = evaluation[scores[0].name] == best
+        first, *others = (metric.format(evaluation[metric.name]) for metric in metrics)
+        is_best = evaluation[metrics[0].name] == best
         rows.append((f"{evaluation['step']:,}", f"**{first}**" if is_best else first, *others))
-    titles = (f"{score.title} ({score.note})" if score.note else score.title for score in scores)
+    titles = (f"{metric.title} ({metric.note})" if metric.note else metric.title for metric in metrics)
     return "## Evaluations on the validation split\n\n" + _table(("step", *titles), rows)
 
 
 def _config_table(config: ExperimentConfig) -> str:
-    default = flat(ExperimentConfig(model=type(config.model)(), data=type(config.data)()))
+    task = type(config.task)()
+    task.data = type(config.task.data)()
+    default = flat(ExperimentConfig(model=type(config.model)(), task=task))
     chosen = flat(config)
     rows = [
         (f"`{name}`", f"`{value!r}`", f"`{default[name]!r}`")

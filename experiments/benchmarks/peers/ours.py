@@ -7,7 +7,7 @@ from typing import Any
 import jax
 from flax import nnx
 
-from experiments.benchmarks.peers.sizes import SIZES
+from experiments.benchmarks.peers.sizes import LABEL_SMOOTHING, SIZES
 from experiments.benchmarks.peers.worker import Workload
 from tfx_jax.bench import workloads
 from tfx_jax.models.transformer import Transformer, TransformerConfig
@@ -74,7 +74,7 @@ def step_and_state(config: TransformerConfig) -> tuple[Callable[..., Any], Train
         return Transformer(config, shard_attention=shard_attention, rngs=nnx.Rngs(params=0))
 
     experiment = ExperimentConfig(model=config)
-    loss_fn = functools.partial(translation_loss, label_smoothing=experiment.label_smoothing)
+    loss_fn = functools.partial(translation_loss, label_smoothing=LABEL_SMOOTHING)
     step_fn, first_state, _ = lay_out(experiment, make_model, loss_fn, make_mesh())
     return step_fn, first_state()
 

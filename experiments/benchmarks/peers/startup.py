@@ -79,16 +79,15 @@ def prepare(*, model: str, workdir: str) -> dict[str, float]:
         from tfx_jax.cli.train import load_config_file
         from tfx_jax.training.checkpoint import Checkpoints
         from tfx_jax.training.config import save_config
-        from tfx_jax.training.experiments import make_experiment
         from tfx_jax.training.program import lay_out
+        from tfx_jax.training.run import make_run
         from tfx_jax.training.sharding import make_mesh
 
         config = load_config_file(*_config_options(model))
         pathlib.Path(workdir).mkdir(parents=True, exist_ok=True)
         save_config(config, epath.Path(workdir))
-        experiment = make_experiment(config)
-        experiment.open(workdir)
-        training = lay_out(config, experiment.make_model, experiment.loss, make_mesh())
+        run = make_run(config, workdir)
+        training = lay_out(config, run.make_model, run.task.loss, make_mesh())
         with Checkpoints(workdir) as checkpoints:
             checkpoints.save(training.first_state(), {})
     return {}
@@ -114,20 +113,18 @@ def train(*, model: str, workdir: str, is_cached: bool, spawned_at: float) -> di
     clock = _Clock(spawned_at)
     with _cache(workdir if is_cached else None), tempfile.TemporaryDirectory() as new:
         import jax
-
         from tfx_jax.cli import train as verb
         from tfx_jax.training import loop
-        from tfx_jax.training.experiments.translation import TranslationExperiment
 
         clock.listen()
         clock.phases["imports"] = clock.now()
         for tokenizer in pathlib.Path(workdir).glob("tokenizer*"):
             shutil.copy(tokenizer, new)
-        TranslationExperiment.open = _in_phase(clock, "tokenizer", TranslationExperiment.open)
+        loop.make_run = _in_phase(clock, "tokenizer", loop.make_run)
         lay_out = loop.lay_out
 
-        def one_step(*arguments: Any) -> Any:
-            training = lay_out(*arguments)
+        def one_step(*arguments: Any, **options: Any) -> Any:
+            training = lay_out(*arguments, **options)
             step: Any = training.step_fn
 
             def run(*arguments: Any) -> Any:

@@ -18,7 +18,7 @@ from tfx_jax.models.bert import BertConfig
 from tfx_jax.tasks.tagging import IGNORED, entity_scores
 from tfx_jax.toy_grammar import grammar_documents
 from tfx_jax.training.checkpoint import Checkpoints, load_params
-from tfx_jax.training.config import ExperimentConfig, TaggedConfig, TextConfig, save_config
+from tfx_jax.training.config import ExperimentConfig, TaggedData, TextData, save_config
 from tfx_jax.training.experiments import make_experiment
 from tfx_jax.training.experiments.tagging import TaggingExperiment
 from tfx_jax.training.initial import initial_state, with_initial_sizes
@@ -32,8 +32,8 @@ LABELS = ["O", *(f"{prefix}-{label}" for label in ("animal", "person", "place", 
 
 def tiny_config(**data):
     model = BertConfig(200, max_length=64, num_layers=1, d_model=16, num_heads=2, d_ff=32)
-    config = ExperimentConfig(model=model, data=TaggedConfig(**{"max_length": 16, "tokens_per_batch": 96} | data))
-    config.label_smoothing = 0.0
+    config = ExperimentConfig(model=model, data=TaggedData(**{"max_length": 16, "tokens_per_batch": 96} | data))
+    config.task.label_smoothing = 0.0
     return validate(config)
 
 
@@ -167,7 +167,7 @@ def first_training(config, workdir):
 def test_a_pretrained_body_is_taken_and_its_heads_are_not(tmp_path):
     (tmp_path / "text.txt").write_text("\n\n".join("\n".join(document) for document in grammar_documents("train", 30)))
     model = BertConfig(250, max_length=24, num_layers=2, d_model=16, num_heads=2, d_ff=32)
-    config = ExperimentConfig(model=model, data=TextConfig("files", str(tmp_path), "text.txt", max_length=24))
+    config = ExperimentConfig(model=model, data=TextData("files", str(tmp_path), "text.txt", max_length=24))
     pretrained = tmp_path / "pretrained"
     pretrained.mkdir()
     source, training = first_training(config, pretrained)

@@ -14,9 +14,9 @@ from tfx_jax.cli import evaluate as evaluate_cli
 from tfx_jax.cli import train as train_cli
 from tfx_jax.errors import UserError
 from tfx_jax.models.bert import BertConfig
-from tfx_jax.tasks.pretraining import num_chosen
+from tfx_jax.tasks.bert_pretraining import num_chosen
 from tfx_jax.toy_grammar import grammar_documents
-from tfx_jax.training.config import ExperimentConfig, TextConfig
+from tfx_jax.training.config import ExperimentConfig, TextData
 from tfx_jax.training.experiments import load_experiment, make_experiment
 from tfx_jax.training.experiments.pretraining import PretrainingExperiment
 from tfx_jax.training.sharding import make_mesh
@@ -39,9 +39,9 @@ def folder(tmp_path_factory):
 
 def tiny_config(folder, **changes):
     model = BertConfig(300, max_length=32, num_layers=1, d_model=16, num_heads=2, d_ff=32)
-    data = TextConfig("files", str(folder), "train.txt", "validation.txt", max_length=32, tokens_per_batch=256)
+    data = TextData("files", str(folder), "train.txt", "validation.txt", max_length=32, tokens_per_batch=256)
     config = ExperimentConfig(model=model, data=data)
-    config.label_smoothing = 0.0
+    config.task.label_smoothing = 0.0
     for name, value in changes.items():
         owner, _, leaf = name.rpartition("__")
         setattr(getattr(config, owner) if owner else config, leaf, value)
@@ -252,8 +252,8 @@ def test_text_without_pairs_is_refused(tmp_path, text, message):
 
 
 def test_what_does_not_fit_is_refused(folder, tmp_path):
-    with pytest.raises(UserError, match=r"^config.data.max_length=7 is too short for pairs: 8 will do$"):
+    with pytest.raises(UserError, match=r"^config.task.data.max_length=7 is too short for pairs: 8 will do$"):
         opened(folder, tmp_path, data__max_length=7)
     experiment = opened(folder, tmp_path, data__validation_file="")
-    with pytest.raises(UserError, match=r"^config.data.test_file names no file for the test split$"):
+    with pytest.raises(UserError, match=r"^config.task.data.test_file names no file for the test split$"):
         experiment.evaluate({}, "test")

@@ -5,7 +5,7 @@ import sacrebleu
 
 from tfx_jax.cli.train import load_config_file
 from tfx_jax.errors import UserError
-from tfx_jax.training.config import DataConfig
+from tfx_jax.training.config import PairData
 from tfx_jax.training.experiments import make_experiment
 from tfx_jax.training.experiments.translation import open_pairs
 from tfx_jax.training.validation import validate
@@ -24,8 +24,8 @@ def folder(tmp_path):
 
 def own_text(folder, *overrides):
     """The configuration of the README's command."""
-    files = [f"--config.data.{name}" for name in (f"data_dir={folder}", "train_source=my.en", "train_target=my.de")]
-    languages = ["--config.data.source_language=en", "--config.data.target_language=de"]
+    files = [f"--config.task.data.{name}" for name in (f"data_dir={folder}", "train_source=my.en", "train_target=my.de")]
+    languages = ["--config.task.data.source_language=en", "--config.task.data.target_language=de"]
     return validate(load_config_file("transformer_files", [*files, *languages, *overrides]))
 
 
@@ -41,12 +41,12 @@ def test_own_text_is_scored_in_its_own_language(folder):
     assert found.sacrebleu == pytest.approx(sacrebleu.corpus_bleu(hypotheses, [GERMAN]).score)
     assert "tok:13a" in found.signature
     assert 0 < found.tokenised < 100
-    split_by_spaces = scores_of(own_text(folder, "--config.data.is_tokenised=true"), hypotheses, GERMAN)
+    split_by_spaces = scores_of(own_text(folder, "--config.task.data.is_tokenised=true"), hypotheses, GERMAN)
     assert split_by_spaces.tokenised < found.tokenised
 
 
 def test_the_region_of_a_language_does_not_change_its_script(folder):
-    config = own_text(folder, "--config.data.target_language=zh_TW")
+    config = own_text(folder, "--config.task.data.target_language=zh_TW")
     assert "tok:zh" in scores_of(config, ["我看書"], ["我看書"]).signature
 
 
@@ -69,12 +69,12 @@ def test_without_a_validation_file_a_tenth_is_set_aside(folder):
     assert splits["train"] == [pair for pair in everything if pair not in splits["validation"]]
     assert sorted(splits["train"] + splits["validation"]) == sorted(everything)
     assert make_experiment(own_text(folder)).has_validation
-    with pytest.raises(UserError, match=r"^config.data.test_source names no file for the test split$"):
+    with pytest.raises(UserError, match=r"^config.task.data.test_source names no file for the test split$"):
         open_pairs(data, "test")
 
 
 def test_a_validation_file_leaves_the_training_text_whole(folder):
-    files = [f"--config.data.validation_{side}=my.{code}" for side, code in (("source", "en"), ("target", "de"))]
+    files = [f"--config.task.data.validation_{side}=my.{code}" for side, code in (("source", "en"), ("target", "de"))]
     data = own_text(folder, *files).data
     assert (len(open_pairs(data, "train")), len(open_pairs(data, "validation"))) == (20, 20)
 
@@ -82,7 +82,7 @@ def test_a_validation_file_leaves_the_training_text_whole(folder):
 def test_a_text_too_small_to_set_some_aside_says_so(folder):
     for name in ("my.en", "my.de"):
         (folder / name).write_text("a b\n" * 9)
-    with pytest.raises(UserError, match=r"^my.en has too few pairs to set some aside: name config.data.validation"):
+    with pytest.raises(UserError, match=r"^my.en has too few pairs to set some aside: name config.task.data.validation"):
         open_pairs(own_text(folder).data, "train")
 
 
@@ -102,5 +102,5 @@ def test_vocabulary_goes_by_the_text(folder, tmp_path):
 
 def test_the_test_variant_is_on_built_in_text():
     config = load_config_file("transformer_files:test")
-    assert (config.data.dataset, config.data.source_language, config.data.target_language) == ("grammar", "", "")
-    assert DataConfig().validation_pairs == 0
+    assert (config.task.data.dataset, config.task.data.source_language, config.task.data.target_language) == ("grammar", "", "")
+    assert PairData().validation_pairs == 0

@@ -12,7 +12,7 @@ from tfx_jax.cli import evaluate as evaluate_cli
 from tfx_jax.cli import train as train_cli
 from tfx_jax.errors import UserError
 from tfx_jax.models.bert import BertConfig
-from tfx_jax.training.config import ExperimentConfig, LabelledConfig
+from tfx_jax.training.config import ExperimentConfig, LabelledData
 from tfx_jax.training.experiments import make_experiment
 from tfx_jax.training.experiments.classification import ClassificationExperiment
 from tfx_jax.training.sharding import make_mesh
@@ -23,8 +23,8 @@ EXPERIMENTS = pathlib.Path(__file__).parents[3] / "experiments"
 
 def tiny_config(**data):
     model = BertConfig(600, max_length=32, num_layers=1, d_model=16, num_heads=2, d_ff=32)
-    config = ExperimentConfig(model=model, data=LabelledConfig(**{"max_length": 12, "tokens_per_batch": 96} | data))
-    config.label_smoothing = 0.0
+    config = ExperimentConfig(model=model, data=LabelledData(**{"max_length": 12, "tokens_per_batch": 96} | data))
+    config.task.label_smoothing = 0.0
     return validate(config)
 
 
@@ -95,7 +95,7 @@ def test_scores_do_not_depend_on_the_size_of_batches(experiment, tmp_path, draw_
     model = nnx.merge(experiment.graphdef, jax.device_put(params))
     row = experiment.rows(experiment.split("validation")[:1])[0]
     assert found[0] == np.asarray(jax.jit(model)(row["tokens"][None], row["segments"][None])).argmax()
-    one_by_one = opened(tmp_path, dataset=experiment.config.data.dataset, tokens_per_batch=12)
+    one_by_one = opened(tmp_path, dataset=experiment.config.task.data.dataset, tokens_per_batch=12)
     assert one_by_one.labels == experiment.labels
     assert one_by_one.predict(params, one_by_one.rows(one_by_one.split("validation"))) == found
 
@@ -135,7 +135,7 @@ def test_unknown_label_is_refused(files, tmp_path):
 def test_parts_that_are_named(files, tmp_path):
     experiment = opened(tmp_path / "workdir", **files)
     assert not experiment.has_validation
-    with pytest.raises(UserError, match=r"^config.data.validation_file names no file for the validation split$"):
+    with pytest.raises(UserError, match=r"^config.task.data.validation_file names no file for the validation split$"):
         experiment.evaluate(params_of(experiment))
     columns = {"first_column": "one", "second_column": "two", "label_column": "label"}
     named = files | columns | {"train_file": "pairs.tsv", "validation_file": "pairs.tsv"}
@@ -152,7 +152,7 @@ def test_unknown_data_set_is_refused():
 
 def run_test_variant(name, workdir, capsys, *options):
     """Trains and evaluates on the command line, with one length and one device: that is one program to compile."""
-    quick = ["--config.data.max_length=8", "--config.mesh.data=1", *options]
+    quick = ["--config.task.data.max_length=8", "--config.mesh.data=1", *options]
     assert train_cli.run([f"--config={EXPERIMENTS / name}.py:test", f"--workdir={workdir}", *quick]) == 0
     told = capsys.readouterr().err
     assert evaluate_cli.run([f"--workdir={workdir}", "--json"]) == 0

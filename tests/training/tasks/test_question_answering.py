@@ -17,7 +17,7 @@ from tfx_jax.errors import UserError
 from tfx_jax.models.bert import BertConfig
 from tfx_jax.tasks.answer_scores import answer_scores
 from tfx_jax.tasks.question_answering import NO_ANSWER, Spans
-from tfx_jax.training.config import ExperimentConfig, QuestionsConfig
+from tfx_jax.training.config import ExperimentConfig, QuestionData
 from tfx_jax.training.experiments import make_experiment
 from tfx_jax.training.experiments.question_answering import QuestionAnsweringExperiment
 from tfx_jax.training.sharding import make_mesh
@@ -29,7 +29,7 @@ SIZES = {"max_length": 32, "stride": 7, "max_question_length": 12, "tokens_per_b
 
 def tiny_config(**data):
     model = BertConfig(600, max_length=128, num_layers=1, d_model=16, num_heads=2, d_ff=32)
-    return validate(ExperimentConfig(model=model, data=QuestionsConfig(**SIZES | data)))
+    return validate(ExperimentConfig(model=model, data=QuestionData(**SIZES | data)))
 
 
 def opened(workdir, **data):
@@ -238,7 +238,7 @@ def test_context_and_answer_without_tokens(tmp_path):
 def test_answers_of_jaquad_survive_characters(shared_data, tmp_path, monkeypatch):
     """Every answer is a span of tokens that some window shows whole: nothing keeps a model from 100 %."""
     config = load_config_file(str(FILE))
-    config.data.data_dir, config.data.train_file = str(shared_data / "jaquad"), config.data.validation_file
+    config.task.data.data_dir, config.task.data.train_file = str(shared_data / "jaquad"), config.task.data.validation_file
     config.model.num_layers, config.model.d_model, config.model.num_heads = 1, 8, 2
     experiment = make_experiment(validate(config))
     experiment.open(tmp_path)
@@ -254,7 +254,7 @@ def test_parts_that_are_named(tmp_path):
     experiment = opened(tmp_path / "workdir", **file | {"validation_file": ""})
     assert not experiment.has_validation
     assert experiment.labels == ()
-    with pytest.raises(UserError, match=r"^config.data.validation_file names no file for the validation split$"):
+    with pytest.raises(UserError, match=r"^config.task.data.validation_file names no file for the validation split$"):
         experiment.evaluate(params_of(experiment))
 
 
@@ -265,10 +265,10 @@ def test_tokenizer_is_trained_on_each_context_once(tmp_path):
 
 
 def test_impossible_windows_are_refused():
-    with pytest.raises(UserError, match=r"^config.data.max_length=15 leaves no token for the context"):
+    with pytest.raises(UserError, match=r"^config.task.data.max_length=15 leaves no token for the context"):
         tiny_config(max_length=15)
     tiny_config(max_length=16)
-    with pytest.raises(UserError, match=r'^config.data.dataset must be "grammar" or "files", got \'squad\'$'):
+    with pytest.raises(UserError, match=r'^config.task.data.dataset must be "grammar" or "files", got \'squad\'$'):
         tiny_config(dataset="squad")
 
 
@@ -276,7 +276,7 @@ def test_impossible_windows_are_refused():
 def test_test_variant_on_the_command_line(tmp_path, capsys):
     workdir = str(tmp_path / "run")
     # One length and one device: one program to compile.
-    quick = ["--config.data.max_length=20", "--config.mesh.data=1"]
+    quick = ["--config.task.data.max_length=20", "--config.mesh.data=1"]
     assert train_cli.run([f"--config={FILE}:test", f"--workdir={workdir}", *quick]) == 0
     assert "step 6: validation F1" in capsys.readouterr().err
     assert evaluate_cli.run([f"--workdir={workdir}", "--json"]) == 0

@@ -15,7 +15,7 @@ from tfx_jax.errors import UserError
 from tfx_jax.models.t5 import T5Config
 from tfx_jax.toy_grammar import grammar_documents
 from tfx_jax.training.checkpoint import load_params
-from tfx_jax.training.config import ExperimentConfig, TextConfig, tiny_variant
+from tfx_jax.training.config import ExperimentConfig, TextData, tiny_variant
 from tfx_jax.training.experiments import load_experiment, make_experiment
 from tfx_jax.training.experiments.span_corruption import SpanCorruptionExperiment
 from tfx_jax.training.experiments.texts import read_documents
@@ -25,10 +25,10 @@ from tfx_jax.training.validation import validate
 
 
 def tiny_config(**data):
-    config = tiny_variant(ExperimentConfig(model=T5Config(), data=TextConfig(documents="lines")))
+    config = tiny_variant(ExperimentConfig(model=T5Config(), data=TextData(documents="lines")))
     for name, value in {"tokenizer": "words", "max_length": 32, **data}.items():
-        setattr(config.data, name, value)
-    config.label_smoothing, config.mesh.data = 0.0, 1
+        setattr(config.task.data, name, value)
+    config.task.label_smoothing, config.mesh.data = 0.0, 1
     config.model.dropout_rate = 0.0  # compiles sooner
     config.optimizer.peak_learning_rate, config.optimizer.warmup_steps = 0.01, 2
     return config
@@ -136,16 +136,16 @@ def test_command_line_evaluates(trained, capsys):
 @pytest.mark.parametrize(
     ("section", "field", "value", "message"),
     [
-        ("data", "max_length", 2, "config.data.max_length=2 has no room for a span"),
+        ("data", "max_length", 2, "config.task.data.max_length=2 has no room for a span"),
         ("data", "max_length", 4096, "means 228 sentinels in a target, but T5's tokenizers have 100: lower it"),
-        ("data", "is_packed", True, "config.data.is_packed is for a GPT only"),
+        ("data", "is_packed", True, "config.task.is_packed is for a GPT only"),
         ("model", "num_buckets", 3, "config.model.num_buckets=3 must be at least 4"),
         ("model", "max_distance", 16, "less than twice max_distance=16"),
     ],
 )
 def test_what_does_not_fit_is_refused(section, field, value, message):
     config = tiny_config()
-    config.data.tokens_per_batch = 8_192
+    config.task.data.tokens_per_batch = 8_192
     setattr(getattr(config, section), field, value)
     with pytest.raises(UserError, match=message):
         validate(config)

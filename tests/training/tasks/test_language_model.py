@@ -16,7 +16,7 @@ from tfx_jax.data.hf_tokenizer import load_folder_tokenizer
 from tfx_jax.errors import UserError
 from tfx_jax.models import BertConfig, GPTConfig, TransformerConfig, hf
 from tfx_jax.training.checkpoint import load_params
-from tfx_jax.training.config import DataConfig, ExperimentConfig, LabelledConfig, TextConfig, load_config, tiny_variant
+from tfx_jax.training.config import PairData, ExperimentConfig, LabelledData, TextData, load_config, tiny_variant
 from tfx_jax.training.experiments import load_experiment, make_experiment
 from tfx_jax.training.experiments.language_model import LanguageModelExperiment
 from tfx_jax.training.experiments.translation import TranslationExperiment
@@ -27,12 +27,12 @@ TEXT = "\n".join(f"{word} and {other} ." for word in "abcdefgh" for other in "qr
 
 
 def tiny_config(**data):
-    config = tiny_variant(ExperimentConfig(model=GPTConfig(), data=TextConfig(documents="file")))
+    config = tiny_variant(ExperimentConfig(model=GPTConfig(), data=TextData(documents="file")))
     for name, value in {"tokenizer": "characters", "max_length": 16, **data}.items():
-        setattr(config.data, name, value)
+        setattr(config.task.data, name, value)
     config.model.max_length = 16
     config.model.use_bias = False  # as in nanoGPT; a folder has zeros instead
-    config.label_smoothing, config.mesh.data = 0.0, 1
+    config.task.label_smoothing, config.mesh.data = 0.0, 1
     config.optimizer.peak_learning_rate, config.optimizer.warmup_steps = 0.01, 2
     return config
 
@@ -116,7 +116,7 @@ def test_batches_hold_the_text(folder, tmp_path, is_packed):
     for _ in range(30):  # some epochs
         batch = next(iterator)
         rows, length = batch["inputs"].shape
-        assert (rows % mesh.size, rows * length <= config.data.tokens_per_batch, length) == (0, True, 16)
+        assert (rows % mesh.size, rows * length <= config.task.data.tokens_per_batch, length) == (0, True, 16)
         for row in range(rows):
             inputs, targets, weights = (batch[name][row] for name in ("inputs", "targets", "weights"))
             if not is_packed and weights.any():
@@ -222,7 +222,7 @@ def test_what_a_training_cannot_start_from(trained, tmp_path):
     ):
         config.init_from = source
         if "GPTConfig" in message:
-            config = tiny_variant(ExperimentConfig(model=BertConfig(), data=LabelledConfig()))
+            config = tiny_variant(ExperimentConfig(model=BertConfig(), data=LabelledData()))
             config.init_from = source
         with pytest.raises(UserError, match=message):
             train(config, tmp_path / "work")
@@ -238,10 +238,10 @@ def test_mistakes_are_one_line(folder, tmp_path, trained):
     with pytest.raises(UserError, match=r"eval_every and config\.patience need a validation split"):
         train(config, tmp_path / "work")
     assert not (tmp_path / "work").exists()
-    with pytest.raises(UserError, match="there is no training of a TransformerConfig with a TextConfig, only of"):
-        make_experiment(ExperimentConfig(model=TransformerConfig(), data=TextConfig()))
+    with pytest.raises(UserError, match="there is no training of a TransformerConfig with a TextData, only of"):
+        make_experiment(ExperimentConfig(model=TransformerConfig(), data=TextData()))
     with pytest.raises(UserError, match="holds a language model experiment, and this is for a translation experiment"):
         load_experiment(trained[0], TranslationExperiment)
     with pytest.raises(UserError, match=r"config\.data\.test_file names no file for the test split"):
         load_experiment(trained[0]).evaluate(load_params(trained[0]), "test")
-    assert isinstance(make_experiment(ExperimentConfig(data=DataConfig())), TranslationExperiment)
+    assert isinstance(make_experiment(ExperimentConfig(data=PairData())), TranslationExperiment)

@@ -15,7 +15,7 @@ from tfx_jax.models import T5, T5Config
 from tfx_jax.tasks.answer_scores import answer_scores
 from tfx_jax.tasks.decoding import BeamSearch
 from tfx_jax.tasks.tagging import Entity, entities_of_tags, repair_tags, tags_of_entities
-from tfx_jax.tasks.text_to_text import (
+from tfx_jax.tasks.text_formats import (
     NO_LABEL,
     label_scores,
     labels_by_text,

@@ -13,9 +13,9 @@ from tfx_jax.models.t5 import T5Config
 from tfx_jax.training.checkpoint import load_params
 from tfx_jax.training.config import (
     ExperimentConfig,
-    LabelledConfig,
-    QuestionsConfig,
-    TaggedConfig,
+    LabelledData,
+    QuestionData,
+    TaggedData,
     tiny_variant,
 )
 from tfx_jax.training.experiments import load_experiment, make_experiment
@@ -25,19 +25,19 @@ from tfx_jax.training.loop import train
 from tfx_jax.training.sharding import make_mesh
 
 DATA = {
-    "texts": LabelledConfig(),
-    "pairs": LabelledConfig(first_column="a", second_column="b", label_column="c"),
-    "tags": TaggedConfig(),
-    "answers": QuestionsConfig(),
+    "texts": LabelledData(),
+    "pairs": LabelledData(first_column="a", second_column="b", label_column="c"),
+    "tags": TaggedData(),
+    "answers": QuestionData(),
 }
 
 
 def tiny_config(data, **changes):
     config = tiny_variant(ExperimentConfig(model=T5Config(), data=data))
-    config.data.tokenizer = "words"
+    config.task.data.tokenizer = "words"
     for name, value in changes.items():
-        setattr(config.data, name, value)
-    config.label_smoothing, config.decoding.beam_size, config.mesh.data = 0.0, 1, 1
+        setattr(config.task.data, name, value)
+    config.task.label_smoothing, config.task.decoding.beam_size, config.mesh.data = 0.0, 1, 1
     config.model.dropout_rate = 0.0  # compiles sooner
     config.optimizer.peak_learning_rate, config.optimizer.warmup_steps = 0.01, 2
     return config
@@ -94,7 +94,7 @@ def test_rows_end_and_are_cut(opened):
 
 
 def test_answers_are_no_longer_than_the_configuration_says(tmp_path):
-    experiment = make_experiment(tiny_config(QuestionsConfig(), max_answer_length=1, max_length=16))
+    experiment = make_experiment(tiny_config(QuestionData(), max_answer_length=1, max_length=16))
     experiment.open(tmp_path)
     assert experiment.target_length == 2
     rows = experiment.rows(experiment.split("validation"))
@@ -112,7 +112,7 @@ def folder(tmp_path_factory):
 
 
 def files(folder, **names):
-    return LabelledConfig(
+    return LabelledData(
         dataset="files", data_dir=str(folder), **{"train_file": "train.tsv", "validation_file": "dev.tsv", **names}
     )
 
@@ -121,8 +121,8 @@ def files(folder, **names):
 def trained(folder, tmp_path_factory):
     """Labels that stand in the text, as words: a few steps are enough."""
     workdir = tmp_path_factory.mktemp("work")
-    config = tiny_config(LabelledConfig())
-    config.data = files(folder, tokenizer="words", max_length=16, tokens_per_batch=256)
+    config = tiny_config(LabelledData())
+    config.task.data = files(folder, tokenizer="words", max_length=16, tokens_per_batch=256)
     config.num_steps, config.checkpoint_every = 60, 60
     return workdir, train(config, workdir)
 
@@ -149,14 +149,14 @@ def test_a_workdir_needs_no_training_data_to_evaluate(trained, folder):
 
 def test_a_beam_answers_too(trained, folder):
     experiment = load_experiment(trained[0], ClassificationAsTextExperiment)
-    experiment.config.decoding.beam_size = 3
+    experiment.config.task.decoding.beam_size = 3
     found = experiment.answer(load_params(trained[0]), experiment.split("validation")[:6])
     assert found == ["is x", "is y", "is z"] * 2
 
 
 def test_starts_from_another_training(trained, tmp_path):
     """A model's tokenizer and sizes are taken, labels and lengths are those of the new task."""
-    config = tiny_config(QuestionsConfig(), tokenizer="unigram")
+    config = tiny_config(QuestionData(), tokenizer="unigram")
     config.model.d_model, config.init_from = 64, str(trained[0])
     config = with_initial_sizes(config)
     experiment = make_experiment(config)
@@ -181,7 +181,7 @@ def test_labels_that_answers_cannot_tell_apart_are_refused(tmp_path):
         folder.mkdir()
         (folder / "train.tsv").write_text(lines * 5)
         config = tiny_config(files(folder))
-        config.data = files(folder, tokenizer="unigram", validation_file="")
+        config.task.data = files(folder, tokenizer="unigram", validation_file="")
         experiment = make_experiment(config)
         assert not experiment.has_validation
         with pytest.raises(UserError, match=message):
@@ -196,7 +196,7 @@ def test_a_label_that_training_does_not_have_is_refused(trained, folder):
 
 def test_a_part_that_is_not_named_is_refused(trained):
     experiment = load_experiment(trained[0], ClassificationAsTextExperiment)
-    with pytest.raises(UserError, match=r"config.data.test_file names no file for the test split"):
+    with pytest.raises(UserError, match=r"config.task.data.test_file names no file for the test split"):
         experiment.evaluate({}, "test")
 
 
@@ -218,7 +218,7 @@ def test_sentinels_are_spelled_out(opened):
 
 
 def test_long_sentences_are_tagged_as_far_as_they_are_read(tmp_path):
-    experiment = make_experiment(tiny_config(TaggedConfig(), max_length=16))
+    experiment = make_experiment(tiny_config(TaggedData(), max_length=16))
     experiment.open(tmp_path)
     sentence = TaggedSentence(["the"] * 120, ["O"] * 119 + ["B-person"])
     assert experiment.rows([sentence])[0]["target"].tolist() == [1]

@@ -1,0 +1,50 @@
+"""Fields of configurations that know which values they may have: `num_layers: int = at_least(1, 6)`."""
+
+import dataclasses
+from collections.abc import Iterable
+from typing import Any, TypeVar, cast
+
+from tfx_jax.errors import UserError
+
+T = TypeVar("T")
+
+
+def at_least(least: float, default: T) -> T:
+    """Declares a field of a dataclass whose numbers are not below `least`; None, where allowed, is let through."""
+    return cast(T, dataclasses.field(default=default, metadata={"at_least": least}))
+
+
+def fraction(default: T) -> T:
+    """Declares a field of a dataclass whose numbers are in [0, 1), such as a rate of dropout."""
+    return cast(T, dataclasses.field(default=default, metadata={"is_fraction": True}))
+
+
+def one_of(choices: Iterable[str], default: str) -> str:
+    """Declares a field of a dataclass whose strings are among `choices`."""
+    return cast(str, dataclasses.field(default=default, metadata={"choices": tuple(choices)}))
+
+
+def check_fields(config: Any, name: str = "config") -> None:
+    """Checks every field of nested dataclasses against its declaration.
+
+    Args:
+      config: a dataclass.
+      name: what messages call it.
+
+    Raises:
+      UserError: if a value is not allowed; the message names the field.
+    """
+    for field in dataclasses.fields(config):
+        value: Any = getattr(config, field.name)
+        path, metadata = f"{name}.{field.name}", field.metadata
+        if hasattr(value, "__dataclass_fields__"):
+            check_fields(value, path)
+        elif value is None:
+            continue
+        if "at_least" in metadata and not value >= metadata["at_least"]:
+            raise UserError(f"{path} must be at least {metadata['at_least']}, got {value}")
+        if "is_fraction" in metadata and not 0.0 <= value < 1.0:
+            raise UserError(f"{path} must be in [0, 1), got {value}")
+        if "choices" in metadata and value not in metadata["choices"]:
+            listed = " or ".join(f'"{choice}"' for choice in metadata["choices"])
+            raise UserError(f"{path} must be {listed}, got {value!r}")

@@ -1,0 +1,104 @@
+"""What every model's configuration offers to tasks and to the trainer."""
+
+from typing import Any, ClassVar, Protocol
+
+from flax import nnx
+
+from tfx_jax.errors import UserError
+from tfx_jax.nn.attention import ShardAttention
+from tfx_jax.nn.cores import AttentionConfig
+
+DTYPES = ("float32", "bfloat16")
+"""Of the computation; parameters, logits and statistics stay float32."""
+
+
+class ModelConfig(Protocol):
+    """The sizes of a model: a dataclass, which stands above its model in the file of its paper.
+
+    Attributes:
+      kind: what the model computes, which decides the tasks that it can be trained on: "encoder_decoder" takes sources
+        and targets and gives the logits of the targets, "decoder" gives the logits of what follows each token, "bert"
+        is the body below the heads of `tfx_jax.models.bert_heads`. A new kind is a new word here and in its task.
+      is_causal: whether a position may not see later ones, at least in a decoder.
+      has_position_bias: whether attention is given a bias for each pair of positions.
+    """
+
+    kind: ClassVar[str]
+    is_causal: ClassVar[bool]
+    has_position_bias: ClassVar[bool]
+    vocab_size: int
+    d_model: int
+    attention: AttentionConfig
+    dtype: str
+
+    def validate(self) -> None:
+        """Checks how fields go together.
+
+        Raises:
+          ValueError: if they do not; the message begins with the name of a field.
+        """
+        ...
+
+    def tiny(self, *, max_length: int) -> None:
+        """Sets sizes that train in seconds on one CPU, for texts of up to `max_length` tokens."""
+        ...
+
+
+class MakesModel(ModelConfig, Protocol):
+    """The configuration of a model that needs no head."""
+
+    def make(self, *, shard_attention: ShardAttention | None = None, rngs: nnx.Rngs) -> Any:
+        """Makes the model, its parameters drawn.
+
+        Args:
+          shard_attention: calls attention on a mesh, see `tfx_jax.nn.MultiHeadAttention`.
+          rngs: stream `params`.
+        """
+        ...
+
+
+class EncoderDecoderConfig(MakesModel, Protocol):
+    """The configuration of a model of the kind "encoder_decoder".
+
+    Attributes:
+      pad_id: the token that fills a row.
+      start_id: the one that the decoder reads first.
+      eos_id: the one that ends a text.
+    """
+
+    pad_id: int
+    start_id: int
+    eos_id: int
+
+    def training_flops(self, rows: int, source_length: int, target_length: int) -> int:
+        """Counts the model FLOPs of a training step, see `tfx_jax.models.flops`."""
+        ...
+
+
+class DecoderConfig(MakesModel, Protocol):
+    """The configuration of a model of the kind "decoder"."""
+
+    def training_flops(self, rows: int, length: int, *, num_predicted: int) -> int:
+        """Counts the model FLOPs of a training step, see `tfx_jax.models.flops`."""
+        ...
+
+
+def require_kind(model: ModelConfig, kind: str, task: str) -> None:
+    """Checks that a task can train a model.
+
+    Raises:
+      UserError: if the model is of another kind.
+    """
+    if model.kind != kind:
+        raise UserError(f"{task} needs a model of the kind {kind!r}, but a {type(model).__name__} is {model.kind!r}")
+
+
+def check_max_length(model: ModelConfig, max_length: int) -> None:
+    """Checks that a model with learned positions has one for every token of an example.
+
+    Raises:
+      UserError: if it has not.
+    """
+    limit = getattr(model, "max_length", None)
+    if limit is not None and limit < max_length:
+        raise UserError(f"config.task.data.max_length={max_length} is more than config.model.max_length={limit}")

@@ -1,0 +1,41 @@
+"""What all tasks with a BERT share: its tokenizer, and texts as it reads them."""
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import cast
+
+import numpy as np
+
+from tfx_jax.data.batching import Example
+from tfx_jax.data.hf_tokenizer import HFTokenizer
+from tfx_jax.data.next_sentence import pair_inputs
+from tfx_jax.errors import UserError
+from tfx_jax.models.config import ModelConfig
+from tfx_jax.tasks.artifacts import setup_tokenizer
+from tfx_jax.tasks.task import Artifacts
+
+
+def setup_bert_tokenizer(
+    artifacts: Artifacts, model: ModelConfig, texts: Callable[[], Iterable[str]], *, kind: str
+) -> HFTokenizer:
+    """Loads or makes the tokenizer of a workdir, which has BERT's special tokens.
+
+    Raises:
+      UserError: as `setup_tokenizer`, and if it has not.
+    """
+    tokenizer = setup_tokenizer(artifacts, texts, kind=kind, family="bert", vocab_size=model.vocab_size)
+    if None in (tokenizer.cls_id, tokenizer.sep_id, tokenizer.pad_id):
+        raise UserError(f"the tokenizer of {artifacts.folder} has not all of BERT's special tokens")
+    return tokenizer
+
+
+def bert_example(tokenizer: HFTokenizer, first: Sequence[int], second: Sequence[int], max_length: int) -> Example:
+    """Returns one text or two as BERT reads them, cut to `max_length`: "tokens", "segments", "is_token", each [T]."""
+    tokens, segments = pair_inputs(
+        first,
+        second,
+        max_length=min(max_length, len(first) + len(second) + (3 if len(second) else 2)),
+        cls_id=cast(int, tokenizer.cls_id),
+        sep_id=cast(int, tokenizer.sep_id),
+        pad_id=cast(int, tokenizer.pad_id),
+    )
+    return {"tokens": tokens, "segments": segments, "is_token": np.ones(len(tokens), bool)}

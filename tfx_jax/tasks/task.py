@@ -1,0 +1,175 @@
+"""What a task is: an objective with its data, its loss and its metrics, for any model of the kind that it needs.
+
+A task has two parts, as a model has. Its configuration, `config.task`, is a dataclass that says where examples come
+from and how they are learned; `config.task.setup(...)` makes the task itself, which has read what it needs. A task
+knows neither the trainer nor the other tasks: what two of them share is a function.
+"""
+
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
+from typing import Any, NamedTuple, Protocol
+
+import grain
+from etils import epath
+from flax import nnx
+from jaxtyping import Array
+
+from tfx_jax.data.batching import Batch, LoaderOptions
+from tfx_jax.data.splits import Split, Splits
+from tfx_jax.models.config import ModelConfig
+from tfx_jax.nn.attention import ShardAttention
+from tfx_jax.tasks.loss import LossOutput
+from tfx_jax.tasks.prediction import TrainedModel
+
+
+class MetricInfo(NamedTuple):
+    """How a metric of an evaluation is shown and compared.
+
+    Attributes:
+      name: the key by which evaluations have it, such as "bleu".
+      title: the same for a person, such as "BLEU".
+      unit: what stands behind a value.
+      digits: how many stand after the point.
+      is_loss: whether lower values are better.
+      note: how it is computed, where that has to be said.
+    """
+
+    name: str
+    title: str
+    unit: str = ""
+    digits: int = 2
+    is_loss: bool = False
+    note: str = ""
+
+    def format(self, value: float) -> str:
+        """Returns a value with its unit."""
+        return f"{value:.{self.digits}f}{self.unit}"
+
+
+class EvalResult(NamedTuple):
+    """What an evaluation found.
+
+    Attributes:
+      metrics: the values of all metrics of the task, by name.
+      summary: the same for a person, on one line.
+    """
+
+    metrics: dict[str, float]
+    summary: str
+
+
+class Artifacts(Protocol):
+    """The files of a workdir that its checkpoints are of no use without, such as the tokenizer and the labels.
+
+    Attributes:
+      folder: the workdir.
+      starts_from_model: whether the training starts from the parameters of another model, whose tokenizer it takes.
+    """
+
+    folder: epath.Path
+    starts_from_model: bool
+
+    def initial_tokenizer(self) -> epath.Path:
+        """Returns the folder of that tokenizer.
+
+        Raises:
+          UserError: if the model is not there, or its tokenizer is damaged.
+        """
+        ...
+
+    def checked(self, name: str) -> AbstractContextManager[bool]:
+        """Checks a file or folder of the workdir before the block reads it, see `tfx_jax.training.artifacts`.
+
+        Yields:
+          Whether the block is to make it, because this is the first training there.
+
+        Raises:
+          UserError: if it is missing and may not be made, or is damaged.
+        """
+        ...
+
+
+class TaskConfig(Protocol):
+    """The configuration of a task: a dataclass, which stands above the task in the same file.
+
+    Attributes:
+      data: where examples come from and how they become batches, a dataclass: `max_length` and `tokens_per_batch` are
+        fields of each.
+    """
+
+    data: Any
+
+    def validate(self, model: ModelConfig) -> None:
+        """Checks how fields go together, and that the task can train the model.
+
+        Raises:
+          UserError: if not.
+        """
+        ...
+
+    def tiny(self) -> None:
+        """Sets what trains in seconds on one CPU, on built-in data."""
+        ...
+
+    def splits(self) -> Splits[Any]:
+        """Returns the splits of the data, of which nothing is read yet."""
+        ...
+
+    def setup(self, model: Any, splits: Any, artifacts: Artifacts) -> "Task":
+        """Makes the task: reads its artifacts, or makes them of the training split.
+
+        Args:
+          model: the configuration of the model.
+          splits: what `splits` gave.
+          artifacts: of the workdir.
+
+        Raises:
+          UserError: if an artifact is missing and may not be made, is damaged or does not fit, or the data cannot be
+            read.
+        """
+        ...
+
+
+class Task(Protocol):
+    """A task that is ready to train.
+
+    A task whose examples go on from one batch to the next has `make_carry()` besides: what the first batch begins with,
+    arrays [B, ...]. Its loss takes the carry as a fourth argument and returns the next one.
+
+    Attributes:
+      metrics: what evaluations measure; the first decides which checkpoint is best.
+      unit: what the throughput counts, and the loss is a mean over.
+      model_config: the configuration of the model with the vocabulary and the labels that it really has.
+    """
+
+    model_config: Any
+
+    @property
+    def metrics(self) -> tuple[MetricInfo, ...]: ...
+
+    @property
+    def unit(self) -> str: ...
+
+    def make_model(self, *, shard_attention: ShardAttention | None = None, rngs: nnx.Rngs) -> Any:
+        """Makes the model, its parameters drawn."""
+        ...
+
+    def train_data(self, options: LoaderOptions) -> grain.IterDataset[Batch]:
+        """Returns endless training batches."""
+        ...
+
+    def loss(self, model: Any, batch: dict[str, Array], rngs: nnx.Rngs | None) -> LossOutput:
+        """Computes what is to be lowered, of a batch; see `tfx_jax.training.step.update`."""
+        ...
+
+    def training_flops(self, shapes: Mapping[str, tuple[int, ...]]) -> int:
+        """Counts the model FLOPs of a step on a batch of arrays of these shapes."""
+        ...
+
+    def evaluate(self, model: TrainedModel, split: Split = "validation") -> EvalResult:
+        """Measures a model on a split; several processes share the work, and each returns the whole.
+
+        Raises:
+          UserError: if there is no such split, or it cannot be read.
+        """
+        ...

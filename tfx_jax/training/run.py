@@ -1,0 +1,131 @@
+"""A run: a configuration with its task, as the trainer and the command line work with it."""
+
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any, Generic, TypeVar
+
+import grain
+import jax
+from etils import epath
+from flax import nnx
+from jax.sharding import Mesh
+
+from tfx_jax.data.batching import Batch, LoaderOptions
+from tfx_jax.data.process_shard import ProcessShard
+from tfx_jax.data.splits import Split, Splits
+from tfx_jax.errors import UserError
+from tfx_jax.nn.attention import ShardAttention
+from tfx_jax.tasks.prediction import TrainedModel
+from tfx_jax.tasks.task import EvalResult, Task
+from tfx_jax.training.artifacts import WorkdirArtifacts
+from tfx_jax.training.config import ExperimentConfig, load_config
+from tfx_jax.training.distributed import gather_lists
+from tfx_jax.training.initial import tokenizer_folder
+from tfx_jax.training.sharding import num_batch_shards, process_shard
+from tfx_jax.training.step import Params
+
+AnyTask = TypeVar("AnyTask", bound=Task)
+
+
+class Run(Generic[AnyTask]):
+    """A task that is ready, and the configuration that it was made from.
+
+    Attributes:
+      config: of the whole run.
+      task: what is learned.
+    """
+
+    def __init__(self, config: ExperimentConfig, task: AnyTask):
+        """Takes what `make_run` made."""
+        self.config, self.task = config, task
+
+    def make_model(self, shard_attention: ShardAttention | None = None) -> Any:
+        """Makes the model, its parameters drawn by the seed of the configuration."""
+        return self.task.make_model(shard_attention=shard_attention, rngs=nnx.Rngs(params=self.config.seed))
+
+    @functools.cached_property
+    def graphdef(self) -> nnx.GraphDef:
+        """The model without its parameters."""
+        return nnx.graphdef(nnx.eval_shape(self.make_model))
+
+    @property
+    def make_carry(self) -> Callable[[], Any]:
+        """Makes what the first batch begins with: None where examples do not go on from one batch to the next."""
+        return getattr(self.task, "make_carry", lambda: None)
+
+    def train_data(self, mesh: Mesh) -> grain.IterDataset[Batch]:
+        """Returns what this process reads of the training split when it trains on a mesh."""
+        return self.task.train_data(
+            LoaderOptions(
+                seed=self.config.seed,
+                batch_multiple=num_batch_shards(mesh) * self.config.accumulate,
+                length_multiple=mesh.shape["sequence"],
+                shard=process_shard(mesh),
+            )
+        )
+
+    def trained(self, params: Params) -> TrainedModel:
+        """Returns the model with these parameters; all that were made here share what they compile."""
+        return self._trained.replace(params)
+
+    def evaluate(self, params: Params, split: Split = "validation") -> EvalResult:
+        """Measures parameters, which are NumPy arrays, on a split; processes share the work.
+
+        Raises:
+          UserError: if there is no such split.
+        """
+        return self.task.evaluate(self.trained(params), split)
+
+    def rank(self, metrics: Mapping[str, float]) -> float:
+        """Returns by how much one evaluation is better than others: the first metric, higher being better."""
+        first = self.task.metrics[0]
+        return -metrics[first.name] if first.is_loss else metrics[first.name]
+
+    @functools.cached_property
+    def _trained(self) -> TrainedModel:
+        shard = ProcessShard(jax.process_index(), jax.process_count())
+        return TrainedModel(self.graphdef, None, shard=shard, gather=gather_lists)
+
+
+def make_run(
+    config: ExperimentConfig, workdir: epath.PathLike, *, splits: Splits[Any] | None = None, can_make: bool = True
+) -> Run[Any]:
+    """Sets the task of a configuration up.
+
+    Args:
+      config: what `validate` has passed.
+      workdir: of the training, where the task keeps what a model needs beside its parameters.
+      splits: of the task's data, if they have been read before.
+      can_make: whether what is missing may be made, because this is a training.
+
+    Raises:
+      UserError: as `tfx_jax.tasks.task.TaskConfig.setup`.
+    """
+    artifacts = WorkdirArtifacts(
+        workdir,
+        can_make=can_make,
+        find_tokenizer=functools.partial(tokenizer_folder, config.init_from) if config.init_from else None,
+    )
+    splits = config.task.splits() if splits is None else splits
+    return Run(config, config.task.setup(config.model, splits, artifacts))
+
+
+def load_run(workdir: epath.PathLike, kind: type[AnyTask] | None = None) -> Run[AnyTask]:
+    """Opens what was trained in `workdir`, where nothing is written.
+
+    Args:
+      workdir: of the training.
+      kind: the class of the task that it must be; None takes any.
+
+    Raises:
+      UserError: if there is none, or one of another kind, or a file that it needs is missing or damaged.
+    """
+    run = make_run(load_config(epath.Path(workdir)), workdir, can_make=False)
+    if kind is not None and not isinstance(run.task, kind):
+        raise UserError(f"{workdir} holds a {_name(type(run.task))}, and this is for a {_name(kind)}")
+    return run
+
+
+def _name(kind: type) -> str:
+    """Returns what a class is called in a sentence: "translation task"."""
+    return "".join(f" {letter.lower()}" if letter.isupper() else letter for letter in kind.__name__).strip()
