@@ -12,6 +12,7 @@ from flax import nnx
 from tests.nn.programs import draw, jitted, normal
 from tfx_jax.functional import alibi_bias
 from tfx_jax.nn import DecoderLayer, EncoderLayer, FeedForward, LayerNorm, MultiHeadAttention, RMSNorm
+from tfx_jax.nn.cache import KVCache
 from tfx_jax.nn.decoder_step import DecoderStep, KeysValues, Product, init_steps, take_step
 from tfx_jax.nn.layers import Residual
 
@@ -230,8 +231,8 @@ def test_steps_go_on_after_a_prompt(num_past, is_gated):
         before = {"bias": bias[..., :num_past, :num_past], "mask": is_past[:, None, None, :]}
         for layer in layers:
             want, _ = layer(want, bias=bias, mask=mask, is_causal=True)
-            read, extras = layer(read, **before, is_causal=True, return_memory=True)
-            past.append(KeysValues.of(*extras["memory"]))
+            read, extras = layer(read, **before, is_causal=True, cache=KVCache.empty(B, N, H, U))
+            past.append(KeysValues.of(*extras["cache"]))
         steps = [DecoderStep(layer) for layer in layers]
         cache = init_steps(past, room=T, num_beams=W, is_past=is_past)
         cache |= {"writers": jnp.repeat(cache["writers"], W, axis=0)}  # as a search does
@@ -252,6 +253,27 @@ def test_steps_go_on_after_a_prompt(num_past, is_gated):
 
     want, steps = run([_drawn(lambda: make(nnx.Rngs(0))) for _ in range(2)])
     np.testing.assert_allclose(steps.swapaxes(0, 1), want[:, num_past:], rtol=1e-6, atol=1e-5)
+
+
+@pytest.mark.parametrize("first", [0, 1, 3])
+def test_a_text_read_in_parts_with_a_cache_is_the_text_read_at_once(first):
+    """What the cache holds then are the keys and values of the whole; one token of the text is padding."""
+    x, exists = normal(1, B, T, D), np.ones((B, T), bool)
+    exists[1, 2] = False
+
+    @jitted
+    def run(layer):
+        whole, extras = layer(x, cache=KVCache.empty(B, N, H, U), mask=exists[:, None, None], is_causal=True)
+        parts, cache = [], KVCache.empty(B, N, H, U)
+        for start, stop in ((0, first), (first, T)):
+            mask = exists[:, None, None, :stop]
+            y, found = layer(x[:, start:stop], cache=cache, mask=mask, is_causal=True)
+            parts, cache = [*parts, y], found["cache"]
+        return (whole, extras["cache"]), (jnp.concatenate(parts, axis=1), cache)
+
+    want, found = run(_drawn(_encoder_layer))
+    assert found[1].key.shape == (B, T, N, H)
+    jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-6, atol=1e-5), found, want)
 
 
 def test_steps_want_a_memory_if_and_only_if_there_is_an_encoder():

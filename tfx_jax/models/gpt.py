@@ -17,6 +17,7 @@ from tfx_jax.functional.masks import SegmentIds
 from tfx_jax.models.config import DTYPES
 from tfx_jax.models.flops import stack_flops
 from tfx_jax.nn.attention import MultiHeadAttention, ShardAttention
+from tfx_jax.nn.cache import KVCache
 from tfx_jax.nn.cores import AttentionConfig, AttentionFn
 from tfx_jax.nn.decoder_step import KeysValues, arrange, attention_of_step, init_steps, take_step
 from tfx_jax.nn.decoding import Decoder
@@ -239,18 +240,23 @@ class GPT(nnx.Module):
         positions: Int[Array, "B T"] | None,
         segment_ids: SegmentIds | None,
         rngs: nnx.Rngs | None,
-        **wanted: bool,
+        *,
+        caches: KVCache | None = None,
+        return_weights: bool = False,
     ) -> tuple[Float[Array, "B T D"], Any]:
-        """The output of the last layer and what `EncoderLayer` returns besides, stacked over layers."""
+        """The output of the last layer and what `EncoderLayer` returns besides, stacked over layers like `caches`."""
         if positions is None:
             positions = jnp.arange(tokens.shape[1])[None] if is_token is None else count(is_token)
         x = self._embed(tokens, positions, rngs)
         mask = None if is_token is None else is_token[:, None, None, :]
 
-        def layer_fn(layer: EncoderLayer, x: Array, rngs: nnx.Rngs | None) -> tuple[Array, Any]:
-            return layer(x, mask=mask, is_causal=True, segment_ids=segment_ids, rngs=rngs, **wanted)
+        def layer_fn(
+            layer: EncoderLayer, x: Array, rngs: nnx.Rngs | None, cache: KVCache | None = None
+        ) -> tuple[Array, Any]:
+            options: dict[str, Any] = {"mask": mask, "is_causal": True, "segment_ids": segment_ids}
+            return layer(x, cache=cache, rngs=rngs, return_weights=return_weights, **options)
 
-        return scan_layers(layer_fn, self.decoder_layers, x, rngs, remat=self.config.remat)
+        return scan_layers(layer_fn, self.decoder_layers, x, rngs, inputs=caches, remat=self.config.remat)
 
     def _embed(
         self, tokens: Int[Array, "B T"], positions: Int[Array, "#B T"], rngs: nnx.Rngs | None
@@ -317,8 +323,12 @@ class GPTDecoder(nnx.Module):
         is_past = is_token & (places != last)
         past = []
         if self.fused is not None:
-            _, extras = self.model._read(inputs, is_past, None, None, None, return_memory=True)
-            past = KeysValues.of_stack(*extras["memory"])
+            config = self.model.config
+            d_k = config.d_model // config.num_heads if config.d_k is None else config.d_k
+            empty = KVCache.empty(inputs.shape[0], config.num_heads, d_k, dtype=config.dtype)
+            caches = jax.tree.map(lambda leaf: jnp.stack([leaf] * config.num_layers), empty)
+            _, extras = self.model._read(inputs, is_past, None, None, None, caches=caches)
+            past = KeysValues.of_stack(*extras["cache"])
         return Prompt(inputs, is_past, past, jnp.take_along_axis(inputs, last, axis=1)[:, 0])
 
     def init_cache(

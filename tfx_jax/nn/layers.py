@@ -11,6 +11,7 @@ from jaxtyping import Array, Float
 from tfx_jax.functional.dropout import dropout
 from tfx_jax.functional.masks import Bias, Mask
 from tfx_jax.nn.attention import MultiHeadAttention
+from tfx_jax.nn.cache import KVCache
 from tfx_jax.nn.feed_forward import FeedForward
 from tfx_jax.nn.normalization import LayerNorm
 
@@ -66,7 +67,7 @@ class EncoderLayer(nnx.Module):
         *,
         rngs: nnx.Rngs | None = None,
         return_weights: bool = False,
-        return_memory: bool = False,
+        cache: KVCache | None = None,
         **options: Any,
     ) -> tuple[Float[Array, "B S D"], dict[str, Any] | None]:
         """Transforms a sequence.
@@ -74,8 +75,8 @@ class EncoderLayer(nnx.Module):
         Args:
           x: [B, S, D].
           rngs: stream `dropout`; None means evaluation.
-          return_weights: whether the extras hold "self", the attention weights [B, N, S, S].
-          return_memory: whether they hold "memory", the keys [B, S, K, H] and values [B, S, K, U] attended to.
+          return_weights: whether the extras hold "self", the attention weights [B, N, S, keys].
+          cache: the keys and values of tokens before `x`; the extras then hold "cache", with those of `x` behind them.
           **options: of the attention: `bias`, `mask`, `is_causal`, `segment_ids`.
 
         Returns:
@@ -83,14 +84,15 @@ class EncoderLayer(nnx.Module):
         """
 
         def attend(x: Array) -> tuple[Array, dict[str, Any]]:
-            memory = self.self_attention.project_memory(x)
-            result = self.self_attention.attend(x, *memory, rngs=rngs, return_weights=return_weights, **options)
+            own = KVCache(*self.self_attention.project_memory(x))
+            attended = own if cache is None else cache.append(own)
+            result = self.self_attention.attend(x, *attended, rngs=rngs, return_weights=return_weights, **options)
             y, weights = _with_extra(result)
-            return y, {"self": weights, "memory": memory}
+            return y, {"self": weights, "cache": attended}
 
         x, extras = self.self_attention_residual(attend, x, rngs)
         x, _ = self.feed_forward_residual(lambda x: (self.feed_forward(x, rngs=rngs), None), x, rngs)
-        wanted = {"self": return_weights, "memory": return_memory}
+        wanted = {"self": return_weights, "cache": cache is not None}
         return x, {name: extras[name] for name, is_wanted in wanted.items() if is_wanted} or None
 
 

@@ -30,20 +30,22 @@ REMATS = ("none", "full", "dots")
 
 
 def scan_layers(
-    fn: Callable[[Layer, Array, nnx.Rngs | None], tuple[Array, Any]],
+    fn: Callable[..., tuple[Array, Any]],
     layers: Layer,
     x: Array,
     rngs: nnx.Rngs | None,
     *,
+    inputs: Any = None,
     remat: str = "none",
 ) -> tuple[Array, Any]:
-    """Runs `x, extra = fn(layer, x, rngs)` through a stack of layers.
+    """Runs `x, extra = fn(layer, x, rngs)`, or `fn(layer, x, rngs, layer_inputs)`, through a stack of layers.
 
     Args:
       fn: one layer's work; `extra` is any pytree, None for nothing.
       layers: what `stack_layers` built.
       x: the input of the first layer; every layer keeps its shape and dtype.
       rngs: stream `dropout`, from which each layer gets its own; None means evaluation.
+      inputs: what each layer is given besides, such as its cache, stacked along a leading layer axis: any pytree.
       remat: what the backward pass computes again instead of keeping it (Chen et al., 2016): nothing; "full", all of a
         layer from its input; or "dots", all but the results of matrix products with weights, which are dear to compute.
 
@@ -58,15 +60,16 @@ def scan_layers(
     """
     keys = None if rngs is None else jax.random.split(rngs.dropout(), _num_layers(layers))
 
-    def body(x: Array, layer_and_key: tuple[Layer, Array | None]) -> tuple[Array, tuple[Any, Any]]:
-        layer, key = layer_and_key
+    def body(x: Array, of_layer: tuple[Layer, Array | None, Any]) -> tuple[Array, tuple[Any, Any]]:
+        layer, key, given = of_layer
+        arguments = () if given is None else (given,)
         if key is None:
-            x, extra = fn(layer, x, None)
+            x, extra = fn(layer, x, None, *arguments)
             return x, (extra, None)
-        x, extra = fn(layer, x, nnx.Rngs(dropout=key))
+        x, extra = fn(layer, x, nnx.Rngs(dropout=key), *arguments)
         return x, (extra, nnx.state(layer, nnx.Not(nnx.Param)))
 
-    x, (extras, model_state) = jax.lax.scan(_rematerialised(body, remat), x, (layers, keys))
+    x, (extras, model_state) = jax.lax.scan(_rematerialised(body, remat), x, (layers, keys, inputs))
     if jax.tree.leaves(model_state):
         nnx.update(layers, model_state)
     return x, extras
