@@ -255,6 +255,23 @@ def test_steps_go_on_after_a_prompt(num_past, is_gated):
     np.testing.assert_allclose(steps.swapaxes(0, 1), want[:, num_past:], rtol=1e-6, atol=1e-5)
 
 
+@pytest.mark.parametrize("first", [0, 3])
+def test_a_target_read_in_parts_with_a_cache_is_the_target_read_at_once(first):
+    x, memory, bias = normal(1, B, T, D), normal(2, B, S, D), normal(3, 1, N, T, T)
+
+    @jitted
+    def run(layer):
+        want, _ = layer(x, memory, bias=bias)
+        parts, cache = [], KVCache.empty(B, N, H, U)
+        for start, stop in ((0, first), (first, T)):
+            y, found = layer(x[:, start:stop], memory, bias=bias[..., start:stop, :stop], cache=cache)
+            parts, cache = [*parts, y], found["cache"]
+        return want, jnp.concatenate(parts, axis=1)
+
+    want, found = run(_drawn(_decoder_layer))
+    np.testing.assert_allclose(found, want, rtol=1e-6, atol=1e-5)
+
+
 @pytest.mark.parametrize("first", [0, 1, 3])
 def test_a_text_read_in_parts_with_a_cache_is_the_text_read_at_once(first):
     """What the cache holds then are the keys and values of the whole; one token of the text is padding."""

@@ -84,16 +84,11 @@ class EncoderLayer(nnx.Module):
         """
 
         def attend(x: Array) -> tuple[Array, dict[str, Any]]:
-            own = KVCache(*self.self_attention.project_memory(x))
-            attended = own if cache is None else cache.append(own)
-            result = self.self_attention.attend(x, *attended, rngs=rngs, return_weights=return_weights, **options)
-            y, weights = _with_extra(result)
-            return y, {"self": weights, "cache": attended}
+            return _attend(self.self_attention, x, cache, rngs=rngs, return_weights=return_weights, **options)
 
         x, extras = self.self_attention_residual(attend, x, rngs)
         x, _ = self.feed_forward_residual(lambda x: (self.feed_forward(x, rngs=rngs), None), x, rngs)
-        wanted = {"self": return_weights, "cache": cache is not None}
-        return x, {name: extras[name] for name, is_wanted in wanted.items() if is_wanted} or None
+        return x, extras or None
 
 
 class DecoderLayer(nnx.Module):
@@ -122,35 +117,45 @@ class DecoderLayer(nnx.Module):
         bias: Bias | None = None,
         rngs: nnx.Rngs | None = None,
         return_weights: bool = False,
-    ) -> tuple[Float[Array, "B T D"], dict[str, Array] | None]:
+        cache: KVCache | None = None,
+    ) -> tuple[Float[Array, "B T D"], dict[str, Any] | None]:
         """Transforms a target sequence.
 
         Args:
           x: [B, T, D].
           memory: the encoder's output, [B, S, D].
           memory_mask: which of it exist, [B, 1, 1, S].
-          bias: of the self-attention, broadcastable to [B, N, T, T].
+          bias: of the self-attention, broadcastable to [B, N, T, keys].
           rngs: stream `dropout`; None means evaluation.
-          return_weights: whether to return the attention weights.
+          return_weights: whether the extras hold "self" and "cross", the attention weights [B, N, T, keys].
+          cache: the keys and values of targets before `x`; the extras then hold "cache", with those of `x` behind them.
 
         Returns:
-          The output and, with `return_weights`, {"self": [B, N, T, T], "cross": [B, N, T, S]}, else None.
+          The output and the extras that are asked for, or None.
         """
+        options: dict[str, Any] = {"rngs": rngs, "return_weights": return_weights}
 
-        def attend_self(x: Array) -> tuple[Array, Any]:
-            return _with_extra(
-                self.self_attention(x, bias=bias, is_causal=True, rngs=rngs, return_weights=return_weights)
-            )
+        def attend_self(x: Array) -> tuple[Array, dict[str, Any]]:
+            return _attend(self.self_attention, x, cache, bias=bias, is_causal=True, **options)
 
         def attend_memory(x: Array) -> tuple[Array, Any]:
-            return _with_extra(
-                self.cross_attention(x, memory, mask=memory_mask, rngs=rngs, return_weights=return_weights)
-            )
+            return _with_extra(self.cross_attention(x, memory, mask=memory_mask, **options))
 
-        x, self_weights = self.self_attention_residual(attend_self, x, rngs)
+        x, extras = self.self_attention_residual(attend_self, x, rngs)
         x, cross_weights = self.cross_attention_residual(attend_memory, x, rngs)
         x, _ = self.feed_forward_residual(lambda x: (self.feed_forward(x, rngs=rngs), None), x, rngs)
-        return x, {"self": self_weights, "cross": cross_weights} if return_weights else None
+        return x, extras | ({"cross": cross_weights} if return_weights else {}) or None
+
+
+def _attend(
+    attention: MultiHeadAttention, x: Array, cache: KVCache | None, *, return_weights: bool, **options: Any
+) -> tuple[Array, dict[str, Any]]:
+    """Attends from `x` to a cache and to itself; returns the weights and the longer cache, where there are any."""
+    own = KVCache(*attention.project_memory(x))
+    attended = own if cache is None else cache.append(own)
+    y, weights = _with_extra(attention.attend(x, *attended, return_weights=return_weights, **options))
+    extras: dict[str, Any] = {"self": weights} if return_weights else {}
+    return y, extras if cache is None else extras | {"cache": attended}
 
 
 def _with_extra(result: Any) -> tuple[Array, Any]:

@@ -31,7 +31,7 @@ REMATS = ("none", "full", "dots")
 
 def scan_layers(
     fn: Callable[..., tuple[Array, Any]],
-    layers: Layer,
+    layers: nnx.Module,
     x: Array,
     rngs: nnx.Rngs | None,
     *,
@@ -60,7 +60,7 @@ def scan_layers(
     """
     keys = None if rngs is None else jax.random.split(rngs.dropout(), _num_layers(layers))
 
-    def body(x: Array, of_layer: tuple[Layer, Array | None, Any]) -> tuple[Array, tuple[Any, Any]]:
+    def body(x: Array, of_layer: tuple[nnx.Module, Array | None, Any]) -> tuple[Array, tuple[Any, Any]]:
         layer, key, given = of_layer
         arguments = () if given is None else (given,)
         if key is None:
