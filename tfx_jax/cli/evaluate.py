@@ -28,7 +28,7 @@ def run(argv: Sequence[str]) -> int:
         raise UserError("--source and --reference go together")
     set_up_program()
     run, params = load_model(arguments)
-    if isinstance(run.task, TranslationTask):
+    if hasattr(run.task, "translator"):
         return _evaluate_translation(run, params, arguments)
     given = [name for name in ("source", "beam", "alpha", "int8") if getattr(arguments, name) not in (None, False)]
     if given:

@@ -60,9 +60,7 @@ class BertConfig:
     d_model: int = at_least(1, 768)
     num_heads: int = at_least(1, 12)
     d_ff: int | None = at_least(1, None)  # None: 4 * d_model
-    dropout_rate: float = fraction(
-        0.1
-    )  # of each sublayer's output and of the sums of embeddings, segments and positions
+    dropout_rate: float = fraction(0.1)  # of each sublayer's output and of the sums of the three embeddings
     attention_dropout_rate: float = fraction(0.1)  # of the attention weights
     head_dropout_rate: float | None = fraction(None)  # of what classifiers read; None: dropout_rate
     activation: str = one_of(ACTIVATIONS, "gelu")  # "gelu" is the exact one
@@ -130,7 +128,13 @@ class BertOutput(NamedTuple):
 
 
 class Bert(nnx.Module):
-    """Post-norm encoder layers over the sum of token, segment and position vectors (Devlin et al., 2019, figure 2)."""
+    """Post-norm encoder layers over the sum of token, segment and position vectors (Devlin et al., 2019, figure 2).
+
+    Attributes:
+      name_below_heads: by which the models of `tfx_jax.models.bert_heads` have it.
+    """
+
+    name_below_heads = "bert"
 
     def __init__(
         self,

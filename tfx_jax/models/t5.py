@@ -68,9 +68,7 @@ class T5Config:
     is_tied: bool = True  # the output layer is the embedding, of x / sqrt(d_model); or it has a matrix of its own
     num_buckets: int = 32  # of distances, see `tfx_jax.functional.relative_position_bucket`
     max_distance: int = at_least(1, 128)  # tokens, from which on all distances share a bucket
-    dropout_rate: float = fraction(
-        0.1
-    )  # of inputs, sublayers' outputs, attention weights, hidden units and last outputs
+    dropout_rate: float = fraction(0.1)  # of inputs, sublayers' and last outputs, attention weights, hidden units
     norm_epsilon: float = 1e-6
     attention: AttentionConfig = dataclasses.field(default_factory=AttentionConfig)  # to oneself; to a source: dense
     pad_id: int = 0  # the token that fills a row

@@ -12,7 +12,6 @@ from flax import nnx
 from tfx_jax.data.hf_tokenizer import load_folder_tokenizer
 from tfx_jax.errors import UserError
 from tfx_jax.models import hf
-from tfx_jax.models.bert import Bert
 from tfx_jax.training.artifacts import check_artifact
 from tfx_jax.training.checkpoint import load_best_params
 from tfx_jax.training.config import ExperimentConfig, load_config
@@ -101,7 +100,8 @@ def _initial_params(folder: epath.Path) -> Params:
         return load_best_params(folder)
     model = hf.load(folder)
     params = nnx.to_pure_dict(nnx.state(model))
-    return {"bert": params} if isinstance(model, Bert) else params  # a body alone is what models with heads contain
+    body = getattr(model, "name_below_heads", None)  # a body alone is what models with heads contain
+    return params if body is None else {body: params}
 
 
 def _flat(params: Params) -> dict[str, Any]:
