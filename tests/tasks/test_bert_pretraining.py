@@ -11,9 +11,9 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from tfx_jax.data.masked_lm import mask_tokens
 from tfx_jax.models import BertConfig, BertMaskedLM, BertPretraining
+from tfx_jax.tasks.bert_pretraining import chosen_places, num_chosen, pretraining_loss
 from tfx_jax.tasks.cross_entropy import summed_cross_entropy
 from tfx_jax.tasks.loss import LossOutput
-from tfx_jax.tasks.bert_pretraining import chosen_places, num_chosen, pretraining_loss
 
 V, T, RATE = 29, 13, 0.3
 CONFIG = BertConfig(V, max_length=T, num_layers=1, d_model=8, num_heads=2, dropout_rate=0.0, attention_dropout_rate=0.0)

@@ -11,9 +11,9 @@ import pytest
 from flax import nnx
 
 from tfx_jax import models
+from tfx_jax.tasks.bert_pretraining import pretraining_loss
 from tfx_jax.tasks.classification import classification_loss
 from tfx_jax.tasks.language_modeling import language_model_loss
-from tfx_jax.tasks.bert_pretraining import pretraining_loss
 from tfx_jax.tasks.question_answering import span_loss
 from tfx_jax.tasks.tagging import IGNORED, tagging_loss
 from tfx_jax.tasks.translation import translation_loss

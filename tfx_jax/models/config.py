@@ -99,6 +99,7 @@ def check_max_length(model: ModelConfig, max_length: int) -> None:
     Raises:
       UserError: if it has not.
     """
-    limit = getattr(model, "max_length", None)
-    if limit is not None and limit < max_length:
-        raise UserError(f"config.task.data.max_length={max_length} is more than config.model.max_length={limit}")
+    for name in ("max_length", "learned_positions"):  # of the latter, 0 means that they are not learned
+        limit = getattr(model, name, None)
+        if limit and limit < max_length:
+            raise UserError(f"config.task.data.max_length={max_length} is more than config.model.{name}={limit}")

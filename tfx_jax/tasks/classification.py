@@ -18,7 +18,7 @@ from tfx_jax.errors import UserError
 from tfx_jax.fields import at_least, fraction, one_of
 from tfx_jax.models.bert import BertConfig
 from tfx_jax.models.bert_heads import BertClassifier
-from tfx_jax.models.config import ModelConfig, check_max_length, require_kind
+from tfx_jax.models.config import ModelConfig, require_kind
 from tfx_jax.nn.attention import ShardAttention
 from tfx_jax.tasks.artifacts import real_vocab_size, setup_json
 from tfx_jax.tasks.bert_examples import bert_example, setup_bert_tokenizer
@@ -102,7 +102,6 @@ class ClassificationConfig:
         """See `tfx_jax.tasks.task.TaskConfig`."""
         require_kind(model, "bert", "classification")
         self.data.validate(model)
-        check_max_length(model, self.data.max_length)
 
     def tiny(self) -> None:
         """See `tfx_jax.tasks.task.TaskConfig`."""

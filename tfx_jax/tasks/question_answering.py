@@ -21,7 +21,7 @@ from tfx_jax.errors import UserError
 from tfx_jax.fields import at_least, one_of
 from tfx_jax.models.bert import BertConfig
 from tfx_jax.models.bert_heads import BertQuestionAnswering
-from tfx_jax.models.config import ModelConfig, check_max_length, require_kind
+from tfx_jax.models.config import ModelConfig, require_kind
 from tfx_jax.nn.attention import ShardAttention
 from tfx_jax.tasks.answer_scores import answer_scores, character_exact_match, character_f1
 from tfx_jax.tasks.answer_windows import (
@@ -86,6 +86,10 @@ class QuestionData:
         summary = f"F1 {f1:.2f} %, exact match {exact_match:.2f} %, {len(questions):,} questions"
         return EvalResult({"f1": f1, "exact_match": exact_match}, summary)
 
+    def validate(self, model: ModelConfig) -> None:
+        """See `check_files`."""
+        check_files(self, model, what="row")
+
     def tiny(self) -> None:
         """Sets a little built-in text."""
         self.dataset, self.scoring, self.max_length, self.tokens_per_batch = "grammar", "words", 64, 512
@@ -106,8 +110,7 @@ class QuestionAnsweringConfig:
     def validate(self, model: ModelConfig) -> None:
         """See `tfx_jax.tasks.task.TaskConfig`."""
         require_kind(model, "bert", "question answering")
-        check_files(self.data, model, what="row")
-        check_max_length(model, self.data.max_length)
+        self.data.validate(model)
         if self.data.max_length < self.max_question_length + NUM_PAIR_SPECIALS + 1:
             raise UserError(
                 f"config.task.data.max_length={self.data.max_length} leaves no token for the context beside a question "

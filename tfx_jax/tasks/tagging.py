@@ -18,7 +18,7 @@ from tfx_jax.errors import UserError
 from tfx_jax.fields import at_least, fraction, one_of
 from tfx_jax.models.bert import BertConfig
 from tfx_jax.models.bert_heads import BertTagger
-from tfx_jax.models.config import ModelConfig, check_max_length, require_kind
+from tfx_jax.models.config import ModelConfig, require_kind
 from tfx_jax.nn.attention import ShardAttention
 from tfx_jax.tasks.artifacts import real_vocab_size, setup_json
 from tfx_jax.tasks.bert_examples import bert_example, setup_bert_tokenizer
@@ -63,6 +63,10 @@ class TaggedData:
         sentences = read_tagged(split_path(self, split))
         return [TaggedSentence(sentence.words, repair_tags(sentence.tags)) for sentence in sentences]
 
+    def validate(self, model: ModelConfig) -> None:
+        """See `check_files`."""
+        check_files(self, model, what="row")
+
     def tiny(self) -> None:
         """Sets a little built-in text."""
         self.dataset, self.max_length, self.tokens_per_batch = "grammar", 64, 512
@@ -78,8 +82,7 @@ class TaggingConfig:
     def validate(self, model: ModelConfig) -> None:
         """See `tfx_jax.tasks.task.TaskConfig`."""
         require_kind(model, "bert", "tagging")
-        check_files(self.data, model, what="row")
-        check_max_length(model, self.data.max_length)
+        self.data.validate(model)
 
     def tiny(self) -> None:
         """See `tfx_jax.tasks.task.TaskConfig`."""

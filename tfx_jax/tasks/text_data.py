@@ -9,7 +9,7 @@ from tfx_jax.data.text import read_text
 from tfx_jax.data.wikitext import read_articles
 from tfx_jax.errors import UserError
 from tfx_jax.fields import at_least, fraction, one_of
-from tfx_jax.models.config import ModelConfig, check_max_length
+from tfx_jax.models.config import ModelConfig
 from tfx_jax.tasks.text_files import check_files, has_file
 from tfx_jax.toy_grammar import grammar_documents
 
@@ -59,7 +59,6 @@ class TextData:
           UserError: if they do not.
         """
         check_files(self, model, what="row")
-        check_max_length(model, self.max_length)
         if self.validation_file and self.validation_share:
             raise UserError("config.task.data.validation_file and validation_share exclude each other: set one")
 

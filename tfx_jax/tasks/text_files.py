@@ -6,7 +6,7 @@ from etils import epath
 
 from tfx_jax.data.splits import Split
 from tfx_jax.errors import UserError
-from tfx_jax.models.config import ModelConfig
+from tfx_jax.models.config import ModelConfig, check_max_length
 
 GRAMMAR_SIZES: dict[Split, int] = {"train": 2_000, "validation": 200, "test": 200}
 """How many labelled, tagged or answered examples of the built-in grammar each split has."""
@@ -40,7 +40,7 @@ def few_boundaries(max_length: int) -> tuple[int, ...]:
 
 
 def check_files(data: FileData, model: ModelConfig, *, what: str) -> None:
-    """Checks that a batch holds an example, and that the model has a vocabulary.
+    """Checks that a batch holds an example, and that the model has a vocabulary, and positions for one.
 
     Args:
       data: the configuration.
@@ -53,6 +53,7 @@ def check_files(data: FileData, model: ModelConfig, *, what: str) -> None:
     if model.vocab_size < 1:  # 0, for the size of the text to decide, is of translation alone
         raise UserError(f"config.model.vocab_size must be at least 1, got {model.vocab_size}")
     check_batch(data, what=what)
+    check_max_length(model, data.max_length)
 
 
 def check_batch(data: Any, *, what: str) -> None:

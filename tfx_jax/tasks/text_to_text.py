@@ -38,7 +38,7 @@ from tfx_jax.tasks.question_answering import ANSWER_METRICS, QuestionData
 from tfx_jax.tasks.sentinels import SentinelTokenizer, setup_sentinel_tokenizer
 from tfx_jax.tasks.tagging import TaggedData
 from tfx_jax.tasks.task import Artifacts, EvalResult, MetricInfo
-from tfx_jax.tasks.text_files import check_files, few_boundaries
+from tfx_jax.tasks.text_files import few_boundaries
 from tfx_jax.tasks.text_formats import (
     NO_LABEL,
     Rendered,
@@ -69,7 +69,7 @@ class TextToTextConfig:
     def validate(self, model: ModelConfig) -> None:
         """See `tfx_jax.tasks.task.TaskConfig`."""
         require_kind(model, "encoder_decoder", "text to text")
-        check_files(self.data, model, what="row")
+        self.data.validate(model)
 
     def tiny(self) -> None:
         """See `tfx_jax.tasks.task.TaskConfig`."""
@@ -100,6 +100,12 @@ class TextToTextConfig:
             }
 
         found = setup_json(artifacts, "targets.json", targets)
+        num_positions = getattr(model, "learned_positions", 0)
+        if 0 < num_positions < found["length"]:
+            raise UserError(
+                f"the longest target has {found['length']} tokens, which is more than "
+                f"config.model.learned_positions={num_positions}"
+            )
         return TextToTextTask(
             self, model, splits, sentinel, text_format, labels=found["labels"], target_length=found["length"]
         )

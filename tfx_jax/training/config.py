@@ -180,8 +180,9 @@ def load_config(workdir: epath.Path) -> ExperimentConfig:
 
 
 def _described(config: ExperimentConfig) -> dict[str, Any]:
-    """The leaves of a configuration, and the classes of its model and task."""
-    return {"model": type(config.model).__name__, "task": type(config.task).__name__} | flat(config)
+    """The leaves of a configuration, and the classes of its model, its task and the task's data."""
+    parts = {"model": config.model, "task": config.task, "task.data": config.task.data}
+    return {name: type(part).__name__ for name, part in parts.items()} | flat(config)
 
 
 def _to_dict(config: Any) -> dict[str, Any]:

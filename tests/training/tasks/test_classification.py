@@ -8,13 +8,14 @@ import numpy as np
 import pytest
 from flax import nnx
 
+from tests.training.tasks.told import Told, no_answer
 from tfx_jax.cli import evaluate as evaluate_cli
 from tfx_jax.cli import train as train_cli
 from tfx_jax.errors import UserError
 from tfx_jax.models.bert import BertConfig
-from tfx_jax.training.config import ExperimentConfig, LabelledData
-from tfx_jax.training.experiments import make_experiment
-from tfx_jax.training.experiments.classification import ClassificationExperiment
+from tfx_jax.tasks.classification import ClassificationConfig, ClassificationTask, LabelledData
+from tfx_jax.training.config import ExperimentConfig
+from tfx_jax.training.run import make_run
 from tfx_jax.training.sharding import make_mesh
 from tfx_jax.training.validation import validate
 
@@ -23,37 +24,34 @@ EXPERIMENTS = pathlib.Path(__file__).parents[3] / "experiments"
 
 def tiny_config(**data):
     model = BertConfig(600, max_length=32, num_layers=1, d_model=16, num_heads=2, d_ff=32)
-    config = ExperimentConfig(model=model, data=LabelledData(**{"max_length": 12, "tokens_per_batch": 96} | data))
-    config.task.label_smoothing = 0.0
-    return validate(config)
+    task = ClassificationConfig(LabelledData(**{"max_length": 12, "tokens_per_batch": 96} | data))
+    return validate(ExperimentConfig(model=model, task=task))
 
 
 def opened(workdir, **data):
-    experiment = make_experiment(tiny_config(**data))
-    assert type(experiment) is ClassificationExperiment
-    experiment.open(workdir)
-    return experiment
+    run = make_run(tiny_config(**data), workdir)
+    assert type(run.task) is ClassificationTask
+    return run
 
 
 @pytest.fixture(scope="module", params=["grammar", "grammar_pairs"])
-def experiment(request, tmp_path_factory):
+def run(request, tmp_path_factory):
     return opened(tmp_path_factory.mktemp("workdir"), dataset=request.param)
 
 
-def params_of(experiment):
-    """Zeros, for models whose parameters do not matter; to draw some would take seconds."""
-    shapes = nnx.to_pure_dict(nnx.state(nnx.eval_shape(experiment.make_model)))
-    return jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), shapes)
+def texts_of(run, split="validation"):
+    return run.config.task.splits()[split]
 
 
-def test_rows_are_the_texts_between_special_tokens(experiment):
-    tokenizer, examples = experiment.tokenizer, experiment.split("validation")
-    rows = experiment.rows(examples)
-    assert len(rows) == len(examples) == 200
-    assert experiment.labels == tuple(sorted({example.label for example in experiment.split("train")}))
+def test_examples_are_the_texts_between_special_tokens(run):
+    task, texts = run.task, texts_of(run)
+    tokenizer, examples = task.tokenizer, task.encode(texts)
+    assert len(examples) == len(texts) == 200
+    assert task.labels == tuple(sorted({text.label for text in texts_of(run, "train")}))
+    assert task.model_config.labels == task.labels
     cut = 0
-    for example, row in zip(examples, rows, strict=True):
-        sides = [tokenizer.encode(text) for text in example[:-1]]
+    for text, example in zip(texts, examples, strict=True):
+        sides = [tokenizer.encode(side) for side in text[:-1]]
         while sum(map(len, sides)) + len(sides) + 1 > 12:
             max(reversed(sides), key=len).pop()  # the second where both are as long
             cut += 1
@@ -62,47 +60,47 @@ def test_rows_are_the_texts_between_special_tokens(experiment):
         for number, side in enumerate(sides):
             wanted += [*side, tokenizer.sep_id]
             types += [number] * (len(side) + 1)
-        assert row["tokens"].tolist() == wanted
-        assert row["segments"].tolist() == types
-        assert row["is_token"].all()
-        assert len(row["is_token"]) == len(wanted)
-        assert experiment.labels[row["label"]] == example.label
-        assert row["row_weights"] == 1
+        assert example["tokens"].tolist() == wanted
+        assert example["segments"].tolist() == types
+        assert example["is_token"].all()
+        assert len(example["is_token"]) == len(wanted)
+        assert task.labels[example["label"]] == text.label
+        assert example["row_weights"] == 1
     assert cut > 20
 
 
-def test_what_the_model_says_is_scored(experiment, monkeypatch):
-    examples = experiment.split("validation")
-    monkeypatch.setattr(experiment, "predict_batch", lambda model, batch: batch["label"])
-    experiment.__dict__.pop("predictor", None)
-    scores, text = experiment.evaluate(params_of(experiment))
-    assert scores == {"accuracy": 100, "macro_f1": 100}
-    assert text == "accuracy 100.00 %, macro F1 100.00 %, 200 texts"
-    monkeypatch.setattr(experiment, "predict_batch", lambda model, batch: 0 * batch["label"])
-    experiment.__dict__.pop("predictor", None)
-    scores, _ = experiment.evaluate(params_of(experiment))
-    share = np.mean([example.label == experiment.labels[0] for example in examples])
+def test_what_the_model_says_is_scored(run):
+    task, texts = run.task, texts_of(run)
+    metrics, summary = task.evaluate(Told(lambda batch: batch["label"]))
+    assert metrics == {"accuracy": 100, "macro_f1": 100}
+    assert summary == "accuracy 100.00 %, macro F1 100.00 %, 200 texts"
+    metrics, _ = task.evaluate(Told(lambda batch: 0 * batch["label"]))
+    share = np.mean([text.label == task.labels[0] for text in texts])
     assert 0 < share < 1
-    assert scores["accuracy"] == pytest.approx(100 * share)
-    assert scores["macro_f1"] == pytest.approx(200 * share / (1 + share) / len(experiment.labels))
-    experiment.__dict__.pop("predictor")
+    assert metrics["accuracy"] == pytest.approx(100 * share)
+    assert metrics["macro_f1"] == pytest.approx(200 * share / (1 + share) / len(task.labels))
 
 
-def test_scores_do_not_depend_on_the_size_of_batches(experiment, tmp_path, draw_model):
-    params = jax.device_get(nnx.to_pure_dict(nnx.state(draw_model(experiment.make_model))))
-    found = experiment.predict(params, experiment.rows(experiment.split("validation")))
+def test_metrics_do_not_depend_on_the_size_of_batches(run, tmp_path, draw_model):
+    params, texts = jax.device_get(nnx.to_pure_dict(nnx.state(draw_model(run.make_model)))), texts_of(run)
+    found = run.task.predict(run.trained(params), texts)
     assert len(set(found)) > 1
-    model = nnx.merge(experiment.graphdef, jax.device_put(params))
-    row = experiment.rows(experiment.split("validation")[:1])[0]
-    assert found[0] == np.asarray(jax.jit(model)(row["tokens"][None], row["segments"][None])).argmax()
-    one_by_one = opened(tmp_path, dataset=experiment.config.task.data.dataset, tokens_per_batch=12)
-    assert one_by_one.labels == experiment.labels
-    assert one_by_one.predict(params, one_by_one.rows(one_by_one.split("validation"))) == found
+    model = nnx.merge(run.graphdef, jax.device_put(params))
+    (example,) = run.task.encode(texts[:1])
+    logits = np.asarray(jax.jit(model)(example["tokens"][None], example["segments"][None]))
+    assert found[0] == run.task.labels[logits.argmax()]
+    share = np.mean([label == text.label for label, text in zip(found, texts, strict=True)])
+    assert run.evaluate(params).metrics["accuracy"] == pytest.approx(100 * share)
+    one_by_one = opened(tmp_path, dataset=run.config.task.data.dataset, tokens_per_batch=12)
+    assert one_by_one.task.labels == run.task.labels
+    assert one_by_one.task.predict(one_by_one.trained(params), texts) == found
 
 
-def test_batches_hold_every_text_once_an_epoch(experiment):
-    iterator = iter(experiment.batches(make_mesh(data=1)))
-    wanted = sorted((row["tokens"].tolist(), int(row["label"])) for row in experiment.rows(experiment.split("train")))
+def test_batches_hold_every_text_once_an_epoch(run):
+    iterator = iter(run.train_data(make_mesh(data=1)))
+    wanted = sorted(
+        (example["tokens"].tolist(), int(example["label"])) for example in run.task.encode(texts_of(run, "train"))
+    )
     found = []
     while len(found) < len(wanted):
         batch = next(iterator)
@@ -127,22 +125,22 @@ def files(tmp_path):
 
 
 def test_unknown_label_is_refused(files, tmp_path):
-    experiment = opened(tmp_path / "workdir", validation_file="dev.tsv", **files)
+    run = opened(tmp_path / "workdir", validation_file="dev.tsv", **files)
     with pytest.raises(UserError, match=r"^the label 'ugly' is none of the 2 of the training split$"):
-        experiment.evaluate(params_of(experiment))
+        run.task.evaluate(Told(no_answer))
 
 
-def test_parts_that_are_named(files, tmp_path):
-    experiment = opened(tmp_path / "workdir", **files)
-    assert not experiment.has_validation
+def test_splits_that_are_named(files, tmp_path):
+    run = opened(tmp_path / "workdir", **files)
+    assert "validation" not in run.config.task.splits()
     with pytest.raises(UserError, match=r"^config.task.data.validation_file names no file for the validation split$"):
-        experiment.evaluate(params_of(experiment))
+        run.task.evaluate(Told(no_answer))
     columns = {"first_column": "one", "second_column": "two", "label_column": "label"}
     named = files | columns | {"train_file": "pairs.tsv", "validation_file": "pairs.tsv"}
-    experiment = opened(tmp_path / "pairs", **named)
-    assert experiment.has_validation
-    assert experiment.labels == ("no", "yes")
-    assert [row["segments"].max() for row in experiment.rows(experiment.split("train"))] == [1, 1]
+    run = opened(tmp_path / "pairs", **named)
+    assert "validation" in run.config.task.splits()
+    assert run.task.labels == ("no", "yes")
+    assert [example["segments"].max() for example in run.task.encode(texts_of(run, "train"))] == [1, 1]
 
 
 def test_unknown_data_set_is_refused():

@@ -4,43 +4,60 @@ import json
 import pathlib
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
 
+from tests.training.tasks.told import Told, no_answer
 from tfx_jax.cli import evaluate as evaluate_cli
 from tfx_jax.cli import train as train_cli
 from tfx_jax.cli.train import load_config_file
+from tfx_jax.data.splits import Splits
 from tfx_jax.data.squad import Answer, Question
 from tfx_jax.errors import UserError
 from tfx_jax.models.bert import BertConfig
+from tfx_jax.tasks import artifacts
 from tfx_jax.tasks.answer_scores import answer_scores
-from tfx_jax.tasks.question_answering import NO_ANSWER, Spans
-from tfx_jax.training.config import ExperimentConfig, QuestionData
-from tfx_jax.training.experiments import make_experiment
-from tfx_jax.training.experiments.question_answering import QuestionAnsweringExperiment
+from tfx_jax.tasks.answer_windows import NO_ANSWER, Spans
+from tfx_jax.tasks.question_answering import (
+    QuestionAnsweringConfig,
+    QuestionAnsweringTask,
+    QuestionData,
+    _window_examples,
+)
+from tfx_jax.training.config import ExperimentConfig
+from tfx_jax.training.run import make_run
 from tfx_jax.training.sharding import make_mesh
 from tfx_jax.training.validation import validate
 
 FILE = pathlib.Path(__file__).parents[3] / "experiments" / "bert_jaquad.py"
-SIZES = {"max_length": 32, "stride": 7, "max_question_length": 12, "tokens_per_batch": 320}
+SIZES = {"max_length": 32, "tokens_per_batch": 320}
 
 
-def tiny_config(**data):
+def tiny_config(stride=7, max_question_length=12, **data):
     model = BertConfig(600, max_length=128, num_layers=1, d_model=16, num_heads=2, d_ff=32)
-    return validate(ExperimentConfig(model=model, data=QuestionData(**SIZES | data)))
+    task = QuestionAnsweringConfig(QuestionData(**SIZES | data), stride, max_question_length)
+    return validate(ExperimentConfig(model=model, task=task))
 
 
-def opened(workdir, **data):
-    experiment = make_experiment(tiny_config(**data))
-    assert type(experiment) is QuestionAnsweringExperiment
-    experiment.open(workdir)
-    return experiment
+def opened(workdir, **options):
+    run = make_run(tiny_config(**options), workdir)
+    assert type(run.task) is QuestionAnsweringTask
+    return run
+
+
+def questions_of(run, split):
+    return run.config.task.splits()[split]
+
+
+def examples_of(task, questions):
+    """The windows of all questions, as the model reads them."""
+    pairs = zip(questions, task.encode(questions), strict=True)
+    return [example for pair in pairs for example in _window_examples(*pair)]
 
 
 @pytest.fixture(scope="module")
-def experiment(tmp_path_factory):
+def run(tmp_path_factory):
     return opened(tmp_path_factory.mktemp("workdir"))
 
 
@@ -63,21 +80,15 @@ def write_questions(path, *questions):
     return {"dataset": "files", "data_dir": str(path.parent), "train_file": path.name, "validation_file": path.name}
 
 
-def know_answers(model, batch):
-    """A model that finds what the rows have as their answers, and is unsure where they have none."""
-    return Spans(batch["first"], batch["last"], jnp.where(batch["first"] == NO_ANSWER, -5.0, 5.0))
+def know_answers(batch):
+    """Finds what the windows have as their answers, and is unsure where they have none."""
+    return Spans(batch["first"], batch["last"], np.where(batch["first"] == NO_ANSWER, -5.0, 5.0))
 
 
-def params_of(experiment):
-    """Zeros, for models whose parameters do not matter; to draw some would take seconds."""
-    shapes = nnx.to_pure_dict(nnx.state(nnx.eval_shape(experiment.make_model)))
-    return jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), shapes)
-
-
-def test_rows_are_the_windows_of_all_questions(experiment):
+def test_examples_are_the_windows_of_all_questions(run):
     """Read off the text itself: what a row shows of the context, and the answer in it."""
-    tokenizer, questions = experiment.tokenizer, experiment.split("train")[:300]
-    rows = iter(experiment.rows(questions))
+    tokenizer, questions = run.task.tokenizer, questions_of(run, "train")[:300]
+    rows = iter(examples_of(run.task, questions))
     counts = {True: 0, False: 0}
     for question in questions:
         asked = tokenizer.encode(question.question)[:12]
@@ -109,51 +120,59 @@ def test_rows_are_the_windows_of_all_questions(experiment):
     assert min(counts.values()) > 100
 
 
-def test_answers_that_are_known_score_100(experiment, tmp_path, monkeypatch):
-    monkeypatch.setattr(experiment, "predict_batch", know_answers)
-    experiment.__dict__.pop("predictor", None)
-    scores, text = experiment.evaluate(params_of(experiment))
-    assert scores == {"f1": 100, "exact_match": 100}
-    assert text == "F1 100.00 %, exact match 100.00 %, 200 questions"
-    experiment.__dict__.pop("predictor")
+def test_answers_that_are_known_score_100(run):
+    metrics, summary = run.task.evaluate(Told(know_answers))
+    assert metrics == {"f1": 100, "exact_match": 100}
+    assert summary == "F1 100.00 %, exact match 100.00 %, 200 questions"
 
 
-def test_wrong_answers_are_scored_as_squad_does(experiment, monkeypatch):
+def test_wrong_answers_are_scored_as_squad_does(run):
     """The first token of the context, whatever is asked."""
 
-    def first_token(model, batch):
-        place = batch["context_mask"].argmax(axis=1).astype(jnp.int32)
-        return Spans(place, place, -place.astype(jnp.float32))
+    def first_token(batch):
+        place = batch["context_mask"].argmax(axis=1).astype(np.int32)
+        return Spans(place, place, -place.astype(np.float32))
 
-    monkeypatch.setattr(experiment, "predict_batch", first_token)
-    experiment.__dict__.pop("predictor", None)
-    questions = experiment.split("validation")
-    firsts = {item.name: experiment.tokenizer.encode_with_offsets(item.context)[1][0] for item in questions}
+    questions = questions_of(run, "validation")
+    firsts = {item.name: run.task.tokenizer.encode_with_offsets(item.context)[1][0] for item in questions}
     wanted = answer_scores(
         {item.name: item.context[slice(*firsts[item.name])] for item in questions},
         {item.name: [answer.text for answer in item.answers] for item in questions},
     )
-    scores, _ = experiment.evaluate(params_of(experiment))
-    experiment.__dict__.pop("predictor")
-    assert scores == wanted._asdict()
-    assert scores["exact_match"] < scores["f1"] < 50
+    metrics, _ = run.task.evaluate(Told(first_token))
+    assert metrics == wanted._asdict()
+    assert metrics["exact_match"] < metrics["f1"] < 50
 
 
-def test_scores_do_not_depend_on_the_size_of_batches(experiment, tmp_path, draw_model):
-    params = jax.device_get(nnx.to_pure_dict(nnx.state(draw_model(experiment.make_model))))
-    questions = [item for item in experiment.split("validation") if len(item.context) < 120][:40]
-    answers = experiment.answers(params, questions)
+def test_answers_do_not_depend_on_the_size_of_batches(run, tmp_path, draw_model):
+    params = jax.device_get(nnx.to_pure_dict(nnx.state(draw_model(run.make_model))))
+    questions = [item for item in questions_of(run, "validation") if len(item.context) < 120][:40]
+    answers = run.task.predict(run.trained(params), questions)
     assert len(set(answers.values())) > 20
     assert all(answers[question.name] in question.context for question in questions)
-    assert opened(tmp_path, tokens_per_batch=32).answers(params, questions) == answers  # a row at a time
+    row_by_row = opened(tmp_path, tokens_per_batch=32)
+    assert row_by_row.task.predict(row_by_row.trained(params), questions) == answers
+
+
+def test_answers_are_no_longer_than_the_configuration_says(run, tmp_path, draw_model):
+    params = jax.device_get(nnx.to_pure_dict(nnx.state(draw_model(run.make_model))))
+    questions = questions_of(run, "validation")[:40]
+    lengths = {}
+    for limit in (1, 30):
+        other = opened(tmp_path / str(limit), max_answer_length=limit)
+        answers = other.task.predict(other.trained(params), questions)
+        lengths[limit] = {len(other.task.tokenizer.encode(answer)) for answer in answers.values()}
+    assert lengths[1] == {1}
+    assert max(lengths[30]) > 1
 
 
 def test_batches_hold_every_window(tmp_path):
     file = write_questions(tmp_path / "train.json", ("which", "w " * 40, ["w"]), ("who", "v u", ["v u"]))
-    experiment = opened(tmp_path / "workdir", tokenizer="words", **file)
-    wanted = sorted(row["tokens"].tolist() for row in experiment.rows(experiment.split("train")))
+    run = opened(tmp_path / "workdir", tokenizer="words", **file)
+    examples = examples_of(run.task, questions_of(run, "train"))
+    wanted = sorted(example["tokens"].tolist() for example in examples)
     assert len(wanted) == 3 + 1  # 28 tokens of 40 fit beside the first question, and each window begins 7 later
-    iterator = iter(experiment.batches(make_mesh(data=1)))
+    iterator = iter(run.train_data(make_mesh(data=1)))
     found = []
     while len(found) < len(wanted):
         batch = next(iterator)
@@ -165,7 +184,7 @@ def test_batches_hold_every_window(tmp_path):
     assert sorted(found) == wanted
 
 
-def test_answers_across_the_edges_of_windows(tmp_path, monkeypatch):
+def test_answers_across_the_edges_of_windows(tmp_path):
     """Eight words of context fit into a window; a window begins every fourth, or every eighth, word."""
     words = [f"w{number}" for number in range(16)]
     spans = [(first, first + 3) for first in range(12)]
@@ -173,47 +192,40 @@ def test_answers_across_the_edges_of_windows(tmp_path, monkeypatch):
         tmp_path / "train.json", *(("who", " ".join(words), [" ".join(words[a : b + 1])]) for a, b in spans)
     )
     for stride, shown in ((4, {*range(13)}), (8, {*range(5), *range(8, 13)})):
-        experiment = opened(
-            tmp_path / str(stride),
-            tokenizer="words",
-            **file | {"max_length": 12, "stride": stride, "max_question_length": 1},
-        )
-        monkeypatch.setattr(experiment, "predict_batch", know_answers)
-        questions = experiment.split("train")
-        rows = experiment.rows(questions)
+        sizes = {"max_length": 12, "stride": stride, "max_question_length": 1}
+        run = opened(tmp_path / str(stride), tokenizer="words", **file | sizes)
+        questions = questions_of(run, "train")
+        rows = examples_of(run.task, questions)
         per_question = len(rows) // len(questions)
         for number, (first, _) in enumerate(spans):
             has_answer = [row["first"] != NO_ANSWER for row in rows[number * per_question :][:per_question]]
             assert any(has_answer) == (first in shown)
-        scores, _ = experiment.evaluate(params_of(experiment))
-        assert scores["exact_match"] == pytest.approx(100 * len([a for a, _ in spans if a in shown]) / len(spans))
+        metrics, _ = run.task.evaluate(Told(know_answers))
+        assert metrics["exact_match"] == pytest.approx(100 * len([a for a, _ in spans if a in shown]) / len(spans))
 
 
-def test_first_answer_is_learned_and_the_nearest_counts(tmp_path, monkeypatch):
+def farther(batch, count):
+    """The answers, but `count` tokens too long."""
+    return know_answers(batch)._replace(last=batch["last"] + count)
+
+
+def test_first_answer_is_learned_and_the_nearest_counts(tmp_path):
     file = write_questions(tmp_path / "train.json", ("who", "a b c d e", ["b c", "b c d"]))
-    experiment = opened(tmp_path / "workdir", tokenizer="words", **file)
-    (row,) = experiment.rows(experiment.split("train"))
+    run = opened(tmp_path / "workdir", tokenizer="words", **file)
+    (row,) = examples_of(run.task, questions_of(run, "train"))
     context = row["tokens"][row["context_mask"]].tolist()
-    assert experiment.tokenizer.decode(row["tokens"][row["first"] : row["last"] + 1]) == "b c"
+    assert run.task.tokenizer.decode(row["tokens"][row["first"] : row["last"] + 1]) == "b c"
     assert len(context) == 5
-    monkeypatch.setattr(
-        experiment, "predict_batch", lambda model, batch: know_answers(model, batch)._replace(last=batch["last"] + 1)
-    )
-    scores, _ = experiment.evaluate(params_of(experiment))
-    assert scores == {"f1": 100, "exact_match": 100}  # of "b c" it is 80
+    metrics, _ = run.task.evaluate(Told(lambda batch: farther(batch, 1)))
+    assert metrics == {"f1": 100, "exact_match": 100}  # of "b c" it is 80
 
 
-def test_characters_are_scored_as_jaquad_does(tmp_path, monkeypatch):
+def test_characters_are_scored_as_jaquad_does(tmp_path):
     file = write_questions(tmp_path / "train.json", ("誰が", "猫が魚を食べた。", ["猫が"]))
-    monkeypatch.setattr(
-        QuestionAnsweringExperiment,
-        "predict_batch",
-        lambda self, model, batch: know_answers(model, batch)._replace(last=batch["last"] + 2),
-    )
     for scoring, f1 in (("characters", 200 * 2 / 6), ("words", 0)):
-        experiment = opened(tmp_path / scoring, tokenizer="characters", scoring=scoring, **file)
-        scores, _ = experiment.evaluate(params_of(experiment))
-        assert scores == {"f1": pytest.approx(f1), "exact_match": 0}
+        run = opened(tmp_path / scoring, tokenizer="characters", scoring=scoring, **file)
+        metrics, _ = run.task.evaluate(Told(lambda batch: farther(batch, 2)))
+        assert metrics == {"f1": pytest.approx(f1), "exact_match": 0}
 
 
 def test_context_and_answer_without_tokens(tmp_path):
@@ -221,47 +233,60 @@ def test_context_and_answer_without_tokens(tmp_path):
     file = write_questions(
         tmp_path / "train.json", ("who ?", "a \u200b b", ["\u200b"]), ("who ?", "\u200b", ["\u200b"])
     )
-    experiment = opened(tmp_path / "workdir", **file)
-    with_context, without = experiment.rows(experiment.split("train"))
+    run = opened(tmp_path / "workdir", **file)
+    questions = questions_of(run, "train")
+    with_context, without = examples_of(run.task, questions)
     assert with_context["context_mask"].sum() == 2
     assert not without["context_mask"].any()
     assert len(without["tokens"]) == len(with_context["tokens"]) - 3
     assert all(row["first"] == row["last"] == NO_ANSWER for row in (with_context, without))
-    answers = experiment.answers(params_of(experiment), experiment.split("train"))
+    # Zeros, as the parameters do not matter; to draw some would take seconds.
+    shapes = nnx.to_pure_dict(nnx.state(nnx.eval_shape(run.make_model)))
+    params = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), shapes)
+    answers = run.task.predict(run.trained(params), questions)
     assert answers["0"] in ("a", "b", "a \u200b b")
     assert answers["1"] == ""
-    scores, _ = experiment.evaluate(params_of(experiment))
-    assert scores["exact_match"] == 0
+    metrics, _ = run.evaluate(params)
+    assert metrics["exact_match"] == 0
 
 
 @pytest.mark.data
-def test_answers_of_jaquad_survive_characters(shared_data, tmp_path, monkeypatch):
+def test_answers_of_jaquad_survive_characters(shared_data, tmp_path):
     """Every answer is a span of tokens that some window shows whole: nothing keeps a model from 100 %."""
     config = load_config_file(str(FILE))
-    config.task.data.data_dir, config.task.data.train_file = str(shared_data / "jaquad"), config.task.data.validation_file
+    data = config.task.data
+    data.data_dir, data.train_file = str(shared_data / "jaquad"), data.validation_file
     config.model.num_layers, config.model.d_model, config.model.num_heads = 1, 8, 2
-    experiment = make_experiment(validate(config))
-    experiment.open(tmp_path)
-    monkeypatch.setattr(experiment, "predict_batch", know_answers)
-    experiment._splits["validation"] = experiment.split("validation")[::5]
-    scores, _ = experiment.evaluate(params_of(experiment))
-    assert scores == {"f1": 100, "exact_match": 100}
+    task = make_run(validate(config), tmp_path).task
+    questions = task.config.splits()["validation"][::5]
+    metrics, _ = data.score(task.predict(Told(know_answers), questions), questions)
+    assert metrics == {"f1": 100, "exact_match": 100}
 
 
-def test_parts_that_are_named(tmp_path):
+def test_splits_that_are_named(tmp_path):
     file = write_questions(tmp_path / "train.json", ("who", "a b", ["b"]))
-    assert make_experiment(tiny_config(**file)).has_validation
-    experiment = opened(tmp_path / "workdir", **file | {"validation_file": ""})
-    assert not experiment.has_validation
-    assert experiment.labels == ()
+    assert "validation" in tiny_config(**file).task.splits()
+    run = opened(tmp_path / "workdir", **file | {"validation_file": ""})
+    assert "validation" not in run.config.task.splits()
+    assert run.task.model_config.labels == run.config.model.labels  # it has none of its own
+    assert not (tmp_path / "workdir" / "labels.json").exists()
     with pytest.raises(UserError, match=r"^config.task.data.validation_file names no file for the validation split$"):
-        experiment.evaluate(params_of(experiment))
+        run.task.evaluate(Told(no_answer))
 
 
-def test_tokenizer_is_trained_on_each_context_once(tmp_path):
+def test_tokenizer_is_trained_on_each_context_once(tmp_path, monkeypatch):
     questions = [Question(str(number), f"q{number}", "same", (Answer("same", 0),)) for number in range(3)]
-    experiment = make_experiment(tiny_config())
-    assert sorted(experiment.texts(questions)) == ["q0", "q1", "q2", "same"]
+    texts = []
+    train = artifacts.train_or_load_folder
+
+    def remember(folder, begin, **options):
+        texts.extend(begin())
+        return train(folder, begin, **options)
+
+    monkeypatch.setattr(artifacts, "train_or_load_folder", remember)
+    config = tiny_config()
+    make_run(config, tmp_path, splits=Splits(lambda split: True, lambda split: questions))
+    assert sorted(texts) == ["q0", "q1", "q2", "same"]
 
 
 def test_impossible_windows_are_refused():

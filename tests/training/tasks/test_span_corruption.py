@@ -10,25 +10,26 @@ import pytest
 from flax import nnx
 
 from tfx_jax.cli import main
+from tfx_jax.cli.train import load_config_file
 from tfx_jax.data.span_corruption import span_corruption_lengths
 from tfx_jax.errors import UserError
-from tfx_jax.models.t5 import T5Config
+from tfx_jax.models import T5Config, TransformerConfig
+from tfx_jax.tasks.span_corruption import SpanCorruptionConfig, SpanCorruptionTask
+from tfx_jax.tasks.text_data import TextData
 from tfx_jax.toy_grammar import grammar_documents
 from tfx_jax.training.checkpoint import load_params
-from tfx_jax.training.config import ExperimentConfig, TextData, tiny_variant
-from tfx_jax.training.experiments import load_experiment, make_experiment
-from tfx_jax.training.experiments.span_corruption import SpanCorruptionExperiment
-from tfx_jax.training.experiments.texts import read_documents
+from tfx_jax.training.config import ExperimentConfig, tiny_variant
 from tfx_jax.training.loop import train
+from tfx_jax.training.run import load_run, make_run
 from tfx_jax.training.sharding import make_mesh
 from tfx_jax.training.validation import validate
 
 
 def tiny_config(**data):
-    config = tiny_variant(ExperimentConfig(model=T5Config(), data=TextData(documents="lines")))
+    config = tiny_variant(ExperimentConfig(model=T5Config(), task=SpanCorruptionConfig(TextData(documents="lines"))))
     for name, value in {"tokenizer": "words", "max_length": 32, **data}.items():
         setattr(config.task.data, name, value)
-    config.task.label_smoothing, config.mesh.data = 0.0, 1
+    config.mesh.data = 1
     config.model.dropout_rate = 0.0  # compiles sooner
     config.optimizer.peak_learning_rate, config.optimizer.warmup_steps = 0.01, 2
     return config
@@ -47,18 +48,18 @@ def trained(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def experiment(trained):
-    return load_experiment(trained[0], SpanCorruptionExperiment)
+def run(trained):
+    return load_run(trained[0], SpanCorruptionTask)
 
 
-def epoch_of(experiment, number):
-    rows = experiment.make_epochs()(number)
+def epoch_of(task, number):
+    rows = task.make_epochs(0)(number)
     return [rows[index] for index in range(len(rows))]
 
 
-def restored(experiment, rows):
+def restored(task, rows):
     """The stream, from sources and targets alone."""
-    pad, eos, sentinels = experiment.specials
+    pad, eos, sentinels = task.specials
     found = []
     for row in rows:
         source, target = ([token for token in row[side].tolist() if token != pad] for side in ("source", "target"))
@@ -77,15 +78,14 @@ def test_training_learns_and_evaluates(trained):
     assert f"**{last['loss']:.4f} nats** | {last['accuracy']:.2f} %" in (workdir / "report.md").read_text()
 
 
-def test_evaluation_is_the_mean_over_all_targets(trained, experiment):
+def test_evaluation_is_the_mean_over_all_targets(trained, run):
     """Against the logits themselves, one row at a time; the same spans as always."""
     workdir, result = trained
     params = load_params(workdir)
-    stream = np.array(
-        [token for line in read_documents(experiment.data, "validation") for token in experiment.tokenizer.encode(line)]
-    )
-    rows = experiment._corrupted(stream, (0,))
-    model = nnx.merge(experiment.graphdef, jax.device_put(params))
+    lines = run.config.task.data.load("validation")
+    stream = np.array([token for line in lines for token in run.task.tokenizer.encode(line)])
+    rows = run.task._corrupted(stream, (0,))
+    model = nnx.merge(run.graphdef, jax.device_put(params))
     logits_fn = jax.jit(model.__call__)
     nll, correct, count = 0.0, 0, 0
     for index in range(len(rows)):
@@ -101,29 +101,29 @@ def test_evaluation_is_the_mean_over_all_targets(trained, experiment):
     assert result.evaluations[-1]["accuracy"] == pytest.approx(100 * correct / count, abs=0.1)
 
 
-def test_an_epoch_has_every_token_once_and_is_cut_elsewhere(experiment):
-    documents = read_documents(experiment.data, "train")
-    stream = [token for ids in experiment.tokenizer.encode_batch(documents) for token in ids]
-    epochs = [epoch_of(experiment, number) for number in (0, 1, 2)]
+def test_an_epoch_has_every_token_once_and_is_cut_elsewhere(run):
+    task, documents = run.task, run.config.task.data.load("train")
+    stream = [token for ids in task.tokenizer.encode_batch(documents) for token in ids]
+    epochs = [epoch_of(task, number) for number in (0, 1, 2)]
     for rows in epochs:
-        assert restored(experiment, rows) == stream
+        assert restored(task, rows) == stream
         shapes = {(row["source"].shape, row["target"].shape) for row in rows}
-        assert shapes == {tuple((n,) for n in span_corruption_lengths(experiment._text_length))}
+        assert shapes == {tuple((n,) for n in span_corruption_lengths(task._text_length))}
     firsts = {row["source"].tobytes() for row in epochs[0]}
     assert not any(row["source"].tobytes() in firsts for rows in epochs[1:] for row in rows)
-    for row, again in zip(epochs[1], epoch_of(experiment, 1), strict=True):
+    for row, again in zip(epochs[1], epoch_of(task, 1), strict=True):
         np.testing.assert_array_equal(row["source"], again["source"])
         np.testing.assert_array_equal(row["target"], again["target"])
 
 
-def test_batches_have_one_shape(experiment):
-    batches = iter(experiment.batches(make_mesh(1)))
+def test_batches_have_one_shape(run):
+    batches = iter(run.train_data(make_mesh(1)))
     found = [next(batches) for _ in range(30)]  # more than an epoch
-    source_length, target_length = span_corruption_lengths(experiment._text_length)
+    source_length, target_length = span_corruption_lengths(run.task._text_length)
     assert source_length == 32
     assert {batch["source"].shape for batch in found} == {(16, source_length)}
     assert {batch["target"].shape for batch in found} == {(16, target_length)}
-    assert experiment.training_flops({name: array.shape for name, array in found[0].items()}) > 0
+    assert run.task.training_flops({name: array.shape for name, array in found[0].items()}) > 0
 
 
 def test_command_line_evaluates(trained, capsys):
@@ -138,7 +138,6 @@ def test_command_line_evaluates(trained, capsys):
     [
         ("data", "max_length", 2, "config.task.data.max_length=2 has no room for a span"),
         ("data", "max_length", 4096, "means 228 sentinels in a target, but T5's tokenizers have 100: lower it"),
-        ("data", "is_packed", True, "config.task.is_packed is for a GPT only"),
         ("model", "num_buckets", 3, "config.model.num_buckets=3 must be at least 4"),
         ("model", "max_distance", 16, "less than twice max_distance=16"),
     ],
@@ -146,16 +145,32 @@ def test_command_line_evaluates(trained, capsys):
 def test_what_does_not_fit_is_refused(section, field, value, message):
     config = tiny_config()
     config.task.data.tokens_per_batch = 8_192
-    setattr(getattr(config, section), field, value)
+    setattr({"data": config.task.data, "model": config.model}[section], field, value)
     with pytest.raises(UserError, match=message):
         validate(config)
+
+
+def test_documents_cannot_be_packed():
+    with pytest.raises(UserError, match=r"config has no field task\.is_packed"):
+        load_config_file("t5_wikitext2", ["--config.task.is_packed=true"])
+
+
+def test_learned_positions_that_are_too_few_are_refused():
+    config = tiny_config()
+    config.model = TransformerConfig(learned_positions=31, start_id=0, eos_id=1)
+    with pytest.raises(
+        UserError, match=r"^config.task.data.max_length=32 is more than config.model.learned_positions=31$"
+    ):
+        validate(config)
+    config.model.learned_positions = 32
+    validate(config)
 
 
 def test_other_special_tokens_are_refused(trained):
     config = tiny_config()
     config.model.eos_id = 2
     with pytest.raises(UserError, match=r"config.model.eos_id is 2, but the tokenizer of .* has 1 for it"):
-        make_experiment(config).open(trained[0])
+        make_run(config, trained[0])
 
 
 def test_a_tokenizer_without_sentinels_is_refused(trained, tmp_path):
@@ -165,4 +180,4 @@ def test_a_tokenizer_without_sentinels_is_refused(trained, tmp_path):
         text = file.read_text().replace("<extra_id_7>", "<other>")
         (tmp_path / "tokenizer" / file.name).write_text(text)
     with pytest.raises(UserError, match=r"the last 100 tokens of the tokenizer of .* are not T5's sentinels"):
-        make_experiment(tiny_config()).open(tmp_path)
+        make_run(tiny_config(), tmp_path)

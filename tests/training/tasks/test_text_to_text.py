@@ -1,28 +1,30 @@
 """Tasks as text to text in the trainer: answers are scored as they should be, rows and labels, and a training."""
 
+import dataclasses
+
 import chex
 import numpy as np
 import pytest
+from etils import epath
 from flax import nnx
 
+from tests.training.tasks.told import Told, no_answer
 from tfx_jax.cli import main
 from tfx_jax.data.conll import TaggedSentence
 from tfx_jax.data.labelled import LabelledText
 from tfx_jax.errors import UserError
-from tfx_jax.models.t5 import T5Config
+from tfx_jax.models import T5Config, TransformerConfig
+from tfx_jax.tasks.classification import LabelledData
+from tfx_jax.tasks.question_answering import QuestionData
+from tfx_jax.tasks.tagging import TaggedData
+from tfx_jax.tasks.text_to_text import TextToTextConfig, TextToTextTask
 from tfx_jax.training.checkpoint import load_params
-from tfx_jax.training.config import (
-    ExperimentConfig,
-    LabelledData,
-    QuestionData,
-    TaggedData,
-    tiny_variant,
-)
-from tfx_jax.training.experiments import load_experiment, make_experiment
-from tfx_jax.training.experiments.text_to_text import ClassificationAsTextExperiment, TextToTextExperiment
+from tfx_jax.training.config import ExperimentConfig, save_config, tiny_variant
 from tfx_jax.training.initial import with_initial_sizes
 from tfx_jax.training.loop import train
+from tfx_jax.training.run import load_run, make_run
 from tfx_jax.training.sharding import make_mesh
+from tfx_jax.training.validation import validate
 
 DATA = {
     "texts": LabelledData(),
@@ -33,73 +35,74 @@ DATA = {
 
 
 def tiny_config(data, **changes):
-    config = tiny_variant(ExperimentConfig(model=T5Config(), data=data))
-    config.task.data.tokenizer = "words"
-    for name, value in changes.items():
-        setattr(config.task.data, name, value)
-    config.task.label_smoothing, config.task.decoding.beam_size, config.mesh.data = 0.0, 1, 1
+    task = TextToTextConfig(dataclasses.replace(data))
+    config = tiny_variant(ExperimentConfig(model=T5Config(), task=task))
+    task.data = dataclasses.replace(task.data, **{"tokenizer": "words"} | changes)
+    task.decoding.beam_size, config.mesh.data = 1, 1
     config.model.dropout_rate = 0.0  # compiles sooner
     config.optimizer.peak_learning_rate, config.optimizer.warmup_steps = 0.01, 2
     return config
 
 
 @pytest.fixture(scope="module", params=list(DATA))
-def opened(request, tmp_path_factory):
-    experiment = make_experiment(tiny_config(DATA[request.param], tokenizer="unigram", max_length=128))
-    assert isinstance(experiment, TextToTextExperiment)
-    experiment.open(tmp_path_factory.mktemp(request.param))
-    return experiment
+def run(request, tmp_path_factory):
+    config = tiny_config(DATA[request.param], tokenizer="unigram", max_length=128)
+    run = make_run(validate(config), tmp_path_factory.mktemp(request.param))
+    assert type(run.task) is TextToTextTask
+    return run
 
 
-def answering(experiment, answer_of, monkeypatch):
-    """Puts a function from a row's index to tokens in the place of the model."""
-    rows = experiment.rows(experiment.split("validation"))
-    index_of = {row["source"].tobytes(): index for index, row in enumerate(rows)}
-    width = max(len(row["target"]) for row in rows) + 1
-
-    def predictor(params, batches):
-        for batch in batches:
-            found = np.zeros((len(batch["source"]), width), np.int32)
-            for place, source in enumerate(batch["source"]):
-                if source.any():
-                    answer = answer_of(rows, index_of[source[source != 0].tobytes()])
-                    found[place, : len(answer)] = answer
-            yield found
-
-    monkeypatch.setattr(experiment, "predictor", predictor)
+def examples_of(run, split):
+    return run.config.task.splits()[split]
 
 
-def test_right_answers_score_100_and_wrong_ones_less(opened, monkeypatch):
+def answering(run, answer_of):
+    """A model that is a function from the encoded examples of the validation split and an index to tokens."""
+    examples = run.task.encode(examples_of(run, "validation"))
+    index_of = {example["source"].tobytes(): index for index, example in enumerate(examples)}
+    width = max(len(example["target"]) for example in examples) + 1
+
+    def answer(batch):
+        found = np.zeros((len(batch["source"]), width), np.int32)
+        for row, source in enumerate(batch["source"]):
+            if source.any():
+                tokens = answer_of(examples, index_of[source[source != 0].tobytes()])
+                found[row, : len(tokens)] = tokens
+        return found
+
+    return Told(answer)
+
+
+def test_right_answers_score_100_and_wrong_ones_less(run, monkeypatch):
     """Through tokenizer, batches and back: whoever writes the targets has everything right."""
-    monkeypatch.setattr(opened, "target_length", 64)  # nothing is cut, whatever training had
-    answering(opened, lambda rows, index: rows[index]["target"], monkeypatch)
-    scores, text = opened.evaluate({})
-    assert scores == pytest.approx(dict.fromkeys((score.name for score in opened.scores), 100.0))
-    assert "100.00 %" in text
-    answering(opened, lambda rows, index: rows[(index + 1) % len(rows)]["target"], monkeypatch)
-    assert opened.evaluate({}).scores[opened.scores[0].name] < 60
-    for nothing in ([1], [7, 7, 7, 1], [opened.specials.sentinels[5], 1]):
-        answering(opened, lambda rows, index, nothing=nothing: nothing, monkeypatch)
-        assert opened.evaluate({}).scores[opened.scores[0].name] < 5
+    task = run.task
+    monkeypatch.setattr(task, "target_length", 64)  # nothing is cut, whatever training had
+    metrics, summary = task.evaluate(answering(run, lambda examples, index: examples[index]["target"]))
+    assert metrics == pytest.approx(dict.fromkeys((metric.name for metric in task.metrics), 100.0))
+    assert "100.00 %" in summary
+    first = task.metrics[0].name
+    others = answering(run, lambda examples, index: examples[(index + 1) % len(examples)]["target"])
+    assert task.evaluate(others).metrics[first] < 60
+    for nothing in ([1], [7, 7, 7, 1], [task.specials.sentinels[5], 1]):
+        found = task.evaluate(answering(run, lambda examples, index, nothing=nothing: nothing))
+        assert found.metrics[first] < 5
 
 
-def test_rows_end_and_are_cut(opened):
-    examples = opened.split("train")[:50]
-    for row, example in zip(opened.rows(examples), examples, strict=True):
-        for side, text in zip(("source", "target"), opened.render(example), strict=True):
-            assert row[side].tolist() == [*opened.tokenizer.encode(text), 1]
-    assert opened.target_length == max(
-        len(opened.tokenizer.encode(opened.render(example).target)) + 1 for example in opened.split("train")
-    )
+def test_examples_end_and_are_cut(run):
+    task, raw = run.task, examples_of(run, "train")
+    render = task._format.render
+    for encoded, example in zip(task.encode(raw[:50]), raw[:50], strict=True):
+        for side, text in zip(("source", "target"), render(example), strict=True):
+            assert encoded[side].tolist() == [*task.tokenizer.encode(text), 1]
+    assert task.target_length == max(len(task.tokenizer.encode(render(example).target)) + 1 for example in raw)
 
 
 def test_answers_are_no_longer_than_the_configuration_says(tmp_path):
-    experiment = make_experiment(tiny_config(QuestionData(), max_answer_length=1, max_length=16))
-    experiment.open(tmp_path)
-    assert experiment.target_length == 2
-    rows = experiment.rows(experiment.split("validation"))
-    assert max(len(row["source"]) for row in rows) == 16
-    assert {row["source"][-1] for row in rows} == {row["target"][-1] for row in rows} == {1}
+    run = make_run(tiny_config(QuestionData(), max_answer_length=1, max_length=16), tmp_path)
+    assert run.task.target_length == 2
+    examples = run.task.encode(examples_of(run, "validation"))
+    assert max(len(example["source"]) for example in examples) == 16
+    assert {example[side][-1] for example in examples for side in ("source", "target")} == {1}
 
 
 @pytest.fixture(scope="module")
@@ -139,19 +142,20 @@ def test_command_line_evaluates(trained, capsys):
     assert capsys.readouterr().out == f"accuracy: {last['accuracy']:.2f} %\nmacro F1: {last['macro_f1']:.2f} %\n"
 
 
-def test_a_workdir_needs_no_training_data_to_evaluate(trained, folder):
-    experiment = load_experiment(trained[0], ClassificationAsTextExperiment)
-    assert experiment.labels == ["Is_x", "is_Y", "is_z"]
-    assert experiment.target_length == 3
-    assert experiment._splits == {}
-    assert experiment.answer(load_params(trained[0]), [LabelledText("a x thing", "?")]) == ["is x"]
+def test_a_workdir_needs_no_training_data_to_evaluate(trained):
+    run = load_run(trained[0], TextToTextTask)
+    assert run.task.labels == ["Is_x", "is_Y", "is_z"]
+    assert run.task.target_length == 3
+    assert run.task._splits._loaded == {}
+    model = run.trained(load_params(trained[0]))
+    assert run.task.predict(model, [LabelledText("a x thing", "?")]) == ["is x"]
 
 
-def test_a_beam_answers_too(trained, folder):
-    experiment = load_experiment(trained[0], ClassificationAsTextExperiment)
-    experiment.config.task.decoding.beam_size = 3
-    found = experiment.answer(load_params(trained[0]), experiment.split("validation")[:6])
-    assert found == ["is x", "is y", "is z"] * 2
+def test_a_beam_answers_too(trained):
+    run = load_run(trained[0], TextToTextTask)
+    run.config.task.decoding.beam_size = 3
+    model = run.trained(load_params(trained[0]))
+    assert run.task.predict(model, examples_of(run, "validation")[:6]) == ["is x", "is y", "is z"] * 2
 
 
 def test_starts_from_another_training(trained, tmp_path):
@@ -159,14 +163,13 @@ def test_starts_from_another_training(trained, tmp_path):
     config = tiny_config(QuestionData(), tokenizer="unigram")
     config.model.d_model, config.init_from = 64, str(trained[0])
     config = with_initial_sizes(config)
-    experiment = make_experiment(config)
-    experiment.open(tmp_path)
+    run = make_run(config, tmp_path)
     files = ["tokenizer.json", "tokenizer_config.json"]
     texts = [[(work / "tokenizer" / name).read_text() for name in files] for work in (trained[0], tmp_path)]
     assert texts[0] == texts[1]
-    old, new = (nnx.eval_shape(make.make_model) for make in (load_experiment(trained[0]), experiment))
+    old, new = (nnx.eval_shape(one.make_model) for one in (load_run(trained[0]), run))
     chex.assert_trees_all_equal_shapes_and_dtypes(nnx.to_pure_dict(nnx.state(old)), nnx.to_pure_dict(nnx.state(new)))
-    assert experiment.labels == []
+    assert run.task.labels == []
 
 
 def test_labels_that_answers_cannot_tell_apart_are_refused(tmp_path):
@@ -180,46 +183,77 @@ def test_labels_that_answers_cannot_tell_apart_are_refused(tmp_path):
         folder = tmp_path / str(number)
         folder.mkdir()
         (folder / "train.tsv").write_text(lines * 5)
-        config = tiny_config(files(folder))
+        config = tiny_config(LabelledData())
         config.task.data = files(folder, tokenizer="unigram", validation_file="")
-        experiment = make_experiment(config)
-        assert not experiment.has_validation
+        assert "validation" not in config.task.splits()
         with pytest.raises(UserError, match=message):
-            experiment.open(folder / "work")
+            make_run(config, folder / "work")
 
 
-def test_a_label_that_training_does_not_have_is_refused(trained, folder):
-    experiment = load_experiment(trained[0], ClassificationAsTextExperiment)
+def test_a_label_that_training_does_not_have_is_refused(trained):
+    task = load_run(trained[0], TextToTextTask).task
     with pytest.raises(UserError, match="the label 'new' is none of the 3 of the training split"):
-        experiment.score(["is x"], [LabelledText("t", "new")])
+        task.score(["is x"], [LabelledText("t", "new")])
 
 
-def test_a_part_that_is_not_named_is_refused(trained):
-    experiment = load_experiment(trained[0], ClassificationAsTextExperiment)
+def test_a_split_that_is_not_named_is_refused(trained):
+    task = load_run(trained[0], TextToTextTask).task
     with pytest.raises(UserError, match=r"config.task.data.test_file names no file for the test split"):
-        experiment.evaluate({}, "test")
+        task.evaluate(Told(no_answer), "test")
 
 
-def test_batches_have_static_widths(opened):
-    batches = iter(opened.batches(make_mesh(1)))
+def test_a_workdir_is_of_one_kind_of_data(trained):
+    """Though a configuration of tags has no field that one of labels has not."""
+    config = load_run(trained[0]).config
+    values = dataclasses.asdict(config.task.data)
+    names = [field.name for field in dataclasses.fields(TaggedData)]
+    config.task.data = TaggedData(**{name: values[name] for name in names})
+    with pytest.raises(UserError, match=r"was made with task\.data='LabelledData', not 'TaggedData': take another"):
+        save_config(config, epath.Path(trained[0]))
+
+
+def test_what_does_not_fit_is_refused(tmp_path):
+    config = tiny_config(LabelledData())
+    config.task.data.first_column = "a"
+    with pytest.raises(
+        UserError, match=r"config\.task\.data\.first_column, second_column and label_column go together"
+    ):
+        validate(config)
+    for data in DATA.values():
+        config = tiny_config(data, tokens_per_batch=63)
+        with pytest.raises(UserError, match=r"^config\.task\.data\.tokens_per_batch=63 holds no row of max_length=64$"):
+            validate(config)
+    config = tiny_config(QuestionData())
+    config.model = TransformerConfig(start_id=0, eos_id=1, learned_positions=63)
+    with pytest.raises(UserError, match=r"data\.max_length=64 is more than config\.model\.learned_positions=63$"):
+        validate(config)
+    config.task.data.max_length, config.model.learned_positions = 2, 2
+    with pytest.raises(
+        UserError, match=r"^the longest target has \d+ tokens, .* than config\.model\.learned_positions=2$"
+    ):
+        make_run(validate(config), tmp_path)
+
+
+def test_batches_have_static_widths(run):
+    batches = iter(run.train_data(make_mesh(1)))
     found = [next(batches) for _ in range(60)]
-    assert {batch["target"].shape[1] for batch in found} == {opened.target_length}
+    assert {batch["target"].shape[1] for batch in found} == {run.task.target_length}
     assert {batch["source"].shape[1] for batch in found} <= {16, 24, 32, 48, 64, 96, 128}
     assert all(len(batch["source"]) == len(batch["target"]) for batch in found)
 
 
-def test_sentinels_are_spelled_out(opened):
-    first, second = opened.specials.sentinels[:2]
-    assert opened.spell([first, second, first, 1, first, 0]) == "<extra_id_0> <extra_id_1> <extra_id_0>"
-    if opened.labels:
-        text = next(iter(opened.labels_as_written))
-        ids = opened.tokenizer.encode(text)
-        assert opened.spell([first, *ids, second, *ids, 1]) == f"<extra_id_0> {text} <extra_id_1> {text}"
+def test_sentinels_are_spelled_out(run):
+    task = run.task
+    first, second = task.specials.sentinels[:2]
+    assert task.spell([first, second, first, 1, first, 0]) == "<extra_id_0> <extra_id_1> <extra_id_0>"
+    if task.labels:
+        text = next(iter(task.labels_as_written))
+        ids = task.tokenizer.encode(text)
+        assert task.spell([first, *ids, second, *ids, 1]) == f"<extra_id_0> {text} <extra_id_1> {text}"
 
 
 def test_long_sentences_are_tagged_as_far_as_they_are_read(tmp_path):
-    experiment = make_experiment(tiny_config(TaggedData(), max_length=16))
-    experiment.open(tmp_path)
+    task = make_run(tiny_config(TaggedData(), max_length=16), tmp_path).task
     sentence = TaggedSentence(["the"] * 120, ["O"] * 119 + ["B-person"])
-    assert experiment.rows([sentence])[0]["target"].tolist() == [1]
-    assert "recall 0.00 %" in experiment.score([""], [sentence]).text
+    assert task.encode([sentence])[0]["target"].tolist() == [1]
+    assert "recall 0.00 %" in task.score([""], [sentence]).summary

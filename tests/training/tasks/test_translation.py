@@ -5,9 +5,10 @@ import sacrebleu
 
 from tfx_jax.cli.train import load_config_file
 from tfx_jax.errors import UserError
-from tfx_jax.training.config import PairData
-from tfx_jax.training.experiments import make_experiment
-from tfx_jax.training.experiments.translation import open_pairs
+from tfx_jax.tasks.pair_data import PairData
+from tfx_jax.tasks.prediction import TrainedModel
+from tfx_jax.tasks.translation import TranslationTask
+from tfx_jax.training.run import make_run
 from tfx_jax.training.validation import validate
 
 GERMAN = ["Ein Mann schläft.", "Zwei Hunde spielen, im Schnee!", "Sie liest ein Buch."]
@@ -24,14 +25,17 @@ def folder(tmp_path):
 
 def own_text(folder, *overrides):
     """The configuration of the README's command."""
-    files = [f"--config.task.data.{name}" for name in (f"data_dir={folder}", "train_source=my.en", "train_target=my.de")]
+    files = [
+        f"--config.task.data.{name}" for name in (f"data_dir={folder}", "train_source=my.en", "train_target=my.de")
+    ]
     languages = ["--config.task.data.source_language=en", "--config.task.data.target_language=de"]
     return validate(load_config_file("transformer_files", [*files, *languages, *overrides]))
 
 
 def scores_of(config, hypotheses, references):
     pairs = [{"source": "", "target": reference} for reference in references]
-    return make_experiment(config).score(lambda params, lines: hypotheses, {}, pairs)[0]
+    task = TranslationTask(config.task, config.model, config.task.splits(), tokenizer=None)
+    return task.score(lambda params, lines: hypotheses, TrainedModel(None, {}), pairs)[0]
 
 
 def test_own_text_is_scored_in_its_own_language(folder):
@@ -58,32 +62,34 @@ def test_the_grammar_is_scored_as_japanese_tokens():
 
 
 def test_without_a_validation_file_a_tenth_is_set_aside(folder):
-    data = own_text(folder).data
+    opened = own_text(folder).task.splits()
     splits = {
         split: [(pair["source"], pair["target"]) for pair in map(pairs.__getitem__, range(len(pairs)))]
         for split in ("train", "validation")
-        for pairs in [open_pairs(data, split)]
+        for pairs in [opened[split]]
     }
     everything = list(zip(*((folder / name).read_text().splitlines() for name in ("my.en", "my.de")), strict=True))
     assert len(splits["validation"]) == 2
     assert splits["train"] == [pair for pair in everything if pair not in splits["validation"]]
     assert sorted(splits["train"] + splits["validation"]) == sorted(everything)
-    assert make_experiment(own_text(folder)).has_validation
+    assert "validation" in opened
     with pytest.raises(UserError, match=r"^config.task.data.test_source names no file for the test split$"):
-        open_pairs(data, "test")
+        opened["test"]
 
 
 def test_a_validation_file_leaves_the_training_text_whole(folder):
     files = [f"--config.task.data.validation_{side}=my.{code}" for side, code in (("source", "en"), ("target", "de"))]
-    data = own_text(folder, *files).data
-    assert (len(open_pairs(data, "train")), len(open_pairs(data, "validation"))) == (20, 20)
+    splits = own_text(folder, *files).task.splits()
+    assert (len(splits["train"]), len(splits["validation"])) == (20, 20)
 
 
 def test_a_text_too_small_to_set_some_aside_says_so(folder):
     for name in ("my.en", "my.de"):
         (folder / name).write_text("a b\n" * 9)
-    with pytest.raises(UserError, match=r"^my.en has too few pairs to set some aside: name config.task.data.validation"):
-        open_pairs(own_text(folder).data, "train")
+    with pytest.raises(
+        UserError, match=r"^my.en has too few pairs to set some aside: name config.task.data.validation"
+    ):
+        own_text(folder).task.splits()["train"]
 
 
 def test_vocabulary_goes_by_the_text(folder, tmp_path):
@@ -91,9 +97,7 @@ def test_vocabulary_goes_by_the_text(folder, tmp_path):
     characters = set((folder / "my.en").read_text() + (folder / "my.de").read_text()) - {"\n"}
     tokenizers = []
     for number, overrides in enumerate([(), ("--config.model.vocab_size=60",)]):
-        experiment = make_experiment(own_text(folder, *overrides))
-        experiment.open(tmp_path / f"run{number}")
-        tokenizers.append(experiment.tokenizer)
+        tokenizers.append(make_run(own_text(folder, *overrides), tmp_path / f"run{number}").task.tokenizer)
     by_text, of_60 = tokenizers
     assert 60 == of_60.vocab_size < by_text.vocab_size <= 4 + len(characters) + 136
     for line in GERMAN:
@@ -101,6 +105,6 @@ def test_vocabulary_goes_by_the_text(folder, tmp_path):
 
 
 def test_the_test_variant_is_on_built_in_text():
-    config = load_config_file("transformer_files:test")
-    assert (config.task.data.dataset, config.task.data.source_language, config.task.data.target_language) == ("grammar", "", "")
+    data = load_config_file("transformer_files:test").task.data
+    assert (data.dataset, data.source_language, data.target_language) == ("grammar", "", "")
     assert PairData().validation_pairs == 0

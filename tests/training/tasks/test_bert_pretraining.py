@@ -1,4 +1,4 @@
-"""Pre-training of a BERT: epochs that differ and repeat, scores against the logits themselves, whole trainings."""
+"""Pre-training of a BERT: epochs that differ and repeat, metrics against the logits themselves, whole trainings."""
 
 import json
 import math
@@ -14,11 +14,11 @@ from tfx_jax.cli import evaluate as evaluate_cli
 from tfx_jax.cli import train as train_cli
 from tfx_jax.errors import UserError
 from tfx_jax.models.bert import BertConfig
-from tfx_jax.tasks.bert_pretraining import num_chosen
+from tfx_jax.tasks.bert_pretraining import BertPretrainingConfig, BertPretrainingTask, num_chosen
+from tfx_jax.tasks.text_data import TextData
 from tfx_jax.toy_grammar import grammar_documents
-from tfx_jax.training.config import ExperimentConfig, TextData
-from tfx_jax.training.experiments import load_experiment, make_experiment
-from tfx_jax.training.experiments.pretraining import PretrainingExperiment
+from tfx_jax.training.config import ExperimentConfig
+from tfx_jax.training.run import load_run, make_run
 from tfx_jax.training.sharding import make_mesh
 from tfx_jax.training.validation import validate
 
@@ -40,20 +40,18 @@ def folder(tmp_path_factory):
 def tiny_config(folder, **changes):
     model = BertConfig(300, max_length=32, num_layers=1, d_model=16, num_heads=2, d_ff=32)
     data = TextData("files", str(folder), "train.txt", "validation.txt", max_length=32, tokens_per_batch=256)
-    config = ExperimentConfig(model=model, data=data)
-    config.task.label_smoothing = 0.0
+    config = ExperimentConfig(model=model, task=BertPretrainingConfig(data))
+    owners = {"data": config.task.data, "model": config.model, "": config}
     for name, value in changes.items():
         owner, _, leaf = name.rpartition("__")
-        setattr(getattr(config, owner) if owner else config, leaf, value)
+        setattr(owners[owner], leaf, value)
     return validate(config)
 
 
 def opened(folder, workdir, **changes):
-    experiment = make_experiment(tiny_config(folder, **changes))
-    assert type(experiment) is PretrainingExperiment
-    experiment.read_data()
-    experiment.open(workdir)
-    return experiment
+    run = make_run(tiny_config(folder, **changes), workdir)
+    assert type(run.task) is BertPretrainingTask
+    return run
 
 
 @pytest.fixture(scope="module")
@@ -62,13 +60,13 @@ def workdir(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def experiment(folder, workdir):
+def run(folder, workdir):
     return opened(folder, workdir)
 
 
-def take_epochs(experiment, count):
+def take_epochs(run, count):
     """The batches of the first epochs, and the state before each."""
-    iterator = iter(experiment.batches(make_mesh(data=1)))
+    iterator = iter(run.train_data(make_mesh(data=1)))
     epochs = [[] for _ in range(count)]
     while (state := iterator.get_state())["epoch"] < count:
         epochs[state["epoch"]].append((state, next(iterator)))
@@ -90,30 +88,31 @@ def rows_in(epoch, *names):
 def test_documents_and_their_sentences(folder, documents):
     suffix = {"file": "txt", "lines": "lines"}[documents]
     changes = {"data__train_file": f"train.{suffix}", "data__validation_file": f"validation.{suffix}"}
-    experiment = make_experiment(tiny_config(folder, data__documents=documents, **changes))
+    splits = tiny_config(folder, data__documents=documents, **changes).task.splits()
     wanted = [
         [end for sentence in document for end in sentence.replace("? ", "?\n").split("\n")]
         for document in grammar_documents("train", 60)
     ]
-    assert experiment.split("train") == wanted
+    assert splits["train"] == wanted
 
 
 @pytest.mark.parametrize("documents", ["file", "lines", "articles"])
 def test_documents_of_the_grammar(folder, documents):
-    experiment = make_experiment(tiny_config(folder, data__dataset="grammar", data__documents=documents))
+    splits = tiny_config(folder, data__dataset="grammar", data__documents=documents).task.splits()
     sentences = [sentence for document in grammar_documents("validation", 100) for sentence in document]
     if documents == "lines":  # each is a sentence: no pairs
         with pytest.raises(UserError, match=r'validation split: .*="lines" finds 616, none with two$'):
-            experiment.split("validation")
+            splits["validation"]
     else:
-        found = experiment.split("validation")
+        found = splits["validation"]
         assert len(found) == 100
         assert [sentence for document in found for sentence in document] == sentences
 
 
-def test_rows_of_a_batch(experiment):
-    (epoch,) = take_epochs(experiment, 1)
-    specials = [experiment.tokenizer.cls_id, experiment.tokenizer.sep_id]
+def test_rows_of_a_batch(run):
+    (epoch,) = take_epochs(run, 1)
+    tokenizer = run.task.tokenizer
+    specials = [tokenizer.cls_id, tokenizer.sep_id]
     shapes = set()
     for _, batch in epoch:
         assert batch.keys() == ARRAYS
@@ -122,14 +121,14 @@ def test_rows_of_a_batch(experiment):
         chosen = (batch["weights"] > 0).sum(axis=1)
         assert chosen.max() <= num_chosen(batch["tokens"].shape[1], 0.15)  # or the loss would be NaN
         np.testing.assert_array_equal(chosen > 0, batch["row_weights"] > 0)
-        np.testing.assert_array_equal(batch["is_token"], batch["tokens"] != experiment.tokenizer.pad_id)
+        np.testing.assert_array_equal(batch["is_token"], batch["tokens"] != tokenizer.pad_id)
         assert not batch["weights"][np.isin(batch["targets"], specials)].any()
     assert (8, 32) in shapes
     assert {length for _, length in shapes} <= {8, 16, 32}  # few to compile
 
 
-def test_every_epoch_is_another_and_comes_again(folder, workdir, experiment):
-    first, second = take_epochs(experiment, 2)
+def test_every_epoch_is_another_and_comes_again(folder, workdir, run):
+    first, second = take_epochs(run, 2)
     again = take_epochs(opened(folder, workdir), 2)
     for epoch, repeated in zip((first, second), again, strict=True):
         assert len(epoch) == len(repeated) > 10
@@ -144,7 +143,7 @@ def test_every_epoch_is_another_and_comes_again(folder, workdir, experiment):
     (other,) = take_epochs(opened(folder, workdir, seed=1), 1)
     assert len(set(rows_in(other, "targets", "tokens")) & hidden[0]) < 0.02 * len(hidden[0])
     # Every epoch has about the whole text, and what random second segments repeat.
-    sentences = [tuple(ids) for document in experiment._encode("train") for ids in document]
+    sentences = [tuple(ids) for document in run.task._encode("train") for ids in document]
     for epoch in (first, second):
         read = sum(batch["is_token"].sum() - 3 * batch["row_weights"].sum() for _, batch in epoch)
         assert read > 0.9 * sum(map(len, sentences))
@@ -159,14 +158,14 @@ def test_labels_of_next_sentences(tmp_path):
     ]
     (tmp_path / "train.txt").write_text("\n\n".join(documents))
     changes = {"data__validation_file": "", "data__tokenizer": "words", "model__vocab_size": 1_000}
-    experiment = opened(tmp_path, tmp_path, **changes)
-    assert not experiment.has_validation
-    (epoch,) = take_epochs(experiment, 1)
+    run = opened(tmp_path, tmp_path, **changes)
+    assert "validation" not in run.config.task.splits()
+    (epoch,) = take_epochs(run, 1)
     rows = [row for _, batch in epoch for row in zip(batch["targets"], batch["is_other"], strict=True) if row[0].any()]
     for targets, is_other in rows:
-        middle, end = np.flatnonzero(targets == experiment.tokenizer.sep_id)
+        middle, end = np.flatnonzero(targets == run.task.tokenizer.sep_id)
         first, second = (
-            {piece.split("/")[0] for piece in experiment.tokenizer.pieces(side)}
+            {piece.split("/")[0] for piece in run.task.tokenizer.pieces(side)}
             for side in (targets[1:middle], targets[middle + 1 : end])
         )
         assert (len(first), len(second)) == (1, 1)
@@ -174,23 +173,23 @@ def test_labels_of_next_sentences(tmp_path):
     assert np.mean([is_other for _, is_other in rows]) == pytest.approx(0.5, abs=1.5 / np.sqrt(len(rows)))
 
 
-def test_resuming_inside_an_epoch(folder, workdir, experiment):
-    epochs = take_epochs(experiment, 2)
+def test_resuming_inside_an_epoch(folder, workdir, run):
+    epochs = take_epochs(run, 2)
     taken = [pair for epoch in epochs for pair in epoch]
     for start in (3, len(epochs[0]) - 1, len(epochs[0]) + 4):
-        iterator = iter(opened(folder, workdir).batches(make_mesh(data=1)))
+        iterator = iter(opened(folder, workdir).train_data(make_mesh(data=1)))
         iterator.set_state(json.loads(json.dumps(taken[start][0])))
         for _, batch in taken[start : start + 4]:
             jax.tree.map(np.testing.assert_array_equal, next(iterator), batch)
         iterator.close()
 
 
-def test_evaluation_is_that_of_the_logits(folder, workdir, experiment, draw_model):
+def test_evaluation_is_that_of_the_logits(folder, workdir, run, draw_model):
     """Row by row, without batches, padding or a choice of places."""
-    params = jax.device_get(nnx.to_pure_dict(nnx.state(draw_model(experiment.make_model))))
-    scores, text = experiment.evaluate(params)
-    model = jax.jit(nnx.merge(experiment.graphdef, jax.device_put(params)).__call__)
-    rows = experiment.evaluation_rows("validation")
+    params = jax.device_get(nnx.to_pure_dict(nnx.state(draw_model(run.make_model))))
+    metrics, summary = run.evaluate(params)
+    model = jax.jit(nnx.merge(run.graphdef, jax.device_put(params)).__call__)
+    rows = run.task.eval_examples("validation")
     nll, correct, tokens, next_correct = 0.0, 0, 0, 0
     for index in range(len(rows)):
         row, length = rows[index], rows.lengths[index]
@@ -205,21 +204,21 @@ def test_evaluation_is_that_of_the_logits(folder, workdir, experiment, draw_mode
         correct += (found.argmax(axis=-1) == wanted).sum()
         tokens += chosen.sum()
         next_correct += int(next_sentence[0].argmax() == row["is_other"])
-    assert scores["loss"] == pytest.approx(nll / tokens, rel=1e-5)
-    assert scores["masked_accuracy"] == pytest.approx(100 * correct / tokens)
-    assert scores["next_sentence_accuracy"] == pytest.approx(100 * next_correct / len(rows))
-    assert text.endswith(f"{tokens:,} hidden tokens of {len(rows):,} pairs")
-    assert experiment.evaluate(params).scores == scores
+    assert metrics["loss"] == pytest.approx(nll / tokens, rel=1e-5)
+    assert metrics["masked_accuracy"] == pytest.approx(100 * correct / tokens)
+    assert metrics["next_sentence_accuracy"] == pytest.approx(100 * next_correct / len(rows))
+    assert summary.endswith(f"{tokens:,} masked tokens of {len(rows):,} pairs")
+    assert run.evaluate(params).metrics == metrics
     # Neither on the size of batches nor on the seed does it depend.
     other, _ = opened(folder, workdir, data__tokens_per_batch=40, seed=5).evaluate(params)
-    assert other == pytest.approx(scores, rel=1e-6)
+    assert other == pytest.approx(metrics, rel=1e-6)
 
 
 @pytest.mark.slow
 def test_training_learns_on_the_command_line(tmp_path, capsys):
     """Rows so short that all have one length, on one device: little to compile."""
     workdir = str(tmp_path / "run")
-    changes = ["data.max_length=8", "mesh.data=1", "optimizer.peak_learning_rate=0.01", "optimizer.warmup_steps=5"]
+    changes = ["task.data.max_length=8", "mesh.data=1", "optimizer.peak_learning_rate=0.01", "optimizer.warmup_steps=5"]
     overrides = [
         f"--config.{change}"
         for change in (*changes, "num_steps=80", "eval_every=40", "checkpoint_every=80", "log_every=40")
@@ -228,7 +227,7 @@ def test_training_learns_on_the_command_line(tmp_path, capsys):
     printed = re.findall(r"step \d+: validation masked LM loss ([\d.]+) nats", capsys.readouterr().err)
     first, last = map(float, printed)
     assert last < first - 0.05
-    assert first < math.log(load_experiment(workdir).tokenizer.vocab_size) - 0.5
+    assert first < math.log(load_run(workdir, BertPretrainingTask).task.tokenizer.vocab_size) - 0.5
     assert "masked LM loss" in (tmp_path / "run" / "report.md").read_text()
     assert evaluate_cli.run([f"--workdir={workdir}"]) == 0
     loss, *lines = capsys.readouterr().out.splitlines()
@@ -254,6 +253,6 @@ def test_text_without_pairs_is_refused(tmp_path, text, message):
 def test_what_does_not_fit_is_refused(folder, tmp_path):
     with pytest.raises(UserError, match=r"^config.task.data.max_length=7 is too short for pairs: 8 will do$"):
         opened(folder, tmp_path, data__max_length=7)
-    experiment = opened(folder, tmp_path, data__validation_file="")
+    run = opened(folder, tmp_path, data__validation_file="")
     with pytest.raises(UserError, match=r"^config.task.data.test_file names no file for the test split$"):
-        experiment.evaluate({}, "test")
+        run.evaluate({}, "test")

@@ -14,25 +14,25 @@ from tests.tiers import slow_but
 from tfx_jax.cli import main
 from tfx_jax.data.hf_tokenizer import load_folder_tokenizer
 from tfx_jax.errors import UserError
-from tfx_jax.models import BertConfig, GPTConfig, TransformerConfig, hf
+from tfx_jax.models import BertConfig, GPTConfig, hf
+from tfx_jax.tasks.classification import ClassificationConfig
+from tfx_jax.tasks.language_modeling import LanguageModelConfig, LanguageModelTask
 from tfx_jax.training.checkpoint import load_params
-from tfx_jax.training.config import PairData, ExperimentConfig, LabelledData, TextData, load_config, tiny_variant
-from tfx_jax.training.experiments import load_experiment, make_experiment
-from tfx_jax.training.experiments.language_model import LanguageModelExperiment
-from tfx_jax.training.experiments.translation import TranslationExperiment
+from tfx_jax.training.config import ExperimentConfig, load_config, tiny_variant
 from tfx_jax.training.loop import train
+from tfx_jax.training.run import load_run, make_run
 from tfx_jax.training.sharding import make_mesh
 
 TEXT = "\n".join(f"{word} and {other} ." for word in "abcdefgh" for other in "qrstuvwxyz") + "\n"
 
 
 def tiny_config(**data):
-    config = tiny_variant(ExperimentConfig(model=GPTConfig(), data=TextData(documents="file")))
+    config = tiny_variant(ExperimentConfig(model=GPTConfig(), task=LanguageModelConfig()))
     for name, value in {"tokenizer": "characters", "max_length": 16, **data}.items():
         setattr(config.task.data, name, value)
     config.model.max_length = 16
     config.model.use_bias = False  # as in nanoGPT; a folder has zeros instead
-    config.task.label_smoothing, config.mesh.data = 0.0, 1
+    config.mesh.data = 1
     config.optimizer.peak_learning_rate, config.optimizer.warmup_steps = 0.01, 2
     return config
 
@@ -67,10 +67,10 @@ def test_training_learns_and_evaluates(trained):
 def test_evaluation_is_the_mean_over_all_tokens(trained):
     """Against the logits themselves: rows of 16, of which the last is short, each token but the first once."""
     workdir, result = trained
-    experiment = load_experiment(workdir, LanguageModelExperiment)
+    run = load_run(workdir, LanguageModelTask)
     params = load_params(workdir)
-    ids = np.array(experiment.tokenizer.encode(TEXT[int(len(TEXT) * 0.8) :]))
-    logits_fn = jax.jit(nnx.merge(experiment.graphdef, jax.device_put(params)).__call__)
+    ids = np.array(run.task.tokenizer.encode(TEXT[int(len(TEXT) * 0.8) :]))
+    logits_fn = jax.jit(nnx.merge(run.graphdef, jax.device_put(params)).__call__)
     total = 0.0
     for start in range(0, len(ids) - 1, 16):
         inputs, targets = ids[start : start + 16][: len(ids) - 1 - start], ids[start + 1 : start + 17]
@@ -79,40 +79,34 @@ def test_evaluation_is_the_mean_over_all_tokens(trained):
         log_z = np.log(np.exp(logits).sum(axis=-1))
         total += (log_z - logits[np.arange(len(targets)), targets]).sum()
     assert result.evaluations[-1]["loss"] == pytest.approx(total / (len(ids) - 1), rel=1e-5)
-    assert experiment.evaluate(params).scores == {
+    assert run.evaluate(params).metrics == {
         name: value for name, value in result.evaluations[-1].items() if name != "step"
     }
 
 
 def test_validation_is_the_end_of_the_text_and_nothing_else(folder):
-    experiment = make_experiment(
-        tiny_config(dataset="files", data_dir=str(folder), train_file="text.txt", validation_share=0.2)
-    )
-    (train_text,), (validation,) = (experiment.split(split) for split in ("train", "validation"))
+    config = tiny_config(dataset="files", data_dir=str(folder), train_file="text.txt", validation_share=0.2)
+    splits = config.task.splits()
+    (train_text,), (validation,) = splits["train"], splits["validation"]
     assert train_text + validation == TEXT
     assert len(validation) == math.ceil(len(TEXT) * 0.2)
-    lines = make_experiment(
-        tiny_config(
-            dataset="files", data_dir=str(folder), train_file="text.txt", validation_share=0.2, documents="lines"
-        )
-    )
-    assert lines.split("train") + lines.split("validation") == TEXT.removesuffix("\n").split("\n")
-    assert len(lines.split("validation")) == 16
+    config.task.data.documents = "lines"
+    lines = config.task.splits()
+    assert lines["train"] + lines["validation"] == TEXT.removesuffix("\n").split("\n")
+    assert len(lines["validation"]) == 16
 
 
 @pytest.mark.parametrize("is_packed", [False, True])
 def test_batches_hold_the_text(folder, tmp_path, is_packed):
     documents = "lines" if is_packed else "file"
-    config = tiny_config(
-        dataset="files", data_dir=str(folder), train_file="text.txt", documents=documents, is_packed=is_packed
-    )
-    experiment = make_experiment(config)
-    experiment.open(tmp_path)
+    config = tiny_config(dataset="files", data_dir=str(folder), train_file="text.txt", documents=documents)
+    config.task.is_packed = is_packed
+    run = make_run(config, tmp_path)
     mesh = make_mesh()
-    iterator = iter(experiment.batches(mesh))
-    eos = experiment.tokenizer.eos_id
-    ids = experiment.tokenizer.encode(TEXT)
-    lines = {tuple(experiment.tokenizer.encode(line)) for line in TEXT.removesuffix("\n").split("\n")}
+    iterator = iter(run.train_data(mesh))
+    eos = run.task.tokenizer.eos_id
+    ids = run.task.tokenizer.encode(TEXT)
+    lines = {tuple(run.task.tokenizer.encode(line)) for line in TEXT.removesuffix("\n").split("\n")}
     for _ in range(30):  # some epochs
         batch = next(iterator)
         rows, length = batch["inputs"].shape
@@ -133,11 +127,10 @@ def test_batches_hold_the_text(folder, tmp_path, is_packed):
 
 
 def test_a_stream_is_cut_elsewhere_in_each_epoch(folder, tmp_path):
-    experiment = make_experiment(tiny_config(dataset="files", data_dir=str(folder), train_file="text.txt"))
-    experiment.open(tmp_path)
-    cut = experiment.make_epochs()
+    task = make_run(tiny_config(dataset="files", data_dir=str(folder), train_file="text.txt"), tmp_path).task
+    cut = task.make_epochs(0)
     firsts = [cut(epoch)[0]["inputs"].tolist() for epoch in range(5)]
-    assert firsts[0] == experiment.tokenizer.encode(TEXT)[:16]
+    assert firsts[0] == task.tokenizer.encode(TEXT)[:16]
     assert len(set(map(tuple, firsts))) > 2
     assert firsts == [cut(epoch)[0]["inputs"].tolist() for epoch in range(5)]
 
@@ -173,7 +166,7 @@ def test_evaluate_prints_a_line_for_each_score(trained, capsys):
     assert main(["evaluate", f"--workdir={workdir}", "--beam=2"]) == 2
     assert "--beam is for translation, but this model learned something else" in capsys.readouterr().err
     assert main(["translate", f"--workdir={workdir}"]) == 2
-    assert "this is for a translation experiment" in capsys.readouterr().err
+    assert "this is for a translation task" in capsys.readouterr().err
 
 
 def test_convert_writes_a_folder_of_a_workdir(trained, tmp_path, capsys):
@@ -181,13 +174,13 @@ def test_convert_writes_a_folder_of_a_workdir(trained, tmp_path, capsys):
     assert main(["convert", f"--workdir={workdir}", f"--output={tmp_path}/out", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert (found["architecture"], found["bytes_before"]) == ("GPT2LMHeadModel", None)
-    experiment = load_experiment(workdir, LanguageModelExperiment)
-    model = nnx.merge(experiment.graphdef, jax.device_put(load_params(workdir, "best")))
+    run = load_run(workdir, LanguageModelTask)
+    model = nnx.merge(run.graphdef, jax.device_put(load_params(workdir, "best")))
     again = hf.load(tmp_path / "out")
     tokens = np.arange(12, dtype=np.int32)[None]
     np.testing.assert_array_equal(jax.jit(again)(tokens), jax.jit(model)(tokens))
-    assert hf.end_ids(tmp_path / "out") == (experiment.tokenizer.eos_id,)
-    assert load_folder_tokenizer(tmp_path / "out").encode("a and q .") == experiment.tokenizer.encode("a and q .")
+    assert hf.end_ids(tmp_path / "out") == (run.task.tokenizer.eos_id,)
+    assert load_folder_tokenizer(tmp_path / "out").encode("a and q .") == run.task.tokenizer.encode("a and q .")
 
 
 @pytest.mark.parametrize("is_folder", slow_but([False, True], False))
@@ -222,7 +215,7 @@ def test_what_a_training_cannot_start_from(trained, tmp_path):
     ):
         config.init_from = source
         if "GPTConfig" in message:
-            config = tiny_variant(ExperimentConfig(model=BertConfig(), data=LabelledData()))
+            config = tiny_variant(ExperimentConfig(model=BertConfig(), task=ClassificationConfig()))
             config.init_from = source
         with pytest.raises(UserError, match=message):
             train(config, tmp_path / "work")
@@ -238,10 +231,5 @@ def test_mistakes_are_one_line(folder, tmp_path, trained):
     with pytest.raises(UserError, match=r"eval_every and config\.patience need a validation split"):
         train(config, tmp_path / "work")
     assert not (tmp_path / "work").exists()
-    with pytest.raises(UserError, match="there is no training of a TransformerConfig with a TextData, only of"):
-        make_experiment(ExperimentConfig(model=TransformerConfig(), data=TextData()))
-    with pytest.raises(UserError, match="holds a language model experiment, and this is for a translation experiment"):
-        load_experiment(trained[0], TranslationExperiment)
-    with pytest.raises(UserError, match=r"config\.data\.test_file names no file for the test split"):
-        load_experiment(trained[0]).evaluate(load_params(trained[0]), "test")
-    assert isinstance(make_experiment(ExperimentConfig(data=PairData())), TranslationExperiment)
+    with pytest.raises(UserError, match=r"config\.task\.data\.test_file names no file for the test split"):
+        load_run(trained[0]).evaluate(load_params(trained[0]), "test")

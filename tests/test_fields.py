@@ -1,0 +1,91 @@
+"""Fields say which values they may have, and whoever sets another is told which field it is."""
+
+import dataclasses
+import math
+
+import pytest
+
+from tfx_jax.errors import UserError
+from tfx_jax.fields import at_least, check_fields, fraction, one_of
+
+
+@dataclasses.dataclass
+class Inner:
+    rate: float = fraction(0.1)
+    head_rate: float | None = fraction(None)
+    name: str = one_of(("a", "b"), "a")
+
+
+@dataclasses.dataclass
+class Outer:
+    size: int = at_least(1, 6)
+    limit: int | None = at_least(1, None)
+    weight: float = at_least(0, 0.0)
+    free: float = -7.0
+    inner: Inner = dataclasses.field(default_factory=Inner)
+    any_class: object = dataclasses.field(default_factory=Inner)
+
+
+def test_defaults_are_those_that_are_declared():
+    config = Outer()
+    assert (config.size, config.limit, config.weight, config.free) == (6, None, 0.0, -7.0)
+    assert config.inner == config.any_class == Inner(0.1, None, "a")
+    check_fields(config)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("size", 1),
+        ("limit", 1),
+        ("limit", None),
+        ("weight", 0),
+        ("weight", math.inf),
+        ("free", math.nan),
+        ("inner.rate", 0.0),
+        ("inner.rate", 0.999),
+        ("inner.head_rate", 0.5),
+        ("inner.name", "b"),
+        ("any_class", None),
+        ("any_class", "text"),
+    ],
+)
+def test_what_is_declared_may_be_set(name, value):
+    check_fields(changed(name, value))
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("size", 0, "config.size must be at least 1, got 0"),
+        ("size", -3, "config.size must be at least 1, got -3"),
+        ("limit", 0, "config.limit must be at least 1, got 0"),
+        ("weight", -0.5, "config.weight must be at least 0, got -0.5"),
+        ("weight", math.nan, "config.weight must be at least 0, got nan"),
+        ("inner.rate", 1.0, "config.inner.rate must be in [0, 1), got 1.0"),
+        ("inner.rate", -0.1, "config.inner.rate must be in [0, 1), got -0.1"),
+        ("inner.rate", math.nan, "config.inner.rate must be in [0, 1), got nan"),
+        ("inner.head_rate", 2, "config.inner.head_rate must be in [0, 1), got 2"),
+        ("inner.name", "c", 'config.inner.name must be "a" or "b", got \'c\''),
+        ("inner.name", "", 'config.inner.name must be "a" or "b", got \'\''),
+        ("any_class.name", "c", 'config.any_class.name must be "a" or "b", got \'c\''),
+    ],
+)
+def test_other_values_are_refused_in_one_line_that_names_the_field(name, value, message):
+    with pytest.raises(UserError) as caught:
+        check_fields(changed(name, value))
+    assert str(caught.value) == message
+
+
+def test_the_whole_is_called_as_one_wants():
+    with pytest.raises(UserError, match=r"^task\.size must be at least 1, got 0$"):
+        check_fields(Outer(size=0), "task")
+
+
+def changed(name, value):
+    config = owner = Outer()
+    *path, leaf = name.split(".")
+    for part in path:
+        owner = getattr(owner, part)
+    setattr(owner, leaf, value)
+    return config
