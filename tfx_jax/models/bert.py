@@ -60,9 +60,7 @@ class BertConfig:
     d_model: int = at_least(1, 768)
     num_heads: int = at_least(1, 12)
     d_ff: int | None = at_least(1, None)  # None: 4 * d_model
-    dropout_rate: float = fraction(
-        0.1
-    )  # of each sublayer's output and of the sums of embeddings, segments and positions
+    dropout_rate: float = fraction(0.1)  # of sublayers' outputs and of the sums of embeddings, segments and positions
     attention_dropout_rate: float = fraction(0.1)  # of the attention weights
     head_dropout_rate: float | None = fraction(None)  # of what classifiers read; None: dropout_rate
     activation: str = one_of(ACTIVATIONS, "gelu")  # "gelu" is the exact one

@@ -15,8 +15,7 @@ from tfx_jax.functional.attention import dot_product_attention
 from tfx_jax.functional.dropout import dropout
 from tfx_jax.functional.positions import relative_position_bias
 from tfx_jax.models.config import DTYPES
-from tfx_jax.models.flops import EncoderDecoderSizes
-from tfx_jax.models.transformer import (
+from tfx_jax.models.encoder_decoder import (
     EncoderMemory,
     init_decoder,
     named_maps,
@@ -25,6 +24,7 @@ from tfx_jax.models.transformer import (
     source_mask,
     with_padding,
 )
+from tfx_jax.models.flops import EncoderDecoderSizes
 from tfx_jax.nn.attention import MultiHeadAttention, ShardAttention
 from tfx_jax.nn.cores import AttentionConfig, AttentionFn
 from tfx_jax.nn.decoder_step import arrange, take_step
@@ -68,9 +68,7 @@ class T5Config:
     is_tied: bool = True  # the output layer is the embedding, of x / sqrt(d_model); or it has a matrix of its own
     num_buckets: int = 32  # of distances, see `tfx_jax.functional.relative_position_bucket`
     max_distance: int = at_least(1, 128)  # tokens, from which on all distances share a bucket
-    dropout_rate: float = fraction(
-        0.1
-    )  # of inputs, sublayers' outputs, attention weights, hidden units and last outputs
+    dropout_rate: float = fraction(0.1)  # of inputs, sublayers, attention weights, hidden units and last outputs
     norm_epsilon: float = 1e-6
     attention: AttentionConfig = dataclasses.field(default_factory=AttentionConfig)  # to oneself; to a source: dense
     pad_id: int = 0  # the token that fills a row
