@@ -10,11 +10,12 @@ import pytest
 from etils import epath
 
 from tests.tiers import slow_but
+from tests.training.configs import TRAININGS, default_config, title
 from tfx_jax.errors import UserError
 from tfx_jax.training import artifacts
-from tfx_jax.training.artifacts import artifact, check_artifact
-from tfx_jax.training.config import ExperimentConfig, save_config, tiny_variant
-from tfx_jax.training.experiments import EXPERIMENTS, load_experiment, make_experiment
+from tfx_jax.training.artifacts import WorkdirArtifacts, check_artifact
+from tfx_jax.training.config import save_config, tiny_variant
+from tfx_jax.training.run import load_run, make_run
 
 FILES = {"labels.json": b'["no", "yes"]\n', "tokenizer/a.json": b"{}", "tokenizer/b.txt": b"a\nb\n"}
 
@@ -23,7 +24,7 @@ def make(workdir, names=("labels.json", "tokenizer")):
     """What a training does when it starts; returns which it had to make."""
     made = []
     for name in names:
-        with artifact(workdir, name, can_make=True) as is_new:
+        with WorkdirArtifacts(workdir, can_make=True).checked(name) as is_new:
             for file in (file for file in FILES if is_new and file.startswith(name)):
                 (workdir / file).parent.mkdir(exist_ok=True)
                 if not (workdir / file).exists():
@@ -34,7 +35,7 @@ def make(workdir, names=("labels.json", "tokenizer")):
 
 def read(workdir, name):
     """What every other verb does."""
-    with artifact(workdir, name, can_make=False) as is_new:
+    with WorkdirArtifacts(workdir, can_make=False).checked(name) as is_new:
         assert not is_new
 
 
@@ -149,7 +150,8 @@ def test_what_nothing_vouches_for_is_read_with_a_warning_and_listed_by_the_next_
 
 
 def test_an_interruption_between_a_file_and_the_list_costs_nothing(tmp_path):
-    with contextlib.suppress(KeyboardInterrupt), artifact(tmp_path, "labels.json", can_make=True) as is_new:
+    training = WorkdirArtifacts(tmp_path, can_make=True)
+    with contextlib.suppress(KeyboardInterrupt), training.checked("labels.json") as is_new:
         assert is_new
         (tmp_path / "labels.json").write_bytes(FILES["labels.json"])
         raise KeyboardInterrupt
@@ -177,32 +179,26 @@ def test_a_file_that_cannot_be_read_is_one_line(workdir):
         read(workdir, "labels.json")
 
 
-@pytest.mark.parametrize(
-    "kinds",
-    slow_but(EXPERIMENTS, *list(EXPERIMENTS)[:2]),
-    ids=lambda kinds: "-".join(kind.__name__ for kind in kinds),
-)
-def test_all_that_a_task_keeps_is_vouched_for(tmp_path, kinds):
-    """Whoever adds a file to a task without `artifact` sees it here."""
-    config = tiny_variant(
-        ExperimentConfig(**{name: kind() for name, kind in zip(("model", "data"), kinds, strict=True)})
-    )
+@pytest.mark.parametrize("classes", slow_but(TRAININGS, *TRAININGS[:2]), ids=title)
+def test_all_that_a_task_keeps_is_vouched_for(tmp_path, classes):
+    """Whoever adds a file to a task without `Artifacts.checked` sees it here."""
+    config = tiny_variant(default_config(classes))
     config.task.data.tokenizer = "sentencepiece" if hasattr(config.task.data, "sort_buffer") else "words"
     if not hasattr(config.task.data, "sort_buffer"):
         config.task.data.max_length = 128
     workdir = tmp_path / "run"
     workdir.mkdir()
     save_config(config, epath.Path(workdir))
-    make_experiment(config).open(workdir)
+    make_run(config, workdir)
     kept = contents(workdir).keys() - {"config.json", "artifacts.json"}
     assert kept == listed(workdir).keys()
     assert kept
-    load_experiment(workdir)
+    load_run(workdir)
     damaged = tmp_path / "damaged"
     for file in sorted(kept):  # a training that has not begun to save
         (workdir / file).rename(damaged)
         with pytest.raises(UserError, match=f"run/{file} is missing: train there first"):
-            load_experiment(workdir)
+            load_run(workdir)
         damaged.rename(workdir / file)
     (workdir / "checkpoints" / "4").mkdir(parents=True)
     for file in sorted(kept):
@@ -210,10 +206,10 @@ def test_all_that_a_task_keeps_is_vouched_for(tmp_path, kinds):
         whole = (damaged / file).read_bytes()
         (damaged / file).write_bytes(whole[:-1])
         with pytest.raises(UserError, match=f"damaged/{file} is damaged"):
-            load_experiment(damaged)
+            load_run(damaged)
         (damaged / file).unlink()
         before = contents(damaged)
-        for use in (lambda: load_experiment(damaged), lambda: make_experiment(config).open(damaged)):
+        for use in (lambda: load_run(damaged), lambda: make_run(config, damaged)):
             with pytest.raises(UserError, match=f"damaged/{file} is missing"):
                 use()
         assert contents(damaged) == before

@@ -120,8 +120,8 @@ def test_a_workdir_remembers_its_attention(tmp_path):
     [
         (["name=bigbird"], r"config\.model: bigbird attention needs attention\.options\.block_size"),
         (["name=window"], r"config\.model: window attention needs attention\.options\.window"),
-        (["options.window=3"], r"config\.model: attention\.options\.window is not for dense attention"),
-        (["name=no"], r"config\.model: attention\.name='no' is none of dense, chunked"),
+        (["options.window=3"], r"config\.model\.attention\.options\.window is not for dense attention"),
+        (["name=no"], r"config\.model\.attention\.name='no' is none of dense, chunked"),
         (["option.window=3"], r"did you mean config\.model\.attention\.options\.window"),
     ],
 )

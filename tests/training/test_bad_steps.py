@@ -10,8 +10,8 @@ import pytest
 
 from tests.training.tiny import tiny_config, train, whole_state
 from tfx_jax.errors import UserError
+from tfx_jax.tasks import translation
 from tfx_jax.tasks.loss import Metric
-from tfx_jax.training.experiments import translation
 from tfx_jax.training.meter import Meter
 from tfx_jax.training.step import Metrics
 

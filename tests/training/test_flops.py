@@ -15,7 +15,7 @@ from tfx_jax.models import GPT, T5, GPTConfig, T5Config, Transformer, Transforme
 from tfx_jax.tasks.decoding import BeamSearch, decode
 from tfx_jax.tasks.language_modeling import language_model_loss
 from tfx_jax.tasks.translation import translation_loss
-from tfx_jax.training.flops import decoding_flops, peak_flops, stack_flops, training_flops
+from tfx_jax.training.flops import peak_flops
 from tfx_jax.training.step import init_state, update
 
 SMALL = TransformerConfig(vocab_size=101, num_layers=3, d_model=24, num_heads=2, d_k=5, d_v=7, d_ff=40)
@@ -74,7 +74,7 @@ STEPS = [
 @pytest.mark.parametrize(("config", "shape"), STEPS)
 def test_equals_the_matrix_products_of_the_step(config, shape):
     step, arguments = training_step(config, *shape)
-    assert training_flops(config, *shape) == flops_of_products(jax.make_jaxpr(step)(*arguments).jaxpr)
+    assert config.training_flops(*shape) == flops_of_products(jax.make_jaxpr(step)(*arguments).jaxpr)
 
 
 def test_is_nearly_all_that_xla_counts(monkeypatch):
@@ -84,7 +84,7 @@ def test_is_nearly_all_that_xla_counts(monkeypatch):
     monkeypatch.setattr(jax.lax, "scan", functools.partial(jax.lax.scan, unroll=True))
     step, arguments = training_step(config, *shape)
     counted = jax.jit(step).lower(*arguments).compile().cost_analysis()["flops"]
-    assert training_flops(config, *shape) == pytest.approx(counted, rel=0.05)
+    assert config.training_flops(*shape) == pytest.approx(counted, rel=0.05)
 
 
 def searching(config, rows, beam_size, source_length, target_length):
@@ -113,7 +113,7 @@ def test_decoding_is_bounded_by_the_products_of_the_search(config, shape):
     computed = flops_of_products(jaxpr) + (length - 1) * flops_of_products(body)
     pairs = beam_size * length**2 - length * (length + 1) // 2
     unneeded = 2 * rows * beam_size * 3 * 2 * (5 + 7) * pairs  # layers, heads, d_k + d_v
-    assert computed - unneeded <= decoding_flops(config, *shape) <= computed
+    assert computed - unneeded <= config.flop_sizes.decoding_flops(*shape) <= computed
 
 
 def test_decoding_is_nearly_all_that_xla_counts(monkeypatch):
@@ -123,7 +123,7 @@ def test_decoding_is_nearly_all_that_xla_counts(monkeypatch):
     monkeypatch.setattr(jax.lax, "scan", functools.partial(jax.lax.scan, unroll=True))
     program, arguments = searching(config, *shape)
     counted = jax.jit(program).lower(*arguments).compile().cost_analysis()["flops"]
-    assert decoding_flops(config, *shape) == pytest.approx(counted, rel=0.1)
+    assert config.flop_sizes.decoding_flops(*shape) == pytest.approx(counted, rel=0.1)
 
 
 def loops(jaxpr):
@@ -144,7 +144,7 @@ def test_equals_palm_where_both_are_defined():
     weights = 6 * (4 * 512**2 + 2 * 512 * 2048 + 8 * 512**2 + 2 * 512 * 2048)
     attention = 12 * 6 * 512 * length  # of one attention in each of 6 layers; there are three
     expected = rows * length * (6 * weights + 3 * attention)
-    assert training_flops(deep, rows, length, length) - training_flops(shallow, rows, length, length) == expected
+    assert deep.training_flops(rows, length, length) - shallow.training_flops(rows, length, length) == expected
 
 
 def test_peak_is_that_of_all_devices():
@@ -176,4 +176,4 @@ def test_flops_of_a_language_model_are_those_of_its_products(config):
     tokens = jax.ShapeDtypeStruct((2, 16), np.int32)
     batch = {"inputs": tokens, "targets": tokens, "weights": jax.ShapeDtypeStruct((2, 16), np.float32)}
     jaxpr = jax.make_jaxpr(jax.grad(loss))(state, batch).jaxpr
-    assert stack_flops(config, 2, 16, num_predicted=16) == flops_of_products(jaxpr)
+    assert config.training_flops(2, 16, num_predicted=16) == flops_of_products(jaxpr)

@@ -13,10 +13,10 @@ import pytest
 from tests.training.tiny import tiny_config, train, whole_state
 from tfx_jax.errors import UserError
 from tfx_jax.tasks.loss import Metric
+from tfx_jax.tasks.task import EvalResult
+from tfx_jax.tasks.translation import TranslationTask
 from tfx_jax.training import loop
 from tfx_jax.training.checkpoint import load_params
-from tfx_jax.training.experiment import Evaluation
-from tfx_jax.training.experiments.translation import TranslationExperiment
 
 config_of_two = functools.partial(tiny_config, num_devices=2)
 
@@ -94,8 +94,10 @@ def test_training_can_be_prolonged(text, tmp_path):
 
 def test_another_config_is_refused_and_nothing_is_lost(text, uninterrupted):
     before = whole_state(uninterrupted)
-    with pytest.raises(UserError, match=r"was made with label_smoothing=0\.1, not 0\.2"):
-        train(config_of_two(text, label_smoothing=0.2), uninterrupted)
+    other = config_of_two(text)
+    other.task.label_smoothing = 0.2
+    with pytest.raises(UserError, match=r"was made with task\.label_smoothing=0\.1, not 0\.2"):
+        train(other, uninterrupted)
     chex.assert_trees_all_equal(whole_state(uninterrupted), before)
 
 
@@ -133,9 +135,9 @@ def test_evaluations_rank_checkpoints_and_stop_early(text, tmp_path, monkeypatch
     bleus = iter([3.0, 7.0, 5.0, 6.0, 9.0])
 
     def evaluate(*_):
-        return Evaluation({"bleu": next(bleus), "exact_match": 0.0}, "as it may be")
+        return EvalResult({"bleu": next(bleus), "exact_match": 0.0}, "as it may be")
 
-    monkeypatch.setattr(TranslationExperiment, "evaluate", evaluate)
+    monkeypatch.setattr(TranslationTask, "evaluate", evaluate)
     config = tiny_config(text, num_steps=9, eval_every=1, patience=2, keep_last=1, validation="validation.tsv")
     result = train(config, tmp_path)
     assert [evaluation["bleu"] for evaluation in result.evaluations] == [3.0, 7.0, 5.0, 6.0]

@@ -10,7 +10,6 @@ import pytest
 from tfx_jax.models import TransformerConfig
 from tfx_jax.tasks.loss import Metric
 from tfx_jax.training import meter as meter_module
-from tfx_jax.training.flops import training_flops
 from tfx_jax.training.meter import Meter
 from tfx_jax.training.step import Metrics
 
@@ -33,7 +32,7 @@ def batch(rows=2, source_length=8, target_length=4):
 
 def step_flops(shapes):
     (*rows, source_length), (*_, target_length) = shapes["source"], shapes["target"]
-    return training_flops(MODEL, math.prod(rows), source_length, target_length)
+    return MODEL.training_flops(math.prod(rows), source_length, target_length)
 
 
 def seconds(scalars):
@@ -132,7 +131,7 @@ def test_means_and_rates_over_data_and_step(clock):
     meter.drain()
     found = meter.take()
     assert seconds(found) == {"data": 2, "compile": 3, "step": 3, "save": 100, "evaluate": 0}
-    flops = 2 * training_flops(MODEL, 2, 8, 4)
+    flops = 2 * MODEL.training_flops(2, 8, 4)
     assert {name: value for name, value in found.items() if name.startswith("train/")} == {
         "train/loss": 4.0,
         "train/nll": 2.0,

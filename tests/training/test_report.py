@@ -8,11 +8,12 @@ import pytest
 from etils import epath
 from matplotlib.image import imread
 
+from tfx_jax.tasks.translation import TranslationTask
 from tfx_jax.training.config import ExperimentConfig
-from tfx_jax.training.experiments import make_experiment
 from tfx_jax.training.learning_curves import draw_learning_curves
 from tfx_jax.training.progress import History, Point, Progress
 from tfx_jax.training.report import write_report
+from tfx_jax.training.run import Run
 
 TPUS = ["TPU v4"] * 4
 EVALUATIONS = [
@@ -60,7 +61,8 @@ def report(workdir, *, config=None, **changes):
         "message": lines.append,
     }
     config = config or ExperimentConfig(num_steps=30)
-    write_report(workdir, make_experiment(config), **(arguments | changes))
+    task = TranslationTask(config.task, config.model, config.task.splits(), tokenizer=None)
+    write_report(workdir, Run(config, task), **(arguments | changes))
     return lines
 
 
@@ -92,15 +94,16 @@ def test_report_is_over_all_runs(workdir):
 
 
 def test_configuration_is_what_differs_from_the_defaults(workdir):
-    config = ExperimentConfig(num_steps=30, label_smoothing=0.0)
+    config = ExperimentConfig(num_steps=30)
+    config.task.label_smoothing = 0.0
     config.task.data.train_source = "a|b.txt"
     report(workdir, config=config)
     table = (workdir / "report.md").read_text().partition("## Configuration")[2].splitlines()
     assert table[4:] == [
         "| field | value | default |",
         "| --- | --- | --- |",
-        "| `data.train_source` | `'a\\|b.txt'` | `''` |",
-        "| `label_smoothing` | `0.0` | `0.1` |",
+        "| `task.data.train_source` | `'a\\|b.txt'` | `''` |",
+        "| `task.label_smoothing` | `0.0` | `0.1` |",
         "| `num_steps` | `30` | `100000` |",
     ]
 
@@ -167,7 +170,7 @@ def history(losses, nlls):
 
 
 def panels(*arguments):
-    figure = draw_learning_curves(*arguments, make_experiment(ExperimentConfig()).scores[0])
+    figure = draw_learning_curves(*arguments, TranslationTask.metrics[0])
     assert figure is not None
     return figure.axes
 

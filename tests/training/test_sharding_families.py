@@ -9,8 +9,8 @@ from flax import nnx
 
 from tfx_jax.models import GPT, T5, BertConfig, GPTConfig, T5Config
 from tfx_jax.models.bert_heads import BertPretraining
-from tfx_jax.tasks.language_modeling import language_model_loss
 from tfx_jax.tasks.bert_pretraining import pretraining_loss
+from tfx_jax.tasks.language_modeling import language_model_loss
 from tfx_jax.tasks.translation import translation_loss
 from tfx_jax.training.config import OptimizerConfig
 from tfx_jax.training.optimizer import make_optimizer

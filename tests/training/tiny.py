@@ -10,10 +10,10 @@ import numpy as np
 from flax import nnx
 
 from tfx_jax.functional.dropout import dropout
+from tfx_jax.models import TransformerConfig
 from tfx_jax.training import loop
 from tfx_jax.training.checkpoint import Checkpoints
 from tfx_jax.training.config import ExperimentConfig
-from tfx_jax.training.experiments.translation import TranslationExperiment
 
 
 class BagOfWords(nnx.Module):
@@ -84,15 +84,15 @@ def write_text(folder):
         (folder / f"{split}.tsv").write_text("".join(lines))
 
 
-def _make_model(experiment, *_):
-    sizes = dataclasses.replace(experiment.config.model, vocab_size=experiment.tokenizer.vocab_size)
-    return BagOfWords(sizes, rngs=nnx.Rngs(params=experiment.config.seed))
+def _make(config, *, shard_attention, rngs):
+    del shard_attention  # there is no attention
+    return BagOfWords(config, rngs=rngs)
 
 
 @functools.wraps(loop.train)
 def train(*arguments, **options):
     """Trains as `tfx-jax train` does, but a bag of words."""
-    with mock.patch.object(TranslationExperiment, "make_model", _make_model):
+    with mock.patch.object(TransformerConfig, "make", _make):
         return loop.train(*arguments, **options)
 
 

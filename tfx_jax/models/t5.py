@@ -15,8 +15,7 @@ from tfx_jax.functional.attention import dot_product_attention
 from tfx_jax.functional.dropout import dropout
 from tfx_jax.functional.positions import relative_position_bias
 from tfx_jax.models.config import DTYPES
-from tfx_jax.models.flops import EncoderDecoderSizes
-from tfx_jax.models.transformer import (
+from tfx_jax.models.encoder_decoder import (
     EncoderMemory,
     init_decoder,
     named_maps,
@@ -25,6 +24,7 @@ from tfx_jax.models.transformer import (
     source_mask,
     with_padding,
 )
+from tfx_jax.models.flops import EncoderDecoderSizes
 from tfx_jax.nn.attention import MultiHeadAttention, ShardAttention
 from tfx_jax.nn.cores import AttentionConfig, AttentionFn
 from tfx_jax.nn.decoder_step import arrange, take_step

@@ -3,8 +3,7 @@
 import copy
 import dataclasses
 import functools
-from collections.abc import Callable
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 import jax.numpy as jnp
 from flax import nnx
@@ -14,16 +13,25 @@ from tfx_jax.fields import at_least, fraction, one_of
 from tfx_jax.functional.dropout import dropout
 from tfx_jax.functional.positions import sinusoidal_positions
 from tfx_jax.models.config import DTYPES
+from tfx_jax.models.encoder_decoder import (
+    EncoderMemory,
+    init_decoder,
+    named_maps,
+    replayed,
+    shift_right,
+    source_mask,
+    with_padding,
+)
 from tfx_jax.models.flops import EncoderDecoderSizes
 from tfx_jax.nn.attention import MultiHeadAttention, ShardAttention
 from tfx_jax.nn.cores import AttentionConfig, AttentionFn
-from tfx_jax.nn.decoder_step import KeysValues, arrange, attention_of_step, init_steps, take_step
+from tfx_jax.nn.decoder_step import arrange, attention_of_step, take_step
 from tfx_jax.nn.decoding import Decoder
 from tfx_jax.nn.embedding import Embedding, LearnedPositions
 from tfx_jax.nn.feed_forward import ACTIVATIONS, FeedForward
 from tfx_jax.nn.layers import DecoderLayer, EncoderLayer, Residual
 from tfx_jax.nn.normalization import LayerNorm
-from tfx_jax.nn.replay import at_last, init_replay, replay_step
+from tfx_jax.nn.replay import replay_step
 from tfx_jax.nn.stack import REMATS, scan_layers, stack_layers
 
 PAD_ID = 0
@@ -35,9 +43,8 @@ EOS_ID = 2
 class TransformerConfig:
     """Sizes of a Transformer; the defaults are the paper's base model (Table 3)."""
 
-    vocab_size: int = at_least(
-        0, 37_000
-    )  # one vocabulary for both languages; of a training, 0: by the size of its text
+    # One vocabulary for both languages; of a training, 0: by the size of its text.
+    vocab_size: int = at_least(0, 37_000)
     num_layers: int = at_least(1, 6)  # the paper's N, in the encoder and again in the decoder
     num_decoder_layers: int | None = at_least(1, None)  # None: num_layers
     d_model: int = at_least(1, 512)
@@ -68,11 +75,6 @@ class TransformerConfig:
     has_position_bias: ClassVar[bool] = False
     can_shard_positions: ClassVar[bool] = True  # `config.mesh.sequence` may divide them
 
-    kind: ClassVar[str] = "encoder_decoder"
-    is_causal: ClassVar[bool] = True
-    has_position_bias: ClassVar[bool] = False
-    can_shard_positions: ClassVar[bool] = True  # `config.mesh.sequence` may divide them
-
     @classmethod
     def big(cls, **overrides: Any) -> "TransformerConfig":
         """The paper's big model (Table 3, last row)."""
@@ -93,7 +95,7 @@ class TransformerConfig:
         if self.d_model % 2 and not self.learned_positions:
             raise ValueError(f"d_model must be even for sinusoidal positions, got {self.d_model}")
         if None in (self.d_k, self.d_v) and self.d_model % self.num_heads:
-            raise ValueError(f"d_model={self.d_model} is not divisible by num_heads={self.num_heads}")
+            raise ValueError(f"d_model={self.d_model} is not divisible by num_heads={self.num_heads}: give d_k and d_v")
 
     def tiny(self, *, max_length: int) -> None:
         """See `tfx_jax.models.config.ModelConfig`."""
@@ -148,12 +150,11 @@ class Transformer(nnx.Module):
             start token.
         """
         c = config
+        c.validate()
         if c.activation not in ACTIVATIONS:
             raise ValueError(f"activation={c.activation!r} is none of {', '.join(ACTIVATIONS)}")
         if not 0 <= c.start_id < c.vocab_size:
             raise ValueError(f"start_id={c.start_id} is no token of a vocabulary of {c.vocab_size}")
-        if None in (c.d_k, c.d_v) and c.d_model % c.num_heads:
-            raise ValueError(f"d_model={c.d_model} is not divisible by num_heads={c.num_heads}; give d_k and d_v")
         c.attention.check(is_causal=True)
         dtype = jnp.dtype(c.dtype)
         attention = functools.partial(
@@ -286,13 +287,6 @@ class Transformer(nnx.Module):
         return logits if self.logits_bias is None else logits + self.logits_bias[...][None, None]
 
 
-class EncoderMemory(NamedTuple):
-    """An encoder's output, and which of it exists."""
-
-    output: Float[Array, "B S D"]
-    mask: Bool[Array, "B 1 1 S"]
-
-
 class TransformerDecoder(nnx.Module):
     """A Transformer that writes, as `tfx_jax.nn.decoding.Decoder` has it.
 
@@ -360,65 +354,3 @@ class TransformerDecoder(nnx.Module):
 
         sees = attention_of_step(self.model.decoder_layers.self_attention).sees
         return take_step(self.fused.steps, embed, score, tokens, cache, sees=sees)
-
-
-def with_padding(tokens: Int[Array, "B S"], is_token: Bool[Array, "B S"] | None, pad_id: int) -> Int[Array, "B S"]:
-    """Puts a model's own padding where no token exists."""
-    return tokens if is_token is None else jnp.where(is_token, tokens, pad_id)
-
-
-def init_decoder(
-    layers: DecoderLayer | None, memory: EncoderMemory, *, max_length: int, num_beams: int, pad_id: int
-) -> dict[str, Any]:
-    """Makes the empty cache of a decoder that reads an encoder's output; of a replay where no `layers` are given."""
-    if layers is None:
-        batch_size = memory.output.shape[0]
-        tokens = jnp.full((batch_size, max_length), pad_id, jnp.int32)
-        return init_replay(tokens, jnp.zeros(batch_size, jnp.int32), memory)
-    memories = KeysValues.of_memory(layers, memory.output)
-    return init_steps(
-        [projected.emptied() for projected in memories],
-        room=max_length,
-        num_beams=num_beams,
-        memories=memories,
-        memory_mask=memory.mask,
-    )
-
-
-def replayed(decode: Callable[..., Any], score: Callable[[Array], Array]) -> Callable[..., Array]:
-    """Makes a decoder of whole targets into what `replay_step` calls; the beams of a sentence share its memory.
-
-    Args:
-      decode: from tokens, an encoder's output and its mask to a pair, first the output of the decoder's last layer.
-      score: from that to logits.
-    """
-
-    def score_last(tokens: Array, lengths: Array, memory: EncoderMemory) -> Array:
-        num_beams = tokens.shape[0] // memory.output.shape[0]
-        x, _ = decode(tokens, *(jnp.repeat(array, num_beams, axis=0) for array in memory))
-        return score(at_last(x, lengths))[:, 0]
-
-    return score_last
-
-
-def source_mask(source: Int[Array, "B S"], pad_id: int) -> Bool[Array, "B 1 1 S"]:
-    """Hides padding tokens from every query."""
-    return (source != pad_id)[:, None, None, :]
-
-
-def shift_right(target: Int[Array, "B T"], start_id: int) -> Int[Array, "B T"]:
-    """What a decoder reads to predict `target`.
-
-    >>> shift_right(jnp.array([[5, 6, 2]]), 1).tolist()
-    [[1, 5, 6]]
-    """
-    return jnp.concatenate([jnp.full_like(target[:, :1], start_id), target[:, :-1]], axis=1)
-
-
-def named_maps(prefix: str, maps: dict[str, Array] | None) -> dict[str, Array]:
-    """Splits maps stacked over layers into one entry for each layer and kind."""
-    return {
-        f"{prefix}/{index}/{kind}": weights
-        for kind, stacked in (maps or {}).items()
-        for index, weights in enumerate(stacked)
-    }

@@ -32,9 +32,7 @@ class OptimizerConfig:
     b2: float = fraction(0.98)
     epsilon: float = 1e-9
     weight_decay: float = at_least(0, 0.0)  # of AdamW and Adafactor, times the learning rate; not of biases and gains
-    clip_norm: float = at_least(
-        0, 0.0
-    )  # a gradient whose norm over all parameters is larger is scaled down to it; 0: never
+    clip_norm: float = at_least(0, 0.0)  # a gradient with a larger norm over all parameters is scaled to it; 0: never
 
 
 @dataclasses.dataclass
@@ -198,19 +196,17 @@ def _to_dict(config: Any) -> dict[str, Any]:
     return values
 
 
-def _from_dict(cls: Any, values: dict[str, Any]) -> Any:
-    hints, found = typing.get_type_hints(cls), {}
+def _from_dict(kind: Any, values: dict[str, Any]) -> Any:
+    """Makes a part of a configuration; a part of it that does not say its class has that of the default."""
+    default, found = kind(), {}
     for name, value in values.items():
-        kind = hints.get(name)
-        if isinstance(value, dict) and "class" in value:
-            found[name] = _from_dict(
-                _class(value["class"]), {key: item for key, item in value.items() if key != "class"}
-            )
-        elif dataclasses.is_dataclass(kind):
-            found[name] = _from_dict(kind, value)
+        part: Any = getattr(default, name)
+        if dataclasses.is_dataclass(part):
+            others = {key: item for key, item in value.items() if key != "class"}
+            found[name] = _from_dict(_class(value["class"]) if "class" in value else type(part), others)
         else:
             found[name] = tuple(value) if isinstance(value, list) else value
-    return cls(**found)
+    return kind(**found)
 
 
 def _class(path: str) -> Any:

@@ -1,0 +1,59 @@
+"""Configurations: of all that can be trained, and with other values."""
+
+from tfx_jax.models import BertConfig, GPTConfig, T5Config, TransformerConfig
+from tfx_jax.tasks.bert_pretraining import BertPretrainingConfig
+from tfx_jax.tasks.classification import ClassificationConfig, LabelledData
+from tfx_jax.tasks.language_modeling import LanguageModelConfig
+from tfx_jax.tasks.pair_data import PairData
+from tfx_jax.tasks.question_answering import QuestionAnsweringConfig, QuestionData
+from tfx_jax.tasks.span_corruption import SpanCorruptionConfig
+from tfx_jax.tasks.tagging import TaggedData, TaggingConfig
+from tfx_jax.tasks.text_data import TextData
+from tfx_jax.tasks.text_to_text import TextToTextConfig
+from tfx_jax.tasks.translation import TranslationConfig
+from tfx_jax.training.config import ExperimentConfig
+
+TRAININGS = [
+    (TransformerConfig, TranslationConfig, PairData),
+    (GPTConfig, LanguageModelConfig, TextData),
+    (BertConfig, BertPretrainingConfig, TextData),
+    (BertConfig, ClassificationConfig, LabelledData),
+    (BertConfig, TaggingConfig, TaggedData),
+    (BertConfig, QuestionAnsweringConfig, QuestionData),
+    (T5Config, SpanCorruptionConfig, TextData),
+    (T5Config, TextToTextConfig, LabelledData),
+    (T5Config, TextToTextConfig, TaggedData),
+    (T5Config, TextToTextConfig, QuestionData),
+]
+"""Every task with each of its data, and a model that it takes: the classes of configurations of model, task and data.
+
+`test_config.py` sees that no task is missing.
+"""
+
+
+def default_config(classes):
+    """The configuration of one of TRAININGS, all of its fields as they are unless somebody says otherwise."""
+    model, task, data = classes
+    return ExperimentConfig(model=model(), task=task(data=data()))
+
+
+def title(classes):
+    """What the case of a test is called."""
+    return "-".join(part.__name__ for part in classes)
+
+
+def with_values(config, values):
+    """The configuration, some of its leaves replaced: with_values(config, {"model.d_ff": 3})."""
+    for name, value in values.items():
+        *path, leaf = name.split(".")
+        owner = config
+        for part in path:
+            owner = getattr(owner, part)
+        assert hasattr(owner, leaf)
+        setattr(owner, leaf, value)
+    return config
+
+
+def changed(**values):
+    """The default configuration with some leaves replaced: changed(**{"model.d_ff": 3})."""
+    return with_values(ExperimentConfig(), values)

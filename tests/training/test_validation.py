@@ -1,0 +1,274 @@
+"""Settings that are refused, each with the name of its field, and unusual ones that are not."""
+
+import pytest
+
+from tests.training.configs import TRAININGS, changed, default_config, title, with_values
+from tfx_jax.errors import UserError
+from tfx_jax.models import BertConfig, GPTConfig, T5Config, TransformerConfig
+from tfx_jax.tasks.bert_pretraining import BertPretrainingConfig
+from tfx_jax.tasks.classification import ClassificationConfig
+from tfx_jax.tasks.language_modeling import LanguageModelConfig
+from tfx_jax.tasks.question_answering import QuestionAnsweringConfig
+from tfx_jax.tasks.span_corruption import SpanCorruptionConfig
+from tfx_jax.tasks.tagging import TaggingConfig
+from tfx_jax.tasks.text_data import TextData
+from tfx_jax.tasks.text_to_text import TextToTextConfig
+from tfx_jax.training.config import ExperimentConfig, tiny_variant
+from tfx_jax.training.validation import validate
+
+
+def of(model, task, **values):
+    """The tiny variant of another training, some of its leaves replaced."""
+    return with_values(tiny_variant(ExperimentConfig(model=model, task=task)), values)
+
+
+def test_defaults_are_the_base_model_and_valid():
+    config = ExperimentConfig()
+    assert validate(config) is config
+    assert (config.model.num_layers, config.model.d_model, config.model.d_ff) == (6, 512, 2048)
+    assert (config.optimizer.b1, config.optimizer.b2, config.optimizer.epsilon) == (0.9, 0.98, 1e-9)
+    assert (config.task.decoding.beam_size, config.task.decoding.alpha, config.task.decoding.extra_length) == (
+        4,
+        0.6,
+        50,
+    )
+    validate(ExperimentConfig(model=TransformerConfig.big()))
+    validate(ExperimentConfig(model=TransformerConfig.marian(num_decoder_layers=1)))
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "message"),
+    [
+        ("model.num_layers", 0, "model.num_layers must be at least 1, got 0"),
+        ("model.d_model", -4, "model.d_model must be at least 1, got -4"),
+        ("model.num_decoder_layers", 0, "model.num_decoder_layers must be at least 1, got 0"),
+        ("model.activation_dropout_rate", 1.0, r"model.activation_dropout_rate must be in \[0, 1\), got 1.0"),
+        (
+            "model.activation",
+            "tanh",
+            'model.activation must be "relu" or "gelu" or "gelu_tanh" or "swish", got \'tanh\'',
+        ),
+        ("model.pad_id", 1, "model.pad_id must be 0, which it is for the tokenizers, got 1"),
+        ("model.start_id", 0, "model.start_id must be 1, which it is for the tokenizers, got 0"),
+        ("model.eos_id", 0, "model.eos_id must be 2, which it is for the tokenizers, got 0"),
+        ("num_steps", 0, "num_steps must be at least 1, got 0"),
+        ("log_every", 0, "log_every must be at least 1, got 0"),
+        ("checkpoint_every", 0, "checkpoint_every must be at least 1, got 0"),
+        ("keep_last", 0, "keep_last must be at least 1, got 0"),
+        ("optimizer.warmup_steps", 0, "optimizer.warmup_steps must be at least 1, got 0"),
+        ("task.decoding.beam_size", 0, "task.decoding.beam_size must be at least 1, got 0"),
+        ("task.decoding.alpha", -0.1, "task.decoding.alpha must be at least 0, got -0.1"),
+        ("task.decoding.alpha", float("nan"), "task.decoding.alpha must be at least 0, got nan"),
+        ("task.decoding.extra_length", -1, "task.decoding.extra_length must be at least 0, got -1"),
+        ("eval_every", -1, "eval_every must be at least 0, got -1"),
+        ("patience", -1, "patience must be at least 0, got -1"),
+        ("keep_best", -1, "keep_best must be at least 0, got -1"),
+        ("model.dropout_rate", 1.0, r"model.dropout_rate must be in \[0, 1\), got 1.0"),
+        ("model.attention_dropout_rate", -0.1, r"model.attention_dropout_rate must be in \[0, 1\), got -0.1"),
+        ("task.label_smoothing", 1.5, r"task.label_smoothing must be in \[0, 1\), got 1.5"),
+        ("optimizer.b2", 1.0, r"optimizer.b2 must be in \[0, 1\), got 1.0"),
+        ("model.d_model", 511, "model.d_model must be even for sinusoidal positions, got 511"),
+        ("model.num_heads", 7, "model.d_model=512 is not divisible by num_heads=7: give d_k and d_v"),
+        ("model.dtype", "float61", 'model.dtype must be "float32" or "bfloat16", got \'float61\''),
+        ("model.remat", "some", 'model.remat must be "none" or "full" or "dots", got \'some\''),
+        ("optimizer.name", "sgd", 'optimizer.name must be "adam" or "adamw" or "adafactor", got \'sgd\''),
+        ("optimizer.weight_decay", -0.1, "optimizer.weight_decay must be at least 0, got -0.1"),
+        (
+            "optimizer.weight_decay",
+            0.1,
+            'optimizer.weight_decay is not for "adam": choose config.optimizer.name="adamw"',
+        ),
+        ("optimizer.clip_norm", -1.0, "optimizer.clip_norm must be at least 0, got -1.0"),
+        ("task.z_loss", -1.0, "task.z_loss must be at least 0, got -1.0"),
+        ("accumulate", 0, "accumulate must be at least 1, got 0"),
+        ("bad_steps", "ignore", 'bad_steps must be "stop" or "skip", got \'ignore\''),
+        ("spike_factor", 0.5, "spike_factor must be 0 or above 1, got 0.5"),
+        ("spike_factor", float("nan"), "spike_factor must be 0 or above 1, got nan"),
+        ("model.dtype", "int32", 'model.dtype must be "float32" or "bfloat16", got \'int32\''),
+        ("task.data.tokenizer", "bytes", 'task.data.tokenizer must be "sentencepiece" or "words", got \'bytes\''),
+        ("task.data.validation_pairs", -1, "task.data.validation_pairs must be at least 0, got -1"),
+        (
+            "task.data.target_language",
+            "de",
+            'task.data.dataset="grammar" is English to Japanese, not en to de: leave its languages out, or .*',
+        ),
+        ("task.data.tokens_per_batch", 255, "task.data.tokens_per_batch=255 holds no sentence of max_length=256"),
+        (
+            "model.learned_positions",
+            300,
+            r"model.learned_positions=300 is less than .*= 306: a translation may be that long",
+        ),
+    ],
+)
+def test_impossible_settings_are_refused(field, value, message):
+    with pytest.raises(UserError, match=f"^config.{message}$"):
+        validate(changed(**{field: value}))
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"model.d_model": 511, "model.num_heads": 1, "model.learned_positions": 306},
+        {"model.num_heads": 7, "model.d_k": 64, "model.d_v": 64},
+        {"model.dtype": "bfloat16"},
+        {"task.data.tokens_per_batch": 256},
+        {"optimizer.name": "adafactor", "optimizer.weight_decay": 0.1, "optimizer.clip_norm": 1.0},
+        {"model.remat": "dots", "accumulate": 4, "task.z_loss": 1e-4, "bad_steps": "skip", "spike_factor": 2.0},
+        {"task.label_smoothing": 0.0, "model.dropout_rate": 0.0, "keep_best": 0, "task.decoding.alpha": 0.0},
+    ],
+)
+def test_unusual_settings_that_work(values):
+    validate(changed(**values))
+
+
+FILES = {"task.data.dataset": "files", "task.data.source_language": "en", "task.data.target_language": "de"}
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        (
+            {"task.data.source_language": ""},
+            r'task.data.source_language must be the code of a language, such as "en" or "de": it',
+        ),
+        (
+            {"task.data.target_language": ""},
+            r'task.data.target_language must be the code of a language, such as "en" or "de": it',
+        ),
+        (
+            {"task.data.target_language": "German"},
+            r"task.data.target_language must be the code .*, got 'German': it says what",
+        ),
+        (
+            {"task.data.train_source": "my.de"},
+            "task.data.train_source=my.de looks like the target side, whose language is de",
+        ),
+        (
+            {"task.data.test_target": "a/b.en.gz"},
+            "task.data.test_target=a/b.en.gz looks like the source side, whose language is",
+        ),
+    ],
+)
+def test_languages_of_files_are_said_and_contradict_nothing(values, message):
+    with pytest.raises(UserError, match=f"^config.{message}"):
+        validate(changed(**FILES | values))
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {
+            "task.data.train_source": "my.en",
+            "task.data.train_target": "my.de.gz",
+            "task.data.validation_source": "de.txt",
+        },
+        {
+            "task.data.source_language": "pt_BR",
+            "task.data.target_language": "zh-Hans",
+            "task.data.train_source": "both.tsv",
+        },
+        {"task.data.source_language": "de", "task.data.train_source": "hard.de", "task.data.train_target": "easy.de"},
+    ],
+)
+def test_languages_of_files_that_fit(values):
+    validate(changed(**FILES | values))
+
+
+def test_vocabulary_may_be_left_to_the_text_where_one_translates():
+    validate(changed(**{"model.vocab_size": 0}))
+    with pytest.raises(UserError, match=r"^config.model.vocab_size must be at least 1, got 0$"):
+        validate(of(GPTConfig(), LanguageModelConfig(), **{"model.vocab_size": 0}))
+
+
+def of_text(**values):
+    return of(GPTConfig(), LanguageModelConfig(), **values)
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        (
+            of_text(**{"model.max_length": 63}),
+            "task.data.max_length=64 is more than config.model.max_length=63",
+        ),
+        (
+            of_text(**{"task.data.documents": "words"}),
+            'task.data.documents must be "file" or "lines" or "articles"',
+        ),
+        (of_text(**{"task.data.dataset": "x"}), 'task.data.dataset must be "grammar" or "files", got \'x\''),
+        (of_text(**{"task.data.validation_share": 1.0}), r"task.data.validation_share must be in \[0, 1\)"),
+        (
+            of_text(**{"task.data.validation_share": 0.1, "task.data.validation_file": "x"}),
+            "task.data.validation_file and validation_share exclude each other: set one",
+        ),
+        (
+            of(BertConfig(), BertPretrainingConfig(), **{"model.init": "x"}),
+            'model.init must be "paper" or "matching", got \'x\'',
+        ),
+        (
+            of(BertConfig(), BertPretrainingConfig(), **{"task.data.max_length": 7}),
+            "task.data.max_length=7 is too short for pairs: 8 will do",
+        ),
+        (
+            of(BertConfig(), ClassificationConfig(), **{"task.data.first_column": "a"}),
+            "task.data.first_column, second_column and label_column go",
+        ),
+        (
+            of(BertConfig(), ClassificationConfig(), **{"task.data.dataset": "x"}),
+            'task.data.dataset must be "grammar" or "grammar_pairs" or "files"',
+        ),
+        (
+            of(BertConfig(), QuestionAnsweringConfig(), **{"task.data.scoring": "bytes"}),
+            'task.data.scoring must be "words" or "characters"',
+        ),
+        (
+            of(BertConfig(), QuestionAnsweringConfig(), **{"task.max_question_length": 61}),
+            "task.data.max_length=64 leaves no token for the context beside a question of max_question_length=61 and 3",
+        ),
+        (of(BertConfig(), QuestionAnsweringConfig(), **{"task.stride": 0}), "task.stride must be at least 1, got 0"),
+        (
+            of(BertConfig(), TaggingConfig(), **{"model.num_heads": 5}),
+            "model.d_model=32 is not divisible by num_heads=5",
+        ),
+        (
+            of(T5Config(), SpanCorruptionConfig(), **{"mesh.sequence": 2}),
+            "mesh.sequence=2 divides positions, which a SpanCorruptionConfig does not allow: leave it at 1",
+        ),
+        (of_text(**{"mesh.tensor": 3}), "mesh.tensor=3 does not divide config.model.num_heads=2"),
+        (of_text(**{"task.data.tokens_per_batch": 63}), "task.data.tokens_per_batch=63 holds no row of max_length=64"),
+        (of_text(**{"optimizer.schedule": "cosine"}), 'optimizer.schedule="cosine" needs config.optimizer.peak'),
+    ],
+)
+def test_impossible_settings_of_other_models(config, message):
+    with pytest.raises(UserError, match=f"^config.{message}"):
+        validate(config)
+
+
+@pytest.mark.parametrize("classes", TRAININGS, ids=title)
+def test_a_task_takes_models_of_its_kind_alone(classes):
+    """That packed texts are for a GPT only, for one: they are a matter of language modeling."""
+    config = default_config(classes)
+    tiny_variant(config)
+    validate(config)
+    kind = config.model.kind
+    for model in (TransformerConfig(), GPTConfig(), BertConfig(), T5Config()):
+        if model.kind != kind:
+            config.model = model
+            name = type(model).__name__
+            with pytest.raises(
+                UserError, match=f" needs a model of the kind '{kind}', but a {name} is '{model.kind}'$"
+            ):
+                validate(config)
+
+
+@pytest.mark.parametrize(
+    ("model", "task"),
+    [
+        (GPTConfig(d_ff=None), LanguageModelConfig(data=TextData(max_length=128), is_packed=True)),
+        (BertConfig(d_ff=None), BertPretrainingConfig(data=TextData(max_length=128))),
+        (T5Config(num_heads=5), SpanCorruptionConfig(data=TextData(max_length=128))),
+        (T5Config(), TextToTextConfig()),
+    ],
+)
+def test_sizes_of_other_models(model, task):
+    validate(ExperimentConfig(model=model, task=task))

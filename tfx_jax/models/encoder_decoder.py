@@ -1,0 +1,80 @@
+"""What models with an encoder and a decoder have in common."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int
+
+from tfx_jax.nn.decoder_step import KeysValues, init_steps
+from tfx_jax.nn.layers import DecoderLayer
+from tfx_jax.nn.replay import at_last, init_replay
+
+
+class EncoderMemory(NamedTuple):
+    """An encoder's output, and which of it exists."""
+
+    output: Float[Array, "B S D"]
+    mask: Bool[Array, "B 1 1 S"]
+
+
+def with_padding(tokens: Int[Array, "B S"], is_token: Bool[Array, "B S"] | None, pad_id: int) -> Int[Array, "B S"]:
+    """Puts a model's own padding where no token exists."""
+    return tokens if is_token is None else jnp.where(is_token, tokens, pad_id)
+
+
+def init_decoder(
+    layers: DecoderLayer | None, memory: EncoderMemory, *, max_length: int, num_beams: int, pad_id: int
+) -> dict[str, Any]:
+    """Makes the empty cache of a decoder that reads an encoder's output; of a replay where no `layers` are given."""
+    if layers is None:
+        batch_size = memory.output.shape[0]
+        tokens = jnp.full((batch_size, max_length), pad_id, jnp.int32)
+        return init_replay(tokens, jnp.zeros(batch_size, jnp.int32), memory)
+    memories = KeysValues.of_memory(layers, memory.output)
+    return init_steps(
+        [projected.emptied() for projected in memories],
+        room=max_length,
+        num_beams=num_beams,
+        memories=memories,
+        memory_mask=memory.mask,
+    )
+
+
+def replayed(decode: Callable[..., Any], score: Callable[[Array], Array]) -> Callable[..., Array]:
+    """Makes a decoder of whole targets into what `replay_step` calls; the beams of a sentence share its memory.
+
+    Args:
+      decode: from tokens, an encoder's output and its mask to a pair, first the output of the decoder's last layer.
+      score: from that to logits.
+    """
+
+    def score_last(tokens: Array, lengths: Array, memory: EncoderMemory) -> Array:
+        num_beams = tokens.shape[0] // memory.output.shape[0]
+        x, _ = decode(tokens, *(jnp.repeat(array, num_beams, axis=0) for array in memory))
+        return score(at_last(x, lengths))[:, 0]
+
+    return score_last
+
+
+def source_mask(source: Int[Array, "B S"], pad_id: int) -> Bool[Array, "B 1 1 S"]:
+    """Hides padding tokens from every query."""
+    return (source != pad_id)[:, None, None, :]
+
+
+def shift_right(target: Int[Array, "B T"], start_id: int) -> Int[Array, "B T"]:
+    """What a decoder reads to predict `target`.
+
+    >>> shift_right(jnp.array([[5, 6, 2]]), 1).tolist()
+    [[1, 5, 6]]
+    """
+    return jnp.concatenate([jnp.full_like(target[:, :1], start_id), target[:, :-1]], axis=1)
+
+
+def named_maps(prefix: str, maps: dict[str, Array] | None) -> dict[str, Array]:
+    """Splits maps stacked over layers into one entry for each layer and kind."""
+    return {
+        f"{prefix}/{index}/{kind}": weights
+        for kind, stacked in (maps or {}).items()
+        for index, weights in enumerate(stacked)
+    }
