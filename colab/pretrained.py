@@ -41,7 +41,6 @@ if importlib.util.find_spec("tfx_jax") is None:
 # %%
 import functools
 import html
-import operator
 import os
 import pathlib
 
@@ -136,22 +135,22 @@ print(*continued(model, FOLDER, [PROMPT]))
 # %% [markdown]
 # ## 2. Generate
 #
-# So let it read. `train` is what `tfx-jax train` runs: what is learned follows from the classes of `model` and `data`,
-# and `init_from` is the folder to start with. (The same lines fine-tune a downloaded GPT-2 on a text of yours, with
-# `TextConfig(dataset="files", ...)`; that is when a GPU helps.)
+# So let it read. `train` is what `tfx-jax train` runs: `model` learns `task`, here to predict every next token of a
+# text, and `init_from` is the folder to start with. (The same lines fine-tune a downloaded GPT-2 on a text of yours,
+# with `TextData(dataset="files", ...)`; that is when a GPU helps.)
 
 # %%
-from tfx_jax.training.config import ExperimentConfig, OptimizerConfig, TextConfig
+from tfx_jax.tasks.language_modeling import LanguageModelConfig
+from tfx_jax.tasks.text_data import TextData
+from tfx_jax.training.config import ExperimentConfig, OptimizerConfig
 from tfx_jax.training.loop import train
 
+data = TextData(dataset="grammar", documents="articles", tokenizer="bpe", max_length=128, tokens_per_batch=2_048)
 config = ExperimentConfig(
     model=GPTConfig(dropout_rate=0.0, attention_dropout_rate=0.0),  # sizes are those of the folder
-    data=TextConfig(
-        dataset="grammar", documents="articles", is_packed=True, tokenizer="bpe", max_length=128, tokens_per_batch=2_048
-    ),
+    task=LanguageModelConfig(data, is_packed=True),  # documents share a row, but none sees another
     init_from=str(RANDOM_GPT),
     optimizer=OptimizerConfig(schedule="linear", peak_learning_rate=0.004, warmup_steps=30),
-    label_smoothing=0.0,
     num_steps=4 if IS_TEST else 400,
     log_every=100,
     checkpoint_every=400,
@@ -168,7 +167,7 @@ result = train(config, WORKDIR)
 # %%
 from tfx_jax.data.hf_tokenizer import TOKENIZER_FILES
 from tfx_jax.training.checkpoint import load_params
-from tfx_jax.training.experiments import load_experiment
+from tfx_jax.training.run import load_run
 
 
 def save_with_tokenizer(model, folder, tokenizer_folder, **fields):
@@ -180,9 +179,9 @@ def save_with_tokenizer(model, folder, tokenizer_folder, **fields):
 
 
 GPT_FOLDER = RUNS / "gpt"
-experiment = load_experiment(WORKDIR)
-trained = nnx.merge(experiment.graphdef, load_params(WORKDIR))
-save_with_tokenizer(trained, GPT_FOLDER, WORKDIR / "tokenizer", eos_token_id=experiment.tokenizer.eos_id)
+run = load_run(WORKDIR)
+trained = nnx.merge(run.graphdef, load_params(WORKDIR))
+save_with_tokenizer(trained, GPT_FOLDER, WORKDIR / "tokenizer", eos_token_id=run.task.tokenizer.eos_id)
 
 gpt = hf.load(GPT_FOLDER)
 print(*continued(gpt, GPT_FOLDER, [PROMPT], max_new_tokens=60, temperature=0))
@@ -317,7 +316,7 @@ print("hidden:", *bert_tokenizer.pieces(example["targets"][example["weights"] ==
 # and a batch in, better parameters out. `loss_fn` says what better means.
 
 # %%
-from tfx_jax.data.batching import BatchSpec, ExampleList, train_batches
+from tfx_jax.data.batching import BatchSpec, ExampleList, LoaderOptions, train_batches
 from tfx_jax.training.optimizer import make_optimizer
 from tfx_jax.training.step import new_state, update
 
@@ -333,7 +332,7 @@ def fit(model, loss_fn, make_rows, num_steps, learning_rate):
     params = nnx.to_pure_dict(params)
     state = new_state(params, optimizer)
     step = jax.jit(functools.partial(update, graphdef, loss_fn, optimizer))
-    batches = train_batches(lambda epoch: ExampleList(make_rows(epoch)), SPEC, seed=0)
+    batches = train_batches(lambda epoch: ExampleList(make_rows(epoch)), SPEC, LoaderOptions(seed=0))
     losses = []
     for _, batch in zip(range(num_steps), batches, strict=False):
         state, metrics = step(state, batch, jax.random.key(0))
@@ -343,7 +342,7 @@ def fit(model, loss_fn, make_rows, num_steps, learning_rate):
 
 # %%
 from tfx_jax.models import BertConfig, BertMaskedLM
-from tfx_jax.tasks.pretraining import pretraining_loss
+from tfx_jax.tasks.bert_pretraining import pretraining_loss
 
 bert_sizes = BertConfig(
     vocab_size=bert_tokenizer.vocab_size,
@@ -435,10 +434,9 @@ for example in labelled[:8]:
 # How many of 200 held-out sentences get their label, before and after?
 
 # %%
-from tfx_jax.data.batching import eval_batches
 from tfx_jax.models import BertClassifier
 from tfx_jax.tasks.classification import class_scores, classification_loss, predict_classes
-from tfx_jax.tasks.prediction import Predictor
+from tfx_jax.tasks.prediction import TrainedModel
 
 
 def labelled_row(example):
@@ -448,14 +446,7 @@ def labelled_row(example):
 
 def predict(model, predict_fn, rows):
     """What `predict_fn` says of each row."""
-    batches = list(eval_batches(ExampleList(rows), SPEC))  # short rows first
-    graphdef, params = nnx.split(model)
-    found = [None] * len(rows)
-    for batch, result in zip(batches, Predictor(graphdef, predict_fn)(params, batches), strict=True):
-        for place, index in enumerate(batch["index"]):
-            if index >= 0:  # or else it is padding
-                found[index] = jax.tree.map(operator.itemgetter(place), result)
-    return found
+    return TrainedModel(*nnx.split(model)).predict(predict_fn, ExampleList(rows), SPEC)
 
 
 def accuracy(classifier):
@@ -482,16 +473,8 @@ print(f"after:  {accuracy(classifier):.1f} %")
 
 # %%
 from tfx_jax.models import BertTagger
-from tfx_jax.tasks.tagging import (
-    IGNORED,
-    align_tags,
-    entities_of_tags,
-    entity_scores,
-    predict_tags,
-    tag_names,
-    tagging_loss,
-    tags_of_words,
-)
+from tfx_jax.tasks.entities import entities_of_tags, entity_scores, tag_names
+from tfx_jax.tasks.tagging import IGNORED, align_tags, predict_tags, tagging_loss, tags_of_words
 from tfx_jax.toy_grammar import grammar_tagged
 
 tagged, held_out_tagged = grammar_tagged("train", 200), grammar_tagged("test", 200)
@@ -560,15 +543,8 @@ display(HTML("".join(in_colour(held_out_tagged[i].words, predictions[i]) for i i
 
 # %%
 from tfx_jax.models import BertQuestionAnswering
-from tfx_jax.tasks.question_answering import (
-    Spans,
-    answer_positions,
-    best_answer,
-    context_windows,
-    predict_spans,
-    span_loss,
-    token_span,
-)
+from tfx_jax.tasks.answer_windows import Spans, answer_positions, best_answer, context_windows, token_span
+from tfx_jax.tasks.question_answering import predict_spans, span_loss
 
 
 def windows_of(question):

@@ -265,17 +265,21 @@ print("logits", logits.shape)
 # Training makes the right next piece likely, for many pairs, over and over. Text is cut into pieces by SentencePiece,
 # which the library trains first; pairs of similar length share a batch; the learning rate rises for `warmup_steps`
 # steps, then falls as the inverse square root of the step.
+#
+# An experiment is a *model*, a *task* that it learns, and how long and how fast. The task knows where its examples come
+# from, what its loss is and how well a translation is scored.
 
 # %% tags=["config"]
-from tfx_jax.training.config import DataConfig, ExperimentConfig, OptimizerConfig, tiny_variant
+from tfx_jax.tasks.pair_data import PairData
+from tfx_jax.tasks.translation import TranslationConfig
+from tfx_jax.training.config import ExperimentConfig, OptimizerConfig, tiny_variant
 
 VARIANT = os.environ.get("TFX_JAX_VARIANT", "demo")  # "test" runs in seconds, but learns nothing
 
 config = ExperimentConfig(
     model=model_config,
-    data=DataConfig(dataset="grammar", max_length=64, tokens_per_batch=2_048),
+    task=TranslationConfig(PairData(dataset="grammar", max_length=64, tokens_per_batch=2_048), label_smoothing=0.0),
     optimizer=OptimizerConfig(peak_learning_rate=0.004, warmup_steps=200),
-    label_smoothing=0.0,
     num_steps=1_500,
     checkpoint_every=100,
     keep_last=8,
@@ -310,18 +314,18 @@ plt.show()
 # %% [markdown]
 # ## 6. Translating
 #
-# The workdir is all it takes to use the model, now or in another program: `load_experiment` finds configuration and
+# The workdir is all it takes to use the model, now or in another program: `load_run` finds configuration, task and
 # tokenizer, `load_params` the parameters as a tree of NumPy arrays. Those of one step are a little off in a random
 # direction, so we take their mean over the last checkpoints, which translates better than any of them.
 
 # %%
 from tfx_jax.training.checkpoint import average_checkpoints, load_params
-from tfx_jax.training.experiments import load_experiment
+from tfx_jax.training.run import load_run
 
-experiment = load_experiment(WORKDIR)
+run = load_run(WORKDIR)
 average_checkpoints(WORKDIR, last=min(config.keep_last, result.step // config.checkpoint_every))
 params = load_params(WORKDIR, "average")
-translator = experiment.translator()
+translator = run.task.translator(run.graphdef)
 
 held_out = GrammarPairs("test", size=5)
 pairs = [held_out[index] for index in range(len(held_out))]
@@ -345,7 +349,7 @@ translator(params, [SENTENCE])
 # Attention weights are numbers, so we can ask for them: every layer, every head, one array each.
 
 # %%
-maps, source_pieces, target_pieces = experiment.attention(params, SENTENCE)
+maps, source_pieces, target_pieces = run.task.attention(run.trained(params), SENTENCE)
 for name, weights in maps.items():
     print(f"{name:<16} [heads, queries, keys] = {weights.shape}")
 
@@ -405,7 +409,7 @@ print(out.shape)
 # **Train on your own text.** Files with one sentence a line take the place of the grammar:
 #
 # ```python
-# DataConfig(
+# PairData(
 #     dataset="files", data_dir="FOLDER", source_language="de", target_language="en",
 #     train_source="train.de", train_target="train.en",
 #     validation_source="valid.de", validation_target="valid.en",
@@ -421,4 +425,4 @@ print(out.shape)
 # ```
 #
 # **Read the code.** A formula is in `tfx_jax/functional`, a parameter in `tfx_jax/nn`, a paper in `tfx_jax/models`, a
-# paper's number in `experiments`. Each file fits in one sitting.
+# task in `tfx_jax/tasks`, a paper's number in `experiments`. Each file fits in one sitting.

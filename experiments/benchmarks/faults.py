@@ -38,11 +38,11 @@ from tfx_jax.training.checkpoint import load_params, saved_checksums
 ROOT = pathlib.Path(__file__).parents[2]
 STEPS, EVERY, RESUMED = 40, 5, 20  # steps, steps between checkpoints, last checkpoint of a training that was stopped
 OVERRIDES = {
-    "data.dataset": "files",
-    "data.train_source": "train.tsv",
-    **dict.fromkeys(("data.source_language", "data.target_language"), "en"),
-    "data.max_length": 16,
-    "data.tokens_per_batch": 128,
+    "task.data.dataset": "files",
+    "task.data.train_source": "train.tsv",
+    **dict.fromkeys(("task.data.source_language", "task.data.target_language"), "en"),
+    "task.data.max_length": 16,
+    "task.data.tokens_per_batch": 128,
     "model.d_model": 16,
     "num_steps": STEPS,
     "checkpoint_every": EVERY,
@@ -112,7 +112,7 @@ class Bench:
         self.text, pairs = self.output / "train.tsv", GrammarPairs("train")
         lines = [f"{pair['source']}\t{pair['target']}\n" for pair in (pairs[index] for index in range(4_000))]
         self.text.write_text("".join(lines))
-        self.overrides = {"data.data_dir": str(self.output)} | (overrides or {})
+        self.overrides = {"task.data.data_dir": str(self.output)} | (overrides or {})
         self.environment = os.environ | {
             "JAX_COMPILATION_CACHE_DIR": str(self.output / "xla"),
             "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]),

@@ -197,7 +197,7 @@ def _add_data_options(parser: Parser) -> None:
     parser.add_argument("--config", required=True, help=CONFIG_HELP)
     parser.add_argument("--workdir", help="of a training, for its tokenizer; without it, one is trained and timed")
     parser.add_argument("--steps", type=at_least_one, default=200, help="batches to take; %(default)s by default")
-    parser.epilog = "--config.FIELD=VALUE overrides a field, for example --config.data.sort_buffer=4096"
+    parser.epilog = "--config.FIELD=VALUE overrides a field, for example --config.task.data.sort_buffer=4096"
 
 
 def _data(options: Options) -> dict[str, Any]:

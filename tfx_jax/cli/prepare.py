@@ -28,7 +28,7 @@ def run(argv: Sequence[str]) -> int:
         return 0
     sizes = ", ".join(f"{size:,} {split}" for split, size in prepared.sizes.items())
     print(
-        f"{prepared.name}: {sizes} pairs; train with --config.data.dataset={prepared.name} "
-        f"--config.data.data_dir={shlex.quote(str(prepared.data_dir))}"
+        f"{prepared.name}: {sizes} pairs; train with --config.task.data.dataset={prepared.name} "
+        f"--config.task.data.data_dir={shlex.quote(str(prepared.data_dir))}"
     )
     return 0

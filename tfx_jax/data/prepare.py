@@ -33,7 +33,7 @@ class Prepared(NamedTuple):
     """A data set on disk."""
 
     name: str  # "wmt14_translate/de-en"
-    data_dir: pathlib.Path  # what `tfds_pairs` and config.data.data_dir take
+    data_dir: pathlib.Path  # what `tfds_pairs` and config.task.data.data_dir take
     sizes: dict[str, int]  # pairs of "train", "validation", "test"
 
 

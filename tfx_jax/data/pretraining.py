@@ -39,7 +39,7 @@ def split_sentences(text: str, *, is_tokenised: bool = False) -> list[str]:
 
 
 class PretrainingExamples:
-    """The examples of an epoch, of the arrays that `tfx_jax.tasks.pretraining.pretraining_loss` takes.
+    """The examples of an epoch, of the arrays that `tfx_jax.tasks.bert_pretraining.pretraining_loss` takes.
 
     "tokens", "segments", "is_token", "targets" and "weights" are [T], "is_other" and "row_weights" [].
     """

@@ -69,7 +69,7 @@ def tfds_pairs(
         if language not in (builder.info.features or {}):
             raise UserError(
                 f"{name} has no language {language!r}; it has {', '.join(builder.info.features or ())}: "
-                "choose two as config.data.source_language and target_language"
+                "choose two as config.task.data.source_language and target_language"
             )
     try:
         records = builder.as_data_source(split)
@@ -119,7 +119,7 @@ def _find_version(data_dir: epath.Path, name: str) -> epath.Path:
     if not versions:
         raise UserError(
             f"{folder / version} holds no prepared TFDS data set: run `tfx-jax prepare {name} --data-dir=DIR`, "
-            "then train with --config.data.data_dir=DIR"
+            "then train with --config.task.data.data_dir=DIR"
         )
     return max(versions, key=lambda child: [int(number) for number in child.name.split(".")])
 

@@ -3,7 +3,7 @@
 import dataclasses
 import re
 from collections.abc import Callable, Mapping
-from typing import Any, ClassVar, cast
+from typing import Any, cast
 
 import grain
 import jax.numpy as jnp
@@ -98,12 +98,12 @@ class BertPretrainingTask:
       tokenizer: turns text into tokens.
     """
 
-    metrics: ClassVar = (
+    metrics = (
         MetricInfo("loss", "masked LM loss", " nats", digits=4, is_loss=True, note="a fixed choice of masked tokens"),
         MetricInfo("masked_accuracy", "masked accuracy", " %"),
         MetricInfo("next_sentence_accuracy", "next sentence accuracy", " %"),
     )
-    unit: ClassVar[str] = "token"
+    unit = "token"
 
     def __init__(
         self,

@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 import grain
 import jax.numpy as jnp
@@ -134,8 +134,8 @@ class ClassificationTask:
       labels: those of the training split, in the order of their ids.
     """
 
-    metrics: ClassVar = CLASS_METRICS
-    unit: ClassVar[str] = "token"
+    metrics = CLASS_METRICS
+    unit = "token"
 
     def __init__(
         self,
@@ -257,7 +257,10 @@ def classification_loss(
 
 
 def predict_classes(model: BertClassifier, batch: dict[str, Array]) -> Int[Array, " B"]:
-    """The id of each row's likeliest class; for `Predictor`. `batch` as for `classification_loss`, without labels."""
+    """The id of each row's likeliest class; for `TrainedModel.predict`.
+
+    `batch` as for `classification_loss`, without labels.
+    """
     return model(batch["tokens"], batch["segments"], is_token=batch["is_token"]).argmax(axis=-1)
 
 

@@ -3,7 +3,7 @@
 import dataclasses
 import math
 from collections.abc import Callable, Mapping
-from typing import Any, ClassVar, cast
+from typing import Any, cast
 
 import grain
 import jax.numpy as jnp
@@ -73,11 +73,11 @@ class LanguageModelTask:
       tokenizer: turns text into tokens.
     """
 
-    metrics: ClassVar = (
+    metrics = (
         MetricInfo("loss", "loss", " nats", digits=4, is_loss=True),
         MetricInfo("perplexity", "perplexity", is_loss=True),
     )
-    unit: ClassVar[str] = "token"
+    unit = "token"
 
     def __init__(
         self,

@@ -4,7 +4,7 @@ import dataclasses
 import functools
 import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, ClassVar, NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 import grain
 import jax.numpy as jnp
@@ -156,8 +156,8 @@ class QuestionAnsweringTask:
       tokenizer: turns text into tokens.
     """
 
-    metrics: ClassVar = ANSWER_METRICS
-    unit: ClassVar[str] = "token"
+    metrics = ANSWER_METRICS
+    unit = "token"
 
     def __init__(
         self,
@@ -295,7 +295,7 @@ def span_loss(model: BertQuestionAnswering, batch: dict[str, Array], rngs: nnx.R
 
 
 def predict_spans(model: BertQuestionAnswering, batch: dict[str, Array], *, max_answer_length: int) -> Spans:
-    """The best span of each row, see `best_spans`; for `Predictor`, with `functools.partial`.
+    """The best span of each row, see `best_spans`; for `TrainedModel.predict`, with `functools.partial`.
 
     `batch` as for `span_loss`, without answers.
     """

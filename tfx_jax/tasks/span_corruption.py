@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable, Mapping
-from typing import Any, ClassVar
+from typing import Any
 
 import grain
 import numpy as np
@@ -82,11 +82,11 @@ class SpanCorruptionTask:
       specials: its special tokens.
     """
 
-    metrics: ClassVar = (
+    metrics = (
         MetricInfo("loss", "loss", " nats", digits=4, is_loss=True),
         MetricInfo("accuracy", "token accuracy", " %"),
     )
-    unit: ClassVar[str] = "target token"
+    unit = "target token"
 
     def __init__(
         self,

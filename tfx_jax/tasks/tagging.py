@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import ClassVar, cast
+from typing import cast
 
 import grain
 import jax.numpy as jnp
@@ -110,12 +110,12 @@ class TaggingTask:
       labels: all tags of the training split, in the order of their ids.
     """
 
-    metrics: ClassVar = (
+    metrics = (
         MetricInfo("f1", "entity F1", " %", note="exact entities of all labels"),
         MetricInfo("precision", "precision", " %"),
         MetricInfo("recall", "recall", " %"),
     )
-    unit: ClassVar[str] = "word"
+    unit = "word"
 
     def __init__(
         self,
@@ -252,7 +252,10 @@ def tagging_loss(
 
 
 def predict_tags(model: BertTagger, batch: dict[str, Array]) -> Int[Array, "B T"]:
-    """The likeliest tag of each token, its id; for `Predictor`. `batch` as for `tagging_loss`, without targets."""
+    """The likeliest tag of each token, its id; for `TrainedModel.predict`.
+
+    `batch` as for `tagging_loss`, without targets.
+    """
     return model(batch["tokens"], batch["segments"], is_token=batch["is_token"]).argmax(axis=-1)
 
 

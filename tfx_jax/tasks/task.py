@@ -145,10 +145,14 @@ class Task(Protocol):
     model_config: Any
 
     @property
-    def metrics(self) -> tuple[MetricInfo, ...]: ...
+    def metrics(self) -> tuple[MetricInfo, ...]:
+        """What evaluations measure."""
+        ...
 
     @property
-    def unit(self) -> str: ...
+    def unit(self) -> str:
+        """What the throughput counts."""
+        ...
 
     def make_model(self, *, shard_attention: ShardAttention | None = None, rngs: nnx.Rngs) -> Any:
         """Makes the model, its parameters drawn."""

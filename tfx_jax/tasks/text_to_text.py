@@ -316,7 +316,7 @@ _FORMATS: dict[type, TextFormat] = {
 def write_targets(
     model: Any, batch: Mapping[str, Array], *, max_length: int, search: Search = Greedy()
 ) -> Int[Array, "B L"]:
-    """What a model answers to sources; for `Predictor`.
+    """What a model answers to sources; for `TrainedModel.predict`.
 
     Args:
       model: its configuration says which tokens pad, start and end.

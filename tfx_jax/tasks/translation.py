@@ -106,11 +106,11 @@ class TranslationTask:
       tokenizer: the joint tokenizer of both languages.
     """
 
-    metrics: ClassVar = (
+    metrics = (
         MetricInfo("bleu", "BLEU", note="tokenised"),
         MetricInfo("exact_match", "exact match", " %", digits=1),
     )
-    unit: ClassVar[str] = "target token"
+    unit = "target token"
 
     def __init__(
         self,

@@ -16,7 +16,7 @@ _SMALLER_STATE = (
     'config.mesh.fsdp to spread it over more devices, config.optimizer.name="adafactor", or a smaller model'
 )
 _SMALLER_STEP = (
-    'config.model.remat="full", more config.accumulate, fewer config.data.tokens_per_batch, '
+    'config.model.remat="full", more config.accumulate, fewer config.task.data.tokens_per_batch, '
     'config.model.dtype="bfloat16", or more devices'
 )
 

@@ -113,6 +113,7 @@ def train(*, model: str, workdir: str, is_cached: bool, spawned_at: float) -> di
     clock = _Clock(spawned_at)
     with _cache(workdir if is_cached else None), tempfile.TemporaryDirectory() as new:
         import jax
+
         from tfx_jax.cli import train as verb
         from tfx_jax.training import loop
 
