@@ -13,7 +13,6 @@ from tfx_jax import toy_grammar
 from tfx_jax.bench import measure, workloads
 from tfx_jax.cli import main
 from tfx_jax.models.transformer import TransformerConfig
-from tfx_jax.training.flops import decoding_flops, training_flops
 
 TOY = TransformerConfig(vocab_size=40, num_layers=1, d_model=16, num_heads=2, d_ff=24)
 MEASURED = {
@@ -67,7 +66,7 @@ def work_without_a_program(target_tokens, flops):
 
 
 def no_training(model, *, batch, length):
-    return work_without_a_program(batch * length, training_flops(model, batch, length, length))
+    return work_without_a_program(batch * length, model.training_flops(batch, length, length))
 
 
 @pytest.mark.parametrize("work", [no_training, pytest.param(workloads.training, marks=pytest.mark.slow)])
@@ -83,12 +82,14 @@ def test_train(capfd, monkeypatch, work):
         "dtype": "bfloat16",
     }
     assert found["target_tokens_per_second"] == pytest.approx(40 / found["median_step_seconds"])
-    assert found["flops_per_second"] == pytest.approx(training_flops(TOY, 8, 5, 5) / found["median_step_seconds"])
+    assert found["flops_per_second"] == pytest.approx(TOY.training_flops(8, 5, 5) / found["median_step_seconds"])
     assert found["utilisation"] == pytest.approx(found["flops_per_second"] / found["matmul_peak_flops_per_second"])
 
 
 def no_search(model, *, batch, beam_size, source_length, length, int8):
-    return work_without_a_program(batch * length, decoding_flops(model, batch, beam_size, source_length, length))
+    return work_without_a_program(
+        batch * length, model.flop_sizes.decoding_flops(batch, beam_size, source_length, length)
+    )
 
 
 @pytest.mark.parametrize("work", [no_search, pytest.param(workloads.decoding, marks=pytest.mark.slow)])
@@ -97,7 +98,7 @@ def test_decode(capfd, monkeypatch, work):
     found = bench(capfd, "decode", "--batch=2", "--beam=3", "--source-length=4", "--length=6", "--steps=1")
     assert found.keys() >= MEASURED | {"model", "batch", "beam", "source_length", "length"}
     assert found["target_tokens_per_second"] == pytest.approx(12 / found["median_step_seconds"])
-    assert found["flops_per_step"] == decoding_flops(TOY, 2, 3, 4, 6)
+    assert found["flops_per_step"] == TOY.flop_sizes.decoding_flops(2, 3, 4, 6)
 
 
 @pytest.mark.parametrize("function", ["dense", "window"])
@@ -114,9 +115,12 @@ def test_data(capfd, tmp_path):
     (tmp_path / "train.tsv").write_text("".join(f"{pair['source']}\t{pair['target']}\n" for pair in pairs))
     text = {"dataset": "files", "data_dir": tmp_path, "train_source": "train.tsv", "tokenizer": "words"}
     text |= {"source_language": "en", "target_language": "ja"}
-    arguments = ("data", f"--config={EXPERIMENT}:test", "--steps=20", "--config.task.data.tokens_per_batch=512") + tuple(
-        f"--config.task.data.{name}={value}" for name, value in text.items()
-    )
+    arguments = (
+        "data",
+        f"--config={EXPERIMENT}:test",
+        "--steps=20",
+        "--config.task.data.tokens_per_batch=512",
+    ) + tuple(f"--config.task.data.{name}={value}" for name, value in text.items())
     found = bench(capfd, *arguments, f"--workdir={tmp_path}")
     assert found["config"] == f"{EXPERIMENT}:test"
     assert found["steps"] == 20
@@ -171,9 +175,12 @@ def test_compilation_cache_is_off_meanwhile(tmp_path, capfd):
         (["data", "--config=none.py"], "none.py does not exist"),
         (
             ["data", f"--config={EXPERIMENT}:test", "--config.task.data.sort_buffers=1"],
-            "config has no field data.sort_buffers",
+            "config has no field task.data.sort_buffers; did you mean config.task.data.sort_buffer?",
         ),
-        (["data", f"--config={EXPERIMENT}:test", "--config.task.data.max_length=0"], "config.task.data.max_length must be at"),
+        (
+            ["data", f"--config={EXPERIMENT}:test", "--config.task.data.max_length=0"],
+            "config.task.data.max_length must be at",
+        ),
     ],
 )
 def test_mistakes_are_one_line(capfd, arguments, named):

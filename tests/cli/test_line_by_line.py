@@ -72,8 +72,8 @@ def chunks(monkeypatch):
     """Stands in for all models; lists the lines that were answered together."""
     seen = []
 
-    class Experiment:
-        def translator(self, *, on_batch, **_):
+    class Task:
+        def translator(self, graphdef, *, on_batch, **_):
             def translator(params, lines):
                 seen.append(list(lines))
                 if on_batch is not None:
@@ -100,7 +100,7 @@ def chunks(monkeypatch):
             seen.append(["".join(map(chr, prompt)) for prompt in prompts])
             return [[ord(chr(token).upper()) for token in prompt] for prompt in prompts]
 
-    monkeypatch.setattr(translate, "load_model", lambda *_: (Experiment(), None))
+    monkeypatch.setattr(translate, "load_model", lambda *_: (types.SimpleNamespace(task=Task(), graphdef=None), None))
     monkeypatch.setattr(translate, "set_up_program", lambda: None)
     monkeypatch.setattr(generate, "set_up_program", lambda: None)
     monkeypatch.setattr(generate, "load_folder_tokenizer", lambda _: Tokenizer())

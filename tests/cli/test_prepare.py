@@ -45,7 +45,11 @@ def test_says_what_there_is_and_how_to_train_on_it(server, tmp_path, capfd, monk
 def test_trains_on_what_it_made(server, tmp_path, capfd):
     assert main(arguments(server, tmp_path)) == 0
     flags = capfd.readouterr().out.split()[-2:]
-    size = ["--config.task.data.source_language=en", "--config.task.data.target_language=de", "--config.task.data.tokenizer=words"]
+    size = [
+        "--config.task.data.source_language=en",
+        "--config.task.data.target_language=de",
+        "--config.task.data.tokenizer=words",
+    ]
     command = ["train", f"--config={EXPERIMENT}:test", f"--workdir={tmp_path}/run", *flags, *size]
     assert main(command) == 0
     assert {"embedding", "encoder_layers"} <= set(load_params(tmp_path / "run"))

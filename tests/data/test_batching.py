@@ -6,7 +6,7 @@ import json
 import numpy as np
 import pytest
 
-from tfx_jax.data.batching import BatchSpec, ExampleList, eval_batches, train_batches
+from tfx_jax.data.batching import BatchSpec, ExampleList, LoaderOptions, eval_batches, train_batches
 from tfx_jax.data.process_shard import ProcessShard
 from tfx_jax.errors import UserError
 
@@ -31,7 +31,7 @@ def make_epoch(epoch):
 
 
 def take(count, **options):
-    iterator = iter(train_batches(make_epoch, SPEC, seed=3, **options))
+    iterator = iter(train_batches(make_epoch, SPEC, LoaderOptions(seed=3), **options))
     batches = [next(iterator) for _ in range(count)]
     iterator.close()
     return batches
@@ -78,7 +78,7 @@ def test_examples_are_collated_with_their_padding():
 
 def test_epochs_differ_in_order_and_seeds_too():
     def order(seed):
-        iterator = iter(train_batches(lambda epoch: make_epoch(0), SPEC, seed=seed, prefetch=0))
+        iterator = iter(train_batches(lambda epoch: make_epoch(0), SPEC, LoaderOptions(seed), prefetch=0))
         found = list(itertools.chain.from_iterable(names(next(iterator)) for _ in range(50)))
         return [tuple(found[start : start + 31]) for start in (0, 31, 62)]
 
@@ -92,7 +92,7 @@ def test_processes_share_each_batch_in_blocks(count):
     spec = SPEC._replace(tokens_per_batch=32)
 
     def batches(**more):
-        iterator = iter(train_batches(make_epoch, spec, seed=1, prefetch=0, **options, **more))
+        iterator = iter(train_batches(make_epoch, spec, LoaderOptions(seed=1, **options, **more), prefetch=0))
         return [next(iterator) for _ in range(30)]
 
     whole = batches()
@@ -105,7 +105,7 @@ def test_processes_share_each_batch_in_blocks(count):
 @pytest.mark.parametrize("taken", [0, 1, 7, 12, 13, 14, 30])
 @pytest.mark.parametrize("prefetch", [0, 4])
 def test_iteration_resumes_where_it_was(taken, prefetch):
-    dataset = train_batches(make_epoch, SPEC, seed=2, prefetch=prefetch)
+    dataset = train_batches(make_epoch, SPEC, LoaderOptions(seed=2), prefetch=prefetch)
     iterator = iter(dataset)
     for _ in range(taken):
         next(iterator)
@@ -152,22 +152,22 @@ def test_evaluation_on_nothing_and_on_fewer_examples_than_processes():
 
 def test_mistakes():
     with pytest.raises(UserError, match="tokens_per_batch=16 cannot hold 3 rows of 8 tokens: raise it or lower max"):
-        train_batches(make_epoch, SPEC, seed=0, batch_multiple=3)
+        train_batches(make_epoch, SPEC, LoaderOptions(seed=0, batch_multiple=3))
     with pytest.raises(UserError, match="batch_multiple=1 must be a multiple of the 2 processes"):
-        train_batches(make_epoch, SPEC, seed=0, shard=ProcessShard(0, 2))
+        train_batches(make_epoch, SPEC, LoaderOptions(seed=0, shard=ProcessShard(0, 2)))
     for sizes, message in (([], "no examples to train on"), ([9], "an example of 9 tokens is longer than 8")):
         epoch = ExampleList([{"tokens": np.zeros(size, np.int32)} for size in sizes])
         with pytest.raises(UserError, match=message):
-            next(iter(train_batches(lambda _, epoch=epoch: epoch, SPEC, seed=0, prefetch=0)))
+            next(iter(train_batches(lambda _, epoch=epoch: epoch, SPEC, LoaderOptions(seed=0), prefetch=0)))
     with pytest.raises(UserError, match="an example of 9 tokens is longer than 8"):
         next(eval_batches(epoch, SPEC))
 
 
 def test_other_data_than_that_of_the_checkpoint_is_refused():
-    iterator = iter(train_batches(make_epoch, SPEC, seed=2, prefetch=0))
+    iterator = iter(train_batches(make_epoch, SPEC, LoaderOptions(seed=2), prefetch=0))
     next(iterator)
     state = iterator.get_state()
-    fewer = iter(train_batches(lambda epoch: make_epoch(epoch + 1), SPEC, seed=2, prefetch=0))
+    fewer = iter(train_batches(lambda epoch: make_epoch(epoch + 1), SPEC, LoaderOptions(seed=2), prefetch=0))
     fewer.set_state(state)
     with pytest.raises(UserError, match="the checkpoint belongs to an epoch of 31 examples, but there are 32"):
         next(fewer)

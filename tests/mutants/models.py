@@ -7,17 +7,11 @@ MUTANTS = (
         "models/transformer.py",
         "models/test_transformer.py, models/test_transformer_decoding.py, models/test_transformer_options.py",
         ("the target is not shifted", "inputs = shift_right(target, self.config.start_id)", "inputs = target"),
-        ("the last token comes first", "jnp.full_like(target[:, :1], start_id)", "target[:, -1:]"),
         ("no positions", "x + vectors[None].astype(x.dtype), self.config.dropout_rate", "x, self.config.dropout_rate"),
         (
             "positions are dropped out before the sum",
             "return dropout(x, rate, rngs.dropout() if rngs is not None and rate else None)",
             "return x",
-        ),
-        (
-            "padding is the unknown token",
-            "(source != pad_id)[:, None, None, :]",
-            "(source != pad_id + 3)[:, None, None, :]",
         ),
         ("no last norm of the encoder", "(x if self.encoder_norm is None else self.encoder_norm(x))", "x"),
         (
@@ -41,17 +35,28 @@ MUTANTS = (
             "if positions is not None and max_length > positions.table.shape[0]:",
             "if False:",
         ),
-        (
-            "maps are named by kind alone",
-            'f"{prefix}/{index}/{kind}": weights',
-            'f"{prefix}/{kind}": weights',
-            "models/test_transformer_maps.py -k keys",
-        ),
+        ("heads of uneven sizes", "if None in (self.d_k, self.d_v) and self.d_model % self.num_heads:", "if False:"),
         (
             "big has the heads of base",
             '"d_model": 1024, "num_heads": 16',
             '"d_model": 1024, "num_heads": 8',
             "models/test_table_3.py",
+        ),
+    ),
+    *in_file(
+        "models/encoder_decoder.py",
+        "models/test_transformer.py, models/test_transformer_decoding.py, models/test_transformer_options.py",
+        ("the last token comes first", "jnp.full_like(target[:, :1], start_id)", "target[:, -1:]"),
+        (
+            "padding is the unknown token",
+            "(source != pad_id)[:, None, None, :]",
+            "(source != pad_id + 3)[:, None, None, :]",
+        ),
+        (
+            "maps are named by kind alone",
+            'f"{prefix}/{index}/{kind}": weights',
+            'f"{prefix}/{kind}": weights',
+            "models/test_transformer_maps.py -k keys",
         ),
     ),
     *in_file(

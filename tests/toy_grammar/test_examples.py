@@ -12,7 +12,7 @@ import pytest
 from tests.tiers import slow_but
 from tfx_jax import toy_grammar
 from tfx_jax.errors import UserError
-from tfx_jax.tasks.tagging import entities_of_tags, repair_tags
+from tfx_jax.tasks.entities import entities_of_tags, repair_tags
 from tfx_jax.toy_grammar import derivation, facts, labelled_texts, lexicon, phrases, tagged_sentences
 
 MAKERS = {

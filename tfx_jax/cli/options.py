@@ -55,7 +55,8 @@ def load_trained(arguments: argparse.Namespace, dtype: str | None = None) -> tup
     tokenizer = getattr(run.task, "tokenizer", None)
     if not isinstance(tokenizer, HFTokenizer):
         raise UserError(
-            f"{arguments.workdir} holds a model whose tokenizer has no Hugging Face form: use tfx-jax translate"
+            f"{arguments.workdir} holds a translation model, whose tokenizer has no Hugging Face form: "
+            "use tfx-jax translate"
         )
     if dtype is not None:
         run.task.model_config.dtype = dtype
