@@ -276,7 +276,7 @@ CLS, SEP, PAD, MASK = (getattr(bert_tokenizer, f"{name}_id") for name in ("cls",
 def text_row(tokens):
     """A text as BERT reads it, [CLS] text [SEP], with what its models ask for."""
     tokens = np.array([CLS, *tokens, SEP], np.int32)
-    return {"tokens": tokens, "segments": np.zeros_like(tokens), "is_token": np.ones(len(tokens), bool)}
+    return {"tokens": tokens, "token_type_ids": np.zeros_like(tokens), "token_mask": np.ones(len(tokens), bool)}
 
 
 def rows_of_corpus(length):
@@ -397,7 +397,7 @@ SENTENCES = [
 
 found = [bert_tokenizer.encode_with_specials(sentence).ids for sentence in SENTENCES]
 tokens = np.array([ids + [PAD] * (SHORT - len(ids)) for ids in found])
-logits = bert(jnp.array(tokens), is_token=jnp.array(tokens != PAD))
+logits = bert(jnp.array(tokens), token_mask=jnp.array(tokens != PAD))
 
 figure, panels = plt.subplots(1, 4, figsize=(13, 2.4), layout="constrained")
 for panel, sentence, place, scores in zip(panels, SENTENCES, tokens == MASK, logits, strict=True):
@@ -418,7 +418,7 @@ plt.show()
 #
 # To fill in words, the model had to learn what kinds of words there are and what belongs together. Other tasks need
 # just that. So we take the body that has read, put a new *head* on top, hardly more than a matrix, and train both on a
-# few examples of the task. `take_body` does it.
+# few examples of the task. `load_encoder` does it.
 #
 # ### Classify
 #
@@ -455,7 +455,7 @@ def accuracy(classifier):
 
 
 classifier = BertClassifier(BertConfig(**{**vars(bert.config), "labels": labels}), rngs=nnx.Rngs(1))
-classifier.take_body(bert)
+classifier.load_encoder(bert)
 print(f"before: {accuracy(classifier):.1f} % right")
 label_rows = [labelled_row(example) for example in labelled]
 classifier, _ = fit(classifier, classification_loss, lambda epoch: label_rows, num_steps=120, learning_rate=0.001)
@@ -505,7 +505,7 @@ figure, axes = plt.subplots(figsize=(6, 3), layout="constrained")
 for name, colour in (("from scratch", "#d55e00"), ("pretrained", "#0072b2")):
     tagger = BertTagger(tag_sizes, rngs=nnx.Rngs(1))
     if name == "pretrained":
-        tagger.take_body(bert)
+        tagger.load_encoder(bert)
     tagger, losses = fit(tagger, tagging_loss, lambda epoch: tag_rows, num_steps=150, learning_rate=0.001)
     predictions = tags_of(tagger, held_out_tagged)
     score = entity_scores(predictions, references)
@@ -564,8 +564,8 @@ def windows_of(question):
     rows = [
         {
             "tokens": windows.ids[i],
-            "segments": windows.token_types[i],
-            "is_token": windows.ids[i] != PAD,
+            "token_type_ids": windows.token_types[i],
+            "token_mask": windows.ids[i] != PAD,
             "context_mask": windows.context_mask[i],
             "first": first[i],
             "last": last[i],
@@ -600,7 +600,7 @@ questions, held_out_questions = grammar_questions("train", 4_000), grammar_quest
 question_rows = [row for question in questions for row in windows_of(question)[1]]
 
 reader = BertQuestionAnswering(bert.config, rngs=nnx.Rngs(1))
-reader.take_body(bert)
+reader.load_encoder(bert)
 before = are_right(answers_of(reader, held_out_questions), held_out_questions)
 print(f"before: {np.mean(before):.0%} of the answers exactly right")
 reader, _ = fit(reader, span_loss, lambda epoch: question_rows, num_steps=300, learning_rate=0.002)
@@ -653,7 +653,7 @@ display(plot_attention(maps, pieces, pieces))
 # %%
 PATTERNS = ("word before", "itself", "word behind", "[CLS]", "[SEP]")
 sums = np.zeros((bert.config.num_layers, bert.config.num_heads, len(PATTERNS)))
-read = jax.jit(lambda tokens, is_token: bert(tokens, is_token=is_token, return_attention=True)[1])
+read = jax.jit(lambda tokens, token_mask: bert(tokens, token_mask=token_mask, return_attention=True)[1])
 for example in held_out[:100]:
     tokens = bert_tokenizer.encode_with_specials(example.text).ids
     length = len(tokens)

@@ -36,7 +36,7 @@ from tfx_jax.tasks.translation import translation_loss
 from tfx_jax.training.config import OptimizerConfig
 from tfx_jax.training.memory import state_memory
 from tfx_jax.training.optimizer import make_optimizer
-from tfx_jax.training.sharding import BATCH, make_mesh, train_on
+from tfx_jax.training.sharding import BATCH, make_mesh, shard_training
 
 KINDS = ("all-gather", "all-reduce", "reduce-scatter", "all-to-all", "collective-permute")
 _BITS = {"pred": 8, "s4": 4, "u4": 4, "s8": 8, "u8": 8, "s16": 16, "u16": 16, "bf16": 16, "f16": 16}
@@ -248,7 +248,7 @@ def compiled(
 ) -> tuple[jax.stages.Compiled, int]:
     """The program of a training step, and the bytes of state that each device holds."""
     mesh = make_mesh(**sizes)
-    training = train_on(
+    training = shard_training(
         mesh,
         lambda shard_attention: Transformer(config, shard_attention=shard_attention, rngs=nnx.Rngs(params=0)),
         functools.partial(translation_loss, label_smoothing=0.1),

@@ -38,7 +38,7 @@ def test_training_steps_with_every_run_and_compiles_once(monkeypatch):
 
         return remembering
 
-    monkeypatch.setattr(workloads, "lay_out", remember(programs, workloads.lay_out))
+    monkeypatch.setattr(workloads, "make_train_setup", remember(programs, workloads.make_train_setup))
     monkeypatch.setattr(workloads, "shard_batch", remember(batches, workloads.shard_batch))
     workload = training(TOY, batch=8, length=5)
     workload.run()

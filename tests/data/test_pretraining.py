@@ -56,13 +56,13 @@ def test_rows_are_two_stretches_of_documents(documents, max_length):
         first, second, rest = np.split(row["targets"], np.flatnonzero(row["targets"] == SEP) + 1)
         assert (first[0], first[-1], second[-1], rest.size) == (CLS, SEP, SEP, 0)
         assert len(first) + len(second) == length <= max_length
-        assert row["segments"].tolist() == [0] * len(first) + [1] * len(second)
-        assert row["is_token"].all()
+        assert row["token_type_ids"].tolist() == [0] * len(first) + [1] * len(second)
+        assert row["token_mask"].all()
         assert row["row_weights"] == 1
         (one, start), (other, begin) = place[first[1]], place[second[0]]
         assert [place[token] for token in first[1:-1]] == [(one, start + n) for n in range(len(first) - 2)]
         assert [place[token] for token in second[:-1]] == [(other, begin + n) for n in range(len(second) - 1)]
-        assert row["is_other"] == (one != other)
+        assert row["next_sentence_label"] == (one != other)
         if one == other:
             assert begin >= start + len(first) - 2
             if length < max_length:  # nothing was cut off
@@ -72,7 +72,7 @@ def test_rows_are_two_stretches_of_documents(documents, max_length):
         # Few tokens are cut off, and few sentences are the last of a document with nothing behind them.
         assert len(seen) > 0.9 * len(place)
     errors = 3 * 0.5 / np.sqrt(len(rows))
-    assert np.mean([rows[index]["is_other"] for index in range(len(rows))]) == pytest.approx(0.5, abs=errors)
+    assert np.mean([rows[index]["next_sentence_label"] for index in range(len(rows))]) == pytest.approx(0.5, abs=errors)
 
 
 def test_tokens_are_hidden_as_the_paper_says(documents):
@@ -116,7 +116,7 @@ def test_rows_of_a_short_text():
     rows = rows_of([[[10], [11]], [[12]]])
     (row,) = as_lists(rows)
     assert row["targets"] in ([CLS, 10, SEP, 11, SEP], [CLS, 10, SEP, 12, SEP])
-    assert row["is_other"] == (12 in row["targets"])
+    assert row["next_sentence_label"] == (12 in row["targets"])
     assert sum(row["weights"]) == 1
     with pytest.raises(ValueError, match="two documents"):
         rows_of([[[10], [11]]])

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tfx_jax.functional import Pinned, beam_search, greedy_search
+from tfx_jax.functional import BeamInvariant, beam_search, greedy_search
 from tfx_jax.functional.beam_search import _BLOCKS, _best_alive, _Past
 
 
@@ -61,9 +61,9 @@ def test_pinned_parts_are_neither_repeated_nor_moved():
         seen.append(log.shape)
         log = jax.lax.dynamic_update_slice(log, tokens[None], (cache["position"], 0))
         logits = jnp.zeros((tokens.size, 5)).at[:, 2].set(-1.0).at[jnp.arange(6), 3 + cache["position"] % 2].set(4.0)
-        return logits, {"log": Pinned(log), "position": cache["position"] + 1}
+        return logits, {"log": BeamInvariant(log), "position": cache["position"] + 1}
 
-    cache = {"log": Pinned(np.zeros((7, 6), np.int32)), "position": np.zeros((), np.int32)}
+    cache = {"log": BeamInvariant(np.zeros((7, 6), np.int32)), "position": np.zeros((), np.int32)}
     starts = np.ones(2, np.int32)
     jax.eval_shape(lambda cache: beam_search(step_fn, cache, starts, beam_size=3, max_length=7, eos_id=2), cache)
     assert set(seen) == {(7, 6)}
@@ -75,7 +75,7 @@ def test_pinned_parts_may_have_any_shape():
 
     starts = np.ones(2, np.int32)
     search = jax.jit(lambda cache: greedy_search(step_fn, cache, starts, max_length=3, eos_id=2))
-    tokens, _ = search(Pinned(np.zeros(9, np.float32)))
+    tokens, _ = search(BeamInvariant(np.zeros(9, np.float32)))
     assert tokens.tolist() == [[2, 0, 0]] * 2
 
 

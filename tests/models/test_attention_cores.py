@@ -17,7 +17,7 @@ from tfx_jax.models import GPT, T5, Bert, BertConfig, GPTConfig, T5Config, Trans
 from tfx_jax.models.vit import ViT, ViTConfig
 from tfx_jax.nn import AttentionConfig, AttentionOptions, MultiHeadAttention
 from tfx_jax.nn.cores import CORES, step_attention
-from tfx_jax.nn.decoder_step import fits_steps
+from tfx_jax.nn.fused_decoder import can_fuse
 
 V, LENGTH, PROMPT = 13, 12, 5
 OPTIONS = {
@@ -181,8 +181,8 @@ def test_a_prompt_is_gone_on_with_whatever_padding_is_beside_it(name):
     prompt = TOKENS[:, :PROMPT]
 
     @jax.jit
-    def steps(prompt, is_token, after):
-        step_fn, cache, start = started(model.decoder(), prompt, is_token, max_length=4)
+    def steps(prompt, token_mask, after):
+        step_fn, cache, start = started(model.decoder(), prompt, token_mask, max_length=4)
 
         def told(cache, newest):
             logits, cache = step_fn(newest, cache)
@@ -264,9 +264,9 @@ class Louder(MultiHeadAttention):
 def test_a_layer_that_the_fused_step_does_not_know_decodes_through_itself():
     graphdef, params = nnx.split(make_model("gpt", "dense"))
     model = nnx.merge(graphdef, params)
-    assert fits_steps(model.decoder_layers)
+    assert can_fuse(model.decoder_layers)
     model.decoder_layers.self_attention.__class__ = Louder
-    assert not fits_steps(model.decoder_layers)
+    assert not can_fuse(model.decoder_layers)
 
     @jax.jit
     def last_two(tokens):

@@ -60,7 +60,7 @@ def _oracle(model, tokens, segments):
     x = np.stack(
         [
             body["embedding"]["table"][token]
-            + body["segments"]["table"][segment]
+            + body["token_type_ids"]["table"][segment]
             + body["positions"]["table"][position]
             for position, (token, segment) in enumerate(zip(tokens, segments, strict=True))
         ]
@@ -143,9 +143,9 @@ def test_padding_changes_nothing(pads):
     inside = slice(pads[0], pads[0] + TOKENS.shape[1])
     padded = np.random.default_rng(2).integers(0, 23, (2, 9))
     padded[:, inside] = TOKENS
-    is_token = np.pad(np.ones(TOKENS.shape, bool), columns)
+    token_mask = np.pad(np.ones(TOKENS.shape, bool), columns)
     segments = np.pad(SEGMENTS, columns, constant_values=2)
-    logits, maps = _run(model, padded, segments, is_token=is_token, return_attention=True)
+    logits, maps = _run(model, padded, segments, token_mask=token_mask, return_attention=True)
     np.testing.assert_allclose(logits[:, inside], _run(model, TOKENS, SEGMENTS), atol=2e-5)
     for weights in maps.values():
         hidden = np.delete(weights, np.arange(inside.start, inside.stop), axis=-1)
@@ -274,7 +274,7 @@ def test_a_body_changes_heads():
         return tagger(TOKENS, SEGMENTS), body(TOKENS, SEGMENTS).sequence
 
     for other in (masked_lm, masked_lm.bert):
-        tagger.take_body(other)
+        tagger.load_encoder(other)
         got, sequence = run(tagger, masked_lm.bert)
         np.testing.assert_allclose(got, sequence @ head["kernel"] + head["bias"], atol=1e-6)
 
@@ -288,7 +288,7 @@ def test_a_head_takes_the_body_of_any_other(source, target):
     want = {**params_of(target.bert), **params_of(source.bert)}
     if target.bert.pooler is None:
         want.pop("pooler", None)
-    target.take_body(source)
+    target.load_encoder(source)
     want["embedding"]["table"] = want["embedding"]["table"] + 1.0
     target.bert.embedding.table[...] = jax.device_put(want["embedding"]["table"])  # not the other's
     jax.tree.map(np.testing.assert_array_equal, params_of(target), {"bert": want, **head})
@@ -302,7 +302,7 @@ def test_a_body_of_other_sizes_is_refused(sizes):
     tagger = _another("BertTagger", **sizes)
     before = params_of(tagger)
     with pytest.raises(ValueError, match="body of other sizes"):
-        tagger.take_body(make_bert("BertMaskedLM"))
+        tagger.load_encoder(make_bert("BertMaskedLM"))
     jax.tree.map(np.testing.assert_array_equal, params_of(tagger), before)
 
 

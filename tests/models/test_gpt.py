@@ -122,8 +122,8 @@ def test_only_later_tokens_see_a_change(options):
 def test_padding_on_either_side_changes_nothing(options, left):
     model, columns = make_model(**options), ((0, 0), (left, 5 - left))
     padded = np.pad(TOKENS, columns, constant_values=7)
-    is_token = np.pad(np.ones((B, T), bool), columns)
-    found = forward(model, padded, is_token=is_token)[:, left : left + T]
+    token_mask = np.pad(np.ones((B, T), bool), columns)
+    found = forward(model, padded, token_mask=token_mask)[:, left : left + T]
     np.testing.assert_allclose(found, forward(model, TOKENS), atol=2e-5)
 
 
@@ -189,23 +189,23 @@ def test_steps_equal_the_whole_at_once(options, num_beams, is_left):
     """Prompts of 6, 1 and 3 tokens, padded on either side, then tokens that each beam is given."""
     model, lengths = make_model(**options), np.array([6, 1, 3])
     columns = np.arange(6)[None]
-    is_token = columns >= 6 - lengths[:, None] if is_left else columns < lengths[:, None]
+    token_mask = columns >= 6 - lengths[:, None] if is_left else columns < lengths[:, None]
     prompt = TOKENS[:, :6]
     later = np.random.default_rng(2).integers(0, V, (B * num_beams, 4))
     whole = np.concatenate([np.repeat(prompt, num_beams, axis=0), later], axis=1)
-    exists = np.concatenate([np.repeat(is_token, num_beams, axis=0), np.ones(later.shape, bool)], axis=1)
-    want = forward(model, whole, is_token=exists)
+    exists = np.concatenate([np.repeat(token_mask, num_beams, axis=0), np.ones(later.shape, bool)], axis=1)
+    want = forward(model, whole, token_mask=exists)
     last = np.repeat(np.full(B, 5) if is_left else lengths - 1, num_beams)
-    for number, logits in enumerate(_step_by_step(model, prompt, is_token, later)):
+    for number, logits in enumerate(_step_by_step(model, prompt, token_mask, later)):
         place = last if number == 0 else np.full_like(last, 5 + number)
         np.testing.assert_allclose(logits, want[np.arange(B * num_beams), place], rtol=1e-5, atol=2e-5)
 
 
 @jitted
-def _step_by_step(model, prompt, is_token, later):
+def _step_by_step(model, prompt, token_mask, later):
     num_beams = later.shape[0] // B
-    step_fn, cache, start = started(model.decoder(), prompt, is_token, max_length=5, num_beams=num_beams)
-    cache |= {"writers": jnp.repeat(cache["writers"], num_beams, axis=0)}  # as a search does
+    step_fn, cache, start = started(model.decoder(), prompt, token_mask, max_length=5, num_beams=num_beams)
+    cache |= {"beam_ancestry": jnp.repeat(cache["beam_ancestry"], num_beams, axis=0)}  # as a search does
     given = jnp.concatenate([jnp.repeat(start, num_beams)[:, None], later], axis=1)
     return jax.lax.scan(lambda cache, tokens: step_fn(tokens, cache)[::-1], cache, given.T)[1]
 

@@ -196,7 +196,7 @@ def test_every_step_of_every_beam_equals_teacher_forcing(version):
     @jitted
     def by_steps(model):
         step_fn, cache, _ = started(model.decoder(), SOURCE, max_length=T + 2, num_beams=W)
-        cache = cache | {"writers": jnp.repeat(cache["writers"], W, axis=0)}
+        cache = cache | {"beam_ancestry": jnp.repeat(cache["beam_ancestry"], W, axis=0)}
         inputs = np.concatenate([np.zeros_like(TARGETS[:, :1]), TARGETS[:, :-1]], axis=1)
         _, logits = jax.lax.scan(lambda cache, tokens: step_fn(tokens, cache)[::-1], cache, inputs.T)
         return logits.swapaxes(0, 1)

@@ -20,7 +20,7 @@ TARGETS = np.random.default_rng(0).integers(3, V, (B * W, T))
 def _logits_by_steps(model, source, targets):
     """Feeds the targets one by one to W beams of every sentence."""
     step_fn, cache, _ = started(model.decoder(), source, max_length=T + 2, num_beams=W)
-    cache = cache | {"writers": jnp.repeat(cache["writers"], W, axis=0)}
+    cache = cache | {"beam_ancestry": jnp.repeat(cache["beam_ancestry"], W, axis=0)}
     inputs = jnp.concatenate([jnp.ones_like(targets[:, :1]), targets[:, :-1]], axis=1)
 
     def step(cache, tokens):
@@ -52,10 +52,10 @@ def test_rows_can_be_exchanged(make_model, forward):
     @jitted
     def run(model):
         step_fn, cache, _ = started(model.decoder(), SOURCE[:1], max_length=3, num_beams=W)
-        cache = cache | {"writers": jnp.repeat(cache["writers"], W, axis=0)}
+        cache = cache | {"beam_ancestry": jnp.repeat(cache["beam_ancestry"], W, axis=0)}
         for tokens in (np.ones_like(first), first):
             _, cache = step_fn(tokens, cache)
-        exchanged = cache | {"writers": cache["writers"][order]}
+        exchanged = cache | {"beam_ancestry": cache["beam_ancestry"][order]}
         return step_fn(second, exchanged)[0]
 
     targets = np.stack([first[order], second, second], axis=1)
@@ -86,7 +86,7 @@ def test_beam_search_moves_no_keys_and_values(make_model):
     """What follows the beams is one small table; the rest is written in place."""
     cache = jax.eval_shape(lambda model: started(model.decoder(), SOURCE, max_length=9, num_beams=W)[1], make_model())
     assert {leaf.shape for leaf in jax.tree.leaves(cache["past"].value)} == {(B, 2, 5, 9 * W), (B, 2, 9 * W, 7)}
-    assert (cache["writers"].shape, cache["position"].shape) == ((B, 9), ())
+    assert (cache["beam_ancestry"].shape, cache["position"].shape) == ((B, 9), ())
 
     def search(model):
         step_fn, cache, start = started(model.decoder(), SOURCE, max_length=9, num_beams=W)

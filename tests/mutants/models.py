@@ -68,13 +68,14 @@ MUTANTS = (
             "x = x + self.positions(positions).astype(x.dtype)",
         ),
         (
-            "no segments",
-            "self.embedding(tokens) + self.segments(jnp.zeros_like(tokens) if segments is None else segments)",
+            "no token types",
+            "self.embedding(tokens)"
+            " + self.token_types(jnp.zeros_like(tokens) if token_type_ids is None else token_type_ids)",
             "self.embedding(tokens)",
         ),
         ("no tanh", "jnp.tanh(self.pooler(x[:, 0]))", "self.pooler(x[:, 0])"),
         ("the last token is pooled", "jnp.tanh(self.pooler(x[:, 0]))", "jnp.tanh(self.pooler(x[:, -1]))"),
-        ("padding is seen", "mask = None if is_token is None else is_token[:, None, None, :]", "mask = None"),
+        ("padding is seen", "mask = None if token_mask is None else token_mask[:, None, None, :]", "mask = None"),
         (
             "large has half its heads",
             '"bert-large-uncased": (30_522, 24, 1024, 16)',
@@ -108,8 +109,8 @@ MUTANTS = (
         ("sees the future", "mask=mask, is_causal=True", "mask=mask, is_causal=False"),
         (
             "padding moves positions",
-            "if is_token is None else count(is_token)",
-            "if is_token is None or True else count(is_token)",
+            "if token_mask is None else count(token_mask)",
+            "if token_mask is None or True else count(token_mask)",
         ),
         ("packed texts see each other", "segment_ids=segment_ids, rngs=rngs", "rngs=rngs"),
         ("residual projections start large", " * (2 * c.num_layers) ** -0.5", ""),
@@ -120,8 +121,8 @@ MUTANTS = (
         ),
         (
             "the last token is read twice",
-            "is_past = is_token & (places != last)",
-            "is_past = is_token",
+            "is_past = token_mask & (places != last)",
+            "is_past = token_mask",
         ),
         (
             "more than max_length is taken",

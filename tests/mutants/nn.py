@@ -23,7 +23,7 @@ MUTANTS = (
         ("float32 whatever was asked", "use_bias=use_bias, dtype=dtype,", "use_bias=use_bias, dtype=jnp.float32,"),
     ),
     *in_file(
-        "nn/decoder_step.py",
+        "nn/fused_decoder.py",
         "nn/test_layers.py",
         ("writes one place further", "start = position * newest.key", "start = (position + 1) * newest.key"),
         (

@@ -306,7 +306,7 @@ MUTANTS = (
         ("parts are not looked into", "            check_fields(value, path)", "            pass"),
     ),
     *in_file(
-        "training/validation.py",
+        "training/config_checks.py",
         "training/test_validation.py",
         ("fields are not checked", "    check_fields(config)\n", ""),
         ("models are not checked", "    _check_model(config)\n", ""),

@@ -59,9 +59,9 @@ def normal(seed: int, *shape: int) -> np.ndarray:
     return np.random.default_rng(seed).normal(size=shape).astype(np.float32)
 
 
-def started(decoder: Any, inputs: Any, is_token: Any = None, **sizes: int) -> tuple[Callable[..., Any], Any, Any]:
+def started(decoder: Any, inputs: Any, token_mask: Any = None, **sizes: int) -> tuple[Callable[..., Any], Any, Any]:
     """Reads inputs; returns a decoder's step, the cache of the first step, and the tokens that it takes."""
-    return decoder.step, *decoder.init_cache(decoder.encode(inputs, is_token), **sizes)
+    return decoder.step, *decoder.init_cache(decoder.encode(inputs, token_mask), **sizes)
 
 
 def count_draws(function: Callable[..., Any], *args: Any) -> int:

@@ -13,7 +13,7 @@ from tests.nn.programs import draw, jitted, normal
 from tfx_jax.functional import alibi_bias
 from tfx_jax.nn import DecoderLayer, EncoderLayer, FeedForward, LayerNorm, MultiHeadAttention, RMSNorm
 from tfx_jax.nn.cache import KVCache
-from tfx_jax.nn.decoder_step import DecoderStep, KeysValues, Product, init_steps, take_step
+from tfx_jax.nn.fused_decoder import FusedDecoderLayer, FusedKVCache, FusedLinear, fused_step, init_fused_cache
 from tfx_jax.nn.layers import Residual
 
 B, W, S, T, D, N, H, U, F = 2, 3, 7, 5, 12, 4, 2, 5, 20
@@ -140,9 +140,9 @@ def test_encoder_layer_drops_only_with_rngs():
     assert np.abs(dropped - plain).max() > 1e-2
 
 
-def _seen(writers):
-    """The masks, position by position, of rows whose token t was written by beam writers[r, t]."""
-    mine = writers.reshape(B, W, -1, 1) == np.arange(W)
+def _seen(beam_ancestry):
+    """The masks, position by position, of rows whose token t was written by beam beam_ancestry[r, t]."""
+    mine = beam_ancestry.reshape(B, W, -1, 1) == np.arange(W)
     past = np.arange(T + 2) <= np.arange(T)[:, None, None, None, None]
     return (mine & past[..., None]).reshape(T, B, 1, W, -1)
 
@@ -156,10 +156,13 @@ def _teach_and_step(layer, taught, x, memory, seen, int8=False):
     """Runs W beams of each text all at once, and token by token from a cache with something in it: outputs, cache."""
     rows, mask = jnp.repeat(memory, W, axis=0), np.repeat(MASK, W, axis=0)
     want, _ = layer(taught, rows, memory_mask=mask)
-    step, keys_values = DecoderStep(layer, int8=int8), KeysValues.of(*layer.cross_attention.project_memory(memory))
+    step, keys_values = (
+        FusedDecoderLayer(layer, int8=int8),
+        FusedKVCache.of(*layer.cross_attention.project_memory(memory)),
+    )
     _, heads, size, _ = keys_values.key.shape
     room = (T + 2) * W
-    past = KeysValues(jnp.full((B, heads, size, room), 9.0), jnp.full((B, heads, room, U), 9.0))
+    past = FusedKVCache(jnp.full((B, heads, size, room), 9.0), jnp.full((B, heads, room, U), 9.0))
 
     def advance(past, given):
         token, position, seen = given
@@ -192,11 +195,11 @@ def test_steps_equal_teacher_forcing_for_every_beam(pre_norm, options):
 
 def test_beams_go_on_from_what_another_has_written():
     """After two tokens all beams follow what the last of them has seen, though nothing was moved."""
-    x, writers = normal(2, B * W, T, D), OWN.copy()
+    x, beam_ancestry = normal(2, B * W, T, D), OWN.copy()
     last = np.arange(W - 1, B * W, W).repeat(W)
     history = np.concatenate([x[last, :2], x[:, 2:]], axis=1)
-    writers[:, :2] = W - 1
-    seen = np.concatenate([_seen(OWN)[:2], _seen(writers)[2:]])
+    beam_ancestry[:, :2] = W - 1
+    seen = np.concatenate([_seen(OWN)[:2], _seen(beam_ancestry)[2:]])
     want, got, _ = _teach_and_step(_decoder_layer(), history, x, normal(1, B, S, D), seen)
     np.testing.assert_allclose(got[:, 2:], want[:, 2:], rtol=1e-6, atol=1e-5)
     assert np.abs(got[:, 1] - want[:, 1]).max() > 1e-2, "what follows has nothing to do with what was written"
@@ -232,10 +235,10 @@ def test_steps_go_on_after_a_prompt(num_past, is_gated):
         for layer in layers:
             want, _ = layer(want, bias=bias, mask=mask, is_causal=True)
             read, extras = layer(read, **before, is_causal=True, cache=KVCache.empty(B, N, H, U))
-            past.append(KeysValues.of(*extras["cache"]))
-        steps = [DecoderStep(layer) for layer in layers]
-        cache = init_steps(past, room=T, num_beams=W, is_past=is_past)
-        cache |= {"writers": jnp.repeat(cache["writers"], W, axis=0)}  # as a search does
+            past.append(FusedKVCache.of(*extras["cache"]))
+        steps = [FusedDecoderLayer(layer) for layer in layers]
+        cache = init_fused_cache(past, room=T, num_beams=W, is_past=is_past)
+        cache |= {"beam_ancestry": jnp.repeat(cache["beam_ancestry"], W, axis=0)}  # as a search does
 
         def embed(places, positions):
             """Tokens are their places in `x` here; what the rows are told of their positions counts no padding."""
@@ -246,7 +249,7 @@ def test_steps_go_on_after_a_prompt(num_past, is_gated):
 
         def step(cache, places):
             bias_fn = lambda place, _: jax.lax.dynamic_slice_in_dim(bias, place, 1, axis=2)  # noqa: E731
-            return take_step(steps, embed, lambda x: x[:, 0], places, cache, bias=bias_fn)[::-1]
+            return fused_step(steps, embed, lambda x: x[:, 0], places, cache, bias=bias_fn)[::-1]
 
         places = jnp.repeat(jnp.arange(T)[:, None], B * W, axis=1)
         return want, jax.lax.scan(step, cache, places)[1]
@@ -294,11 +297,13 @@ def test_a_text_read_in_parts_with_a_cache_is_the_text_read_at_once(first):
 
 
 def test_steps_want_a_memory_if_and_only_if_there_is_an_encoder():
-    x, past = normal(0, B, 1, D), KeysValues(np.zeros((B, N, H, 1)), np.zeros((B, N, 1, U)))
-    mask, memory = np.ones((B, 1, 1, 1), bool), KeysValues(np.ones((B, N, H, S)), np.ones((B, N, S, U)))
+    x, past = normal(0, B, 1, D), FusedKVCache(np.zeros((B, N, H, 1)), np.zeros((B, N, 1, U)))
+    mask, memory = np.ones((B, 1, 1, 1), bool), FusedKVCache(np.ones((B, N, H, S)), np.ones((B, N, S, U)))
     for layer, wrong in ((_decoder_layer(), None), (_encoder_layer(), memory)):
         with pytest.raises(ValueError, match="memory of an encoder"):
-            jax.eval_shape(lambda *args, layer=layer: DecoderStep(layer)(*args), x, past, jnp.int32(0), mask, wrong)
+            jax.eval_shape(
+                lambda *args, layer=layer: FusedDecoderLayer(layer)(*args), x, past, jnp.int32(0), mask, wrong
+            )
 
 
 def test_steps_with_weights_of_eight_bits_are_near():
@@ -308,7 +313,7 @@ def test_steps_with_weights_of_eight_bits_are_near():
     )
     error = np.sqrt(np.square(rounded - exact).mean() / np.square(exact).mean())
     assert 1e-4 < error < 0.05
-    assert jax.eval_shape(lambda: DecoderStep(layer, int8=True).up.kernel[...]).dtype == jnp.int8
+    assert jax.eval_shape(lambda: FusedDecoderLayer(layer, int8=True).up.kernel[...]).dtype == jnp.int8
 
 
 @pytest.mark.parametrize("int8", [False, True])
@@ -317,7 +322,7 @@ def test_product_adds_its_bias_and_takes_a_dtype_for_its_result(int8):
 
     @jitted
     def run(kernel, bias, x):
-        product = Product(kernel, bias, dtype=jnp.bfloat16, int8=int8)
+        product = FusedLinear(kernel, bias, dtype=jnp.bfloat16, int8=int8)
         return product(x), product(x, jnp.float32)
 
     half, full = run(kernel, bias, x)

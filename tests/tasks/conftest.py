@@ -18,11 +18,11 @@ def make_texts():
     def make(rng, rows=ROWS):
         lengths = rng.integers(6, LENGTH + 1, rows)
         lengths[-1] = 0
-        is_token = np.arange(LENGTH) < lengths[:, None]
-        tokens = np.where(is_token, rng.integers(4, VOCAB_SIZE, (rows, LENGTH)), 0).astype(np.int32)
-        segments = (is_token & (np.arange(LENGTH) >= 4)).astype(np.int32)
+        token_mask = np.arange(LENGTH) < lengths[:, None]
+        tokens = np.where(token_mask, rng.integers(4, VOCAB_SIZE, (rows, LENGTH)), 0).astype(np.int32)
+        segments = (token_mask & (np.arange(LENGTH) >= 4)).astype(np.int32)
         row_weights = (lengths > 0).astype(np.float32)
-        return {"tokens": tokens, "segments": segments, "is_token": is_token, "row_weights": row_weights}
+        return {"tokens": tokens, "token_type_ids": segments, "token_mask": token_mask, "row_weights": row_weights}
 
     return make
 

@@ -11,7 +11,7 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from tfx_jax.data.masked_lm import mask_tokens
 from tfx_jax.models import BertConfig, BertMaskedLM, BertPretraining
-from tfx_jax.tasks.bert_pretraining import chosen_places, num_chosen, pretraining_loss
+from tfx_jax.tasks.bert_pretraining import masked_positions, max_predictions, pretraining_loss
 from tfx_jax.tasks.cross_entropy import summed_cross_entropy
 from tfx_jax.tasks.loss import LossOutput
 
@@ -39,19 +39,24 @@ def batch(make_texts):
     texts = make_texts(rng)
     masked = mask_tokens(texts["tokens"], rng, mask_id=3, vocab_size=V, special_ids=SPECIALS, rate=RATE)
     assert len(set(masked.weights.sum(axis=1))) >= 3  # rows differ in how many tokens are chosen
-    is_other = rng.integers(2, size=len(texts["tokens"])).astype(np.int32)
-    changed = {"tokens": masked.inputs, "targets": masked.targets, "weights": masked.weights, "is_other": is_other}
+    next_sentence_label = rng.integers(2, size=len(texts["tokens"])).astype(np.int32)
+    changed = {
+        "tokens": masked.inputs,
+        "targets": masked.targets,
+        "weights": masked.weights,
+        "next_sentence_label": next_sentence_label,
+    }
     return texts | changed
 
 
 def plain_loss(model, batch, label_smoothing=0.0, z_loss_weight=0.0):
     """Scores every position."""
-    logits = model(batch["tokens"], batch["segments"], is_token=batch["is_token"])
+    logits = model(batch["tokens"], batch["token_type_ids"], token_mask=batch["token_mask"])
     options = {"label_smoothing": label_smoothing, "z_loss_weight": z_loss_weight}
     if not isinstance(model, BertPretraining):
         return summed_cross_entropy(logits, batch["targets"], batch["weights"], **options)[0]
     masked = summed_cross_entropy(logits.masked_lm, batch["targets"], batch["weights"], **options)
-    other = summed_cross_entropy(logits.next_sentence, batch["is_other"], batch["row_weights"])
+    other = summed_cross_entropy(logits.next_sentence, batch["next_sentence_label"], batch["row_weights"])
     return masked.weight * (masked.loss / masked.weight + other.loss / other.weight)
 
 
@@ -88,21 +93,23 @@ def test_loss_and_gradient_are_those_of_all_positions(models, batch, cls, option
 @pytest.mark.parametrize("options", [{}, pytest.param(OPTIONS, marks=pytest.mark.slow)], ids=["plain", "options"])
 def test_sums(models, losses, batch, options, expected_loss, assert_losses):
     model = models[BertPretraining]
-    logits = jax.jit(lambda batch: model(batch["tokens"], batch["segments"], is_token=batch["is_token"]))(batch)
+    logits = jax.jit(lambda batch: model(batch["tokens"], batch["token_type_ids"], token_mask=batch["token_mask"]))(
+        batch
+    )
     masked = expected_loss(logits.masked_lm, batch["targets"], batch["weights"], *options.values())
-    other = expected_loss(logits.next_sentence, batch["is_other"], batch["row_weights"])
+    other = expected_loss(logits.next_sentence, batch["next_sentence_label"], batch["row_weights"])
     metrics = masked.metrics | {"next_sentence_accuracy": other.metrics["accuracy"]}
     total = masked.loss + other.loss * masked.weight / other.weight
     loss = jax.jit(lambda batch: pretraining_loss(model, batch, None, rate=RATE, **options))
     found = (loss if options else losses[BertPretraining])(batch)
-    assert_losses(found, LossOutput(total, masked.weight, metrics, num_tokens=batch["is_token"].sum()))
+    assert_losses(found, LossOutput(total, masked.weight, metrics, num_tokens=batch["token_mask"].sum()))
     # What the trainer makes of it is the loss of the paper.
     quotient = masked.loss / masked.weight + other.loss / other.weight
     np.testing.assert_allclose(found.loss / found.weight, quotient, rtol=1e-5)
 
 
 def test_a_masked_language_model_needs_no_next_sentences(models, batch):
-    texts = {name: batch[name] for name in ("tokens", "segments", "is_token", "targets", "weights")}
+    texts = {name: batch[name] for name in ("tokens", "token_type_ids", "token_mask", "targets", "weights")}
     output = jax.eval_shape(pretraining_loss, models[BertMaskedLM], texts, None)
     assert output.metrics.keys() == {"nll", "accuracy"}
 
@@ -115,7 +122,7 @@ def test_there_is_room_for_every_token_that_is_chosen(rate):
         ids = np.where(np.arange(length) < np.arange(length + 1)[:, None], 5, 0)
         ids = rng.permuted(ids, axis=1)
         weights = mask_tokens(ids, rng, mask_id=3, vocab_size=V, special_ids=SPECIALS, rate=rate).weights
-        count = num_chosen(length, rate)
+        count = max_predictions(length, rate)
         assert count <= length
         assert weights.sum(axis=1).max() == (count if rate else 0)
         places = np.argsort(weights == 0, axis=1, kind="stable")[:, :count]
@@ -124,7 +131,7 @@ def test_there_is_room_for_every_token_that_is_chosen(rate):
 
 def test_chosen_places_come_first_and_in_order():
     weights = (np.random.default_rng(5).random((200, 17)) < 0.2).astype(np.float32)
-    for row, places in zip(weights, np.asarray(chosen_places(weights, 9)), strict=True):
+    for row, places in zip(weights, np.asarray(masked_positions(weights, 9)), strict=True):
         chosen, others = np.flatnonzero(row), np.flatnonzero(row == 0)
         assert places.tolist() == [*chosen, *others][:9]
 
@@ -171,9 +178,9 @@ def test_rows_stay_on_their_devices(draw_model):
     graphdef, params = nnx.split(draw_model(lambda: BertPretraining(config, rngs=nnx.Rngs(0))))
     mesh = jax.make_mesh((8,), ("data",), axis_types=(AxisType.Auto,))
     rows, everywhere = (NamedSharding(mesh, spec) for spec in (PartitionSpec("data"), PartitionSpec()))
-    texts = dict.fromkeys(("tokens", "segments", "targets"), np.zeros((16, 40), np.int32))
-    texts |= {"is_token": np.ones((16, 40), bool), "weights": np.ones((16, 40), np.float32)}
-    texts |= {"is_other": np.zeros(16, np.int32), "row_weights": np.ones(16, np.float32)}
+    texts = dict.fromkeys(("tokens", "token_type_ids", "targets"), np.zeros((16, 40), np.int32))
+    texts |= {"token_mask": np.ones((16, 40), bool), "weights": np.ones((16, 40), np.float32)}
+    texts |= {"next_sentence_label": np.zeros(16, np.int32), "row_weights": np.ones(16, np.float32)}
 
     def loss(params, batch):
         output = pretraining_loss(nnx.merge(graphdef, params), batch, None, rate=1.0)

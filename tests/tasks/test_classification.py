@@ -17,13 +17,15 @@ def test_loss_and_prediction(smoothing, draw_model, make_texts, expected_loss, a
     rng = np.random.default_rng(0)
     model = draw_model(lambda: BertClassifier(CONFIG, rngs=nnx.Rngs(0)))
     texts = make_texts(rng, rows=12)
-    logits = jax.jit(lambda batch: model(batch["tokens"], batch["segments"], is_token=batch["is_token"]))(texts)
+    logits = jax.jit(lambda batch: model(batch["tokens"], batch["token_type_ids"], token_mask=batch["token_mask"]))(
+        texts
+    )
     choices = np.asarray(logits).argmax(axis=1)
     batch = texts | {"label": np.where(np.arange(12) % 2, choices, rng.integers(4, size=12)).astype(np.int32)}
     expected = expected_loss(logits, batch["label"], batch["row_weights"], smoothing)
     assert expected.weight == 11 > expected.metrics["accuracy"].sum > 4
     found = jax.jit(lambda batch: classification_loss(model, batch, None, label_smoothing=smoothing))(batch)
-    assert_losses(found, expected._replace(num_tokens=batch["is_token"].sum()))
+    assert_losses(found, expected._replace(num_tokens=batch["token_mask"].sum()))
     np.testing.assert_array_equal(jax.jit(predict_classes)(model, texts), choices)
 
 

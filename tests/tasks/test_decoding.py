@@ -46,16 +46,16 @@ class Recurrent(nnx.Module):
     def max_input_length(self, max_new_tokens):
         return None
 
-    def encode(self, inputs, is_token=None):
-        is_token = jnp.ones(inputs.shape, bool) if is_token is None else is_token
+    def encode(self, inputs, token_mask=None):
+        token_mask = jnp.ones(inputs.shape, bool) if token_mask is None else token_mask
         places = jnp.arange(inputs.shape[1])[None]
-        last = jnp.max(jnp.where(is_token, places, -1), axis=1, keepdims=True)
+        last = jnp.max(jnp.where(token_mask, places, -1), axis=1, keepdims=True)
 
         def read(state, column):
             tokens, counts = column
             return jnp.where(counts[:, None], self._next(state, tokens), state), None
 
-        columns = inputs.T, (is_token & (places < last)).T
+        columns = inputs.T, (token_mask & (places < last)).T
         state, _ = jax.lax.scan(read, jnp.zeros((inputs.shape[0], D)), columns)
         return state, jnp.take_along_axis(inputs, last, axis=1)[:, 0]
 
@@ -75,8 +75,8 @@ class EncodingRecurrent(Recurrent):
 
     continues_inputs = False
 
-    def encode(self, inputs, is_token=None):
-        state, last = super().encode(inputs, is_token)
+    def encode(self, inputs, token_mask=None):
+        state, last = super().encode(inputs, token_mask)
         return self._next(state, last), jnp.ones_like(last)
 
 

@@ -34,13 +34,13 @@ class Case(NamedTuple):
     model: type
     config: Any
     fields: Any
-    free: Any = lambda batch: {"tokens": ~batch["is_token"], "segments": ~batch["is_token"]}
+    free: Any = lambda batch: {"tokens": ~batch["token_mask"], "token_type_ids": ~batch["token_mask"]}
 
 
 def packed(rng, texts):
-    segment_ids = texts["is_token"] + texts["segments"]
+    segment_ids = texts["token_mask"] + texts["token_type_ids"]
     weights = ((segment_ids > 0) & (np.roll(segment_ids, -1, axis=1) == segment_ids)).astype(np.float32)
-    positions = np.where(segment_ids == 2, np.arange(T) - 4, np.arange(T)) * texts["is_token"]
+    positions = np.where(segment_ids == 2, np.arange(T) - 4, np.arange(T)) * texts["token_mask"]
     targets = np.where(weights > 0, np.roll(texts["tokens"], -1, axis=1), 0)
     return {
         "inputs": texts["tokens"],
@@ -54,14 +54,14 @@ def packed(rng, texts):
 def masked(rng, texts):
     weights = np.zeros((ROWS, T), np.float32)
     weights[:-1, [1, 3]] = 1  # as many in each row: parts of a batch are then all alike
-    is_other = rng.integers(2, size=ROWS).astype(np.int32)
-    return texts | {"targets": texts["tokens"], "weights": weights, "is_other": is_other}
+    next_sentence_label = rng.integers(2, size=ROWS).astype(np.int32)
+    return texts | {"targets": texts["tokens"], "weights": weights, "next_sentence_label": next_sentence_label}
 
 
 def sentence_pairs(rng, texts):
     source, target = rng.integers(8, V, (2, ROWS, T))
-    source[~texts["is_token"]] = PAD
-    target[~texts["is_token"]] = PAD
+    source[~texts["token_mask"]] = PAD
+    target[~texts["token_mask"]] = PAD
     return {"source": source.astype(np.int32), "target": target.astype(np.int32)}
 
 
@@ -84,7 +84,7 @@ CASES = {
         models.BertPretraining,
         BERT,
         masked,
-        lambda batch: {"tokens": ~batch["is_token"], "targets": batch["weights"] == 0},
+        lambda batch: {"tokens": ~batch["token_mask"], "targets": batch["weights"] == 0},
     ),
     "masked-lm": Case(pretraining_loss, models.BertMaskedLM, BERT, masked),
     "classification": Case(
@@ -92,13 +92,13 @@ CASES = {
         models.BertClassifier,
         BERT,
         lambda rng, texts: texts | {"label": rng.integers(2, size=ROWS).astype(np.int32)},
-        lambda batch: {"tokens": ~batch["is_token"], "label": batch["row_weights"] == 0},
+        lambda batch: {"tokens": ~batch["token_mask"], "label": batch["row_weights"] == 0},
     ),
     "tagging": Case(
         tagging_loss,
         models.BertTagger,
         BERT,
-        lambda rng, texts: texts | {"targets": np.where(texts["is_token"], texts["tokens"] % 2, IGNORED)},
+        lambda rng, texts: texts | {"targets": np.where(texts["token_mask"], texts["tokens"] % 2, IGNORED)},
     ),
     "spans": Case(
         span_loss,
@@ -106,7 +106,7 @@ CASES = {
         BERT,
         lambda rng, texts: (
             texts
-            | {"context_mask": texts["segments"] == 1, "first": np.array([4, 5, 0, 4, 5, 0], np.int32)}
+            | {"context_mask": texts["token_type_ids"] == 1, "first": np.array([4, 5, 0, 4, 5, 0], np.int32)}
             | {"last": np.array([5, 5, 0, 4, 5, 0], np.int32)}
         ),
     ),

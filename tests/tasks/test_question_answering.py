@@ -65,8 +65,10 @@ def questions(draw_model, make_texts):
     model = draw_model(lambda: BertQuestionAnswering(config, rngs=nnx.Rngs(0)))
     rng = np.random.default_rng(0)
     batch = make_texts(rng, rows=24)
-    logits = jax.jit(lambda batch: model(batch["tokens"], batch["segments"], is_token=batch["is_token"]))(batch)
-    batch["context_mask"] = (batch["segments"] == 1) & (np.arange(13) < 10)
+    logits = jax.jit(lambda batch: model(batch["tokens"], batch["token_type_ids"], token_mask=batch["token_mask"]))(
+        batch
+    )
+    batch["context_mask"] = (batch["token_type_ids"] == 1) & (np.arange(13) < 10)
     first, last = np.zeros((2, 24), np.int32)
     for row, mask in enumerate(batch["context_mask"][:-1]):
         places = np.array([NO_ANSWER, *np.flatnonzero(mask)])
@@ -89,7 +91,7 @@ def test_loss_of_spans(questions, expected_loss, assert_losses):
     assert 5 < both[:-1].sum() < first.metrics["accuracy"].sum < first.weight == 23
     mean = jax.tree.map(lambda a, b: (a + b) / 2, first, last)
     metrics = mean.metrics | {"accuracy": Metric(both[:-1].sum(), 23)}
-    expected = mean._replace(metrics=metrics, num_tokens=batch["is_token"].sum())
+    expected = mean._replace(metrics=metrics, num_tokens=batch["token_mask"].sum())
     assert_losses(jax.jit(span_loss)(model, batch, None), expected)
 
 

@@ -46,14 +46,16 @@ def test_loss_and_prediction(smoothing, draw_model, make_texts, expected_loss, a
     config = BertConfig(29, max_length=13, num_layers=1, d_model=8, num_heads=2, labels=tuple(TAGS))
     model = draw_model(lambda: BertTagger(config, rngs=nnx.Rngs(0)))
     texts = make_texts(rng)
-    logits = jax.jit(lambda batch: model(batch["tokens"], batch["segments"], is_token=batch["is_token"]))(texts)
+    logits = jax.jit(lambda batch: model(batch["tokens"], batch["token_type_ids"], token_mask=batch["token_mask"]))(
+        texts
+    )
     choices = np.asarray(logits).argmax(axis=-1)
     tags = np.where(rng.random(choices.shape) < 0.5, choices, rng.integers(len(TAGS), size=choices.shape))
-    targets = np.where(texts["is_token"] & (rng.random(choices.shape) < 0.5), tags, IGNORED).astype(np.int32)
+    targets = np.where(texts["token_mask"] & (rng.random(choices.shape) < 0.5), tags, IGNORED).astype(np.int32)
     expected = expected_loss(logits, targets, targets != IGNORED, smoothing)
-    assert 15 < expected.weight < texts["is_token"].sum() - 15
+    assert 15 < expected.weight < texts["token_mask"].sum() - 15
     assert 5 < expected.metrics["accuracy"].sum < expected.weight - 5
     batch = texts | {"targets": targets}
     found = jax.jit(lambda batch: tagging_loss(model, batch, None, label_smoothing=smoothing))(batch)
-    assert_losses(found, expected._replace(num_tokens=texts["is_token"].sum()))
+    assert_losses(found, expected._replace(num_tokens=texts["token_mask"].sum()))
     np.testing.assert_array_equal(jax.jit(predict_tags)(model, texts), choices)

@@ -68,8 +68,8 @@ def test_a_beam_finds_no_worse(model):
 
     def score(tokens):
         logp = np.take_along_axis(log_probs(model, source, tokens), tokens[..., None], axis=-1)[..., 0]
-        is_token = tokens != 0
-        return np.where(is_token, logp, 0).sum(axis=1) / ((5 + is_token.sum(axis=1)) / 6) ** 0.6
+        token_mask = tokens != 0
+        return np.where(token_mask, logp, 0).sum(axis=1) / ((5 + token_mask.sum(axis=1)) / 6) ** 0.6
 
     greedy, beam = write(model, max_length=6), write(model, max_length=6, search=BeamSearch(8))
     assert (score(beam)[:-1] >= score(greedy)[:-1] - 1e-5).all()

@@ -72,10 +72,10 @@ class Echo:
     def max_input_length(self, max_new_tokens):
         return None
 
-    def __call__(self, decoder, inputs, is_token, *_, max_length):
+    def __call__(self, decoder, inputs, token_mask, *_, max_length):
         self.shapes.append(inputs.shape)
         assert max_length == inputs.shape[1] + 50
-        return np.where(is_token, inputs, -1)
+        return np.where(token_mask, inputs, -1)
 
 
 def echoing(**options):
@@ -162,7 +162,7 @@ class Endless(nnx.Module):
     def max_input_length(self, max_new_tokens):
         return None
 
-    def encode(self, inputs, is_token):
+    def encode(self, inputs, token_mask):
         return jnp.zeros((inputs.shape[0], 1))
 
     def init_cache(self, memory, *, max_length, num_beams):

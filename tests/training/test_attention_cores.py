@@ -16,9 +16,9 @@ from tfx_jax.nn import AttentionConfig, AttentionOptions
 from tfx_jax.tasks.classification import classification_loss
 from tfx_jax.tasks.language_modeling import language_model_loss
 from tfx_jax.training.config import OptimizerConfig, load_config, save_config
+from tfx_jax.training.config_checks import validate
 from tfx_jax.training.optimizer import make_optimizer
-from tfx_jax.training.sharding import make_mesh, shard_batch, train_on
-from tfx_jax.training.validation import validate
+from tfx_jax.training.sharding import make_mesh, shard_batch, shard_training
 
 EXPERIMENTS = pathlib.Path(__file__).parents[2] / "experiments"
 OPTIONS = {
@@ -44,7 +44,7 @@ def routing_training(num_devices):
     sizes = {"num_layers": 2, "d_model": 16, "num_heads": 4, "d_ff": 32, "dropout_rate": 0.0}
     config = BertConfig(24, max_length=8, labels=("a", "b"), attention=attention, attention_dropout_rate=0.0, **sizes)
     mesh = make_mesh(num_devices)
-    return mesh, train_on(
+    return mesh, shard_training(
         mesh,
         lambda sharded: BertClassifier(config, shard_attention=sharded, rngs=nnx.Rngs(params=0)),
         classification_loss,
@@ -55,7 +55,7 @@ def routing_training(num_devices):
 def test_centroids_are_state_that_training_moves_and_evaluation_does_not():
     """On eight devices as on one; no gradient and no moment is of them."""
     tokens = np.random.default_rng(0).integers(1, 24, (8, 8)).astype(np.int32)
-    batch = {"tokens": tokens, "segments": tokens * 0, "is_token": tokens > 0}
+    batch = {"tokens": tokens, "segments": tokens * 0, "token_mask": tokens > 0}
     batch |= {"label": tokens[:, 0] % 2, "row_weights": np.ones(8, np.float32)}
     states = []
     for num_devices in (1, 8):
@@ -83,7 +83,7 @@ def test_two_steps_on_eight_devices_are_those_on_one(name):
     losses = {}
     for mesh in (make_mesh(fsdp=2, tensor=2), make_mesh(1)):
         config = dataclasses.replace(config, dropout_rate=0.0, attention_dropout_rate=0.0)
-        training = train_on(
+        training = shard_training(
             mesh,
             lambda sharded: GPT(config, shard_attention=sharded, rngs=nnx.Rngs(params=0)),  # noqa: B023
             language_model_loss,
@@ -144,7 +144,7 @@ def test_a_mesh_that_divides_positions_wants_dense_attention():
 def test_kernels_of_accelerators_are_refused_on_several_devices():
     attention = AttentionConfig("splash")
     config = GPTConfig(24, max_length=8, num_layers=1, d_model=16, num_heads=4, d_ff=32, attention=attention)
-    training = train_on(
+    training = shard_training(
         make_mesh(),
         lambda sharded: GPT(config, shard_attention=sharded, rngs=nnx.Rngs(params=0)),
         language_model_loss,

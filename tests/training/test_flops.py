@@ -90,9 +90,9 @@ def test_is_nearly_all_that_xla_counts(monkeypatch):
 def searching(config, rows, beam_size, source_length, target_length):
     """A beam search as a function, and the shapes of its arguments."""
     decoder = nnx.eval_shape(lambda: Transformer(config, rngs=nnx.Rngs(0)).decoder())
-    source, is_token = (jax.ShapeDtypeStruct((rows, source_length), dtype) for dtype in (jnp.int32, jnp.bool_))
+    source, token_mask = (jax.ShapeDtypeStruct((rows, source_length), dtype) for dtype in (jnp.int32, jnp.bool_))
     program = functools.partial(decode, search=BeamSearch(beam_size), eos_ids=(2,), max_length=target_length)
-    return program, (decoder, source, is_token)
+    return program, (decoder, source, token_mask)
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import pytest
 from etils import epath
 
 from tfx_jax.errors import UserError
-from tfx_jax.training.lock import locked, told_when_full
+from tfx_jax.training.lock import locked, report_disk_full
 
 
 def test_second_one_is_told_who_holds_it_and_the_lock_dies_with_its_process(tmp_path):
@@ -46,8 +46,8 @@ def test_full_disk_is_one_line(tmp_path):
     path = str(tmp_path / "config.json")
     with (
         pytest.raises(UserError, match=rf"cannot write {path} \(No space left on device\): make room and run the same"),
-        told_when_full(tmp_path),
+        report_disk_full(tmp_path),
     ):
         raise OSError(errno.ENOSPC, "No space left on device", path)
-    with pytest.raises(FileNotFoundError), told_when_full(tmp_path):
+    with pytest.raises(FileNotFoundError), report_disk_full(tmp_path):
         (pathlib.Path(tmp_path) / "nothing").read_text()

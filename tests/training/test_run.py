@@ -25,8 +25,8 @@ from tfx_jax.tasks.task import MetricInfo
 from tfx_jax.tasks.text_to_text import TextToTextConfig
 from tfx_jax.tasks.translation import TranslationConfig, TranslationTask
 from tfx_jax.training.config import ExperimentConfig, save_config, tiny_variant
+from tfx_jax.training.config_checks import validate
 from tfx_jax.training.run import Run, load_run, make_run
-from tfx_jax.training.validation import validate
 
 KINDS = {
     TranslationConfig: "encoder_decoder",

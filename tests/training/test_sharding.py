@@ -32,8 +32,8 @@ from tfx_jax.training.sharding import (
     num_batch_shards,
     process_shard,
     shard_batch,
+    shard_training,
     state_shardings,
-    train_on,
 )
 from tfx_jax.training.step import init_state, new_state, update
 
@@ -210,7 +210,7 @@ class Trainer:
     def __init__(self, mesh, config=CONFIG):
         self.mesh = mesh
         optimizer = make_optimizer(OptimizerConfig(warmup_steps=20, peak_learning_rate=0.005), config.d_model)
-        training = train_on(
+        training = shard_training(
             mesh,
             lambda sharded: Transformer(config, shard_attention=sharded, rngs=nnx.Rngs(params=0)),
             LOSS,

@@ -14,7 +14,7 @@ from tfx_jax.tasks.language_modeling import language_model_loss
 from tfx_jax.tasks.translation import translation_loss
 from tfx_jax.training.config import OptimizerConfig
 from tfx_jax.training.optimizer import make_optimizer
-from tfx_jax.training.sharding import make_mesh, shard_batch, train_on
+from tfx_jax.training.sharding import make_mesh, shard_batch, shard_training
 
 B, T, V = 8, 8, 24
 SIZES = {"vocab_size": V, "num_layers": 2, "d_model": 16, "num_heads": 4, "d_ff": 32, "dropout_rate": 0.1}
@@ -30,11 +30,11 @@ def chosen():
     weights[:, 3] = 1
     return {
         "tokens": text(),
-        "segments": np.zeros((B, T), np.int32),
-        "is_token": np.arange(T) < np.arange(4, 4 + B)[:, None],
+        "token_type_ids": np.zeros((B, T), np.int32),
+        "token_mask": np.arange(T) < np.arange(4, 4 + B)[:, None],
         "targets": text(),
         "weights": weights,
-        "is_other": np.arange(B, dtype=np.int32) % 2,
+        "next_sentence_label": np.arange(B, dtype=np.int32) % 2,
         "row_weights": np.ones(B, np.float32),
     }
 
@@ -71,7 +71,7 @@ FAMILIES = {
 def laid_out(family, mesh):
     model, config, loss_fn, *_ = FAMILIES[family]
     optimizer = make_optimizer(OptimizerConfig(warmup_steps=2, peak_learning_rate=0.01), config.d_model)
-    return train_on(
+    return shard_training(
         mesh, lambda sharded: model(config, shard_attention=sharded, rngs=nnx.Rngs(params=0)), loss_fn, optimizer
     )
 

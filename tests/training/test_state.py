@@ -12,7 +12,7 @@ from flax import nnx
 
 from tfx_jax.tasks.loss import LossOutput
 from tfx_jax.training.checkpoint import Checkpoints, load_params
-from tfx_jax.training.sharding import make_mesh, shard_batch, train_on
+from tfx_jax.training.sharding import make_mesh, shard_batch, shard_training
 from tfx_jax.training.step import init_state, update
 
 B, T, D = 16, 5, 3
@@ -70,7 +70,7 @@ def expected_run(batches):
 @functools.cache
 def training(num_devices=1, optimizer=OPTIMIZER, **options):
     mesh = make_mesh(num_devices)
-    return mesh, train_on(mesh, lambda _: Recurrent(), loss, optimizer, make_carry=make_carry, **options)
+    return mesh, shard_training(mesh, lambda _: Recurrent(), loss, optimizer, make_carry=make_carry, **options)
 
 
 def run(trained_on, state, batches):

@@ -14,7 +14,7 @@ from tfx_jax.tasks.tagging import TaggingConfig
 from tfx_jax.tasks.text_data import TextData
 from tfx_jax.tasks.text_to_text import TextToTextConfig
 from tfx_jax.training.config import ExperimentConfig, tiny_variant
-from tfx_jax.training.validation import validate
+from tfx_jax.training.config_checks import validate
 
 
 def of(model, task, **values):

@@ -41,8 +41,8 @@ class BagOfWords(nnx.Module):
     def max_input_length(self, max_new_tokens):
         return None
 
-    def encode(self, inputs, is_token):
-        return self._context(jnp.where(is_token, inputs, self.pad_id))
+    def encode(self, inputs, token_mask):
+        return self._context(jnp.where(token_mask, inputs, self.pad_id))
 
     def init_cache(self, memory, *, max_length, num_beams):
         return memory, jnp.ones(memory.shape[:1], jnp.int32)

@@ -12,9 +12,9 @@ from etils import epath
 from tfx_jax.data.tokenizer import PAD_ID
 from tfx_jax.errors import UserError
 from tfx_jax.training.config import ExperimentConfig
+from tfx_jax.training.config_checks import validate
 from tfx_jax.training.run import make_run
 from tfx_jax.training.sharding import make_mesh
-from tfx_jax.training.validation import validate
 
 
 def data(config: ExperimentConfig, workdir: epath.PathLike, *, steps: int) -> dict[str, Any]:

@@ -22,8 +22,8 @@ from tfx_jax.nn.attention import ShardAttention
 from tfx_jax.tasks.decoding import BeamSearch, decode
 from tfx_jax.tasks.translation import translation_loss
 from tfx_jax.training.config import ExperimentConfig
-from tfx_jax.training.program import lay_out, run_key
 from tfx_jax.training.sharding import make_mesh, num_batch_shards, shard_batch
+from tfx_jax.training.train_setup import base_rng, make_train_setup
 
 MODELS: dict[str, Callable[..., TransformerConfig]] = {
     # That of experiments/transformer_tiny_multi30k.py, with a vocabulary as Multi30k has it.
@@ -58,8 +58,8 @@ def training(model: TransformerConfig, *, batch: int, length: int) -> Workload:
         return Transformer(model, shard_attention=shard_attention, rngs=nnx.Rngs(params=config.seed))
 
     loss_fn = functools.partial(translation_loss, label_smoothing=0.1)
-    step_fn, first_state, _ = lay_out(config, make_model, loss_fn, mesh)
-    state, rng = first_state(), run_key(config)
+    step_fn, first_state, _ = make_train_setup(config, make_model, loss_fn, mesh)
+    state, rng = first_state(), base_rng(config)
     sides = {side: _sentences(model, batch, length, seed) for seed, side in enumerate(("source", "target"))}
     on_devices = shard_batch(sides, mesh)
     compilation = compile_apart(step_fn, state, on_devices, rng)
@@ -100,9 +100,9 @@ class ForcedLength(nnx.Module):
         """The decoder's own."""
         return self.decoder.max_input_length(max_new_tokens)
 
-    def encode(self, inputs: Int[Array, "B S"], is_token: Any = None) -> Any:
+    def encode(self, inputs: Int[Array, "B S"], token_mask: Any = None) -> Any:
         """As the decoder does."""
-        return self.decoder.encode(inputs, is_token)
+        return self.decoder.encode(inputs, token_mask)
 
     def init_cache(self, memory: Any, *, max_length: int, num_beams: int = 1) -> tuple[Any, Int[Array, " B"]]:
         """Makes the decoder's cache; how many steps must not end is counted besides."""

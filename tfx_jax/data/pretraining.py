@@ -41,12 +41,15 @@ def split_sentences(text: str, *, is_tokenised: bool = False) -> list[str]:
 class PretrainingExamples:
     """The examples of an epoch, of the arrays that `tfx_jax.tasks.bert_pretraining.pretraining_loss` takes.
 
-    "tokens", "segments", "is_token", "targets" and "weights" are [T], "is_other" and "row_weights" [].
+    "tokens", "token_type_ids", "token_mask", "targets" and "weights" are [T], "next_sentence_label" and "row_weights"
+    are [].
     """
 
-    def __init__(self, masked: MaskedTokens, segments: np.ndarray, lengths: np.ndarray, is_other: np.ndarray):
+    def __init__(
+        self, masked: MaskedTokens, token_type_ids: np.ndarray, lengths: np.ndarray, next_sentence_label: np.ndarray
+    ):
         """Takes what `make_examples` made, [R, T] and [R]."""
-        self._masked, self._segments, self._is_other = masked, segments, is_other
+        self._masked, self._token_type_ids, self._next_sentence_label = masked, token_type_ids, next_sentence_label
         self.lengths = lengths
 
     def __len__(self) -> int:
@@ -56,11 +59,11 @@ class PretrainingExamples:
         inputs, targets, weights = (array[index, : self.lengths[index]] for array in self._masked)
         return {
             "tokens": inputs,
-            "segments": self._segments[index, : self.lengths[index]],
-            "is_token": np.ones(len(inputs), bool),
+            "token_type_ids": self._token_type_ids[index, : self.lengths[index]],
+            "token_mask": np.ones(len(inputs), bool),
             "targets": targets,
             "weights": weights,
-            "is_other": self._is_other[index],
+            "next_sentence_label": self._next_sentence_label[index],
             "row_weights": np.array(1, np.float32),
         }
 
@@ -97,17 +100,17 @@ def make_examples(
     """
     pairs = list(next_sentence_pairs(documents, rng, max_length=max_length))
     tokens = np.full((len(pairs), max_length), pad_id, np.int32)
-    segments = np.zeros_like(tokens)
+    token_type_ids = np.zeros_like(tokens)
     lengths = np.zeros(len(pairs), np.int64)
     layout = {"max_length": max_length, "cls_id": cls_id, "sep_id": sep_id, "pad_id": pad_id}
     for place, (first, second, _) in enumerate(pairs):
-        tokens[place], segments[place] = pair_inputs(first, second, rng=rng, **layout)
+        tokens[place], token_type_ids[place] = pair_inputs(first, second, rng=rng, **layout)
         lengths[place] = min(max_length, len(first) + len(second) + 3)
     masked = [
         mask_tokens(rows, rng, mask_id=mask_id, vocab_size=vocab_size, special_ids=special_ids, rate=rate)
         for rows in np.split(tokens, range(_ROWS_AT_ONCE, len(tokens), _ROWS_AT_ONCE))
     ]
-    is_other = np.array([not pair.is_next for pair in pairs], np.int32)
+    next_sentence_label = np.array([not pair.is_next for pair in pairs], np.int32)
     return PretrainingExamples(
-        MaskedTokens(*map(np.concatenate, zip(*masked, strict=True))), segments, lengths, is_other
+        MaskedTokens(*map(np.concatenate, zip(*masked, strict=True))), token_type_ids, lengths, next_sentence_label
     )

@@ -71,14 +71,14 @@ from tfx_jax.functional.positions import (
 from tfx_jax.functional.relative import relative_attention
 from tfx_jax.functional.reversible import reversible_stack
 from tfx_jax.functional.ring import ring_attention
-from tfx_jax.functional.search import Pinned, greedy_search, sample, with_repetition_penalty
+from tfx_jax.functional.search import BeamInvariant, greedy_search, sample, with_repetition_penalty
 from tfx_jax.functional.sparse import local_attention, sliding_window_attention
 
 __all__ = [
+    "BeamInvariant",
     "BeamSearchResult",
     "Bias",
     "Mask",
-    "Pinned",
     "Routing",
     "SegmentIds",
     "additive_attention",

@@ -63,7 +63,7 @@ def beam_search(
       step_fn: called with R = B * W rows, the W of one input side by side: what it closes over may stay [B, ...] if it
         views its rows as [B, W, ...].
       cache: before the first step, with B rows; repeated W times here, its rows then follow their sequences. What is
-        `Pinned` does neither.
+        `BeamInvariant` does neither.
       start_tokens: as for `greedy_search`.
       beam_size: W.
       max_length: as for `greedy_search`.

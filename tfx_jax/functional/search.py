@@ -3,7 +3,7 @@
 A model takes part through one function, `logits, cache = step_fn(tokens, cache)`: `tokens` [R] are the newest tokens of
 R rows, `logits` [R, V] score what may come next, and `cache` is any pytree: keys and values, a recurrent state, None.
 Its arrays have the rows as leading axis; its scalars, such as a position counter, are common to all rows, and what is
-`Pinned` is the model's own business. What no step changes (encoder output, its padding mask) is closed over by
+`BeamInvariant` is the model's own business. What no step changes (encoder output, its padding mask) is closed over by
 `step_fn`.
 
 Common to the three decoders:
@@ -27,7 +27,7 @@ StepFn = Callable[[Int[Array, " R"], Cache], tuple[Float[Array, "R V"], Cache]]
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
-class Pinned:
+class BeamInvariant:
     """A part of a cache that stays where it was written when beams change places.
 
     Keys and values are large and never change once written: a model that remembers which beam wrote each of them, in an
@@ -284,7 +284,7 @@ def _nucleus(probs: Float[Array, "R V"], top_p: float) -> Bool[Array, "R V"]:
 
 def is_pinned(part: Any) -> bool:
     """Whether a part of a cache is to be left alone."""
-    return isinstance(part, Pinned)
+    return isinstance(part, BeamInvariant)
 
 
 def write(tokens: Int[Array, "*rows C"], column: Int[Array, ""], values: Int[Array, "*rows"]) -> Int[Array, "..."]:

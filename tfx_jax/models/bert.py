@@ -190,7 +190,7 @@ class Bert(nnx.Module):
         of_tokens = _init_stddev(c)
         beside = {"init_stddev": of_tokens / 5 if c.init == "matching" else of_tokens, "rngs": rngs}
         self.embedding = Embedding(c.vocab_size, c.d_model, scale=1.0, init_stddev=of_tokens, dtype=dtype, rngs=rngs)
-        self.segments = Embedding(c.num_segments, c.d_model, scale=1.0, dtype=dtype, **beside)
+        self.token_types = Embedding(c.num_segments, c.d_model, scale=1.0, dtype=dtype, **beside)
         self.positions = LearnedPositions(c.max_length, c.d_model, **beside)
         self.norm = LayerNorm(c.d_model, epsilon=c.layer_norm_epsilon)
         self.encoder_layers = stack_layers(make_layer, c.num_layers, rngs)
@@ -200,9 +200,9 @@ class Bert(nnx.Module):
     def __call__(
         self,
         tokens: Int[Array, "B T"],
-        segments: Int[Array, "B T"] | None = None,
+        token_type_ids: Int[Array, "B T"] | None = None,
         *,
-        is_token: Bool[Array, "B T"] | None = None,
+        token_mask: Bool[Array, "B T"] | None = None,
         positions: Int[Array, "B T"] | None = None,
         rngs: nnx.Rngs | None = None,
         return_attention: bool = False,
@@ -211,8 +211,8 @@ class Bert(nnx.Module):
 
         Args:
           tokens: ids, [B, T]: "[CLS] a text [SEP]" or "[CLS] a text [SEP] another [SEP]".
-          segments: 0 for the tokens of the first text and 1 for those of the second; None means one text.
-          is_token: which of the tokens exist, padding may be on either side; None means all.
+          token_type_ids: 0 for the tokens of the first text and 1 for those of the second; None means one text.
+          token_mask: which of the tokens exist, padding may be on either side; None means all.
           positions: of each token; None counts the tokens that exist.
           rngs: stream `dropout`; None means evaluation.
           return_attention: also return every attention map.
@@ -227,12 +227,14 @@ class Bert(nnx.Module):
         if tokens.shape[1] > self.config.max_length:
             raise ValueError(f"{tokens.shape[1]} tokens, but the model has max_length={self.config.max_length}")
         if positions is None:
-            positions = jnp.arange(tokens.shape[1])[None] if is_token is None else count(is_token)
-        x = self.embedding(tokens) + self.segments(jnp.zeros_like(tokens) if segments is None else segments)
+            positions = jnp.arange(tokens.shape[1])[None] if token_mask is None else count(token_mask)
+        x = self.embedding(tokens) + self.token_types(
+            jnp.zeros_like(tokens) if token_type_ids is None else token_type_ids
+        )
         x = self.norm(x + self.positions(positions).astype(x.dtype))
         rate = self.config.dropout_rate
         x = dropout(x, rate, rngs.dropout() if rngs is not None and rate else None)
-        mask = None if is_token is None else is_token[:, None, None, :]
+        mask = None if token_mask is None else token_mask[:, None, None, :]
 
         def encode(layer: EncoderLayer, x: Array, rngs: nnx.Rngs | None) -> tuple[Array, Any]:
             return layer(x, mask=mask, rngs=rngs, return_weights=return_attention)

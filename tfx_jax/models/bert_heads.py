@@ -54,7 +54,7 @@ class MaskedLMHead(nnx.Module):
 class BertWithHead(nnx.Module):
     """A BERT, as `bert`, and what scores its output: a subclass says what that is in `_make_head` and `_score`.
 
-    `tagger.take_body(masked_lm)` puts a pre-trained body below another head.
+    `tagger.load_encoder(masked_lm)` puts a pre-trained body below another head.
     """
 
     use_pooler = False
@@ -88,9 +88,9 @@ class BertWithHead(nnx.Module):
     def __call__(
         self,
         tokens: Int[Array, "B T"],
-        segments: Int[Array, "B T"] | None = None,
+        token_type_ids: Int[Array, "B T"] | None = None,
         *,
-        is_token: Bool[Array, "B T"] | None = None,
+        token_mask: Bool[Array, "B T"] | None = None,
         positions: Int[Array, "B T"] | None = None,
         rngs: nnx.Rngs | None = None,
         return_attention: bool = False,
@@ -100,13 +100,18 @@ class BertWithHead(nnx.Module):
         Arguments and maps are those of a `Bert`.
         """
         result = self.bert(
-            tokens, segments, is_token=is_token, positions=positions, rngs=rngs, return_attention=return_attention
+            tokens,
+            token_type_ids,
+            token_mask=token_mask,
+            positions=positions,
+            rngs=rngs,
+            return_attention=return_attention,
         )
         output, maps = result if return_attention else (result, None)
         logits = self._score(output, rngs)
         return (logits, maps) if return_attention else logits
 
-    def take_body(self, other: "Bert | BertWithHead") -> None:
+    def load_encoder(self, other: "Bert | BertWithHead") -> None:
         """Gives the body the parameters of another, which stays as it is; dropout, dtype and attention remain its own.
 
         A pooler is left out that this head does not read, and stays as it was drawn if the other has none.

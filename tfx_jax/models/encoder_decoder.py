@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from tfx_jax.nn.decoder_step import KeysValues, init_steps
+from tfx_jax.nn.fused_decoder import FusedKVCache, init_fused_cache
 from tfx_jax.nn.layers import DecoderLayer
 from tfx_jax.nn.replay import at_last, init_replay
 
@@ -18,9 +18,9 @@ class EncoderMemory(NamedTuple):
     mask: Bool[Array, "B 1 1 S"]
 
 
-def with_padding(tokens: Int[Array, "B S"], is_token: Bool[Array, "B S"] | None, pad_id: int) -> Int[Array, "B S"]:
+def with_padding(tokens: Int[Array, "B S"], token_mask: Bool[Array, "B S"] | None, pad_id: int) -> Int[Array, "B S"]:
     """Puts a model's own padding where no token exists."""
-    return tokens if is_token is None else jnp.where(is_token, tokens, pad_id)
+    return tokens if token_mask is None else jnp.where(token_mask, tokens, pad_id)
 
 
 def init_decoder(
@@ -31,9 +31,9 @@ def init_decoder(
         batch_size = memory.output.shape[0]
         tokens = jnp.full((batch_size, max_length), pad_id, jnp.int32)
         return init_replay(tokens, jnp.zeros(batch_size, jnp.int32), memory)
-    memories = KeysValues.of_memory(layers, memory.output)
-    return init_steps(
-        [projected.emptied() for projected in memories],
+    memories = FusedKVCache.of_memory(layers, memory.output)
+    return init_fused_cache(
+        [projected.empty_like() for projected in memories],
         room=max_length,
         num_beams=num_beams,
         memories=memories,

@@ -19,10 +19,10 @@ from tfx_jax.models.flops import stack_flops
 from tfx_jax.nn.attention import MultiHeadAttention, ShardAttention
 from tfx_jax.nn.cache import KVCache
 from tfx_jax.nn.cores import AttentionConfig, AttentionFn
-from tfx_jax.nn.decoder_step import KeysValues, arrange, attention_of_step, init_steps, take_step
 from tfx_jax.nn.decoding import Decoder
 from tfx_jax.nn.embedding import Embedding, LearnedPositions
 from tfx_jax.nn.feed_forward import ACTIVATIONS, FeedForward
+from tfx_jax.nn.fused_decoder import FusedKVCache, arrange, attention_of_step, fused_step, init_fused_cache
 from tfx_jax.nn.layers import EncoderLayer, Residual
 from tfx_jax.nn.normalization import LayerNorm
 from tfx_jax.nn.replay import at_last, init_replay, replay_step
@@ -203,7 +203,7 @@ class GPT(nnx.Module):
         self,
         tokens: Int[Array, "B T"],
         *,
-        is_token: Bool[Array, "B T"] | None = None,
+        token_mask: Bool[Array, "B T"] | None = None,
         positions: Int[Array, "B T"] | None = None,
         segment_ids: SegmentIds | None = None,
         rngs: nnx.Rngs | None = None,
@@ -213,7 +213,7 @@ class GPT(nnx.Module):
 
         Args:
           tokens: ids, [B, T].
-          is_token: which of them exist, padding may be on either side or in between; None means all.
+          token_mask: which of them exist, padding may be on either side or in between; None means all.
           positions: of each token; None counts the tokens that exist.
           segment_ids: of packed texts, which do not see each other; give `positions` too, or they count on.
           rngs: stream `dropout`; None means evaluation.
@@ -227,7 +227,7 @@ class GPT(nnx.Module):
         """
         if tokens.shape[1] > self.config.max_length:
             raise ValueError(f"{tokens.shape[1]} tokens, but the model has max_length={self.config.max_length}")
-        x, extras = self._read(tokens, is_token, positions, segment_ids, rngs, return_weights=return_attention)
+        x, extras = self._read(tokens, token_mask, positions, segment_ids, rngs, return_weights=return_attention)
         logits = self.embedding.attend(x if self.norm is None else self.norm(x))
         if not return_attention:
             return logits
@@ -236,7 +236,7 @@ class GPT(nnx.Module):
     def _read(
         self,
         tokens: Int[Array, "B T"],
-        is_token: Bool[Array, "B T"] | None,
+        token_mask: Bool[Array, "B T"] | None,
         positions: Int[Array, "B T"] | None,
         segment_ids: SegmentIds | None,
         rngs: nnx.Rngs | None,
@@ -246,9 +246,9 @@ class GPT(nnx.Module):
     ) -> tuple[Float[Array, "B T D"], Any]:
         """The output of the last layer and what `EncoderLayer` returns besides, stacked over layers like `caches`."""
         if positions is None:
-            positions = jnp.arange(tokens.shape[1])[None] if is_token is None else count(is_token)
+            positions = jnp.arange(tokens.shape[1])[None] if token_mask is None else count(token_mask)
         x = self._embed(tokens, positions, rngs)
-        mask = None if is_token is None else is_token[:, None, None, :]
+        mask = None if token_mask is None else token_mask[:, None, None, :]
 
         def layer_fn(
             layer: EncoderLayer, x: Array, rngs: nnx.Rngs | None, cache: KVCache | None = None
@@ -283,7 +283,7 @@ class Prompt(NamedTuple):
 
     tokens: Int[Array, "B P"]
     is_past: Bool[Array, "B P"]
-    past: list[KeysValues]
+    past: list[FusedKVCache]
     last: Int[Array, " B"]
 
 
@@ -312,15 +312,15 @@ class GPTDecoder(nnx.Module):
         """What is left of the positions."""
         return self.model.config.max_length - max_new_tokens
 
-    def encode(self, inputs: Int[Array, "B P"], is_token: Bool[Array, "B P"] | None = None) -> Prompt:
+    def encode(self, inputs: Int[Array, "B P"], token_mask: Bool[Array, "B P"] | None = None) -> Prompt:
         """Reads prompts."""
-        is_token = jnp.ones(inputs.shape, bool) if is_token is None else is_token
+        token_mask = jnp.ones(inputs.shape, bool) if token_mask is None else token_mask
         # Columns are positions only where no padding is in front.
         if self.fused is None or self._sees is not None:
-            inputs, is_token = left_aligned(inputs, is_token)
+            inputs, token_mask = left_aligned(inputs, token_mask)
         places = jnp.arange(inputs.shape[1])[None]
-        last = jnp.max(jnp.where(is_token, places, 0), axis=1, keepdims=True)
-        is_past = is_token & (places != last)
+        last = jnp.max(jnp.where(token_mask, places, 0), axis=1, keepdims=True)
+        is_past = token_mask & (places != last)
         past = []
         if self.fused is not None:
             config = self.model.config
@@ -328,7 +328,7 @@ class GPTDecoder(nnx.Module):
             empty = KVCache.empty(inputs.shape[0], config.num_heads, d_k, dtype=config.dtype)
             caches = jax.tree.map(lambda leaf: jnp.stack([leaf] * config.num_layers), empty)
             _, extras = self.model._read(inputs, is_past, None, None, None, caches=caches)
-            past = KeysValues.of_stack(*extras["cache"])
+            past = FusedKVCache.of_stack(*extras["cache"])
         return Prompt(inputs, is_past, past, jnp.take_along_axis(inputs, last, axis=1)[:, 0])
 
     def init_cache(
@@ -344,7 +344,7 @@ class GPTDecoder(nnx.Module):
         if self.fused is None:
             tokens = jnp.pad(memory.tokens, ((0, 0), (0, max_length)))
             return init_replay(tokens, memory.is_past.sum(axis=1)), memory.last
-        cache = init_steps(memory.past, room=max_length, num_beams=num_beams, is_past=memory.is_past)
+        cache = init_fused_cache(memory.past, room=max_length, num_beams=num_beams, is_past=memory.is_past)
         return cache, memory.last
 
     def step(self, tokens: Int[Array, " R"], cache: dict[str, Any]) -> tuple[Float[Array, "R V"], dict[str, Any]]:
@@ -359,7 +359,7 @@ class GPTDecoder(nnx.Module):
         def score(x: Array) -> Array:
             return output(x if norm is None else norm(x), jnp.float32)[:, 0]
 
-        return take_step(self.fused.steps, embed, score, tokens, cache, sees=self._sees)
+        return fused_step(self.fused.steps, embed, score, tokens, cache, sees=self._sees)
 
     @property
     def _sees(self) -> Callable[[Array, Array], Array] | None:
@@ -372,21 +372,21 @@ class GPTDecoder(nnx.Module):
 
 
 def left_aligned(
-    tokens: Int[Array, "B T"], is_token: Bool[Array, "B T"]
+    tokens: Int[Array, "B T"], token_mask: Bool[Array, "B T"]
 ) -> tuple[Int[Array, "B T"], Bool[Array, "B T"]]:
     """Moves the tokens that exist to the front of each row, in their order.
 
     >>> left_aligned(jnp.array([[0, 7, 0, 8]]), jnp.array([[False, True, False, True]]))[0].tolist()
     [[7, 8, 0, 0]]
     """
-    order = jnp.argsort(~is_token, axis=1, stable=True)
-    return jnp.take_along_axis(tokens, order, axis=1), jnp.take_along_axis(is_token, order, axis=1)
+    order = jnp.argsort(~token_mask, axis=1, stable=True)
+    return jnp.take_along_axis(tokens, order, axis=1), jnp.take_along_axis(token_mask, order, axis=1)
 
 
-def count(is_token: Bool[Array, "B T"]) -> Int[Array, "B T"]:
+def count(token_mask: Bool[Array, "B T"]) -> Int[Array, "B T"]:
     """The position of each token among those of its row that exist; padding has that of the token before it.
 
     >>> count(jnp.array([[False, True, True, False]])).tolist()
     [[0, 0, 1, 1]]
     """
-    return jnp.maximum(jnp.cumsum(is_token, axis=1) - 1, 0)
+    return jnp.maximum(jnp.cumsum(token_mask, axis=1) - 1, 0)

@@ -27,10 +27,10 @@ from tfx_jax.models.encoder_decoder import (
 from tfx_jax.models.flops import EncoderDecoderSizes
 from tfx_jax.nn.attention import MultiHeadAttention, ShardAttention
 from tfx_jax.nn.cores import AttentionConfig, AttentionFn
-from tfx_jax.nn.decoder_step import arrange, take_step
 from tfx_jax.nn.decoding import Decoder
 from tfx_jax.nn.embedding import Embedding
 from tfx_jax.nn.feed_forward import ACTIVATIONS, FeedForward
+from tfx_jax.nn.fused_decoder import arrange, fused_step
 from tfx_jax.nn.layers import DecoderLayer, EncoderLayer, Residual
 from tfx_jax.nn.normalization import RMSNorm
 from tfx_jax.nn.replay import replay_step
@@ -366,9 +366,9 @@ class T5Decoder(nnx.Module):
         del max_new_tokens
         return None
 
-    def encode(self, inputs: Int[Array, "B S"], is_token: Bool[Array, "B S"] | None = None) -> EncoderMemory:
+    def encode(self, inputs: Int[Array, "B S"], token_mask: Bool[Array, "B S"] | None = None) -> EncoderMemory:
         """Reads sources."""
-        source = with_padding(inputs, is_token, self.pad_id)
+        source = with_padding(inputs, token_mask, self.pad_id)
         return EncoderMemory(self.model.encode(source)[0], source_mask(source, self.pad_id))
 
     def init_cache(
@@ -390,7 +390,7 @@ class T5Decoder(nnx.Module):
         if fused is None:
             score = replayed(model._decode, lambda x: model._output().attend(model._last_norm(x)))
             return replay_step(score, tokens, cache)
-        return take_step(
+        return fused_step(
             fused.steps,
             lambda tokens, _: model.embedding(tokens[:, None]),
             lambda x: fused.output(model._last_norm(x), jnp.float32)[:, 0],

@@ -25,10 +25,10 @@ from tfx_jax.models.encoder_decoder import (
 from tfx_jax.models.flops import EncoderDecoderSizes
 from tfx_jax.nn.attention import MultiHeadAttention, ShardAttention
 from tfx_jax.nn.cores import AttentionConfig, AttentionFn
-from tfx_jax.nn.decoder_step import arrange, attention_of_step, take_step
 from tfx_jax.nn.decoding import Decoder
 from tfx_jax.nn.embedding import Embedding, LearnedPositions
 from tfx_jax.nn.feed_forward import ACTIVATIONS, FeedForward
+from tfx_jax.nn.fused_decoder import arrange, attention_of_step, fused_step
 from tfx_jax.nn.layers import DecoderLayer, EncoderLayer, Residual
 from tfx_jax.nn.normalization import LayerNorm
 from tfx_jax.nn.replay import replay_step
@@ -319,9 +319,9 @@ class TransformerDecoder(nnx.Module):
             return None
         return num_learned if max_new_tokens <= num_learned else 0
 
-    def encode(self, inputs: Int[Array, "B S"], is_token: Bool[Array, "B S"] | None = None) -> EncoderMemory:
+    def encode(self, inputs: Int[Array, "B S"], token_mask: Bool[Array, "B S"] | None = None) -> EncoderMemory:
         """Reads sources."""
-        source = with_padding(inputs, is_token, self.pad_id)
+        source = with_padding(inputs, token_mask, self.pad_id)
         return EncoderMemory(self.model.encode(source)[0], source_mask(source, self.pad_id))
 
     def init_cache(
@@ -353,4 +353,4 @@ class TransformerDecoder(nnx.Module):
             return output(x if norm is None else norm(x), jnp.float32)[:, 0]
 
         sees = attention_of_step(self.model.decoder_layers.self_attention).sees
-        return take_step(self.fused.steps, embed, score, tokens, cache, sees=sees)
+        return fused_step(self.fused.steps, embed, score, tokens, cache, sees=sees)

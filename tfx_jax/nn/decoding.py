@@ -37,12 +37,12 @@ class Decoder(Protocol):
         """Returns how long an input may be where so many tokens are to follow; below 1, none may; None is no limit."""
         ...
 
-    def encode(self, inputs: Int[Array, "B S"], is_token: Bool[Array, "B S"] | None = None) -> Any:
+    def encode(self, inputs: Int[Array, "B S"], token_mask: Bool[Array, "B S"] | None = None) -> Any:
         """Reads inputs.
 
         Args:
           inputs: tokens; every row of a language model has at least one.
-          is_token: which of them exist, padding may be on either side; None means all but the model's own padding.
+          token_mask: which of them exist, padding may be on either side; None means all but the model's own padding.
 
         Returns:
           What the model remembers of them, any pytree: the output of an encoder, the keys and values of a prompt, a
@@ -60,7 +60,7 @@ class Decoder(Protocol):
 
         Returns:
           The cache as `tfx_jax.functional.search` has it: its arrays have B rows, which a search repeats for each beam
-          and lets follow their beams, and what is `Pinned` stays. And the tokens that the first step takes, [B].
+          and lets follow their beams, and what is `BeamInvariant` stays. And the tokens that the first step takes, [B].
 
         Raises:
           ValueError: if the model has no room for so many tokens.

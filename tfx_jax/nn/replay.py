@@ -1,6 +1,6 @@
 """Decoding that reads everything anew for each token: for attentions that no cache of keys and values serves.
 
-It costs a factor of the length more than `tfx_jax.nn.decoder_step`, and is right for every causal model, since it is
+It costs a factor of the length more than `tfx_jax.nn.fused_decoder`, and is right for every causal model, since it is
 the model itself that is called.
 """
 
@@ -10,7 +10,7 @@ from typing import Any
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from tfx_jax.functional.search import Pinned
+from tfx_jax.functional.search import BeamInvariant
 
 
 def init_replay(tokens: Int[Array, "B C"], lengths: Int[Array, " B"], memory: Any = None) -> dict[str, Any]:
@@ -21,7 +21,7 @@ def init_replay(tokens: Int[Array, "B C"], lengths: Int[Array, " B"], memory: An
       lengths: how many of them exist.
       memory: what no step changes, for `replay_step` to hand over.
     """
-    return {"tokens": tokens, "lengths": lengths.astype(jnp.int32), "memory": Pinned(memory)}
+    return {"tokens": tokens, "lengths": lengths.astype(jnp.int32), "memory": BeamInvariant(memory)}
 
 
 def replay_step(

@@ -29,7 +29,7 @@ def setup_bert_tokenizer(
 
 
 def bert_example(tokenizer: HFTokenizer, first: Sequence[int], second: Sequence[int], max_length: int) -> Example:
-    """Returns one text or two as BERT reads them, cut to `max_length`: "tokens", "segments", "is_token", each [T]."""
+    """Returns one text or two as BERT reads them, cut: "tokens", "token_type_ids" and "token_mask", each [T]."""
     tokens, segments = pair_inputs(
         first,
         second,
@@ -38,4 +38,4 @@ def bert_example(tokenizer: HFTokenizer, first: Sequence[int], second: Sequence[
         sep_id=cast(int, tokenizer.sep_id),
         pad_id=cast(int, tokenizer.pad_id),
     )
-    return {"tokens": tokens, "segments": segments, "is_token": np.ones(len(tokens), bool)}
+    return {"tokens": tokens, "token_type_ids": segments, "token_mask": np.ones(len(tokens), bool)}

@@ -147,7 +147,7 @@ class BertPretrainingTask:
     def training_flops(self, shapes: Mapping[str, tuple[int, ...]]) -> int:
         """See `tfx_jax.tasks.task.Task`."""
         rows, length = shapes["tokens"]
-        return self.model_config.training_flops(rows, length, num_predicted=num_chosen(length, _RATE))
+        return self.model_config.training_flops(rows, length, num_predicted=max_predictions(length, _RATE))
 
     def eval_examples(self, split: Split) -> ExampleSource:
         """Returns a split with the same pairs and the same masked tokens each time, whatever the training's seed."""
@@ -214,12 +214,13 @@ def pretraining_loss(
 
     Args:
       model: a `BertPretraining`, or a `BertMaskedLM`, which has no next sentence prediction, so none is in its loss.
-      batch: "tokens" and "segments" [B, T] int32, "is_token" [B, T] bool; "targets" [B, T] int32 and "weights" [B, T]
-        float32, 1 where a token was chosen, as `tfx_jax.data.masked_lm.mask_tokens` gives them; for the next sentences
-        "is_other" [B] int32, 1 where the second text is another, and "row_weights" [B] float32, 0 for padding.
+      batch: "tokens" and "token_type_ids" [B, T] int32, "token_mask" [B, T] bool; "targets" [B, T] int32 and
+        "weights" [B, T] float32, 1 where a token was chosen, as `tfx_jax.data.masked_lm.mask_tokens` gives them; for
+        the next sentences "next_sentence_label" [B] int32, 1 where the second text is another, and "row_weights" [B]
+        float32, 0 for padding.
       rngs: stream `dropout`; None means evaluation.
-      rate: of `mask_tokens`, which decides how many tokens of a row there is room for, see `num_chosen`. A row with
-        more of them makes the loss NaN.
+      rate: of `mask_tokens`, which decides how many tokens of a row there is room for, see `max_predictions`. A row
+        with more of them makes the loss NaN.
       label_smoothing: of the masked tokens, see `summed_cross_entropy`.
       z_loss_weight: of the masked tokens, see `summed_cross_entropy`.
 
@@ -227,8 +228,8 @@ def pretraining_loss(
       What `summed_cross_entropy` gives for chosen tokens; `num_tokens` counts those read; and, if the model predicts
       next sentences, there is the metric "next_sentence_accuracy" over rows.
     """
-    encoded = model.bert(batch["tokens"], batch["segments"], is_token=batch["is_token"], rngs=rngs)
-    places = chosen_places(batch["weights"], num_chosen(batch["tokens"].shape[1], rate))
+    encoded = model.bert(batch["tokens"], batch["token_type_ids"], token_mask=batch["token_mask"], rngs=rngs)
+    places = masked_positions(batch["weights"], max_predictions(batch["tokens"].shape[1], rate))
     targets, weights = (jnp.take_along_axis(batch[name], places, axis=1) for name in ("targets", "weights"))
     sequence = jnp.take_along_axis(encoded.sequence, places[:, :, None], axis=1)
     output = summed_cross_entropy(
@@ -242,30 +243,30 @@ def pretraining_loss(
     total, metrics = output.loss + jnp.where(is_complete, 0.0, jnp.nan), output.metrics
     if hasattr(model, "next_sentence"):
         logits = model.next_sentence(encoded.pooled)
-        other = summed_cross_entropy(logits, batch["is_other"], batch["row_weights"])
+        other = summed_cross_entropy(logits, batch["next_sentence_label"], batch["row_weights"])
         total = total + other.loss * output.weight / jnp.maximum(other.weight, 1.0)
         metrics = metrics | {"next_sentence_accuracy": other.metrics["accuracy"]}
-    return LossOutput(total, output.weight, metrics, num_tokens=batch["is_token"].sum(dtype=jnp.float32))
+    return LossOutput(total, output.weight, metrics, num_tokens=batch["token_mask"].sum(dtype=jnp.float32))
 
 
-def num_chosen(length: int, rate: float) -> int:
+def max_predictions(length: int, rate: float) -> int:
     """The most tokens that `mask_tokens` chooses in a row of `length` at a rate.
 
     It chooses max(1, round(rate * n)) of the n tokens that it may choose, with ties to even; that does not fall with n,
     and n is at most `length`.
 
-    >>> num_chosen(128, 0.15)
+    >>> max_predictions(128, 0.15)
     19
     """
     return max(1, round(rate * length))
 
 
-def chosen_places(weights: Float[Array, "B T"], count: int) -> Int[Array, "B P"]:
+def masked_positions(weights: Float[Array, "B T"], count: int) -> Int[Array, "B P"]:
     """The first P = `count` positions of each row that have a weight, then the first that have none.
 
     A stable sort: unlike `jax.lax.top_k`, which gathers all rows on every device, it leaves each row where it is.
 
-    >>> chosen_places(jnp.array([[0.0, 1.0, 0.0, 1.0]]), 3).tolist()
+    >>> masked_positions(jnp.array([[0.0, 1.0, 0.0, 1.0]]), 3).tolist()
     [[1, 3, 0]]
     """
     return jnp.argsort(weights == 0, axis=1, stable=True)[:, :count]

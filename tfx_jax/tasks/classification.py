@@ -243,17 +243,17 @@ def classification_loss(
 
     Args:
       model: gives each row the logits of its classes.
-      batch: "tokens" and "segments" [B, T] int32, "is_token" [B, T] bool, "label" [B] int32, the id of a class, and
-        "row_weights" [B] float32, 0 for padding.
+      batch: "tokens" and "token_type_ids" [B, T] int32, "token_mask" [B, T] bool, "label" [B] int32, the id of
+        a class, and "row_weights" [B] float32, 0 for padding.
       rngs: stream `dropout`; None means evaluation.
       label_smoothing: see `summed_cross_entropy`.
 
     Returns:
       What `summed_cross_entropy` gives for rows; `num_tokens` counts those read.
     """
-    logits = model(batch["tokens"], batch["segments"], is_token=batch["is_token"], rngs=rngs)
+    logits = model(batch["tokens"], batch["token_type_ids"], token_mask=batch["token_mask"], rngs=rngs)
     output = summed_cross_entropy(logits, batch["label"], batch["row_weights"], label_smoothing=label_smoothing)
-    return output._replace(num_tokens=batch["is_token"].sum(dtype=jnp.float32))
+    return output._replace(num_tokens=batch["token_mask"].sum(dtype=jnp.float32))
 
 
 def predict_classes(model: BertClassifier, batch: dict[str, Array]) -> Int[Array, " B"]:
@@ -261,7 +261,7 @@ def predict_classes(model: BertClassifier, batch: dict[str, Array]) -> Int[Array
 
     `batch` as for `classification_loss`, without labels.
     """
-    return model(batch["tokens"], batch["segments"], is_token=batch["is_token"]).argmax(axis=-1)
+    return model(batch["tokens"], batch["token_type_ids"], token_mask=batch["token_mask"]).argmax(axis=-1)
 
 
 def class_scores(predictions: Sequence[Any], references: Sequence[Any], labels: Sequence[Any]) -> ClassScores:

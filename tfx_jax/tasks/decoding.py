@@ -82,7 +82,7 @@ Search = Greedy | BeamSearch | Sampling
 def decode(
     decoder: Decoder,
     inputs: Int[Array, "B S"],
-    is_token: Bool[Array, "B S"],
+    token_mask: Bool[Array, "B S"],
     length_limits: Int[Array, " B"] | None = None,
     rng: PRNGKeyArray | None = None,
     row_ids: Int[Array, " B"] | None = None,
@@ -97,7 +97,7 @@ def decode(
     Args:
       decoder: of the model.
       inputs: tokens.
-      is_token: which of them exist, at least one of each row that matters.
+      token_mask: which of them exist, at least one of each row that matters.
       length_limits: how many tokens each row may have at most, its end included; None means `max_length`.
       rng: of the draws.
       row_ids: see `tfx_jax.functional.sample`.
@@ -110,14 +110,14 @@ def decode(
       The tokens of the best text of each row, its end included if it has one, and -1 behind it.
     """
     num_beams = search.beam_size if isinstance(search, BeamSearch) else 1
-    memory = decoder.encode(inputs, is_token)
+    memory = decoder.encode(inputs, token_mask)
     cache, start = decoder.init_cache(memory, max_length=max_length, num_beams=num_beams)
     limits: dict[str, Any] = {"max_length": max_length, "length_limits": length_limits}
     if isinstance(search, Sampling):
         step_fn, vocab_size = decoder.step, decoder.vocab_size
         if search.repetition_penalty != 1:
             rows = jnp.arange(inputs.shape[0])[:, None]
-            seen = jnp.zeros((inputs.shape[0], vocab_size), bool).at[rows, inputs].max(is_token)
+            seen = jnp.zeros((inputs.shape[0], vocab_size), bool).at[rows, inputs].max(token_mask)
             step_fn, cache = with_repetition_penalty(step_fn, cache, seen, search.repetition_penalty)
         step_fn, cache = _with_end(step_fn, cache, vocab_size, eos_ids, observer)
         limits |= {"rng": jax.random.key(0) if rng is None else rng, "row_ids": row_ids}
@@ -260,10 +260,10 @@ def _check_room(decoder: Decoder, number: int, length: int, max_new_tokens: int)
 
 def _assembled(rows: Sequence[Sequence[int]], length: int) -> tuple[np.ndarray, np.ndarray]:
     """The tokens of a batch, and which of them exist."""
-    tokens, is_token = np.zeros((len(rows), length), np.int32), np.zeros((len(rows), length), bool)
+    tokens, token_mask = np.zeros((len(rows), length), np.int32), np.zeros((len(rows), length), bool)
     for row, ids in enumerate(rows):
-        tokens[row, : len(ids)], is_token[row, : len(ids)] = ids, True
-    return tokens, is_token
+        tokens[row, : len(ids)], token_mask[row, : len(ids)] = ids, True
+    return tokens, token_mask
 
 
 def _batches(

@@ -255,8 +255,8 @@ def _window_examples(question: Question, encoded: EncodedQuestion) -> list[Examp
     return [
         {
             "tokens": ids[:length],
-            "segments": types[:length],
-            "is_token": np.ones(length, bool),
+            "token_type_ids": types[:length],
+            "token_mask": np.ones(length, bool),
             "context_mask": mask[:length],
             "first": first,
             "last": last,
@@ -274,8 +274,8 @@ def span_loss(model: BertQuestionAnswering, batch: dict[str, Array], rngs: nnx.R
 
     Args:
       model: gives each token the logits of being first and last.
-      batch: "tokens" and "segments" [B, T] int32, "is_token" and "context_mask" [B, T] bool, "first" and "last" [B]
-        int32, and "row_weights" [B] float32, 0 for padding, whose answer is NO_ANSWER. An answer outside the context
+      batch: "tokens" and "token_type_ids" [B, T] int32, "token_mask" and "context_mask" [B, T] bool, "first" and
+        "last" [B] int32, and "row_weights" [B] float32, 0 for padding, whose answer is NO_ANSWER. An answer outside the context
         makes the loss infinite.
       rngs: stream `dropout`; None means evaluation.
 
@@ -283,7 +283,7 @@ def span_loss(model: BertQuestionAnswering, batch: dict[str, Array], rngs: nnx.R
       What `summed_cross_entropy` gives for rows, but "accuracy" says how many have both ends right; `num_tokens` counts
       the tokens read.
     """
-    logits = jnp.stack(model(batch["tokens"], batch["segments"], is_token=batch["is_token"], rngs=rngs))
+    logits = jnp.stack(model(batch["tokens"], batch["token_type_ids"], token_mask=batch["token_mask"], rngs=rngs))
     may_be = batch["context_mask"] | (jnp.arange(logits.shape[-1]) == NO_ANSWER)[None]
     logits = jnp.where(may_be[None], logits, -jnp.inf)
     targets = jnp.stack([batch["first"], batch["last"]])
@@ -291,7 +291,7 @@ def span_loss(model: BertQuestionAnswering, batch: dict[str, Array], rngs: nnx.R
     output = summed_cross_entropy(logits, targets, halves)
     are_right = is_first_choice(logits, targets).all(axis=0)
     output.metrics["accuracy"] = Metric((are_right * batch["row_weights"]).sum(), output.weight)
-    return output._replace(num_tokens=batch["is_token"].sum(dtype=jnp.float32))
+    return output._replace(num_tokens=batch["token_mask"].sum(dtype=jnp.float32))
 
 
 def predict_spans(model: BertQuestionAnswering, batch: dict[str, Array], *, max_answer_length: int) -> Spans:
@@ -299,7 +299,7 @@ def predict_spans(model: BertQuestionAnswering, batch: dict[str, Array], *, max_
 
     `batch` as for `span_loss`, without answers.
     """
-    start, end = model(batch["tokens"], batch["segments"], is_token=batch["is_token"])
+    start, end = model(batch["tokens"], batch["token_type_ids"], token_mask=batch["token_mask"])
     return best_spans(start, end, batch["context_mask"], max_answer_length=max_answer_length)
 
 

@@ -235,20 +235,20 @@ def tagging_loss(
 
     Args:
       model: gives each token the logits of its tags.
-      batch: "tokens" and "segments" [B, T] int32, "is_token" [B, T] bool and "targets" [B, T] int32, the id of a tag or
-        IGNORED, as `align_tags` gives them; special tokens and padding are IGNORED.
+      batch: "tokens" and "token_type_ids" [B, T] int32, "token_mask" [B, T] bool and "targets" [B, T] int32, the id
+        of a tag or IGNORED, as `align_tags` gives them; special tokens and padding are IGNORED.
       rngs: stream `dropout`; None means evaluation.
       label_smoothing: see `summed_cross_entropy`.
 
     Returns:
       What `summed_cross_entropy` gives for words; `num_tokens` counts the tokens read.
     """
-    logits = model(batch["tokens"], batch["segments"], is_token=batch["is_token"], rngs=rngs)
+    logits = model(batch["tokens"], batch["token_type_ids"], token_mask=batch["token_mask"], rngs=rngs)
     is_word = batch["targets"] != IGNORED
     output = summed_cross_entropy(
         logits, jnp.where(is_word, batch["targets"], 0), is_word.astype(jnp.float32), label_smoothing=label_smoothing
     )
-    return output._replace(num_tokens=batch["is_token"].sum(dtype=jnp.float32))
+    return output._replace(num_tokens=batch["token_mask"].sum(dtype=jnp.float32))
 
 
 def predict_tags(model: BertTagger, batch: dict[str, Array]) -> Int[Array, "B T"]:
@@ -256,7 +256,7 @@ def predict_tags(model: BertTagger, batch: dict[str, Array]) -> Int[Array, "B T"
 
     `batch` as for `tagging_loss`, without targets.
     """
-    return model(batch["tokens"], batch["segments"], is_token=batch["is_token"]).argmax(axis=-1)
+    return model(batch["tokens"], batch["token_type_ids"], token_mask=batch["token_mask"]).argmax(axis=-1)
 
 
 def tags_of_words(predictions: np.ndarray, targets: np.ndarray, num_words: int, *, outside_id: int = 0) -> list[int]:

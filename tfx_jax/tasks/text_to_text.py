@@ -327,12 +327,12 @@ def write_targets(
     Returns:
       Tokens, the end included, padding behind them.
     """
-    c, is_token = model.config, batch["source"] != model.config.pad_id
+    c, token_mask = model.config, batch["source"] != model.config.pad_id
     tokens = decode(
         model.decoder(),
         batch["source"],
-        is_token,
-        length_limits=jnp.where(is_token.any(axis=1), max_length, 1),
+        token_mask,
+        length_limits=jnp.where(token_mask.any(axis=1), max_length, 1),
         search=search,
         eos_ids=(c.eos_id,),
         max_length=max_length,

@@ -19,7 +19,7 @@ from etils import epath
 
 from tfx_jax.data.files import write_file
 from tfx_jax.errors import UserError
-from tfx_jax.training.distributed import is_primary, primary_first
+from tfx_jax.training.distributed import is_primary, process0_first
 
 _MANIFEST = "artifacts.json"
 _SEAL = "sha256"
@@ -75,7 +75,7 @@ class WorkdirArtifacts:
           UserError: if a file is missing, or is another one than was listed.
         """
         folder = self.folder
-        with primary_first(name):
+        with process0_first(name):
             files = _listed(folder, name)
             is_there = bool(files) and all((folder / file).exists() for file in files)
             is_new = self._can_make and not is_there and not _has_checkpoints(folder)

@@ -61,7 +61,7 @@ class Checkpoints:
     def __exit__(self, kind: type[BaseException] | None, *_: Any) -> None:
         """Waits for the last save. That it failed does not hide an error that was there before."""
         if kind is not None and jax.process_count() > 1:
-            return  # nothing may wait for the other processes any more: see `distributed.ending_together`
+            return  # nothing may wait for the other processes any more: see `distributed.abort_together`
         try:
             self.wait()
         except UserError as error:

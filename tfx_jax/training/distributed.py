@@ -154,7 +154,7 @@ def wait_for_all(name: str) -> None:
 
 
 @contextlib.contextmanager
-def primary_first(name: str) -> Iterator[None]:
+def process0_first(name: str) -> Iterator[None]:
     """Lets process 0 through the block first: what it makes there, the others find."""
     if not is_primary():
         wait_for_all(name)
@@ -197,7 +197,7 @@ def _identity(tree: Any) -> Any:
 
 
 @contextlib.contextmanager
-def ending_together() -> Iterator[None]:
+def abort_together() -> Iterator[None]:
     """In a training of several processes, makes an error in one of them end all, at once and with one line each.
 
     A process that left in the ordinary way would wait for the others, which wait for it in a collective: five minutes,

@@ -17,7 +17,7 @@ _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 @contextlib.contextmanager
-def told_when_full(workdir: epath.PathLike) -> Iterator[None]:
+def report_disk_full(workdir: epath.PathLike) -> Iterator[None]:
     """Turns what a full disk raises into one line; files are replaced, never overwritten, so that nothing is lost."""
     try:
         yield

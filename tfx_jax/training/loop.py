@@ -13,10 +13,11 @@ from etils import epath
 from tfx_jax.errors import UserError
 from tfx_jax.training.checkpoint import Checkpoints
 from tfx_jax.training.config import ExperimentConfig, check_config, save_config
-from tfx_jax.training.distributed import ending_together, fetch, is_primary, primary_first
-from tfx_jax.training.initial import initial_state, with_initial_sizes
+from tfx_jax.training.config_checks import validate
+from tfx_jax.training.distributed import abort_together, fetch, is_primary, process0_first
+from tfx_jax.training.init_from import adopt_pretrained_config, init_from_state
 from tfx_jax.training.interrupt import StopRequest, stop_on_signals
-from tfx_jax.training.lock import locked, told_when_full
+from tfx_jax.training.lock import locked, report_disk_full
 from tfx_jax.training.memory import (
     check_state,
     device_memory,
@@ -28,13 +29,12 @@ from tfx_jax.training.memory import (
 from tfx_jax.training.meter import Meter
 from tfx_jax.training.optimizer import learning_rate
 from tfx_jax.training.profiling import Profile
-from tfx_jax.training.program import lay_out, run_key
 from tfx_jax.training.progress import Progress
 from tfx_jax.training.report import write_report
 from tfx_jax.training.run import Run, make_run
-from tfx_jax.training.sharding import MeshTraining, make_mesh, shard_batch
+from tfx_jax.training.sharding import TrainSetup, make_mesh, shard_batch
 from tfx_jax.training.step import Metrics, TrainState
-from tfx_jax.training.validation import validate
+from tfx_jax.training.train_setup import base_rng, make_train_setup
 from tfx_jax.training.watchdog import Watchdog
 
 _MOST_BAD_STEPS = 20  # in a row
@@ -68,8 +68,8 @@ def train(config: ExperimentConfig, workdir: epath.PathLike, *, profile: range |
       UserError: if the configuration, the data or the workdir do not allow it, if the loss stops being finite, if the
         memory does not suffice, or if a checkpoint cannot be written.
     """
-    config = validate(with_initial_sizes(config))
-    with ending_together(), told_when_full(workdir):
+    config = validate(adopt_pretrained_config(config))
+    with abort_together(), report_disk_full(workdir):
         return _train(config, epath.Path(workdir), profile)
 
 
@@ -96,7 +96,7 @@ def _train(config: ExperimentConfig, workdir: epath.Path, profile: range | None)
 
 def _checkpoints(config: ExperimentConfig, workdir: epath.Path) -> Checkpoints:
     """Those of the workdir, if it is this experiment's."""
-    with primary_first("config.json"):
+    with process0_first("config.json"):
         if is_primary():
             save_config(config, workdir)
         else:
@@ -124,14 +124,14 @@ class _Trainer:
         self.mesh = make_mesh(**dataclasses.asdict(config.mesh))
         self.iterator = iter(run.train_data(self.mesh))
         self.learning_rate = jax.jit(learning_rate(config.optimizer, config.model.d_model, config.num_steps))
-        training = lay_out(config, run.make_model, run.task.loss, self.mesh, make_carry=run.make_carry)
+        training = make_train_setup(config, run.make_model, run.task.loss, self.mesh, make_carry=run.make_carry)
         self.step_fn = training.step_fn
         self.memory = state_memory(training.abstract_state)
         check_state(self.memory, device_memory(self.mesh))
         self.evaluations: list[dict[str, float]] = []
         self.start_message = ""
         self.state = self._restore(training)
-        self.rng = run_key(config)
+        self.rng = base_rng(config)
         self.saved_step = self.first_step = int(self.state.step)
         self.progress = Progress(
             workdir if is_primary() else None, first_step=self.first_step, num_steps=config.num_steps
@@ -144,14 +144,14 @@ class _Trainer:
         )
         self.watchdog = Watchdog(config.hang_seconds)
 
-    def _restore(self, training: MeshTraining) -> TrainState:
+    def _restore(self, training: TrainSetup) -> TrainState:
         """The newest checkpoint, or the first state."""
         restored = self.checkpoints.restore_latest(training.abstract_state)
         if restored is None:
             self.iterator.start_prefetch()  # the first sort buffer is read while the parameters are drawn
             if not self.config.init_from:
                 return training.first_state()
-            state, self.start_message = initial_state(training, self.config.init_from)
+            state, self.start_message = init_from_state(training, self.config.init_from)
             return state
         state, extra = restored
         self.iterator.set_state(extra["data"])

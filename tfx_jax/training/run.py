@@ -20,7 +20,7 @@ from tfx_jax.tasks.task import EvalResult, Task
 from tfx_jax.training.artifacts import WorkdirArtifacts
 from tfx_jax.training.config import ExperimentConfig, load_config
 from tfx_jax.training.distributed import gather_lists
-from tfx_jax.training.initial import tokenizer_folder
+from tfx_jax.training.init_from import tokenizer_folder
 from tfx_jax.training.sharding import num_batch_shards, process_shard
 from tfx_jax.training.step import Params
 

@@ -264,7 +264,7 @@ def loss_on(mesh: Mesh, loss_fn: LossFn) -> LossFn:
     return loss
 
 
-class MeshTraining(NamedTuple):
+class TrainSetup(NamedTuple):
     """A training laid out on a mesh; nothing is made or compiled yet."""
 
     step_fn: Callable[[TrainState, Batch, Array], tuple[TrainState, Metrics]]
@@ -275,7 +275,7 @@ class MeshTraining(NamedTuple):
     """Shape, dtype and sharding of each of its arrays."""
 
 
-def train_on(
+def shard_training(
     mesh: Mesh,
     make_model: Callable[[ShardAttention | None], nnx.Module],
     loss_fn: LossFn,
@@ -283,7 +283,7 @@ def train_on(
     *,
     make_carry: Callable[[], Any] = lambda: None,
     **options: Any,
-) -> MeshTraining:
+) -> TrainSetup:
     """Lays a training out on a mesh.
 
     Args:
@@ -299,7 +299,7 @@ def train_on(
     shapes = jax.eval_shape(first_state)
     shardings = state_shardings(shapes, mesh)
     step_fn = jit_update(graphdef, loss_on(mesh, loss_fn), optimizer, shardings, **options)
-    return MeshTraining(step_fn, jax.jit(first_state, out_shardings=shardings), with_shardings(shapes, shardings))
+    return TrainSetup(step_fn, jax.jit(first_state, out_shardings=shardings), with_shardings(shapes, shardings))
 
 
 def with_shardings(tree: Any, shardings: Any) -> Any:

@@ -14,9 +14,9 @@ from tfx_jax.models.transformer import Transformer, TransformerConfig
 from tfx_jax.nn.attention import ShardAttention
 from tfx_jax.tasks.translation import translation_loss
 from tfx_jax.training.config import ExperimentConfig
-from tfx_jax.training.program import lay_out
 from tfx_jax.training.sharding import make_mesh
 from tfx_jax.training.step import TrainState
+from tfx_jax.training.train_setup import make_train_setup
 
 
 def config_of(model: str, dtype: str, **overrides: Any) -> TransformerConfig:
@@ -75,7 +75,7 @@ def step_and_state(config: TransformerConfig) -> tuple[Callable[..., Any], Train
 
     experiment = ExperimentConfig(model=config)
     loss_fn = functools.partial(translation_loss, label_smoothing=LABEL_SMOOTHING)
-    step_fn, first_state, _ = lay_out(experiment, make_model, loss_fn, make_mesh())
+    step_fn, first_state, _ = make_train_setup(experiment, make_model, loss_fn, make_mesh())
     return step_fn, first_state()
 
 

@@ -79,15 +79,15 @@ def prepare(*, model: str, workdir: str) -> dict[str, float]:
         from tfx_jax.cli.train import load_config_file
         from tfx_jax.training.checkpoint import Checkpoints
         from tfx_jax.training.config import save_config
-        from tfx_jax.training.program import lay_out
         from tfx_jax.training.run import make_run
         from tfx_jax.training.sharding import make_mesh
+        from tfx_jax.training.train_setup import make_train_setup
 
         config = load_config_file(*_config_options(model))
         pathlib.Path(workdir).mkdir(parents=True, exist_ok=True)
         save_config(config, epath.Path(workdir))
         run = make_run(config, workdir)
-        training = lay_out(config, run.make_model, run.task.loss, make_mesh())
+        training = make_train_setup(config, run.make_model, run.task.loss, make_mesh())
         with Checkpoints(workdir) as checkpoints:
             checkpoints.save(training.first_state(), {})
     return {}
@@ -122,10 +122,10 @@ def train(*, model: str, workdir: str, is_cached: bool, spawned_at: float) -> di
         for tokenizer in pathlib.Path(workdir).glob("tokenizer*"):
             shutil.copy(tokenizer, new)
         loop.make_run = _in_phase(clock, "tokenizer", loop.make_run)
-        lay_out = loop.lay_out
+        make_train_setup = loop.make_train_setup
 
         def one_step(*arguments: Any, **options: Any) -> Any:
-            training = lay_out(*arguments, **options)
+            training = make_train_setup(*arguments, **options)
             step: Any = training.step_fn
 
             def run(*arguments: Any) -> Any:
@@ -137,7 +137,7 @@ def train(*, model: str, workdir: str, is_cached: bool, spawned_at: float) -> di
             first_state = _in_phase(clock, "first state", lambda: jax.block_until_ready(training.first_state()))
             return training._replace(step_fn=run, first_state=first_state)
 
-        loop.lay_out = one_step
+        loop.make_train_setup = one_step
         file, overrides = _config_options(model)
         try:
             verb.run([f"--config={file}", *overrides, f"--workdir={new}"])

@@ -94,12 +94,12 @@ def assert_their_config_comes_back(net: Any, model: Any, folder: Path, *, has_cl
 
 def padded_on(side: str, shape: tuple[int, int]) -> tuple[np.ndarray, np.ndarray]:
     """Which of the tokens exist, with padding on the left, on the right or on both, and their positions."""
-    is_token = np.ones(shape, bool)
+    token_mask = np.ones(shape, bool)
     if side != "right":
-        is_token[1, :4] = False
+        token_mask[1, :4] = False
     if side != "left":
-        is_token[2, 8:] = False
-    return is_token, np.maximum(is_token.cumsum(axis=1) - 1, 0)
+        token_mask[2, 8:] = False
+    return token_mask, np.maximum(token_mask.cumsum(axis=1) - 1, 0)
 
 
 def random_sum(outputs: list[Any]) -> tuple[Any, list[np.ndarray]]:

@@ -79,11 +79,11 @@ def test_logits_and_maps(theirs, ours):
 
 @pytest.mark.parametrize("side", ["left", "right", "both"])
 def test_padding(theirs, ours, side):
-    is_token, positions = padded_on(side, (B, T))
-    options = {"attention_mask": is_token.astype(int)} | ({} if side == "right" else {"position_ids": positions})
+    token_mask, positions = padded_on(side, (B, T))
+    options = {"attention_mask": token_mask.astype(int)} | ({} if side == "right" else {"position_ids": positions})
     want, _ = run_theirs(theirs, **options)
-    for ours_, theirs_ in zip(jax.tree.leaves(_run(ours, is_token=is_token)), want, strict=True):
-        rows = is_token if ours_.shape[:2] == (B, T) else np.ones(B, bool)
+    for ours_, theirs_ in zip(jax.tree.leaves(_run(ours, token_mask=token_mask)), want, strict=True):
+        rows = token_mask if ours_.shape[:2] == (B, T) else np.ones(B, bool)
         np.testing.assert_allclose(ours_[rows], theirs_.detach().numpy()[rows], atol=1e-4)
 
 

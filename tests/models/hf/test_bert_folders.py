@@ -93,7 +93,7 @@ def test_a_pretrained_body_below_a_new_head_is_saved(tmp_path):
     pretrained = hf.load(tmp_path / "pretrained")
     labels = ("good", "bad", "neither")
     classifier = nnx.clone(make_bert("BertForSequenceClassification", seed=1, labels=labels))
-    classifier.take_body(pretrained)
+    classifier.load_encoder(pretrained)
     hf.save(classifier, tmp_path / "tuned")
     again = hf.load(tmp_path / "tuned")
     assert again.config.labels == labels

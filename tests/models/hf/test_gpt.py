@@ -51,12 +51,12 @@ def test_logits_and_maps(theirs, ours):
 
 @pytest.mark.parametrize("side", ["left", "right", "both"])
 def test_padding(theirs, ours, side):
-    is_token, positions = padded_on(side, (B, T))
-    want = logits_of(theirs, attention_mask=is_token.astype(int), position_ids=positions)
-    np.testing.assert_allclose(_padded(ours, is_token)[is_token], want[is_token], atol=1e-4)
+    token_mask, positions = padded_on(side, (B, T))
+    want = logits_of(theirs, attention_mask=token_mask.astype(int), position_ids=positions)
+    np.testing.assert_allclose(_padded(ours, token_mask)[token_mask], want[token_mask], atol=1e-4)
 
 
-_padded = jitted(lambda model, is_token: model(TOKENS, is_token=is_token))
+_padded = jitted(lambda model, token_mask: model(TOKENS, token_mask=token_mask))
 
 
 def test_what_we_save_they_load(theirs, ours, tmp_path):
@@ -84,13 +84,13 @@ def test_greedy_generation(theirs, ours, is_left):
         found = theirs.generate(
             torch.tensor(prompts), attention_mask=torch.tensor(left).long(), max_new_tokens=20, do_sample=False
         )[:, 6:].numpy()
-    is_token = left if is_left else np.arange(6)[None] < lengths[:, None]
+    token_mask = left if is_left else np.arange(6)[None] < lengths[:, None]
     if not is_left:
         prompts = np.stack([np.roll(row, length - 6) for row, length in zip(prompts, lengths, strict=True)])
 
     @jitted
     def search(model):
-        step_fn, cache, start = started(model.decoder(), prompts, is_token, max_length=21)
+        step_fn, cache, start = started(model.decoder(), prompts, token_mask, max_length=21)
         # One token more, as the last that is allowed is always the end. transformers may choose its padding.
         return greedy_search(step_fn, cache, start, max_length=21, eos_id=1, pad_id=-1)[0]
 

@@ -14,16 +14,16 @@ from tfx_jax.cli import evaluate as evaluate_cli
 from tfx_jax.cli import train as train_cli
 from tfx_jax.errors import UserError
 from tfx_jax.models.bert import BertConfig
-from tfx_jax.tasks.bert_pretraining import BertPretrainingConfig, BertPretrainingTask, num_chosen
+from tfx_jax.tasks.bert_pretraining import BertPretrainingConfig, BertPretrainingTask, max_predictions
 from tfx_jax.tasks.text_data import TextData
 from tfx_jax.toy_grammar import grammar_documents
 from tfx_jax.training.config import ExperimentConfig
+from tfx_jax.training.config_checks import validate
 from tfx_jax.training.run import load_run, make_run
 from tfx_jax.training.sharding import make_mesh
-from tfx_jax.training.validation import validate
 
 FILE = pathlib.Path(__file__).parents[3] / "experiments" / "bert_wikitext2.py"
-ARRAYS = {"tokens", "segments", "is_token", "targets", "weights", "is_other", "row_weights"}
+ARRAYS = {"tokens", "token_type_ids", "token_mask", "targets", "weights", "next_sentence_label", "row_weights"}
 
 
 @pytest.fixture(scope="module")
@@ -79,8 +79,8 @@ def rows_in(epoch, *names):
     found = []
     for _, batch in epoch:
         for place in np.flatnonzero(batch["row_weights"]):
-            is_token = batch["is_token"][place]
-            found.append(tuple(tuple(batch[name][place][is_token].tolist()) for name in names))
+            token_mask = batch["token_mask"][place]
+            found.append(tuple(tuple(batch[name][place][token_mask].tolist()) for name in names))
     return found
 
 
@@ -119,9 +119,9 @@ def test_rows_of_a_batch(run):
         shapes.add(batch["tokens"].shape)
         assert batch["tokens"].size <= 256
         chosen = (batch["weights"] > 0).sum(axis=1)
-        assert chosen.max() <= num_chosen(batch["tokens"].shape[1], 0.15)  # or the loss would be NaN
+        assert chosen.max() <= max_predictions(batch["tokens"].shape[1], 0.15)  # or the loss would be NaN
         np.testing.assert_array_equal(chosen > 0, batch["row_weights"] > 0)
-        np.testing.assert_array_equal(batch["is_token"], batch["tokens"] != tokenizer.pad_id)
+        np.testing.assert_array_equal(batch["token_mask"], batch["tokens"] != tokenizer.pad_id)
         assert not batch["weights"][np.isin(batch["targets"], specials)].any()
     assert (8, 32) in shapes
     assert {length for _, length in shapes} <= {8, 16, 32}  # few to compile
@@ -145,7 +145,7 @@ def test_every_epoch_is_another_and_comes_again(folder, workdir, run):
     # Every epoch has about the whole text, and what random second segments repeat.
     sentences = [tuple(ids) for document in run.task._encode("train") for ids in document]
     for epoch in (first, second):
-        read = sum(batch["is_token"].sum() - 3 * batch["row_weights"].sum() for _, batch in epoch)
+        read = sum(batch["token_mask"].sum() - 3 * batch["row_weights"].sum() for _, batch in epoch)
         assert read > 0.9 * sum(map(len, sentences))
 
 
@@ -161,16 +161,23 @@ def test_labels_of_next_sentences(tmp_path):
     run = opened(tmp_path, tmp_path, **changes)
     assert "validation" not in run.config.task.splits()
     (epoch,) = take_epochs(run, 1)
-    rows = [row for _, batch in epoch for row in zip(batch["targets"], batch["is_other"], strict=True) if row[0].any()]
-    for targets, is_other in rows:
+    rows = [
+        row
+        for _, batch in epoch
+        for row in zip(batch["targets"], batch["next_sentence_label"], strict=True)
+        if row[0].any()
+    ]
+    for targets, next_sentence_label in rows:
         middle, end = np.flatnonzero(targets == run.task.tokenizer.sep_id)
         first, second = (
             {piece.split("/")[0] for piece in run.task.tokenizer.pieces(side)}
             for side in (targets[1:middle], targets[middle + 1 : end])
         )
         assert (len(first), len(second)) == (1, 1)
-        assert is_other == (first != second)
-    assert np.mean([is_other for _, is_other in rows]) == pytest.approx(0.5, abs=1.5 / np.sqrt(len(rows)))
+        assert next_sentence_label == (first != second)
+    assert np.mean([next_sentence_label for _, next_sentence_label in rows]) == pytest.approx(
+        0.5, abs=1.5 / np.sqrt(len(rows))
+    )
 
 
 def test_resuming_inside_an_epoch(folder, workdir, run):
@@ -193,17 +200,19 @@ def test_evaluation_is_that_of_the_logits(folder, workdir, run, draw_model):
     nll, correct, tokens, next_correct = 0.0, 0, 0, 0
     for index in range(len(rows)):
         row, length = rows[index], rows.lengths[index]
-        names = "tokens", "segments", "targets", "weights"
+        names = "tokens", "token_type_ids", "targets", "weights"
         padded = {name: np.pad(row[name], (0, 32 - length)) for name in names}  # one length: compiled once
-        is_token = np.arange(32) < length
-        logits, next_sentence = model(padded["tokens"][None], padded["segments"][None], is_token=is_token[None])
+        token_mask = np.arange(32) < length
+        logits, next_sentence = model(
+            padded["tokens"][None], padded["token_type_ids"][None], token_mask=token_mask[None]
+        )
         chosen = padded["weights"] > 0
         found = np.asarray(logits[0], np.float64)[chosen]
         wanted = padded["targets"][chosen]
         nll += (np.log(np.exp(found).sum(axis=-1)) - found[np.arange(len(wanted)), wanted]).sum()
         correct += (found.argmax(axis=-1) == wanted).sum()
         tokens += chosen.sum()
-        next_correct += int(next_sentence[0].argmax() == row["is_other"])
+        next_correct += int(next_sentence[0].argmax() == row["next_sentence_label"])
     assert metrics["loss"] == pytest.approx(nll / tokens, rel=1e-5)
     assert metrics["masked_accuracy"] == pytest.approx(100 * correct / tokens)
     assert metrics["next_sentence_accuracy"] == pytest.approx(100 * next_correct / len(rows))

@@ -15,9 +15,9 @@ from tfx_jax.errors import UserError
 from tfx_jax.models.bert import BertConfig
 from tfx_jax.tasks.classification import ClassificationConfig, ClassificationTask, LabelledData
 from tfx_jax.training.config import ExperimentConfig
+from tfx_jax.training.config_checks import validate
 from tfx_jax.training.run import make_run
 from tfx_jax.training.sharding import make_mesh
-from tfx_jax.training.validation import validate
 
 EXPERIMENTS = pathlib.Path(__file__).parents[3] / "experiments"
 
@@ -61,9 +61,9 @@ def test_examples_are_the_texts_between_special_tokens(run):
             wanted += [*side, tokenizer.sep_id]
             types += [number] * (len(side) + 1)
         assert example["tokens"].tolist() == wanted
-        assert example["segments"].tolist() == types
-        assert example["is_token"].all()
-        assert len(example["is_token"]) == len(wanted)
+        assert example["token_type_ids"].tolist() == types
+        assert example["token_mask"].all()
+        assert len(example["token_mask"]) == len(wanted)
         assert task.labels[example["label"]] == text.label
         assert example["row_weights"] == 1
     assert cut > 20
@@ -87,7 +87,7 @@ def test_metrics_do_not_depend_on_the_size_of_batches(run, tmp_path, draw_model)
     assert len(set(found)) > 1
     model = nnx.merge(run.graphdef, jax.device_put(params))
     (example,) = run.task.encode(texts[:1])
-    logits = np.asarray(jax.jit(model)(example["tokens"][None], example["segments"][None]))
+    logits = np.asarray(jax.jit(model)(example["tokens"][None], example["token_type_ids"][None]))
     assert found[0] == run.task.labels[logits.argmax()]
     share = np.mean([label == text.label for label, text in zip(found, texts, strict=True)])
     assert run.evaluate(params).metrics["accuracy"] == pytest.approx(100 * share)
@@ -105,12 +105,12 @@ def test_batches_hold_every_text_once_an_epoch(run):
     while len(found) < len(wanted):
         batch = next(iterator)
         assert batch["tokens"].size <= 96
-        for tokens, is_token, label, weight in zip(
-            batch["tokens"], batch["is_token"], batch["label"], batch["row_weights"], strict=True
+        for tokens, token_mask, label, weight in zip(
+            batch["tokens"], batch["token_mask"], batch["label"], batch["row_weights"], strict=True
         ):
-            assert weight == is_token.any()
+            assert weight == token_mask.any()
             if weight:
-                found.append((tokens[is_token].tolist(), int(label)))
+                found.append((tokens[token_mask].tolist(), int(label)))
     iterator.close()
     assert sorted(found) == wanted
 
@@ -140,7 +140,7 @@ def test_splits_that_are_named(files, tmp_path):
     run = opened(tmp_path / "pairs", **named)
     assert "validation" in run.config.task.splits()
     assert run.task.labels == ("no", "yes")
-    assert [example["segments"].max() for example in run.task.encode(texts_of(run, "train"))] == [1, 1]
+    assert [example["token_type_ids"].max() for example in run.task.encode(texts_of(run, "train"))] == [1, 1]
 
 
 def test_unknown_data_set_is_refused():

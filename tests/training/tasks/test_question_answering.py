@@ -26,9 +26,9 @@ from tfx_jax.tasks.question_answering import (
     _window_examples,
 )
 from tfx_jax.training.config import ExperimentConfig
+from tfx_jax.training.config_checks import validate
 from tfx_jax.training.run import make_run
 from tfx_jax.training.sharding import make_mesh
-from tfx_jax.training.validation import validate
 
 FILE = pathlib.Path(__file__).parents[3] / "experiments" / "bert_jaquad.py"
 SIZES = {"max_length": 32, "tokens_per_batch": 320}
@@ -102,8 +102,8 @@ def test_examples_are_the_windows_of_all_questions(run):
             text = question.context[offsets[start, 0] : offsets[start + len(part) - 1, 1]]
             wanted = [tokenizer.cls_id, *asked, tokenizer.sep_id, *part, tokenizer.sep_id]
             assert row["tokens"].tolist() == wanted
-            assert row["segments"].tolist() == [0] * (len(asked) + 2) + [1] * (len(part) + 1)
-            assert row["is_token"].tolist() == [True] * len(wanted)
+            assert row["token_type_ids"].tolist() == [0] * (len(asked) + 2) + [1] * (len(part) + 1)
+            assert row["token_mask"].tolist() == [True] * len(wanted)
             assert np.flatnonzero(row["context_mask"]).tolist() == list(range(len(asked) + 2, len(wanted) - 1))
             assert row["row_weights"] == 1
             shown.update(range(start, start + len(part)))
@@ -178,7 +178,7 @@ def test_batches_hold_every_window(tmp_path):
         batch = next(iterator)
         assert (batch["first"][batch["row_weights"] == 0] == NO_ANSWER).all()
         found += [
-            row[mask].tolist() for row, mask in zip(batch["tokens"], batch["is_token"], strict=True) if mask.any()
+            row[mask].tolist() for row, mask in zip(batch["tokens"], batch["token_mask"], strict=True) if mask.any()
         ]
     iterator.close()
     assert sorted(found) == wanted

@@ -19,10 +19,10 @@ from tfx_jax.tasks.text_data import TextData
 from tfx_jax.toy_grammar import grammar_documents
 from tfx_jax.training.checkpoint import load_params
 from tfx_jax.training.config import ExperimentConfig, tiny_variant
+from tfx_jax.training.config_checks import validate
 from tfx_jax.training.loop import train
 from tfx_jax.training.run import load_run, make_run
 from tfx_jax.training.sharding import make_mesh
-from tfx_jax.training.validation import validate
 
 
 def tiny_config(**data):

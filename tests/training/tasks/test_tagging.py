@@ -23,11 +23,11 @@ from tfx_jax.tasks.text_data import TextData
 from tfx_jax.toy_grammar import grammar_documents
 from tfx_jax.training.checkpoint import Checkpoints, load_params
 from tfx_jax.training.config import ExperimentConfig, save_config
-from tfx_jax.training.initial import initial_state, with_initial_sizes
-from tfx_jax.training.program import lay_out
+from tfx_jax.training.config_checks import validate
+from tfx_jax.training.init_from import adopt_pretrained_config, init_from_state
 from tfx_jax.training.run import make_run
 from tfx_jax.training.sharding import make_mesh
-from tfx_jax.training.validation import validate
+from tfx_jax.training.train_setup import make_train_setup
 
 FILE = pathlib.Path(__file__).parents[3] / "experiments" / "bert_wnut17.py"
 LABELS = ["O", *(f"{prefix}-{label}" for label in ("animal", "person", "place", "thing", "time") for prefix in "BI")]
@@ -70,9 +70,11 @@ def test_examples_are_words_between_special_tokens(run):
         pieces = [tokenizer.encode(word) for word in sentence.words]
         tokens = [token for word in pieces for token in word][:14]
         assert example["tokens"].tolist() == [tokenizer.cls_id, *tokens, tokenizer.sep_id]
-        assert {example[name].shape for name in ("targets", "is_token", "segments")} == {example["tokens"].shape}
-        assert example["is_token"].all()
-        assert not example["segments"].any()
+        assert {example[name].shape for name in ("targets", "token_mask", "token_type_ids")} == {
+            example["tokens"].shape
+        }
+        assert example["token_mask"].all()
+        assert not example["token_type_ids"].any()
         starts = np.cumsum([1, *map(len, pieces[:-1])])
         wanted = {start: tag for start, tag in zip(starts.tolist(), sentence.tags, strict=True) if start < 15}
         found = np.flatnonzero(example["targets"] != IGNORED)
@@ -130,7 +132,7 @@ def test_padding_has_no_tag(run):
     iterator = iter(run.train_data(make_mesh(data=1)))
     for _ in range(20):
         batch = next(iterator)
-        assert (batch["targets"][~batch["is_token"]] == IGNORED).all()
+        assert (batch["targets"][~batch["token_mask"]] == IGNORED).all()
         assert (batch["targets"] != IGNORED).any()
     iterator.close()
 
@@ -161,10 +163,10 @@ def test_unknown_tag_is_refused(files, tmp_path):
 
 def first_training(config, workdir):
     """A run, and the states and steps of its training."""
-    config = validate(with_initial_sizes(config))
+    config = validate(adopt_pretrained_config(config))
     save_config(config, epath.Path(workdir))
     run = make_run(config, workdir)
-    return run, lay_out(config, run.make_model, run.task.loss, make_mesh(data=1))
+    return run, make_train_setup(config, run.make_model, run.task.loss, make_mesh(data=1))
 
 
 def test_a_pretrained_body_is_taken_and_its_heads_are_not(tmp_path):
@@ -186,7 +188,7 @@ def test_a_pretrained_body_is_taken_and_its_heads_are_not(tmp_path):
     assert [tokenizer.vocab_size for tokenizer in tokenizers] == [250, 250]
     encoded = [tokenizer.encode("my mother 's bag") for tokenizer in tokenizers]
     assert encoded[0] == encoded[1]
-    state, message = jax.device_get(initial_state(training, config.init_from))
+    state, message = jax.device_get(init_from_state(training, config.init_from))
     count = len(jax.tree.leaves(state.params))
     head = "classifier/bias, classifier/kernel"
     assert message == f"starts from {pretrained}: {count - 2} of {count} arrays; drawn: {head}"

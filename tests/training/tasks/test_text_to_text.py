@@ -20,11 +20,11 @@ from tfx_jax.tasks.tagging import TaggedData
 from tfx_jax.tasks.text_to_text import TextToTextConfig, TextToTextTask
 from tfx_jax.training.checkpoint import load_params
 from tfx_jax.training.config import ExperimentConfig, save_config, tiny_variant
-from tfx_jax.training.initial import with_initial_sizes
+from tfx_jax.training.config_checks import validate
+from tfx_jax.training.init_from import adopt_pretrained_config
 from tfx_jax.training.loop import train
 from tfx_jax.training.run import load_run, make_run
 from tfx_jax.training.sharding import make_mesh
-from tfx_jax.training.validation import validate
 
 DATA = {
     "texts": LabelledData(),
@@ -162,7 +162,7 @@ def test_starts_from_another_training(trained, tmp_path):
     """A model's tokenizer and sizes are taken, labels and lengths are those of the new task."""
     config = tiny_config(QuestionData(), tokenizer="unigram")
     config.model.d_model, config.init_from = 64, str(trained[0])
-    config = with_initial_sizes(config)
+    config = adopt_pretrained_config(config)
     run = make_run(config, tmp_path)
     files = ["tokenizer.json", "tokenizer_config.json"]
     texts = [[(work / "tokenizer" / name).read_text() for name in files] for work in (trained[0], tmp_path)]

@@ -8,8 +8,8 @@ from tfx_jax.errors import UserError
 from tfx_jax.tasks.pair_data import PairData
 from tfx_jax.tasks.prediction import TrainedModel
 from tfx_jax.tasks.translation import TranslationTask
+from tfx_jax.training.config_checks import validate
 from tfx_jax.training.run import make_run
-from tfx_jax.training.validation import validate
 
 GERMAN = ["Ein Mann schläft.", "Zwei Hunde spielen, im Schnee!", "Sie liest ein Buch."]
 ENGLISH = ["A man sleeps.", "Two dogs play, in the snow!", "She reads a book."]

@@ -18,7 +18,7 @@ from tfx_jax.models.hf.names import Row, dense, feed_forward, norm, projections,
 _LAYERS = "encoder_layers"
 _BODY = [
     table("embedding/table", "embeddings.word_embeddings.weight"),
-    table("segments/table", "embeddings.token_type_embeddings.weight"),
+    table("token_types/table", "embeddings.token_type_embeddings.weight"),
     table("positions/table", "embeddings.position_embeddings.weight"),
     *norm("norm", "embeddings.LayerNorm"),
     *projections(

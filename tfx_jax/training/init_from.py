@@ -15,14 +15,14 @@ from tfx_jax.models import hf
 from tfx_jax.training.artifacts import check_artifact
 from tfx_jax.training.checkpoint import load_best_params
 from tfx_jax.training.config import ExperimentConfig, load_config
-from tfx_jax.training.sharding import MeshTraining
+from tfx_jax.training.sharding import TrainSetup
 from tfx_jax.training.step import Params, TrainState
 
 # What an experiment decides whatever it starts from, beside dropout.
 _KEPT = ("attention", "dtype", "remat")
 
 
-def with_initial_sizes(config: ExperimentConfig) -> ExperimentConfig:
+def adopt_pretrained_config(config: ExperimentConfig) -> ExperimentConfig:
     """Gives the model the sizes of the one it starts from, if it does; dropout, dtype and the like stay.
 
     Raises:
@@ -49,7 +49,7 @@ def tokenizer_folder(init_from: epath.PathLike) -> epath.Path:
     return folder / "tokenizer"
 
 
-def initial_state(training: MeshTraining, init_from: epath.PathLike) -> tuple[TrainState, str]:
+def init_from_state(training: TrainSetup, init_from: epath.PathLike) -> tuple[TrainState, str]:
     """The first state of a training with the parameters and model state of another, as far as both have them.
 
     Parameters match that have one path and one shape; heads of other sizes are drawn, as is whatever is missing.

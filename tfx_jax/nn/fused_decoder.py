@@ -19,7 +19,7 @@ from jaxtyping import Array, Bool, Float, Int
 from tfx_jax.errors import UserError
 from tfx_jax.functional.int8 import int8_product, quantize_rows
 from tfx_jax.functional.masks import Bias, Mask
-from tfx_jax.functional.search import Pinned
+from tfx_jax.functional.search import BeamInvariant
 from tfx_jax.nn.attention import MultiHeadAttention
 from tfx_jax.nn.cores import AttentionFn, StepAttention, step_attention
 from tfx_jax.nn.feed_forward import FeedForward
@@ -27,7 +27,7 @@ from tfx_jax.nn.layers import DecoderLayer, EncoderLayer, Residual
 from tfx_jax.nn.stack import unstack_layers
 
 
-class KeysValues(NamedTuple):
+class FusedKVCache(NamedTuple):
     """Keys and values with the heads in front and the keys transposed, as the products of each head want them.
 
     Of W beams, S = L * W: what the beams of a sentence write for a token lies side by side and never moves.
@@ -37,28 +37,28 @@ class KeysValues(NamedTuple):
     value: Float[Array, "B K S U"]
 
     @classmethod
-    def of(cls, key: Float[Array, "B S K H"], value: Float[Array, "B S K U"]) -> "KeysValues":
+    def of(cls, key: Float[Array, "B S K H"], value: Float[Array, "B S K U"]) -> "FusedKVCache":
         """Arranges what `MultiHeadAttention.project_memory` returns."""
         return cls(key.transpose(0, 2, 3, 1), value.swapaxes(1, 2))
 
     @classmethod
-    def of_stack(cls, keys: Float[Array, "L B S K H"], values: Float[Array, "L B S K U"]) -> "list[KeysValues]":
+    def of_stack(cls, keys: Float[Array, "L B S K H"], values: Float[Array, "L B S K U"]) -> "list[FusedKVCache]":
         """The same for each layer of a stack."""
         return [cls.of(*layer) for layer in zip(keys, values, strict=True)]
 
     @classmethod
-    def of_memory(cls, layers: DecoderLayer, memory: Float[Array, "B S D"]) -> "list[KeysValues]":
+    def of_memory(cls, layers: DecoderLayer, memory: Float[Array, "B S D"]) -> "list[FusedKVCache]":
         """What each layer of a stack attends to in the encoder's output, projected once."""
         return cls.of_stack(*jax.vmap(lambda layer: layer.cross_attention.project_memory(memory))(layers))
 
-    def emptied(self) -> "KeysValues":
+    def empty_like(self) -> "FusedKVCache":
         """Of no token, with the same sizes otherwise."""
-        return KeysValues(self.key[..., :0], self.value[:, :, :0])
+        return FusedKVCache(self.key[..., :0], self.value[:, :, :0])
 
-    def with_newest(self, newest: "KeysValues", position: Int[Array, ""]) -> "KeysValues":
+    def append(self, newest: "FusedKVCache", position: Int[Array, ""]) -> "FusedKVCache":
         """Writes those of W beams as one block: for anything else XLA would copy all of the past."""
         start = position * newest.key.shape[-1]
-        return KeysValues(
+        return FusedKVCache(
             jax.lax.dynamic_update_slice_in_dim(self.key, newest.key, start, 3),
             jax.lax.dynamic_update_slice_in_dim(self.value, newest.value, start, 2),
         )
@@ -68,7 +68,7 @@ class KeysValues(NamedTuple):
         return self.key.transpose(0, 3, 1, 2), self.value.swapaxes(1, 2)
 
 
-class Product(nnx.Module):
+class FusedLinear(nnx.Module):
     """x W + b with a matrix that is laid out for few rows."""
 
     def __init__(
@@ -90,7 +90,7 @@ class Product(nnx.Module):
         return y if self.bias is None else y + self.bias[...].astype(y.dtype).reshape((1,) * (x.ndim - 1) + (-1,))
 
 
-class DecoderStep(nnx.Module):
+class FusedDecoderLayer(nnx.Module):
     """A layer of a decoder or of a language model that extends every row by one token."""
 
     def __init__(self, layer: DecoderLayer | EncoderLayer, *, int8: bool = False):
@@ -101,7 +101,7 @@ class DecoderStep(nnx.Module):
           int8: whether products with weights are of integers, see `tfx_jax.functional.int8_product`.
         """
         own, feed_forward = layer.self_attention, layer.feed_forward
-        product = functools.partial(Product, dtype=feed_forward.dtype, int8=int8)
+        product = functools.partial(FusedLinear, dtype=feed_forward.dtype, int8=int8)
         self.query_key_value = product(*_joined(own.query, own.key, own.value))
         self.own_out = product(*_joined(own.out))
         self.own_residual = layer.self_attention_residual
@@ -123,13 +123,13 @@ class DecoderStep(nnx.Module):
     def __call__(
         self,
         x: Float[Array, "R 1 D"],
-        past: KeysValues,
+        past: FusedKVCache,
         position: Int[Array, ""],
         mask: Bool[Array, "B 1 W S"],
-        memory: KeysValues | None = None,
+        memory: FusedKVCache | None = None,
         memory_mask: Mask | None = None,
         bias: Bias | None = None,
-    ) -> tuple[Float[Array, "R 1 D"], KeysValues]:
+    ) -> tuple[Float[Array, "R 1 D"], FusedKVCache]:
         """Takes one token a row.
 
         Args:
@@ -148,18 +148,18 @@ class DecoderStep(nnx.Module):
         batch_size, num_heads, size, _ = past.key.shape
         shape, beams = x.shape, (batch_size, x.shape[0] // batch_size)
 
-        def attend_own(x: Array) -> tuple[Array, KeysValues]:
+        def attend_own(x: Array) -> tuple[Array, FusedKVCache]:
             # The beams of a sentence are the queries of one attention to what any of them has seen.
             joined = self.query_key_value(x).reshape(*beams, -1)
             value_start = joined.shape[-1] - num_heads * past.value.shape[-1]
             query, *new = jnp.split(joined, [value_start - num_heads * size, value_start], axis=-1)
-            newest = KeysValues.of(*(part.reshape(*beams, num_heads, -1) for part in new))
-            longer = past.with_newest(newest, position)
+            newest = FusedKVCache.of(*(part.reshape(*beams, num_heads, -1) for part in new))
+            longer = past.append(newest, position)
             query, options = query.reshape(*beams, -1, size), _scaled(self.scale)
             context = self.attention_fn(query, *longer.arranged(), bias, mask=mask, **options)
             return self.own_out(context.reshape(*shape[:2], -1)), longer
 
-        def attend_memory(attend: AttentionFn, memory: KeysValues, x: Array) -> tuple[Array, None]:
+        def attend_memory(attend: AttentionFn, memory: FusedKVCache, x: Array) -> tuple[Array, None]:
             query = self.cross_query(x).reshape(*beams, -1, memory.key.shape[2])
             context = attend(query, *memory.arranged(), mask=memory_mask, **_scaled(self.cross_scale))
             return self.cross_out(context.reshape(*shape[:2], -1)), None
@@ -190,8 +190,8 @@ class FusedDecoder(nnx.Module):
         dtype: DTypeLike,
         int8: bool,
     ):
-        self.steps = nnx.List([DecoderStep(layer, int8=int8) for layer in unstack_layers(layers)])
-        self.output = Product(kernel, bias, dtype=dtype, int8=int8)
+        self.steps = nnx.List([FusedDecoderLayer(layer, int8=int8) for layer in unstack_layers(layers)])
+        self.output = FusedLinear(kernel, bias, dtype=dtype, int8=int8)
 
 
 def arrange(
@@ -217,7 +217,7 @@ def arrange(
     Raises:
       UserError: if integers are asked of such a model.
     """
-    if fits_steps(layers):
+    if can_fuse(layers):
         return _arrange(layers, table, bias, dtype=dtype, int8=int8)
     if int8:
         raise UserError("int8 is for models whose attention decodes from cached keys and values: leave it out")
@@ -241,20 +241,20 @@ class Given(NamedTuple):
 
     exists: Bool[Array, "B S"] | None
     positions: Int[Array, "B S"] | None
-    memories: list[KeysValues | None]
+    memories: list[FusedKVCache | None]
     memory_mask: Mask | None
 
 
-def init_steps(
-    past: Sequence[KeysValues],
+def init_fused_cache(
+    past: Sequence[FusedKVCache],
     *,
     room: int,
     num_beams: int,
     is_past: Bool[Array, "B P"] | None = None,
-    memories: Sequence[KeysValues | None] | None = None,
+    memories: Sequence[FusedKVCache | None] | None = None,
     memory_mask: Mask | None = None,
 ) -> dict[str, Any]:
-    """Makes the cache of `take_step`.
+    """Makes the cache of `fused_step`.
 
     Rows are the beams of the sentences, those of a sentence next to each other. Keys and values stay where a beam has
     written them: what follows the beams is a table of who wrote which token of each.
@@ -281,14 +281,14 @@ def init_steps(
     return {
         "position": jnp.full((), num_past, jnp.int32),
         # Which beam wrote each token of a row; what was read before counts as the first beam's, for all of them.
-        "writers": jnp.zeros((batch_size, num_past + room), jnp.int32),
-        "past": Pinned([_with_room(layer_past, room, num_beams) for layer_past in past]),
-        "given": Pinned(given),
+        "beam_ancestry": jnp.zeros((batch_size, num_past + room), jnp.int32),
+        "past": BeamInvariant([_with_room(layer_past, room, num_beams) for layer_past in past]),
+        "given": BeamInvariant(given),
     }
 
 
-def take_step(
-    steps: Sequence[DecoderStep],
+def fused_step(
+    steps: Sequence[FusedDecoderLayer],
     embed: Callable[[Int[Array, " R"], Int[Array, "*rows"]], Float[Array, "R 1 D"]],
     score: Callable[[Float[Array, "R 1 D"]], Float[Array, "R V"]],
     tokens: Int[Array, " R"],
@@ -305,15 +305,15 @@ def take_step(
         read before, else one for all.
       score: from the output of the last layer to float32 logits.
       tokens: the newest of each row.
-      cache: of `init_steps`.
+      cache: of `init_fused_cache`.
       bias: from the place of a token, and how many there are, to the bias of its attention to all places.
       sees: see `StepAttention`; positions count the tokens that exist.
 
     Returns:
       Logits and the next step's cache.
     """
-    position, writers, given = cache["position"], cache["writers"], cache["given"].value
-    batch_size, num_places = cache["past"].value[0].key.shape[0], writers.shape[1]
+    position, beam_ancestry, given = cache["position"], cache["beam_ancestry"], cache["given"].value
+    batch_size, num_places = cache["past"].value[0].key.shape[0], beam_ancestry.shape[1]
     num_beams = cache["past"].value[0].key.shape[-1] // num_places
     if tokens.shape[0] != batch_size * num_beams:
         raise ValueError(f"{tokens.shape[0]} rows for {batch_size} sentences of num_beams={num_beams}")
@@ -321,8 +321,8 @@ def take_step(
     exists = jnp.ones((1, num_places), bool) if given.exists is None else given.exists
     positions = places[None] if given.positions is None else given.positions
     newest = jax.lax.dynamic_slice_in_dim(positions, position, 1, axis=1)
-    writers = writers.at[:, position].set(jnp.tile(beams, batch_size))
-    is_own = writers.reshape(batch_size, num_beams, -1, 1) == beams[None, None, None]
+    beam_ancestry = beam_ancestry.at[:, position].set(jnp.tile(beams, batch_size))
+    is_own = beam_ancestry.reshape(batch_size, num_beams, -1, 1) == beams[None, None, None]
     is_there = exists & (places <= position)[None]
     if sees is not None:
         is_there &= sees(newest, positions)
@@ -333,19 +333,19 @@ def take_step(
     for step, layer_past, memory in zip(steps, cache["past"].value, given.memories, strict=True):
         x, new_past = step(x, layer_past, position, mask, memory, given.memory_mask, place_bias)
         longer.append(new_past)
-    return score(x), cache | {"position": position + 1, "writers": writers, "past": Pinned(longer)}
+    return score(x), cache | {"position": position + 1, "beam_ancestry": beam_ancestry, "past": BeamInvariant(longer)}
 
 
-def _with_room(past: KeysValues, room: int, num_beams: int) -> KeysValues:
+def _with_room(past: FusedKVCache, room: int, num_beams: int) -> FusedKVCache:
     """Lays keys and values [B, K, H, P] and [B, K, P, U] out with a place for every beam, and appends empty places."""
     key, value = past.key[..., None], past.value[:, :, :, None]
     key = jnp.pad(key, ((0, 0), (0, 0), (0, 0), (0, room), (0, num_beams - 1)))
     value = jnp.pad(value, ((0, 0), (0, 0), (0, room), (0, num_beams - 1), (0, 0)))
-    return KeysValues(key.reshape(*key.shape[:3], -1), value.reshape(*value.shape[:2], -1, value.shape[-1]))
+    return FusedKVCache(key.reshape(*key.shape[:3], -1), value.reshape(*value.shape[:2], -1, value.shape[-1]))
 
 
-def fits_steps(layers: nnx.Module) -> bool:
-    """Returns whether `DecoderStep` computes what a layer, or a stack of layers, computes.
+def can_fuse(layers: nnx.Module) -> bool:
+    """Returns whether `FusedDecoderLayer` computes what a layer, or a stack of layers, computes.
 
     It knows the classes of this package and the attentions that score each pair of positions by itself; of a subclass
     it knows nothing.

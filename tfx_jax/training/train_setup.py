@@ -11,20 +11,20 @@ from jaxtyping import Array
 from tfx_jax.nn.attention import ShardAttention
 from tfx_jax.training.config import ExperimentConfig
 from tfx_jax.training.optimizer import make_optimizer
-from tfx_jax.training.sharding import MeshTraining, train_on
+from tfx_jax.training.sharding import TrainSetup, shard_training
 from tfx_jax.training.step import LossFn
 
 
-def lay_out(
+def make_train_setup(
     config: ExperimentConfig,
     make_model: Callable[[ShardAttention | None], nnx.Module],
     loss_fn: LossFn,
     mesh: Mesh,
     *,
     make_carry: Callable[[], Any] = lambda: None,
-) -> MeshTraining:
+) -> TrainSetup:
     """Lays the training of an experiment out on a mesh; `make_model` makes its model with the attention it is given."""
-    return train_on(
+    return shard_training(
         mesh,
         make_model,
         loss_fn,
@@ -36,6 +36,6 @@ def lay_out(
     )
 
 
-def run_key(config: ExperimentConfig) -> Array:
+def base_rng(config: ExperimentConfig) -> Array:
     """The PRNG key of a whole run, which every step folds its number into."""
     return jax.random.key(config.seed)
