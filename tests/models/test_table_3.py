@@ -106,7 +106,7 @@ def test_big_is_the_papers_last_row():
 
 
 def test_french_differs_in_vocabulary_and_dropout():
-    names = {"data.dataset", "data.target_language", "model.vocab_size"}
+    names = {"task.data.dataset", "task.data.target_language", "model.vocab_size"}
     for variant in ("base", "big"):
         german, french = flat(get_config(variant)), flat(validate(get_french_config(variant)))
         different = {name for name in german if german[name] != french[name]}
