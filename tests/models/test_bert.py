@@ -60,7 +60,7 @@ def _oracle(model, tokens, segments):
     x = np.stack(
         [
             body["embedding"]["table"][token]
-            + body["token_type_ids"]["table"][segment]
+            + body["token_types"]["table"][segment]
             + body["positions"]["table"][position]
             for position, (token, segment) in enumerate(zip(tokens, segments, strict=True))
         ]

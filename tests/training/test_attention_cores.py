@@ -55,7 +55,7 @@ def routing_training(num_devices):
 def test_centroids_are_state_that_training_moves_and_evaluation_does_not():
     """On eight devices as on one; no gradient and no moment is of them."""
     tokens = np.random.default_rng(0).integers(1, 24, (8, 8)).astype(np.int32)
-    batch = {"tokens": tokens, "segments": tokens * 0, "token_mask": tokens > 0}
+    batch = {"tokens": tokens, "token_type_ids": tokens * 0, "token_mask": tokens > 0}
     batch |= {"label": tokens[:, 0] % 2, "row_weights": np.ones(8, np.float32)}
     states = []
     for num_devices in (1, 8):

@@ -275,8 +275,8 @@ def span_loss(model: BertQuestionAnswering, batch: dict[str, Array], rngs: nnx.R
     Args:
       model: gives each token the logits of being first and last.
       batch: "tokens" and "token_type_ids" [B, T] int32, "token_mask" and "context_mask" [B, T] bool, "first" and
-        "last" [B] int32, and "row_weights" [B] float32, 0 for padding, whose answer is NO_ANSWER. An answer outside the context
-        makes the loss infinite.
+        "last" [B] int32, and "row_weights" [B] float32, 0 for padding, whose answer is NO_ANSWER. An answer outside
+        the context makes the loss infinite.
       rngs: stream `dropout`; None means evaluation.
 
     Returns:
