@@ -164,3 +164,15 @@ def test_a_bad_step_leaves_model_state_and_carry():
     after, _ = run(trained_on, state, np.full_like(EXAMPLES[:1], np.nan))
     assert after.guard.in_a_row == 1
     chex.assert_trees_all_equal((after.model_state, after.carry), (before.model_state, before.carry))
+
+
+def test_a_model_that_keeps_random_keys_is_refused_by_name():
+    """They would be saved, restored and divided like weights, and be the same at every step."""
+
+    class Drops(Recurrent):
+        def __init__(self):
+            super().__init__()
+            self.dropout = nnx.Dropout(0.1, rngs=nnx.Rngs(0))
+
+    with pytest.raises(ValueError, match=r"^Drops keeps random keys in dropout/rngs/count: draw parameters in the "):
+        jax.eval_shape(init_state(Drops, OPTIMIZER)[1])

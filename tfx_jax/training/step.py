@@ -64,8 +64,17 @@ def merge_trees(first: Params, second: Params) -> Params:
 
 
 def split_variables(model: nnx.Module) -> tuple[Params, Params]:
-    """Returns the parameters of a model and its model state, as nested dictionaries of arrays."""
-    params, model_state = nnx.state(model, nnx.Param, ...)
+    """Returns the parameters of a model and its model state, as nested dictionaries of arrays.
+
+    Raises:
+      ValueError: if the model keeps random keys, as `nnx.Dropout` and the cells of Flax do when they are given `rngs`.
+    """
+    params, keys, model_state = nnx.state(model, nnx.Param, nnx.RngState, ...)
+    if paths := ["/".join(map(str, path)) for path, _ in nnx.to_flat_state(keys)]:
+        raise ValueError(
+            f"{type(model).__name__} keeps random keys in {paths[0]}: draw parameters in the constructor, pass `rngs` "
+            "to the call, and keep neither"
+        )
     return nnx.to_pure_dict(params), nnx.to_pure_dict(model_state)
 
 

@@ -11,10 +11,12 @@ from etils import epath
 from flax import nnx
 
 from tests.training.tasks.told import Told, no_answer
+from tfx_jax.cli import convert as convert_cli
 from tfx_jax.cli import evaluate as evaluate_cli
 from tfx_jax.cli import train as train_cli
 from tfx_jax.data.batching import ExampleList
 from tfx_jax.errors import UserError
+from tfx_jax.models import hf
 from tfx_jax.models.bert import BertConfig
 from tfx_jax.tasks.bert_pretraining import BertPretrainingConfig
 from tfx_jax.tasks.entities import entity_scores
@@ -25,7 +27,7 @@ from tfx_jax.training.checkpoint import Checkpoints, load_params
 from tfx_jax.training.config import ExperimentConfig, save_config
 from tfx_jax.training.config_checks import validate
 from tfx_jax.training.init_from import adopt_pretrained_config, init_from_state
-from tfx_jax.training.run import make_run
+from tfx_jax.training.run import load_run, make_run
 from tfx_jax.training.sharding import make_mesh
 from tfx_jax.training.train_setup import make_train_setup
 
@@ -201,9 +203,18 @@ def test_a_pretrained_body_is_taken_and_its_heads_are_not(tmp_path):
 
 @pytest.mark.slow
 def test_training_learns_on_the_command_line(tmp_path, capsys):
-    """Most words of the grammar have one tag only. One length, on one device: little to compile."""
+    """Most words of the grammar have one tag only. One length, on one device: little to compile.
+
+    What a folder does not say of a model, such as how it was drawn, does not keep it from being converted.
+    """
     workdir = str(tmp_path / "run")
-    changes = ["task.data.max_length=8", "mesh.data=1", "optimizer.peak_learning_rate=0.01", "optimizer.warmup_steps=5"]
+    changes = [
+        "model.init=matching",
+        "task.data.max_length=8",
+        "mesh.data=1",
+        "optimizer.peak_learning_rate=0.01",
+        "optimizer.warmup_steps=5",
+    ]
     overrides = [
         f"--config.{change}"
         for change in (*changes, "num_steps=60", "eval_every=20", "checkpoint_every=60", "log_every=20")
@@ -218,3 +229,5 @@ def test_training_learns_on_the_command_line(tmp_path, capsys):
     assert f"{scores['f1']:.2f}" == f"{last:.2f}"
     assert scores["precision"] > 50  # of words that fit
     assert "Words" in (tmp_path / "run" / "report.md").read_text()
+    assert convert_cli.run([f"--workdir={workdir}", f"--output={tmp_path}/folder"]) == 0
+    assert hf.load(tmp_path / "folder").config.labels == load_run(workdir).task.labels
