@@ -205,7 +205,7 @@ def test_a_pretrained_body_is_taken_and_its_heads_are_not(tmp_path):
 def test_training_learns_on_the_command_line(tmp_path, capsys):
     """Most words of the grammar have one tag only. One length, on one device: little to compile.
 
-    What a folder does not say of a model, such as how it was drawn, does not keep it from being converted.
+    What a folder does not say of a model, such as what it computes again, does not keep it from being converted.
     """
     workdir = str(tmp_path / "run")
     changes = [
