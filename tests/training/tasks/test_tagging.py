@@ -209,7 +209,7 @@ def test_training_learns_on_the_command_line(tmp_path, capsys):
     """
     workdir = str(tmp_path / "run")
     changes = [
-        "model.init=matching",
+        "model.remat=full",
         "task.data.max_length=8",
         "mesh.data=1",
         "optimizer.peak_learning_rate=0.01",
