@@ -146,3 +146,31 @@ def test_evaluations_rank_checkpoints_and_stop_early(text, tmp_path, monkeypatch
     # Started again, it remembers that it had converged.
     assert train(config, tmp_path).step == 4
     chex.assert_trees_all_equal(load_params(tmp_path, "best"), load_params(tmp_path, 2))
+
+
+@pytest.mark.parametrize("last_step", [3, 6])
+def test_an_evaluation_that_dies_costs_no_step(text, tmp_path, monkeypatch, last_step):
+    """What is trained is saved before it is evaluated; the next run evaluates it, and ends as if nothing had been."""
+    dying = False
+
+    def evaluate(task, model, split):
+        if dying:
+            raise RuntimeError("the device is lost")
+        return EvalResult({"bleu": float(np.abs(model.params["table"]).sum()), "exact_match": 0.0}, "so much")
+
+    monkeypatch.setattr(TranslationTask, "evaluate", evaluate)
+    config = tiny_config(text, num_steps=last_step, eval_every=3, checkpoint_every=100, validation="validation.tsv")
+    want = train(config, tmp_path / "whole")
+    workdir = tmp_path / "dies"
+    if last_step > 3:
+        train(tiny_config(text, num_steps=4, eval_every=3, checkpoint_every=100, validation="validation.tsv"), workdir)
+    dying = True
+    with pytest.raises(RuntimeError, match="the device is lost"):
+        train(config, workdir)
+    assert max(int(path.name) for path in (workdir / "checkpoints").iterdir()) == last_step
+    dying = False
+    found = train(config, workdir)
+    assert found.evaluations[0]["step"] == 3
+    assert found.evaluations[-1] == want.evaluations[-1]
+    chex.assert_trees_all_equal(whole_state(workdir)[1], whole_state(tmp_path / "whole")[1])
+    chex.assert_trees_all_equal(load_params(workdir, "best"), load_params(tmp_path / "whole", "best"))

@@ -167,6 +167,9 @@ class _Trainer:
             self.progress.message(self.start_message)
         meter = self.meter
         try:
+            if self._misses_evaluation():
+                with meter.timed("evaluate"):
+                    self._evaluate(self.first_step)
             for step in range(self.first_step + 1, config.num_steps + 1):
                 if stop.is_due(step) or self._has_converged():
                     break
@@ -265,13 +268,23 @@ class _Trainer:
                 message=self.progress.message,
             )
 
+    def _misses_evaluation(self) -> bool:
+        """Whether the run before this one ended while it evaluated."""
+        is_due = self.first_step > 0 and self.has_validation and self._is_evaluated(self.first_step)
+        return is_due and all(evaluation["step"] != self.first_step for evaluation in self.evaluations)
+
     def _is_evaluated(self, step: int) -> bool:
         every = self.config.eval_every
         return step == self.config.num_steps or (every > 0 and step % every == 0)
 
     def _evaluate(self, step: int) -> None:
-        """Evaluates on the validation split, and saves with the score that decides which checkpoint is best."""
+        """Saves, evaluates on the validation split, and saves with the score that decides which checkpoint is best.
+
+        An evaluation may take long, and die of its own: what was trained before it is safe.
+        """
         started = time.monotonic()
+        if step > self.saved_step:
+            self._save()
         self.watchdog.beat(None)
         metrics, summary = self.run.evaluate(fetch(self.state.variables))
         self.evaluations.append({"step": step} | metrics)
