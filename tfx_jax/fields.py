@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Iterable
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 from tfx_jax.errors import UserError
 
@@ -11,17 +11,17 @@ T = TypeVar("T")
 
 def at_least(least: float, default: T) -> T:
     """Declares a field of a dataclass whose numbers are not below `least`; None, where allowed, is let through."""
-    return cast(T, dataclasses.field(default=default, metadata={"at_least": least}))
+    return dataclasses.field(default=default, metadata={"at_least": least})
 
 
 def fraction(default: T) -> T:
     """Declares a field of a dataclass whose numbers are in [0, 1), such as a rate of dropout."""
-    return cast(T, dataclasses.field(default=default, metadata={"is_fraction": True}))
+    return dataclasses.field(default=default, metadata={"is_fraction": True})
 
 
 def one_of(choices: Iterable[str], default: str) -> str:
     """Declares a field of a dataclass whose strings are among `choices`."""
-    return cast(str, dataclasses.field(default=default, metadata={"choices": tuple(choices)}))
+    return dataclasses.field(default=default, metadata={"choices": tuple(choices)})
 
 
 def check_fields(config: Any, name: str = "config") -> None:

@@ -49,7 +49,7 @@ Layer = Callable[[Float[Array, "n d"], tuple[Array, ...], Array], Float[Array, "
 
 
 def recurrent(x: Float[Array, "n d"], weights: tuple[Array, ...], rng: Array) -> Float[Array, "n d"]:
-    def step(state, x):
+    def step(state: Array, x: Array) -> tuple[Array, Array]:
         state = _cell(state, x, weights)
         return state, state
 
@@ -89,7 +89,7 @@ def dilated(depth: int) -> Layer:
 def self_attention(attention_fn: Callable[..., Any], *weight_names: str, **options: Any) -> Layer:
     """One head whose queries, keys and values are the inputs; weights, if any, are options of these names."""
 
-    def layer(x, weights, rng):
+    def layer(x: Array, weights: Any, rng: Array) -> Array:
         heads = x[None, :, None]
         named = dict(zip(weight_names, weights, strict=True))
         return attention_fn(heads, heads, heads, **named, **options)[0, :, 0]
@@ -116,7 +116,7 @@ class Row(NamedTuple):
 def rows(r: int) -> list[Row]:
     """The lines of the table. What the cost of an attention does not grow with is r: neighbours, blocks, features."""
 
-    def lsh(x, weights, rng):
+    def lsh(x: Array, weights: Any, rng: Array) -> Array:
         halvings = round(math.log2(2 * x.shape[0] / r))  # buckets of half a chunk, found at a cost of log n
         options = {"num_hashes": 4, "num_buckets": (2,) * halvings, "chunk_size": r}
         return self_attention(functional.lsh_attention, rng=rng, **options)(x, weights, rng)

@@ -2,7 +2,7 @@
 
 import atexit
 import weakref
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import grain
 import grain.experimental
@@ -27,7 +27,7 @@ class PrefetchedIterator(grain.experimental.ThreadPrefetchDatasetIterator[T]):
             super().close()
 
 
-_open_iterators: weakref.WeakSet[PrefetchedIterator] = weakref.WeakSet()
+_open_iterators: weakref.WeakSet[PrefetchedIterator[Any]] = weakref.WeakSet()
 
 
 @atexit.register

@@ -3,6 +3,7 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float, Int
 
 from tfx_jax.functional.attention import dot_product_attention
@@ -223,7 +224,7 @@ def _added_up(x: Float[Array, "B N C I U"], positions: Int[Array, "B N C I"], le
 
 
 def _shares(
-    positions: Int[Array, "B N C I"], sees: Bool[Array, "B N C I"], length: int, dtype
+    positions: Int[Array, "B N C I"], sees: Bool[Array, "B N C I"], length: int, dtype: DTypeLike
 ) -> Float[Array, "B N T"]:
     """One over the number of clusters in which a token sees something; 1 where there are none."""
     return 1 / jnp.maximum(_added_up(sees[..., None].astype(dtype), positions, length)[..., 0], 1)

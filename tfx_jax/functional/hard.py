@@ -1,6 +1,7 @@
 """Hard attention: every query reads one key, and learns where to look from how well it went."""
 
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -18,7 +19,7 @@ def hard_attention(
     bias: Bias | None = None,
     mask: Mask | None = None,
     *,
-    attention_fn: Callable = dot_product_attention,
+    attention_fn: Callable[..., Any] = dot_product_attention,
     rng: Array | None = None,
     is_causal: bool = False,
     scale: float | None = None,

@@ -1,7 +1,7 @@
 """Attention among tokens that hash alike, from the Reformer: locality-sensitive hashing (LSH)."""
 
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -202,11 +202,11 @@ def _attend_in_chunks(
     dtype = np.promote_types(query.dtype, np.float32)
     nothing = 0.7 * jnp.finfo(dtype).min
 
-    def chunked(x, axis):
+    def chunked(x: Array, axis: int) -> Array:
         return x.reshape(*x.shape[:axis], -1, chunk_size, *x.shape[axis + 1 :])
 
     @jax.checkpoint  # the logits of one round live at a time, in the backward pass as well
-    def attend(this_round):
+    def attend(this_round: Any) -> Any:
         order, rank, index = this_round
         q, v = (chunked(_permuted(x, order, rank), 2) for x in (query, value))
         in_chunks = _Places(*(chunked(jnp.take_along_axis(x, order[None], axis=-1), 3) for x in places))
@@ -271,11 +271,11 @@ def _permuted(x: Float[Array, "B N T F"], order: Int[Array, "B N T"], inverse: I
     return jnp.take_along_axis(x, order[..., None], axis=2)
 
 
-def _permuted_forward(x, order, inverse):
+def _permuted_forward(x: Array, order: Array, inverse: Array) -> tuple[Array, Array]:
     return _permuted(x, order, inverse), inverse
 
 
-def _permuted_backward(inverse, gradient):
+def _permuted_backward(inverse: Array, gradient: Array) -> tuple[Array, None, None]:
     return jnp.take_along_axis(gradient, inverse[..., None], axis=2), None, None
 
 

@@ -7,7 +7,7 @@ https://arxiv.org/abs/2205.14135).
 Here queries have I chunks of T and keys J chunks of S; chunk axes come first, so that reading a chunk reads one slice.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -100,7 +100,7 @@ def split_inputs(
     query_ids, key_ids = (None, None) if segment_ids is None else segment_ids
     rows, columns = _equal_chunks(t, chunk_size), _equal_chunks(s, chunk_size)
 
-    def pairs(x):
+    def pairs(x: Array | None) -> Array | None:
         if x is None:
             return None
         x = x.reshape(x.shape[0], *((1, 1) if x.shape[1] == 1 else (k, n // k)), *x.shape[2:])
@@ -140,10 +140,10 @@ def attend(
 ) -> Running:
     """Lets all queries see all of `keys` as well; if causal, query t sees those up to t + `shift`."""
 
-    def one_chunk_of_queries(chunk):
+    def one_chunk_of_queries(chunk: Any) -> Any:
         i, queries_i, running_i = chunk
 
-        def see(j, running):
+        def see(j: Array, running: Any) -> Any:
             logits, seen, value = _scores(options, queries_i, keys, i, j, shift)
             largest = jnp.maximum(running.largest, jnp.where(seen, logits, _hidden(logits.dtype)).max(axis=-1))
             weights = jnp.where(seen, jnp.exp(logits - largest[..., None]), jnp.zeros((), logits.dtype))
@@ -187,10 +187,10 @@ def add_gradients(
     # The sum of weight * gradient of the weight over all keys, which the softmax's Jacobian needs: rows of out know it.
     along_out = (saved.out.astype(dtype) * cotangent.astype(dtype)).sum(axis=-1)
 
-    def one_chunk_of_queries(key_gradients, chunk):
+    def one_chunk_of_queries(key_gradients: Any, chunk: Any) -> Any:
         i, queries_i, saved_i, cotangent_i, along_out_i, query_gradient = chunk
 
-        def flow(j, sums):
+        def flow(j: Array, sums: Any) -> Any:
             query_gradient, key_gradients = sums
             logits, seen, value = _scores(options, queries_i, keys, i, j, shift)
             weights = jnp.exp(logits - saved_i.largest[..., None]) / saved_i.total[..., None]
@@ -305,7 +305,7 @@ def _split(x: Array, axis: int, size: int) -> Array:
     return jnp.moveaxis(x.reshape(*x.shape[:axis], num_chunks, size, *x.shape[axis + 1 :]), axis, 0)
 
 
-def _varying_alike(arrays: tuple[Array | None, ...], others: tuple) -> tuple:
+def _varying_alike(arrays: tuple[Array | None, ...], others: tuple[Any, ...]) -> tuple[Any, ...]:
     """Within shard_map, lets arrays vary over all mesh axes that any varies over, as the state of a loop has to."""
     zero = jnp.zeros((), bool)
     for x in jax.tree.leaves((arrays, others)):

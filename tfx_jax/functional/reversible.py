@@ -11,6 +11,8 @@ from jaxtyping import Array, Float
 Residual = Callable[..., Array]
 """`f(params, x, rng, *shared) -> like x`, with the parameters and the PRNG key of one layer."""
 
+Streams = tuple[Float[Array, "*shape"], Float[Array, "*shape"]]
+
 
 def reversible_stack(
     f: Residual,
@@ -69,8 +71,10 @@ def reversible_stack(
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
-def _stack(f, g, params, streams, rngs, floats, others):
-    def layer(streams, params_and_rngs):
+def _stack(
+    f: Residual, g: Residual, params: Any, streams: Streams, rngs: Array | None, floats: Any, others: Any
+) -> Streams:
+    def layer(streams: Streams, params_and_rngs: Any) -> tuple[Streams, None]:
         x1, x2 = streams
         (f_params, g_params), rngs = params_and_rngs
         y1 = x1 + _call(f, rngs, 0, others)(f_params, x2, floats)
@@ -80,15 +84,17 @@ def _stack(f, g, params, streams, rngs, floats, others):
     return jax.lax.scan(layer, streams, (params, rngs))[0]
 
 
-def _stack_forward(f, g, params, streams, rngs, floats, others):
-    outputs = _stack(f, g, params, streams, rngs, floats, others)
+def _stack_forward(
+    f: Residual, g: Residual, params: Any, streams: Streams, rngs: Array | None, floats: Any, others: Any
+) -> tuple[Streams, Any]:
+    outputs: Any = _stack(f, g, params, streams, rngs, floats, others)
     return outputs, (params, outputs, rngs, floats, others)
 
 
-def _stack_backward(f, g, saved, gradients):
+def _stack_backward(f: Residual, g: Residual, saved: Any, gradients: Streams) -> Any:
     params, outputs, rngs, floats, others = saved
 
-    def layer(carry, params_and_rngs):
+    def layer(carry: Any, params_and_rngs: Any) -> tuple[Any, Any]:
         (y1, y2), (d_y1, d_y2), d_floats = carry
         (f_params, g_params), rngs = params_and_rngs
         added, pull = jax.vjp(_call(g, rngs, 1, others), g_params, y1, floats)
@@ -108,15 +114,15 @@ def _stack_backward(f, g, saved, gradients):
 _stack.defvjp(_stack_forward, _stack_backward)
 
 
-def _call(residual, rngs, which, others):
+def _call(residual: Residual, rngs: Array | None, which: int, others: Any) -> Callable[..., Array]:
     """The function of one layer, of what is differentiated alone."""
 
-    def call(params, x, floats):
+    def call(params: Any, x: Array, floats: Any) -> Array:
         shared = jax.tree.map(lambda a, b: b if a is None else a, floats, others, is_leaf=lambda x: x is None)
         return residual(params, x, None if rngs is None else rngs[which], *shared).astype(x.dtype)
 
     return call
 
 
-def _is_float(x) -> bool:
+def _is_float(x: Any) -> bool:
     return jnp.issubdtype(jnp.result_type(x), jnp.inexact)

@@ -1,6 +1,7 @@
 """Dense attention, exactly, over a sequence that no single device could hold."""
 
 import functools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -118,7 +119,7 @@ def _ring(
 def _forward(
     options: Options, axis_name: str, queries: Queries, keys: Keys, rng: Array | None
 ) -> tuple[Float[Array, "I B K G T U"], Residuals]:
-    def hop(state, number):
+    def hop(state: Any, number: Array) -> tuple[Any, None]:
         running, block = state
         shift, block_rng = _meeting(options, axis_name, number, rng)
         running = attend(options, queries, block, running, shift, block_rng)
@@ -133,7 +134,7 @@ def _forward(
 def _backward(options: Options, axis_name: str, residuals: Residuals, cotangent: Array) -> tuple[Queries, Keys, None]:
     queries, keys, rng, saved = residuals
 
-    def hop(state, number):
+    def hop(state: Any, number: Array) -> tuple[Any, None]:
         (query_gradients, block_gradients), block = state
         shift, block_rng = _meeting(options, axis_name, number, rng)
         gradients = query_gradients, block_gradients
@@ -174,7 +175,7 @@ def _weights_over_all_keys(
     t, s = query.shape[1], key.shape[1]
     size, here = jax.lax.axis_size(axis_name), jax.lax.axis_index(axis_name)
 
-    def gather(x, axis):
+    def gather(x: Array, axis: int) -> Array:
         x = jnp.broadcast_to(x, (*x.shape[:axis], s, *x.shape[axis + 1 :]))
         return jax.lax.all_gather(x, axis_name, axis=axis, tiled=True)
 
@@ -187,7 +188,7 @@ def _weights_over_all_keys(
     return dot_product_weights(query, key, bias, mask, scale=scale, segment_ids=ids)
 
 
-def _pass_on(block, axis_name: str):
+def _pass_on(block: Any, axis_name: str) -> Any:
     """Gives what this device holds to the next one."""
     size = jax.lax.axis_size(axis_name)
     return jax.lax.ppermute(block, axis_name, [(device, (device + 1) % size) for device in range(size)])

@@ -74,7 +74,7 @@ def greedy_search(
     """
     buffer, limits = check_arguments(cache, start_tokens, max_length, length_limits, eos_id, pad_id)
 
-    def choose(log_probs, length):
+    def choose(log_probs: Array, length: Array) -> Any:
         return jnp.where(length >= limits, eos_id, jnp.argmax(log_probs, axis=-1))
 
     return _generate(step_fn, cache, buffer, limits, choose, eos_id, pad_id)
@@ -132,7 +132,7 @@ def sample(
     buffer, limits = check_arguments(cache, start_tokens, max_length, length_limits, eos_id, pad_id)
     row_ids = jnp.arange(limits.size) if row_ids is None else row_ids
 
-    def choose(log_probs, length):
+    def choose(log_probs: Array, length: Array) -> Any:
         row_rngs = jax.vmap(jax.random.fold_in, in_axes=(None, 0))(jax.random.fold_in(rng, length), row_ids)
         logits, kept = log_probs / temperature, None
         if top_k is not None:
@@ -188,7 +188,13 @@ class _Paths(NamedTuple):
 
 
 def _generate(
-    step_fn: StepFn, cache: Cache, buffer: Array, limits: Array, choose: Callable, eos_id: int | None, pad_id: int
+    step_fn: StepFn,
+    cache: Cache,
+    buffer: Array,
+    limits: Array,
+    choose: Callable[..., Any],
+    eos_id: int | None,
+    pad_id: int,
 ) -> tuple[Int[Array, "B L"], Float[Array, " B"]]:
     """Appends what `choose(log_probs, length)` picks until every row has met EOS, its limit or a dead end."""
 
@@ -268,10 +274,10 @@ def _nucleus(probs: Float[Array, "R V"], top_p: float) -> Bool[Array, "R V"]:
     """
     bits = jax.lax.bitcast_convert_type(probs, jnp.int32)
 
-    def mass_from(border):
+    def mass_from(border: Array) -> Array:
         return jnp.sum(jnp.where(bits >= border, probs, 0.0), axis=-1, keepdims=True)
 
-    def try_bit(index, border):
+    def try_bit(index: Array, border: Array) -> Array:
         higher = border | (1 << (30 - index))
         return jnp.where(mass_from(higher) >= top_p, higher, border)
 

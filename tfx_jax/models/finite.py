@@ -24,7 +24,7 @@ def is_finite(array: np.ndarray) -> bool:
 
 
 def _is_finite(block: np.ndarray) -> bool:
-    if block.dtype in (np.float32, np.float64):
+    if block.dtype.type in (np.float32, np.float64):
         with np.errstate(all="ignore"):
             if np.isfinite(np.dot(block, block)):
                 return True

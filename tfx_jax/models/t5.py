@@ -208,7 +208,7 @@ class T5(nnx.Module):
             make_norm=RMSNorm,
         )
 
-        def draw(stddev: float, *params: nnx.Param, rngs: nnx.Rngs) -> None:
+        def draw(stddev: float, *params: nnx.Param[Array], rngs: nnx.Rngs) -> None:
             for param in params:
                 param[...] = stddev * jax.random.normal(rngs.params(), param.shape, param.dtype)
 

@@ -380,7 +380,7 @@ def _scaled(scale: float | None) -> dict[str, float]:
     return {} if scale is None else {"scale": scale}
 
 
-def _value(param: nnx.Param | None) -> Array | None:
+def _value(param: nnx.Param[Array] | None) -> Array | None:
     return None if param is None else param[...]
 
 

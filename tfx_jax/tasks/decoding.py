@@ -153,7 +153,7 @@ class DecodeDriver:
 
     def __init__(
         self,
-        graphdef: nnx.GraphDef,
+        graphdef: nnx.GraphDef[Any],
         search: Search,
         *,
         eos_ids: Sequence[int],

@@ -31,7 +31,7 @@ class TrainedModel:
 
     def __init__(
         self,
-        graphdef: nnx.GraphDef,
+        graphdef: nnx.GraphDef[Any],
         params: Any,
         *,
         shard: ProcessShard = WHOLE,

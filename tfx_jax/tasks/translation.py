@@ -151,7 +151,7 @@ class TranslationTask:
 
     def translator(
         self,
-        graphdef: nnx.GraphDef,
+        graphdef: nnx.GraphDef[Any],
         *,
         beam_size: int | None = None,
         length_penalty: float | None = None,
@@ -277,7 +277,7 @@ class Translator:
 
     def __init__(
         self,
-        graphdef: nnx.GraphDef,
+        graphdef: nnx.GraphDef[Any],
         tokenizer: Tokenizer,
         *,
         search: Search = BeamSearch(),

@@ -2,7 +2,7 @@
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from tfx_jax.toy_grammar.facts import Action, World
 from tfx_jax.toy_grammar.inflection import (
@@ -32,7 +32,7 @@ from tfx_jax.toy_grammar.phrases import THE, NounPhrase, at, described, kind_of,
 from tfx_jax.toy_grammar.rules import CLAUSE, NOTHING, RELATIVE, Rule, Slots
 
 Item = TypeVar("Item")
-Fact = TypeVar("Fact", bound=tuple)
+Fact = TypeVar("Fact", bound=tuple[Any, ...])
 Named = TypeVar("Named", Pair, NounPhrase)
 
 _TENSES: dict[str, tuple[Tense, ...]] = {  # of a verb by its aspect, each as often as it is listed
@@ -91,7 +91,7 @@ class Derivation:
     def __init__(self, dice: Dice, world: World):
         self.dice = dice
         self.world = world
-        self.facts: list[tuple] = []
+        self.facts: list[tuple[Any, ...]] = []
 
     def fact(self, groups: Mapping[object, Sequence[Fact]], *, without: Sequence[object] = ()) -> Fact:
         """A fact of some group, without some words; the groups are equally likely, whatever their sizes."""

@@ -2,6 +2,7 @@
 
 import functools
 from collections import defaultdict
+from typing import Any
 
 from tfx_jax.toy_grammar import rules
 from tfx_jax.toy_grammar.derivation import Derivation
@@ -24,9 +25,9 @@ def exclude_each_other(one: Adjective, other: Adjective) -> bool:
 
 
 @functools.cache
-def _topics(world: World) -> dict[Noun, dict[str, list]]:
+def _topics(world: World) -> dict[Noun, dict[str, list[Any]]]:
     """All that documents may tell of each noun, by kind; only nouns of which there is enough to tell."""
-    topics: dict[Noun, dict[str, list]] = defaultdict(lambda: defaultdict(list))
+    topics: dict[Noun, dict[str, list[Any]]] = defaultdict(lambda: defaultdict(list))
     for noun, facts in world.done_by.items():
         topics[noun]["done by"] = [fact for fact in facts if fact.verb.aspect != "state"]
     for noun, facts in world.done_to.items():
@@ -59,7 +60,7 @@ def document(draw: Derivation) -> list[str] | None:
     topics = _topics(draw.world)
     topic = draw.dice.choose(tuple(topics))
     wanted = _SHORTEST + draw.dice.below(_LONGEST - _SHORTEST + 1)
-    told: list[tuple] = []
+    told: list[tuple[Any, ...]] = []
     sentences = []
     for _ in range(3 * wanted):
         kind = draw.dice.choose(tuple(topics[topic]))
@@ -72,7 +73,7 @@ def document(draw: Derivation) -> list[str] | None:
     return sentences if len(sentences) >= _SHORTEST else None
 
 
-def _go_together(one: tuple, other: tuple) -> bool:
+def _go_together(one: tuple[Any, ...], other: tuple[Any, ...]) -> bool:
     """Whether a document may tell both facts of its noun: neither twice the same, nor one against the other."""
     if type(one) is not type(other):
         return True
@@ -85,7 +86,7 @@ def _go_together(one: tuple, other: tuple) -> bool:
     return one != other
 
 
-def _sentence(draw: Derivation, topic: Noun, fact: tuple) -> Pair:
+def _sentence(draw: Derivation, topic: Noun, fact: tuple[Any, ...]) -> Pair:
     """Tells a fact about the topic."""
     known = definite(topic)
     if isinstance(fact, Action):

@@ -27,7 +27,7 @@ from tfx_jax.toy_grammar.lexicon import (
     select,
 )
 
-Fact = TypeVar("Fact", bound=tuple)
+Fact = TypeVar("Fact", bound=tuple[Any, ...])
 
 _SHARES: tuple[Split, ...] = ("validation", "test") + ("train",) * 18  # of twenty
 _COMPARABLE = {  # things of the same kind

@@ -2,6 +2,7 @@
 
 import itertools
 from collections.abc import Sequence
+from typing import Any
 
 from tfx_jax.data.splits import SPLITS, Split
 from tfx_jax.errors import UserError
@@ -66,7 +67,7 @@ class GrammarPairs:
         _, facts = self._derive(self._draws[index])
         return list(map(spell, facts))
 
-    def _derive(self, draw: int) -> tuple[Pair, Sequence[tuple]]:
+    def _derive(self, draw: int) -> tuple[Pair, Sequence[tuple[Any, ...]]]:
         derivation = Derivation(Dice(f"{self._seed}/{self._split}/{draw}"), world(self._split))
         construct = derivation.dice.choose(CONSTRUCTIONS)
         return construct(derivation), derivation.facts

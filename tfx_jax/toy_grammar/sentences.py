@@ -5,7 +5,7 @@ A construction draws facts, puts them into phrases and hands these to a synchron
 
 import dataclasses
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from tfx_jax.toy_grammar import lexicon, rules
 from tfx_jax.toy_grammar.derivation import Derivation
@@ -23,7 +23,7 @@ from tfx_jax.toy_grammar.lexicon import NOUNS, Noun, Pair, Verb, select
 from tfx_jax.toy_grammar.phrases import NounPhrase, plural, possessive, the
 from tfx_jax.toy_grammar.rules import CLAUSE, NOTHING, STATEMENT
 
-Drawn = TypeVar("Drawn", bound=tuple)
+Drawn = TypeVar("Drawn", bound=tuple[Any, ...])
 
 _SPEAKERS = select("i we")  # who need not ask what they do
 _TOPICAL = [adjective for adjective in lexicon.ADJECTIVES if " が " in adjective.japanese]  # two が would be ugly

@@ -44,7 +44,7 @@ class Run(Generic[AnyTask]):
         return self.task.make_model(shard_attention=shard_attention, rngs=nnx.Rngs(params=self.config.seed))
 
     @functools.cached_property
-    def graphdef(self) -> nnx.GraphDef:
+    def graphdef(self) -> nnx.GraphDef[Any]:
         """The model without its parameters."""
         return nnx.graphdef(nnx.eval_shape(self.make_model))
 

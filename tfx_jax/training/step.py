@@ -91,7 +91,7 @@ def init_state(
     optimizer: optax.GradientTransformation,
     *,
     make_carry: Callable[[], Any] = lambda: None,
-) -> tuple[nnx.GraphDef, Callable[[], TrainState]]:
+) -> tuple[nnx.GraphDef[Any], Callable[[], TrainState]]:
     """Splits a model into its static definition and a function that draws the first state.
 
     The model is built abstractly for the definition, and for real only inside the function, which can be jitted with
@@ -107,7 +107,7 @@ def init_state(
 
 
 def update(
-    graphdef: nnx.GraphDef,
+    graphdef: nnx.GraphDef[Any],
     loss_fn: LossFn,
     optimizer: optax.GradientTransformation,
     state: TrainState,
@@ -230,7 +230,7 @@ def _without_bad_step(
 
 
 def jit_update(
-    graphdef: nnx.GraphDef,
+    graphdef: nnx.GraphDef[Any],
     loss_fn: LossFn,
     optimizer: optax.GradientTransformation,
     state_shardings: TrainState,

@@ -6,6 +6,7 @@ label smoothing through soft targets, AdamW.
 """
 
 import functools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -106,7 +107,7 @@ def compiling(*, model: str, rows: int, length: int) -> dict[str, float]:
         params = net.init({"params": rng, "dropout": rng}, source[:1], target[:1])["params"]
         return params, optimizer.init(params)
 
-    def loss_fn(params, source: jax.Array, target: jax.Array, rng: jax.Array) -> jax.Array:
+    def loss_fn(params: Any, source: jax.Array, target: jax.Array, rng: jax.Array) -> jax.Array:
         logits = net.apply({"params": params}, source, target, rngs={"dropout": rng})
         assert isinstance(logits, jax.Array)
         soft = optax.smooth_labels(jax.nn.one_hot(target, sizes.vocab_size), LABEL_SMOOTHING)
@@ -114,7 +115,7 @@ def compiling(*, model: str, rows: int, length: int) -> dict[str, float]:
         return (optax.softmax_cross_entropy(logits, soft) * weights).sum() / weights.sum()
 
     @functools.partial(jax.jit, donate_argnums=0)
-    def step(state, source: jax.Array, target: jax.Array, rng: jax.Array):
+    def step(state: Any, source: jax.Array, target: jax.Array, rng: jax.Array) -> Any:
         params, opt_state = state
         loss, grads = jax.value_and_grad(loss_fn)(params, source, target, rng)
         updates, opt_state = optimizer.update(grads, opt_state, params)
