@@ -55,7 +55,7 @@ class AttentionOptions:
 
 @dataclasses.dataclass(unsafe_hash=True)
 class AttentionConfig:
-    """The attention of a model's layers, by name: `--config.model.attention.name=window`."""
+    """The self-attention of a model's layers, by name: `--config.model.attention.name=window`."""
 
     name: str = "dense"  # or another of `CORES`
     options: AttentionOptions = dataclasses.field(default_factory=AttentionOptions)
@@ -98,15 +98,15 @@ class AttentionConfig:
           param_dtype: of the parameters that the core owns.
           rngs: stream `params` draws these.
         """
-        module = _MODULES.get(self.name)
-        if module is not None:
-            return module(num_heads, d_k, self.options, param_dtype=param_dtype, rngs=rngs)
+        core = CORES[self.name].core
+        if isinstance(core, type):
+            return core(num_heads, d_k, self.options, param_dtype=param_dtype, rngs=rngs)
         return _function(self.name, self.options)
 
 
 @functools.lru_cache(maxsize=256)
 def _function(name: str, options: AttentionOptions) -> AttentionFn:
-    function = CORES[name].function
+    function = CORES[name].core
     given = {name: value for name, value in dataclasses.asdict(options).items() if value is not None}
     if name in _IMPLEMENTATIONS:
         given["implementation"] = name
@@ -262,8 +262,14 @@ class RoutingAttention(nnx.Module):
 class Core(NamedTuple):
     """What is known of a named attention core."""
 
-    function: AttentionFn
-    """The function that it calls."""
+    core: AttentionFn
+    """A function, or the class of a Module that owns the parameters of one.
+
+    Such a class is called as `core(num_heads, d_k, options, param_dtype=..., rngs=...)`, and its objects with the
+    arguments of `dot_product_attention`. One that scores each pair of query and key by itself has `scores_pairs = True`,
+    and so decodes from cached keys and values; one that changes its own state in training has `learns_by_itself = True`,
+    and is then called with `is_training`. Parameters whose names end in "bias" or "scale" are spared by weight decay.
+    """
     options: tuple[str, ...] = ()
     required: tuple[str, ...] = ()
     can_be_causal: bool = True
@@ -272,12 +278,6 @@ class Core(NamedTuple):
 
 
 _IMPLEMENTATIONS = ("splash", "flash", "cudnn")
-_MODULES = {
-    "additive": AdditiveAttention,
-    "general": GeneralAttention,
-    "relative": RelativeAttention,
-    "routing": RoutingAttention,
-}
 _BIGBIRD = ("block_size", "num_global_blocks", "num_window_blocks", "num_random_blocks")
 
 CORES = {
@@ -293,12 +293,12 @@ CORES = {
     "favor": Core(_favor, ("num_features", "block_size", "seed"), takes_bias=False, takes_segments=False),
     "linear": Core(linear_attention, ("block_size",), takes_bias=False, takes_segments=False),
     "hard": Core(hard_attention),
-    "additive": Core(additive_attention, ("d_hidden",)),
-    "general": Core(general_attention),
-    "relative": Core(relative_attention),
+    "additive": Core(AdditiveAttention, ("d_hidden",)),
+    "general": Core(GeneralAttention),
+    "relative": Core(RelativeAttention),
     # A later token may take the place of an earlier one in a cluster, and so change what was said before it.
     "routing": Core(
-        routing_attention, ("num_clusters", "window", "decay"), ("num_clusters",), can_be_causal=False, takes_bias=False
+        RoutingAttention, ("num_clusters", "window", "decay"), ("num_clusters",), can_be_causal=False, takes_bias=False
     ),
 }
 """All cores by the names that a configuration uses."""
