@@ -266,9 +266,10 @@ class Core(NamedTuple):
     """A function, or the class of a Module that owns the parameters of one.
 
     Such a class is called as `core(num_heads, d_k, options, param_dtype=..., rngs=...)`, and its objects with the
-    arguments of `dot_product_attention`. One that scores each pair of query and key by itself has `scores_pairs = True`,
-    and so decodes from cached keys and values; one that changes its own state in training has `learns_by_itself = True`,
-    and is then called with `is_training`. Parameters whose names end in "bias" or "scale" are spared by weight decay.
+    arguments of `dot_product_attention`. One that scores each pair of query and key by itself has
+    `scores_pairs = True`, and so decodes from cached keys and values; one that changes its own state in training has
+    `learns_by_itself = True`, and is then called with `is_training`. Parameters whose names end in "bias" or "scale"
+    are spared by weight decay.
     """
     options: tuple[str, ...] = ()
     required: tuple[str, ...] = ()
