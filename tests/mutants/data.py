@@ -176,4 +176,11 @@ MUTANTS = (
         ("neighbours are others", "[not pair.is_next for pair in pairs]", "[pair.is_next for pair in pairs]"),
         ("two specials counted", "len(first) + len(second) + 3)", "len(first) + len(second) + 2)"),
     ),
+    *in_file(
+        "data/text_streams.py",
+        "data/test_text_streams.py",
+        ("rows keep their parts", "(np.arange(self._rows) + epoch) % self._rows", "np.arange(self._rows)"),
+        ("all rows begin with an epoch", "(part == 0) & (segment == 0)", "0 * part == segment"),
+        ("a resumed text begins anew", 'self._number = state["batch"]', "pass"),
+    ),
 )

@@ -175,4 +175,19 @@ MUTANTS = (
         ("corners of patches are aligned", "(np.arange(new) + 0.5) * old / new - 0.5", "np.arange(new) * old / new"),
         ("another cubic kernel", "a: float = -0.75", "a: float = -0.5"),
     ),
+    *in_file(
+        "models/transformer_xl.py",
+        "models/test_transformer_xl.py",
+        ("a gradient into the memory", "jax.lax.stop_gradient(memories.inputs)", "memories.inputs"),
+        ("what does not exist is seen", ">= m - memories.lengths[:, None]", ">= 0 * memories.lengths[:, None]"),
+        (
+            "outputs of layers are remembered",
+            "_last(jnp.concatenate([memory, x], axis=1)",
+            "_last(jnp.concatenate([memory, layer(x, memory, mask)], axis=1)",
+        ),
+        ("the oldest are remembered", "x[:, -missing:]", "x[:, :length]"),
+        ("prompts see one too far", "(back <= window)", "(back <= window + 1)"),
+        ("prompts are padded behind", "jnp.argsort(token_mask,", "jnp.argsort(~token_mask,"),
+        ("all others forget", "jnp.where(rows, 0, self.lengths)", "jnp.where(rows, self.lengths, 0)"),
+    ),
 )

@@ -2,24 +2,47 @@
 
 from tests.mutants.mutant import in_file
 
-MUTANTS = in_file(
-    "tasks/decoding.py",
-    "tasks/test_decoding.py",
-    (
-        "rows that are added go on",
-        "[1] * (num_rows - len(members))",
-        "[99] * (num_rows - len(members))",
-        "tasks/test_translation.py -k padding",
+MUTANTS = (
+    *in_file(
+        "tasks/decoding.py",
+        "tasks/test_decoding.py",
+        (
+            "rows that are added go on",
+            "[1] * (num_rows - len(members))",
+            "[99] * (num_rows - len(members))",
+            "tasks/test_translation.py -k padding",
+        ),
+        ("draws follow the place in a batch", "first + row_ids,", "first + np.arange(num_rows),"),
+        (
+            "outputs come in the order of batches",
+            "for member, row in zip(members,",
+            "for member, row in zip(range(99),",
+        ),
+        (
+            "an end may be passed over",
+            "jnp.where(is_over, -jnp.inf, logits)",
+            "logits",
+            "tasks/test_generation.py -k ends",
+        ),
+        ("a prompt's end is an end", "(is_over & ~cache.is_first)", "is_over", "tasks/test_generation.py -k consist"),
+        ("padding is kept", "jnp.where(tokens == decoder.pad_id, _NO_TOKEN, tokens)", "tokens"),
+        (
+            "longer than the model has room for",
+            "if room is not None and length > room:",
+            "if False:",
+            "tasks/test_generation.py -k refusals",
+        ),
     ),
-    ("draws follow the place in a batch", "first + row_ids,", "first + np.arange(num_rows),"),
-    ("outputs come in the order of batches", "for member, row in zip(members,", "for member, row in zip(range(99),"),
-    ("an end may be passed over", "jnp.where(is_over, -jnp.inf, logits)", "logits", "tasks/test_generation.py -k ends"),
-    ("a prompt's end is an end", "(is_over & ~cache.is_first)", "is_over", "tasks/test_generation.py -k consist"),
-    ("padding is kept", "jnp.where(tokens == decoder.pad_id, _NO_TOKEN, tokens)", "tokens"),
-    (
-        "longer than the model has room for",
-        "if room is not None and length > room:",
-        "if False:",
-        "tasks/test_generation.py -k refusals",
+    *in_file(
+        "tasks/recurrent_language_modeling.py",
+        "tasks/test_recurrent_language_modeling.py",
+        ("memories of another text", 'carry is not None and "begins" in batch', "False"),
+        ("memories are not handed on", "output._replace(carry=memories)", "output._replace(carry=carry)"),
+        (
+            "evaluation remembers as training does",
+            "self.model_config.memory_length_of_evaluation\n",
+            "None\n",
+            "training/tasks/test_recurrent_language_modeling.py -k long_rows",
+        ),
     ),
 )

@@ -11,10 +11,12 @@ import pytest
 from flax import nnx
 
 from tfx_jax import models
+from tfx_jax.models.transformer_xl import TransformerXL, TransformerXLConfig
 from tfx_jax.tasks.bert_pretraining import pretraining_loss
 from tfx_jax.tasks.classification import classification_loss
 from tfx_jax.tasks.language_modeling import language_model_loss
 from tfx_jax.tasks.question_answering import span_loss
+from tfx_jax.tasks.recurrent_language_modeling import recurrent_language_model_loss
 from tfx_jax.tasks.tagging import IGNORED, tagging_loss
 from tfx_jax.tasks.translation import translation_loss
 from tfx_jax.training.step import new_state, update
@@ -51,6 +53,16 @@ def packed(rng, texts):
     }
 
 
+def segments(rng, texts):
+    weights = texts["token_mask"].astype(np.float32)
+    return {"inputs": texts["tokens"], "targets": np.roll(texts["tokens"], -1, axis=1), "weights": weights}
+
+
+def without_carry(*arguments):
+    """What it remembers of each row is no sum over rows."""
+    return recurrent_language_model_loss(*arguments)._replace(carry=None)
+
+
 def masked(rng, texts):
     weights = np.zeros((ROWS, T), np.float32)
     weights[:-1, [1, 3]] = 1  # as many in each row: parts of a batch are then all alike
@@ -78,6 +90,13 @@ CASES = {
         GPT,
         packed,
         lambda batch: {"inputs": batch["segment_ids"] == 0, "targets": batch["weights"] == 0},
+    ),
+    "recurrent-language-model": Case(
+        without_carry,
+        TransformerXL,
+        TransformerXLConfig(**SIZES, d_ff=12),
+        segments,
+        lambda batch: {"inputs": batch["weights"] == 0, "targets": batch["weights"] == 0},
     ),
     "pretraining": Case(
         pretraining_loss,
