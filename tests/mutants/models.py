@@ -175,4 +175,12 @@ MUTANTS = (
         ("corners of patches are aligned", "(np.arange(new) + 0.5) * old / new - 0.5", "np.arange(new) * old / new"),
         ("another cubic kernel", "a: float = -0.75", "a: float = -0.5"),
     ),
+    *in_file(
+        "models/san_ctc.py",
+        "models/test_san_ctc.py",
+        ("padding is stacked", "jnp.where(exists[..., None], frames,", "jnp.where(True, frames,"),
+        ("a step too few", "return -(-num_frames // self.subsampling)", "return num_frames // self.subsampling"),
+        ("padding is attended to", "layer(x, mask=mask, rngs", "layer(x, rngs"),
+        ("no last norm", "self.classifier(self.norm(x)", "self.classifier((x)"),
+    ),
 )
