@@ -190,4 +190,12 @@ MUTANTS = (
         ("prompts are padded behind", "jnp.argsort(token_mask,", "jnp.argsort(~token_mask,"),
         ("all others forget", "jnp.where(rows, 0, self.lengths)", "jnp.where(rows, self.lengths, 0)"),
     ),
+    *in_file(
+        "models/san_ctc.py",
+        "models/test_san_ctc.py",
+        ("padding is stacked", "jnp.where(exists[..., None], frames,", "jnp.where(True, frames,"),
+        ("a step too few", "return -(-num_frames // self.subsampling)", "return num_frames // self.subsampling"),
+        ("padding is attended to", "layer(x, mask=mask, rngs", "layer(x, rngs"),
+        ("no last norm", "self.classifier(self.norm(x)", "self.classifier((x)"),
+    ),
 )

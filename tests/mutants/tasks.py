@@ -45,4 +45,13 @@ MUTANTS = (
             "training/tasks/test_recurrent_language_modeling.py -k long_rows",
         ),
     ),
+) + in_file(
+    "tasks/speech_recognition.py",
+    "tasks/test_speech_recognition.py",
+    ("steps of padding are aligned", "[None] >= num_steps[:, None]", "[None] >= logits.shape[1]"),
+    ("a label more", "[None] >= num_labels[:, None]", "[None] > num_labels[:, None]"),
+    ("padding speaks", "return jnp.where(exists, labels, BLANK)", "return labels"),
+    ("doubled letters stay", "& (np.diff(labels, prepend=BLANK) != 0)", ""),
+    ("blanks are looked through", "(labels != BLANK) &", ""),
+    ("an insertion is free", "- places) + places", "- 0 * places)"),
 )

@@ -17,6 +17,7 @@ from tfx_jax.tasks.classification import classification_loss
 from tfx_jax.tasks.language_modeling import language_model_loss
 from tfx_jax.tasks.question_answering import span_loss
 from tfx_jax.tasks.recurrent_language_modeling import recurrent_language_model_loss
+from tfx_jax.tasks.speech_recognition import recognition_loss
 from tfx_jax.tasks.tagging import IGNORED, tagging_loss
 from tfx_jax.tasks.translation import translation_loss
 from tfx_jax.training.step import new_state, update
@@ -77,6 +78,17 @@ def sentence_pairs(rng, texts):
     return {"source": source.astype(np.int32), "target": target.astype(np.int32)}
 
 
+def speech(rng, texts):
+    num_frames, num_labels = (
+        (2 * T * (texts["row_weights"] > 0)).astype(np.int32),
+        np.array([3, 4, 0, 2, 5, 0], np.int32),
+    )
+    num_frames[1] = 2 * T - 3
+    frames = rng.normal(size=(ROWS, 2 * T, 5)).astype(np.float32)
+    labels = rng.integers(1, V, (ROWS, 5)).astype(np.int32)
+    return {"frames": frames, "num_frames": num_frames, "labels": labels, "num_labels": num_labels}
+
+
 CASES = {
     "translation": Case(
         translation_loss, models.Transformer, models.TransformerConfig(**SIZES, **SEQ2SEQ), sentence_pairs, None
@@ -128,6 +140,16 @@ CASES = {
             | {"context_mask": texts["token_type_ids"] == 1, "first": np.array([4, 5, 0, 4, 5, 0], np.int32)}
             | {"last": np.array([5, 5, 0, 4, 5, 0], np.int32)}
         ),
+    ),
+    "speech": Case(
+        recognition_loss,
+        models.SanCTC,
+        models.SanCTCConfig(**SIZES, **QUIET, num_features=5, subsampling=2),
+        speech,
+        lambda batch: {
+            "frames": (np.arange(2 * T) >= batch["num_frames"][:, None])[..., None],
+            "labels": np.arange(5) >= batch["num_labels"][:, None],
+        },
     ),
 }
 

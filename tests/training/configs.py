@@ -1,12 +1,13 @@
 """Configurations: of all that can be trained, and with other values."""
 
-from tfx_jax.models import BertConfig, GPTConfig, T5Config, TransformerConfig
+from tfx_jax.models import BertConfig, GPTConfig, SanCTCConfig, T5Config, TransformerConfig
 from tfx_jax.tasks.bert_pretraining import BertPretrainingConfig
 from tfx_jax.tasks.classification import ClassificationConfig, LabelledData
 from tfx_jax.tasks.language_modeling import LanguageModelConfig
 from tfx_jax.tasks.pair_data import PairData
 from tfx_jax.tasks.question_answering import QuestionAnsweringConfig, QuestionData
 from tfx_jax.tasks.span_corruption import SpanCorruptionConfig
+from tfx_jax.tasks.speech_recognition import SpeechData, SpeechRecognitionConfig
 from tfx_jax.tasks.tagging import TaggedData, TaggingConfig
 from tfx_jax.tasks.text_data import TextData
 from tfx_jax.tasks.text_to_text import TextToTextConfig
@@ -24,6 +25,7 @@ TRAININGS = [
     (T5Config, TextToTextConfig, LabelledData),
     (T5Config, TextToTextConfig, TaggedData),
     (T5Config, TextToTextConfig, QuestionData),
+    (SanCTCConfig, SpeechRecognitionConfig, SpeechData),
 ]
 """Every task with each of its data, and a model that it takes: the classes of configurations of model, task and data.
 

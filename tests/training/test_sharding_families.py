@@ -1,4 +1,4 @@
-"""GPT, BERT and T5 on a mesh as on one device: their stacks may lie inside other modules, their units be gated."""
+"""Other models on a mesh as on one device: their stacks may lie inside other modules, their units be gated."""
 
 import functools
 
@@ -7,10 +7,11 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from tfx_jax.models import GPT, T5, BertConfig, GPTConfig, T5Config
+from tfx_jax.models import GPT, T5, BertConfig, GPTConfig, SanCTC, SanCTCConfig, T5Config
 from tfx_jax.models.bert_heads import BertPretraining
 from tfx_jax.tasks.bert_pretraining import pretraining_loss
 from tfx_jax.tasks.language_modeling import language_model_loss
+from tfx_jax.tasks.speech_recognition import recognition_loss
 from tfx_jax.tasks.translation import translation_loss
 from tfx_jax.training.config import OptimizerConfig
 from tfx_jax.training.optimizer import make_optimizer
@@ -39,6 +40,16 @@ def chosen():
     }
 
 
+def speech():
+    rng = np.random.default_rng(0)
+    return {
+        "frames": rng.normal(size=(B, 2 * T, 5)).astype(np.float32),
+        "num_frames": np.arange(2 * T - B, 2 * T, dtype=np.int32),
+        "labels": rng.integers(1, V, (B, 3)).astype(np.int32),
+        "num_labels": np.arange(B, dtype=np.int32) % 3,
+    }
+
+
 # A model, its configuration, its loss, a batch; a matrix that "fsdp" and "tensor" divide; and a mesh.
 FAMILIES = {
     "gpt": (
@@ -63,6 +74,14 @@ FAMILIES = {
         translation_loss,
         lambda: {"source": text(), "target": text()},
         ("decoder_layers", "feed_forward", "gate"),
+        {"data": 2, "fsdp": 2, "tensor": 2},
+    ),
+    "san_ctc": (
+        SanCTC,
+        SanCTCConfig(**SIZES, attention_dropout_rate=0.1, num_features=5, subsampling=2),
+        recognition_loss,
+        speech,
+        ("encoder_layers", "feed_forward", "up"),
         {"data": 2, "fsdp": 2, "tensor": 2},
     ),
 }
@@ -98,7 +117,7 @@ def train(family, mesh):
 
 
 @pytest.mark.parametrize(
-    "family", ["gpt", *(pytest.param(family, marks=pytest.mark.slow) for family in ("bert", "t5"))]
+    "family", ["gpt", *(pytest.param(family, marks=pytest.mark.slow) for family in ("bert", "t5", "san_ctc"))]
 )
 def test_training_on_a_mesh_is_that_on_one_device(family):
     state, losses = train(family, make_mesh(**FAMILIES[family][5]))

@@ -18,7 +18,9 @@ class ModelConfig(Protocol):
     Attributes:
       kind: what the model computes, which decides the tasks that it can be trained on: "encoder_decoder" takes sources
         and targets and gives the logits of the targets, "decoder" gives the logits of what follows each token, "bert"
-        is the body below the heads of `tfx_jax.models.bert_heads`. A new kind is a new word here and in its task.
+        is the body below the heads of `tfx_jax.models.bert_heads`, "ctc" takes frames and gives the logits of labels
+        at fewer steps, of which the configuration's `num_steps(num_frames)` count. A new kind is a new word here and
+        in its task.
       is_causal: whether a position may not see later ones, at least in a decoder.
       has_position_bias: whether attention is given a bias for each pair of positions.
     """

@@ -1,0 +1,197 @@
+"""SAN-CTC: self-attention over frames, which says a label or nothing at each step (Salazar et al., 2019)."""
+
+import copy
+import dataclasses
+import functools
+from typing import Any, ClassVar
+
+import jax.numpy as jnp
+from flax import nnx
+from jaxtyping import Array, Float, Int
+
+from tfx_jax.fields import at_least, fraction, one_of
+from tfx_jax.functional.dropout import dropout
+from tfx_jax.functional.masks import padding_mask
+from tfx_jax.functional.positions import sinusoidal_positions
+from tfx_jax.models.config import DTYPES
+from tfx_jax.models.flops import stack_flops
+from tfx_jax.nn.attention import MultiHeadAttention, ShardAttention
+from tfx_jax.nn.cores import AttentionConfig, AttentionFn
+from tfx_jax.nn.feed_forward import FeedForward
+from tfx_jax.nn.layers import EncoderLayer, Residual
+from tfx_jax.nn.normalization import LayerNorm
+from tfx_jax.nn.stack import REMATS, scan_layers, stack_layers
+
+
+@dataclasses.dataclass(unsafe_hash=True)  # a model keeps a copy of its own, as a static part
+class SanCTCConfig:
+    """Sizes of a SAN-CTC; the defaults are those of the paper's model (https://arxiv.org/abs/1901.10055, section 4).
+
+    What differs from the paper: layers are pre-norm, so that small models train without a long warm-up.
+    """
+
+    vocab_size: int = at_least(0, 29)  # labels, among them the blank, which is 0; a task sets how many it has
+    num_features: int = at_least(1, 80)  # of a frame
+    subsampling: int = at_least(1, 3)  # frames that are stacked into one step
+    num_layers: int = at_least(1, 10)
+    d_model: int = at_least(1, 512)
+    num_heads: int = at_least(1, 8)
+    d_ff: int | None = at_least(1, None)  # None: 4 * d_model
+    dropout_rate: float = fraction(0.1)  # of each sublayer's output and of the sums of steps and positions
+    attention_dropout_rate: float = fraction(0.1)  # of the attention weights
+    attention: AttentionConfig = dataclasses.field(default_factory=AttentionConfig)  # of every layer
+    dtype: str = one_of(DTYPES, "float32")  # of the computation; parameters, logits and statistics stay float32
+    remat: str = one_of(REMATS, "none")  # what the backward pass computes again: "full" layers, all but "dots"
+
+    kind: ClassVar[str] = "ctc"
+    is_causal: ClassVar[bool] = False
+    has_position_bias: ClassVar[bool] = False
+
+    def validate(self) -> None:
+        """See `tfx_jax.models.config.ModelConfig`."""
+        if self.d_model % self.num_heads:
+            raise ValueError(f"d_model={self.d_model} is not divisible by num_heads={self.num_heads}")
+        if self.d_model % 2:
+            raise ValueError(f"d_model={self.d_model} must be even for sinusoidal positions")
+
+    def tiny(self, *, max_length: int) -> None:
+        """See `tfx_jax.models.config.ModelConfig`; positions are not learned, so that any length will do."""
+        del max_length
+        self.num_features, self.subsampling = 8, 2
+        self.num_layers, self.d_model, self.num_heads, self.d_ff = 1, 32, 2, 64
+
+    def make(self, *, shard_attention: ShardAttention | None = None, rngs: nnx.Rngs) -> "SanCTC":
+        """See `tfx_jax.models.config.MakesModel`."""
+        return SanCTC(self, shard_attention=shard_attention, rngs=rngs)
+
+    def num_steps(self, num_frames: Any) -> Any:
+        """Returns how many steps that many frames become, of a number or of an array of integers."""
+        return -(-num_frames // self.subsampling)
+
+    def training_flops(self, rows: int, num_frames: int) -> int:
+        """Counts the model FLOPs of a training step on rows of `num_frames`, see `tfx_jax.models.flops`."""
+        steps = self.num_steps(num_frames)
+        stack = stack_flops(
+            rows=rows,
+            length=steps,
+            num_predicted=steps,
+            vocab_size=self.vocab_size,
+            num_layers=self.num_layers,
+            d_model=self.d_model,
+            num_heads=self.num_heads,
+            d_k=None,
+            d_ff=self.d_ff,
+        )
+        return stack + 6 * rows * steps * self.subsampling * self.num_features * self.d_model
+
+
+class SanCTC(nnx.Module):
+    """Stacked frames, projected, with sinusoidal positions; pre-norm encoder layers; logits of labels at each step."""
+
+    def __init__(
+        self,
+        config: SanCTCConfig,
+        *,
+        attention_fn: AttentionFn | None = None,
+        shard_attention: ShardAttention | None = None,
+        rngs: nnx.Rngs,
+    ):
+        """Draws the parameters.
+
+        Args:
+          config: the sizes.
+          attention_fn: the attention of every layer, with the signature of `dot_product_attention`; None means what
+            `config.attention` names.
+          shard_attention: calls it on a mesh, see `tfx_jax.nn.MultiHeadAttention`.
+          rngs: stream `params`.
+
+        Raises:
+          ValueError: if the sizes contradict each other.
+        """
+        c = config
+        c.validate()
+        c.attention.check()
+        dtype = jnp.dtype(c.dtype)
+        residual = functools.partial(Residual, c.d_model, dropout_rate=c.dropout_rate, pre_norm=True)
+
+        def make_layer(rngs: nnx.Rngs) -> EncoderLayer:
+            attention = MultiHeadAttention(
+                c.d_model,
+                c.num_heads,
+                dropout_rate=c.attention_dropout_rate,
+                attention_fn=attention_fn or c.attention.make(c.num_heads, c.d_model // c.num_heads, rngs=rngs),
+                shard_attention=shard_attention,
+                dtype=dtype,
+                rngs=rngs,
+            )
+            d_ff = 4 * c.d_model if c.d_ff is None else c.d_ff
+            return EncoderLayer(attention, FeedForward(c.d_model, d_ff, dtype=dtype, rngs=rngs), residual)
+
+        self.frames = nnx.Linear(c.subsampling * c.num_features, c.d_model, dtype=dtype, rngs=rngs)
+        self.encoder_layers = stack_layers(make_layer, c.num_layers, rngs)
+        self.norm = LayerNorm(c.d_model)
+        self.classifier = nnx.Linear(c.d_model, c.vocab_size, dtype=jnp.float32, rngs=rngs)
+        self.config = copy.deepcopy(c)
+
+    def __call__(
+        self,
+        frames: Float[Array, "B T F"],
+        num_frames: Int[Array, " B"],
+        *,
+        rngs: nnx.Rngs | None = None,
+        return_attention: bool = False,
+    ) -> Any:
+        """Reads frames; every step sees all others of its row.
+
+        Args:
+          frames: [B, T, F], T of any size; what stands behind the frames of a row means nothing.
+          num_frames: how many there are in each row, [B]; 0 for a row that is none.
+          rngs: stream `dropout`; None means evaluation.
+          return_attention: also return every attention map.
+
+        Returns:
+          Logits of the labels, float32 [B, S, V] with S = ceil(T / subsampling), of which the first
+          ceil(num_frames / subsampling) of each row count; with `return_attention` a pair of these and
+          {"encoder/0/self": [B, N, S, S], ...}.
+
+        Raises:
+          ValueError: if the frames have another number of features than the configuration says.
+        """
+        c = self.config
+        if frames.shape[2] != c.num_features:
+            raise ValueError(f"frames of {frames.shape[2]} features, but the model has num_features={c.num_features}")
+        x = self.frames(stack_frames(frames, num_frames, c.subsampling))
+        positions = sinusoidal_positions(jnp.arange(x.shape[1]), c.d_model)
+        x = x + positions[None].astype(x.dtype)
+        x = dropout(x, c.dropout_rate, rngs.dropout() if rngs is not None and c.dropout_rate else None)
+        mask = padding_mask(c.num_steps(num_frames), x.shape[1])
+
+        def encode(layer: EncoderLayer, x: Array, rngs: nnx.Rngs | None) -> tuple[Array, Any]:
+            return layer(x, mask=mask, rngs=rngs, return_weights=return_attention)
+
+        x, maps = scan_layers(encode, self.encoder_layers, x, rngs, remat=c.remat)
+        logits = self.classifier(self.norm(x).astype(jnp.float32))
+        if not return_attention:
+            return logits
+        return logits, {f"encoder/{index}/self": weights for index, weights in enumerate(maps["self"])}
+
+
+def stack_frames(
+    frames: Float[Array, "B T F"], num_frames: Int[Array, " B"], size: int
+) -> Float[Array, "B steps size*F"]:
+    """Puts every `size` frames beside each other, as one step (Salazar et al., 2019, section 3.2: "reshape").
+
+    Args:
+      frames: [B, T, F].
+      num_frames: how many of them each row has, [B]; the others become zeros.
+      size: frames of a step; a last step that is not full has zeros for the rest.
+
+    >>> frames = jnp.array([[[1.0], [2.0], [3.0], [9.0]]])
+    >>> stack_frames(frames, jnp.array([3]), 2).tolist()
+    [[[1.0, 2.0], [3.0, 0.0]]]
+    """
+    rows, length, features = frames.shape
+    exists = jnp.arange(length)[None] < num_frames[:, None]
+    frames = jnp.where(exists[..., None], frames, jnp.zeros((), frames.dtype))
+    frames = jnp.pad(frames, ((0, 0), (0, -length % size), (0, 0)))
+    return frames.reshape(rows, -1, size * features)
