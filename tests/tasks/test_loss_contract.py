@@ -14,6 +14,7 @@ from tfx_jax import models
 from tfx_jax.models.transformer_xl import TransformerXL, TransformerXLConfig
 from tfx_jax.tasks.bert_pretraining import pretraining_loss
 from tfx_jax.tasks.classification import classification_loss
+from tfx_jax.tasks.duplication import duplicate, duplication_loss
 from tfx_jax.tasks.language_modeling import language_model_loss
 from tfx_jax.tasks.question_answering import span_loss
 from tfx_jax.tasks.recurrent_language_modeling import recurrent_language_model_loss
@@ -87,6 +88,12 @@ def speech(rng, texts):
     frames = rng.normal(size=(ROWS, 2 * T, 5)).astype(np.float32)
     labels = rng.integers(1, V, (ROWS, 5)).astype(np.int32)
     return {"frames": frames, "num_frames": num_frames, "labels": labels, "num_labels": num_labels}
+def duplicated(rng, texts):
+    examples = [duplicate(rng.integers(1, V, T // 2 - 1)) for _ in range(ROWS)]
+    batch = jax.tree.map(lambda *rows: np.stack(rows), *examples)
+    return {
+        name: np.where(texts["row_weights"][:, None] > 0, rows, 0).astype(rows.dtype) for name, rows in batch.items()
+    }
 
 
 CASES = {
@@ -109,6 +116,12 @@ CASES = {
         TransformerXLConfig(**SIZES, d_ff=12),
         segments,
         lambda batch: {"inputs": batch["weights"] == 0, "targets": batch["weights"] == 0},
+    "duplication": Case(
+        duplication_loss,
+        models.GPT,
+        GPT,
+        duplicated,
+        lambda batch: {"inputs": ~batch["weights"].any(axis=1)[:, None], "targets": batch["weights"] == 0},
     ),
     "pretraining": Case(
         pretraining_loss,
