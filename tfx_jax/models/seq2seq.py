@@ -428,7 +428,7 @@ class Seq2Seq(nnx.Module):
     def decoder(self, *, int8: bool = False) -> Decoder:
         """Returns the model itself, see `tfx_jax.nn.decoding.DecodingModel`."""
         if int8:
-            raise UserError("a Seq2Seq has no products of integers: decode without --int8")
+            raise UserError("a Seq2Seq has no products of integers: leave int8 out")
         return self
 
     @property
