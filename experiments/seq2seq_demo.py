@@ -10,9 +10,10 @@ the text is what `transformer_demo` learns (`tfx_jax.toy_grammar`), and so are a
 either side. What is to be seen is the paper's own finding, that a fixed vector falls behind as sentences grow, and the
 alignment, which crosses from one word order to the other:
 
-    tfx-jax attend --workdir=runs/seq2seq --source="did yumi break ken 's bicycle on thursday ?" --output=attention.png
+    tfx-jax attend --workdir=runs/seq2seq --source="did yumi break ken 's bicycle ?" --output=attention.png
 
-Measured here: not yet run to its end.
+Measured here: not yet run to its end. After 150 of the 1,500 steps of `luong`, still warming up and with beam 2, the
+loss was 2.15 nats and tokenised BLEU 21.03 on validation.
 """
 
 from tfx_jax.models.seq2seq import Seq2SeqConfig

@@ -130,7 +130,7 @@ def lengths(tokens):
     return (tokens != 0).sum(axis=1)
 
 
-@pytest.mark.parametrize("name", slow_but(CASES, *QUICK))
+@pytest.mark.parametrize("name", slow_but(CASES, *QUICK, "dot-lstm"))
 def test_logits_and_alignments_are_those_of_a_loop(name):
     model = make(name)
     logits, maps = with_maps(model, SOURCE, TARGET) if name in ATTENDING else (forward(model, SOURCE, TARGET), {})

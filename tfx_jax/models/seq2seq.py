@@ -17,6 +17,7 @@ from tfx_jax.fields import at_least, fraction, one_of
 from tfx_jax.functional.additive import additive_attention, attentional_vector, general_attention
 from tfx_jax.functional.attention import dot_product_attention
 from tfx_jax.functional.dropout import dropout
+from tfx_jax.functional.recurrent import State, gru_cell, lstm_cell, narrow_product, scan_cell
 from tfx_jax.functional.search import BeamInvariant
 from tfx_jax.models.config import DTYPES
 from tfx_jax.models.encoder_decoder import shift_right, source_mask, with_padding
@@ -25,49 +26,6 @@ from tfx_jax.nn.cores import AttentionConfig
 from tfx_jax.nn.decoding import Decoder
 from tfx_jax.nn.embedding import Embedding
 from tfx_jax.nn.stack import scan_layers, stack_layers, unstack_layers
-
-State = tuple[Float[Array, "B H"], ...]
-"""What a cell remembers, float32: of a GRU (h,), of an LSTM (h, c); the first is its output."""
-
-
-def lstm_cell(gates: Float[Array, "B 4*H"], state: State, recurrent: Float[Array, "H 4*H"]) -> State:
-    """Takes one step of an LSTM with a forget gate (Hochreiter and Schmidhuber, 1997; Gers et al., 2000).
-
-    c' = f c + i g and h' = o tanh(c'), where i, f, o = sigmoid and g = tanh of x W + b + h U.
-
-    Args:
-      gates: x W + b, in the order i, f, g, o, float32.
-      state: (h, c).
-      recurrent: U.
-
-    >>> [float(x[0, 0]) for x in lstm_cell(jnp.zeros((1, 4)), (jnp.zeros((1, 1)), jnp.ones((1, 1))), jnp.ones((1, 4)))]
-    [0.23105858266353607, 0.5]
-    """
-    h, c = state
-    i, f, g, o = jnp.split(gates + _product(h, recurrent), 4, axis=-1)
-    c = jax.nn.sigmoid(f) * c + jax.nn.sigmoid(i) * jnp.tanh(g)
-    return jax.nn.sigmoid(o) * jnp.tanh(c), c
-
-
-def gru_cell(gates: Float[Array, "B 3*H"], state: State, recurrent: Float[Array, "H 3*H"]) -> State:
-    """Takes one step of a GRU: equations 5 to 8 of Cho et al. (2014, https://arxiv.org/abs/1406.1078).
-
-    h' = z h + (1 - z) tanh(x W_n + b_n + (r h) U_n), where r, z = sigmoid of x W + b + h U: the reset gate acts before
-    the product, as in the paper, not behind it as in cuDNN.
-
-    Args:
-      gates: x W + b, in the order r, z, n, float32.
-      state: (h,).
-      recurrent: U.
-
-    >>> [float(x[0, 0]) for x in gru_cell(jnp.zeros((1, 3)), (jnp.ones((1, 1)),), jnp.zeros((1, 3)))]
-    [0.5]
-    """
-    (h,) = state
-    size = h.shape[-1]
-    r, z = jnp.split(jax.nn.sigmoid(gates[:, : 2 * size] + _product(h, recurrent[:, : 2 * size])), 2, axis=-1)
-    n = jnp.tanh(gates[:, 2 * size :] + _product(r * h, recurrent[:, 2 * size :]))
-    return (z * h + (1 - z) * n,)
 
 
 class Cell(NamedTuple):
@@ -79,31 +37,6 @@ class Cell(NamedTuple):
 
 
 CELLS = {"lstm": Cell(lstm_cell, 4, 2), "gru": Cell(gru_cell, 3, 1)}
-
-
-def scan_cell(
-    step: Callable[[Array, State, Array], State],
-    gates: Float[Array, "B T GH"],
-    state: State,
-    recurrent: Float[Array, "H GH"],
-    token_mask: Bool[Array, "B T"],
-    *,
-    is_reversed: bool = False,
-) -> tuple[Float[Array, "B T H"], State]:
-    """Runs a cell along a sequence; where there is no token the state stays what it was.
-
-    Returns:
-      The output at each position, and the state behind the last one (of a reversed scan, before the first).
-    """
-
-    def read(state: State, column: tuple[Array, Array]) -> tuple[State, Array]:
-        gates, exists = column
-        after = step(gates, state, recurrent)
-        state = tuple(jnp.where(exists[:, None], new, old) for new, old in zip(after, state, strict=True))
-        return state, state[0]
-
-    state, outputs = jax.lax.scan(read, state, (gates.swapaxes(0, 1), token_mask.T), reverse=is_reversed)
-    return outputs.swapaxes(0, 1), state
 
 
 VARIANTS = ("fixed", "bahdanau", "luong")
@@ -192,7 +125,7 @@ class RecurrentLayer(nnx.Module):
 
     def gates(self, x: Float[Array, "*batch I"]) -> Float[Array, "*batch GH"]:
         """What inputs add to the gates, float32: of a whole sequence one product."""
-        return _with_bias(_product(x.astype(self.dtype), self.kernel[...]), self.bias[...])
+        return _with_bias(narrow_product(x.astype(self.dtype), self.kernel[...]), self.bias[...])
 
     def __call__(self, gates: Float[Array, "B GH"], state: State) -> State:
         """Takes one step."""
@@ -218,9 +151,8 @@ class BidirectionalLayer(nnx.Module):
         """Returns both outputs at each position beside each other, and the last ones of either direction."""
         outputs, last = [], []
         for layer, is_reversed in ((self.forward, False), (self.backward, True)):
-            zeros = jnp.zeros((x.shape[0], x.shape[-1] // 2))
+            gates, zeros = layer.gates(x), jnp.zeros((x.shape[0], x.shape[-1] // 2))
             state = (zeros,) * self.num_states
-            gates = layer.gates(x)
             read, state = scan_cell(layer.step, gates, state, layer.weights, token_mask, is_reversed=is_reversed)
             outputs.append(read)
             last.append(state[0])
@@ -341,13 +273,13 @@ class Seq2Seq(nnx.Module):
             return layer(self._drop(x, rngs), token_mask)
 
         output, last = scan_layers(encode, self.encoder_layers, self.embedding(source), rngs)
-        keys = None if self.w_key is None else _product(output, self.w_key[...])[:, :, None]
+        keys = None if self.w_key is None else narrow_product(output, self.w_key[...])[:, :, None]
         return Memory(output, keys, source_mask(source, self.config.pad_id), last[-1])
 
     def _first_state(self, memory: Memory) -> DecoderState:
         """What the decoder begins with: states made of the encoder's last, and nothing attended to yet."""
         c = self.config
-        drawn = jnp.tanh(_with_bias(_product(memory.last, self.initial[...]), self.initial_bias[...]))
+        drawn = jnp.tanh(_with_bias(narrow_product(memory.last, self.initial[...]), self.initial_bias[...]))
         parts = jnp.split(drawn, c.decoder_depth * CELLS[c.cell].num_states, axis=-1)
         size = CELLS[c.cell].num_states
         layers = tuple(tuple(parts[start : start + size]) for start in range(0, len(parts), size))
@@ -369,17 +301,15 @@ class Seq2Seq(nnx.Module):
             if variant == "bahdanau":
                 context, weights = self._attend(state.layers[-1][0], memory)
             first, *others = state.layers
-            layers = [self.first_layer(gates + _product(context, feed), first)]
+            layers = [self.first_layer(gates + narrow_product(context, feed), first)]
             for number, (layer, before) in enumerate(zip(above, others, strict=True)):
                 below = dropout(layers[-1][0], rate, None if key is None else jax.random.fold_in(key, number))
                 layers.append(layer(layer.gates(below), before))
             output = layers[-1][0]
             if variant == "luong":
                 context, weights = self._attend(output, memory)
-                dtype = self.embedding.dtype
-                output = context = attentional_vector(context.astype(dtype), output.astype(dtype), readout).astype(
-                    jnp.float32
-                )
+                context, output = context.astype(readout.dtype), output.astype(readout.dtype)
+                output = context = attentional_vector(context, output, readout).astype(jnp.float32)
             return DecoderState(tuple(layers), context), (output, context), weights
 
         return advance
@@ -411,7 +341,7 @@ class Seq2Seq(nnx.Module):
         x, context = outputs
         if self.readout_bias is not None:
             told = jnp.concatenate([x, words.astype(x.dtype), context], axis=-1).astype(self.embedding.dtype)
-            hidden = _with_bias(_product(told, self.readout[...]), self.readout_bias[...])
+            hidden = _with_bias(narrow_product(told, self.readout[...]), self.readout_bias[...])
             x = hidden.reshape(*hidden.shape[:-1], -1, 2).max(axis=-1)
         return self.embedding.attend(self._drop(x, rngs))
 
@@ -464,12 +394,6 @@ class Seq2Seq(nnx.Module):
         advance = self._advance(cache["memory"].value)
         state, outputs, _ = advance(cache["state"], self.first_layer.gates(words))
         return self._logits(outputs, words), cache | {"state": state}
-
-
-def _product(x: Float[Array, "*batch I"], weights: Float[Array, "I J"]) -> Float[Array, "*batch J"]:
-    """Multiplies in the narrower of both dtypes, and sums in float32."""
-    dtype = min(x.dtype, weights.dtype, key=lambda dtype: dtype.itemsize)
-    return jnp.einsum("...I,IJ->...J", x.astype(dtype), weights.astype(dtype), preferred_element_type=jnp.float32)
 
 
 def _with_bias(x: Float[Array, "*batch J"], bias: Float[Array, " J"]) -> Float[Array, "*batch J"]:
