@@ -303,4 +303,14 @@ MUTANTS = (
         ("a step of decoding sees less", "min(reach[0] + first_row, s - t)", "min(reach[0], s - t)"),
         ("more queries than keys are taken", "if query.shape[1] > key.shape[1]:", "if False:"),
     ),
+    *in_file(
+        "functional/recurrent.py",
+        "models/test_seq2seq.py -k loop",
+        (
+            "the reset gate acts behind the product",
+            "narrow_product(r * h, recurrent[:, 2 * size :])",
+            "r * narrow_product(h, recurrent[:, 2 * size :])",
+        ),
+        ("padding is read", "jnp.where(exists[:, None], new, old)", "new"),
+    ),
 )

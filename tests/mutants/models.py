@@ -157,6 +157,22 @@ MUTANTS = (
         ),
     ),
     *in_file(
+        "models/seq2seq.py",
+        "models/test_seq2seq.py -k loop, models/test_seq2seq.py -k steps",
+        ("both directions read forwards", "is_reversed=is_reversed)", "is_reversed=False)"),
+        (
+            "no input feeding",
+            "DecoderState(tuple(layers), context), (output",
+            "DecoderState(tuple(layers), state.fed), (output",
+        ),
+        (
+            "Bahdanau asks with the first layer",
+            "self._attend(state.layers[-1][0], memory)",
+            "self._attend(state.layers[0][0], memory)",
+        ),
+        ("dot is scaled", "values, scale=1.0, **options", "values, **options"),
+    ),
+    *in_file(
         "models/vit.py",
         "models/test_vit.py",
         (

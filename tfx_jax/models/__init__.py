@@ -11,6 +11,7 @@ from tfx_jax.models.bert_heads import (
 )
 from tfx_jax.models.gpt import GPT, GPTConfig
 from tfx_jax.models.san_ctc import SanCTC, SanCTCConfig
+from tfx_jax.models.seq2seq import Seq2Seq, Seq2SeqConfig
 from tfx_jax.models.t5 import T5, T5Config
 from tfx_jax.models.transformer import Transformer, TransformerConfig
 from tfx_jax.models.vit import ViT, ViTClassifier, ViTConfig
@@ -29,6 +30,8 @@ __all__ = [
     "GPTConfig",
     "SanCTC",
     "SanCTCConfig",
+    "Seq2Seq",
+    "Seq2SeqConfig",
     "T5Config",
     "Transformer",
     "TransformerConfig",

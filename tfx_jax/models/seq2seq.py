@@ -1,0 +1,400 @@
+"""Recurrent encoder-decoders: a fixed context (Cho et al., 2014), Bahdanau's attention (2015), Luong's (2015)."""
+
+import copy
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any, ClassVar, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax.typing import DTypeLike
+from jaxtyping import Array, Bool, Float, Int
+
+from tfx_jax.errors import UserError
+from tfx_jax.fields import at_least, fraction, one_of
+from tfx_jax.functional.additive import additive_attention, attentional_vector, general_attention
+from tfx_jax.functional.attention import dot_product_attention
+from tfx_jax.functional.dropout import dropout
+from tfx_jax.functional.recurrent import State, gru_cell, lstm_cell, narrow_product, scan_cell
+from tfx_jax.functional.search import BeamInvariant
+from tfx_jax.models.config import DTYPES
+from tfx_jax.models.encoder_decoder import shift_right, source_mask, with_padding
+from tfx_jax.nn.attention import ShardAttention
+from tfx_jax.nn.cores import AttentionConfig
+from tfx_jax.nn.decoding import Decoder
+from tfx_jax.nn.embedding import Embedding
+from tfx_jax.nn.stack import scan_layers, stack_layers, unstack_layers
+
+
+class Cell(NamedTuple):
+    """A recurrent cell: its step, how many blocks of H columns its matrices have, and the arrays of its state."""
+
+    step: Callable[[Array, State, Array], State]
+    num_gates: int
+    num_states: int
+
+
+CELLS = {"lstm": Cell(lstm_cell, 4, 2), "gru": Cell(gru_cell, 3, 1)}
+
+
+VARIANTS = ("fixed", "bahdanau", "luong")
+SCORES = ("general", "dot")
+
+
+@dataclasses.dataclass(unsafe_hash=True)  # a model keeps a copy of its own, as a static part
+class Seq2SeqConfig:
+    """Sizes of a recurrent encoder-decoder.
+
+    `variant` says what the decoder is told of the source. "fixed": the same vector at every step, section 2.2 of Cho et
+    al. (2014). "bahdanau": what its last state attends to, additively, enters the next one, appendix A.2 of Bahdanau et
+    al. (2015, https://arxiv.org/abs/1409.0473). "luong": what its new state attends to joins it in an attentional
+    vector, which is fed to the next step, sections 3.1 and 3.3 of Luong et al. (2015, https://arxiv.org/abs/1508.04025).
+    """
+
+    # One vocabulary for both languages; of a training, 0: by the size of its text.
+    vocab_size: int = at_least(0, 30_000)
+    num_layers: int = at_least(1, 2)  # of the encoder, each in both directions
+    num_decoder_layers: int | None = at_least(1, None)  # None: num_layers
+    d_model: int = at_least(2, 512)  # of embeddings and decoder states; a direction of the encoder has half of it
+    cell: str = one_of(CELLS, "lstm")
+    variant: str = one_of(VARIANTS, "luong")
+    score: str = one_of(SCORES, "general")  # of "luong"; "bahdanau" has a hidden layer of d_model units
+    dropout_rate: float = fraction(0.2)  # between layers, not between steps (Zaremba et al., 2014)
+    attention: AttentionConfig = dataclasses.field(default_factory=AttentionConfig)  # as it is: see `variant`
+    pad_id: int = 0  # the token that fills a row
+    start_id: int = 1  # the one that the decoder reads first
+    eos_id: int = 2  # the one that ends a sentence; for whoever searches, the model itself does not care
+    dtype: str = one_of(DTYPES, "float32")  # of products; parameters, states and logits stay float32
+
+    kind: ClassVar[str] = "encoder_decoder"
+    is_causal: ClassVar[bool] = True
+    has_position_bias: ClassVar[bool] = False
+
+    def validate(self) -> None:
+        """See `tfx_jax.models.config.ModelConfig`."""
+        if self.d_model % 2:
+            raise ValueError(f"d_model must be even, half of it for each direction, got {self.d_model}")
+        if self.attention != AttentionConfig():
+            raise ValueError("attention is for models that attend to themselves: choose variant and score instead")
+
+    def tiny(self, *, max_length: int) -> None:
+        """See `tfx_jax.models.config.ModelConfig`."""
+        del max_length  # a recurrence has no end
+        self.vocab_size, self.num_layers, self.d_model = 1_000, 1, 32
+
+    def make(self, *, shard_attention: ShardAttention | None = None, rngs: nnx.Rngs) -> "Seq2Seq":
+        """See `tfx_jax.models.config.MakesModel`; one head of one query leaves a mesh nothing to divide."""
+        del shard_attention
+        return Seq2Seq(self, rngs=rngs)
+
+    @property
+    def decoder_depth(self) -> int:
+        """How many layers the decoder has."""
+        return self.num_layers if self.num_decoder_layers is None else self.num_decoder_layers
+
+    def training_flops(self, rows: int, source_length: int, target_length: int) -> int:
+        """See `tfx_jax.models.flops`."""
+        s, t, d, cell = source_length, target_length, self.d_model, CELLS[self.cell]
+        matrix = d * d
+        encoder = s * self.num_layers * 3 * cell.num_gates * matrix // 2  # of each direction [D + D / 2, G D / 2]
+        decoder = t * (3 + 2 * (self.decoder_depth - 1)) * cell.num_gates * matrix
+        readout = t * (2 if self.variant == "luong" else 6) * matrix
+        scoring = {"fixed": 0, "bahdanau": (s + t) * matrix, "luong": t * matrix if self.score == "general" else 0}
+        pairs = 0 if self.variant == "fixed" else 2 * s * t * d
+        initial = self.decoder_depth * cell.num_states * matrix
+        products = encoder + initial + decoder + readout + scoring[self.variant] + pairs
+        return 6 * rows * (products + t * d * self.vocab_size)
+
+
+class RecurrentLayer(nnx.Module):
+    """A cell's parameters: W [I, G H], U [H, G H] and b [G H]."""
+
+    def __init__(self, cell: Cell, input_size: int, size: int, *, dtype: DTypeLike = jnp.float32, rngs: nnx.Rngs):
+        """Draws W as Glorot and Bengio (2010) do and each block of U orthogonal; the forget gate starts open."""
+        glorot, orthogonal = nnx.initializers.glorot_uniform(), nnx.initializers.orthogonal()
+        blocks = range(cell.num_gates)
+        draw = lambda init, rows: jnp.concatenate([init(rngs.params(), (rows, size)) for _ in blocks], axis=1)  # noqa: E731
+        self.kernel = nnx.Param(draw(glorot, input_size))
+        self.recurrent = nnx.Param(draw(orthogonal, size))
+        bias = jnp.zeros(cell.num_gates * size)
+        is_lstm = cell.step is lstm_cell
+        self.bias = nnx.Param(bias.at[size : 2 * size].set(1.0) if is_lstm else bias)  # Jozefowicz et al. (2015)
+        self.step, self.dtype = cell.step, dtype
+
+    def gates(self, x: Float[Array, "*batch I"]) -> Float[Array, "*batch GH"]:
+        """What inputs add to the gates, float32: of a whole sequence one product."""
+        return _with_bias(narrow_product(x.astype(self.dtype), self.kernel[...]), self.bias[...])
+
+    def __call__(self, gates: Float[Array, "B GH"], state: State) -> State:
+        """Takes one step."""
+        return self.step(gates, state, self.weights)
+
+    @property
+    def weights(self) -> Array:
+        """U, as products take it."""
+        return self.recurrent[...].astype(self.dtype)
+
+
+class BidirectionalLayer(nnx.Module):
+    """Two cells that read in opposite directions (Schuster and Paliwal, 1997), each with half the units."""
+
+    def __init__(self, cell: Cell, size: int, *, dtype: DTypeLike = jnp.float32, rngs: nnx.Rngs):
+        make = functools.partial(RecurrentLayer, cell, size, size // 2, dtype=dtype, rngs=rngs)
+        self.forward, self.backward = make(), make()
+        self.num_states = cell.num_states
+
+    def __call__(
+        self, x: Float[Array, "B S D"], token_mask: Bool[Array, "B S"]
+    ) -> tuple[Float[Array, "B S D"], Float[Array, "B D"]]:
+        """Returns both outputs at each position beside each other, and the last ones of either direction."""
+        outputs, last = [], []
+        for layer, is_reversed in ((self.forward, False), (self.backward, True)):
+            gates, zeros = layer.gates(x), jnp.zeros((x.shape[0], x.shape[-1] // 2))
+            state = (zeros,) * self.num_states
+            read, state = scan_cell(layer.step, gates, state, layer.weights, token_mask, is_reversed=is_reversed)
+            outputs.append(read)
+            last.append(state[0])
+        return jnp.concatenate(outputs, axis=-1).astype(x.dtype), jnp.concatenate(last, axis=-1)
+
+
+class Memory(NamedTuple):
+    """What a decoder has of a source."""
+
+    output: Float[Array, "B S D"]
+    keys: Float[Array, "B S 1 D"] | None  # of "bahdanau": multiplied once, not at every step
+    mask: Bool[Array, "B 1 1 S"]
+    last: Float[Array, "B D"]  # the last output of either direction, float32
+
+
+class DecoderState(NamedTuple):
+    """What a decoder hands on: the state of each layer, and what it is told beside the next word."""
+
+    layers: tuple[State, ...]
+    fed: Float[Array, "R D"]
+
+
+class Seq2Seq(nnx.Module):
+    """A bidirectional encoder and a decoder over one embedding, which is the output layer as well.
+
+    It is its own `tfx_jax.nn.decoding.Decoder`.
+    """
+
+    continues_inputs = False
+
+    def __init__(self, config: Seq2SeqConfig, *, rngs: nnx.Rngs):
+        """Draws the parameters.
+
+        Args:
+          config: the sizes.
+          rngs: stream `params`.
+
+        Raises:
+          ValueError: if `d_model` is odd, or there is no such cell, variant, score or start token.
+        """
+        c = config
+        c.validate()
+        for name, choices in (("cell", tuple(CELLS)), ("variant", VARIANTS), ("score", SCORES)):
+            if (value := getattr(c, name)) not in choices:
+                raise ValueError(f"{name}={value!r} is none of {', '.join(choices)}")
+        if not 0 <= c.start_id < c.vocab_size:
+            raise ValueError(f"start_id={c.start_id} is no token of a vocabulary of {c.vocab_size}")
+        cell, d, dtype = CELLS[c.cell], c.d_model, jnp.dtype(c.dtype)
+        glorot = nnx.initializers.glorot_uniform()
+        matrix = lambda rows, columns: nnx.Param(glorot(rngs.params(), (rows, columns)))  # noqa: E731
+        self.embedding = Embedding(c.vocab_size, d, dtype=dtype, rngs=rngs)
+        self.encoder_layers = stack_layers(
+            lambda rngs: BidirectionalLayer(cell, d, dtype=dtype, rngs=rngs), c.num_layers, rngs
+        )
+        self.initial = matrix(d, c.decoder_depth * cell.num_states * d)
+        self.initial_bias = nnx.Param(jnp.zeros(c.decoder_depth * cell.num_states * d))
+        # The first layer is told two things, the word before and what is fed; layers above, the output below.
+        self.first_layer = RecurrentLayer(cell, d, d, dtype=dtype, rngs=rngs)
+        self.feed = matrix(d, cell.num_gates * d)
+        above = functools.partial(RecurrentLayer, cell, d, d, dtype=dtype)
+        self.decoder_layers = (
+            stack_layers(lambda rngs: above(rngs=rngs), c.decoder_depth - 1, rngs) if c.decoder_depth > 1 else None
+        )
+        is_additive, is_general = c.variant == "bahdanau", c.variant == "luong" and c.score == "general"
+        self.w_query = matrix(d, d) if is_additive or is_general else None
+        self.w_key = matrix(d, d) if is_additive else None
+        self.v = nnx.Param(nnx.initializers.normal(d**-0.5)(rngs.params(), (d,))) if is_additive else None
+        # Luong's equation 5, or the maxout layer that Cho and Bahdanau have (Goodfellow et al., 2013).
+        self.readout = matrix(2 * d, d) if c.variant == "luong" else matrix(3 * d, 2 * d)
+        self.readout_bias = None if c.variant == "luong" else nnx.Param(jnp.zeros(2 * d))
+        self.config = copy.deepcopy(c)
+
+    def __call__(
+        self,
+        source: Int[Array, "B S"],
+        target: Int[Array, "B T"],
+        *,
+        rngs: nnx.Rngs | None = None,
+        return_attention: bool = False,
+    ) -> Any:
+        """Scores every next target token, given the source and the target tokens before it (teacher forcing).
+
+        Args:
+          source: source tokens, `config.pad_id` where there is none.
+          target: target tokens to be predicted; the decoder reads them shifted right behind the start token.
+          rngs: stream `dropout`; None means evaluation.
+          return_attention: also return the alignment.
+
+        Returns:
+          float32 logits, [B, T, V]; with `return_attention` a pair of these and a dictionary of one map, [B, 1, T, S],
+          named by the layer that attends, the last: "decoder/1/cross" of two.
+
+        Raises:
+          UserError: if an alignment is asked of a model with a fixed context.
+        """
+        if return_attention and self.config.variant == "fixed":
+            raise UserError('a model with config.model.variant="fixed" has no attention: there is no map of it')
+        memory = self._read(source, rngs)
+        words = self._drop(self.embedding(shift_right(target, self.config.start_id)), rngs)
+        inputs = self.first_layer.gates(words).swapaxes(0, 1), self._step_keys(rngs, target.shape[1])
+        advance = self._advance(memory)
+
+        def write(state: DecoderState, given: tuple[Array, Array | None]) -> tuple[DecoderState, Any]:
+            state, outputs, weights = advance(state, *given)
+            return state, (outputs, weights[:, :, 0] if return_attention else None)
+
+        _, (outputs, maps) = jax.lax.scan(write, self._first_state(memory), inputs)
+        logits = self._logits(jax.tree.map(lambda x: x.swapaxes(0, 1), outputs), words, rngs)
+        if not return_attention:
+            return logits
+        return logits, {f"decoder/{self.config.decoder_depth - 1}/cross": jnp.moveaxis(maps, 0, 2)}
+
+    def _read(self, source: Int[Array, "B S"], rngs: nnx.Rngs | None) -> Memory:
+        """Runs the encoder."""
+        token_mask = source != self.config.pad_id
+
+        def encode(layer: BidirectionalLayer, x: Array, rngs: nnx.Rngs | None) -> tuple[Array, Array]:
+            return layer(self._drop(x, rngs), token_mask)
+
+        output, last = scan_layers(encode, self.encoder_layers, self.embedding(source), rngs)
+        keys = None if self.w_key is None else narrow_product(output, self.w_key[...])[:, :, None]
+        return Memory(output, keys, source_mask(source, self.config.pad_id), last[-1])
+
+    def _first_state(self, memory: Memory) -> DecoderState:
+        """What the decoder begins with: states made of the encoder's last, and nothing attended to yet."""
+        c = self.config
+        drawn = jnp.tanh(_with_bias(narrow_product(memory.last, self.initial[...]), self.initial_bias[...]))
+        parts = jnp.split(drawn, c.decoder_depth * CELLS[c.cell].num_states, axis=-1)
+        size = CELLS[c.cell].num_states
+        layers = tuple(tuple(parts[start : start + size]) for start in range(0, len(parts), size))
+        return DecoderState(layers, memory.last if c.variant == "fixed" else jnp.zeros_like(memory.last))
+
+    def _advance(self, memory: Memory) -> Callable[..., tuple[DecoderState, tuple[Array, Array], Any]]:
+        """Makes the step: from a state and a word's share of the first gates to the next state.
+
+        It also returns what the readout is made of, the last layer's output and its context (of "luong" the attentional
+        vector itself, twice), and the weights of the attention, [B, 1, R / B, S], if any. A stack is taken apart here,
+        outside of the loop over steps.
+        """
+        above = [] if self.decoder_layers is None else unstack_layers(self.decoder_layers)
+        feed, readout = (param[...].astype(self.embedding.dtype) for param in (self.feed, self.readout))
+        variant, rate = self.config.variant, self.config.dropout_rate
+
+        def advance(state: DecoderState, gates: Array, key: Array | None = None) -> Any:
+            context, weights = state.fed, None
+            if variant == "bahdanau":
+                context, weights = self._attend(state.layers[-1][0], memory)
+            first, *others = state.layers
+            layers = [self.first_layer(gates + narrow_product(context, feed), first)]
+            for number, (layer, before) in enumerate(zip(above, others, strict=True)):
+                below = dropout(layers[-1][0], rate, None if key is None else jax.random.fold_in(key, number))
+                layers.append(layer(layer.gates(below), before))
+            output = layers[-1][0]
+            if variant == "luong":
+                context, weights = self._attend(output, memory)
+                context, output = context.astype(readout.dtype), output.astype(readout.dtype)
+                output = context = attentional_vector(context, output, readout).astype(jnp.float32)
+            return DecoderState(tuple(layers), context), (output, context), weights
+
+        return advance
+
+    def _attend(
+        self, query: Float[Array, "R D"], memory: Memory
+    ) -> tuple[Float[Array, "R D"], Float[Array, "B 1 W S"]]:
+        """Returns contexts and weights; the W beams of a source are so many queries, which share its keys."""
+        b, _, d = memory.output.shape
+        queries = query.astype(memory.output.dtype).reshape(b, -1, 1, d)
+        values = memory.output[:, :, None]
+        w = None if self.w_query is None else self.w_query[...]
+        options: dict[str, Any] = {"mask": memory.mask, "return_weights": True}
+        if memory.keys is not None:
+            assert self.v is not None
+            context, weights = additive_attention(
+                queries, memory.keys, values, w_query=w, w_key=None, v=self.v[...], **options
+            )
+        elif w is not None:
+            context, weights = general_attention(queries, values, values, w=w, **options)
+        else:
+            context, weights = dot_product_attention(queries, values, values, scale=1.0, **options)
+        return context.reshape(query.shape).astype(jnp.float32), weights
+
+    def _logits(
+        self, outputs: tuple[Array, Array], words: Float[Array, "*batch D"], rngs: nnx.Rngs | None = None
+    ) -> Float[Array, "*batch V"]:
+        """Scores the vocabulary; of "luong" from the attentional vector, else from a maxout layer."""
+        x, context = outputs
+        if self.readout_bias is not None:
+            told = jnp.concatenate([x, words.astype(x.dtype), context], axis=-1).astype(self.embedding.dtype)
+            hidden = _with_bias(narrow_product(told, self.readout[...]), self.readout_bias[...])
+            x = hidden.reshape(*hidden.shape[:-1], -1, 2).max(axis=-1)
+        return self.embedding.attend(self._drop(x, rngs))
+
+    def _drop(self, x: Array, rngs: nnx.Rngs | None) -> Array:
+        rate = self.config.dropout_rate
+        return dropout(x, rate, rngs.dropout() if rngs is not None and rate else None)
+
+    def _step_keys(self, rngs: nnx.Rngs | None, num_steps: int) -> Array | None:
+        """A key for each step, if there is dropout between the decoder's layers."""
+        if rngs is None or not self.config.dropout_rate or self.decoder_layers is None:
+            return None
+        return jax.random.split(rngs.dropout(), num_steps)
+
+    def decoder(self, *, int8: bool = False) -> Decoder:
+        """Returns the model itself, see `tfx_jax.nn.decoding.DecodingModel`."""
+        if int8:
+            raise UserError("a Seq2Seq has no products of integers: leave int8 out")
+        return self
+
+    @property
+    def vocab_size(self) -> int:
+        """As in the configuration."""
+        return self.config.vocab_size
+
+    @property
+    def pad_id(self) -> int:
+        """As in the configuration."""
+        return self.config.pad_id
+
+    def max_input_length(self, max_new_tokens: int) -> int | None:
+        """No limit."""
+        del max_new_tokens
+        return None
+
+    def encode(self, inputs: Int[Array, "B S"], token_mask: Bool[Array, "B S"] | None = None) -> Memory:
+        """Reads sources."""
+        return self._read(with_padding(inputs, token_mask, self.pad_id), None)
+
+    def init_cache(
+        self, memory: Memory, *, max_length: int, num_beams: int = 1
+    ) -> tuple[dict[str, Any], Int[Array, " B"]]:
+        """Begins; states follow their beams, and the memory stays where it is."""
+        del max_length, num_beams  # a state takes no more room for more steps, and the search repeats it
+        cache = {"state": self._first_state(memory), "memory": BeamInvariant(memory)}
+        return cache, jnp.full(memory.last.shape[:1], self.config.start_id)
+
+    def step(self, tokens: Int[Array, " R"], cache: dict[str, Any]) -> tuple[Float[Array, "R V"], dict[str, Any]]:
+        """Takes one token of each row."""
+        words = self.embedding(tokens)
+        advance = self._advance(cache["memory"].value)
+        state, outputs, _ = advance(cache["state"], self.first_layer.gates(words))
+        return self._logits(outputs, words), cache | {"state": state}
+
+
+def _with_bias(x: Float[Array, "*batch J"], bias: Float[Array, " J"]) -> Float[Array, "*batch J"]:
+    return x + bias.reshape((1,) * (x.ndim - 1) + bias.shape)
