@@ -88,6 +88,8 @@ def speech(rng, texts):
     frames = rng.normal(size=(ROWS, 2 * T, 5)).astype(np.float32)
     labels = rng.integers(1, V, (ROWS, 5)).astype(np.int32)
     return {"frames": frames, "num_frames": num_frames, "labels": labels, "num_labels": num_labels}
+
+
 def duplicated(rng, texts):
     examples = [duplicate(rng.integers(1, V, T // 2 - 1)) for _ in range(ROWS)]
     batch = jax.tree.map(lambda *rows: np.stack(rows), *examples)
@@ -116,6 +118,7 @@ CASES = {
         TransformerXLConfig(**SIZES, d_ff=12),
         segments,
         lambda batch: {"inputs": batch["weights"] == 0, "targets": batch["weights"] == 0},
+    ),
     "duplication": Case(
         duplication_loss,
         models.GPT,
