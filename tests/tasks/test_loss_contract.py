@@ -13,6 +13,7 @@ from flax import nnx
 from tfx_jax import models
 from tfx_jax.tasks.bert_pretraining import pretraining_loss
 from tfx_jax.tasks.classification import classification_loss
+from tfx_jax.tasks.duplication import duplicate, duplication_loss
 from tfx_jax.tasks.language_modeling import language_model_loss
 from tfx_jax.tasks.question_answering import span_loss
 from tfx_jax.tasks.tagging import IGNORED, tagging_loss
@@ -65,6 +66,14 @@ def sentence_pairs(rng, texts):
     return {"source": source.astype(np.int32), "target": target.astype(np.int32)}
 
 
+def duplicated(rng, texts):
+    examples = [duplicate(rng.integers(1, V, T // 2 - 1)) for _ in range(ROWS)]
+    batch = jax.tree.map(lambda *rows: np.stack(rows), *examples)
+    return {
+        name: np.where(texts["row_weights"][:, None] > 0, rows, 0).astype(rows.dtype) for name, rows in batch.items()
+    }
+
+
 CASES = {
     "translation": Case(
         translation_loss, models.Transformer, models.TransformerConfig(**SIZES, **SEQ2SEQ), sentence_pairs, None
@@ -78,6 +87,13 @@ CASES = {
         GPT,
         packed,
         lambda batch: {"inputs": batch["segment_ids"] == 0, "targets": batch["weights"] == 0},
+    ),
+    "duplication": Case(
+        duplication_loss,
+        models.GPT,
+        GPT,
+        duplicated,
+        lambda batch: {"inputs": ~batch["weights"].any(axis=1)[:, None], "targets": batch["weights"] == 0},
     ),
     "pretraining": Case(
         pretraining_loss,

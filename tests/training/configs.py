@@ -3,6 +3,7 @@
 from tfx_jax.models import BertConfig, GPTConfig, T5Config, TransformerConfig
 from tfx_jax.tasks.bert_pretraining import BertPretrainingConfig
 from tfx_jax.tasks.classification import ClassificationConfig, LabelledData
+from tfx_jax.tasks.duplication import DuplicationConfig, DuplicationData
 from tfx_jax.tasks.language_modeling import LanguageModelConfig
 from tfx_jax.tasks.pair_data import PairData
 from tfx_jax.tasks.question_answering import QuestionAnsweringConfig, QuestionData
@@ -16,6 +17,7 @@ from tfx_jax.training.config import ExperimentConfig
 TRAININGS = [
     (TransformerConfig, TranslationConfig, PairData),
     (GPTConfig, LanguageModelConfig, TextData),
+    (GPTConfig, DuplicationConfig, DuplicationData),
     (BertConfig, BertPretrainingConfig, TextData),
     (BertConfig, ClassificationConfig, LabelledData),
     (BertConfig, TaggingConfig, TaggedData),
