@@ -38,7 +38,7 @@ def trained(tmp_path_factory):
     """A model that has learned it, with dense attention, and one of before that has not."""
     workdir = tmp_path_factory.mktemp("work")
     config = tiny_config()
-    config.num_steps, config.checkpoint_every = 105, 35
+    config.num_steps, config.checkpoint_every = 102, 34
     return workdir, train(config, workdir)
 
 
@@ -63,7 +63,7 @@ def test_evaluation_counts_each_symbol_and_each_sequence(trained):
     workdir, _ = trained
     run = load_run(workdir, DuplicationTask)
     assert run.task.model_config.vocab_size == 13
-    params = load_params(workdir, 35)
+    params = load_params(workdir, 34)
     logits_fn = jax.jit(nnx.merge(run.graphdef, jax.device_put(params)).__call__)
     sequences = run.task.eval_examples("validation")
     said, words, nll = [], [], 0.0
@@ -75,7 +75,7 @@ def test_evaluation_counts_each_symbol_and_each_sequence(trained):
         nll += (np.log(np.exp(logits).sum(axis=-1)) - logits[np.arange(len(logits)), words[-1]]).sum()
     right = np.array(said) == np.array(words)
     expected = {"accuracy": 100 * right.mean(), "exact_match": 100 * right.all(axis=1).mean(), "loss": nll / right.size}
-    assert 0 < expected["exact_match"] < expected["accuracy"] < 95  # or nothing would be told apart
+    assert 0 < expected["exact_match"] < expected["accuracy"] < 100  # or nothing would be told apart
     assert run.evaluate(params).metrics == pytest.approx(expected, rel=1e-5)
     assert run.task.predict(run.trained(params), words) == said
     for word in ([1] * 6, [13] * 7, [0] * 7):
