@@ -66,14 +66,3 @@ MUTANTS += in_file(
     ("the first half has to be right", "| (weights == 0)).all", "& (weights >= 0)).all"),
     ("padding is right", "(is_right & is_row).sum", "is_right.sum"),
 )
-
-MUTANTS += in_file(
-    "tasks/duplication.py",
-    "tasks/test_duplication.py",
-    ("the second 0 counts", "weights[len(half) : -1] = 1", "weights[len(half) - 1 : -1] = 1"),
-    ("no symbol is the last", "self._length // 2 - 1, endpoint=True", "self._length // 2 - 1, endpoint=False"),
-    ("splits draw alike", "SPLITS.index(split), epoch)", "0, epoch)"),
-    ("epochs draw alike", "SPLITS.index(split), epoch)", "SPLITS.index(split), 0)"),
-    ("the first half has to be right", "| (weights == 0)).all", "& (weights >= 0)).all"),
-    ("padding is right", "(is_right & is_row).sum", "is_right.sum"),
-)

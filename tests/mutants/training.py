@@ -125,7 +125,12 @@ MUTANTS = (
             f"{_STATE} -k parts",
         ),
         ("replicas keep states apart", "jax.lax.pmean(model_state, axis_name)", "model_state", f"{_STATE} -k pmap"),
-        ("model state is a parameter", "nnx.state(model, nnx.Param, ...)", "nnx.state(model, ..., nnx.Param)", _STATE),
+        (
+            "model state is a parameter",
+            "params, keys, model_state = nnx.state(model, nnx.Param,",
+            "model_state, keys, params = nnx.state(model, nnx.Param,",
+            _STATE,
+        ),
         (
             "bad steps raise the mean",
             'jnp.where(is_bad | (metrics.means["loss"].weight == 0), mean, new_mean)',

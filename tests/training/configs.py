@@ -1,12 +1,14 @@
 """Configurations: of all that can be trained, and with other values."""
 
 from tfx_jax.models import BertConfig, GPTConfig, SanCTCConfig, T5Config, TransformerConfig
+from tfx_jax.models.transformer_xl import TransformerXLConfig
 from tfx_jax.tasks.bert_pretraining import BertPretrainingConfig
 from tfx_jax.tasks.classification import ClassificationConfig, LabelledData
 from tfx_jax.tasks.duplication import DuplicationConfig, DuplicationData
 from tfx_jax.tasks.language_modeling import LanguageModelConfig
 from tfx_jax.tasks.pair_data import PairData
 from tfx_jax.tasks.question_answering import QuestionAnsweringConfig, QuestionData
+from tfx_jax.tasks.recurrent_language_modeling import RecurrentLanguageModelConfig
 from tfx_jax.tasks.span_corruption import SpanCorruptionConfig
 from tfx_jax.tasks.speech_recognition import SpeechData, SpeechRecognitionConfig
 from tfx_jax.tasks.tagging import TaggedData, TaggingConfig
@@ -19,6 +21,7 @@ TRAININGS = [
     (TransformerConfig, TranslationConfig, PairData),
     (GPTConfig, LanguageModelConfig, TextData),
     (GPTConfig, DuplicationConfig, DuplicationData),
+    (TransformerXLConfig, RecurrentLanguageModelConfig, TextData),
     (BertConfig, BertPretrainingConfig, TextData),
     (BertConfig, ClassificationConfig, LabelledData),
     (BertConfig, TaggingConfig, TaggedData),

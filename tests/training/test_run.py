@@ -14,12 +14,16 @@ from flax import nnx
 
 import tfx_jax.tasks
 from tfx_jax.errors import UserError
-from tfx_jax.models import BertConfig, GPTConfig, T5Config, TransformerConfig
+from tfx_jax.models import BertConfig, GPTConfig, SanCTCConfig, Seq2SeqConfig, T5Config, TransformerConfig
+from tfx_jax.models.transformer_xl import TransformerXLConfig
 from tfx_jax.tasks.bert_pretraining import BertPretrainingConfig
 from tfx_jax.tasks.classification import ClassificationConfig
+from tfx_jax.tasks.duplication import DuplicationConfig
 from tfx_jax.tasks.language_modeling import LanguageModelConfig, LanguageModelTask
 from tfx_jax.tasks.question_answering import QuestionAnsweringConfig
+from tfx_jax.tasks.recurrent_language_modeling import RecurrentLanguageModelConfig
 from tfx_jax.tasks.span_corruption import SpanCorruptionConfig
+from tfx_jax.tasks.speech_recognition import SpeechRecognitionConfig
 from tfx_jax.tasks.tagging import TaggingConfig
 from tfx_jax.tasks.task import MetricInfo
 from tfx_jax.tasks.text_to_text import TextToTextConfig
@@ -33,12 +37,23 @@ KINDS = {
     TextToTextConfig: "encoder_decoder",
     SpanCorruptionConfig: "encoder_decoder",
     LanguageModelConfig: "decoder",
+    DuplicationConfig: "decoder",
+    RecurrentLanguageModelConfig: "recurrent_decoder",
+    SpeechRecognitionConfig: "ctc",
     BertPretrainingConfig: "bert",
     ClassificationConfig: "bert",
     TaggingConfig: "bert",
     QuestionAnsweringConfig: "bert",
 }
-MODELS = (TransformerConfig, T5Config, GPTConfig, BertConfig)
+MODELS = (
+    TransformerConfig,
+    T5Config,
+    Seq2SeqConfig,
+    GPTConfig,
+    TransformerXLConfig,
+    BertConfig,
+    SanCTCConfig,
+)
 
 
 def pairs(*, fit):

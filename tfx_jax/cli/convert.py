@@ -51,7 +51,10 @@ def run(argv: Sequence[str]) -> int:
     if arguments.workdir is not None:
         _refuse_to_overwrite(None, output, allowed=arguments.overwrite)
         trained, tokenizer = load_trained(arguments)
-        model = hf.completed(trained)
+        try:
+            model = hf.completed(trained)
+        except ValueError as error:
+            raise UserError(f"{arguments.workdir}: {error}") from None
         end = tokenizer.eos_id  # others learn from these fields where a generated text ends
         fields = {} if end is None else {"bos_token_id": end, "eos_token_id": end}
         _save(model, output, fields, options)

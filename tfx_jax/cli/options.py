@@ -53,6 +53,8 @@ def load_trained(arguments: argparse.Namespace, dtype: str | None = None) -> tup
     """
     run, params = load_model(arguments)
     tokenizer = getattr(run.task, "tokenizer", None)
+    if tokenizer is None:
+        raise UserError(f"{arguments.workdir} holds a model without a tokenizer: it neither reads nor writes text")
     if not isinstance(tokenizer, HFTokenizer):
         raise UserError(
             f"{arguments.workdir} holds a translation model, whose tokenizer has no Hugging Face form: "
