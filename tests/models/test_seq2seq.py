@@ -14,7 +14,6 @@ from tests.tiers import slow_but
 from tfx_jax.errors import UserError
 from tfx_jax.functional.beam_search import beam_search
 from tfx_jax.models.seq2seq import Seq2Seq, Seq2SeqConfig
-from tfx_jax.nn import AttentionConfig
 from tfx_jax.nn.decoding import DecodingModel
 
 B, S, T, V, D = 3, 7, 5, 23, 6
@@ -311,7 +310,6 @@ def test_the_forget_gate_starts_open():
         ({"variant": "global"}, "variant='global' is none of fixed, bahdanau, luong"),
         ({"score": "concat"}, "score='concat' is none of general, dot"),
         ({"start_id": V}, f"start_id={V} is no token"),
-        ({"attention": AttentionConfig("window")}, "attention is for models that attend to themselves"),
     ],
 )
 def test_what_does_not_fit_is_refused(fields, message):

@@ -1,6 +1,6 @@
 """What every model's configuration offers to tasks and to the trainer."""
 
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, Protocol, runtime_checkable
 
 from flax import nnx
 
@@ -21,16 +21,11 @@ class ModelConfig(Protocol):
         is the body below the heads of `tfx_jax.models.bert_heads`, "ctc" takes frames and gives the logits of labels
         at fewer steps, of which the configuration's `num_steps(num_frames)` count. A new kind is a new word here and
         in its task.
-      is_causal: whether a position may not see later ones, at least in a decoder.
-      has_position_bias: whether attention is given a bias for each pair of positions.
     """
 
     kind: ClassVar[str]
-    is_causal: ClassVar[bool]
-    has_position_bias: ClassVar[bool]
     vocab_size: int
     d_model: int
-    attention: AttentionConfig
     dtype: str
 
     def validate(self) -> None:
@@ -44,6 +39,21 @@ class ModelConfig(Protocol):
     def tiny(self, *, max_length: int) -> None:
         """Sets sizes that train in seconds on one CPU, for texts of up to `max_length` tokens."""
         ...
+
+
+@runtime_checkable
+class SelfAttentionConfig(Protocol):
+    """What the configuration of a model has besides whose positions attend to each other.
+
+    Attributes:
+      is_causal: whether a position may not see later ones, at least in a decoder.
+      has_position_bias: whether attention is given a bias for each pair of positions.
+      attention: of every layer.
+    """
+
+    is_causal: ClassVar[bool]
+    has_position_bias: ClassVar[bool]
+    attention: AttentionConfig
 
 
 class MakesModel(ModelConfig, Protocol):

@@ -22,7 +22,6 @@ from tfx_jax.functional.search import BeamInvariant
 from tfx_jax.models.config import DTYPES
 from tfx_jax.models.encoder_decoder import shift_right, source_mask, with_padding
 from tfx_jax.nn.attention import ShardAttention
-from tfx_jax.nn.cores import AttentionConfig
 from tfx_jax.nn.decoding import Decoder
 from tfx_jax.nn.embedding import Embedding
 from tfx_jax.nn.stack import scan_layers, stack_layers, unstack_layers
@@ -62,22 +61,17 @@ class Seq2SeqConfig:
     variant: str = one_of(VARIANTS, "luong")
     score: str = one_of(SCORES, "general")  # of "luong"; "bahdanau" has a hidden layer of d_model units
     dropout_rate: float = fraction(0.2)  # between layers, not between steps (Zaremba et al., 2014)
-    attention: AttentionConfig = dataclasses.field(default_factory=AttentionConfig)  # as it is: see `variant`
     pad_id: int = 0  # the token that fills a row
     start_id: int = 1  # the one that the decoder reads first
     eos_id: int = 2  # the one that ends a sentence; for whoever searches, the model itself does not care
     dtype: str = one_of(DTYPES, "float32")  # of products; parameters, states and logits stay float32
 
     kind: ClassVar[str] = "encoder_decoder"
-    is_causal: ClassVar[bool] = True
-    has_position_bias: ClassVar[bool] = False
 
     def validate(self) -> None:
         """See `tfx_jax.models.config.ModelConfig`."""
         if self.d_model % 2:
             raise ValueError(f"d_model must be even, half of it for each direction, got {self.d_model}")
-        if self.attention != AttentionConfig():
-            raise ValueError("attention is for models that attend to themselves: choose variant and score instead")
 
     def tiny(self, *, max_length: int) -> None:
         """See `tfx_jax.models.config.ModelConfig`."""

@@ -134,7 +134,8 @@ class Task(Protocol):
     """A task that is ready to train.
 
     A task whose examples go on from one batch to the next has `make_carry()` besides: what the first batch begins with,
-    arrays [B, ...]. Its loss takes the carry as a fourth argument and returns the next one.
+    arrays [B, ...]. Its loss takes the carry as a fourth argument, which may be left out, and returns the next one;
+    `tfx_jax.tasks.recurrent_language_modeling` is an example.
 
     Attributes:
       metrics: what evaluations measure; the first decides which checkpoint is best.
@@ -159,7 +160,7 @@ class Task(Protocol):
         ...
 
     def train_data(self, options: LoaderOptions) -> grain.IterDataset[Batch]:
-        """Returns endless training batches."""
+        """Returns endless training batches, with iterators of the class `tfx_jax.data.prefetch.PrefetchedIterator`."""
         ...
 
     def loss(self, model: Any, batch: dict[str, Array], rngs: nnx.Rngs | None) -> LossOutput:

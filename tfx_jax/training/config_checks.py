@@ -4,6 +4,7 @@ import re
 
 from tfx_jax.errors import UserError
 from tfx_jax.fields import check_fields
+from tfx_jax.models.config import SelfAttentionConfig
 from tfx_jax.training.config import ExperimentConfig
 
 
@@ -33,11 +34,12 @@ def _check_model(config: ExperimentConfig) -> None:
     model = config.model
     try:
         model.validate()
-        model.attention.check(
-            is_causal=model.is_causal,
-            has_bias=model.has_position_bias,
-            is_packed=getattr(config.task, "is_packed", False),
-        )
+        if isinstance(model, SelfAttentionConfig):
+            model.attention.check(
+                is_causal=model.is_causal,
+                has_bias=model.has_position_bias,
+                is_packed=getattr(config.task, "is_packed", False),
+            )
     except ValueError as error:
         field = re.match(r"\w*", str(error))
         dot = "." if field is not None and hasattr(model, field[0]) else ": "
@@ -59,7 +61,7 @@ def _check_mesh(config: ExperimentConfig) -> None:
                     f"config.mesh.sequence={mesh.sequence} divides positions, which a {type(part).__name__} does not "
                     "allow: leave it at 1"
                 )
-        if model.attention.name != "dense":
+        if isinstance(model, SelfAttentionConfig) and model.attention.name != "dense":
             raise UserError(
                 f"config.mesh.sequence={mesh.sequence} divides positions, which {model.attention.name} attention does "
                 "not allow: leave it at 1"
