@@ -38,7 +38,12 @@ def compile_quickly(environment: MutableMapping[str, str]) -> None:
     environment.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
     # The emitters of fusions take two thirds of a small program's time; newer versions cannot do without.
     if environment["JAX_DISABLE_MOST_OPTIMIZATIONS"] == "1" and _version("jaxlib") < (0, 11):
-        quickly = "--xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1"
+        # A program for several devices that comes out of the cache may run its collectives in another order on each of
+        # them, and wait for ever, unless they have an order.
+        quickly = (
+            "--xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1"
+            " --xla_cpu_enable_concurrency_optimized_scheduler=false"
+        )
         if quickly not in environment.get("XLA_FLAGS", ""):
             environment["XLA_FLAGS"] = f"{environment.get('XLA_FLAGS', '')} {quickly}".strip()
     environment["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
