@@ -1,8 +1,8 @@
 """Ends a process that hangs: a collective that waits for a process that is gone waits for ever."""
 
-import faulthandler
 import sys
 import threading
+import traceback
 
 from tfx_jax.training.distributed import RESTART, leave
 
@@ -36,9 +36,21 @@ class Watchdog:
             # Ticks are counted, not the clock read: a process that was stopped has not hung.
             self._quiet += interval
             if self._quiet >= self._limit and self._doing is not None:
-                faulthandler.dump_traceback(sys.__stderr__ or 2, all_threads=True)
+                _dump_stacks()
                 leave(
                     f"hangs: it {self._doing} for {self._limit:g} s (config.hang_seconds), its stacks are above; "
                     "start all processes again to go on",
                     RESTART,
                 )
+
+
+def _dump_stacks() -> None:
+    """Prints what every thread does, the main one first: faulthandler begins with the newest and stops at a hundred."""
+    frames = sys._current_frames()
+    for thread in sorted(threading.enumerate(), key=lambda thread: thread is not threading.main_thread()):
+        if thread.ident not in frames:  # it has just ended
+            continue
+        print(f"thread {thread.name}, most recent call first:", file=sys.__stderr__)
+        for frame, line in traceback.walk_stack(frames[thread.ident]):
+            # No line of source is read: what hangs may be the file system.
+            print(f'  File "{frame.f_code.co_filename}", line {line} in {frame.f_code.co_name}', file=sys.__stderr__)
