@@ -184,7 +184,7 @@ def kill_in_preparation(bench: Bench, workdir: pathlib.Path, random: np.random.G
     training.wait_until(lambda: (workdir / "config.json").exists())
     time.sleep(random.uniform(0, 0.5))
     training.processes[0].send_signal(signal.SIGKILL)
-    trained = "with" if (workdir / "tokenizer.model").exists() else "without"
+    trained = "with" if (workdir / "tokenizer" / "vocab.json").exists() else "without"
     return f"status {training.statuses()[0]} {trained} a tokenizer"
 
 

@@ -20,156 +20,22 @@ import dataclasses
 import functools
 import json
 import pathlib
-import re
 import sys
-from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from flax import nnx
 from jax.sharding import NamedSharding
 
+from tfx_jax.bench.programs import KINDS, collectives
 from tfx_jax.models.transformer import Transformer, TransformerConfig
 from tfx_jax.tasks.translation import translation_loss
 from tfx_jax.training.config import OptimizerConfig
 from tfx_jax.training.memory import state_memory
 from tfx_jax.training.optimizer import make_optimizer
 from tfx_jax.training.sharding import BATCH, make_mesh, shard_training
-
-KINDS = ("all-gather", "all-reduce", "reduce-scatter", "all-to-all", "collective-permute")
-_BITS = {"pred": 8, "s4": 4, "u4": 4, "s8": 8, "u8": 8, "s16": 16, "u16": 16, "bf16": 16, "f16": 16}
-_BITS |= {"s32": 32, "u32": 32, "f32": 32, "s64": 64, "u64": 64, "f64": 64}
-
-
-class Collective(NamedTuple):
-    """An exchange between devices in a compiled program."""
-
-    kind: str
-    """One of KINDS."""
-    devices: tuple[int, ...]
-    """Who takes part, in the first of its groups."""
-    num_bytes: int
-    """Of its result on one device."""
-    count: int
-    """How often it is done."""
-    source: str
-    """The JAX operation it comes from."""
-
-    @property
-    def moved(self) -> float:
-        """Bytes that leave each device in the usual algorithms on a ring, every time together."""
-        n = len(self.devices)
-        share = {
-            "all-gather": (n - 1) / n,
-            "all-reduce": 2 * (n - 1) / n,
-            "reduce-scatter": n - 1,
-            "all-to-all": (n - 1) / n,
-            "collective-permute": 1,
-        }
-        return self.count * self.num_bytes * share[self.kind]
-
-
-def collectives(hlo: str) -> list[Collective]:
-    """Reads a compiled program's text; what one device does alone is left out."""
-    bodies = dict(_computations(hlo))
-    found: list[Collective] = []
-
-    def walk(name: str, times: int) -> None:
-        for line in bodies[name]:
-            operation = re.match(r"\s*(?:ROOT )?%?\S+ = (.*?) ([\w-]+?)(?:-start)?\(", line)
-            if operation is None:
-                continue
-            if operation[2] in KINDS:
-                devices = _devices(line)
-                if len(devices) > 1:
-                    label = re.search(r'op_name="([^"]*)"', line)
-                    source = label[1] if label else ""
-                    found.append(Collective(operation[2], devices, _num_bytes(operation[1]), times, source))
-            for called, turns in _called(line, operation[2]):
-                walk(called, times * turns)
-
-    walk(next(name for name in bodies if name.startswith("ENTRY ")), 1)
-    return found
-
-
-def _computations(hlo: str) -> Iterator[tuple[str, list[str]]]:
-    """The lines of each function of the program by its name; that of the entry has "ENTRY " before it."""
-    name, lines = "", []
-    for line in hlo.splitlines():
-        header = re.match(r"(ENTRY )?%?([\w.-]+) \(.*\{$", line)
-        if header:
-            name, lines = (header[1] or "") + header[2], []
-        elif line.startswith("}"):
-            yield name, lines
-        else:
-            lines.append(line)
-
-
-def _called(line: str, operation: str) -> Iterator[tuple[str, int]]:
-    if operation == "while":
-        turns = re.search(r'"known_trip_count":\{"n":"(\d+)"\}', line)
-        body = re.search(r"body=%?([\w.-]+)", line)
-        assert body is not None
-        yield body[1], int(turns[1]) if turns else 1
-    elif operation in ("call", "fusion", "async"):
-        for name in re.findall(r"(?:calls|to_apply)=%?([\w.-]+)", line):
-            yield name, 1
-    elif operation == "conditional":
-        for names in re.findall(r"(?:branch_computations=\{|_computation=)([^,}]*(?:, %[^,}]*)*)", line):
-            for name in names.split(", "):
-                yield name.strip("% "), 1
-
-
-def _num_bytes(result: str) -> int:
-    """Of a result such as "(f32[2,3]{1,0}, s32[])".
-
-    >>> _num_bytes("(f32[2,3]{1,0}, s32[])")
-    28
-    """
-    return sum(
-        _BITS[dtype] * int(np.prod([int(size) for size in sizes.split(",") if size], dtype=np.int64)) // 8
-        for dtype, sizes in re.findall(r"([a-z]+\d*)\[([\d,]*)\]", result)
-    )
-
-
-def _devices(line: str) -> tuple[int, ...]:
-    """The first group of devices that exchange something.
-
-    >>> _devices("replica_groups={{0,2},{1,3}}, "), _devices("replica_groups=[2,2]<=[4], ")
-    ((0, 2), (0, 1))
-    >>> _devices("replica_groups=[4,2]<=[2,4]T(1,0), ")
-    (0, 4)
-    >>> _devices("replica_groups=mesh['a'=2,'b'=4] {'a'}, "), _devices("source_target_pairs={{0,4},{4,0},{1,5}}")
-    ((0, 4), (0, 4))
-    """
-    if pairs := re.search(r"source_target_pairs=\{(\S*)\}", line):
-        following = {int(one): int(other) for one, other in re.findall(r"\{(\d+),(\d+)\}", pairs[1] + "}")}
-        ring = [next(iter(following))]
-        while (device := following.get(ring[-1])) is not None and device not in ring:
-            ring.append(device)
-        return tuple(ring)
-    if groups := re.search(r"replica_groups=\{\{([\d,]*)\}", line):
-        return tuple(map(int, groups[1].split(",")))
-    if groups := re.search(r"replica_groups=\[(\d+),(\d+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?", line):
-        return tuple(_iota(groups[3], groups[4]).reshape(int(groups[1]), int(groups[2]))[0].tolist())
-    groups = re.search(
-        r"replica_groups=mesh\[(.*?)\](?:, device_ids=\(\[([\d,]+)\](?:T\(([\d,]+)\))?\))? \{(.*?)\}", line
-    )
-    if groups is None:
-        raise ValueError(f"cannot read which devices take part in {line.strip()[:200]}")
-    axes = dict(re.findall(r"'(\w+)'=(\d+)", groups[1]))
-    taking_part = re.findall(r"'(\w+)'", groups[4])
-    ids = _iota(groups[2] or ",".join(axes.values()), groups[3]).reshape([int(size) for size in axes.values()])
-    return tuple(ids[tuple(slice(None) if axis in taking_part else 0 for axis in axes)].ravel().tolist())
-
-
-def _iota(sizes: str, order: str | None) -> np.ndarray:
-    """Device numbers in the notation of XLA: counted in one shape, its axes then reordered."""
-    shape = [int(size) for size in sizes.split(",")]
-    ids = np.arange(np.prod(shape)).reshape(shape)
-    return ids if order is None else ids.transpose([int(axis) for axis in order.split(",")])
 
 
 @dataclasses.dataclass

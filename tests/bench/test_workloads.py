@@ -9,10 +9,9 @@ from tests.nn.programs import started
 from tfx_jax.bench import workloads
 from tfx_jax.bench.attentions import ATTENTIONS
 from tfx_jax.bench.workloads import MODELS, ForcedLength, attention, attention_program, decoding, training
-from tfx_jax.data.tokenizer import EOS_ID, PAD_ID
 from tfx_jax.errors import UserError
 from tfx_jax.functional import beam_search
-from tfx_jax.models.transformer import Transformer, TransformerConfig
+from tfx_jax.models.transformer import EOS_ID, PAD_ID, Transformer, TransformerConfig
 from tfx_jax.tasks.decoding import BeamSearch, decode
 
 TOY = TransformerConfig(vocab_size=40, num_layers=1, d_model=16, num_heads=2, d_ff=24, dropout_rate=0.0)

@@ -59,6 +59,7 @@ def train_arguments(text, workdir, *overrides):
         "--config.task.data.tokenizer=words",
         *(f"--config.task.data.{name}={path}" for name, path in files.items()),
         "--config.task.data.max_length=8",
+        "--config.model.pre_norm=false",
         "--config.mesh.data=1",
         "--config.num_steps=6",
         *overrides,
@@ -120,6 +121,7 @@ def test_every_verb_has_help(verb, capfd):
     assert done.value.code == 0
     flag = {
         "experiments": "--copy",
+        "plan": "--topology",
         "prepare": "--data-dir",
         "bench": "--json",
         "generate": "--model",
@@ -150,7 +152,7 @@ def test_training_leaves_what_it_should(workdir):
     assert list((workdir / "tensorboard").iterdir())
     assert "Step 6 of 6: finished." in (workdir / "report.md").read_text()
     assert (workdir / "learning_curves.png").exists()
-    assert (workdir / "vocab.txt").exists()
+    assert (workdir / "tokenizer" / "tokenizer.json").exists()
     assert {"embedding", "encoder_layers", "decoder_layers"} <= set(load_params(workdir))
 
 
@@ -183,6 +185,20 @@ def test_evaluate_prints_json_and_takes_files(workdir, text, capfd):
     assert main(["evaluate", f"--workdir={workdir}", "--json", "--step=latest"]) == 0
     assert of_files == json.loads(capfd.readouterr().out)
     assert set(of_files) == {"sacrebleu", "signature", "tokenised", "compound_split", "exact_match", "sentences"}
+
+
+def test_evaluate_takes_another_configuration_for_the_same_parameters(workdir, capfd):
+    def evaluated(*overrides):
+        assert main(["evaluate", f"--workdir={workdir}", "--json", *overrides]) == 0
+        return json.loads(capfd.readouterr().out)
+
+    assert evaluated("--config.model.attention.name=chunked") == evaluated()
+    narrow = ["--config.model.attention.name=window", "--config.model.attention.options.window=1"]
+    assert evaluated(*narrow)["sentences"] == 3
+    message = fails_with(capfd, ["evaluate", f"--workdir={workdir}", "--config.model.d_ff=8"])
+    assert "decoder_layers/feed_forward/down (1, 8, 32), but what was trained has (1, 64, 32)" in message
+    message = fails_with(capfd, ["evaluate", f"--workdir={workdir}", "--config.model.attention.name=bigbird"])
+    assert "bigbird attention" in message
 
 
 def test_average_of_a_young_training_takes_what_there_is(workdir, capfd):
@@ -272,12 +288,19 @@ def test_missing_checkpoints_are_named(workdir, capfd):
     assert "cannot average the last 9" in fails_with(capfd, ["average", f"--workdir={workdir}", "--last=9"])
 
 
-@pytest.mark.parametrize("verb", [["generate"], ["convert", "--output=folder"]])
-def test_what_is_for_other_models_says_so(workdir, verb, capfd):
-    message = fails_with(capfd, [*verb, f"--workdir={workdir}"])
-    assert message.endswith(
-        "holds a translation model, whose tokenizer has no Hugging Face form: use tfx-jax translate"
-    )
+def test_a_translation_model_becomes_a_folder(workdir, tmp_path, stdin, capfd):
+    """Which `generate` reads as it reads the workdir, and both as `translate` does."""
+    assert main(["convert", f"--workdir={workdir}", f"--output={tmp_path}/out"]) == 0
+    assert "MarianMTModel" in capfd.readouterr().err
+    found = []
+    for verb, source in (("translate", "workdir"), ("generate", "workdir"), ("generate", "model")):
+        stdin(b"w1 w2 w3 </s> w4\nw5\n")
+        folder = workdir if source == "workdir" else tmp_path / "out"
+        limit = ["--max-new-tokens=40"] if verb == "generate" else []
+        assert main([verb, f"--{source}={folder}", "--beam=2", *limit]) == 0
+        found.append(capfd.readouterr().out)
+    assert found[1] == found[2]
+    assert found[0].count("\n") == found[1].count("\n") == 2
 
 
 @pytest.mark.parametrize(
@@ -311,7 +334,7 @@ def test_empty_lines_and_endless_ones_are_left_out_of_training(workdir):
     """Of 202, one is no pair, and one was skipped in the one buffer of pairs that six steps got through."""
     saved = json.loads((workdir / "checkpoints" / "6" / "_CHECKPOINT_METADATA").read_text())
     reader = saved["custom_metadata"]["data"]
-    assert (reader["buffer"], reader["skipped"], reader["num_pairs"]) == (1, 1, 201)
+    assert (reader["portion"], reader["skipped"], reader["num_examples"]) == (1, 1, 201)
 
 
 @pytest.fixture
@@ -324,7 +347,7 @@ READING = [["translate"], ["evaluate"], ["attend", "--source=w1 w2", "--output=p
 
 
 @pytest.mark.parametrize("verb", [*READING, ["train"]], ids=lambda verb: verb[0])
-@pytest.mark.parametrize("file", ["vocab.txt", "config.json"])
+@pytest.mark.parametrize("file", ["tokenizer/tokenizer.json", "config.json"])
 def test_damage_beside_the_checkpoints_is_named_and_nothing_is_made_or_lost(text, copy, capfd, stdin, verb, file):
     stdin(b"w1 w2\n")
     command = train_arguments(text, copy) if verb == ["train"] else [*verb, f"--workdir={copy}"]
@@ -338,7 +361,7 @@ def test_damage_beside_the_checkpoints_is_named_and_nothing_is_made_or_lost(text
         assert re.search(f"copy/{file} is missing, and the checkpoints|copy has no config.json", message)
         assert "delete" not in message
     after = {path: path.read_bytes() for path in copy.rglob("*") if path.is_file() and path.name != "train.lock"}
-    assert after == {path: content for path, content in before.items() if path.name != file}
+    assert after == {path: content for path, content in before.items() if path != copy / file}
 
 
 @pytest.fixture(scope="module")

@@ -76,6 +76,44 @@ def test_examples_are_collated_with_their_padding():
             assert not frames[size:].any()
 
 
+def test_examples_may_be_trees_whose_arrays_have_paths():
+    sound = [np.arange(2 * n, dtype=np.float32).reshape(n, 2) + 1 for n in (1, 3, 4)]
+    examples = ExampleList(
+        [
+            {
+                "inputs": {"sound": frames, "tags": np.arange(row)},
+                "sound": np.arange(len(frames)),
+                "label": np.int64(row),
+            }
+            for row, frames in enumerate(sound)
+        ],
+        by="inputs/sound",
+    )
+    spec = BatchSpec((4,), 16, {"inputs/sound": -1, "label": -2, "tags": -3}, {"inputs/tags": 2, "sound": 5})
+    assert examples.lengths.tolist() == [1, 3, 4]
+    (batch,) = eval_batches(examples, spec)
+    assert batch["index"].tolist() == [0, 1, 2, -1]
+    assert batch["label"].tolist() == [0, 1, 2, -2]
+    assert batch["inputs"]["tags"].tolist() == [[0, 0], [0, 0], [0, 1], [0, 0]]
+    assert batch["sound"].tolist() == [[0, 0, 0, 0, 0], [0, 1, 2, 0, 0], [0, 1, 2, 3, 0], [0, 0, 0, 0, 0]]
+    for padded, frames in zip(batch["inputs"]["sound"], [*sound, np.zeros((0, 2))], strict=True):
+        np.testing.assert_array_equal(padded[: len(frames)], frames)
+        assert (padded[len(frames) :] == -1).all()
+        assert padded.shape == (4, 2)
+
+
+def test_examples_of_negative_length_are_skipped_and_counted():
+    examples = make_epoch(0)
+    kept = [int(examples[index]["name"]) for index in np.flatnonzero(examples.lengths <= 4)]
+    examples.lengths = np.where(examples.lengths <= 4, examples.lengths, -1)
+    iterator = iter(train_batches(lambda epoch: examples, SPEC, LoaderOptions(seed=0), prefetch=0))
+    found = []
+    while iterator.get_state()["portion"] == 0:
+        found += names(next(iterator))
+    assert sorted(found) == kept
+    assert iterator.get_state()["skipped"] == len(examples) - len(kept) > 0
+
+
 def test_epochs_differ_in_order_and_seeds_too():
     def order(seed):
         iterator = iter(train_batches(lambda epoch: make_epoch(0), SPEC, LoaderOptions(seed), prefetch=0))
@@ -113,6 +151,7 @@ def test_iteration_resumes_where_it_was(taken, prefetch):
     expected = [next(iterator) for _ in range(20)]
     again = iter(dataset)
     again.set_state(state)
+    assert json.loads(json.dumps(again.get_state())) == state
     for batch in expected:
         found = next(again)
         assert found.keys() == batch.keys()
@@ -169,5 +208,5 @@ def test_other_data_than_that_of_the_checkpoint_is_refused():
     state = iterator.get_state()
     fewer = iter(train_batches(lambda epoch: make_epoch(epoch + 1), SPEC, LoaderOptions(seed=2), prefetch=0))
     fewer.set_state(state)
-    with pytest.raises(UserError, match="the checkpoint belongs to an epoch of 31 examples, but there are 32"):
+    with pytest.raises(UserError, match="the checkpoint belongs to 31 training examples, but there are 32: bring"):
         next(fewer)

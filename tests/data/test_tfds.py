@@ -11,7 +11,10 @@ import fsspec.implementations.dirfs
 import pytest
 from etils import epath
 
-from tfx_jax.data import bucketing, text, tfds, tokenizer
+from tests.data.tokenizers_made_here import make_tokenizer
+from tfx_jax.data import text, tfds
+from tfx_jax.data.batching import LoaderOptions
+from tfx_jax.data.pairs import pair_batches
 from tfx_jax.errors import UserError
 
 pytest.importorskip("tensorflow_datasets")
@@ -103,9 +106,9 @@ def test_text_may_be_bytes_or_str():
 
 def test_feeds_the_pipeline(data_dir):
     pairs = tfds.tfds_pairs("toy/en-ja", "train", data_dir=data_dir, **LANGUAGES)
-    words = tokenizer.WordTokenizer.train(text.lines_of(pairs))
-    iterator = iter(bucketing.batches(pairs, words, tokens_per_batch=32, max_length=8, seed=0))
-    epoch = list(itertools.takewhile(lambda _: iterator.get_state()["buffer"] == 0, iterator))
+    words = make_tokenizer(list(text.lines_of(pairs)))
+    iterator = iter(pair_batches(pairs, words, LoaderOptions(seed=0), tokens_per_batch=32, max_length=8))
+    epoch = list(itertools.takewhile(lambda _: iterator.get_state()["portion"] == 0, iterator))
     iterator.close()
     assert {words.decode(row) for batch in epoch for row in batch["source"]} <= {pair["en"] for pair in SENTENCES}
     assert sum(len(batch["source"]) for batch in epoch) == 16  # all but the last of the 5 batches, of 4 rows each

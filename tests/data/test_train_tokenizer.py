@@ -509,6 +509,16 @@ def test_the_smallest_vocabulary(tmp_path, family, kind, smallest):
     assert train(tmp_path, kind=kind, family=family, vocab_size=smallest).vocab_size == smallest
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_vocabulary_of_all_there_is(tmp_path, kind):
+    if kind not in ("characters", "words"):
+        with pytest.raises(UserError, match=r"^vocab_size is 0, but "):
+            train(tmp_path, kind=kind, vocab_size=0)
+        return
+    everything = train(tmp_path / "0", kind=kind, vocab_size=0)
+    assert all_pieces(everything) == all_pieces(train(tmp_path / "large", kind=kind, vocab_size=10_000))
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [

@@ -1,52 +1,12 @@
-"""The reader of compiled programs, on programs whose exchanges are known, and a table from end to end."""
+"""Published speeds, sizes of models, and a table from end to end; the reader of programs: tests/bench."""
 
 import functools
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.sharding import AxisType
-from jax.sharding import PartitionSpec as P
 
 from experiments.benchmarks import pod
-
-
-def _compiled(body, shape, out_spec, num_devices=4):
-    mesh = jax.make_mesh((8 // num_devices, num_devices), ("copy", "d"), axis_types=(AxisType.Auto,) * 2)
-    fn = jax.shard_map(body, mesh=mesh, in_specs=P("d"), out_specs=out_spec)
-    return jax.jit(fn).lower(jax.ShapeDtypeStruct(shape, jnp.float32)).compile().as_text()
-
-
-@pytest.mark.parametrize(
-    ("body", "out_spec", "kind", "num_bytes", "moved"),
-    [
-        # Of [4, 8] float32, 128 bytes, a device holds a row of 32.
-        (lambda x: jax.lax.psum(x, "d"), P(), "all-reduce", 32, 2 * 32 * 3 / 4),
-        (lambda x: jax.lax.all_gather(x, "d")[None], P("d"), "all-gather", 128, 128 * 3 / 4),
-        (lambda x: jax.lax.ppermute(x, "d", [(0, 1), (1, 2), (2, 3), (3, 0)]), P("d"), "collective-permute", 32, 32),
-        (lambda x: jax.lax.all_to_all(x, "d", 1, 0, tiled=True), P("d"), "all-to-all", 32, 32 * 3 / 4),
-    ],
-)
-def test_one_exchange(body, out_spec, kind, num_bytes, moved):
-    (found,) = pod.collectives(_compiled(body, (4, 8), out_spec))
-    assert (found.kind, found.num_bytes, found.count, found.devices) == (kind, num_bytes, 1, (0, 1, 2, 3))
-    assert found.moved == moved
-
-
-def test_loops_multiply():
-    def body(x):
-        def outer(x, _):
-            return jax.lax.scan(lambda x, _: (jnp.sin(jax.lax.psum(x, "d") + x), None), x, length=5)[0], None
-
-        return jax.lax.scan(outer, x, length=3)[0]
-
-    (found,) = pod.collectives(_compiled(body, (4, 8), P("d")))
-    assert (found.kind, found.count) == ("all-reduce", 15)
-
-
-def test_what_one_device_does_alone_is_no_exchange():
-    assert pod.collectives(_compiled(lambda x: jax.lax.psum(x, "d") + x, (1, 8), P("d"), num_devices=1)) == []
 
 
 def test_a_group_inside_a_node_is_fast():

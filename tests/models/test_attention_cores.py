@@ -15,9 +15,10 @@ from tfx_jax.functional import dot_product_attention, greedy_search, sliding_win
 from tfx_jax.functional.beam_search import beam_search
 from tfx_jax.models import GPT, T5, Bert, BertConfig, GPTConfig, T5Config, Transformer, TransformerConfig, hf
 from tfx_jax.models.vit import ViT, ViTConfig
-from tfx_jax.nn import AttentionConfig, AttentionOptions, MultiHeadAttention
-from tfx_jax.nn.cores import CORES, step_attention
+from tfx_jax.nn import AttentionConfig, AttentionOptions, ExpertsConfig, MultiHeadAttention
+from tfx_jax.nn.cores import CORES
 from tfx_jax.nn.fused_decoder import can_fuse
+from tfx_jax.nn.step_attention import step_attention
 
 V, LENGTH, PROMPT = 13, 12, 5
 OPTIONS = {
@@ -28,11 +29,17 @@ OPTIONS = {
     "lsh": {"num_hashes": 2, "num_buckets": 2, "chunk_size": 4},
     "favor": {"num_features": 16},
     "routing": {"num_clusters": 3},
+    "window,dense": {"window": 2},
+    "local,window": {"block_size": 4, "window": 2},
+    "lsh,dense": {"num_hashes": 2, "num_buckets": 2, "chunk_size": 4},
+    "additive,dense": {},
+    "window,dense,dense": {"window": 2},
 }
 KERNELS = ("splash", "flash", "cudnn")  # of accelerators that are not here: tests/functional/test_kernels.py
 HERE = [name for name in CORES if name not in KERNELS]
 CAUSAL = [name for name in HERE if CORES[name].can_be_causal]
 WITH_BIAS = [name for name in CAUSAL if CORES[name].takes_bias]
+PATTERNS = [name for name in OPTIONS if name.count(",") == 1]  # of layers that differ
 
 SMALL = {"num_layers": 2, "d_model": 8, "num_heads": 2}
 CONFIGS = {
@@ -42,12 +49,24 @@ CONFIGS = {
     "bert": BertConfig(V, max_length=LENGTH, d_ff=8, **SMALL),
     "vit": ViTConfig(image_size=12, patch_size=4, d_ff=8, **SMALL),
 }
+EXPERTS = ExpertsConfig(num_experts=3)  # of the second layer
+SPARSE = {
+    "gpt with experts": dataclasses.replace(CONFIGS["gpt"], experts=EXPERTS),
+    "transformer with experts": dataclasses.replace(CONFIGS["transformer"], experts=EXPERTS),
+    "t5 with experts": dataclasses.replace(CONFIGS["t5"], experts=EXPERTS),
+}
+CONFIGS |= SPARSE
 MODELS = {"gpt": GPT, "transformer": Transformer, "t5": T5, "bert": Bert, "vit": ViT}
 # Of each way to decode one in each model: from cached keys and values, of those that a window leaves, from all tokens.
-QUICK = {("gpt", "local"), ("gpt", "lsh"), ("transformer", "window"), ("t5", "relative")}
+QUICK = {("gpt", "local"), ("gpt", "lsh"), ("transformer", "window"), ("t5", "relative"), ("gpt", "window,dense")}
 GENERATING = [
     pytest.param(kind, name, marks=() if (kind, name) in QUICK else pytest.mark.slow)
-    for kind, names in (("gpt", CAUSAL), ("transformer", CAUSAL), ("t5", WITH_BIAS))
+    for kind, names in (
+        ("gpt", CAUSAL + PATTERNS),
+        ("transformer", CAUSAL + PATTERNS),
+        ("t5", [*WITH_BIAS, "additive,dense"]),
+        *((kind, ["dense"] if "t5" in kind else ["dense", "window,dense"]) for kind in SPARSE),
+    )
     for name in names
 ]
 
@@ -60,7 +79,9 @@ def configured(kind, name):
 @functools.cache
 def make_model(kind, name):
     """A model of which no parameter is what it starts as, so that its texts are not all alike."""
-    graphdef, params = nnx.split(nnx.eval_shape(lambda: MODELS[kind](configured(kind, name), rngs=nnx.Rngs(0))))
+    graphdef, params = nnx.split(
+        nnx.eval_shape(lambda: MODELS[kind.split()[0]](configured(kind, name), rngs=nnx.Rngs(0)))
+    )
     random = np.random.default_rng(0)
     draw = lambda leaf: jnp.asarray(random.normal(0, 0.7, leaf.shape), leaf.dtype)  # noqa: E731
     return nnx.merge(graphdef, jax.tree.map(draw, nnx.to_pure_dict(params)))
@@ -75,19 +96,19 @@ IS_TOKEN = np.array([[True] * PROMPT, [False, False, True, True, True]])  # the 
 def scored(kind, name):
     """`fn(tokens [B, LENGTH])`: the logits after each token, one program for all rows of any content."""
     model = make_model(kind, name)
-    if kind == "gpt":
+    if kind.startswith("gpt"):
         return jax.jit(lambda tokens: model(tokens))
     return jax.jit(lambda tokens: model(jnp.asarray(SOURCE), jnp.pad(tokens, ((0, 0), (0, 1)))[:, 1:]))
 
 
 def start_token(kind):
-    return 0 if kind == "t5" else 1
+    return 0 if kind.startswith("t5") else 1
 
 
 def with_start(kind, tokens):
     """What a decoder reads: its start token first; a language model starts with whatever it is given."""
     tokens = tokens.copy()
-    if kind != "gpt":
+    if not kind.startswith("gpt"):
         tokens[:, 0] = start_token(kind)
     return tokens
 
@@ -98,7 +119,7 @@ def searched(kind, name):
     model = make_model(kind, name)
 
     def start(num_beams, tokens):
-        if kind == "gpt":
+        if kind.startswith("gpt"):
             return started(model.decoder(), tokens[:, :1], max_length=LENGTH - 1, num_beams=num_beams)
         return started(model.decoder(), jnp.asarray(SOURCE), max_length=LENGTH, num_beams=num_beams)
 
@@ -200,7 +221,9 @@ def test_a_prompt_is_gone_on_with_whatever_padding_is_beside_it(name):
         np.testing.assert_allclose(logits[:, row], want[first : first + 4], atol=3e-5 * max(1.0, np.abs(want).max()))
 
 
-@pytest.mark.parametrize("name", [pytest.param(n, marks=() if n == "bigbird" else pytest.mark.slow) for n in HERE])
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=() if n == "bigbird" else pytest.mark.slow) for n in [*HERE, "local,window"]]
+)
 @pytest.mark.parametrize("kind", ["bert", "vit"])
 def test_encoders_read_with_every_attention(kind, name):
     model = make_model(kind, name)
@@ -224,6 +247,8 @@ def test_encoders_read_with_every_attention(kind, name):
         ("gpt", "routing", "routing attention has no causal form"),
         *(("t5", name, f"{name} attention takes no bias") for name in CAUSAL if name not in WITH_BIAS),
         ("gpt", "widnow", "attention.name='widnow' is none of dense, "),
+        ("gpt", "dense,window", r"window attention needs attention\.options\.window"),
+        ("gpt", "window,dense,dense", r"num_layers=2 is no multiple of the 3 layers of the pattern"),
     ],
 )
 def test_what_does_not_fit_is_refused_with_a_line(kind, name, message):

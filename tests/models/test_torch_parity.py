@@ -100,15 +100,9 @@ def _torch_stacks(pre_norm):
 
     Nested tensors, an optimisation of evaluation, are off: asked for in vain, PyTorch warns of them.
     """
-    options = {
-        "dim_feedforward": F,
-        "dropout": 0.0,
-        "batch_first": True,
-        "norm_first": pre_norm,
-        "layer_norm_eps": 1e-6,
-    }
+    options = {"dim_feedforward": F, "dropout": 0.0, "batch_first": True, "norm_first": pre_norm}
     encoder_layer = torch.nn.TransformerEncoderLayer(D, N, **options)
-    encoder = torch.nn.TransformerEncoder(encoder_layer, L, torch.nn.LayerNorm(D, 1e-6), enable_nested_tensor=False)
+    encoder = torch.nn.TransformerEncoder(encoder_layer, L, torch.nn.LayerNorm(D), enable_nested_tensor=False)
     model = torch.nn.Transformer(D, N, num_decoder_layers=L, custom_encoder=encoder, **options)
     if not pre_norm:  # PyTorch normalises what is normalised already
         model.encoder.norm = model.decoder.norm = None

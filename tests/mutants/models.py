@@ -4,6 +4,12 @@ from tests.mutants.mutant import in_file
 
 MUTANTS = (
     *in_file(
+        "models/hf/marian.py",
+        "models/hf/test_marian.py",
+        ("sines stay between cosines", ".reshape(-1, 2).T.reshape(-1)", ""),
+        ("one matrix keeps its order", '    "up": -2,\n', ""),
+    ),
+    *in_file(
         "models/transformer.py",
         "models/test_transformer.py, models/test_transformer_decoding.py, models/test_transformer_options.py",
         ("the target is not shifted", "inputs = shift_right(target, self.config.start_id)", "inputs = target"),
@@ -139,7 +145,13 @@ MUTANTS = (
         ),
         ("scaled scores", "scale=1.0,\n                dtype=dtype", "dtype=dtype"),
         ("tied logits are not scaled", "(self.config.d_model**-0.5 if self.config.is_tied else 1.0)", "1.0"),
-        ("no bias in the encoder", "layer(x, bias=bias, mask=mask, rngs=rngs", "layer(x, mask=mask, rngs=rngs"),
+        ("no bias in the encoder", '{"bias": bias, "mask": mask,', '{"mask": mask,'),
+        (
+            "padding of a source takes places of experts",
+            '"token_mask": mask[:, 0, 0]}',
+            '"token_mask": None}',
+            "models/test_experts.py",
+        ),
         (
             "queries start as large as keys",
             "draw((c.d_model * c.d_k) ** -0.5, made.query.kernel",

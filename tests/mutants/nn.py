@@ -34,8 +34,8 @@ MUTANTS = (
         ),
         (
             "beams see each other",
-            "(is_own & is_there[:, None, :, None])",
-            "(is_there[:, None, :, None] | (is_own & False))",
+            "(is_own & is_seen[:, None, :, None])",
+            "(is_seen[:, None, :, None] | (is_own & False))",
             _STEPS,
         ),
         (
@@ -44,8 +44,12 @@ MUTANTS = (
             "(places <= position)[None] & (exists | True)",
             _STEPS,
         ),
-        ("no bias", "return y if self.bias is None else y +", "return y if self.bias is None else y + 0 *"),
-        ("the gate is forgotten", "hidden if self.gate is None else hidden * self.gate(x)", "hidden"),
+        (
+            "one window for all layers",
+            "masks[step.sees]",
+            "masks[steps[0].sees]",
+            "models/test_attention_cores.py -k whole_text",
+        ),
         (
             "positions count from one",
             "jnp.cumsum(exists, axis=1) - 1",
@@ -58,6 +62,12 @@ MUTANTS = (
             "jnp.tile(newest[:, 0], num_beams)",
             _STEPS,
         ),
+    ),
+    *in_file(
+        "nn/fused_linear.py",
+        "nn/test_layers.py",
+        ("no bias", "return y if self.bias is None else y +", "return y if self.bias is None else y + 0 *"),
+        ("the gate is forgotten", "hidden if self.gate is None else hidden * self.gate(x)", "hidden"),
     ),
     *in_file(
         "nn/embedding.py",
@@ -105,6 +115,8 @@ MUTANTS = (
             "x, self.router[...].astype(x.dtype)",
         ),
         ("padding counts in the losses", "load_balancing_loss(logits, mask)", "load_balancing_loss(logits)"),
+        ("evaluation drops tokens", "if rngs is not None:\n            capacity", "if True:\n            capacity"),
+        ("a share of all tokens", "is_dropped.sum() / jnp.maximum(is_real.sum(), 1)", "is_dropped.mean()"),
         (
             "all experts drop alike",
             "jax.random.split(rngs.dropout(), self.num_experts)",
@@ -122,14 +134,15 @@ MUTANTS = (
         "nn/test_stack.py",
         (
             "layers start alike",
-            "jax.random.split(rngs.params(), num_layers)",
-            "jax.numpy.stack([rngs.params()] * num_layers)",
+            "jax.random.split(rngs.params(), num_layers // len(kinds))",
+            "jax.numpy.stack([rngs.params()] * (num_layers // len(kinds)))",
         ),
         (
             "layers drop alike",
-            "jax.random.split(rngs.dropout(), _num_layers(layers))",
-            "jax.numpy.stack([rngs.dropout()] * _num_layers(layers))",
+            "jax.random.split(rngs.dropout(), _num_groups(layers) * len(members))",
+            "jax.numpy.stack([rngs.dropout()] * (_num_groups(layers) * len(members)))",
         ),
+        ("layers in another order", "jnp.stack(leaves, axis=1).reshape", "jnp.stack(leaves).reshape"),
         ('"full" keeps as much as "dots"', '"full": None', '"full": jax.checkpoint_policies.everything_saveable'),
     ),
     *in_file(
@@ -141,8 +154,6 @@ MUTANTS = (
             "if False:",
             "training/test_attention_cores.py -k centroids",
         ),
-        ("a window to the right", "query - key <= back", "key - query <= back", "models/test_attention_cores.py"),
-        ("blocks of one more", "query // size == key // size", "query // (size + 1) == key // (size + 1)"),
         ("all options are taken", "if strange:", "if False:", "models/test_attention_cores.py -k options_belong"),
         (
             "a causal form of everything",
@@ -160,7 +171,22 @@ MUTANTS = (
             "distances are turned round",
             "jnp.arange(key.shape[1] - 1, -query.shape[1], -1)",
             "jnp.arange(-query.shape[1] + 1, key.shape[1])",
+            "nn/test_cores.py",
+        ),
+    ),
+    *in_file(
+        "nn/step_attention.py",
+        "models/test_attention_cores.py -k whole_text",
+        (
+            "a window to the right",
+            "query - key <= self.distance",
+            "key - query <= self.distance",
             "models/test_attention_cores.py",
+        ),
+        (
+            "blocks of one more",
+            "query // self.size == key // self.size",
+            "query // (self.size + 1) == key // (self.size + 1)",
         ),
     ),
     *in_file(

@@ -13,6 +13,18 @@ MUTANTS = (
         "training/step.py",
         "training/test_step.py",
         (
+            "what parts of a model add is lost",
+            "return output.loss + auxiliary_loss,",
+            "return output.loss,",
+            "training/test_state.py -k learnt_and_told",
+        ),
+        (
+            "what parts of a model add counts once a batch",
+            "return total * weight,",
+            "return total,",
+            "training/test_state.py -k learnt_and_told",
+        ),
+        (
             "every step draws alike",
             "rng = jax.random.fold_in(rng, state.step)",
             "rng = jax.random.fold_in(rng, 0)",

@@ -13,7 +13,8 @@ from tests.nn.programs import draw, jitted, normal
 from tfx_jax.functional import alibi_bias
 from tfx_jax.nn import DecoderLayer, EncoderLayer, FeedForward, LayerNorm, MultiHeadAttention, RMSNorm
 from tfx_jax.nn.cache import KVCache
-from tfx_jax.nn.fused_decoder import FusedDecoderLayer, FusedKVCache, FusedLinear, fused_step, init_fused_cache
+from tfx_jax.nn.fused_decoder import FusedDecoderLayer, FusedKVCache, fused_step, init_fused_cache
+from tfx_jax.nn.fused_linear import FusedLinear
 from tfx_jax.nn.layers import Residual
 
 B, W, S, T, D, N, H, U, F = 2, 3, 7, 5, 12, 4, 2, 5, 20
@@ -313,7 +314,7 @@ def test_steps_with_weights_of_eight_bits_are_near():
     )
     error = np.sqrt(np.square(rounded - exact).mean() / np.square(exact).mean())
     assert 1e-4 < error < 0.05
-    assert jax.eval_shape(lambda: FusedDecoderLayer(layer, int8=True).up.kernel[...]).dtype == jnp.int8
+    assert jax.eval_shape(lambda: FusedDecoderLayer(layer, int8=True).feed_forward.up.kernel[...]).dtype == jnp.int8
 
 
 @pytest.mark.parametrize("int8", [False, True])

@@ -18,8 +18,14 @@ B, T, D, F, E = 2, 5, 6, 10, 4
 
 X = normal(1, B, T, D)
 
-_apply = jitted(lambda layer, mask=None: layer(X, mask=mask))
 _losses = jitted(lambda logits: (load_balancing_loss(logits), router_z_loss(logits)))
+
+
+@jitted
+def _train(layer, x=X, mask=None):
+    """The answers, the auxiliary loss, the load and the share of dropped tokens of a training step."""
+    y = layer(x, mask=mask, rngs=nnx.Rngs(dropout=0))
+    return y, (layer.auxiliary_loss[...], layer.load_balancing[...], layer.dropped_tokens[...])
 
 
 def _layer(**options):
@@ -39,26 +45,44 @@ def _expected(layer, capacity, num_choices, mask=None):
     return out.reshape(B, T, D), logits.astype(np.float32)
 
 
-def test_equals_the_oracle_with_both_losses():
+def test_a_training_step_equals_the_oracle_with_both_losses():
     for options, capacity, num_choices in (
         ({}, 4, 1),  # 1.25 * 10 tokens / 4 experts, rounded up
         ({"capacity_factor": 0.4}, 1, 1),
         ({"routing_fn": top_2_routing, "capacity_factor": 2.0}, 5, 2),
     ):
-        layer = _layer(**options)
-        y, losses = _apply(layer)
+        layer = _layer(**options, load_balancing=0.1, router_z_loss=0.02)
+        y, (auxiliary, balance, dropped) = _train(layer)
         want, logits = _expected(layer, capacity, num_choices)
         np.testing.assert_allclose(y, want, atol=1e-5)
-        chex.assert_trees_all_close(tuple(losses), _losses(logits), rtol=1e-5)
+        want_balance, want_z = _losses(logits)
+        np.testing.assert_allclose(balance, want_balance, rtol=1e-5)
+        np.testing.assert_allclose(auxiliary, 0.1 * want_balance + 0.02 * want_z, rtol=1e-5)
+        np.testing.assert_allclose(dropped, (want == 0).all(axis=-1).mean(), rtol=1e-6)
+
+
+def test_evaluation_drops_no_token_and_leaves_what_training_said():
+    for options, num_choices in (({"capacity_factor": 0.1}, 1), ({"routing_fn": top_2_routing}, 2)):
+        layer = _layer(**options)
+
+        @jitted
+        def run(layer):
+            return layer(X), layer(X[:1, :1]), layer.auxiliary_loss[...]
+
+        y, alone, auxiliary = run(layer)
+        np.testing.assert_allclose(y, _expected(layer, B * T, num_choices)[0], atol=1e-5)
+        np.testing.assert_allclose(alone, y[:1, :1], atol=1e-6)
+        assert auxiliary == params_of(layer)["auxiliary_loss"]
 
 
 def test_padding_is_sent_nowhere():
     layer, mask = _layer(capacity_factor=0.8), np.arange(B * T) % 4 > 0
-    y, losses = _apply(layer, mask.reshape(B, T))
+    y, (_, balance, dropped) = _train(layer, mask=mask.reshape(B, T))
     want, logits = _expected(layer, 2, 1, mask)
     np.testing.assert_allclose(y, want, atol=1e-5)
     np.testing.assert_array_equal(y.reshape(-1, D)[~mask], 0)
-    np.testing.assert_allclose(losses.load_balancing, _losses(logits[mask])[0], rtol=1e-5)
+    np.testing.assert_allclose(balance, _losses(logits[mask])[0], rtol=1e-5)
+    np.testing.assert_allclose(dropped, (want.reshape(-1, D)[mask] == 0).all(axis=-1).mean(), rtol=1e-6)
 
 
 def test_one_expert_is_a_feed_forward_network():
@@ -69,13 +93,14 @@ def test_one_expert_is_a_feed_forward_network():
         dense = FeedForward(D, F, rngs=nnx.Rngs(1))
         for name in ("up", "up_bias", "down", "down_bias"):
             getattr(dense, name)[...] = getattr(one.experts, name)[0]
-        return one(X)[0], dense(X)
+        return one(X), dense(X)
 
     np.testing.assert_allclose(*run(one), atol=1e-6)
 
 
 def test_every_expert_starts_as_a_feed_forward_network_of_its_own():
     params = params_of(initial(lambda: MixtureOfExperts(64, 256, 3, rngs=nnx.Rngs(0))))
+    params = {name: params[name] for name in ("router", "experts")}
     experts = {"up": (3, 64, 256), "up_bias": (3, 256), "down": (3, 256, 64), "down_bias": (3, 64)}
     assert jax.tree.map(np.shape, params) == {"router": (64, 3), "experts": experts}
     limit = math.sqrt(6 / (64 + 256))
@@ -88,43 +113,50 @@ def test_every_expert_starts_as_a_feed_forward_network_of_its_own():
 
 
 def test_gradients_reach_the_router_and_the_chosen_experts():
-    def loss(layer):
-        y, losses = layer(X)
-        return jnp.square(y).sum() + losses.load_balancing + losses.z
+    graphdef, params, state = nnx.split(_layer(), nnx.Param, ...)
+    params, state = nnx.to_pure_dict(params), nnx.to_pure_dict(state)
 
-    gradients = params_of(jitted(jax.grad(loss))(_layer()))
-    chex.assert_tree_all_finite(gradients)
-    for gradient in jax.tree.leaves(gradients):
+    @jitted
+    def gradients(params):
+        def answered(params):
+            layer = nnx.merge(graphdef, {**params, **state})
+            y = layer(X, rngs=nnx.Rngs(dropout=0))
+            return jnp.square(y).sum(), layer.auxiliary_loss[...]
+
+        return jax.grad(lambda params: answered(params)[0])(params), jax.grad(lambda params: answered(params)[1])(
+            params
+        )
+
+    of_task, of_router = gradients(params)
+    chex.assert_tree_all_finite(of_task)
+    for gradient in jax.tree.leaves(of_task):
         assert np.abs(gradient).max() > 0
+    assert np.abs(of_router["router"]).max() > 0
 
 
 def test_drops_hidden_units_only_with_rngs():
     @jitted
     def run(layer, dropping):
-        silent = dropping(X)[0], layer(X, rngs=nnx.Rngs(params=0))[0]
-        return layer(X)[0], silent, dropping(X, rngs=nnx.Rngs(0))[0]
+        return layer(X), dropping(X), dropping(X, rngs=nnx.Rngs(0))
 
     plain, silent, dropped = run(_layer(), _layer(dropout_rate=0.5))
-    for found in silent:
-        np.testing.assert_array_equal(found, plain)
+    np.testing.assert_array_equal(silent, plain)
     assert np.abs(dropped - plain).max() > 1e-2
 
 
 def test_bfloat16_computes_in_bfloat16_on_float32_parameters_with_a_float32_router():
     layer = _layer(dtype=jnp.bfloat16)
     chex.assert_type(jax.tree.leaves(nnx.state(layer)), jnp.float32)
-    (y, losses), (plain, same) = _apply(layer), _apply(_layer())
-    chex.assert_type((y, *losses), (jnp.bfloat16, jnp.float32, jnp.float32))
+    (y, said), (plain, same) = _train(layer), _train(_layer())
+    chex.assert_type((y, *said), (jnp.bfloat16, jnp.float32, jnp.float32, jnp.float32))
     np.testing.assert_allclose(y.astype(np.float32), plain, atol=0.06)
-    chex.assert_trees_all_equal(losses, same)
+    chex.assert_trees_all_equal(said, same)
 
 
 def test_the_router_of_bfloat16_tokens_is_float32_too():
     rounded = X.astype(jnp.bfloat16)
-    route = jitted(lambda layer, x: layer(x)[1])
-    losses = route(_layer(dtype=jnp.bfloat16), rounded)
-    want = route(_layer(), rounded.astype(np.float32))
-    chex.assert_trees_all_equal(losses, want)
+    _, said = _train(_layer(dtype=jnp.bfloat16), rounded)
+    chex.assert_trees_all_equal(said, _train(_layer(), rounded.astype(np.float32))[1])
 
 
 def test_experts_drop_hidden_units_of_their_own():
@@ -136,7 +168,7 @@ def test_experts_drop_hidden_units_of_their_own():
         layer.router[...] = jnp.zeros((D, 2))  # both experts answer, each with half the weight
         layer.experts.up_bias[...] = jnp.ones((2, D))
         layer.experts.down[...] = jnp.stack([jnp.eye(D)] * 2)
-        return layer(x, rngs=nnx.Rngs(dropout=rng))[0]
+        return layer(x, rngs=nnx.Rngs(dropout=rng))
 
     y = drop(np.zeros((B, T, D), np.float32), jax.random.key(0))
     # A hidden unit is 2 where an expert keeps it: dropped by both, kept by one, kept by both.

@@ -12,6 +12,7 @@ from flax import nnx
 from tests.nn.programs import initial, jitted, normal, params_of
 from tfx_jax.functional import dropout
 from tfx_jax.nn import scan_layers, stack_layers, unstack_layers
+from tfx_jax.nn.stack import map_layers
 
 L, B, D, F = 3, 2, 4, 5
 
@@ -124,6 +125,81 @@ def test_extra_may_be_nothing():
     out, extras = run(_stack(), X)
     assert extras is None
     np.testing.assert_allclose(out, _scan_and_loop(_stack(), X)[1][0], atol=1e-6)
+
+
+class Wide(nnx.Module):
+    """Another layer with more hidden units, that adds what it is given and counts."""
+
+    def __init__(self, rngs):
+        init = nnx.initializers.normal(0.5)
+        self.up = nnx.Param(init(rngs.params(), (D, 2 * F)))
+        self.down = nnx.Param(init(rngs.params(), (2 * F, D)))
+        self.calls = nnx.BatchStat(jnp.zeros(()))
+
+    def __call__(self, x, rngs=None):
+        if rngs is not None:
+            self.calls[...] += 1
+        hidden = dropout(jnp.sin(x @ self.up[...]), 0.5, None if rngs is None else rngs.dropout())
+        return x + hidden @ self.down[...], {"hidden": hidden[..., :F]}
+
+
+@functools.cache
+def _pattern():
+    """Layer, Layer, Wide, Layer, Layer, Wide."""
+    return initial(lambda: stack_layers([Layer, Layer, Wide], 6, nnx.Rngs(0)))
+
+
+@pytest.mark.parametrize("remat", ["none", pytest.param("full", marks=pytest.mark.slow)])
+def test_layers_of_different_kinds_take_turns(remat):
+    given = normal(2, 6, B, D)
+
+    @jitted
+    def run(layers, x, given):
+        def with_given(layer, x, rngs, given):
+            x, extra = layer(x + given, rngs)
+            return x, extra | {"kind": jnp.float32(isinstance(layer, Wide))}
+
+        def scanned(x):
+            out, extras = scan_layers(with_given, layers, x, None, inputs=given, remat=remat)
+            return jnp.square(out).sum(), (out, extras)
+
+        def looped(x):
+            extras = []
+            for index, layer in enumerate(unstack_layers(layers)):
+                x, extra = with_given(layer, x, None, given[index])
+                extras.append(extra)
+            return jnp.square(x).sum(), (x, jax.tree.map(lambda *leaves: jnp.stack(leaves), *extras))
+
+        return [jax.value_and_grad(function, has_aux=True)(x) for function in (scanned, looped)]
+
+    found, want = run(_pattern(), X, given)
+    chex.assert_trees_all_close(found, want, rtol=1e-5, atol=1e-5)
+    assert found[0][1][1]["kind"].tolist() == [0, 0, 1, 0, 0, 1]
+
+
+def test_layers_of_different_kinds_drop_differently_and_keep_their_state():
+    graphdef, params, state = nnx.split(_pattern(), nnx.Param, nnx.BatchStat)
+
+    @jitted
+    def run(params, state):
+        layers = nnx.merge(graphdef, params, state)
+        _, extras = scan_layers(_run, layers, X, nnx.Rngs(dropout=0))
+        return extras["hidden"], layers.layers[2].calls[...]
+
+    hidden, calls = run(params, state)
+    assert len({row.tobytes() for row in (hidden == 0).reshape(6, -1)}) == 6
+    np.testing.assert_array_equal(calls, [1, 1])
+
+
+def test_map_layers_answers_for_each_layer_in_its_order():
+    found = jitted(lambda layers: map_layers(lambda layer: layer.up[...].sum(), layers))(_pattern())
+    want = jitted(lambda layers: [layer.up[...].sum() for layer in unstack_layers(layers)])(_pattern())
+    np.testing.assert_allclose(found, want, rtol=1e-5)
+
+
+def test_a_pattern_has_to_come_out_even():
+    with pytest.raises(ValueError, match="num_layers=4 is no multiple of the 3 layers of the pattern"):
+        stack_layers([Layer, Layer, Wide], 4, nnx.Rngs(0))
 
 
 def test_no_layers():

@@ -6,8 +6,8 @@ import jax
 import numpy as np
 import pytest
 
+from tests.data.tokenizers_made_here import make_tokenizer
 from tfx_jax.data.squad import read_questions
-from tfx_jax.data.tokenizer import SentencePieceTokenizer
 from tfx_jax.tasks.answer_scores import answer_scores, character_exact_match, character_f1
 from tfx_jax.tasks.answer_windows import (
     NO_ANSWER,
@@ -152,7 +152,7 @@ def test_real_answers_are_found_again(shared_data, folder):
     """From characters to tokens to the right positions of all windows, and from perfect logits back to characters."""
     questions = read_questions(shared_data / folder / "dev.json.gz")[::5][:80]
     contexts = sorted({question.context for question in questions})
-    tokenizer = SentencePieceTokenizer.train(contexts, vocab_size=2500)
+    tokenizer = make_tokenizer(contexts, "sentencepiece", vocab_size=2500)
     find = jax.jit(functools.partial(best_spans, max_answer_length=64))
     predictions, several = {}, 0
     for question in questions:

@@ -16,8 +16,8 @@ import pytest
 from flax import nnx
 from scipy.special import log_softmax
 
+from tests.data.tokenizers_made_here import EOS_ID, make_tokenizer
 from tfx_jax.cli import generate
-from tfx_jax.data.tokenizer import EOS_ID, WordTokenizer
 from tfx_jax.errors import UserError
 from tfx_jax.nn.decoding import DecodingModel
 from tfx_jax.tasks.decoding import BeamSearch, DecodeDriver, Greedy, Sampling
@@ -171,7 +171,7 @@ def test_a_generator_goes_on_and_leaves_the_end_out():
 
 
 def test_translations_are_answers_to_sources():
-    tokenizer = WordTokenizer.train(["a b c"])
+    tokenizer = make_tokenizer(["a b c"])
     assert tokenizer.vocab_size == V
     graphdef, params = nnx.split(EncodingRecurrent())
     translator = Translator(graphdef, tokenizer, search=BeamSearch(5**LIMIT, 0.6), extra_length=1)

@@ -132,6 +132,26 @@ def test_each_example_gets_its_part_of_the_arrays(examples):
     assert trained.predict(scaled, ExampleList([], by="x"), SPEC) == []
 
 
+def test_batches_of_a_prediction_are_made_while_others_run(examples):
+    made, seen = [], []
+
+    class Watched(ExampleList):
+        def __getitem__(self, index):
+            made.append(index)
+            return super().__getitem__(index)
+
+    class Watching(TrainedModel):
+        def map_batches(self, predict_fn, batches):
+            for result in super().map_batches(predict_fn, batches):
+                seen.append(len(made))
+                yield result
+
+    some = Watched([examples[index] for index in range(len(examples))], by="x")
+    Watching(GRAPHDEF, PARAMS).predict(scaled, some, BatchSpec((4, 8), 8))
+    made_until = np.cumsum([(batch["index"] >= 0).sum() for batch in eval_batches(examples, BatchSpec((4, 8), 8))])
+    assert seen == [*made_until[1:], made_until[-1]]  # one ahead
+
+
 def test_metrics_are_added_up_whatever_the_batches(examples):
     trained, wanted = TrainedModel(GRAPHDEF, PARAMS), wanted_of(examples)
     expected = {

@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from tfx_jax.data.tokenizer import EOS_ID, PAD_ID, WordTokenizer
+from tests.data.tokenizers_made_here import EOS_ID, PAD_ID, make_tokenizer
 from tfx_jax.models.transformer import Transformer, TransformerConfig
 from tfx_jax.tasks.decoding import BeamSearch
 from tfx_jax.tasks.translation import Translator, translation_loss
 
 WORDS = [f"w{number}" for number in range(12)]
-TOKENIZER = WordTokenizer.train([" ".join(WORDS)])
+TOKENIZER = make_tokenizer([" ".join(WORDS)])
 V = TOKENIZER.vocab_size
 
 

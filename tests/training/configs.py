@@ -10,7 +10,8 @@ from tfx_jax.tasks.pair_data import PairData
 from tfx_jax.tasks.question_answering import QuestionAnsweringConfig, QuestionData
 from tfx_jax.tasks.recurrent_language_modeling import RecurrentLanguageModelConfig
 from tfx_jax.tasks.span_corruption import SpanCorruptionConfig
-from tfx_jax.tasks.speech_recognition import SpeechData, SpeechRecognitionConfig
+from tfx_jax.tasks.speech_data import SpeechData
+from tfx_jax.tasks.speech_recognition import SpeechRecognitionConfig
 from tfx_jax.tasks.tagging import TaggedData, TaggingConfig
 from tfx_jax.tasks.text_data import TextData
 from tfx_jax.tasks.text_to_text import TextToTextConfig

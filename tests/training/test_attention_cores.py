@@ -121,6 +121,7 @@ def test_a_workdir_remembers_its_attention(tmp_path):
         (["name=bigbird"], r"config\.model: bigbird attention needs attention\.options\.block_size"),
         (["name=window"], r"config\.model: window attention needs attention\.options\.window"),
         (["options.window=3"], r"config\.model\.attention\.options\.window is not for dense attention"),
+        (["name=dense,chunked"], r"config\.model\.num_layers=1 is no multiple of the 2 layers of the pattern"),
         (["name=no"], r"config\.model\.attention\.name='no' is none of dense, chunked"),
         (["option.window=3"], r"did you mean config\.model\.attention\.options\.window"),
     ],
@@ -128,6 +129,22 @@ def test_a_workdir_remembers_its_attention(tmp_path):
 def test_what_an_attention_cannot_be_is_one_line(overrides, message):
     with pytest.raises(UserError, match=message) as raised:
         configured(*(f"model.attention.{override}" for override in overrides))
+    assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["experts_per_token=3"], r"config\.model\.experts\.experts_per_token=3 is none of 1, 2"),
+        (["num_experts=1", "experts_per_token=2"], r"experts\.num_experts=1 is less than experts\.experts_per_token=2"),
+        (["capacity_factor=0"], r"config\.model\.experts\.capacity_factor must be above 0"),
+        (["num_experts=3", "every=1", "num_experts=3"], r"config\.mesh\.expert=2 does not divide .*num_experts=3"),
+        (["num_experts=4"], r"config\.model\.num_layers=1 is no multiple of the 2 layers of the pattern"),
+    ],
+)
+def test_what_experts_cannot_be_is_one_line(overrides, message):
+    with pytest.raises(UserError, match=message) as raised:
+        configured(*(f"model.experts.{override}" for override in overrides), "mesh.expert=2")
     assert "\n" not in str(raised.value)
 
 

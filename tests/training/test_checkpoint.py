@@ -65,7 +65,7 @@ def abstract(num_devices):
 
 
 def extra_of(step):
-    return {"data": {"buffer": step, "batch": 2}, "evaluations": [{"step": step, "bleu": 0.1 + step}], "何": None}
+    return {"data": {"portion": step, "batch": 2}, "evaluations": [{"step": step, "bleu": 0.1 + step}], "何": None}
 
 
 @pytest.fixture(scope="module")
@@ -309,7 +309,7 @@ def test_a_changed_place_in_the_data_is_noticed(workdir, caplog):
     """Valid JSON that says something else: the training would go on with other batches."""
     path = workdir / "checkpoints" / "9" / "_CHECKPOINT_METADATA"
     metadata = json.loads(path.read_text())
-    metadata["custom_metadata"]["data"] = {"buffer": 7}
+    metadata["custom_metadata"]["data"] = {"portion": 7}
     path.write_text(json.dumps(metadata))
     state, extra = restore(workdir)
     chex.assert_trees_all_equal(state, host_state(6))

@@ -7,8 +7,19 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from tfx_jax.models import GPT, T5, BertConfig, GPTConfig, SanCTC, SanCTCConfig, T5Config
+from tfx_jax.models import (
+    GPT,
+    T5,
+    BertConfig,
+    GPTConfig,
+    SanCTC,
+    SanCTCConfig,
+    T5Config,
+    Transformer,
+    TransformerConfig,
+)
 from tfx_jax.models.bert_heads import BertPretraining
+from tfx_jax.nn import AttentionConfig, AttentionOptions, ExpertsConfig
 from tfx_jax.tasks.bert_pretraining import pretraining_loss
 from tfx_jax.tasks.language_modeling import language_model_loss
 from tfx_jax.tasks.speech_recognition import recognition_loss
@@ -76,6 +87,18 @@ FAMILIES = {
         ("decoder_layers", "feed_forward", "gate"),
         {"data": 2, "fsdp": 2, "tensor": 2},
     ),
+    "switch": (
+        Transformer,
+        TransformerConfig(
+            **SIZES,
+            attention=AttentionConfig("window,dense", AttentionOptions(window=3)),
+            experts=ExpertsConfig(num_experts=4, every=1),
+        ),
+        translation_loss,
+        lambda: {"source": text(), "target": text()},
+        ("decoder_layers", "layers", 1, "feed_forward", "experts", "up"),
+        {"expert": 4, "tensor": 2},
+    ),
     "san_ctc": (
         SanCTC,
         SanCTCConfig(**SIZES, attention_dropout_rate=0.1, num_features=5, subsampling=2),
@@ -85,6 +108,9 @@ FAMILIES = {
         {"data": 2, "fsdp": 2, "tensor": 2},
     ),
 }
+
+
+SHARES = {"switch": (1, 1, 16, 16)}  # of one repetition, four experts and two groups of hidden units
 
 
 def laid_out(family, mesh):
@@ -103,7 +129,7 @@ def matrix_of(family, params):
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_matrix_in_a_stack_is_divided_wherever_the_stack_lies(family):
     matrix = matrix_of(family, laid_out(family, make_mesh(**FAMILIES[family][5])).abstract_state.params)
-    assert matrix.sharding.shard_shape(matrix.shape) == (2, 8, 16)
+    assert matrix.sharding.shard_shape(matrix.shape) == SHARES.get(family, (2, 8, 16))
 
 
 def train(family, mesh):
@@ -117,7 +143,7 @@ def train(family, mesh):
 
 
 @pytest.mark.parametrize(
-    "family", ["gpt", *(pytest.param(family, marks=pytest.mark.slow) for family in ("bert", "t5", "san_ctc"))]
+    "family", ["gpt", *(pytest.param(family, marks=pytest.mark.slow) for family in ("bert", "t5", "san_ctc", "switch"))]
 )
 def test_training_on_a_mesh_is_that_on_one_device(family):
     state, losses = train(family, make_mesh(**FAMILIES[family][5]))
@@ -125,4 +151,4 @@ def test_training_on_a_mesh_is_that_on_one_device(family):
     assert expected[-1] < expected[0]
     np.testing.assert_allclose(losses, expected, atol=2e-5)
     matrix = matrix_of(family, state.params)
-    assert matrix.sharding.shard_shape(matrix.shape) == (2, 8, 16)
+    assert matrix.sharding.shard_shape(matrix.shape) == SHARES.get(family, (2, 8, 16))

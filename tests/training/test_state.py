@@ -10,6 +10,7 @@ import optax
 import pytest
 from flax import nnx
 
+from tfx_jax.nn import AuxiliaryLoss, StepMetric
 from tfx_jax.tasks.loss import LossOutput
 from tfx_jax.training.checkpoint import Checkpoints, load_params
 from tfx_jax.training.sharding import make_mesh, shard_batch, shard_training
@@ -176,3 +177,37 @@ def test_a_model_that_keeps_random_keys_is_refused_by_name():
 
     with pytest.raises(ValueError, match=r"^Drops keeps random keys in dropout/rngs/count: draw parameters in the "):
         jax.eval_shape(init_state(Drops, OPTIMIZER)[1])
+
+
+class Constrained(nnx.Module):
+    """Predicts w for each x, and asks for a small w in training."""
+
+    def __init__(self):
+        self.w = nnx.Param(jnp.full((), 3.0))
+        self.penalty = AuxiliaryLoss(jnp.zeros(()))
+        self.size = StepMetric(jnp.zeros(()))
+
+    def __call__(self, rngs=None):
+        if rngs is not None:
+            self.penalty[...], self.size[...] = 0.1 * self.w[...] ** 2, abs(self.w[...])
+        return self.w[...]
+
+
+def distance(model, batch, rngs):
+    count = jnp.float32(batch["x"].size)
+    return LossOutput(((model(rngs) - batch["x"]) ** 2).sum(), count, {}, count)
+
+
+@pytest.mark.parametrize("accumulate", [1, 4])
+def test_what_a_part_of_the_model_adds_to_the_loss_is_learnt_and_told_by_its_name(accumulate):
+    optimizer, x = optax.sgd(0.25), EXAMPLES[0, :, 0, 0]
+    graphdef, first_state = init_state(Constrained, optimizer)
+
+    @jax.jit
+    def step(x):
+        return update(graphdef, distance, optimizer, first_state(), {"x": x}, RNG, accumulate=accumulate)
+
+    state, metrics = step(x)
+    np.testing.assert_allclose(state.params["w"], 3 - 0.25 * (2 * (3 - x.mean()) + 0.2 * 3), rtol=1e-6)
+    np.testing.assert_allclose(metrics.means["size"].mean, 3)
+    np.testing.assert_allclose(metrics.means["loss"].mean, ((3 - x) ** 2).mean(), rtol=1e-5)

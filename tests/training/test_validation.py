@@ -48,9 +48,6 @@ def test_defaults_are_the_base_model_and_valid():
             "tanh",
             'model.activation must be "relu" or "gelu" or "gelu_tanh" or "swish", got \'tanh\'',
         ),
-        ("model.pad_id", 1, "model.pad_id must be 0, which it is for the tokenizers, got 1"),
-        ("model.start_id", 0, "model.start_id must be 1, which it is for the tokenizers, got 0"),
-        ("model.eos_id", 0, "model.eos_id must be 2, which it is for the tokenizers, got 0"),
         ("num_steps", 0, "num_steps must be at least 1, got 0"),
         ("log_every", 0, "log_every must be at least 1, got 0"),
         ("checkpoint_every", 0, "checkpoint_every must be at least 1, got 0"),
@@ -85,7 +82,11 @@ def test_defaults_are_the_base_model_and_valid():
         ("spike_factor", 0.5, "spike_factor must be 0 or above 1, got 0.5"),
         ("spike_factor", float("nan"), "spike_factor must be 0 or above 1, got nan"),
         ("model.dtype", "int32", 'model.dtype must be "float32" or "bfloat16", got \'int32\''),
-        ("task.data.tokenizer", "bytes", 'task.data.tokenizer must be "sentencepiece" or "words", got \'bytes\''),
+        (
+            "task.data.tokenizer",
+            "bytes",
+            'task.data.tokenizer must be "sentencepiece" or "words" or "characters", got \'bytes\'',
+        ),
         ("task.data.validation_pairs", -1, "task.data.validation_pairs must be at least 0, got -1"),
         (
             "task.data.target_language",

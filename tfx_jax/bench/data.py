@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 from etils import epath
 
-from tfx_jax.data.tokenizer import PAD_ID
 from tfx_jax.errors import UserError
 from tfx_jax.training.config import ExperimentConfig
 from tfx_jax.training.config_checks import validate
@@ -42,6 +41,7 @@ def data(config: ExperimentConfig, workdir: epath.PathLike, *, steps: int) -> di
     run = make_run(config, workdir, splits=splits)
     ready = time.perf_counter()
     iterator = iter(run.train_data(make_mesh(**dataclasses.asdict(config.mesh))))
+    pad_id = getattr(run.task.model_config, "pad_id", None)
     sums = dict.fromkeys(("source", "target"), 0)
     positions, shapes, arrivals = dict(sums), set(), []
     try:
@@ -51,7 +51,7 @@ def data(config: ExperimentConfig, workdir: epath.PathLike, *, steps: int) -> di
             if not sums.keys() <= batch.keys():
                 raise UserError("bench data measures pairs of texts: name an experiment that translates")
             for side in sums:
-                sums[side] += int(np.count_nonzero(batch[side] != PAD_ID))
+                sums[side] += int(np.count_nonzero(batch[side] != pad_id))
                 positions[side] += batch[side].size
             shapes.add(batch["target"].shape)
     finally:

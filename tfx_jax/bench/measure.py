@@ -1,14 +1,16 @@
 """How to time fairly: what compiling takes apart from running, rivals in turn, the machine's own peak beside them."""
 
+import contextlib
 import resource
 import statistics
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.experimental.compilation_cache import compilation_cache
 
 from tfx_jax.errors import UserError
 from tfx_jax.training.memory import device_memory
@@ -65,6 +67,23 @@ def compile_apart(function: Any, *arguments: Any) -> Compilation:
     if planned > available:
         raise UserError(f"it takes {planned / 2**30:,.1f} GiB of a device's {available / 2**30:,.1f}: {SMALLER_WORK}")
     return Compilation(program, trace_seconds, compile_seconds, planned)
+
+
+@contextlib.contextmanager
+def without_compilation_cache() -> Iterator[None]:
+    """Compiles anew what is in the persistent cache: what compiling takes should not be what reading a file takes."""
+    config: Any = jax.config
+    before = config.jax_enable_compilation_cache
+
+    def update(enabled: bool) -> None:
+        config.update("jax_enable_compilation_cache", enabled)
+        compilation_cache.reset_cache()  # JAX looks at the setting once, then never again
+
+    update(False)
+    try:
+        yield
+    finally:
+        update(before)
 
 
 def timed(run: Callable[[], Any]) -> tuple[Any, float]:

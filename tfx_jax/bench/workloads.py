@@ -15,9 +15,8 @@ from jaxtyping import Array, Int
 
 from tfx_jax.bench.attentions import ATTENTIONS
 from tfx_jax.bench.measure import Compilation, Workload, compile_apart, timed
-from tfx_jax.data.tokenizer import EOS_ID
 from tfx_jax.errors import UserError
-from tfx_jax.models.transformer import Transformer, TransformerConfig
+from tfx_jax.models.transformer import EOS_ID, Transformer, TransformerConfig
 from tfx_jax.nn.attention import ShardAttention
 from tfx_jax.tasks.decoding import BeamSearch, decode
 from tfx_jax.tasks.translation import translation_loss

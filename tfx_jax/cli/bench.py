@@ -5,16 +5,15 @@ import contextlib
 import json
 import os
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, NoReturn
 
 import jax
-from jax.experimental.compilation_cache import compilation_cache
 
 from tfx_jax.bench import workloads
 from tfx_jax.bench.attentions import ATTENTIONS
 from tfx_jax.bench.data import data
-from tfx_jax.bench.measure import SMALLER_WORK, Workload, measured
+from tfx_jax.bench.measure import SMALLER_WORK, Workload, measured, without_compilation_cache
 from tfx_jax.cli.options import set_up_program
 from tfx_jax.cli.parser import Parser, at_least_one
 from tfx_jax.cli.train import CONFIG_HELP, load_config_file
@@ -49,7 +48,7 @@ def run(argv: Sequence[str]) -> int:
     if options.overrides and not kind.takes_overrides:
         raise UserError(f"unknown argument {options.overrides[0]}; see {parser.prog} --help")
     set_up_program()
-    with _without_compilation_cache(), out_of_memory_as_user_error(SMALLER_WORK):
+    with without_compilation_cache(), out_of_memory_as_user_error(SMALLER_WORK):
         found = {"benchmark": name} | kind.measure(options) | _machine()
     print(json.dumps(found) if options.json else as_text(found))
     return 0
@@ -65,23 +64,6 @@ def _general_help(arguments: list[str]) -> NoReturn:
     parser.epilog = "for example: tfx-jax bench train --model=base --batch=16 --length=32 --json"
     parser.print_help()
     parser.exit()
-
-
-@contextlib.contextmanager
-def _without_compilation_cache() -> Iterator[None]:
-    """What compiling takes should not be what reading a file takes."""
-    config: Any = jax.config
-    before = config.jax_enable_compilation_cache
-
-    def update(enabled: bool) -> None:
-        config.update("jax_enable_compilation_cache", enabled)
-        compilation_cache.reset_cache()  # JAX looks at the setting once, then never again
-
-    update(False)
-    try:
-        yield
-    finally:
-        update(before)
 
 
 def _machine() -> dict[str, Any]:

@@ -55,9 +55,9 @@ def run(argv: Sequence[str]) -> int:
             model = hf.completed(trained)
         except ValueError as error:
             raise UserError(f"{arguments.workdir}: {error}") from None
-        end = tokenizer.eos_id  # others learn from these fields where a generated text ends
-        fields = {} if end is None else {"bos_token_id": end, "eos_token_id": end}
-        _save(model, output, fields, options)
+        # Others learn from these fields where a generated text ends.
+        ends = {f"{role}_token_id": getattr(tokenizer, f"{role}_id") for role in ("bos", "eos")}
+        _save(model, output, {name: index for name, index in ends.items() if index is not None}, options)
         copied, left_out, before = _copy(epath.Path(arguments.workdir) / "tokenizer", output), [], None
     else:
         source = _local(arguments.model)

@@ -5,6 +5,7 @@ import json
 from collections.abc import Sequence
 
 from tfx_jax.cli.options import add_decoding_options, add_model_options, load_model, set_up_program
+from tfx_jax.cli.overrides import OVERRIDES_HELP
 from tfx_jax.cli.parser import Parser
 from tfx_jax.cli.progress import Progress
 from tfx_jax.data.text import PairSource, read_pairs
@@ -23,11 +24,12 @@ def run(argv: Sequence[str]) -> int:
     parser.add_argument("--source", help="of translation: file to translate instead, one sentence a line")
     parser.add_argument("--reference", help="its translation, line by line")
     parser.add_argument("--json", action="store_true", help="print one JSON line instead")
-    arguments = parser.parse_args(argv)
+    parser.epilog = OVERRIDES_HELP.replace("model.num_layers=2", "task.data.max_length=64")
+    arguments, overrides = parser.parse_known_args(argv)
     if (arguments.source is None) != (arguments.reference is None):
         raise UserError("--source and --reference go together")
     set_up_program()
-    run, params = load_model(arguments)
+    run, params = load_model(arguments, overrides=overrides)
     if hasattr(run.task, "translator"):
         return _evaluate_translation(run, params, arguments)
     given = [name for name in ("source", "beam", "alpha", "int8") if getattr(arguments, name) not in (None, False)]

@@ -5,15 +5,20 @@ import logging
 import os
 import pathlib
 import sys
+from collections.abc import Sequence
 from typing import Any
 
 import jax
+from etils import epath
 from flax import nnx
 
+from tfx_jax.cli.overrides import override
 from tfx_jax.cli.parser import Parser, at_least_one
 from tfx_jax.data.hf_tokenizer import HFTokenizer
 from tfx_jax.errors import UserError
 from tfx_jax.training.checkpoint import load_best_params, load_params
+from tfx_jax.training.config import load_config
+from tfx_jax.training.config_checks import validate
 from tfx_jax.training.run import AnyTask, Run, load_run
 
 
@@ -49,17 +54,12 @@ def load_trained(arguments: argparse.Namespace, dtype: str | None = None) -> tup
       dtype: of the computation; that of the training by default.
 
     Raises:
-      UserError: if there is none, or it translates.
+      UserError: if there is none, or it has no tokenizer.
     """
     run, params = load_model(arguments)
     tokenizer = getattr(run.task, "tokenizer", None)
     if tokenizer is None:
         raise UserError(f"{arguments.workdir} holds a model without a tokenizer: it neither reads nor writes text")
-    if not isinstance(tokenizer, HFTokenizer):
-        raise UserError(
-            f"{arguments.workdir} holds a translation model, whose tokenizer has no Hugging Face form: "
-            "use tfx-jax translate"
-        )
     if dtype is not None:
         run.task.model_config.dtype = dtype
     return nnx.merge(run.graphdef, jax.device_put(params)), tokenizer
@@ -80,13 +80,39 @@ def add_decoding_options(parser: Parser) -> None:
     parser.add_argument("--int8", action="store_true", help="decode with weights of 8 bits: faster, not exact")
 
 
-def load_model(arguments: argparse.Namespace, kind: type[AnyTask] | None = None) -> tuple[Run[AnyTask], Any]:
-    """Opens the run, whose task must be of a kind, and the parameters that `add_model_options` chose."""
-    run, options = load_run(arguments.workdir, kind), {"allow_nonfinite": arguments.allow_nonfinite}
+def load_model(
+    arguments: argparse.Namespace, kind: type[AnyTask] | None = None, *, overrides: Sequence[str] = ()
+) -> tuple[Run[AnyTask], Any]:
+    """Opens the run, whose task must be of a kind, and the parameters that `add_model_options` chose.
+
+    Raises:
+      UserError: if there are none, or the model that `overrides` of the configuration make has others.
+    """
+    config = validate(override(load_config(epath.Path(arguments.workdir)), overrides)) if overrides else None
+    run, options = load_run(arguments.workdir, kind, config=config), {"allow_nonfinite": arguments.allow_nonfinite}
     if arguments.step is None:
-        return run, load_best_params(arguments.workdir, **options)
-    step = None if arguments.step == "latest" else arguments.step
-    return run, load_params(arguments.workdir, step, **options)
+        params = load_best_params(arguments.workdir, **options)
+    else:
+        params = load_params(arguments.workdir, None if arguments.step == "latest" else arguments.step, **options)
+    if overrides:
+        _check_shapes(run, params)
+    return run, params
+
+
+def _check_shapes(run: Run[Any], params: Any) -> None:
+    """Raises UserError unless a model has the parameters, and the model state, that were trained."""
+    wanted, given = (
+        {jax.tree_util.keystr(path, simple=True, separator="/"): leaf.shape for path, leaf in leaves}
+        for leaves in map(
+            jax.tree_util.tree_leaves_with_path, (nnx.to_pure_dict(nnx.state(nnx.eval_shape(run.make_model))), params)
+        )
+    )
+    for name in sorted(wanted.keys() | given.keys()):
+        if wanted.get(name) != given.get(name):
+            raise UserError(
+                f"the configuration asks for {name} {wanted.get(name, 'nowhere')}, but what was trained has "
+                f"{given.get(name, 'none')}: override fields that change no parameter"
+            )
 
 
 def set_up_program() -> None:

@@ -2,16 +2,13 @@
 
 import runpy
 from collections.abc import Sequence
-from typing import Any
-
-from absl import flags
-from ml_collections import config_flags
 
 from tfx_jax.cli.experiments import experiment_file
 from tfx_jax.cli.options import set_up_program
+from tfx_jax.cli.overrides import OVERRIDES_HELP, override
 from tfx_jax.cli.parser import Parser
 from tfx_jax.errors import UserError
-from tfx_jax.training.config import ExperimentConfig, flat, unknown_field
+from tfx_jax.training.config import ExperimentConfig
 from tfx_jax.training.distributed import initialize_from_env
 from tfx_jax.training.loop import train
 from tfx_jax.training.profiling import parse_steps
@@ -31,7 +28,7 @@ def run(argv: Sequence[str]) -> int:
     parser.add_argument("--num-processes", type=int, help="how many processes train together")
     parser.add_argument("--process-id", type=int, help="which of them this is, from 0")
     parser.add_argument("--profile", metavar="START:STOP", help="trace steps START to STOP - 1 into WORKDIR/profile")
-    parser.epilog = "--config.FIELD=VALUE overrides a field, for example --config.model.num_layers=2"
+    parser.epilog = OVERRIDES_HELP
     arguments, overrides = parser.parse_known_args(argv)
     set_up_program()
     config = load_config_file(arguments.config, overrides)
@@ -51,24 +48,7 @@ def load_config_file(config: str, overrides: Sequence[str] = ()) -> ExperimentCo
     Raises:
       UserError: if the experiment, the variant or a field does not exist, or a value has the wrong type.
     """
-    found = _call_get_config(config)
-    for override in overrides:
-        name, equals, _ = override.removeprefix("--config.").partition("=")
-        if not override.startswith("--config."):
-            raise UserError(f"unknown argument {override}; overrides have the form --config.FIELD=VALUE")
-        if not equals:
-            raise UserError(f"{override} lacks its value: write {override}=VALUE")
-        if name not in flat(found):
-            raise unknown_field(name, found)
-    argv = ["tfx-jax", *overrides]
-    values = flags.FlagValues()
-    try:
-        config_flags.DEFINE_config_dataclass("config", found, flag_values=values, sys_argv=argv)
-        values(argv)
-    except (flags.Error, ValueError, TypeError) as error:
-        raise UserError(" ".join(str(error).split())) from None
-    changed: Any = values["config"].value
-    return changed
+    return override(_call_get_config(config), overrides)
 
 
 def _call_get_config(config: str) -> ExperimentConfig:

@@ -2,7 +2,7 @@
 
 import abc
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -31,7 +31,8 @@ class Inputs(NamedTuple):
 class HFTokenizer(abc.ABC):
     """What every tokenizer of a folder can do; `load_folder_tokenizer` makes them.
 
-    A special token that a text spells, such as "[MASK]", becomes that token.
+    A special token that a text spells, such as "[MASK]", becomes that token, unless tokenizer_config.json says
+    `split_special_tokens`: then it is text like any other, and can neither end nor pad anything.
 
     Attributes:
       vocab_size: one more than the highest id.
@@ -59,6 +60,8 @@ class HFTokenizer(abc.ABC):
         ids = config.special_ids(vocabulary, special)
         self.pad_id, self.bos_id, self.eos_id, self.unk_id, self.mask_id, self.cls_id, self.sep_id = ids
         self._cleans_up = can_clean_up and config.option("clean_up_tokenization_spaces", False)
+        shown = config.names.get("unk") if config.option("shows_unknown", False) else None
+        self._hidden = {vocabulary[token] for token in special & vocabulary.keys() - {shown}}
 
     @abc.abstractmethod
     def encode_with_offsets(self, text: str) -> tuple[list[int], np.ndarray]:
@@ -70,7 +73,7 @@ class HFTokenizer(abc.ABC):
 
     @abc.abstractmethod
     def _text(self, ids: Sequence[int]) -> str:
-        """The text of ids, before spaces are cleaned up."""
+        """The text of ids, `_hidden` ones left out, before spaces are cleaned up."""
 
     def encode(self, text: str) -> list[int]:
         """The ids of a text, without special tokens around it."""
@@ -81,7 +84,10 @@ class HFTokenizer(abc.ABC):
         return [self.encode(text) for text in texts]
 
     def decode(self, ids: Iterable[int]) -> str:
-        """The text of all ids; special tokens, and ids that the vocabulary does not have, are left out."""
+        """The text of all ids; special tokens, and ids that the vocabulary does not have, are left out.
+
+        The unknown token remains where tokenizer_config.json says `shows_unknown`, which only we write and read.
+        """
         text = self._text([int(index) for index in ids])
         return _clean_up(text) if self._cleans_up else text
 
@@ -114,6 +120,7 @@ class PipelineTokenizer(HFTokenizer):
         # A tokenizer.json may cut and fill every text to the length of some training.
         pipeline.no_truncation()
         pipeline.no_padding()
+        pipeline.encode_special_tokens = config.option("split_special_tokens", False)
         self._pipeline = pipeline
         can_clean_up = type(pipeline.model).__name__ != "BPE"  # whose spaces are those of the text
         super().__init__(vocabulary, config, special=known | config.special, can_clean_up=can_clean_up)
@@ -141,7 +148,7 @@ class PipelineTokenizer(HFTokenizer):
         return Inputs(found.ids, found.type_ids)
 
     def _text(self, ids: Sequence[int]) -> str:
-        return self._pipeline.decode(ids, skip_special_tokens=True)
+        return self._pipeline.decode([index for index in ids if index not in self._hidden], skip_special_tokens=False)
 
 
 class PieceTokenizer(HFTokenizer):
@@ -176,12 +183,33 @@ class PieceTokenizer(HFTokenizer):
         if self.eos_id is None or self.unk_id is None:
             raise UserError(f"{config.folder}: the vocabulary lacks the end of sentence or the unknown token")
         self._eos, self._unk = self.eos_id, self.unk_id
-        self._processor, self._vocabulary, self._text_of = processor, vocabulary, text_of
+        self._processor, self._text_of = processor, text_of
         self._front = re.compile(front or "", re.DOTALL)
         self._is_pair_separated = is_pair_separated
-        self._visible = {index: token for index, token in self._pieces.items() if token not in special}
-        whole = sorted({*special, *(token["content"] for token in config.added.values())}, key=len, reverse=True)
-        self._whole = re.compile(f"({'|'.join(map(re.escape, whole)) or '(?!)'})")
+        self._visible = {index: token for index, token in self._pieces.items() if index not in self._hidden}
+        # A run of characters that SentencePiece does not know is a piece to it, which may spell a special token.
+        spelt = special if config.option("split_special_tokens", False) else set()
+        self._ids = {token: index for token, index in vocabulary.items() if token not in spelt}
+        whole = {*special, *(token["content"] for token in config.added.values())} - spelt
+        pattern = "|".join(map(re.escape, sorted(whole, key=len, reverse=True))) or "(?!)"
+        self._whole = re.compile(f"({pattern})")
+
+    def encode(self, text: str) -> list[int]:
+        """The ids of a text, without special tokens around it."""
+        return self.encode_batch([text])[0]
+
+    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
+        """`encode` of every text, on all cores."""
+        parts = [list(self._parts(text)) for text in texts]
+        pieces = iter(self._processor.encode([rest for found in parts for _, rest in found], out_type=str))
+        return [
+            [
+                self._ids.get(token, self._unk)
+                for whole, _ in found
+                for token in ([whole, *next(pieces)] if whole else next(pieces))
+            ]
+            for found in parts
+        ]
 
     def encode_with_offsets(self, text: str) -> tuple[list[int], np.ndarray]:
         """`encode`, and the first character of each id and the one behind its last, [number of ids, 2] int64.
@@ -191,17 +219,15 @@ class PieceTokenizer(HFTokenizer):
         ids: list[int] = []
         offsets: list[tuple[int, int]] = []
         start = 0
-        for number, part in enumerate(self._whole.split(text)):
-            match = self._front.match(part)
-            whole = part if number % 2 else match.group() if match else ""
+        for whole, rest in self._parts(text):
             if whole:
-                ids.append(self._vocabulary.get(whole, self._unk))
+                ids.append(self._ids.get(whole, self._unk))
                 offsets.append((start, start + len(whole)))
-            found = self._processor.encode(part[len(whole) :], return_type="offset_mapping")
-            ids += (self._vocabulary.get(piece, self._unk) for piece in found["pieces"])
-            shift = start + len(whole)
-            offsets += (_shown(text, shift + first, shift + end) for first, end in found["offsets"])
-            start += len(part)
+            found = self._processor.encode(rest, return_type="offset_mapping")
+            ids += (self._ids.get(piece, self._unk) for piece in found["pieces"])
+            start += len(whole)
+            offsets += (_shown(text, start + first, start + end) for first, end in found["offsets"])
+            start += len(rest)
         return ids, np.array(offsets, np.int64).reshape(-1, 2)
 
     def encode_with_specials(self, text: str, pair: str | None = None) -> Inputs:
@@ -210,6 +236,13 @@ class PieceTokenizer(HFTokenizer):
         if pair is not None:
             ids += [self._eos] * self._is_pair_separated + self.encode(pair)
         return Inputs([*ids, self._eos], [0] * (len(ids) + 1))
+
+    def _parts(self, text: str) -> Iterator[tuple[str, str]]:
+        """Yields what is one token, or "", and the text behind it."""
+        for number, part in enumerate(self._whole.split(text)):
+            match = self._front.match(part)
+            whole = part if number % 2 else match.group() if match else ""
+            yield whole, part[len(whole) :]
 
     def _text(self, ids: Sequence[int]) -> str:
         return self._text_of([self._visible[index] for index in ids if index in self._visible])

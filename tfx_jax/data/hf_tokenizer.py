@@ -151,12 +151,14 @@ def _from_marian(config: TokenizerConfig) -> HFTokenizer:
         )
     source, target = (_read_sentencepiece(config, f"{side}.spm") for side in ("source", "target"))
     config.name_by_default(pad="<pad>", eos="</s>", unk="<unk>")
+    vocabulary = _read_vocabulary(config)
+    has_codes = any(token.startswith(">>") and token.endswith("<<") for token in vocabulary)
     return PieceTokenizer(
         source,
-        _read_vocabulary(config),
+        vocabulary,
         config,
         text_of=lambda pieces: target.decode_pieces(pieces).replace("▁", " ").strip(),
-        front=">>.*?<<",  # the language to translate into
+        front=">>.*?<<" if has_codes else None,  # the language to translate into
         is_pair_separated=False,
     )
 

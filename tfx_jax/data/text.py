@@ -61,6 +61,15 @@ def lines_of(pairs: PairSource, max_pairs: int | None = None) -> Iterator[str]:
             yield pair["target"]
 
 
+def join_subwords(text: str) -> str:
+    """Joins subwords marked with "@@" (Sennrich et al., 2016) to words; a mark at the very end is dropped.
+
+    >>> join_subwords("ein spiel@@ haus aus h@@")
+    'ein spielhaus aus h'
+    """
+    return text.replace("@@ ", "").removesuffix("@@")
+
+
 class PairSubset:
     """Some of the pairs of a source, in an order of one's own."""
 

@@ -4,10 +4,12 @@ tokenizer = train_or_load_folder("runs/gpt", lambda: [read_text(path)], kind="ch
 """
 
 import collections
+import functools
 import io
+import itertools
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import sentencepiece
@@ -19,11 +21,16 @@ from tfx_jax.data.files import write_file
 from tfx_jax.data.folder_tokenizers import HFTokenizer
 from tfx_jax.data.hf_tokenizer import TOKENIZER_FILES, load_folder_tokenizer
 from tfx_jax.data.tokenizer_config import read_json
+from tfx_jax.data.vocabulary import vocabulary_size
 from tfx_jax.errors import UserError
 
 _MARK = "##"  # WordPiece's, of what continues a word
 # Below any text's in Unigram: where normalization turns full-width letters into "</s>", they are text, not the token.
 _NEVER = -1000.0
+_ALL = 2**31  # more than there are of anything
+_SIZED_BY_TEXT = ("sentencepiece", "words", "characters")
+# Written first: without a vocabulary, a folder with these has no tokenizer.
+_BEFORE_VOCABULARY = ("tokenizer_config.json", "source.spm", "target.spm")
 
 
 class _Family(NamedTuple):
@@ -34,12 +41,14 @@ class _Family(NamedTuple):
       last: special tokens that have the highest ids, in the order of these.
       around: templates of one text and of two, as a model sees them; none if they stand alone.
       has_types: whether the model tells the first text from the second.
+      is_plain: whether a text that spells a special token is text like any other, and an unknown token is shown.
     """
 
     roles: dict[str, str]
     last: tuple[str, ...] = ()
     around: tuple[str, str] | None = None
     has_types: bool = False
+    is_plain: bool = False
 
 
 _FAMILIES = {
@@ -54,6 +63,9 @@ _FAMILIES = {
         last=tuple(f"<extra_id_{number}>" for number in reversed(range(100))),
         around=("$A </s>", "$A </s> $B </s>"),
     ),
+    "marian": _Family(
+        {"pad": "<pad>", "bos": "<s>", "eos": "</s>", "unk": "<unk>"}, around=("$A </s>", "$A $B </s>"), is_plain=True
+    ),
 }
 
 
@@ -61,16 +73,16 @@ class _Training(NamedTuple):
     """What a kind of tokenizer is made of.
 
     Attributes:
-      read: begins the text anew, without any special tokens that it spells.
-      size: how many pieces there may be, beside special tokens.
-      ids: of pieces in their order and of all special tokens.
-      unk: the unknown token, or None.
+      read: begins the text anew, without any special tokens that it spells, unless they are text.
+      size: how many pieces there may be, beside special tokens; `_ALL` if that goes by the text.
+      ids: of pieces in their order, and no more than may be, and of all special tokens.
+      roles: special tokens by role.
     """
 
     read: Callable[[], Iterator[str]]
     size: int
     ids: Callable[[Iterable[str]], dict[str, int]]
-    unk: str | None
+    roles: Mapping[str, str]
 
 
 def train_or_load_folder(
@@ -78,9 +90,10 @@ def train_or_load_folder(
 ) -> HFTokenizer:
     """Loads the tokenizer of a folder; at first use it is trained and written there.
 
-    tokenizer.json and tokenizer_config.json are written each at once or not at all, and the same texts always give the
-    same files. `tfx_jax.data.hf_tokenizer` reads them, and so do transformers and the library `tokenizers`. A special
-    token that a text spells, such as "[MASK]" or "<unk>", is that token, and nothing is learnt from its letters.
+    Files, tokenizer.json and tokenizer_config.json as a rule, are written each at once or not at all, and the same
+    texts always give the same files. `tfx_jax.data.hf_tokenizer` reads them, and so do transformers and the library
+    `tokenizers`. A special token that a text spells, such as "[MASK]" or "<unk>", is that token, and nothing is learnt
+    from its letters; but in the family "marian" it is text like any other, which cannot end or pad a sentence.
 
     Kinds:
 
@@ -92,12 +105,23 @@ def train_or_load_folder(
     * "unigram": T5's, the language model of Kudo (2018, https://arxiv.org/abs/1804.10959), as SentencePiece trains it,
       on text after NFKC.
 
+    Of the family "marian", whose ids are joint ones of two languages (Vaswani et al., 2017, section 5.1):
+
+    * "sentencepiece": byte pairs (Sennrich et al., 2016) of raw text with its characters as they are, as SentencePiece
+      (Kudo and Richardson, 2018, https://arxiv.org/abs/1808.06226) learns them; each digit is a token. The folder is
+      Marian's: one model as source.spm and target.spm, and vocab.json. transformers takes ">>x<<" at the beginning of
+      a text for one token, and we for text.
+    * "words": as above, but of the same frequency in the order of their first appearance; decoding joins subwords that
+      "@@" marks.
+    * "characters": as above, but in the order of code points.
+
     Families, which decide the special tokens:
 
     * "gpt": "<|endoftext|>" = 0 at the beginning and end of texts, "<unk>" = 1 (no such for "bpe").
     * "bert": "[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]" = 0 to 4; texts become [CLS] A [SEP] B [SEP].
     * "t5": "<pad>", "</s>", "<unk>" = 0 to 2, and the sentinels "<extra_id_99>" to "<extra_id_0>" as the highest ids;
       each text ends with "</s>".
+    * "marian": "<pad>", "<s>", "</s>", "<unk>" = 0 to 3; texts end with "</s>"; decoding shows what is unknown.
 
     Args:
       folder: local or gs://; made if missing. One with a tokenizer from elsewhere is taken as it is.
@@ -106,29 +130,30 @@ def train_or_load_folder(
       kind: see above.
       family: see above.
       vocab_size: how many ids at most, the special ones included; a small text yields fewer. Where not even all
-        characters fit, the rarest become unknown.
+        characters fit, the rarest become unknown, or "sentencepiece" refuses. 0: all words or characters, or what
+        suits the size of the text for "sentencepiece"; the other kinds need a number.
 
     Raises:
       UserError: for an unknown kind or family, no text, a vocabulary too small for anything but special tokens, and a
         folder whose tokenizer is another one, has more ids than that, or is damaged.
     """
-    for name, value, known in (("kind", kind, _KINDS), ("family", family, _FAMILIES)):
+    for name, value, known in (("family", family, _FAMILIES), ("kind", kind, _KINDS.get(family, _COMMON_KINDS))):
         if value not in known:
             raise UserError(f"unknown {name} of tokenizer {value!r}: use one of {', '.join(known)}")
     folder, made_as = epath.Path(folder), f"{kind}, {family}"
-    if not any((folder / file).exists() for file in TOKENIZER_FILES if file != "tokenizer_config.json"):
-        pipeline, options = _train(texts, kind, family, vocab_size)
+    if not any((folder / file).exists() for file in TOKENIZER_FILES if file not in _BEFORE_VOCABULARY):
+        files, options = _train(texts, kind, family, vocab_size)
         folder.mkdir(parents=True, exist_ok=True)
-        # In this order: the vocabulary is what makes a folder one with a tokenizer.
         settings = json.dumps({**options, "made_as": made_as}, indent=2)
         write_file(folder / "tokenizer_config.json", settings.encode())
-        write_file(folder / "tokenizer.json", pipeline.to_str(pretty=True).encode())
+        for name, content in files.items():
+            write_file(folder / name, content)
     config = folder / "tokenizer_config.json"
     found = read_json(config).get("made_as", made_as) if config.exists() else made_as
     if found != made_as:
         raise UserError(f"the tokenizer of {folder} was made as {found!r}, not {made_as!r}: name another folder")
     tokenizer = load_folder_tokenizer(folder)
-    if tokenizer.vocab_size > vocab_size:
+    if tokenizer.vocab_size > (vocab_size or _ALL):
         raise UserError(
             f"the tokenizer of {folder} has {tokenizer.vocab_size} ids, but vocab_size is {vocab_size}: "
             "raise it, or name another folder"
@@ -138,60 +163,85 @@ def train_or_load_folder(
 
 def _train(
     texts: Callable[[], Iterable[str]], kind: str, family: str, vocab_size: int
-) -> tuple[tokenizers.Tokenizer, dict[str, Any]]:
-    """The pipeline, and what tokenizer_config.json says of it."""
-    roles, last, around, has_types = _FAMILIES[family]
+) -> tuple[dict[str, bytes], dict[str, Any]]:
+    """The files of the vocabulary, in the order in which they are written, and what tokenizer_config.json says."""
+    roles, last, around, has_types, is_plain = _FAMILIES[family]
     if kind == "bpe" and family == "gpt":
         roles = {role: token for role, token in roles.items() if role != "unk"}
     first = list(dict.fromkeys(roles.values()))
     special = [*first, *last]
     needed = len(special) + {"bpe": 256, "unigram": 2}.get(kind, 1)
-    if vocab_size < needed:
+    if vocab_size < needed and (vocab_size or kind not in _SIZED_BY_TEXT):
         raise UserError(f"vocab_size is {vocab_size}, but {kind} for {family} need {needed} at least")
-    spelt = re.compile("|".join(map(re.escape, special)))
+    size = vocab_size - len(special) if vocab_size else _ALL
+    spelt = re.compile("(?!)" if is_plain else "|".join(map(re.escape, special)))
 
     def read() -> Iterator[str]:
         for text in texts():
             yield from filter(None, spelt.split(text))
 
     def ids(pieces: Iterable[str]) -> dict[str, int]:
-        learnt = [piece for piece in pieces if piece not in special]
+        learnt = [piece for piece in pieces if piece not in special][:size]
         if not learnt:
             raise UserError("no text to train a tokenizer on: all its characters are invisible")
         return {token: index for index, token in enumerate([*first, *learnt, *last])}
 
     if not any(text.strip() for text in read()):
         raise UserError("no text to train a tokenizer on: all of it is empty")
-    pipeline = _KINDS[kind](_Training(read, vocab_size - len(special), ids, roles.get("unk")))
-    pipeline.add_special_tokens([tokenizers.AddedToken(token, normalized=False, special=True) for token in special])
-    if around:
-        single, pair = around
-        known = [(token, pipeline.token_to_id(token)) for token in first if token in single]
-        pipeline.post_processor = processors.TemplateProcessing(single=single, pair=pair, special_tokens=known)
+    made = _KINDS.get(family, _COMMON_KINDS)[kind](_Training(read, size, ids, roles))
     options = {
-        "tokenizer_class": "PreTrainedTokenizerFast",
+        "tokenizer_class": "MarianTokenizer" if isinstance(made, dict) else "PreTrainedTokenizerFast",
         "clean_up_tokenization_spaces": False,
         # GPT-2 would take types for words.
         "model_input_names": ["input_ids", *["token_type_ids"] * has_types, "attention_mask"],
         **{f"{role}_token": token for role, token in roles.items()},
         **({"additional_special_tokens": list(last)} if last else {}),
+        **({"split_special_tokens": True, "shows_unknown": True} if is_plain else {}),
     }
-    return pipeline, options
+    if isinstance(made, dict):
+        return made, options
+    made.add_special_tokens([tokenizers.AddedToken(token, normalized=False, special=True) for token in special])
+    if around:
+        single, pair = around
+        known = [(token, made.token_to_id(token)) for token in first if token in single]
+        made.post_processor = processors.TemplateProcessing(single=single, pair=pair, special_tokens=known)
+    return {"tokenizer.json": made.to_str(pretty=True).encode()}, options
 
 
-def _characters(training: _Training) -> tokenizers.Tokenizer:
+def _characters(training: _Training, arranged: Callable[[list[str]], Iterable[str]] = iter) -> tokenizers.Tokenizer:
     """BPE that merges nothing: unlike one word for each character, it can take a whole book at once."""
-    pieces = _by_frequency(training.read())[: training.size]
-    pipeline = tokenizers.Tokenizer(models.BPE(training.ids(pieces), [], unk_token=training.unk))
+    pieces = arranged(_by_frequency(training.read())[: training.size])
+    pipeline = tokenizers.Tokenizer(models.BPE(training.ids(pieces), [], unk_token=training.roles.get("unk")))
     pipeline.decoder = decoders.Fuse()
     return pipeline
 
 
 def _words(training: _Training) -> tokenizers.Tokenizer:
-    pipeline = tokenizers.Tokenizer(models.WordLevel())
+    return _tokens_between_spaces(training, _by_frequency(part.split() for part in training.read()))
+
+
+def _joined_words(training: _Training) -> tokenizers.Tokenizer:
+    """Words of which some are subwords, and none is a special token."""
+    counts = collections.Counter(word for part in training.read() for word in part.split())
+    pipeline = _tokens_between_spaces(training, [word for word, _ in counts.most_common()])
+    unk = training.roles["unk"]
+    spelt = "|".join(re.escape(token) for token in training.roles.values() if token != unk)
+    pipeline.normalizer = normalizers.Sequence(
+        [
+            normalizers.Replace(tokenizers.Regex("[\x1c-\x1f]"), " "),  # spaces to Python, and not to `tokenizers`
+            normalizers.Replace(tokenizers.Regex(rf"(?<!\S)({spelt})(?!\S)"), unk),
+        ]
+    )
+    # To this decoder nothing goes on with a word, as none begins with a space: one is put before all but the first.
+    spaces = decoders.WordPiece(prefix=" ", cleanup=False)
+    joins = [decoders.Replace("@@ ", ""), decoders.Replace(tokenizers.Regex(r"@@\z"), "")]
+    pipeline.decoder = decoders.Sequence([spaces, decoders.Fuse(), *joins])
+    return pipeline
+
+
+def _tokens_between_spaces(training: _Training, words: list[str]) -> tokenizers.Tokenizer:
+    pipeline = tokenizers.Tokenizer(models.WordLevel(training.ids(words), unk_token=training.roles["unk"]))
     pipeline.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    pieces = _learn(pipeline, training.read(), trainers.WordLevelTrainer(vocab_size=training.size, show_progress=False))
-    pipeline.model = models.WordLevel(training.ids(pieces), unk_token=str(training.unk))
     return pipeline
 
 
@@ -222,7 +272,7 @@ def _word_pieces(training: _Training) -> tokenizers.Tokenizer:
         show_progress=False,
     )
     pieces = _learn(untrained(models.WordPiece()), _without(rare, training.read()), trainer)
-    return untrained(models.WordPiece(training.ids(pieces), unk_token=str(training.unk)))
+    return untrained(models.WordPiece(training.ids(pieces), unk_token=training.roles["unk"]))
 
 
 def _bytes(training: _Training) -> tokenizers.Tokenizer:
@@ -244,35 +294,18 @@ def _bytes(training: _Training) -> tokenizers.Tokenizer:
 def _unigram(training: _Training) -> tokenizers.Tokenizer:
     """By SentencePiece, because the sums of the trainer in `tokenizers` have another order each time."""
     normalizer = normalizers.Sequence([normalizers.Nmt(), normalizers.NFKC()])
-    # A list: SentencePiece would turn an error of an iterator, or Ctrl-C, into one of its own.
     text = [" ".join(normalizer.normalize_str(part).split()) for part in training.read()]
     # One place is for the mark of a word's beginning. SentencePiece skips whatever has the character that it puts for
     # unknown ones.
     rare = _by_frequency(part.replace(" ", "") for part in text)[training.size - 1 :]
     text = [part for part in _without([*rare, "▅"], text) if part.strip()]
-    written = io.BytesIO()
-    try:
-        sentencepiece.SentencePieceTrainer.train(  # pyright: ignore[reportAttributeAccessIssue]
-            sentence_iterator=iter(text),
-            model_writer=written,
-            model_type="unigram",
-            vocab_size=training.size + 1,  # it has an unknown token of its own
-            hard_vocab_limit=False,
-            character_coverage=1.0,
-            normalization_rule_name="identity",
-            max_sentence_length=2**30,  # bytes, the most that it allows; longer parts would be left out
-            unk_id=0,
-            bos_id=-1,
-            eos_id=-1,
-            minloglevel=2,
-        )
-    except RuntimeError as error:
-        reason = " ".join(str(error).split())
-        raise UserError(f"cannot train a unigram model of {training.size} pieces on this text: {reason}") from None
-    processor = sentencepiece.SentencePieceProcessor(model_proto=written.getvalue())
+    # The longest parts that it allows, in bytes, are read; it has an unknown token of its own.
+    own = {"max_sentence_length": 2**30, "unk_id": 0, "bos_id": -1, "eos_id": -1}
+    model = _train_sentencepiece(text, "unigram", training.size + 1, **own)
+    processor = sentencepiece.SentencePieceProcessor(model_proto=model)
     scores = {processor.id_to_piece(index): processor.get_score(index) for index in range(1, processor.vocab_size())}
     ids = training.ids(scores)
-    model = models.Unigram([(piece, scores.get(piece, _NEVER)) for piece in ids], ids[str(training.unk)])
+    model = models.Unigram([(piece, scores.get(piece, _NEVER)) for piece in ids], ids[training.roles["unk"]])
     pipeline = tokenizers.Tokenizer(model)
     pipeline.normalizer = normalizer
     pipeline.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.WhitespaceSplit(), pre_tokenizers.Metaspace()])
@@ -280,12 +313,53 @@ def _unigram(training: _Training) -> tokenizers.Tokenizer:
     return pipeline
 
 
-_KINDS: dict[str, Callable[[_Training], tokenizers.Tokenizer]] = {
+def _sentencepiece(training: _Training) -> dict[str, bytes]:
+    """Byte pairs, whose ids are those of SentencePiece itself."""
+    text = [line for line in training.read() if line.strip()]
+    ids = {f"{role}_id": index for index, role in enumerate(training.roles)}
+    vocab_size = vocabulary_size(text) if training.size == _ALL else training.size + len(ids)
+    model = _train_sentencepiece(text, "bpe", vocab_size, split_digits=True, **ids)
+    processor = sentencepiece.SentencePieceProcessor(model_proto=model)
+    vocabulary = {processor.id_to_piece(index): index for index in range(processor.vocab_size())}
+    listed = json.dumps(vocabulary, ensure_ascii=False, indent=2).encode()
+    return {"source.spm": model, "target.spm": model, "vocab.json": listed}
+
+
+def _train_sentencepiece(text: list[str], kind: str, vocab_size: int, **options: Any) -> bytes:
+    """Learns a model; the text is no iterator, of which SentencePiece would turn an error, or Ctrl-C, into its own."""
+    written = io.BytesIO()
+    try:
+        sentencepiece.SentencePieceTrainer.train(  # pyright: ignore[reportAttributeAccessIssue]
+            sentence_iterator=iter(text),
+            model_writer=written,
+            model_type=kind,
+            vocab_size=vocab_size,
+            hard_vocab_limit=False,
+            character_coverage=1.0,
+            normalization_rule_name="identity",
+            minloglevel=2,
+            **options,
+        )
+    except RuntimeError as error:
+        reason = " ".join(str(error).rsplit("] ", 1)[-1].split())  # behind a place in its code and a condition there
+        raise UserError(f"cannot train a {kind} model of {vocab_size} pieces on this text: {reason}") from None
+    return written.getvalue()
+
+
+_Kinds = dict[str, Callable[[_Training], tokenizers.Tokenizer | dict[str, bytes]]]
+_COMMON_KINDS: _Kinds = {
     "characters": _characters,
     "words": _words,
     "wordpiece": _word_pieces,
     "bpe": _bytes,
     "unigram": _unigram,
+}
+_KINDS: dict[str, _Kinds] = {
+    "marian": {
+        "sentencepiece": _sentencepiece,
+        "words": _joined_words,
+        "characters": functools.partial(_characters, arranged=sorted),
+    }
 }
 
 
@@ -296,12 +370,10 @@ def _learn(pipeline: tokenizers.Tokenizer, text: Iterator[str], trainer: Any) ->
     return sorted(vocabulary, key=lambda piece: vocabulary[piece])
 
 
-def _by_frequency(text: Iterable[str]) -> list[str]:
-    """The characters of a text, the most frequent first, those of the same frequency in the order of code points."""
-    counts: collections.Counter[str] = collections.Counter()
-    for part in text:
-        counts.update(part)
-    return sorted(counts, key=lambda character: (-counts[character], character))
+def _by_frequency(text: Iterable[Iterable[str]]) -> list[str]:
+    """The characters or words of parts, the most frequent first, those of the same frequency by code points."""
+    counts = collections.Counter(itertools.chain.from_iterable(text))
+    return sorted(counts, key=lambda token: (-counts[token], token))
 
 
 def _without(rare: list[str], text: Iterable[str]) -> Iterator[str]:

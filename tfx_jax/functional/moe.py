@@ -7,7 +7,7 @@ a one-hot array of T x E x C, which the papers multiply by, never exists.
 
 import math
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -121,7 +121,8 @@ def mixture_of_experts(
     capacity: int,
     routing_fn: Callable[..., Routing] = top_1_routing,
     mask: Bool[Array, "*batch"] | None = None,
-) -> Float[Array, "*batch D"]:
+    return_routing: bool = False,
+) -> Any:
     """Routes tokens, applies all experts at once and brings the answers back.
 
     Args:
@@ -133,9 +134,10 @@ def mixture_of_experts(
       capacity: C, tokens that each expert takes.
       routing_fn: `top_1_routing`, `top_2_routing` or their like.
       mask: True for real tokens, [*batch].
+      return_routing: also return where tokens went.
 
     Returns:
-      [*batch, D] in the dtype of the experts' answers.
+      [*batch, D] in the dtype of the experts' answers, or a pair of it and the `Routing` of the flattened tokens.
 
     >>> x = jnp.array([[1.0], [2.0], [3.0]])
     >>> mix = jax.jit(lambda x, logits: mixture_of_experts(x, logits, lambda x: 10 * x, capacity=2))
@@ -148,7 +150,8 @@ def mixture_of_experts(
     tokens_mask = None if mask is None else mask.reshape(-1)
     routing = routing_fn(logits.reshape(-1, num_experts), capacity, mask=tokens_mask)
     buffers = dispatch(x.reshape(-1, x.shape[-1]), routing, num_experts=num_experts, capacity=capacity)
-    return combine(experts_fn(buffers), routing).reshape(x.shape)
+    y = combine(experts_fn(buffers), routing).reshape(x.shape)
+    return (y, routing) if return_routing else y
 
 
 def load_balancing_loss(

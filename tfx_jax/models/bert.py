@@ -11,7 +11,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from tfx_jax.fields import at_least, fraction, one_of
 from tfx_jax.functional.dropout import dropout
-from tfx_jax.models.config import DTYPES
+from tfx_jax.models.config import DTYPES, layer_pattern
 from tfx_jax.models.flops import stack_flops
 from tfx_jax.models.gpt import count
 from tfx_jax.nn.attention import MultiHeadAttention, ShardAttention
@@ -167,13 +167,13 @@ class Bert(nnx.Module):
         dtype = jnp.dtype(c.dtype)
         residual = functools.partial(Residual, c.d_model, dropout_rate=c.dropout_rate, epsilon=c.layer_norm_epsilon)
 
-        def make_layer(rngs: nnx.Rngs) -> EncoderLayer:
+        def make_layer(own: AttentionConfig, rngs: nnx.Rngs) -> EncoderLayer:
             attention = MultiHeadAttention(
                 c.d_model,
                 c.num_heads,
                 use_bias=True,
                 dropout_rate=c.attention_dropout_rate,
-                attention_fn=attention_fn or c.attention.make(c.num_heads, c.d_model // c.num_heads, rngs=rngs),
+                attention_fn=attention_fn or own.make(c.num_heads, c.d_model // c.num_heads, rngs=rngs),
                 shard_attention=shard_attention,
                 dtype=dtype,
                 rngs=rngs,
@@ -193,7 +193,7 @@ class Bert(nnx.Module):
         self.token_types = Embedding(c.num_segments, c.d_model, scale=1.0, dtype=dtype, **beside)
         self.positions = LearnedPositions(c.max_length, c.d_model, **beside)
         self.norm = LayerNorm(c.d_model, epsilon=c.layer_norm_epsilon)
-        self.encoder_layers = stack_layers(make_layer, c.num_layers, rngs)
+        self.encoder_layers = stack_layers(layer_pattern(make_layer, c.attention), c.num_layers, rngs)
         self.pooler = make_dense(c, c.d_model, dtype=dtype, rngs=rngs) if use_pooler else None
         self.config = copy.deepcopy(c)
 

@@ -1,12 +1,18 @@
 """What every model's configuration offers to tasks and to the trainer."""
 
-from typing import Any, ClassVar, Protocol, runtime_checkable
+import functools
+import math
+from collections.abc import Callable
+from typing import Any, ClassVar, Protocol, TypeVar, runtime_checkable
 
 from flax import nnx
 
 from tfx_jax.errors import UserError
 from tfx_jax.nn.attention import ShardAttention
 from tfx_jax.nn.cores import AttentionConfig
+from tfx_jax.nn.moe import ExpertsConfig
+
+Layer = TypeVar("Layer", bound=nnx.Module)
 
 DTYPES = ("float32", "bfloat16")
 """Of the computation; parameters, logits and statistics stay float32."""
@@ -93,6 +99,37 @@ class DecoderConfig(MakesModel, Protocol):
     def training_flops(self, rows: int, length: int, *, num_predicted: int) -> int:
         """Counts the model FLOPs of a training step, see `tfx_jax.models.flops`."""
         ...
+
+
+def layer_pattern(
+    make_layer: Callable[..., Layer], attention: AttentionConfig, experts: ExpertsConfig | None = None
+) -> list[Callable[[nnx.Rngs], Layer]]:
+    """Returns what `tfx_jax.nn.stack_layers` takes for layers whose attention or feed-forward networks differ.
+
+    Args:
+      make_layer: `make_layer(attention, rngs)` makes a layer, given the configuration of its attention;
+        `make_layer(attention, is_sparse, rngs)` where there may be `experts`.
+      attention: of the model.
+      experts: likewise; whether a layer has a mixture of them is `is_sparse`.
+    """
+    columns: list[list[Any]] = [attention.pattern(), *([] if experts is None else [experts.pattern()])]
+    return [
+        functools.partial(make_layer, *(column[index % len(column)] for column in columns))
+        for index in range(math.lcm(*map(len, columns)))
+    ]
+
+
+def check_pattern(model: SelfAttentionConfig) -> None:
+    """Checks that the layers of a model are a multiple of those of its pattern.
+
+    Raises:
+      ValueError: if they are not; the message begins with the name of a field.
+    """
+    experts: ExpertsConfig = getattr(model, "experts", ExpertsConfig())
+    length = math.lcm(len(model.attention.names), len(experts.pattern()))
+    for name in ("num_layers", "num_decoder_layers"):
+        if (getattr(model, name, None) or 0) % length:
+            raise ValueError(f"{name}={getattr(model, name)} is no multiple of the {length} layers of the pattern")
 
 
 def require_kind(model: ModelConfig, kind: str, task: str) -> None:

@@ -62,6 +62,11 @@ def source_mask(source: Int[Array, "B S"], pad_id: int) -> Bool[Array, "B 1 1 S"
     return (source != pad_id)[:, None, None, :]
 
 
+def input_mask(inputs: Int[Array, "B T"], pad_id: int) -> Bool[Array, "B T"]:
+    """Which of the tokens that a decoder reads exist; the first does, even where padding starts a target."""
+    return (inputs != pad_id).at[:, 0].set(True)
+
+
 def shift_right(target: Int[Array, "B T"], start_id: int) -> Int[Array, "B T"]:
     """What a decoder reads to predict `target`.
 

@@ -8,7 +8,7 @@ of PaLM (Chowdhery et al., 2022, appendix B, https://arxiv.org/abs/2204.02311). 
 padding is computed, and so counted, like any token; and every attention is counted as the dense one.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 
 class EncoderDecoderSizes(NamedTuple):
@@ -62,6 +62,21 @@ class EncoderDecoderSizes(NamedTuple):
         weights = c.num_decoder_layers * (3 * projection + feed_forward) + c.d_model * c.vocab_size
         attention = c.num_decoder_layers * pair * (t * (t + 1) // 2 + t * s)
         return 2 * rows * (once + beam_size * (t * weights + attention))
+
+
+def encoder_decoder_sizes(config: Any, *, d_k: int, d_v: int, num_matrices: int = 2) -> EncoderDecoderSizes:
+    """Collects the sizes of a Transformer or T5 configuration, of whose experts those that a token meets count."""
+    return EncoderDecoderSizes(
+        vocab_size=config.vocab_size,
+        num_layers=config.num_layers,
+        num_decoder_layers=config.num_layers if config.num_decoder_layers is None else config.num_decoder_layers,
+        d_model=config.d_model,
+        num_heads=config.num_heads,
+        d_k=d_k,
+        d_v=d_v,
+        d_ff=config.experts.active(config.d_ff),
+        num_matrices=num_matrices,
+    )
 
 
 def stack_flops(

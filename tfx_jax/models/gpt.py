@@ -3,7 +3,6 @@
 import copy
 import dataclasses
 import functools
-from collections.abc import Callable
 from typing import Any, ClassVar, NamedTuple
 
 import jax
@@ -14,7 +13,7 @@ from jaxtyping import Array, Bool, Float, Int
 from tfx_jax.fields import at_least, fraction, one_of
 from tfx_jax.functional.dropout import dropout
 from tfx_jax.functional.masks import SegmentIds
-from tfx_jax.models.config import DTYPES
+from tfx_jax.models.config import DTYPES, layer_pattern
 from tfx_jax.models.flops import stack_flops
 from tfx_jax.nn.attention import MultiHeadAttention, ShardAttention
 from tfx_jax.nn.cache import KVCache
@@ -22,8 +21,9 @@ from tfx_jax.nn.cores import AttentionConfig, AttentionFn
 from tfx_jax.nn.decoding import Decoder
 from tfx_jax.nn.embedding import Embedding, LearnedPositions
 from tfx_jax.nn.feed_forward import ACTIVATIONS, FeedForward
-from tfx_jax.nn.fused_decoder import FusedKVCache, arrange, attention_of_step, fused_step, init_fused_cache
+from tfx_jax.nn.fused_decoder import FusedKVCache, arrange, fused_step, init_fused_cache
 from tfx_jax.nn.layers import EncoderLayer, Residual
+from tfx_jax.nn.moe import ExpertsConfig, MixtureOfExperts
 from tfx_jax.nn.normalization import LayerNorm
 from tfx_jax.nn.replay import at_last, init_replay, replay_step
 from tfx_jax.nn.stack import REMATS, scan_layers, stack_layers
@@ -67,7 +67,8 @@ class GPTConfig:
     use_bias: bool = True  # whether projections, feed-forward layers and norms have offsets
     activation: str = one_of(ACTIVATIONS, "gelu_tanh")
     layer_norm_epsilon: float = 1e-5
-    attention: AttentionConfig = dataclasses.field(default_factory=AttentionConfig)  # of every layer
+    attention: AttentionConfig = dataclasses.field(default_factory=AttentionConfig)
+    experts: ExpertsConfig = dataclasses.field(default_factory=ExpertsConfig)
     dtype: str = one_of(DTYPES, "float32")  # of the computation; parameters, logits and statistics stay float32
     remat: str = one_of(REMATS, "none")  # what the backward pass computes again: "full" layers, all but "dots"
 
@@ -98,6 +99,7 @@ class GPTConfig:
         """See `tfx_jax.models.config.ModelConfig`."""
         if self.d_k is None and self.d_model % self.num_heads:
             raise ValueError(f"d_model={self.d_model} is not divisible by num_heads={self.num_heads}")
+        self.experts.validate()
 
     def tiny(self, *, max_length: int) -> None:
         """See `tfx_jax.models.config.ModelConfig`."""
@@ -119,7 +121,7 @@ class GPTConfig:
             d_model=self.d_model,
             num_heads=self.num_heads,
             d_k=self.d_k,
-            d_ff=self.d_ff,
+            d_ff=self.experts.active(4 * self.d_model if self.d_ff is None else self.d_ff),
         )
 
 
@@ -148,6 +150,7 @@ class GPT(nnx.Module):
             fit.
         """
         c = config
+        c.experts.validate()
         c.attention.check(is_causal=True)
         if c.activation not in ACTIVATIONS:
             raise ValueError(f"activation={c.activation!r} is none of {', '.join(ACTIVATIONS)}")
@@ -162,7 +165,7 @@ class GPT(nnx.Module):
             make_norm=make_norm,
         )
 
-        def make_layer(rngs: nnx.Rngs) -> EncoderLayer:
+        def make_layer(own: AttentionConfig, is_sparse: bool, rngs: nnx.Rngs) -> EncoderLayer:
             d_k = c.d_model // c.num_heads if c.d_k is None else c.d_k
             attention = MultiHeadAttention(
                 c.d_model,
@@ -170,12 +173,12 @@ class GPT(nnx.Module):
                 d_k=c.d_k,
                 use_bias=c.use_bias,
                 dropout_rate=c.attention_dropout_rate,
-                attention_fn=attention_fn or c.attention.make(c.num_heads, d_k, rngs=rngs),
+                attention_fn=attention_fn or own.make(c.num_heads, d_k, rngs=rngs),
                 shard_attention=shard_attention,
                 dtype=dtype,
                 rngs=rngs,
             )
-            feed_forward = FeedForward(
+            feed_forward = (c.experts.make if is_sparse else FeedForward)(
                 c.d_model,
                 4 * c.d_model if c.d_ff is None else c.d_ff,
                 activation_fn=ACTIVATIONS[c.activation],
@@ -183,10 +186,11 @@ class GPT(nnx.Module):
                 dtype=dtype,
                 rngs=rngs,
             )
-            inner = (attention.query.kernel, attention.key.kernel, attention.value.kernel, feed_forward.up)
+            network = feed_forward.experts if isinstance(feed_forward, MixtureOfExperts) else feed_forward
+            inner = (attention.query.kernel, attention.key.kernel, attention.value.kernel, network.up)
             for params, stddev in (
                 (inner, _INIT_STDDEV),
-                ((attention.out.kernel, feed_forward.down), _INIT_STDDEV * (2 * c.num_layers) ** -0.5),
+                ((attention.out.kernel, network.down), _INIT_STDDEV * (2 * c.num_layers) ** -0.5),
             ):
                 for param in params:
                     param[...] = stddev * jax.random.normal(rngs.params(), param.shape, param.dtype)
@@ -195,7 +199,7 @@ class GPT(nnx.Module):
         init = {"init_stddev": _INIT_STDDEV, "rngs": rngs}
         self.embedding = Embedding(c.vocab_size, c.d_model, scale=1.0, dtype=dtype, **init)
         self.positions = LearnedPositions(c.max_length, c.d_model, **init)
-        self.decoder_layers = stack_layers(make_layer, c.num_layers, rngs)
+        self.decoder_layers = stack_layers(layer_pattern(make_layer, c.attention, c.experts), c.num_layers, rngs)
         self.norm = make_norm(c.d_model, epsilon=c.layer_norm_epsilon) if c.pre_norm else None
         self.config = copy.deepcopy(c)
 
@@ -249,12 +253,15 @@ class GPT(nnx.Module):
             positions = jnp.arange(tokens.shape[1])[None] if token_mask is None else count(token_mask)
         x = self._embed(tokens, positions, rngs)
         mask = None if token_mask is None else token_mask[:, None, None, :]
+        if token_mask is None and segment_ids is not None:
+            token_mask = (segment_ids[0] if isinstance(segment_ids, tuple) else segment_ids) != 0
 
         def layer_fn(
             layer: EncoderLayer, x: Array, rngs: nnx.Rngs | None, cache: KVCache | None = None
         ) -> tuple[Array, Any]:
             options: dict[str, Any] = {"mask": mask, "is_causal": True, "segment_ids": segment_ids}
-            return layer(x, cache=cache, rngs=rngs, return_weights=return_weights, **options)
+            options |= {"token_mask": token_mask, "rngs": rngs, "return_weights": return_weights}
+            return layer(x, cache=cache, **options)
 
         return scan_layers(layer_fn, self.decoder_layers, x, rngs, inputs=caches, remat=self.config.remat)
 
@@ -316,7 +323,7 @@ class GPTDecoder(nnx.Module):
         """Reads prompts."""
         token_mask = jnp.ones(inputs.shape, bool) if token_mask is None else token_mask
         # Columns are positions only where no padding is in front.
-        if self.fused is None or self._sees is not None:
+        if self.fused is None or any(step.sees is not None for step in self.fused.steps):
             inputs, token_mask = left_aligned(inputs, token_mask)
         places = jnp.arange(inputs.shape[1])[None]
         last = jnp.max(jnp.where(token_mask, places, 0), axis=1, keepdims=True)
@@ -359,11 +366,7 @@ class GPTDecoder(nnx.Module):
         def score(x: Array) -> Array:
             return output(x if norm is None else norm(x), jnp.float32)[:, 0]
 
-        return fused_step(self.fused.steps, embed, score, tokens, cache, sees=self._sees)
-
-    @property
-    def _sees(self) -> Callable[[Array, Array], Array] | None:
-        return attention_of_step(self.model.decoder_layers.self_attention).sees
+        return fused_step(self.fused.steps, embed, score, tokens, cache)
 
     def _score_last(self, tokens: Int[Array, "R C"], lengths: Int[Array, " R"], _: None) -> Float[Array, "R V"]:
         exists = jnp.arange(tokens.shape[1])[None] < lengths[:, None]

@@ -13,7 +13,7 @@ from tfx_jax.fields import at_least, fraction, one_of
 from tfx_jax.functional.dropout import dropout
 from tfx_jax.functional.masks import padding_mask
 from tfx_jax.functional.positions import sinusoidal_positions
-from tfx_jax.models.config import DTYPES
+from tfx_jax.models.config import DTYPES, layer_pattern
 from tfx_jax.models.flops import stack_flops
 from tfx_jax.nn.attention import MultiHeadAttention, ShardAttention
 from tfx_jax.nn.cores import AttentionConfig, AttentionFn
@@ -114,12 +114,12 @@ class SanCTC(nnx.Module):
         dtype = jnp.dtype(c.dtype)
         residual = functools.partial(Residual, c.d_model, dropout_rate=c.dropout_rate, pre_norm=True)
 
-        def make_layer(rngs: nnx.Rngs) -> EncoderLayer:
+        def make_layer(own: AttentionConfig, rngs: nnx.Rngs) -> EncoderLayer:
             attention = MultiHeadAttention(
                 c.d_model,
                 c.num_heads,
                 dropout_rate=c.attention_dropout_rate,
-                attention_fn=attention_fn or c.attention.make(c.num_heads, c.d_model // c.num_heads, rngs=rngs),
+                attention_fn=attention_fn or own.make(c.num_heads, c.d_model // c.num_heads, rngs=rngs),
                 shard_attention=shard_attention,
                 dtype=dtype,
                 rngs=rngs,
@@ -128,7 +128,7 @@ class SanCTC(nnx.Module):
             return EncoderLayer(attention, FeedForward(c.d_model, d_ff, dtype=dtype, rngs=rngs), residual)
 
         self.frames = nnx.Linear(c.subsampling * c.num_features, c.d_model, dtype=dtype, rngs=rngs)
-        self.encoder_layers = stack_layers(make_layer, c.num_layers, rngs)
+        self.encoder_layers = stack_layers(layer_pattern(make_layer, c.attention), c.num_layers, rngs)
         self.norm = LayerNorm(c.d_model)
         self.classifier = nnx.Linear(c.d_model, c.vocab_size, dtype=jnp.float32, rngs=rngs)
         self.config = copy.deepcopy(c)

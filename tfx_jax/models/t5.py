@@ -14,17 +14,18 @@ from tfx_jax.fields import at_least, fraction, one_of
 from tfx_jax.functional.attention import dot_product_attention
 from tfx_jax.functional.dropout import dropout
 from tfx_jax.functional.positions import relative_position_bias
-from tfx_jax.models.config import DTYPES
+from tfx_jax.models.config import DTYPES, layer_pattern
 from tfx_jax.models.encoder_decoder import (
     EncoderMemory,
     init_decoder,
+    input_mask,
     named_maps,
     replayed,
     shift_right,
     source_mask,
     with_padding,
 )
-from tfx_jax.models.flops import EncoderDecoderSizes
+from tfx_jax.models.flops import EncoderDecoderSizes, encoder_decoder_sizes
 from tfx_jax.nn.attention import MultiHeadAttention, ShardAttention
 from tfx_jax.nn.cores import AttentionConfig, AttentionFn
 from tfx_jax.nn.decoding import Decoder
@@ -32,6 +33,7 @@ from tfx_jax.nn.embedding import Embedding
 from tfx_jax.nn.feed_forward import ACTIVATIONS, FeedForward
 from tfx_jax.nn.fused_decoder import arrange, fused_step
 from tfx_jax.nn.layers import DecoderLayer, EncoderLayer, Residual
+from tfx_jax.nn.moe import ExpertsConfig, MixtureOfExperts
 from tfx_jax.nn.normalization import RMSNorm
 from tfx_jax.nn.replay import replay_step
 from tfx_jax.nn.stack import REMATS, scan_layers, stack_layers
@@ -71,6 +73,7 @@ class T5Config:
     dropout_rate: float = fraction(0.1)  # of inputs, sublayers' and last outputs, attention weights, hidden units
     norm_epsilon: float = 1e-6
     attention: AttentionConfig = dataclasses.field(default_factory=AttentionConfig)  # to oneself; to a source: dense
+    experts: ExpertsConfig = dataclasses.field(default_factory=ExpertsConfig)  # as in the Switch Transformer
     pad_id: int = 0  # the token that fills a row
     start_id: int = 0  # the one that the decoder reads first
     eos_id: int = 1  # the one that ends a text; for whoever searches, the model itself does not care
@@ -112,6 +115,7 @@ class T5Config:
                 f"num_buckets={self.num_buckets} must be at least 4 and less than twice "
                 f"max_distance={self.max_distance}"
             )
+        self.experts.validate()
 
     def tiny(self, *, max_length: int) -> None:
         """See `tfx_jax.models.config.ModelConfig`."""
@@ -130,17 +134,7 @@ class T5Config:
     @property
     def flop_sizes(self) -> EncoderDecoderSizes:
         """The sizes that FLOPs are counted by."""
-        return EncoderDecoderSizes(
-            vocab_size=self.vocab_size,
-            num_layers=self.num_layers,
-            num_decoder_layers=self.num_layers if self.num_decoder_layers is None else self.num_decoder_layers,
-            d_model=self.d_model,
-            num_heads=self.num_heads,
-            d_k=self.d_k,
-            d_v=self.d_k,
-            d_ff=self.d_ff,
-            num_matrices=3 if self.is_gated else 2,
-        )
+        return encoder_decoder_sizes(self, d_k=self.d_k, d_v=self.d_k, num_matrices=3 if self.is_gated else 2)
 
 
 class RelativeBias(nnx.Module):
@@ -229,11 +223,11 @@ class T5(nnx.Module):
             draw((c.num_heads * c.d_k) ** -0.5, made.out.kernel, rngs=rngs)
             return made
 
-        def self_attention(rngs: nnx.Rngs) -> MultiHeadAttention:
-            return attention(rngs, attention_fn or c.attention.make(c.num_heads, c.d_k, rngs=rngs))
+        def self_attention(own: AttentionConfig, rngs: nnx.Rngs) -> MultiHeadAttention:
+            return attention(rngs, attention_fn or own.make(c.num_heads, c.d_k, rngs=rngs))
 
-        def feed_forward(rngs: nnx.Rngs) -> FeedForward:
-            made = FeedForward(
+        def feed_forward(is_sparse: bool, rngs: nnx.Rngs) -> FeedForward | MixtureOfExperts:
+            made = (c.experts.make if is_sparse else FeedForward)(
                 c.d_model,
                 c.d_ff,
                 activation_fn=ACTIVATIONS[c.activation],
@@ -243,23 +237,25 @@ class T5(nnx.Module):
                 dtype=dtype,
                 rngs=rngs,
             )
-            draw(c.d_model**-0.5, made.up, *([] if made.gate is None else [made.gate]), rngs=rngs)
-            draw(c.d_ff**-0.5, made.down, rngs=rngs)
+            network = made.experts if isinstance(made, MixtureOfExperts) else made
+            draw(c.d_model**-0.5, network.up, *([] if network.gate is None else [network.gate]), rngs=rngs)
+            draw(c.d_ff**-0.5, network.down, rngs=rngs)
             return made
+
+        def encoder_layer(own: AttentionConfig, is_sparse: bool, rngs: nnx.Rngs) -> EncoderLayer:
+            return EncoderLayer(self_attention(own, rngs), feed_forward(is_sparse, rngs), residual)
+
+        def decoder_layer(own: AttentionConfig, is_sparse: bool, rngs: nnx.Rngs) -> DecoderLayer:
+            return DecoderLayer(self_attention(own, rngs), attention(rngs), feed_forward(is_sparse, rngs), residual)
 
         embedding = functools.partial(Embedding, c.vocab_size, c.d_model, scale=1.0, dtype=dtype, rngs=rngs)
         self.embedding = embedding(init_stddev=1.0)
         self.encoder_bias = RelativeBias(c, is_bidirectional=True, rngs=rngs)
-        self.encoder_layers = stack_layers(
-            lambda rngs: EncoderLayer(self_attention(rngs), feed_forward(rngs), residual), c.num_layers, rngs
-        )
+        self.encoder_layers = stack_layers(layer_pattern(encoder_layer, c.attention, c.experts), c.num_layers, rngs)
         self.encoder_norm = RMSNorm(c.d_model, epsilon=c.norm_epsilon)
         self.decoder_bias = RelativeBias(c, is_bidirectional=False, rngs=rngs)
-        self.decoder_layers = stack_layers(
-            lambda rngs: DecoderLayer(self_attention(rngs), attention(rngs), feed_forward(rngs), residual),
-            c.num_layers if c.num_decoder_layers is None else c.num_decoder_layers,
-            rngs,
-        )
+        depth = c.num_layers if c.num_decoder_layers is None else c.num_decoder_layers
+        self.decoder_layers = stack_layers(layer_pattern(decoder_layer, c.attention, c.experts), depth, rngs)
         self.decoder_norm = RMSNorm(c.d_model, epsilon=c.norm_epsilon)
         self.output_embedding = None if c.is_tied else embedding()
         self.config = copy.deepcopy(c)
@@ -303,10 +299,12 @@ class T5(nnx.Module):
     ) -> tuple[Float[Array, "B T D"], Any]:
         """Returns the output of the decoder's last layer and its attention maps, stacked over layers."""
         bias = self.decoder_bias(inputs.shape[1], inputs.shape[1])
+        token_mask = input_mask(inputs, self.config.pad_id)
         x = self._drop(self.embedding(inputs), rngs)
 
         def decode(layer: DecoderLayer, x: Array, rngs: nnx.Rngs | None) -> tuple[Array, Any]:
-            return layer(x, memory, memory_mask=memory_mask, bias=bias, rngs=rngs, return_weights=return_weights)
+            options: dict[str, Any] = {"memory_mask": memory_mask, "bias": bias, "token_mask": token_mask}
+            return layer(x, memory, rngs=rngs, return_weights=return_weights, **options)
 
         return scan_layers(decode, self.decoder_layers, x, rngs, remat=self.config.remat)
 
@@ -319,7 +317,8 @@ class T5(nnx.Module):
         x = self._drop(self.embedding(source), rngs)
 
         def encode(layer: EncoderLayer, x: Array, rngs: nnx.Rngs | None) -> tuple[Array, Any]:
-            return layer(x, bias=bias, mask=mask, rngs=rngs, return_weights=return_attention)
+            options: dict[str, Any] = {"bias": bias, "mask": mask, "token_mask": mask[:, 0, 0]}
+            return layer(x, rngs=rngs, return_weights=return_attention, **options)
 
         x, maps = scan_layers(encode, self.encoder_layers, x, rngs, remat=self.config.remat)
         return self._drop(self.encoder_norm(x), rngs), named_maps("encoder", maps)

@@ -12,24 +12,26 @@ from jaxtyping import Array, Bool, Float, Int
 from tfx_jax.fields import at_least, fraction, one_of
 from tfx_jax.functional.dropout import dropout
 from tfx_jax.functional.positions import sinusoidal_positions
-from tfx_jax.models.config import DTYPES
+from tfx_jax.models.config import DTYPES, layer_pattern
 from tfx_jax.models.encoder_decoder import (
     EncoderMemory,
     init_decoder,
+    input_mask,
     named_maps,
     replayed,
     shift_right,
     source_mask,
     with_padding,
 )
-from tfx_jax.models.flops import EncoderDecoderSizes
+from tfx_jax.models.flops import EncoderDecoderSizes, encoder_decoder_sizes
 from tfx_jax.nn.attention import MultiHeadAttention, ShardAttention
 from tfx_jax.nn.cores import AttentionConfig, AttentionFn
 from tfx_jax.nn.decoding import Decoder
 from tfx_jax.nn.embedding import Embedding, LearnedPositions
 from tfx_jax.nn.feed_forward import ACTIVATIONS, FeedForward
-from tfx_jax.nn.fused_decoder import arrange, attention_of_step, fused_step
+from tfx_jax.nn.fused_decoder import arrange, fused_step
 from tfx_jax.nn.layers import DecoderLayer, EncoderLayer, Residual
+from tfx_jax.nn.moe import ExpertsConfig, MixtureOfExperts
 from tfx_jax.nn.normalization import LayerNorm
 from tfx_jax.nn.replay import replay_step
 from tfx_jax.nn.stack import REMATS, scan_layers, stack_layers
@@ -62,8 +64,9 @@ class TransformerConfig:
     scale_embedding: bool = True  # whether the vectors of tokens are multiplied by sqrt(d_model)
     attention_bias: bool = False  # whether the attention's projections have offsets
     logits_bias: bool = False  # whether the output layer has an offset for each token
-    layer_norm_epsilon: float = 1e-6
+    layer_norm_epsilon: float = 1e-5  # the paper's text has none; that of Marian, and of PyTorch's Transformer
     attention: AttentionConfig = dataclasses.field(default_factory=AttentionConfig)  # to oneself; to a source: dense
+    experts: ExpertsConfig = dataclasses.field(default_factory=ExpertsConfig)
     pad_id: int = PAD_ID  # the token that fills a row
     start_id: int = BOS_ID  # the one that the decoder reads first
     eos_id: int = EOS_ID  # the one that ends a sentence; for whoever searches, the model itself does not care
@@ -87,8 +90,8 @@ class TransformerConfig:
         The released ones of OPUS-MT (Tiedemann and Thottingal, 2020) are like this too, but for their tokens: 0 ends a
         sentence, the last of the vocabulary starts and pads it.
         """
-        own = {"activation": "swish", "attention_bias": True, "logits_bias": True}
-        return cls(**own | {"interleaved_sinusoids": False, "layer_norm_epsilon": 1e-5} | overrides)
+        own = {"activation": "swish", "attention_bias": True, "logits_bias": True, "interleaved_sinusoids": False}
+        return cls(**own | overrides)
 
     def validate(self) -> None:
         """See `tfx_jax.models.config.ModelConfig`."""
@@ -96,6 +99,7 @@ class TransformerConfig:
             raise ValueError(f"d_model must be even for sinusoidal positions, got {self.d_model}")
         if None in (self.d_k, self.d_v) and self.d_model % self.num_heads:
             raise ValueError(f"d_model={self.d_model} is not divisible by num_heads={self.num_heads}: give d_k and d_v")
+        self.experts.validate()
 
     def tiny(self, *, max_length: int) -> None:
         """See `tfx_jax.models.config.ModelConfig`."""
@@ -113,15 +117,9 @@ class TransformerConfig:
     @property
     def flop_sizes(self) -> EncoderDecoderSizes:
         """The sizes that FLOPs are counted by."""
-        return EncoderDecoderSizes(
-            vocab_size=self.vocab_size,
-            num_layers=self.num_layers,
-            num_decoder_layers=self.num_layers if self.num_decoder_layers is None else self.num_decoder_layers,
-            d_model=self.d_model,
-            num_heads=self.num_heads,
-            d_k=self.d_model // self.num_heads if self.d_k is None else self.d_k,
-            d_v=self.d_model // self.num_heads if self.d_v is None else self.d_v,
-            d_ff=self.d_ff,
+        size = self.d_model // self.num_heads
+        return encoder_decoder_sizes(
+            self, d_k=size if self.d_k is None else self.d_k, d_v=size if self.d_v is None else self.d_v
         )
 
 
@@ -169,30 +167,38 @@ class Transformer(nnx.Module):
             dtype=dtype,
         )
 
-        def self_attention(rngs: nnx.Rngs) -> MultiHeadAttention:
-            core = attention_fn or c.attention.make(c.num_heads, c.d_k or c.d_model // c.num_heads, rngs=rngs)
+        def self_attention(own: AttentionConfig, rngs: nnx.Rngs) -> MultiHeadAttention:
+            core = attention_fn or own.make(c.num_heads, c.d_k or c.d_model // c.num_heads, rngs=rngs)
             return attention(attention_fn=core, rngs=rngs)
 
-        feed_forward = functools.partial(
-            FeedForward,
-            c.d_model,
-            c.d_ff,
-            activation_fn=ACTIVATIONS[c.activation],
-            dropout_rate=c.activation_dropout_rate,
-            dtype=dtype,
-        )
+        def feed_forward(is_sparse: bool, rngs: nnx.Rngs) -> FeedForward | MixtureOfExperts:
+            return (c.experts.make if is_sparse else FeedForward)(
+                c.d_model,
+                c.d_ff,
+                activation_fn=ACTIVATIONS[c.activation],
+                dropout_rate=c.activation_dropout_rate,
+                dtype=dtype,
+                rngs=rngs,
+            )
+
         residual = functools.partial(
             Residual, c.d_model, dropout_rate=c.dropout_rate, pre_norm=c.pre_norm, epsilon=c.layer_norm_epsilon
         )
         norm = functools.partial(LayerNorm, c.d_model, epsilon=c.layer_norm_epsilon)
 
+        def encoder_layer(own: AttentionConfig, is_sparse: bool, rngs: nnx.Rngs) -> EncoderLayer:
+            return EncoderLayer(self_attention(own, rngs), feed_forward(is_sparse, rngs), residual)
+
+        def decoder_layer(own: AttentionConfig, is_sparse: bool, rngs: nnx.Rngs) -> DecoderLayer:
+            return DecoderLayer(
+                self_attention(own, rngs), attention(rngs=rngs), feed_forward(is_sparse, rngs), residual
+            )
+
         scale = None if c.scale_embedding else 1.0
         self.embedding = Embedding(c.vocab_size, c.d_model, scale=scale, dtype=dtype, rngs=rngs)
-        self.encoder_layers = stack_layers(
-            lambda rngs: EncoderLayer(self_attention(rngs), feed_forward(rngs=rngs), residual), c.num_layers, rngs
-        )
+        self.encoder_layers = stack_layers(layer_pattern(encoder_layer, c.attention, c.experts), c.num_layers, rngs)
         self.decoder_layers = stack_layers(
-            lambda rngs: DecoderLayer(self_attention(rngs), attention(rngs=rngs), feed_forward(rngs=rngs), residual),
+            layer_pattern(decoder_layer, c.attention, c.experts),
             c.num_layers if c.num_decoder_layers is None else c.num_decoder_layers,
             rngs,
         )
@@ -243,9 +249,11 @@ class Transformer(nnx.Module):
     ) -> tuple[Float[Array, "B T D"], Any]:
         """Returns the output of the decoder's last layer and its attention maps, stacked over layers."""
         x = self._embed(inputs, jnp.arange(inputs.shape[1]), self.target_positions, rngs)
+        token_mask = input_mask(inputs, self.config.pad_id)
 
         def decode(layer: DecoderLayer, x: Array, rngs: nnx.Rngs | None) -> tuple[Array, Any]:
-            return layer(x, memory, memory_mask=memory_mask, rngs=rngs, return_weights=return_weights)
+            options: dict[str, Any] = {"memory_mask": memory_mask, "token_mask": token_mask}
+            return layer(x, memory, rngs=rngs, return_weights=return_weights, **options)
 
         return scan_layers(decode, self.decoder_layers, x, rngs, remat=self.config.remat)
 
@@ -257,7 +265,7 @@ class Transformer(nnx.Module):
         mask = source_mask(source, self.config.pad_id)
 
         def encode(layer: EncoderLayer, x: Array, rngs: nnx.Rngs | None) -> tuple[Array, Any]:
-            return layer(x, mask=mask, rngs=rngs, return_weights=return_attention)
+            return layer(x, mask=mask, token_mask=mask[:, 0, 0], rngs=rngs, return_weights=return_attention)
 
         x, maps = scan_layers(encode, self.encoder_layers, x, rngs, remat=self.config.remat)
         return (x if self.encoder_norm is None else self.encoder_norm(x)), named_maps("encoder", maps)
@@ -352,5 +360,4 @@ class TransformerDecoder(nnx.Module):
         def score(x: Array) -> Array:
             return output(x if norm is None else norm(x), jnp.float32)[:, 0]
 
-        sees = attention_of_step(self.model.decoder_layers.self_attention).sees
-        return fused_step(self.fused.steps, embed, score, tokens, cache, sees=sees)
+        return fused_step(self.fused.steps, embed, score, tokens, cache)

@@ -14,7 +14,7 @@ from jaxtyping import Array, Float
 
 from tfx_jax.fields import at_least, fraction, one_of
 from tfx_jax.functional.dropout import dropout
-from tfx_jax.models.config import DTYPES
+from tfx_jax.models.config import DTYPES, layer_pattern
 from tfx_jax.nn.attention import MultiHeadAttention, ShardAttention
 from tfx_jax.nn.cores import AttentionConfig, AttentionFn
 from tfx_jax.nn.embedding import LearnedPositions
@@ -142,10 +142,6 @@ class ViT(nnx.Module):
             dtype=dtype,
         )
 
-        def self_attention(rngs: nnx.Rngs) -> MultiHeadAttention:
-            core = attention_fn or c.attention.make(c.num_heads, c.d_model // c.num_heads, rngs=rngs)
-            return attention(attention_fn=core, rngs=rngs)
-
         feed_forward = functools.partial(
             FeedForward,
             c.d_model,
@@ -156,12 +152,15 @@ class ViT(nnx.Module):
         residual = functools.partial(
             Residual, c.d_model, dropout_rate=c.dropout_rate, pre_norm=True, epsilon=c.layer_norm_epsilon
         )
+
+        def make_layer(own: AttentionConfig, rngs: nnx.Rngs) -> EncoderLayer:
+            core = attention_fn or own.make(c.num_heads, c.d_model // c.num_heads, rngs=rngs)
+            return EncoderLayer(attention(attention_fn=core, rngs=rngs), feed_forward(rngs=rngs), residual)
+
         self.patches = PatchEmbedding(c.num_channels, c.patch_size, c.d_model, dtype=dtype, rngs=rngs)
         self.class_token = nnx.Param(jnp.zeros(c.d_model))
         self.positions = LearnedPositions(1 + num_rows * num_columns, c.d_model, init_stddev=0.02, rngs=rngs)
-        self.encoder_layers = stack_layers(
-            lambda rngs: EncoderLayer(self_attention(rngs), feed_forward(rngs=rngs), residual), c.num_layers, rngs
-        )
+        self.encoder_layers = stack_layers(layer_pattern(make_layer, c.attention), c.num_layers, rngs)
         self.norm = LayerNorm(c.d_model, epsilon=c.layer_norm_epsilon)
         self.pooler = nnx.Linear(c.d_model, c.d_model, dtype=dtype, rngs=rngs) if use_pooler else None
         self.config = copy.deepcopy(c)

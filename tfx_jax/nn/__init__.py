@@ -5,30 +5,33 @@ go in and come out, so a module is a pytree that `jax.jit`, `jax.grad`, `jax.vma
 """
 
 from tfx_jax.nn.attention import MultiHeadAttention
+from tfx_jax.nn.auxiliary import AuxiliaryLoss, StepMetric
 from tfx_jax.nn.cores import AttentionConfig, AttentionOptions
 from tfx_jax.nn.decoding import Decoder, DecodingModel
 from tfx_jax.nn.embedding import Embedding, LearnedPositions
 from tfx_jax.nn.feed_forward import FeedForward
 from tfx_jax.nn.layers import DecoderLayer, EncoderLayer
-from tfx_jax.nn.moe import MixtureOfExperts, RouterLosses
+from tfx_jax.nn.moe import ExpertsConfig, MixtureOfExperts
 from tfx_jax.nn.normalization import LayerNorm, RMSNorm
 from tfx_jax.nn.stack import scan_layers, stack_layers, unstack_layers
 
 __all__ = [
     "AttentionConfig",
     "AttentionOptions",
+    "AuxiliaryLoss",
     "Decoder",
     "DecoderLayer",
     "DecodingModel",
     "Embedding",
     "EncoderLayer",
+    "ExpertsConfig",
     "FeedForward",
     "LayerNorm",
     "LearnedPositions",
     "MixtureOfExperts",
     "MultiHeadAttention",
     "RMSNorm",
-    "RouterLosses",
+    "StepMetric",
     "scan_layers",
     "stack_layers",
     "unstack_layers",

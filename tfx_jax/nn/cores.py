@@ -7,14 +7,14 @@ passed to a model as `attention_fn` instead.
 
 import dataclasses
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 from jax.typing import DTypeLike
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Float
 
 from tfx_jax.functional.additive import additive_attention, general_attention
 from tfx_jax.functional.attention import dot_product_attention
@@ -52,12 +52,25 @@ class AttentionOptions:
     d_hidden: int | None = None  # additive: units of the hidden layer; None: the size of a head
     seed: int | None = None  # lsh, favor: of the rotations or features, the same ones at every step; None: 0
 
+    @property
+    def given(self) -> dict[str, Any]:
+        """The options that are said."""
+        return {name: value for name, value in dataclasses.asdict(self).items() if value is not None}
+
+    def only(self, names: Collection[str]) -> "AttentionOptions":
+        """Leaves out all others."""
+        return AttentionOptions(**{name: value for name, value in self.given.items() if name in names})
+
 
 @dataclasses.dataclass(unsafe_hash=True)
 class AttentionConfig:
-    """The self-attention of a model's layers, by name: `--config.model.attention.name=window`."""
+    """The self-attention of a model's layers, by name: `--config.model.attention.name=window`.
 
-    name: str = "dense"  # or another of `CORES`
+    Several names are a pattern that the layers repeat: of "window,window,dense" every third layer has dense attention.
+    Each takes those of the options that are its own.
+    """
+
+    name: str = "dense"  # or others of `CORES`, comma-separated
     options: AttentionOptions = dataclasses.field(default_factory=AttentionOptions)
 
     def check(self, *, is_causal: bool = False, has_bias: bool = False, is_packed: bool = False) -> None:
@@ -71,23 +84,39 @@ class AttentionConfig:
         Raises:
           ValueError: if not; the message names the core and what does not fit.
         """
-        if self.name not in CORES:
-            raise ValueError(f"attention.name={self.name!r} is none of {', '.join(CORES)}")
-        core = CORES[self.name]
-        given = [name for name, value in dataclasses.asdict(self.options).items() if value is not None]
-        strange = [name for name in given if name not in core.options]
+        given = self.options.given
+        for name in self.names:
+            if name not in CORES:
+                raise ValueError(f"attention.name={name!r} is none of {', '.join(CORES)}")
+        taken = list(dict.fromkeys(option for name in self.names for option in CORES[name].options))
+        strange = [name for name in given if name not in taken]
         if strange:
-            takes = ", ".join(core.options) or "none"
-            raise ValueError(f"attention.options.{strange[0]} is not for {self.name} attention, whose options: {takes}")
-        missing = [name for name in core.required if name not in given]
-        if missing:
-            raise ValueError(f"{self.name} attention needs attention.options.{missing[0]}")
-        if is_causal and not core.can_be_causal:
-            raise ValueError(f"{self.name} attention has no causal form, which a model that generates needs")
-        if has_bias and not core.takes_bias:
-            raise ValueError(f"{self.name} attention takes no bias for each pair of positions, which this model adds")
-        if is_packed and not core.takes_segments:
-            raise ValueError(f"{self.name} attention cannot keep texts apart that share a row")
+            raise ValueError(
+                f"attention.options.{strange[0]} is not for {self.name} attention, whose options: "
+                f"{', '.join(taken) or 'none'}"
+            )
+        for name in self.names:
+            core = CORES[name]
+            missing = [option for option in core.required if option not in given]
+            if missing:
+                raise ValueError(f"{name} attention needs attention.options.{missing[0]}")
+            if is_causal and not core.can_be_causal:
+                raise ValueError(f"{name} attention has no causal form, which a model that generates needs")
+            if has_bias and not core.takes_bias:
+                raise ValueError(f"{name} attention takes no bias for each pair of positions, which this model adds")
+            if is_packed and not core.takes_segments:
+                raise ValueError(f"{name} attention cannot keep texts apart that share a row")
+
+    @property
+    def names(self) -> list[str]:
+        """The cores of the pattern, first the one nearest to the input."""
+        return self.name.split(",")
+
+    def pattern(self) -> "list[AttentionConfig]":
+        """Takes a pattern apart into the attention of its first, its second ... layer."""
+        if len(self.names) == 1:
+            return [self]
+        return [AttentionConfig(name, self.options.only(CORES[name].options)) for name in self.names]
 
     def make(self, num_heads: int, d_k: int, *, param_dtype: DTypeLike = jnp.float32, rngs: nnx.Rngs) -> AttentionFn:
         """Makes the core of one layer; functions of equal options are one object, so that programs are shared.
@@ -107,7 +136,7 @@ class AttentionConfig:
 @functools.lru_cache(maxsize=256)
 def _function(name: str, options: AttentionOptions) -> AttentionFn:
     function = CORES[name].core
-    given = {name: value for name, value in dataclasses.asdict(options).items() if value is not None}
+    given = options.given
     if name in _IMPLEMENTATIONS:
         given["implementation"] = name
     return functools.partial(function, **given) if given else function
@@ -313,42 +342,3 @@ def kernel_of(core: AttentionFn) -> str | None:
     """
     name = core.keywords.get("implementation") if isinstance(core, functools.partial) else None
     return name if name in _IMPLEMENTATIONS else None
-
-
-class StepAttention(NamedTuple):
-    """How one query attends to a cache of keys and values."""
-
-    attention_fn: AttentionFn
-    """Attends as the core does, given which keys it may see: for cores that score each pair by itself."""
-    sees: Callable[[Int[Array, "..."], Int[Array, "..."]], Bool[Array, "..."]] | None = None
-    """Which of the keys at or before a query the core lets it see, from both positions; None means all."""
-
-
-def step_attention(core: AttentionFn) -> StepAttention | None:
-    """Finds how a core decodes one token at a time from cached keys and values.
-
-    Returns:
-      None for a core that looks at more than a pair of query and key, or of which nothing is known: such a model has to
-      read everything anew for each token.
-    """
-    function, options = core, {}
-    while isinstance(function, functools.partial):
-        if function.args:
-            return None
-        function, options = function.func, function.keywords | options
-    scale = {"scale": options["scale"]} if "scale" in options else {}
-    dense = functools.partial(dot_product_attention, **scale) if scale else dot_product_attention
-    if getattr(function, "scores_pairs", False):
-        return StepAttention(core)
-    if function in (dot_product_attention, chunked_attention):
-        return StepAttention(dense)
-    if function is hard_attention and not options.keys() - {"scale"}:
-        return StepAttention(core)
-    if function is sliding_window_attention:
-        window = options["window"]
-        back = window[0] if isinstance(window, tuple) else window
-        return StepAttention(dense, lambda query, key: query - key <= back)
-    if function is local_attention:
-        size = options["block_size"]
-        return StepAttention(dense, lambda query, key: query // size == key // size)
-    return None

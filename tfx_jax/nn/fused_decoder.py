@@ -17,14 +17,16 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float, Int
 
 from tfx_jax.errors import UserError
-from tfx_jax.functional.int8 import int8_product, quantize_rows
 from tfx_jax.functional.masks import Bias, Mask
 from tfx_jax.functional.search import BeamInvariant
 from tfx_jax.nn.attention import MultiHeadAttention
-from tfx_jax.nn.cores import AttentionFn, StepAttention, step_attention
+from tfx_jax.nn.cores import AttentionFn
 from tfx_jax.nn.feed_forward import FeedForward
+from tfx_jax.nn.fused_linear import FusedFeedForward, FusedLinear
 from tfx_jax.nn.layers import DecoderLayer, EncoderLayer, Residual
-from tfx_jax.nn.stack import unstack_layers
+from tfx_jax.nn.moe import MixtureOfExperts
+from tfx_jax.nn.stack import LayerGroup, map_layers, unstack_layers
+from tfx_jax.nn.step_attention import StepAttention, step_attention
 
 
 class FusedKVCache(NamedTuple):
@@ -49,7 +51,7 @@ class FusedKVCache(NamedTuple):
     @classmethod
     def of_memory(cls, layers: DecoderLayer, memory: Float[Array, "B S D"]) -> "list[FusedKVCache]":
         """What each layer of a stack attends to in the encoder's output, projected once."""
-        return cls.of_stack(*jax.vmap(lambda layer: layer.cross_attention.project_memory(memory))(layers))
+        return cls.of_stack(*map_layers(lambda layer: layer.cross_attention.project_memory(memory), layers))
 
     def empty_like(self) -> "FusedKVCache":
         """Of no token, with the same sizes otherwise."""
@@ -66,28 +68,6 @@ class FusedKVCache(NamedTuple):
     def arranged(self) -> tuple[Float[Array, "B S K H"], Float[Array, "B S K U"]]:
         """The arguments of an attention function, for which XLA has nothing to move."""
         return self.key.transpose(0, 3, 1, 2), self.value.swapaxes(1, 2)
-
-
-class FusedLinear(nnx.Module):
-    """x W + b with a matrix that is laid out for few rows."""
-
-    def __init__(
-        self, kernel: Float[Array, "D N"], bias: Float[Array, " N"] | None = None, *, dtype: DTypeLike, int8: bool
-    ):
-        values, scales = quantize_rows(kernel.T) if int8 else (kernel.astype(dtype), None)
-        self.kernel = nnx.Param(values)
-        self.scales = None if scales is None else nnx.Param(scales)
-        self.bias = None if bias is None else nnx.Param(bias)
-        self.dtype = dtype
-
-    def __call__(self, x: Float[Array, "*rows D"], out_dtype: DTypeLike | None = None) -> Float[Array, "*rows N"]:
-        """Multiplies in the module's dtype; the result has another one if asked for."""
-        x, out_dtype = x.astype(self.dtype), self.dtype if out_dtype is None else out_dtype
-        if self.scales is None:
-            y = jnp.einsum("...D,DN->...N", x, self.kernel[...], preferred_element_type=out_dtype)
-        else:
-            y = int8_product(x, self.kernel[...], self.scales[...]).astype(out_dtype)
-        return y if self.bias is None else y + self.bias[...].astype(y.dtype).reshape((1,) * (x.ndim - 1) + (-1,))
 
 
 class FusedDecoderLayer(nnx.Module):
@@ -109,12 +89,10 @@ class FusedDecoderLayer(nnx.Module):
             self.cross_query = product(*_joined(layer.cross_attention.query))
             self.cross_out = product(*_joined(layer.cross_attention.out))
             self.cross_residual = layer.cross_attention_residual
-        self.up = product(feed_forward.up[...], _value(feed_forward.up_bias))
-        self.gate = None if feed_forward.gate is None else product(feed_forward.gate[...])
-        self.down = product(feed_forward.down[...], _value(feed_forward.down_bias))
+        is_plain = isinstance(feed_forward, FeedForward)
+        self.feed_forward = FusedFeedForward(feed_forward, int8=int8) if is_plain else feed_forward
         self.feed_forward_residual = layer.feed_forward_residual
-        self.activation_fn = feed_forward.activation_fn
-        self.attention_fn, self.scale = attention_of_step(own).attention_fn, own.scale
+        (self.attention_fn, self.sees), self.scale = attention_of_step(own), own.scale
         self.cross_attention_fn = self.cross_scale = None
         if isinstance(layer, DecoderLayer):
             cross = layer.cross_attention
@@ -164,17 +142,13 @@ class FusedDecoderLayer(nnx.Module):
             context = attend(query, *memory.arranged(), mask=memory_mask, **_scaled(self.cross_scale))
             return self.cross_out(context.reshape(*shape[:2], -1)), None
 
-        def transform(x: Array) -> tuple[Array, None]:
-            hidden = self.activation_fn(self.up(x))
-            return self.down(hidden if self.gate is None else hidden * self.gate(x)), None
-
         attend_cross = self.cross_attention_fn
         if (attend_cross is None) != (memory is None):
             raise ValueError("a decoder layer takes the memory of an encoder, a layer without an encoder takes none")
         x, longer = self.own_residual(attend_own, x)
         if attend_cross is not None and memory is not None:
             x, _ = self.cross_residual(functools.partial(attend_memory, attend_cross, memory), x)
-        x, _ = self.feed_forward_residual(transform, x)
+        x, _ = self.feed_forward_residual(lambda x: (self.feed_forward(x), None), x)
         return x, longer
 
 
@@ -295,7 +269,6 @@ def fused_step(
     cache: dict[str, Any],
     *,
     bias: Callable[[Int[Array, ""], int], Float[Array, "1 N 1 S"]] | None = None,
-    sees: Callable[[Array, Array], Array] | None = None,
 ) -> tuple[Float[Array, "R V"], dict[str, Any]]:
     """Takes one token a row through all layers, as `tfx_jax.nn.decoding.Decoder.step` does.
 
@@ -307,7 +280,6 @@ def fused_step(
       tokens: the newest of each row.
       cache: of `init_fused_cache`.
       bias: from the place of a token, and how many there are, to the bias of its attention to all places.
-      sees: see `StepAttention`; positions count the tokens that exist.
 
     Returns:
       Logits and the next step's cache.
@@ -324,14 +296,17 @@ def fused_step(
     beam_ancestry = beam_ancestry.at[:, position].set(jnp.tile(beams, batch_size))
     is_own = beam_ancestry.reshape(batch_size, num_beams, -1, 1) == beams[None, None, None]
     is_there = exists & (places <= position)[None]
-    if sees is not None:
-        is_there &= sees(newest, positions)
-    mask = (is_own & is_there[:, None, :, None]).reshape(batch_size, 1, num_beams, -1)
+
+    def mask(sees: Callable[[Array, Array], Array] | None) -> Bool[Array, "B 1 W S"]:
+        is_seen = is_there if sees is None else is_there & sees(newest, positions)
+        return (is_own & is_seen[:, None, :, None]).reshape(batch_size, 1, num_beams, -1)
+
+    masks = {sees: mask(sees) for sees in dict.fromkeys(step.sees for step in steps)}
     place_bias = None if bias is None else jnp.repeat(bias(position, num_places), num_beams, axis=-1)
     x = embed(tokens, position if given.positions is None else jnp.repeat(newest[:, 0], num_beams))
     longer = []
     for step, layer_past, memory in zip(steps, cache["past"].value, given.memories, strict=True):
-        x, new_past = step(x, layer_past, position, mask, memory, given.memory_mask, place_bias)
+        x, new_past = step(x, layer_past, position, masks[step.sees], memory, given.memory_mask, place_bias)
         longer.append(new_past)
     return score(x), cache | {"position": position + 1, "beam_ancestry": beam_ancestry, "past": BeamInvariant(longer)}
 
@@ -350,6 +325,8 @@ def can_fuse(layers: nnx.Module) -> bool:
     It knows the classes of this package and the attentions that score each pair of positions by itself; of a subclass
     it knows nothing.
     """
+    if type(layers) is LayerGroup:
+        return all(map(can_fuse, layers.layers))
     if type(layers) is EncoderLayer:
         attentions = [layers.self_attention]
     elif type(layers) is DecoderLayer:
@@ -357,7 +334,7 @@ def can_fuse(layers: nnx.Module) -> bool:
     else:
         return False
     return (
-        type(layers.feed_forward) is FeedForward
+        type(layers.feed_forward) in (FeedForward, MixtureOfExperts)
         and type(layers.self_attention_residual) is Residual
         and all(type(each) is MultiHeadAttention and step_attention(each.attention_fn) for each in attentions)
     )
@@ -378,10 +355,6 @@ def attention_of_step(attention: MultiHeadAttention) -> StepAttention:
 def _scaled(scale: float | None) -> dict[str, float]:
     """Options of an attention function. Not bound to it, for it may be a module, whose parameters a partial hides."""
     return {} if scale is None else {"scale": scale}
-
-
-def _value(param: nnx.Param[Array] | None) -> Array | None:
-    return None if param is None else param[...]
 
 
 def _joined(*projections: nnx.LinearGeneral) -> tuple[Float[Array, "D N"], Float[Array, " N"] | None]:

@@ -6,13 +6,14 @@ from typing import Any
 import jax.numpy as jnp
 from flax import nnx
 from jax.typing import DTypeLike
-from jaxtyping import Array, Float
+from jaxtyping import Array, Bool, Float
 
 from tfx_jax.functional.dropout import dropout
 from tfx_jax.functional.masks import Bias, Mask
 from tfx_jax.nn.attention import MultiHeadAttention
 from tfx_jax.nn.cache import KVCache
 from tfx_jax.nn.feed_forward import FeedForward
+from tfx_jax.nn.moe import MixtureOfExperts
 from tfx_jax.nn.normalization import LayerNorm
 
 
@@ -54,7 +55,10 @@ class EncoderLayer(nnx.Module):
     """Self-attention, then feed-forward; causal, it is the layer of a language model such as GPT."""
 
     def __init__(
-        self, self_attention: MultiHeadAttention, feed_forward: FeedForward, make_residual: Callable[[], Residual]
+        self,
+        self_attention: MultiHeadAttention,
+        feed_forward: FeedForward | MixtureOfExperts,
+        make_residual: Callable[[], Residual],
     ):
         self.self_attention = self_attention
         self.self_attention_residual = make_residual()
@@ -68,6 +72,7 @@ class EncoderLayer(nnx.Module):
         rngs: nnx.Rngs | None = None,
         return_weights: bool = False,
         cache: KVCache | None = None,
+        token_mask: Bool[Array, "B S"] | None = None,
         **options: Any,
     ) -> tuple[Float[Array, "B S D"], dict[str, Any] | None]:
         """Transforms a sequence.
@@ -77,6 +82,7 @@ class EncoderLayer(nnx.Module):
           rngs: stream `dropout`; None means evaluation.
           return_weights: whether the extras hold "self", the attention weights [B, N, S, keys].
           cache: the keys and values of tokens before `x`; the extras then hold "cache", with those of `x` behind them.
+          token_mask: which tokens of `x` exist, so that no other takes a place at an expert; None means all.
           **options: of the attention: `bias`, `mask`, `is_causal`, `segment_ids`.
 
         Returns:
@@ -87,7 +93,7 @@ class EncoderLayer(nnx.Module):
             return _attend(self.self_attention, x, cache, rngs=rngs, return_weights=return_weights, **options)
 
         x, extras = self.self_attention_residual(attend, x, rngs)
-        x, _ = self.feed_forward_residual(lambda x: (self.feed_forward(x, rngs=rngs), None), x, rngs)
+        x, _ = self.feed_forward_residual(lambda x: (_transform(self.feed_forward, x, token_mask, rngs), None), x, rngs)
         return x, extras or None
 
 
@@ -98,7 +104,7 @@ class DecoderLayer(nnx.Module):
         self,
         self_attention: MultiHeadAttention,
         cross_attention: MultiHeadAttention,
-        feed_forward: FeedForward,
+        feed_forward: FeedForward | MixtureOfExperts,
         make_residual: Callable[[], Residual],
     ):
         self.self_attention = self_attention
@@ -118,6 +124,7 @@ class DecoderLayer(nnx.Module):
         rngs: nnx.Rngs | None = None,
         return_weights: bool = False,
         cache: KVCache | None = None,
+        token_mask: Bool[Array, "B T"] | None = None,
     ) -> tuple[Float[Array, "B T D"], dict[str, Any] | None]:
         """Transforms a target sequence.
 
@@ -129,6 +136,7 @@ class DecoderLayer(nnx.Module):
           rngs: stream `dropout`; None means evaluation.
           return_weights: whether the extras hold "self" and "cross", the attention weights [B, N, T, keys].
           cache: the keys and values of targets before `x`; the extras then hold "cache", with those of `x` behind them.
+          token_mask: which tokens of `x` exist, see `EncoderLayer`.
 
         Returns:
           The output and the extras that are asked for, or None.
@@ -143,7 +151,7 @@ class DecoderLayer(nnx.Module):
 
         x, extras = self.self_attention_residual(attend_self, x, rngs)
         x, cross_weights = self.cross_attention_residual(attend_memory, x, rngs)
-        x, _ = self.feed_forward_residual(lambda x: (self.feed_forward(x, rngs=rngs), None), x, rngs)
+        x, _ = self.feed_forward_residual(lambda x: (_transform(self.feed_forward, x, token_mask, rngs), None), x, rngs)
         return x, extras | ({"cross": cross_weights} if return_weights else {}) or None
 
 
@@ -156,6 +164,15 @@ def _attend(
     y, weights = _with_extra(attention.attend(x, *attended, return_weights=return_weights, **options))
     extras: dict[str, Any] = {"self": weights} if return_weights else {}
     return y, extras if cache is None else extras | {"cache": attended}
+
+
+def _transform(
+    feed_forward: FeedForward | MixtureOfExperts, x: Array, token_mask: Array | None, rngs: nnx.Rngs | None
+) -> Array:
+    """Calls what stands at the end of a layer; experts have to know which tokens there are."""
+    if isinstance(feed_forward, MixtureOfExperts):
+        return feed_forward(x, mask=token_mask, rngs=rngs)
+    return feed_forward(x, rngs=rngs)
 
 
 def _with_extra(result: Any) -> tuple[Array, Any]:

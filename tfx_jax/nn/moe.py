@@ -1,8 +1,9 @@
-"""A mixture of feed-forward experts with its parameters."""
+"""A mixture of feed-forward experts with its parameters, and how a configuration asks for one."""
 
+import dataclasses
 import functools
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -10,6 +11,7 @@ from flax import nnx
 from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float
 
+from tfx_jax.fields import at_least
 from tfx_jax.functional.moe import (
     Routing,
     expert_capacity,
@@ -17,22 +19,74 @@ from tfx_jax.functional.moe import (
     mixture_of_experts,
     router_z_loss,
     top_1_routing,
+    top_2_routing,
 )
+from tfx_jax.nn.auxiliary import AuxiliaryLoss, StepMetric
 from tfx_jax.nn.feed_forward import FeedForward
 from tfx_jax.nn.stack import stack_layers
 
+_ROUTINGS = {1: top_1_routing, 2: top_2_routing}
 
-class RouterLosses(NamedTuple):
-    """To be added to the loss of the task, with small factors."""
 
-    load_balancing: Float[Array, ""]
-    z: Float[Array, ""]
+@dataclasses.dataclass(unsafe_hash=True)  # part of a model's configuration, which is a static part of the model
+class ExpertsConfig:
+    """The mixtures of experts of a model, in place of feed-forward networks: `--config.model.experts.num_experts=8`."""
+
+    num_experts: int = at_least(0, 0)  # of each mixture; 0: there is none
+    every: int = at_least(1, 2)  # which layers have one: the second, the fourth ... as in GShard and Switch
+    experts_per_token: int = at_least(1, 1)  # 1 as in Switch, or 2 as in GShard
+    capacity_factor: float = at_least(0, 1.25)  # places of a training step, in even shares; GShard: 2
+    load_balancing: float = at_least(0, 0.01)  # weight of the loss that spreads tokens evenly
+    router_z_loss: float = at_least(0, 0.001)  # weight of the loss that keeps the router's logits small
+
+    def validate(self) -> None:
+        """Checks how fields go together.
+
+        Raises:
+          ValueError: if they do not.
+        """
+        if self.experts_per_token not in _ROUTINGS:
+            raise ValueError(f"experts.experts_per_token={self.experts_per_token} is none of 1, 2")
+        if self.num_experts and self.num_experts < self.experts_per_token:
+            raise ValueError(
+                f"experts.num_experts={self.num_experts} is less than experts.experts_per_token="
+                f"{self.experts_per_token}"
+            )
+        if not self.capacity_factor:
+            raise ValueError("experts.capacity_factor must be above 0")
+
+    def pattern(self) -> list[bool]:
+        """Returns which of the layers of a pattern have a mixture."""
+        return [False] * (self.every - 1) + [True] if self.num_experts else [False]
+
+    def active(self, d_ff: int) -> int:
+        """Returns how many hidden units a token meets in a layer, on average: what FLOPs are counted by."""
+        if not self.num_experts:
+            return d_ff
+        return d_ff * (self.every - 1 + self.experts_per_token) // self.every
+
+    def make(self, d_model: int, d_ff: int, *, rngs: nnx.Rngs, **options: Any) -> "MixtureOfExperts":
+        """Makes the mixture of a layer; `options` are those of `FeedForward`."""
+        return MixtureOfExperts(
+            d_model,
+            d_ff,
+            self.num_experts,
+            capacity_factor=self.capacity_factor,
+            routing_fn=_ROUTINGS[self.experts_per_token],
+            load_balancing=self.load_balancing,
+            router_z_loss=self.router_z_loss,
+            rngs=rngs,
+            **options,
+        )
 
 
 class MixtureOfExperts(nnx.Module):
     """`num_experts` feed-forward networks and a router that sends each token to one of them (Fedus et al., 2021).
 
     With `routing_fn=top_2_routing` and twice the capacity factor, to two of them (Lepikhin et al., 2020).
+
+    In training an expert takes so many tokens and drops the rest, and what the router adds to the loss is left in
+    `auxiliary_loss`, for the train step to add. Evaluation drops none: an answer does not depend on other tokens.
     """
 
     def __init__(
@@ -43,27 +97,39 @@ class MixtureOfExperts(nnx.Module):
         *,
         capacity_factor: float = 1.25,
         routing_fn: Callable[..., Routing] = top_1_routing,
-        activation_fn: Callable[[Array], Array] = jax.nn.relu,
-        dropout_rate: float = 0.0,
+        load_balancing: float = 0.01,
+        router_z_loss: float = 0.001,
         dtype: DTypeLike = jnp.float32,
         param_dtype: DTypeLike = jnp.float32,
         rngs: nnx.Rngs,
+        **options: Any,
     ):
+        """Draws the parameters.
+
+        Args:
+          d_model: width of a token.
+          d_ff: hidden units of an expert.
+          num_experts: E.
+          capacity_factor: see `tfx_jax.functional.expert_capacity`; of training.
+          routing_fn: `top_1_routing`, `top_2_routing` or their like.
+          load_balancing: weight of `tfx_jax.functional.load_balancing_loss` in the auxiliary loss.
+          router_z_loss: weight of `tfx_jax.functional.router_z_loss`.
+          dtype: of the experts' computation; the router's is float32.
+          param_dtype: of the parameters.
+          rngs: stream `params`.
+          **options: of the experts, see `FeedForward`.
+        """
         self.router = nnx.Param(nnx.initializers.glorot_uniform()(rngs.params(), (d_model, num_experts), param_dtype))
-        make_expert = functools.partial(
-            FeedForward,
-            d_model,
-            d_ff,
-            activation_fn=activation_fn,
-            dropout_rate=dropout_rate,
-            dtype=dtype,
-            param_dtype=param_dtype,
-        )
+        make_expert = functools.partial(FeedForward, d_model, d_ff, dtype=dtype, param_dtype=param_dtype, **options)
         self.experts = stack_layers(lambda rngs: make_expert(rngs=rngs), num_experts, rngs)
+        self.auxiliary_loss = AuxiliaryLoss(jnp.zeros(()))
+        self.load_balancing = StepMetric(jnp.zeros(()))
+        self.dropped_tokens = StepMetric(jnp.zeros(()))
         self.num_experts = num_experts
         self.capacity_factor = capacity_factor
         self.routing_fn = routing_fn
-        self.dropout_rate = dropout_rate
+        self.loss_weights = load_balancing, router_z_loss
+        self.dropout_rate = self.experts.dropout_rate
         self.dtype = dtype
 
     def __call__(
@@ -72,27 +138,40 @@ class MixtureOfExperts(nnx.Module):
         *,
         mask: Bool[Array, "*batch"] | None = None,
         rngs: nnx.Rngs | None = None,
-    ) -> tuple[Float[Array, "*batch D"], RouterLosses]:
-        """Returns the experts' answers, zero for dropped tokens, and the router's losses.
+    ) -> Float[Array, "*batch D"]:
+        """Returns the experts' answers, zero for dropped tokens.
 
         Args:
           x: tokens, [*batch, D], which all compete for places.
           mask: True for real tokens; padding is sent to no expert and counts in no loss.
-          rngs: for dropout of hidden units; None means evaluation.
+          rngs: stream `dropout`; None means evaluation.
         """
         # In float32 whatever `dtype`, as in the Switch Transformer: a rounding here can send a token elsewhere.
         logits = jnp.einsum("...D,DE->...E", x.astype(jnp.float32), self.router[...].astype(jnp.float32))
+        num_tokens = logits.size // self.num_experts
+        capacity = num_tokens
+        if rngs is not None:
+            capacity = min(expert_capacity(num_tokens, self.num_experts, self.capacity_factor), num_tokens)
         keys = jax.random.split(rngs.dropout(), self.num_experts) if rngs is not None and self.dropout_rate else None
 
         def answer(expert: FeedForward, buffer: Float[Array, "C D"], key: Array | None) -> Float[Array, "C D"]:
             return expert(buffer, rngs=None if key is None else nnx.Rngs(dropout=key))
 
-        y = mixture_of_experts(
+        y, routing = mixture_of_experts(
             x.astype(self.dtype),
             logits,
             lambda buffers: jax.vmap(answer)(self.experts, buffers, keys),
-            capacity=expert_capacity(logits.size // self.num_experts, self.num_experts, self.capacity_factor),
+            capacity=capacity,
             routing_fn=self.routing_fn,
             mask=mask,
+            return_routing=True,
         )
-        return y, RouterLosses(load_balancing_loss(logits, mask), router_z_loss(logits, mask))
+        if rngs is not None:
+            balance_weight, z_weight = self.loss_weights
+            balance = load_balancing_loss(logits, mask)
+            self.auxiliary_loss[...] = balance_weight * balance + z_weight * router_z_loss(logits, mask)
+            self.load_balancing[...] = balance
+            is_real = jnp.ones(num_tokens, bool) if mask is None else mask.reshape(-1)
+            is_dropped = is_real & (routing.position == capacity).all(axis=1)
+            self.dropped_tokens[...] = is_dropped.sum() / jnp.maximum(is_real.sum(), 1)
+        return y

@@ -7,22 +7,56 @@ Decoding, where a scan would copy each layer's weights at every token, takes the
 """
 
 import operator
-from collections.abc import Callable
-from typing import Any, TypeVar
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar, cast
 
 import jax
+import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array
 
 Layer = TypeVar("Layer", bound=nnx.Module)
 
 
-def stack_layers(make_layer: Callable[[nnx.Rngs], Layer], num_layers: int, rngs: nnx.Rngs) -> Layer:
-    """Builds `num_layers` layers, each from its own key, as one module whose parameters have a leading layer axis."""
+class LayerGroup(nnx.Module):
+    """Different layers that a stack repeats in this order, such as one with local and one with dense attention.
+
+    Attributes:
+      layers: of one repetition, first the one nearest to the input.
+    """
+
+    def __init__(self, layers: Sequence[nnx.Module]):
+        self.layers = nnx.List(layers)
+
+
+def stack_layers(
+    make_layer: Callable[[nnx.Rngs], Layer] | Sequence[Callable[[nnx.Rngs], Layer]], num_layers: int, rngs: nnx.Rngs
+) -> Layer:
+    """Builds `num_layers` layers, each from its own key, as one module whose parameters have a leading layer axis.
+
+    Args:
+      make_layer: makes a layer; several make the first, the second ... layer, and begin again after the last of them.
+        All layers take and give the same shapes.
+      num_layers: how many.
+      rngs: stream `params`.
+
+    Returns:
+      The stack; with several kinds of layers, a `LayerGroup` whose parameters have a leading axis of repetitions.
+
+    Raises:
+      ValueError: if there are no layers, or the kinds do not come out even.
+    """
+    kinds = make_layer if isinstance(make_layer, Sequence) else [make_layer]
     if num_layers < 1:
         raise ValueError(f"a stack needs at least one layer, got {num_layers}")
-    keys = jax.random.split(rngs.params(), num_layers)
-    return jax.vmap(lambda key: make_layer(nnx.Rngs(params=key)))(keys)
+    if num_layers % len(kinds):
+        raise ValueError(f"num_layers={num_layers} is no multiple of the {len(kinds)} layers of the pattern")
+
+    def make(key: Array) -> Any:
+        rngs = nnx.Rngs(params=key)
+        return kinds[0](rngs) if len(kinds) == 1 else LayerGroup([make_layer(rngs) for make_layer in kinds])
+
+    return jax.vmap(make)(jax.random.split(rngs.params(), num_layers // len(kinds)))
 
 
 REMATS = ("none", "full", "dots")
@@ -58,21 +92,30 @@ def scan_layers(
     Raises:
       ValueError: if `remat` is none of the three.
     """
-    keys = None if rngs is None else jax.random.split(rngs.dropout(), _num_layers(layers))
+    members = _members(layers)
+    keys = None if rngs is None else jax.random.split(rngs.dropout(), _num_groups(layers) * len(members))
 
-    def body(x: Array, of_layer: tuple[nnx.Module, Array | None, Any]) -> tuple[Array, tuple[Any, Any]]:
+    def one(x: Array, of_layer: tuple[nnx.Module, Array | None, Any]) -> tuple[Array, Any]:
         layer, key, given = of_layer
-        arguments = () if given is None else (given,)
-        if key is None:
-            x, extra = fn(layer, x, None, *arguments)
-            return x, (extra, None)
-        x, extra = fn(layer, x, nnx.Rngs(dropout=key), *arguments)
-        return x, (extra, nnx.state(layer, nnx.Not(nnx.Param)))
+        x, extra = fn(layer, x, None if key is None else nnx.Rngs(dropout=key), *(() if given is None else (given,)))
+        return x, (extra, None if key is None else nnx.state(layer, nnx.Not(nnx.Param)))
 
-    x, (extras, model_state) = jax.lax.scan(_rematerialised(body, remat), x, (layers, keys, inputs))
-    if jax.tree.leaves(model_state):
-        nnx.update(layers, model_state)
-    return x, extras
+    one = _rematerialised(one, remat)
+
+    def body(x: Array, of_group: list[Any]) -> tuple[Array, list[Any]]:
+        results = []
+        for of_layer in of_group:
+            x, result = one(x, of_layer)
+            results.append(result)
+        return x, results
+
+    # Layers of a group need not have the same structure, so each kind has a column of its own.
+    columns = list(zip(members, *(_columns(tree, len(members)) for tree in (keys, inputs)), strict=True))
+    x, results = jax.lax.scan(body, x, columns)
+    for member, (_, model_state) in zip(members, results, strict=True):
+        if jax.tree.leaves(model_state):
+            nnx.update(member, model_state)
+    return x, _interleaved([extra for extra, _ in results])
 
 
 def _rematerialised(body: Callable[..., Any], remat: str) -> Callable[..., Any]:
@@ -87,7 +130,20 @@ def _rematerialised(body: Callable[..., Any], remat: str) -> Callable[..., Any]:
 
 def unstack_layers(layers: Layer) -> list[Layer]:
     """Takes a stack apart into a list of its layers."""
-    return [jax.tree.map(operator.itemgetter(index), layers) for index in range(_num_layers(layers))]
+    members = _members(layers)
+    return [
+        jax.tree.map(operator.itemgetter(index), member) for index in range(_num_groups(layers)) for member in members
+    ]
+
+
+def map_layers(fn: Callable[[Any], Any], layers: nnx.Module) -> Any:
+    """Calls `fn(layer)`, which returns a pytree of arrays, for each layer of a stack; stacks the results."""
+    return _interleaved([jax.vmap(fn)(member) for member in _members(layers)])
+
+
+def _members(layers: Layer) -> list[Layer]:
+    """Returns the kinds of layers of a stack, each a stack of its own; one where all layers are alike."""
+    return cast(list[Layer], list(layers.layers)) if isinstance(layers, LayerGroup) else [layers]
 
 
 def is_stack(name: str) -> bool:
@@ -99,5 +155,19 @@ def is_stack(name: str) -> bool:
     return name.endswith("_layers")
 
 
-def _num_layers(layers: nnx.Module) -> int:
+def _num_groups(layers: nnx.Module) -> int:
     return jax.tree.leaves(layers)[0].shape[0]
+
+
+def _columns(tree: Any, count: int) -> list[Any]:
+    """Divides what is stacked over layers among the first, the second ... layers of all groups."""
+    if count == 1:
+        return [tree]
+    return [jax.tree.map(operator.itemgetter(slice(index, None, count)), tree) for index in range(count)]
+
+
+def _interleaved(columns: list[Any]) -> Any:
+    """Joins such columns in the order of the layers."""
+    if len(columns) == 1:
+        return columns[0]
+    return jax.tree.map(lambda *leaves: jnp.stack(leaves, axis=1).reshape(-1, *leaves[0].shape[1:]), *columns)

@@ -1,8 +1,9 @@
 """What tasks keep in a workdir beside the parameters: tokenizers and JSON values, made once."""
 
+import dataclasses
 import json
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, TypeVar, cast
 
 from etils import epath
 
@@ -13,18 +14,24 @@ from tfx_jax.errors import UserError
 from tfx_jax.models.config import ModelConfig
 from tfx_jax.tasks.task import Artifacts
 
+Config = TypeVar("Config", bound=ModelConfig)
+
 
 def setup_tokenizer(
-    artifacts: Artifacts, texts: Callable[[], Iterable[str]], *, kind: str, family: str, vocab_size: int
-) -> HFTokenizer:
+    artifacts: Artifacts, model: Config, texts: Callable[[], Iterable[str]], *, kind: str, family: str
+) -> tuple[HFTokenizer, Config]:
     """Loads the tokenizer of a workdir; the first training makes it, or copies that of the model it starts from.
 
     Args:
       artifacts: of the workdir.
+      model: the configuration of the model, whose vocabulary is how many tokens there are at most.
       texts: begins the training text anew, in pieces.
-      kind: see `tfx_jax.data.train_tokenizer.train_or_load_folder`, as for the next two.
-      family: which special tokens it has.
-      vocab_size: how many tokens at most.
+      kind: see `tfx_jax.data.train_tokenizer.train_or_load_folder`.
+      family: which special tokens it has, likewise.
+
+    Returns:
+      The tokenizer, and the configuration of the model with as many tokens as it really has: the tokenizer's, or those
+      of the model that it starts from.
 
     Raises:
       UserError: as `Artifacts.checked`, and if the model to start from has no tokenizer.
@@ -32,15 +39,27 @@ def setup_tokenizer(
     folder = artifacts.folder / "tokenizer"
     with artifacts.checked(folder.name) as is_new:
         if is_new and not artifacts.starts_from_model:
-            return train_or_load_folder(folder, texts, kind=kind, family=family, vocab_size=vocab_size)
-        if is_new:
-            _copy_tokenizer(artifacts.initial_tokenizer(), folder)
-        return load_folder_tokenizer(folder)
+            tokenizer = train_or_load_folder(folder, texts, kind=kind, family=family, vocab_size=model.vocab_size)
+        else:
+            if is_new:
+                _copy_tokenizer(artifacts.initial_tokenizer(), folder)
+            tokenizer = load_folder_tokenizer(folder)
+    if not artifacts.starts_from_model:
+        model = dataclasses.replace(cast(Any, model), vocab_size=tokenizer.vocab_size)
+    return tokenizer, model
 
 
-def real_vocab_size(model: ModelConfig, tokenizer: HFTokenizer, artifacts: Artifacts) -> int:
-    """Returns how many tokens the model has: the tokenizer's, or those of the model that it starts from."""
-    return model.vocab_size if artifacts.starts_from_model else tokenizer.vocab_size
+def check_special_ids(model: Any, tokenizer: HFTokenizer, artifacts: Artifacts) -> None:
+    """Raises UserError unless a model that writes texts has the padding and the end of the tokenizer of the workdir.
+
+    So it is with the start token, if the tokenizer names one: else a model may start with what it likes.
+    """
+    for name, role in (("pad_id", "pad_id"), ("eos_id", "eos_id"), ("start_id", "bos_id")):
+        of_model, of_tokenizer = getattr(model, name), getattr(tokenizer, role)
+        if of_model != of_tokenizer and (role, of_tokenizer) != ("bos_id", None):
+            raise UserError(
+                f"config.model.{name} is {of_model}, but the tokenizer of {artifacts.folder} has {of_tokenizer} for it"
+            )
 
 
 def setup_json(artifacts: Artifacts, name: str, make: Callable[[], Any]) -> Any:

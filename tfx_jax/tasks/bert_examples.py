@@ -1,7 +1,7 @@
 """What all tasks with a BERT share: its tokenizer, and texts as it reads them."""
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import cast
+from typing import TypeVar, cast
 
 import numpy as np
 
@@ -13,19 +13,21 @@ from tfx_jax.models.config import ModelConfig
 from tfx_jax.tasks.artifacts import setup_tokenizer
 from tfx_jax.tasks.task import Artifacts
 
+Config = TypeVar("Config", bound=ModelConfig)
+
 
 def setup_bert_tokenizer(
-    artifacts: Artifacts, model: ModelConfig, texts: Callable[[], Iterable[str]], *, kind: str
-) -> HFTokenizer:
-    """Loads or makes the tokenizer of a workdir, which has BERT's special tokens.
+    artifacts: Artifacts, model: Config, texts: Callable[[], Iterable[str]], *, kind: str
+) -> tuple[HFTokenizer, Config]:
+    """Loads or makes the tokenizer of a workdir, which has BERT's special tokens; see `setup_tokenizer`.
 
     Raises:
       UserError: as `setup_tokenizer`, and if it has not.
     """
-    tokenizer = setup_tokenizer(artifacts, texts, kind=kind, family="bert", vocab_size=model.vocab_size)
+    tokenizer, model = setup_tokenizer(artifacts, model, texts, kind=kind, family="bert")
     if None in (tokenizer.cls_id, tokenizer.sep_id, tokenizer.pad_id):
         raise UserError(f"the tokenizer of {artifacts.folder} has not all of BERT's special tokens")
-    return tokenizer
+    return tokenizer, model
 
 
 def bert_example(tokenizer: HFTokenizer, first: Sequence[int], second: Sequence[int], max_length: int) -> Example:

@@ -22,12 +22,12 @@ from tfx_jax.models.bert import BertConfig
 from tfx_jax.models.bert_heads import BertPretraining
 from tfx_jax.models.config import ModelConfig, require_kind
 from tfx_jax.nn.attention import ShardAttention
-from tfx_jax.tasks.artifacts import real_vocab_size
 from tfx_jax.tasks.bert_examples import setup_bert_tokenizer
 from tfx_jax.tasks.cross_entropy import summed_cross_entropy
 from tfx_jax.tasks.loss import LossOutput
+from tfx_jax.tasks.planning import NO_DATA, planned_batch
 from tfx_jax.tasks.prediction import TrainedModel
-from tfx_jax.tasks.task import Artifacts, EvalResult, MetricInfo
+from tfx_jax.tasks.task import Artifacts, EvalResult, MetricInfo, PlannedTask
 from tfx_jax.tasks.text_data import TextData
 
 _RATE = 0.15  # of the tokens that are to be predicted
@@ -67,13 +67,23 @@ class BertPretrainingConfig:
 
     def setup(self, model: BertConfig, splits: Splits[Documents], artifacts: Artifacts) -> "BertPretrainingTask":
         """See `tfx_jax.tasks.task.TaskConfig`."""
-        tokenizer = setup_bert_tokenizer(
+        tokenizer, model = setup_bert_tokenizer(
             artifacts, model, lambda: map("\n".join, splits["train"]), kind=self.data.tokenizer
         )
         if tokenizer.mask_id is None:
             raise UserError(f"the tokenizer of {artifacts.folder} has not all of BERT's special tokens")
-        model = dataclasses.replace(model, vocab_size=real_vocab_size(model, tokenizer, artifacts))
         return BertPretrainingTask(self, model, splits, tokenizer)
+
+    def planned(self, model: BertConfig, options: LoaderOptions) -> PlannedTask:
+        """See `tfx_jax.tasks.task.TaskConfig`."""
+        dtypes = dict.fromkeys(("tokens", "token_type_ids", "targets"), np.int32)
+        batch = planned_batch(
+            self.data,
+            options,
+            dtypes=dtypes | {"token_mask": np.bool_, "weights": np.float32},
+            scalars={"next_sentence_label": np.int32, "row_weights": np.float32},
+        )
+        return PlannedTask(BertPretrainingTask(self, model, NO_DATA, NO_DATA), batch)
 
     def _load(self, split: Split) -> Documents:
         texts, kind = self.data.load(split), self.data.documents

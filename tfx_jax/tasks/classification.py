@@ -20,12 +20,13 @@ from tfx_jax.models.bert import BertConfig
 from tfx_jax.models.bert_heads import BertClassifier
 from tfx_jax.models.config import ModelConfig, require_kind
 from tfx_jax.nn.attention import ShardAttention
-from tfx_jax.tasks.artifacts import real_vocab_size, setup_json
+from tfx_jax.tasks.artifacts import setup_json
 from tfx_jax.tasks.bert_examples import bert_example, setup_bert_tokenizer
 from tfx_jax.tasks.cross_entropy import summed_cross_entropy
 from tfx_jax.tasks.loss import LossOutput
+from tfx_jax.tasks.planning import NO_DATA, planned_batch
 from tfx_jax.tasks.prediction import TrainedModel
-from tfx_jax.tasks.task import Artifacts, EvalResult, MetricInfo
+from tfx_jax.tasks.task import Artifacts, EvalResult, MetricInfo, PlannedTask
 from tfx_jax.tasks.text_files import GRAMMAR_SIZES, check_files, few_boundaries, has_file, split_path
 from tfx_jax.toy_grammar import grammar_labelled, grammar_labelled_pairs
 
@@ -113,17 +114,25 @@ class ClassificationConfig:
 
     def setup(self, model: BertConfig, splits: Splits[LabelledTexts], artifacts: Artifacts) -> "ClassificationTask":
         """See `tfx_jax.tasks.task.TaskConfig`."""
-        tokenizer = setup_bert_tokenizer(
+        tokenizer, model = setup_bert_tokenizer(
             artifacts,
             model,
             lambda: (text for example in splits["train"] for text in example[:-1]),
             kind=self.data.tokenizer,
         )
         labels = setup_json(artifacts, "labels.json", lambda: labels_of(splits["train"]))
-        model = dataclasses.replace(
-            model, vocab_size=real_vocab_size(model, tokenizer, artifacts), labels=tuple(labels)
+        return ClassificationTask(self, dataclasses.replace(model, labels=tuple(labels)), splits, tokenizer)
+
+    def planned(self, model: BertConfig, options: LoaderOptions) -> PlannedTask:
+        """See `tfx_jax.tasks.task.TaskConfig`."""
+        batch = planned_batch(
+            self.data,
+            options,
+            dtypes=dict.fromkeys(("tokens", "token_type_ids"), np.int32) | {"token_mask": np.bool_},
+            scalars={"label": np.int32, "row_weights": np.float32},
         )
-        return ClassificationTask(self, model, splits, tokenizer)
+        model = dataclasses.replace(model, labels=("one", "other"))
+        return PlannedTask(ClassificationTask(self, model, NO_DATA, NO_DATA), batch)
 
 
 class ClassificationTask:

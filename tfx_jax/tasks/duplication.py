@@ -23,8 +23,9 @@ from tfx_jax.models.config import DecoderConfig, ModelConfig, check_max_length, 
 from tfx_jax.nn.attention import ShardAttention
 from tfx_jax.tasks.cross_entropy import is_first_choice, summed_cross_entropy
 from tfx_jax.tasks.loss import LossOutput, Metric
+from tfx_jax.tasks.planning import NO_DATA, planned_batch
 from tfx_jax.tasks.prediction import TrainedModel
-from tfx_jax.tasks.task import Artifacts, EvalResult, MetricInfo
+from tfx_jax.tasks.task import Artifacts, EvalResult, MetricInfo, PlannedTask
 
 DrawSequences = Callable[[int, int], "DuplicatedSequences"]
 """`draw(seed, epoch)` gives the sequences of a split."""
@@ -81,6 +82,12 @@ class DuplicationConfig:
                 raise UserError(f"the model to start from has {model.vocab_size} tokens, {vocab_size} are needed")
             vocab_size = model.vocab_size
         return DuplicationTask(self, dataclasses.replace(cast(Any, model), vocab_size=vocab_size), splits)
+
+    def planned(self, model: DecoderConfig, options: LoaderOptions) -> PlannedTask:
+        """See `tfx_jax.tasks.task.TaskConfig`."""
+        model = dataclasses.replace(cast(Any, model), vocab_size=self.data.num_symbols + 1)
+        dtypes = {"inputs": np.int32, "targets": np.int32, "weights": np.float32}
+        return PlannedTask(DuplicationTask(self, model, NO_DATA), planned_batch(self.data, options, dtypes=dtypes))
 
 
 class DuplicatedSequences:

@@ -1,7 +1,6 @@
 """Language modeling: a model reads a text and predicts every token from those before it (Radford et al., 2018)."""
 
 import dataclasses
-import math
 from collections.abc import Callable, Mapping
 from typing import Any, cast
 
@@ -13,17 +12,17 @@ from jaxtyping import Array
 
 from tfx_jax.data.batching import Batch, BatchSpec, ExampleSource, LoaderOptions, train_batches
 from tfx_jax.data.hf_tokenizer import HFTokenizer
-from tfx_jax.data.packing import ArrayExamples, TokenBlocks, join_documents, pack_documents
+from tfx_jax.data.packing import ArrayExamples, TokenBlocks, pack_documents
 from tfx_jax.data.splits import Split, Splits
-from tfx_jax.errors import UserError
 from tfx_jax.fields import at_least, fraction
 from tfx_jax.models.config import DecoderConfig, ModelConfig, require_kind
 from tfx_jax.nn.attention import ShardAttention
-from tfx_jax.tasks.artifacts import real_vocab_size, setup_tokenizer
 from tfx_jax.tasks.cross_entropy import summed_cross_entropy
 from tfx_jax.tasks.loss import LossOutput
+from tfx_jax.tasks.next_token import PERPLEXITY_METRICS, perplexity_result, setup_gpt_tokenizer, token_stream
+from tfx_jax.tasks.planning import NO_DATA, planned_batch
 from tfx_jax.tasks.prediction import TrainedModel
-from tfx_jax.tasks.task import Artifacts, EvalResult, MetricInfo
+from tfx_jax.tasks.task import Artifacts, EvalResult, PlannedTask
 from tfx_jax.tasks.text_data import TextData
 
 
@@ -51,17 +50,15 @@ class LanguageModelConfig:
 
     def setup(self, model: DecoderConfig, splits: Splits[list[str]], artifacts: Artifacts) -> "LanguageModelTask":
         """See `tfx_jax.tasks.task.TaskConfig`."""
-        tokenizer = setup_tokenizer(
-            artifacts,
-            lambda: splits["train"],
-            kind=self.data.tokenizer,
-            family="gpt",
-            vocab_size=model.vocab_size,
-        )
-        if tokenizer.eos_id is None:
-            raise UserError(f"the tokenizer of {artifacts.folder} has no token for the end of a text")
-        model = dataclasses.replace(cast(Any, model), vocab_size=real_vocab_size(model, tokenizer, artifacts))
+        tokenizer, model = setup_gpt_tokenizer(artifacts, model, lambda: splits["train"], kind=self.data.tokenizer)
         return LanguageModelTask(self, model, splits, tokenizer)
+
+    def planned(self, model: DecoderConfig, options: LoaderOptions) -> PlannedTask:
+        """See `tfx_jax.tasks.task.TaskConfig`."""
+        names = ("inputs", "targets", "segment_ids", "positions") if self.is_packed else ("inputs", "targets")
+        dtypes = dict.fromkeys(names, np.int32) | {"weights": np.float32}
+        batch = planned_batch(self.data, options, dtypes=dtypes)
+        return PlannedTask(LanguageModelTask(self, model, NO_DATA, NO_DATA), batch)
 
 
 class LanguageModelTask:
@@ -73,10 +70,7 @@ class LanguageModelTask:
       tokenizer: turns text into tokens.
     """
 
-    metrics = (
-        MetricInfo("loss", "loss", " nats", digits=4, is_loss=True),
-        MetricInfo("perplexity", "perplexity", is_loss=True),
-    )
+    metrics = PERPLEXITY_METRICS
     unit = "token"
 
     def __init__(
@@ -108,7 +102,9 @@ class LanguageModelTask:
         """Returns the training examples by the number of the epoch: a stream cut elsewhere, or packed rows."""
         length = self.config.data.max_length
         if self.config.is_packed:
-            documents = [[*ids, self.tokenizer.eos_id] for ids in self._encode("train") if ids]
+            documents = [
+                [*ids, self.tokenizer.eos_id] for ids in self.tokenizer.encode_batch(self._splits["train"]) if ids
+            ]
             rows = ArrayExamples(**pack_documents(cast(Any, documents), length, pad_id=0)._asdict())
             return lambda epoch: rows
         stream = self._stream("train")
@@ -148,20 +144,10 @@ class LanguageModelTask:
     def evaluate(self, model: TrainedModel, split: Split = "validation") -> EvalResult:
         """Scores every token of a text but the first."""
         nll = model.sum_metrics(self.predict_metrics, self.eval_examples(split), self.batch_spec)["nll"]
-        loss = float(nll.mean)
-        perplexity = math.exp(min(loss, 700.0))
-        summary = f"loss {loss:.4f} nats, perplexity {perplexity:,.2f}, {nll.weight:,.0f} tokens"
-        return EvalResult({"loss": loss, "perplexity": perplexity}, summary)
+        return perplexity_result(nll)
 
     def _stream(self, split: Split) -> np.ndarray:
-        """Joins all tokens of a split; a file has no end but its own, other documents have one each."""
-        encoded = self._encode(split)
-        if self.config.data.documents == "file":
-            return np.array([token for ids in encoded for token in ids], np.int32)
-        return join_documents(encoded, cast(int, self.tokenizer.eos_id))
-
-    def _encode(self, split: Split) -> list[list[int]]:
-        return self.tokenizer.encode_batch(self._splits[split])
+        return token_stream(self.tokenizer, self._splits[split], documents=self.config.data.documents)
 
 
 def language_model_loss(

@@ -30,7 +30,8 @@ class PairData:
     source_language: str = ""  # codes such as "de", which files and TFDS need; the grammar is English to Japanese
     target_language: str = ""  # decides how translations are tokenised and scored
     is_tokenised: bool = False  # files and TFDS: the text is tokens with spaces between them, as the grammar's is
-    tokenizer: str = one_of(("sentencepiece", "words"), "sentencepiece")  # "words": text is segmented, as with "@@ "
+    # "words": text is segmented, as with "@@ "; a model to start from brings its own, which should be of the same kind
+    tokenizer: str = one_of(("sentencepiece", "words", "characters"), "sentencepiece")
     max_length: int = at_least(1, 256)  # tokens of a sentence, its end included; longer training pairs are left out
     tokens_per_batch: int = at_least(1, 25_000)  # positions of each side of a global batch, padding included (paper)
     sort_buffer: int = at_least(1, 65_536)  # pairs that are sorted by length together

@@ -1,19 +1,19 @@
 """A model over many examples: what evaluation and use have in common."""
 
 import functools
+import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import jax
 import numpy as np
 from flax import nnx
-from jaxtyping import Array
 
 from tfx_jax.data.batching import Batch, BatchSpec, ExampleSource, eval_batches
 from tfx_jax.data.process_shard import WHOLE, ProcessShard
 from tfx_jax.tasks.loss import Metric, add_metrics
 
-PredictFn = Callable[[Any, dict[str, Array]], Any]
+PredictFn = Callable[[Any, dict[str, Any]], Any]
 """`predict_fn(model, batch)` gives a pytree of arrays; pure, to be compiled."""
 
 
@@ -81,8 +81,8 @@ class TrainedModel:
           For each example its part of the array, as nested lists, or a list of its parts.
         """
         found: list[Any] = [None] * len(examples)
-        passed = list(eval_batches(examples, spec, shard=self._shard))
-        for batch, result in zip(passed, self.map_batches(predict_fn, passed), strict=True):
+        batches, copies = itertools.tee(eval_batches(examples, spec, shard=self._shard))  # few are there at a time
+        for batch, result in zip(batches, self.map_batches(predict_fn, copies), strict=True):
             arrays = [np.asarray(array).tolist() for array in jax.tree.leaves(result)]
             for row, index in enumerate(batch["index"].tolist()):
                 if index >= 0:

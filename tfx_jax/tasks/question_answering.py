@@ -34,12 +34,12 @@ from tfx_jax.tasks.answer_windows import (
     text_of_span,
     token_span,
 )
-from tfx_jax.tasks.artifacts import real_vocab_size
 from tfx_jax.tasks.bert_examples import setup_bert_tokenizer
 from tfx_jax.tasks.cross_entropy import is_first_choice, summed_cross_entropy
 from tfx_jax.tasks.loss import LossOutput, Metric
+from tfx_jax.tasks.planning import NO_DATA, planned_batch
 from tfx_jax.tasks.prediction import TrainedModel
-from tfx_jax.tasks.task import Artifacts, EvalResult, MetricInfo
+from tfx_jax.tasks.task import Artifacts, EvalResult, MetricInfo, PlannedTask
 from tfx_jax.tasks.text_files import GRAMMAR_SIZES, check_files, few_boundaries, has_file, split_path
 from tfx_jax.toy_grammar import grammar_questions
 
@@ -128,9 +128,21 @@ class QuestionAnsweringConfig:
 
     def setup(self, model: BertConfig, splits: Splits[Questions], artifacts: Artifacts) -> "QuestionAnsweringTask":
         """See `tfx_jax.tasks.task.TaskConfig`."""
-        tokenizer = setup_bert_tokenizer(artifacts, model, lambda: _texts(splits["train"]), kind=self.data.tokenizer)
-        model = dataclasses.replace(model, vocab_size=real_vocab_size(model, tokenizer, artifacts))
+        tokenizer, model = setup_bert_tokenizer(
+            artifacts, model, lambda: _texts(splits["train"]), kind=self.data.tokenizer
+        )
         return QuestionAnsweringTask(self, model, splits, tokenizer)
+
+    def planned(self, model: BertConfig, options: LoaderOptions) -> PlannedTask:
+        """See `tfx_jax.tasks.task.TaskConfig`."""
+        dtypes = dict.fromkeys(("tokens", "token_type_ids"), np.int32) | {"token_mask": np.bool_}
+        batch = planned_batch(
+            self.data,
+            options,
+            dtypes=dtypes | {"context_mask": np.bool_},
+            scalars={"first": np.int32, "last": np.int32, "row_weights": np.float32},
+        )
+        return PlannedTask(QuestionAnsweringTask(self, model, NO_DATA, NO_DATA), batch)
 
 
 class EncodedQuestion(NamedTuple):

@@ -1,9 +1,8 @@
 """Language modeling of a text that goes on from batch to batch, by a model with a memory (Dai et al., 2019)."""
 
 import dataclasses
-import math
 from collections.abc import Mapping
-from typing import Any, Protocol, TypeVar, cast
+from typing import Any, Protocol, TypeVar
 
 import grain
 import jax
@@ -13,18 +12,19 @@ from jaxtyping import Array
 
 from tfx_jax.data.batching import Batch, BatchSpec, ExampleSource, LoaderOptions
 from tfx_jax.data.hf_tokenizer import HFTokenizer
-from tfx_jax.data.packing import TokenBlocks, join_documents
+from tfx_jax.data.packing import TokenBlocks
 from tfx_jax.data.splits import Split, Splits
 from tfx_jax.data.text_streams import StreamDataset, TextStreams
 from tfx_jax.errors import UserError
 from tfx_jax.fields import at_least, fraction
 from tfx_jax.models.config import MakesModel, ModelConfig, require_kind
 from tfx_jax.nn.attention import ShardAttention
-from tfx_jax.tasks.artifacts import real_vocab_size, setup_tokenizer
 from tfx_jax.tasks.cross_entropy import summed_cross_entropy
 from tfx_jax.tasks.loss import LossOutput
+from tfx_jax.tasks.next_token import PERPLEXITY_METRICS, perplexity_result, setup_gpt_tokenizer, token_stream
+from tfx_jax.tasks.planning import NO_DATA, planned_batch
 from tfx_jax.tasks.prediction import TrainedModel
-from tfx_jax.tasks.task import Artifacts, EvalResult, MetricInfo
+from tfx_jax.tasks.task import Artifacts, EvalResult, PlannedTask
 from tfx_jax.tasks.text_data import TextData
 
 Self = TypeVar("Self", bound="Memory")
@@ -84,17 +84,14 @@ class RecurrentLanguageModelConfig:
         self, model: RecurrentDecoderConfig, splits: Splits[list[str]], artifacts: Artifacts
     ) -> "RecurrentLanguageModelTask":
         """See `tfx_jax.tasks.task.TaskConfig`."""
-        tokenizer = setup_tokenizer(
-            artifacts,
-            lambda: splits["train"],
-            kind=self.data.tokenizer,
-            family="gpt",
-            vocab_size=model.vocab_size,
-        )
-        if tokenizer.eos_id is None:
-            raise UserError(f"the tokenizer of {artifacts.folder} has no token for the end of a text")
-        model = dataclasses.replace(cast(Any, model), vocab_size=real_vocab_size(model, tokenizer, artifacts))
+        tokenizer, model = setup_gpt_tokenizer(artifacts, model, lambda: splits["train"], kind=self.data.tokenizer)
         return RecurrentLanguageModelTask(self, model, splits, tokenizer)
+
+    def planned(self, model: RecurrentDecoderConfig, options: LoaderOptions) -> PlannedTask:
+        """See `tfx_jax.tasks.task.TaskConfig`."""
+        dtypes = {"inputs": np.int32, "targets": np.int32, "weights": np.float32}
+        batch = planned_batch(self.data, options, dtypes=dtypes, scalars={"begins": np.bool_})
+        return PlannedTask(RecurrentLanguageModelTask(self, model, NO_DATA, NO_DATA), batch)
 
 
 class RecurrentLanguageModelTask:
@@ -105,10 +102,7 @@ class RecurrentLanguageModelTask:
       rows: of a training batch, on any mesh, so that memories fit wherever the training goes on.
     """
 
-    metrics = (
-        MetricInfo("loss", "loss", " nats", digits=4, is_loss=True),
-        MetricInfo("perplexity", "perplexity", is_loss=True),
-    )
+    metrics = PERPLEXITY_METRICS
     unit = "token"
 
     def __init__(
@@ -184,18 +178,10 @@ class RecurrentLanguageModelTask:
     def evaluate(self, model: TrainedModel, split: Split = "validation") -> EvalResult:
         """Scores every token of a text but the first."""
         nll = model.sum_metrics(self.predict_metrics, *self.eval_examples(split))["nll"]
-        loss = float(nll.mean)
-        perplexity = math.exp(min(loss, 700.0))
-        summary = f"loss {loss:.4f} nats, perplexity {perplexity:,.2f}, {nll.weight:,.0f} tokens"
-        return EvalResult({"loss": loss, "perplexity": perplexity}, summary)
+        return perplexity_result(nll)
 
     def _stream(self, split: Split) -> np.ndarray:
-        """Joins all tokens of a split; a file has no end but its own, other documents have one each."""
-        encoded = self.tokenizer.encode_batch(self._splits[split])
-        if self.config.data.documents == "file":
-            return np.array([token for ids in encoded for token in ids], np.int32)
-        assert self.tokenizer.eos_id is not None  # `setup` has seen to it
-        return join_documents(encoded, self.tokenizer.eos_id)
+        return token_stream(self.tokenizer, self._splits[split], documents=self.config.data.documents)
 
 
 def recurrent_language_model_loss(

@@ -23,9 +23,10 @@ from tfx_jax.fields import at_least, fraction
 from tfx_jax.models.config import EncoderDecoderConfig, ModelConfig, require_kind
 from tfx_jax.nn.attention import ShardAttention
 from tfx_jax.tasks.loss import LossOutput
+from tfx_jax.tasks.planning import NO_DATA, planned_batch
 from tfx_jax.tasks.prediction import TrainedModel
 from tfx_jax.tasks.sentinels import SentinelTokenizer, setup_sentinel_tokenizer
-from tfx_jax.tasks.task import Artifacts, EvalResult, MetricInfo
+from tfx_jax.tasks.task import Artifacts, EvalResult, MetricInfo, PlannedTask
 from tfx_jax.tasks.text_data import TextData
 from tfx_jax.tasks.translation import pair_flops, translation_loss
 
@@ -72,6 +73,18 @@ class SpanCorruptionConfig:
         """See `tfx_jax.tasks.task.TaskConfig`."""
         sentinel, model = setup_sentinel_tokenizer(artifacts, model, lambda: splits["train"], kind=self.data.tokenizer)
         return SpanCorruptionTask(self, model, splits, sentinel)
+
+    def planned(self, model: EncoderDecoderConfig, options: LoaderOptions) -> PlannedTask:
+        """See `tfx_jax.tasks.task.TaskConfig`."""
+        source_length, target_length = span_corruption_lengths(longest_text(self.data.max_length))
+        batch = planned_batch(
+            self.data,
+            options,
+            dtypes=dict.fromkeys(("source", "target"), np.int32),
+            lengths={"target": target_length},
+            length=source_length,
+        )
+        return PlannedTask(SpanCorruptionTask(self, model, NO_DATA, SentinelTokenizer(NO_DATA, NO_DATA)), batch)
 
 
 class SpanCorruptionTask:

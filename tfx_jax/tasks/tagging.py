@@ -20,13 +20,14 @@ from tfx_jax.models.bert import BertConfig
 from tfx_jax.models.bert_heads import BertTagger
 from tfx_jax.models.config import ModelConfig, require_kind
 from tfx_jax.nn.attention import ShardAttention
-from tfx_jax.tasks.artifacts import real_vocab_size, setup_json
+from tfx_jax.tasks.artifacts import setup_json
 from tfx_jax.tasks.bert_examples import bert_example, setup_bert_tokenizer
 from tfx_jax.tasks.cross_entropy import summed_cross_entropy
 from tfx_jax.tasks.entities import entity_scores, repair_tags, tag_names
 from tfx_jax.tasks.loss import LossOutput
+from tfx_jax.tasks.planning import NO_DATA, planned_batch
 from tfx_jax.tasks.prediction import TrainedModel
-from tfx_jax.tasks.task import Artifacts, EvalResult, MetricInfo
+from tfx_jax.tasks.task import Artifacts, EvalResult, MetricInfo, PlannedTask
 from tfx_jax.tasks.text_files import GRAMMAR_SIZES, check_files, few_boundaries, has_file, split_path
 from tfx_jax.toy_grammar import grammar_tagged
 
@@ -94,12 +95,18 @@ class TaggingConfig:
 
     def setup(self, model: BertConfig, splits: Splits[TaggedSentences], artifacts: Artifacts) -> "TaggingTask":
         """See `tfx_jax.tasks.task.TaskConfig`."""
-        tokenizer = setup_bert_tokenizer(
+        tokenizer, model = setup_bert_tokenizer(
             artifacts, model, lambda: (" ".join(words) for words, _ in splits["train"]), kind=self.data.tokenizer
         )
         labels = tuple(setup_json(artifacts, "labels.json", lambda: _labels(splits["train"])))
-        model = dataclasses.replace(model, vocab_size=real_vocab_size(model, tokenizer, artifacts), labels=labels)
-        return TaggingTask(self, model, splits, tokenizer)
+        return TaggingTask(self, dataclasses.replace(model, labels=labels), splits, tokenizer)
+
+    def planned(self, model: BertConfig, options: LoaderOptions) -> PlannedTask:
+        """See `tfx_jax.tasks.task.TaskConfig`."""
+        dtypes = dict.fromkeys(("tokens", "token_type_ids"), np.int32) | {"token_mask": np.bool_}
+        batch = planned_batch(self.data, options, dtypes=dtypes | {"targets": np.int32})
+        model = dataclasses.replace(model, labels=("O", "B-X", "I-X"))
+        return PlannedTask(TaggingTask(self, model, NO_DATA, NO_DATA), batch)
 
 
 class TaggingTask:

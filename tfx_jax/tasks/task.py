@@ -10,9 +10,9 @@ from contextlib import AbstractContextManager
 from typing import Any, NamedTuple, Protocol
 
 import grain
+import jax
 from etils import epath
 from flax import nnx
-from jaxtyping import Array
 
 from tfx_jax.data.batching import Batch, LoaderOptions
 from tfx_jax.data.splits import Split, Splits
@@ -20,6 +20,18 @@ from tfx_jax.models.config import ModelConfig
 from tfx_jax.nn.attention import ShardAttention
 from tfx_jax.tasks.loss import LossOutput
 from tfx_jax.tasks.prediction import TrainedModel
+
+
+class PlannedTask(NamedTuple):
+    """A task that has nothing to read; its loss and its model do not ask for that.
+
+    Attributes:
+      task: makes the model and computes the loss.
+      batch: shapes and dtypes of the largest training batch, of all processes together.
+    """
+
+    task: "Task"
+    batch: dict[str, jax.ShapeDtypeStruct]
 
 
 class MetricInfo(NamedTuple):
@@ -129,6 +141,15 @@ class TaskConfig(Protocol):
         """
         ...
 
+    def planned(self, model: Any, options: LoaderOptions) -> "PlannedTask":
+        """Returns the task as it would train a model, without any data, and the shapes of its largest batch.
+
+        Args:
+          model: the configuration of the model, whose vocabulary is taken as it is said there.
+          options: how the trainer wants its batches.
+        """
+        ...
+
 
 class Task(Protocol):
     """A task that is ready to train.
@@ -163,12 +184,12 @@ class Task(Protocol):
         """Returns endless training batches, with iterators of the class `tfx_jax.data.prefetch.PrefetchedIterator`."""
         ...
 
-    def loss(self, model: Any, batch: dict[str, Array], rngs: nnx.Rngs | None) -> LossOutput:
+    def loss(self, model: Any, batch: dict[str, Any], rngs: nnx.Rngs | None) -> LossOutput:
         """Computes what is to be lowered, of a batch; see `tfx_jax.training.step.update`."""
         ...
 
-    def training_flops(self, shapes: Mapping[str, tuple[int, ...]]) -> int:
-        """Counts the model FLOPs of a step on a batch of arrays of these shapes."""
+    def training_flops(self, shapes: Mapping[str, Any]) -> int:
+        """Counts the model FLOPs of a step on a batch whose arrays have these shapes, in their places."""
         ...
 
     def evaluate(self, model: TrainedModel, split: Split = "validation") -> EvalResult:

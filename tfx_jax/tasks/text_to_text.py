@@ -33,11 +33,12 @@ from tfx_jax.tasks.classification import (
 from tfx_jax.tasks.decoding import BeamSearch, DecodingConfig, Greedy, Search, decode
 from tfx_jax.tasks.entities import entities_of_tags, entity_scores
 from tfx_jax.tasks.loss import LossOutput
+from tfx_jax.tasks.planning import NO_DATA, planned_batch
 from tfx_jax.tasks.prediction import TrainedModel
 from tfx_jax.tasks.question_answering import ANSWER_METRICS, QuestionData
 from tfx_jax.tasks.sentinels import SentinelTokenizer, setup_sentinel_tokenizer
 from tfx_jax.tasks.tagging import TaggedData
-from tfx_jax.tasks.task import Artifacts, EvalResult, MetricInfo
+from tfx_jax.tasks.task import Artifacts, EvalResult, MetricInfo, PlannedTask
 from tfx_jax.tasks.text_files import few_boundaries
 from tfx_jax.tasks.text_formats import (
     NO_LABEL,
@@ -109,6 +110,16 @@ class TextToTextConfig:
         return TextToTextTask(
             self, model, splits, sentinel, text_format, labels=found["labels"], target_length=found["length"]
         )
+
+    def planned(self, model: EncoderDecoderConfig, options: LoaderOptions) -> PlannedTask:
+        """See `tfx_jax.tasks.task.TaskConfig`; targets are taken to be as long as an answer may be, or as sources."""
+        length = getattr(self.data, "max_answer_length", self.data.max_length - 1) + 1
+        batch = planned_batch(
+            self.data, options, dtypes=dict.fromkeys(("source", "target"), np.int32), lengths={"target": length}
+        )
+        text_format, tokenizer = _FORMATS[type(self.data)], SentinelTokenizer(NO_DATA, NO_DATA)
+        task = TextToTextTask(self, model, NO_DATA, tokenizer, text_format, labels=[], target_length=length)
+        return PlannedTask(task, batch)
 
 
 class TextFormat(NamedTuple):

@@ -12,30 +12,23 @@ from flax import nnx
 from jaxtyping import Array
 
 from tfx_jax.data.batching import Batch, LoaderOptions
-from tfx_jax.data.bucketing import batches
+from tfx_jax.data.hf_tokenizer import HFTokenizer
+from tfx_jax.data.pairs import pair_batches
 from tfx_jax.data.splits import Split, Splits
-from tfx_jax.data.text import PairSource, lines_of
-from tfx_jax.data.tokenizer import (
-    BOS_ID,
-    EOS_ID,
-    PAD_ID,
-    Tokenizer,
-    join_subwords,
-    load_tokenizer,
-    tokenizer_file,
-    train_or_load,
-)
+from tfx_jax.data.text import PairSource, join_subwords, lines_of
 from tfx_jax.errors import UserError
 from tfx_jax.fields import at_least, fraction
 from tfx_jax.models.config import EncoderDecoderConfig, ModelConfig, require_kind
 from tfx_jax.nn.attention import ShardAttention
+from tfx_jax.tasks.artifacts import check_special_ids, setup_tokenizer
 from tfx_jax.tasks.bleu import BleuScores, bleu_scores
 from tfx_jax.tasks.cross_entropy import summed_cross_entropy
 from tfx_jax.tasks.decoding import BeamSearch, DecodeDriver, DecodingConfig, Search
 from tfx_jax.tasks.loss import LossOutput
 from tfx_jax.tasks.pair_data import PairData
+from tfx_jax.tasks.planning import NO_DATA, planned_batch
 from tfx_jax.tasks.prediction import TrainedModel
-from tfx_jax.tasks.task import Artifacts, EvalResult, MetricInfo
+from tfx_jax.tasks.task import Artifacts, EvalResult, MetricInfo, PlannedTask
 from tfx_jax.tasks.text_files import check_batch
 
 # SentencePiece learns nothing new from more lines than this, and an endless source has to stop somewhere.
@@ -57,9 +50,6 @@ class TranslationConfig:
     def validate(self, model: ModelConfig) -> None:
         """See `tfx_jax.tasks.task.TaskConfig`."""
         require_kind(model, "encoder_decoder", "translation")
-        for name, token in (("pad_id", PAD_ID), ("start_id", BOS_ID), ("eos_id", EOS_ID)):
-            if (given := getattr(model, name)) != token:
-                raise UserError(f"config.model.{name} must be {token}, which it is for the tokenizers, got {given}")
         self.data.validate()
         check_batch(self.data, what="sentence")
         num_positions, longest = (
@@ -84,19 +74,16 @@ class TranslationConfig:
     def setup(self, model: EncoderDecoderConfig, splits: Splits[PairSource], artifacts: Artifacts) -> "TranslationTask":
         """See `tfx_jax.tasks.task.TaskConfig`."""
         limit = _GRAMMAR_TOKENIZER_PAIRS if self.data.dataset == "grammar" else _TOKENIZER_PAIRS
-        kind = self.data.tokenizer
-        with artifacts.checked(tokenizer_file(kind)) as is_new:
-            if is_new:
-                tokenizer: Tokenizer = train_or_load(
-                    artifacts.folder,
-                    lambda: lines_of(splits["train"], limit),
-                    kind=kind,
-                    vocab_size=model.vocab_size or None,
-                )
-            else:
-                tokenizer = load_tokenizer(artifacts.folder, kind)
-        model = dataclasses.replace(cast(Any, model), vocab_size=tokenizer.vocab_size)
+        tokenizer, model = setup_tokenizer(
+            artifacts, model, lambda: lines_of(splits["train"], limit), kind=self.data.tokenizer, family="marian"
+        )
+        check_special_ids(model, tokenizer, artifacts)
         return TranslationTask(self, model, splits, tokenizer)
+
+    def planned(self, model: EncoderDecoderConfig, options: LoaderOptions) -> PlannedTask:
+        """See `tfx_jax.tasks.task.TaskConfig`."""
+        batch = planned_batch(self.data, options, dtypes=dict.fromkeys(("source", "target"), np.int32))
+        return PlannedTask(TranslationTask(self, model, NO_DATA, NO_DATA), batch)
 
 
 class TranslationTask:
@@ -117,7 +104,7 @@ class TranslationTask:
         config: TranslationConfig,
         model_config: EncoderDecoderConfig,
         splits: Splits[PairSource],
-        tokenizer: Tokenizer,
+        tokenizer: HFTokenizer,
     ):
         """Takes what `TranslationConfig.setup` made."""
         self.config, self.model_config, self.tokenizer = config, model_config, tokenizer
@@ -131,13 +118,13 @@ class TranslationTask:
     def train_data(self, options: LoaderOptions) -> grain.IterDataset[Batch]:
         """See `tfx_jax.tasks.task.Task`."""
         data = self.config.data
-        return batches(
+        return pair_batches(
             self._splits["train"],
             self.tokenizer,
+            options,
             tokens_per_batch=data.tokens_per_batch,
             max_length=data.max_length,
             sort_buffer=data.sort_buffer,
-            **options._asdict(),
         )
 
     def loss(self, model: Any, batch: dict[str, Array], rngs: nnx.Rngs | None) -> LossOutput:
@@ -220,11 +207,11 @@ class TranslationTask:
         Returns:
           Maps by name, each [N, T, S] float32, the source's pieces and the target's, the end of sentence included.
         """
-        source_ids = [*self.tokenizer.encode(source), EOS_ID]
+        source_ids = self.tokenizer.encode_with_specials(source).ids
         if target is None:
             (target_ids,) = self.translator(model.graphdef).translate_ids(model.params, [source])
         else:
-            target_ids = [*self.tokenizer.encode(target), EOS_ID]
+            target_ids = self.tokenizer.encode_with_specials(target).ids
 
         @jax.jit
         def maps(params: Any, source: Array, target: Array) -> dict[str, Array]:
@@ -278,7 +265,7 @@ class Translator:
     def __init__(
         self,
         graphdef: nnx.GraphDef[Any],
-        tokenizer: Tokenizer,
+        tokenizer: HFTokenizer,
         *,
         search: Search = BeamSearch(),
         extra_length: int = 50,
@@ -304,7 +291,8 @@ class Translator:
         self._extra_length = extra_length
         self._max_source_length = max_source_length
         self._tokens_per_batch = tokens_per_batch
-        self._driver = DecodeDriver(graphdef, search, eos_ids=(EOS_ID,), int8=int8)
+        self._eos_id = cast(int, tokenizer.eos_id)
+        self._driver = DecodeDriver(graphdef, search, eos_ids=(self._eos_id,), int8=int8)
 
     def __call__(self, params: Any, lines: Sequence[str]) -> list[str]:
         """Translates each line; an empty one stays empty."""
@@ -316,7 +304,7 @@ class Translator:
         encoded = self.tokenizer.encode_batch([lines[index] for index in wanted])
         found = self._driver(
             self._driver.decoder(params),
-            [[*ids[: self._max_source_length - 1], EOS_ID] for ids in encoded],
+            [[*ids[: self._max_source_length - 1], self._eos_id] for ids in encoded],
             max_new_tokens=lambda length: length + self._extra_length,
             max_input_length=self._max_source_length,
             tokens_per_batch=self._tokens_per_batch,

@@ -4,7 +4,8 @@ import re
 
 from tfx_jax.errors import UserError
 from tfx_jax.fields import check_fields
-from tfx_jax.models.config import SelfAttentionConfig
+from tfx_jax.models.config import SelfAttentionConfig, check_pattern
+from tfx_jax.nn.moe import ExpertsConfig
 from tfx_jax.training.config import ExperimentConfig
 
 
@@ -40,6 +41,7 @@ def _check_model(config: ExperimentConfig) -> None:
                 has_bias=model.has_position_bias,
                 is_packed=getattr(config.task, "is_packed", False),
             )
+            check_pattern(model)
     except ValueError as error:
         field = re.match(r"\w*", str(error))
         dot = "." if field is not None and hasattr(model, field[0]) else ": "
@@ -54,6 +56,11 @@ def _check_mesh(config: ExperimentConfig) -> None:
             size = getattr(model, name, 0)  # 0: a model without, None: four times d_model
             if (4 * model.d_model if size is None else size) % max(getattr(mesh, axis), 1):
                 raise UserError(f"config.mesh.{axis}={getattr(mesh, axis)} does not divide config.model.{name}={size}")
+    experts: ExpertsConfig | None = getattr(model, "experts", None)
+    if experts is not None and experts.num_experts % max(mesh.expert, 1):
+        raise UserError(
+            f"config.mesh.expert={mesh.expert} does not divide config.model.experts.num_experts={experts.num_experts}"
+        )
     if mesh.sequence > 1:
         for part in (config.task, model):
             if not getattr(part, "can_shard_positions", False):

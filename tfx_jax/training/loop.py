@@ -134,7 +134,10 @@ class _Trainer:
         self.rng = base_rng(config)
         self.saved_step = self.first_step = int(self.state.step)
         self.progress = Progress(
-            workdir if is_primary() else None, first_step=self.first_step, num_steps=config.num_steps
+            workdir if is_primary() else None,
+            first_step=self.first_step,
+            num_steps=config.num_steps,
+            unit=run.task.unit,
         )
         self.device_kinds = [device.device_kind for device in self.mesh.devices.flat]
         self.meter = Meter(run.task.training_flops, self.device_kinds)

@@ -4,6 +4,7 @@ import contextlib
 import operator
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
 
 import jax
 import numpy as np
@@ -23,11 +24,11 @@ class Meter:
     share falls to almost nothing.
     """
 
-    def __init__(self, flops_fn: Callable[[Mapping[str, tuple[int, ...]]], int], device_kinds: Sequence[str]):
+    def __init__(self, flops_fn: Callable[[Mapping[str, Any]], int], device_kinds: Sequence[str]):
         """Starts the clock.
 
         Args:
-          flops_fn: the model FLOPs of a step, from the shapes of its batch by name.
+          flops_fn: the model FLOPs of a step, from its batch with the shape of each array in its place.
           device_kinds: of each device that trains it, its `device_kind`.
         """
         self._flops_fn = flops_fn
@@ -77,14 +78,14 @@ class Meter:
     @contextlib.contextmanager
     def starting(self, batch: Batch) -> Iterator[None]:
         """Times the start of a step, which compiles the program if a batch has a shape not seen before."""
-        shapes = {name: array.shape for name, array in sorted(batch.items())}
-        is_new = tuple(shapes.values()) not in self._shapes
-        self._shapes.add(tuple(shapes.values()))
+        shapes = tuple(array.shape for array in jax.tree.leaves(batch))
+        is_new = shapes not in self._shapes
+        self._shapes.add(shapes)
         if is_new:  # or what the device does meanwhile would seem to take no time
             jax.block_until_ready(self._waiting)
         with self.timed("compile" if is_new else "step"):
             yield
-        self._flops += self._flops_fn(shapes)
+        self._flops += self._flops_fn(jax.tree.map(np.shape, batch))
 
     def take(self) -> dict[str, float]:
         """Returns TensorBoard's scalars for what came since the last call, and starts again.

@@ -20,7 +20,7 @@ from tensorboardX.record_writer import masked_crc32c
 
 
 class Progress:
-    """Shows step, loss, tokens per second and the time left, and writes scalars for TensorBoard.
+    """Shows step, loss, throughput and the time left, and writes scalars for TensorBoard.
 
     Of several processes, only the first does so.
     On a terminal it is one line that moves; elsewhere a line each time something is logged. All of it goes to stderr.
@@ -28,7 +28,13 @@ class Progress:
     """
 
     def __init__(
-        self, workdir: epath.PathLike | None, *, first_step: int, num_steps: int, stream: TextIO | None = None
+        self,
+        workdir: epath.PathLike | None,
+        *,
+        first_step: int,
+        num_steps: int,
+        unit: str = "token",
+        stream: TextIO | None = None,
     ):
         """Starts the clock.
 
@@ -37,9 +43,10 @@ class Progress:
             of a training but the first.
           first_step: where this run starts; steps before it took no time.
           num_steps: where it ends.
+          unit: what is counted in a second.
           stream: what is written to; None means stderr.
         """
-        self._num_steps = num_steps
+        self._num_steps, self._unit = num_steps, unit
         self._first_step = first_step
         self._started = time.monotonic()
         self._console = rich.console.Console(
@@ -66,7 +73,7 @@ class Progress:
         self.scalars(step, scalars)
         per_step = (time.monotonic() - self._started) / max(step - self._first_step, 1)
         left = clock(per_step * (self._num_steps - step))
-        line = f"step {step}/{self._num_steps}  loss {loss:.4f}  {tokens_per_second:,.0f} tokens/s  ETA {left}"
+        line = f"step {step}/{self._num_steps}  loss {loss:.4f}  {tokens_per_second:,.0f} {self._unit}s/s  ETA {left}"
         if mfu is not None:
             line += f"  MFU {mfu:.1%} of 16-bit peak"
         if self._bar is None:

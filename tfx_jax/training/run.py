@@ -110,17 +110,20 @@ def make_run(
     return Run(config, config.task.setup(config.model, splits, artifacts))
 
 
-def load_run(workdir: epath.PathLike, kind: type[AnyTask] | None = None) -> Run[AnyTask]:
+def load_run(
+    workdir: epath.PathLike, kind: type[AnyTask] | None = None, *, config: ExperimentConfig | None = None
+) -> Run[AnyTask]:
     """Opens what was trained in `workdir`, where nothing is written.
 
     Args:
       workdir: of the training.
       kind: the class of the task that it must be; None takes any.
+      config: in place of that of the training, such as one with another attention for the same parameters.
 
     Raises:
       UserError: if there is none, or one of another kind, or a file that it needs is missing or damaged.
     """
-    run = make_run(load_config(epath.Path(workdir)), workdir, can_make=False)
+    run = make_run(load_config(epath.Path(workdir)) if config is None else config, workdir, can_make=False)
     if kind is not None and not isinstance(run.task, kind):
         raise UserError(f"{workdir} holds a {_name(type(run.task))}, and this is for a {_name(kind)}")
     return run

@@ -370,16 +370,24 @@ def num_batch_shards(mesh: Mesh) -> int:
     return math.prod(mesh.shape[axis] for axis in BATCH_AXES)
 
 
-def shard_batch(batch: dict[str, np.ndarray], mesh: Mesh) -> dict[str, jax.Array]:
-    """Spreads a batch over the mesh; every process passes the rows of its `process_shard`, with all their positions."""
+def batch_sharding(mesh: Mesh, num_axes: int) -> NamedSharding:
+    """Returns how an array of a batch lies on a mesh: rows first, then positions, if it has them."""
+    return NamedSharding(mesh, P(*BATCH[:num_axes]))
+
+
+def shard_batch(batch: Batch, mesh: Mesh) -> Batch:
+    """Spreads a batch of NumPy arrays over the mesh.
+
+    Every process passes the rows of its `process_shard`, with all their positions.
+    """
     count = process_shard(mesh).count
 
     def spread(rows: np.ndarray) -> jax.Array:
         shape = (count * len(rows), *rows.shape[1:])
-        sharding = NamedSharding(mesh, P(*BATCH[: rows.ndim]))
+        sharding = batch_sharding(mesh, rows.ndim)
         return jax.make_array_from_callback(shape, sharding, lambda index: take_batch_shard(rows, index, mesh))
 
-    return {name: spread(rows) for name, rows in batch.items()}
+    return jax.tree.map(spread, batch)
 
 
 def take_batch_shard(rows: np.ndarray, index: Any, mesh: Mesh, process_index: int | None = None) -> np.ndarray:

@@ -1,5 +1,6 @@
 """One optimizer update as a pure function of (state, batch, rng)."""
 
+import collections
 import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -10,10 +11,11 @@ import optax
 from flax import nnx
 from jaxtyping import Array
 
+from tfx_jax.nn.auxiliary import AuxiliaryLoss, StepMetric
 from tfx_jax.tasks.loss import LossOutput, Metric
 
 Params = Any  # nested dictionary of arrays, as nnx.to_pure_dict returns it
-Batch = dict[str, Array]
+Batch = dict[str, Any]  # nested dictionary of arrays
 LossFn = Callable[..., LossOutput]
 """Takes a model, a batch, its random streams and, if the state has one, the carry that the last batch left."""
 
@@ -119,7 +121,7 @@ def update(
     skip_bad_steps: bool = False,
     spike_factor: float = 0.0,
 ) -> tuple[TrainState, Metrics]:
-    """Takes one step down the gradient of the mean loss of a prediction.
+    """Takes one step down the gradient of the mean loss of a prediction, and of what parts of the model add to it.
 
     Pure and without a device in it: `jit_update` compiles it for a mesh. The classic way works as well,
     `jax.pmap(functools.partial(update, graphdef, loss_fn, optimizer, axis_name="data"), axis_name="data")`, where each
@@ -130,7 +132,7 @@ def update(
       loss_fn: gives a `LossOutput` of a batch; it may change the Variables of the model that are no parameters.
       optimizer: what turns gradients into updates.
       state: what to improve.
-      batch: arrays with the rows in front.
+      batch: a tree of arrays with the rows in front.
       rng: the key of the whole run; each step folds its number in, so that a resumed run draws what it would have.
       axis_name: the mapped axis under `jax.pmap`; None means that `batch` is the whole batch. Model state is its mean
         over the devices.
@@ -158,9 +160,10 @@ def update(
         def loss(params: Params) -> tuple[Array, tuple[Metrics, Params, Any]]:
             model = nnx.merge(graphdef, merge_trees(params, model_state))
             output = loss_fn(model, batch, nnx.Rngs(dropout=rng), *(() if carry is None else (carry,)))
-            means = output.metrics | {"loss": Metric(output.loss, output.weight)}
+            auxiliary_loss, step_metrics = _auxiliary(model, output.weight)
+            means = output.metrics | step_metrics | {"loss": Metric(output.loss, output.weight)}
             metrics = Metrics(means, {"tokens": output.num_tokens})
-            return output.loss, (metrics, split_variables(model)[1], output.carry)
+            return output.loss + auxiliary_loss, (metrics, split_variables(model)[1], output.carry)
 
         return jax.grad(loss, has_aux=True)(state.params)
 
@@ -180,6 +183,17 @@ def update(
     metrics = metrics._replace(numbers=metrics.numbers | {"grad_norm": optax.tree.norm(grads)})
     after = TrainState(state.step + 1, params, opt_state, state.guard, model_state, carry)
     return _without_bad_step(state, after, metrics, spike_factor) if skip_bad_steps else (after, metrics)
+
+
+def _auxiliary(model: nnx.Module, weight: Array) -> tuple[Array | float, dict[str, Metric]]:
+    """Returns what the parts of a model add to the loss, summed over predictions, and the metrics that they tell."""
+    losses, metrics, _ = nnx.state(model, AuxiliaryLoss, StepMetric, ...)
+    columns = collections.defaultdict[str, list[Array]](list)
+    for path, variable in nnx.to_flat_state(metrics):
+        columns[str(path[-1])].append(variable[...].mean())
+    means = {name: sum(column) / len(column) for name, column in columns.items()}
+    total = sum(loss.sum() for loss in jax.tree.leaves(losses))
+    return total * weight, {name: Metric(mean * weight, weight) for name, mean in means.items()}
 
 
 def _accumulated(

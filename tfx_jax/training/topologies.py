@@ -43,7 +43,7 @@ def tpu_devices(topology: str, num_slices: int = 1) -> list[Any]:
     if topology not in TOPOLOGIES:
         raise UserError(f"unknown topology {topology}: there are {', '.join(TOPOLOGIES)}")
     if not importlib.util.find_spec("libtpu"):
-        raise UserError(f'{topology} needs libtpu: pip install "jax[tpu]", also on a machine without TPUs')
+        raise UserError(f'{topology} needs libtpu: pip install "tfx-jax[plan]", also on a machine without TPUs')
     options: dict[str, Any] = {}
     if topology.startswith("v4"):
         options["chip_config_name"] = "megacore"  # one device a chip, as real ones have

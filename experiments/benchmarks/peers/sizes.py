@@ -24,8 +24,8 @@ SIZES = {
 }
 LABEL_SMOOTHING = 0.1
 ADAM: dict[str, Any] = {"b1": 0.9, "b2": 0.98, "eps": 1e-9}
-LAYER_NORM_EPSILON = 1e-6
-PAD_ID, BOS_ID, EOS_ID = 0, 1, 2  # those of tfx_jax.data.tokenizer
+LAYER_NORM_EPSILON = 1e-5
+PAD_ID, BOS_ID, EOS_ID = 0, 1, 2  # those of the tokenizers of translation
 
 
 def pairs(vocab_size: int, rows: int, length: int) -> tuple[np.ndarray, np.ndarray]:

@@ -119,8 +119,7 @@ def train(*, model: str, workdir: str, is_cached: bool, spawned_at: float) -> di
 
         clock.listen()
         clock.phases["imports"] = clock.now()
-        for tokenizer in pathlib.Path(workdir).glob("tokenizer*"):
-            shutil.copy(tokenizer, new)
+        shutil.copytree(pathlib.Path(workdir) / "tokenizer", pathlib.Path(new) / "tokenizer")
         loop.make_run = _in_phase(clock, "tokenizer", loop.make_run)
         make_train_setup = loop.make_train_setup
 

@@ -9,10 +9,13 @@ import jax
 import numpy as np
 
 from experiments.benchmarks.peers.ours import config_of, step_and_state
+from experiments.benchmarks.peers.sizes import PAD_ID
 from experiments.benchmarks.peers.worker import Workload
-from tfx_jax.data.bucketing import batches
+from tfx_jax.data.batching import LoaderOptions
+from tfx_jax.data.hf_tokenizer import HFTokenizer
+from tfx_jax.data.pairs import pair_batches
 from tfx_jax.data.text import PairSource, lines_of, read_pairs
-from tfx_jax.data.tokenizer import EOS_ID, PAD_ID, Tokenizer, train_or_load
+from tfx_jax.data.train_tokenizer import train_or_load_folder
 
 FILES = ("train.en.gz", "train.de.gz")
 
@@ -32,8 +35,10 @@ def training(
     """
     pairs = read_pairs(*(pathlib.Path(data_dir) / name for name in FILES))
     with tempfile.TemporaryDirectory() as folder:
-        tokenizer = train_or_load(folder, lambda: lines_of(pairs), kind="words", vocab_size=20_000)
-    ours = iter(batches(pairs, tokenizer, tokens_per_batch=tokens_per_batch, max_length=128, seed=0, prefetch=0))
+        made = {"kind": "words", "family": "marian", "vocab_size": 20_000}
+        tokenizer = train_or_load_folder(folder, lambda: lines_of(pairs), **made)
+    options = LoaderOptions(seed=0)
+    ours = iter(pair_batches(pairs, tokenizer, options, tokens_per_batch=tokens_per_batch, max_length=128, prefetch=0))
     batch_list = list(islice(ours, num_batches))
     rows = round(np.mean([len(batch["target"]) for batch in batch_list]))
     if is_padded:
@@ -56,12 +61,15 @@ def training(
     )
 
 
-def padded(pairs: PairSource, tokenizer: Tokenizer, rows: int) -> Iterator[dict[str, np.ndarray]]:
+def padded(pairs: PairSource, tokenizer: HFTokenizer, rows: int) -> Iterator[dict[str, np.ndarray]]:
     """An epoch in random order, so many sentences a batch, each side as long as its longest."""
     order = np.random.default_rng(0).permutation(len(pairs))
     for start in range(0, len(order) - rows + 1, rows):
         chosen = [pairs[int(index)] for index in order[start : start + rows]]
-        yield {side: _pad([[*tokenizer.encode(p[side]), EOS_ID] for p in chosen]) for side in ("source", "target")}
+        yield {
+            side: _pad([tokenizer.encode_with_specials(pair[side]).ids for pair in chosen])
+            for side in ("source", "target")
+        }
 
 
 def _pad(sentences: list[list[int]]) -> np.ndarray:

@@ -19,8 +19,11 @@ from tests.models.hf.folders import (
     change_tensors,
     encoder_decoder_gradients,
 )
-from tests.nn.programs import draw
+from tests.nn.programs import draw, jitted, params_of
+from tests.tiers import slow_but
 from tfx_jax.models import Transformer, TransformerConfig, hf
+from tfx_jax.nn.cores import AttentionConfig, AttentionOptions
+from tfx_jax.tasks.decoding import BeamSearch, DecodeDriver
 
 V, T = 41, 13
 SIZES = {"vocab_size": V, "num_layers": 3, "num_decoder_layers": 2, "d_model": 12, "num_heads": 3, "d_ff": 20}
@@ -95,8 +98,8 @@ def test_refuses_what_differs(tmp_path, fields, message):
     [
         ({"pre_norm": True}, "has pre_norm=False;"),
         ({"learned_positions": 50}, "has learned_positions=0;"),
-        ({"interleaved_sinusoids": True, "logits_bias": False}, "has interleaved_sinusoids=False, logits_bias=True;"),
-        ({"attention_bias": False, "layer_norm_epsilon": 1e-6}, "has attention_bias=True, layer_norm_epsilon=1e-05;"),
+        ({"attention_bias": False, "layer_norm_epsilon": 1e-6}, "has layer_norm_epsilon=1e-05;"),
+        ({"interleaved_sinusoids": True, "pre_norm": True, "d_v": 4}, "has pre_norm=False;"),
         ({"d_k": 3}, "has d_k=d_model/num_heads;"),
         ({"d_v": 5}, "has d_v=d_model/num_heads;"),
     ],
@@ -106,6 +109,49 @@ def test_refuses_to_save_what_marian_has_not(tmp_path, fields, message):
     model = nnx.eval_shape(lambda: Transformer(config, rngs=nnx.Rngs(0)))
     with pytest.raises(ValueError, match=rf"{message} TransformerConfig.marian\(\) is like this$"):
         hf.save(model, tmp_path)
+
+
+COMPLETED = {
+    "default": {},
+    "activation": {"activation": "gelu_tanh", "scale_embedding": False, "attention_bias": True},
+    "sines in front": {"interleaved_sinusoids": False},
+    "offsets": {"attention_bias": True, "logits_bias": True, "activation": "swish"},
+}
+
+
+def test_another_attention_is_refused(tmp_path):
+    config = TransformerConfig(**SIZES, attention=AttentionConfig("window", AttentionOptions(window=3)))
+    model = draw(lambda: Transformer(config, rngs=nnx.Rngs(0)))
+    with pytest.raises(ValueError, match=r"cannot say that a model has window attention$"):
+        hf.save(model, tmp_path)
+
+
+@pytest.mark.parametrize("form", slow_but(COMPLETED, "default"))
+def test_a_model_of_another_form_says_the_same(tmp_path, form):
+    config = TransformerConfig(**SIZES | COMPLETED[form])
+    model = draw(lambda: Transformer(config, rngs=nnx.Rngs(0)), stddev=0.3)
+    before = jax.tree.map(np.array, params_of(model))
+    hf.save(model, tmp_path)
+    jax.tree.map(np.testing.assert_array_equal, params_of(model), before)
+    again = hf.load(tmp_path)
+    assert again.config == dataclasses.replace(
+        config, attention_bias=True, logits_bias=True, interleaved_sinusoids=False
+    )
+    assert_same(again, hf.completed(model))
+    assert hf.completed(again) is again
+    source, target = texts(config)
+    want, got = jitted(model)(source, target), jitted(again)(source, target)
+    np.testing.assert_allclose(got, want, atol=1e-4)
+    assert np.std(want) > 0.5
+    sentences = [row[row != config.pad_id].tolist() for row in source]
+    for beam_size in (1, 3):
+        found = []
+        for side in (model, again):
+            graphdef, params = nnx.split(side)
+            driver = DecodeDriver(graphdef, BeamSearch(beam_size), eos_ids=(config.eos_id,))
+            found.append(driver(driver.decoder(params), sentences, max_new_tokens=lambda length: length + 3))
+        assert found[0] == found[1]
+        assert len({tuple(text) for text in found[0]}) == len(sentences)
 
 
 def test_sizes_of_head_may_be_given(tmp_path):

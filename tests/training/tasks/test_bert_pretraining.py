@@ -68,8 +68,8 @@ def take_epochs(run, count):
     """The batches of the first epochs, and the state before each."""
     iterator = iter(run.train_data(make_mesh(data=1)))
     epochs = [[] for _ in range(count)]
-    while (state := iterator.get_state())["epoch"] < count:
-        epochs[state["epoch"]].append((state, next(iterator)))
+    while (state := iterator.get_state())["portion"] < count:
+        epochs[state["portion"]].append((state, next(iterator)))
     iterator.close()
     return epochs
 

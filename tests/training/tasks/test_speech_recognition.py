@@ -13,12 +13,10 @@ from tfx_jax.cli import evaluate as evaluate_cli
 from tfx_jax.cli import train as train_cli
 from tfx_jax.errors import UserError
 from tfx_jax.models import SanCTCConfig
+from tfx_jax.tasks.speech_data import SpeechData, SyntheticSpeech, Utterance
 from tfx_jax.tasks.speech_recognition import (
-    SpeechData,
     SpeechRecognitionConfig,
     SpeechRecognitionTask,
-    SyntheticSpeech,
-    Utterance,
 )
 from tfx_jax.training.checkpoint import load_params
 from tfx_jax.training.config import ExperimentConfig, tiny_variant

@@ -1,15 +1,29 @@
-"""Translation of text of one's own: how it is scored, what is set aside, how large its vocabulary is."""
+"""Translation of text of one's own: its scores, what is set aside, its vocabulary, and models of other folders."""
 
+import dataclasses
+import json
+import shutil
+
+import numpy as np
 import pytest
 import sacrebleu
+from etils import epath
+from flax import nnx
 
+from tests.nn.programs import draw
 from tfx_jax.cli.train import load_config_file
+from tfx_jax.data.batching import LoaderOptions
+from tfx_jax.data.hf_tokenizer import load_folder_tokenizer
 from tfx_jax.errors import UserError
+from tfx_jax.models import TransformerConfig, hf
+from tfx_jax.tasks.decoding import BeamSearch
 from tfx_jax.tasks.pair_data import PairData
 from tfx_jax.tasks.prediction import TrainedModel
-from tfx_jax.tasks.translation import TranslationTask
+from tfx_jax.tasks.translation import TranslationTask, Translator
+from tfx_jax.training.config import save_config
 from tfx_jax.training.config_checks import validate
-from tfx_jax.training.run import make_run
+from tfx_jax.training.init_from import adopt_pretrained_config
+from tfx_jax.training.run import load_run, make_run
 
 GERMAN = ["Ein Mann schläft.", "Zwei Hunde spielen, im Schnee!", "Sie liest ein Buch."]
 ENGLISH = ["A man sleeps.", "Two dogs play, in the snow!", "She reads a book."]
@@ -108,3 +122,116 @@ def test_the_test_variant_is_on_built_in_text():
     data = load_config_file("transformer_files:test").task.data
     assert (data.dataset, data.source_language, data.target_language) == ("grammar", "", "")
     assert PairData().validation_pairs == 0
+
+
+@pytest.mark.parametrize(("name", "wanted"), [("pad_id", 0), ("start_id", 1), ("eos_id", 2)])
+def test_other_special_tokens_than_the_tokenizer_has(folder, tmp_path, name, wanted):
+    config = own_text(folder, f"--config.model.{name}=3")
+    with pytest.raises(UserError, match=rf"^config.model.{name} is 3, but the tokenizer of .* has {wanted} for it$"):
+        make_run(config, tmp_path / "run")
+
+
+def small(folder, **changes):
+    """A model of its own form, of the text in `folder`."""
+    config = own_text(folder)
+    config.task.decoding.extra_length = 6
+    config.model = TransformerConfig(vocab_size=60, num_layers=1, d_model=16, num_heads=2, d_ff=24)
+    return dataclasses.replace(config, **changes)
+
+
+@pytest.fixture
+def workdir(folder, tmp_path):
+    """As a training makes it before its first step."""
+    workdir = tmp_path / "workdir"
+    workdir.mkdir()
+    save_config(small(folder), epath.Path(workdir))
+    make_run(small(folder), workdir)
+    return workdir
+
+
+@pytest.fixture
+def exported(workdir, tmp_path):
+    """A run, a model of it, and the folder that is made of both."""
+    run, output = load_run(workdir, TranslationTask), tmp_path / "exported"
+    model = draw(run.make_model, stddev=0.5)
+    hf.save(model, output)
+    for path in (workdir / "tokenizer").iterdir():
+        shutil.copy(path, output)
+    return run, model, output
+
+
+SENTENCES = ["1 A man sleeps.", "Two </s> dogs", "She reads a book.", "17 dogs, in the <pad> snow!"]
+
+
+@pytest.mark.parametrize("beam_size", [1, 3])
+def test_a_folder_translates_as_the_workdir_does(exported, beam_size):
+    run, model, folder = exported
+    tokenizer, again = load_folder_tokenizer(folder), hf.load(folder)
+    found = []
+    for side, words in ((model, run.task.tokenizer), (again, tokenizer)):
+        graphdef, params = nnx.split(side)
+        found.append(Translator(graphdef, words, search=BeamSearch(beam_size), extra_length=6)(params, SENTENCES))
+    assert found[0] == found[1]
+    assert len(set(found[0])) > 2
+
+
+def test_a_translation_starts_from_another(workdir, exported, folder, tmp_path):
+    for number, source in enumerate((workdir, exported[2])):
+        config = small(folder, init_from=str(source))
+        config.model.dropout_rate = 0.3
+        config = validate(adopt_pretrained_config(config))
+        assert (config.model.vocab_size, config.model.dropout_rate) == (60, 0.3)
+        run = make_run(config, tmp_path / f"run{number}")
+        assert run.task.model_config.vocab_size == run.task.tokenizer.vocab_size == 60
+        for path in (workdir / "tokenizer").iterdir():
+            assert (tmp_path / f"run{number}" / "tokenizer" / path.name).read_bytes() == path.read_bytes()
+
+
+def test_a_translation_starts_from_a_model_of_opus(exported, folder, tmp_path):
+    """Where 0 ends a sentence, and the last token of the vocabulary starts and pads it."""
+    pieces = load_folder_tokenizer(exported[2]).pieces(range(60))
+    opus = tmp_path / "opus"
+    model = TransformerConfig.marian(
+        vocab_size=59, num_layers=1, d_model=16, num_heads=2, d_ff=24, pad_id=58, start_id=58, eos_id=0
+    )
+    hf.save(draw(lambda: model.make(rngs=nnx.Rngs(0))), opus)
+    for name in ("source.spm", "target.spm"):
+        shutil.copy(exported[2] / name, opus)
+    ids = {piece: index for index, piece in enumerate(["</s>", "<unk>", *pieces[4:], "<pad>"])}
+    (opus / "vocab.json").write_text(json.dumps(ids))
+    config = validate(adopt_pretrained_config(small(folder, init_from=str(opus))))
+    run = make_run(config, tmp_path / "run")
+    iterator = iter(run.task.train_data(LoaderOptions(seed=0)))
+    batch = next(iterator)
+    iterator.close()
+    for rows in batch.values():
+        for row in rows:
+            length = row.tolist().index(58) if 58 in row else len(row)
+            assert np.flatnonzero(row == 0).tolist() == ([length - 1] if length else [])
+            assert (row[length:] == 58).all()
+    translator = run.task.translator(nnx.graphdef(hf.load(opus)))
+    assert len(translator(nnx.state(hf.load(opus)), GERMAN)) == 3
+
+
+@pytest.mark.parity
+def test_transformers_translates_the_same(exported):
+    transformers, torch = pytest.importorskip("transformers"), pytest.importorskip("torch")
+    run, model, folder = exported
+    theirs = transformers.MarianMTModel.from_pretrained(folder).eval()
+    tokenizer = transformers.MarianTokenizer.from_pretrained(folder)
+    graphdef, params = nnx.split(model)
+    translator = Translator(graphdef, run.task.tokenizer, search=BeamSearch(1), extra_length=6)
+    sentences = [line for line in [*ENGLISH, *SENTENCES] if "<" not in line]  # they would find tokens there
+    for line, ids, text in zip(
+        sentences, translator.translate_ids(params, sentences), translator(params, sentences), strict=True
+    ):
+        inputs = tokenizer(line, return_tensors="pt")
+        assert inputs["input_ids"][0].tolist() == run.task.tokenizer.encode_with_specials(line).ids
+        with torch.no_grad():
+            found = theirs.generate(
+                **inputs, num_beams=1, do_sample=False, max_new_tokens=inputs["input_ids"].shape[1] + 6
+            )
+        assert found[0].tolist() == [1, *ids]
+        if 3 not in ids:  # which they leave out
+            assert tokenizer.decode(found[0], skip_special_tokens=True) == text
+    assert len({tuple(ids) for ids in translator.translate_ids(params, sentences)}) > 2

@@ -80,6 +80,7 @@ _MARIAN = Family(
     marian.read_config,
     marian.write_config,
     marian.rows,
+    completed=marian.as_marian,
     ignored=(r"model\.(encoder|decoder)\.embed_(tokens|positions)\.weight", r"lm_head\.weight"),
 )
 
@@ -229,11 +230,11 @@ def save(
 def completed(model: Any) -> Any:
     """The model that `load` makes of what `save` writes of this one.
 
-    It is the same model, but for a GPT without offsets (`use_bias=False`): Hugging Face's has them everywhere, and here
-    they are zeros.
+    It is the same function. A GPT without offsets (`use_bias=False`) gets zeros, because Hugging Face's has them
+    everywhere; so does a Transformer, and the places of its residual are ordered as Marian has its sinusoids.
 
     Raises:
-      ValueError: for a model that is of no such family.
+      ValueError: for a model that is of no such family, or a Transformer that is like none of Marian's.
     """
     return _family_of_model(model).completed(model)
 

@@ -3,13 +3,9 @@
 import dataclasses
 from typing import Any
 
-import jax
-import numpy as np
-from flax import nnx
-
 from tfx_jax.models.gpt import GPT, GPTConfig
 from tfx_jax.models.hf.folder import ACTIVATIONS, Fields, activation_field
-from tfx_jax.models.hf.names import Row, norm, table, vector
+from tfx_jax.models.hf.names import Row, norm, table, vector, with_zeros
 
 # GPT's file means the same function by "gelu" that GPT-2's calls "gelu_new".
 _GPT1_ACTIVATIONS = {"gelu": "gelu_tanh", "relu": "relu", "swish": "swish", "silu": "swish"}
@@ -57,17 +53,7 @@ def _common(fields: Fields, max_length: int) -> dict[str, Any]:
 
 def with_offsets(model: GPT) -> GPT:
     """The same function with offsets everywhere, as Hugging Face's GPT has them: those that the model lacks are 0."""
-    if model.config.use_bias:
-        return model
-    config = dataclasses.replace(model.config, use_bias=True)
-    # Of shapes alone: to draw parameters only to replace them would take the time and the memory of a second model.
-    graphdef, complete = nnx.split(nnx.eval_shape(lambda: GPT(config, rngs=nnx.Rngs(0))))
-    own = dict(jax.tree_util.tree_leaves_with_path(nnx.to_pure_dict(nnx.state(model))))
-
-    def taken(path: tuple[Any, ...], leaf: jax.ShapeDtypeStruct) -> jax.Array:
-        return own[path] if path in own else jax.device_put(np.zeros(leaf.shape, leaf.dtype))
-
-    return nnx.merge(graphdef, jax.tree_util.tree_map_with_path(taken, nnx.to_pure_dict(complete)))
+    return model if model.config.use_bias else with_zeros(model, dataclasses.replace(model.config, use_bias=True))
 
 
 def write_config(config: GPTConfig) -> dict[str, Any]:

@@ -1,13 +1,25 @@
 """Marian's Transformer, which the models of OPUS-MT are, in Hugging Face folders."""
 
+import dataclasses
+import re
 from typing import Any
 
+import jax
+import numpy as np
+from flax import nnx
+
 from tfx_jax.models.hf.folder import ACTIVATIONS, Fields, activation_field
-from tfx_jax.models.hf.names import Row, feed_forward, linear, norm, projections, table
-from tfx_jax.models.transformer import TransformerConfig
+from tfx_jax.models.hf.names import Row, feed_forward, linear, norm, projections, table, with_zeros
+from tfx_jax.models.transformer import Transformer, TransformerConfig
 
 # The table of sinusoids that transformers computes; ours has no end.
 _MAX_POSITIONS = 1024
+# Which axis of a parameter is the residual's, D, by the end of its path.
+_RESIDUAL_AXES = {
+    r"(query|key|value)/kernel": -3,
+    "up": -2,
+    r"table|out/(kernel|bias)|down|down_bias|norm/(scale|bias)": -1,
+}
 
 
 def read_config(fields: Fields) -> TransformerConfig:
@@ -45,15 +57,40 @@ def read_config(fields: Fields) -> TransformerConfig:
     )
 
 
+def as_marian(model: Transformer) -> Transformer:
+    """The same function as Marian's Transformer computes it: with offsets, which are 0, and all sines in front.
+
+    Nothing but the sinusoids tells one place of the residual from another, so these may change places in all weights.
+
+    Raises:
+      ValueError: if it is none that `write_config` can express.
+    """
+    config = dataclasses.replace(model.config, attention_bias=True, logits_bias=True, interleaved_sinusoids=False)
+    write_config(config)
+    if config == model.config:
+        return model
+    graphdef, state = nnx.split(with_zeros(model, config))
+    if model.config.interleaved_sinusoids:
+        order = np.arange(config.d_model).reshape(-1, 2).T.reshape(-1)  # the even places, then the odd ones
+
+        def moved(path: Any, leaf: jax.Array) -> jax.Array:
+            name = jax.tree_util.keystr(path, simple=True, separator="/")
+            found = (axis for end, axis in _RESIDUAL_AXES.items() if re.search(f"/({end})$", name))
+            axis = next(found, None)
+            return leaf if axis is None else jax.device_put(np.take(np.asarray(leaf), order, axis=axis))
+
+        state = jax.tree_util.tree_map_with_path(moved, nnx.to_pure_dict(state))
+    return nnx.merge(graphdef, state)
+
+
 def write_config(config: TransformerConfig) -> dict[str, Any]:
-    """The fields of a Marian.
+    """The fields of a Marian, for the configuration of what `as_marian` made.
 
     Raises:
       ValueError: for a configuration that these cannot express.
     """
     c = config
-    wanted = {"pre_norm": False, "learned_positions": 0, "interleaved_sinusoids": False}
-    wanted |= {"attention_bias": True, "logits_bias": True, "layer_norm_epsilon": 1e-5}
+    wanted = {"pre_norm": False, "learned_positions": 0, "layer_norm_epsilon": 1e-5}
     differing = [f"{name}={value}" for name, value in wanted.items() if getattr(c, name) != value]
     differing += [
         f"{k}=d_model/num_heads" for k in ("d_k", "d_v") if getattr(c, k) not in (None, c.d_model / c.num_heads)

@@ -6,8 +6,10 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
+from flax import nnx
 from jax.typing import DTypeLike
 
 from tfx_jax.errors import UserError
@@ -189,6 +191,18 @@ def write_params(rows: Sequence[Row], params: Mapping[str, np.ndarray]) -> dict[
         )
         for name, found in parts.items()
     }
+
+
+def with_zeros(model: Any, config: Any) -> Any:
+    """A model of the same class and another configuration: the parameters that `model` lacks are 0."""
+    # Of shapes alone: to draw parameters only to replace them would take the time and the memory of a second model.
+    graphdef, complete = nnx.split(nnx.eval_shape(lambda: type(model)(config, rngs=nnx.Rngs(0))))
+    own = dict(jax.tree_util.tree_leaves_with_path(nnx.to_pure_dict(nnx.state(model))))
+
+    def taken(path: tuple[Any, ...], leaf: jax.ShapeDtypeStruct) -> jax.Array:
+        return own[path] if path in own else jax.device_put(np.zeros(leaf.shape, leaf.dtype))
+
+    return nnx.merge(graphdef, jax.tree_util.tree_map_with_path(taken, nnx.to_pure_dict(complete)))
 
 
 def stored_as(dtype: DTypeLike, name: str, tensor: np.ndarray) -> np.ndarray:

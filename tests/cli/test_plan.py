@@ -1,0 +1,96 @@
+"""`tfx-jax plan` on simulated devices: what it prints, what it refuses, how it ends."""
+
+import json
+
+import pytest
+
+from tfx_jax.bench import plan as planning
+from tfx_jax.cli import main
+from tfx_jax.cli import plan as verb
+
+DEMO = ["plan", "--config=transformer_demo:test", "--topology=cpu:8", "--config.model.vocab_size=100"]
+
+
+def test_says_what_a_person_asks_first(capsys):
+    assert main(DEMO) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines] == ["devices", "model", "memory", "exchanges"]
+    assert lines[0].startswith("devices      8 x cpu, data 8; 1 host")
+    assert "fits: " in lines[2]
+    assert "all-reduce" in lines[3]
+
+
+def test_json_is_one_object(capsys):
+    assert main([*DEMO, "--json", "--config.mesh.fsdp=2", "--price=1"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    wanted = {
+        "compiles",
+        "fits",
+        "memory_bytes",
+        "peak_bytes",
+        "collectives",
+        "predicted_step_seconds",
+        "predicted_mfu",
+    }
+    assert wanted <= found.keys()
+    assert found["compiles"] is found["fits"] is True
+    assert found["mesh"] == {"data": 4, "fsdp": 2}
+    assert all(kind.keys() == {"count", "bytes"} for kind in found["collectives"].values())
+    assert found["cost"] is None  # without a prediction
+
+
+def test_a_search_ranks_what_fits(capsys, monkeypatch):
+    few = dict(list(planning.variants(verb.load_config_file("transformer_demo:test", []), 8))[:2])
+    monkeypatch.setattr(verb, "variants", lambda *_: few.items())
+    assert main([*DEMO, "--search", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["ranked"]
+    assert {plan["flags"] for plan in (*found["ranked"], *found["refused"])} == few.keys()
+    peaks = [plan["peak_bytes"] for plan in found["ranked"]]
+    assert peaks == sorted(peaks)
+
+
+class TestTooLarge:
+    """A program that does not fit until its layers are computed again."""
+
+    @pytest.fixture(autouse=True)
+    def _too_large(self, monkeypatch):
+        original = planning.plan_training
+
+        def plan_training(config, devices, **options):
+            plan = original(config, devices, **options)
+            if config.model.remat == "none":
+                plan.fits, plan.memory_bytes, plan.error = False, 1000, "needs more"
+            return plan
+
+        monkeypatch.setattr(verb, "plan_training", plan_training)
+
+    def test_names_what_would_fit_and_ends_with_one(self, capsys):
+        assert main(DEMO) == 1
+        lines = capsys.readouterr().out.splitlines()
+        assert lines[-2] == "does not fit needs more"
+        assert lines[-1] == "would fit    --config.model.remat=dots"
+
+    def test_json_says_the_same(self, capsys):
+        assert main([*DEMO, "--json"]) == 1
+        found = json.loads(capsys.readouterr().out)
+        assert (found["compiles"], found["fits"]) == (True, False)
+        assert found["remedy"] == "--config.model.remat=dots"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--topology=v5e:3x5"], "unknown topology v5e:3x5: there are v4:2x2x1"),
+        (["--topology=cpu:none"], "--topology=cpu:none: cpu:8 is eight simulated devices of one slice"),
+        (["--topology=cpu:8", "--slices=2"], "cpu:8 is eight simulated devices of one slice"),
+        (["--topology=cpu:8", "--price=much"], '"much" is no price'),
+        (["--topology=cpu:8", "--config.mesh.data=16"], "does not fit 8 devices"),
+        (["--topology=cpu:9"], "this process has 8 devices already"),
+    ],
+)
+def test_mistakes_are_one_line(capsys, arguments, message):
+    assert main([*DEMO[:2], "--config.model.vocab_size=100", *arguments]) == 2
+    written = capsys.readouterr().err
+    assert message in written
+    assert written.count("\n") == 1

@@ -1,0 +1,12 @@
+"""Tokenizers of translations, made in a folder that nobody needs afterwards."""
+
+import tempfile
+
+from tfx_jax.data.train_tokenizer import train_or_load_folder
+
+PAD_ID, BOS_ID, EOS_ID, UNK_ID = range(4)
+
+
+def make_tokenizer(lines, kind="words", vocab_size=0):
+    with tempfile.TemporaryDirectory() as folder:
+        return train_or_load_folder(folder, lambda: lines, kind=kind, family="marian", vocab_size=vocab_size)

@@ -1,0 +1,34 @@
+"""Attention cores that own parameters, against their formulas in float64."""
+
+import numpy as np
+from flax import nnx
+
+from tests.nn.programs import draw, jitted, normal, params_of
+from tfx_jax.nn import AttentionConfig
+
+B, T, S, N, H = 2, 3, 5, 2, 4
+
+
+def test_the_relative_core_scores_content_and_distance():
+    """Dai et al. (2019), section 3.3: (q + u) . k + (q + v) . W R(distance), of queries that stand at the keys' end."""
+    core = draw(lambda: AttentionConfig("relative").make(N, H, rngs=nnx.Rngs(0)))
+    query, key, value = normal(1, B, T, N, H), normal(2, B, S, N, H), normal(3, B, S, N, H)
+    found = jitted(lambda core, *arguments: core(*arguments))(core, query, key, value)
+    params, (q, k, v) = params_of(core, np.float64), map(np.float64, (query, key, value))
+
+    def encoding(distance):
+        """Sines and cosines of the paper, side by side."""
+        angles = distance / 10_000 ** (np.arange(0, N * H, 2) / (N * H))
+        return np.stack([np.sin(angles), np.cos(angles)], axis=-1).reshape(-1)
+
+    logits = np.zeros((B, N, T, S))
+    for t in range(T):
+        for s in range(S):
+            relative = np.einsum("d,dnh->nh", encoding(t + S - T - s), params["relative_key"])
+            content = np.einsum("bnh,bnh->bn", q[:, t] + params["content_bias"], k[:, s])
+            logits[:, :, t, s] = (
+                content + np.einsum("bnh,nh->bn", q[:, t] + params["position_bias"], relative)
+            ) / H**0.5
+    weights = np.exp(logits - logits.max(axis=-1, keepdims=True))
+    weights /= weights.sum(axis=-1, keepdims=True)
+    np.testing.assert_allclose(found, np.einsum("bnts,bsnh->btnh", weights, v), atol=2e-5)

@@ -1,0 +1,59 @@
+"""What a task says of its largest batch without data is what it trains on with data."""
+
+import jax
+import numpy as np
+import pytest
+from flax import nnx
+
+from tests.tiers import slow_but
+from tests.training.configs import TRAININGS, default_config, title
+from tfx_jax.data.batching import LoaderOptions
+from tfx_jax.tasks.text_to_text import TextToTextConfig
+from tfx_jax.training.config import tiny_variant
+from tfx_jax.training.config_checks import validate
+from tfx_jax.training.run import make_run
+
+CASES = {title(classes): classes for classes in TRAININGS}
+QUICK = ("TransformerConfig-TranslationConfig-PairData", "SanCTCConfig-SpeechRecognitionConfig-SpeechData")
+
+
+@pytest.mark.parametrize("name", slow_but(CASES, *QUICK))
+def test_a_real_batch_is_no_larger_and_has_the_same_arrays(name, tmp_path):
+    config = validate(tiny_variant(default_config(CASES[name])))
+    run, options = make_run(config, tmp_path), LoaderOptions(seed=0, batch_multiple=2)
+    batch = next(iter(run.task.train_data(options)))
+    planned = config.task.planned(run.task.model_config, options).batch
+    assert {name: array.dtype for name, array in batch.items()} == {
+        name: array.dtype for name, array in planned.items()
+    }
+    for name, array in batch.items():
+        assert array.ndim == planned[name].ndim
+        assert array.shape[1:] <= planned[name].shape[1:]
+        assert planned[name].shape[0] % 2 == 0
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_its_loss_needs_no_data(name):
+    config = validate(tiny_variant(default_config(CASES[name])))
+    task, batch = config.task.planned(config.model, LoaderOptions(seed=0))
+    carry = getattr(task, "make_carry", lambda: None)
+
+    def loss(batch):
+        model = task.make_model(rngs=nnx.Rngs(params=0))
+        arguments = () if carry() is None else (carry(),)
+        return task.loss(model, batch, nnx.Rngs(dropout=0), *arguments)
+
+    output = jax.eval_shape(loss, batch)
+    assert output.loss.shape == output.weight.shape == ()
+    assert task.training_flops({name: array.shape for name, array in batch.items()}) > 0
+    longest = max(array.shape[1] for array in batch.values() if array.ndim > 1)
+    assert longest >= config.task.data.max_length - isinstance(config.task, TextToTextConfig)
+    assert np.prod(next(iter(batch.values())).shape[:2]) <= config.task.data.tokens_per_batch
+
+
+def test_devices_that_share_rows_and_positions_decide_the_shapes():
+    config = tiny_variant(default_config(CASES[QUICK[0]]))
+    config.task.data.max_length, config.task.data.tokens_per_batch = 30, 1000
+    options = LoaderOptions(seed=0, batch_multiple=6, length_multiple=4)
+    _, batch = config.task.planned(config.model, options)
+    assert {array.shape for array in batch.values()} == {(30, 32)}

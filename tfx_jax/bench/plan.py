@@ -1,0 +1,258 @@
+"""A training on paper: its real program, compiled for accelerators that are not there, and what that says of a step."""
+
+import contextlib
+import dataclasses
+import re
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import jax
+from flax import nnx
+from jax.sharding import Mesh
+
+from tfx_jax.bench.chips import CHIPS, Chip
+from tfx_jax.bench.measure import without_compilation_cache
+from tfx_jax.bench.programs import Program, read_program
+from tfx_jax.data.batching import LoaderOptions
+from tfx_jax.errors import UserError
+from tfx_jax.tasks.task import PlannedTask
+from tfx_jax.training.config import ExperimentConfig
+from tfx_jax.training.config_checks import validate
+from tfx_jax.training.flops import peak_flops
+from tfx_jax.training.memory import state_memory
+from tfx_jax.training.sharding import batch_sharding, make_mesh, num_batch_shards, process_shard
+from tfx_jax.training.train_setup import make_train_setup
+
+
+@dataclasses.dataclass
+class Plan:
+    """What a training step would be on some devices.
+
+    Attributes:
+      mesh: sizes of the axes that are not 1.
+      num_devices: of the mesh.
+      device_kind: of each of them.
+      num_params: of the model.
+      batch: shapes of the largest batch, by name.
+      hosts: how many there are, and how many distinct shares of a batch they read.
+      error: why there is no program, on one line; None if there is one.
+      fits: whether the program has room on a device.
+      memory_bytes: that a program may have of a device; None where it is not known.
+      argument_bytes: of parameters, optimizer and batch on a device.
+      temporary_bytes: of what the step makes and drops.
+      peak_bytes: of all that is there at once.
+      model_flops: of a step on all devices, see `tfx_jax.models.flops`.
+      tokens: positions of a batch, padding counted.
+      collectives: by kind, how often a step exchanges something, and bytes that leave each device.
+      async_share: of those bytes, the part that is sent while something is computed.
+      seconds: what a step takes at least, by what it waits for: "compute" (peak FLOP/s), "memory" (parameters and
+        optimizer read and written once), "network", and "cycles", which the compiler expects.
+      operations: the dearest by the compiler's estimate, lines of source code and their seconds.
+    """
+
+    mesh: dict[str, int]
+    num_devices: int
+    device_kind: str
+    num_params: int
+    batch: dict[str, tuple[int, ...]]
+    hosts: tuple[int, int]
+    error: str | None = None
+    fits: bool = False
+    memory_bytes: int | None = None
+    argument_bytes: int = 0
+    temporary_bytes: int = 0
+    peak_bytes: int = 0
+    model_flops: int = 0
+    tokens: int = 0
+    collectives: dict[str, dict[str, int]] = dataclasses.field(default_factory=dict)
+    async_share: float = 0.0
+    seconds: dict[str, float] = dataclasses.field(default_factory=dict)
+    operations: list[tuple[str, float]] = dataclasses.field(default_factory=list)
+
+    @property
+    def compiles(self) -> bool:
+        """Whether there is a program, or would be if there were more memory."""
+        return self.error is None or (not self.fits and self.peak_bytes > 0)
+
+    @property
+    def predicted_step_seconds(self) -> float | None:
+        """What the compiler expects of operations, and beside them the exchanges that nothing hides.
+
+        Where it expects nothing, the longest of what a step waits for: no step is faster. None without published
+        speeds of the device, or without a program.
+        """
+        if not self.seconds or not self.fits:
+            return None
+        if "cycles" not in self.seconds:
+            return max(self.seconds.values())
+        network = self.seconds["network"]
+        return max(self.seconds["cycles"] + network * (1 - self.async_share), network)
+
+    @property
+    def predicted_mfu(self) -> float | None:
+        """Model FLOPs over what the devices could do in the predicted time."""
+        peak, seconds = peak_flops([self.device_kind] * self.num_devices), self.predicted_step_seconds
+        return None if peak is None or seconds is None else self.model_flops / (peak * seconds)
+
+    @property
+    def bound(self) -> str | None:
+        """What a step waits for longest."""
+        return max(self.seconds, key=lambda name: self.seconds[name]) if self.seconds else None
+
+
+def plan_training(config: ExperimentConfig, devices: Sequence[Any], *, num_slices: int = 1) -> Plan:
+    """Compiles a training step for devices and reads the program.
+
+    Args:
+      config: of the training; no data is read.
+      devices: such as `tfx_jax.training.topologies.tpu_devices` gives; all of them, or the first if the mesh is small.
+      num_slices: how many slices they are.
+
+    Raises:
+      UserError: if the configuration is impossible on them, or does not say how many tokens the model has.
+    """
+    config = validate(config)
+    if not config.model.vocab_size:
+        raise UserError("config.model.vocab_size=0 follows from a text, which a plan does not read: set it")
+    mesh = make_mesh(**dataclasses.asdict(config.mesh), devices=devices)
+    planned = _planned(config, mesh)
+    task: Any = planned.task
+    setup = make_train_setup(
+        config,
+        lambda sharded: task.make_model(shard_attention=sharded, rngs=nnx.Rngs(params=config.seed)),
+        task.loss,
+        mesh,
+        make_carry=getattr(task, "make_carry", lambda: None),
+    )
+    memory = state_memory(setup.abstract_state)
+    shapes = {name: array.shape for name, array in planned.batch.items()}
+    kind, chip = mesh.devices.flat[0].device_kind, CHIPS.get(mesh.devices.flat[0].device_kind)
+    processes = sorted({device.process_index for device in mesh.devices.flat})
+    plan = Plan(
+        mesh={axis: size for axis, size in mesh.shape.items() if size > 1},
+        num_devices=mesh.size,
+        device_kind=kind,
+        num_params=memory.num_params,
+        batch=shapes,
+        hosts=(len(processes), process_shard(mesh, processes[0]).count),
+        memory_bytes=None if chip is None else round(chip.memory),
+        model_flops=task.training_flops(shapes),
+        tokens=max(shape[0] * shape[1] for shape in shapes.values() if len(shape) > 1),
+    )
+    batch = {
+        name: jax.ShapeDtypeStruct(array.shape, array.dtype, sharding=batch_sharding(mesh, len(array.shape)))
+        for name, array in planned.batch.items()
+    }
+    step_fn: Any = setup.step_fn  # of jax.jit
+    lowered = step_fn.lower(setup.abstract_state, batch, jax.random.key(0))
+    # JAX keeps the programs of devices that are not there, but cannot read them again.
+    is_here = mesh.devices.flat[0].client is jax.devices()[0].client
+    try:
+        with contextlib.nullcontext() if is_here else without_compilation_cache():
+            program = lowered.compile()
+    except jax.errors.JaxRuntimeError as error:
+        _refused(plan, str(error))
+        return plan
+    _measure(plan, program.memory_analysis())
+    if plan.fits and chip is not None:
+        _predict(plan, read_program(program.as_text()), chip, memory.params + memory.optimizer, num_slices)
+    elif plan.fits:
+        _exchange(plan, read_program(program.as_text()))
+    return plan
+
+
+def _planned(config: ExperimentConfig, mesh: Mesh) -> PlannedTask:
+    options = LoaderOptions(
+        seed=config.seed,
+        batch_multiple=num_batch_shards(mesh) * config.accumulate,
+        length_multiple=mesh.shape["sequence"],
+        shard=process_shard(mesh, mesh.devices.flat[0].process_index),
+    )
+    return config.task.planned(config.model, options)
+
+
+def _refused(plan: Plan, message: str) -> None:
+    """Notes why there is no program; of one that is too large, how large it is."""
+    plan.error = " ".join(message.split())[:300]
+    amount = r"\(?([\d.]+)([KMG])\)?"
+    needed = re.search(f"{amount} (?:of|exceeds available HBM) {amount}", message)
+    if needed is not None:
+        size = {"K": 2**10, "M": 2**20, "G": 2**30}
+        plan.peak_bytes = round(float(needed[1]) * size[needed[2]])
+        plan.error = f"needs {needed[1]}{needed[2]}iB of a device's {needed[3]}{needed[4]}iB"
+
+
+def _measure(plan: Plan, analysis: Any) -> None:
+    plan.argument_bytes = analysis.argument_size_in_bytes
+    plan.temporary_bytes = analysis.temp_size_in_bytes
+    new = analysis.output_size_in_bytes - analysis.alias_size_in_bytes
+    plan.peak_bytes = plan.argument_bytes + plan.temporary_bytes + new + analysis.generated_code_size_in_bytes
+    plan.fits = plan.memory_bytes is None or plan.peak_bytes <= plan.memory_bytes
+    if not plan.fits:
+        plan.error = f"needs {plan.peak_bytes / 2**30:.2f} GiB of a device's {(plan.memory_bytes or 0) / 2**30:.2f} GiB"
+
+
+def _exchange(plan: Plan, program: Program) -> None:
+    hidden = 0.0
+    for collective in program.collectives:
+        of_kind = plan.collectives.setdefault(collective.kind, {"count": 0, "bytes": 0})
+        of_kind["count"] += collective.count
+        of_kind["bytes"] += round(collective.moved)
+        hidden += collective.moved if collective.is_async else 0.0
+    plan.async_share = hidden / max(sum(found["bytes"] for found in plan.collectives.values()), 1)
+
+
+def _predict(plan: Plan, program: Program, chip: Chip, state_bytes: int, num_slices: int) -> None:
+    _exchange(plan, program)
+    plan.seconds = {
+        "memory": 2 * state_bytes / chip.memory_bandwidth,
+        "network": sum(
+            collective.moved / chip.bandwidth(collective.devices, num_slices, plan.num_devices)
+            for collective in program.collectives
+        ),
+    }
+    if peak := peak_flops([plan.device_kind] * plan.num_devices):
+        plan.seconds["compute"] = plan.model_flops / peak
+    if program.cycles and chip.clock:
+        plan.seconds["cycles"] = program.cycles / chip.clock
+        plan.operations = [(found.source, found.cycles / chip.clock) for found in program.operations[:5]]
+
+
+def alternatives(config: ExperimentConfig, num_devices: int) -> Iterator[tuple[str, ExperimentConfig]]:
+    """Changes of a configuration that need less memory, the cheapest in time first, and what they are called."""
+    model: Any = config.model
+    remats = ["dots", "full"] if getattr(model, "remat", "full") == "none" else []
+    for remat in remats:
+        yield (
+            f"--config.model.remat={remat}",
+            dataclasses.replace(config, model=dataclasses.replace(model, remat=remat)),
+        )
+    smaller, flags = model, list[str]()
+    if remats:
+        smaller, flags = dataclasses.replace(model, remat="full"), ["--config.model.remat=full"]
+    for accumulate in (2 * config.accumulate, 4 * config.accumulate, 8 * config.accumulate):
+        yield (
+            " ".join([*flags, f"--config.accumulate={accumulate}"]),
+            dataclasses.replace(config, model=smaller, accumulate=accumulate),
+        )
+    if num_devices > 1 and config.mesh.fsdp == 1:
+        mesh = dataclasses.replace(config.mesh, data=-1, fsdp=num_devices)
+        yield (
+            " ".join([*flags, f"--config.mesh.fsdp={num_devices}"]),
+            dataclasses.replace(config, model=smaller, mesh=mesh),
+        )
+
+
+def variants(config: ExperimentConfig, num_devices: int) -> Iterator[tuple[str, ExperimentConfig]]:
+    """Meshes and rematerialisations that a search tries."""
+    model: Any = config.model
+    remats = ["none", "dots", "full"] if hasattr(model, "remat") else [None]
+    for fsdp, tensor in dict.fromkeys(((1, 1), (8, 1), (num_devices, 1), (1, 2), (1, 4), (8, 4))):
+        if num_devices % (fsdp * tensor):
+            continue
+        mesh = dataclasses.replace(config.mesh, data=-1, fsdp=fsdp, tensor=tensor)
+        for remat in remats:
+            changed = model if remat is None else dataclasses.replace(model, remat=remat)
+            name = f"--config.mesh.fsdp={fsdp} --config.mesh.tensor={tensor}"
+            name += "" if remat is None else f" --config.model.remat={remat}"
+            yield name, dataclasses.replace(config, mesh=mesh, model=changed)

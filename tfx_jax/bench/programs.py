@@ -1,0 +1,253 @@
+"""What a compiled program says of itself: exchanges between devices, and where the compiler expects time to go.
+
+XLA's text of a program is read, which is that of the very program that runs. Loops count as often as they turn; the
+analyses of XLA itself count them once.
+"""
+
+import collections
+import re
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy as np
+
+KINDS = ("all-gather", "all-reduce", "reduce-scatter", "all-to-all", "collective-permute")
+
+_BITS = {"pred": 8, "s4": 4, "u4": 4, "s8": 8, "u8": 8, "s16": 16, "u16": 16, "bf16": 16, "f16": 16}
+_BITS |= {"s32": 32, "u32": 32, "f32": 32, "s64": 64, "u64": 64, "f64": 64}
+
+# What libtpu says of some operations that it does not estimate.
+_NO_ESTIMATE = 10**12
+
+
+class Collective(NamedTuple):
+    """An exchange between devices in a compiled program."""
+
+    kind: str
+    """One of KINDS."""
+    devices: tuple[int, ...]
+    """Who takes part, in the first of its groups."""
+    num_bytes: int
+    """Of its result on one device."""
+    count: int
+    """How often it is done."""
+    is_async: bool
+    """Whether the program does something else between its start and its end."""
+    source: str
+    """The JAX operation it comes from."""
+
+    @property
+    def moved(self) -> float:
+        """Bytes that leave each device in the usual algorithms on a ring, every time together."""
+        n = len(self.devices)
+        share = {
+            "all-gather": (n - 1) / n,
+            "all-reduce": 2 * (n - 1) / n,
+            "reduce-scatter": n - 1,
+            "all-to-all": (n - 1) / n,
+            "collective-permute": 1,
+        }
+        return self.count * self.num_bytes * share[self.kind]
+
+
+class Operation(NamedTuple):
+    """A line of source code and the cycles that the compiler expects of what it became."""
+
+    source: str
+    """File, line and JAX operation, such as "tfx_jax/nn/layers.py:95 dot_general"; the operation where that is all."""
+    cycles: int
+    """Of one device in one run of the program."""
+
+
+class Program(NamedTuple):
+    """What was read."""
+
+    collectives: list[Collective]
+    operations: list[Operation]
+    """The dearest first; empty where the compiler estimates nothing, as for CPU and GPU."""
+
+    @property
+    def cycles(self) -> int:
+        """Of all operations that one device does, exchanges left out."""
+        return sum(operation.cycles for operation in self.operations)
+
+
+def read_program(hlo: str) -> Program:
+    """Reads the text of a compiled program; exchanges in which one device alone takes part are left out."""
+    bodies = dict(_computations(hlo))
+    sources = _Sources(hlo)
+    exchanges: list[Collective] = []
+    cycles = collections.Counter[str]()
+
+    def walk(name: str, times: int, *, is_fused: bool = False) -> None:
+        for line in bodies[name]:
+            operation = re.match(r"\s*(?:ROOT )?%?\S+ = (.*?) ([\w-]+)\(", line)
+            if operation is None:
+                continue
+            kind = operation[2].removesuffix("-start")
+            if kind in KINDS:
+                devices = _devices(line)
+                if len(devices) > 1:
+                    is_async = operation[2] != kind
+                    size = _result_bytes(operation[1], kind, len(devices)) if is_async else _num_bytes(operation[1])
+                    exchanges.append(Collective(kind, devices, size, times, is_async, sources.operation(line)))
+            # Inside a fusion every part has an estimate as well; that of the fusion covers them.
+            estimate = None if is_fused else re.search(r'"estimated_cycles":"(\d+)"', line)
+            if estimate and int(estimate[1]) < _NO_ESTIMATE:
+                cycles[sources.line(line)] += int(estimate[1]) * times
+            for called, turns in _called(line, operation[2], bodies):
+                walk(called, times * turns, is_fused=is_fused or operation[2] == "fusion")
+
+    walk(next(name for name in bodies if name.startswith("ENTRY ")), 1)
+    return Program(exchanges, [Operation(*pair) for pair in cycles.most_common()])
+
+
+def collectives(hlo: str) -> list[Collective]:
+    """Reads the exchanges alone."""
+    return read_program(hlo).collectives
+
+
+def _computations(hlo: str) -> Iterator[tuple[str, list[str]]]:
+    """The lines of each function of the program by its name; that of the entry has "ENTRY " before it."""
+    name, lines = "", []
+    for line in hlo.splitlines():
+        header = re.match(r"(ENTRY )?%?([\w.-]+) \(.*\{$", line)
+        if header:
+            name, lines = (header[1] or "") + header[2], []
+        elif line.startswith("}"):
+            yield name, lines
+        else:
+            lines.append(line)
+
+
+def _called(line: str, operation: str, bodies: dict[str, list[str]]) -> Iterator[tuple[str, int]]:
+    if operation == "while":
+        known = re.search(r'"known_trip_count":\{"n":"(\d+)"\}', line)
+        parts = re.search(r"condition=%?([\w.-]+), body=%?([\w.-]+)", line)
+        assert parts is not None
+        yield parts[2], int(known[1]) if known else _turns(bodies, parts[1])
+    elif operation in ("call", "fusion", "async", "async-start"):
+        for name in re.findall(r"(?:calls|to_apply)=%?([\w.-]+)", line):
+            yield name, 1
+    elif operation == "conditional":
+        for names in re.findall(r"(?:branch_computations=\{|_computation=)([^,}]*(?:, %[^,}]*)*)", line):
+            for name in names.split(", "):
+                yield name.strip("% "), 1
+
+
+def _turns(bodies: dict[str, list[str]], condition: str) -> int:
+    """How often a loop turns of which libtpu says nothing: the constant that its counter is compared with, else 1."""
+    lines = bodies[condition]
+    for line in lines:
+        if fused := re.search(r"ROOT .* calls=%?([\w.-]+)", line):
+            lines = lines + bodies[fused[1]]
+    limits = [found[1] for line in lines if (found := re.search(r"s32\[\]\S* constant\((\d+)\)", line))]
+    is_counted = any("direction=LT" in line for line in lines)
+    return int(limits[0]) if is_counted and len(limits) == 1 else 1
+
+
+def _num_bytes(result: str) -> int:
+    """Of a result such as "(f32[2,3]{1,0}, s32[])".
+
+    >>> _num_bytes("(f32[2,3]{1,0}, s32[])")
+    28
+    """
+    return sum(_sizes(result))
+
+
+def _result_bytes(result: str, kind: str, num_devices: int) -> int:
+    """Of an exchange that has only been started, whose value holds its operands, its results and some flags.
+
+    >>> _result_bytes("(f32[2], f32[8], u32[])", "all-gather", 4)
+    32
+    >>> _result_bytes("(f32[8], f32[2])", "reduce-scatter", 4)
+    8
+    """
+    both = sum(size for size in _sizes(re.sub(r"\b[su]32\[\]", "", result)))
+    operands_per_result = {"all-gather": 1 / num_devices, "reduce-scatter": num_devices}.get(kind, 1)
+    return round(both if kind == "all-reduce" else both / (1 + operands_per_result))
+
+
+def _sizes(result: str) -> list[int]:
+    return [
+        _BITS[dtype] * int(np.prod([int(size) for size in sizes.split(",") if size], dtype=np.int64)) // 8
+        for dtype, sizes in re.findall(r"\b([a-z]+\d*)\[([\d,]*)\]", result)
+        if dtype in _BITS
+    ]
+
+
+def _devices(line: str) -> tuple[int, ...]:
+    """The first group of devices that exchange something.
+
+    >>> _devices("replica_groups={{0,2},{1,3}}, "), _devices("replica_groups=[2,2]<=[4], ")
+    ((0, 2), (0, 1))
+    >>> _devices("replica_groups=[4,2]<=[2,4]T(1,0), ")
+    (0, 4)
+    >>> _devices("replica_groups=mesh['a'=2,'b'=4] {'a'}, "), _devices("source_target_pairs={{0,4},{4,0},{1,5}}")
+    ((0, 4), (0, 4))
+    """
+    if pairs := re.search(r"source_target_pairs=\{(\S*)\}", line):
+        following = {int(one): int(other) for one, other in re.findall(r"\{(\d+),(\d+)\}", pairs[1] + "}")}
+        ring = [next(iter(following))]
+        while (device := following.get(ring[-1])) is not None and device not in ring:
+            ring.append(device)
+        return tuple(ring)
+    if groups := re.search(r"replica_groups=\{\{([\d,]*)\}", line):
+        return tuple(map(int, groups[1].split(",")))
+    if groups := re.search(r"replica_groups=\[(\d+),(\d+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?", line):
+        return tuple(_iota(groups[3], groups[4]).reshape(int(groups[1]), int(groups[2]))[0].tolist())
+    groups = re.search(
+        r"replica_groups=mesh\[(.*?)\](?:, device_ids=\(\[([\d,]+)\](?:T\(([\d,]+)\))?\))? \{(.*?)\}", line
+    )
+    if groups is None:
+        raise ValueError(f"cannot read which devices take part in {line.strip()[:200]}")
+    axes = dict(re.findall(r"'(\w+)'=(\d+)", groups[1]))
+    taking_part = re.findall(r"'(\w+)'", groups[4])
+    ids = _iota(groups[2] or ",".join(axes.values()), groups[3]).reshape([int(size) for size in axes.values()])
+    return tuple(ids[tuple(slice(None) if axis in taking_part else 0 for axis in axes)].ravel().tolist())
+
+
+def _iota(sizes: str, order: str | None) -> np.ndarray:
+    """Device numbers in the notation of XLA: counted in one shape, its axes then reordered."""
+    shape = [int(size) for size in sizes.split(",")]
+    ids = np.arange(np.prod(shape)).reshape(shape)
+    return ids if order is None else ids.transpose([int(axis) for axis in order.split(",")])
+
+
+class _Sources:
+    """Where the lines of a program come from, by the tables at its beginning."""
+
+    def __init__(self, hlo: str):
+        head = hlo.partition("\n\n%")[0]
+        self._files = dict(re.findall(r'^(\d+) "(.*/.*)"$', head, re.M))
+        self._locations = {
+            number: (file, line)
+            for number, file, line in re.findall(r"^(\d+) \{file_name_id=(\d+) .*?\bline=(\d+) ", head, re.M)
+        }
+        self._frames = {
+            int(number): (location, int(parent) - 1)  # parents are counted from 1, which is none
+            for number, location, parent in re.findall(
+                r"^(\d+) \{file_location_id=(\d+) parent_frame_id=(\d+)", head, re.M
+            )
+        }
+
+    def operation(self, line: str) -> str:
+        """The JAX operation."""
+        found = re.search(r'op_name="([^"]*)"', line)
+        return found[1] if found else ""
+
+    def line(self, line: str) -> str:
+        """File, line and the last part of the operation; of several files, the innermost of ours."""
+        operation = self.operation(line).rpartition("/")[2]
+        frame = re.search(r"stack_frame_id=(\d+)", line)
+        places = list(self._places(int(frame[1]))) if frame else []
+        if not places:
+            return operation or "made by the compiler"
+        path, number = next((place for place in places if "/tfx_jax/" in place[0]), places[0])
+        return f"{'/'.join(path.split('/')[-3:])}:{number} {operation}".strip()
+
+    def _places(self, frame: int) -> Iterator[tuple[str, str]]:
+        while frame in self._frames:
+            location, frame = self._frames[frame]
+            file, number = self._locations.get(location, ("", ""))
+            yield self._files.get(file, "?"), number
