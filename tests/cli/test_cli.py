@@ -352,7 +352,7 @@ def test_damage_beside_the_checkpoints_is_named_and_nothing_is_made_or_lost(text
     stdin(b"w1 w2\n")
     command = train_arguments(text, copy) if verb == ["train"] else [*verb, f"--workdir={copy}"]
     content = (copy / file).read_bytes()
-    (copy / file).write_bytes(content.replace(b"w1", b"w0").replace(b'"alpha": 0.6', b'"alpha": 4.6'))
+    (copy / file).write_bytes(content.replace(b"w1", b"w0").replace(b'"length_penalty": 0.6', b'"length_penalty": 4.6'))
     before = {path: path.read_bytes() for path in copy.rglob("*") if path.is_file() and path.name != "train.lock"}
     assert f"copy/{file} is damaged" in fails_with(capfd, command)
     (copy / file).unlink()

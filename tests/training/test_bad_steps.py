@@ -12,7 +12,7 @@ from tests.training.tiny import tiny_config, train, whole_state
 from tfx_jax.errors import UserError
 from tfx_jax.tasks import translation
 from tfx_jax.tasks.loss import Metric
-from tfx_jax.training.meter import Meter
+from tfx_jax.training.meter import MetricAccumulator
 from tfx_jax.training.step import Metrics
 
 translation_loss = translation.translation_loss
@@ -44,7 +44,7 @@ def test_bad_steps_are_skipped_and_counted(text, tmp_path, monkeypatch, scalars,
 
 
 def test_sums_leave_skipped_steps_out():
-    meter = Meter(lambda shapes: 0, ["cpu"])
+    meter = MetricAccumulator(lambda shapes: 0, ["cpu"])
     for step, loss in enumerate([2.0, np.nan, 4.0]):
         is_bad = float(np.isnan(loss))
         means = dict.fromkeys(("loss", "nll", "accuracy"), Metric(loss, 5.0))
@@ -68,7 +68,7 @@ def test_resumed_after_bad_steps_equals_uninterrupted(text, tmp_path, monkeypatc
         train(config(num_steps=num_steps), tmp_path / "parts")
     found, expected = whole_state(tmp_path / "parts"), whole_state(tmp_path / "whole")
     chex.assert_trees_all_equal(found, expected)
-    assert 2 < expected[1]["rest"]["guard"]["mean_loss"] < 6
+    assert 2 < expected[1]["rest"]["skip_state"]["mean_loss"] < 6
 
 
 def test_many_bad_steps_in_a_row_stop_the_run(text, tmp_path, monkeypatch):

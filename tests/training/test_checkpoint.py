@@ -26,7 +26,7 @@ from tfx_jax.training.checkpoint import (
     load_params,
 )
 from tfx_jax.training.sharding import DATA_PARALLEL, make_mesh, state_shardings, with_shardings
-from tfx_jax.training.step import Guard, TrainState
+from tfx_jax.training.step import SkipState, TrainState
 
 OPTIMIZER = optax.adam(optax.constant_schedule(1e-3))
 # What Orbax leaves behind when it cannot read a file: coroutines and tasks that nobody awaits any more.
@@ -49,10 +49,10 @@ def host_state(step):
     moments = OPTIMIZER.init(params)
     adam = moments[0]._replace(count=np.asarray(step, np.int32), mu=draw(), nu=draw())
     schedule = moments[1]._replace(count=np.asarray(step, np.int32))
-    guard = Guard(np.asarray(rng.random(), np.float32), np.asarray(step % 3, np.int32))
+    skip_state = SkipState(np.asarray(rng.random(), np.float32), np.asarray(step % 3, np.int32))
     carry = {"memory": rng.normal(size=(8, 3)).astype(np.float32)}
     model_state = {"encoder": {"centroids": rng.normal(size=(4, 2)).astype(np.float32)}}
-    return TrainState(np.asarray(step, np.int32), params, (adam, schedule), guard, model_state, carry)
+    return TrainState(np.asarray(step, np.int32), params, (adam, schedule), skip_state, model_state, carry)
 
 
 def put(state, num_devices):

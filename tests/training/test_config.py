@@ -24,7 +24,7 @@ from tfx_jax.training.config import ExperimentConfig, MeshConfig, flat, load_con
 
 def test_flat_names_every_leaf():
     leaves = flat(changed(**{"model.d_ff": 3, "seed": 5}))
-    assert (leaves["model.d_ff"], leaves["seed"], leaves["task.decoding.alpha"]) == (3, 5, 0.6)
+    assert (leaves["model.d_ff"], leaves["seed"], leaves["task.decoding.length_penalty"]) == (3, 5, 0.6)
     assert "model" not in leaves
     config = ExperimentConfig()
     assert leaves["model.attention.options.window"] is None
@@ -73,7 +73,7 @@ def test_what_may_change_is_changed(workdir):
     new |= {
         "keep_best": 9,
         "task.decoding.beam_size": 9,
-        "task.decoding.alpha": 0.9,
+        "task.decoding.length_penalty": 0.9,
         "task.decoding.extra_length": 9,
         "mesh.data": 9,
     }
@@ -161,7 +161,7 @@ def test_config_of_before_a_field_existed(workdir):
     save_config(ExperimentConfig(), workdir)
     path = workdir / "config.json"
     values = json.loads(path.read_text())
-    del values["sha256"], values["patience"], values["task"]["decoding"]["alpha"], values["mesh"]
+    del values["sha256"], values["patience"], values["task"]["decoding"]["length_penalty"], values["mesh"]
     path.write_text(json.dumps(values))
     assert load_config(workdir) == ExperimentConfig()
 

@@ -166,7 +166,7 @@ TRAIN = """
 from tests.training.tiny import tiny_config, train
 from tfx_jax.training import loop
 text, workdir, signum, changes = arguments
-losses, log, add = {}, loop.Progress.log, loop.Meter.add
+losses, log, add = {}, loop.Progress.log, loop.MetricAccumulator.add
 def note(progress, step, scalars, **rest):
     losses[step] = scalars["train/loss"]
     log(progress, step, scalars, **rest)
@@ -174,7 +174,7 @@ def interrupt(meter, step, metrics):
     if index == 1 and step == 5 and int(signum):
         os.kill(os.getpid(), int(signum))
     return add(meter, step, metrics)
-loop.Progress.log, loop.Meter.add = note, interrupt
+loop.Progress.log, loop.MetricAccumulator.add = note, interrupt
 result = train(tiny_config(text, -1, **json.loads(changes)), workdir)
 with open(f"{workdir}/losses.{index}", "w") as file:
     json.dump([losses, result.evaluations], file)

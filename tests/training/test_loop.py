@@ -38,12 +38,12 @@ jax.config.update("jax_num_cpu_devices", 8)
 jax.config.update("jax_default_matmul_precision", "highest")
 from tests.training import test_loop, tiny
 from tfx_jax.training import loop
-add = loop.Meter.add
+add = loop.MetricAccumulator.add
 def kill(meter, step, metrics):
     if step == {step}:
         os.kill(os.getpid(), signal.SIGKILL)
     return add(meter, step, metrics)
-loop.Meter.add = kill
+loop.MetricAccumulator.add = kill
 tiny.train(test_loop.config_of_two(sys.argv[1]), sys.argv[2])
 """
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
@@ -64,14 +64,14 @@ def test_killed_and_resumed_equals_uninterrupted(text, uninterrupted, tmp_path, 
 
 
 def test_signals_save_and_leave(text, uninterrupted, tmp_path, monkeypatch, capfd):
-    add, signals = loop.Meter.add, {3: signal.SIGTERM, 6: signal.SIGINT}
+    add, signals = loop.MetricAccumulator.add, {3: signal.SIGTERM, 6: signal.SIGINT}
 
     def interrupt(meter, step, metrics):
         if step in signals:
             os.kill(os.getpid(), signals.pop(step))
         return add(meter, step, metrics)
 
-    monkeypatch.setattr(loop.Meter, "add", interrupt)
+    monkeypatch.setattr(loop.MetricAccumulator, "add", interrupt)
     for step, signum in list(signals.items()):
         assert train(config_of_two(text), tmp_path).signum == signum
         assert "stopped, saved at step" in capfd.readouterr().err
@@ -111,13 +111,13 @@ def test_non_finite_loss_stops_with_step_and_last_good_checkpoint(text, tmp_path
     train(tiny_config(text, num_steps=3), tmp_path)
     good = load_params(tmp_path)
     config = tiny_config(text, num_steps=9, checkpoint_every=1)
-    add = loop.Meter.add
+    add = loop.MetricAccumulator.add
 
     def spoilt(meter, step, metrics):
         loss = Metric(np.float32(np.nan if step == 5 else 1.0), np.float32(1.0))
         return add(meter, step, metrics._replace(means=metrics.means | {"loss": loss}))
 
-    monkeypatch.setattr(loop.Meter, "add", spoilt)
+    monkeypatch.setattr(loop.MetricAccumulator, "add", spoilt)
     with pytest.raises(UserError, match="the loss is nan at step 5; the last good checkpoint is step 4"):
         train(config, tmp_path)
     assert max(int(path.name) for path in (tmp_path / "checkpoints").iterdir()) == 4

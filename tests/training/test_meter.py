@@ -10,7 +10,7 @@ import pytest
 from tfx_jax.models import TransformerConfig
 from tfx_jax.tasks.loss import Metric
 from tfx_jax.training import meter as meter_module
-from tfx_jax.training.meter import Meter
+from tfx_jax.training.meter import MetricAccumulator
 from tfx_jax.training.step import Metrics
 
 MODEL = TransformerConfig(vocab_size=100, num_layers=1, d_model=16, num_heads=2, d_ff=32)
@@ -40,7 +40,7 @@ def seconds(scalars):
 
 
 def test_every_second_belongs_to_one_part(clock):
-    meter = Meter(step_flops, ["cpu"])
+    meter = MetricAccumulator(step_flops, ["cpu"])
     clock[0] += 1
     with meter.timed("data"):
         clock[0] += 2
@@ -59,7 +59,7 @@ def test_every_second_belongs_to_one_part(clock):
 
 
 def test_a_part_that_fails_is_over(clock):
-    meter = Meter(step_flops, ["cpu"])
+    meter = MetricAccumulator(step_flops, ["cpu"])
 
     def fail():
         with meter.timed("data"):
@@ -75,7 +75,7 @@ def test_a_part_that_fails_is_over(clock):
 
 
 def test_only_new_shapes_compile(clock):
-    meter = Meter(step_flops, ["cpu"])
+    meter = MetricAccumulator(step_flops, ["cpu"])
     for shapes in ((2, 8, 4), (2, 8, 4), (2, 4, 8), (2, 8, 4), (2, 4, 8)):
         with meter.starting(batch(*shapes)):
             clock[0] += 1
@@ -102,7 +102,7 @@ class OnDevice:
 
 
 def test_a_step_under_way_is_waited_for_before_compiling_but_not_otherwise(clock):
-    meter = Meter(step_flops, ["cpu"])
+    meter = MetricAccumulator(step_flops, ["cpu"])
     first, second = OnDevice(clock), OnDevice(clock)
     meter.add(1, METRICS._replace(means=MEANS | {"loss": Metric(first, 5.0)}))
     with meter.starting(batch()):
@@ -119,7 +119,7 @@ def test_a_step_under_way_is_waited_for_before_compiling_but_not_otherwise(clock
 
 
 def test_means_and_rates_over_data_and_step(clock):
-    meter = Meter(step_flops, ["TPU v4"] * 2)
+    meter = MetricAccumulator(step_flops, ["TPU v4"] * 2)
     for step in (1, 2):
         with meter.timed("data"):
             clock[0] += 1
@@ -145,7 +145,7 @@ def test_means_and_rates_over_data_and_step(clock):
 
 def test_accumulated_batches_count_all_their_rows(clock):
     def mfu(leading):
-        meter = Meter(step_flops, ["TPU v4"])
+        meter = MetricAccumulator(step_flops, ["TPU v4"])
         arrays = {"source": np.zeros((*leading, 8)), "target": np.zeros((*leading, 4))}
         with meter.starting(arrays):
             clock[0] += 1
@@ -158,7 +158,7 @@ def test_accumulated_batches_count_all_their_rows(clock):
 
 
 def test_no_utilisation_of_devices_whose_peak_is_unknown():
-    meter = Meter(step_flops, ["cpu"])
+    meter = MetricAccumulator(step_flops, ["cpu"])
     meter.add(1, METRICS._replace(numbers=METRICS.numbers | {"bad": 1.0}))
     meter.drain()
     found = meter.take()
@@ -168,7 +168,7 @@ def test_no_utilisation_of_devices_whose_peak_is_unknown():
 
 def test_memory_is_constant_over_steps():
     """The meter forgets what it has summed: a training that runs for ever must not grow."""
-    meter = Meter(step_flops, ["cpu"])
+    meter = MetricAccumulator(step_flops, ["cpu"])
     for step in range(1, 100):
         meter.add(step, jax.tree.map(jax.numpy.asarray, METRICS))
     meter.drain()

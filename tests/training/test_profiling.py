@@ -10,7 +10,7 @@ import pytest
 from tests.training.tiny import tiny_config, train
 from tfx_jax.errors import UserError
 from tfx_jax.training import loop
-from tfx_jax.training.meter import Meter
+from tfx_jax.training.meter import MetricAccumulator
 from tfx_jax.training.profiling import Profile, parse_steps
 from tfx_jax.training.progress import read_history
 
@@ -42,7 +42,7 @@ class Traces:
         monkeypatch.setattr(jax.profiler, "stop_trace", lambda: self.calls.append("stop"))
 
     def run(self, workdir, steps, first_step, last_step, lines):
-        meter = Meter(lambda shapes: 0, ["cpu"])
+        meter = MetricAccumulator(lambda shapes: 0, ["cpu"])
         profile = Profile(workdir, steps, first_step=first_step, meter=meter, message=lines.append)
         for step in range(first_step + 1, last_step + 1):
             with profile.step(step, jax.numpy.ones(())):
@@ -86,14 +86,14 @@ def test_profiler_that_fails_stops_nothing(tmp_path, monkeypatch):
 @pytest.mark.slow
 def test_training_is_traced_and_reported_though_interrupted(text, tmp_path, monkeypatch, capfd):
     config = tiny_config(text, validation="validation.tsv", log_every=3)
-    add = loop.Meter.add
+    add = loop.MetricAccumulator.add
 
     def stop(meter, step, metrics):
         if step == 4:
             os.kill(os.getpid(), signal.SIGTERM)
         return add(meter, step, metrics)
 
-    monkeypatch.setattr(loop.Meter, "add", stop)
+    monkeypatch.setattr(loop.MetricAccumulator, "add", stop)
     assert train(config, tmp_path, profile=range(4, 100)).signum == signal.SIGTERM
     assert "profile: traced step 4 into" in capfd.readouterr().err
     assert len(list(tmp_path.glob("profile/plugins/profile/*/*.xplane.pb"))) == 1

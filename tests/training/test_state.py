@@ -163,7 +163,7 @@ def test_a_bad_step_leaves_model_state_and_carry():
     state, _ = run(trained_on, trained_on[1].first_state(), EXAMPLES[:1])
     before = jax.device_get(state)
     after, _ = run(trained_on, state, np.full_like(EXAMPLES[:1], np.nan))
-    assert after.guard.in_a_row == 1
+    assert after.skip_state.in_a_row == 1
     chex.assert_trees_all_equal((after.model_state, after.carry), (before.model_state, before.carry))
 
 

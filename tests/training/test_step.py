@@ -431,7 +431,7 @@ def test_bad_step_changes_nothing_but_its_number(factor):
     assert (numbers["bad"], numbers["bad_in_a_row"]) == (1, 1)
     assert np.isfinite(mean_loss(metrics)) == (factor in (1e36, 20.0))
     assert np.isfinite(numbers["grad_norm"]) == (factor == 20.0)
-    expected = before._replace(step=before.step + 1, guard=before.guard._replace(in_a_row=np.int32(1)))
+    expected = before._replace(step=before.step + 1, skip_state=before.skip_state._replace(in_a_row=np.int32(1)))
     chex.assert_trees_all_equal(jax.device_get(after), expected)
 
 
@@ -447,7 +447,7 @@ def test_training_goes_on_as_if_bad_steps_had_not_been():
     assert int(state.step) == 8
     losses = [mean_loss(metrics) for metrics in expected_history]
     mean = functools.reduce(lambda mean, loss: 0.99 * mean + 0.01 * loss, losses)
-    np.testing.assert_allclose(state.guard.mean_loss, mean, rtol=1e-6)
+    np.testing.assert_allclose(state.skip_state.mean_loss, mean, rtol=1e-6)
     unguarded, _, _ = trained(make_bag_of_words, 8, 0.0)
     chex.assert_trees_all_close(state.params, unguarded.params, rtol=1e-6, atol=1e-6)
 
@@ -462,7 +462,7 @@ def test_spikes_are_taken_unless_asked_otherwise():
 def test_batch_of_padding_leaves_the_running_mean():
     trainer = guarded(3.0)
     state, _ = trainer.run(trainer.put(trainer.first), [spoilt(UNEVEN[0], 1.0)])
-    mean = np.array(state.guard.mean_loss)
+    mean = np.array(state.skip_state.mean_loss)
     state, (metrics,) = trainer.run(state, [spoilt(make_batch(0, [0] * B), 1.0)])
     assert metrics.numbers["bad"] == 0
-    assert state.guard.mean_loss == mean > 0
+    assert state.skip_state.mean_loss == mean > 0

@@ -27,7 +27,7 @@ def test_defaults_are_the_base_model_and_valid():
     assert validate(config) is config
     assert (config.model.num_layers, config.model.d_model, config.model.d_ff) == (6, 512, 2048)
     assert (config.optimizer.b1, config.optimizer.b2, config.optimizer.epsilon) == (0.9, 0.98, 1e-9)
-    assert (config.task.decoding.beam_size, config.task.decoding.alpha, config.task.decoding.extra_length) == (
+    assert (config.task.decoding.beam_size, config.task.decoding.length_penalty, config.task.decoding.extra_length) == (
         4,
         0.6,
         50,
@@ -54,8 +54,8 @@ def test_defaults_are_the_base_model_and_valid():
         ("keep_last", 0, "keep_last must be at least 1, got 0"),
         ("optimizer.warmup_steps", 0, "optimizer.warmup_steps must be at least 1, got 0"),
         ("task.decoding.beam_size", 0, "task.decoding.beam_size must be at least 1, got 0"),
-        ("task.decoding.alpha", -0.1, "task.decoding.alpha must be at least 0, got -0.1"),
-        ("task.decoding.alpha", float("nan"), "task.decoding.alpha must be at least 0, got nan"),
+        ("task.decoding.length_penalty", -0.1, "task.decoding.length_penalty must be at least 0, got -0.1"),
+        ("task.decoding.length_penalty", float("nan"), "task.decoding.length_penalty must be at least 0, got nan"),
         ("task.decoding.extra_length", -1, "task.decoding.extra_length must be at least 0, got -1"),
         ("eval_every", -1, "eval_every must be at least 0, got -1"),
         ("patience", -1, "patience must be at least 0, got -1"),
@@ -115,7 +115,7 @@ def test_impossible_settings_are_refused(field, value, message):
         {"task.data.tokens_per_batch": 256},
         {"optimizer.name": "adafactor", "optimizer.weight_decay": 0.1, "optimizer.clip_norm": 1.0},
         {"model.remat": "dots", "accumulate": 4, "task.z_loss": 1e-4, "bad_steps": "skip", "spike_factor": 2.0},
-        {"task.label_smoothing": 0.0, "model.dropout_rate": 0.0, "keep_best": 0, "task.decoding.alpha": 0.0},
+        {"task.label_smoothing": 0.0, "model.dropout_rate": 0.0, "keep_best": 0, "task.decoding.length_penalty": 0.0},
     ],
 )
 def test_unusual_settings_that_work(values):

@@ -32,9 +32,11 @@ def run(argv: Sequence[str]) -> int:
     run, params = load_model(arguments, overrides=overrides)
     if hasattr(run.task, "translator"):
         return _evaluate_translation(run, params, arguments)
-    given = [name for name in ("source", "beam", "alpha", "int8") if getattr(arguments, name) not in (None, False)]
+    given = [
+        name for name in ("source", "beam", "length_penalty", "int8") if getattr(arguments, name) not in (None, False)
+    ]
     if given:
-        raise UserError(f"--{given[0]} is for translation, but this model learned something else")
+        raise UserError(f"--{given[0].replace('_', '-')} is for translation, but this model learned something else")
     values, _ = run.evaluate(params, arguments.split)
     if arguments.json:
         print(json.dumps(values))
@@ -53,7 +55,7 @@ def _evaluate_translation(run: Run[TranslationTask], params: Params, arguments: 
     translator = run.task.translator(
         run.graphdef,
         beam_size=arguments.beam,
-        length_penalty=arguments.alpha,
+        length_penalty=arguments.length_penalty,
         int8=arguments.int8,
         on_batch=progress.advance,
     )

@@ -38,7 +38,9 @@ def run(argv: Sequence[str]) -> int:
         "--repetition-penalty", type=float, default=1.0, help="above 1: what was there is less probable"
     )
     parser.add_argument("--beam", type=at_least_one, default=1, help="beam width; above 1 nothing is drawn")
-    parser.add_argument("--alpha", type=float, default=0.6, help="of the beam search's length penalty")
+    parser.add_argument(
+        "--length-penalty", "--alpha", type=float, default=0.6, help="of the beam search's length penalty"
+    )
     parser.add_argument("--stop", action="append", default=[], metavar="TEXT", help="end before it; may be repeated")
     parser.add_argument("--stream", action="store_true", help="one line at a time, each token as soon as it is there")
     parser.add_argument("--batch", type=at_least_one, default=8, help="lines at a time, if so many are there")
@@ -111,7 +113,7 @@ def _check(arguments: argparse.Namespace) -> None:
 
 def _search(arguments: argparse.Namespace) -> Search:
     sampling = Sampling(arguments.temperature, arguments.top_k, arguments.top_p, arguments.repetition_penalty)
-    return sampling if arguments.beam == 1 else BeamSearch(arguments.beam, arguments.alpha)
+    return sampling if arguments.beam == 1 else BeamSearch(arguments.beam, arguments.length_penalty)
 
 
 def _prompt(is_continued: bool, tokenizer: HFTokenizer, number: int, line: str) -> list[int]:

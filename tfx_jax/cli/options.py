@@ -76,7 +76,9 @@ def check_one_source(arguments: argparse.Namespace) -> None:
 def add_decoding_options(parser: Parser) -> None:
     """Adds the flags of the beam search."""
     parser.add_argument("--beam", type=at_least_one, help="beam width; that of the training's configuration by default")
-    parser.add_argument("--alpha", type=float, help="of the length penalty; the configuration's by default")
+    parser.add_argument(
+        "--length-penalty", "--alpha", type=float, help="exponent of the length penalty; the configuration's by default"
+    )
     parser.add_argument("--int8", action="store_true", help="decode with weights of 8 bits: faster, not exact")
 
 

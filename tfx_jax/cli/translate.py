@@ -29,7 +29,7 @@ def run(argv: Sequence[str]) -> int:
     translator = run.task.translator(
         run.graphdef,
         beam_size=arguments.beam,
-        length_penalty=arguments.alpha,
+        length_penalty=arguments.length_penalty,
         int8=arguments.int8,
         on_batch=None if reader.is_terminal else progress.advance,
     )

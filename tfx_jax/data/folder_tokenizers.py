@@ -184,12 +184,16 @@ class PieceTokenizer(HFTokenizer):
             raise UserError(f"{config.folder}: the vocabulary lacks the end of sentence or the unknown token")
         self._eos, self._unk = self.eos_id, self.unk_id
         self._processor, self._text_of = processor, text_of
-        self._front = re.compile(front or "", re.DOTALL)
+        self._front = re.compile(front or "(?!)", re.DOTALL)
         self._is_pair_separated = is_pair_separated
         self._visible = {index: token for index, token in self._pieces.items() if index not in self._hidden}
         # A run of characters that SentencePiece does not know is a piece to it, which may spell a special token.
         spelt = special if config.option("split_special_tokens", False) else set()
         self._ids = {token: index for token, index in vocabulary.items() if token not in spelt}
+        self._id_by_number = [
+            self._ids.get(processor.id_to_piece(number), self._unk) for number in range(processor.vocab_size())
+        ]
+        self._unknown_number = processor.unk_id()
         whole = {*special, *(token["content"] for token in config.added.values())} - spelt
         pattern = "|".join(map(re.escape, sorted(whole, key=len, reverse=True))) or "(?!)"
         self._whole = re.compile(f"({pattern})")
@@ -200,16 +204,26 @@ class PieceTokenizer(HFTokenizer):
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         """`encode` of every text, on all cores."""
+        texts = list(texts)
+        if not any(map(self._whole.search, texts)) and not any(map(self._front.match, texts)):
+            return list(map(self._ids_of, texts, self._processor.encode(texts, out_type=int)))
         parts = [list(self._parts(text)) for text in texts]
-        pieces = iter(self._processor.encode([rest for found in parts for _, rest in found], out_type=str))
+        rests = [rest for found in parts for _, rest in found]
+        ids = map(self._ids_of, rests, self._processor.encode(rests, out_type=int))
         return [
             [
-                self._ids.get(token, self._unk)
+                index
                 for whole, _ in found
-                for token in ([whole, *next(pieces)] if whole else next(pieces))
+                for index in ([self._ids.get(whole, self._unk), *next(ids)] if whole else next(ids))
             ]
             for found in parts
         ]
+
+    def _ids_of(self, text: str, numbers: list[int]) -> list[int]:
+        """The ids of a text's pieces, given their numbers in the model; only what it does not know has to be spelt."""
+        if self._unknown_number in numbers:
+            return [self._ids.get(piece, self._unk) for piece in self._processor.encode(text, out_type=str)]
+        return list(map(self._id_by_number.__getitem__, numbers))
 
     def encode_with_offsets(self, text: str) -> tuple[list[int], np.ndarray]:
         """`encode`, and the first character of each id and the one behind its last, [number of ids, 2] int64.

@@ -34,7 +34,7 @@ class DecodingConfig:
     """How a task searches for texts: by default with the beam of Vaswani et al. (2017), section 6.1."""
 
     beam_size: int = at_least(1, 4)
-    alpha: float = at_least(0, 0.6)  # of the length penalty
+    length_penalty: float = at_least(0, 0.6)  # alpha of the paper
     extra_length: int = at_least(0, 50)  # an output may be this many tokens longer than its input
 
     def tiny(self) -> None:

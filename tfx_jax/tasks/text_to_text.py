@@ -216,8 +216,8 @@ class TextToTextTask:
 
     def predict(self, model: TrainedModel, examples: Sequence[Any]) -> list[str]:
         """Returns what the model writes for examples, whose targets it does not see; sentinels are spelled out."""
-        beam_size, alpha = self.config.decoding.beam_size, self.config.decoding.alpha
-        search = Greedy() if beam_size == 1 else BeamSearch(beam_size, alpha)
+        decoding = self.config.decoding
+        search = Greedy() if decoding.beam_size == 1 else BeamSearch(decoding.beam_size, decoding.length_penalty)
         write = functools.partial(write_targets, max_length=self.target_length, search=search)
         encoded = ExampleList(self.encode(examples), by="source")
         return [self.spell(tokens) for tokens in model.predict(write, encoded, self.batch_spec)]

@@ -160,7 +160,7 @@ class TranslationTask:
             self.tokenizer,
             search=BeamSearch(
                 decoding.beam_size if beam_size is None else beam_size,
-                decoding.alpha if length_penalty is None else length_penalty,
+                decoding.length_penalty if length_penalty is None else length_penalty,
             ),
             extra_length=decoding.extra_length,
             max_source_length=self.config.data.max_length,

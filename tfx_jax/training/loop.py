@@ -26,7 +26,7 @@ from tfx_jax.training.memory import (
     state_memory,
     step_memory,
 )
-from tfx_jax.training.meter import Meter
+from tfx_jax.training.meter import MetricAccumulator
 from tfx_jax.training.optimizer import learning_rate
 from tfx_jax.training.profiling import Profile
 from tfx_jax.training.progress import Progress
@@ -140,7 +140,7 @@ class _Trainer:
             unit=run.task.unit,
         )
         self.device_kinds = [device.device_kind for device in self.mesh.devices.flat]
-        self.meter = Meter(run.task.training_flops, self.device_kinds)
+        self.meter = MetricAccumulator(run.task.training_flops, self.device_kinds)
         steps = profile if is_primary() else None
         self.profile = Profile(
             workdir, steps, first_step=self.first_step, meter=self.meter, message=self.progress.message

@@ -16,7 +16,7 @@ PARTS = ("data", "compile", "step", "save", "evaluate")
 """Where time goes; every second of the loop belongs to exactly one."""
 
 
-class Meter:
+class MetricAccumulator:
     """Sums the metrics of many steps without making the device wait: a step's are fetched while the next one runs.
 
     The seconds are the host's: what it does not spend in a part that is timed is "step", starting steps and waiting for

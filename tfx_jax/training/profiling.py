@@ -8,7 +8,7 @@ import jax
 from etils import epath
 
 from tfx_jax.errors import UserError
-from tfx_jax.training.meter import Meter
+from tfx_jax.training.meter import MetricAccumulator
 
 
 def parse_steps(text: str, num_steps: int) -> range:
@@ -40,7 +40,7 @@ class Profile:
         steps: range | None,
         *,
         first_step: int,
-        meter: Meter,
+        meter: MetricAccumulator,
         message: Callable[[str], None],
     ):
         """Says in one line if some of the steps are done already.

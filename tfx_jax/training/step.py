@@ -32,7 +32,7 @@ class Metrics(NamedTuple):
     or 0) and "bad_in_a_row" (how many)."""
 
 
-class Guard(NamedTuple):
+class SkipState(NamedTuple):
     """What a bad step is told from."""
 
     mean_loss: Array  # running mean of the loss of a prediction over the good steps; 0 before the first of them
@@ -45,7 +45,7 @@ class TrainState(NamedTuple):
     step: Array
     params: Params
     opt_state: optax.OptState
-    guard: Guard
+    skip_state: SkipState
     model_state: Params
     """What the model keeps and no gradient changes, such as centroids: its Variables that are no `nnx.Param`."""
     carry: Any = None
@@ -84,8 +84,8 @@ def new_state(
     params: Params, optimizer: optax.GradientTransformation, *, model_state: Params | None = None, carry: Any = None
 ) -> TrainState:
     """Begins a training with these parameters."""
-    guard = Guard(jnp.zeros(()), jnp.zeros((), jnp.int32))
-    return TrainState(jnp.zeros((), jnp.int32), params, optimizer.init(params), guard, model_state or {}, carry)
+    skip_state = SkipState(jnp.zeros(()), jnp.zeros((), jnp.int32))
+    return TrainState(jnp.zeros((), jnp.int32), params, optimizer.init(params), skip_state, model_state or {}, carry)
 
 
 def init_state(
@@ -143,7 +143,7 @@ def update(
 
     Returns:
       The next state and what is told of the step. Of a bad step that is skipped, all of the state but its step and
-      guard stay what they were.
+      skip_state stay what they were.
 
     Raises:
       ValueError: if the rows cannot be split like that.
@@ -181,7 +181,7 @@ def update(
     updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
     params = optax.apply_updates(state.params, updates)
     metrics = metrics._replace(numbers=metrics.numbers | {"grad_norm": optax.tree.norm(grads)})
-    after = TrainState(state.step + 1, params, opt_state, state.guard, model_state, carry)
+    after = TrainState(state.step + 1, params, opt_state, state.skip_state, model_state, carry)
     return _without_bad_step(state, after, metrics, spike_factor) if skip_bad_steps else (after, metrics)
 
 
@@ -229,15 +229,17 @@ def _without_bad_step(
     before: TrainState, after: TrainState, metrics: Metrics, spike_factor: float
 ) -> tuple[TrainState, Metrics]:
     """Takes a bad step back, all but its number."""
-    guard, mean, loss = before.guard, before.guard.mean_loss, metrics.means["loss"].mean
+    skip_state, mean, loss = before.skip_state, before.skip_state.mean_loss, metrics.means["loss"].mean
     is_bad = ~(jnp.isfinite(loss) & jnp.isfinite(metrics.numbers["grad_norm"]))
     if spike_factor:
         is_bad |= (mean > 0) & (loss > spike_factor * mean)
     new_mean = jnp.where(mean > 0, _MEAN_LOSS_DECAY * mean + (1 - _MEAN_LOSS_DECAY) * loss, loss)
-    in_a_row = jnp.where(is_bad, guard.in_a_row + 1, 0)
-    guard = Guard(jnp.where(is_bad | (metrics.means["loss"].weight == 0), mean, new_mean), in_a_row)
+    in_a_row = jnp.where(is_bad, skip_state.in_a_row + 1, 0)
+    skip_state = SkipState(jnp.where(is_bad | (metrics.means["loss"].weight == 0), mean, new_mean), in_a_row)
     kept = jax.tree.map(
-        lambda old, new: jnp.where(is_bad, old, new), before._replace(guard=guard), after._replace(guard=guard)
+        lambda old, new: jnp.where(is_bad, old, new),
+        before._replace(skip_state=skip_state),
+        after._replace(skip_state=skip_state),
     )
     counts = {"bad": is_bad.astype(jnp.float32), "bad_in_a_row": in_a_row.astype(jnp.float32)}
     return kept._replace(step=after.step), metrics._replace(numbers=metrics.numbers | counts)
