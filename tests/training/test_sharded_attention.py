@@ -10,6 +10,8 @@ import pytest
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from tests.tiers import slow_but
+from tfx_jax.bench.measure import without_compilation_cache
 from tfx_jax.bench.programs import collectives
 from tfx_jax.errors import UserError
 from tfx_jax.functional import dot_product_attention
@@ -26,6 +28,13 @@ def test_rings_of_other_rows_and_heads_drop_other_weights():
     drop = jax.jit(lambda x, rng: attend(dot_product_attention, x, x, x, dropout_rate=0.5, dropout_rng=rng))
     out = drop(x, jax.random.key(0))
     assert len({np.asarray(out[row, :, head]).tobytes() for row in range(2) for head in range(2)}) == 4
+
+
+@pytest.fixture
+def compiling_for_tpus(tpu_devices):
+    """`tpu_devices`, while kernels are given their precision, and programs are not kept that JAX could not read."""
+    with jax.default_matmul_precision("default"), without_compilation_cache():
+        yield tpu_devices
 
 
 def _random(axes):
@@ -101,9 +110,9 @@ def test_kernels_want_whole_rows_and_heads(shape):
 
 
 @pytest.mark.aot
-@pytest.mark.parametrize("implementation", ["splash", "flash", None])
-def test_kernels_compile_for_a_mesh_and_exchange_nothing(tpu_devices, implementation):
-    mesh = make_mesh(2, fsdp=2, tensor=2, devices=tpu_devices("v5e:2x4"))
+@pytest.mark.parametrize("implementation", slow_but(["splash", "flash", None], "splash", None))
+def test_kernels_compile_for_a_mesh_and_exchange_nothing(compiling_for_tpus, implementation):
+    mesh = make_mesh(2, fsdp=2, tensor=2, devices=compiling_for_tpus("v5e:2x4"))
     core = dot_product_attention
     if implementation:
         core = functools.partial(dot_product_attention, implementation=implementation)
@@ -119,7 +128,30 @@ def test_kernels_compile_for_a_mesh_and_exchange_nothing(tpu_devices, implementa
         out, pull_back = jax.vjp(functools.partial(attend, segment_ids=ids), query, key, value)
         return pull_back(out)
 
-    with jax.default_matmul_precision("default"):
-        program = jax.jit(gradients).lower(x, x, x, ids).compile().as_text()
+    program = jax.jit(gradients).lower(x, x, x, ids).compile().as_text()
     assert program.count('custom_call_target="tpu_custom_call"') == 3
     assert not collectives(program)
+
+
+@pytest.mark.aot
+def test_layers_keep_for_the_gradient_what_the_kernel_needs_alone(compiling_for_tpus):
+    """And not what the formula would have needed on another platform: the weights of all pairs, of each layer."""
+    mesh = make_mesh(1, devices=compiling_for_tpus("v5e:1x1"))
+    x, scales = (
+        jax.ShapeDtypeStruct(shape, jnp.bfloat16, sharding=NamedSharding(mesh, P()))
+        for shape in ((1, 1024, 4, 64), (3,))
+    )
+
+    def memory(**implementation):
+        core = functools.partial(dot_product_attention, **implementation) if implementation else dot_product_attention
+        attend = functools.partial(shard_attention(mesh), core, is_causal=True)
+
+        def loss(x, scales):
+            out, _ = jax.lax.scan(lambda x, scale: (x + attend(scale * x, x, x), None), x, scales)
+            return out.astype(jnp.float32).sum()
+
+        program = jax.jit(jax.grad(loss, argnums=(0, 1))).lower(x, scales).compile()
+        return program.memory_analysis().temp_size_in_bytes
+
+    weights = 4 * 4 * 1024**2  # bytes, of one layer
+    assert memory() == memory(implementation="splash") < weights

@@ -142,7 +142,8 @@ def _obstacles(
         return
     if query.dtype not in (jnp.float32, jnp.bfloat16):
         yield _cannot(implementation, "needs float32 or bfloat16", query.dtype)
-    precision = jax.config.jax_default_matmul_precision
+    config: Any = jax.config
+    precision = config.jax_default_matmul_precision
     if query.dtype == jnp.bfloat16 and precision not in (None, "default"):
         needed = "multiplies bfloat16 at the default precision only"
         yield _cannot(implementation, needed, f"jax_default_matmul_precision={precision!r}")
@@ -208,7 +209,7 @@ def _zero_without_keys(
     elif mask is not None and _is_padding(mask) and ids is None:
         seen = mask[:, 0, 0]
         first = jnp.where(seen.any(axis=1), jnp.argmax(seen, axis=1), s)[:, None]
-        last = jnp.arange(s - t, s)[None] if is_causal else s - 1
+        last = jnp.arange(t)[None] if is_causal else s - 1  # T = S, or the kernel could not be causal
         has_keys = (first <= last)[..., None, None]
     else:
         pairs = cast(Array, combine_masks(mask, is_causal, ids, b, t, s))
