@@ -49,6 +49,18 @@ MUTANTS = (
             f"functional/test_chunked.py, {_CONTRACT}[chunked",
         ),
         (
+            "chosen queries count from the first key",
+            "jnp.arange(s)[None] <= (rows + s - t)",
+            "jnp.arange(s)[None] <= rows",
+            "functional/test_attention_weights.py",
+        ),
+        (
+            "chosen heads take turns with the keys",
+            "columns // (n // k)",
+            "columns % k",
+            "functional/test_attention_weights.py",
+        ),
+        (
             "logits in the dtype of the queries",
             "dtype = np.promote_types(query.dtype, np.float32)",
             "dtype = query.dtype",
