@@ -227,7 +227,6 @@ MUTANTS = (
             "attention gathers all rows",
             'P(BATCH_AXES, "sequence", "tensor", None)',
             'P(None, "sequence", "tensor", None)',
-            f"{_SHARDING}data_parallelism, {_SHARDING}fsdp",
         ),
         ("every device has the mask of the first", "return P(BATCH_AXES if x.shape[0] > 1 else None", "return P(None"),
         ("segments of all rows", '{"segment_ids": P(BATCH_AXES), ', '{"segment_ids": P(), '),
