@@ -21,6 +21,7 @@ MUTANTS = (
         "functional/attention.py",
         f"functional/test_attention.py, {_CONTRACT}[dense",
         ("kernels are not asked", 'if implementation != "xla":', "if False:", "functional/test_kernels.py"),
+        ("no kernel is best", "if kernels and is_undivided():", "if False:", "functional/test_kernels.py"),
     ),
     *in_file(
         "functional/attention_from_logits.py",
@@ -33,6 +34,18 @@ MUTANTS = (
             "_weights(dot_product_logits(query, key, scale), bias, mask, is_causal, segment_ids)",
             "_weights(dot_product_logits(query, key, scale), bias, mask, False, None)",
             f"functional/test_chunked.py, {_CONTRACT}[chunked",
+        ),
+        (
+            "chosen queries count from the first key",
+            "jnp.arange(s)[None] <= (rows + s - t)",
+            "jnp.arange(s)[None] <= rows",
+            "functional/test_attention_weights.py",
+        ),
+        (
+            "chosen heads take turns with the keys",
+            "columns // (n // k)",
+            "columns % k",
+            "functional/test_attention_weights.py",
         ),
         (
             "logits in the dtype of the queries",
@@ -189,6 +202,15 @@ MUTANTS = (
         ("causality is aligned at the first key", "offset=s - t)", "offset=0)"),
         ("dropout is ignored", "if dropout_rng is not None and dropout_rate > 0:", "if False:"),
         ("queries before the first key are asked", "max(0, t - s) if is_causal else 0", "0"),
+        ("all hidden keys weigh alike", "functools.partial(kernel, sinks=sinks)", "kernel"),
+        ("kernels of short sequences", "key.shape[1]) < _LONG", "key.shape[1]) < 0"),
+        ("kernels where a compiler divides", "or jax.device_count() == 1", "or True"),
+        ("hidden keys first", "jnp.argsort(~seen, axis=1)", "jnp.argsort(seen, axis=1)"),
+        ("lengths without the keys", "key, value, lengths = _seen_first(", "_, _, lengths = _seen_first("),
+        ("padding sees itself", "(ids[0] != 0)[..., None, None]", "(ids[0] == ids[0])[..., None, None]"),
+        ("keys of the future are seen", "last = jnp.arange(t)[None] if is_causal else s - 1", "last = s - 1"),
+        ("any platform does", "if platform != needed:", "if False:"),
+        ("any precision does", 'precision not in (None, "default")', "False"),
     ),
     *in_file(
         "functional/losses.py",

@@ -214,18 +214,25 @@ MUTANTS = (
         ),
         ("shares overlap", "if sum(map(len, distinct)) > num_shards or len(", "if len(", _MESHES),
         ("shares differ in size", " or len(set(map(len, distinct))) > 1:", ":", _MESHES),
+    ),
+    *in_file(
+        "training/sharded_attention.py",
+        "training/test_sharded_attention.py",
         (
             "rings of other rows drop alike",
             'jax.lax.axis_index((*BATCH_AXES, "tensor"))',
             'jax.lax.axis_index("tensor")',
-            "training/test_ring_dropout.py",
         ),
         (
             "attention gathers all rows",
             'P(BATCH_AXES, "sequence", "tensor", None)',
             'P(None, "sequence", "tensor", None)',
-            f"{_SHARDING}data_parallelism, {_SHARDING}fsdp",
         ),
+        ("every device has the mask of the first", "return P(BATCH_AXES if x.shape[0] > 1 else None", "return P(None"),
+        ("segments of all rows", '{"segment_ids": P(BATCH_AXES), ', '{"segment_ids": P(), '),
+        ("the bias of all heads", '"tensor" if x.shape[1] > 1 else None)', "None)"),
+        ("kernels are left to the compiler", "is_even and best_kernels(", "False and best_kernels("),
+        ("rows are torn", "query.shape[0] % _parts(mesh, *BATCH_AXES) == 0 and", ""),
     ),
     *in_file(
         "training/checkpoint.py",

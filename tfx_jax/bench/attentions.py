@@ -67,6 +67,7 @@ _BIGBIRD = {"block_size": 64, "num_global_blocks": 2, "num_window_blocks": 3, "n
 # Ring attention is not here: what it takes depends on the devices that share the sequence.
 ATTENTIONS = {
     "dense": Measured(_plain(functional.dot_product_attention), is_exact=True),
+    "xla": _implementation("xla"),
     "chunked": _implementation("chunked"),
     "cudnn": _implementation("cudnn"),
     "splash": _implementation("splash"),

@@ -30,7 +30,7 @@ R      rows of a decoding step, B * W
 
 from tfx_jax.functional.additive import additive_attention, attentional_vector, general_attention
 from tfx_jax.functional.attention import dot_product_attention
-from tfx_jax.functional.attention_from_logits import attention_from_logits
+from tfx_jax.functional.attention_from_logits import attention_from_logits, attention_weights
 from tfx_jax.functional.axes import attention_over_axes
 from tfx_jax.functional.beam_search import BeamSearchResult, beam_search
 from tfx_jax.functional.bigbird import bigbird_attention, bigbird_block_mask
@@ -87,6 +87,7 @@ __all__ = [
     "attend_both",
     "attention_from_logits",
     "attention_over_axes",
+    "attention_weights",
     "attentional_vector",
     "beam_search",
     "bigbird_attention",

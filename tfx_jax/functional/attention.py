@@ -1,11 +1,13 @@
 """Scaled dot-product attention, equation 1 of "Attention Is All You Need"."""
 
-from typing import Literal
+import functools
+from typing import Any, Literal
 
+import jax
 from jaxtyping import Array, Float
 
 from tfx_jax.functional.attention_from_logits import attention_from_logits, dot_product_logits, dot_product_weights
-from tfx_jax.functional.kernels import kernel_attention
+from tfx_jax.functional.kernels import best_kernels, is_undivided, kernel_attention
 from tfx_jax.functional.masks import Bias, Mask, SegmentIds, check_shapes
 
 
@@ -21,7 +23,7 @@ def dot_product_attention(
     segment_ids: SegmentIds | None = None,
     dropout_rate: float = 0.0,
     dropout_rng: Array | None = None,
-    implementation: Literal["xla", "chunked", "cudnn", "splash", "flash"] = "xla",
+    implementation: Literal["xla", "chunked", "cudnn", "splash", "flash"] | None = None,
     return_weights: bool = False,
 ) -> Float[Array, "B T N U"] | tuple[Float[Array, "B T N U"], Float[Array, "B N T S"]]:
     r"""Computes softmax(scale * Q K^T + bias) V for every head.
@@ -44,10 +46,13 @@ def dot_product_attention(
       dropout_rate: probability in [0, 1) of dropping an attention weight.
       dropout_rng: PRNG key; None disables dropout.
       implementation: what computes the same values. "xla", the formula as it stands, and "chunked", in memory linear in
-        the length (`chunked_attention`), take everything. The kernels have no dropout: "cudnn" is for NVIDIA GPUs, half
-        precision and d_v = d_k; "splash" for TPUs, without bias, with padding masks only; "flash" for TPUs with a bias,
-        K = N and d_v = d_k.
-      return_weights: also return the softmax weights, before dropout; "xla" computes them, whatever the implementation.
+        the length (`chunked_attention`), take everything. The kernels have no dropout, one reverse derivative, and a
+        place in `jax.shard_map` or on one device: "cudnn" is for NVIDIA GPUs, half precision and d_v = d_k, with memory
+        linear in the length without a bias, segments, or padding beside causality; "splash" for TPUs, without bias,
+        with padding masks only; "flash" for TPUs with a bias, K = N and d_v = d_k. None is "splash" or "cudnn" where
+        lengths are 1024 or more and the program is lowered for a platform that has it, if it takes what is asked and
+        neither a bias nor a mask of all pairs is; and the formula otherwise.
+      return_weights: also return the softmax weights, before dropout; the formula computes them, whatever else.
 
     Returns:
       Weighted values, [B, T, N, U], in the dtype of `query`; with `return_weights` a pair of these and the weights,
@@ -64,8 +69,14 @@ def dot_product_attention(
     >>> out.shape, weights[0, 0].round(2).tolist()[:2]
     ((1, 3, 2, 4), [[1.0, 0.0, 0.0], [0.5, 0.5, 0.0]])
     """
-    options = {"is_causal": is_causal, "segment_ids": segment_ids}
-    dropping = {"dropout_rate": dropout_rate, "dropout_rng": dropout_rng}
+    options: dict[str, Any] = {"is_causal": is_causal, "segment_ids": segment_ids}
+    dropping: dict[str, Any] = {"dropout_rate": dropout_rate, "dropout_rng": dropout_rng}
+    if implementation is None:
+        arrays = query, key, value, bias, mask
+        kernels = best_kernels(*arrays, scale=scale, return_weights=return_weights, **options, **dropping)
+        if kernels and is_undivided():
+            return _best_of(kernels, query, key, value, mask, segment_ids, is_causal=is_causal, scale=scale)
+        implementation = "xla"
     if implementation != "xla":
         out = kernel_attention(implementation, query, key, value, bias, mask, scale=scale, **options, **dropping)
         return (out, dot_product_weights(query, key, bias, mask, scale=scale, **options)) if return_weights else out
@@ -74,3 +85,26 @@ def dot_product_attention(
     out, weights = attention_from_logits(logits, value, bias, mask, **options, **dropping)
     out = out.astype(query.dtype)
     return (out, weights) if return_weights else out
+
+
+def _best_of(
+    kernels: dict[str, str],
+    query: Float[Array, "B T N H"],
+    key: Float[Array, "B S K H"],
+    value: Float[Array, "B S K U"],
+    mask: Mask | None,
+    segment_ids: SegmentIds | None,
+    **options: Any,
+) -> Float[Array, "B T N U"]:
+    """Attends by the kernel of the platform that this is lowered for, which may be another than this one."""
+
+    def by(name: str, query: Array, key: Array, value: Array, mask: Mask | None, ids: SegmentIds | None) -> Any:
+        attend = functools.partial(dot_product_attention, query, key, value, mask=mask, segment_ids=ids, **options)
+        try:
+            return attend(implementation=name)
+        except ValueError:  # where there is no CUDA, cuDNN cannot even be traced
+            return attend(implementation="xla")
+
+    branches = {platform: functools.partial(by, name) for platform, name in kernels.items()}
+    arrays = query, key, value, mask, segment_ids
+    return jax.lax.platform_dependent(*arrays, default=functools.partial(by, "xla"), **branches)

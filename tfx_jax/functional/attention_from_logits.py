@@ -1,12 +1,22 @@
 """From logits to a result: what all attentions share that score every query against every key."""
 
+from collections.abc import Sequence
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
 from tfx_jax.functional.dropout import dropout
-from tfx_jax.functional.masks import Bias, Mask, SegmentIds, check_pairs, check_shapes, combine_masks
+from tfx_jax.functional.masks import (
+    Bias,
+    Mask,
+    SegmentIds,
+    check_pairs,
+    check_shapes,
+    combine_masks,
+    pair_of_segment_ids,
+)
 
 
 def dot_product_logits(
@@ -35,6 +45,72 @@ def dot_product_weights(
     """The weights of `tfx_jax.functional.dot_product_attention`, before dropout, whatever computes its values."""
     check_shapes(query, key, key, bias, mask)
     return _weights(dot_product_logits(query, key, scale), bias, mask, is_causal, segment_ids)
+
+
+def attention_weights(
+    query: Float[Array, "B T N H"],
+    key: Float[Array, "B S K H"],
+    bias: Bias | None = None,
+    mask: Mask | None = None,
+    *,
+    queries: Sequence[int],
+    heads: Sequence[int] | None = None,
+    is_causal: bool = False,
+    scale: float | None = None,
+    segment_ids: SegmentIds | None = None,
+) -> Float[Array, "B P Q S"]:
+    """Computes the weights of some queries and heads of `tfx_jax.functional.dot_product_attention`, without the others.
+
+    For maps of sequences so long that [B, N, T, S] is more than a device holds, whatever computed the values.
+
+    Args:
+      query: queries, [B, T, N, H]; all of them, since causality counts from the last.
+      key: keys, [B, S, K, H]; K divides N.
+      bias: as in `dot_product_attention`, and so are all that are not named here.
+      mask: True where a query may attend, broadcastable to [B, N, T, S].
+      queries: positions of Q queries, 0 to T - 1.
+      heads: numbers of P heads, 0 to N - 1; None means all.
+      is_causal: query t sees keys 0 .. t + S - T only.
+      scale: multiplies the logits; None means 1 / sqrt(H).
+      segment_ids: packed sequences, [B, T] or a pair ([B, T], [B, S]).
+
+    Returns:
+      Weights before dropout, [B, P, Q, S], float32 (float64 for float64 inputs).
+
+    Raises:
+      ValueError: if the sizes do not fit together, or there is no such query or head.
+
+    >>> attend = jax.jit(attention_weights, static_argnames=("queries", "heads", "is_causal"))
+    >>> x = jnp.ones((1, 1000, 8, 4))
+    >>> attend(x, x, queries=(0, 1), heads=(7,), is_causal=True)[0, 0, :, :3].round(2).tolist()
+    [[1.0, 0.0, 0.0], [0.5, 0.5, 0.0]]
+    """
+    check_shapes(query, key, key, bias, mask)
+    (b, t, n, _), (s, k) = query.shape, key.shape[1:3]
+    rows = _numbers("queries", queries, t)
+    columns = _numbers("heads", range(n) if heads is None else heads, n)
+
+    def chosen(pairs: Array | None) -> Array | None:
+        if pairs is not None and pairs.shape[1] > 1:
+            pairs = pairs[:, columns]
+        return pairs if pairs is None or pairs.shape[2] == 1 else pairs[:, :, rows]
+
+    bias, mask = chosen(bias), chosen(mask)
+    if is_causal:
+        past = (jnp.arange(s)[None] <= (rows + s - t)[:, None])[None, None]
+        mask = past if mask is None else mask & past
+    if segment_ids is not None:
+        query_ids, key_ids = pair_of_segment_ids(segment_ids, b, t, s)
+        segment_ids = query_ids[:, rows], key_ids
+    logits = dot_product_logits(query[:, rows][:, :, columns], key[:, :, columns // (n // k)], scale)
+    return _weights(logits, bias, mask, False, segment_ids)
+
+
+def _numbers(name: str, numbers: Sequence[int], size: int) -> np.ndarray:
+    for number in numbers:
+        if not 0 <= number < size:
+            raise ValueError(f"{name} must be in 0 .. {size - 1}, got {number}")
+    return np.asarray(numbers, np.int32)
 
 
 def attention_from_logits(

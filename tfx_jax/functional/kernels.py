@@ -4,11 +4,16 @@ The kernels are JAX's own. Around them stands what they lack: causality aligned 
 queries without keys, and one line that says why where they cannot.
 """
 
+import functools
+from collections.abc import Iterator
 from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.extend.core import Primitive
+from jax.interpreters import ad, batching, mlir
+from jax.sharding import AxisType
 from jaxtyping import Array, Bool, Float, Int
 
 from tfx_jax.functional.chunked import chunked_attention
@@ -18,6 +23,50 @@ _Ids = tuple[Int[Array, "B T"], Int[Array, "B S"]]
 _LANES = 128  # of a TPU's vector unit: lengths are padded to a multiple
 _LARGEST_BLOCK = 512
 _SEEN_BY_NOBODY = np.iinfo(np.int32).min
+
+_PLATFORMS = {"cudnn": "cuda", "splash": "tpu", "flash": "tpu"}
+_BEST = ("splash", "cudnn")
+
+# Where kernels begin to be chosen. Compiled for a v5e, 8 rows of 8 causal heads of 64, bfloat16, forward and backward:
+# at 512 the formula holds its weights in fast memory and is estimated at 0.30 ms, what surrounds a kernel alone at
+# 0.27; at 1024 the formula takes 4.1 ms and 385 MiB, and around the kernel there are 0.57 ms and 34 MiB.
+_LONG = 1024
+
+
+def best_kernels(
+    query: Float[Array, "B T N H"],
+    key: Float[Array, "B S K H"],
+    value: Float[Array, "B S K U"],
+    bias: Bias | None = None,
+    mask: Mask | None = None,
+    *,
+    is_causal: bool = False,
+    scale: float | None = None,
+    segment_ids: SegmentIds | None = None,
+    dropout_rate: float = 0.0,
+    dropout_rng: Array | None = None,
+    return_weights: bool = False,
+) -> dict[str, str]:
+    """For each platform the kernel that beats the formula at these arguments of `dot_product_attention`, if one does.
+
+    Shapes and dtypes alone decide.
+    """
+    is_short = min(query.shape[1], key.shape[1]) < _LONG
+    if is_short or return_weights or isinstance(scale, jax.Array) or (dropout_rng is not None and dropout_rate > 0):
+        return {}
+    if bias is not None or (mask is not None and not _is_padding(mask)):  # what has all pairs has them in a kernel too
+        return {}
+    arguments = (query, key, value, bias, mask, is_causal, segment_ids is not None)
+    return {_PLATFORMS[name]: name for name in _BEST if next(_obstacles(name, *arguments), None) is None}
+
+
+def is_undivided() -> bool:
+    """Whether what is traced now is for one device: then no compiler has to divide it, which none can with a kernel.
+
+    So it is inside `jax.shard_map`, and where there is but one device.
+    """
+    axis_types = set(jax.sharding.get_abstract_mesh().axis_types)
+    return axis_types == {AxisType.Manual} or jax.device_count() == 1
 
 
 def kernel_attention(
@@ -46,23 +95,125 @@ def kernel_attention(
     check_shapes(query, key, value, bias, mask)
     if dropout_rng is not None and dropout_rate > 0:
         raise _cannot(implementation, "has no dropout", f"dropout_rate={dropout_rate}")
-    if key.dtype != query.dtype or value.dtype != query.dtype:
-        dtypes = f"{query.dtype}, {key.dtype} and {value.dtype}"
-        raise _cannot(implementation, "needs query, key and value of one dtype", dtypes)
+    for obstacle in _obstacles(implementation, query, key, value, bias, mask, is_causal, segment_ids is not None):
+        raise obstacle
 
     (b, t, _, h), s = query.shape, key.shape[1]
     ids = None if segment_ids is None else pair_of_segment_ids(segment_ids, b, t, s)
-    seen = combine_masks(mask, is_causal, segment_ids, b, t, s) if mask is not None or ids is not None else None
     # The first of more causal queries than keys see nothing, and without them first query and first key are aligned.
     blind = max(0, t - s) if is_causal else 0
-    query, bias, mask = query[:, blind:], _without_rows(bias, blind), _without_rows(mask, blind)
-    ids = None if ids is None else (ids[0][:, blind:], ids[1])
+    if blind:
+        query, bias, mask = query[:, blind:], _without_rows(bias, blind), _without_rows(mask, blind)
+        ids = None if ids is None else (ids[0][:, blind:], ids[1])
+    query = _on_its_platform_p.bind(query, implementation=implementation)
     out = kernels[implementation](query, key, value, bias, mask, ids, is_causal, h**-0.5 if scale is None else scale)
-    out = jnp.pad(out, ((0, 0), (blind, 0), (0, 0), (0, 0)))
-    if seen is None:
+    return jnp.pad(out, ((0, 0), (blind, 0), (0, 0), (0, 0)))
+
+
+def _obstacles(
+    implementation: str,
+    query: Float[Array, "B T N H"],
+    key: Float[Array, "B S K H"],
+    value: Float[Array, "B S K U"],
+    bias: Bias | None,
+    mask: Mask | None,
+    is_causal: bool,
+    has_segments: bool,
+) -> Iterator[ValueError]:
+    """What keeps a kernel from taking these arguments, each as the error that says so."""
+    (n, h), (s, k, u) = query.shape[2:], value.shape[1:]
+    t = min(query.shape[1], s) if is_causal else query.shape[1]  # without the queries that see nothing
+    if key.dtype != query.dtype or value.dtype != query.dtype:
+        dtypes = f"{query.dtype}, {key.dtype} and {value.dtype}"
+        yield _cannot(implementation, "needs query, key and value of one dtype", dtypes)
+    if implementation == "cudnn":
+        if query.dtype not in (jnp.float16, jnp.bfloat16):
+            yield _cannot("cudnn", "needs float16 or bfloat16", query.dtype)
+        if u != h:
+            yield _cannot("cudnn", "needs values as wide as keys", f"d_v={u} and d_k={h}")
+        if h % 8 or h > 256:
+            yield _cannot("cudnn", "needs a head size that is a multiple of 8, at most 256 (128 before Hopper)", h)
+        if is_causal and t != s:
+            yield _cannot("cudnn", "aligns causality at the first key and so needs T = S", f"T={t} and S={s}")
+        has_pairs = bias is not None or mask is not None or has_segments
+        if has_pairs and not _has_lengths(bias, mask, has_segments, is_causal) and (t % 2 or s % 2):
+            needed = "needs even lengths with a bias, segment_ids, or a mask that is not padding alone"
+            yield _cannot("cudnn", needed, f"T={t} and S={s}")
+        return
+    if query.dtype not in (jnp.float32, jnp.bfloat16):
+        yield _cannot(implementation, "needs float32 or bfloat16", query.dtype)
+    config: Any = jax.config
+    precision = config.jax_default_matmul_precision
+    if query.dtype == jnp.bfloat16 and precision not in (None, "default"):
+        needed = "multiplies bfloat16 at the default precision only"
+        yield _cannot(implementation, needed, f"jax_default_matmul_precision={precision!r}")
+    if mask is not None and not _is_padding(mask):
+        constraint = "takes a mask only as padding, [B or 1, 1, 1, S], beside is_causal and segment_ids"
+        yield _cannot(implementation, constraint, f"shape {mask.shape}")
+    if implementation == "splash":
+        if bias is not None:
+            yield _cannot("splash", "has no bias", f"one of shape {bias.shape}", "flash")
+        return
+    if k != n:
+        yield _cannot("flash", "needs as many key heads as query heads", f"{k} and {n}", "splash")
+    if u != h:
+        yield _cannot("flash", "needs values as wide as keys", f"d_v={u} and d_k={h}", "splash")
+    if h > _LANES and h % _LANES:
+        yield _cannot("flash", f"needs a head size below {_LANES} or a multiple of it", h)
+    if is_causal and t != s:
+        yield _cannot("flash", "aligns causality at the first key and so needs T = S", f"T={t} and S={s}", "splash")
+
+
+def _cannot(implementation: str, constraint: str, given: object, instead: str = "chunked") -> ValueError:
+    return ValueError(f"implementation='{implementation}' {constraint}, got {given}; use implementation='{instead}'")
+
+
+def _is_padding(mask: Mask) -> bool:
+    return mask.shape[1:3] == (1, 1)
+
+
+def _has_lengths(bias: Bias | None, mask: Mask | None, has_segments: bool, is_causal: bool) -> bool:
+    """Whether cuDNN can do with a number of keys for each row instead of a bias for all pairs."""
+    return mask is not None and _is_padding(mask) and bias is None and not has_segments and not is_causal
+
+
+# What is lowered for another platform says so, instead of what Pallas or cuDNN would say. Tracing does not know.
+_on_its_platform_p = Primitive("on_its_platform")
+_on_its_platform_p.def_impl(lambda x, **params: jax.jit(lambda x: _on_its_platform_p.bind(x, **params))(x))
+_on_its_platform_p.def_abstract_eval(lambda x, **_: x)
+ad.deflinear2(_on_its_platform_p, lambda cotangent, _, **__: [cotangent])
+batching.defvectorized(_on_its_platform_p)
+
+
+def _lower_on_its_platform(context: mlir.LoweringRuleContext, x: Any, *, implementation: str) -> list[Any]:
+    needed = _PLATFORMS[implementation]
+    for platform in context.module_context.platforms:
+        if platform != needed:
+            name = {"tpu": "TPU", "cuda": "GPU"}[needed]
+            raise _cannot(implementation, f"needs a {name}", f"platform {platform!r}")
+    return [x]
+
+
+mlir.register_lowering(_on_its_platform_p, _lower_on_its_platform)
+
+
+def _zero_without_keys(
+    out: Float[Array, "B T N U"], mask: Mask | None, ids: _Ids | None, is_causal: bool, s: int
+) -> Float[Array, "B T N U"]:
+    """Zeros for queries that see no key. Only a mask of all pairs or two kinds of segments cost a look at all pairs."""
+    if mask is None and ids is None:
         return out
-    # XLA fuses this into a reduction: no array of all pairs, unless the mask was one.
-    has_keys = jnp.swapaxes(seen.any(axis=-1), 1, 2)[..., None]
+    b, t = out.shape[:2]
+    if mask is None and ids is not None and ids[0] is ids[1]:  # a token sees itself
+        has_keys = (ids[0] != 0)[..., None, None]
+    elif mask is not None and _is_padding(mask) and ids is None:
+        seen = mask[:, 0, 0]
+        first = jnp.where(seen.any(axis=1), jnp.argmax(seen, axis=1), s)[:, None]
+        last = jnp.arange(t)[None] if is_causal else s - 1  # T = S, or the kernel could not be causal
+        has_keys = (first <= last)[..., None, None]
+    else:
+        pairs = cast(Array, combine_masks(mask, is_causal, ids, b, t, s))
+        has_keys = jnp.swapaxes(pairs.any(axis=-1), 1, 2)[..., None]
     return jnp.where(has_keys, out, jnp.zeros((), out.dtype))
 
 
@@ -76,25 +227,37 @@ def _cudnn(
     is_causal: bool,
     scale: float,
 ) -> Float[Array, "B T N H"]:
-    (b, t, _, h), s = query.shape, key.shape[1]
-    _require_backend("cudnn", "gpu")
-    if query.dtype not in (jnp.float16, jnp.bfloat16):
-        raise _cannot("cudnn", "needs float16 or bfloat16", query.dtype)
-    if value.shape[-1] != h:
-        raise _cannot("cudnn", "needs values as wide as keys", f"d_v={value.shape[-1]} and d_k={h}")
-    if h % 8 or h > 256:
-        raise _cannot("cudnn", "needs a head size that is a multiple of 8, at most 256 (128 before Hopper)", h)
-    if is_causal and t != s:
-        raise _cannot("cudnn", "aligns causality at the first key and so needs T = S", f"T={t} and S={s}")
-    mask = combine_masks(mask, False, ids, b, t, s)
-    if (bias is not None or mask is not None) and (t % 2 or s % 2):
-        raise _cannot("cudnn", "needs even lengths with a bias, a mask or segment_ids", f"T={t} and S={s}")
-    # The kernel knows no boolean masks: jax.nn makes them a bias, which has to have all pairs.
-    bias, mask = (None if x is None else jnp.broadcast_to(x, (*x.shape[:2], t, s)) for x in (bias, mask))
-    bias = None if bias is None else bias.astype(query.dtype)
-    return jax.nn.dot_product_attention(
-        query, key, value, bias, mask, scale=scale, is_causal=is_causal, implementation="cudnn"
-    )
+    (b, t), s = query.shape[:2], key.shape[1]
+    device = jax.local_devices()[0]
+    if device.platform == "gpu" and float(device.compute_capability) < 8:
+        raise _cannot("cudnn", "needs a GPU of compute capability 8.0 or more", device.compute_capability)
+    pairs, lengths = None, None
+    if mask is not None and _has_lengths(bias, mask, ids is not None, is_causal):
+        key, value, lengths = _seen_first(key, value, jnp.broadcast_to(mask[:, 0, 0], (b, s)))
+    else:
+        # The kernel knows no boolean masks: jax.nn makes them a bias, which has to have all pairs.
+        pairs = combine_masks(mask, False, ids, b, t, s)
+        bias, pairs = (None if x is None else jnp.broadcast_to(x, (*x.shape[:2], t, s)) for x in (bias, pairs))
+        bias = None if bias is None else bias.astype(query.dtype)
+    options: dict[str, Any] = {"scale": scale, "is_causal": is_causal, "key_value_seq_lengths": lengths}
+    try:
+        out = jax.nn.dot_product_attention(query, key, value, bias, pairs, implementation="cudnn", **options)
+    except RuntimeError as error:  # without CUDA cuDNN cannot even be traced; older GPUs have not all sizes
+        raise _cannot("cudnn", "needs a GPU whose cuDNN has it", repr(str(error))) from None
+    return _zero_without_keys(out, mask, ids, is_causal, s)
+
+
+def _seen_first(
+    key: Float[Array, "B S K H"], value: Float[Array, "B S K U"], seen: Bool[Array, "B S"]
+) -> tuple[Array, Array, Int[Array, " B"]]:
+    """Keys and values in another order, those that are seen before the others, and how many these are, at least one.
+
+    Lengths can only hide the last ones, and of a traced mask nobody knows whether it does that. Without causality the
+    order of keys says nothing.
+    """
+    order = jnp.argsort(~seen, axis=1)[..., None, None]
+    key, value = (jnp.take_along_axis(x, order, axis=1) for x in (key, value))
+    return key, value, jnp.maximum(seen.sum(axis=1, dtype=jnp.int32), 1)
 
 
 def _splash(
@@ -107,9 +270,6 @@ def _splash(
     is_causal: bool,
     scale: float,
 ) -> Float[Array, "B T N U"]:
-    _require_tpu_kernel("splash", query, mask)
-    if bias is not None:
-        raise _cannot("splash", "has no bias", f"one of shape {bias.shape}", "flash")
     from jax.experimental.pallas.ops.tpu import splash_attention as splash  # a second to import
 
     (t, n), s = query.shape[1:3], key.shape[1]
@@ -122,11 +282,14 @@ def _splash(
     kernel = splash.make_splash_mha_single_device(
         splash.MultiHeadMask([pairs] * n), block_sizes=splash.BlockSizes(**blocks)
     )
-    arrays: list[Any] = [query, key, value]
-    if ids is not None:
-        arrays.append(splash.SegmentIds(*ids))
-    out = cast(Array, jax.vmap(kernel)(*arrays))
-    return out[:, :, :t].swapaxes(1, 2)
+    if ids is None:
+        out = jax.vmap(kernel)(query, key, value)
+    else:
+        # What all queries see besides their keys, without a value. Hidden keys have logits of -0.7 times the largest
+        # number, so it weighs all where each key is hidden, which makes zeros, and nothing where one is not.
+        sinks = jnp.full(n, 0.3 * np.finfo(np.float32).min, jnp.float32)
+        out = jax.vmap(functools.partial(kernel, sinks=sinks))(query, key, value, splash.SegmentIds(*ids))
+    return cast(Array, out)[:, :, :t].swapaxes(1, 2)
 
 
 def _flash(
@@ -139,47 +302,19 @@ def _flash(
     is_causal: bool,
     scale: float,
 ) -> Float[Array, "B T N H"]:
-    (b, t, n, h), (_, s, k, u) = query.shape, value.shape
-    _require_tpu_kernel("flash", query, mask)
-    if k != n:
-        raise _cannot("flash", "needs as many key heads as query heads", f"{k} and {n}", "splash")
-    if u != h:
-        raise _cannot("flash", "needs values as wide as keys", f"d_v={u} and d_k={h}", "splash")
-    if h > _LANES and h % _LANES:
-        raise _cannot("flash", f"needs a head size below {_LANES} or a multiple of it", h)
-    if is_causal and t != s:
-        raise _cannot("flash", "aligns causality at the first key and so needs T = S", f"T={t} and S={s}", "splash")
+    (b, t, n), s = query.shape[:3], key.shape[1]
     from jax.experimental.pallas.ops.tpu import flash_attention as flash  # a second to import
 
     rows, columns = _block(t), _block(s)
-    query, key, value, ids = _in_blocks(query, key, value, mask, ids, rows, columns, is_causal, scale)
+    query, key, value, segments = _in_blocks(query, key, value, mask, ids, rows, columns, is_causal, scale)
     if bias is not None:
         bias = _padded(_padded(jnp.broadcast_to(bias, (b, n, t, s)), 2, rows, 0), 3, columns, 0)
     blocks: dict[str, Any] = {f"block_q{suffix}": rows for suffix in ("", "_major_dkv", "_dkv", "_dq")}
     blocks |= {f"block_k{suffix}": columns for suffix in ("", "_major", "_major_dkv", "_dkv", "_major_dq", "_dq")}
-    segments = None if ids is None else flash.SegmentIds(*ids)
-    out = flash.flash_attention(
-        query, key, value, bias, segments, causal=is_causal, block_sizes=flash.BlockSizes(block_b=1, **blocks)
-    )
-    return out[:, :, :t].swapaxes(1, 2)
-
-
-def _cannot(implementation: str, constraint: str, given: object, instead: str = "chunked") -> ValueError:
-    return ValueError(f"implementation='{implementation}' {constraint}, got {given}; use implementation='{instead}'")
-
-
-def _require_backend(implementation: str, backend: str) -> None:
-    if jax.default_backend() != backend:
-        raise _cannot(implementation, f"needs a {backend.upper()}", f"backend {jax.default_backend()!r}")
-
-
-def _require_tpu_kernel(implementation: str, query: Array, mask: Mask | None) -> None:
-    _require_backend(implementation, "tpu")
-    if query.dtype not in (jnp.float32, jnp.bfloat16):
-        raise _cannot(implementation, "needs float32 or bfloat16", query.dtype)
-    if mask is not None and mask.shape[1:3] != (1, 1):
-        constraint = "takes a mask only as padding, [B or 1, 1, 1, S], beside is_causal and segment_ids"
-        raise _cannot(implementation, constraint, f"shape {mask.shape}")
+    sizes = flash.BlockSizes(block_b=1, **blocks)
+    segments = None if segments is None else flash.SegmentIds(*segments)
+    out = flash.flash_attention(query, key, value, bias, segments, causal=is_causal, block_sizes=sizes)
+    return _zero_without_keys(out[:, :, :t].swapaxes(1, 2), mask, ids, is_causal, s)
 
 
 def _in_blocks(

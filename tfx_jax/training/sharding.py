@@ -18,12 +18,10 @@ from jaxtyping import Array
 
 from tfx_jax.data.process_shard import ProcessShard
 from tfx_jax.errors import UserError
-from tfx_jax.functional.attention import dot_product_attention
-from tfx_jax.functional.ring import ring_attention
 from tfx_jax.nn.attention import ShardAttention
-from tfx_jax.nn.cores import AttentionFn, kernel_of
 from tfx_jax.nn.stack import is_stack
 from tfx_jax.tasks.loss import LossOutput
+from tfx_jax.training.sharded_attention import BATCH_AXES, shard_attention
 from tfx_jax.training.step import Batch, LossFn, Metrics, TrainState, init_state, jit_update
 
 Rules = tuple[tuple[str, P], ...]
@@ -63,9 +61,6 @@ EXPERT_PARALLEL: Rules = (
 STRATEGIES: tuple[Rules, ...] = (DATA_PARALLEL, FSDP, TENSOR_PARALLEL, EXPERT_PARALLEL)
 
 _LARGE = 1 << 16  # numbers of an array that FSDP should not leave on every device
-
-BATCH_AXES = ("data", "fsdp", "expert")
-"""The mesh axes that divide the rows of a batch."""
 
 BATCH = P(BATCH_AXES, "sequence")
 
@@ -171,72 +166,6 @@ def _divide_anyway(mesh: Mesh, shape: tuple[int, ...], dividing: list[tuple[str,
 def _dividing(mesh: Mesh, size: int, axes: tuple[str, ...]) -> tuple[str, ...] | None:
     parts = math.prod(mesh.shape[axis] for axis in axes)
     return axes if parts > 1 and size % parts == 0 else None
-
-
-def shard_attention(mesh: Mesh) -> ShardAttention | None:
-    """Makes what calls the attention of a model that is trained on a mesh; None on a single device.
-
-    Attention is where a layer's activations say how they lie: rows over the axes of a batch, heads over "tensor".
-    Without that, the compiler would rather divide activations as FSDP divides the matrices, and exchange them. Where
-    "sequence" divides positions, dense attention becomes `ring_attention`.
-    """
-    if mesh.size == 1:
-        return None
-    heads = P(BATCH_AXES, "sequence", "tensor", None)
-    if mesh.shape["sequence"] > 1:
-        return functools.partial(_attend_in_a_ring, mesh, heads)
-
-    def attend(core: AttentionFn, query: Array, key: Array, value: Array, *args: Any, **options: Any) -> Any:
-        if kernel := kernel_of(core):
-            raise UserError(
-                f'config.model.attention.name="{kernel}" runs on one device as yet, not on {mesh.size}: use "dense" or '
-                '"chunked"'
-            )
-        place = functools.partial(jax.lax.with_sharding_constraint, shardings=NamedSharding(mesh, heads))
-        result = core(place(query), place(key), place(value), *args, **options)
-        return (place(result[0]), result[1]) if options.get("return_weights") else place(result)
-
-    return attend
-
-
-def _attend_in_a_ring(
-    mesh: Mesh,
-    heads: P,
-    core: AttentionFn,
-    query: Array,
-    key: Array,
-    value: Array,
-    bias: Array | None = None,
-    mask: Array | None = None,
-    *,
-    dropout_rng: Array | None = None,
-    return_weights: bool = False,
-    **options: Any,
-) -> Any:
-    """Calls `ring_attention` of whole arrays; `bias` and `mask` are alike for all heads and queries."""
-    if core is not dot_product_attention:
-        raise UserError("config.mesh.sequence divides positions, which is for dense attention only: leave it at 1")
-    arrays = {"query": query, "key": key, "value": value, "bias": bias, "mask": mask, "dropout_rng": dropout_rng}
-    arrays = {name: x for name, x in arrays.items() if x is not None}
-    of_keys = {
-        name: P(BATCH_AXES if x.shape[0] > 1 else None, None, None, "sequence")
-        for name, x in arrays.items()
-        if name in ("bias", "mask")
-    }
-    specs = dict.fromkeys(arrays, heads) | of_keys | {"dropout_rng": P()}
-
-    def on_a_device(arrays: dict[str, Array]) -> Any:
-        if dropout_rng is not None:  # the devices of one ring draw alike, those of other rows and heads do not
-            place = jax.lax.axis_index((*BATCH_AXES, "tensor"))
-            arrays = arrays | {"dropout_rng": jax.random.fold_in(arrays["dropout_rng"], place)}
-        return ring_attention(**arrays, axis_name="sequence", return_weights=return_weights, **options)
-
-    return jax.shard_map(
-        on_a_device,
-        mesh=mesh,
-        in_specs=({name: specs[name] for name in arrays},),
-        out_specs=(heads, P(BATCH_AXES, "tensor", "sequence")) if return_weights else heads,
-    )(arrays)
 
 
 def loss_on(mesh: Mesh, loss_fn: LossFn) -> LossFn:

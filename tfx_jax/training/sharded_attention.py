@@ -1,0 +1,129 @@
+"""Attention on a mesh: how what it takes and gives lies there, and what each device computes by itself."""
+
+import functools
+import math
+from typing import Any
+
+import jax
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+from jaxtyping import Array
+
+from tfx_jax.errors import UserError
+from tfx_jax.functional.attention import dot_product_attention
+from tfx_jax.functional.kernels import best_kernels
+from tfx_jax.functional.ring import ring_attention
+from tfx_jax.nn.attention import ShardAttention
+from tfx_jax.nn.cores import AttentionFn, kernel_of
+
+BATCH_AXES = ("data", "fsdp", "expert")
+"""The mesh axes that divide the rows of a batch."""
+
+_HEADS = P(BATCH_AXES, "sequence", "tensor", None)
+_WEIGHTS = P(BATCH_AXES, "tensor", "sequence")
+
+
+def shard_attention(mesh: Mesh) -> ShardAttention:
+    """Makes what calls the attention of a model that is trained on a mesh.
+
+    Attention is where a layer's activations say how they lie: rows over the axes of a batch, heads over "tensor".
+    Without that, the compiler would rather divide activations as FSDP divides the matrices, and exchange them. Where
+    a fast kernel may compute it, each device calls its own; where "sequence" divides positions, dense attention becomes
+    `ring_attention`.
+    """
+    return functools.partial(_attend_in_a_ring if mesh.shape["sequence"] > 1 else _attend, mesh)
+
+
+def _attend(mesh: Mesh, core: AttentionFn, query: Array, key: Array, value: Array, *args: Any, **options: Any) -> Any:
+    is_even = query.shape[0] % _parts(mesh, *BATCH_AXES) == 0 and key.shape[2] % _parts(mesh, "tensor") == 0
+    if kernel := kernel_of(core):
+        if not is_even:
+            raise UserError(
+                f'config.model.attention.name="{kernel}" needs rows and key heads that the mesh divides evenly, got '
+                f"{query.shape[0]} rows over {_parts(mesh, *BATCH_AXES)} devices and {key.shape[2]} key heads over "
+                f"{_parts(mesh, 'tensor')}"
+            )
+        return _attend_on_each_device(mesh, core, query, key, value, *args, **options)
+    if core is dot_product_attention and is_even and best_kernels(query, key, value, *args, **options):
+        return _attend_on_each_device(mesh, core, query, key, value, *args, **options)
+    if mesh.size == 1:
+        return core(query, key, value, *args, **options)
+    place = functools.partial(jax.lax.with_sharding_constraint, shardings=NamedSharding(mesh, _HEADS))
+    result = core(place(query), place(key), place(value), *args, **options)
+    return (place(result[0]), result[1]) if options.get("return_weights") else place(result)
+
+
+def _parts(mesh: Mesh, *axes: str) -> int:
+    return math.prod(mesh.shape[axis] for axis in axes)
+
+
+def _attend_on_each_device(
+    mesh: Mesh,
+    core: AttentionFn,
+    query: Array,
+    key: Array,
+    value: Array,
+    bias: Array | None = None,
+    mask: Array | None = None,
+    *,
+    segment_ids: Any = None,
+    dropout_rng: Array | None = None,
+    return_weights: bool = False,
+    **options: Any,
+) -> Any:
+    """Calls a function of its rows and heads on each device, for what no compiler divides: kernels."""
+    arrays = {"query": query, "key": key, "value": value, "bias": bias, "mask": mask}
+    arrays |= {"segment_ids": segment_ids, "dropout_rng": dropout_rng}
+    arrays = {name: x for name, x in arrays.items() if x is not None}
+
+    def spec(name: str, x: Any) -> Any:
+        if name in ("bias", "mask"):
+            return P(BATCH_AXES if x.shape[0] > 1 else None, "tensor" if x.shape[1] > 1 else None)
+        return {"segment_ids": P(BATCH_AXES), "dropout_rng": P()}.get(name, _HEADS)
+
+    return jax.shard_map(
+        lambda arrays: core(**arrays, return_weights=return_weights, **options),
+        mesh=mesh,
+        in_specs=({name: spec(name, x) for name, x in arrays.items()},),
+        out_specs=(_HEADS, _WEIGHTS) if return_weights else _HEADS,
+        check_vma=False,  # kernels do not say over which axes their results differ
+    )(arrays)
+
+
+def _attend_in_a_ring(
+    mesh: Mesh,
+    core: AttentionFn,
+    query: Array,
+    key: Array,
+    value: Array,
+    bias: Array | None = None,
+    mask: Array | None = None,
+    *,
+    dropout_rng: Array | None = None,
+    return_weights: bool = False,
+    **options: Any,
+) -> Any:
+    """Calls `ring_attention` of whole arrays; `bias` and `mask` are alike for all heads and queries."""
+    if core is not dot_product_attention:
+        raise UserError("config.mesh.sequence divides positions, which is for dense attention only: leave it at 1")
+    arrays = {"query": query, "key": key, "value": value, "bias": bias, "mask": mask, "dropout_rng": dropout_rng}
+    arrays = {name: x for name, x in arrays.items() if x is not None}
+    of_keys = {
+        name: P(BATCH_AXES if x.shape[0] > 1 else None, None, None, "sequence")
+        for name, x in arrays.items()
+        if name in ("bias", "mask")
+    }
+    specs = dict.fromkeys(arrays, _HEADS) | of_keys | {"dropout_rng": P()}
+
+    def on_a_device(arrays: dict[str, Array]) -> Any:
+        if dropout_rng is not None:  # the devices of one ring draw alike, those of other rows and heads do not
+            place = jax.lax.axis_index((*BATCH_AXES, "tensor"))
+            arrays = arrays | {"dropout_rng": jax.random.fold_in(arrays["dropout_rng"], place)}
+        return ring_attention(**arrays, axis_name="sequence", return_weights=return_weights, **options)
+
+    return jax.shard_map(
+        on_a_device,
+        mesh=mesh,
+        in_specs=({name: specs[name] for name in arrays},),
+        out_specs=(_HEADS, _WEIGHTS) if return_weights else _HEADS,
+    )(arrays)
