@@ -50,12 +50,13 @@ SOME = np.arange(T) % 3 > 0  # a mask, and one that hides nothing, so that both 
 MASKS = np.ones(T, bool), SOME
 
 
-@functools.partial(jax.jit, static_argnames=("capacity", "routing_fn"))
-def _mixture(x, logits, params, capacity, routing_fn, mask=None):
+@functools.partial(jax.jit, static_argnames=("capacity", "routing_fn", "num_groups"))
+def _mixture(x, logits, params, capacity, routing_fn, mask=None, num_groups=1):
     def experts_fn(buffers):
         return jax.vmap(feed_forward)(buffers, *params)
 
-    return mixture_of_experts(x, logits, experts_fn, capacity=capacity, routing_fn=routing_fn, mask=mask)
+    options = {"capacity": capacity, "routing_fn": routing_fn, "num_groups": num_groups}
+    return mixture_of_experts(x, logits, experts_fn, mask=mask, **options)
 
 
 @both
@@ -109,6 +110,22 @@ def test_leading_axes_are_tokens_in_order_and_vmap_makes_groups_with_their_own_p
     groups = jax.jit(jax.vmap(lambda x, logits: _mixture(x, logits, PARAMS, 2, top_1_routing)))(x, logits)
     want = [oracle.mixture(*group, _experts(), 2, 1) for group in zip(x, logits, strict=True)]
     np.testing.assert_allclose(groups, want, atol=1e-4)
+
+
+@both
+def test_groups_have_their_own_places(routing_fn, num_choices):
+    """And a token's way is told by its number among all."""
+    got = _mixture(X, LOGITS, PARAMS, 2, routing_fn, SOME, num_groups=3)
+    groups = [range(start, start + T // 3) for start in range(0, T, T // 3)]
+    want = [oracle.mixture(X[rows], LOGITS[rows], _experts(), 2, num_choices, SOME[rows]) for rows in groups]
+    np.testing.assert_allclose(got, np.concatenate(want), atol=1e-4)
+    _, routing = jax.jit(
+        lambda x, logits: mixture_of_experts(
+            x, logits, lambda x: x, capacity=2, num_groups=3, routing_fn=routing_fn, return_routing=True
+        )
+    )(X, LOGITS)
+    alone = jax.jit(lambda logits: routing_fn(logits, 2))(LOGITS[T // 3 : 2 * T // 3])
+    chex.assert_trees_all_close(jax.tree.map(lambda leaf: leaf[T // 3 : 2 * T // 3], routing), alone, atol=1e-6)
 
 
 def test_what_is_dispatched_comes_back():
@@ -249,5 +266,7 @@ def test_errors_name_the_sizes():
         top_1_routing(LOGITS, 0)
     with pytest.raises(ValueError, match=r"mask must have shape \[T\] = \(24,\), got \(23,\)"):
         top_1_routing(LOGITS, 3, mask=np.ones(23, bool))
+    with pytest.raises(ValueError, match="num_groups=5 does not divide the 24 tokens"):
+        mixture_of_experts(X, LOGITS, lambda x: x, capacity=3, num_groups=5)
     with pytest.raises(ValueError, match=r"x and logits differ in their tokens: \(23,\) != \(24,\)"):
         mixture_of_experts(X[1:], LOGITS, lambda x: x, capacity=3)

@@ -115,7 +115,8 @@ MUTANTS = (
             "x, self.router[...].astype(x.dtype)",
         ),
         ("padding counts in the losses", "load_balancing_loss(logits, mask)", "load_balancing_loss(logits)"),
-        ("evaluation drops tokens", "if rngs is not None:\n            capacity", "if True:\n            capacity"),
+        ("evaluation drops tokens", "if rngs is not None:\n            of_mesh", "if True:\n            of_mesh"),
+        ("all groups compete for the same places", "num_groups=num_groups,", "num_groups=1,"),
         ("a share of all tokens", "is_dropped.sum() / jnp.maximum(is_real.sum(), 1)", "is_dropped.mean()"),
         (
             "all experts drop alike",

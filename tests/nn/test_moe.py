@@ -61,6 +61,16 @@ def test_a_training_step_equals_the_oracle_with_both_losses():
         np.testing.assert_allclose(dropped, (want == 0).all(axis=-1).mean(), rtol=1e-6)
 
 
+def test_groups_have_their_own_places_in_training():
+    layer = _layer(num_groups=2, capacity_factor=0.8)
+    y, (_, _, dropped) = _train(layer)
+    rows = np.arange(B * T) // T  # a group is a row
+    want = sum(_expected(layer, 1, 1, rows == row)[0] for row in range(B))  # 0.8 * 5 tokens / 4 experts
+    np.testing.assert_allclose(y, want, atol=1e-5)
+    np.testing.assert_allclose(dropped, (want == 0).all(axis=-1).mean(), rtol=1e-6)
+    assert (want != _expected(layer, 2, 1)[0]).any()
+
+
 def test_evaluation_drops_no_token_and_leaves_what_training_said():
     for options, num_choices in (({"capacity_factor": 0.1}, 1), ({"routing_fn": top_2_routing}, 2)):
         layer = _layer(**options)

@@ -1,5 +1,6 @@
 """Meshes, tables of rules, batches spread over devices, and what compiled steps exchange."""
 
+import collections
 import functools
 import math
 import re
@@ -35,7 +36,7 @@ from tfx_jax.training.sharding import (
     shard_training,
     state_shardings,
 )
-from tfx_jax.training.step import init_state, new_state, update
+from tfx_jax.training.step import new_state
 
 
 @pytest.mark.parametrize(
@@ -341,7 +342,7 @@ class Mixture(nnx.Module):
     def __init__(self):
         rngs = nnx.Rngs(params=0)
         self.table = nnx.Param(jax.random.normal(rngs.params(), (V, 16)))
-        self.mixture = MixtureOfExperts(16, 32, 8, rngs=rngs)
+        self.mixture = MixtureOfExperts(16, 32, 8, num_groups=8, rngs=rngs)
 
 
 def mixture_loss(model, batch, rngs):
@@ -353,25 +354,32 @@ def mixture_loss(model, batch, rngs):
 
 
 def test_expert_parallelism_equals_one_device():
-    """Eight experts, one on each device; the rows are divided as well."""
+    """Eight experts, one on each device; the rows are divided as well, and each device routes its own."""
     random = np.random.default_rng(1)
     rows = random.integers(1, V, (3, B, T)).astype(np.int32)
-    optimizer = optax.adam(0.01)
-    graphdef, first_state = init_state(Mixture, optimizer)
 
     def run(mesh):
-        shardings = state_shardings(jax.eval_shape(first_state), mesh)
-        step_fn = jax.jit(functools.partial(update, graphdef, mixture_loss, optimizer), out_shardings=(shardings, None))
-        state, losses = jax.jit(first_state, out_shardings=shardings)(), []
-        for source in rows:
-            batch = shard_batch({"source": source, "target": np.where(source < 5, 0, source - 1)}, mesh)
-            state, metrics = step_fn(state, batch, jax.random.key(0))
+        setup = shard_training(mesh, lambda _: Mixture(), mixture_loss, optax.adam(0.01))
+        batches = [
+            shard_batch({"source": source, "target": np.where(source < 5, 0, source - 1)}, mesh) for source in rows
+        ]
+        program = setup.step_fn.lower(setup.abstract_state, batches[0], jax.random.key(0)).compile()
+        state, losses = setup.first_state(), []
+        for batch in batches:
+            state, metrics = program(state, batch, jax.random.key(0))
             losses.append([float(metrics.means[name].mean) for name in ("loss", "load_balancing", "dropped_tokens")])
-        return state, losses
+        return state, losses, program
 
-    state, losses = run(make_mesh(expert=8))
-    expected_state, expected = run(make_mesh(1))
+    state, losses, program = run(make_mesh(expert=8))
+    expected_state, expected, _ = run(make_mesh(1))
+    assert 0.05 < losses[0][2] < 0.5  # places are short
     np.testing.assert_allclose(losses, expected, atol=1e-5)
     chex.assert_trees_all_close(jax.device_get(state.params), jax.device_get(expected_state.params), atol=1e-5)
     for moment in state.opt_state[0].mu["mixture"]["experts"].values():
         assert {shard.data.shape[0] for shard in moment.addressable_shards} == {1}
+    # Tokens travel to their experts and back, and so do their gradients; no device meets what others hold.
+    exchanged = collections.Counter()
+    for found in collectives(program.as_text()):
+        exchanged[found.kind] += found.count
+    assert exchanged.keys() == {"all-to-all", "all-reduce"}
+    assert exchanged["all-to-all"] == 4

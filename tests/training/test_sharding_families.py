@@ -92,7 +92,7 @@ FAMILIES = {
         TransformerConfig(
             **SIZES,
             attention=AttentionConfig("window,dense", AttentionOptions(window=3)),
-            experts=ExpertsConfig(num_experts=4, every=1),
+            experts=ExpertsConfig(num_experts=4, every=1, num_groups=4),
         ),
         translation_loss,
         lambda: {"source": text(), "target": text()},

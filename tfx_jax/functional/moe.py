@@ -1,8 +1,8 @@
 """Mixture of experts: a router sends every token to one or two of many feed-forward networks.
 
-Here T counts the tokens of all sequences together, E the experts, C the tokens that one expert takes (its capacity) and
-A the experts of one token. Tokens move by scatter and gather, so memory is that of the experts' inputs, E * C * D, and
-a one-hot array of T x E x C, which the papers multiply by, never exists.
+Here T counts the tokens that compete for places, G the groups of such tokens, E the experts, C the tokens that one
+expert takes of a group (its capacity) and A the experts of one token. Tokens move by scatter and gather, so memory is
+that of the experts' inputs, G * E * C * D, and a one-hot array of T x E x C, by which the papers multiply, never is.
 """
 
 import math
@@ -23,6 +23,10 @@ class Routing(NamedTuple):
     """The token's place in the expert's buffer; C, which is past its end, where it is dropped."""
     weight: Float[Array, "T A"]
     """Of the expert's answer in the token's output; 0 where the token is dropped."""
+
+
+Exchange = tuple[Callable[[Array], Array], Callable[[Array], Array]]
+"""Takes buffers [G, E, C, D] from the devices of the groups to those of the experts, and answers back."""
 
 
 def expert_capacity(num_tokens: int, num_experts: int, capacity_factor: float) -> int:
@@ -59,7 +63,7 @@ def top_1_routing(logits: Float[Array, "T E"], capacity: int, *, mask: Bool[Arra
     ([0, 0, 1], [0, 1, 0])
     """
     _check_router(logits, capacity, mask, num_choices=1)
-    weight, expert = jax.lax.top_k(_probabilities(logits), 1)
+    weight, expert = _likeliest(_probabilities(logits), 1)
     return _seated(expert, weight, _sent(expert, mask), logits.shape[1], capacity)
 
 
@@ -90,7 +94,7 @@ def top_2_routing(
     ([[0, 1]], [[0.5, 0.5]])
     """
     _check_router(logits, capacity, mask, num_choices=2)
-    gates, expert = jax.lax.top_k(_probabilities(logits), 2)
+    gates, expert = _likeliest(_probabilities(logits), 2)
     weight = gates / gates.sum(axis=1, keepdims=True)
     sent = _sent(expert, mask)
     if rng is not None:
@@ -116,28 +120,36 @@ def combine(y: Float[Array, "E C D"], routing: Routing) -> Float[Array, "T D"]:
 def mixture_of_experts(
     x: Float[Array, "*batch D"],
     logits: Float[Array, "*batch E"],
-    experts_fn: Callable[[Float[Array, "E C D"]], Float[Array, "E C D"]],
+    experts_fn: Callable[[Float[Array, "E GC D"]], Float[Array, "E GC D"]],
     *,
     capacity: int,
+    num_groups: int = 1,
     routing_fn: Callable[..., Routing] = top_1_routing,
     mask: Bool[Array, "*batch"] | None = None,
+    exchange: Exchange | None = None,
     return_routing: bool = False,
 ) -> Any:
     """Routes tokens, applies all experts at once and brings the answers back.
 
     Args:
-      x: tokens, [*batch, D]. They compete for places in the order of the flattened batch; `jax.vmap` over leading axes
-        gives the groups of GShard, each with its own capacity.
+      x: tokens, [*batch, D]. Those of a group compete for places, in the order of the flattened batch.
       logits: the router's, [*batch, E].
-      experts_fn: maps the buffers of all experts, [E, C, D], such as `jax.vmap(feed_forward)` with parameters that have
-        a leading axis E. To spread experts over devices, shard that axis.
-      capacity: C, tokens that each expert takes.
+      experts_fn: maps the buffers of all experts, [E, G * C, D], such as `jax.vmap(feed_forward)` with parameters that
+        have a leading axis E. To spread experts over devices, shard that axis.
+      capacity: C, tokens that each expert takes of a group.
+      num_groups: G, into how many equal blocks the flattened batch is divided, each of which is routed by itself
+        (Lepikhin et al., 2020, section 3.2). On a mesh, a group that one device holds is routed without the others.
       routing_fn: `top_1_routing`, `top_2_routing` or their like.
       mask: True for real tokens, [*batch].
+      exchange: how buffers, [G, E, C, D], get from the devices of the groups to those of the experts and back; None
+        leaves it to the compiler.
       return_routing: also return where tokens went.
 
     Returns:
       [*batch, D] in the dtype of the experts' answers, or a pair of it and the `Routing` of the flattened tokens.
+
+    Raises:
+      ValueError: if shapes do not fit, or the groups do not come out even.
 
     >>> x = jnp.array([[1.0], [2.0], [3.0]])
     >>> mix = jax.jit(lambda x, logits: mixture_of_experts(x, logits, lambda x: 10 * x, capacity=2))
@@ -146,12 +158,26 @@ def mixture_of_experts(
     """
     if x.shape[:-1] != logits.shape[:-1]:
         raise ValueError(f"x and logits differ in their tokens: {x.shape[:-1]} != {logits.shape[:-1]}")
-    num_experts = logits.shape[-1]
-    tokens_mask = None if mask is None else mask.reshape(-1)
-    routing = routing_fn(logits.reshape(-1, num_experts), capacity, mask=tokens_mask)
-    buffers = dispatch(x.reshape(-1, x.shape[-1]), routing, num_experts=num_experts, capacity=capacity)
-    y = combine(experts_fn(buffers), routing).reshape(x.shape)
-    return (y, routing) if return_routing else y
+    d_model, num_experts = x.shape[-1], logits.shape[-1]
+    num_tokens = logits.size // num_experts
+    if num_groups < 1 or num_tokens % num_groups:
+        raise ValueError(f"num_groups={num_groups} does not divide the {num_tokens} tokens")
+
+    def grouped(rows: Array, *sizes: int) -> Array:
+        return rows.reshape(num_groups, -1, *sizes)
+
+    def dispatched(x: Array, routing: Routing) -> Array:
+        return dispatch(x, routing, num_experts=num_experts, capacity=capacity)
+
+    routing = jax.vmap(lambda logits, mask: routing_fn(logits, capacity, mask=mask))(
+        grouped(logits, num_experts), None if mask is None else grouped(mask)
+    )
+    buffers = jax.vmap(dispatched)(grouped(x, d_model), routing)
+    to_experts, to_tokens = exchange or (lambda buffers: buffers, lambda buffers: buffers)
+    answers = experts_fn(to_experts(buffers).swapaxes(0, 1).reshape(num_experts, -1, d_model))
+    answers = to_tokens(answers.reshape(num_experts, num_groups, capacity, -1).swapaxes(0, 1))
+    y = jax.vmap(combine)(answers, routing).reshape(*x.shape[:-1], -1)
+    return (y, jax.tree.map(lambda leaf: leaf.reshape(num_tokens, -1), routing)) if return_routing else y
 
 
 def load_balancing_loss(
@@ -186,6 +212,18 @@ def router_z_loss(logits: Float[Array, "*batch E"], mask: Bool[Array, "*batch"] 
 
 def _probabilities(logits: Float[Array, "*batch E"]) -> Float[Array, "*batch E"]:
     return jax.nn.softmax(logits.astype(np.promote_types(logits.dtype, np.float32)), axis=-1)
+
+
+def _likeliest(
+    probabilities: Float[Array, "T E"], count: int
+) -> tuple[Float[Array, "T {count}"], Int[Array, "T {count}"]]:
+    """`jax.lax.top_k` by maxima: for that, compilers would gather the tokens of all devices on each."""
+    experts, left = [], probabilities
+    for _ in range(count):
+        experts.append(jnp.argmax(left, axis=-1))
+        left = jnp.where(jax.nn.one_hot(experts[-1], left.shape[-1], dtype=jnp.bool_), -jnp.inf, left)
+    expert = jnp.stack(experts, axis=-1)
+    return jnp.take_along_axis(probabilities, expert, axis=-1), expert
 
 
 def _mean(x: Float[Array, "*batch E"], mask: Bool[Array, "*batch"] | None) -> Float[Array, " E"]:

@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -13,6 +13,7 @@ from jaxtyping import Array, Bool, Float
 
 from tfx_jax.fields import at_least
 from tfx_jax.functional.moe import (
+    Exchange,
     Routing,
     expert_capacity,
     load_balancing_loss,
@@ -36,6 +37,7 @@ class ExpertsConfig:
     every: int = at_least(1, 2)  # which layers have one: the second, the fourth ... as in GShard and Switch
     experts_per_token: int = at_least(1, 1)  # 1 as in Switch, or 2 as in GShard
     capacity_factor: float = at_least(0, 1.25)  # places of a training step, in even shares; GShard: 2
+    num_groups: int = at_least(0, 0)  # of a batch, whose tokens compete for places; 0: one for each device with rows
     load_balancing: float = at_least(0, 0.01)  # weight of the loss that spreads tokens evenly
     router_z_loss: float = at_least(0, 0.001)  # weight of the loss that keeps the router's logits small
 
@@ -73,11 +75,21 @@ class ExpertsConfig:
             self.num_experts,
             capacity_factor=self.capacity_factor,
             routing_fn=_ROUTINGS[self.experts_per_token],
+            num_groups=self.num_groups,
             load_balancing=self.load_balancing,
             router_z_loss=self.router_z_loss,
             rngs=rngs,
             **options,
         )
+
+
+class ExpertsOnMesh(NamedTuple):
+    """How the mixtures of a model lie on a mesh."""
+
+    num_groups: int
+    """Whose tokens are routed by themselves: as many as devices, or groups of them, share the rows of a batch."""
+    exchange: Exchange | None
+    """Between devices of groups and of experts; None where every device has all experts."""
 
 
 class MixtureOfExperts(nnx.Module):
@@ -87,7 +99,12 @@ class MixtureOfExperts(nnx.Module):
 
     In training an expert takes so many tokens and drops the rest, and what the router adds to the loss is left in
     `auxiliary_loss`, for the train step to add. Evaluation drops none: an answer does not depend on other tokens.
+
+    Attributes:
+      on_mesh: set by who trains the model on a mesh, see `tfx_jax.training.sharded_experts`.
     """
+
+    on_mesh: ExpertsOnMesh | None = None
 
     def __init__(
         self,
@@ -97,6 +114,7 @@ class MixtureOfExperts(nnx.Module):
         *,
         capacity_factor: float = 1.25,
         routing_fn: Callable[..., Routing] = top_1_routing,
+        num_groups: int = 0,
         load_balancing: float = 0.01,
         router_z_loss: float = 0.001,
         dtype: DTypeLike = jnp.float32,
@@ -112,6 +130,8 @@ class MixtureOfExperts(nnx.Module):
           num_experts: E.
           capacity_factor: see `tfx_jax.functional.expert_capacity`; of training.
           routing_fn: `top_1_routing`, `top_2_routing` or their like.
+          num_groups: of a batch in training, see `tfx_jax.functional.mixture_of_experts`; 0 means one for each device
+            that has rows of the batch.
           load_balancing: weight of `tfx_jax.functional.load_balancing_loss` in the auxiliary loss.
           router_z_loss: weight of `tfx_jax.functional.router_z_loss`.
           dtype: of the experts' computation; the router's is float32.
@@ -128,6 +148,7 @@ class MixtureOfExperts(nnx.Module):
         self.num_experts = num_experts
         self.capacity_factor = capacity_factor
         self.routing_fn = routing_fn
+        self.num_groups = num_groups
         self.loss_weights = load_balancing, router_z_loss
         self.dropout_rate = self.experts.dropout_rate
         self.dtype = dtype
@@ -142,16 +163,19 @@ class MixtureOfExperts(nnx.Module):
         """Returns the experts' answers, zero for dropped tokens.
 
         Args:
-          x: tokens, [*batch, D], which all compete for places.
+          x: tokens, [*batch, D]; those of a group compete for places.
           mask: True for real tokens; padding is sent to no expert and counts in no loss.
           rngs: stream `dropout`; None means evaluation.
         """
         # In float32 whatever `dtype`, as in the Switch Transformer: a rounding here can send a token elsewhere.
         logits = jnp.einsum("...D,DE->...E", x.astype(jnp.float32), self.router[...].astype(jnp.float32))
         num_tokens = logits.size // self.num_experts
-        capacity = num_tokens
+        num_groups, capacity, exchange = 1, num_tokens, None
         if rngs is not None:
-            capacity = min(expert_capacity(num_tokens, self.num_experts, self.capacity_factor), num_tokens)
+            of_mesh, exchange = self.on_mesh or (1, None)
+            num_groups = self.num_groups or of_mesh
+            of_group = num_tokens // num_groups
+            capacity = min(expert_capacity(of_group, self.num_experts, self.capacity_factor), of_group)
         keys = jax.random.split(rngs.dropout(), self.num_experts) if rngs is not None and self.dropout_rate else None
 
         def answer(expert: FeedForward, buffer: Float[Array, "C D"], key: Array | None) -> Float[Array, "C D"]:
@@ -162,8 +186,10 @@ class MixtureOfExperts(nnx.Module):
             logits,
             lambda buffers: jax.vmap(answer)(self.experts, buffers, keys),
             capacity=capacity,
+            num_groups=num_groups,
             routing_fn=self.routing_fn,
             mask=mask,
+            exchange=exchange,
             return_routing=True,
         )
         if rngs is not None:

@@ -22,6 +22,7 @@ from tfx_jax.nn.attention import ShardAttention
 from tfx_jax.nn.stack import is_stack
 from tfx_jax.tasks.loss import LossOutput
 from tfx_jax.training.sharded_attention import BATCH_AXES, shard_attention
+from tfx_jax.training.sharded_experts import shard_experts
 from tfx_jax.training.step import Batch, LossFn, Metrics, TrainState, init_state, jit_update
 
 Rules = tuple[tuple[str, P], ...]
@@ -169,16 +170,18 @@ def _dividing(mesh: Mesh, size: int, axes: tuple[str, ...]) -> tuple[str, ...] |
 
 
 def loss_on(mesh: Mesh, loss_fn: LossFn) -> LossFn:
-    """Makes the loss of a model that is trained on a mesh: under FSDP, the embedding is gathered before the model runs.
+    """Makes the loss of a model that is trained on a mesh, whose mixtures of experts learn how it lies there.
 
-    A layer's matrices are gathered when its turn comes. The embedding is used at both ends of a model, and looking up
-    columns that are spread over devices would have the compiler exchange what was found, and copy it on some meshes.
+    Under FSDP, the embedding is gathered before the model runs, a layer's matrices when its turn comes. The embedding
+    is used at both ends of a model, and looking up columns that are spread over devices would have the compiler
+    exchange what was found, and copy it on some meshes.
     """
-    if mesh.shape["fsdp"] == 1:
-        return loss_fn
     others = [rules for rules in STRATEGIES if rules is not FSDP]
 
     def loss(model: nnx.Module, *arguments: Any) -> LossOutput:
+        shard_experts(mesh, model)
+        if mesh.shape["fsdp"] == 1:
+            return loss_fn(model, *arguments)
         params = nnx.to_pure_dict(nnx.state(model, nnx.Param))
         shardings = state_shardings(params, mesh, others)
 
