@@ -16,7 +16,7 @@ from jax.sharding import PartitionSpec as P
 
 from tests.training.tiny import tiny_config, train
 from tfx_jax.errors import UserError
-from tfx_jax.training import distributed
+from tfx_jax.training import distributed, loop
 from tfx_jax.training.checkpoint import Checkpoints, load_params
 from tfx_jax.training.config import check_config, save_config
 from tfx_jax.training.distributed import gather_lists, initialize_from_env
@@ -206,6 +206,29 @@ def test_two_processes_train_as_one(text, tmp_path, scalars):
     assert train(tiny_config(text, -1, num_steps=10, **validation), tmp_path / "pair").step == 10
 
 
+EVALUATE = """
+from tests.training.tiny import tiny_config
+from tfx_jax.training.config import MeshConfig
+from tfx_jax.training.loop import train
+text, workdir, changes = arguments
+config = tiny_config(text, **json.loads(changes))
+config.mesh = MeshConfig(data=1, fsdp=8)
+with open(f"{workdir}.{index}", "w") as file:
+    json.dump(train(config, workdir).evaluations, file)
+"""
+
+
+@pytest.mark.slow
+def test_two_processes_evaluate_together_what_neither_has_whole(text, tmp_path):
+    changes = {"validation": "validation.tsv", "num_steps": 3}
+    expected = loop.train(tiny_config(text, **changes), tmp_path / "alone").evaluations
+    statuses, errors = run_pair(EVALUATE, text, tmp_path / "pair", json.dumps(changes))
+    assert statuses == [0, 0], errors
+    for index in range(2):
+        (found,) = json.loads((tmp_path / f"pair.{index}").read_text())
+        assert found == pytest.approx(expected[0], rel=1e-4)
+
+
 @pytest.mark.slow
 def test_a_signal_to_one_process_stops_both_at_the_same_step(text, tmp_path):
     changes = json.dumps({"num_steps": 100_000, "log_every": 1_000, "checkpoint_every": 100_000})
@@ -231,14 +254,14 @@ def test_the_survivor_of_two_says_so_and_asks_to_be_restarted(text, tmp_path):
 SPREAD = """
 import numpy as np
 from jax.sharding import AxisType, Mesh
-from tfx_jax.training.distributed import fetch
+from tfx_jax.tasks.prediction import to_host
 from tfx_jax.training.sharding import held_batch_shards, make_mesh, process_shard, shard_batch
 places = np.array([0, 1, 4, 5, 2, 3, 6, 7]).reshape(4, 1, 1, 1, 2)  # as in a row of two hosts that are tiles
 mesh = Mesh(np.array(jax.devices())[places], make_mesh().axis_names, axis_types=(AxisType.Auto,) * 5)
 assert process_shard(mesh) == (index, 2)
 assert held_batch_shards(mesh) == ((0, 2), (1, 3))[index]
 examples = np.arange(8 * 5).reshape(2, 4, 5)
-batch = fetch(shard_batch({"source": examples[index]}, mesh))["source"]
+batch = to_host(shard_batch({"source": examples[index]}, mesh))["source"]
 np.testing.assert_array_equal(batch, examples.reshape(2, 2, 2, 5).swapaxes(0, 1).reshape(8, 5))
 """
 
@@ -253,7 +276,8 @@ SAVE = """
 import numpy as np
 from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
 from tfx_jax.training.checkpoint import Checkpoints
-from tfx_jax.training.distributed import fetch, gather_lists
+from tfx_jax.tasks.prediction import to_host
+from tfx_jax.training.distributed import gather_lists
 from tfx_jax.training.step import TrainState
 mesh = jax.make_mesh((4, 2), ("a", "b"), axis_types=(AxisType.Auto,) * 2)
 values = np.random.default_rng(0).normal(size=(16, 6)).astype(np.float32)
@@ -269,7 +293,7 @@ with Checkpoints(arguments[0]) as checkpoints:
     restored, extra = checkpoints.restore_latest(jax.tree.map(shape_of, state(P("b"))))
 assert extra == {"data": 7}
 assert not restored.params["table"].is_fully_addressable
-np.testing.assert_array_equal(fetch(restored.params)["table"], values)
+np.testing.assert_array_equal(to_host(restored.params)["table"], values)
 assert gather_lists([f"何{number}" for number in range(index, 5, 2)]) == [f"何{number}" for number in range(5)]
 """
 

@@ -21,6 +21,7 @@ from tfx_jax.fields import at_least
 from tfx_jax.functional.beam_search import beam_search
 from tfx_jax.functional.search import Cache, StepFn, greedy_search, sample, with_repetition_penalty
 from tfx_jax.nn.decoding import Decoder
+from tfx_jax.tasks.prediction import to_device, to_host
 
 _SHORTEST = 16  # inputs of fewer tokens are padded to as many
 _NO_TOKEN = -1  # every id may be a token of the model
@@ -183,7 +184,7 @@ class DecodeDriver:
 
     def decoder(self, params: Any) -> Decoder:
         """Arranges the weights of the model: once for all that is to be decoded with them."""
-        return nnx.merge(self._graphdef, jax.device_put(params)).decoder(int8=self._int8)
+        return nnx.merge(self._graphdef, to_device(params)).decoder(int8=self._int8)
 
     def __call__(
         self,
@@ -239,7 +240,7 @@ class DecodeDriver:
                 first + row_ids,
                 max_length=max_new_tokens(length),
             )
-            for member, row in zip(members, np.asarray(found).tolist(), strict=False):
+            for member, row in zip(members, to_host(found).tolist(), strict=False):
                 outputs[member] = list(itertools.takewhile(lambda token: token != _NO_TOKEN, row))
             if on_batch is not None:
                 on_batch(len(members))

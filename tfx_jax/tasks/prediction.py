@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import numpy as np
 from flax import nnx
+from jax.experimental import multihost_utils
 
 from tfx_jax.data.batching import Batch, BatchSpec, ExampleSource, eval_batches
 from tfx_jax.data.process_shard import WHOLE, ProcessShard
@@ -17,8 +18,23 @@ PredictFn = Callable[[Any, dict[str, Any]], Any]
 """`predict_fn(model, batch)` gives a pytree of arrays; pure, to be compiled."""
 
 
-def _alone(mine: list[Any]) -> list[Any]:
+def _alone(mine: Any) -> Any:
     return mine
+
+
+def to_device(tree: Any) -> Any:
+    """Copies NumPy arrays to a device; arrays that are on devices stay where they are."""
+    return jax.tree.map(lambda leaf: leaf if isinstance(leaf, jax.Array) else jax.device_put(leaf), tree)
+
+
+def to_host(tree: Any) -> Any:
+    """Copies arrays to the host, as NumPy, wherever their pieces are; every process gets the whole of each.
+
+    If some are spread over several processes, all of these call it.
+    """
+    if all(getattr(leaf, "is_fully_addressable", True) for leaf in jax.tree.leaves(tree)):
+        return jax.device_get(tree)
+    return multihost_utils.process_allgather(tree, tiled=True)
 
 
 class TrainedModel:
@@ -26,7 +42,7 @@ class TrainedModel:
 
     Attributes:
       graphdef: of the model.
-      params: its parameters and what else it keeps, NumPy arrays.
+      params: its parameters and what else it keeps, NumPy arrays or arrays on devices.
     """
 
     def __init__(
@@ -36,6 +52,7 @@ class TrainedModel:
         *,
         shard: ProcessShard = WHOLE,
         gather: Callable[[list[Any]], list[Any]] = _alone,
+        place: Callable[[Batch], Batch] = _alone,
     ):
         """Takes a model apart.
 
@@ -44,14 +61,15 @@ class TrainedModel:
           params: its parameters.
           shard: this process takes every `count`-th example from the one at `index` on.
           gather: joins such lists of all processes, in the order of the examples; all processes call it.
+          place: puts a batch where the parameters are.
         """
         self.graphdef, self.params = graphdef, params
-        self._shard, self._gather = shard, gather
+        self._shard, self._gather, self._place = shard, gather, place
         self._programs: dict[Any, Any] = {}
 
     def replace(self, params: Any) -> "TrainedModel":
         """Returns the same model with other parameters, which shares the compiled programs."""
-        other = TrainedModel(self.graphdef, params, shard=self._shard, gather=self._gather)
+        other = TrainedModel(self.graphdef, params, shard=self._shard, gather=self._gather, place=self._place)
         other._programs = self._programs
         return other
 
@@ -66,13 +84,13 @@ class TrainedModel:
           The result for each batch in NumPy arrays, one behind: a batch is made while the one before runs.
         """
         run = self._program(predict_fn)
-        params = jax.device_put(self.params)  # once, not with every batch
+        params = to_device(self.params)  # once, not with every batch
         running = []
         for batch in batches:
-            running.append(run(params, batch))
+            running.append(run(params, self._place(batch)))
             if len(running) > 1:
-                yield jax.device_get(running.pop(0))
-        yield from map(jax.device_get, running)
+                yield to_host(running.pop(0))
+        yield from map(to_host, running)
 
     def predict(self, predict_fn: PredictFn, examples: ExampleSource, spec: BatchSpec) -> list[Any]:
         """Applies a function to examples; processes share them.

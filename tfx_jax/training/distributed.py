@@ -20,7 +20,6 @@ from typing import Any, NoReturn
 import jax
 import numpy as np
 from jax.experimental import multihost_utils
-from jax.sharding import NamedSharding, PartitionSpec
 
 from tfx_jax.errors import UserError
 
@@ -182,18 +181,6 @@ def gather_lists(mine: list[Any]) -> list[Any]:
     texts = gather_arrays(np.pad(data, (0, sizes.max() - data.size)))
     parts = [json.loads(text[:size].tobytes()) for text, size in zip(texts, sizes, strict=True)]
     return [parts[index % count][index // count] for index in range(sum(map(len, parts)))]
-
-
-def fetch(tree: Any) -> Any:
-    """Copies arrays to the host, as NumPy, wherever their pieces are; every process gets the whole of each."""
-    if jax.process_count() > 1:
-        whole = jax.tree.map(lambda leaf: NamedSharding(leaf.sharding.mesh, PartitionSpec()), tree)
-        tree = jax.jit(_identity, out_shardings=whole)(tree)
-    return jax.device_get(tree)
-
-
-def _identity(tree: Any) -> Any:
-    return tree
 
 
 @contextlib.contextmanager

@@ -14,7 +14,7 @@ from tfx_jax.errors import UserError
 from tfx_jax.training.checkpoint import Checkpoints
 from tfx_jax.training.config import ExperimentConfig, check_config, save_config
 from tfx_jax.training.config_checks import validate
-from tfx_jax.training.distributed import abort_together, fetch, is_primary, process0_first
+from tfx_jax.training.distributed import abort_together, is_primary, process0_first
 from tfx_jax.training.init_from import adopt_pretrained_config, init_from_state
 from tfx_jax.training.interrupt import StopRequest, stop_on_signals
 from tfx_jax.training.lock import locked, report_disk_full
@@ -289,7 +289,7 @@ class _Trainer:
         if step > self.saved_step:
             self._save()
         self.watchdog.beat(None)
-        metrics, summary = self.run.evaluate(fetch(self.state.variables))
+        metrics, summary = self.run.evaluate(self.state.variables)
         self.evaluations.append({"step": step} | metrics)
         self.progress.scalars(step, {f"validation/{name}": value for name, value in metrics.items()})
         self._save(score=self.run.rank(metrics))

@@ -15,13 +15,13 @@ from tfx_jax.data.process_shard import ProcessShard
 from tfx_jax.data.splits import Split, Splits
 from tfx_jax.errors import UserError
 from tfx_jax.nn.attention import ShardAttention
-from tfx_jax.tasks.prediction import TrainedModel
+from tfx_jax.tasks.prediction import TrainedModel, to_host
 from tfx_jax.tasks.task import EvalResult, Task
 from tfx_jax.training.artifacts import WorkdirArtifacts
 from tfx_jax.training.config import ExperimentConfig, load_config
 from tfx_jax.training.distributed import gather_lists
 from tfx_jax.training.init_from import tokenizer_folder
-from tfx_jax.training.sharding import num_batch_shards, process_shard
+from tfx_jax.training.sharding import num_batch_shards, process_shard, spread_rows
 from tfx_jax.training.step import Params
 
 AnyTask = TypeVar("AnyTask", bound=Task)
@@ -69,12 +69,19 @@ class Run(Generic[AnyTask]):
         return self._trained.replace(params)
 
     def evaluate(self, params: Params, split: Split = "validation") -> EvalResult:
-        """Measures parameters, which are NumPy arrays, on a split; processes share the work.
+        """Measures parameters on a split; processes share the work.
+
+        Where a mesh divides the parameters, no device may have room for all of them: there all devices compute each
+        batch together. Otherwise each process works through examples of its own.
 
         Raises:
           UserError: if there is no such split.
         """
-        return self.task.evaluate(self.trained(params), split)
+        divided = [leaf for leaf in jax.tree.leaves(params) if not getattr(leaf, "is_fully_replicated", True)]
+        if not divided:
+            return self.task.evaluate(self.trained(to_host(params)), split)
+        model = TrainedModel(self.graphdef, params, place=functools.partial(spread_rows, divided[0].sharding.mesh))
+        return self.task.evaluate(model, split)
 
     def rank(self, metrics: Mapping[str, float]) -> float:
         """Returns by how much one evaluation is better than others: the first metric, higher being better."""

@@ -329,3 +329,14 @@ def take_batch_shard(rows: np.ndarray, index: Any, mesh: Mesh, process_index: in
     start, _, _ = index[0].indices(shard.count * len(rows))
     first = held.index(start // size) * size
     return rows[first : first + size, *index[1:]]
+
+
+def spread_rows(mesh: Mesh, batch: Batch) -> Batch:
+    """Spreads the rows of a batch, which every process has whole, over the mesh, where they divide evenly."""
+
+    def spread(rows: np.ndarray) -> jax.Array | np.ndarray:
+        if len(rows) % num_batch_shards(mesh):
+            return rows
+        return jax.make_array_from_callback(rows.shape, NamedSharding(mesh, P(BATCH_AXES)), rows.__getitem__)
+
+    return jax.tree.map(spread, batch)

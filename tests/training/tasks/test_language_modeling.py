@@ -4,6 +4,7 @@ import io
 import json
 import math
 import sys
+from unittest import mock
 
 import jax
 import numpy as np
@@ -17,11 +18,12 @@ from tfx_jax.errors import UserError
 from tfx_jax.models import BertConfig, GPTConfig, hf
 from tfx_jax.tasks.classification import ClassificationConfig
 from tfx_jax.tasks.language_modeling import LanguageModelConfig, LanguageModelTask
+from tfx_jax.training import run as run_module
 from tfx_jax.training.checkpoint import load_params
 from tfx_jax.training.config import ExperimentConfig, load_config, tiny_variant
 from tfx_jax.training.loop import train
 from tfx_jax.training.run import load_run, make_run
-from tfx_jax.training.sharding import make_mesh
+from tfx_jax.training.sharding import make_mesh, state_shardings
 
 TEXT = "\n".join(f"{word} and {other} ." for word in "abcdefgh" for other in "qrstuvwxyz") + "\n"
 
@@ -233,3 +235,15 @@ def test_mistakes_are_one_line(folder, tmp_path, trained):
     assert not (tmp_path / "work").exists()
     with pytest.raises(UserError, match=r"config\.task\.data\.test_file names no file for the test split"):
         load_run(trained[0]).evaluate(load_params(trained[0]), "test")
+
+
+def test_parameters_that_a_mesh_divides_are_evaluated_where_they_are(trained):
+    run, params = load_run(trained[0]), load_params(trained[0])
+    mesh = make_mesh(data=2, fsdp=2, tensor=2)
+    divided = jax.device_put(params, state_shardings(params, mesh))
+    assert sum(not leaf.is_fully_replicated for leaf in jax.tree.leaves(divided)) > 3
+    with mock.patch.object(run_module, "to_host", side_effect=AssertionError("no device has room for all of them")):
+        metrics, summary = run.evaluate(divided)
+    expected, _ = run.evaluate(params)
+    assert metrics == pytest.approx(expected, rel=1e-5)
+    assert summary

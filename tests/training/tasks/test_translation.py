@@ -4,6 +4,7 @@ import dataclasses
 import json
 import shutil
 
+import jax
 import numpy as np
 import pytest
 import sacrebleu
@@ -24,6 +25,7 @@ from tfx_jax.training.config import save_config
 from tfx_jax.training.config_checks import validate
 from tfx_jax.training.init_from import adopt_pretrained_config
 from tfx_jax.training.run import load_run, make_run
+from tfx_jax.training.sharding import make_mesh, state_shardings
 
 GERMAN = ["Ein Mann schläft.", "Zwei Hunde spielen, im Schnee!", "Sie liest ein Buch."]
 ENGLISH = ["A man sleeps.", "Two dogs play, in the snow!", "She reads a book."]
@@ -235,3 +237,15 @@ def test_transformers_translates_the_same(exported):
         if 3 not in ids:  # which they leave out
             assert tokenizer.decode(found[0], skip_special_tokens=True) == text
     assert len({tuple(ids) for ids in translator.translate_ids(params, sentences)}) > 2
+
+
+def test_parameters_that_a_mesh_divides_translate_where_they_are(exported):
+    run, model, _ = exported
+    params = nnx.to_pure_dict(nnx.state(model))
+    mesh = make_mesh(data=2, fsdp=2, tensor=2)
+    divided = jax.device_put(params, state_shardings(params, mesh))
+    assert sum(not leaf.is_fully_replicated for leaf in jax.tree.leaves(divided)) > 3
+    translator = run.task.translator(run.graphdef)
+    assert translator(divided, SENTENCES) == translator(params, SENTENCES)
+    assert any(translator(params, SENTENCES))
+    assert run.evaluate(divided, "train")[0] == pytest.approx(run.evaluate(params, "train")[0], rel=1e-5)
