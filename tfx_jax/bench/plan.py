@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import math
 import re
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -12,7 +13,7 @@ from jax.sharding import Mesh
 
 from tfx_jax.bench.chips import CHIPS, Chip
 from tfx_jax.bench.measure import without_compilation_cache
-from tfx_jax.bench.programs import Program, read_program
+from tfx_jax.bench.programs import Kernel, Program, read_program
 from tfx_jax.data.batching import LoaderOptions
 from tfx_jax.errors import UserError
 from tfx_jax.tasks.task import PlannedTask
@@ -22,6 +23,8 @@ from tfx_jax.training.flops import peak_flops
 from tfx_jax.training.memory import state_memory
 from tfx_jax.training.sharding import batch_sharding, make_mesh, num_batch_shards, process_shard
 from tfx_jax.training.train_setup import make_train_setup
+
+_KERNEL_EFFICIENCY = 0.5  # of a kernel that nothing estimates: the share of the peak that is assumed
 
 
 @dataclasses.dataclass
@@ -46,8 +49,9 @@ class Plan:
       collectives: by kind, how often a step exchanges something, and bytes that leave each device.
       async_share: of those bytes, the part that is sent while something is computed.
       seconds: what a step takes at least, by what it waits for: "compute" (peak FLOP/s), "memory" (parameters and
-        optimizer read and written once), "network", and "cycles", which the compiler expects.
-      operations: the dearest by the compiler's estimate, lines of source code and their seconds.
+        optimizer read and written once), "network", "cycles", which the compiler expects, and "kernels", which it does
+        not expect: Pallas, at half of the device's peak or of its memory's bandwidth, whichever takes longer.
+      operations: the dearest, lines of source code and their seconds: by the compiler's estimate, and kernels by ours.
     """
 
     mesh: dict[str, int]
@@ -76,17 +80,23 @@ class Plan:
 
     @property
     def predicted_step_seconds(self) -> float | None:
-        """What the compiler expects of operations, and beside them the exchanges that nothing hides.
+        """What the compiler expects of operations, and beside them kernels, and the exchanges that nothing hides.
 
-        Where it expects nothing, the longest of what a step waits for: no step is faster. None without published
-        speeds of the device, or without a program.
+        Where it expects nothing, the longest of what a step waits for, a bound: no step is faster. None without
+        published speeds of the device, or without a program.
         """
         if not self.seconds or not self.fits:
             return None
-        if "cycles" not in self.seconds:
+        if self.is_bound:
             return max(self.seconds.values())
         network = self.seconds["network"]
-        return max(self.seconds["cycles"] + network * (1 - self.async_share), network)
+        computed = self.seconds["cycles"] + self.seconds.get("kernels", 0.0)
+        return max(computed + network * (1 - self.async_share), network)
+
+    @property
+    def is_bound(self) -> bool:
+        """Whether the predicted time is no estimate but a bound, as for GPUs, whose compiler expects nothing."""
+        return "cycles" not in self.seconds
 
     @property
     def predicted_mfu(self) -> float | None:
@@ -135,7 +145,7 @@ def plan_training(config: ExperimentConfig, devices: Sequence[Any], *, num_slice
         num_params=memory.num_params,
         batch=shapes,
         hosts=(len(processes), process_shard(mesh, processes[0]).count),
-        memory_bytes=None if chip is None else round(chip.memory),
+        memory_bytes=None if chip is None else chip.program_memory,
         model_flops=task.training_flops(shapes),
         tokens=max(shape[0] * shape[1] for shape in shapes.values() if len(shape) > 1),
     )
@@ -144,9 +154,11 @@ def plan_training(config: ExperimentConfig, devices: Sequence[Any], *, num_slice
         for name, array in planned.batch.items()
     }
     step_fn: Any = setup.step_fn  # of jax.jit
-    lowered = step_fn.lower(setup.abstract_state, batch, jax.random.key(0))
-    # JAX keeps the programs of devices that are not there, but cannot read them again.
     is_here = mesh.devices.flat[0].client is jax.devices()[0].client
+    # Of GPUs that are not there JAX does not know that they are NVIDIA's.
+    platforms = ("cuda",) if mesh.devices.flat[0].platform == "gpu" and not is_here else None
+    lowered = step_fn.trace(setup.abstract_state, batch, jax.random.key(0)).lower(lowering_platforms=platforms)
+    # JAX keeps the programs of devices that are not there, but cannot read them again.
     try:
         with contextlib.nullcontext() if is_here else without_compilation_cache():
             program = lowered.compile()
@@ -204,18 +216,28 @@ def _exchange(plan: Plan, program: Program) -> None:
 
 def _predict(plan: Plan, program: Program, chip: Chip, state_bytes: int, num_slices: int) -> None:
     _exchange(plan, program)
+    num_near = plan.num_devices // (num_slices if chip.clock else plan.hosts[0])  # a node of GPUs is a host
     plan.seconds = {
         "memory": 2 * state_bytes / chip.memory_bandwidth,
         "network": sum(
-            collective.moved / chip.bandwidth(collective.devices, num_slices, plan.num_devices)
-            for collective in program.collectives
+            collective.moved / chip.bandwidth(collective.devices, num_near) for collective in program.collectives
         ),
     }
-    if peak := peak_flops([plan.device_kind] * plan.num_devices):
-        plan.seconds["compute"] = plan.model_flops / peak
-    if program.cycles and chip.clock:
-        plan.seconds["cycles"] = program.cycles / chip.clock
-        plan.operations = [(found.source, found.cycles / chip.clock) for found in program.operations[:5]]
+    peak = peak_flops([plan.device_kind])
+    if peak is not None:
+        plan.seconds["compute"] = plan.model_flops / (peak * plan.num_devices)
+    if not program.cycles or not chip.clock:
+        return
+    operations = [(found.source, found.cycles / chip.clock) for found in program.operations]
+    plan.seconds["cycles"] = sum(seconds for _, seconds in operations)
+    kernels = [(found.source, _kernel_seconds(found, peak or math.inf, chip)) for found in program.kernels]
+    if kernels:
+        plan.seconds["kernels"] = sum(seconds for _, seconds in kernels)
+    plan.operations = sorted([*operations, *kernels], key=lambda pair: -pair[1])[:5]
+
+
+def _kernel_seconds(kernel: Kernel, peak: float, chip: Chip) -> float:
+    return max(kernel.flops / peak, kernel.num_bytes / chip.memory_bandwidth) / _KERNEL_EFFICIENCY
 
 
 def alternatives(config: ExperimentConfig, num_devices: int) -> Iterator[tuple[str, ExperimentConfig]]:
