@@ -111,7 +111,7 @@ def tpu_devices(topology: str, num_slices: int = 1) -> list[Any]:
     """
     if topology not in TOPOLOGIES:
         raise UserError(f"unknown topology {topology}: there are {', '.join(TOPOLOGIES)}, and of GPUs h100:1x8x8")
-    if not importlib.util.find_spec("libtpu"):
+    if not has_libtpu():
         raise UserError(f'{topology} needs libtpu: pip install "tfx-jax[plan]", also on a machine without TPUs')
     options: dict[str, Any] = {}
     if topology.startswith("v4"):
@@ -148,6 +148,11 @@ def gpu_devices(topology: str) -> list[Any]:
     name, memory, bandwidth = _GPUS[kind]
     target = _HOPPER.format(name=name, memory=round(memory * 2**30), bandwidth=round(bandwidth * 1e9))
     return topologies.get_topology_desc(platform="cuda", target_config=target, topology=shape).devices
+
+
+def has_libtpu() -> bool:
+    """Whether libtpu is installed, which compiles for `tpu_devices`."""
+    return importlib.util.find_spec("libtpu") is not None
 
 
 def has_cuda() -> bool:
