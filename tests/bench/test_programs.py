@@ -52,7 +52,8 @@ def test_programs_for_cpu_have_no_estimates():
 
 
 # The parts of a program of libtpu that are read: a loop of three turns without a known trip count, a fusion whose parts
-# have estimates too, an exchange that is started here and ended there, and the tables of source lines.
+# have estimates too, exchanges that are started here and ended there, as operations and as fusions, a sum of which a part
+# is kept, and the tables of source lines.
 LIBTPU = """HloModule jit_update, is_scheduled=true
 
 FileNames
@@ -93,11 +94,26 @@ ENTRY %main (p.4: f32[8]) -> f32[8] {
   %unknown = f32[8]{0} fusion(%y), calls=%fused_computation, backend_config={"window_config":{"estimated_cycles":"9000000000000000"}}
   %sum = f32[16]{0} all-reduce(%y), replica_groups=[2,4]<=[8], to_apply=%add
   %part = f32[4]{0} fusion(%y), kind=kCustom, calls=%all-reduce-scatter
+  %begin = f32[8]{0} fusion(%y), kind=kCustom, calls=%fused_computation.1
+  %middle = f32[8]{0} fusion(%begin), kind=kCustom, calls=%async_collective_fusion.2
+  %end = f32[8]{0} fusion(%middle), kind=kCustom, calls=%fused_computation.3
 }
 
 %all-reduce-scatter (input: f32[16]) -> f32[4] {
   %all = f32[16]{0} all-reduce(%input), replica_groups={{0,1,2,3},{4,5,6,7}}, to_apply=%add
   ROOT %slice = f32[4]{0} dynamic-slice(%all, %place), dynamic_slice_sizes={4}
+}
+
+%fused_computation.1 (p.5: f32[2]) -> f32[8] {
+  %all-gather.1 = f32[8]{0} all-gather(%p.5), channel_id=7, replica_groups={{0,1,2,3},{4,5,6,7}}
+}
+
+%async_collective_fusion.2 (p.6: f32[2]) -> f32[8] {
+  %all-gather.2 = f32[8]{0} all-gather(%p.6), channel_id=7, replica_groups={{0,1,2,3},{4,5,6,7}}
+}
+
+%fused_computation.3 (p.7: f32[2]) -> f32[8] {
+  %all-gather.3 = f32[8]{0} all-gather(%p.7), channel_id=7, replica_groups={{0,1,2,3},{4,5,6,7}}
 }
 
 %add (a: f32[], b: f32[]) -> f32[] {
@@ -116,10 +132,11 @@ def test_loops_of_libtpu_turn_as_often_as_their_condition_says():
 
 
 def test_what_is_started_counts_once_and_by_its_result():
-    gather, total, part = collectives(LIBTPU)
+    gather, total, part, fused = collectives(LIBTPU)
     assert gather == Collective("all-gather", (0, 1, 2, 3), 128, 3, True, "jit(f)/gather")
     assert total == Collective("all-reduce", (0, 1, 2, 3), 64, 1, False, "")
     assert part == Collective("reduce-scatter", (0, 1, 2, 3), 16, 1, False, "")
+    assert fused == Collective("all-gather", (0, 1, 2, 3), 32, 1, True, "")
     assert gather.moved == 3 * 128 * 3 / 4
 
 

@@ -105,6 +105,8 @@ def read_program(hlo: str) -> Program:
     bodies = dict(_computations(hlo))
     sources = _Sources(hlo)
     exchanges: list[Collective] = []
+    # libtpu starts and ends an exchange in fusions with what is computed meanwhile, and has it in each of them.
+    fused: dict[str, int] = {}
     kernels: list[Kernel] = []
     cycles = collections.Counter[str]()
 
@@ -114,12 +116,18 @@ def read_program(hlo: str) -> Program:
             if operation is None:
                 continue
             kind = operation[3].removesuffix("-start")
-            if kind in KINDS and len(devices := _devices(line)) > 1:
+            channel = re.search(r"channel_id=\d+", line) if is_fused else None
+            if channel and channel[0] in fused:
+                if name.startswith("async_collective_fusion"):
+                    exchanges[fused[channel[0]]] = exchanges[fused[channel[0]]]._replace(is_async=True)
+            elif kind in KINDS and len(devices := _devices(line)) > 1:
                 is_started = operation[3] != kind
                 size = _result_bytes(operation[2], kind, len(devices)) if is_started else _num_bytes(operation[2])
                 is_async = is_started and _is_hidden(operation[1], bodies[name][index + 1 :])
                 if name.startswith("all-reduce-scatter"):  # libtpu's fusion of a sum and the part that is kept of it
                     kind, size = "reduce-scatter", size // len(devices)
+                if channel:
+                    fused[channel[0]] = len(exchanges)
                 exchanges.append(Collective(kind, devices, size, times, is_async, sources.operation(line)))
             if 'custom_call_target="tpu_custom_call"' in line:
                 flops, num_bytes = _kernel_work(line)
