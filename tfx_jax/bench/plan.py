@@ -5,7 +5,7 @@ import dataclasses
 import math
 import re
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 from flax import nnx
@@ -21,7 +21,7 @@ from tfx_jax.training.config import ExperimentConfig
 from tfx_jax.training.config_checks import validate
 from tfx_jax.training.flops import peak_flops
 from tfx_jax.training.memory import state_memory
-from tfx_jax.training.sharding import batch_sharding, make_mesh, num_batch_shards, process_shard
+from tfx_jax.training.sharding import TrainSetup, batch_sharding, make_mesh, num_batch_shards, process_shard
 from tfx_jax.training.train_setup import make_train_setup
 
 _KERNEL_EFFICIENCY = 0.5  # of a kernel that nothing estimates: the share of the peak that is assumed
@@ -110,6 +110,16 @@ class Plan:
         return max(self.seconds, key=lambda name: self.seconds[name]) if self.seconds else None
 
 
+class PlannedStep(NamedTuple):
+    """A training step that is laid out on devices and not compiled yet."""
+
+    plan: Plan
+    """What is known before it is compiled."""
+    setup: TrainSetup
+    batch: dict[str, jax.ShapeDtypeStruct]
+    """The largest, with where its arrays lie."""
+
+
 def plan_training(config: ExperimentConfig, devices: Sequence[Any], *, num_slices: int = 1) -> Plan:
     """Compiles a training step for devices and reads the program.
 
@@ -121,6 +131,26 @@ def plan_training(config: ExperimentConfig, devices: Sequence[Any], *, num_slice
     Raises:
       UserError: if the configuration is impossible on them, or does not say how many tokens the model has.
     """
+    step = plan_step(config, devices)
+    step_fn: Any = step.setup.step_fn  # of jax.jit
+    device = jax.tree.leaves(step.batch)[0].sharding.mesh.devices.flat[0]
+    is_here = device.client is jax.devices()[0].client
+    # Of GPUs that are not there JAX does not know that they are NVIDIA's.
+    platforms = ("cuda",) if device.platform == "gpu" and not is_here else None
+    traced = step_fn.trace(step.setup.abstract_state, step.batch, jax.random.key(0))
+    lowered = traced.lower(lowering_platforms=platforms)
+    # JAX keeps the programs of devices that are not there, but cannot read them again.
+    try:
+        with contextlib.nullcontext() if is_here else without_compilation_cache():
+            program = lowered.compile()
+    except jax.errors.JaxRuntimeError as error:
+        _refused(step.plan, str(error))
+        return step.plan
+    return read_plan(step, program, num_slices=num_slices)
+
+
+def plan_step(config: ExperimentConfig, devices: Sequence[Any]) -> PlannedStep:
+    """Lays a training step out on devices, see `plan_training`."""
     config = validate(config)
     if not config.model.vocab_size:
         raise UserError("config.model.vocab_size=0 follows from a text, which a plan does not read: set it")
@@ -134,18 +164,17 @@ def plan_training(config: ExperimentConfig, devices: Sequence[Any], *, num_slice
         mesh,
         make_carry=getattr(task, "make_carry", lambda: None),
     )
-    memory = state_memory(setup.abstract_state)
     shapes = {name: array.shape for name, array in planned.batch.items()}
-    kind, chip = mesh.devices.flat[0].device_kind, CHIPS.get(mesh.devices.flat[0].device_kind)
+    kind = mesh.devices.flat[0].device_kind
     processes = sorted({device.process_index for device in mesh.devices.flat})
     plan = Plan(
         mesh={axis: size for axis, size in mesh.shape.items() if size > 1},
         num_devices=mesh.size,
         device_kind=kind,
-        num_params=memory.num_params,
+        num_params=state_memory(setup.abstract_state).num_params,
         batch=shapes,
         hosts=(len(processes), process_shard(mesh, processes[0]).count),
-        memory_bytes=None if chip is None else chip.program_memory,
+        memory_bytes=CHIPS[kind].program_memory if kind in CHIPS else None,
         model_flops=task.training_flops(shapes),
         tokens=max(shape[0] * shape[1] for shape in shapes.values() if len(shape) > 1),
     )
@@ -153,21 +182,16 @@ def plan_training(config: ExperimentConfig, devices: Sequence[Any], *, num_slice
         name: jax.ShapeDtypeStruct(array.shape, array.dtype, sharding=batch_sharding(mesh, len(array.shape)))
         for name, array in planned.batch.items()
     }
-    step_fn: Any = setup.step_fn  # of jax.jit
-    is_here = mesh.devices.flat[0].client is jax.devices()[0].client
-    # Of GPUs that are not there JAX does not know that they are NVIDIA's.
-    platforms = ("cuda",) if mesh.devices.flat[0].platform == "gpu" and not is_here else None
-    lowered = step_fn.trace(setup.abstract_state, batch, jax.random.key(0)).lower(lowering_platforms=platforms)
-    # JAX keeps the programs of devices that are not there, but cannot read them again.
-    try:
-        with contextlib.nullcontext() if is_here else without_compilation_cache():
-            program = lowered.compile()
-    except jax.errors.JaxRuntimeError as error:
-        _refused(plan, str(error))
-        return plan
+    return PlannedStep(plan, setup, batch)
+
+
+def read_plan(step: PlannedStep, program: Any, *, num_slices: int = 1) -> Plan:
+    """Completes the plan of a step by what its compiled program says."""
+    plan, memory = step.plan, state_memory(step.setup.abstract_state)
     _measure(plan, program.memory_analysis())
-    if plan.fits and chip is not None:
-        _predict(plan, read_program(program.as_text()), chip, memory.params + memory.optimizer, num_slices)
+    if plan.fits and plan.device_kind in CHIPS:
+        chip, state_bytes = CHIPS[plan.device_kind], memory.params + memory.optimizer
+        _predict(plan, read_program(program.as_text()), chip, state_bytes, num_slices)
     elif plan.fits:
         _exchange(plan, read_program(program.as_text()))
     return plan
