@@ -115,20 +115,14 @@ def read_program(hlo: str) -> Program:
             operation = _OPERATION.match(line)
             if operation is None:
                 continue
-            kind = operation[3].removesuffix("-start")
             channel = re.search(r"channel_id=\d+", line) if is_fused else None
             if channel and channel[0] in fused:
                 if name.startswith("async_collective_fusion"):
                     exchanges[fused[channel[0]]] = exchanges[fused[channel[0]]]._replace(is_async=True)
-            elif kind in KINDS and len(devices := _devices(line)) > 1:
-                is_started = operation[3] != kind
-                size = _result_bytes(operation[2], kind, len(devices)) if is_started else _num_bytes(operation[2])
-                is_async = is_started and _is_hidden(operation[1], bodies[name][index + 1 :])
-                if name.startswith("all-reduce-scatter"):  # libtpu's fusion of a sum and the part that is kept of it
-                    kind, size = "reduce-scatter", size // len(devices)
+            elif found := _exchange(bodies[name], index, name):
                 if channel:
                     fused[channel[0]] = len(exchanges)
-                exchanges.append(Collective(kind, devices, size, times, is_async, sources.operation(line)))
+                exchanges.append(found._replace(count=times, source=sources.operation(line)))
             if 'custom_call_target="tpu_custom_call"' in line:
                 flops, num_bytes = _kernel_work(line)
                 kernels.append(Kernel(sources.line(line), times * flops, times * num_bytes))
@@ -187,6 +181,21 @@ def _turns(bodies: dict[str, list[str]], condition: str) -> int:
     limits = [found[1] for line in lines if (found := re.search(r"s32\[\]\S* constant\((\d+)\)", line))]
     is_counted = any("direction=LT" in line for line in lines)
     return int(limits[0]) if is_counted and len(limits) == 1 else 1
+
+
+def _exchange(body: list[str], index: int, function: str) -> Collective | None:
+    """What a line of a function exchanges, once; None if it does not, or one device alone takes part."""
+    line, operation = body[index], _OPERATION.match(body[index])
+    kind = "" if operation is None else operation[3].removesuffix("-start")
+    if operation is None or kind not in KINDS or len(devices := _devices(line)) == 1:
+        return None
+    if operation[3] != kind:
+        size = _result_bytes(operation[2], kind, len(devices))
+        return Collective(kind, devices, size, 1, _is_hidden(operation[1], body[index + 1 :]), "")
+    size = _num_bytes(operation[2])
+    if function.startswith("all-reduce-scatter"):  # libtpu's fusion of a sum and the part that is kept of it
+        kind, size = "reduce-scatter", size // len(devices)
+    return Collective(kind, devices, size, 1, False, "")
 
 
 def _is_hidden(name: str, following: list[str]) -> bool:
