@@ -174,14 +174,14 @@ def _row(cell: dict[str, Any]) -> list[str]:
         f"{kind} {found['count']:,} / {found['bytes'] / 2**20:,.0f}" for kind, found in cell["collectives"].items()
     )
     seconds = cell["seconds"]
-    step = f"{'>= ' * cell['is_bound']}{1e3 * cell['predicted_step_seconds']:.1f}"
+    at_least, at_most = (">= ", "<= ") if cell["is_bound"] else ("", "")
     return [
         f"{cell['peak_bytes'] / 2**30:.2f}",
         exchanges,
         f"{cell['async_share']:.0%}",
         *(f"{1e3 * seconds[name]:.1f}" for name in ("compute", "network")),
-        step,
-        f"{cell['predicted_mfu']:.0%}",
+        f"{at_least}{1e3 * cell['predicted_step_seconds']:.1f}",
+        f"{at_most}{cell['predicted_mfu']:.0%}",
         cell["bound"],
     ]
 

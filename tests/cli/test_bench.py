@@ -91,6 +91,7 @@ def test_a_step_is_measured_beside_its_prediction(capfd):
     found = bench(capfd, "step", f"--config={EXPERIMENT}:test", "--steps=1", "--config.model.vocab_size=100")
     assert found.keys() >= MEASURED - {"dtype"} | {"config", "predicted_memory_bytes"}
     assert found["predicted_step_seconds"] is None  # of a CPU
+    assert found["prediction_is_bound"] is False
     assert found["target_tokens_per_second"] == pytest.approx(512 / found["median_step_seconds"])
     assert found["predicted_memory_bytes"] == pytest.approx(found["peak_memory_bytes"], rel=0.05)
     lines = {line[:30].strip(): line[31:] for line in as_text(found).splitlines()}

@@ -84,6 +84,7 @@ def test_what_is_there_is_not_planned_again(small, tmp_path, capsys):
     assert few[:2] == ["| few", "data"]
     assert few[3].startswith("all-reduce ")
     assert few[7].startswith(">= ")
+    assert few[8].startswith("<= ")
     assert many[:3] == ["| many", "data", "needs more"]
     before, _, after = page.read_text().partition(out.strip())
     assert before == f"before\n\n{pod._BEGIN}\n"

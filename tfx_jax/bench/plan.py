@@ -96,7 +96,7 @@ class Plan:
     @property
     def is_bound(self) -> bool:
         """Whether the predicted time is no estimate but a bound, as for GPUs, whose compiler expects nothing."""
-        return "cycles" not in self.seconds
+        return bool(self.seconds) and "cycles" not in self.seconds
 
     @property
     def predicted_mfu(self) -> float | None:
