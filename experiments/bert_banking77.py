@@ -9,6 +9,7 @@ top. Here the score is that of a part of the training questions, 10 % of each in
 
     tfx-jax train --config=bert_banking77 --workdir=runs/banking77 --config.task.data.data_dir=DIR
     tfx-jax evaluate --workdir=runs/banking77
+    tfx-jax plan --config=bert_banking77:base --topology=v5e:1x1
 
 DIR holds train.tsv (9,000 lines of label, TAB, text) and dev.tsv (1,003). Variants: `small`, trained from scratch on
 two CPU cores; `base`, fine-tuning a BERT-base on an accelerator (add `--config.init_from=FOLDER`, a Hugging Face folder

@@ -11,6 +11,7 @@ to 26 % of the answers inside a token, and no model could answer these exactly.
 
     tfx-jax train --config=bert_jaquad --workdir=runs/jaquad --config.task.data.data_dir=DIR
     tfx-jax evaluate --workdir=runs/jaquad
+    tfx-jax plan --config=bert_jaquad:base --topology=v5e:2x2
 
 DIR holds train.json.gz (30,222 questions on 656 articles) and dev.json.gz (1,526 on 35). Variants: `small`, trained
 from scratch on two CPU cores with short windows; `base`, a BERT-base for an accelerator (add

@@ -12,6 +12,7 @@ SemEval 2014, task 1, was Illinois-LH (Lai and Hockenmaier, 2014): 84.6 % of the
     tfx-jax train --config=bert_sick --workdir=runs/sick --config.task.data.data_dir=DIR \
         --config.init_from=runs/pairs
     tfx-jax evaluate --workdir=runs/sick
+    tfx-jax plan --config=bert_sick:base --topology=v5e:1x1
 
 DIR holds train.tsv (4,500 pairs) and dev.tsv (500), with the columns of SICK; PAIRS gets both sentences of each pair
 and an empty line. Variants, both for two CPU cores: `pairs`, BERT's pre-training on these pairs, without their labels,

@@ -9,6 +9,7 @@ dropout 0.1. Every epoch hides other tokens and makes other pairs (RoBERTa's dyn
 
     tfx-jax train --config=bert_wikitext2 --workdir=runs/bert_wikitext2 --config.task.data.data_dir=DIR
     tfx-jax evaluate --workdir=runs/bert_wikitext2
+    tfx-jax plan --config=bert_wikitext2:base --topology=v5e:2x2
 
 DIR holds train.txt.gz and valid.txt.gz of WikiText-2, word level, with its "<unk>". Headings are left out, " @-@ " is
 "-" again, and "<unk>" is [UNK], never to be predicted. WordPiece with 8,000 pieces, cased, is trained on the text. What

@@ -10,6 +10,7 @@ These systems had embeddings of words and lists of names from elsewhere. Fine-tu
     tfx-jax train --config=bert_wnut17 --workdir=runs/bert_wnut17 --config.task.data.data_dir=DIR \
         --config.init_from=runs/bert_wikitext2
     tfx-jax evaluate --workdir=runs/bert_wnut17
+    tfx-jax plan --config=bert_wnut17:base --topology=v5e:1x1
 
 DIR holds train.conll and dev.conll: a word, a TAB and its tag on each line. `init_from` is a training's workdir, here
 that of bert_wikitext2.py, or a Hugging Face folder such as one of bert-base-cased; without it, drawn parameters have to

@@ -9,6 +9,7 @@ AdamW with b2 0.99 and a decay of 0.1, gradients clipped at 1, cosine from 1e-3 
     tfx-jax train --config=gpt_char_tinyshakespeare --workdir=runs/shakespeare --config.task.data.data_dir=DIR
     echo "ROMEO:" | tfx-jax generate --workdir=runs/shakespeare --max-new-tokens=50 --temperature=0.8 --stream
     tfx-jax convert --workdir=runs/shakespeare --output=FOLDER  # for transformers, with zeros for the biases
+    tfx-jax plan --config=gpt_char_tinyshakespeare:full --topology=v5e:1x1
 
 DIR holds `input.txt` (https://github.com/karpathy/char-rnn, data/tinyshakespeare). Variants: `full`, 6 layers of 384
 over 256 characters, 5,000 steps of 64 rows, for an accelerator (reference 1.4697, the best of 20 evaluations, 3 minutes

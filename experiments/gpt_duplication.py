@@ -10,6 +10,7 @@ symbols of the second half; trained with 4 rounds of hashing, 99.9 % with 4 and 
     tfx-jax train --config=gpt_duplication:small --workdir=runs/lsh --config.model.attention.name=lsh \
       --config.model.attention.options.num_hashes=2 --config.model.attention.options.chunk_size=8
     tfx-jax evaluate --workdir=runs/lsh --split=test
+    tfx-jax plan --config=gpt_duplication:full --topology=v5e:1x1
 
 With another attention than it was trained with, a model is evaluated in Python:
 

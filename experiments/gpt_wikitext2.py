@@ -8,6 +8,7 @@ these words only. The reference is the best LSTM of its day without further tric
 split (Merity et al., 2018, https://arxiv.org/abs/1708.02182, table 1).
 
     tfx-jax train --config=gpt_wikitext2 --workdir=runs/gpt_wikitext2 --config.task.data.data_dir=DIR
+    tfx-jax plan --config=gpt_wikitext2:base --topology=v5e:1x1
 
 DIR holds `train.txt.gz` and `valid.txt.gz`. Variants: `small`, 4 layers of 128 over 64 words, for two CPU cores;
 `base`, 6 layers of 512 over 256 words, for an accelerator; `test`. Every word of the validation split is scored once,

@@ -9,6 +9,7 @@ so that a loss compares with no published one. Adafactor's steps are relative to
 
     tfx-jax train --config=t5_wikitext2 --workdir=runs/t5_wikitext2 --config.task.data.data_dir=DIR
     tfx-jax evaluate --workdir=runs/t5_wikitext2
+    tfx-jax plan --config=t5_wikitext2:small --topology=v5e:2x2
 
 DIR holds train.txt.gz and valid.txt.gz. Variants: `tiny`, 3 + 3 layers of 128, for two CPU cores and ten minutes;
 `small`, the sizes of t5-small but a vocabulary of 8,000, for an accelerator; `test`. The score is the loss of a token

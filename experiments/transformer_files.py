@@ -7,6 +7,8 @@ Result: not yet run
         --config.task.data.source_language=en --config.task.data.target_language=de
     echo "A man is sleeping." | tfx-jax translate --workdir=runs/mine
     tfx-jax evaluate --workdir=runs/mine
+    tfx-jax plan --config=transformer_files:base --topology=v5e:2x2 --config.model.vocab_size=32000 \
+        --config.task.data.source_language=en --config.task.data.target_language=de
 
 DIR holds my.en and my.de, UTF-8, plain or .gz, whose lines i translate each other. Both languages must be said, as the
 target's decides how translations are tokenised and scored. Plain text is expected; of tokens with spaces between them

@@ -16,6 +16,7 @@ byte pairs, as in the paper, learnt by SentencePiece.
         --config.task.data.data_dir=DIR
     tfx-jax average --workdir=gs://BUCKET/RUN
     tfx-jax evaluate --workdir=gs://BUCKET/RUN --step=average
+    tfx-jax plan --config=transformer_wmt14_ende:big --topology=v5e:4x4 --config.model.dtype=bfloat16
 
 The first command downloads 1.7 GB from statmt.org, checks them against TFDS's checksums and builds array records in
 DIR, without TensorFlow (`pip install 'tfx-jax[tfds]'`). Interrupted, it goes on when it is run again; it takes about

@@ -14,6 +14,7 @@ learnt by SentencePiece.
         --config.task.data.data_dir=DIR
     tfx-jax average --workdir=gs://BUCKET/RUN
     tfx-jax evaluate --workdir=gs://BUCKET/RUN --step=average
+    tfx-jax plan --config=transformer_wmt14_enfr:big --topology=v5e:4x4 --config.model.dtype=bfloat16
 
 The first command downloads 6.7 GB and builds the data set in DIR; `transformer_wmt14_ende.py` says more about it. TFDS
 reads the largest text, the 10^9 word corpus, whole: it takes more than 20 GB of memory (estimated, not measured).

@@ -8,6 +8,7 @@ rest for validation, of which every character counts.
 
     tfx-jax train --config=transformer_xl_char_tinyshakespeare --workdir=runs/xl --config.task.data.data_dir=DIR
     echo "ROMEO:" | tfx-jax generate --workdir=runs/xl --max-new-tokens=500 --temperature=0.8 --stream
+    tfx-jax plan --config=transformer_xl_char_tinyshakespeare:full --topology=v5e:1x1
 
 DIR holds `input.txt` (https://github.com/karpathy/char-rnn, data/tinyshakespeare). Variants: `full`, 6 layers of 384,
 segments and memories of 256 characters, 5,000 steps of 64 rows, for an accelerator; `small`, 4 layers of 128, segments

@@ -76,6 +76,14 @@ def tpu_devices():
     return functools.cache(topologies.tpu_devices)
 
 
+@pytest.fixture(scope="session")
+def gpu_devices():
+    """`gpu_devices("h100:1x2x8")`: devices of nodes that are not there; without JAX for CUDA, the test is skipped."""
+    if not topologies.has_cuda():
+        pytest.skip('no JAX for CUDA, which compiles for GPUs: pip install "tfx-jax[plan-cuda]", some 4 GB')
+    return functools.cache(topologies.gpu_devices)
+
+
 def _draw(make_model):
     graphdef, params = nnx.split(nnx.eval_shape(make_model))
     rng = np.random.default_rng(0)

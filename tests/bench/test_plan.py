@@ -8,7 +8,8 @@ import pytest
 
 from tests.training.configs import default_config
 from tfx_jax.bench.chips import CHIPS
-from tfx_jax.bench.plan import Plan, _refused, alternatives, plan_training, variants
+from tfx_jax.bench.plan import Plan, _predict, _refused, alternatives, plan_training, variants
+from tfx_jax.bench.programs import Collective, Kernel, Operation, Program
 from tfx_jax.errors import UserError
 from tfx_jax.models import GPTConfig, TransformerConfig
 from tfx_jax.tasks.language_modeling import LanguageModelConfig
@@ -74,6 +75,39 @@ def test_without_estimates_no_step_is_faster_than_what_it_waits_for():
     assert known(seconds=seconds, fits=False).predicted_step_seconds is None
 
 
+def test_kernels_add_to_what_the_compiler_expects():
+    program = Program(
+        [], [Operation("mul", 1_500_000)], [Kernel("splash", 197 * 10**9, 1), Kernel("copy", 0, 819 * 10**6)]
+    )
+    plan = known()
+    _predict(plan, program, CHIPS["TPU v5 lite"], 0, 1)
+    assert plan.seconds["cycles"] == pytest.approx(1e-3)
+    assert plan.seconds["kernels"] == pytest.approx(2 * (1e-3 + 1e-3))  # at half of the peak, and of the bandwidth
+    assert plan.predicted_step_seconds == pytest.approx(5e-3)
+    assert [source for source, _ in plan.operations] == ["splash", "copy", "mul"]
+    assert not plan.is_bound
+
+
+def test_gpus_of_a_node_are_near():
+    exchanges = [Collective("all-to-all", devices, 10**9, 1, False, "") for devices in ((0, 3), (3, 4))]
+    plan = dataclasses.replace(known(), device_kind="NVIDIA H100 80GB HBM3", num_devices=8, hosts=(2, 2))
+    _predict(plan, Program(exchanges, [], []), CHIPS[plan.device_kind], 3350, 1)
+    assert plan.seconds == pytest.approx(
+        {"memory": 2e-9, "network": 0.5 / 450 + 0.5 / 50, "compute": 197 / 8 / 989.4e3}
+    )
+    assert plan.is_bound
+
+
+@pytest.mark.parametrize(("share", "expected"), [(None, 0.75), ("0.9", 0.9)])
+def test_jax_takes_a_part_of_the_memory_of_a_gpu(monkeypatch, share, expected):
+    monkeypatch.delenv("XLA_PYTHON_CLIENT_MEM_FRACTION", raising=False)
+    if share is not None:
+        monkeypatch.setenv("XLA_PYTHON_CLIENT_MEM_FRACTION", share)
+    gpu, tpu = CHIPS["NVIDIA H200"], CHIPS["TPU v4"]
+    assert gpu.program_memory == round(expected * gpu.memory)
+    assert tpu.program_memory == tpu.memory
+
+
 def test_what_would_fit_is_tried_from_cheap_to_dear():
     config = tiny((GPTConfig, LanguageModelConfig, TextData))
     flags = [flags for flags, _ in alternatives(config, 8)]
@@ -129,6 +163,20 @@ def test_a_slice_that_is_not_there_has_memory_exchanges_and_a_prediction(tpu_dev
 
 
 @pytest.mark.aot
+def test_gpus_that_are_not_there_have_memory_exchanges_and_a_bound(gpu_devices):
+    plan = plan_training(tiny(), gpu_devices("h100:1x2x4"))
+    assert plan.device_kind == "NVIDIA H100 80GB HBM3"
+    assert plan.hosts == (2, 2)
+    assert plan.fits
+    assert plan.collectives.keys() == {"all-reduce"}
+    # Every gradient leaves a device once on its way around the ring and once on its way back.
+    assert plan.collectives["all-reduce"]["bytes"] >= 2 * 7 / 8 * 4 * plan.num_params
+    assert plan.is_bound
+    assert plan.predicted_step_seconds == max(plan.seconds.values())
+    assert plan.seconds.keys() == {"memory", "network", "compute"}
+
+
+@pytest.mark.aot
 def test_a_model_that_is_too_large_says_so_and_how_large_it_is(tpu_devices):
     config = tiny((GPTConfig, LanguageModelConfig, TextData))
     config.model = GPTConfig.published("gpt2-xl", num_layers=4, vocab_size=2000, d_ff=200_000)
@@ -138,6 +186,14 @@ def test_a_model_that_is_too_large_says_so_and_how_large_it_is(tpu_devices):
     assert not plan.fits
     assert plan.peak_bytes > plan.memory_bytes
     assert plan.predicted_step_seconds is None
+
+
+@pytest.mark.aot
+@pytest.mark.parametrize("kind", ["h100", "h200"])
+def test_every_gpu_has_published_speeds(gpu_devices, kind):
+    device = gpu_devices(f"{kind}:1x1x1")[0]
+    assert device.device_kind in CHIPS
+    assert peak_flops([device.device_kind]) is not None
 
 
 @pytest.mark.aot

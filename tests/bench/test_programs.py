@@ -7,7 +7,8 @@ import pytest
 from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 
-from tfx_jax.bench.programs import Collective, Operation, collectives, read_program
+from tfx_jax.bench.measure import without_compilation_cache
+from tfx_jax.bench.programs import Collective, Kernel, Operation, collectives, read_program
 
 
 def _compiled(body, shape, out_spec, num_devices=4):
@@ -52,7 +53,8 @@ def test_programs_for_cpu_have_no_estimates():
 
 
 # The parts of a program of libtpu that are read: a loop of three turns without a known trip count, a fusion whose parts
-# have estimates too, an exchange that is started here and ended there, and the tables of source lines.
+# have estimates too, exchanges that are started here and ended there, as operations and as fusions, a sum of which a part
+# is kept, and the tables of source lines.
 LIBTPU = """HloModule jit_update, is_scheduled=true
 
 FileNames
@@ -83,6 +85,7 @@ StackFrames
 %body (p.3: (s32[], f32[8])) -> (s32[], f32[8]) {
   %f = f32[8]{0} fusion(%x), kind=kLoop, calls=%fused_computation, metadata={op_name="jit(f)/while/body/dot_general" stack_frame_id=2}, backend_config={"window_config":{"estimated_cycles":"100"}}
   %start = (f32[8]{0}, f32[32]{0}, u32[]{:S(2)}) all-gather-start(%f), replica_groups={{0,1,2,3},{4,5,6,7}}, dimensions={0}, metadata={op_name="jit(f)/gather"}
+  %meanwhile = f32[8]{0} fusion(%f), kind=kLoop, calls=%fused_computation
   %done = f32[32]{0} all-gather-done(%start)
 }
 
@@ -91,6 +94,27 @@ ENTRY %main (p.4: f32[8]) -> f32[8] {
   %copy = f32[8]{0} copy(%y), metadata={op_name="jit(f)/copy" stack_frame_id=3}, backend_config={"window_config":{"estimated_cycles":"40"}}
   %unknown = f32[8]{0} fusion(%y), calls=%fused_computation, backend_config={"window_config":{"estimated_cycles":"9000000000000000"}}
   %sum = f32[16]{0} all-reduce(%y), replica_groups=[2,4]<=[8], to_apply=%add
+  %part = f32[4]{0} fusion(%y), kind=kCustom, calls=%all-reduce-scatter
+  %begin = f32[8]{0} fusion(%y), kind=kCustom, calls=%fused_computation.1
+  %middle = f32[8]{0} fusion(%begin), kind=kCustom, calls=%async_collective_fusion.2
+  %end = f32[8]{0} fusion(%middle), kind=kCustom, calls=%fused_computation.3
+}
+
+%all-reduce-scatter (input: f32[16]) -> f32[4] {
+  %all = f32[16]{0} all-reduce(%input), replica_groups={{0,1,2,3},{4,5,6,7}}, to_apply=%add
+  ROOT %slice = f32[4]{0} dynamic-slice(%all, %place), dynamic_slice_sizes={4}
+}
+
+%fused_computation.1 (p.5: f32[2]) -> f32[8] {
+  %all-gather.1 = f32[8]{0} all-gather(%p.5), channel_id=7, replica_groups={{0,1,2,3},{4,5,6,7}}
+}
+
+%async_collective_fusion.2 (p.6: f32[2]) -> f32[8] {
+  %all-gather.2 = f32[8]{0} all-gather(%p.6), channel_id=7, replica_groups={{0,1,2,3},{4,5,6,7}}
+}
+
+%fused_computation.3 (p.7: f32[2]) -> f32[8] {
+  %all-gather.3 = f32[8]{0} all-gather(%p.7), channel_id=7, replica_groups={{0,1,2,3},{4,5,6,7}}
 }
 
 %add (a: f32[], b: f32[]) -> f32[] {
@@ -109,7 +133,87 @@ def test_loops_of_libtpu_turn_as_often_as_their_condition_says():
 
 
 def test_what_is_started_counts_once_and_by_its_result():
-    gather, total = collectives(LIBTPU)
+    gather, total, part, fused = collectives(LIBTPU)
     assert gather == Collective("all-gather", (0, 1, 2, 3), 128, 3, True, "jit(f)/gather")
     assert total == Collective("all-reduce", (0, 1, 2, 3), 64, 1, False, "")
+    assert part == Collective("reduce-scatter", (0, 1, 2, 3), 16, 1, False, "")
+    assert fused == Collective("all-gather", (0, 1, 2, 3), 32, 1, True, "")
     assert gather.moved == 3 * 128 * 3 / 4
+
+
+# Exchanges as XLA writes them for GPUs: all are started and ended, some of them at once.
+CUDA = """HloModule jit_update, is_scheduled=true
+
+%fused (p.1: bf16[8]) -> bf16[8] {
+  ROOT %twice = bf16[8]{0} add(%p.1, %p.1)
+}
+
+ENTRY %main (p.4: bf16[8]) -> bf16[8] {
+  %all-reduce-start = bf16[8]{0} all-reduce-start(%p.4), replica_groups=[1,8]<=[8], to_apply=%add, backend_config={"collective_backend_config":{"is_sync":true}}
+  %all-reduce-done = bf16[8]{0} all-reduce-done(%all-reduce-start)
+  %all-reduce-start.1 = f32[4]{0} all-reduce-start(%x), replica_groups=[1,8]<=[8], to_apply=%add
+  %bitcast.1 = f32[4]{0} bitcast(%p.4)
+  %reduce-scatter-start = ((f32[64]{0}, f32[16]{0}), (f32[8]{0}, f32[2]{0})) reduce-scatter-start(%y, %z), replica_groups=mesh['a'=8] {'a'}, dimensions={0}, to_apply=%add
+  %all-reduce-done.1 = f32[4]{0} all-reduce-done(%all-reduce-start.1)
+  %gemm = (bf16[8]{0}, s8[4]{0}) custom-call(%p.4, %p.4), custom_call_target="__cublas$gemm"
+  %reduce-scatter-done = (f32[8]{0}, f32[2]{0}) reduce-scatter-done(%reduce-scatter-start)
+}
+"""
+
+
+def test_exchanges_are_hidden_where_something_is_computed_meanwhile():
+    eight = tuple(range(8))
+    assert collectives(CUDA) == [
+        Collective("all-reduce", eight, 16, 1, False, ""),
+        Collective("all-reduce", eight, 16, 1, False, ""),
+        Collective("reduce-scatter", eight, 40, 1, True, ""),
+    ]
+
+
+# Kernels of Pallas as libtpu writes them, attributes with line breaks included.
+KERNELS = """HloModule jit_f, is_scheduled=true
+
+ENTRY %main (p.4: bf16[2,8,64]) -> bf16[2,8,64] {
+  %splash_mha_fwd_residuals.1 = (f32[2,8]{1,0}, bf16[2,8,64]{2,1,0:T(8,128)(2,1)S(1)}) custom-call(%i, %q, %k, %v), custom_call_target="tpu_custom_call", operand_layout_constraints={s8[1,4]{1,0}, bf16[2,8,64]{2,1,0}, bf16[2,16,64]{2,1,0}, bf16[2,16,64]{2,1,0}}, frontend_attributes={kernel_metadata={
+"xprof_metadata":"{\\"block_q\\": 128}"
+}}, metadata={op_name="jit(f)/pallas_call"}, backend_config={"custom_call_config":{"body":"TUzv"}}
+  %splash_mha_dkv_no_residuals.1 = bf16[2,16,64]{2,1,0} custom-call(%q, %k), custom_call_target="tpu_custom_call", operand_layout_constraints={bf16[2,8,64]{2,1,0}, bf16[2,16,64]{2,1,0}}
+  %stated = f32[8]{0} custom-call(%x), custom_call_target="tpu_custom_call", operand_layout_constraints={f32[8]{0}}, backend_config={"custom_call_config":{"body":"TUzv","cost_estimate":{"flops":"12","transcendentals":"34","bytes_accessed":"56"}}}
+  %other = f32[2,8,64]{2,1,0} custom-call(%x, %y), custom_call_target="tpu_custom_call", operand_layout_constraints={f32[2,8,64]{2,1,0}, f32[2,16,64]{2,1,0}}
+  %buffer = f32[99]{0} custom-call(), custom_call_target="AllocateBuffer"
+  ROOT %copy = bf16[2,8,64]{2,1,0} copy(%y), backend_config={"window_config":{"estimated_cycles":"40"}}
+}
+"""
+
+
+def test_work_of_kernels_is_what_they_say_or_what_their_shapes_tell():
+    program = read_program(KERNELS)
+    pairs, arrays = 2 * 8 * 16, {length: 2 * length * 64 * 2 for length in (8, 16)}  # bytes in bfloat16
+    assert program.kernels == [
+        Kernel("pallas_call", 2 * 2 * pairs * 64, 2 * 8 * 4 + 4 + 2 * arrays[8] + 2 * arrays[16]),
+        Kernel("made by the compiler", 2 * 4 * pairs * 64, arrays[8] + 2 * arrays[16]),
+        Kernel("made by the compiler", 12, 56),
+        Kernel("made by the compiler", 0, 2 * (2 * arrays[8] + arrays[16])),
+    ]
+    assert program.cycles == 40
+
+
+@pytest.mark.aot
+def test_a_splash_attention_has_the_work_of_all_pairs(tpu_devices):
+    from jax.experimental.pallas.ops.tpu import splash_attention as splash
+
+    kernel = splash.make_splash_mha_single_device(splash.MultiHeadMask([splash.FullMask((2048, 2048))] * 8))
+    sharding = jax.sharding.SingleDeviceSharding(tpu_devices("v5e:1x1")[0])
+    x = jax.ShapeDtypeStruct((8, 2048, 64), jnp.bfloat16, sharding=sharding)
+
+    @jax.jit
+    def forward_and_backward(query, key, value, gradient):
+        out, pull_back = jax.vjp(kernel, query, key, value)
+        return out, pull_back(gradient)
+
+    # Kept programs of devices that are not there cannot be read again.
+    with jax.default_matmul_precision("default"), without_compilation_cache():
+        kernels = read_program(forward_and_backward.lower(x, x, x, x).compile().as_text()).kernels
+    assert sorted(kernel.flops for kernel in kernels) == [2 * count * 8 * 2048**2 * 64 for count in (2, 3, 4)]
+    assert all(4 * 8 * 2048 * 64 * 2 <= kernel.num_bytes < 10 * 8 * 2048 * 64 * 2 for kernel in kernels)
+    assert all("splash_attention_kernel.py" in kernel.source for kernel in kernels)

@@ -12,6 +12,7 @@ from tests.cli.test_cli import EXPERIMENT, fails_with
 from tfx_jax import toy_grammar
 from tfx_jax.bench import measure, workloads
 from tfx_jax.cli import main
+from tfx_jax.cli.bench import as_text
 from tfx_jax.models.transformer import TransformerConfig
 
 TOY = TransformerConfig(vocab_size=40, num_layers=1, d_model=16, num_heads=2, d_ff=24)
@@ -86,6 +87,18 @@ def test_train(capfd, monkeypatch, work):
     assert found["utilisation"] == pytest.approx(found["flops_per_second"] / found["matmul_peak_flops_per_second"])
 
 
+def test_a_step_is_measured_beside_its_prediction(capfd):
+    found = bench(capfd, "step", f"--config={EXPERIMENT}:test", "--steps=1", "--config.model.vocab_size=100")
+    assert found.keys() >= MEASURED - {"dtype"} | {"config", "predicted_memory_bytes"}
+    assert found["predicted_step_seconds"] is None  # of a CPU
+    assert found["prediction_is_bound"] is False
+    assert found["target_tokens_per_second"] == pytest.approx(512 / found["median_step_seconds"])
+    assert found["predicted_memory_bytes"] == pytest.approx(found["peak_memory_bytes"], rel=0.05)
+    lines = {line[:30].strip(): line[31:] for line in as_text(found).splitlines()}
+    assert lines["predicted step"] == "unknown"
+    assert lines["median step"].endswith(" s")
+
+
 def no_search(model, *, batch, beam_size, source_length, length, int8):
     return work_without_a_program(
         batch * length, model.flop_sizes.decoding_flops(batch, beam_size, source_length, length)
@@ -158,7 +171,7 @@ def test_compilation_cache_is_off_meanwhile(tmp_path, capfd):
 @pytest.mark.parametrize(
     ("arguments", "named"),
     [
-        ([], "what is to be measured? there are train, decode, attention, data"),
+        ([], "what is to be measured? there are train, step, decode, attention, data"),
         (["speed"], "cannot measure 'speed'; there are train"),
         (["train", "--model=huge"], "--model: invalid choice: 'huge'"),
         (["train", "--batch=0"], '"0" is not a whole number of at least 1'),

@@ -16,7 +16,8 @@ import jsonschema
 import pytest
 import yaml
 
-from tfx_jax.cli import main
+from tfx_jax.cli import launch, main
+from tfx_jax.cli import plan as verb
 from tfx_jax.cli.launch import TARGETS
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -70,8 +71,9 @@ class Programs:
 
 @pytest.fixture(autouse=True)
 def programs(tmp_path, monkeypatch):
-    """No test may reach the real programs: a machine may have them, and credentials."""
+    """No test may reach the real programs: a machine may have them, and credentials; and none may compile for TPUs."""
     programs = Programs(tmp_path)
+    monkeypatch.setattr(launch, "has_libtpu", lambda: False)
     for name in ("gcloud", "xpk", "kubectl", "sbatch", "srun", "scontrol", "curl"):
         programs.add(name)
     monkeypatch.setenv("PATH", f"{programs.bin}:/usr/bin:/bin")
@@ -491,6 +493,57 @@ def test_every_target_has_help(target, capfd):
         main(["launch", target, "--help"])
     assert done.value.code == 0
     assert TARGETS[target].SUMMARY in " ".join(capfd.readouterr().out.split())
+
+
+# What --dry-run foresees
+
+
+@pytest.mark.parametrize(
+    ("target", "options", "planned"),
+    [
+        ("xpk", ["--tpu-type=v5litepod-16"], ("v5e:4x4", 1)),
+        ("xpk", ["--tpu-type=v5litepod-1", "--num-slices=2"], ("v5e:1x1", 2)),
+        ("xpk", ["--tpu-type=v5p-128"], ("v5p:4x4x4", 1)),
+        ("xpk", ["--tpu-type=v4-16"], ("v4:2x2x2", 1)),
+        ("xpk", ["--tpu-type=v6e-3"], None),
+        ("xpk", ["--tpu-type=n2-standard-32"], None),
+        ("jobset", ["--num-slices=3"], ("v6e:4x4", 3)),
+        ("jobset", ["--accelerator=tpu-v5p-slice", "--topology=2x2x4"], ("v5p:2x2x4", 1)),
+        ("jobset", ["--accelerator=tpu-v9"], None),
+        *((target, [], None) for target in ("local", "tpu-vm", "slurm")),
+    ],
+)
+def test_a_dry_run_plans_what_would_be_rented(target, options, planned, capfd, monkeypatch):
+    plain = dry_run(capfd, target, *options)
+    asked = []
+    monkeypatch.setattr(launch, "has_libtpu", lambda: True)
+    monkeypatch.setattr(verb, "plan_topology", lambda *arguments: asked.append(arguments))
+    monkeypatch.setattr(verb, "described", lambda _: ["memory       fits", "prediction   1 ms"])
+    assert main(["launch", target, "--dry-run", *OPTIONS[target], *options, "--", *TRAIN]) == 0
+    out, err = capfd.readouterr()
+    assert out == plain or target == "local"  # whose port is another each time
+    assert asked == ([] if planned is None else [("experiments/transformer_demo.py", [], *planned)])
+    assert err == ("" if planned is None else "memory       fits\nprediction   1 ms\n")
+    if planned is not None:
+        asked.clear()
+        dry_run(capfd, target, *options, command=[*TRAIN, "--profile=1:2", "--config.seed=1"])
+        assert [arguments[1] for arguments in asked] == [["--config.seed=1"]]
+
+
+def test_a_dry_run_says_in_a_line_what_it_would_plan_with(capfd, monkeypatch):
+    assert main(["launch", "xpk", "--dry-run", *OPTIONS["xpk"], "--", *TRAIN]) == 0
+    written = capfd.readouterr().err
+    assert written.count("\n") == 1
+    assert "v5e:4x4" in written
+    assert 'pip install "tfx-jax[plan]"' in written
+    monkeypatch.setattr(launch, "has_libtpu", lambda: True)
+    evaluate = ["evaluate", "--workdir=gs://bucket/demo"]
+    assert main(["launch", "xpk", "--dry-run", *OPTIONS["xpk"], "--", *evaluate]) == 0
+    assert capfd.readouterr().err == ""
+    assert main(["launch", "xpk", "--dry-run", *OPTIONS["xpk"], "--", "train", "--config=none.py"]) == 0
+    written = capfd.readouterr().err
+    assert written.count("\n") == 1
+    assert written.startswith("no plan: ")
 
 
 # The page of the documentation

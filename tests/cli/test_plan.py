@@ -1,10 +1,12 @@
 """`tfx-jax plan` on simulated devices: what it prints, what it refuses, how it ends."""
 
 import json
+import re
 
 import pytest
 
 from tfx_jax.bench import plan as planning
+from tfx_jax.bench.chips import CHIPS
 from tfx_jax.cli import main
 from tfx_jax.cli import plan as verb
 
@@ -18,6 +20,23 @@ def test_says_what_a_person_asks_first(capsys):
     assert lines[0].startswith("devices      8 x cpu, data 8; 1 host")
     assert "fits: " in lines[2]
     assert "all-reduce" in lines[3]
+
+
+def test_a_bound_is_called_one(capsys, monkeypatch):
+    """As for GPUs: nothing but published speeds."""
+    monkeypatch.setitem(CHIPS, "cpu", CHIPS["NVIDIA H100 80GB HBM3"])
+    assert main(DEMO) == 0
+    *_, bound, prediction = capsys.readouterr().out.splitlines()
+    assert bound.startswith("bound        ")
+    assert re.match(r"prediction   at least \d+\.\d\d ms a step, at most [\d,]+ tokens/s$", prediction)
+
+
+def test_a_guess_is_called_one():
+    seconds = {"memory": 1e-3, "network": 0.0, "compute": 1e-3, "cycles": 2e-3, "kernels": 3e-3}
+    plan = planning.Plan({}, 1, "TPU v5 lite", 1, {"x": (1, 1)}, (1, 1), fits=True, tokens=1, seconds=seconds)
+    *_, bound, prediction = verb.described(plan)
+    assert bound.endswith("kernels 3.00 ms; kernels by an estimate of ours, at half the peak)")
+    assert prediction.startswith("prediction   5.00 ms a step")
 
 
 def test_json_is_one_object(capsys):
@@ -37,6 +56,7 @@ def test_json_is_one_object(capsys):
     assert found["mesh"] == {"data": 4, "fsdp": 2}
     assert all(kind.keys() == {"count", "bytes"} for kind in found["collectives"].values())
     assert found["cost"] is None  # without a prediction
+    assert found["is_bound"] is False
 
 
 def test_a_search_ranks_what_fits(capsys, monkeypatch):
@@ -82,6 +102,7 @@ class TestTooLarge:
     ("arguments", "message"),
     [
         (["--topology=v5e:3x5"], "unknown topology v5e:3x5: there are v4:2x2x1"),
+        (["--topology=h100:8"], "unknown topology h100:8: GPUs (h100, h200) are slices x nodes x at most 8"),
         (["--topology=cpu:none"], "--topology=cpu:none: cpu:8 is eight simulated devices of one slice"),
         (["--topology=cpu:8", "--slices=2"], "cpu:8 is eight simulated devices of one slice"),
         (["--topology=cpu:8", "--price=much"], '"much" is no price'),

@@ -1,4 +1,4 @@
-"""TPU slices that are not there: how many devices and hosts they have, and that having them changes nothing here."""
+"""TPU slices and GPUs that are not there: how many devices and hosts, and that having them changes nothing here."""
 
 import importlib.util
 import os
@@ -48,7 +48,9 @@ def test_several_processes_may_load_libtpu_at_once(tpu_devices):
 
 
 def test_topology_that_does_not_exist_is_one_line():
-    with pytest.raises(UserError, match=r"^unknown topology v5e:3x5: there are v4:2x2x1, .*, tpu7x:8x8x8$"):
+    with pytest.raises(
+        UserError, match=r"^unknown topology v5e:3x5: there are v4:2x2x1, .*, tpu7x:8x8x8, and of GPUs h100:1x8x8$"
+    ):
         topologies.tpu_devices("v5e:3x5")
 
 
@@ -56,3 +58,32 @@ def test_missing_libtpu_is_one_line(monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(UserError, match=r'^v5e:4x4 needs libtpu: pip install "tfx-jax\[plan\]"'):
         topologies.tpu_devices("v5e:4x4")
+
+
+@pytest.mark.parametrize("topology", ["h100", "h100:8x8", "h200:1x0x8", "h100:1x2x9", "h100:1x8x8x", "h100:axbxc"])
+def test_nodes_that_do_not_exist_are_one_line(topology):
+    with pytest.raises(
+        UserError, match=rf"^unknown topology {topology}: GPUs \(h100, h200\) are slices x nodes x .* 8"
+    ):
+        topologies.absent_devices(topology)
+
+
+def test_slices_of_gpus_are_said_once():
+    with pytest.raises(UserError, match=r"^h100:1x2x8 says itself how many slices there are"):
+        topologies.absent_devices("h100:1x2x8", 2)
+
+
+def test_missing_cuda_is_one_line(monkeypatch):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(UserError, match=r'^h100:1x8x8 needs JAX for CUDA: pip install "tfx-jax\[plan-cuda\]"'):
+        topologies.absent_devices("h100:1x8x8")
+
+
+@pytest.mark.aot
+@pytest.mark.parametrize(("topology", "num_hosts", "num_gpus"), [("h100:1x1x1", 1, 1), ("h200:2x3x8", 6, 8)])
+def test_nodes_have_a_device_for_each_gpu(gpu_devices, topology, num_hosts, num_gpus):
+    devices = gpu_devices(topology)
+    assert [device.process_index for device in devices] == [host for host in range(num_hosts) for _ in range(num_gpus)]
+    assert [device.id for device in devices] == [*range(num_hosts * num_gpus)]
+    assert {device.platform for device in devices} == {"gpu"}
+    assert jax.default_backend() == "cpu"

@@ -2,9 +2,10 @@
 
 import contextlib
 import dataclasses
+import math
 import re
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 from flax import nnx
@@ -12,7 +13,7 @@ from jax.sharding import Mesh
 
 from tfx_jax.bench.chips import CHIPS, Chip
 from tfx_jax.bench.measure import without_compilation_cache
-from tfx_jax.bench.programs import Program, read_program
+from tfx_jax.bench.programs import Kernel, Program, read_program
 from tfx_jax.data.batching import LoaderOptions
 from tfx_jax.errors import UserError
 from tfx_jax.tasks.task import PlannedTask
@@ -20,8 +21,10 @@ from tfx_jax.training.config import ExperimentConfig
 from tfx_jax.training.config_checks import validate
 from tfx_jax.training.flops import peak_flops
 from tfx_jax.training.memory import state_memory
-from tfx_jax.training.sharding import batch_sharding, make_mesh, num_batch_shards, process_shard
+from tfx_jax.training.sharding import TrainSetup, batch_sharding, make_mesh, num_batch_shards, process_shard
 from tfx_jax.training.train_setup import make_train_setup
+
+_KERNEL_EFFICIENCY = 0.5  # of a kernel that nothing estimates: the share of the peak that is assumed
 
 
 @dataclasses.dataclass
@@ -46,8 +49,9 @@ class Plan:
       collectives: by kind, how often a step exchanges something, and bytes that leave each device.
       async_share: of those bytes, the part that is sent while something is computed.
       seconds: what a step takes at least, by what it waits for: "compute" (peak FLOP/s), "memory" (parameters and
-        optimizer read and written once), "network", and "cycles", which the compiler expects.
-      operations: the dearest by the compiler's estimate, lines of source code and their seconds.
+        optimizer read and written once), "network", "cycles", which the compiler expects, and "kernels", which it does
+        not expect: Pallas, at half of the device's peak or of its memory's bandwidth, whichever takes longer.
+      operations: the dearest, lines of source code and their seconds: by the compiler's estimate, and kernels by ours.
     """
 
     mesh: dict[str, int]
@@ -76,17 +80,23 @@ class Plan:
 
     @property
     def predicted_step_seconds(self) -> float | None:
-        """What the compiler expects of operations, and beside them the exchanges that nothing hides.
+        """What the compiler expects of operations, and beside them kernels, and the exchanges that nothing hides.
 
-        Where it expects nothing, the longest of what a step waits for: no step is faster. None without published
-        speeds of the device, or without a program.
+        Where it expects nothing, the longest of what a step waits for, a bound: no step is faster. None without
+        published speeds of the device, or without a program.
         """
         if not self.seconds or not self.fits:
             return None
-        if "cycles" not in self.seconds:
+        if self.is_bound:
             return max(self.seconds.values())
         network = self.seconds["network"]
-        return max(self.seconds["cycles"] + network * (1 - self.async_share), network)
+        computed = self.seconds["cycles"] + self.seconds.get("kernels", 0.0)
+        return max(computed + network * (1 - self.async_share), network)
+
+    @property
+    def is_bound(self) -> bool:
+        """Whether the predicted time is no estimate but a bound, as for GPUs, whose compiler expects nothing."""
+        return bool(self.seconds) and "cycles" not in self.seconds
 
     @property
     def predicted_mfu(self) -> float | None:
@@ -100,6 +110,16 @@ class Plan:
         return max(self.seconds, key=lambda name: self.seconds[name]) if self.seconds else None
 
 
+class PlannedStep(NamedTuple):
+    """A training step that is laid out on devices and not compiled yet."""
+
+    plan: Plan
+    """What is known before it is compiled."""
+    setup: TrainSetup
+    batch: dict[str, jax.ShapeDtypeStruct]
+    """The largest, with where its arrays lie."""
+
+
 def plan_training(config: ExperimentConfig, devices: Sequence[Any], *, num_slices: int = 1) -> Plan:
     """Compiles a training step for devices and reads the program.
 
@@ -111,6 +131,26 @@ def plan_training(config: ExperimentConfig, devices: Sequence[Any], *, num_slice
     Raises:
       UserError: if the configuration is impossible on them, or does not say how many tokens the model has.
     """
+    step = plan_step(config, devices)
+    step_fn: Any = step.setup.step_fn  # of jax.jit
+    device = jax.tree.leaves(step.batch)[0].sharding.mesh.devices.flat[0]
+    is_here = device.client is jax.devices()[0].client
+    # Of GPUs that are not there JAX does not know that they are NVIDIA's.
+    platforms = ("cuda",) if device.platform == "gpu" and not is_here else None
+    traced = step_fn.trace(step.setup.abstract_state, step.batch, jax.random.key(0))
+    lowered = traced.lower(lowering_platforms=platforms)
+    # JAX keeps the programs of devices that are not there, but cannot read them again.
+    try:
+        with contextlib.nullcontext() if is_here else without_compilation_cache():
+            program = lowered.compile()
+    except jax.errors.JaxRuntimeError as error:
+        _refused(step.plan, str(error))
+        return step.plan
+    return read_plan(step, program, num_slices=num_slices)
+
+
+def plan_step(config: ExperimentConfig, devices: Sequence[Any]) -> PlannedStep:
+    """Lays a training step out on devices, see `plan_training`."""
     config = validate(config)
     if not config.model.vocab_size:
         raise UserError("config.model.vocab_size=0 follows from a text, which a plan does not read: set it")
@@ -124,18 +164,17 @@ def plan_training(config: ExperimentConfig, devices: Sequence[Any], *, num_slice
         mesh,
         make_carry=getattr(task, "make_carry", lambda: None),
     )
-    memory = state_memory(setup.abstract_state)
     shapes = {name: array.shape for name, array in planned.batch.items()}
-    kind, chip = mesh.devices.flat[0].device_kind, CHIPS.get(mesh.devices.flat[0].device_kind)
+    kind = mesh.devices.flat[0].device_kind
     processes = sorted({device.process_index for device in mesh.devices.flat})
     plan = Plan(
         mesh={axis: size for axis, size in mesh.shape.items() if size > 1},
         num_devices=mesh.size,
         device_kind=kind,
-        num_params=memory.num_params,
+        num_params=state_memory(setup.abstract_state).num_params,
         batch=shapes,
         hosts=(len(processes), process_shard(mesh, processes[0]).count),
-        memory_bytes=None if chip is None else round(chip.memory),
+        memory_bytes=CHIPS[kind].program_memory if kind in CHIPS else None,
         model_flops=task.training_flops(shapes),
         tokens=max(shape[0] * shape[1] for shape in shapes.values() if len(shape) > 1),
     )
@@ -143,19 +182,16 @@ def plan_training(config: ExperimentConfig, devices: Sequence[Any], *, num_slice
         name: jax.ShapeDtypeStruct(array.shape, array.dtype, sharding=batch_sharding(mesh, len(array.shape)))
         for name, array in planned.batch.items()
     }
-    step_fn: Any = setup.step_fn  # of jax.jit
-    lowered = step_fn.lower(setup.abstract_state, batch, jax.random.key(0))
-    # JAX keeps the programs of devices that are not there, but cannot read them again.
-    is_here = mesh.devices.flat[0].client is jax.devices()[0].client
-    try:
-        with contextlib.nullcontext() if is_here else without_compilation_cache():
-            program = lowered.compile()
-    except jax.errors.JaxRuntimeError as error:
-        _refused(plan, str(error))
-        return plan
+    return PlannedStep(plan, setup, batch)
+
+
+def read_plan(step: PlannedStep, program: Any, *, num_slices: int = 1) -> Plan:
+    """Completes the plan of a step by what its compiled program says."""
+    plan, memory = step.plan, state_memory(step.setup.abstract_state)
     _measure(plan, program.memory_analysis())
-    if plan.fits and chip is not None:
-        _predict(plan, read_program(program.as_text()), chip, memory.params + memory.optimizer, num_slices)
+    if plan.fits and plan.device_kind in CHIPS:
+        chip, state_bytes = CHIPS[plan.device_kind], memory.params + memory.optimizer
+        _predict(plan, read_program(program.as_text()), chip, state_bytes, num_slices)
     elif plan.fits:
         _exchange(plan, read_program(program.as_text()))
     return plan
@@ -204,18 +240,28 @@ def _exchange(plan: Plan, program: Program) -> None:
 
 def _predict(plan: Plan, program: Program, chip: Chip, state_bytes: int, num_slices: int) -> None:
     _exchange(plan, program)
+    num_near = plan.num_devices // (num_slices if chip.clock else plan.hosts[0])  # a node of GPUs is a host
     plan.seconds = {
         "memory": 2 * state_bytes / chip.memory_bandwidth,
         "network": sum(
-            collective.moved / chip.bandwidth(collective.devices, num_slices, plan.num_devices)
-            for collective in program.collectives
+            collective.moved / chip.bandwidth(collective.devices, num_near) for collective in program.collectives
         ),
     }
-    if peak := peak_flops([plan.device_kind] * plan.num_devices):
-        plan.seconds["compute"] = plan.model_flops / peak
-    if program.cycles and chip.clock:
-        plan.seconds["cycles"] = program.cycles / chip.clock
-        plan.operations = [(found.source, found.cycles / chip.clock) for found in program.operations[:5]]
+    peak = peak_flops([plan.device_kind])
+    if peak is not None:
+        plan.seconds["compute"] = plan.model_flops / (peak * plan.num_devices)
+    if not program.cycles or not chip.clock:
+        return
+    operations = [(found.source, found.cycles / chip.clock) for found in program.operations]
+    plan.seconds["cycles"] = sum(seconds for _, seconds in operations)
+    kernels = [(found.source, _kernel_seconds(found, peak or math.inf, chip)) for found in program.kernels]
+    if kernels:
+        plan.seconds["kernels"] = sum(seconds for _, seconds in kernels)
+    plan.operations = sorted([*operations, *kernels], key=lambda pair: -pair[1])[:5]
+
+
+def _kernel_seconds(kernel: Kernel, peak: float, chip: Chip) -> float:
+    return max(kernel.flops / peak, kernel.num_bytes / chip.memory_bandwidth) / _KERNEL_EFFICIENCY
 
 
 def alternatives(config: ExperimentConfig, num_devices: int) -> Iterator[tuple[str, ExperimentConfig]]:

@@ -5,6 +5,7 @@ analyses of XLA itself count them once.
 """
 
 import collections
+import math
 import re
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -19,6 +20,15 @@ _BITS |= {"s32": 32, "u32": 32, "f32": 32, "s64": 64, "u64": 64, "f64": 64}
 # What libtpu says of some operations that it does not estimate.
 _NO_ESTIMATE = 10**12
 
+# A line's name, result and operation.
+_OPERATION = re.compile(r"\s*(?:ROOT )?%?(\S+) = (.*?) ([\w-]+)\(")
+
+# What takes so long that an exchange hides behind it; of custom calls, libraries and kernels alone.
+_COMPUTES = re.compile(
+    r"\s*(?:ROOT )?%?\S+ = .*? (?:fusion|convolution|dot|while|call|conditional|sort|scatter)\("
+    r'|.* custom-call\(.*custom_call_target="(?:__|tpu_custom_call)'
+)
+
 
 class Collective(NamedTuple):
     """An exchange between devices in a compiled program."""
@@ -32,7 +42,7 @@ class Collective(NamedTuple):
     count: int
     """How often it is done."""
     is_async: bool
-    """Whether the program does something else between its start and its end."""
+    """Whether the program computes something between its start and its end, in the order of its schedule."""
     source: str
     """The JAX operation it comes from."""
 
@@ -59,12 +69,30 @@ class Operation(NamedTuple):
     """Of one device in one run of the program."""
 
 
+class Kernel(NamedTuple):
+    """A kernel that was written by hand, as in Pallas, of which the compiler expects nothing.
+
+    Its work is what its author says (`cost_estimate`). Where none does, it is read from shapes: every operand is read
+    and every result written once, and an attention kernel (by its name: splash, flash) makes 2 products of all pairs,
+    of its gradients 3 (dq) and 4 (dkv), causal or not. Others have no FLOPs then.
+    """
+
+    source: str
+    """As of an `Operation`."""
+    flops: int
+    """Of one device in one run of the program."""
+    num_bytes: int
+    """That it reads and writes, likewise."""
+
+
 class Program(NamedTuple):
     """What was read."""
 
     collectives: list[Collective]
     operations: list[Operation]
     """The dearest first; empty where the compiler estimates nothing, as for CPU and GPU."""
+    kernels: list[Kernel]
+    """Of Mosaic, the compiler of Pallas for TPUs."""
 
     @property
     def cycles(self) -> int:
@@ -77,29 +105,36 @@ def read_program(hlo: str) -> Program:
     bodies = dict(_computations(hlo))
     sources = _Sources(hlo)
     exchanges: list[Collective] = []
+    # libtpu starts and ends an exchange in fusions with what is computed meanwhile, and has it in each of them.
+    fused: dict[str, int] = {}
+    kernels: list[Kernel] = []
     cycles = collections.Counter[str]()
 
     def walk(name: str, times: int, *, is_fused: bool = False) -> None:
-        for line in bodies[name]:
-            operation = re.match(r"\s*(?:ROOT )?%?\S+ = (.*?) ([\w-]+)\(", line)
+        for index, line in enumerate(bodies[name]):
+            operation = _OPERATION.match(line)
             if operation is None:
                 continue
-            kind = operation[2].removesuffix("-start")
-            if kind in KINDS:
-                devices = _devices(line)
-                if len(devices) > 1:
-                    is_async = operation[2] != kind
-                    size = _result_bytes(operation[1], kind, len(devices)) if is_async else _num_bytes(operation[1])
-                    exchanges.append(Collective(kind, devices, size, times, is_async, sources.operation(line)))
+            channel = re.search(r"channel_id=\d+", line) if is_fused else None
+            if channel and channel[0] in fused:
+                if name.startswith("async_collective_fusion"):
+                    exchanges[fused[channel[0]]] = exchanges[fused[channel[0]]]._replace(is_async=True)
+            elif found := _exchange(bodies[name], index, name):
+                if channel:
+                    fused[channel[0]] = len(exchanges)
+                exchanges.append(found._replace(count=times, source=sources.operation(line)))
+            if 'custom_call_target="tpu_custom_call"' in line:
+                flops, num_bytes = _kernel_work(line)
+                kernels.append(Kernel(sources.line(line), times * flops, times * num_bytes))
             # Inside a fusion every part has an estimate as well; that of the fusion covers them.
             estimate = None if is_fused else re.search(r'"estimated_cycles":"(\d+)"', line)
             if estimate and int(estimate[1]) < _NO_ESTIMATE:
                 cycles[sources.line(line)] += int(estimate[1]) * times
-            for called, turns in _called(line, operation[2], bodies):
-                walk(called, times * turns, is_fused=is_fused or operation[2] == "fusion")
+            for called, turns in _called(line, operation[3], bodies):
+                walk(called, times * turns, is_fused=is_fused or operation[3] == "fusion")
 
     walk(next(name for name in bodies if name.startswith("ENTRY ")), 1)
-    return Program(exchanges, [Operation(*pair) for pair in cycles.most_common()])
+    return Program(exchanges, [Operation(*pair) for pair in cycles.most_common()], kernels)
 
 
 def collectives(hlo: str) -> list[Collective]:
@@ -114,10 +149,12 @@ def _computations(hlo: str) -> Iterator[tuple[str, list[str]]]:
         header = re.match(r"(ENTRY )?%?([\w.-]+) \(.*\{$", line)
         if header:
             name, lines = (header[1] or "") + header[2], []
-        elif line.startswith("}"):
+        elif line.startswith("}") and not line.startswith("}}"):
             yield name, lines
-        else:
+        elif line.startswith(" ") or not lines:
             lines.append(line)
+        else:  # attributes of kernels have line breaks
+            lines[-1] += line
 
 
 def _called(line: str, operation: str, bodies: dict[str, list[str]]) -> Iterator[tuple[str, int]]:
@@ -144,6 +181,49 @@ def _turns(bodies: dict[str, list[str]], condition: str) -> int:
     limits = [found[1] for line in lines if (found := re.search(r"s32\[\]\S* constant\((\d+)\)", line))]
     is_counted = any("direction=LT" in line for line in lines)
     return int(limits[0]) if is_counted and len(limits) == 1 else 1
+
+
+def _exchange(body: list[str], index: int, function: str) -> Collective | None:
+    """What a line of a function exchanges, once; None if it does not, or one device alone takes part."""
+    line, operation = body[index], _OPERATION.match(body[index])
+    kind = "" if operation is None else operation[3].removesuffix("-start")
+    if operation is None or kind not in KINDS or len(devices := _devices(line)) == 1:
+        return None
+    if operation[3] != kind:
+        size = _result_bytes(operation[2], kind, len(devices))
+        return Collective(kind, devices, size, 1, _is_hidden(operation[1], body[index + 1 :]), "")
+    size = _num_bytes(operation[2])
+    if function.startswith("all-reduce-scatter"):  # libtpu's fusion of a sum and the part that is kept of it
+        kind, size = "reduce-scatter", size // len(devices)
+    return Collective(kind, devices, size, 1, False, "")
+
+
+def _is_hidden(name: str, following: list[str]) -> bool:
+    """Whether something is computed before what was started by this name is waited for."""
+    for line in following:
+        if re.search(rf"-done\(.*%{re.escape(name)}[,)]", line):
+            return False
+        if _COMPUTES.match(line):
+            return True
+    return False
+
+
+def _kernel_work(line: str) -> tuple[int, int]:
+    """FLOPs and bytes of one call, see `Kernel`."""
+    if stated := re.search(r'"cost_estimate":\s*\{(.*?)\}', line):
+        work = {name: int(number) for name, number in re.findall(r'"(\w+)":\s*"?(\d+)', stated[1])}
+        return work.get("flops", 0), work.get("bytes_accessed", 0)
+    results, _, attributes = line.partition(" custom-call(")
+    constraints = re.search(r"operand_layout_constraints=\{(.*?\})\}", attributes)
+    operands = constraints[1] if constraints else ""
+    num_bytes = _num_bytes(results) + _num_bytes(operands)
+    kernel = re.search(r"splash\w*?_(dq|dkv)_|flash\w*?_(dq|dkv)_|splash|flash", line)
+    arrays = [tuple(map(int, sizes.split(","))) for sizes in re.findall(r"\bb?f(?:16|32)\[([\d,]+)\]", operands)]
+    arrays = [sizes for sizes in arrays if len(sizes) > 2]  # query [.., T, H], key [.., S, H]
+    if kernel is None or len(arrays) < 2:
+        return 0, num_bytes
+    num_products = {"dq": 3, "dkv": 4}.get(kernel[1] or kernel[2], 2)
+    return 2 * num_products * math.prod(arrays[0]) * arrays[1][-2], num_bytes
 
 
 def _num_bytes(result: str) -> int:

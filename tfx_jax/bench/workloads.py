@@ -15,6 +15,7 @@ from jaxtyping import Array, Int
 
 from tfx_jax.bench.attentions import ATTENTIONS
 from tfx_jax.bench.measure import Compilation, Workload, compile_apart, timed
+from tfx_jax.bench.plan import Plan, plan_step, read_plan
 from tfx_jax.errors import UserError
 from tfx_jax.models.transformer import EOS_ID, Transformer, TransformerConfig
 from tfx_jax.nn.attention import ShardAttention
@@ -69,6 +70,32 @@ def training(model: TransformerConfig, *, batch: int, length: int) -> Workload:
         jax.block_until_ready((state, metrics))
 
     return _ready(run, compilation, batch * length, model.training_flops(batch, length, length), num_devices=mesh.size)
+
+
+def planned_training(config: ExperimentConfig) -> tuple[Workload, Plan]:
+    """One update of an experiment on all devices, with a batch of random tokens in its largest shape, and its plan.
+
+    Args:
+      config: of the experiment; its data is not read.
+
+    Raises:
+      UserError: as `tfx_jax.bench.plan.plan_training` does, or if the devices have not the memory.
+    """
+    step = plan_step(config, jax.devices())
+    state, rng = step.setup.first_state(), base_rng(config)
+    batch = {
+        name: jax.device_put(_example(name, array, config.model.vocab_size), array.sharding)
+        for name, array in step.batch.items()
+    }
+    compilation = compile_apart(step.setup.step_fn, state, batch, rng)
+    plan = read_plan(step, compilation.program)
+
+    def run() -> None:
+        nonlocal state
+        state, metrics = step.setup.step_fn(state, batch, rng)
+        jax.block_until_ready((state, metrics))
+
+    return _ready(run, compilation, plan.tokens, plan.model_flops, num_devices=plan.num_devices), plan
 
 
 class ForcedLength(nnx.Module):
@@ -229,6 +256,13 @@ def _ready(
         program_bytes=compilation.program_bytes,
         num_devices=num_devices,
     )
+
+
+def _example(name: str, like: jax.ShapeDtypeStruct, vocab_size: int) -> np.ndarray:
+    """Random tokens without padding; of labels, weights and masks, ones, which are always among what they may be."""
+    if name not in ("source", "target", "inputs", "tokens"):
+        return np.ones(like.shape, like.dtype)
+    return np.random.default_rng(0).integers(1, vocab_size, like.shape).astype(like.dtype)
 
 
 def _sentences(model: TransformerConfig, rows: int, length: int, seed: int) -> np.ndarray:

@@ -15,6 +15,7 @@ from tfx_jax.bench.attentions import ATTENTIONS
 from tfx_jax.bench.data import data
 from tfx_jax.bench.measure import SMALLER_WORK, Workload, measured, without_compilation_cache
 from tfx_jax.cli.options import set_up_program
+from tfx_jax.cli.overrides import OVERRIDES_HELP
 from tfx_jax.cli.parser import Parser, at_least_one
 from tfx_jax.cli.train import CONFIG_HELP, load_config_file
 from tfx_jax.errors import UserError
@@ -92,7 +93,7 @@ def as_text(found: dict[str, Any]) -> str:
 def _line(name: str, value: Any) -> tuple[str, str]:
     label = name.replace("_", " ")
     if value is None:
-        return label, "unknown"
+        return label.removesuffix(" seconds").removesuffix(" bytes"), "unknown"
     if name.endswith("_seconds"):
         return label.removesuffix(" seconds"), f"{value:.3g} s"
     if name.endswith("_bytes"):
@@ -133,6 +134,24 @@ def _train(options: Options) -> dict[str, Any]:
     model, batch, length = options.model, options.batch, options.length
     workload = workloads.training(workloads.MODELS[model](dtype=options.dtype), batch=batch, length=length)
     return _measured(workload, options, model=model, batch=batch, length=length)
+
+
+def _add_step_options(parser: Parser) -> None:
+    parser.add_argument("--config", required=True, help=CONFIG_HELP)
+    parser.add_argument("--steps", type=at_least_one, default=10, help="how many are timed; %(default)s by default")
+    parser.epilog = OVERRIDES_HELP
+
+
+def _step(options: Options) -> dict[str, Any]:
+    config = load_config_file(options.config, options.overrides)
+    workload, plan = workloads.planned_training(config)
+    predicted = {
+        "predicted_step_seconds": plan.predicted_step_seconds,
+        "prediction_is_bound": plan.is_bound,
+        "predicted_memory_bytes": plan.peak_bytes,
+    }
+    dtype = getattr(config.model, "dtype", "float32")
+    return {"config": options.config} | predicted | measured(workload, steps=options.steps, dtype=dtype)
 
 
 def _add_decode_options(parser: Parser) -> None:
@@ -191,6 +210,12 @@ def _data(options: Options) -> dict[str, Any]:
 
 _KINDS = {
     "train": _Kind("one training step.", lambda parser: _add_model_options(parser, steps=10), _train),
+    "step": _Kind(
+        "a training step of an experiment, beside what tfx-jax plan predicts.",
+        _add_step_options,
+        _step,
+        takes_overrides=True,
+    ),
     "decode": _Kind("beam search over a batch, random weights, targets of one length.", _add_decode_options, _decode),
     "attention": _Kind("one attention by itself, forward and backward.", _add_attention_options, _attention),
     "data": _Kind("the input pipeline of an experiment.", _add_data_options, _data, takes_overrides=True),

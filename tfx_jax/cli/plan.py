@@ -17,7 +17,7 @@ from tfx_jax.cli.progress import Progress
 from tfx_jax.cli.train import CONFIG_HELP, load_config_file
 from tfx_jax.errors import UserError
 from tfx_jax.training.config import ExperimentConfig
-from tfx_jax.training.topologies import tpu_devices
+from tfx_jax.training.topologies import absent_devices
 
 _GIB = 2**30
 
@@ -26,12 +26,17 @@ def run(argv: Sequence[str]) -> int:
     """Compiles a training step and says what it would be; the exit status is 1 where it does not fit."""
     parser = Parser(
         "plan",
-        "Compiles the training step of an experiment for a TPU slice, without a TPU and without the data, and says "
-        "whether it starts and fits, what it exchanges and how long it should take. Times are predictions.",
+        "Compiles the training step of an experiment for a TPU slice or nodes of GPUs, without any and without the "
+        "data, and says whether it starts and fits, what it exchanges and how long it should take. Times are "
+        "predictions; those for GPUs are bounds: no step is faster.",
     )
     parser.add_argument("--config", required=True, help=CONFIG_HELP)
-    parser.add_argument("--topology", required=True, help="such as v5e:4x4, v5p:2x2x2; cpu:8 is simulated")
-    parser.add_argument("--slices", type=at_least_one, default=1, help="how many such slices (1)")
+    parser.add_argument(
+        "--topology",
+        required=True,
+        help="such as v5e:4x4, v5p:2x2x2; of GPUs h100:1x8x8, slices x nodes x GPUs; cpu:8 is simulated",
+    )
+    parser.add_argument("--slices", type=at_least_one, default=1, help="how many such TPU slices (1)")
     parser.add_argument("--price", type=_price, help="of a device for an hour, to say what the training costs")
     parser.add_argument("--search", action="store_true", help="try meshes and rematerialisations, and rank what fits")
     parser.add_argument("--json", action="store_true", help="print one JSON line instead")
@@ -53,6 +58,16 @@ def run(argv: Sequence[str]) -> int:
     else:
         print("\n".join(described(plan, remedy=remedy, cost=cost)))
     return 0 if plan.fits else 1
+
+
+def plan_topology(config: str, overrides: Sequence[str], topology: str, num_slices: int = 1) -> Plan:
+    """Plans the training that `--config` and its overrides name.
+
+    Raises:
+      UserError: if there is no such configuration or topology, or it is impossible there.
+    """
+    devices = _devices(topology, num_slices)
+    return plan_training(load_config_file(config, overrides), devices, num_slices=num_slices)
 
 
 def as_json(plan: Plan) -> dict[str, Any]:
@@ -78,6 +93,7 @@ def as_json(plan: Plan) -> dict[str, Any]:
         "seconds": plan.seconds,
         "bound": plan.bound,
         "predicted_step_seconds": plan.predicted_step_seconds,
+        "is_bound": plan.is_bound,
         "predicted_tokens_per_second": _rate(plan),
         "predicted_mfu": plan.predicted_mfu,
         "dearest": [{"source": source, "seconds": seconds} for source, seconds in plan.operations],
@@ -112,11 +128,13 @@ def described(plan: Plan, *, remedy: str | None = None, cost: dict[str, float] |
     lines.append(f"exchanges    {exchanged or 'none'}" + (f"; {plan.async_share:.0%} hidden" if exchanged else ""))
     if plan.seconds:
         bounds = ", ".join(f"{name} {1e3 * seconds:.2f} ms" for name, seconds in plan.seconds.items())
+        bounds += "; kernels by an estimate of ours, at half the peak" * ("kernels" in plan.seconds)
         lines.append(f"bound        {plan.bound} ({bounds})")
     seconds, mfu = plan.predicted_step_seconds, plan.predicted_mfu
     if seconds is not None:
         utilisation = "" if mfu is None else f", MFU {mfu:.1%}"
-        lines.append(f"prediction   {1e3 * seconds:.2f} ms a step, {_rate(plan):,.0f} tokens/s{utilisation}")
+        step, at_most = (f"at least {1e3 * seconds:.2f}", "at most ") if plan.is_bound else (f"{1e3 * seconds:.2f}", "")
+        lines.append(f"prediction   {step} ms a step, {at_most}{_rate(plan):,.0f} tokens/s{utilisation}")
     if cost is not None:
         lines.append(
             f"cost         {cost['training']:,.2f} for the training, {cost['million_tokens']:.4f} for a million tokens"
@@ -173,7 +191,7 @@ def _devices(topology: str, num_slices: int) -> Sequence[Any]:
     jax.config.update("jax_platforms", "cpu")
     kind, _, count = topology.partition(":")
     if kind != "cpu":
-        return tpu_devices(topology, num_slices)
+        return absent_devices(topology, num_slices)
     if not count.isdecimal() or int(count) < 1 or num_slices > 1:
         raise UserError(f"--topology={topology}: cpu:8 is eight simulated devices of one slice")
     with contextlib.suppress(RuntimeError):  # which says that JAX has made its devices before

@@ -1,8 +1,12 @@
-"""TPU slices that programs can be compiled for where there are none: libtpu describes them, and compiles."""
+"""TPU slices and nodes of GPUs that programs can be compiled for where there are none: libraries describe, and compile.
+
+For TPUs that is libtpu, for NVIDIA GPUs the plugin of JAX for CUDA, to which we describe the GPU.
+"""
 
 import contextlib
 import importlib.util
 import os
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -26,6 +30,71 @@ ENVIRONMENT = {
 }
 """What libtpu must find in the environment when a process without TPUs loads it."""
 
+# What JAX calls a GPU, GiB of its memory that a process sees, and GB/s of that memory: NVIDIA's datasheets.
+_GPUS = {
+    "h100": ("NVIDIA H100 80GB HBM3", 79.1, 3_350),
+    "h200": ("NVIDIA H200", 139.8, 4_800),
+}
+
+# The compiler's description of a GPU (GpuTargetConfigProto of OpenXLA). Limits: CUDA C++ Programming Guide, table of
+# technical specifications, compute capability 9.0; multiprocessors, caches and clock: NVIDIA's H100 Tensor Core GPU
+# Architecture, SXM5, whose chip an H200 has as well.
+_HOPPER = """
+platform_name: "CUDA"
+device_description_str: "{name}"
+runtime_version {{ major: 12 minor: 9 }}
+dnn_version_info {{ major: 9 minor: 10 }}
+gpu_device_info {{
+  name: "{name}"
+  device_vendor: "NVIDIA Corporation"
+  cuda_compute_capability {{ major: 9 feature_extension: ACCELERATED_FEATURES }}
+  device_memory_size: {memory}
+  memory_bandwidth: {bandwidth}
+  core_count: 132
+  fpus_per_core: 128
+  clock_rate_ghz: 1.98
+  l2_cache_size: 52428800
+  threads_per_warp: 32
+  threads_per_block_limit: 1024
+  threads_per_core_limit: 2048
+  thread_dim_limit_x: 1024
+  thread_dim_limit_y: 1024
+  thread_dim_limit_z: 64
+  block_dim_limit_x: 2147483647
+  block_dim_limit_y: 65535
+  block_dim_limit_z: 65535
+  registers_per_block_limit: 65536
+  registers_per_core_limit: 65536
+  shared_memory_per_block: 49152
+  shared_memory_per_block_optin: 232448
+  shared_memory_per_core: 233472
+  device_address_bits: 64
+  ecc_enabled: true
+  driver_version: "13.0.0"
+  runtime_version: "12.9.0"
+  compile_time_toolkit_version: "12.9.0"
+  dnn_version: "9.10.0"
+  device_interconnect_info {{ active_links: 18 }}
+}}
+"""
+
+
+def absent_devices(topology: str, num_slices: int = 1) -> list[Any]:
+    """Returns devices for which programs can be lowered and compiled but not run.
+
+    Args:
+      topology: as for `tpu_devices` or `gpu_devices`.
+      num_slices: how many TPU slices; a topology of GPUs says so itself.
+
+    Raises:
+      UserError: if there is no such topology, or nothing here that compiles for it.
+    """
+    if topology.partition(":")[0] not in _GPUS:
+        return tpu_devices(topology, num_slices)
+    if num_slices > 1:
+        raise UserError(f"{topology} says itself how many slices there are: h100:2x8x8 are two of eight nodes")
+    return gpu_devices(topology)
+
 
 def tpu_devices(topology: str, num_slices: int = 1) -> list[Any]:
     """Returns the devices of TPU slices, for which programs can be lowered and compiled but not run.
@@ -41,8 +110,8 @@ def tpu_devices(topology: str, num_slices: int = 1) -> list[Any]:
       UserError: if there is no such topology, or no libtpu.
     """
     if topology not in TOPOLOGIES:
-        raise UserError(f"unknown topology {topology}: there are {', '.join(TOPOLOGIES)}")
-    if not importlib.util.find_spec("libtpu"):
+        raise UserError(f"unknown topology {topology}: there are {', '.join(TOPOLOGIES)}, and of GPUs h100:1x8x8")
+    if not has_libtpu():
         raise UserError(f'{topology} needs libtpu: pip install "tfx-jax[plan]", also on a machine without TPUs')
     options: dict[str, Any] = {}
     if topology.startswith("v4"):
@@ -53,6 +122,44 @@ def tpu_devices(topology: str, num_slices: int = 1) -> list[Any]:
         options["num_slices"] = num_slices
     with _environment():
         return topologies.get_topology_desc(topology, platform="tpu", **options).devices
+
+
+def gpu_devices(topology: str) -> list[Any]:
+    """Returns the devices of nodes with NVIDIA GPUs, for which programs can be lowered and compiled but not run.
+
+    Lower programs for them with `lowering_platforms=("cuda",)`: JAX knows their platform as "gpu", of which there are
+    several kinds, and looks for the kind among the devices of this machine.
+
+    Args:
+      topology: such as "h100:1x8x8": slices (nodes with a fast network between them), nodes of each, GPUs of each node.
+
+    Raises:
+      UserError: if there is no such topology, or no plugin of JAX for CUDA.
+    """
+    kind, _, shape = topology.partition(":")
+    sizes = [int(size) for size in shape.split("x")] if re.fullmatch(r"[1-9]\d*x[1-9]\d*x[1-8]", shape) else []
+    if kind not in _GPUS or not sizes:
+        known = ", ".join(_GPUS)
+        raise UserError(f"unknown topology {topology}: GPUs ({known}) are slices x nodes x at most 8, as in h100:1x8x8")
+    if not has_cuda():
+        raise UserError(
+            f'{topology} needs JAX for CUDA: pip install "tfx-jax[plan-cuda]", also on a machine without GPUs'
+        )
+    name, memory, bandwidth = _GPUS[kind]
+    target = _HOPPER.format(name=name, memory=round(memory * 2**30), bandwidth=round(bandwidth * 1e9))
+    return topologies.get_topology_desc(platform="cuda", target_config=target, topology=shape).devices
+
+
+def has_libtpu() -> bool:
+    """Whether libtpu is installed, which compiles for `tpu_devices`."""
+    return importlib.util.find_spec("libtpu") is not None
+
+
+def has_cuda() -> bool:
+    """Whether JAX's plugin for CUDA is installed, which compiles for `gpu_devices`."""
+    return importlib.util.find_spec("jax_plugins") is not None and any(
+        importlib.util.find_spec(f"jax_plugins.xla_cuda{version}") for version in (12, 13)
+    )
 
 
 @contextlib.contextmanager

@@ -15,6 +15,7 @@ from tfx_jax.cli.launch import jobset, local, slurm, tpu_vm, xpk
 from tfx_jax.cli.launch.plan import Plan
 from tfx_jax.cli.parser import Parser
 from tfx_jax.errors import UserError
+from tfx_jax.training.topologies import has_libtpu
 
 TARGETS = {"local": local, "tpu-vm": tpu_vm, "xpk": xpk, "jobset": jobset, "slurm": slurm}
 
@@ -34,7 +35,9 @@ def run(argv: Sequence[str]) -> int:
     parser = Parser(f"launch {name}", target.SUMMARY)
     parser.usage = f"tfx-jax launch {name} [options] -- VERB ARGS..."
     parser.add_argument(
-        "--dry-run", action="store_true", help="write what would be run to standard output, run nothing"
+        "--dry-run",
+        action="store_true",
+        help="write what would be run to standard output, run nothing; of TPU slices, say what tfx-jax plan foresees",
     )
     parser.add_argument("--output", metavar="FILE", help="with --dry-run: write it to a file instead")
     target.add_options(parser)
@@ -44,7 +47,10 @@ def run(argv: Sequence[str]) -> int:
         raise UserError("--output goes with --dry-run")
     plan = target.plan(options, command)
     if options.dry_run:
-        return _write(plan.text, options.output)
+        status = _write(plan.text, options.output)
+        if plan.topology is not None and command[0] == "train":
+            _foresee(command[1:], plan.topology, plan.num_slices)
+        return status
     return _begin(plan)
 
 
@@ -77,6 +83,24 @@ def _write(text: str, output: str | None) -> int:
     except OSError as error:
         raise UserError(f"cannot write --output={output}: {error.strerror}") from None
     return 0
+
+
+def _foresee(arguments: Sequence[str], topology: str, num_slices: int) -> None:
+    """Says on stderr what `tfx-jax plan` says of the training on the slices that would be rented, or why it cannot."""
+    if not has_libtpu():
+        lines = [f'does it fit {topology}, how fast is it? pip install "tfx-jax[plan]", and --dry-run says that too']
+    else:
+        from tfx_jax.cli.plan import described, plan_topology  # seconds to import
+
+        parser = Parser("train", "")
+        parser.add_argument("--config", required=True)
+        try:
+            found, others = parser.parse_known_args(arguments)
+            overrides = [argument for argument in others if argument.startswith("--config.")]
+            lines = described(plan_topology(found.config, overrides, topology, num_slices))
+        except UserError as error:
+            lines = [f"no plan: {error}"]
+    print("\n".join(lines), file=sys.stderr)
 
 
 def _begin(plan: Plan) -> int:

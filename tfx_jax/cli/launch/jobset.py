@@ -25,6 +25,15 @@ from tfx_jax.errors import UserError
 SUMMARY = "TPU slices of a GKE cluster, by a JobSet (0.10.1 or newer)"
 _CONTAINER = "tfx-jax"
 
+# GKE's names of TPUs, and ours: https://cloud.google.com/kubernetes-engine/docs/concepts/tpus
+_GENERATIONS = {
+    "tpu-v4-podslice": "v4",
+    "tpu-v5-lite-podslice": "v5e",
+    "tpu-v5p-slice": "v5p",
+    "tpu-v6e-slice": "v6e",
+    "tpu7x": "tpu7x",
+}
+
 
 def add_options(parser: Parser) -> None:
     """Adds what this target asks for."""
@@ -48,7 +57,10 @@ def plan(options: argparse.Namespace, command: Sequence[str]) -> Plan:
     require_shared_workdir(command)
     text = yaml.safe_dump(manifest(options, command), sort_keys=False, allow_unicode=True)
     # `apply` would say nothing and do nothing where a finished JobSet of the same name is left.
-    return Plan(text, "kubectl", functools.partial(execute, ["kubectl", "create", "--filename=-"], text))
+    start = functools.partial(execute, ["kubectl", "create", "--filename=-"], text)
+    generation = _GENERATIONS.get(options.accelerator)
+    topology = None if generation is None else f"{generation}:{options.topology}"
+    return Plan(text, "kubectl", start, topology, options.num_slices)
 
 
 def manifest(options: argparse.Namespace, command: Sequence[str]) -> dict[str, Any]:

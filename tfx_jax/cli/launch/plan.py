@@ -22,6 +22,10 @@ class Plan(NamedTuple):
     """What must be installed here to begin."""
     start: Callable[[], int]
     """Begins, and returns the exit status."""
+    topology: str | None = None
+    """Of the TPU slice that it rents, as `tfx-jax plan` names it; None where its options do not say."""
+    num_slices: int = 1
+    """How many such slices."""
 
 
 def execute(argv: Sequence[str], standard_input: str | None = None) -> int:

@@ -2,6 +2,7 @@
 
 import argparse
 import functools
+import math
 import shlex
 from collections.abc import Sequence
 
@@ -9,8 +10,12 @@ from tfx_jax.cli.launch.plan import Plan, add_grace_option, dns_label, execute, 
 from tfx_jax.cli.parser import Parser, at_least_one
 from tfx_jax.errors import UserError
 from tfx_jax.training.distributed import RESTART
+from tfx_jax.training.topologies import TOPOLOGIES
 
 SUMMARY = "TPU slices of a GKE cluster, through XPK"
+
+# Of each family of types our name, and how much a chip counts for: the types of v4 and v5p count cores.
+_GENERATIONS = {"v4": ("v4", 2), "v5litepod": ("v5e", 1), "v5p": ("v5p", 2), "v6e": ("v6e", 1)}
 
 
 def add_options(parser: Parser) -> None:
@@ -50,4 +55,20 @@ def plan(options: argparse.Namespace, command: Sequence[str]) -> Plan:
     ]
     argv += [f"--{name}={value}" for name in ("zone", "project") if (value := getattr(options, name))]
     lines = ["#!/usr/bin/env bash", " \\\n  ".join([" ".join(argv[:3]), *map(shlex.quote, argv[3:])])]
-    return Plan("\n".join(lines) + "\n", "xpk", functools.partial(execute, argv))
+    start = functools.partial(execute, argv)
+    return Plan("\n".join(lines) + "\n", "xpk", start, _topology(options.tpu_type), options.num_slices)
+
+
+def _topology(tpu_type: str) -> str | None:
+    """The slice of a type; None if it is none that we know.
+
+    >>> _topology("v5litepod-256"), _topology("v5p-16"), _topology("v6e-3")
+    ('v5e:16x16', 'v5p:2x2x2', None)
+    """
+    name, _, size = tpu_type.partition("-")
+    generation, counted = _GENERATIONS.get(name, ("none", 1))
+    for topology in TOPOLOGIES:
+        of, _, shape = topology.partition(":")
+        if of == generation and size == str(math.prod(map(int, shape.split("x"))) * counted):
+            return topology
+    return None
