@@ -71,6 +71,7 @@ class BertConfig:
     dtype: str = one_of(DTYPES, "float32")  # of the computation; parameters, logits and statistics stay float32
     init: str = one_of(INITS, "paper")  # how parameters are drawn, see above
     remat: str = one_of(REMATS, "none")  # what the backward pass computes again: "full" layers, all but "dots"
+    unroll: bool = False  # whether layers are compiled one by one: slow to compile, faster on a TPU, see `scan_layers`
 
     kind: ClassVar[str] = "bert"
     is_causal: ClassVar[bool] = False
@@ -239,7 +240,7 @@ class Bert(nnx.Module):
         def encode(layer: EncoderLayer, x: Array, rngs: nnx.Rngs | None) -> tuple[Array, Any]:
             return layer(x, mask=mask, rngs=rngs, return_weights=return_attention)
 
-        x, maps = scan_layers(encode, self.encoder_layers, x, rngs, remat=self.config.remat)
+        x, maps = scan_layers(encode, self.encoder_layers, x, rngs, remat=self.config.remat, unroll=self.config.unroll)
         output = BertOutput(x, None if self.pooler is None else jnp.tanh(self.pooler(x[:, 0])))
         if not return_attention:
             return output

@@ -71,6 +71,7 @@ class GPTConfig:
     experts: ExpertsConfig = dataclasses.field(default_factory=ExpertsConfig)
     dtype: str = one_of(DTYPES, "float32")  # of the computation; parameters, logits and statistics stay float32
     remat: str = one_of(REMATS, "none")  # what the backward pass computes again: "full" layers, all but "dots"
+    unroll: bool = False  # whether layers are compiled one by one: slow to compile, faster on a TPU, see `scan_layers`
 
     kind: ClassVar[str] = "decoder"
     is_causal: ClassVar[bool] = True
@@ -263,7 +264,8 @@ class GPT(nnx.Module):
             options |= {"token_mask": token_mask, "rngs": rngs, "return_weights": return_weights}
             return layer(x, cache=cache, **options)
 
-        return scan_layers(layer_fn, self.decoder_layers, x, rngs, inputs=caches, remat=self.config.remat)
+        c = self.config
+        return scan_layers(layer_fn, self.decoder_layers, x, rngs, inputs=caches, remat=c.remat, unroll=c.unroll)
 
     def _embed(
         self, tokens: Int[Array, "B T"], positions: Int[Array, "#B T"], rngs: nnx.Rngs | None

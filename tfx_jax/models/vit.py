@@ -53,6 +53,7 @@ class ViTConfig:
     problem_type: str | None = None  # Hugging Face's word for the loss of a classifier; nothing here depends on it
     dtype: str = one_of(DTYPES, "float32")  # of the computation; parameters, logits and statistics stay float32
     remat: str = one_of(REMATS, "none")  # what the backward pass computes again: "full" layers, all but "dots"
+    unroll: bool = False  # whether layers are compiled one by one: slow to compile, faster on a TPU, see `scan_layers`
 
     @classmethod
     def published(cls, name: str, **overrides: Any) -> "ViTConfig":
@@ -206,7 +207,7 @@ class ViT(nnx.Module):
         def encode(layer: EncoderLayer, x: Array, rngs: nnx.Rngs | None) -> tuple[Array, Any]:
             return layer(x, rngs=rngs, return_weights=return_attention)
 
-        x, maps = scan_layers(encode, self.encoder_layers, x, rngs, remat=c.remat)
+        x, maps = scan_layers(encode, self.encoder_layers, x, rngs, remat=c.remat, unroll=c.unroll)
         x = self.norm(x)
         output = ViTOutput(x, None if self.pooler is None else jnp.tanh(self.pooler(x[:, 0])))
         if not return_attention:
