@@ -155,11 +155,11 @@ MUTANTS = (
     *in_file(
         "functional/feed_forward.py",
         "functional/test_feed_forward.py",
-        ("no second bias", "out + down_bias.reshape", "out + 0 * down_bias.reshape"),
+        ("no second bias", "linear(hidden, down, down_bias)", "linear(hidden, down)"),
         (
             "the gate is not activated before",
-            "hidden = activation_fn(hidden)\n    hidden = hidden if gate",
-            "hidden = activation_fn(hidden) if gate is None else hidden\n    hidden = hidden if gate",
+            "hidden = activation_fn(linear(x, up, up_bias))\n    hidden = hidden if gate",
+            "hidden = linear(x, up, up_bias)\n    hidden = (activation_fn(hidden) if gate is None else hidden) if gate",
         ),
     ),
     *in_file(
@@ -189,6 +189,14 @@ MUTANTS = (
         ("causality is aligned at the first key", "offset=s - t)", "offset=0)"),
         ("dropout is ignored", "if dropout_rng is not None and dropout_rate > 0:", "if False:"),
         ("queries before the first key are asked", "max(0, t - s) if is_causal else 0", "0"),
+    ),
+    *in_file(
+        "functional/linear.py",
+        "functional/test_linear.py",
+        ("gradients in the precision of the inputs", "preferred_element_type=kernel_dtype)", ").astype(kernel_dtype)"),
+        ("logits in the precision of the inputs", "np.promote_types(x.dtype, np.float32))", "x.dtype)"),
+        ("offsets are added in the precision of the inputs", "np.promote_types(x.dtype, bias.dtype)", "x.dtype"),
+        ("the gradient of a table is transposed", "if axes[0] == 0 else (gradient, x)", "if axes else ()"),
     ),
     *in_file(
         "functional/losses.py",

@@ -12,6 +12,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from tfx_jax.fields import at_least, fraction, one_of
 from tfx_jax.functional.dropout import dropout
+from tfx_jax.functional.linear import add_bias
 from tfx_jax.functional.masks import SegmentIds
 from tfx_jax.models.config import DTYPES, layer_pattern
 from tfx_jax.models.flops import stack_flops
@@ -271,7 +272,7 @@ class GPT(nnx.Module):
         self, tokens: Int[Array, "B T"], positions: Int[Array, "#B T"], rngs: nnx.Rngs | None
     ) -> Float[Array, "B T D"]:
         x = self.embedding(tokens)
-        x = x + self.positions(positions).astype(x.dtype)
+        x = add_bias(x, self.positions(positions))
         rate = self.config.dropout_rate
         return dropout(x, rate, rngs.dropout() if rngs is not None and rate else None)
 

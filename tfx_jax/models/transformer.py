@@ -11,6 +11,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from tfx_jax.fields import at_least, fraction, one_of
 from tfx_jax.functional.dropout import dropout
+from tfx_jax.functional.linear import add_bias
 from tfx_jax.functional.positions import sinusoidal_positions
 from tfx_jax.models.config import DTYPES, layer_pattern
 from tfx_jax.models.encoder_decoder import (
@@ -288,7 +289,7 @@ class Transformer(nnx.Module):
             vectors = sinusoidal_positions(positions, x.shape[-1], is_interleaved=is_interleaved)
         else:
             vectors = learned(positions)
-        x, rate = x + vectors[None].astype(x.dtype), self.config.dropout_rate
+        x, rate = add_bias(x, vectors), self.config.dropout_rate
         return dropout(x, rate, rngs.dropout() if rngs is not None and rate else None)
 
     def _logits(self, x: Float[Array, "B T D"]) -> Float[Array, "B T V"]:

@@ -14,6 +14,7 @@ from jaxtyping import Array, Float
 
 from tfx_jax.fields import at_least, fraction, one_of
 from tfx_jax.functional.dropout import dropout
+from tfx_jax.functional.linear import add_bias
 from tfx_jax.models.config import DTYPES, layer_pattern
 from tfx_jax.nn.attention import MultiHeadAttention, ShardAttention
 from tfx_jax.nn.cores import AttentionConfig, AttentionFn
@@ -201,7 +202,7 @@ class ViT(nnx.Module):
             positions = interpolate_positions(positions, _grid(own_size, c.patch_size), _grid(size, c.patch_size))
         x = self.patches(images)
         class_token = jnp.broadcast_to(self.class_token[...].astype(x.dtype), (x.shape[0], 1, x.shape[2]))
-        x = jnp.concatenate([class_token, x], axis=1) + positions[None].astype(x.dtype)
+        x = add_bias(jnp.concatenate([class_token, x], axis=1), positions)
         x = dropout(x, c.dropout_rate, rngs.dropout() if rngs is not None and c.dropout_rate else None)
 
         def encode(layer: EncoderLayer, x: Array, rngs: nnx.Rngs | None) -> tuple[Array, Any]:
