@@ -168,11 +168,11 @@ MUTANTS = (
     *in_file(
         "functional/feed_forward.py",
         "functional/test_feed_forward.py",
-        ("no second bias", "out + down_bias.reshape", "out + 0 * down_bias.reshape"),
+        ("no second bias", "linear(hidden, down, down_bias)", "linear(hidden, down)"),
         (
             "the gate is not activated before",
-            "hidden = activation_fn(hidden)\n    hidden = hidden if gate",
-            "hidden = activation_fn(hidden) if gate is None else hidden\n    hidden = hidden if gate",
+            "hidden = activation_fn(linear(x, up, up_bias))\n    hidden = hidden if gate",
+            "hidden = linear(x, up, up_bias)\n    hidden = (activation_fn(hidden) if gate is None else hidden) if gate",
         ),
     ),
     *in_file(
@@ -211,6 +211,14 @@ MUTANTS = (
         ("keys of the future are seen", "last = jnp.arange(t)[None] if is_causal else s - 1", "last = s - 1"),
         ("any platform does", "if platform != needed:", "if False:"),
         ("any precision does", 'precision not in (None, "default")', "False"),
+    ),
+    *in_file(
+        "functional/linear.py",
+        "functional/test_linear.py",
+        ("gradients in the precision of the inputs", "preferred_element_type=kernel_dtype)", ").astype(kernel_dtype)"),
+        ("logits in the precision of the inputs", "np.promote_types(x.dtype, np.float32))", "x.dtype)"),
+        ("offsets are added in the precision of the inputs", "np.promote_types(x.dtype, bias.dtype)", "x.dtype"),
+        ("the gradient of a table is transposed", "if axes[0] == 0 else (gradient, x)", "if axes else ()"),
     ),
     *in_file(
         "functional/losses.py",

@@ -13,7 +13,7 @@ MUTANTS = (
         "models/transformer.py",
         "models/test_transformer.py, models/test_transformer_decoding.py, models/test_transformer_options.py",
         ("the target is not shifted", "inputs = shift_right(target, self.config.start_id)", "inputs = target"),
-        ("no positions", "x + vectors[None].astype(x.dtype), self.config.dropout_rate", "x, self.config.dropout_rate"),
+        ("no positions", "add_bias(x, vectors), self.config.dropout_rate", "x, self.config.dropout_rate"),
         (
             "positions are dropped out before the sum",
             "return dropout(x, rate, rngs.dropout() if rngs is not None and rate else None)",
@@ -70,8 +70,8 @@ MUTANTS = (
         "models/test_bert.py",
         (
             "no norm of the sum",
-            "x = self.norm(x + self.positions(positions).astype(x.dtype))",
-            "x = x + self.positions(positions).astype(x.dtype)",
+            "x = self.norm(add_bias(x, self.positions(positions)))",
+            "x = add_bias(x, self.positions(positions))",
         ),
         (
             "no token types",

@@ -73,7 +73,7 @@ MUTANTS = (
         "nn/embedding.py",
         "nn/test_embedding.py",
         ("not scaled", "math.sqrt(d_model) if scale is None", "1.0 if scale is None"),
-        ("scores in bfloat16", ", preferred_element_type=jnp.float32)", ")"),
+        ("scores are scaled", "linear_logits(x.astype", "linear_logits(self.scale * x.astype"),
         (
             "twice the deviation",
             "init = nnx.initializers.normal(d_model**-0.5 if init_stddev is None else init_stddev)\n"

@@ -84,10 +84,23 @@ def test_gradients_equal_those_of_the_loop():
     def loss(run):
         return lambda layers, x: jnp.square(run(layers, x)[0]).sum()
 
-    scan = loss(lambda layers, x: scan_layers(_run, layers, x, None))
-    gradients = jitted(lambda *args: [jax.grad(function, (0, 1))(*args) for function in (scan, loss(_loop))])
-    scanned, looped = gradients(_stack(), X)
-    chex.assert_trees_all_close(jax.tree.leaves(scanned), jax.tree.leaves(looped), rtol=1e-5, atol=1e-6)
+    scan, unrolled = (
+        loss(lambda layers, x, unroll=unroll: scan_layers(_run, layers, x, None, unroll=unroll))
+        for unroll in (False, True)
+    )
+    functions = (scan, unrolled, loss(_loop))
+    *found, looped = jitted(lambda *args: [jax.grad(function, (0, 1))(*args) for function in functions])(_stack(), X)
+    for gradients in found:
+        chex.assert_trees_all_close(jax.tree.leaves(gradients), jax.tree.leaves(looped), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("unroll", [False, True])
+def test_unrolled_layers_are_no_loop(unroll):
+    def loss(layers, x):
+        return jnp.square(scan_layers(_run, layers, x, None, unroll=unroll)[0]).sum()
+
+    program = jax.jit(jax.grad(loss)).lower(nnx.eval_shape(_make), X).as_text()
+    assert ("while" in program) is not unroll
 
 
 def test_unstacked_layers_stack_again():

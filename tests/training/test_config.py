@@ -77,7 +77,7 @@ def test_what_may_change_is_changed(workdir):
         "task.decoding.extra_length": 9,
         "mesh.data": 9,
     }
-    new |= {"model.remat": "full", "accumulate": 9, "bad_steps": "skip", "spike_factor": 9.0}
+    new |= {"model.remat": "full", "model.unroll": True, "accumulate": 9, "bad_steps": "skip", "spike_factor": 9.0}
     save_config(changed(**new), workdir)
     assert load_config(workdir) == changed(**new)
     assert load_config(workdir).mesh == MeshConfig(data=9)

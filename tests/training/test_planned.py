@@ -51,6 +51,21 @@ def test_its_loss_needs_no_data(name):
     assert np.prod(next(iter(batch.values())).shape[:2]) <= config.task.data.tokens_per_batch
 
 
+@pytest.mark.parametrize("name", [name for name, (model, *_) in CASES.items() if hasattr(model, "unroll")])
+def test_layers_are_unrolled_where_it_is_wanted(name):
+    """Every loop over layers is: the only ones of as many turns as there are layers."""
+    config = validate(tiny_variant(default_config(CASES[name])))
+    config.model.num_layers, config.model.unroll = 13, True
+    task, batch = config.task.planned(config.model, LoaderOptions(seed=0))
+    model = nnx.eval_shape(lambda: task.make_model(rngs=nnx.Rngs(params=0)))
+    carry = getattr(task, "make_carry", lambda: None)()
+    arguments = () if carry is None else (carry,)
+    program = jax.make_jaxpr(lambda model, batch: task.loss(model, batch, None, *arguments).loss)(model, batch)
+    unrolled = [scan.params["unroll"] for scan in program.jaxpr.eqns if scan.params.get("length") == 13]
+    assert unrolled
+    assert set(unrolled) == {13}
+
+
 def test_devices_that_share_rows_and_positions_decide_the_shapes():
     config = tiny_variant(default_config(CASES[QUICK[0]]))
     config.task.data.max_length, config.task.data.tokens_per_batch = 30, 1000

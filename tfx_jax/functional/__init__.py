@@ -43,6 +43,7 @@ from tfx_jax.functional.feed_forward import feed_forward
 from tfx_jax.functional.hard import hard_attention, score_function_loss
 from tfx_jax.functional.int8 import int8_product, quantize_rows
 from tfx_jax.functional.kernel_regression import kernel_regression
+from tfx_jax.functional.linear import add_bias, linear, linear_logits
 from tfx_jax.functional.losses import label_smoothed_cross_entropy, z_loss
 from tfx_jax.functional.lsh import lsh_attention
 from tfx_jax.functional.masks import Bias, Mask, SegmentIds, causal_mask, padding_mask, segment_mask
@@ -81,6 +82,7 @@ __all__ = [
     "Mask",
     "Routing",
     "SegmentIds",
+    "add_bias",
     "additive_attention",
     "alibi_bias",
     "alibi_slopes",
@@ -110,7 +112,9 @@ __all__ = [
     "label_smoothed_cross_entropy",
     "layer_norm",
     "learned_positions",
+    "linear",
     "linear_attention",
+    "linear_logits",
     "load_balancing_loss",
     "local_attention",
     "lsh_attention",

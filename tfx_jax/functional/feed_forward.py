@@ -3,10 +3,10 @@
 from collections.abc import Callable
 
 import jax
-import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from tfx_jax.functional.dropout import dropout
+from tfx_jax.functional.linear import linear
 
 
 def feed_forward(
@@ -35,15 +35,13 @@ def feed_forward(
       dropout_rng: PRNG key; None disables dropout.
 
     Returns:
-      [*batch, D] in the dtype of `x`, for parameters of that dtype.
+      [*batch, D] in the dtype of `x`; parameters may have more precision, see `tfx_jax.functional.linear`.
 
-    >>> feed_forward(jnp.array([2.0]), jnp.array([[1.0, -1.0]]), jnp.array([[3.0], [5.0]])).tolist()
+    >>> array = jax.numpy.array
+    >>> feed_forward(array([2.0]), array([[1.0, -1.0]]), array([[3.0], [5.0]])).tolist()
     [6.0]
     """
-    hidden = jnp.einsum("...D,DF->...F", x, up)
-    hidden = hidden if up_bias is None else hidden + up_bias.reshape((1,) * (x.ndim - 1) + (-1,))
-    hidden = activation_fn(hidden)
-    hidden = hidden if gate is None else hidden * jnp.einsum("...D,DF->...F", x, gate)
+    hidden = activation_fn(linear(x, up, up_bias))
+    hidden = hidden if gate is None else hidden * linear(x, gate)
     hidden = dropout(hidden, dropout_rate, dropout_rng)
-    out = jnp.einsum("...F,FD->...D", hidden, down)
-    return out if down_bias is None else out + down_bias.reshape((1,) * (x.ndim - 1) + (-1,))
+    return linear(hidden, down, down_bias)

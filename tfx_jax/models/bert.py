@@ -11,6 +11,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from tfx_jax.fields import at_least, fraction, one_of
 from tfx_jax.functional.dropout import dropout
+from tfx_jax.functional.linear import add_bias
 from tfx_jax.models.config import DTYPES, layer_pattern
 from tfx_jax.models.flops import stack_flops
 from tfx_jax.models.gpt import count
@@ -19,6 +20,7 @@ from tfx_jax.nn.cores import AttentionConfig, AttentionFn
 from tfx_jax.nn.embedding import Embedding, LearnedPositions
 from tfx_jax.nn.feed_forward import ACTIVATIONS, FeedForward
 from tfx_jax.nn.layers import EncoderLayer, Residual
+from tfx_jax.nn.linear import Linear
 from tfx_jax.nn.normalization import LayerNorm
 from tfx_jax.nn.stack import REMATS, scan_layers, stack_layers
 
@@ -71,6 +73,7 @@ class BertConfig:
     dtype: str = one_of(DTYPES, "float32")  # of the computation; parameters, logits and statistics stay float32
     init: str = one_of(INITS, "paper")  # how parameters are drawn, see above
     remat: str = one_of(REMATS, "none")  # what the backward pass computes again: "full" layers, all but "dots"
+    unroll: bool = False  # whether layers are compiled one by one: slow to compile, faster on a TPU, see `scan_layers`
 
     kind: ClassVar[str] = "bert"
     is_causal: ClassVar[bool] = False
@@ -231,7 +234,7 @@ class Bert(nnx.Module):
         x = self.embedding(tokens) + self.token_types(
             jnp.zeros_like(tokens) if token_type_ids is None else token_type_ids
         )
-        x = self.norm(x + self.positions(positions).astype(x.dtype))
+        x = self.norm(add_bias(x, self.positions(positions)))
         rate = self.config.dropout_rate
         x = dropout(x, rate, rngs.dropout() if rngs is not None and rate else None)
         mask = None if token_mask is None else token_mask[:, None, None, :]
@@ -239,16 +242,16 @@ class Bert(nnx.Module):
         def encode(layer: EncoderLayer, x: Array, rngs: nnx.Rngs | None) -> tuple[Array, Any]:
             return layer(x, mask=mask, rngs=rngs, return_weights=return_attention)
 
-        x, maps = scan_layers(encode, self.encoder_layers, x, rngs, remat=self.config.remat)
+        x, maps = scan_layers(encode, self.encoder_layers, x, rngs, remat=self.config.remat, unroll=self.config.unroll)
         output = BertOutput(x, None if self.pooler is None else jnp.tanh(self.pooler(x[:, 0])))
         if not return_attention:
             return output
         return output, {f"encoder/{index}/self": weights for index, weights in enumerate(maps["self"])}
 
 
-def make_dense(config: BertConfig, d_out: int, *, dtype: Any = jnp.float32, rngs: nnx.Rngs) -> nnx.Linear:
+def make_dense(config: BertConfig, d_out: int, *, dtype: Any = jnp.float32, rngs: nnx.Rngs) -> Linear:
     """A linear layer over the model's vectors that starts as all others of it."""
-    return nnx.Linear(config.d_model, d_out, kernel_init=_matrix_init(config), dtype=dtype, rngs=rngs)
+    return Linear(config.d_model, d_out, kernel_init=_matrix_init(config), dtype=dtype, rngs=rngs)
 
 
 def _init_stddev(config: BertConfig) -> float:

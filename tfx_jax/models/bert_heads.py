@@ -14,6 +14,7 @@ from tfx_jax.nn.attention import ShardAttention
 from tfx_jax.nn.cores import AttentionFn
 from tfx_jax.nn.embedding import Embedding
 from tfx_jax.nn.feed_forward import ACTIVATIONS
+from tfx_jax.nn.linear import Linear
 from tfx_jax.nn.normalization import LayerNorm
 
 
@@ -206,7 +207,7 @@ class BertQuestionAnswering(BertWithHead):
         return SpanLogits(logits[..., 0], logits[..., 1])
 
 
-def _make_classifier(config: BertConfig, rngs: nnx.Rngs) -> nnx.Linear:
+def _make_classifier(config: BertConfig, rngs: nnx.Rngs) -> Linear:
     if not config.labels:
         raise ValueError("a model that classifies needs labels, but its configuration has none")
     return make_dense(config, len(config.labels), rngs=rngs)

@@ -12,6 +12,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from tfx_jax.fields import at_least, fraction, one_of
 from tfx_jax.functional.dropout import dropout
+from tfx_jax.functional.linear import add_bias
 from tfx_jax.functional.masks import SegmentIds
 from tfx_jax.models.config import DTYPES, layer_pattern
 from tfx_jax.models.flops import stack_flops
@@ -71,6 +72,7 @@ class GPTConfig:
     experts: ExpertsConfig = dataclasses.field(default_factory=ExpertsConfig)
     dtype: str = one_of(DTYPES, "float32")  # of the computation; parameters, logits and statistics stay float32
     remat: str = one_of(REMATS, "none")  # what the backward pass computes again: "full" layers, all but "dots"
+    unroll: bool = False  # whether layers are compiled one by one: slow to compile, faster on a TPU, see `scan_layers`
 
     kind: ClassVar[str] = "decoder"
     is_causal: ClassVar[bool] = True
@@ -263,13 +265,14 @@ class GPT(nnx.Module):
             options |= {"token_mask": token_mask, "rngs": rngs, "return_weights": return_weights}
             return layer(x, cache=cache, **options)
 
-        return scan_layers(layer_fn, self.decoder_layers, x, rngs, inputs=caches, remat=self.config.remat)
+        c = self.config
+        return scan_layers(layer_fn, self.decoder_layers, x, rngs, inputs=caches, remat=c.remat, unroll=c.unroll)
 
     def _embed(
         self, tokens: Int[Array, "B T"], positions: Int[Array, "#B T"], rngs: nnx.Rngs | None
     ) -> Float[Array, "B T D"]:
         x = self.embedding(tokens)
-        x = x + self.positions(positions).astype(x.dtype)
+        x = add_bias(x, self.positions(positions))
         rate = self.config.dropout_rate
         return dropout(x, rate, rngs.dropout() if rngs is not None and rate else None)
 

@@ -42,6 +42,7 @@ class SanCTCConfig:
     attention: AttentionConfig = dataclasses.field(default_factory=AttentionConfig)  # of every layer
     dtype: str = one_of(DTYPES, "float32")  # of the computation; parameters, logits and statistics stay float32
     remat: str = one_of(REMATS, "none")  # what the backward pass computes again: "full" layers, all but "dots"
+    unroll: bool = False  # whether layers are compiled one by one: slow to compile, faster on a TPU, see `scan_layers`
 
     kind: ClassVar[str] = "ctc"
     is_causal: ClassVar[bool] = False
@@ -169,7 +170,7 @@ class SanCTC(nnx.Module):
         def encode(layer: EncoderLayer, x: Array, rngs: nnx.Rngs | None) -> tuple[Array, Any]:
             return layer(x, mask=mask, rngs=rngs, return_weights=return_attention)
 
-        x, maps = scan_layers(encode, self.encoder_layers, x, rngs, remat=c.remat)
+        x, maps = scan_layers(encode, self.encoder_layers, x, rngs, remat=c.remat, unroll=c.unroll)
         logits = self.classifier(self.norm(x).astype(jnp.float32))
         if not return_attention:
             return logits

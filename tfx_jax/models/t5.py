@@ -79,6 +79,7 @@ class T5Config:
     eos_id: int = 1  # the one that ends a text; for whoever searches, the model itself does not care
     dtype: str = one_of(DTYPES, "float32")  # of the computation; parameters, logits and statistics stay float32
     remat: str = one_of(REMATS, "none")  # what the backward pass computes again: "full" layers, all but "dots"
+    unroll: bool = False  # whether layers are compiled one by one: slow to compile, faster on a TPU, see `scan_layers`
 
     kind: ClassVar[str] = "encoder_decoder"
     is_causal: ClassVar[bool] = True
@@ -306,7 +307,7 @@ class T5(nnx.Module):
             options: dict[str, Any] = {"memory_mask": memory_mask, "bias": bias, "token_mask": token_mask}
             return layer(x, memory, rngs=rngs, return_weights=return_weights, **options)
 
-        return scan_layers(decode, self.decoder_layers, x, rngs, remat=self.config.remat)
+        return scan_layers(decode, self.decoder_layers, x, rngs, remat=self.config.remat, unroll=self.config.unroll)
 
     def encode(
         self, source: Int[Array, "B S"], *, rngs: nnx.Rngs | None = None, return_attention: bool = False
@@ -320,7 +321,7 @@ class T5(nnx.Module):
             options: dict[str, Any] = {"bias": bias, "mask": mask, "token_mask": mask[:, 0, 0]}
             return layer(x, rngs=rngs, return_weights=return_attention, **options)
 
-        x, maps = scan_layers(encode, self.encoder_layers, x, rngs, remat=self.config.remat)
+        x, maps = scan_layers(encode, self.encoder_layers, x, rngs, remat=self.config.remat, unroll=self.config.unroll)
         return self._drop(self.encoder_norm(x), rngs), named_maps("encoder", maps)
 
     def decoder(self, *, int8: bool = False) -> Decoder:

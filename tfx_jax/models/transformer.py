@@ -11,6 +11,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from tfx_jax.fields import at_least, fraction, one_of
 from tfx_jax.functional.dropout import dropout
+from tfx_jax.functional.linear import add_bias
 from tfx_jax.functional.positions import sinusoidal_positions
 from tfx_jax.models.config import DTYPES, layer_pattern
 from tfx_jax.models.encoder_decoder import (
@@ -72,6 +73,7 @@ class TransformerConfig:
     eos_id: int = EOS_ID  # the one that ends a sentence; for whoever searches, the model itself does not care
     dtype: str = one_of(DTYPES, "float32")  # of the computation; parameters, logits and statistics stay float32
     remat: str = one_of(REMATS, "none")  # what the backward pass computes again: "full" layers, all but "dots"
+    unroll: bool = False  # whether layers are compiled one by one: slow to compile, faster on a TPU, see `scan_layers`
 
     kind: ClassVar[str] = "encoder_decoder"
     is_causal: ClassVar[bool] = True
@@ -255,7 +257,7 @@ class Transformer(nnx.Module):
             options: dict[str, Any] = {"memory_mask": memory_mask, "token_mask": token_mask}
             return layer(x, memory, rngs=rngs, return_weights=return_weights, **options)
 
-        return scan_layers(decode, self.decoder_layers, x, rngs, remat=self.config.remat)
+        return scan_layers(decode, self.decoder_layers, x, rngs, remat=self.config.remat, unroll=self.config.unroll)
 
     def encode(
         self, source: Int[Array, "B S"], *, rngs: nnx.Rngs | None = None, return_attention: bool = False
@@ -267,7 +269,7 @@ class Transformer(nnx.Module):
         def encode(layer: EncoderLayer, x: Array, rngs: nnx.Rngs | None) -> tuple[Array, Any]:
             return layer(x, mask=mask, token_mask=mask[:, 0, 0], rngs=rngs, return_weights=return_attention)
 
-        x, maps = scan_layers(encode, self.encoder_layers, x, rngs, remat=self.config.remat)
+        x, maps = scan_layers(encode, self.encoder_layers, x, rngs, remat=self.config.remat, unroll=self.config.unroll)
         return (x if self.encoder_norm is None else self.encoder_norm(x)), named_maps("encoder", maps)
 
     def decoder(self, *, int8: bool = False) -> Decoder:
@@ -287,7 +289,7 @@ class Transformer(nnx.Module):
             vectors = sinusoidal_positions(positions, x.shape[-1], is_interleaved=is_interleaved)
         else:
             vectors = learned(positions)
-        x, rate = x + vectors[None].astype(x.dtype), self.config.dropout_rate
+        x, rate = add_bias(x, vectors), self.config.dropout_rate
         return dropout(x, rate, rngs.dropout() if rngs is not None and rate else None)
 
     def _logits(self, x: Float[Array, "B T D"]) -> Float[Array, "B T V"]:

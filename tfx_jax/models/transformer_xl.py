@@ -39,6 +39,7 @@ class TransformerXLConfig:
     attention: AttentionConfig = dataclasses.field(default_factory=lambda: AttentionConfig("relative"))  # no other
     dtype: str = one_of(DTYPES, "float32")  # of the computation; parameters, logits and statistics stay float32
     remat: str = one_of(REMATS, "none")  # what the backward pass computes again: "full" layers, all but "dots"
+    unroll: bool = False  # whether layers are compiled one by one: slow to compile, faster on a TPU, see `scan_layers`
 
     kind: ClassVar[str] = "recurrent_decoder"
     is_causal: ClassVar[bool] = True
@@ -241,8 +242,8 @@ class TransformerXL(nnx.Module):
         def layer_fn(layer: TransformerXLLayer, x: Array, rngs: nnx.Rngs | None, memory: Array) -> tuple[Array, Array]:
             return layer(x, memory, mask, rngs=rngs), _last(jnp.concatenate([memory, x], axis=1), memory_length)
 
-        inputs = jax.lax.stop_gradient(memories.inputs).swapaxes(0, 1)
-        x, inputs = scan_layers(layer_fn, self.decoder_layers, x, rngs, inputs=inputs, remat=self.config.remat)
+        c, inputs = self.config, jax.lax.stop_gradient(memories.inputs).swapaxes(0, 1)
+        x, inputs = scan_layers(layer_fn, self.decoder_layers, x, rngs, inputs=inputs, remat=c.remat, unroll=c.unroll)
         lengths = jnp.minimum(memories.lengths + exists.sum(axis=1, dtype=jnp.int32), memory_length)
         return self._dropped(x, rngs), Memories(inputs.swapaxes(0, 1), lengths)
 

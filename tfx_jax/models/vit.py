@@ -14,6 +14,7 @@ from jaxtyping import Array, Float
 
 from tfx_jax.fields import at_least, fraction, one_of
 from tfx_jax.functional.dropout import dropout
+from tfx_jax.functional.linear import add_bias
 from tfx_jax.models.config import DTYPES, layer_pattern
 from tfx_jax.nn.attention import MultiHeadAttention, ShardAttention
 from tfx_jax.nn.cores import AttentionConfig, AttentionFn
@@ -53,6 +54,7 @@ class ViTConfig:
     problem_type: str | None = None  # Hugging Face's word for the loss of a classifier; nothing here depends on it
     dtype: str = one_of(DTYPES, "float32")  # of the computation; parameters, logits and statistics stay float32
     remat: str = one_of(REMATS, "none")  # what the backward pass computes again: "full" layers, all but "dots"
+    unroll: bool = False  # whether layers are compiled one by one: slow to compile, faster on a TPU, see `scan_layers`
 
     @classmethod
     def published(cls, name: str, **overrides: Any) -> "ViTConfig":
@@ -200,13 +202,13 @@ class ViT(nnx.Module):
             positions = interpolate_positions(positions, _grid(own_size, c.patch_size), _grid(size, c.patch_size))
         x = self.patches(images)
         class_token = jnp.broadcast_to(self.class_token[...].astype(x.dtype), (x.shape[0], 1, x.shape[2]))
-        x = jnp.concatenate([class_token, x], axis=1) + positions[None].astype(x.dtype)
+        x = add_bias(jnp.concatenate([class_token, x], axis=1), positions)
         x = dropout(x, c.dropout_rate, rngs.dropout() if rngs is not None and c.dropout_rate else None)
 
         def encode(layer: EncoderLayer, x: Array, rngs: nnx.Rngs | None) -> tuple[Array, Any]:
             return layer(x, rngs=rngs, return_weights=return_attention)
 
-        x, maps = scan_layers(encode, self.encoder_layers, x, rngs, remat=c.remat)
+        x, maps = scan_layers(encode, self.encoder_layers, x, rngs, remat=c.remat, unroll=c.unroll)
         x = self.norm(x)
         output = ViTOutput(x, None if self.pooler is None else jnp.tanh(self.pooler(x[:, 0])))
         if not return_attention:

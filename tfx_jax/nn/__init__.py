@@ -11,6 +11,7 @@ from tfx_jax.nn.decoding import Decoder, DecodingModel
 from tfx_jax.nn.embedding import Embedding, LearnedPositions
 from tfx_jax.nn.feed_forward import FeedForward
 from tfx_jax.nn.layers import DecoderLayer, EncoderLayer
+from tfx_jax.nn.linear import Linear
 from tfx_jax.nn.moe import ExpertsConfig, MixtureOfExperts
 from tfx_jax.nn.normalization import LayerNorm, RMSNorm
 from tfx_jax.nn.stack import scan_layers, stack_layers, unstack_layers
@@ -28,6 +29,7 @@ __all__ = [
     "FeedForward",
     "LayerNorm",
     "LearnedPositions",
+    "Linear",
     "MixtureOfExperts",
     "MultiHeadAttention",
     "RMSNorm",

@@ -13,6 +13,7 @@ from tfx_jax.functional.attention import dot_product_attention
 from tfx_jax.functional.axes import attention_over_axes
 from tfx_jax.functional.masks import Bias, Mask, SegmentIds
 from tfx_jax.nn.cores import AttentionFn
+from tfx_jax.nn.linear import Linear
 
 ShardAttention = Callable[..., Any]
 """Calls an attention function on a mesh: `shard_attention(attention_fn, query, key, value, ...)`."""
@@ -85,9 +86,7 @@ class MultiHeadAttention(nnx.Module):
             raise ValueError(f"num_heads={num_heads} is not divisible by num_kv_heads={num_kv_heads}")
         d_key_input = d_model if d_key_input is None else d_key_input
         d_value_input = d_key_input if d_value_input is None else d_value_input
-        linear = functools.partial(
-            nnx.LinearGeneral, use_bias=use_bias, dtype=dtype, param_dtype=param_dtype, rngs=rngs
-        )
+        linear = functools.partial(Linear, use_bias=use_bias, dtype=dtype, param_dtype=param_dtype, rngs=rngs)
         project = functools.partial(linear, kernel_init=nnx.initializers.variance_scaling(0.5, "fan_avg", "uniform"))
         self.query = project(d_model, (num_heads, d_k))
         self.key = project(d_key_input, (num_kv_heads, d_k))
@@ -95,7 +94,6 @@ class MultiHeadAttention(nnx.Module):
         self.out = linear(
             (num_heads, d_v),
             d_model if d_out is None else d_out,
-            axis=(-2, -1),
             kernel_init=nnx.initializers.glorot_uniform(),
         )
         self.dropout_rate = dropout_rate

@@ -7,6 +7,7 @@ from flax import nnx
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
 
+from tfx_jax.functional.linear import linear_logits
 from tfx_jax.functional.positions import learned_positions
 
 
@@ -50,8 +51,7 @@ class Embedding(nnx.Module):
 
     def attend(self, x: Float[Array, "*batch D"]) -> Float[Array, "*batch V"]:
         """Scores every token of the vocabulary against `x`; float32 logits."""
-        table = self.table[...].astype(self.dtype)
-        return jnp.einsum("...D,VD->...V", x.astype(self.dtype), table, preferred_element_type=jnp.float32)
+        return linear_logits(x.astype(self.dtype), self.table[...])
 
 
 class LearnedPositions(nnx.Module):

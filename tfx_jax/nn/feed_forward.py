@@ -49,11 +49,11 @@ class FeedForward(nnx.Module):
     def __call__(self, x: Float[Array, "*batch D"], *, rngs: nnx.Rngs | None = None) -> Float[Array, "*batch D"]:
         """Transforms every position alone; `rngs=None` means evaluation."""
         biases_and_gate = (self.up_bias, self.down_bias, self.gate)
-        up_bias, down_bias, gate = (None if p is None else p[...].astype(self.dtype) for p in biases_and_gate)
+        up_bias, down_bias, gate = (None if p is None else p[...] for p in biases_and_gate)
         return feed_forward(
             x.astype(self.dtype),
-            self.up[...].astype(self.dtype),
-            self.down[...].astype(self.dtype),
+            self.up[...],
+            self.down[...],
             up_bias,
             down_bias,
             gate=gate,

@@ -24,6 +24,7 @@ from tfx_jax.nn.cores import AttentionFn
 from tfx_jax.nn.feed_forward import FeedForward
 from tfx_jax.nn.fused_linear import FusedFeedForward, FusedLinear
 from tfx_jax.nn.layers import DecoderLayer, EncoderLayer, Residual
+from tfx_jax.nn.linear import Linear
 from tfx_jax.nn.moe import MixtureOfExperts
 from tfx_jax.nn.stack import LayerGroup, map_layers, unstack_layers
 from tfx_jax.nn.step_attention import StepAttention, step_attention
@@ -357,7 +358,7 @@ def _scaled(scale: float | None) -> dict[str, float]:
     return {} if scale is None else {"scale": scale}
 
 
-def _joined(*projections: nnx.LinearGeneral) -> tuple[Float[Array, "D N"], Float[Array, " N"] | None]:
+def _joined(*projections: Linear) -> tuple[Float[Array, "D N"], Float[Array, " N"] | None]:
     """Kernel and bias of one product for several projections of the same inputs; heads are flattened."""
     kernels = [projection.kernel[...].reshape(math.prod(projection.in_features), -1) for projection in projections]
     biases = [projection.bias[...].reshape(-1) for projection in projections if projection.bias is not None]

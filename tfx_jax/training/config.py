@@ -87,6 +87,7 @@ _CHANGEABLE = {
     "task.decoding",
     "mesh",
     "model.remat",
+    "model.unroll",
     "accumulate",
     "bad_steps",
     "spike_factor",

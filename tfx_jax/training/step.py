@@ -21,6 +21,15 @@ LossFn = Callable[..., LossOutput]
 
 _MEAN_LOSS_DECAY = 0.99
 
+# Let TPUs exchange the gradient of one layer while they compute that of another. By itself the compiler would gather
+# the gradients of all layers into one exchange at the end, and wait for it; it goes on to gather those below the limit.
+_TPU_OPTIONS = {
+    "xla_enable_async_all_reduce": True,
+    "xla_tpu_enable_async_collective_fusion": True,
+    "xla_tpu_enable_async_collective_fusion_fuse_all_reduce": True,
+    "xla_jf_crs_combiner_threshold_in_bytes": 2**19,
+}
+
 
 class Metrics(NamedTuple):
     """What is told of a step."""
@@ -255,10 +264,14 @@ def jit_update(
     """Compiles `update`, with its options, into `step(state, batch, rng) -> (state, metrics)`; `state` is donated.
 
     The output shardings are pinned, or GSPMD might choose others and the second step would compile again. The rows of a
-    batch must be a multiple of the devices that share them times `accumulate`.
+    batch must be a multiple of the devices that share them times `accumulate`. On several TPUs gradients are exchanged
+    while others are computed, as far as the layers are unrolled.
     """
+    devices = jax.tree.leaves(state_shardings)[0].device_set
+    are_tpus = len(devices) > 1 and all(device.platform == "tpu" for device in devices)
     return jax.jit(
         functools.partial(update, graphdef, loss_fn, optimizer, **options),
         donate_argnums=0,
         out_shardings=(state_shardings, None),
+        compiler_options=_TPU_OPTIONS if are_tpus else None,
     )

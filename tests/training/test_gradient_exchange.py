@@ -1,0 +1,45 @@
+"""How TPUs that are not there would exchange gradients."""
+
+import re
+
+import pytest
+
+from tests.training.configs import default_config
+from tfx_jax.bench import plan
+from tfx_jax.models import GPTConfig
+from tfx_jax.tasks.language_modeling import LanguageModelConfig
+from tfx_jax.tasks.text_data import TextData
+from tfx_jax.training.config import tiny_variant
+
+
+def compiled_step(devices, monkeypatch, **sizes):
+    """The program of a GPT of two layers, which has every kind of parameter: matrices, offsets, gains, tables."""
+    config = tiny_variant(default_config((GPTConfig, LanguageModelConfig, TextData)))
+    for name, size in ({"num_layers": 2, "dtype": "bfloat16"} | sizes).items():
+        setattr(config.model, name, size)
+    programs = []
+    monkeypatch.setattr(plan, "read_program", lambda text: programs.append(text) or plan.Program([], []))
+    assert plan.plan_training(config, devices).fits
+    return programs[0]
+
+
+@pytest.mark.aot
+def test_gradients_are_summed_in_float32_where_the_model_computes_in_bfloat16(tpu_devices, monkeypatch):
+    program = compiled_step(tpu_devices("v5e:2x4"), monkeypatch)
+    sums = re.findall(r"= (\S.*?) all-reduce(?:-start)?\(", program)
+    assert sums
+    assert {dtype for result in sums for dtype in re.findall(r"(\w+)\[", result)} <= {"f32", "s32", "u32"}
+    assert "bf16" in program
+
+
+@pytest.mark.aot
+def test_gradients_of_unrolled_layers_are_exchanged_while_others_are_computed(tpu_devices, monkeypatch):
+    """Such an exchange is many instructions of one channel, in fusions that compute; but for the last, all are."""
+    program = compiled_step(tpu_devices("v5e:2x4"), monkeypatch, unroll=True, d_model=512, d_ff=2048)
+    lines = re.findall(r"= f32\[\d+,.* all-reduce\(.*", program)
+    matrices, hidden = (
+        {re.search(r"channel_id=\d+", line)[0] for line in lines if "chain_id" in line or not is_hidden}
+        for is_hidden in (False, True)
+    )
+    assert len(matrices) >= 6
+    assert len(matrices - hidden) <= 1
