@@ -269,13 +269,14 @@ class TestBest:
         assert self._calls(dot_product_attention, "cuda") == {"tpu": 0, "cuda": 0}
 
     def test_is_the_formula_where_a_compiler_may_divide_it(self):
-        """Which no kernel can be: inside shard_map none has to."""
+        """Which no kernel can be: inside shard_map none has to, but there kernels do not say what check_vma asks."""
         mesh = jax.sharding.AbstractMesh((2,), ("data",))
-        by_device = jax.shard_map(
-            dot_product_attention, mesh=mesh, in_specs=P("data"), out_specs=P("data"), check_vma=False
+        by_device = functools.partial(
+            jax.shard_map, dot_product_attention, mesh=mesh, in_specs=P("data"), out_specs=P("data")
         )
         assert self._calls(dot_product_attention, "tpu") == {"tpu": 0, "cuda": 0}
-        assert self._calls(by_device, "tpu") == {"tpu": 3, "cuda": 0}
+        assert self._calls(by_device(check_vma=False), "tpu") == {"tpu": 3, "cuda": 0}
+        assert self._calls(by_device(), "tpu") == {"tpu": 0, "cuda": 0}
 
     @pytest.mark.parametrize(
         "options",
@@ -409,3 +410,5 @@ class TestErrors:
         query, key, value = _inputs()
         with pytest.raises(ValueError, match="query and key head sizes differ: 8 != 16"):
             dot_product_attention(query[..., :8], key, value, implementation="splash")
+        with pytest.raises(ValueError, match="query must have rank 4"):
+            dot_product_attention(query[0, 0, 0], key, value)
