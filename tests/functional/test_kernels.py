@@ -7,6 +7,7 @@ XLA what it was asked to give to cuDNN. Both are lowered for accelerators, as fa
 import functools
 import subprocess
 import sys
+from unittest import mock
 
 import chex
 import jax
@@ -239,6 +240,13 @@ class TestCudnn:
         program = _lowered(attend, _same_sizes(600, jnp.bfloat16), "cuda", mask=mask)
         assert program.count("__cudnn$fmhaSoftmax") == 2
         assert "600x600" not in program
+
+    def test_older_gpus_have_it_not(self, calls, monkeypatch):
+        monkeypatch.setattr(jax, "local_devices", lambda: [mock.Mock(platform="gpu", compute_capability="7.5")])
+        with pytest.raises(ValueError, match=r"needs a GPU of compute capability 8\.0 or more, got 7\.5; use"):
+            jax.eval_shape(
+                functools.partial(dot_product_attention, implementation="cudnn"), *_same_sizes(8, jnp.bfloat16)
+            )
 
     @pytest.mark.skipif(jax.default_backend() != "gpu", reason="needs an NVIDIA GPU")
     def test_on_a_gpu(self):
