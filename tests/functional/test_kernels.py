@@ -7,6 +7,7 @@ XLA what it was asked to give to cuDNN. Both are lowered for accelerators, as fa
 import functools
 import subprocess
 import sys
+from unittest import mock
 
 import chex
 import jax
@@ -240,6 +241,13 @@ class TestCudnn:
         assert program.count("__cudnn$fmhaSoftmax") == 2
         assert "600x600" not in program
 
+    def test_older_gpus_have_it_not(self, calls, monkeypatch):
+        monkeypatch.setattr(jax, "local_devices", lambda: [mock.Mock(platform="gpu", compute_capability="7.5")])
+        with pytest.raises(ValueError, match=r"needs a GPU of compute capability 8\.0 or more, got 7\.5; use"):
+            jax.eval_shape(
+                functools.partial(dot_product_attention, implementation="cudnn"), *_same_sizes(8, jnp.bfloat16)
+            )
+
     @pytest.mark.skipif(jax.default_backend() != "gpu", reason="needs an NVIDIA GPU")
     def test_on_a_gpu(self):
         arrays = _same_sizes(128, jnp.bfloat16)
@@ -269,13 +277,14 @@ class TestBest:
         assert self._calls(dot_product_attention, "cuda") == {"tpu": 0, "cuda": 0}
 
     def test_is_the_formula_where_a_compiler_may_divide_it(self):
-        """Which no kernel can be: inside shard_map none has to."""
+        """Which no kernel can be: inside shard_map none has to, but there kernels do not say what check_vma asks."""
         mesh = jax.sharding.AbstractMesh((2,), ("data",))
-        by_device = jax.shard_map(
-            dot_product_attention, mesh=mesh, in_specs=P("data"), out_specs=P("data"), check_vma=False
+        by_device = functools.partial(
+            jax.shard_map, dot_product_attention, mesh=mesh, in_specs=P("data"), out_specs=P("data")
         )
         assert self._calls(dot_product_attention, "tpu") == {"tpu": 0, "cuda": 0}
-        assert self._calls(by_device, "tpu") == {"tpu": 3, "cuda": 0}
+        assert self._calls(by_device(check_vma=False), "tpu") == {"tpu": 3, "cuda": 0}
+        assert self._calls(by_device(), "tpu") == {"tpu": 0, "cuda": 0}
 
     @pytest.mark.parametrize(
         "options",
@@ -409,3 +418,5 @@ class TestErrors:
         query, key, value = _inputs()
         with pytest.raises(ValueError, match="query and key head sizes differ: 8 != 16"):
             dot_product_attention(query[..., :8], key, value, implementation="splash")
+        with pytest.raises(ValueError, match="query must have rank 4"):
+            dot_product_attention(query[0, 0, 0], key, value)

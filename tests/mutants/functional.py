@@ -22,6 +22,7 @@ MUTANTS = (
         f"functional/test_attention.py, {_CONTRACT}[dense",
         ("kernels are not asked", 'if implementation != "xla":', "if False:", "functional/test_kernels.py"),
         ("no kernel is best", "if kernels and is_undivided():", "if False:", "functional/test_kernels.py"),
+        ("what cannot be traced ends all", "except ValueError:", "except KeyError:", "functional/test_kernels.py"),
     ),
     *in_file(
         "functional/attention_from_logits.py",

@@ -45,13 +45,14 @@ def dot_product_attention(
         own segment, and segment 0 is padding.
       dropout_rate: probability in [0, 1) of dropping an attention weight.
       dropout_rng: PRNG key; None disables dropout.
-      implementation: what computes the same values. "xla", the formula as it stands, and "chunked", in memory linear in
-        the length (`chunked_attention`), take everything. The kernels have no dropout, one reverse derivative, and a
-        place in `jax.shard_map` or on one device: "cudnn" is for NVIDIA GPUs, half precision and d_v = d_k, with memory
-        linear in the length without a bias, segments, or padding beside causality; "splash" for TPUs, without bias,
-        with padding masks only; "flash" for TPUs with a bias, K = N and d_v = d_k. None is "splash" or "cudnn" where
-        lengths are 1024 or more and the program is lowered for a platform that has it, if it takes what is asked and
-        neither a bias nor a mask of all pairs is; and the formula otherwise.
+      implementation: what computes the same values. "xla" is the formula as it stands, "chunked" needs memory linear in
+        the length (`chunked_attention`), and both take everything. Kernels have no dropout and one derivative, in
+        reverse; "cudnn" is for NVIDIA GPUs, half precision and d_v = d_k, in linear memory but with a bias, segments,
+        or padding beside causality; "splash" for TPUs, without bias, with padding masks only; "flash" for TPUs with a
+        bias, K = N and d_v = d_k. No compiler divides kernels over devices: call them in `jax.shard_map`, those for
+        TPUs with `check_vma=False`. None is "splash" or "cudnn", whichever the program is lowered for, where lengths
+        are 1024 or more, there is no bias nor a mask of all pairs, it takes what is asked, and the call is in
+        `jax.shard_map` or there is but one device; otherwise it is "xla".
       return_weights: also return the softmax weights, before dropout; the formula computes them, whatever else.
 
     Returns:
@@ -69,6 +70,7 @@ def dot_product_attention(
     >>> out.shape, weights[0, 0].round(2).tolist()[:2]
     ((1, 3, 2, 4), [[1.0, 0.0, 0.0], [0.5, 0.5, 0.0]])
     """
+    check_shapes(query, key, value, bias, mask)
     options: dict[str, Any] = {"is_causal": is_causal, "segment_ids": segment_ids}
     dropping: dict[str, Any] = {"dropout_rate": dropout_rate, "dropout_rng": dropout_rng}
     if implementation is None:
@@ -80,7 +82,6 @@ def dot_product_attention(
     if implementation != "xla":
         out = kernel_attention(implementation, query, key, value, bias, mask, scale=scale, **options, **dropping)
         return (out, dot_product_weights(query, key, bias, mask, scale=scale, **options)) if return_weights else out
-    check_shapes(query, key, value, bias, mask)
     logits = dot_product_logits(query, key, scale)
     out, weights = attention_from_logits(logits, value, bias, mask, **options, **dropping)
     out = out.astype(query.dtype)
@@ -102,7 +103,7 @@ def _best_of(
         attend = functools.partial(dot_product_attention, query, key, value, mask=mask, segment_ids=ids, **options)
         try:
             return attend(implementation=name)
-        except ValueError:  # where there is no CUDA, cuDNN cannot even be traced
+        except ValueError:  # not even traced: cuDNN where there is no CUDA, Pallas where shard_map has check_vma
             return attend(implementation="xla")
 
     branches = {platform: functools.partial(by, name) for platform, name in kernels.items()}

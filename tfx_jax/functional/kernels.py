@@ -17,7 +17,7 @@ from jax.sharding import AxisType
 from jaxtyping import Array, Bool, Float, Int
 
 from tfx_jax.functional.chunked import chunked_attention
-from tfx_jax.functional.masks import Bias, Mask, SegmentIds, check_shapes, combine_masks, pair_of_segment_ids
+from tfx_jax.functional.masks import Bias, Mask, SegmentIds, combine_masks, pair_of_segment_ids
 
 _Ids = tuple[Int[Array, "B T"], Int[Array, "B S"]]
 _LANES = 128  # of a TPU's vector unit: lengths are padded to a multiple
@@ -92,7 +92,6 @@ def kernel_attention(
     kernels = {"cudnn": _cudnn, "splash": _splash, "flash": _flash}
     if implementation not in kernels:
         raise ValueError(f"implementation must be xla, chunked, {', '.join(kernels)}, got {implementation!r}")
-    check_shapes(query, key, value, bias, mask)
     if dropout_rng is not None and dropout_rate > 0:
         raise _cannot(implementation, "has no dropout", f"dropout_rate={dropout_rate}")
     for obstacle in _obstacles(implementation, query, key, value, bias, mask, is_causal, segment_ids is not None):
