@@ -14,11 +14,13 @@ line. At the end the tables are printed, and written into the page between its t
 import argparse
 import dataclasses
 import fnmatch
-import gc
 import json
+import multiprocessing
 import pathlib
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from concurrent import futures
+from concurrent.futures.process import BrokenProcessPool
 from typing import Any
 
 import jax
@@ -91,7 +93,7 @@ CASES = {
         ("data x fsdp 8", "fsdp", "fsdp x tensor 8", "fsdp x sequence 8"),
         "a Transformer of 15 + 15 layers of 1,536, each computed again in the backward pass",
     ),
-    "gpt2": Case(GPTConfig(dtype="bfloat16", remat="dots"), LanguageModelConfig, 1024, _SMALL, "GPT-2, 124 million"),
+    "gpt2": Case(GPTConfig(dtype="bfloat16"), LanguageModelConfig, 1024, _SMALL, "GPT-2, 124 million"),
     "gpt2-xl": Case(
         GPTConfig.published("gpt2-xl", dtype="bfloat16", remat="full"),
         LanguageModelConfig,
@@ -136,12 +138,22 @@ def planned(model: str, pod: str, strategy: str) -> dict[str, Any]:
     Raises:
       UserError: if there is no compiler for the devices.
     """
+    jax.config.update("jax_platforms", "cpu")
     devices = absent_devices(PODS[pod])
     config = dataclasses.replace(CASES[model].config(len(devices)), mesh=mesh(strategy, len(devices)))
     try:
         return as_json(plan_training(config, devices))
     except UserError as error:
         return {"fits": False, "error": str(error)}
+
+
+def apart(cell: tuple[str, str, str]) -> dict[str, Any]:
+    """Plans a cell in a process of its own: a compiler may crash, and what it leaves in memory goes as well."""
+    with futures.ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
+        try:
+            return pool.submit(planned, *cell).result()
+        except BrokenProcessPool:
+            return {"fits": False, "error": "the compiler crashes"}
 
 
 def table(model: str, found: dict[str, dict[str, Any]]) -> str:
@@ -192,7 +204,6 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--page", type=pathlib.Path, help="Markdown to write the tables into")
     parser.add_argument("--only", default="*", help="patterns of MODEL/POD/STRATEGY, with commas")
     arguments = parser.parse_args(argv)
-    jax.config.update("jax_platforms", "cpu")
     arguments.output.mkdir(parents=True, exist_ok=True)
     file = arguments.output / "pod.json"
     found: dict[str, dict[str, Any]] = json.loads(file.read_text()) if file.exists() else {}
@@ -202,15 +213,13 @@ def main(argv: Sequence[str] | None = None) -> None:
             continue
         print(name, file=sys.stderr, flush=True)
         try:
-            found[name] = planned(*cell)
+            found[name] = apart(cell)
         except UserError as error:
             print(f"  left out: {error}", file=sys.stderr, flush=True)
             continue
         new = file.with_suffix(".new")
         new.write_text(json.dumps(found, indent=1))
         new.replace(file)
-        jax.clear_caches()
-        gc.collect()
     in_order = {name: found[name] for cell in cells("*") if (name := "/".join(cell)) in found}
     models = dict.fromkeys(name.partition("/")[0] for name in in_order)
     tables = "\n".join(table(model, in_order) for model in models)

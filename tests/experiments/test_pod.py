@@ -1,6 +1,7 @@
 """The models of the page, the cells that are planned and those that are there already, and a table from end to end."""
 
 import json
+import os
 
 import jax
 import numpy as np
@@ -60,6 +61,7 @@ def small(monkeypatch):
         return jax.devices() if topology == "cpu:8" else absent("v0:1x1")
 
     monkeypatch.setattr(pod, "absent_devices", devices)
+    monkeypatch.setattr(pod, "apart", lambda cell: pod.planned(*cell))
     return planned
 
 
@@ -98,6 +100,11 @@ def test_without_a_compiler_a_cell_is_left_out(small, tmp_path, capsys):
     assert out.strip() == ""
     assert err.startswith("small/many/data\n  left out: unknown topology v0:1x1")
     assert not (tmp_path / "pod.json").exists()
+
+
+def test_a_compiler_that_crashes_is_a_cell_too(monkeypatch):
+    monkeypatch.setattr(pod, "planned", os._exit)
+    assert pod.apart((1,)) == {"fits": False, "error": "the compiler crashes"}
 
 
 @pytest.mark.aot
