@@ -24,8 +24,9 @@ DIR, without TensorFlow (`pip install 'tfx-jax[tfds]'`). Interrupted, it goes on
 copies it to its own disk once (needs gcsfs). Neither statmt.org nor a real bucket could be reached where this was
 tested, on archives of the same layout and size.
 
-`--config.model.dtype=bfloat16` computes in half the memory on a TPU or a recent GPU. The variant is "base", "big",
-"test" (seconds, on the built-in grammar) or a row of Table 3, whose figures are of newstest2013 (the validation split)
+`--config.model.dtype=bfloat16` computes in half the memory on a TPU or a recent GPU, and `--config.model.unroll=True`
+makes a step on TPUs faster and its compilation slower. The variant is "base", "big", "test" (seconds, on the built-in
+grammar) or a row of Table 3, whose figures are of newstest2013 (the validation split)
 and of one checkpoint, without averaging:
 
     variant          perplexity   BLEU   parameters in millions

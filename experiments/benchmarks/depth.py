@@ -53,9 +53,11 @@ class Compiled(NamedTuple):
     temporary: int  # bytes
 
 
-def loop_over_layers(fn: Callable[..., Any], layers: Any, x: jax.Array, rngs: Any, *, remat: str) -> tuple[Any, None]:
+def loop_over_layers(
+    fn: Callable[..., Any], layers: Any, x: jax.Array, rngs: Any, *, remat: str, unroll: bool
+) -> tuple[Any, None]:
     """`tfx_jax.nn.scan_layers` as it would be without a scan, for comparison."""
-    assert remat == "none"
+    assert (remat, unroll) == ("none", False)
     for layer in unstack_layers(layers):
         x, _ = fn(layer, x, None if rngs is None else nnx.Rngs(dropout=rngs.dropout()))
     return x, None

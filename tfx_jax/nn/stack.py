@@ -84,9 +84,9 @@ def scan_layers(
       remat: what the backward pass computes again instead of keeping it (Chen et al., 2016): nothing; "full", all of a
         layer from its input; or "dots", all but the results of matrix products with weights, which are dear to compute.
       unroll: whether to compile the layers one after the other instead of as a loop: the time to compile grows with
-        their number. What a loop keeps for the backward pass it writes into arrays of all layers and reads again; on a
-        TPU that is a fourth of a training step, and more is kept than the compiler keeps of layers that it sees. On a
-        CPU it changes nothing.
+        their number. What a loop keeps for the backward pass it writes into arrays of all layers and reads again, by
+        the compiler's estimates a fifth of a training step of GPT-2 on a TPU v5e, and it keeps more than the compiler
+        would of layers that it sees.
 
     What `fn` changes in training in a layer's Variables that are no parameters, such as running statistics, is changed
     in `layers`.
