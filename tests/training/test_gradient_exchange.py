@@ -18,7 +18,7 @@ def compiled_step(devices, monkeypatch, **sizes):
     for name, size in ({"num_layers": 2, "dtype": "bfloat16"} | sizes).items():
         setattr(config.model, name, size)
     programs = []
-    monkeypatch.setattr(plan, "read_program", lambda text: programs.append(text) or plan.Program([], []))
+    monkeypatch.setattr(plan, "read_program", lambda text: programs.append(text) or plan.Program([], [], []))
     assert plan.plan_training(config, devices).fits
     return programs[0]
 
