@@ -89,13 +89,13 @@ class TestTooLarge:
         assert main(DEMO) == 1
         lines = capsys.readouterr().out.splitlines()
         assert lines[-2] == "does not fit needs more"
-        assert lines[-1] == "would fit    --config.model.remat=dots"
+        assert lines[-1] == "would fit    --config.model.remat=full"
 
     def test_json_says_the_same(self, capsys):
         assert main([*DEMO, "--json"]) == 1
         found = json.loads(capsys.readouterr().out)
         assert (found["compiles"], found["fits"]) == (True, False)
-        assert found["remedy"] == "--config.model.remat=dots"
+        assert found["remedy"] == "--config.model.remat=full"
 
 
 @pytest.mark.parametrize(

@@ -267,15 +267,11 @@ def _kernel_seconds(kernel: Kernel, peak: float, chip: Chip) -> float:
 def alternatives(config: ExperimentConfig, num_devices: int) -> Iterator[tuple[str, ExperimentConfig]]:
     """Changes of a configuration that need less memory, the cheapest in time first, and what they are called."""
     model: Any = config.model
-    remats = ["dots", "full"] if getattr(model, "remat", "full") == "none" else []
-    for remat in remats:
-        yield (
-            f"--config.model.remat={remat}",
-            dataclasses.replace(config, model=dataclasses.replace(model, remat=remat)),
-        )
     smaller, flags = model, list[str]()
-    if remats:
+    if getattr(model, "remat", "full") == "none":
+        # Not "dots": in attention over long rows it overflows libtpu's stack, which ends the process.
         smaller, flags = dataclasses.replace(model, remat="full"), ["--config.model.remat=full"]
+        yield flags[0], dataclasses.replace(config, model=smaller)
     for accumulate in (2 * config.accumulate, 4 * config.accumulate, 8 * config.accumulate):
         yield (
             " ".join([*flags, f"--config.accumulate={accumulate}"]),
@@ -292,7 +288,7 @@ def alternatives(config: ExperimentConfig, num_devices: int) -> Iterator[tuple[s
 def variants(config: ExperimentConfig, num_devices: int) -> Iterator[tuple[str, ExperimentConfig]]:
     """Meshes and rematerialisations that a search tries."""
     model: Any = config.model
-    remats = ["none", "dots", "full"] if hasattr(model, "remat") else [None]
+    remats = ["none", "full"] if hasattr(model, "remat") else [None]
     for fsdp, tensor in dict.fromkeys(((1, 1), (8, 1), (num_devices, 1), (1, 2), (1, 4), (8, 4))):
         if num_devices % (fsdp * tensor):
             continue

@@ -19,6 +19,8 @@ _BITS |= {"s32": 32, "u32": 32, "f32": 32, "s64": 64, "u64": 64, "f64": 64}
 
 # What libtpu says of some operations that it does not estimate.
 _NO_ESTIMATE = 10**12
+# Most products are there: who calls them says more.
+_CALLED_EVERYWHERE = ("/functional/linear.py", "/nn/linear.py")
 
 # A line's name, result and operation.
 _OPERATION = re.compile(r"\s*(?:ROOT )?%?(\S+) = (.*?) ([\w-]+)\(")
@@ -317,13 +319,14 @@ class _Sources:
         return found[1] if found else ""
 
     def line(self, line: str) -> str:
-        """File, line and the last part of the operation; of several files, the innermost of ours."""
+        """File, line and the last part of the operation; of several files, the innermost of ours that tells a place."""
         operation = self.operation(line).rpartition("/")[2]
         frame = re.search(r"stack_frame_id=(\d+)", line)
         places = list(self._places(int(frame[1]))) if frame else []
         if not places:
             return operation or "made by the compiler"
-        path, number = next((place for place in places if "/tfx_jax/" in place[0]), places[0])
+        ours = (place for place in places if "/tfx_jax/" in place[0] and not place[0].endswith(_CALLED_EVERYWHERE))
+        path, number = next(ours, places[0])
         return f"{'/'.join(path.split('/')[-3:])}:{number} {operation}".strip()
 
     def _places(self, frame: int) -> Iterator[tuple[str, str]]:
