@@ -59,6 +59,7 @@ def test_json_is_one_object(capsys):
     assert found["is_bound"] is False
 
 
+@pytest.mark.slow
 def test_a_search_ranks_what_fits(capsys, monkeypatch):
     few = dict(list(planning.variants(verb.load_config_file("transformer_demo:test", []), 8))[:2])
     monkeypatch.setattr(verb, "variants", lambda *_: few.items())
@@ -91,6 +92,7 @@ class TestTooLarge:
         assert lines[-2] == "does not fit needs more"
         assert lines[-1] == "would fit    --config.model.remat=full"
 
+    @pytest.mark.slow
     def test_json_says_the_same(self, capsys):
         assert main([*DEMO, "--json"]) == 1
         found = json.loads(capsys.readouterr().out)

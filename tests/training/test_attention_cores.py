@@ -52,6 +52,7 @@ def routing_training(num_devices):
     )
 
 
+@pytest.mark.slow
 def test_centroids_are_state_that_training_moves_and_evaluation_does_not():
     """On eight devices as on one; no gradient and no moment is of them."""
     tokens = np.random.default_rng(0).integers(1, 24, (8, 8)).astype(np.int32)

@@ -10,6 +10,7 @@ import chex
 import numpy as np
 import pytest
 
+from tests.tiers import slow_but
 from tests.training.tiny import tiny_config, train, whole_state
 from tfx_jax.errors import UserError
 from tfx_jax.tasks.loss import Metric
@@ -148,7 +149,7 @@ def test_evaluations_rank_checkpoints_and_stop_early(text, tmp_path, monkeypatch
     chex.assert_trees_all_equal(load_params(tmp_path, "best"), load_params(tmp_path, 3))
 
 
-@pytest.mark.parametrize("last_step", [3, 6])
+@pytest.mark.parametrize("last_step", slow_but([3, 6], 3))
 def test_an_evaluation_that_dies_costs_no_step(text, tmp_path, monkeypatch, last_step):
     """What is trained is saved before it is evaluated; the next run evaluates it, and ends as if nothing had been."""
     dying = False

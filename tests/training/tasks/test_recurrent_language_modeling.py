@@ -63,6 +63,7 @@ def test_training_learns(trained):
     assert last["perplexity"] == pytest.approx(math.exp(last["loss"]))
 
 
+@pytest.mark.slow
 def test_resumed_training_is_that_which_went_on_to_the_last_bit(trained, folder, tmp_path):
     """Stopped in the middle of an epoch, with its memories, and after the rows have changed their parts."""
     for num_steps in (7, 14, 20):

@@ -12,6 +12,7 @@ from etils import epath
 from flax import nnx
 
 from tests.nn.programs import draw
+from tests.tiers import slow_but
 from tfx_jax.cli.train import load_config_file
 from tfx_jax.data.batching import LoaderOptions
 from tfx_jax.data.hf_tokenizer import load_folder_tokenizer
@@ -165,7 +166,7 @@ def exported(workdir, tmp_path):
 SENTENCES = ["1 A man sleeps.", "Two </s> dogs", "She reads a book.", "17 dogs, in the <pad> snow!"]
 
 
-@pytest.mark.parametrize("beam_size", [1, 3])
+@pytest.mark.parametrize("beam_size", slow_but([1, 3], 3))
 def test_a_folder_translates_as_the_workdir_does(exported, beam_size):
     run, model, folder = exported
     tokenizer, again = load_folder_tokenizer(folder), hf.load(folder)
