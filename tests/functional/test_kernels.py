@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax._src.cudnn import fused_attention_stablehlo
+from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 
 from tfx_jax.functional import chunked_attention, dot_product_attention, kernels
@@ -278,7 +279,7 @@ class TestBest:
 
     def test_is_the_formula_where_a_compiler_may_divide_it(self):
         """Which no kernel can be: inside shard_map none has to, but there kernels do not say what check_vma asks."""
-        mesh = jax.sharding.AbstractMesh((2,), ("data",))
+        mesh = jax.sharding.AbstractMesh((2,), ("data",), axis_types=(AxisType.Auto,))
         by_device = functools.partial(
             jax.shard_map, dot_product_attention, mesh=mesh, in_specs=P("data"), out_specs=P("data")
         )
