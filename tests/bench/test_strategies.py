@@ -7,6 +7,7 @@ import pytest
 from tests.training.configs import default_config
 from tfx_jax.bench import plan as planning
 from tfx_jax.models import GPTConfig, TransformerConfig
+from tfx_jax.nn.moe import ExpertsConfig
 from tfx_jax.tasks.language_modeling import LanguageModelConfig
 from tfx_jax.tasks.pair_data import PairData
 from tfx_jax.tasks.text_data import TextData
@@ -101,6 +102,20 @@ def test_sequence_parallelism_passes_keys_and_values_around(planned):
     assert [exchange.num_bytes for exchange in forward] == [ACTIVATIONS // 8] * 6  # of the encoder, the decoder twice
     sums = [exchange for exchange in exchanges if exchange.kind == "all-reduce"]
     assert 4 * plan.num_params <= num_bytes(sums) <= 4 * (plan.num_params + TABLE) + 1000
+
+
+def test_expert_parallelism_sends_tokens_to_their_experts_and_their_answers_back(planned):
+    config = decoder()
+    config.model.experts = ExpertsConfig(num_experts=8, every=1, capacity_factor=1.0)
+    _, exchanges = planned(config, data=2, expert=4)
+    assert {exchange.kind for exchange in exchanges} == {"all-to-all", "all-reduce"}
+    sent = of_layers(exchanges, "all-to-all")
+    assert {len(exchange.devices) for exchange in sent} == {4}
+    # As many places as tokens: there and back, forward and backward, in two layers.
+    assert num_bytes(sent) == 2 * 4 * ACTIVATIONS // 8
+    sums = [exchange for exchange in exchanges if exchange.kind == "all-reduce"]
+    of_experts = [exchange for exchange in sums if len(exchange.devices) == 2]
+    assert num_bytes(of_experts) >= 4 * 2 * 8 * 2 * 4 * WIDTH**2 // 4  # a device's share of the experts, in float32
 
 
 @pytest.mark.slow
