@@ -292,7 +292,7 @@ def test_a_text_read_in_parts_with_a_cache_is_the_text_read_at_once(first):
             parts, cache = [*parts, y], found["cache"]
         return (whole, extras["cache"]), (jnp.concatenate(parts, axis=1), cache)
 
-    want, found = run(_drawn(_encoder_layer))
+    want, found = run(_encoder_layer())
     assert found[1].key.shape == (B, T, N, H)
     jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-6, atol=1e-5), found, want)
 

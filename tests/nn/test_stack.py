@@ -233,8 +233,9 @@ def _gradient(remat):
 
 @pytest.mark.parametrize("remat", ["full", "dots"])
 def test_rematerialisation_changes_neither_values_nor_gradients(remat):
+    stack = _stack()  # other tests have it in float32
     with jax.enable_x64(True):
-        layers = jax.tree.map(np.float64, _stack())
+        layers = jax.tree.map(np.float64, stack)
         found, expected = (jax.tree.leaves(_gradient(how)(layers, np.float64(X))) for how in (remat, "none"))
         assert found[-1].dtype == jnp.float64
         chex.assert_trees_all_close(found, expected, rtol=1e-12, atol=1e-12)

@@ -147,7 +147,7 @@ def test_an_observer_sees_every_token_but_the_last_and_may_stop_rows():
 
 
 def test_few_programs_for_many_shapes():
-    generator = greedy_generator()
+    generator = Generator(make_model(), max_new_tokens=12, search=GREEDY)  # of which no other test knows
     generator(PROMPTS)  # four rows of 16
     before = generator._driver._run._cache_size()
     for rows in (3, 4):
