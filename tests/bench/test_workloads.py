@@ -123,7 +123,7 @@ def test_search_never_stops_early(monkeypatch, int8):
     assert workload.flops == TOY.flop_sizes.decoding_flops(2, 3, 4, 7)
 
 
-@pytest.mark.compiles(16, "what an attention is bound to, such as random features, is drawn outside of the program")
+@pytest.mark.compiles(24, "what an attention is bound to, such as random features, is drawn outside of the program")
 @pytest.mark.parametrize("with_gradient", [False, pytest.param(True, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", ATTENTIONS)
 def test_every_attention_runs_or_says_why_not(name, with_gradient):
