@@ -32,9 +32,13 @@ def to_host(tree: Any) -> Any:
 
     If some are spread over several processes, all of these call it.
     """
-    if all(getattr(leaf, "is_fully_addressable", True) for leaf in jax.tree.leaves(tree)):
-        return jax.device_get(tree)
-    return multihost_utils.process_allgather(tree, tiled=True)
+
+    def here(leaf: Any) -> Any:
+        if not isinstance(leaf, jax.Array) or leaf.is_fully_addressable or leaf.is_fully_replicated:
+            return leaf
+        return multihost_utils.process_allgather(leaf, tiled=True)
+
+    return jax.device_get(jax.tree.map(here, tree))
 
 
 class TrainedModel:

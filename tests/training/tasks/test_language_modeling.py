@@ -16,6 +16,7 @@ from tfx_jax.cli import main
 from tfx_jax.data.hf_tokenizer import load_folder_tokenizer
 from tfx_jax.errors import UserError
 from tfx_jax.models import BertConfig, GPTConfig, hf
+from tfx_jax.tasks import prediction
 from tfx_jax.tasks.classification import ClassificationConfig
 from tfx_jax.tasks.language_modeling import LanguageModelConfig, LanguageModelTask
 from tfx_jax.training import run as run_module
@@ -244,6 +245,8 @@ def test_parameters_that_a_mesh_divides_are_evaluated_where_they_are(trained):
     assert sum(not leaf.is_fully_replicated for leaf in jax.tree.leaves(divided)) > 3
     with mock.patch.object(run_module, "to_host", side_effect=AssertionError("no device has room for all of them")):
         metrics, summary = run.evaluate(divided)
+    with mock.patch.object(prediction.nnx, "merge", side_effect=AssertionError("traced again")):
+        assert run.evaluate(divided) == (metrics, summary)
     expected, _ = run.evaluate(params)
     assert metrics == pytest.approx(expected, rel=1e-5)
     assert summary
