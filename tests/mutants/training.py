@@ -232,7 +232,7 @@ MUTANTS = (
         ("segments of all rows", '{"segment_ids": P(BATCH_AXES), ', '{"segment_ids": P(), '),
         ("the bias of all heads", '"tensor" if x.shape[1] > 1 else None)', "None)"),
         ("kernels are left to the compiler", "is_even and best_kernels(", "False and best_kernels("),
-        ("rows are torn", "query.shape[0] % _parts(mesh, *BATCH_AXES) == 0 and", ""),
+        ("rows are torn", "query.shape[0] % num_batch_shards(mesh) == 0 and", ""),
     ),
     *in_file(
         "training/checkpoint.py",

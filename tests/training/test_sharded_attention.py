@@ -16,7 +16,8 @@ from tfx_jax.bench.programs import collectives
 from tfx_jax.errors import UserError
 from tfx_jax.functional import dot_product_attention
 from tfx_jax.training import sharded_attention
-from tfx_jax.training.sharded_attention import BATCH_AXES, shard_attention
+from tfx_jax.training.mesh_axes import BATCH_AXES
+from tfx_jax.training.sharded_attention import shard_attention
 from tfx_jax.training.sharding import make_mesh
 
 DIMS = chex.Dimensions(B=4, T=6, S=5, N=4, K=2, H=8, U=3)

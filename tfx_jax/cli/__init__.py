@@ -21,7 +21,7 @@ VERBS = {
     "convert": "write a Hugging Face folder anew, in one file and in another dtype",
     "prepare": "download and build a TFDS translation data set, WMT14 for one",
     "bench": "measure training, decoding, an attention or the data on this machine",
-    "plan": "say whether a training fits TPUs that are not there, and how long it would take",
+    "plan": "say whether a training fits TPUs or GPUs that are not there, and how long it would take",
     "launch": "start a verb on several processes, a TPU slice or a cluster",
 }
 

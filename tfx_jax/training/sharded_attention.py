@@ -1,7 +1,6 @@
 """Attention on a mesh: how what it takes and gives lies there, and what each device computes by itself."""
 
 import functools
-import math
 from typing import Any
 
 import jax
@@ -15,9 +14,7 @@ from tfx_jax.functional.kernels import best_kernels
 from tfx_jax.functional.ring import ring_attention
 from tfx_jax.nn.attention import ShardAttention
 from tfx_jax.nn.cores import AttentionFn, kernel_of
-
-BATCH_AXES = ("data", "fsdp", "expert")
-"""The mesh axes that divide the rows of a batch."""
+from tfx_jax.training.mesh_axes import BATCH_AXES, num_batch_shards
 
 _HEADS = P(BATCH_AXES, "sequence", "tensor", None)
 _WEIGHTS = P(BATCH_AXES, "tensor", "sequence")
@@ -35,13 +32,13 @@ def shard_attention(mesh: Mesh) -> ShardAttention:
 
 
 def _attend(mesh: Mesh, core: AttentionFn, query: Array, key: Array, value: Array, *args: Any, **options: Any) -> Any:
-    is_even = query.shape[0] % _parts(mesh, *BATCH_AXES) == 0 and key.shape[2] % _parts(mesh, "tensor") == 0
+    is_even = query.shape[0] % num_batch_shards(mesh) == 0 and key.shape[2] % mesh.shape["tensor"] == 0
     if kernel := kernel_of(core):
         if not is_even:
             raise UserError(
                 f'config.model.attention.name="{kernel}" needs rows and key heads that the mesh divides evenly, got '
-                f"{query.shape[0]} rows over {_parts(mesh, *BATCH_AXES)} devices and {key.shape[2]} key heads over "
-                f"{_parts(mesh, 'tensor')}"
+                f"{query.shape[0]} rows over {num_batch_shards(mesh)} devices and {key.shape[2]} key heads over "
+                f"{mesh.shape['tensor']}"
             )
         return _attend_on_each_device(mesh, core, query, key, value, *args, **options)
     if core is dot_product_attention and is_even and best_kernels(query, key, value, *args, **options):
@@ -51,10 +48,6 @@ def _attend(mesh: Mesh, core: AttentionFn, query: Array, key: Array, value: Arra
     place = functools.partial(jax.lax.with_sharding_constraint, shardings=NamedSharding(mesh, _HEADS))
     result = core(place(query), place(key), place(value), *args, **options)
     return (place(result[0]), result[1]) if options.get("return_weights") else place(result)
-
-
-def _parts(mesh: Mesh, *axes: str) -> int:
-    return math.prod(mesh.shape[axis] for axis in axes)
 
 
 def _attend_on_each_device(

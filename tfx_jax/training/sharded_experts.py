@@ -1,7 +1,6 @@
 """Mixtures of experts on a mesh: each device routes its own tokens, and sends them to the devices of their experts."""
 
 import functools
-import math
 from collections.abc import Callable
 
 import jax
@@ -12,7 +11,7 @@ from jaxtyping import Array
 
 from tfx_jax.functional.moe import Exchange
 from tfx_jax.nn.moe import ExpertsOnMesh, MixtureOfExperts
-from tfx_jax.training.sharded_attention import BATCH_AXES
+from tfx_jax.training.mesh_axes import BATCH_AXES, num_batch_shards
 
 _BY_GROUP = P(BATCH_AXES)
 _BY_EXPERT = P(tuple(axis for axis in BATCH_AXES if axis != "expert"), "expert")
@@ -23,7 +22,7 @@ def shard_experts(mesh: Mesh, model: nnx.Module) -> None:
 
     A mixture whose groups or experts the mesh does not divide evenly leaves the exchange to the compiler.
     """
-    num_groups = math.prod(mesh.shape[axis] for axis in BATCH_AXES)
+    num_groups = num_batch_shards(mesh)
     for _, module in nnx.iter_modules(model):
         if isinstance(module, MixtureOfExperts):
             is_even = module.num_groups % num_groups == 0 and module.num_experts % mesh.shape["expert"] == 0

@@ -21,7 +21,8 @@ from tfx_jax.errors import UserError
 from tfx_jax.nn.attention import ShardAttention
 from tfx_jax.nn.stack import is_stack
 from tfx_jax.tasks.loss import LossOutput
-from tfx_jax.training.sharded_attention import BATCH_AXES, shard_attention
+from tfx_jax.training.mesh_axes import BATCH_AXES, num_batch_shards
+from tfx_jax.training.sharded_attention import shard_attention
 from tfx_jax.training.sharded_experts import shard_experts
 from tfx_jax.training.step import Batch, LossFn, Metrics, TrainState, init_state, jit_update
 
@@ -297,11 +298,6 @@ def _shards_by_process(mesh: Mesh) -> dict[int, tuple[ProcessShard, tuple[int, .
     return {process: (ProcessShard(number[shards], len(number)), shards) for process, shards in in_order.items()}
 
 
-def num_batch_shards(mesh: Mesh) -> int:
-    """How many shards the rows of a batch are divided into."""
-    return math.prod(mesh.shape[axis] for axis in BATCH_AXES)
-
-
 def batch_sharding(mesh: Mesh, num_axes: int) -> NamedSharding:
     """Returns how an array of a batch lies on a mesh: rows first, then positions, if it has them."""
     return NamedSharding(mesh, P(*BATCH[:num_axes]))
@@ -337,6 +333,6 @@ def spread_rows(mesh: Mesh, batch: Batch) -> Batch:
     def spread(rows: np.ndarray) -> jax.Array | np.ndarray:
         if len(rows) % num_batch_shards(mesh):
             return rows
-        return jax.make_array_from_callback(rows.shape, NamedSharding(mesh, P(BATCH_AXES)), rows.__getitem__)
+        return jax.make_array_from_callback(rows.shape, batch_sharding(mesh, 1), rows.__getitem__)
 
     return jax.tree.map(spread, batch)
