@@ -458,3 +458,24 @@ def test_never_holds_an_array_of_all_pairs(case):
 
     used = jax.jit(forward_and_backward).lower(like, like, like, mask).compile().memory_analysis().temp_size_in_bytes
     assert used < length * length  # a quarter of a float32 for each pair
+
+
+@pytest.mark.parametrize("shape", [(0, 4, 4), (2, 0, 4), (2, 4, 0), (2, 0, 0)], ids=str)
+@every
+def test_of_nothing_is_zeros(case, shape):
+    """No rows, no queries, no keys: also of weights and of gradients."""
+    b, t, s = shape
+    if t != s and "cross" not in case.takes:
+        pytest.skip("queries and keys are of one sequence")
+    if case.name == "ring" or (case.name == "relative" and not t + s):
+        pytest.skip("each device of a ring has a part; no positions have no distances")
+    query, key = (np.ones((b, length, 4, 8), np.float32) for length in (t, s))
+
+    def attend(query, key):
+        out, weights = case.attend(query, key, key, return_weights=True)
+        return out.sum(), (out, weights)
+
+    shapes = jax.eval_shape(jax.grad(attend, argnums=(0, 1), has_aux=True), query, key)
+    assert jax.tree.map(lambda x: x.shape, shapes) == (((b, t, 4, 8), (b, s, 4, 8)), ((b, t, 4, 8), (b, 4, t, s)))
+    if t and b:
+        np.testing.assert_array_equal(jax.jit(attend)(query, key)[1][0], np.zeros((b, t, 4, 8)))

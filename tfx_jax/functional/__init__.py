@@ -40,6 +40,7 @@ from tfx_jax.functional.decomposable import attend_both, decomposable_attention
 from tfx_jax.functional.dropout import dropout
 from tfx_jax.functional.favor import favor_attention, linear_attention, orthogonal_features
 from tfx_jax.functional.feed_forward import feed_forward
+from tfx_jax.functional.flax_attention import flax_attention_fn
 from tfx_jax.functional.hard import hard_attention, score_function_loss
 from tfx_jax.functional.int8 import int8_product, quantize_rows
 from tfx_jax.functional.kernel_regression import kernel_regression
@@ -104,6 +105,7 @@ __all__ = [
     "expert_capacity",
     "favor_attention",
     "feed_forward",
+    "flax_attention_fn",
     "general_attention",
     "greedy_search",
     "hard_attention",

@@ -13,9 +13,11 @@ from jaxtyping import Array, Float
 
 from tfx_jax.functional.attention import dot_product_attention
 from tfx_jax.functional.attention_from_logits import attention_from_logits
+from tfx_jax.functional.empty import zeros_where_empty
 from tfx_jax.functional.masks import Bias, Mask, SegmentIds
 
 
+@zeros_where_empty
 def additive_attention(
     query: Float[Array, "B T N H"],
     key: Float[Array, "B S K J"],
@@ -95,6 +97,7 @@ def additive_attention(
     return (out, weights) if return_weights else out
 
 
+@zeros_where_empty
 def general_attention(
     query: Float[Array, "B T N H"],
     key: Float[Array, "B S K J"],

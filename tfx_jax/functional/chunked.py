@@ -6,6 +6,7 @@ import jax
 from jaxtyping import Array, Float
 
 from tfx_jax.functional.attention_from_logits import dot_product_weights
+from tfx_jax.functional.empty import zeros_where_empty
 from tfx_jax.functional.masks import Bias, Mask, SegmentIds, check_shapes, pair_of_segment_ids
 from tfx_jax.functional.online_softmax import (
     Keys,
@@ -23,6 +24,7 @@ from tfx_jax.functional.online_softmax import (
 )
 
 
+@zeros_where_empty
 def chunked_attention(
     query: Float[Array, "B T N H"],
     key: Float[Array, "B S K H"],

@@ -7,11 +7,13 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float, Int
 
 from tfx_jax.functional.attention import dot_product_attention
+from tfx_jax.functional.empty import zeros_where_empty
 from tfx_jax.functional.lsh import visible_tokens
 from tfx_jax.functional.masks import Mask, SegmentIds, check_shapes, pair_of_segment_ids
 from tfx_jax.functional.normalization import layer_norm
 
 
+@zeros_where_empty
 def routing_attention(
     query: Float[Array, "B T N H"],
     key: Float[Array, "B S K H"],

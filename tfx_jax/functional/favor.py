@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float
 
+from tfx_jax.functional.empty import zeros_where_empty
 from tfx_jax.functional.masks import Bias, Mask, check_shapes
 
 # As parts of the largest number: the logarithm of a feature that counts for nothing, and the least reference of a sum,
@@ -76,6 +77,7 @@ def log_elu_features(x: Float[Array, "*batch H"]) -> Float[Array, "*batch H"]:
     return jnp.minimum(x, 0) + jnp.log1p(jnp.maximum(x, 0))
 
 
+@zeros_where_empty
 def favor_attention(
     query: Float[Array, "B T N H"],
     key: Float[Array, "B S K H"],
@@ -143,6 +145,7 @@ def favor_attention(
     )
 
 
+@zeros_where_empty
 def linear_attention(
     query: Float[Array, "B T N H"],
     key: Float[Array, "B S K H"],

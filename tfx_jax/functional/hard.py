@@ -9,9 +9,11 @@ from jaxtyping import Array, Float
 
 from tfx_jax.functional.attention import dot_product_attention
 from tfx_jax.functional.dropout import dropout
+from tfx_jax.functional.empty import zeros_where_empty
 from tfx_jax.functional.masks import Bias, Mask, SegmentIds
 
 
+@zeros_where_empty
 def hard_attention(
     query: Float[Array, "B T N H"],
     key: Float[Array, "B S K H"],

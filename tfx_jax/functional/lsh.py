@@ -10,11 +10,13 @@ from jaxtyping import Array, Bool, Float, Int
 
 from tfx_jax.functional.attention_from_logits import masked_softmax
 from tfx_jax.functional.dropout import dropout
+from tfx_jax.functional.empty import zeros_where_empty
 from tfx_jax.functional.masks import Mask, check_shapes, pair_of_segment_ids
 
 _HIDDEN_SEGMENT = np.iinfo(np.int32).max
 
 
+@zeros_where_empty
 def lsh_attention(
     query: Float[Array, "B T N H"],
     key: Float[Array, "B T N H"],

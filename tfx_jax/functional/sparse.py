@@ -11,12 +11,14 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from tfx_jax.functional.blocks import attend_in_blocks, check_over_keys, cut
+from tfx_jax.functional.empty import zeros_where_empty
 from tfx_jax.functional.masks import Bias, Mask, SegmentIds
 
 # Products of fewer queries than this leave matrix units idle.
 _SMALLEST_BLOCK = 32
 
 
+@zeros_where_empty
 def local_attention(
     query: Float[Array, "B T N H"],
     key: Float[Array, "B S K H"],
@@ -86,6 +88,7 @@ def local_attention(
     )
 
 
+@zeros_where_empty
 def sliding_window_attention(
     query: Float[Array, "B T N H"],
     key: Float[Array, "B S K H"],
