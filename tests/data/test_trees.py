@@ -51,7 +51,7 @@ _nodes = st.recursive(
 
 
 def _check_is_tree(symbols):
-    """Each end has its beginning, each constituent a word, and the first is around all: by striking out, not a stack."""
+    """Each end has its beginning, each constituent a word, the first is around all: by striking out, not a stack."""
     text = " ".join(symbols)
     text = re.sub(r"(?<!\S)[^()\s]\S*", "w", text)
     while (shorter := re.sub(r"(?<!\S)\((\S*)(?: w)+ \)\1(?!\S)", "w", text)) != text:
@@ -183,7 +183,7 @@ def test_a_line_that_is_no_tree_is_named(tmp_path, line, complaint):
 
 def test_a_file_without_trees_is_refused(tmp_path):
     (tmp_path / "trees").write_text("\n \n")
-    with pytest.raises(UserError, match="trees has no trees, only empty lines$"):
+    with pytest.raises(UserError, match=r"trees has no trees, only empty lines$"):
         read_trees(tmp_path / "trees")
 
 

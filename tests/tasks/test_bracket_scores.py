@@ -26,7 +26,13 @@ BY_HAND = {
         3,
         4,
     ),
-    "all deleted tags": ("(TOP (S (NP (X q) (X c) (X d) (X e)) (X f)))", "(TOP (S (`` q) (: c) ('' d) (NP (N e)) (. f)))", 2, 2, 2),  # noqa: E501
+    "all deleted tags": (
+        "(TOP (S (NP (X q) (X c) (X d) (X e)) (X f)))",
+        "(TOP (S (`` q) (: c) ('' d) (NP (N e)) (. f)))",
+        2,
+        2,
+        2,
+    ),
     "brackets and dollars are words": ("(TOP (NP (X -LRB-)) )", "(TOP (NP (-LRB- -LRB-)))", 1, 1, 1),
     "a constituent of punctuation": ("(TOP (S (PRN (X ,)) (X a)))", "(TOP (S (, ,) (PRN (N a))))", 1, 1, 2),
     "particles are adverbs": ("(TOP (S (ADVP (X a)) (PRT (X b))))", "(TOP (S (PRT (R a)) (ADVP (R b))))", 3, 3, 3),

@@ -98,9 +98,7 @@ class ParsingConfig:
         """Returns the trees of each split."""
         return Splits(self.data.has_split, self.data.load)
 
-    def setup(
-        self, model: EncoderDecoderConfig, splits: Splits[Sequence[Tree]], artifacts: Artifacts
-    ) -> "ParsingTask":
+    def setup(self, model: EncoderDecoderConfig, splits: Splits[Sequence[Tree]], artifacts: Artifacts) -> "ParsingTask":
         """See `tfx_jax.tasks.task.TaskConfig`. The tokens of symbols come on top of `model.vocab_size`.
 
         Raises:

@@ -85,9 +85,7 @@ def grammar_trees(split: Split, size: int, *, seed: int = 0) -> list[Tree]:
 
     Args and Raises: those of `grammar_documents`.
     """
-    return _examples(
-        bracketed_sentences.bracketed, bracketed_sentences.BracketedDerivation, "tree", split, size, seed
-    )
+    return _examples(bracketed_sentences.bracketed, bracketed_sentences.BracketedDerivation, "tree", split, size, seed)
 
 
 def grammar_questions(split: Split, size: int, *, seed: int = 0) -> list[Question]:

@@ -20,7 +20,12 @@ from tfx_jax.training.run import load_run, make_run
 
 NOUNS, VERBS = ("dog", "cat", "man"), ("sees", "likes")
 TREES = [
-    *(f"(TOP (S (NP (NN {noun})) (VP (VB {verb}) (NP (NN {other})))))" for noun in NOUNS for verb in VERBS for other in NOUNS),  # noqa: E501
+    *(
+        f"(TOP (S (NP (NN {noun})) (VP (VB {verb}) (NP (NN {other})))))"
+        for noun in NOUNS
+        for verb in VERBS
+        for other in NOUNS
+    ),
     *(f"(TOP (NP (NN {noun})))" for noun in NOUNS),
 ]
 
