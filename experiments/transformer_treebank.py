@@ -8,7 +8,7 @@ input. Table 4: 91.3 F1 on section 23 of the Wall Street Journal from its 40,000
 Kaiser et al. 88.3, the Berkeley parser 90.4), 92.7 with 17 million sentences that parsers had labelled.
 
     tfx-jax train --config=transformer_treebank:wsj --workdir=gs://BUCKET/RUN --config.task.data.data_dir=DIR
-    tfx-jax plan --config=transformer_treebank:wsj --topology=v5e:1x1
+    tfx-jax plan --config=transformer_treebank:wsj --topology=v5e:2x2
     tfx-jax train --config=transformer_treebank:craft --workdir=runs/craft --config.task.data.data_dir=DIR
     tfx-jax evaluate --workdir=runs/craft --step=latest --config.task.decoding.beam_size=21
     echo "BMPs have been implicated in early limb patterning ." | tfx-jax translate --workdir=runs/craft --step=latest

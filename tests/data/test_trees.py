@@ -139,8 +139,8 @@ def test_a_tree_as_deep_as_a_text_is_long():
 def test_no_words_no_tree():
     assert split_words(" \t ") == []
     assert write_tree(Tree([], [])) == ""
-    with pytest.raises(ValueError, match="a tree has at least one word"):
-        delinearise(["(TOP", ")TOP"], [])
+    for symbols in ([], ["(TOP", ")TOP"], ["XX", "(S", ")S", "(NP"]):
+        assert delinearise(symbols, []) == (Tree([], []), bool(symbols))
 
 
 def test_words_have_no_round_brackets():

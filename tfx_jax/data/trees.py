@@ -40,8 +40,8 @@ class Tree(NamedTuple):
         return [symbol for symbol in self.symbols if not is_bracket(symbol)]
 
 
-class Rebuilt(NamedTuple):
-    """The tree that symbols give, and whether they had to be repaired for that."""
+class Parse(NamedTuple):
+    """A tree that was made of symbols, and whether it is another one than they say."""
 
     tree: Tree
     is_repaired: bool
@@ -136,7 +136,7 @@ def linearise(tree: Tree, *, with_tags: bool = False) -> list[str]:
     return [symbol if with_tags or is_bracket(symbol) else WORD for symbol in tree.symbols]
 
 
-def delinearise(symbols: Iterable[str], words: Sequence[str]) -> Rebuilt:
+def delinearise(symbols: Iterable[str], words: Sequence[str]) -> Parse:
     """Makes a tree over exactly these words, whatever the symbols are.
 
     Symbols that are a tree with so many words give that tree. In others:
@@ -149,20 +149,15 @@ def delinearise(symbols: Iterable[str], words: Sequence[str]) -> Rebuilt:
 
     Args:
       symbols: as of `linearise`.
-      words: at least one.
-
-    Raises:
-      ValueError: if there are no words.
+      words: of no words the tree has no symbols either.
     """
-    if not words:
-        raise ValueError("a tree has at least one word")
     symbols, builder = list(symbols), _Builder(len(words))
     for symbol in symbols:
         if builder.is_complete:
             break
         builder.add(symbol)
     built = builder.finish()
-    return Rebuilt(Tree(list(words), built), built != symbols)
+    return Parse(Tree(list(words), built), built != symbols)
 
 
 class _Builder:

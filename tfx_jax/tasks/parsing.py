@@ -7,8 +7,8 @@ words, and how often that was necessary is a metric.
 """
 
 import dataclasses
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple, cast
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, cast
 
 import grain
 import numpy as np
@@ -18,7 +18,7 @@ from jaxtyping import Array
 from tfx_jax.data.batching import Batch, BatchSpec, Example, ExampleList, LoaderOptions, train_batches
 from tfx_jax.data.hf_tokenizer import HFTokenizer
 from tfx_jax.data.splits import Split, Splits
-from tfx_jax.data.trees import Tree, delinearise, linearise, read_trees, split_words, write_tree
+from tfx_jax.data.trees import Parse, Tree, delinearise, linearise, read_trees, split_words, write_tree
 from tfx_jax.errors import UserError
 from tfx_jax.fields import at_least, fraction, one_of
 from tfx_jax.models.config import EncoderDecoderConfig, ModelConfig, require_kind
@@ -137,18 +137,6 @@ class ParsingConfig:
         return linearise(tree, with_tags=self.write_tags)
 
 
-class Parse(NamedTuple):
-    """What a model makes of a sentence.
-
-    Attributes:
-      tree: over the words of the sentence; one of no words has no symbols either.
-      is_repaired: whether it wrote something else; so it is of a sentence that was too long to be read.
-    """
-
-    tree: Tree
-    is_repaired: bool
-
-
 class ParsingTask:
     """Parsing with an encoder and a decoder.
 
@@ -258,7 +246,7 @@ class ParsingTask:
         return SentenceParser(translator, self.symbols, max_length=max_length)
 
     def parse(self, model: TrainedModel, sentences: Sequence[str]) -> list[Parse]:
-        """Parses sentences, tokens with spaces between them; several processes share them, and each gets all."""
+        """Parses sentences, words with spaces between them; several processes share them, and each gets all."""
         if self._parser is None:  # it keeps what it compiles
             self._parser = self.translator(model.graphdef)
         parser = self._parser
@@ -302,17 +290,19 @@ class SentenceParser:
         return [write_tree(parse.tree) for parse in self.parse(params, lines)]
 
     def parse(self, params: Any, lines: Sequence[str]) -> list[Parse]:
-        """Parses each line; the tree of one that is too long is flat."""
+        """Parses each line; the tree of one that is too long is flat, which counts as repaired."""
         sentences = [split_words(line) for line in lines]
         texts = [" ".join(words) for words in sentences]
         lengths = map(len, self._translator.tokenizer.encode_batch(texts))
         read = [text if length < self._max_length else "" for text, length in zip(texts, lengths, strict=True)]
         outputs = self._translator.translate_ids(params, read)
-        return [self._parse(words, ids) for words, ids in zip(sentences, outputs, strict=True)]
+        eos_id = self._translator.tokenizer.eos_id
+        return [
+            delinearise([self._symbol(token) for token in ids if token != eos_id], words)
+            for words, ids in zip(sentences, outputs, strict=True)
+        ]
 
-    def _parse(self, words: list[str], ids: Iterable[int]) -> Parse:
-        if not words:
-            return Parse(Tree([], []), False)
-        first, eos_id = self._translator.tokenizer.vocab_size, self._translator.tokenizer.eos_id
-        names = dict(enumerate(self._symbols, start=first))
-        return Parse(*delinearise([names.get(token, "") for token in ids if token != eos_id], words))
+    def _symbol(self, token: int) -> str:
+        """What a token says of a tree: nothing, if it is one of words."""
+        place = token - self._translator.tokenizer.vocab_size
+        return self._symbols[place] if 0 <= place < len(self._symbols) else ""
