@@ -4,8 +4,8 @@ Result: not yet run
 
 "Attention Is All You Need" (Vaswani et al., 2017), section 6.3, after "Grammar as a Foreign Language" (Vinyals et al.,
 2015): sentences in, linearised trees out, beam 21 with length penalty 0.3, outputs of up to 300 tokens more than the
-input. Table 4: 91.3 F1 on section 23 of the Wall Street Journal from its 40,000 training sentences alone (Vinyals and
-Kaiser et al. 88.3, the Berkeley parser 90.4), 92.7 with 17 million sentences that parsers had labelled.
+input. Table 4: 91.3 F1 on section 23 of the Wall Street Journal from its 40,000 training sentences alone (88.3 for the
+LSTM of Vinyals et al., 90.4 for the Berkeley parser), 92.7 with 17 million sentences that parsers had labelled.
 
     tfx-jax train --config=transformer_treebank:wsj --workdir=gs://BUCKET/RUN --config.task.data.data_dir=DIR
     tfx-jax plan --config=transformer_treebank:wsj --topology=v5e:2x2
@@ -19,9 +19,10 @@ section 22 and does not say them: they are those of its big model here, and the 
 
 `craft` is for one core of a laptop and the trees of CRAFT (97 articles on mice, of which 67 are here: 18,951 training
 trees, 2,780 of dev). It differs in more than its size: the tree has the tags of its words, where the papers write XX,
-so that there is something to learn of each word before the brackets are right (`task.write_tags`); and it is searched
-greedily while it is trained. Trees of more than 128 tokens, 6 % of them, are not trained on. In evaluation every
-sentence counts: of one that has more than 128 tokens, the tree is flat.
+so that there is something to learn of each word before the brackets are right (`task.write_tags`; whether that helps is
+not measured); and it is searched greedily while it is trained. Trees of which a side has more than 128 tokens, 1,295 or
+7 %, are not trained on. In evaluation every sentence counts: of those that have more than 128 tokens, 23 of dev, the
+tree is flat. By the same count one S over all words has an F1 of 8.2 %, and NP within NP, each a word less, 9.9 %.
 
 Measured here: not yet run.
 """

@@ -144,7 +144,7 @@ def delinearise(symbols: Iterable[str], words: Sequence[str]) -> Parse:
     * what ends a constituent ends those inside it too, and is dropped where no such one is open;
     * a constituent without a word is dropped;
     * words too many are dropped, words that are missing stand at the end, in the root alone;
-    * the root ends behind the last word; it is called TOP where the symbols do not begin with one;
+    * the root ends behind the last word; it is called TOP if a word stands before any constituent, or nothing does;
     * an empty symbol, for anything that is none, is dropped.
 
     Args:

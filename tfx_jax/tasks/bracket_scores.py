@@ -38,8 +38,9 @@ class BracketScores(NamedTuple):
 def bracket_scores(predictions: Sequence[Tree], references: Sequence[Tree]) -> BracketScores:
     """Scores trees.
 
-    What a word is goes by the tags of the reference, since EVALB would take a sentence for an error whose punctuation
-    is tagged otherwise. A sentence of nothing but punctuation has no brackets, and is right.
+    The tags of the reference decide which words are punctuation and do not count. EVALB looks at those of each side and
+    takes a sentence for an error if they disagree, as they would with a parser that writes no tags. A sentence of
+    nothing but punctuation has no brackets, and is right.
 
     Args:
       predictions: the trees that a parser gives to the words of each sentence.

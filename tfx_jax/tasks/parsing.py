@@ -92,7 +92,7 @@ class ParsingConfig:
     def tiny(self) -> None:
         """See `tfx_jax.tasks.task.TaskConfig`."""
         self.data.tiny()
-        self.decoding.beam_size, self.decoding.extra_length = 4, 32
+        self.decoding.beam_size, self.decoding.extra_length = 2, 16
 
     def splits(self) -> Splits[Sequence[Tree]]:
         """Returns the trees of each split."""
@@ -100,6 +100,8 @@ class ParsingConfig:
 
     def setup(self, model: EncoderDecoderConfig, splits: Splits[Sequence[Tree]], artifacts: Artifacts) -> "ParsingTask":
         """See `tfx_jax.tasks.task.TaskConfig`. The tokens of symbols come on top of `model.vocab_size`.
+
+        A model to start from keeps its tokens: what they mean is the same if its training trees had the same symbols.
 
         Raises:
           UserError: also if the model to start from has no tokens left for the symbols.
