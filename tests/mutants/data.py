@@ -203,3 +203,16 @@ MUTANTS = (
         ("a resumed text begins anew", 'self._number = state["batch"]', "pass"),
     ),
 )
+
+MUTANTS += in_file(
+    "data/trees.py",
+    "data/test_trees.py",
+    ("text behind a tree is passed over", "if tree.symbols and not labels:", "if False:"),
+    ("tags are written for the model", "symbol if with_tags or is_bracket(symbol) else WORD", "symbol"),
+    ("the root may end before the last word", "self._labels[bool(self._missing) :]", "self._labels"),
+    ("constituents without a word stay", 'if self._kept[-1].startswith("("):', "if False:"),
+    ("words too many stay", "elif symbol and self._missing:", "elif symbol:"),
+    ("words that are missing stand anywhere", "while self._missing and len(self._labels) > 1:", "while False:"),
+    ("any end is an end", "if symbol[1:] in open_labels:", "if open_labels:"),
+    ("round brackets stay in words", "return [word.translate(_ESCAPES)", "return [word"),
+)

@@ -66,3 +66,25 @@ MUTANTS += in_file(
     ("the first half has to be right", "| (weights == 0)).all", "& (weights >= 0)).all"),
     ("padding is right", "(is_right & is_row).sum", "is_right.sum"),
 )
+
+MUTANTS += in_file(
+    "tasks/bracket_scores.py",
+    "tasks/test_bracket_scores.py",
+    ("a bracket counts once", "num_right += (found & wanted).total()", "num_right += len(found & wanted)"),
+    ("punctuation counts", "place += next(counted)", "place += 1"),
+    ("tags are those of the prediction", "for tag in reference.tags]", "for tag in prediction.tags]"),
+    ("constituents of punctuation count", "and start < place:", "and start <= place:"),
+    ("the root counts", 'frozenset({"TOP", ', "frozenset({"),
+    ("particles are no adverbs", "_EQUAL.get(label, label)", "label"),
+    ("function tags count", 're.split("[-=]", symbol[1:])[0]', "symbol[1:]"),
+    ("errors are misses", "num_errors += 1\n            continue", "num_errors += 1"),
+)
+
+MUTANTS += in_file(
+    "tasks/parsing.py",
+    "tasks/test_parsing.py",
+    ("long trees are trained on", "np.where(lengths <= limit, lengths, -1)", "lengths"),
+    ("long sentences are cut", 'text if length < self._max_length else ""', "text"),
+    ("symbols are words", "enumerate(self.symbols, start=self.tokenizer.vocab_size)", "enumerate(self.symbols)"),
+    ("the end is a mistake", "for token in ids if token != eos_id]", "for token in ids]"),
+)

@@ -21,6 +21,7 @@ MAKERS = {
     "pairs": toy_grammar.grammar_labelled_pairs,
     "tagged": toy_grammar.grammar_tagged,
     "questions": toy_grammar.grammar_questions,
+    "trees": toy_grammar.grammar_trees,
 }
 
 
@@ -102,7 +103,7 @@ def _texts(name, split):
             yield example.text
         elif name == "pairs":
             yield from (example.first, example.second)
-        elif name == "tagged":
+        elif name in ("tagged", "trees"):
             yield " ".join(example.words)
         else:
             yield from re.findall(r"[^.]+\.", example.context)

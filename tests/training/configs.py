@@ -7,6 +7,7 @@ from tfx_jax.tasks.classification import ClassificationConfig, LabelledData
 from tfx_jax.tasks.duplication import DuplicationConfig, DuplicationData
 from tfx_jax.tasks.language_modeling import LanguageModelConfig
 from tfx_jax.tasks.pair_data import PairData
+from tfx_jax.tasks.parsing import ParsingConfig, TreeData
 from tfx_jax.tasks.question_answering import QuestionAnsweringConfig, QuestionData
 from tfx_jax.tasks.recurrent_language_modeling import RecurrentLanguageModelConfig
 from tfx_jax.tasks.span_corruption import SpanCorruptionConfig
@@ -32,6 +33,7 @@ TRAININGS = [
     (T5Config, TextToTextConfig, TaggedData),
     (T5Config, TextToTextConfig, QuestionData),
     (SanCTCConfig, SpeechRecognitionConfig, SpeechData),
+    (TransformerConfig, ParsingConfig, TreeData),
 ]
 """Every task with each of its data, and a model that it takes: the classes of configurations of model, task and data.
 

@@ -10,6 +10,7 @@ from flax import nnx
 
 from tests.tiers import slow_but
 from tfx_jax.models import T5, Seq2Seq, Seq2SeqConfig, T5Config, Transformer, TransformerConfig
+from tfx_jax.tasks.parsing import ParsingConfig
 from tfx_jax.tasks.question_answering import QuestionData
 from tfx_jax.tasks.span_corruption import SpanCorruptionConfig
 from tfx_jax.tasks.tagging import TaggedData
@@ -30,6 +31,8 @@ CASES = {
     "transformer-labels": (TransformerConfig(**T5_TOKENS), TextToTextConfig()),
     "transformer-tags": (TransformerConfig(**T5_TOKENS), TextToTextConfig(TaggedData())),
     "transformer-answers": (TransformerConfig(**T5_TOKENS), TextToTextConfig(QuestionData())),
+    "t5-parsing": (T5Config(**TRANSLATION_TOKENS), ParsingConfig()),
+    "seq2seq-parsing": (Seq2SeqConfig(**TRANSLATION_TOKENS), ParsingConfig()),
     "t5-translation": (T5Config(**TRANSLATION_TOKENS), TranslationConfig()),
     "seq2seq-span-corruption": (Seq2SeqConfig(**T5_TOKENS), SpanCorruptionConfig(TextData(documents="lines"))),
 }
@@ -55,6 +58,6 @@ def test_a_task_trains_a_model_of_another_paper(name, tmp_path):
     assert {"step": 2} | run.evaluate(params).metrics == pytest.approx(evaluation)
     drawn = nnx.eval_shape(run.make_model)
     assert type(drawn) is {"t5": T5, "seq2seq": Seq2Seq, "transformer": Transformer}[name.partition("-")[0]]
-    assert drawn.config.vocab_size == run.task.tokenizer.vocab_size
+    assert drawn.config.vocab_size == run.task.tokenizer.vocab_size + len(getattr(run.task, "symbols", ()))
     chex.assert_trees_all_equal_shapes_and_dtypes(params, nnx.to_pure_dict(nnx.state(drawn)))
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(params))

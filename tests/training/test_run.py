@@ -20,6 +20,7 @@ from tfx_jax.tasks.bert_pretraining import BertPretrainingConfig
 from tfx_jax.tasks.classification import ClassificationConfig
 from tfx_jax.tasks.duplication import DuplicationConfig
 from tfx_jax.tasks.language_modeling import LanguageModelConfig, LanguageModelTask
+from tfx_jax.tasks.parsing import ParsingConfig, ParsingTask
 from tfx_jax.tasks.question_answering import QuestionAnsweringConfig
 from tfx_jax.tasks.recurrent_language_modeling import RecurrentLanguageModelConfig
 from tfx_jax.tasks.span_corruption import SpanCorruptionConfig
@@ -36,6 +37,7 @@ KINDS = {
     TranslationConfig: "encoder_decoder",
     TextToTextConfig: "encoder_decoder",
     SpanCorruptionConfig: "encoder_decoder",
+    ParsingConfig: "encoder_decoder",
     LanguageModelConfig: "decoder",
     DuplicationConfig: "decoder",
     RecurrentLanguageModelConfig: "recurrent_decoder",
@@ -121,6 +123,8 @@ def test_a_task_of_the_wrong_kind_is_refused(workdir):
     with pytest.raises(UserError) as caught:
         load_run(workdir, TranslationTask)
     assert str(caught.value) == f"{workdir} holds a language model task, and this is for a translation task"
+    with pytest.raises(UserError, match=r", and this is for a translation task or a parsing task$"):
+        load_run(workdir, (TranslationTask, ParsingTask))
 
 
 def test_what_is_no_workdir_or_lacks_a_file_is_refused(workdir, tmp_path):

@@ -30,7 +30,7 @@ def run(argv: Sequence[str]) -> int:
         raise UserError("--source and --reference go together")
     set_up_program()
     run, params = load_model(arguments, overrides=overrides)
-    if hasattr(run.task, "translator"):
+    if isinstance(run.task, TranslationTask):
         return _evaluate_translation(run, params, arguments)
     given = [
         name for name in ("source", "beam", "length_penalty", "int8") if getattr(arguments, name) not in (None, False)

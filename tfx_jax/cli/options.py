@@ -83,9 +83,12 @@ def add_decoding_options(parser: Parser) -> None:
 
 
 def load_model(
-    arguments: argparse.Namespace, kind: type[AnyTask] | None = None, *, overrides: Sequence[str] = ()
+    arguments: argparse.Namespace,
+    kind: type[AnyTask] | tuple[type[AnyTask], ...] | None = None,
+    *,
+    overrides: Sequence[str] = (),
 ) -> tuple[Run[AnyTask], Any]:
-    """Opens the run, whose task must be of a kind, and the parameters that `add_model_options` chose.
+    """Opens the run, whose task must be of a kind or one of several, and the parameters `add_model_options` chose.
 
     Raises:
       UserError: if there are none, or the model that `overrides` of the configuration make has others.

@@ -1,4 +1,4 @@
-"""`tfx-jax translate`: lines in, as many lines out."""
+"""`tfx-jax translate`: lines in, as many lines out: translations, or trees of a model that learned to parse."""
 
 import sys
 from collections.abc import Sequence
@@ -7,6 +7,7 @@ from tfx_jax.cli.lines import LineReader, count_lines
 from tfx_jax.cli.options import add_decoding_options, add_model_options, load_model, set_up_program
 from tfx_jax.cli.parser import Parser
 from tfx_jax.cli.progress import Progress
+from tfx_jax.tasks.parsing import ParsingTask
 from tfx_jax.tasks.translation import TranslationTask
 
 _LINES_AT_A_TIME = 2_048  # sorted by length together; what was translated is written before more is read
@@ -17,13 +18,13 @@ def run(argv: Sequence[str]) -> int:
     parser = Parser(
         "translate",
         "Translates standard input, line by line, to standard output; UTF-8 both. What is typed, or comes slowly, is "
-        "answered at once; Ctrl-D ends it.",
+        "answered at once; Ctrl-D ends it. A model that learned to parse writes the tree of each.",
     )
     add_model_options(parser)
     add_decoding_options(parser)
     arguments = parser.parse_args(argv)
     set_up_program()
-    run, params = load_model(arguments, TranslationTask)
+    run, params = load_model(arguments, (TranslationTask, ParsingTask))
     reader = LineReader(sys.stdin.buffer)
     progress = Progress("translated {} lines", count_lines(sys.stdin.buffer))
     translator = run.task.translator(

@@ -52,15 +52,7 @@ class TranslationConfig:
         require_kind(model, "encoder_decoder", "translation")
         self.data.validate()
         check_batch(self.data, what="sentence")
-        num_positions, longest = (
-            getattr(model, "learned_positions", 0),
-            self.data.max_length + self.decoding.extra_length,
-        )
-        if num_positions and num_positions < longest:
-            raise UserError(
-                f"config.model.learned_positions={num_positions} is less than data.max_length + decoding.extra_length "
-                f"= {longest}: a translation may be that long"
-            )
+        check_output_length(model, self.data.max_length, self.decoding, what="translation")
 
     def tiny(self) -> None:
         """See `tfx_jax.tasks.task.TaskConfig`."""
@@ -224,6 +216,26 @@ class TranslationTask:
     def _plain(self, reference: str) -> str:
         """References of segmented text lose their subword marks, as the tokenizer's output does."""
         return join_subwords(reference) if self.config.data.tokenizer == "words" else reference
+
+
+def check_output_length(model: ModelConfig, max_length: int, decoding: DecodingConfig, *, what: str) -> None:
+    """Checks that a model with learned positions has one for every token that it may write.
+
+    Args:
+      model: what writes.
+      max_length: of what it reads.
+      decoding: says how much longer an output may be.
+      what: messages call an output.
+
+    Raises:
+      UserError: if it has not.
+    """
+    num_positions, longest = getattr(model, "learned_positions", 0), max_length + decoding.extra_length
+    if num_positions and num_positions < longest:
+        raise UserError(
+            f"config.model.learned_positions={num_positions} is less than data.max_length + decoding.extra_length "
+            f"= {longest}: a {what} may be that long"
+        )
 
 
 def pair_flops(model: EncoderDecoderConfig, shapes: Mapping[str, tuple[int, ...]]) -> int:

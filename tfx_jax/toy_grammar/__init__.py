@@ -39,6 +39,7 @@ from tfx_jax.toy_grammar.examples import (
     grammar_labelled_pairs,
     grammar_questions,
     grammar_tagged,
+    grammar_trees,
 )
 from tfx_jax.toy_grammar.sentence_pairs import GrammarPairs
 
@@ -49,4 +50,5 @@ __all__ = [
     "grammar_labelled_pairs",
     "grammar_questions",
     "grammar_tagged",
+    "grammar_trees",
 ]

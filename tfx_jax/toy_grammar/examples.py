@@ -18,7 +18,8 @@ from tfx_jax.data.conll import TaggedSentence
 from tfx_jax.data.labelled import LabelledPair, LabelledText
 from tfx_jax.data.splits import Split
 from tfx_jax.data.squad import Question
-from tfx_jax.toy_grammar import labelled_texts, tagged_sentences
+from tfx_jax.data.trees import Tree
+from tfx_jax.toy_grammar import bracketed_sentences, labelled_texts, tagged_sentences
 from tfx_jax.toy_grammar.derivation import Derivation, Dice
 from tfx_jax.toy_grammar.documents import document
 from tfx_jax.toy_grammar.entailment import entailment
@@ -75,6 +76,16 @@ def grammar_tagged(split: Split, size: int, *, seed: int = 0) -> list[TaggedSent
     Args and Raises: those of `grammar_documents`.
     """
     return _examples(tagged_sentences.tagged, tagged_sentences.MarkedDerivation, "tagged sentence", split, size, seed)
+
+
+def grammar_trees(split: Split, size: int, *, seed: int = 0) -> list[Tree]:
+    """Sentences with their noun phrases, but for pronouns, and their places and times as constituents.
+
+    A relative clause belongs to the phrase of its noun. Punctuation marks have their tags, other words XX.
+
+    Args and Raises: those of `grammar_documents`.
+    """
+    return _examples(bracketed_sentences.bracketed, bracketed_sentences.BracketedDerivation, "tree", split, size, seed)
 
 
 def grammar_questions(split: Split, size: int, *, seed: int = 0) -> list[Question]:

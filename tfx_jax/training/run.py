@@ -121,13 +121,16 @@ def make_run(
 
 
 def load_run(
-    workdir: epath.PathLike, kind: type[AnyTask] | None = None, *, config: ExperimentConfig | None = None
+    workdir: epath.PathLike,
+    kind: type[AnyTask] | tuple[type[AnyTask], ...] | None = None,
+    *,
+    config: ExperimentConfig | None = None,
 ) -> Run[AnyTask]:
     """Opens what was trained in `workdir`, where nothing is written.
 
     Args:
       workdir: of the training.
-      kind: the class of the task that it must be; None takes any.
+      kind: the class of the task that it must be, or several, of which it must be one; None takes any.
       config: in place of that of the training, such as one with another attention for the same parameters.
 
     Raises:
@@ -135,7 +138,8 @@ def load_run(
     """
     run = make_run(load_config(epath.Path(workdir)) if config is None else config, workdir, can_make=False)
     if kind is not None and not isinstance(run.task, kind):
-        raise UserError(f"{workdir} holds a {_name(type(run.task))}, and this is for a {_name(kind)}")
+        wanted = " or a ".join(map(_name, kind if isinstance(kind, tuple) else (kind,)))
+        raise UserError(f"{workdir} holds a {_name(type(run.task))}, and this is for a {wanted}")
     return run
 
 
