@@ -25,12 +25,12 @@ def get_config(variant: str = "small") -> ExperimentConfig:
     optimizer.b2, optimizer.epsilon = 0.999, 1e-8
     config.num_steps, config.eval_every, config.keep_last = 10_000, 1_000, 1
     if variant == "small":
-        model.vocab_size, model.word_length = 3_000, 20
+        model.vocab_size, model.word_length = 2_000, 20
         model.characters = CharacterConfig(16, (1, 2, 3, 4), (32, 32, 64, 64), 1)
-        model.d_hidden, model.d_model, model.dropout_rate = 256, 128, 0.0
+        model.d_hidden, model.d_model, model.dropout_rate = 192, 96, 0.0
         data.max_length, data.tokens_per_batch = 24, 32 * 24
         optimizer.peak_learning_rate, optimizer.warmup_steps = 3e-3, 100
-        config.num_steps, config.eval_every, config.checkpoint_every, config.log_every = 2_400, 600, 200, 50
+        config.num_steps, config.eval_every, config.checkpoint_every, config.log_every = 2_400, 800, 200, 50
     elif variant == "base":
         model.dtype = "bfloat16"
     elif variant == "test":

@@ -9,6 +9,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from tfx_jax.functional.dropout import dropout
 from tfx_jax.models.elmo import BidirectionalLSTM, CharacterEncoder, Elmo, ElmoConfig
+from tfx_jax.nn.attention import ShardAttention
 from tfx_jax.nn.linear import Linear
 
 
@@ -54,12 +55,18 @@ class ElmoTagger(nnx.Module):
     `elmo` beside it, whose own parameters are frozen: only how its layers are mixed is learned.
     """
 
-    def __init__(self, config: ElmoConfig, *, rngs: nnx.Rngs):
+    def __init__(self, config: ElmoConfig, *, shard_attention: ShardAttention | None = None, rngs: nnx.Rngs):
         """Draws the parameters, those of the frozen part too, which are to be taken from elsewhere.
+
+        Args:
+          config: the sizes.
+          shard_attention: of no use to a model that has none.
+          rngs: stream `params`.
 
         Raises:
           ValueError: as an `Elmo`, and if there are no labels.
         """
+        del shard_attention
         if not config.labels:
             raise ValueError("a model that tags needs labels, but its configuration has none")
         config.validate()
@@ -69,9 +76,9 @@ class ElmoTagger(nnx.Module):
         d_features = 2 * config.d_model if c.use_elmo else 0
         self.lstm = BidirectionalLSTM(c.d_word + d_features, c.d_hidden, dtype=dtype, rngs=rngs)
         self.classifier = Linear(2 * c.d_hidden, len(config.labels), kernel_init=glorot, rngs=rngs)
-        self.elmo, self.mix = None, None
-        if c.use_elmo:
-            self.elmo, self.mix = Elmo(config, rngs=rngs), ScalarMix(config.num_layers + 1)
+        self.elmo = Elmo(config, rngs=rngs) if c.use_elmo else None
+        self.mix = ScalarMix(config.num_layers + 1) if c.use_elmo else None
+        if self.elmo is not None:
             freeze(self.elmo)
         self.config = copy.deepcopy(config)
 
