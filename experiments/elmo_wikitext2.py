@@ -1,5 +1,4 @@
-r"""ELMo, pre-trained on WikiText-2.
-"""
+r"""ELMo, pre-trained on WikiText-2."""
 
 from tfx_jax.models.elmo import CharacterConfig, ElmoConfig
 from tfx_jax.tasks.bidirectional_language_modeling import BidirectionalLanguageModelConfig

@@ -1,7 +1,6 @@
-r"""ELMo on WNUT-17.
-"""
+r"""ELMo on WNUT-17."""
 
-from tfx_jax.models.elmo import CharacterConfig, ElmoConfig, ElmoTaggerConfig
+from tfx_jax.models.elmo import ElmoConfig, ElmoTaggerConfig
 from tfx_jax.tasks.tagging import TaggedData, TaggingConfig
 from tfx_jax.training.config import ExperimentConfig, tiny_variant
 
@@ -15,7 +14,7 @@ def get_config(variant: str = "small") -> ExperimentConfig:
     config.optimizer.b2, config.optimizer.epsilon = 0.999, 1e-8
     config.optimizer.schedule = "linear"
     config.optimizer.peak_learning_rate, config.optimizer.warmup_steps = 3e-3, 50
-    config.num_steps, config.eval_every, config.keep_last = 600, 100, 1
+    config.num_steps, config.eval_every, config.keep_last = 900, 150, 1
     if variant in ("small", "without"):
         model.word_length = 20
         model.tagger = ElmoTaggerConfig(d_word=64, d_hidden=64)

@@ -195,9 +195,7 @@ class WordBlocks:
         }
 
 
-def bidirectional_language_model_loss(
-    model: Any, batch: dict[str, Array], rngs: nnx.Rngs | None
-) -> LossOutput:
+def bidirectional_language_model_loss(model: Any, batch: dict[str, Array], rngs: nnx.Rngs | None) -> LossOutput:
     """Sums the cross entropy of the words that follow and of those that precede (Peters et al., 2018, section 3.1).
 
     Args:

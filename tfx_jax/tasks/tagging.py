@@ -17,8 +17,8 @@ from tfx_jax.data.splits import Split, Splits
 from tfx_jax.errors import UserError
 from tfx_jax.fields import at_least, fraction, one_of
 from tfx_jax.models.bert_heads import BertTagger
-from tfx_jax.models.elmo_tagger import ElmoTagger
 from tfx_jax.models.config import ModelConfig, require_kind
+from tfx_jax.models.elmo_tagger import ElmoTagger
 from tfx_jax.nn.attention import ShardAttention
 from tfx_jax.tasks.artifacts import setup_json
 from tfx_jax.tasks.bert_examples import bert_example, setup_bert_tokenizer
@@ -121,10 +121,12 @@ class WordEncoding(Protocol):
 
     Attributes:
       tagger: the class of the model.
+      tokenizer: turns words into tokens; None where the model has none.
       dtypes: of the arrays of an example that the model reads beside "token_mask" [T]; the first is one for each token.
     """
 
     tagger: ClassVar[Any]
+    tokenizer: Any
     dtypes: ClassVar[Mapping[str, Any]]
 
     @property
@@ -189,6 +191,7 @@ class Characters:
     """The characters of words between two marks of the end of a sentence, for what has an ELMo."""
 
     tagger: ClassVar[Any] = ElmoTagger
+    tokenizer = None
     dtypes: ClassVar[Mapping[str, Any]] = {"characters": np.int32}
     pad_values: ClassVar[Mapping[str, int]] = {}
 
@@ -222,6 +225,7 @@ class TaggingTask:
 
     Attributes:
       encoding: turns words into what the model reads.
+      tokenizer: of a model that has one, else None.
       labels: all tags of the training split, in the order of their ids.
     """
 
@@ -241,6 +245,7 @@ class TaggingTask:
     ):
         """Takes what `TaggingConfig.setup` made."""
         self.config, self.model_config, self.encoding = config, model_config, encoding
+        self.tokenizer: Any = encoding.tokenizer
         self.labels: tuple[str, ...] = model_config.labels
         self._splits = splits
 
