@@ -47,6 +47,7 @@ class BidirectionalLanguageModelConfig:
     def tiny(self) -> None:
         """See `tfx_jax.tasks.task.TaskConfig`."""
         self.data.tiny()
+        self.data.tokenizer = "words"
 
     def splits(self) -> Splits[list[str]]:
         """Returns the documents of each split."""
