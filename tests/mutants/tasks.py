@@ -57,6 +57,27 @@ MUTANTS = (
 )
 
 MUTANTS += in_file(
+    "tasks/bidirectional_language_modeling.py",
+    "training/tasks/test_bidirectional_language_modeling.py",
+    ("targets exchanged", "np.stack([places + 1, places - 1]", "np.stack([places - 1, places + 1]"),
+    ("sentences have no end", "for number in (0, *(types", "for number in (*(types"),
+    ("empty lines are sentences", "for line in lines if line for number", "for line in lines for number"),
+    ("a word is counted twice", "Metric(nll.sum / 2, nll.weight / 2)", "nll"),
+    ("every epoch is cut alike", "if epoch else 0)", "if False else 0)"),
+    (
+        "padding is predicted",
+        'jnp.broadcast_to(batch["token_mask"]',
+        'jnp.broadcast_to(True | batch["token_mask"]',
+        "tasks/test_loss_contract.py -k bidirectional",
+    ),
+) + in_file(
+    "tasks/word_characters.py",
+    "training/tasks/test_bidirectional_language_modeling.py",
+    ("bytes are not moved from padding", "(codes.astype(np.int32) + 1)", "codes.astype(np.int32)"),
+    ("the end is cut off", "[: word_length - 2]", "[: word_length - 1]"),
+)
+
+MUTANTS += in_file(
     "tasks/duplication.py",
     "tasks/test_duplication.py",
     ("the second 0 counts", "weights[len(half) : -1] = 1", "weights[len(half) - 1 : -1] = 1"),
