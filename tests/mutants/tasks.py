@@ -60,7 +60,7 @@ MUTANTS += in_file(
     "tasks/bidirectional_language_modeling.py",
     "training/tasks/test_bidirectional_language_modeling.py",
     ("targets exchanged", "np.stack([places + 1, places - 1]", "np.stack([places - 1, places + 1]"),
-    ("sentences have no end", "for number in (0, *(types", "for number in (*(types"),
+    ("sentences have no end", "(0, *(types[word] for word in line))", "map(types.get, line)"),
     ("empty lines are sentences", "for line in lines if line for number", "for line in lines for number"),
     ("a word is counted twice", "Metric(nll.sum / 2, nll.weight / 2)", "nll"),
     ("every epoch is cut alike", "if epoch else 0)", "if False else 0)"),

@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, Protocol, cast
+from typing import Any, ClassVar, cast
 
 import grain
 import jax.numpy as jnp
@@ -98,7 +98,7 @@ class TaggingConfig:
     def setup(self, model: Any, splits: Splits[TaggedSentences], artifacts: Artifacts) -> "TaggingTask":
         """See `tfx_jax.tasks.task.TaskConfig`."""
         if model.kind == "elmo":
-            encoding: WordEncoding = Characters(model.word_length)
+            encoding = Characters(model.word_length)
         else:
             tokenizer, model = setup_bert_tokenizer(
                 artifacts, model, lambda: (" ".join(words) for words, _ in splits["train"]), kind=self.data.tokenizer
@@ -116,45 +116,17 @@ class TaggingConfig:
         return PlannedTask(TaggingTask(self, model, NO_DATA, encoding), batch)
 
 
-class WordEncoding(Protocol):
-    """What a kind of model reads of sentences.
+class Subwords:
+    """What a BERT reads of sentences: subwords between special tokens.
 
     Attributes:
       tagger: the class of the model.
       tokenizer: turns words into tokens; None where the model has none.
-      dtypes: of the arrays of an example that the model reads beside "token_mask" [T]; the first is one for each token.
+      dtypes: of the arrays of an example that the model reads beside "token_mask" [T].
+      sizes: of the last axes of those that have one behind T.
     """
 
-    tagger: ClassVar[Any]
-    tokenizer: Any
-    dtypes: ClassVar[Mapping[str, Any]]
-
-    @property
-    def sizes(self) -> Mapping[str, int]:
-        """The last axes of arrays that have one behind T."""
-        ...
-
-    @property
-    def pad_values(self) -> Mapping[str, int]:
-        """What padding is, where it is not 0."""
-        ...
-
-    def encode(self, sentences: TaggedSentences, number: Mapping[str, int], max_length: int) -> list[Example]:
-        """Returns an example for each sentence, as much of it as `max_length` holds.
-
-        "targets" [T] int32 has the `number` of the tag of each word where it begins, and IGNORED everywhere else.
-        """
-        ...
-
-    def training_flops(self, model: Any, shapes: Mapping[str, tuple[int, ...]]) -> int:
-        """See `tfx_jax.tasks.task.Task`, of a model with this configuration."""
-        ...
-
-
-class Subwords:
-    """Subwords between special tokens, for a BERT."""
-
-    tagger: ClassVar[Any] = BertTagger
+    tagger = BertTagger
     dtypes: ClassVar[Mapping[str, Any]] = {"tokens": np.int32, "token_type_ids": np.int32}
     sizes: ClassVar[Mapping[str, int]] = {}
 
@@ -164,11 +136,14 @@ class Subwords:
 
     @property
     def pad_values(self) -> Mapping[str, int]:
-        """See `WordEncoding`."""
+        """What padding is, where it is not 0."""
         return {"tokens": cast(int, self.tokenizer.pad_id)}
 
     def encode(self, sentences: TaggedSentences, number: Mapping[str, int], max_length: int) -> list[Example]:
-        """See `WordEncoding`."""
+        """Returns an example for each sentence, as much of it as `max_length` holds.
+
+        "targets" [T] int32 has the `number` of the tag of each word where it begins, and IGNORED everywhere else.
+        """
         pieces = iter(self.tokenizer.encode_batch([word for sentence in sentences for word in sentence.words]))
         examples: list[Example] = []
         for sentence in sentences:
@@ -183,14 +158,14 @@ class Subwords:
         return examples
 
     def training_flops(self, model: Any, shapes: Mapping[str, tuple[int, ...]]) -> int:
-        """See `WordEncoding`."""
+        """See `tfx_jax.tasks.task.Task`, of a model with this configuration."""
         return model.training_flops(*shapes["tokens"], num_predicted=0)
 
 
 class Characters:
-    """The characters of words between two marks of the end of a sentence, for what has an ELMo."""
+    """What a tagger of characters reads of sentences: words between two marks, as in pre-training; see `Subwords`."""
 
-    tagger: ClassVar[Any] = ElmoTagger
+    tagger = ElmoTagger
     tokenizer = None
     dtypes: ClassVar[Mapping[str, Any]] = {"characters": np.int32}
     pad_values: ClassVar[Mapping[str, int]] = {}
@@ -200,7 +175,7 @@ class Characters:
         self.sizes = {"characters": word_length}
 
     def encode(self, sentences: TaggedSentences, number: Mapping[str, int], max_length: int) -> list[Example]:
-        """See `WordEncoding`."""
+        """See `Subwords`."""
         width, examples = self.sizes["characters"], list[Example]()
         mark = boundary_row(width)[np.newaxis]
         for words, tags in sentences:
@@ -216,7 +191,7 @@ class Characters:
         return examples
 
     def training_flops(self, model: Any, shapes: Mapping[str, tuple[int, ...]]) -> int:
-        """See `WordEncoding`."""
+        """See `Subwords`."""
         return model.tagging_flops(*shapes["token_mask"])
 
 
@@ -241,7 +216,7 @@ class TaggingTask:
         config: TaggingConfig,
         model_config: Any,
         splits: Splits[TaggedSentences],
-        encoding: WordEncoding,
+        encoding: Subwords | Characters,
     ):
         """Takes what `TaggingConfig.setup` made."""
         self.config, self.model_config, self.encoding = config, model_config, encoding
