@@ -282,3 +282,22 @@ def test_training_learns_on_the_command_line(tmp_path, capsys):
     assert "Words" in (tmp_path / "run" / "report.md").read_text()
     assert convert_cli.run([f"--workdir={workdir}", f"--output={tmp_path}/folder"]) == 0
     assert hf.load(tmp_path / "folder").config.labels == load_run(workdir).task.labels
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("use_elmo", [True, False])
+def test_a_tagger_of_characters_learns(use_elmo, tmp_path, capsys):
+    """With an ELMo that has read nothing, too."""
+    changes = [
+        "task.data.max_length=10",
+        "mesh.data=1",
+        "optimizer.peak_learning_rate=0.02",
+        "optimizer.warmup_steps=5",
+    ]
+    changes += [f"model.tagger.use_elmo={use_elmo}", "num_steps=60", "eval_every=20", "log_every=20"]
+    flags = [f"--config.{change}" for change in (*changes, "checkpoint_every=60")]
+    file = FILE.with_name("elmo_wnut17.py")
+    assert train_cli.run([f"--config={file}:test", f"--workdir={tmp_path}/run", *flags]) == 0
+    printed = re.findall(r"step \d+: validation entity F1 ([\d.]+) %", capsys.readouterr().err)
+    first, _, last = map(float, printed)
+    assert last > first + 5
