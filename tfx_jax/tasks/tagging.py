@@ -1,4 +1,4 @@
-"""Tagging of words, such as finding the names in a sentence, with a BERT (Devlin et al., 2019) or an ELMo (2018)."""
+"""Tagging of words, such as names, with a BERT (Devlin et al., 2019) or above an ELMo (Peters et al., 2018)."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
