@@ -226,4 +226,28 @@ MUTANTS = (
         ("padding is attended to", "layer(x, mask=mask, rngs", "layer(x, rngs"),
         ("no last norm", "self.classifier(self.norm(x)", "self.classifier((x)"),
     ),
+    *in_file(
+        "models/elmo.py",
+        "models/test_elmo.py",
+        ("windows begin in padding", "jnp.where(exists[..., None], y, jnp.zeros((), y.dtype))", "y"),
+        ("padding has a vector", "jnp.where(exists[..., None], vectors, 0.0)", "vectors"),
+        ("the gate is upside down", "+ (1 - gate) * x", "+ gate * x"),
+        ("no projection", "narrow_product(wide, projection), c", "wide[:, : projection.shape[1]], c"),
+        ("both directions read forwards", "token_mask, is_reversed=True)", "token_mask)"),
+        ("the first layer has a residual", "layers.append(x + y if index else y)", "layers.append(x + y)"),
+        ("the second layer has none", "layers.append(x + y if index else y)", "layers.append(y)"),
+        (
+            "the softmax reads the words",
+            "token_mask=token_mask, rngs=rngs)[-1]",
+            "token_mask=token_mask, rngs=rngs)[0]",
+        ),
+    ),
+    *in_file(
+        "models/elmo_tagger.py",
+        "models/test_elmo.py",
+        ("ELMo is trained", "setattr(part, name, Frozen(value[...]))", "pass"),
+        ("the last layer alone", "scalar_mix(layers, self.weights[...], self.scale[...])", "layers[-1]"),
+        ("the mix has no gamma", "gamma * jax.nn.softmax(weights)", "jax.nn.softmax(weights)"),
+        ("shares do not sum to 1", "jax.nn.softmax(weights)", "weights"),
+    ),
 )

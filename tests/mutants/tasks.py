@@ -56,6 +56,45 @@ MUTANTS = (
     ("an insertion is free", "- places) + places", "- 0 * places)"),
 )
 
+MUTANTS += (
+    in_file(
+        "tasks/bidirectional_language_modeling.py",
+        "training/tasks/test_bidirectional_language_modeling.py",
+        ("targets exchanged", "np.stack([places + 1, places - 1]", "np.stack([places - 1, places + 1]"),
+        ("sentences have no end", "(0, *(types[word] for word in line))", "map(types.get, line)"),
+        ("empty lines are sentences", "for line in lines if line for number", "for line in lines for number"),
+        ("a word is counted twice", "Metric(nll.sum / 2, nll.weight / 2)", "nll"),
+        ("every epoch is cut alike", "if epoch else 0)", "if False else 0)"),
+        (
+            "padding is predicted",
+            'jnp.broadcast_to(batch["token_mask"]',
+            'jnp.broadcast_to(True | batch["token_mask"]',
+            "tasks/test_loss_contract.py -k bidirectional",
+        ),
+    )
+    + in_file(
+        "tasks/tagging.py",
+        "training/tasks/test_tagging.py -k elmo",
+        (
+            "a sentence of characters has no end",
+            "np.concatenate([mark, read, mark])",
+            "np.concatenate([mark, read, 0 * mark])",
+        ),
+        (
+            "marks have a tag",
+            '"targets": np.pad(targets, 1, constant_values=IGNORED),',
+            '"targets": np.pad(targets, 1),',
+        ),
+        ("no room for the marks", "for tag in tags[: max_length - 2]", "for tag in tags[: max_length - 1]"),
+    )
+    + in_file(
+        "tasks/word_characters.py",
+        "training/tasks/test_bidirectional_language_modeling.py",
+        ("bytes are not moved from padding", "(codes.astype(np.int32) + 1)", "codes.astype(np.int32)"),
+        ("the end is cut off", "[: word_length - 2]", "[: word_length - 1]"),
+    )
+)
+
 MUTANTS += in_file(
     "tasks/duplication.py",
     "tasks/test_duplication.py",

@@ -348,4 +348,10 @@ MUTANTS = (
         ("arrays are exchanged unnoticed", "offset += np.size(leaf)", "offset += 0"),
         ("copies count twice", "if shard.replica_id == 0:", "if True:"),
     ),
+    *in_file(
+        "training/init_from.py",
+        "training/tasks/test_tagging.py -k elmo",
+        ("the tagger is that of pre-training", '"unroll", "tagger")', '"unroll")'),
+        ("what is frozen is not taken", "(state.params, state.model_state))", "(state.params, state.params))"),
+    ),
 )

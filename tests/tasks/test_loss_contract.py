@@ -11,8 +11,11 @@ import pytest
 from flax import nnx
 
 from tfx_jax import models
+from tfx_jax.models.elmo import CharacterConfig, ElmoConfig, ElmoLanguageModel, ElmoTaggerConfig
+from tfx_jax.models.elmo_tagger import ElmoTagger
 from tfx_jax.models.transformer_xl import TransformerXL, TransformerXLConfig
 from tfx_jax.tasks.bert_pretraining import pretraining_loss
+from tfx_jax.tasks.bidirectional_language_modeling import bidirectional_language_model_loss
 from tfx_jax.tasks.classification import classification_loss
 from tfx_jax.tasks.duplication import duplicate, duplication_loss
 from tfx_jax.tasks.language_modeling import language_model_loss
@@ -28,6 +31,9 @@ SIZES: dict[str, Any] = {"vocab_size": V, "num_layers": 1, "d_model": 8, "num_he
 QUIET: dict[str, Any] = {"attention_dropout_rate": 0.0}
 BERT = models.BertConfig(**SIZES, **QUIET, max_length=T)
 GPT = models.GPTConfig(**SIZES, **QUIET, max_length=T)
+CHARACTERS = CharacterConfig(3, (2, 1), (5, 4), 1)
+TAGGER = ElmoTaggerConfig(True, CHARACTERS, 6, 5, dropout_rate=0.2)
+ELMO = ElmoConfig(V, 8, CHARACTERS, 2, 10, 4, 0.0, TAGGER)
 SEQ2SEQ = {"pad_id": PAD, "start_id": PAD}
 
 
@@ -90,6 +96,15 @@ def speech(rng, texts):
     return {"frames": frames, "num_frames": num_frames, "labels": labels, "num_labels": num_labels}
 
 
+def characters(rng, texts):
+    rows = np.where(texts["token_mask"][..., None], rng.integers(1, 260, (ROWS, T, 8)), 0).astype(np.int32)
+    return {"characters": rows, "token_mask": texts["token_mask"]}
+
+
+def without_words(batch):
+    return {"characters": ~batch["token_mask"][..., None]}
+
+
 def duplicated(rng, texts):
     examples = [duplicate(rng.integers(1, V, T // 2 - 1)) for _ in range(ROWS)]
     batch = jax.tree.map(lambda *rows: np.stack(rows), *examples)
@@ -147,6 +162,22 @@ CASES = {
         BERT,
         lambda rng, texts: texts | {"targets": np.where(texts["token_mask"], texts["tokens"] % 2, IGNORED)},
     ),
+    "tagging-characters": Case(
+        tagging_loss,
+        ElmoTagger,
+        ELMO,
+        lambda rng, texts: (
+            characters(rng, texts) | {"targets": np.where(texts["token_mask"], texts["tokens"] % 2, IGNORED)}
+        ),
+        without_words,
+    ),
+    "bidirectional-language-model": Case(
+        bidirectional_language_model_loss,
+        ElmoLanguageModel,
+        ELMO,
+        lambda rng, texts: characters(rng, texts) | {"targets": rng.integers(V, size=(ROWS, T, 2)).astype(np.int32)},
+        lambda batch: without_words(batch) | {"targets": ~batch["token_mask"][..., None]},
+    ),
     "spans": Case(
         span_loss,
         models.BertQuestionAnswering,
@@ -171,7 +202,7 @@ CASES = {
 
 
 # Of two models with one loss, one is quick.
-SLOW = ("text-to-text", "masked-lm")
+SLOW = ("text-to-text", "masked-lm", "tagging-characters")
 
 
 @pytest.fixture(params=[pytest.param(name, marks=pytest.mark.slow) if name in SLOW else name for name in CASES])

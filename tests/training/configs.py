@@ -1,8 +1,10 @@
 """Configurations: of all that can be trained, and with other values."""
 
 from tfx_jax.models import BertConfig, GPTConfig, SanCTCConfig, T5Config, TransformerConfig
+from tfx_jax.models.elmo import ElmoConfig
 from tfx_jax.models.transformer_xl import TransformerXLConfig
 from tfx_jax.tasks.bert_pretraining import BertPretrainingConfig
+from tfx_jax.tasks.bidirectional_language_modeling import BidirectionalLanguageModelConfig
 from tfx_jax.tasks.classification import ClassificationConfig, LabelledData
 from tfx_jax.tasks.duplication import DuplicationConfig, DuplicationData
 from tfx_jax.tasks.language_modeling import LanguageModelConfig
@@ -27,6 +29,8 @@ TRAININGS = [
     (BertConfig, BertPretrainingConfig, TextData),
     (BertConfig, ClassificationConfig, LabelledData),
     (BertConfig, TaggingConfig, TaggedData),
+    (ElmoConfig, TaggingConfig, TaggedData),
+    (ElmoConfig, BidirectionalLanguageModelConfig, TextData),
     (BertConfig, QuestionAnsweringConfig, QuestionData),
     (T5Config, SpanCorruptionConfig, TextData),
     (T5Config, TextToTextConfig, LabelledData),

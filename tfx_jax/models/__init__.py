@@ -9,6 +9,8 @@ from tfx_jax.models.bert_heads import (
     BertQuestionAnswering,
     BertTagger,
 )
+from tfx_jax.models.elmo import Elmo, ElmoConfig, ElmoLanguageModel
+from tfx_jax.models.elmo_tagger import ElmoTagger
 from tfx_jax.models.gpt import GPT, GPTConfig
 from tfx_jax.models.san_ctc import SanCTC, SanCTCConfig
 from tfx_jax.models.seq2seq import Seq2Seq, Seq2SeqConfig
@@ -27,6 +29,10 @@ __all__ = [
     "BertPretraining",
     "BertQuestionAnswering",
     "BertTagger",
+    "Elmo",
+    "ElmoConfig",
+    "ElmoLanguageModel",
+    "ElmoTagger",
     "GPTConfig",
     "SanCTC",
     "SanCTCConfig",

@@ -25,8 +25,8 @@ class ModelConfig(Protocol):
       kind: what the model computes, which decides the tasks that it can be trained on: "encoder_decoder" takes sources
         and targets and gives the logits of the targets, "decoder" gives the logits of what follows each token, "bert"
         is the body below the heads of `tfx_jax.models.bert_heads`, "ctc" takes frames and gives the logits of labels
-        at fewer steps, of which the configuration's `num_steps(num_frames)` count. A new kind is a new word here and
-        in its task.
+        at fewer steps, of which the configuration's `num_steps(num_frames)` count, "elmo" takes the characters of
+        words, for `tfx_jax.models.elmo` and its tagger. A new kind is a new word here and in its task.
     """
 
     kind: ClassVar[str]
@@ -132,14 +132,16 @@ def check_pattern(model: SelfAttentionConfig) -> None:
             raise ValueError(f"{name}={getattr(model, name)} is no multiple of the {length} layers of the pattern")
 
 
-def require_kind(model: ModelConfig, kind: str, task: str) -> None:
-    """Checks that a task can train a model.
+def require_kind(model: ModelConfig, kind: str | tuple[str, ...], task: str) -> None:
+    """Checks that a task can train a model, which may be of one kind or of any of several.
 
     Raises:
       UserError: if the model is of another kind.
     """
-    if model.kind != kind:
-        raise UserError(f"{task} needs a model of the kind {kind!r}, but a {type(model).__name__} is {model.kind!r}")
+    kinds = (kind,) if isinstance(kind, str) else kind
+    if model.kind not in kinds:
+        listed = " or ".join(map(repr, kinds))
+        raise UserError(f"{task} needs a model of the kind {listed}, but a {type(model).__name__} is {model.kind!r}")
 
 
 def check_max_length(model: ModelConfig, max_length: int) -> None:

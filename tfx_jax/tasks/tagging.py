@@ -1,8 +1,8 @@
-"""Tagging of words, such as finding the names in a sentence, with a BERT (Devlin et al., 2019, section 5.3)."""
+"""Tagging of words, such as names, with a BERT (Devlin et al., 2019) or above an ELMo (Peters et al., 2018)."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import cast
+from typing import Any, ClassVar, cast
 
 import grain
 import jax.numpy as jnp
@@ -16,9 +16,9 @@ from tfx_jax.data.hf_tokenizer import HFTokenizer
 from tfx_jax.data.splits import Split, Splits
 from tfx_jax.errors import UserError
 from tfx_jax.fields import at_least, fraction, one_of
-from tfx_jax.models.bert import BertConfig
 from tfx_jax.models.bert_heads import BertTagger
 from tfx_jax.models.config import ModelConfig, require_kind
+from tfx_jax.models.elmo_tagger import ElmoTagger
 from tfx_jax.nn.attention import ShardAttention
 from tfx_jax.tasks.artifacts import setup_json
 from tfx_jax.tasks.bert_examples import bert_example, setup_bert_tokenizer
@@ -29,9 +29,10 @@ from tfx_jax.tasks.planning import NO_DATA, planned_batch
 from tfx_jax.tasks.prediction import TrainedModel
 from tfx_jax.tasks.task import Artifacts, EvalResult, MetricInfo, PlannedTask
 from tfx_jax.tasks.text_files import GRAMMAR_SIZES, check_files, few_boundaries, has_file, split_path
+from tfx_jax.tasks.word_characters import boundary_row, word_rows
 from tfx_jax.toy_grammar import grammar_tagged
 
-IGNORED = -1  # the target of a subword that is no first one; no id of a tag
+IGNORED = -1  # the target of what begins no word, such as a subword that is no first one; no id of a tag
 
 TaggedSentences = Sequence[TaggedSentence]
 
@@ -45,7 +46,8 @@ class TaggedData:
     train_file: str = ""  # CoNLL's format with BIO tags
     validation_file: str = ""
     test_file: str = ""
-    tokenizer: str = "wordpiece"  # or another of `tfx_jax.data.train_tokenizer.KINDS`; without effect with init_from
+    # Or another of `tfx_jax.data.train_tokenizer.KINDS`; without effect with init_from, and for a model of characters.
+    tokenizer: str = "wordpiece"
     max_length: int = at_least(1, 128)  # tokens of a sentence, special ones included; words beyond count as outside
     tokens_per_batch: int = at_least(1, 2_048)  # positions of a global batch, padding included
 
@@ -75,14 +77,14 @@ class TaggedData:
 
 @dataclasses.dataclass
 class TaggingConfig:
-    """To give each word a BIO tag, read off its first subword."""
+    """To give each word a BIO tag: a BERT reads subwords, of which the first one tells it, an ELMo characters."""
 
     data: TaggedData = dataclasses.field(default_factory=TaggedData)
     label_smoothing: float = fraction(0.0)
 
     def validate(self, model: ModelConfig) -> None:
         """See `tfx_jax.tasks.task.TaskConfig`."""
-        require_kind(model, "bert", "tagging")
+        require_kind(model, ("bert", "elmo"), "tagging")
         self.data.validate(model)
 
     def tiny(self) -> None:
@@ -93,27 +95,112 @@ class TaggingConfig:
         """Returns the words and tags of each split."""
         return Splits(self.data.has_split, self.data.load)
 
-    def setup(self, model: BertConfig, splits: Splits[TaggedSentences], artifacts: Artifacts) -> "TaggingTask":
+    def setup(self, model: Any, splits: Splits[TaggedSentences], artifacts: Artifacts) -> "TaggingTask":
         """See `tfx_jax.tasks.task.TaskConfig`."""
-        tokenizer, model = setup_bert_tokenizer(
-            artifacts, model, lambda: (" ".join(words) for words, _ in splits["train"]), kind=self.data.tokenizer
-        )
+        if model.kind == "elmo":
+            encoding = Characters(model.word_length)
+        else:
+            tokenizer, model = setup_bert_tokenizer(
+                artifacts, model, lambda: (" ".join(words) for words, _ in splits["train"]), kind=self.data.tokenizer
+            )
+            encoding = Subwords(tokenizer)
         labels = tuple(setup_json(artifacts, "labels.json", lambda: _labels(splits["train"])))
-        return TaggingTask(self, dataclasses.replace(model, labels=labels), splits, tokenizer)
+        return TaggingTask(self, dataclasses.replace(model, labels=labels), splits, encoding)
 
-    def planned(self, model: BertConfig, options: LoaderOptions) -> PlannedTask:
+    def planned(self, model: Any, options: LoaderOptions) -> PlannedTask:
         """See `tfx_jax.tasks.task.TaskConfig`."""
-        dtypes = dict.fromkeys(("tokens", "token_type_ids"), np.int32) | {"token_mask": np.bool_}
-        batch = planned_batch(self.data, options, dtypes=dtypes | {"targets": np.int32})
+        encoding = Characters(model.word_length) if model.kind == "elmo" else Subwords(NO_DATA)
+        dtypes = {**encoding.dtypes, "token_mask": np.bool_, "targets": np.int32}
+        batch = planned_batch(self.data, options, dtypes=dtypes, sizes=encoding.sizes)
         model = dataclasses.replace(model, labels=("O", "B-X", "I-X"))
-        return PlannedTask(TaggingTask(self, model, NO_DATA, NO_DATA), batch)
+        return PlannedTask(TaggingTask(self, model, NO_DATA, encoding), batch)
+
+
+class Subwords:
+    """What a BERT reads of sentences: subwords between special tokens.
+
+    Attributes:
+      tagger: the class of the model.
+      tokenizer: turns words into tokens; None where the model has none.
+      dtypes: of the arrays of an example that the model reads beside "token_mask" [T].
+      sizes: of the last axes of those that have one behind T.
+    """
+
+    tagger = BertTagger
+    dtypes: ClassVar[Mapping[str, Any]] = {"tokens": np.int32, "token_type_ids": np.int32}
+    sizes: ClassVar[Mapping[str, int]] = {}
+
+    def __init__(self, tokenizer: HFTokenizer):
+        """Takes what turns words into tokens."""
+        self.tokenizer = tokenizer
+
+    @property
+    def pad_values(self) -> Mapping[str, int]:
+        """What padding is, where it is not 0."""
+        return {"tokens": cast(int, self.tokenizer.pad_id)}
+
+    def encode(self, sentences: TaggedSentences, number: Mapping[str, int], max_length: int) -> list[Example]:
+        """Returns an example for each sentence, as much of it as `max_length` holds.
+
+        "targets" [T] int32 has the `number` of the tag of each word where it begins, and IGNORED everywhere else.
+        """
+        pieces = iter(self.tokenizer.encode_batch([word for sentence in sentences for word in sentence.words]))
+        examples: list[Example] = []
+        for sentence in sentences:
+            tokens, targets = align_tags(
+                [next(pieces) for _ in sentence.words],
+                [number[tag] for tag in sentence.tags],
+                unk_id=cast(int, self.tokenizer.unk_id),
+                max_length=max_length - 2,
+            )
+            example = bert_example(self.tokenizer, tokens.tolist(), [], max_length)
+            examples.append(example | {"targets": np.pad(targets, 1, constant_values=IGNORED)})
+        return examples
+
+    def training_flops(self, model: Any, shapes: Mapping[str, tuple[int, ...]]) -> int:
+        """See `tfx_jax.tasks.task.Task`, of a model with this configuration."""
+        return model.training_flops(*shapes["tokens"], num_predicted=0)
+
+
+class Characters:
+    """What a tagger of characters reads of sentences: words between two marks, as in pre-training; see `Subwords`."""
+
+    tagger = ElmoTagger
+    tokenizer = None
+    dtypes: ClassVar[Mapping[str, Any]] = {"characters": np.int32}
+    pad_values: ClassVar[Mapping[str, int]] = {}
+
+    def __init__(self, word_length: int):
+        """Takes how many characters of a word are read, see `word_rows`."""
+        self.sizes = {"characters": word_length}
+
+    def encode(self, sentences: TaggedSentences, number: Mapping[str, int], max_length: int) -> list[Example]:
+        """See `Subwords`."""
+        width, examples = self.sizes["characters"], list[Example]()
+        mark = boundary_row(width)[np.newaxis]
+        for words, tags in sentences:
+            read = word_rows(words[: max_length - 2], width)
+            targets = np.array([number[tag] for tag in tags[: max_length - 2]], np.int32)
+            examples.append(
+                {
+                    "characters": np.concatenate([mark, read, mark]),
+                    "token_mask": np.ones(len(read) + 2, bool),
+                    "targets": np.pad(targets, 1, constant_values=IGNORED),
+                }
+            )
+        return examples
+
+    def training_flops(self, model: Any, shapes: Mapping[str, tuple[int, ...]]) -> int:
+        """See `Subwords`."""
+        return model.tagging_flops(*shapes["token_mask"])
 
 
 class TaggingTask:
-    """Tagging with a BERT.
+    """Tagging of words.
 
     Attributes:
-      tokenizer: turns words into tokens.
+      encoding: turns words into what the model reads.
+      tokenizer: of a model that has one, else None.
       labels: all tags of the training split, in the order of their ids.
     """
 
@@ -127,28 +214,29 @@ class TaggingTask:
     def __init__(
         self,
         config: TaggingConfig,
-        model_config: BertConfig,
+        model_config: Any,
         splits: Splits[TaggedSentences],
-        tokenizer: HFTokenizer,
+        encoding: Subwords | Characters,
     ):
         """Takes what `TaggingConfig.setup` made."""
-        self.config, self.model_config, self.tokenizer = config, model_config, tokenizer
-        self.labels = model_config.labels
+        self.config, self.model_config, self.encoding = config, model_config, encoding
+        self.tokenizer: Any = encoding.tokenizer
+        self.labels: tuple[str, ...] = model_config.labels
         self._splits = splits
 
-    def make_model(self, *, shard_attention: ShardAttention | None = None, rngs: nnx.Rngs) -> BertTagger:
+    def make_model(self, *, shard_attention: ShardAttention | None = None, rngs: nnx.Rngs) -> BertTagger | ElmoTagger:
         """See `tfx_jax.tasks.task.Task`."""
-        return BertTagger(self.model_config, shard_attention=shard_attention, rngs=rngs)
+        return self.encoding.tagger(self.model_config, shard_attention=shard_attention, rngs=rngs)
 
     @property
     def batch_spec(self) -> BatchSpec:
         """How examples become batches: those of similar length together."""
-        data, pad_values = self.config.data, {"tokens": cast(int, self.tokenizer.pad_id), "targets": IGNORED}
+        data, pad_values = self.config.data, {**self.encoding.pad_values, "targets": IGNORED}
         return BatchSpec(few_boundaries(data.max_length), data.tokens_per_batch, pad_values)
 
     def train_data(self, options: LoaderOptions) -> grain.IterDataset[Batch]:
         """See `tfx_jax.tasks.task.Task`."""
-        examples = ExampleList(self.encode(self._splits["train"]))
+        examples = ExampleList(self.encode(self._splits["train"]), by="targets")
         return train_batches(lambda epoch: examples, self.batch_spec, options)
 
     def encode(self, sentences: TaggedSentences) -> list[Example]:
@@ -161,31 +249,20 @@ class TaggingTask:
         for tag in (tag for sentence in sentences for tag in sentence.tags):
             if tag not in number:
                 raise UserError(f"the tag {tag!r} is none of the {len(number)} of the training split")
-        pieces = iter(self.tokenizer.encode_batch([word for sentence in sentences for word in sentence.words]))
-        max_length, examples = self.config.data.max_length, []
-        for sentence in sentences:
-            tokens, targets = align_tags(
-                [next(pieces) for _ in sentence.words],
-                [number[tag] for tag in sentence.tags],
-                unk_id=cast(int, self.tokenizer.unk_id),
-                max_length=max_length - 2,
-            )
-            example = bert_example(self.tokenizer, tokens.tolist(), [], max_length)
-            examples.append(example | {"targets": np.pad(targets, 1, constant_values=IGNORED)})
-        return examples
+        return self.encoding.encode(sentences, number, self.config.data.max_length)
 
-    def loss(self, model: BertTagger, batch: dict[str, Array], rngs: nnx.Rngs | None) -> LossOutput:
+    def loss(self, model: BertTagger | ElmoTagger, batch: dict[str, Array], rngs: nnx.Rngs | None) -> LossOutput:
         """See `tagging_loss`."""
         return tagging_loss(model, batch, rngs, label_smoothing=self.config.label_smoothing)
 
     def training_flops(self, shapes: Mapping[str, tuple[int, ...]]) -> int:
         """See `tfx_jax.tasks.task.Task`."""
-        return self.model_config.training_flops(*shapes["tokens"], num_predicted=0)
+        return self.encoding.training_flops(self.model_config, shapes)
 
     def predict(self, model: TrainedModel, sentences: TaggedSentences) -> list[list[str]]:
         """Returns the tags of the words of each sentence; words that did not fit into the example are outside."""
         examples = self.encode(sentences)
-        found = model.predict(predict_tags, ExampleList(examples), self.batch_spec)
+        found = model.predict(predict_tags, ExampleList(examples, by="targets"), self.batch_spec)
         tags = []
         for predicted, example, sentence in zip(found, examples, sentences, strict=True):
             targets = example["targets"]
@@ -236,21 +313,26 @@ def align_tags(
 
 
 def tagging_loss(
-    model: BertTagger, batch: dict[str, Array], rngs: nnx.Rngs | None, *, label_smoothing: float = 0.0
+    model: BertTagger | ElmoTagger,
+    batch: dict[str, Array],
+    rngs: nnx.Rngs | None,
+    *,
+    label_smoothing: float = 0.0,
 ) -> LossOutput:
     """Sums the cross entropy of the tags of words, read off their first subwords (Devlin et al., 2019, section 5.3).
 
     Args:
       model: gives each token the logits of its tags.
-      batch: "tokens" and "token_type_ids" [B, T] int32, "token_mask" [B, T] bool and "targets" [B, T] int32, the id
-        of a tag or IGNORED, as `align_tags` gives them; special tokens and padding are IGNORED.
+      batch: "tokens" and "token_type_ids" [B, T] int32 or "characters" [B, T, W] int32, "token_mask" [B, T] bool and
+        "targets" [B, T] int32, the id of a tag or IGNORED, as `align_tags` gives them; special tokens and padding are
+        IGNORED.
       rngs: stream `dropout`; None means evaluation.
       label_smoothing: see `summed_cross_entropy`.
 
     Returns:
       What `summed_cross_entropy` gives for words; `num_tokens` counts the tokens read.
     """
-    logits = model(batch["tokens"], batch["token_type_ids"], token_mask=batch["token_mask"], rngs=rngs)
+    logits = _logits(model, batch, rngs)
     is_word = batch["targets"] != IGNORED
     output = summed_cross_entropy(
         logits, jnp.where(is_word, batch["targets"], 0), is_word.astype(jnp.float32), label_smoothing=label_smoothing
@@ -258,12 +340,18 @@ def tagging_loss(
     return output._replace(num_tokens=batch["token_mask"].sum(dtype=jnp.float32))
 
 
-def predict_tags(model: BertTagger, batch: dict[str, Array]) -> Int[Array, "B T"]:
+def predict_tags(model: BertTagger | ElmoTagger, batch: dict[str, Array]) -> Int[Array, "B T"]:
     """The likeliest tag of each token, its id; for `TrainedModel.predict`.
 
     `batch` as for `tagging_loss`, without targets.
     """
-    return model(batch["tokens"], batch["token_type_ids"], token_mask=batch["token_mask"]).argmax(axis=-1)
+    return _logits(model, batch, None).argmax(axis=-1)
+
+
+def _logits(model: Any, batch: dict[str, Array], rngs: nnx.Rngs | None) -> Array:
+    """Calls a tagger with what it reads, whichever that is."""
+    inputs = [batch[name] for name in ("characters", "tokens", "token_type_ids") if name in batch]
+    return model(*inputs, token_mask=batch["token_mask"], rngs=rngs)
 
 
 def tags_of_words(predictions: np.ndarray, targets: np.ndarray, num_words: int, *, outside_id: int = 0) -> list[int]:

@@ -19,7 +19,7 @@ from tfx_jax.training.sharding import TrainSetup
 from tfx_jax.training.step import Params, TrainState
 
 # What an experiment decides whatever it starts from, beside dropout.
-_KEPT = ("attention", "dtype", "remat", "unroll")
+_KEPT = ("attention", "dtype", "remat", "unroll", "tagger")
 
 
 def adopt_pretrained_config(config: ExperimentConfig) -> ExperimentConfig:

@@ -15,13 +15,17 @@ from tfx_jax.cli import convert as convert_cli
 from tfx_jax.cli import evaluate as evaluate_cli
 from tfx_jax.cli import train as train_cli
 from tfx_jax.data.batching import ExampleList
+from tfx_jax.data.conll import TaggedSentence
 from tfx_jax.errors import UserError
 from tfx_jax.models import hf
 from tfx_jax.models.bert import BertConfig
+from tfx_jax.models.elmo import CharacterConfig, ElmoConfig, ElmoTaggerConfig
 from tfx_jax.tasks.bert_pretraining import BertPretrainingConfig
+from tfx_jax.tasks.bidirectional_language_modeling import BidirectionalLanguageModelConfig
 from tfx_jax.tasks.entities import entity_scores
 from tfx_jax.tasks.tagging import IGNORED, TaggedData, TaggingConfig, TaggingTask, predict_tags
 from tfx_jax.tasks.text_data import TextData
+from tfx_jax.tasks.word_characters import word_rows
 from tfx_jax.toy_grammar import grammar_documents
 from tfx_jax.training.checkpoint import Checkpoints, load_params
 from tfx_jax.training.config import ExperimentConfig, save_config
@@ -201,6 +205,53 @@ def test_a_pretrained_body_is_taken_and_its_heads_are_not(tmp_path):
     assert all((leaf == 0).all() for leaf in jax.tree.leaves(state.opt_state))
 
 
+def elmo_config(folder):
+    """Of a tagger of characters; the sizes of what is trained are of no pre-training."""
+    characters = CharacterConfig(3, (1, 2), (4, 3), 1)
+    model = ElmoConfig(9, 7, CharacterConfig(), tagger=ElmoTaggerConfig(True, characters, 5, 4))
+    task = TaggingConfig(TaggedData("files", str(folder), "train.conll", max_length=5, tokens_per_batch=64))
+    return ExperimentConfig(model, task, init_from=str(folder / "pretrained"))
+
+
+def test_an_elmo_reads_words_as_characters_and_is_taken_over_frozen(files, tmp_path):
+    """Its sizes are those of the pre-training, and the tagger's own those of the experiment."""
+    characters = CharacterConfig(3, (2, 1), (5, 2), 1)
+    model = ElmoConfig(40, 9, characters, 2, 6, 4, 0.0, ElmoTaggerConfig(False, characters, 6, 7))
+    (tmp_path / "text.txt").write_text("Ann is in Rome .\n")
+    data = TextData("files", str(tmp_path), "text.txt", documents="lines", tokenizer="words", max_length=4)
+    pretrained = tmp_path / "pretrained"
+    pretrained.mkdir()
+    _, training = first_training(ExperimentConfig(model, BidirectionalLanguageModelConfig(data)), pretrained)
+    with Checkpoints(pretrained) as checkpoints:
+        checkpoints.save(jax.tree.map(lambda leaf: np.full(leaf.shape, 3, leaf.dtype), training.abstract_state), {})
+    (tmp_path / "run").mkdir()
+    config = elmo_config(tmp_path)
+    run, training = first_training(config, tmp_path / "run")
+    found = run.task.model_config
+    assert (found.d_hidden, found.word_length, found.characters) == (6, 9, characters)
+    assert found.tagger == config.model.tagger
+    assert found.labels == run.task.labels == ("O", "B-person", "I-person", "B-place", "I-place")
+    assert run.task.tokenizer is None
+    state, message = jax.device_get(init_from_state(training, config.init_from))
+    assert state.model_state.keys() == {"elmo"}
+    assert all((leaf == 3).all() for leaf in jax.tree.leaves(state.model_state))
+    assert not any((leaf == 3).all() for leaf in jax.tree.leaves(state.params))
+    assert "elmo" not in message.partition("drawn: ")[2]
+
+    (example, _) = run.task.encode(sentences_of(run, "train"))
+    assert example["characters"].shape == (4, 9)
+    np.testing.assert_array_equal(example["characters"][1:3], word_rows(["Ann", "Lee"], 9))
+    for place in (0, 3):  # as sentences begin and end in pre-training
+        assert example["characters"][place].tolist() == [257, 259, 258, 0, 0, 0, 0, 0, 0]
+    assert example["targets"].tolist() == [IGNORED, 1, 2, IGNORED]
+    assert example["token_mask"].tolist() == [True] * 4
+    (cut,) = run.task.encode([TaggedSentence(["a", "b", "c", "d"], ["O", "B-place", "O", "O"])])
+    assert cut["targets"].tolist() == [IGNORED, 0, 3, 0, IGNORED]
+    sentences = sentences_of(run, "train")
+    told = run.task.predict(Told(lambda batch: np.where(batch["targets"] == IGNORED, 3, batch["targets"])), sentences)
+    assert told == [sentence.tags for sentence in sentences]
+
+
 @pytest.mark.slow
 def test_training_learns_on_the_command_line(tmp_path, capsys):
     """Most words of the grammar have one tag only. One length, on one device: little to compile.
@@ -231,3 +282,22 @@ def test_training_learns_on_the_command_line(tmp_path, capsys):
     assert "Words" in (tmp_path / "run" / "report.md").read_text()
     assert convert_cli.run([f"--workdir={workdir}", f"--output={tmp_path}/folder"]) == 0
     assert hf.load(tmp_path / "folder").config.labels == load_run(workdir).task.labels
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("use_elmo", [True, False])
+def test_a_tagger_of_characters_learns(use_elmo, tmp_path, capsys):
+    """With an ELMo that has read nothing, too."""
+    changes = [
+        "task.data.max_length=10",
+        "mesh.data=1",
+        "optimizer.peak_learning_rate=0.02",
+        "optimizer.warmup_steps=5",
+    ]
+    changes += [f"model.tagger.use_elmo={use_elmo}", "num_steps=60", "eval_every=20", "log_every=20"]
+    flags = [f"--config.{change}" for change in (*changes, "checkpoint_every=60")]
+    file = FILE.with_name("elmo_wnut17.py")
+    assert train_cli.run([f"--config={file}:test", f"--workdir={tmp_path}/run", *flags]) == 0
+    printed = re.findall(r"step \d+: validation entity F1 ([\d.]+) %", capsys.readouterr().err)
+    first, _, last = map(float, printed)
+    assert last > first + 5
