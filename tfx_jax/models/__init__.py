@@ -9,6 +9,7 @@ from tfx_jax.models.bert_heads import (
     BertQuestionAnswering,
     BertTagger,
 )
+from tfx_jax.models.captioning import Captioner, CaptionerConfig
 from tfx_jax.models.gpt import GPT, GPTConfig
 from tfx_jax.models.san_ctc import SanCTC, SanCTCConfig
 from tfx_jax.models.seq2seq import Seq2Seq, Seq2SeqConfig
@@ -27,6 +28,8 @@ __all__ = [
     "BertPretraining",
     "BertQuestionAnswering",
     "BertTagger",
+    "Captioner",
+    "CaptionerConfig",
     "GPTConfig",
     "SanCTC",
     "SanCTCConfig",
