@@ -21,7 +21,10 @@ MASK = np.ones((2, 1, 1, 6), bool)
 MASK[0, ..., 4] = False
 MASK[1] = False
 
-_hard = jax.jit(hard_attention, static_argnames=("attention_fn", "dropout_rate", "return_weights", "return_log_prob", "return_probs"))
+_hard = jax.jit(
+    hard_attention,
+    static_argnames=("attention_fn", "dropout_rate", "return_weights", "return_log_prob", "return_probs"),
+)
 _drawn = functools.partial(_hard, return_weights=True, return_log_prob=True)
 
 

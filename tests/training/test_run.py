@@ -14,9 +14,18 @@ from flax import nnx
 
 import tfx_jax.tasks
 from tfx_jax.errors import UserError
-from tfx_jax.models import BertConfig, GPTConfig, SanCTCConfig, Seq2SeqConfig, T5Config, TransformerConfig
+from tfx_jax.models import (
+    BertConfig,
+    CaptionerConfig,
+    GPTConfig,
+    SanCTCConfig,
+    Seq2SeqConfig,
+    T5Config,
+    TransformerConfig,
+)
 from tfx_jax.models.transformer_xl import TransformerXLConfig
 from tfx_jax.tasks.bert_pretraining import BertPretrainingConfig
+from tfx_jax.tasks.captioning import CaptioningConfig
 from tfx_jax.tasks.classification import ClassificationConfig
 from tfx_jax.tasks.duplication import DuplicationConfig
 from tfx_jax.tasks.language_modeling import LanguageModelConfig, LanguageModelTask
@@ -40,6 +49,7 @@ KINDS = {
     DuplicationConfig: "decoder",
     RecurrentLanguageModelConfig: "recurrent_decoder",
     SpeechRecognitionConfig: "ctc",
+    CaptioningConfig: "captioner",
     BertPretrainingConfig: "bert",
     ClassificationConfig: "bert",
     TaggingConfig: "bert",
@@ -53,6 +63,7 @@ MODELS = (
     TransformerXLConfig,
     BertConfig,
     SanCTCConfig,
+    CaptionerConfig,
 )
 
 

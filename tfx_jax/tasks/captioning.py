@@ -15,7 +15,6 @@ from jaxtyping import Array, Bool, Float, Int
 from tfx_jax.data.batching import Batch, BatchSpec, Example, ExampleList, ExampleSource, LoaderOptions, train_batches
 from tfx_jax.data.hf_tokenizer import HFTokenizer
 from tfx_jax.data.splits import Split, Splits
-from tfx_jax.errors import UserError
 from tfx_jax.fields import at_least
 from tfx_jax.functional.hard import score_function_loss
 from tfx_jax.functional.losses import label_smoothed_cross_entropy
@@ -23,6 +22,7 @@ from tfx_jax.models.captioning import CaptionerConfig
 from tfx_jax.models.config import ModelConfig, require_kind
 from tfx_jax.nn.attention import ShardAttention
 from tfx_jax.tasks.artifacts import check_special_ids, setup_tokenizer
+from tfx_jax.tasks.bleu import bleu_scores
 from tfx_jax.tasks.caption_data import CaptionData, Captioned, CaptionedImages
 from tfx_jax.tasks.cross_entropy import summed_cross_entropy
 from tfx_jax.tasks.decoding import BeamSearch, DecodingConfig, Search, decode
@@ -62,7 +62,7 @@ class CaptioningConfig:
     def setup(self, model: CaptionerConfig, splits: Splits[CaptionedImages], artifacts: Artifacts) -> "CaptioningTask":
         """See `tfx_jax.tasks.task.TaskConfig`."""
         texts = lambda: splits["train"].captions()  # noqa: E731
-        tokenizer, model = setup_tokenizer(artifacts, model, texts, kind="words", family="marian")
+        tokenizer, model = setup_tokenizer(artifacts, model, texts, kind=self.data.tokenizer, family="marian")
         check_special_ids(model, tokenizer, artifacts)
         return CaptioningTask(self, model, splits, tokenizer)
 
@@ -82,11 +82,6 @@ class CaptioningTask:
       tokenizer: of the captions.
     """
 
-    metrics = (
-        MetricInfo("exact_match", "exact match", " %"),
-        MetricInfo("accuracy", "accuracy", " %", note="tokens, given the right ones before them"),
-        MetricInfo("on_object", "attention on the object", " %", note="at words that name one, given those before"),
-    )
     unit = "caption token"
 
     def __init__(
@@ -99,6 +94,16 @@ class CaptioningTask:
         """Takes what `CaptioningConfig.setup` made."""
         self.config, self.model_config, self.tokenizer = config, model_config, tokenizer
         self._splits = splits
+
+    @property
+    def metrics(self) -> tuple[MetricInfo, ...]:
+        """Those of built-in images, whose captions are the only right ones, or of files, where none is."""
+        exact_match = MetricInfo("exact_match", "exact match", " %")
+        accuracy = MetricInfo("accuracy", "accuracy", " %", note="tokens, given the right ones before them")
+        if not self.config.data.knows_objects:
+            return MetricInfo("bleu", "sacreBLEU"), accuracy, exact_match
+        note = "at words that name one, given those before"
+        return exact_match, accuracy, MetricInfo("on_object", "attention on the object", " %", note=note)
 
     def make_model(self, *, shard_attention: ShardAttention | None = None, rngs: nnx.Rngs) -> Any:
         """See `tfx_jax.tasks.task.Task`."""
@@ -116,26 +121,22 @@ class CaptioningTask:
         examples = _Examples(self, self._splits["train"])
         return train_batches(lambda epoch: examples, self.batch_spec, options)
 
-    def eval_examples(self, split: Split) -> ExampleSource:
-        """Returns the examples of a split."""
-        return _Examples(self, self._splits[split])
+    def images(self, split: Split) -> CaptionedImages:
+        """Returns the images of a split."""
+        return self._splits[split]
 
     def encode(self, images: Sequence[Captioned]) -> list[Example]:
         """Returns an example for each image: "image" [Y, X, 3] uint8, "caption" [T] int32, "boxes" [T, 4] int32.
 
-        A box is that of the object that the token names, or zeros.
-
-        Raises:
-          UserError: for a caption of more than `max_length` tokens.
+        A box is that of the object that the token names, or zeros. Captions of more than `max_length` tokens are cut.
         """
         examples = []
-        for image in images:
-            ids = self.tokenizer.encode_with_specials(image.caption).ids
-            if len(ids) > (most := self.config.data.max_length):
-                raise UserError(f"a caption of {len(ids)} tokens is longer than max_length={most}")
+        for image, caption, known in images:
+            *ids, eos_id = self.tokenizer.encode_with_specials(caption).ids
+            ids = [*ids[: self.config.data.max_length - 1], eos_id]
             boxes = np.zeros((len(ids), 4), np.int32)
-            boxes[: len(image.boxes)] = image.boxes
-            examples.append({"image": image.image, "caption": np.array(ids, np.int32), "boxes": boxes})
+            boxes[: len(known)] = known
+            examples.append({"image": image, "caption": np.array(ids, np.int32), "boxes": boxes})
         return examples
 
     def loss(self, model: Any, batch: dict[str, Array], rngs: nnx.Rngs | None) -> LossOutput:
@@ -161,15 +162,15 @@ class CaptioningTask:
 
     def evaluate(self, model: TrainedModel, split: Split = "validation") -> EvalResult:
         """Describes every image of a split, and scores each token of its caption given the right ones before it."""
-        examples = self.eval_examples(split)
-        references = [examples[index]["caption"].tolist() for index in range(len(examples))]
-        exact = sum(map(list.__eq__, self._write(model, examples), references))
+        images = self._splits[split]
+        references = [images[index].caption for index in range(len(images))]
+        examples = _Examples(self, images)
+        written = [self.tokenizer.decode(ids) for ids in self._write(model, examples)]
         sums = model.sum_metrics(_metrics, examples, self.batch_spec)
-        found = {
-            "exact_match": exact / len(references),
-            **{name: sums[name].mean for name in ("accuracy", "on_object")},
-        }
-        found = {name: 100 * float(value) for name, value in found.items()}
+        scores = bleu_scores(written, references)
+        found = {"bleu": scores.sacrebleu, "exact_match": scores.exact_match}
+        found |= {name: 100 * float(sums[name].mean) for name in ("accuracy", "on_object")}
+        found = {metric.name: found[metric.name] for metric in self.metrics}
         told = ", ".join(f"{metric.title} {metric.format(found[metric.name])}" for metric in self.metrics)
         return EvalResult(found, f"{told}, {len(references):,} images")
 
@@ -245,8 +246,9 @@ def captioning_loss(
     weights = (caption != model.config.pad_id).astype(jnp.float32)
     found = model.teach(batch["image"], caption, rngs=rngs)
     output = summed_cross_entropy(found.logits, caption, weights)
+    boxes = jnp.where(weights[..., None] > 0, batch["boxes"], 0)
     metrics = output.metrics | {
-        "on_object": object_weights(found.weights, batch["boxes"], model.config.image_size),
+        "on_object": object_weights(found.weights, boxes, model.config.image_size),
         "entropy": Metric((found.entropy * weights).sum(), weights.sum()),
     }
     is_row = weights.any(axis=1)
