@@ -25,6 +25,7 @@ from tfx_jax.nn.decoding import Decoder
 from tfx_jax.nn.embedding import Embedding, LearnedPositions
 
 VARIANTS = ("soft", "hard")
+_LEAST = 1e-30  # of a probability whose logarithm is taken: the gradient at 0 has to be a number
 
 
 @dataclasses.dataclass(unsafe_hash=True)  # a model keeps a copy of its own, as a static part
@@ -206,10 +207,7 @@ class Captioner(nnx.Module):
         """
         c, (b, length) = self.config, captions.shape
         memory = self.encode(images)
-        words_rng, logits_rng = (
-            (rngs.dropout(), rngs.dropout()) if rngs is not None and c.dropout_rate else (None, None)
-        )
-        words = dropout(self.embedding(shift_right(captions, c.start_id)), c.dropout_rate, words_rng)
+        words = self._drop(self.embedding(shift_right(captions, c.start_id)), rngs)
         is_drawn, keys = None, None
         if c.variant == "hard" and rngs is not None:
             is_drawn = jax.random.uniform(rngs.dropout(), (b,)) >= c.soft_share
@@ -222,16 +220,15 @@ class Captioner(nnx.Module):
         given = narrow_product(words, self._of(self.kernel)).swapaxes(0, 1), keys
         _, outputs = jax.lax.scan(write, self._first_state(memory), given)
         h, looked = jax.tree.map(lambda x: x.swapaxes(0, 1), outputs)
-        logits = self._logits(h, looked.context, words, logits_rng)
+        logits = self._logits(h, looked.context, words, rngs)
         is_drawn = jnp.zeros(b, bool) if is_drawn is None else is_drawn
         return Captions(logits, looked.weights, looked.log_prob, looked.entropy, is_drawn)
 
     def _first_state(self, memory: Memory) -> tuple[Array, Array]:
-        """(h, c), drawn from the mean feature (section 3.1.2)."""
+        """Makes (h, c) of the mean feature (section 3.1.2)."""
         mean = memory.features.mean(axis=(1, 2))
-        h, c = jnp.split(
-            jnp.tanh(add_bias(narrow_product(mean, self._of(self.initial)), self.initial_bias[...])), 2, axis=1
-        )
+        both = jnp.tanh(add_bias(narrow_product(mean, self._of(self.initial)), self.initial_bias[...]))
+        h, c = jnp.split(both, 2, axis=1)
         return h, c
 
     def _advance(
@@ -267,7 +264,7 @@ class Captioner(nnx.Module):
             drawn = is_drawn.reshape(-1, 1, 1, 1)
             context, weights = jnp.where(drawn, context, expected), jnp.where(drawn, weights, probs)
             log_prob = jnp.where(drawn[..., 0], log_prob, 0.0)
-        entropy = jax.scipy.special.entr(probs).sum(axis=-1)
+        entropy = -(probs * jnp.log(jnp.maximum(probs, _LEAST))).sum(axis=-1)
         rows = query.shape[0]
         return Looked(*(x.reshape(rows, *x.shape[3:]) for x in (context, weights, log_prob, entropy)))
 
@@ -276,13 +273,17 @@ class Captioner(nnx.Module):
         h: Float[Array, "*batch D"],
         context: Float[Array, "*batch C"],
         words: Float[Array, "*batch D"],
-        rng: Array | None = None,
+        rngs: nnx.Rngs | None = None,
     ) -> Float[Array, "*batch V"]:
         """Scores the vocabulary: equation 7, L_o (E y + L_h h + L_z z), and a bias."""
         hidden = words.astype(h.dtype) + narrow_product(h, self._of(self.l_h))
         hidden = hidden + narrow_product(context, self._of(self.l_z))
-        hidden = dropout(hidden, self.config.dropout_rate, rng).astype(self.embedding.dtype)
+        hidden = self._drop(hidden, rngs).astype(self.embedding.dtype)
         return add_bias(linear_logits(hidden, self.l_o[...]), self.logits_bias[...])
+
+    def _drop(self, x: Array, rngs: nnx.Rngs | None) -> Array:
+        rate = self.config.dropout_rate
+        return dropout(x, rate, rngs.dropout() if rngs is not None and rate else None)
 
     def _of(self, param: nnx.Param[Array]) -> Array:
         """A matrix, as products take it."""
