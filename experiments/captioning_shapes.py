@@ -2,7 +2,7 @@ r"""Soft and hard attention describe built-in images of coloured shapes, and loo
 
 Result: not yet run
 
-    tfx-jax train  --config=captioning_shapes --workdir=runs/captions            # soft; captioning_shapes:hard
+    tfx-jax train --config=captioning_shapes --workdir=runs/captions            # soft; captioning_shapes:hard
     tfx-jax attend --workdir=runs/captions --image=0 --output=attention.png      # of the test split, or --image=FILE
 
 No download, and no published figure: Xu et al. (2015, https://arxiv.org/abs/1502.03044) train on photographs, with a
