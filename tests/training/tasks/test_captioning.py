@@ -204,6 +204,7 @@ def test_impossible_settings(values, message):
         tiny_config(**values)
 
 
+@pytest.mark.slow
 @pytest.mark.compiles(60, "two trainings and an evaluation from the workdir")
 def test_training_learns_and_goes_on_bit_for_bit_with_its_baseline(tmp_path):
     config = tiny_config(num_steps=40, checkpoint_every=20, eval_every=20, log_every=20)
