@@ -4,6 +4,8 @@ Result: not yet run
 
     tfx-jax train --config=captioning_shapes --workdir=runs/captions            # soft; captioning_shapes:hard
     tfx-jax attend --workdir=runs/captions --image=0 --output=attention.png      # of the test split, or --image=FILE
+    tfx-jax train --config=captioning_shapes --workdir=runs/mine --config.task.data.dataset=files \
+      --config.task.data.train_file=my.tsv --config.task.data.validation_file=other.tsv   # lines of file, TAB, caption
 
 No download, and no published figure: Xu et al. (2015, https://arxiv.org/abs/1502.03044) train on photographs, with a
 VGG network that was trained before; here the convolutions are small and learn with the decoder. An image of 48 pixels

@@ -103,7 +103,7 @@ class Looked(NamedTuple):
 
     context: Float[Array, "R C"]
     weights: Float[Array, "R L"]  # of the places; of a hard choice 1 and zeros
-    log_prob: Float[Array, " R"]  # of a hard choice that was drawn, and otherwise 0
+    log_prob: Float[Array, " R"]  # of a hard choice; 0 of an expectation
     entropy: Float[Array, " R"]  # of the probabilities, in nats
 
 
@@ -113,7 +113,7 @@ class Captions(NamedTuple):
     Attributes:
       logits: of every token, float32.
       weights: alpha_ti: what the token was written by looking at, row by row of the grid; of a hard choice 1 and zeros.
-      log_prob: of a hard choice that was drawn, log p(s_t | s_<t, a), with a gradient, and otherwise 0.
+      log_prob: of a hard choice log p(s_t | s_<t, a), with a gradient; of an expectation 0.
       entropy: H[s_t], of the probabilities of the places, in nats.
       is_drawn: whether the choices for a caption were drawn.
     """

@@ -25,8 +25,8 @@ class ModelConfig(Protocol):
       kind: what the model computes, which decides the tasks that it can be trained on: "encoder_decoder" takes sources
         and targets and gives the logits of the targets, "decoder" gives the logits of what follows each token, "bert"
         is the body below the heads of `tfx_jax.models.bert_heads`, "ctc" takes frames and gives the logits of labels
-        at fewer steps, of which the configuration's `num_steps(num_frames)` count. A new kind is a new word here and
-        in its task.
+        at fewer steps, of which the configuration's `num_steps(num_frames)` count, "captioner" takes images and
+        captions and gives the logits of these. A new kind is a new word here and in its task.
     """
 
     kind: ClassVar[str]

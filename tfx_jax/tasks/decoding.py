@@ -118,11 +118,8 @@ def decode(
         step_fn, vocab_size = decoder.step, decoder.vocab_size
         if search.repetition_penalty != 1:
             rows = jnp.arange(inputs.shape[0])[:, None]
-            seen = (
-                jnp.zeros((inputs.shape[0], vocab_size), bool)
-                .at[rows, inputs]
-                .max(True if token_mask is None else token_mask)
-            )
+            exists = True if token_mask is None else token_mask
+            seen = jnp.zeros((inputs.shape[0], vocab_size), bool).at[rows, inputs].max(exists)
             step_fn, cache = with_repetition_penalty(step_fn, cache, seen, search.repetition_penalty)
         step_fn, cache = _with_end(step_fn, cache, vocab_size, eos_ids, observer)
         limits |= {"rng": jax.random.key(0) if rng is None else rng, "row_ids": row_ids}
