@@ -4,8 +4,13 @@ Result: not yet run
 
     tfx-jax train --config=captioning_shapes --workdir=runs/captions            # soft; captioning_shapes:hard
     tfx-jax attend --workdir=runs/captions --image=0 --output=attention.png      # of the test split, or --image=FILE
+
+Images of your own, all of one size, with a table of lines FILE, TAB, caption:
+
     tfx-jax train --config=captioning_shapes --workdir=runs/mine --config.task.data.dataset=files \
-      --config.task.data.train_file=my.tsv --config.task.data.validation_file=other.tsv   # lines of file, TAB, caption
+      --config.task.data.train_file=my.tsv --config.task.data.validation_file=other.tsv \
+      --config.task.data.image_size=96 --config.model.image_size=96 \
+      --config.task.data.max_length=32 --config.model.vocab_size=8000
 
 No download, and no published figure: Xu et al. (2015, https://arxiv.org/abs/1502.03044) train on photographs, with a
 VGG network that was trained before; here the convolutions are small and learn with the decoder. An image of 48 pixels
@@ -17,7 +22,9 @@ attention that is the same everywhere has 17.6 %.
 The weight of equation 14 is 0.01, not 1: a caption of a dozen words cannot look once at each of 36 places, and so much
 of the penalty would blur all it looks at.
 
-Variants: `soft`, `hard`, `test`. Expected of one core: a quarter of an hour each. Measured: not yet run.
+Variants: `soft`, `hard`, `test`.
+
+Measured here: not yet run.
 """
 
 from tfx_jax.models.captioning import CaptionerConfig
