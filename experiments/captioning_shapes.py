@@ -38,7 +38,7 @@ def get_config(variant: str = "soft") -> ExperimentConfig:
     optimizer = config.optimizer
     optimizer.peak_learning_rate, optimizer.warmup_steps, optimizer.clip_norm = 3e-3, 200, 1.0
     optimizer.schedule, optimizer.final_fraction = "cosine", 0.02
-    config.num_steps, config.eval_every, config.checkpoint_every, config.keep_last = 4_000, 1_000, 500, 2
+    config.num_steps, config.eval_every, config.checkpoint_every, config.keep_last = 2_000, 500, 500, 2
     if variant == "test":
         return tiny_variant(config)
     if variant not in ("soft", "hard"):
