@@ -21,7 +21,10 @@ MASK = np.ones((2, 1, 1, 6), bool)
 MASK[0, ..., 4] = False
 MASK[1] = False
 
-_hard = jax.jit(hard_attention, static_argnames=("attention_fn", "dropout_rate", "return_weights", "return_log_prob"))
+_hard = jax.jit(
+    hard_attention,
+    static_argnames=("attention_fn", "dropout_rate", "return_weights", "return_log_prob", "return_probs"),
+)
 _drawn = functools.partial(_hard, return_weights=True, return_log_prob=True)
 
 
@@ -61,6 +64,9 @@ class TestDraw:
         np.testing.assert_array_equal(_hard(QUERY, KEY, VALUE), out)
         np.testing.assert_array_equal(_hard(QUERY, KEY, VALUE, return_weights=True)[1], weights)
         np.testing.assert_allclose(_hard(QUERY, KEY, VALUE, return_log_prob=True)[1], log_prob, atol=1e-6)
+        _, probs = _hard(QUERY, KEY, VALUE, mask=MASK, return_probs=True)
+        np.testing.assert_allclose(probs[0], dense_weights(QUERY, KEY, mask=MASK)[0], atol=1e-6)
+        assert not np.asarray(probs[1]).any()
 
     def test_dropout_drops_the_chosen_weight_and_keeps_the_mean(self):
         out = np.asarray(_hard(QUERY, KEY, VALUE, dropout_rate=0.25, dropout_rng=jax.random.key(0)))

@@ -185,6 +185,7 @@ MUTANTS = (
             "jax.random.categorical(rng, logits)",
             "jax.random.categorical(rng, soft)",
         ),
+        ("probabilities are those of the choice", "results.append(soft)", "results.append(probability)"),
     ),
     *in_file(
         "functional/int8.py",

@@ -251,3 +251,23 @@ MUTANTS = (
         ("shares do not sum to 1", "jax.nn.softmax(weights)", "weights"),
     ),
 )
+
+MUTANTS += in_file(
+    "models/captioning.py",
+    "models/test_captioning.py",
+    ("no gate", "context = gate * looked.context", "context = looked.context"),
+    (
+        "words are told what the gate shut out",
+        "return (h, c), looked._replace(context=context)",
+        "return (h, c), looked",
+    ),
+    ("a maximum is drawn in training", "attention_fn=attend, rng=key, **asked", "attention_fn=attend, **asked"),
+    ("no image gets the expectation", ">= c.soft_share", ">= 0.0"),
+    ("an expectation has a choice to pay for", "jnp.where(drawn[..., 0], log_prob, 0.0)", "log_prob"),
+    (
+        "places have no vectors",
+        "add_bias(x.astype(jnp.float32).reshape(len(x), -1, x.shape[-1]), self.positions.table[...])",
+        "x.astype(jnp.float32).reshape(len(x), -1, x.shape[-1])",
+    ),
+    ("a state begins with its memory", "h, c = jnp.split(both, 2, axis=1)", "c, h = jnp.split(both, 2, axis=1)"),
+)

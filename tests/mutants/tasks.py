@@ -127,3 +127,20 @@ MUTANTS += in_file(
     ("symbols are words", "enumerate(self.symbols, start=self.tokenizer.vocab_size)", "enumerate(self.symbols)"),
     ("the end is a mistake", "for token in ids if token != eos_id]", "for token in ids]"),
 )
+
+MUTANTS += in_file(
+    "tasks/captioning.py",
+    "tasks/test_captioning.py, tasks/test_loss_contract.py -k captioning",
+    ("padding is looked at", "(found.weights * weights[..., None]).sum(axis=1)", "found.weights.sum(axis=1)"),
+    ("an absent caption is to see everything", "jnp.where(is_row, jnp.square", "jnp.where(True, jnp.square"),
+    ("expectations are paid", "jnp.where(is_drawn, score, 0.0)", "score"),
+    ("padding chooses", "(found.log_prob * weights).sum(axis=1)", "found.log_prob.sum(axis=1)"),
+    ("a pixel more", "(start < bottom)", "(start <= bottom)"),
+    ("rows are columns", "rows[..., :, None] & columns[..., None, :]", "rows[..., None, :] & columns[..., :, None]"),
+    ("padding is on an object", 'jnp.where(weights[..., None] > 0, batch["boxes"], 0)', 'batch["boxes"]'),
+    (
+        "nothing is an average",
+        "jnp.where(number > 0, BASELINE_DECAY * average",
+        "jnp.where(True, BASELINE_DECAY * average",
+    ),
+)

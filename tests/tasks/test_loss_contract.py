@@ -16,6 +16,7 @@ from tfx_jax.models.elmo_tagger import ElmoTagger
 from tfx_jax.models.transformer_xl import TransformerXL, TransformerXLConfig
 from tfx_jax.tasks.bert_pretraining import pretraining_loss
 from tfx_jax.tasks.bidirectional_language_modeling import bidirectional_language_model_loss
+from tfx_jax.tasks.captioning import captioning_loss
 from tfx_jax.tasks.classification import classification_loss
 from tfx_jax.tasks.duplication import duplicate, duplication_loss
 from tfx_jax.tasks.language_modeling import language_model_loss
@@ -103,6 +104,13 @@ def characters(rng, texts):
 
 def without_words(batch):
     return {"characters": ~batch["token_mask"][..., None]}
+
+
+def captions(rng, texts):
+    caption = np.where(texts["token_mask"], rng.integers(8, V, (ROWS, T)), PAD).astype(np.int32)
+    image = rng.integers(0, 256, (ROWS, 8, 8, 3)).astype(np.uint8)
+    boxes = np.where((caption != PAD)[..., None], np.array([2, 1, 7, 4]), 0).astype(np.int32)
+    return {"image": image * (caption != PAD).any(axis=1)[:, None, None, None], "caption": caption, "boxes": boxes}
 
 
 def duplicated(rng, texts):
@@ -201,8 +209,23 @@ CASES = {
 }
 
 
+CASES |= {
+    f"captioning-{variant}": Case(
+        captioning_loss,
+        models.Captioner,
+        models.CaptionerConfig(V, image_size=8, channels=(4, 6), d_model=8, variant=variant, pad_id=PAD, start_id=PAD),
+        captions,
+        lambda batch: {
+            "image": (batch["caption"] == PAD).all(axis=1)[:, None, None, None],
+            "boxes": (batch["caption"] == PAD)[..., None],
+        },
+    )
+    for variant in ("soft", "hard")
+}
+
+
 # Of two models with one loss, one is quick.
-SLOW = ("text-to-text", "masked-lm", "tagging-characters")
+SLOW = ("text-to-text", "masked-lm", "tagging-characters", "captioning-soft")
 
 
 @pytest.fixture(params=[pytest.param(name, marks=pytest.mark.slow) if name in SLOW else name for name in CASES])

@@ -1,10 +1,12 @@
 """Configurations: of all that can be trained, and with other values."""
 
-from tfx_jax.models import BertConfig, GPTConfig, SanCTCConfig, T5Config, TransformerConfig
+from tfx_jax.models import BertConfig, CaptionerConfig, GPTConfig, SanCTCConfig, T5Config, TransformerConfig
 from tfx_jax.models.elmo import ElmoConfig
 from tfx_jax.models.transformer_xl import TransformerXLConfig
 from tfx_jax.tasks.bert_pretraining import BertPretrainingConfig
 from tfx_jax.tasks.bidirectional_language_modeling import BidirectionalLanguageModelConfig
+from tfx_jax.tasks.caption_data import CaptionData
+from tfx_jax.tasks.captioning import CaptioningConfig
 from tfx_jax.tasks.classification import ClassificationConfig, LabelledData
 from tfx_jax.tasks.duplication import DuplicationConfig, DuplicationData
 from tfx_jax.tasks.language_modeling import LanguageModelConfig
@@ -38,6 +40,7 @@ TRAININGS = [
     (T5Config, TextToTextConfig, QuestionData),
     (SanCTCConfig, SpeechRecognitionConfig, SpeechData),
     (TransformerConfig, ParsingConfig, TreeData),
+    (CaptionerConfig, CaptioningConfig, CaptionData),
 ]
 """Every task with each of its data, and a model that it takes: the classes of configurations of model, task and data.
 

@@ -14,11 +14,20 @@ from flax import nnx
 
 import tfx_jax.tasks
 from tfx_jax.errors import UserError
-from tfx_jax.models import BertConfig, GPTConfig, SanCTCConfig, Seq2SeqConfig, T5Config, TransformerConfig
+from tfx_jax.models import (
+    BertConfig,
+    CaptionerConfig,
+    GPTConfig,
+    SanCTCConfig,
+    Seq2SeqConfig,
+    T5Config,
+    TransformerConfig,
+)
 from tfx_jax.models.elmo import ElmoConfig
 from tfx_jax.models.transformer_xl import TransformerXLConfig
 from tfx_jax.tasks.bert_pretraining import BertPretrainingConfig
 from tfx_jax.tasks.bidirectional_language_modeling import BidirectionalLanguageModelConfig
+from tfx_jax.tasks.captioning import CaptioningConfig
 from tfx_jax.tasks.classification import ClassificationConfig
 from tfx_jax.tasks.duplication import DuplicationConfig
 from tfx_jax.tasks.language_modeling import LanguageModelConfig, LanguageModelTask
@@ -44,6 +53,7 @@ KINDS = {
     DuplicationConfig: "decoder",
     RecurrentLanguageModelConfig: "recurrent_decoder",
     SpeechRecognitionConfig: "ctc",
+    CaptioningConfig: "captioner",
     BertPretrainingConfig: "bert",
     ClassificationConfig: "bert",
     TaggingConfig: ("bert", "elmo"),
@@ -59,6 +69,7 @@ MODELS = (
     BertConfig,
     SanCTCConfig,
     ElmoConfig,
+    CaptionerConfig,
 )
 
 

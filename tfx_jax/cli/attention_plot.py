@@ -12,8 +12,8 @@ import importlib.metadata
 import math
 import os
 import pathlib
-from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Float
@@ -165,12 +165,22 @@ def save_attention(
       ValueError: as `plot_attention`.
       UserError: if the suffix is another, the folder is missing or the file cannot be written.
     """
+    options: dict[str, Any] = {"target_inputs": target_inputs, "lead_layer": lead_layer}
+    save_figure(path, lambda: plot_attention(maps, source_tokens, target_tokens, **options))
+
+
+def save_figure(path: str | os.PathLike[str], draw: Callable[[], Figure]) -> None:
+    """Writes a figure to a PNG, PDF or SVG file, by the suffix of `path`, which is looked at before anything is drawn.
+
+    Raises:
+      UserError: if the suffix is another, the folder is missing or the file cannot be written.
+    """
     path = pathlib.Path(path)
     if path.suffix.lower() not in _SUFFIXES:
         raise UserError(f"cannot draw {path}: its name should end in {', '.join(_SUFFIXES)}")
     if not path.parent.is_dir():
         raise UserError(f"cannot write {path}: there is no folder {path.parent}")
-    figure = plot_attention(maps, source_tokens, target_tokens, target_inputs=target_inputs, lead_layer=lead_layer)
+    figure = draw()
     width, height = figure.get_size_inches()
     try:
         figure.savefig(path, dpi=min(200.0, math.sqrt(_MOST_PIXELS / (width * height))))

@@ -30,6 +30,7 @@ def hard_attention(
     dropout_rng: Array | None = None,
     return_weights: bool = False,
     return_log_prob: bool = False,
+    return_probs: bool = False,
 ) -> Array | tuple[Array, ...]:
     r"""Reads one value for every query, drawn with the probabilities that are the weights of a soft attention.
 
@@ -53,10 +54,12 @@ def hard_attention(
       return_weights: also return the weights, [B, N, T, S]: 1 for the chosen key and 0 for the others.
       return_log_prob: also return the log-probability of each choice, [B, N, T], with a gradient; 0 for a query that
         had none. The probability of several choices is the product of theirs: add up what led to one reward.
+      return_probs: also return the probabilities themselves, [B, N, T, S], with a gradient: for their entropy, or for
+        the value that is expected.
 
     Returns:
-      The chosen values, [B, T, N, U], in the dtype of `query`, alone or followed by what else was asked for, weights
-      first. Weights and log-probabilities are float32 (float64 for float64 inputs).
+      The chosen values, [B, T, N, U], in the dtype of `query`, alone or followed by what else was asked for: weights,
+      log-probabilities, probabilities. These are float32 (float64 for float64 inputs).
 
     Raises:
       ValueError: if `attention_fn` raises it.
@@ -87,6 +90,8 @@ def hard_attention(
         results.append(jnp.where(has_key[..., None], jax.nn.one_hot(chosen, s, dtype=soft.dtype), 0))
     if return_log_prob:
         results.append(jnp.log(jnp.where(has_key, probability, 1)))
+    if return_probs:
+        results.append(soft)
     return tuple(results) if len(results) > 1 else out
 
 

@@ -9,6 +9,7 @@ from tfx_jax.models.bert_heads import (
     BertQuestionAnswering,
     BertTagger,
 )
+from tfx_jax.models.captioning import Captioner, CaptionerConfig
 from tfx_jax.models.elmo import Elmo, ElmoConfig, ElmoLanguageModel
 from tfx_jax.models.elmo_tagger import ElmoTagger
 from tfx_jax.models.gpt import GPT, GPTConfig
@@ -29,6 +30,8 @@ __all__ = [
     "BertPretraining",
     "BertQuestionAnswering",
     "BertTagger",
+    "Captioner",
+    "CaptionerConfig",
     "Elmo",
     "ElmoConfig",
     "ElmoLanguageModel",

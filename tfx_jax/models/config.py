@@ -26,7 +26,8 @@ class ModelConfig(Protocol):
         and targets and gives the logits of the targets, "decoder" gives the logits of what follows each token, "bert"
         is the body below the heads of `tfx_jax.models.bert_heads`, "ctc" takes frames and gives the logits of labels
         at fewer steps, of which the configuration's `num_steps(num_frames)` count, "elmo" takes the characters of
-        words, for `tfx_jax.models.elmo` and its tagger. A new kind is a new word here and in its task.
+        words, for `tfx_jax.models.elmo` and its tagger, "captioner" takes images and captions and gives the logits of
+        these. A new kind is a new word here and in its task.
     """
 
     kind: ClassVar[str]

@@ -6,7 +6,7 @@ It is here, below the models, so that a model needs nothing but its own file to 
 
 from typing import Any, Protocol, runtime_checkable
 
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Bool, Float, Int, Shaped
 
 from tfx_jax.functional.search import Cache
 
@@ -37,11 +37,11 @@ class Decoder(Protocol):
         """Returns how long an input may be where so many tokens are to follow; below 1, none may; None is no limit."""
         ...
 
-    def encode(self, inputs: Int[Array, "B S"], token_mask: Bool[Array, "B S"] | None = None) -> Any:
+    def encode(self, inputs: Shaped[Array, "B ..."], token_mask: Bool[Array, "B S"] | None = None) -> Any:
         """Reads inputs.
 
         Args:
-          inputs: tokens; every row of a language model has at least one.
+          inputs: tokens, [B, S], of which every row of a language model has at least one; or images, of a captioner.
           token_mask: which of them exist, padding may be on either side; None means all but the model's own padding.
 
         Returns:

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 from jax.experimental import io_callback
-from jaxtyping import Array, Bool, Int, PRNGKeyArray
+from jaxtyping import Array, Bool, Int, PRNGKeyArray, Shaped
 
 from tfx_jax.errors import UserError
 from tfx_jax.fields import at_least
@@ -82,8 +82,8 @@ Search = Greedy | BeamSearch | Sampling
 
 def decode(
     decoder: Decoder,
-    inputs: Int[Array, "B S"],
-    token_mask: Bool[Array, "B S"],
+    inputs: Shaped[Array, "B ..."],
+    token_mask: Bool[Array, "B S"] | None = None,
     length_limits: Int[Array, " B"] | None = None,
     rng: PRNGKeyArray | None = None,
     row_ids: Int[Array, " B"] | None = None,
@@ -97,8 +97,8 @@ def decode(
 
     Args:
       decoder: of the model.
-      inputs: tokens.
-      token_mask: which of them exist, at least one of each row that matters.
+      inputs: tokens, [B, S], or whatever else the model reads, such as images.
+      token_mask: which tokens exist, at least one of each row that matters; None means all.
       length_limits: how many tokens each row may have at most, its end included; None means `max_length`.
       rng: of the draws.
       row_ids: see `tfx_jax.functional.sample`.
@@ -118,7 +118,8 @@ def decode(
         step_fn, vocab_size = decoder.step, decoder.vocab_size
         if search.repetition_penalty != 1:
             rows = jnp.arange(inputs.shape[0])[:, None]
-            seen = jnp.zeros((inputs.shape[0], vocab_size), bool).at[rows, inputs].max(token_mask)
+            exists = True if token_mask is None else token_mask
+            seen = jnp.zeros((inputs.shape[0], vocab_size), bool).at[rows, inputs].max(exists)
             step_fn, cache = with_repetition_penalty(step_fn, cache, seen, search.repetition_penalty)
         step_fn, cache = _with_end(step_fn, cache, vocab_size, eos_ids, observer)
         limits |= {"rng": jax.random.key(0) if rng is None else rng, "row_ids": row_ids}

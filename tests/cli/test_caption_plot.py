@@ -1,0 +1,71 @@
+"""Pictures of captions: the image lit where the model looked, and the verb that draws them."""
+
+import numpy as np
+import PIL.Image
+import pytest
+from matplotlib.figure import Figure
+
+from tests.training.tasks.test_captioning import tiny_config
+from tfx_jax.cli import main
+from tfx_jax.cli.caption_plot import plot_caption
+from tfx_jax.toy_shapes import draw_scene
+from tfx_jax.training.loop import train
+
+
+def test_each_word_has_the_image_lit_where_it_was_looked_at():
+    """Six by nine pixels under a grid of two by three: each place lights its own pixels, the largest entirely."""
+    image = np.random.default_rng(0).integers(100, 256, (6, 9, 3)).astype(np.uint8)
+    weights = np.array([[[0.0, 0.5, 0.25], [0.0, 0.0, 0.25]], np.full((2, 3), 1 / 6)], np.float32)
+    figure = plot_caption(image, ["red", "</s>"], weights)
+    assert isinstance(figure, Figure)
+    panels = [panel for panel in figure.axes if panel.images]
+    assert [panel.get_title() for panel in panels] == ["", "red", "</s>"]
+    whole, red, end = (np.asarray(panel.images[0].get_array()) for panel in panels)
+    np.testing.assert_array_equal(whole, image)
+    np.testing.assert_array_equal(end, image)
+    np.testing.assert_array_equal(red[:3, 3:6], image[:3, 3:6])
+    np.testing.assert_allclose(red[:, 6:], image[:, 6:] * (0.25 + 0.75 / 2), atol=1)
+    np.testing.assert_allclose(red[3:, :6], image[3:, :6] * 0.25, atol=1)
+    with pytest.raises(ValueError, match=r"^1 words, but 2 maps$"):
+        plot_caption(image, ["red"], weights)
+
+
+@pytest.fixture(scope="module")
+def workdir(tmp_path_factory):
+    workdir = tmp_path_factory.mktemp("trained")
+    train(tiny_config("soft", num_steps=1, checkpoint_every=1), workdir)
+    return workdir
+
+
+def test_attend_draws_a_file_or_an_image_of_the_test_split(workdir, tmp_path, capsys):
+    scene = draw_scene((0, 2, 3), held_out=True)
+    PIL.Image.fromarray(scene.image).save(tmp_path / "scene.png")
+    drawn = []
+    for image in (str(tmp_path / "scene.png"), "3"):
+        arguments = [f"--workdir={workdir}", f"--image={image}", "--target=a red square", f"--output={tmp_path}/a.png"]
+        assert main(["attend", *arguments]) == 0
+        assert capsys.readouterr().out == f"drew 4 attention maps in {tmp_path}/a.png: a red square\n"
+        with PIL.Image.open(tmp_path / "a.png") as picture:
+            drawn.append(np.array(picture.convert("RGB")))
+    np.testing.assert_array_equal(*drawn)
+    assert len(np.unique(drawn[0].reshape(-1, 3), axis=0)) > 100
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (
+            ["--image=16", "--output=a.png"],
+            "--image=16 is none of the 16 images of the test split, the first of which is 0",
+        ),
+        (["--image=none.png", "--output=a.png"], "there is no image none.png"),
+        (["--image=3", "--html=a.html"], "--html shows a sentence pair: of an image there is --output=PICTURE"),
+        (["--output=a.png"], "attend needs --source=SENTENCE, of a translation, or --image=FILE, of a caption"),
+        (["--image=3", "--source=a", "--output=a.png"], "attend needs --source=SENTENCE, of a translation, or --image"),
+        (["--source=a", "--output=a.png"], "holds a captioning task, and this is for a translation task"),
+    ],
+)
+def test_mistakes_are_one_line(workdir, arguments, message, capsys):
+    assert main(["attend", f"--workdir={workdir}", *arguments]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert message in line

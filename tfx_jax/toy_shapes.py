@@ -1,0 +1,162 @@
+"""Images of coloured shapes, drawn as they are needed, with captions that they determine.
+
+    a red circle at the top left
+    a small blue square above a green cross
+    a yellow triangle left of a small red square and a white circle
+
+Of two shapes the upper or the left one is told first; of three, it is the one above, or left of, both others. A shape
+that is called small is, and no other is. Every combination of a colour, a shape and a role (its place, or whether it is
+the first, second or third of "above" or of "left of") is either of the training or held out: no training image has one
+that is held out, and every other image has at least one. So whoever describes a test image right has seen all words
+and all relations before, but not this shape in this colour there.
+"""
+
+import itertools
+from typing import NamedTuple
+
+import numpy as np
+
+IMAGE_SIZE = 48
+"""Pixels of a side."""
+MAX_WORDS = 15
+"""Of a caption: "a small red circle left of a small blue square and a small white cross" has as many."""
+
+COLOURS = {
+    "red": (215, 45, 40),
+    "green": (50, 170, 60),
+    "blue": (50, 85, 220),
+    "yellow": (225, 205, 45),
+    "purple": (150, 55, 180),
+    "white": (235, 235, 235),
+}
+SHAPES = ("circle", "square", "triangle", "cross")
+PLACES = ("top left", "top right", "bottom left", "bottom right")
+RELATIONS = ("above", "left of")
+
+_ROLES = (*PLACES, *itertools.product(RELATIONS, range(3)))
+_LOW, _HIGH = (9, 14), (34, 39)  # where the centre of a shape may be, in pixels: at either end of an axis
+_MIDDLE = (19, 29)  # between both ends, as the first of three is
+_LEAN = 10  # how far two shapes that are above each other may be beside each other
+_SMALL, _LARGE = (4.0, 5.0), (7.5, 8.5)  # half of a side
+_SHARES = (0.2, 0.6)  # of the images with one shape, and with one or two; the others have three
+
+
+class Drawn(NamedTuple):
+    """A shape of an image.
+
+    Attributes:
+      colour: one of `COLOURS`.
+      shape: one of `SHAPES`.
+      is_small: whether it is.
+      role: one of `PLACES`, or a relation and which of it this is, from 0.
+      box: rows and columns that it takes, (top, left, bottom, right), the last two exclusive.
+    """
+
+    colour: str
+    shape: str
+    is_small: bool
+    role: object
+    box: tuple[int, int, int, int]
+
+
+class Scene(NamedTuple):
+    """An image with its caption.
+
+    Attributes:
+      image: red, green and blue, [IMAGE_SIZE, IMAGE_SIZE, 3] uint8.
+      words: of the caption.
+      named: for each word the number of the shape whose colour or shape it says, -1 for every other word.
+      shapes: in the order of the caption.
+    """
+
+    image: np.ndarray
+    words: tuple[str, ...]
+    named: tuple[int, ...]
+    shapes: tuple[Drawn, ...]
+
+
+def is_held_out(colour: str, shape: str, role: object) -> bool:
+    """Tells whether no training image shows this; of the colours of a shape in a role, one of six is held out."""
+    return (list(COLOURS).index(colour) + SHAPES.index(shape) + _ROLES.index(role)) % len(COLOURS) == 0
+
+
+def draw_scene(key: tuple[int, ...], *, held_out: bool) -> Scene:
+    """Draws an image with its caption, always the same for the same key.
+
+    Args:
+      key: numbers, none negative.
+      held_out: whether at least one of its combinations of colour, shape and role is held out; otherwise none is.
+    """
+    rng = np.random.default_rng(key)
+    count = 1 + int(np.searchsorted(_SHARES, rng.random(), side="right"))
+    roles, centres = _single(rng) if count == 1 else _related(rng, count)
+    colours = list(COLOURS)
+    while True:  # six draws on average, at most
+        looks = [(colours[c], SHAPES[s]) for c, s in rng.integers((len(COLOURS), len(SHAPES)), size=(count, 2))]
+        if any(is_held_out(*look, role) for look, role in zip(looks, roles, strict=True)) == held_out:
+            break
+    image, shapes = _background(rng), []
+    for (colour, shape), role, centre in zip(looks, roles, centres, strict=True):
+        is_small = bool(rng.integers(2))
+        half = rng.uniform(*(_SMALL if is_small else _LARGE))
+        mask = _mask(shape, centre, half)
+        image[mask] = np.array(COLOURS[colour]) + rng.uniform(-15, 15, 3) + rng.normal(0, 6, (int(mask.sum()), 3))
+        shapes.append(Drawn(colour, shape, is_small, role, _box(mask)))
+    words, named = _caption(shapes)
+    return Scene(np.clip(image, 0, 255).astype(np.uint8), words, named, tuple(shapes))
+
+
+def _single(rng: np.random.Generator) -> tuple[list[object], list[np.ndarray]]:
+    place = PLACES[rng.integers(len(PLACES))]
+    ends = (_LOW if "top" in place else _HIGH), (_LOW if "left" in place else _HIGH)
+    return [place], [np.array([rng.uniform(*end) for end in ends])]
+
+
+def _related(rng: np.random.Generator, count: int) -> tuple[list[object], list[np.ndarray]]:
+    """Roles and centres (row, column) of two or three shapes: along the axis of the relation, then across it."""
+    relation = RELATIONS[rng.integers(len(RELATIONS))]
+    along = [rng.uniform(*_LOW), *rng.uniform(*_HIGH, count - 1)]
+    if count == 2:
+        first = rng.uniform(_LOW[0], _HIGH[1])
+        across = [first, np.clip(first + rng.uniform(-_LEAN, _LEAN), _LOW[0], _HIGH[1])]
+    else:
+        across = [rng.uniform(*_MIDDLE), rng.uniform(*_LOW), rng.uniform(*_HIGH)]
+    centres = np.stack([along, across], axis=1)
+    return [(relation, number) for number in range(count)], list(centres if relation == "above" else centres[:, ::-1])
+
+
+def _background(rng: np.random.Generator) -> np.ndarray:
+    return rng.uniform(20, 80) + 8 * rng.standard_normal((IMAGE_SIZE, IMAGE_SIZE, 3), np.float32)
+
+
+def _mask(shape: str, centre: np.ndarray, half: float) -> np.ndarray:
+    """Which pixels a shape takes, [IMAGE_SIZE, IMAGE_SIZE] bool."""
+    row, column = ((np.arange(IMAGE_SIZE) + 0.5 - middle) / half for middle in centre)
+    y, x = row[:, None], column[None]
+    inside = np.maximum(np.abs(y), np.abs(x)) <= 1
+    if shape == "circle":
+        return y**2 + x**2 <= 1
+    if shape == "triangle":
+        return inside & (2 * np.abs(x) <= y + 1)
+    if shape == "cross":
+        return inside & (np.minimum(np.abs(y), np.abs(x)) <= 0.35)
+    return inside
+
+
+def _box(mask: np.ndarray) -> tuple[int, int, int, int]:
+    rows, columns = (np.flatnonzero(mask.any(axis=axis)) for axis in (1, 0))
+    return int(rows[0]), int(columns[0]), int(rows[-1]) + 1, int(columns[-1]) + 1
+
+
+def _caption(shapes: list[Drawn]) -> tuple[tuple[str, ...], tuple[int, ...]]:
+    """The words of a caption, and which shape each names."""
+    told: list[tuple[str, int]] = []
+    relation = shapes[0].role[0] if isinstance(shapes[0].role, tuple) else ""
+    for number, drawn in enumerate(shapes):
+        told += [(word, -1) for word in ("", relation, "and")[number].split()]
+        told += [("a", -1), *([("small", -1)] if drawn.is_small else [])]
+        told += [(drawn.colour, number), (drawn.shape, number)]
+    if not relation:
+        told += [(word, -1) for word in f"at the {shapes[0].role}".split()]
+    words, named = zip(*told, strict=True)
+    return words, named
