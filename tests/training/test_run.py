@@ -15,13 +15,17 @@ from flax import nnx
 import tfx_jax.tasks
 from tfx_jax.errors import UserError
 from tfx_jax.models import BertConfig, GPTConfig, SanCTCConfig, Seq2SeqConfig, T5Config, TransformerConfig
+from tfx_jax.models.decomposable import DecomposableConfig
+from tfx_jax.models.seq2vec import Seq2VecConfig
 from tfx_jax.models.transformer_xl import TransformerXLConfig
 from tfx_jax.tasks.bert_pretraining import BertPretrainingConfig
 from tfx_jax.tasks.classification import ClassificationConfig
 from tfx_jax.tasks.duplication import DuplicationConfig
+from tfx_jax.tasks.event_classification import EventClassificationConfig
 from tfx_jax.tasks.language_modeling import LanguageModelConfig, LanguageModelTask
 from tfx_jax.tasks.question_answering import QuestionAnsweringConfig
 from tfx_jax.tasks.recurrent_language_modeling import RecurrentLanguageModelConfig
+from tfx_jax.tasks.sentence_pairs import SentencePairConfig
 from tfx_jax.tasks.span_corruption import SpanCorruptionConfig
 from tfx_jax.tasks.speech_recognition import SpeechRecognitionConfig
 from tfx_jax.tasks.tagging import TaggingConfig
@@ -40,6 +44,8 @@ KINDS = {
     DuplicationConfig: "decoder",
     RecurrentLanguageModelConfig: "recurrent_decoder",
     SpeechRecognitionConfig: "ctc",
+    EventClassificationConfig: "events",
+    SentencePairConfig: "sentence_pair",
     BertPretrainingConfig: "bert",
     ClassificationConfig: "bert",
     TaggingConfig: "bert",
@@ -53,6 +59,8 @@ MODELS = (
     TransformerXLConfig,
     BertConfig,
     SanCTCConfig,
+    Seq2VecConfig,
+    DecomposableConfig,
 )
 
 

@@ -9,9 +9,11 @@ from tfx_jax.models.bert_heads import (
     BertQuestionAnswering,
     BertTagger,
 )
+from tfx_jax.models.decomposable import DecomposableAttention, DecomposableConfig
 from tfx_jax.models.gpt import GPT, GPTConfig
 from tfx_jax.models.san_ctc import SanCTC, SanCTCConfig
 from tfx_jax.models.seq2seq import Seq2Seq, Seq2SeqConfig
+from tfx_jax.models.seq2vec import Seq2Vec, Seq2VecConfig
 from tfx_jax.models.t5 import T5, T5Config
 from tfx_jax.models.transformer import Transformer, TransformerConfig
 from tfx_jax.models.vit import ViT, ViTClassifier, ViTConfig
@@ -27,11 +29,15 @@ __all__ = [
     "BertPretraining",
     "BertQuestionAnswering",
     "BertTagger",
+    "DecomposableAttention",
+    "DecomposableConfig",
     "GPTConfig",
     "SanCTC",
     "SanCTCConfig",
     "Seq2Seq",
     "Seq2SeqConfig",
+    "Seq2Vec",
+    "Seq2VecConfig",
     "T5Config",
     "Transformer",
     "TransformerConfig",
