@@ -14,7 +14,7 @@ def get_config(variant: str = "small") -> ExperimentConfig:
     config = ExperimentConfig(model, EventClassificationConfig(EventData()))
     optimizer = config.optimizer
     optimizer.schedule, optimizer.peak_learning_rate, optimizer.warmup_steps = "cosine", 1e-2, 100
-    config.num_steps, config.eval_every, config.checkpoint_every, config.log_every = 2_000, 200, 200, 100
+    config.num_steps, config.eval_every, config.checkpoint_every, config.log_every = 600, 200, 200, 50
     if variant == "test":
         return tiny_variant(config)
     if variant != "small":

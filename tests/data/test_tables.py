@@ -49,7 +49,10 @@ def test_cells_are_numbers_or_nothing(write, name):
         (HEADER + "1,60,0,inf\n", "{path}, line 2, column 'pH': 'inf' is not finite"),
         (HEADER + "1,60,2,7.4\n", "{path}, line 2, column 'died': the label '2' is neither 0 nor 1"),
         (HEADER + "1,60,,7.4\n", "{path}, line 2, column 'died': the label '' is neither 0 nor 1"),
-        (HEADER + "1,60,yes,7.4\n", "{path}, line 2, column 'died': 'yes' is no number; exclude the column, or code it"),
+        (
+            HEADER + "1,60,yes,7.4\n",
+            "{path}, line 2, column 'died': 'yes' is no number; exclude the column, or code it",
+        ),
     ],
 )
 def test_a_mistake_costs_one_line_that_names_the_place(write, text, message):
@@ -60,5 +63,5 @@ def test_a_mistake_costs_one_line_that_names_the_place(write, text, message):
 
 
 def test_a_file_that_is_not_there(tmp_path):
-    with pytest.raises(UserError, match="missing.csv does not exist"):
+    with pytest.raises(UserError, match=r"missing\.csv does not exist"):
         read_table(tmp_path / "missing.csv", label_column="died")

@@ -15,8 +15,11 @@ from tfx_jax.training.topologies import TOPOLOGIES
 ROOT = pathlib.Path(__file__).parents[2]
 FILES = sorted((ROOT / "experiments").glob("*.py"))
 ON_CPUS = {  # no variant of these needs more
+    "decomposable_sick",
     "san_ctc_synthetic_speech",
     "seq2seq_demo",
+    "seq2vec_cohort",
+    "seq2vec_icu2012",
     "t5_text_to_text",
     "transformer_demo",
     "transformer_enja",

@@ -81,9 +81,7 @@ def test_equals_the_equations_in_float64(intra):
         np.testing.assert_allclose(
             maps["encoder/0/cross"][row, 0, :t, :s], scores / scores.sum(axis=1, keepdims=True), atol=1e-4
         )
-        np.testing.assert_allclose(
-            maps["decoder/0/cross"][row, 0, :s, :t], (scores / scores.sum(axis=0)).T, atol=1e-4
-        )
+        np.testing.assert_allclose(maps["decoder/0/cross"][row, 0, :s, :t], (scores / scores.sum(axis=0)).T, atol=1e-4)
 
 
 def test_swapped_sentences_swap_the_halves_that_are_aggregated():
@@ -117,7 +115,9 @@ def test_the_order_of_words_means_nothing_but_to_intra_attention():
     pairs, order = make_pairs(), np.array([4, 0, 3, 5, 1, 2])
     shuffled = pairs[0][:, order], pairs[1]
     for intra in (False, True):
-        change = np.abs(_run(make_model(intra_attention=intra), *shuffled) - _run(make_model(intra_attention=intra), *pairs))
+        change = np.abs(
+            _run(make_model(intra_attention=intra), *shuffled) - _run(make_model(intra_attention=intra), *pairs)
+        )
         assert (change[0].max() > 1e-3) == intra
 
 

@@ -69,7 +69,9 @@ def _number(cell: str, column: str, where: str) -> float:
     try:
         number = float(cell)
     except ValueError:
-        raise UserError(f"{where}, column {column!r}: {cell[:40]!r} is no number; exclude the column, or code it") from None
+        raise UserError(
+            f"{where}, column {column!r}: {cell[:40]!r} is no number; exclude the column, or code it"
+        ) from None
     if math.isinf(number):
         raise UserError(f"{where}, column {column!r}: {cell!r} is not finite")
     return number

@@ -25,8 +25,9 @@ class ModelConfig(Protocol):
       kind: what the model computes, which decides the tasks that it can be trained on: "encoder_decoder" takes sources
         and targets and gives the logits of the targets, "decoder" gives the logits of what follows each token, "bert"
         is the body below the heads of `tfx_jax.models.bert_heads`, "ctc" takes frames and gives the logits of labels
-        at fewer steps, of which the configuration's `num_steps(num_frames)` count. A new kind is a new word here and
-        in its task.
+        at fewer steps, of which the configuration's `num_steps(num_frames)` count, "events" takes the variables,
+        values and times of events and gives the logits of classes, "sentence_pair" takes two rows of tokens and gives
+        the logits of labels. A new kind is a new word here and in its task.
     """
 
     kind: ClassVar[str]

@@ -27,13 +27,14 @@ INITS = ("plain", "matching")
 class DecomposableConfig:
     """Sizes of a decomposable attention model; the defaults are the paper's (https://arxiv.org/abs/1606.01933).
 
-    Without the vectors of words these are 381,803 parameters, the 382 k of the paper's table 2, and 582,226 of the 582 k
-    with `intra_attention`: the projection has no offset, each of F, G, H and F_intra has two layers, H is followed by a
-    linear layer, and there are 23 biases of distances.
+    Without the vectors of words these are 381,803 parameters, and 582,226 with `intra_attention`, the 382 k and 582 k
+    of the paper's table 2. The projection has no offset, each of F, G, H and F_intra has two layers, H is followed by a
+    linear layer, and there are 23 biases of distances: 10 words to either side, none, and farther to either side.
 
     What differs from the paper: its vectors of words are GloVe's and stay as they are; here, they are learned with the
-    rest. `init` says how G is drawn. "matching" is for who has few pairs to learn from: the first layer of G reads both
-    halves of [word; what it is aligned with] with the same matrix and opposite signs, that is, their difference.
+    rest. `init` says how parameters are drawn. "matching" is for who has few pairs to learn from: vectors of words are
+    three times as long, so that equal words are aligned from the start, and the first layer of G reads both halves of
+    [word; what it is aligned with] with the same matrix and opposite signs, that is, their difference.
     """
 
     vocab_size: int = at_least(0, 30_000)
@@ -110,11 +111,11 @@ class DecomposableAttention(nnx.Module):
         if not c.labels:
             raise ValueError("a classifier needs labels, of which the configuration has none")
         dtype, width = jnp.dtype(c.dtype), 2 * c.d_model if c.intra_attention else c.d_model
-        self.embedding = Embedding(c.vocab_size, c.d_embedding, scale=1.0, dtype=dtype, rngs=rngs)
+        norm = 3.0 if c.init == "matching" else 1.0
+        stddev = norm * c.d_embedding**-0.5
+        self.embedding = Embedding(c.vocab_size, c.d_embedding, scale=1.0, init_stddev=stddev, dtype=dtype, rngs=rngs)
         init = nnx.initializers.lecun_normal()
-        self.projection = Linear(
-            c.d_embedding, c.d_model, use_bias=False, kernel_init=init, dtype=dtype, rngs=rngs
-        )
+        self.projection = Linear(c.d_embedding, c.d_model, use_bias=False, kernel_init=init, dtype=dtype, rngs=rngs)
         if c.intra_attention:
             self.intra = TwoLayers(c.d_model, c, rngs=rngs)
             self.distance_bias = nnx.Param(jnp.zeros(2 * c.max_distance + 3))
@@ -176,5 +177,5 @@ class DecomposableAttention(nnx.Module):
         most, places = self.config.max_distance + 1, jnp.arange(tokens.shape[1])
         distance = jnp.clip(places[:, None] - places[None], -most, most)
         bias = jnp.take(self.distance_bias[...], distance + most, axis=0)[None, None]
-        own = dot_product_attention(scored, scored, words[:, :, None], bias, mask, scale=1.0)
+        own: Any = dot_product_attention(scored, scored, words[:, :, None], bias, mask, scale=1.0)
         return jnp.concatenate([words, own[:, :, 0]], axis=-1)

@@ -2,6 +2,7 @@
 
 import copy
 import dataclasses
+import functools
 import math
 from typing import Any, ClassVar
 
@@ -78,7 +79,8 @@ class Seq2Vec(nnx.Module):
         c = config
         c.validate()
         dtype = jnp.dtype(c.dtype)
-        normal = nnx.initializers.normal(c.d_model**-0.5)
+        # Nearly nothing: what a hundred events say at random is noise, which a small table of records never unlearns.
+        normal = nnx.initializers.normal(0.02 * c.d_model**-0.5)
         self.values = nnx.Param(normal(rngs.params(), (c.vocab_size, c.num_knots, c.d_model), jnp.float32))
         self.times = nnx.Param(normal(rngs.params(), (c.num_knots, c.d_model), jnp.float32))
         init = nnx.initializers.lecun_normal()
@@ -123,7 +125,7 @@ class Seq2Vec(nnx.Module):
             event_mask = event_mask & jax.random.bernoulli(rngs.dropout(), 1.0 - rate, event_mask.shape)
         variable = jnp.where(event_mask, variable, 0)
         events = _between_knots(self.values[...], variable, value) + _between_knots(self.times[...][None], None, time)
-        events = (math.sqrt(c.d_model) * events).astype(c.dtype)  # of unit variance at the start, as words are
+        events = (math.sqrt(c.d_model) * events).astype(c.dtype)  # as words are, see `tfx_jax.nn.Embedding`
         pooled, weights = self._pool(events[:, :, None], event_mask[:, None, None])
         hidden = jax.nn.relu(self.hidden(self._dropped(pooled[:, 0, 0], rngs)))
         logits = self.classifier(self._dropped(hidden, rngs).astype(jnp.float32))
@@ -136,11 +138,11 @@ class Seq2Vec(nnx.Module):
             scores = jnp.zeros((rows, 1, 1, events.shape[1]), jnp.float32)
             pooled, weights = attention_from_logits(scores, events, None, mask)
             return pooled.astype(events.dtype), weights
+        attend: Any = dot_product_attention
+        if c.pooling == "additive":
+            attend = functools.partial(additive_attention, w_query=None, w_key=self.key[...], v=self.score[...])
         query = jnp.broadcast_to(self.query[...].astype(events.dtype), (rows, 1, 1, len(self.query)))
-        if c.pooling == "dot":
-            return dot_product_attention(query, events, events, mask=mask, return_weights=True)
-        parameters = {"w_query": None, "w_key": self.key[...], "v": self.score[...]}
-        return additive_attention(query, events, events, mask=mask, **parameters, return_weights=True)
+        return attend(query, events, events, mask=mask, return_weights=True)
 
     def _dropped(self, x: Array, rngs: nnx.Rngs | None) -> Array:
         rate = self.config.dropout_rate

@@ -188,7 +188,8 @@ class EventClassificationTask:
         examples = ExampleList(self.encode(_One(records, record)), by="variable")
         ((log_odds, shares),) = model.predict(predict_shares, examples, self.batch_spec)
         names = [records.names[number] for number in record.variables]
-        events = map(EventShare, names, record.values.tolist(), record.times.tolist(), shares)
+        columns = (names, record.values.tolist(), record.times.tolist(), shares)
+        events = [EventShare(*event) for event in zip(*columns, strict=False)]  # behind the events, shares of padding
         return 1 / (1 + math.exp(-log_odds)), record.label, sorted(events, key=lambda event: -event.weight)
 
     def _check_names(self, records: Records) -> np.ndarray:

@@ -41,7 +41,7 @@ class Records(Protocol):
     """
 
     source: str
-    names: Sequence[str]
+    names: tuple[str, ...]
 
     @property
     def lengths(self) -> np.ndarray:
@@ -66,8 +66,8 @@ class EventData:
     statistics of one series, such as "HR_first" and "HR_last", each is a variable with a meaning of its own to learn:
     that "last" is late is told by nothing else, and no hour is made up for it.
 
-    "synthetic": a cohort of records, made when they are asked for. Events of `num_variables` variables have values of the
-    standard normal distribution at any time; the label is 1 if and only if variable 0 was found above `threshold`
+    "synthetic": a cohort of records, made when they are asked for. Events of `num_variables` variables have values of
+    the standard normal distribution at any time; the label is 1 if and only if variable 0 was found above `threshold`
     between the times `window_start` and `window_end`. High values of it at other times, low ones in time and all other
     variables are distractors.
     """
@@ -137,7 +137,7 @@ class TableRows:
 
     def __init__(self, table: Table, source: str):
         """Takes a table, and what messages call it."""
-        self.source, self.names, self._table = source, table.columns, table
+        self.source, self.names, self.table = source, table.columns, table
         self._is_measured = ~np.isnan(table.values)
 
     @property
@@ -146,12 +146,12 @@ class TableRows:
         return self._is_measured.sum(axis=1)
 
     def __len__(self) -> int:
-        return len(self._table.labels)
+        return len(self.table.labels)
 
     def __getitem__(self, index: int) -> Record:
         variables = np.flatnonzero(self._is_measured[index])
-        values = self._table.values[index, variables]
-        return Record(variables, values, np.zeros(len(variables)), int(self._table.labels[index]))
+        values = self.table.values[index, variables]
+        return Record(variables, values, np.zeros(len(variables)), int(self.table.labels[index]))
 
 
 class Cohort:

@@ -45,7 +45,9 @@ def test_examples_are_both_sentences(files, tmp_path):
     examples = task.encode(task.config.splits()["train"])
     assert task.labels == ("maybe", "no", "yes")
     assert [task.labels[example["label"]] for example in examples] == ["yes", "maybe", "no"]
-    spelled = [[task.tokenizer.pieces(example[side].tolist()) for side in ("premise", "hypothesis")] for example in examples]
+    spelled = [
+        [task.tokenizer.pieces(example[side].tolist()) for side in ("premise", "hypothesis")] for example in examples
+    ]
     assert spelled == [
         [["the", "dog", "runs"], ["a", "dog", "runs"]],  # cut, and in small letters
         [["a", "dog", "[PAD]"], ["the", "dog", "runs"]],
