@@ -16,8 +16,11 @@ ROOT = pathlib.Path(__file__).parents[2]
 FILES = sorted((ROOT / "experiments").glob("*.py"))
 ON_CPUS = {  # no variant of these needs more
     "elmo_wnut17",
+    "decomposable_sick",
     "san_ctc_synthetic_speech",
     "seq2seq_demo",
+    "seq2vec_cohort",
+    "seq2vec_icu2012",
     "t5_text_to_text",
     "transformer_demo",
     "transformer_enja",

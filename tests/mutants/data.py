@@ -202,6 +202,14 @@ MUTANTS = (
         ("all rows begin with an epoch", "(part == 0) & (segment == 0)", "0 * part == segment"),
         ("a resumed text begins anew", 'self._number = state["batch"]', "pass"),
     ),
+    *in_file(
+        "data/tables.py",
+        "data/test_tables.py",
+        ("rows are counted instead of lines", "line {reader.line_num}", "line {len(values) + 2}"),
+        ("infinity is a number", "if math.isinf(number):", "if False:"),
+        ("any label will do", "if label not in (0.0, 1.0):", "if False:"),
+        ("names have blanks", "[name.strip() for name in next(reader)]", "next(reader)"),
+    ),
 )
 
 MUTANTS += in_file(

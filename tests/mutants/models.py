@@ -271,3 +271,43 @@ MUTANTS += in_file(
     ),
     ("a state begins with its memory", "h, c = jnp.split(both, 2, axis=1)", "c, h = jnp.split(both, 2, axis=1)"),
 )
+
+MUTANTS += (
+    *in_file(
+        "models/seq2vec.py",
+        "models/test_seq2vec.py",
+        (
+            "the nearest knot below",
+            "return (1.0 - share) * jnp.take(rows, first, axis=0) + share *",
+            "return jnp.take(rows, first, axis=0) + 0 * share *",
+        ),
+        ("all variables have one curve", "below + index * num_knots", "below"),
+        ("times mean nothing", " + _between_knots(self.times[...][None], None, time)", ""),
+        ("padding is pooled", "event_mask[:, None, None])", "jnp.ones_like(event_mask)[:, None, None])"),
+        ("curves go on outside", "jnp.clip(place, 0.0, 1.0)", "place"),
+        (
+            "the hidden layer of the score has no query",
+            "self.query[...].astype(events.dtype)",
+            "0 * self.query[...].astype(events.dtype)",
+        ),
+    ),
+    *in_file(
+        "models/decomposable.py",
+        "models/test_decomposable.py",
+        (
+            "F_intra compares padding",
+            "words[:, :, None], bias, mask, scale=1.0)",
+            "words[:, :, None], bias, scale=1.0)",
+        ),
+        ("F_intra's scores are scaled", "bias, mask, scale=1.0)", "bias, mask)"),
+        ("distances have no sign", "places[:, None] - places[None]", "abs(places[:, None] - places[None])"),
+        ("a distance less", "most, places = self.config.max_distance + 1,", "most, places = self.config.max_distance,"),
+        (
+            "maps change places",
+            '"decoder/0/cross": of_hypothesis[:, None], "encoder/0/cross": of_premise',
+            '"decoder/0/cross": of_premise[:, None], "encoder/0/cross": of_hypothesis',
+        ),
+        ("the projection has an offset", "use_bias=False", "use_bias=True"),
+        ("matching sums", "[kernel[:width], -kernel[:width]]", "[kernel[:width], kernel[:width]]"),
+    ),
+)

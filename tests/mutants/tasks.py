@@ -144,3 +144,54 @@ MUTANTS += in_file(
         "jnp.where(True, BASELINE_DECAY * average",
     ),
 )
+
+MUTANTS += (
+    *in_file(
+        "tasks/ranking_scores.py",
+        "tasks/test_ranking_scores.py",
+        (
+            "ties are lost",
+            'np.searchsorted(below, positives, "left") + np.searchsorted(below, positives, "right")',
+            'np.searchsorted(below, positives, "left") * 2',
+        ),
+        (
+            "ties are ranked apart",
+            "_, group = np.unique(-scores, return_inverse=True)",
+            "group = np.argsort(np.argsort(-scores))",
+        ),
+        ("the worst first", "np.unique(-scores,", "np.unique(scores,"),
+        ("the bootstrap draws each row once", "rng.choice(rows, len(rows))", "rng.permutation(rows)"),
+    ),
+    *in_file(
+        "tasks/event_data.py",
+        "tasks/test_event_classification.py",
+        ("the window has no end", "& (times < data.window_end)", ""),
+        ("cells without a number are events", "~np.isnan(table.values)", "np.ones_like(table.values, bool)"),
+        (
+            "equal values rank low",
+            "np.bincount(group, weights=shares) / np.bincount(group)",
+            "shares[np.unique(quantiles, return_index=True)[1]]",
+        ),
+    ),
+    *in_file(
+        "tasks/event_classification.py",
+        "training/tasks/test_event_classification.py",
+        (
+            "columns are taken in their order",
+            "variables = number[np.concatenate([record.variables for record in everything])]",
+            "variables = np.concatenate([record.variables for record in everything]).astype(np.int32)",
+        ),
+        ("the least first", "key=lambda event: -event.weight", "key=lambda event: event.weight"),
+        ("columns may be missing", "if name not in records.names:", "if False:"),
+    ),
+    *in_file(
+        "tasks/sentence_pairs.py",
+        "training/tasks/test_sentence_pairs.py",
+        ("swapped pairs are not swapped", "LabelledPair(pair.second, pair.first, pair.label)", "pair"),
+        (
+            "alignments of what was not lower-cased",
+            "self.tokenizer.encode(self.config.plain(text))",
+            "self.tokenizer.encode(text)",
+        ),
+    ),
+)

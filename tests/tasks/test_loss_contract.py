@@ -19,9 +19,11 @@ from tfx_jax.tasks.bidirectional_language_modeling import bidirectional_language
 from tfx_jax.tasks.captioning import captioning_loss
 from tfx_jax.tasks.classification import classification_loss
 from tfx_jax.tasks.duplication import duplicate, duplication_loss
+from tfx_jax.tasks.event_classification import event_loss
 from tfx_jax.tasks.language_modeling import language_model_loss
 from tfx_jax.tasks.question_answering import span_loss
 from tfx_jax.tasks.recurrent_language_modeling import recurrent_language_model_loss
+from tfx_jax.tasks.sentence_pairs import sentence_pair_loss
 from tfx_jax.tasks.speech_recognition import recognition_loss
 from tfx_jax.tasks.tagging import IGNORED, tagging_loss
 from tfx_jax.tasks.translation import translation_loss
@@ -113,6 +115,18 @@ def captions(rng, texts):
     return {"image": image * (caption != PAD).any(axis=1)[:, None, None, None], "caption": caption, "boxes": boxes}
 
 
+def events(rng, texts):
+    values, times = rng.random((2, ROWS, T)).astype(np.float32)
+    batch = {"variable": texts["tokens"], "value": values, "time": times, "event_mask": texts["token_mask"]}
+    return batch | {"label": rng.integers(2, size=ROWS).astype(np.int32), "row_weights": texts["row_weights"]}
+
+
+def labelled_pairs(rng, texts):
+    sides = sentence_pairs(rng, texts)
+    labels = {"label": rng.integers(3, size=ROWS).astype(np.int32), "row_weights": texts["row_weights"]}
+    return {"premise": sides["source"], "hypothesis": sides["target"]} | labels
+
+
 def duplicated(rng, texts):
     examples = [duplicate(rng.integers(1, V, T // 2 - 1)) for _ in range(ROWS)]
     batch = jax.tree.map(lambda *rows: np.stack(rows), *examples)
@@ -195,6 +209,23 @@ CASES = {
             | {"context_mask": texts["token_type_ids"] == 1, "first": np.array([4, 5, 0, 4, 5, 0], np.int32)}
             | {"last": np.array([5, 5, 0, 4, 5, 0], np.int32)}
         ),
+    ),
+    "events": Case(
+        event_loss,
+        models.Seq2Vec,
+        models.Seq2VecConfig(vocab_size=V, d_model=8, d_ff=6, num_knots=3, dropout_rate=0.0),
+        events,
+        lambda batch: {
+            **{name: ~batch["event_mask"] for name in ("variable", "value", "time")},
+            "label": batch["row_weights"] == 0,
+        },
+    ),
+    "sentence-pairs": Case(
+        sentence_pair_loss,
+        models.DecomposableAttention,
+        models.DecomposableConfig(V, 8, 6, 5, dropout_rate=0.0, labels=("a", "b", "c"), pad_id=PAD),
+        labelled_pairs,
+        lambda batch: {"label": batch["row_weights"] == 0},
     ),
     "speech": Case(
         recognition_loss,

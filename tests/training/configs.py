@@ -1,7 +1,9 @@
 """Configurations: of all that can be trained, and with other values."""
 
 from tfx_jax.models import BertConfig, CaptionerConfig, GPTConfig, SanCTCConfig, T5Config, TransformerConfig
+from tfx_jax.models.decomposable import DecomposableConfig
 from tfx_jax.models.elmo import ElmoConfig
+from tfx_jax.models.seq2vec import Seq2VecConfig
 from tfx_jax.models.transformer_xl import TransformerXLConfig
 from tfx_jax.tasks.bert_pretraining import BertPretrainingConfig
 from tfx_jax.tasks.bidirectional_language_modeling import BidirectionalLanguageModelConfig
@@ -9,11 +11,14 @@ from tfx_jax.tasks.caption_data import CaptionData
 from tfx_jax.tasks.captioning import CaptioningConfig
 from tfx_jax.tasks.classification import ClassificationConfig, LabelledData
 from tfx_jax.tasks.duplication import DuplicationConfig, DuplicationData
+from tfx_jax.tasks.event_classification import EventClassificationConfig
+from tfx_jax.tasks.event_data import EventData
 from tfx_jax.tasks.language_modeling import LanguageModelConfig
 from tfx_jax.tasks.pair_data import PairData
 from tfx_jax.tasks.parsing import ParsingConfig, TreeData
 from tfx_jax.tasks.question_answering import QuestionAnsweringConfig, QuestionData
 from tfx_jax.tasks.recurrent_language_modeling import RecurrentLanguageModelConfig
+from tfx_jax.tasks.sentence_pairs import SentencePairConfig
 from tfx_jax.tasks.span_corruption import SpanCorruptionConfig
 from tfx_jax.tasks.speech_data import SpeechData
 from tfx_jax.tasks.speech_recognition import SpeechRecognitionConfig
@@ -41,6 +46,8 @@ TRAININGS = [
     (SanCTCConfig, SpeechRecognitionConfig, SpeechData),
     (TransformerConfig, ParsingConfig, TreeData),
     (CaptionerConfig, CaptioningConfig, CaptionData),
+    (Seq2VecConfig, EventClassificationConfig, EventData),
+    (DecomposableConfig, SentencePairConfig, LabelledData),
 ]
 """Every task with each of its data, and a model that it takes: the classes of configurations of model, task and data.
 

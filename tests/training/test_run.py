@@ -23,17 +23,21 @@ from tfx_jax.models import (
     T5Config,
     TransformerConfig,
 )
+from tfx_jax.models.decomposable import DecomposableConfig
 from tfx_jax.models.elmo import ElmoConfig
+from tfx_jax.models.seq2vec import Seq2VecConfig
 from tfx_jax.models.transformer_xl import TransformerXLConfig
 from tfx_jax.tasks.bert_pretraining import BertPretrainingConfig
 from tfx_jax.tasks.bidirectional_language_modeling import BidirectionalLanguageModelConfig
 from tfx_jax.tasks.captioning import CaptioningConfig
 from tfx_jax.tasks.classification import ClassificationConfig
 from tfx_jax.tasks.duplication import DuplicationConfig
+from tfx_jax.tasks.event_classification import EventClassificationConfig
 from tfx_jax.tasks.language_modeling import LanguageModelConfig, LanguageModelTask
 from tfx_jax.tasks.parsing import ParsingConfig, ParsingTask
 from tfx_jax.tasks.question_answering import QuestionAnsweringConfig
 from tfx_jax.tasks.recurrent_language_modeling import RecurrentLanguageModelConfig
+from tfx_jax.tasks.sentence_pairs import SentencePairConfig
 from tfx_jax.tasks.span_corruption import SpanCorruptionConfig
 from tfx_jax.tasks.speech_recognition import SpeechRecognitionConfig
 from tfx_jax.tasks.tagging import TaggingConfig
@@ -54,6 +58,8 @@ KINDS = {
     RecurrentLanguageModelConfig: "recurrent_decoder",
     SpeechRecognitionConfig: "ctc",
     CaptioningConfig: "captioner",
+    EventClassificationConfig: "events",
+    SentencePairConfig: "sentence_pair",
     BertPretrainingConfig: "bert",
     ClassificationConfig: "bert",
     TaggingConfig: ("bert", "elmo"),
@@ -70,6 +76,8 @@ MODELS = (
     SanCTCConfig,
     ElmoConfig,
     CaptionerConfig,
+    Seq2VecConfig,
+    DecomposableConfig,
 )
 
 

@@ -1,4 +1,4 @@
-"""`tfx-jax attend`: what a model looks at, in a sentence pair or in an image, as a picture or as a page to explore."""
+"""`tfx-jax attend`: what a model looks at, in a pair of sentences, in an image or in a record of events."""
 
 import argparse
 from collections.abc import Sequence
@@ -9,35 +9,48 @@ from tfx_jax.cli.attention_plot import save_attention, save_figure
 from tfx_jax.cli.attention_view import AttentionView
 from tfx_jax.cli.caption_plot import plot_caption
 from tfx_jax.cli.options import add_model_options, load_model, set_up_program
-from tfx_jax.cli.parser import Parser
+from tfx_jax.cli.parser import Parser, at_least_one
 from tfx_jax.data.images import read_image
+from tfx_jax.data.splits import SPLITS
 from tfx_jax.errors import UserError
 from tfx_jax.tasks.captioning import CaptioningTask
+from tfx_jax.tasks.event_classification import EventClassificationTask
+from tfx_jax.tasks.sentence_pairs import SentencePairTask
 from tfx_jax.tasks.translation import TranslationTask
 
 
 def run(argv: Sequence[str]) -> int:
-    """Draws the attention to a source; without a target, of the model's own translation or caption."""
+    """Shows the attention to a source; without a target, of the model's own translation or caption."""
     parser = Parser(
-        "attend", "Draws what a trained model looks at: every head in a sentence pair, or each word in an image."
+        "attend",
+        "Shows what a trained model looks at: every head in a sentence pair, each word in an image, the label of a record.",
     )
     add_model_options(parser)
-    parser.add_argument("--source", help="sentence to read")
+    parser.add_argument("--source", help="sentence to read: of a pair, the first, and the premise of a second one")
     parser.add_argument("--image", help="image to describe: a file, or the number of one of the test split")
-    parser.add_argument("--target", help="its translation or caption; the model's own by default")
+    parser.add_argument("--target", help="translation or caption, the model's own by default; or the second sentence")
     parser.add_argument("--output", help="picture to write, .png, .pdf or .svg")
-    parser.add_argument("--html", help="page to write, for a browser: choose heads, point at words; not of an image")
+    parser.add_argument("--html", help="page to write, for a browser: choose heads, point at words; of a sentence pair")
+    parser.add_argument("--row", type=at_least_one, help="of a model of events: list those of this record, from 1")
+    parser.add_argument("--split", default="validation", choices=SPLITS, help="of --row; validation by default")
     arguments = parser.parse_args(argv)
-    if (arguments.source is None) == (arguments.image is None):
-        raise UserError("attend needs --source=SENTENCE, of a translation, or --image=FILE, of a caption")
+    if [arguments.source, arguments.image, arguments.row].count(None) != 2:
+        raise UserError("attend needs one of --source=SENTENCE, --image=FILE of a captioner, --row=NUMBER of events")
+    if arguments.row is not None:
+        return _list_events(arguments)
     if arguments.output is None and arguments.html is None:
         raise UserError("attend needs --output=PICTURE or --html=PAGE, or both")
-    if arguments.image is not None:
-        return _attend_to_image(arguments)
+    return _attend_to_image(arguments) if arguments.source is None else _attend_to_sentence(arguments)
+
+
+def _attend_to_sentence(arguments: argparse.Namespace) -> int:
+    """Draws every head, of a translation or of two sentences."""
     if not arguments.source.strip():
         raise UserError("--source is empty")
     set_up_program()
-    run, params = load_model(arguments, TranslationTask)
+    run, params = load_model(arguments)
+    if not isinstance(run.task, TranslationTask | SentencePairTask):
+        raise UserError(f"{arguments.workdir} holds no model of sentence pairs: attend draws translations and pairs")
     maps, source, target = run.task.attention(run.trained(params), arguments.source, arguments.target)
     target_inputs = ["<s>", *target[:-1]]
     if arguments.output is not None:
@@ -50,6 +63,7 @@ def run(argv: Sequence[str]) -> int:
 
 
 def _attend_to_image(arguments: argparse.Namespace) -> int:
+    """Draws where each word of a caption looks."""
     if arguments.html is not None:
         raise UserError("--html shows a sentence pair: of an image there is --output=PICTURE")
     set_up_program()
@@ -71,3 +85,15 @@ def _read(task: CaptioningTask, image: str) -> np.ndarray:
             f"--image={image} is none of the {len(images):,} images of the test split, the first of which is 0"
         )
     return images[int(image)].image
+
+
+def _list_events(arguments: argparse.Namespace) -> int:
+    """Prints the events of a record by falling weight, one a line: weight, name, value and, of what has any, time."""
+    set_up_program()
+    run, params = load_model(arguments, EventClassificationTask)
+    probability, label, shares = run.task.attention(run.trained(params), arguments.split, arguments.row - 1)
+    print(f"record {arguments.row} of {arguments.split}: label {label}, probability of label 1 {probability:.3f}")
+    has_times = any(share.time for share in shares)
+    for name, value, time, weight in shares:
+        print(f"{weight:.4f}\t{name}\t{value:g}" + (f"\t{time:.2f}" if has_times else ""))
+    return 0

@@ -41,6 +41,7 @@ _SUFFIXES = (".png", ".pdf", ".svg")
 # What the rows and the columns of each kind of map stand for, in the order of drawing.
 AXES = {
     ("encoder", "self"): ("source", "source"),
+    ("encoder", "cross"): ("source", "target"),
     ("decoder", "self"): ("target", "target input"),
     ("decoder", "cross"): ("target", "source"),
 }
@@ -115,7 +116,8 @@ def plot_attention(
 
     Args:
       maps: weights in [0, 1] by "encoder/LAYER/self", "decoder/LAYER/self" or "decoder/LAYER/cross", each [N, T, S]
-        with queries down and keys across. Any subset will do; without cross-attention there is no large panel.
+        with queries down and keys across, or by "encoder/LAYER/cross" of models of pairs, whose first sentence attends
+        to the second too. Any subset will do; without a decoder's cross-attention there is no large panel.
       source_tokens: what the encoder read, pieces or words; the marks of pieces are taken off.
       target_tokens: what the decoder wrote at each step: the rows of both its kinds of map.
       target_inputs: what the decoder read at each step, the columns of its self-attention: the target one step late.

@@ -10,11 +10,13 @@ from tfx_jax.models.bert_heads import (
     BertTagger,
 )
 from tfx_jax.models.captioning import Captioner, CaptionerConfig
+from tfx_jax.models.decomposable import DecomposableAttention, DecomposableConfig
 from tfx_jax.models.elmo import Elmo, ElmoConfig, ElmoLanguageModel
 from tfx_jax.models.elmo_tagger import ElmoTagger
 from tfx_jax.models.gpt import GPT, GPTConfig
 from tfx_jax.models.san_ctc import SanCTC, SanCTCConfig
 from tfx_jax.models.seq2seq import Seq2Seq, Seq2SeqConfig
+from tfx_jax.models.seq2vec import Seq2Vec, Seq2VecConfig
 from tfx_jax.models.t5 import T5, T5Config
 from tfx_jax.models.transformer import Transformer, TransformerConfig
 from tfx_jax.models.vit import ViT, ViTClassifier, ViTConfig
@@ -32,6 +34,8 @@ __all__ = [
     "BertTagger",
     "Captioner",
     "CaptionerConfig",
+    "DecomposableAttention",
+    "DecomposableConfig",
     "Elmo",
     "ElmoConfig",
     "ElmoLanguageModel",
@@ -41,6 +45,8 @@ __all__ = [
     "SanCTCConfig",
     "Seq2Seq",
     "Seq2SeqConfig",
+    "Seq2Vec",
+    "Seq2VecConfig",
     "T5Config",
     "Transformer",
     "TransformerConfig",

@@ -27,7 +27,8 @@ class ModelConfig(Protocol):
         is the body below the heads of `tfx_jax.models.bert_heads`, "ctc" takes frames and gives the logits of labels
         at fewer steps, of which the configuration's `num_steps(num_frames)` count, "elmo" takes the characters of
         words, for `tfx_jax.models.elmo` and its tagger, "captioner" takes images and captions and gives the logits of
-        these. A new kind is a new word here and in its task.
+        these, "events" takes the variables, values and times of events and gives the logits of classes, "sentence_pair"
+        takes two rows of tokens and gives the logits of labels. A new kind is a new word here and in its task.
     """
 
     kind: ClassVar[str]

@@ -1,0 +1,166 @@
+"""Sequence to vector with attention: events of a record, pooled by one learned query, and what became of it."""
+
+import copy
+import dataclasses
+import functools
+import math
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jaxtyping import Array, Bool, Float, Int
+
+from tfx_jax.fields import at_least, fraction, one_of
+from tfx_jax.functional.additive import additive_attention
+from tfx_jax.functional.attention import dot_product_attention
+from tfx_jax.functional.attention_from_logits import attention_from_logits
+from tfx_jax.functional.dropout import dropout
+from tfx_jax.functional.masks import Mask
+from tfx_jax.models.config import DTYPES
+from tfx_jax.nn.attention import ShardAttention
+from tfx_jax.nn.linear import Linear
+
+POOLINGS = ("additive", "dot", "mean")
+
+
+@dataclasses.dataclass(unsafe_hash=True)  # a model keeps a copy of its own, as a static part
+class Seq2VecConfig:
+    """Sizes of a model in the spirit of Rajkomar et al. (2018, https://doi.org/10.1038/s41746-018-0029-1).
+
+    The paper's "attention-based, time-aware" network pools embedded events of a health record in one weighted mean, and
+    classifies that; its features, its functions of time and its sizes are those of records that are not public, and are
+    not copied here. `pooling` says where the weights come from: "additive" and "dot" are scores against one learned
+    query, "mean" gives all events the same weight, which is the model without attention.
+    """
+
+    vocab_size: int = at_least(0, 0)  # variables; the task sets how many there are
+    d_model: int = at_least(1, 32)  # of an event, and of what is pooled
+    d_ff: int = at_least(1, 32)  # of the hidden layers of the additive score and of the classifier
+    num_knots: int = at_least(2, 9)  # of values and of times, equally far apart in [0, 1]
+    num_classes: int = at_least(2, 2)
+    pooling: str = one_of(POOLINGS, "additive")
+    dropout_rate: float = fraction(0.3)  # of what is pooled and of the classifier's hidden layer
+    event_dropout_rate: float = fraction(0.0)  # of whole events, as if they had not been measured
+    dtype: str = one_of(DTYPES, "float32")  # of the computation; parameters, weights and logits stay float32
+
+    kind: ClassVar[str] = "events"
+
+    def validate(self) -> None:
+        """See `tfx_jax.models.config.ModelConfig`; any sizes go together."""
+
+    def tiny(self, *, max_length: int) -> None:
+        """See `tfx_jax.models.config.ModelConfig`; there may be any number of events."""
+        del max_length
+        self.d_model, self.d_ff, self.num_knots = 16, 8, 5
+
+    def make(self, *, shard_attention: ShardAttention | None = None, rngs: nnx.Rngs) -> "Seq2Vec":
+        """See `tfx_jax.models.config.MakesModel`; one query per row is too little to divide among devices."""
+        del shard_attention
+        return Seq2Vec(self, rngs=rngs)
+
+    def training_flops(self, rows: int, num_events: int) -> int:
+        """Counts the model FLOPs of a training step, see `tfx_jax.models.flops`; looking up costs none."""
+        keys = {"additive": self.d_model * self.d_ff + self.d_ff, "dot": self.d_model, "mean": 0}[self.pooling]
+        classifier = self.d_model * self.d_ff + self.d_ff * self.num_classes
+        return 6 * rows * (num_events * (keys + self.d_model) + classifier)
+
+
+class Seq2Vec(nnx.Module):
+    """Events embedded by variable, value and time; their weighted mean; a hidden layer and the logits of classes."""
+
+    def __init__(self, config: Seq2VecConfig, *, rngs: nnx.Rngs):
+        """Draws the parameters.
+
+        Args:
+          config: the sizes.
+          rngs: stream `params`.
+        """
+        c = config
+        c.validate()
+        dtype = jnp.dtype(c.dtype)
+        # Nearly nothing: what a hundred events say at random is noise, which a small table of records never unlearns.
+        normal = nnx.initializers.normal(0.02 * c.d_model**-0.5)
+        self.values = nnx.Param(normal(rngs.params(), (c.vocab_size, c.num_knots, c.d_model), jnp.float32))
+        self.times = nnx.Param(normal(rngs.params(), (c.num_knots, c.d_model), jnp.float32))
+        init = nnx.initializers.lecun_normal()
+        # A score of zero for each event: all begin as the mean.
+        if c.pooling == "additive":
+            self.query = nnx.Param(jnp.zeros(c.d_ff))
+            self.key = nnx.Param(init(rngs.params(), (c.d_model, c.d_ff), jnp.float32))
+            self.score = nnx.Param(jnp.zeros(c.d_ff))
+        elif c.pooling == "dot":
+            self.query = nnx.Param(jnp.zeros(c.d_model))
+        self.hidden = Linear(c.d_model, c.d_ff, kernel_init=init, dtype=dtype, rngs=rngs)
+        self.classifier = Linear(c.d_ff, c.num_classes, kernel_init=init, rngs=rngs)
+        self.config = copy.deepcopy(c)
+
+    def __call__(
+        self,
+        variable: Int[Array, "B T"],
+        value: Float[Array, "B T"],
+        time: Float[Array, "B T"],
+        event_mask: Bool[Array, "B T"],
+        *,
+        rngs: nnx.Rngs | None = None,
+        return_attention: bool = False,
+    ) -> Any:
+        """Classifies records; the order of their events means nothing.
+
+        Args:
+          variable: what was measured, [B, T] in 0 .. vocab_size - 1.
+          value: what was found, scaled to [0, 1], [B, T]; what is outside counts as the nearer end.
+          time: when, scaled to [0, 1], [B, T]; likewise.
+          event_mask: True for events, False for padding, [B, T].
+          rngs: stream `dropout`; None means evaluation.
+          return_attention: also return the attention map.
+
+        Returns:
+          Logits of the classes, float32 [B, num_classes]; with `return_attention` a pair of these and
+          {"pool/0/cross": [B, 1, 1, T]}, the share of each event in what is pooled. A row without events pools zeros.
+        """
+        c = self.config
+        rate = 0.0 if rngs is None else c.event_dropout_rate
+        if rate and rngs is not None:
+            event_mask = event_mask & jax.random.bernoulli(rngs.dropout(), 1.0 - rate, event_mask.shape)
+        variable = jnp.where(event_mask, variable, 0)
+        events = _between_knots(self.values[...], variable, value) + _between_knots(self.times[...][None], None, time)
+        events = (math.sqrt(c.d_model) * events).astype(c.dtype)  # as words are, see `tfx_jax.nn.Embedding`
+        pooled, weights = self._pool(events[:, :, None], event_mask[:, None, None])
+        hidden = jax.nn.relu(self.hidden(self._dropped(pooled[:, 0, 0], rngs)))
+        logits = self.classifier(self._dropped(hidden, rngs).astype(jnp.float32))
+        return (logits, {"pool/0/cross": weights}) if return_attention else logits
+
+    def _pool(self, events: Float[Array, "B T 1 D"], mask: Mask) -> tuple[Float[Array, "B 1 1 D"], Array]:
+        """Attends to events from the one query, which is that of every row."""
+        c, rows = self.config, len(events)
+        if c.pooling == "mean":
+            scores = jnp.zeros((rows, 1, 1, events.shape[1]), jnp.float32)
+            pooled, weights = attention_from_logits(scores, events, None, mask)
+            return pooled.astype(events.dtype), weights
+        attend: Any = dot_product_attention
+        if c.pooling == "additive":
+            attend = functools.partial(additive_attention, w_query=None, w_key=self.key[...], v=self.score[...])
+        query = jnp.broadcast_to(self.query[...].astype(events.dtype), (rows, 1, 1, len(self.query)))
+        return attend(query, events, events, mask=mask, return_weights=True)
+
+    def _dropped(self, x: Array, rngs: nnx.Rngs | None) -> Array:
+        rate = self.config.dropout_rate
+        return dropout(x, rate, rngs.dropout() if rngs is not None and rate else None)
+
+
+def _between_knots(
+    tables: Float[Array, "V K D"], index: Int[Array, "B T"] | None, place: Float[Array, "B T"]
+) -> Float[Array, "B T D"]:
+    """Interpolates linearly between the two knots of a table around each place in [0, 1]; None means the only table.
+
+    A number is thus neither one input, with which every effect would be linear, nor a bin, whose edges would be cliffs:
+    the piecewise linear encoding of Gorishniy et al. (2022, https://arxiv.org/abs/2203.05556), then a linear layer.
+    """
+    num_tables, num_knots, size = tables.shape
+    place = jnp.clip(place, 0.0, 1.0) * (num_knots - 1)
+    below = jnp.minimum(place.astype(jnp.int32), num_knots - 2)
+    share = (place - below.astype(place.dtype))[..., None]
+    rows = tables.reshape(num_tables * num_knots, size)
+    first = below if index is None else below + index * num_knots
+    return (1.0 - share) * jnp.take(rows, first, axis=0) + share * jnp.take(rows, first + 1, axis=0)
