@@ -23,7 +23,7 @@ def run(argv: Sequence[str]) -> int:
     """Shows the attention to a source; without a target, of the model's own translation or caption."""
     parser = Parser(
         "attend",
-        "Shows what a trained model looks at: every head in a sentence pair, each word in an image, the label of a record.",
+        "Shows what a trained model looks at: in a pair of sentences, in an image, in a record of events.",
     )
     add_model_options(parser)
     parser.add_argument("--source", help="sentence to read: of a pair, the first, and the premise of a second one")
