@@ -17,6 +17,8 @@ FILES = sorted((ROOT / "experiments").glob("*.py"))
 ON_CPUS = {  # no variant of these needs more
     "san_ctc_synthetic_speech",
     "seq2seq_demo",
+    "seq2seq_enja",
+    "seq2seq_multi30k",
     "t5_text_to_text",
     "transformer_demo",
     "transformer_enja",

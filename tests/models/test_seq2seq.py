@@ -322,9 +322,7 @@ def test_flops_are_six_for_each_weight_and_position(name):
     for path, size in sizes.items():
         if path.endswith("bias") or path == "v":
             continue
-        if path == "initial":
-            once += size
-        elif path == "feed" and config.variant == "fixed":
+        if path == "initial" or (path == "feed" and config.variant == "fixed"):
             once += size
         elif path.startswith("encoder") or path == "w_key":
             source += size
