@@ -1,6 +1,7 @@
 """The recurrent models against loops over positions in float64 NumPy, from the formulas of the papers."""
 
 import functools
+import itertools
 
 import jax
 import jax.numpy as jnp
@@ -197,6 +198,31 @@ def test_steps_are_those_of_training_and_beams_keep_their_states(name):
             logits[:, 0] = -np.inf  # padding is never written
             scores = log_softmax(logits, axis=-1)[np.arange(len(text)), text].sum()
             np.testing.assert_allclose(found.scores[row, beam], scores, atol=1e-4)
+
+
+def test_a_beam_of_every_text_finds_the_best_of_them():
+    """Of all that five tokens can write in three steps: padding is none of them, and the last step may only end."""
+    sizes = SIZES | CASES["general-lstm"] | {"vocab_size": 6, "num_layers": 1, "num_decoder_layers": 1}
+    model = draw(lambda: Seq2Seq(Seq2SeqConfig(**sizes), rngs=nnx.Rngs(0)), seed=1, stddev=1.0)
+    source = np.array([[4, 3, 5, 2]], np.int32)
+
+    def run(source):
+        step, cache, start = started(model.decoder(), source, max_length=3, num_beams=16)
+        return beam_search(step, cache, start, beam_size=16, max_length=3, eos_id=2, length_penalty=2.0)
+
+    found, oracle, every = jitted(run)(source), Oracle(model), {}
+    for text in itertools.product(range(1, 6), repeat=3):
+        text = text[: text.index(2) + 1] if 2 in text[:2] else (*text[:2], 2)
+        logits, _ = oracle(source[0], np.array(text))
+        logits[:, 0] = -np.inf
+        likelihood = log_softmax(logits, axis=-1)[np.arange(len(text)), text].sum()
+        every[text] = likelihood / ((5 + len(text)) / 6) ** 2
+    assert len(every) == 1 + 4 + 16
+    best = max(every, key=every.__getitem__)
+    assert len(best) == 3
+    texts = [tuple(text[text != 0].tolist()) for text in found.tokens[0]]
+    assert texts[0] == best
+    np.testing.assert_allclose(found.scores[0], [every[text] for text in texts], atol=1e-4)
 
 
 def test_a_decoding_model_that_has_no_integers():
