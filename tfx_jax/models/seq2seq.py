@@ -281,6 +281,7 @@ class Seq2Seq(nnx.Module):
         values = memory.output[:, :, None]
         keys = values if memory.keys is None else memory.keys
         w = None if self.w_query is None else self.w_query[...]
+        attend: AttentionFn
         if self.attention_fn is not None:
             attend = self.attention_fn
         elif self.v is not None:
@@ -290,8 +291,8 @@ class Seq2Seq(nnx.Module):
         else:
             attend = functools.partial(dot_product_attention, scale=1.0)
         # What is not asked for is not passed on: not every attention has weights to return.
-        options = {"return_weights": True} if return_attention else {}
-        result = attend(queries, keys, values, mask=memory.mask, **options)
+        options: dict[str, Any] = {"return_weights": True} if return_attention else {}
+        result: Any = attend(queries, keys, values, mask=memory.mask, **options)
         context, weights = result if return_attention else (result, None)
         return context.reshape(query.shape).astype(jnp.float32), weights
 
