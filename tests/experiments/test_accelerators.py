@@ -15,10 +15,12 @@ from tfx_jax.training.topologies import TOPOLOGIES
 ROOT = pathlib.Path(__file__).parents[2]
 FILES = sorted((ROOT / "experiments").glob("*.py"))
 ON_CPUS = {  # no variant of these needs more
-    "elmo_wnut17",
     "decomposable_sick",
+    "elmo_wnut17",
     "san_ctc_synthetic_speech",
     "seq2seq_demo",
+    "seq2seq_enja",
+    "seq2seq_multi30k",
     "seq2vec_cohort",
     "seq2vec_icu2012",
     "t5_text_to_text",

@@ -5,15 +5,18 @@ import io
 import json
 import time
 
+import jax
 import numpy as np
 import pytest
+from flax import nnx
 
 from experiments.benchmarks.peers import measure, report, startup, worker
 from experiments.benchmarks.peers.__main__ import main
 from experiments.benchmarks.peers.measure import Result, Row, Side
 from experiments.benchmarks.peers.rows import all_rows
-from experiments.benchmarks.peers.sizes import SIZES, pairs
+from experiments.benchmarks.peers.sizes import RECURRENT_SIZES, SIZES, pairs
 from tfx_jax.bench.workloads import MODELS, _sentences
+from tfx_jax.models.seq2seq import Seq2Seq, Seq2SeqConfig
 from tfx_jax.models.transformer import TransformerConfig
 
 ROW = Row("name", "title", "token", (Side("ours", "products:by_numpy"), Side("peer", "products:by_numpy", target=1.5)))
@@ -115,3 +118,18 @@ def test_ctranslate2_finds_our_best_hypotheses():
     best = (ours.decoding(**sizes, dtype="float32").about or {})["best"]
     beams = (translators.ctranslate2(**sizes, compute_type="float32").about or {})["beams"]
     assert all(one in several for one, several in zip(best, beams, strict=True))
+
+
+@pytest.mark.parity
+@pytest.mark.parametrize("is_attending", [False, True])
+def test_pytorchs_lstms_are_as_large_as_ours(is_attending):
+    """But for the second offset of every cell."""
+    pytest.importorskip("torch")
+    from experiments.benchmarks.peers.torch_recurrent import RecurrentTranslator
+
+    sizes = RECURRENT_SIZES["small"]
+    theirs = RecurrentTranslator(sizes, is_attending=is_attending)
+    found = sum(leaf.numel() for name, leaf in theirs.named_parameters() if "bias_hh" not in name)
+    config = Seq2SeqConfig(**sizes._asdict(), variant="luong" if is_attending else "fixed")
+    ours = jax.tree.leaves(nnx.eval_shape(lambda: Seq2Seq(config, rngs=nnx.Rngs(0))))
+    assert found == sum(leaf.size for leaf in ours)

@@ -1,6 +1,7 @@
 """The recurrent models against loops over positions in float64 NumPy, from the formulas of the papers."""
 
 import functools
+import itertools
 
 import jax
 import jax.numpy as jnp
@@ -12,6 +13,7 @@ from scipy.special import expit, log_softmax, softmax
 from tests.nn.programs import draw, initial, jitted, params_of, started
 from tests.tiers import slow_but
 from tfx_jax.errors import UserError
+from tfx_jax.functional import chunked_attention, dot_product_attention, linear_attention
 from tfx_jax.functional.beam_search import beam_search
 from tfx_jax.models.seq2seq import Seq2Seq, Seq2SeqConfig
 from tfx_jax.nn.decoding import DecodingModel
@@ -29,6 +31,7 @@ CASES = {
     "general-gru": {"variant": "luong", "score": "general", "cell": "gru"},
     "general-lstm": {"variant": "luong", "score": "general", "cell": "lstm"},
     "dot-lstm": {"variant": "luong", "score": "dot", "cell": "lstm"},
+    "concat-gru": {"variant": "luong", "score": "concat", "cell": "gru"},
 }
 QUICK = ("fixed-lstm", "bahdanau-gru", "general-lstm")
 ATTENDING = [name for name in CASES if not name.startswith("fixed")]
@@ -82,7 +85,7 @@ class Oracle:
 
     def attend(self, query, memory):
         p = self.params
-        if self.config.variant == "bahdanau":
+        if self.config.variant == "bahdanau" or self.config.score == "concat":  # v . tanh([W_query; W_key] [q; k])
             scores = np.array([p["v"] @ np.tanh(query @ p["w_query"] + key @ p["w_key"]) for key in memory])
         elif self.config.score == "general":
             scores = np.array([query @ p["w_query"] @ key for key in memory])
@@ -129,7 +132,7 @@ def lengths(tokens):
     return (tokens != 0).sum(axis=1)
 
 
-@pytest.mark.parametrize("name", slow_but(CASES, *QUICK, "dot-lstm"))
+@pytest.mark.parametrize("name", slow_but(CASES, *QUICK, "dot-lstm", "concat-gru"))
 def test_logits_and_alignments_are_those_of_a_loop(name):
     model = make(name)
     logits, maps = with_maps(model, SOURCE, TARGET) if name in ATTENDING else (forward(model, SOURCE, TARGET), {})
@@ -152,6 +155,8 @@ def test_the_future_and_the_padding_have_no_effect(name):
     before, after = forward(model, SOURCE, TARGET), forward(model, SOURCE, other)
     np.testing.assert_array_equal(before[:, :4], after[:, :4])  # the fourth is told the third
     assert np.abs(before[:, 4] - after[:, 4]).max() > 1e-3
+    longer = np.pad(SOURCE, ((0, 0), (0, 4)))
+    np.testing.assert_array_equal(before, forward(model, longer, TARGET))
     # Padding in front of a source, and more of it behind.
     moved = np.stack(
         [np.pad(row[:length], (2, S - length)) for row, length in zip(SOURCE, lengths(SOURCE), strict=True)]
@@ -195,12 +200,68 @@ def test_steps_are_those_of_training_and_beams_keep_their_states(name):
             np.testing.assert_allclose(found.scores[row, beam], scores, atol=1e-4)
 
 
+def test_a_beam_of_every_text_finds_the_best_of_them():
+    """Of all that five tokens can write in three steps: padding is none of them, and the last step may only end."""
+    sizes = SIZES | CASES["general-lstm"] | {"vocab_size": 6, "num_layers": 1, "num_decoder_layers": 1}
+    model = draw(lambda: Seq2Seq(Seq2SeqConfig(**sizes), rngs=nnx.Rngs(0)), seed=1, stddev=1.0)
+    source = np.array([[4, 3, 5, 2]], np.int32)
+
+    def run(source):
+        step, cache, start = started(model.decoder(), source, max_length=3, num_beams=16)
+        return beam_search(step, cache, start, beam_size=16, max_length=3, eos_id=2, length_penalty=2.0)
+
+    found, oracle, every = jitted(run)(source), Oracle(model), {}
+    for text in itertools.product(range(1, 6), repeat=3):
+        text = text[: text.index(2) + 1] if 2 in text[:2] else (*text[:2], 2)
+        logits, _ = oracle(source[0], np.array(text))
+        logits[:, 0] = -np.inf
+        likelihood = log_softmax(logits, axis=-1)[np.arange(len(text)), text].sum()
+        every[text] = likelihood / ((5 + len(text)) / 6) ** 2
+    assert len(every) == 1 + 4 + 16
+    best = max(every, key=every.__getitem__)
+    assert len(best) == 3
+    texts = [tuple(text[text != 0].tolist()) for text in found.tokens[0]]
+    assert texts[0] == best
+    np.testing.assert_allclose(found.scores[0], [every[text] for text in texts], atol=1e-4)
+
+
 def test_a_decoding_model_that_has_no_integers():
     model = make("dot-lstm")
     assert isinstance(model, DecodingModel)
     assert model.max_input_length(99) is None
     with pytest.raises(UserError, match="no products of integers"):
         model.decoder(int8=True)
+
+
+def linear(query, memory):
+    """Elu + 1 of both sides instead of a softmax (Katharopoulos et al., 2020)."""
+    feature = lambda x: np.where(x > 0, x, np.expm1(np.minimum(x, 0))) + 1  # noqa: E731
+    weights = feature(memory) @ feature(query)
+    return weights / weights.sum() @ memory, weights
+
+
+OTHERS = {
+    "scaled": (dot_product_attention, lambda q, k: (softmax(k @ q / np.sqrt(D)) @ k, None)),
+    "chunked": (
+        functools.partial(chunked_attention, chunk_size=2),
+        lambda q, k: (softmax(k @ q / np.sqrt(D)) @ k, None),
+    ),
+    "linear": (linear_attention, linear),
+}
+
+
+@pytest.mark.parametrize("variant", slow_but(("bahdanau", "luong"), "luong"))
+@pytest.mark.parametrize("name", slow_but(OTHERS, "linear"))
+def test_any_attention_that_takes_one_query_at_a_time_fits(name, variant):
+    attention_fn, formula = OTHERS[name]
+    config = Seq2SeqConfig(**SIZES | {"variant": variant, "cell": "gru"})
+    model = draw(lambda: Seq2Seq(config, attention_fn=attention_fn, rngs=nnx.Rngs(0)))
+    assert not {"w_query", "w_key", "v"} & params_of(model).keys()
+    logits, oracle = forward(model, SOURCE, TARGET), Oracle(model)
+    oracle.attend = formula
+    for row, (s, t) in enumerate(zip(lengths(SOURCE), lengths(TARGET), strict=True)):
+        expected, _ = oracle(SOURCE[row, :s], TARGET[row, :t])
+        np.testing.assert_allclose(logits[row, :t], expected, atol=3e-5, rtol=3e-5)
 
 
 def test_a_source_of_only_padding_is_attended_to_by_nobody():
@@ -267,6 +328,7 @@ def test_number_of_parameters():
     lstm = v * d + 2 * 2 * cell(4, d, d // 2) + cell(4, 2 * d, d) + cell(4, d, d) + 4 * d * (d + 1)
     assert found(**sizes, variant="luong", score="dot") == lstm + 2 * d * d
     assert found(**sizes, variant="luong", score="general") == lstm + 3 * d * d
+    assert found(**sizes, variant="luong", score="concat") == lstm + 4 * d * d + d
     gru = v * d + 2 * cell(3, d, d // 2) + cell(3, 2 * d, d) + d * (d + 1)
     maxout = 2 * d * (3 * d + 1)
     sizes |= {"num_layers": 1, "cell": "gru"}
@@ -276,7 +338,7 @@ def test_number_of_parameters():
 
 @pytest.mark.parametrize("name", CASES)
 def test_flops_are_six_for_each_weight_and_position(name):
-    """Nothing of the source is counted but its encoder and, of Bahdanau, the products of its keys."""
+    """Of the source its encoder counts and, of additive scores, its keys; a fixed context is multiplied once."""
     config = Seq2SeqConfig(**SIZES | CASES[name])
     sizes = {
         jax.tree_util.keystr(path, simple=True, separator="/"): leaf.size
@@ -286,7 +348,7 @@ def test_flops_are_six_for_each_weight_and_position(name):
     for path, size in sizes.items():
         if path.endswith("bias") or path == "v":
             continue
-        if path == "initial":
+        if path == "initial" or (path == "feed" and config.variant == "fixed"):
             once += size
         elif path.startswith("encoder") or path == "w_key":
             source += size
@@ -308,10 +370,15 @@ def test_the_forget_gate_starts_open():
         ({"d_model": 7}, "d_model must be even"),
         ({"cell": "rnn"}, "cell='rnn' is none of lstm, gru"),
         ({"variant": "global"}, "variant='global' is none of fixed, bahdanau, luong"),
-        ({"score": "concat"}, "score='concat' is none of general, dot"),
+        ({"score": "cosine"}, "score='cosine' is none of general, dot, concat"),
         ({"start_id": V}, f"start_id={V} is no token"),
     ],
 )
 def test_what_does_not_fit_is_refused(fields, message):
     with pytest.raises(ValueError, match=message):
         Seq2Seq(Seq2SeqConfig(**SIZES | fields), rngs=nnx.Rngs(0))
+
+
+def test_a_fixed_context_is_given_no_attention():
+    with pytest.raises(ValueError, match="leave attention_fn out"):
+        Seq2Seq(Seq2SeqConfig(**SIZES, variant="fixed"), attention_fn=dot_product_attention, rngs=nnx.Rngs(0))

@@ -170,8 +170,7 @@ MUTANTS = (
     ),
     *in_file(
         "models/seq2seq.py",
-        "models/test_seq2seq.py -k loop, models/test_seq2seq.py -k steps",
-        ("both directions read forwards", "is_reversed=is_reversed)", "is_reversed=False)"),
+        "models/test_seq2seq.py -k loop, models/test_seq2seq.py -k steps, models/test_seq2seq.py -k fits",
         (
             "no input feeding",
             "DecoderState(tuple(layers), context), (output",
@@ -179,10 +178,12 @@ MUTANTS = (
         ),
         (
             "Bahdanau asks with the first layer",
-            "self._attend(state.layers[-1][0], memory)",
-            "self._attend(state.layers[0][0], memory)",
+            "attend(state.layers[-1][0])",
+            "attend(state.layers[0][0])",
         ),
-        ("dot is scaled", "values, scale=1.0, **options", "values, **options"),
+        ("dot is scaled", "functools.partial(dot_product_attention, scale=1.0)", "dot_product_attention"),
+        ("an attention of one's own is forgotten", "if self.attention_fn is not None:", "if False:"),
+        ("a fixed context is not told", "return gates + (told if words.ndim == 2 else told[:, None])", "return gates"),
     ),
     *in_file(
         "models/vit.py",

@@ -195,4 +195,10 @@ MUTANTS = (
         "models/test_attention_cores.py -k whole_text",
         ("the newest token is lost", '.set(newest.astype(cache["tokens"].dtype))', ".set(0)"),
     ),
+    *in_file(
+        "nn/recurrent.py",
+        "models/test_seq2seq.py -k loop",
+        ("both directions read forwards", "is_reversed=is_reversed)", "is_reversed=False)"),
+        ("the last of both is the same", "last.append(state[0])", "last.append(state[-1])"),
+    ),
 )

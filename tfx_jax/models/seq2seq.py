@@ -9,7 +9,6 @@ from typing import Any, ClassVar, NamedTuple
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float, Int
 
 from tfx_jax.errors import UserError
@@ -17,29 +16,18 @@ from tfx_jax.fields import at_least, fraction, one_of
 from tfx_jax.functional.additive import additive_attention, attentional_vector, general_attention
 from tfx_jax.functional.attention import dot_product_attention
 from tfx_jax.functional.dropout import dropout
-from tfx_jax.functional.recurrent import State, gru_cell, lstm_cell, narrow_product, scan_cell
+from tfx_jax.functional.recurrent import State, narrow_product
 from tfx_jax.functional.search import BeamInvariant
 from tfx_jax.models.config import DTYPES
 from tfx_jax.models.encoder_decoder import shift_right, source_mask, with_padding
-from tfx_jax.nn.attention import ShardAttention
+from tfx_jax.nn.attention import AttentionFn, ShardAttention
 from tfx_jax.nn.decoding import Decoder
 from tfx_jax.nn.embedding import Embedding
+from tfx_jax.nn.recurrent import CELLS, BidirectionalLayer, RecurrentLayer, with_bias
 from tfx_jax.nn.stack import scan_layers, stack_layers, unstack_layers
 
-
-class Cell(NamedTuple):
-    """A recurrent cell: its step, how many blocks of H columns its matrices have, and the arrays of its state."""
-
-    step: Callable[[Array, State, Array], State]
-    num_gates: int
-    num_states: int
-
-
-CELLS = {"lstm": Cell(lstm_cell, 4, 2), "gru": Cell(gru_cell, 3, 1)}
-
-
 VARIANTS = ("fixed", "bahdanau", "luong")
-SCORES = ("general", "dot")
+SCORES = ("general", "dot", "concat")
 
 
 @dataclasses.dataclass(unsafe_hash=True)  # a model keeps a copy of its own, as a static part
@@ -59,7 +47,8 @@ class Seq2SeqConfig:
     d_model: int = at_least(2, 512)  # of embeddings and decoder states; a direction of the encoder has half of it
     cell: str = one_of(CELLS, "lstm")
     variant: str = one_of(VARIANTS, "luong")
-    score: str = one_of(SCORES, "general")  # of "luong"; "bahdanau" has a hidden layer of d_model units
+    # Of "luong". "bahdanau" has what Luong calls "concat", here with a hidden layer of d_model units.
+    score: str = one_of(SCORES, "general")
     dropout_rate: float = fraction(0.2)  # between layers, not between steps (Zaremba et al., 2014)
     pad_id: int = 0  # the token that fills a row
     start_id: int = 1  # the one that the decoder reads first
@@ -88,76 +77,31 @@ class Seq2SeqConfig:
         """How many layers the decoder has."""
         return self.num_layers if self.num_decoder_layers is None else self.num_decoder_layers
 
+    @property
+    def scored_by(self) -> str:
+        """The score of the attention, "" where there is none."""
+        return {"fixed": "", "bahdanau": "concat", "luong": self.score}[self.variant]
+
     def training_flops(self, rows: int, source_length: int, target_length: int) -> int:
         """See `tfx_jax.models.flops`."""
         s, t, d, cell = source_length, target_length, self.d_model, CELLS[self.cell]
         matrix = d * d
         encoder = s * self.num_layers * 3 * cell.num_gates * matrix // 2  # of each direction [D + D / 2, G D / 2]
-        decoder = t * (3 + 2 * (self.decoder_depth - 1)) * cell.num_gates * matrix
+        fed = 1 if self.variant == "fixed" else t  # how often something is fed
+        decoder = (fed + 2 * t * self.decoder_depth) * cell.num_gates * matrix
         readout = t * (2 if self.variant == "luong" else 6) * matrix
-        scoring = {"fixed": 0, "bahdanau": (s + t) * matrix, "luong": t * matrix if self.score == "general" else 0}
+        scoring = {"concat": (s + t) * matrix, "general": t * matrix}.get(self.scored_by, 0)
         pairs = 0 if self.variant == "fixed" else 2 * s * t * d
         initial = self.decoder_depth * cell.num_states * matrix
-        products = encoder + initial + decoder + readout + scoring[self.variant] + pairs
+        products = encoder + initial + decoder + readout + scoring + pairs
         return 6 * rows * (products + t * d * self.vocab_size)
-
-
-class RecurrentLayer(nnx.Module):
-    """A cell's parameters: W [I, G H], U [H, G H] and b [G H]."""
-
-    def __init__(self, cell: Cell, input_size: int, size: int, *, dtype: DTypeLike = jnp.float32, rngs: nnx.Rngs):
-        """Draws W as Glorot and Bengio (2010) do and each block of U orthogonal; the forget gate starts open."""
-        glorot, orthogonal = nnx.initializers.glorot_uniform(), nnx.initializers.orthogonal()
-        blocks = range(cell.num_gates)
-        draw = lambda init, rows: jnp.concatenate([init(rngs.params(), (rows, size)) for _ in blocks], axis=1)  # noqa: E731
-        self.kernel = nnx.Param(draw(glorot, input_size))
-        self.recurrent = nnx.Param(draw(orthogonal, size))
-        bias = jnp.zeros(cell.num_gates * size)
-        is_lstm = cell.step is lstm_cell
-        self.bias = nnx.Param(bias.at[size : 2 * size].set(1.0) if is_lstm else bias)  # Jozefowicz et al. (2015)
-        self.step, self.dtype = cell.step, dtype
-
-    def gates(self, x: Float[Array, "*batch I"]) -> Float[Array, "*batch GH"]:
-        """What inputs add to the gates, float32: of a whole sequence one product."""
-        return _with_bias(narrow_product(x.astype(self.dtype), self.kernel[...]), self.bias[...])
-
-    def __call__(self, gates: Float[Array, "B GH"], state: State) -> State:
-        """Takes one step."""
-        return self.step(gates, state, self.weights)
-
-    @property
-    def weights(self) -> Array:
-        """U, as products take it."""
-        return self.recurrent[...].astype(self.dtype)
-
-
-class BidirectionalLayer(nnx.Module):
-    """Two cells that read in opposite directions (Schuster and Paliwal, 1997), each with half the units."""
-
-    def __init__(self, cell: Cell, size: int, *, dtype: DTypeLike = jnp.float32, rngs: nnx.Rngs):
-        make = functools.partial(RecurrentLayer, cell, size, size // 2, dtype=dtype, rngs=rngs)
-        self.forward, self.backward = make(), make()
-        self.num_states = cell.num_states
-
-    def __call__(
-        self, x: Float[Array, "B S D"], token_mask: Bool[Array, "B S"]
-    ) -> tuple[Float[Array, "B S D"], Float[Array, "B D"]]:
-        """Returns both outputs at each position beside each other, and the last ones of either direction."""
-        outputs, last = [], []
-        for layer, is_reversed in ((self.forward, False), (self.backward, True)):
-            gates, zeros = layer.gates(x), jnp.zeros((x.shape[0], x.shape[-1] // 2))
-            state = (zeros,) * self.num_states
-            read, state = scan_cell(layer.step, gates, state, layer.weights, token_mask, is_reversed=is_reversed)
-            outputs.append(read)
-            last.append(state[0])
-        return jnp.concatenate(outputs, axis=-1).astype(x.dtype), jnp.concatenate(last, axis=-1)
 
 
 class Memory(NamedTuple):
     """What a decoder has of a source."""
 
     output: Float[Array, "B S D"]
-    keys: Float[Array, "B S 1 D"] | None  # of "bahdanau": multiplied once, not at every step
+    keys: Float[Array, "B S 1 D"] | None  # of the score "concat": multiplied once, not at every step
     mask: Bool[Array, "B 1 1 S"]
     last: Float[Array, "B D"]  # the last output of either direction, float32
 
@@ -177,15 +121,19 @@ class Seq2Seq(nnx.Module):
 
     continues_inputs = False
 
-    def __init__(self, config: Seq2SeqConfig, *, rngs: nnx.Rngs):
+    def __init__(self, config: Seq2SeqConfig, *, attention_fn: AttentionFn | None = None, rngs: nnx.Rngs):
         """Draws the parameters.
 
         Args:
           config: the sizes.
+          attention_fn: how a state of the decoder looks at the source, instead of by `config.score`: a function with
+            the signature of `dot_product_attention` that takes queries one at a time. There is one head; queries are
+            beams, of which none has a position.
           rngs: stream `params`.
 
         Raises:
-          ValueError: if `d_model` is odd, or there is no such cell, variant, score or start token.
+          ValueError: if `d_model` is odd, there is no such cell, variant, score or start token, or a fixed context is
+            given an attention.
         """
         c = config
         c.validate()
@@ -194,6 +142,8 @@ class Seq2Seq(nnx.Module):
                 raise ValueError(f"{name}={value!r} is none of {', '.join(choices)}")
         if not 0 <= c.start_id < c.vocab_size:
             raise ValueError(f"start_id={c.start_id} is no token of a vocabulary of {c.vocab_size}")
+        if c.variant == "fixed" and attention_fn is not None:
+            raise ValueError('variant="fixed" has no attention: leave attention_fn out, or take another variant')
         cell, d, dtype = CELLS[c.cell], c.d_model, jnp.dtype(c.dtype)
         glorot = nnx.initializers.glorot_uniform()
         matrix = lambda rows, columns: nnx.Param(glorot(rngs.params(), (rows, columns)))  # noqa: E731
@@ -210,14 +160,14 @@ class Seq2Seq(nnx.Module):
         self.decoder_layers = (
             stack_layers(lambda rngs: above(rngs=rngs), c.decoder_depth - 1, rngs) if c.decoder_depth > 1 else None
         )
-        is_additive, is_general = c.variant == "bahdanau", c.variant == "luong" and c.score == "general"
-        self.w_query = matrix(d, d) if is_additive or is_general else None
-        self.w_key = matrix(d, d) if is_additive else None
-        self.v = nnx.Param(nnx.initializers.normal(d**-0.5)(rngs.params(), (d,))) if is_additive else None
+        score = c.scored_by if attention_fn is None else ""
+        self.w_query = matrix(d, d) if score in ("concat", "general") else None
+        self.w_key = matrix(d, d) if score == "concat" else None
+        self.v = nnx.Param(nnx.initializers.normal(d**-0.5)(rngs.params(), (d,))) if score == "concat" else None
         # Luong's equation 5, or the maxout layer that Cho and Bahdanau have (Goodfellow et al., 2013).
         self.readout = matrix(2 * d, d) if c.variant == "luong" else matrix(3 * d, 2 * d)
         self.readout_bias = None if c.variant == "luong" else nnx.Param(jnp.zeros(2 * d))
-        self.config = copy.deepcopy(c)
+        self.config, self.attention_fn = copy.deepcopy(c), attention_fn
 
     def __call__(
         self,
@@ -246,18 +196,19 @@ class Seq2Seq(nnx.Module):
             raise UserError('a model with config.model.variant="fixed" has no attention: there is no map of it')
         memory = self._read(source, rngs)
         words = self._drop(self.embedding(shift_right(target, self.config.start_id)), rngs)
-        inputs = self.first_layer.gates(words).swapaxes(0, 1), self._step_keys(rngs, target.shape[1])
-        advance = self._advance(memory)
+        first = self._first_state(memory)
+        inputs = self._first_gates(words, first.fed).swapaxes(0, 1), self._step_keys(rngs, target.shape[1])
+        advance = self._advance(memory, return_attention=return_attention)
 
         def write(state: DecoderState, given: tuple[Array, Array | None]) -> tuple[DecoderState, Any]:
             state, outputs, weights = advance(state, *given)
-            return state, (outputs, weights[:, :, 0] if return_attention else None)
+            return state, (outputs, weights)
 
-        _, (outputs, maps) = jax.lax.scan(write, self._first_state(memory), inputs)
+        _, (outputs, maps) = jax.lax.scan(write, first, inputs)
         logits = self._logits(jax.tree.map(lambda x: x.swapaxes(0, 1), outputs), words, rngs)
         if not return_attention:
             return logits
-        return logits, {f"decoder/{self.config.decoder_depth - 1}/cross": jnp.moveaxis(maps, 0, 2)}
+        return logits, {f"decoder/{self.config.decoder_depth - 1}/cross": jnp.moveaxis(maps[:, :, :, 0], 0, 2)}
 
     def _read(self, source: Int[Array, "B S"], rngs: nnx.Rngs | None) -> Memory:
         """Runs the encoder."""
@@ -273,35 +224,48 @@ class Seq2Seq(nnx.Module):
     def _first_state(self, memory: Memory) -> DecoderState:
         """What the decoder begins with: states made of the encoder's last, and nothing attended to yet."""
         c = self.config
-        drawn = jnp.tanh(_with_bias(narrow_product(memory.last, self.initial[...]), self.initial_bias[...]))
+        drawn = jnp.tanh(with_bias(narrow_product(memory.last, self.initial[...]), self.initial_bias[...]))
         parts = jnp.split(drawn, c.decoder_depth * CELLS[c.cell].num_states, axis=-1)
         size = CELLS[c.cell].num_states
         layers = tuple(tuple(parts[start : start + size]) for start in range(0, len(parts), size))
         return DecoderState(layers, memory.last if c.variant == "fixed" else jnp.zeros_like(memory.last))
 
-    def _advance(self, memory: Memory) -> Callable[..., tuple[DecoderState, tuple[Array, Array], Any]]:
+    def _first_gates(self, words: Float[Array, "*batch D"], fed: Float[Array, "R D"]) -> Float[Array, "*batch GD"]:
+        """What words add to the first gates, and a fixed context, which is multiplied once."""
+        gates = self.first_layer.gates(words)
+        if self.config.variant != "fixed":
+            return gates
+        told = narrow_product(fed, self.feed[...].astype(self.embedding.dtype))
+        return gates + (told if words.ndim == 2 else told[:, None])
+
+    def _advance(
+        self, memory: Memory, *, return_attention: bool = False
+    ) -> Callable[..., tuple[DecoderState, tuple[Array, Array], Any]]:
         """Makes the step: from a state and a word's share of the first gates to the next state.
 
         It also returns what the readout is made of, the last layer's output and its context (of "luong" the attentional
-        vector itself, twice), and the weights of the attention, [B, 1, R / B, S], if any. A stack is taken apart here,
-        outside of the loop over steps.
+        vector itself, twice), and, with `return_attention`, the weights, [B, 1, R / B, S]. A stack is taken apart
+        here, outside of the loop over steps.
         """
         above = [] if self.decoder_layers is None else unstack_layers(self.decoder_layers)
         feed, readout = (param[...].astype(self.embedding.dtype) for param in (self.feed, self.readout))
         variant, rate = self.config.variant, self.config.dropout_rate
+        attend = functools.partial(self._attend, memory=memory, return_attention=return_attention)
 
         def advance(state: DecoderState, gates: Array, key: Array | None = None) -> Any:
             context, weights = state.fed, None
             if variant == "bahdanau":
-                context, weights = self._attend(state.layers[-1][0], memory)
+                context, weights = attend(state.layers[-1][0])
+            if variant != "fixed":
+                gates = gates + narrow_product(context, feed)
             first, *others = state.layers
-            layers = [self.first_layer(gates + narrow_product(context, feed), first)]
+            layers = [self.first_layer(gates, first)]
             for number, (layer, before) in enumerate(zip(above, others, strict=True)):
                 below = dropout(layers[-1][0], rate, None if key is None else jax.random.fold_in(key, number))
                 layers.append(layer(layer.gates(below), before))
             output = layers[-1][0]
             if variant == "luong":
-                context, weights = self._attend(output, memory)
+                context, weights = attend(output)
                 context, output = context.astype(readout.dtype), output.astype(readout.dtype)
                 output = context = attentional_vector(context, output, readout).astype(jnp.float32)
             return DecoderState(tuple(layers), context), (output, context), weights
@@ -309,23 +273,27 @@ class Seq2Seq(nnx.Module):
         return advance
 
     def _attend(
-        self, query: Float[Array, "R D"], memory: Memory
-    ) -> tuple[Float[Array, "R D"], Float[Array, "B 1 W S"]]:
+        self, query: Float[Array, "R D"], memory: Memory, *, return_attention: bool
+    ) -> tuple[Float[Array, "R D"], Float[Array, "B 1 W S"] | None]:
         """Returns contexts and weights; the W beams of a source are so many queries, which share its keys."""
         b, _, d = memory.output.shape
         queries = query.astype(memory.output.dtype).reshape(b, -1, 1, d)
         values = memory.output[:, :, None]
+        keys = values if memory.keys is None else memory.keys
         w = None if self.w_query is None else self.w_query[...]
-        options: dict[str, Any] = {"mask": memory.mask, "return_weights": True}
-        if memory.keys is not None:
-            assert self.v is not None
-            context, weights = additive_attention(
-                queries, memory.keys, values, w_query=w, w_key=None, v=self.v[...], **options
-            )
+        attend: AttentionFn
+        if self.attention_fn is not None:
+            attend = self.attention_fn
+        elif self.v is not None:
+            attend = functools.partial(additive_attention, w_query=w, w_key=None, v=self.v[...])
         elif w is not None:
-            context, weights = general_attention(queries, values, values, w=w, **options)
+            attend = functools.partial(general_attention, w=w)
         else:
-            context, weights = dot_product_attention(queries, values, values, scale=1.0, **options)
+            attend = functools.partial(dot_product_attention, scale=1.0)
+        # What is not asked for is not passed on: not every attention has weights to return.
+        options: dict[str, Any] = {"return_weights": True} if return_attention else {}
+        result: Any = attend(queries, keys, values, mask=memory.mask, **options)
+        context, weights = result if return_attention else (result, None)
         return context.reshape(query.shape).astype(jnp.float32), weights
 
     def _logits(
@@ -335,7 +303,7 @@ class Seq2Seq(nnx.Module):
         x, context = outputs
         if self.readout_bias is not None:
             told = jnp.concatenate([x, words.astype(x.dtype), context], axis=-1).astype(self.embedding.dtype)
-            hidden = _with_bias(narrow_product(told, self.readout[...]), self.readout_bias[...])
+            hidden = with_bias(narrow_product(told, self.readout[...]), self.readout_bias[...])
             x = hidden.reshape(*hidden.shape[:-1], -1, 2).max(axis=-1)
         return self.embedding.attend(self._drop(x, rngs))
 
@@ -385,10 +353,6 @@ class Seq2Seq(nnx.Module):
     def step(self, tokens: Int[Array, " R"], cache: dict[str, Any]) -> tuple[Float[Array, "R V"], dict[str, Any]]:
         """Takes one token of each row."""
         words = self.embedding(tokens)
-        advance = self._advance(cache["memory"].value)
-        state, outputs, _ = advance(cache["state"], self.first_layer.gates(words))
+        state, advance = cache["state"], self._advance(cache["memory"].value)
+        state, outputs, _ = advance(state, self._first_gates(words, state.fed))
         return self._logits(outputs, words), cache | {"state": state}
-
-
-def _with_bias(x: Float[Array, "*batch J"], bias: Float[Array, " J"]) -> Float[Array, "*batch J"]:
-    return x + bias.reshape((1,) * (x.ndim - 1) + bias.shape)

@@ -7,12 +7,14 @@ from typing import Any
 import jax
 from flax import nnx
 
-from experiments.benchmarks.peers.sizes import LABEL_SMOOTHING, SIZES
+from experiments.benchmarks.peers.sizes import LABEL_SMOOTHING, RECURRENT_SIZES, SIZES
 from experiments.benchmarks.peers.worker import Workload
 from tfx_jax.bench import workloads
+from tfx_jax.models.seq2seq import Seq2SeqConfig
 from tfx_jax.models.transformer import Transformer, TransformerConfig
 from tfx_jax.nn.attention import ShardAttention
-from tfx_jax.tasks.translation import translation_loss
+from tfx_jax.tasks.pair_data import PairData
+from tfx_jax.tasks.translation import TranslationConfig, translation_loss
 from tfx_jax.training.config import ExperimentConfig
 from tfx_jax.training.sharding import make_mesh
 from tfx_jax.training.step import TrainState
@@ -29,6 +31,16 @@ def training(*, model: str, rows: int, length: int, dtype: str, count: str = "to
     ours = workloads.training(config_of(model, dtype), batch=rows, length=length)
     assert ours.flops is not None
     return Workload(ours.run, ours.target_tokens if count == "tokens" else ours.flops)
+
+
+def recurrent_training(*, model: str, rows: int, length: int, is_attending: bool, dtype: str) -> Workload:
+    """The same of a `Seq2Seq` of LSTMs, with Luong's attention or without any."""
+    variant = "luong" if is_attending else "fixed"
+    config = Seq2SeqConfig(**RECURRENT_SIZES[model]._asdict(), variant=variant, dtype=dtype)
+    task = TranslationConfig(PairData(max_length=length, tokens_per_batch=rows * length))
+    ours, plan = workloads.planned_training(ExperimentConfig(config, task))
+    assert plan.batch["target"] == (rows, length)
+    return Workload(ours.run, ours.target_tokens)
 
 
 def compiling(*, model: str, rows: int, length: int) -> dict[str, float]:

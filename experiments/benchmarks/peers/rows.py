@@ -21,6 +21,7 @@ def all_rows(device: str, data_dir: str, output: pathlib.Path) -> list[Row]:
     return [
         _training(f"train_{model}", model, rows, length, dtype, target=1.2 if is_gpu else 1.15),
         _training("train_tiny", "tiny", 64, 32, dtype, target=1.3),
+        *(_recurrent(size, 64, 16, attends, dtype) for size in ("enja", "base") for attends in (False, True)),
         _padding(data_dir, dtype, 16_384 if is_gpu else 4_096),
         _decoding(f"decode_{model}", model, 128 if is_gpu else 16, dtype, targets=(1.2, 2.0)),
         _decoding(f"decode_{model}_1", model, 1, dtype, targets=(1.0, None)),
@@ -61,6 +62,18 @@ def _training(name: str, model: str, rows: int, length: int, dtype: str, target:
         _torch("PyTorch compiled", "torch_peers:training", dtype, targets[1], is_compiled=True, **shape),
     )
     return Row(name, f"train {model}, batch {rows} x {length}, {dtype}", "target tokens", sides)
+
+
+def _recurrent(model: str, rows: int, length: int, is_attending: bool, dtype: str) -> Row:
+    """With a fixed context PyTorch has the whole sequence in one call, with input feeding nobody has."""
+    shape = {"model": model, "rows": rows, "length": length, "is_attending": is_attending}
+    label, name = ("nn.LSTMCell in a loop", "luong") if is_attending else ("nn.LSTM", "fixed")
+    sides = (
+        _ours("ours:recurrent_training", dtype, **shape),
+        _torch(f"PyTorch {label}", "torch_recurrent:training", dtype, 1.0, **shape),
+    )
+    title = f"train LSTMs of {model}, {name}, batch {rows} x {length}, {dtype}"
+    return Row(f"train_lstm_{name}_{model}", title, "target tokens", sides)
 
 
 def _padding(data_dir: str, dtype: str, tokens_per_batch: int) -> Row:

@@ -22,6 +22,22 @@ SIZES = {
     "base": Sizes(37_000, 6, 512, 8, 2048, 0.1),
     "big": Sizes(37_000, 6, 1024, 16, 4096, 0.3),
 }
+
+
+class RecurrentSizes(NamedTuple):
+    """Of an encoder-decoder of LSTMs with one embedding for both ends."""
+
+    vocab_size: int
+    num_layers: int  # of either side; the encoder's have two directions
+    d_model: int
+    dropout_rate: float
+
+
+RECURRENT_SIZES = {
+    "small": RecurrentSizes(97, 2, 32, 0.1),  # for the tests
+    "enja": RecurrentSizes(4_000, 1, 256, 0.2),  # experiments/seq2seq_enja.py
+    "base": RecurrentSizes(4_000, 2, 512, 0.2),
+}
 LABEL_SMOOTHING = 0.1
 ADAM: dict[str, Any] = {"b1": 0.9, "b2": 0.98, "eps": 1e-9}
 LAYER_NORM_EPSILON = 1e-5

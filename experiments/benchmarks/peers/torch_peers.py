@@ -5,6 +5,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F  # noqa: N812  # as everyone who uses PyTorch writes it
 from torch import nn
@@ -85,13 +86,20 @@ def sinusoids(length: int, d_model: int) -> torch.Tensor:
 def training(
     *, model: str, rows: int, length: int, is_compiled: bool, device: str = "cpu", dtype: str = "float32"
 ) -> Workload:
-    """A training step, with whichever of PyTorch's implementations of Adam is faster."""
+    """A training step of `Translator`."""
+    sizes = SIZES[model]
+    sides = pairs(sizes.vocab_size, rows, length)
+    return training_of(lambda: Translator(sizes, length), sides, is_compiled=is_compiled, device=device, dtype=dtype)
+
+
+def training_of(
+    make: Callable[[], nn.Module], sides: tuple[np.ndarray, np.ndarray], *, is_compiled: bool, device: str, dtype: str
+) -> Workload:
+    """A training step on source and target, with whichever of PyTorch's implementations of Adam is faster."""
     torch.set_num_threads(cores())
     torch.manual_seed(0)
-    net = Translator(SIZES[model], length).to(device)
-    source, target = (
-        torch.tensor(ids, dtype=torch.int64, device=device) for ids in pairs(*_shape(model, rows, length))
-    )
+    net = make().to(device)
+    source, target = (torch.tensor(ids, dtype=torch.int64, device=device) for ids in sides)
 
     def loss_of(source: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
         with torch.autocast(device, getattr(torch, dtype), enabled=dtype != "float32"):
@@ -118,11 +126,7 @@ def training(
     }
     seconds = {name: min(timed(step) for _ in range(3)) for name, step in steps.items()}
     best = min(seconds, key=seconds.__getitem__)
-    return Workload(steps[best], rows * length, {"adam": best, "torch": torch.__version__})
-
-
-def _shape(model: str, rows: int, length: int) -> tuple[int, int, int]:
-    return SIZES[model].vocab_size, rows, length
+    return Workload(steps[best], target.numel(), {"adam": best, "torch": torch.__version__})
 
 
 def _wait(device: str) -> None:

@@ -1,0 +1,53 @@
+"""What the commands do with recurrent translation: alignments, and lines that no model should fall over."""
+
+import io
+import sys
+import types
+
+import numpy as np
+import pytest
+
+from tfx_jax.cli import main
+from tfx_jax.models import Seq2SeqConfig
+from tfx_jax.tasks.translation import TranslationConfig
+from tfx_jax.training.checkpoint import load_params
+from tfx_jax.training.config import ExperimentConfig, tiny_variant
+from tfx_jax.training.loop import train
+from tfx_jax.training.run import load_run
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module", params=["bahdanau", "luong", "fixed"])
+def workdir(request, tmp_path_factory):
+    """The workdir of a training of one step."""
+    folder = tmp_path_factory.mktemp(request.param) / request.param
+    config = tiny_variant(ExperimentConfig(Seq2SeqConfig(variant=request.param), TranslationConfig()))
+    config.num_steps, config.mesh.data = 1, 1
+    train(config, folder)
+    return folder
+
+
+def test_attend_draws_the_alignment_or_says_that_there_is_none(workdir, tmp_path, capsys):
+    source, picture = "ken broke the bicycle .", tmp_path / "alignment.png"
+    status = main(["attend", f"--workdir={workdir}", f"--source={source}", f"--output={picture}"])
+    if workdir.name == "fixed":
+        assert status
+        assert capsys.readouterr().err.splitlines()[-1].count('variant="fixed" has no attention')
+        return
+    assert status == 0
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    run = load_run(workdir)
+    maps, across, down = run.task.attention(run.trained(load_params(workdir)), source, "x y")
+    (weights,) = maps.values()
+    assert weights.shape == (1, len(down), len(across))  # the source across, the target down
+    np.testing.assert_allclose(weights.sum(axis=-1), 1, atol=1e-5)
+
+
+def test_empty_lines_and_unknown_characters_are_lines(workdir, monkeypatch, capsys):
+    text = "\n☃ 𓀀\n   \nken\n".encode()
+    monkeypatch.setattr(sys, "stdin", types.SimpleNamespace(buffer=io.BytesIO(text)))
+    assert main(["translate", f"--workdir={workdir}", "--beam=2"]) == 0
+    lines = capsys.readouterr().out.split("\n")
+    assert len(lines) == 5
+    assert lines[0] == lines[2] == ""
