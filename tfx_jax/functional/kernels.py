@@ -32,9 +32,8 @@ _BEST = ("splash", "cudnn")
 # 0.27; at 1024 the formula takes 4.1 ms and 385 MiB, and around the kernel there are 0.57 ms and 34 MiB.
 _LONG = 1024
 
-# Likewise "rows", with the projections, which needs no other layout and leaves nothing to the backward pass: 8
-# rows of 12 causal heads of 64 with dropout, 1024 long, 1.6 ms for the formula's 7.0; 16 rows of 16 heads of 64 with
-# padding, 256 long, 0.75 ms for its 1.04.
+# Likewise "rows" with the projections, and the kernels at half of the peak: 8 rows of 12 causal heads of 64 with
+# dropout, 1024 long, 1.6 ms for the formula's 6.5; 16 rows of 16 heads of 64 with padding, 256 long, 0.75 for its 1.04.
 _SHORT = 256
 
 
@@ -73,7 +72,7 @@ def are_rows_best(
     mask: Mask | None = None,
     **options: Any,
 ) -> bool:
-    """Whether "rows" beats all others at these arguments of `dot_product_attention`, on a TPU, which the caller knows."""
+    """Whether "rows" beats all else at these arguments of `dot_product_attention`, on a TPU, which the caller knows."""
     if min(query.shape[1], key.shape[1]) < _SHORT:
         return False
     if options.get("return_weights") or isinstance(options.get("scale"), jax.Array):

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int, UInt32
 
-from tfx_jax.functional.dropout import hashed, hash_words, num_kept_levels, rescaled
+from tfx_jax.functional.dropout import hash_words, hashed, num_kept_levels, rescaled
 
 LANES = 128
 """Of a TPU's vector unit: lengths have to be multiples, and so has the width of the heads that share them."""
