@@ -339,7 +339,7 @@ class TestErrors:
     @pytest.mark.parametrize(
         ("implementation", "options", "match"),
         [
-            ("magic", {}, "implementation must be xla, chunked, cudnn, splash, flash, got 'magic'"),
+            ("magic", {}, "implementation must be xla, chunked, cudnn, splash, flash, rows, got 'magic'"),
             ("splash", {"dropout_rng": None}, "'splash' needs a TPU, got platform 'cpu'; use implementation='chunked'"),
             ("flash", {"dropout_rng": None}, "'flash' needs a TPU, got platform 'cpu'"),
             ("splash", {"dropout_rate": 0.1}, "'splash' has no dropout, got dropout_rate=0.1"),

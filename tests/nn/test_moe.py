@@ -6,10 +6,12 @@ import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from flax import nnx
 
 from tests.functional.oracles import moe as oracle
 from tests.nn.programs import draw, initial, jitted, normal, params_of
+from tfx_jax.errors import UserError
 from tfx_jax.functional import load_balancing_loss, router_z_loss, top_2_routing
 from tfx_jax.nn import FeedForward, MixtureOfExperts
 
@@ -183,3 +185,9 @@ def test_experts_drop_hidden_units_of_their_own():
     y = drop(np.zeros((B, T, D), np.float32), jax.random.key(0))
     # A hidden unit is 2 where an expert keeps it: dropped by both, kept by one, kept by both.
     assert set(np.unique(y)) == {0, 1, 2}
+
+
+def test_groups_that_a_batch_does_not_divide_into_are_one_line():
+    message = r"^config\.model\.experts\.num_groups=3 does not divide the 10 tokens of a batch: 0 means one group for"
+    with pytest.raises(UserError, match=message):
+        _layer(num_groups=3)(X, rngs=nnx.Rngs(dropout=0))

@@ -155,4 +155,42 @@ def test_layers_keep_for_the_gradient_what_the_kernel_needs_alone(compiling_for_
         return program.memory_analysis().temp_size_in_bytes
 
     weights = 4 * 4 * 1024**2  # bytes, of one layer
-    assert memory() == memory(implementation="splash") < weights
+    assert memory() <= memory(implementation="splash") < weights
+
+
+def test_devices_drop_weights_of_their_own(monkeypatch):
+    monkeypatch.setattr(sharded_attention, "kernel_of", lambda core: "the formula")
+    attend = shard_attention(make_mesh(2, tensor=2))
+    x = np.broadcast_to(np.random.default_rng(0).normal(size=(1, 8, 1, 4)).astype(np.float32), (2, 8, 2, 4))
+    drop = jax.jit(lambda x, rng: attend(dot_product_attention, x, x, x, dropout_rate=0.5, dropout_rng=rng))
+    out = drop(x, jax.random.key(0))
+    assert len({np.asarray(out[row, :, head]).tobytes() for row in range(2) for head in range(2)}) == 4
+
+
+@pytest.mark.aot
+@pytest.mark.parametrize(
+    "case",
+    slow_but(
+        [("bfloat16", 256, (4, 32), False), ("bfloat16", 1024, (2, 64), True), ("float32", 1024, (1, 256), False)]
+    ),
+    ids=str,
+)
+def test_rows_compile_for_a_tpu_with_dropout_and_keep_nothing(compiling_for_tpus, case):
+    dtype, length, heads, is_causal = case
+    mesh = make_mesh(2, tensor=1, devices=compiling_for_tpus("v5e:2x2"))
+    attend = functools.partial(shard_attention(mesh), dot_product_attention, is_causal=is_causal, dropout_rate=0.1)
+
+    def like(*shape, dtype):
+        return jax.ShapeDtypeStruct(shape, dtype, sharding=NamedSharding(mesh, P(BATCH_AXES)))
+
+    x, mask = like(2, length, *heads, dtype=dtype), like(2, 1, 1, length, dtype=bool)
+
+    def gradients(query, key, value, mask, rng):
+        out, pull_back = jax.vjp(functools.partial(attend, mask=mask, dropout_rng=rng), query, key, value)
+        return pull_back(out)
+
+    program = jax.jit(gradients).lower(x, x, x, mask, jax.eval_shape(lambda: jax.random.key(0))).compile()
+    assert program.as_text().count('custom_call_target="tpu_custom_call"') == 2
+    assert not collectives(program.as_text())
+    weights = heads[0] * length**2 * x.dtype.itemsize
+    assert program.memory_analysis().temp_size_in_bytes < weights

@@ -23,7 +23,7 @@ def dot_product_attention(
     segment_ids: SegmentIds | None = None,
     dropout_rate: float = 0.0,
     dropout_rng: Array | None = None,
-    implementation: Literal["xla", "chunked", "cudnn", "splash", "flash"] | None = None,
+    implementation: Literal["xla", "chunked", "cudnn", "splash", "flash", "rows"] | None = None,
     return_weights: bool = False,
 ) -> Float[Array, "B T N U"] | tuple[Float[Array, "B T N U"], Float[Array, "B N T S"]]:
     r"""Computes softmax(scale * Q K^T + bias) V for every head.
@@ -46,13 +46,15 @@ def dot_product_attention(
       dropout_rate: probability in [0, 1) of dropping an attention weight.
       dropout_rng: PRNG key; None disables dropout.
       implementation: what computes the same values. "xla" is the formula as it stands, "chunked" needs memory linear in
-        the length (`chunked_attention`), and both take everything. Kernels have no dropout and one derivative, in
-        reverse; "cudnn" is for NVIDIA GPUs, half precision and d_v = d_k, in linear memory but with a bias, segments,
-        or padding beside causality; "splash" for TPUs, without bias, with padding masks only; "flash" for TPUs with a
-        bias, K = N and d_v = d_k. No compiler divides kernels over devices: call them in `jax.shard_map`, those for
-        TPUs with `check_vma=False`. None is "splash" or "cudnn", whichever the program is lowered for, where lengths
-        are 1024 or more, there is no bias nor a mask of all pairs, it takes what is asked, and the call is in
-        `jax.shard_map` or there is but one device; otherwise it is "xla".
+        the length (`chunked_attention`), and both take everything. Kernels have one derivative, in reverse, and but for
+        "rows" no dropout; "cudnn" is for NVIDIA GPUs, half precision and d_v = d_k, in linear memory but with a bias,
+        segments, or padding beside causality; those for TPUs are "splash", without bias, with padding masks only;
+        "flash", with a bias, K = N and d_v = d_k; and "rows", which keeps nothing for the gradient, without bias or
+        segments, with padding masks only, K = N, d_v = d_k, and lengths that are multiples of 128 up to 1024. No
+        compiler divides kernels over devices: call them in `jax.shard_map`, those for TPUs with `check_vma=False`. None
+        is "splash" or "cudnn", whichever the program is lowered for, where lengths are 1024 or more, there is no bias
+        nor a mask of all pairs, it takes what is asked, and the call is in `jax.shard_map` or there is but one device;
+        otherwise it is "xla".
       return_weights: also return the softmax weights, before dropout; the formula computes them, whatever else.
 
     Returns:

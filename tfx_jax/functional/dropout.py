@@ -34,24 +34,44 @@ def dropout(x: Float[Array, "*shape"], rate: float, rng: Array | None) -> Float[
     """
     if not 0.0 <= rate < 1.0:
         raise ValueError(f"dropout rate must be in [0, 1), got {rate}")
-    kept = _LEVELS - round(rate * _LEVELS)
-    if rng is None or kept == _LEVELS:
+    if rng is None or num_kept_levels(rate) is None:
         return x
-    kept = max(kept, 1)
-    keep = (_hashed_places(rng, x.shape) >> 16) < kept
+    return rescaled(x, hashed(_places(x.shape), *hash_words(rng)), rate)
+
+
+def num_kept_levels(rate: float) -> int | None:
+    """How many of 65,536 equally likely hashes keep an element, at least one; None if all do."""
+    kept = _LEVELS - round(rate * _LEVELS)
+    return None if kept == _LEVELS else max(kept, 1)
+
+
+def hash_words(rng: Array) -> UInt32[Array, "2"]:
+    """What a key chooses a hash by."""
+    return jax.random.bits(rng, (2,), jnp.uint32)
+
+
+def hashed(places: UInt32[Array, "*shape"], first: Array, second: Array) -> UInt32[Array, "*shape"]:
+    """A hash of each place that two words choose from 2^64; the same in a kernel as outside."""
+    return _mixed(_mixed(places ^ first) ^ second)
+
+
+def rescaled(x: Float[Array, "*shape"], bits: UInt32[Array, "*shape"], rate: float) -> Float[Array, "*shape"]:
+    """Zeroes the elements that the upper half of their `bits` drops at a rate above 0, and scales the rest."""
+    kept = num_kept_levels(rate)
+    assert kept is not None
+    keep = (bits >> 16).astype(jnp.int32) < kept
     # Rounded to bfloat16, the scale itself would be wrong: by 0.16 % at rate 0.1, and for every element alike.
     scaled = x.astype(np.promote_types(x.dtype, np.float32)) * (_LEVELS / kept)
     return jnp.where(keep, scaled.astype(x.dtype), jnp.zeros((), x.dtype))
 
 
-def _hashed_places(rng: Array, shape: tuple[int, ...]) -> UInt32[Array, "*shape"]:
-    """A hash of the place of each element that the key chooses from 2^64."""
-    first, second = jax.random.bits(rng, (2,), jnp.uint32)
+def _places(shape: tuple[int, ...]) -> UInt32[Array, "*shape"]:
+    """The number of each element in row-major order, modulo 2^32."""
     places = jnp.zeros((), jnp.uint32)
     for axis in range(len(shape)):
         stride = math.prod(shape[axis + 1 :]) % 2**32
         places = places + jax.lax.broadcasted_iota(jnp.uint32, shape, axis) * np.uint32(stride)
-    return _mixed(_mixed(places ^ first) ^ second)
+    return places
 
 
 def _mixed(bits: UInt32[Array, "*shape"]) -> UInt32[Array, "*shape"]:

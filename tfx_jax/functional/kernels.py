@@ -1,7 +1,7 @@
 """Dense attention by other machinery: the same values at another cost.
 
-The kernels are JAX's own. Around them stands what they lack: causality aligned at the last key, any length, zeros for
-queries without keys, and one line that says why where they cannot.
+The kernels are JAX's own, but for that of `row_attention`. Around them stands what they lack: causality aligned at the
+last key, any length, zeros for queries without keys, and one line that says why where they cannot.
 """
 
 import functools
@@ -18,19 +18,23 @@ from jaxtyping import Array, Bool, Float, Int
 
 from tfx_jax.functional.chunked import chunked_attention
 from tfx_jax.functional.masks import Bias, Mask, SegmentIds, combine_masks, pair_of_segment_ids
+from tfx_jax.functional.row_kernel import LANES, LONGEST_ROW, row_attention
 
 _Ids = tuple[Int[Array, "B T"], Int[Array, "B S"]]
-_LANES = 128  # of a TPU's vector unit: lengths are padded to a multiple
 _LARGEST_BLOCK = 512
 _SEEN_BY_NOBODY = np.iinfo(np.int32).min
 
-_PLATFORMS = {"cudnn": "cuda", "splash": "tpu", "flash": "tpu"}
+_PLATFORMS = {"cudnn": "cuda", "splash": "tpu", "flash": "tpu", "rows": "tpu"}
 _BEST = ("splash", "cudnn")
 
 # Where kernels begin to be chosen. Compiled for a v5e, 8 rows of 8 causal heads of 64, bfloat16, forward and backward:
 # at 512 the formula holds its weights in fast memory and is estimated at 0.30 ms, what surrounds a kernel alone at
 # 0.27; at 1024 the formula takes 4.1 ms and 385 MiB, and around the kernel there are 0.57 ms and 34 MiB.
 _LONG = 1024
+
+# Likewise "rows" with the projections, and the kernels at half of the peak: 8 rows of 12 causal heads of 64 with
+# dropout, 1024 long, 1.6 ms for the formula's 6.5; 16 rows of 16 heads of 64 with padding, 256 long, 0.75 for its 1.04.
+_SHORT = 256
 
 
 def best_kernels(
@@ -60,6 +64,23 @@ def best_kernels(
     return {_PLATFORMS[name]: name for name in _BEST if next(_obstacles(name, *arguments), None) is None}
 
 
+def are_rows_best(
+    query: Float[Array, "B T N H"],
+    key: Float[Array, "B S K H"],
+    value: Float[Array, "B S K U"],
+    bias: Bias | None = None,
+    mask: Mask | None = None,
+    **options: Any,
+) -> bool:
+    """Whether "rows" beats all else at these arguments of `dot_product_attention`, on a TPU, which the caller knows."""
+    if min(query.shape[1], key.shape[1]) < _SHORT:
+        return False
+    if options.get("return_weights") or isinstance(options.get("scale"), jax.Array):
+        return False
+    is_causal, has_segments = options.get("is_causal", False), options.get("segment_ids") is not None
+    return next(_obstacles("rows", query, key, value, bias, mask, is_causal, has_segments), None) is None
+
+
 def is_undivided() -> bool:
     """Whether what is traced now is for one device: then no compiler has to divide it, which none can with a kernel.
 
@@ -83,16 +104,16 @@ def kernel_attention(
     dropout_rate: float,
     dropout_rng: Array | None,
 ) -> Float[Array, "B T N U"]:
-    """`dot_product_attention` by "chunked", "cudnn", "splash" or "flash"; its docstring says what each can do."""
+    """`dot_product_attention` by "chunked" or a kernel; its docstring says what each can do."""
     if implementation == "chunked":
         options: dict[str, Any] = {"segment_ids": segment_ids, "dropout_rate": dropout_rate, "dropout_rng": dropout_rng}
         return cast(
             Array, chunked_attention(query, key, value, bias, mask, is_causal=is_causal, scale=scale, **options)
         )
     kernels = {"cudnn": _cudnn, "splash": _splash, "flash": _flash}
-    if implementation not in kernels:
-        raise ValueError(f"implementation must be xla, chunked, {', '.join(kernels)}, got {implementation!r}")
-    if dropout_rng is not None and dropout_rate > 0:
+    if implementation not in _PLATFORMS:
+        raise ValueError(f"implementation must be xla, chunked, {', '.join(_PLATFORMS)}, got {implementation!r}")
+    if implementation != "rows" and dropout_rng is not None and dropout_rate > 0:
         raise _cannot(implementation, "has no dropout", f"dropout_rate={dropout_rate}")
     for obstacle in _obstacles(implementation, query, key, value, bias, mask, is_causal, segment_ids is not None):
         raise obstacle
@@ -105,7 +126,12 @@ def kernel_attention(
         query, bias, mask = query[:, blind:], _without_rows(bias, blind), _without_rows(mask, blind)
         ids = None if ids is None else (ids[0][:, blind:], ids[1])
     query = _on_its_platform_p.bind(query, implementation=implementation)
-    out = kernels[implementation](query, key, value, bias, mask, ids, is_causal, h**-0.5 if scale is None else scale)
+    scale = h**-0.5 if scale is None else scale
+    if implementation == "rows":
+        dropping: dict[str, Any] = {"dropout_rate": dropout_rate, "dropout_rng": dropout_rng}
+        out = row_attention(query, key, value, mask, is_causal=is_causal, scale=scale, **dropping)
+    else:
+        out = kernels[implementation](query, key, value, bias, mask, ids, is_causal, scale)
     return jnp.pad(out, ((0, 0), (blind, 0), (0, 0), (0, 0)))
 
 
@@ -149,16 +175,27 @@ def _obstacles(
     if mask is not None and not _is_padding(mask):
         constraint = "takes a mask only as padding, [B or 1, 1, 1, S], beside is_causal and segment_ids"
         yield _cannot(implementation, constraint, f"shape {mask.shape}")
+    if implementation != "flash" and bias is not None:
+        yield _cannot(implementation, "has no bias", f"one of shape {bias.shape}", "flash")
     if implementation == "splash":
-        if bias is not None:
-            yield _cannot("splash", "has no bias", f"one of shape {bias.shape}", "flash")
         return
     if k != n:
-        yield _cannot("flash", "needs as many key heads as query heads", f"{k} and {n}", "splash")
+        yield _cannot(implementation, "needs as many key heads as query heads", f"{k} and {n}", "splash")
     if u != h:
-        yield _cannot("flash", "needs values as wide as keys", f"d_v={u} and d_k={h}", "splash")
-    if h > _LANES and h % _LANES:
-        yield _cannot("flash", f"needs a head size below {_LANES} or a multiple of it", h)
+        yield _cannot(implementation, "needs values as wide as keys", f"d_v={u} and d_k={h}", "splash")
+    if implementation == "rows":
+        if has_segments:
+            yield _cannot("rows", "has no segment_ids", "some", "splash")
+        if (LANES % h and h != 2 * LANES) or n * h % LANES:
+            yield _cannot(
+                "rows", f"needs heads that fill {LANES} lanes, or twice as many each", f"{n} of {h}", "splash"
+            )
+        if t % LANES or s % LANES or max(t, s) > LONGEST_ROW:
+            needed = f"needs lengths that are multiples of {LANES}, at most {LONGEST_ROW}"
+            yield _cannot("rows", needed, f"T={t} and S={s}", "splash")
+        return
+    if h > LANES and h % LANES:
+        yield _cannot("flash", f"needs a head size below {LANES} or a multiple of it", h)
     if is_causal and t != s:
         yield _cannot("flash", "aligns causality at the first key and so needs T = S", f"T={t} and S={s}", "splash")
 
@@ -353,7 +390,7 @@ def _without_rows(
 def _block(length: int) -> int:
     """A block of at most `_LARGEST_BLOCK`, of whole lanes, such that little is padded."""
     num_blocks = -(-length // _LARGEST_BLOCK)
-    return -(-length // (num_blocks * _LANES)) * _LANES
+    return -(-length // (num_blocks * LANES)) * LANES
 
 
 def _padded(x: Array, axis: int, size: int, filling: int) -> Array:

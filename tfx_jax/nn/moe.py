@@ -11,6 +11,7 @@ from flax import nnx
 from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float
 
+from tfx_jax.errors import UserError
 from tfx_jax.fields import at_least
 from tfx_jax.functional.moe import (
     Exchange,
@@ -166,6 +167,9 @@ class MixtureOfExperts(nnx.Module):
           x: tokens, [*batch, D]; those of a group compete for places.
           mask: True for real tokens; padding is sent to no expert and counts in no loss.
           rngs: stream `dropout`; None means evaluation.
+
+        Raises:
+          UserError: if the tokens are no multiple of the groups, in training.
         """
         # In float32 whatever `dtype`, as in the Switch Transformer: a rounding here can send a token elsewhere.
         logits = jnp.einsum("...D,DE->...E", x.astype(jnp.float32), self.router[...].astype(jnp.float32))
@@ -174,6 +178,11 @@ class MixtureOfExperts(nnx.Module):
         if rngs is not None:
             of_mesh, exchange = self.on_mesh or (1, None)
             num_groups = self.num_groups or of_mesh
+            if num_tokens % num_groups:
+                raise UserError(
+                    f"config.model.experts.num_groups={num_groups} does not divide the {num_tokens} tokens of a batch: "
+                    "0 means one group for each device, or choose a divisor"
+                )
             of_group = num_tokens // num_groups
             capacity = min(expert_capacity(of_group, self.num_experts, self.capacity_factor), of_group)
         keys = jax.random.split(rngs.dropout(), self.num_experts) if rngs is not None and self.dropout_rate else None

@@ -10,7 +10,7 @@ from jaxtyping import Array
 
 from tfx_jax.errors import UserError
 from tfx_jax.functional.attention import dot_product_attention
-from tfx_jax.functional.kernels import best_kernels
+from tfx_jax.functional.kernels import are_rows_best, best_kernels
 from tfx_jax.functional.ring import ring_attention
 from tfx_jax.nn.attention import ShardAttention
 from tfx_jax.nn.cores import AttentionFn, kernel_of
@@ -41,8 +41,12 @@ def _attend(mesh: Mesh, core: AttentionFn, query: Array, key: Array, value: Arra
                 f"{mesh.shape['tensor']}"
             )
         return _attend_on_each_device(mesh, core, query, key, value, *args, **options)
-    if core is dot_product_attention and is_even and best_kernels(query, key, value, *args, **options):
-        return _attend_on_each_device(mesh, core, query, key, value, *args, **options)
+    if core is dot_product_attention and is_even:
+        if mesh.devices.flat[0].platform == "tpu" and are_rows_best(query, key, value, *args, **options):
+            rows = functools.partial(core, implementation="rows")
+            return _attend_on_each_device(mesh, rows, query, key, value, *args, **options)
+        if best_kernels(query, key, value, *args, **options):
+            return _attend_on_each_device(mesh, core, query, key, value, *args, **options)
     if mesh.size == 1:
         return core(query, key, value, *args, **options)
     place = functools.partial(jax.lax.with_sharding_constraint, shardings=NamedSharding(mesh, _HEADS))
@@ -74,8 +78,13 @@ def _attend_on_each_device(
             return P(BATCH_AXES if x.shape[0] > 1 else None, "tensor" if x.shape[1] > 1 else None)
         return {"segment_ids": P(BATCH_AXES), "dropout_rng": P()}.get(name, _HEADS)
 
+    def on_a_device(arrays: dict[str, Any]) -> Any:
+        if dropout_rng is not None:  # each device counts the places of its own weights
+            arrays = arrays | {"dropout_rng": _own_rng(arrays["dropout_rng"])}
+        return core(**arrays, return_weights=return_weights, **options)
+
     return jax.shard_map(
-        lambda arrays: core(**arrays, return_weights=return_weights, **options),
+        on_a_device,
         mesh=mesh,
         in_specs=({name: spec(name, x) for name, x in arrays.items()},),
         out_specs=(_HEADS, _WEIGHTS) if return_weights else _HEADS,
@@ -110,8 +119,7 @@ def _attend_in_a_ring(
 
     def on_a_device(arrays: dict[str, Array]) -> Any:
         if dropout_rng is not None:  # the devices of one ring draw alike, those of other rows and heads do not
-            place = jax.lax.axis_index((*BATCH_AXES, "tensor"))
-            arrays = arrays | {"dropout_rng": jax.random.fold_in(arrays["dropout_rng"], place)}
+            arrays = arrays | {"dropout_rng": _own_rng(arrays["dropout_rng"])}
         return ring_attention(**arrays, axis_name="sequence", return_weights=return_weights, **options)
 
     return jax.shard_map(
@@ -120,3 +128,8 @@ def _attend_in_a_ring(
         in_specs=({name: specs[name] for name in arrays},),
         out_specs=(_HEADS, _WEIGHTS) if return_weights else _HEADS,
     )(arrays)
+
+
+def _own_rng(rng: Array) -> Array:
+    """The key of the rows and heads of a device, within `jax.shard_map`."""
+    return jax.random.fold_in(rng, jax.lax.axis_index((*BATCH_AXES, "tensor")))
