@@ -60,8 +60,6 @@ def test_attend_draws_a_file_or_an_image_of_the_test_split(workdir, tmp_path, ca
         ),
         (["--image=none.png", "--output=a.png"], "there is no image none.png"),
         (["--image=3", "--html=a.html"], "--html shows a sentence pair: of an image there is --output=PICTURE"),
-        (["--output=a.png"], "attend needs --source=SENTENCE, of a translation, or --image=FILE, of a caption"),
-        (["--image=3", "--source=a", "--output=a.png"], "attend needs --source=SENTENCE, of a translation, or --image"),
         (["--source=a", "--output=a.png"], "holds a captioning task, and this is for a translation task"),
     ],
 )

@@ -274,8 +274,11 @@ def test_attend_draws_a_pair_and_its_own_translation(workdir, tmp_path, capfd):
         (["evaluate", "--workdir=nowhere", "--step=lates"], '"lates" is not a step'),
         (["attend", "--workdir=nowhere", "--source= ", "--output=a.png"], "--source is empty"),
         (["attend", "--workdir=nowhere", "--source=a"], "attend needs --output=PICTURE or --html=PAGE, or both"),
-        (["attend", "--workdir=nowhere"], "attend needs one of --source=SENTENCE, --image=FILE of a captioner, --row=NUMBER of events"),
-        (["attend", "--workdir=nowhere", "--source=a", "--row=1"], "attend needs one of --source=SENTENCE"),
+        (
+            ["attend", "--workdir=nowhere"],
+            "attend needs one of --source=SENTENCE, --image=FILE of a captioner, --row=NUMBER of events",
+        ),
+        (["attend", "--workdir=nowhere", "--source=a", "--image=3"], "attend needs one of --source=SENTENCE"),
         (["attend", "--workdir=nowhere", "--row=0"], '"0" is not a whole number of at least 1'),
     ],
 )
