@@ -1,6 +1,6 @@
 r"""Soft and hard attention describe built-in images of coloured shapes, and look at what they name.
 
-Result: not yet run
+Result: soft 97.7 % of held-out captions exactly right after 10 minutes of one busy core; hard not yet run to its end
 
     tfx-jax train --config=captioning_shapes --workdir=runs/captions            # soft; captioning_shapes:hard
     tfx-jax attend --workdir=runs/captions --image=0 --output=attention.png      # of the test split, or --image=FILE
@@ -24,7 +24,19 @@ of the penalty would blur all it looks at.
 
 Variants: `soft`, `hard`, `test`.
 
-Measured here: not yet run.
+Measured: `soft`, seed 0, 2,000 steps of 64 images in 10 minutes of one core that a dozen programs shared: **97.7 %**
+exact match on the 1,000 images of the test split, 99.8 % of tokens, 75.9 % of the attention on the object (3.7 % was
+on other objects, and with the places around the object it was 94.4 %, of 192 images).
+
+    step of `soft`                 500   1,000   1,500   2,000
+    exact match, validation, %    42.8    91.7    97.0    98.5
+    attention on the object, %    70.6    78.2    76.0    76.1
+
+That was before the padding of the convolutions was such that a place sees the pixels around it; it saw those to the
+right and below, which is why so much lay beside the object. With it: not yet run. `hard`, likewise before, and with
+score_weight=1: 4.0 % after 500 steps, 11.9 % after 1,000, 28 % of the choices on the object. Probably rewards of whole
+captions were so noisy that they drowned what the images with the expected feature had to teach, so its weight is 0.1
+now: not yet run.
 """
 
 from tfx_jax.models.captioning import CaptionerConfig
@@ -34,7 +46,8 @@ from tfx_jax.training.config import ExperimentConfig, tiny_variant
 
 def get_config(variant: str = "soft") -> ExperimentConfig:
     model = CaptionerConfig(vocab_size=100, channels=(16, 32, 64), d_model=64)
-    config = ExperimentConfig(model, CaptioningConfig(attention_penalty=0.01))
+    task = CaptioningConfig(attention_penalty=0.01)
+    config = ExperimentConfig(model, task)
     optimizer = config.optimizer
     optimizer.peak_learning_rate, optimizer.warmup_steps, optimizer.clip_norm = 3e-3, 200, 1.0
     optimizer.schedule, optimizer.final_fraction = "cosine", 0.02
@@ -44,4 +57,6 @@ def get_config(variant: str = "soft") -> ExperimentConfig:
     if variant not in ("soft", "hard"):
         raise ValueError(f"unknown variant {variant!r}; there are soft, hard, test")
     model.variant = variant
+    if variant == "hard":
+        task.score_weight = 0.1
     return config

@@ -38,10 +38,10 @@ class Oracle:
     def __init__(self, model):
         self.config, self.params = model.config, params_of(model, np.float64)
 
-    def convolution(self, x, kernel, bias):
-        """Three by three pixels, every second one; of an even side, zeros are added behind the last alone."""
-        side = len(x) // 2
-        x, out = np.pad(x, ((0, 1), (0, 1), (0, 0))), np.zeros((side, side, len(bias)))
+    def convolution(self, x, kernel, bias, is_last):
+        """Three by three pixels, every second one; zeros are added before the first or behind the last."""
+        side, ends = len(x) // 2, (0, 1) if is_last else (1, 0)
+        x, out = np.pad(x, (ends, ends, (0, 0))), np.zeros((side, side, len(bias)))
         for row, column in np.ndindex(side, side):
             out[row, column] = bias
             for i, j, channel in np.ndindex(3, 3, x.shape[2]):
@@ -52,7 +52,7 @@ class Oracle:
         x = image / 127.5 - 1
         for index in range(len(self.config.channels)):
             p = self.params["convolutions"][index]
-            x = self.convolution(x, p["kernel"], p["bias"])
+            x = self.convolution(x, p["kernel"], p["bias"], index + 1 == len(self.config.channels))
         return x.reshape(-1, x.shape[2]) + self.params["positions"]["table"]
 
     def begin(self, a):
@@ -113,6 +113,19 @@ def test_the_future_padding_and_other_rows_change_no_bit():
     np.testing.assert_array_equal(before[:2, :3], after[:2, :3])  # the third is told the second
     assert np.abs(before[:2, 3] - after[:2, 3]).min(axis=-1).max() > 1e-4
     assert np.abs(before[2] - after[2]).max() > 1e-3
+
+
+def test_a_place_of_the_grid_sees_the_pixels_around_it():
+    """Three on each side of its square of eight, and one more behind: the gradient reaches these, and no others."""
+    model = make(image_size=48, channels=(3, 3, 3))
+
+    def feature(image, place):
+        return model.encode(image[None]).features[0, place].std()
+
+    image = normal(0, 48, 48, 3) * 40 + 128
+    seen = np.abs(jitted(jax.grad(feature))(image, 2 * 6 + 3)).sum(axis=-1) > 0
+    assert np.flatnonzero(seen.any(axis=1)).tolist() == list(range(16 - 3, 24 + 4))
+    assert np.flatnonzero(seen.any(axis=0)).tolist() == list(range(24 - 3, 32 + 4))
 
 
 def exact_choices(model, image, caption):

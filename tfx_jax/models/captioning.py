@@ -152,9 +152,12 @@ class Captioner(nnx.Module):
         d, features, dtype = c.d_model, c.channels[-1], jnp.dtype(c.dtype)
         glorot, he = nnx.initializers.glorot_uniform(), nnx.initializers.he_normal()
         matrix = lambda rows, columns: nnx.Param(glorot(rngs.params(), (rows, columns)))  # noqa: E731
+        # Three by three pixels of an even side need one more, at either end. With it in front in all convolutions but
+        # the last, a place of the grid sees its own square of pixels and as many on every side of it, but for one.
+        paddings = [((1, 0), (1, 0))] * (len(c.channels) - 1) + [((0, 1), (0, 1))]
         self.convolutions = nnx.List(
-            nnx.Conv(c_in, c_out, (3, 3), strides=2, kernel_init=he, dtype=dtype, rngs=rngs)
-            for c_in, c_out in zip((3, *c.channels), c.channels, strict=False)
+            nnx.Conv(c_in, c_out, (3, 3), strides=2, padding=padding, kernel_init=he, dtype=dtype, rngs=rngs)
+            for c_in, c_out, padding in zip((3, *c.channels), c.channels, paddings, strict=False)
         )
         self.positions = LearnedPositions(c.grid_size**2, features, rngs=rngs)
         self.embedding = Embedding(c.vocab_size, d, scale=1.0, init_stddev=0.1, dtype=dtype, rngs=rngs)
