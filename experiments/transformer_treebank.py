@@ -1,6 +1,6 @@
 r"""The Transformer as a constituency parser: 4 layers that write trees (variants `wsj`, the paper's, and `craft`).
 
-Result: not yet run
+Result: `craft` dev F1 15.2 % greedily, of 199 trees after 1,410 of 12,000 steps; `wsj` not yet run
 
 "Attention Is All You Need" (Vaswani et al., 2017), section 6.3, after "Grammar as a Foreign Language" (Vinyals et al.,
 2015): sentences in, linearised trees out, beam 21 with length penalty 0.3, outputs of up to 300 tokens more than the
@@ -24,7 +24,18 @@ not measured); and it is searched greedily while it is trained. Trees of which a
 7 %, are not trained on. In evaluation every sentence counts: of those that have more than 128 tokens, 23 of dev, the
 tree is flat. By the same count one S over all words has an F1 of 8.2 %, and NP within NP, each a word less, 9.9 %.
 
-Measured here: not yet run.
+Measured of `craft`: the first 1,410 of its 12,000 steps alone, seed 0, a million target tokens in half an hour
+on a quarter of a core that other work had the rest of (the gradient of 10 rows of 96 costs 0.4 s of CPU time). The loss
+is smoothed, in nats, the mean of 50 steps. The last of these models has 15.2 % F1 (precision 16.2 %, recall 14.3 %,
+90 % of trees repaired, 5.0 % exact) on every 14th tree of dev, 199 of them, searched greedily. Labels and tags are
+plausible by then, but a tree loses a word on its way or has one too many, and what follows is off by one.
+
+Ten of these trees, F1: 13.3 % greedily, 15.2 % with beam 4, 3.7 % with beam 21, for which a tree that ends too early is
+likelier than one that is whole (60 tokens more than the input change nothing of that, and 300 cost twice the time: 4.7
+s of CPU time a sentence, compiling included). A model that has learned more should be asked again.
+
+    step             200   400   600   800  1,000  1,200  1,400
+    training loss   2.65  2.34  2.23  2.06   1.96   1.91   1.84
 """
 
 from tfx_jax.models.transformer import TransformerConfig
