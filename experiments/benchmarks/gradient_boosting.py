@@ -5,7 +5,8 @@ r"""What gradient boosting makes of the table that an experiment of events reads
 needs scikit-learn, which nothing else here does. The same columns, the same rows and the same metrics; trees of
 `HistGradientBoostingClassifier` as it comes, to which an empty cell is a value of its own.
 
-Measured on the 400 stays of dev of `seq2vec_icu2012`, scikit-learn 1.9.1: RESULT
+Measured, scikit-learn 1.9.1, on the 400 stays of dev of `seq2vec_icu2012`: AUROC 0.8952 (0.8544 to 0.9299), average
+precision 0.5732 (0.4694 to 0.6965).
 """
 
 import argparse
