@@ -2,11 +2,11 @@ r"""Attention finds the few events that decide, where a mean of all events canno
 
 Result: AUROC 0.9999 with attention, 0.7959 as a mean; 96 % of the attention is on planted events
 
-Built-in records of 30 to 50 events, of 20 variables, at any time. A record has the label 1 if and only if variable 0 was
-found above 0.5 between the times 0.3 and 0.6, which is so for 44 % of them; no event tells that alone by its variable,
-its value or its time, and each of these is in the vector of an event as a summand. So the additive score, which has a
-hidden layer, has to find who goes together. A classifier that reads the mean of all events sees how many there are of
-each kind. No download, and no published figure. The model is in the spirit of Rajkomar et al. (2018).
+Built-in records of 30 to 50 events, of 20 variables, at any time. A record has the label 1 if and only if variable 0
+was found above 0.5 between the times 0.3 and 0.6, which is so for 44 % of them; no event tells that alone by its
+variable, its value or its time, and each of these is in the vector of an event as a summand. So the additive score,
+which has a hidden layer, has to find who goes together. A classifier that reads the mean of all events sees how many
+there are of each kind. No download, and no published figure. The model is in the spirit of Rajkomar et al. (2018).
 
     tfx-jax train --config=seq2vec_cohort --workdir=runs/cohort
     tfx-jax train --config=seq2vec_cohort --workdir=runs/mean --config.model.pooling=mean
