@@ -22,8 +22,8 @@ DIR holds train.csv.gz (3,600 stays, 499 deaths) and dev.csv.gz (400, 55). For y
 
 Variants: `small`, for two CPU cores; `test`.
 
-Measured: `small`, 400 steps of 64 stays or more, within three minutes of two cores that many others shared; on dev, the best
-of eight evaluations (which `evaluate` takes), with the 95 % interval of the bootstrap, and the last one.
+Measured: `small`, 400 steps of 64 stays or more, within three minutes of two cores that many others shared; on dev, the
+best of eight evaluations (which `evaluate` takes), with the 95 % interval of the bootstrap, and the last one.
 
                                        best AUROC                    its average precision         last
     dot (the default), seed 0          0.8981 (0.8602 to 0.9306)     0.5805 (0.4726 to 0.6863)     0.8977
