@@ -31,7 +31,8 @@ shared; accuracy on dev in percent, the best of ten evaluations (which `evaluate
 What made the difference is where it starts, as for BERT there. Drawn plainly, words of unit length score nearly alike,
 and each is compared with a mean of the other sentence; with vectors three times as long equal words find each other at
 the first step, and G reads differences. `grammar`, seed 0: 78.5 % of 200 held-out pairs at its best, 78.0 at last; by
-chance, 33. There, which of two deeds a sentence denies is told by the order of its words, which this model cannot see.
+chance, 33. There, which of two deeds a sentence denies is told by the order of its words, which this model cannot see;
+with intra-sentence attention it had 68.5 after as many steps, its best.
 """
 
 from tfx_jax.models.decomposable import DecomposableConfig

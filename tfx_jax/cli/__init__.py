@@ -17,7 +17,7 @@ VERBS = {
     "translate": "translate standard input, line by line",
     "generate": "go on with each line of standard input, with a pretrained model",
     "average": "average the newest checkpoints of a training",
-    "attend": "draw what every attention head looks at, for one sentence pair",
+    "attend": "draw what every attention head looks at, for one sentence pair, or list it for a record",
     "convert": "write a Hugging Face folder anew, in one file and in another dtype",
     "prepare": "download and build a TFDS translation data set, WMT14 for one",
     "bench": "measure training, decoding, an attention or the data on this machine",

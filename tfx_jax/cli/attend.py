@@ -16,7 +16,9 @@ from tfx_jax.tasks.translation import TranslationTask
 
 def run(argv: Sequence[str]) -> int:
     """Draws the attention of a pair, without a target of the model's own translation; or lists that of a record."""
-    parser = Parser("attend", "Draws what every head of a trained model looks at, for one sentence pair.")
+    parser = Parser(
+        "attend", "Draws what every head of a trained model looks at, for one sentence pair, or lists it for a record."
+    )
     add_model_options(parser)
     parser.add_argument("--source", help="sentence to read: of a pair, the first, and the premise of a second one")
     parser.add_argument("--target", help="its translation, the model's own by default; or the second sentence")
