@@ -5,7 +5,8 @@ r"""What gradient boosting makes of the table that an experiment of events reads
 needs scikit-learn, which nothing else here does. The same columns, the same rows and the same metrics; trees of
 `HistGradientBoostingClassifier` as it comes, to which an empty cell is a value of its own.
 
-Measured on the 400 stays of dev of `seq2vec_icu2012`, scikit-learn 1.9.1: RESULT
+Measured, scikit-learn 1.9.1, on the 400 stays of dev of `seq2vec_icu2012`: AUROC 0.8952 (0.8544 to 0.9299), average
+precision 0.5732 (0.4694 to 0.6965).
 """
 
 import argparse
@@ -14,6 +15,7 @@ import sys
 from collections.abc import Sequence
 
 from tfx_jax.cli.train import load_config_file
+from tfx_jax.data.splits import Split
 from tfx_jax.data.tables import Table
 from tfx_jax.errors import UserError
 from tfx_jax.tasks.event_data import EventData, TableRows
@@ -26,7 +28,7 @@ def compare(data: EventData) -> str:
     Raises:
       UserError: if scikit-learn is not there, or the data are no table or cannot be read.
     """
-    train, other = (_table(data, split) for split in ("train", "validation"))
+    train, other = _table(data, "train"), _table(data, "validation")
     try:
         ensemble = importlib.import_module("sklearn.ensemble")
     except ImportError:
@@ -51,7 +53,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _table(data: EventData, split: str) -> Table:
+def _table(data: EventData, split: Split) -> Table:
     rows = data.load(split)
     if not isinstance(rows, TableRows):
         raise UserError('trees are fitted to tables: config.task.data.dataset must be "files"')

@@ -65,3 +65,16 @@ def test_a_mistake_costs_one_line_that_names_the_place(write, text, message):
 def test_a_file_that_is_not_there(tmp_path):
     with pytest.raises(UserError, match=r"missing\.csv does not exist"):
         read_table(tmp_path / "missing.csv", label_column="died")
+
+
+@pytest.mark.data
+def test_the_stays_of_intensive_care(shared_data):
+    """As many rows, deaths, columns and numbers as the table is known to have."""
+    for part, rows, deaths in (("train", 3600, 499), ("dev", 400, 55)):
+        table = read_table(
+            shared_data / "icu2012" / f"{part}.csv.gz",
+            label_column="In-hospital_death",
+            exclude=["recordid", "SAPS-I", "SOFA", "Length_of_stay", "Survival"],
+        )
+        assert (len(table.values), table.labels.sum(), len(table.columns)) == (rows, deaths, 114)
+        assert (~np.isnan(table.values)).sum(axis=1).min() > 0

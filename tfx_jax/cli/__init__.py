@@ -17,7 +17,7 @@ VERBS = {
     "translate": "translate standard input, line by line",
     "generate": "go on with each line of standard input, with a pretrained model",
     "average": "average the newest checkpoints of a training",
-    "attend": "draw what every attention head looks at, in a sentence pair or an image",
+    "attend": "show what a model looks at, in a sentence pair, an image or a record of events",
     "convert": "write a Hugging Face folder anew, in one file and in another dtype",
     "prepare": "download and build a TFDS translation data set, WMT14 for one",
     "bench": "measure training, decoding, an attention or the data on this machine",

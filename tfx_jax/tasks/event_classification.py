@@ -54,7 +54,7 @@ class EventClassificationConfig:
         return EventClassificationTask(self, model, splits, scales)
 
     def planned(self, model: Seq2VecConfig, options: LoaderOptions) -> PlannedTask:
-        """See `tfx_jax.tasks.task.TaskConfig`; how many variables a table has is not known, at most one an event."""
+        """See `tfx_jax.tasks.task.TaskConfig`; a table is taken to have `max_length` variables."""
         num_variables = self.data.num_variables if self.data.dataset == "synthetic" else self.data.max_length
         batch = planned_batch(
             self.data,

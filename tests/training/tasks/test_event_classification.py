@@ -140,6 +140,7 @@ def test_what_does_not_go_together_is_refused(values, message, tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.compiles(40, "two models, trained, evaluated and asked, each at every length")
 def test_attention_finds_the_cause_and_a_mean_does_not(tmp_path, capsys):
     """On the command line; of the records with a cause, the causes have more than 0.8 of the attention on average."""
     experiment, areas = ROOT / "experiments" / "seq2vec_cohort.py", {}
@@ -169,3 +170,5 @@ def test_attention_finds_the_cause_and_a_mean_does_not(tmp_path, capsys):
     assert weights == sorted(weights, reverse=True)
     assert sum(weights) == pytest.approx(1, abs=0.01)
     assert all(len(line.split("\t")) == 4 for line in lines)
+    assert main(["attend", f"--workdir={tmp_path / 'mean'}", "--source=a", "--output=a.png"]) == 2
+    assert "holds no model of sentence pairs" in capsys.readouterr().err
