@@ -17,7 +17,9 @@ that in Japanese to English, and at least 3 less of `fixed`, whose loss grows wi
 
 DIR holds train.en.gz, train.ja.gz, dev.en and dev.ja.
 
-Measured here: MEASURED
+Measured here: not yet run to its end. Of `luong_jaen`, seed 0, on a fifth of a busy core, the smoothed training loss of
+the 100 steps before step 1,000, 2,000 and 3,000 of the 6,000 was 3.35, 3.01 and 2.83 nats. At step 2,000, where the
+learning rate is 71 % of its peak, dev BLEU was 20.61 (tokenised, beam 4).
 """
 
 from tfx_jax.models.seq2seq import Seq2SeqConfig
