@@ -126,12 +126,12 @@ def kernel_attention(
         query, bias, mask = query[:, blind:], _without_rows(bias, blind), _without_rows(mask, blind)
         ids = None if ids is None else (ids[0][:, blind:], ids[1])
     query = _on_its_platform_p.bind(query, implementation=implementation)
-    scale = h**-0.5 if scale is None else scale
+    factor = h**-0.5 if scale is None else scale
     if implementation == "rows":
         dropping: dict[str, Any] = {"dropout_rate": dropout_rate, "dropout_rng": dropout_rng}
-        out = row_attention(query, key, value, mask, is_causal=is_causal, scale=scale, **dropping)
+        out = row_attention(query, key, value, mask, is_causal=is_causal, scale=factor, **dropping)
     else:
-        out = kernels[implementation](query, key, value, bias, mask, ids, is_causal, scale)
+        out = kernels[implementation](query, key, value, bias, mask, ids, is_causal, factor)
     return jnp.pad(out, ((0, 0), (blind, 0), (0, 0), (0, 0)))
 
 

@@ -20,7 +20,7 @@ LANES = 128
 """Of a TPU's vector unit: lengths have to be multiples, and so has the width of the heads that share them."""
 
 LONGEST_ROW = 1024
-"""The most queries or keys whose gradient fits the fast memory of every TPU, in float32 with heads of 256."""
+"""The most queries or keys whose gradient is known to fit the fast memory of a v5e, in float32 with heads of 256."""
 
 _BLOCK = 256  # queries that are computed at once; causality skips the keys behind the last of them
 
@@ -72,12 +72,12 @@ def row_attention(
       [B, T, N, H] in the dtype of `query`; softmax and sums are float32.
     """
     (b, t, n, h), s = query.shape, key.shape[1]
-    drops = dropout_rng is not None and num_kept_levels(dropout_rate) is not None
-    words = hash_words(dropout_rng) if drops else jnp.zeros(2, jnp.uint32)
-    options = _Options(scale, is_causal, dropout_rate if drops else 0.0, h, n)
+    words = None if num_kept_levels(dropout_rate) is None or dropout_rng is None else hash_words(dropout_rng)
+    options = _Options(scale, is_causal, 0.0 if words is None else dropout_rate, h, n)
+    words = jnp.zeros(2, jnp.uint32) if words is None else words
     seen = None if mask is None else jnp.broadcast_to(mask[:, 0], (b, 1, s)).astype(jnp.int32)
     query, key, value = (x.reshape(*x.shape[:2], n * h) for x in (query, key, value))
-    return _attend(options, words, query, key, value, seen).reshape(b, t, n, h)
+    return cast(Array, _attend(options, words, query, key, value, seen)).reshape(b, t, n, h)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
@@ -90,7 +90,7 @@ def _attend(
     seen: Int[Array, "B 1 S"] | None,
 ) -> Float[Array, "B T D"]:
     arrays = (query, key, value)
-    return cast(Array, _call(_mix, options, words, seen, arrays, results=[query], num_products=2)[0])
+    return _call(_mix, options, words, seen, arrays, results=[query], num_products=2)[0]
 
 
 def _forward(options: _Options, *arrays: Any) -> tuple[Float[Array, "B T D"], Any]:
