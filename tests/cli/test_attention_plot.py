@@ -221,7 +221,8 @@ def test_save_errors_are_one_line(tmp_path, maps):
         ("decoder/0/self", (2, 3, 5), r"3 target tokens by 3 target input tokens need \[N, 3, 3\]"),
         ("encoder/0/self", (5, 5), r"shape \[5, 5\], but 5 source tokens by 5 source tokens need \[N, 5, 5\]"),
         ("encoder/0/self", (0, 5, 5), r"shape \[0, 5, 5\]: there is nothing to draw"),
-        ("encoder/0/cross", (2, 5, 5), r"unknown attention map 'encoder/0/cross'"),
+        ("encoder/0/cross", (2, 5, 5), r"5 source tokens by 3 target tokens need \[N, 5, 3\]"),
+        ("pool/0/cross", (1, 1, 5), r"unknown attention map 'pool/0/cross'"),
         ("decoder/first/self", (2, 3, 3), r"unknown attention map 'decoder/first/self'"),
     ],
 )
