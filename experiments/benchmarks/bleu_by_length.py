@@ -19,6 +19,7 @@ import numpy as np
 from etils import epath
 from matplotlib.figure import Figure
 
+from tfx_jax.data.splits import Split
 from tfx_jax.errors import UserError
 from tfx_jax.tasks.bleu import bleu_scores
 from tfx_jax.tasks.translation import TranslationTask
@@ -48,7 +49,7 @@ class Group(NamedTuple):
         return f"{self.shortest}" if self.shortest == self.longest else f"{self.shortest} to {self.longest}"
 
 
-def translate(workdir: str, step: str | None, split: str) -> Translated:
+def translate(workdir: str, step: str | None, split: Split) -> Translated:
     """Translates a split with the best checkpoint of a training, or with one by its name, such as "average".
 
     Raises:

@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Callable
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar, cast
 
 import jax.numpy as jnp
 
@@ -32,8 +32,8 @@ def zeros_where_empty(attention: Callable[P, R]) -> Callable[P, R]:
         shapes = {"return_weights": (b, n, t, s), "return_log_prob": (b, n, t)}
         dtype = jnp.promote_types(query.dtype, jnp.float32)
         asked = [jnp.zeros(shape, dtype) for option, shape in shapes.items() if kwargs.get(option)]
-        out: Any = jnp.zeros((b, t, n, u), query.dtype)
-        return (out, *asked) if asked else out
+        out = jnp.zeros((b, t, n, u), query.dtype)
+        return cast(R, (out, *asked) if asked else out)
 
     return attend
 
