@@ -60,7 +60,7 @@ def test_attend_draws_a_file_or_an_image_of_the_test_split(workdir, tmp_path, ca
         ),
         (["--image=none.png", "--output=a.png"], "there is no image none.png"),
         (["--image=3", "--html=a.html"], "--html shows a sentence pair: of an image there is --output=PICTURE"),
-        (["--source=a", "--output=a.png"], "holds a captioning task, and this is for a translation task"),
+        (["--source=a", "--output=a.png"], "holds no model of sentence pairs: attend draws translations and pairs"),
     ],
 )
 def test_mistakes_are_one_line(workdir, arguments, message, capsys):

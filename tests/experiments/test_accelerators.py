@@ -15,6 +15,7 @@ from tfx_jax.training.topologies import TOPOLOGIES
 ROOT = pathlib.Path(__file__).parents[2]
 FILES = sorted((ROOT / "experiments").glob("*.py"))
 ON_CPUS = {  # no variant of these needs more
+    "captioning_shapes",
     "decomposable_sick",
     "elmo_wnut17",
     "san_ctc_synthetic_speech",
