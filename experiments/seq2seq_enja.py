@@ -1,6 +1,6 @@
 r"""Recurrent networks with and without attention on small_parallel_enja, 50,000 short English-Japanese pairs.
 
-Result: not yet run to its end
+Result: dev BLEU 30.04 Ja-En with Luong's attention after eight epochs; the others not yet run
 
 Variants: `luong` (LSTM, general score, input feeding), `bahdanau` (GRU) and `fixed` (GRU, the same vector at every
 step), each followed by its direction, as in `luong_jaen` (the default) and `fixed_enja`. Sizes are ours, for a CPU: one
@@ -17,9 +17,11 @@ that in Japanese to English, and at least 3 less of `fixed`, whose loss grows wi
 
 DIR holds train.en.gz, train.ja.gz, dev.en and dev.ja.
 
-Measured here: not yet run to its end. Of `luong_jaen`, seed 0, on a fifth of a busy core, the smoothed training loss of
-the 100 steps before step 1,000, 2,000 and 3,000 of the 6,000 was 3.35, 3.01 and 2.83 nats. At step 2,000, where the
-learning rate is 71 % of its peak, dev BLEU was 20.61 (tokenised, beam 4).
+Measured: `luong_jaen`, seed 0, 6,000 steps, on less than half of a core: tokenised BLEU on dev, beam 4, after 2,000 steps
+20.61, at the end 30.04 (sacreBLEU 29.80, 10.0 % exactly right), of the mean of the last five checkpoints 29.83. The
+smoothed training loss went from 3.35 nats before step 1,000 over 2.83 (3,000) to 2.48: these are eight epochs, where
+`transformer_enja` has eighteen, and it has not ended to fall. The maps align as they should
+(私 は 毎日 英語 の 勉強 を する 。, "i study english every day ."). `bahdanau` and `fixed`: not yet run to their end.
 """
 
 from tfx_jax.models.seq2seq import Seq2SeqConfig
