@@ -17,7 +17,7 @@ that in Japanese to English, and at least 3 less of `fixed`, whose loss grows wi
 
 DIR holds train.en.gz, train.ja.gz, dev.en and dev.ja.
 
-Measured: `luong_jaen`, seed 0, 6,000 steps, on less than half of a core: tokenised BLEU on dev, beam 4, after 2,000 steps
+Measured: `luong_jaen`, seed 0, 6,000 steps, on less than half of a core: tokenised BLEU on dev, beam 4, at step 2,000
 20.61, at the end 30.04 (sacreBLEU 29.80, 10.0 % exactly right), of the mean of the last five checkpoints 29.83. The
 smoothed training loss went from 3.35 nats before step 1,000 over 2.83 (3,000) to 2.48: these are eight epochs, where
 `transformer_enja` has eighteen, and it has not ended to fall. The maps align as they should
