@@ -1,6 +1,6 @@
 r"""Soft and hard attention describe built-in images of coloured shapes, and look at what they name.
 
-Result: soft 97.5 % of held-out captions exactly right, 94 % of the attention on the object; hard 94.1 and 51 %
+Result: 97.5 % of held-out captions exactly right with soft attention, 97.3 with hard; on the object 94 and 99 % of it
 
     tfx-jax train --config=captioning_shapes --workdir=runs/captions            # soft; captioning_shapes:hard
     tfx-jax attend --workdir=runs/captions --image=0 --output=attention.png      # of the test split, or --image=FILE
@@ -32,13 +32,16 @@ percent, with how it went on those of the validation split.
                                                                          on object 88.3, 94.2, 94.8, 94.3
     soft, task.attention_penalty=0.01        98.6     99.9        75.2   exact 60.5, 93.6, 97.6, 98.8
                                                                          on object 86.1, 81.3, 79.2, 75.3
-    hard                                     94.1     99.4        51.0   exact 13.5, 83.2, 91.9, 95.4
+    hard                                     97.3     99.8        99.4   exact 32.0, 91.5, 96.9, 98.0
+                                                                         on object 95.5, 97.3, 99.8, 99.5
+    hard, task.entropy_weight=0.01           94.1     99.4        51.0   exact 13.5, 83.2, 91.9, 95.4
                                                                          on object 78.1, 56.6, 56.2, 50.3
+    hard, config.num_steps=4000              99.4     99.9        76.3   on object 98.4 after 2,000, 76.6 after 4,000
 
-A choice tells less than an expectation: hard attention is behind all the way. That it looks away from the objects as it
-learns is not understood; a place sees the pixels of its neighbours too. With score_weight=1, the paper's, it had 11.9 %
-after 1,000 steps, when the padding of the convolutions was another: rewards of whole captions are noisy, and drown
-what the images with the expected feature teach, so its weight is 0.1 here.
+Both weights that spread the attention are a tenth of what was tried first: with more it spreads, as they ask. With
+twice the steps hard attention has more captions right and looks beside more objects; a place sees the pixels of its
+neighbours too. With score_weight=1, the paper's, and when the padding of the convolutions was another, it had 11.9 %
+after 1,000 steps: rewards of whole captions are noisy, and drown what the images with the expected feature teach.
 """
 
 from tfx_jax.models.captioning import CaptionerConfig
@@ -60,5 +63,5 @@ def get_config(variant: str = "soft") -> ExperimentConfig:
         raise ValueError(f"unknown variant {variant!r}; there are soft, hard, test")
     model.variant = variant
     if variant == "hard":
-        task.score_weight = 0.1
+        task.score_weight, task.entropy_weight = 0.1, 0.001
     return config
