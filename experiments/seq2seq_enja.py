@@ -1,6 +1,6 @@
 r"""Recurrent networks with and without attention on small_parallel_enja, 50,000 short English-Japanese pairs.
 
-Result: dev BLEU 30.04 Ja-En with Luong's attention after eight epochs; the others not yet run
+Result: dev BLEU Ja-En 32.20 with a fixed context, 30.04 with Luong's attention, after eight epochs
 
 Variants: `luong` (LSTM, general score, input feeding), `bahdanau` (GRU) and `fixed` (GRU, the same vector at every
 step), each followed by its direction, as in `luong_jaen` (the default) and `fixed_enja`. Sizes are ours, for a CPU: one
@@ -17,11 +17,16 @@ that in Japanese to English, and at least 3 less of `fixed`, whose loss grows wi
 
 DIR holds train.en.gz, train.ja.gz, dev.en and dev.ja.
 
-Measured: `luong_jaen`, seed 0, 6,000 steps, on less than half of a core: tokenised BLEU on dev, beam 4, at step 2,000
-20.61, at the end 30.04 (sacreBLEU 29.80, 10.0 % exactly right), of the mean of the last five checkpoints 29.83. The
-smoothed training loss went from 3.35 nats before step 1,000 over 2.83 (3,000) to 2.48: these are eight epochs, where
-`transformer_enja` has eighteen, and it has not ended to fall. The maps align as they should
-(私 は 毎日 英語 の 勉強 を する 。, "i study english every day ."). `bahdanau` and `fixed`: not yet run to their end.
+Measured: Ja-En, seed 0, 6,000 steps, on less than half of a core; tokenised BLEU on dev, beam 4.
+
+                   step 2,000   6,000   sacreBLEU   exact match   mean of the last five checkpoints
+    luong_jaen          20.61   30.04       29.80        10.0 %                               29.83
+    fixed_jaen                  32.20       32.16        13.6 %
+
+That is not what is expected: attention is behind. These are eight epochs, where `transformer_enja` has eighteen, and
+neither loss has ended to fall; sentences have 4 to 16 words, which a vector may hold; and the cells differ, LSTM
+against GRU. Which of these it is has to be found out, with one cell for all. The maps align as they should (私 は 毎日
+英語 の 勉強 を する 。, "i study english every day ."). `bahdanau_jaen` and the other direction: not yet run.
 """
 
 from tfx_jax.models.seq2seq import Seq2SeqConfig
