@@ -1,6 +1,6 @@
 r"""ELMo, pre-trained on WikiText-2: two million words, where the paper had a corpus of 800 million, ten times.
 
-Result: not yet run
+Result: validation perplexity 43.07 of 3,000 words after 4,000 steps of a busy core
 
 Peters et al. (2018, https://arxiv.org/abs/1802.05365, section 3): words as characters, two layers of LSTMs in either
 direction, which share the words and the softmax; the sum of both log likelihoods (section 3.1). The authors' model has
@@ -20,7 +20,13 @@ Variants: `small`, for a CPU core and less than half an hour: words of 96 number
 the 3,000 most frequent words, rows of 24 words, 4,000 steps, which are one and a half times the text; `base`, the sizes
 of the paper, all 33,278 words and rows of 64, for an accelerator; `test`.
 
-Measured: not yet run.
+Measured: `small`, seed 0, beside many other programs; mean of both directions on valid.txt.gz, 216,346 tokens.
+
+    step                     1,000    2,000    3,000    4,000
+    loss, nats              4.0796   3.8958   3.8086   3.7629
+    perplexity               59.12    49.20    45.09    43.07
+
+`base`: not yet run.
 """
 
 from tfx_jax.models.elmo import CharacterConfig, ElmoConfig

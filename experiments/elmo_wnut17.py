@@ -1,6 +1,6 @@
 r"""A tagger of names with ELMo's vectors and without them, on WNUT-17: posts with new and rare names of six kinds.
 
-Result: not yet run
+Result: dev F1 26.8, 24.9 and 25.5 with ELMo, 16.7, 16.3 and 19.0 without, three seeds
 
 Peters et al. (2018, https://arxiv.org/abs/1802.05365, sections 3.2, 3.3 and 4): ELMo is frozen, each word has a
 weighted sum of its layers beside a vector of its own, and the weights are learned with the tagger. On CoNLL-2003 the
@@ -19,7 +19,16 @@ elmo_wikitext2.py, whose sizes and parameters the frozen part takes; without it,
 Variants: `small`, with ELMo, for a CPU core and some minutes; `without`, the same tagger and the same steps, with
 nothing but its own vector of each word's characters; `test`.
 
-Measured: not yet run.
+Measured: from `elmo_wikitext2` (small, perplexity 43.07), 900 steps, about a minute of one core each; entity F1 of the
+836 entities of dev.conll in percent, of the best of six evaluations, which `evaluate` takes, and of the last.
+
+                    with ELMo                     without
+    seed 0          26.77, last 23.18             16.70, last 16.68
+    seed 1          24.86, last 24.86             16.28, last 16.28
+    seed 2          25.48, last 24.51             18.99, last 18.96
+
+So vectors of a text that has no post gain 8.4 points as a mean, in recall and in precision: 18.3
+for 10.4 %, and 49.8 for 42.2 %, of seed 0. `bert_wnut17` has 20.6, pre-trained on the same text.
 """
 
 from tfx_jax.models.elmo import ElmoConfig, ElmoTaggerConfig
