@@ -68,6 +68,12 @@ class TestDraw:
         np.testing.assert_allclose(probs[0], dense_weights(QUERY, KEY, mask=MASK)[0], atol=1e-6)
         assert not np.asarray(probs[1]).any()
 
+    def test_all_that_is_asked_for_exists_without_keys(self):
+        nothing = KEY[:, :0], VALUE[:, :0]
+        found = _drawn(QUERY, *nothing, return_probs=True)
+        assert [part.shape for part in found] == [(2, 3, 4, 7), (2, 4, 3, 0), (2, 4, 3), (2, 4, 3, 0)]
+        assert not np.asarray(found[0]).any()
+
     def test_dropout_drops_the_chosen_weight_and_keeps_the_mean(self):
         out = np.asarray(_hard(QUERY, KEY, VALUE, dropout_rate=0.25, dropout_rng=jax.random.key(0)))
         whole = np.asarray(_hard(QUERY, KEY, VALUE))

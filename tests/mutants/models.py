@@ -13,11 +13,11 @@ MUTANTS = (
         "models/transformer.py",
         "models/test_transformer.py, models/test_transformer_decoding.py, models/test_transformer_options.py",
         ("the target is not shifted", "inputs = shift_right(target, self.config.start_id)", "inputs = target"),
-        ("no positions", "add_bias(x, vectors), self.config.dropout_rate", "x, self.config.dropout_rate"),
+        ("no positions", "drop(add_bias(x, vectors), self", "drop(x, self"),
         (
             "positions are dropped out before the sum",
-            "return dropout(x, rate, rngs.dropout() if rngs is not None and rate else None)",
-            "return x",
+            "return drop(add_bias(x, vectors), self.config.dropout_rate, rngs)",
+            "return add_bias(drop(x, self.config.dropout_rate, rngs), vectors)",
         ),
         ("no last norm of the encoder", "(x if self.encoder_norm is None else self.encoder_norm(x))", "x"),
         (

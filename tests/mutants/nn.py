@@ -94,14 +94,19 @@ MUTANTS = (
         ),
     ),
     *in_file(
+        "nn/dropout.py",
+        "nn/test_layers.py",
+        ("nothing is dropped", "rngs.dropout() if rngs is not None and rate else None", "None"),
+    ),
+    *in_file(
         "nn/layers.py",
         "nn/test_layers.py",
         ("the sum is not normalised", "return (x if self.pre_norm else self.norm(x)), extra", "return x, extra"),
         ("the branch is not normalised", "sublayer(self.norm(x) if self.pre_norm else x)", "sublayer(x)"),
         (
             "the sum is dropped",
-            "x = x + dropout(y, self.dropout_rate, rng)",
-            "x = dropout(x + y, self.dropout_rate, rng)",
+            "x = x + drop(y, self.dropout_rate, rngs)",
+            "x = drop(x + y, self.dropout_rate, rngs)",
         ),
         ("the decoder sees the future", "is_causal=True", "is_causal=False"),
         ("padding of the source is seen", "mask=memory_mask, ", ""),

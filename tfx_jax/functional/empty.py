@@ -20,7 +20,7 @@ def zeros_where_empty(attention: Callable[P, R]) -> Callable[P, R]:
 
     Returns:
       The same function. Where B, T or S is 0 it returns zeros, [B, T, N, U], in the dtype of `query`, and those of what
-      else is asked for: weights, [B, N, T, S], and log-probabilities, [B, N, T].
+      else is asked for: weights, [B, N, T, S], log-probabilities, [B, N, T], and probabilities, [B, N, T, S].
     """
 
     @functools.wraps(attention)
@@ -29,7 +29,7 @@ def zeros_where_empty(attention: Callable[P, R]) -> Callable[P, R]:
         if query.size and key.size:
             return attention(*args, **kwargs)
         (b, t, n, _), s, u = query.shape, key.shape[1], value.shape[-1]
-        shapes = {"return_weights": (b, n, t, s), "return_log_prob": (b, n, t)}
+        shapes = {"return_weights": (b, n, t, s), "return_log_prob": (b, n, t), "return_probs": (b, n, t, s)}
         dtype = jnp.promote_types(query.dtype, jnp.float32)
         asked = [jnp.zeros(shape, dtype) for option, shape in shapes.items() if kwargs.get(option)]
         out = jnp.zeros((b, t, n, u), query.dtype)

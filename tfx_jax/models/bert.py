@@ -10,13 +10,13 @@ from flax import nnx
 from jaxtyping import Array, Bool, Float, Int
 
 from tfx_jax.fields import at_least, fraction, one_of
-from tfx_jax.functional.dropout import dropout
 from tfx_jax.functional.linear import add_bias
 from tfx_jax.models.config import DTYPES, layer_pattern
 from tfx_jax.models.flops import stack_flops
 from tfx_jax.models.gpt import count
 from tfx_jax.nn.attention import MultiHeadAttention, ShardAttention
 from tfx_jax.nn.cores import AttentionConfig, AttentionFn
+from tfx_jax.nn.dropout import drop
 from tfx_jax.nn.embedding import Embedding, LearnedPositions
 from tfx_jax.nn.feed_forward import ACTIVATIONS, FeedForward
 from tfx_jax.nn.layers import EncoderLayer, Residual
@@ -235,8 +235,7 @@ class Bert(nnx.Module):
             jnp.zeros_like(tokens) if token_type_ids is None else token_type_ids
         )
         x = self.norm(add_bias(x, self.positions(positions)))
-        rate = self.config.dropout_rate
-        x = dropout(x, rate, rngs.dropout() if rngs is not None and rate else None)
+        x = drop(x, self.config.dropout_rate, rngs)
         mask = None if token_mask is None else token_mask[:, None, None, :]
 
         def encode(layer: EncoderLayer, x: Array, rngs: nnx.Rngs | None) -> tuple[Array, Any]:

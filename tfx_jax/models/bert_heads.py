@@ -8,10 +8,10 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Bool, Float, Int
 
-from tfx_jax.functional.dropout import dropout
 from tfx_jax.models.bert import Bert, BertConfig, BertOutput, make_dense
 from tfx_jax.nn.attention import ShardAttention
 from tfx_jax.nn.cores import AttentionFn
+from tfx_jax.nn.dropout import drop
 from tfx_jax.nn.embedding import Embedding
 from tfx_jax.nn.feed_forward import ACTIVATIONS
 from tfx_jax.nn.linear import Linear
@@ -215,4 +215,4 @@ def _make_classifier(config: BertConfig, rngs: nnx.Rngs) -> Linear:
 
 def _drop(x: Float[Array, "*batch D"], config: BertConfig, rngs: nnx.Rngs | None) -> Float[Array, "*batch D"]:
     rate = config.dropout_rate if config.head_dropout_rate is None else config.head_dropout_rate
-    return dropout(x, rate, rngs.dropout() if rngs is not None and rate else None)
+    return drop(x, rate, rngs)

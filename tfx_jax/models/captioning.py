@@ -13,7 +13,6 @@ from jaxtyping import Array, Bool, Float, Int, Shaped
 from tfx_jax.errors import UserError
 from tfx_jax.fields import at_least, fraction, one_of
 from tfx_jax.functional.additive import additive_attention
-from tfx_jax.functional.dropout import dropout
 from tfx_jax.functional.hard import hard_attention
 from tfx_jax.functional.linear import add_bias, linear_logits
 from tfx_jax.functional.recurrent import lstm_cell, narrow_product
@@ -22,6 +21,7 @@ from tfx_jax.models.config import DTYPES
 from tfx_jax.models.encoder_decoder import shift_right
 from tfx_jax.nn.attention import ShardAttention
 from tfx_jax.nn.decoding import Decoder
+from tfx_jax.nn.dropout import drop
 from tfx_jax.nn.embedding import Embedding, LearnedPositions
 
 VARIANTS = ("soft", "hard")
@@ -210,7 +210,7 @@ class Captioner(nnx.Module):
         """
         c, (b, length) = self.config, captions.shape
         memory = self.encode(images)
-        words = self._drop(self.embedding(shift_right(captions, c.start_id)), rngs)
+        words = drop(self.embedding(shift_right(captions, c.start_id)), self.config.dropout_rate, rngs)
         is_drawn, keys = None, None
         if c.variant == "hard" and rngs is not None:
             is_drawn = jax.random.uniform(rngs.dropout(), (b,)) >= c.soft_share
@@ -281,12 +281,8 @@ class Captioner(nnx.Module):
         """Scores the vocabulary: equation 7, L_o (E y + L_h h + L_z z), and a bias."""
         hidden = words.astype(h.dtype) + narrow_product(h, self._of(self.l_h))
         hidden = hidden + narrow_product(context, self._of(self.l_z))
-        hidden = self._drop(hidden, rngs).astype(self.embedding.dtype)
+        hidden = drop(hidden, self.config.dropout_rate, rngs).astype(self.embedding.dtype)
         return add_bias(linear_logits(hidden, self.l_o[...]), self.logits_bias[...])
-
-    def _drop(self, x: Array, rngs: nnx.Rngs | None) -> Array:
-        rate = self.config.dropout_rate
-        return dropout(x, rate, rngs.dropout() if rngs is not None and rate else None)
 
     def _of(self, param: nnx.Param[Array]) -> Array:
         """A matrix, as products take it."""

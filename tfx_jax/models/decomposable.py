@@ -13,9 +13,9 @@ from jaxtyping import Array, Bool, Float, Int
 from tfx_jax.fields import at_least, fraction, one_of
 from tfx_jax.functional.attention import dot_product_attention
 from tfx_jax.functional.decomposable import attend_both, decomposable_attention
-from tfx_jax.functional.dropout import dropout
 from tfx_jax.models.config import DTYPES
 from tfx_jax.nn.attention import ShardAttention
+from tfx_jax.nn.dropout import drop
 from tfx_jax.nn.embedding import Embedding
 from tfx_jax.nn.linear import Linear
 
@@ -88,8 +88,7 @@ class TwoLayers(nnx.Module):
     def __call__(self, x: Float[Array, "*batch D"], rngs: nnx.Rngs | None = None) -> Float[Array, "*batch F"]:
         """Transforms every vector alone; `rngs=None` means evaluation."""
         for layer in (self.first, self.second):
-            rng = rngs.dropout() if rngs is not None and self.dropout_rate else None
-            x = jax.nn.relu(layer(dropout(x, self.dropout_rate, rng)))
+            x = jax.nn.relu(layer(drop(x, self.dropout_rate, rngs)))
         return x
 
 

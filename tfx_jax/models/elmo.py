@@ -11,10 +11,10 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float, Int
 
 from tfx_jax.fields import at_least, fraction, one_of
-from tfx_jax.functional.dropout import dropout
 from tfx_jax.functional.linear import add_bias
 from tfx_jax.functional.recurrent import State, lstm_cell, narrow_product, scan_cell
 from tfx_jax.models.config import DTYPES
+from tfx_jax.nn.dropout import drop
 from tfx_jax.nn.linear import Linear
 
 NUM_CHARACTERS = 259
@@ -200,7 +200,7 @@ class LSTM(nnx.Module):
         self, x: Float[Array, "B T I"], token_mask: Bool[Array, "B T"], *, is_reversed: bool = False
     ) -> Float[Array, "B T O"]:
         """Reads from the first word on, or from the last one back; where there is no word, nothing is read."""
-        gates = narrow_product(x.astype(self.dtype), self.kernel[...]) + self.bias[...][None, None]
+        gates = add_bias(narrow_product(x.astype(self.dtype), self.kernel[...]), self.bias[...])
         projection = None if self.projection is None else self.projection[...].astype(self.dtype)
 
         def step(gates: Array, state: State, recurrent: Array) -> State:
@@ -273,8 +273,7 @@ class Elmo(nnx.Module):
         layers = [jnp.stack([words, words], axis=2)]
         for index, layer in enumerate(self.layers):
             x = layers[-1]
-            rate = self.dropout_rate
-            y = layer(dropout(x, rate, rngs.dropout() if rngs is not None and rate else None), token_mask)
+            y = layer(drop(x, self.dropout_rate, rngs), token_mask)
             layers.append(x + y if index else y)
         return jnp.stack(layers)
 
@@ -300,5 +299,5 @@ class ElmoLanguageModel(nnx.Module):
         rngs: nnx.Rngs | None = None,
     ) -> Float[Array, "B T 2 V"]:
         """Scores, at each word, what follows it (direction 0) and what precedes it (1): float32 logits."""
-        x, rate = self.elmo(characters, token_mask=token_mask, rngs=rngs)[-1], self.config.dropout_rate
-        return self.softmax(dropout(x, rate, rngs.dropout() if rngs is not None and rate else None))
+        x = self.elmo(characters, token_mask=token_mask, rngs=rngs)[-1]
+        return self.softmax(drop(x, self.config.dropout_rate, rngs))

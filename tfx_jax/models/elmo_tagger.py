@@ -7,9 +7,9 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Bool, Float, Int
 
-from tfx_jax.functional.dropout import dropout
 from tfx_jax.models.elmo import BidirectionalLSTM, CharacterEncoder, Elmo, ElmoConfig
 from tfx_jax.nn.attention import ShardAttention
+from tfx_jax.nn.dropout import drop
 from tfx_jax.nn.linear import Linear
 
 
@@ -103,10 +103,6 @@ class ElmoTagger(nnx.Module):
             layers = self.elmo(characters, token_mask=token_mask)
             mixed = self.mix(layers.reshape(*layers.shape[:3], -1))
             x = jnp.concatenate([x, mixed], axis=-1)
-        x = self._drop(x, rngs)
+        x = drop(x, self.config.tagger.dropout_rate, rngs)
         x = self.lstm(jnp.stack([x, x], axis=2), token_mask)
-        return self.classifier(self._drop(x.reshape(*x.shape[:2], -1), rngs))
-
-    def _drop(self, x: Float[Array, "B T D"], rngs: nnx.Rngs | None) -> Float[Array, "B T D"]:
-        rate = self.config.tagger.dropout_rate
-        return dropout(x, rate, rngs.dropout() if rngs is not None and rate else None)
+        return self.classifier(drop(x.reshape(*x.shape[:2], -1), self.config.tagger.dropout_rate, rngs))

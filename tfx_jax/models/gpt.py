@@ -11,7 +11,6 @@ from flax import nnx
 from jaxtyping import Array, Bool, Float, Int
 
 from tfx_jax.fields import at_least, fraction, one_of
-from tfx_jax.functional.dropout import dropout
 from tfx_jax.functional.linear import add_bias
 from tfx_jax.functional.masks import SegmentIds
 from tfx_jax.models.config import DTYPES, layer_pattern
@@ -20,6 +19,7 @@ from tfx_jax.nn.attention import MultiHeadAttention, ShardAttention
 from tfx_jax.nn.cache import KVCache
 from tfx_jax.nn.cores import AttentionConfig, AttentionFn
 from tfx_jax.nn.decoding import Decoder
+from tfx_jax.nn.dropout import drop
 from tfx_jax.nn.embedding import Embedding, LearnedPositions
 from tfx_jax.nn.feed_forward import ACTIVATIONS, FeedForward
 from tfx_jax.nn.fused_decoder import FusedKVCache, arrange, fused_step, init_fused_cache
@@ -272,9 +272,7 @@ class GPT(nnx.Module):
         self, tokens: Int[Array, "B T"], positions: Int[Array, "#B T"], rngs: nnx.Rngs | None
     ) -> Float[Array, "B T D"]:
         x = self.embedding(tokens)
-        x = add_bias(x, self.positions(positions))
-        rate = self.config.dropout_rate
-        return dropout(x, rate, rngs.dropout() if rngs is not None and rate else None)
+        return drop(add_bias(x, self.positions(positions)), self.config.dropout_rate, rngs)
 
     def decoder(self, *, int8: bool = False) -> Decoder:
         """Returns the model as it decodes, see `tfx_jax.nn.decoding.DecodingModel`."""

@@ -10,13 +10,13 @@ from flax import nnx
 from jaxtyping import Array, Float, Int
 
 from tfx_jax.fields import at_least, fraction, one_of
-from tfx_jax.functional.dropout import dropout
 from tfx_jax.functional.masks import padding_mask
 from tfx_jax.functional.positions import sinusoidal_positions
 from tfx_jax.models.config import DTYPES, layer_pattern
 from tfx_jax.models.flops import stack_flops
 from tfx_jax.nn.attention import MultiHeadAttention, ShardAttention
 from tfx_jax.nn.cores import AttentionConfig, AttentionFn
+from tfx_jax.nn.dropout import drop
 from tfx_jax.nn.feed_forward import FeedForward
 from tfx_jax.nn.layers import EncoderLayer, Residual
 from tfx_jax.nn.normalization import LayerNorm
@@ -164,7 +164,7 @@ class SanCTC(nnx.Module):
         x = self.frames(stack_frames(frames, num_frames, c.subsampling))
         positions = sinusoidal_positions(jnp.arange(x.shape[1]), c.d_model)
         x = x + positions[None].astype(x.dtype)
-        x = dropout(x, c.dropout_rate, rngs.dropout() if rngs is not None and c.dropout_rate else None)
+        x = drop(x, c.dropout_rate, rngs)
         mask = padding_mask(c.num_steps(num_frames), x.shape[1])
 
         def encode(layer: EncoderLayer, x: Array, rngs: nnx.Rngs | None) -> tuple[Array, Any]:

@@ -16,14 +16,16 @@ from tfx_jax.fields import at_least, fraction, one_of
 from tfx_jax.functional.additive import additive_attention, attentional_vector, general_attention
 from tfx_jax.functional.attention import dot_product_attention
 from tfx_jax.functional.dropout import dropout
+from tfx_jax.functional.linear import add_bias
 from tfx_jax.functional.recurrent import State, narrow_product
 from tfx_jax.functional.search import BeamInvariant
 from tfx_jax.models.config import DTYPES
 from tfx_jax.models.encoder_decoder import shift_right, source_mask, with_padding
 from tfx_jax.nn.attention import AttentionFn, ShardAttention
 from tfx_jax.nn.decoding import Decoder
+from tfx_jax.nn.dropout import drop
 from tfx_jax.nn.embedding import Embedding
-from tfx_jax.nn.recurrent import CELLS, BidirectionalLayer, RecurrentLayer, with_bias
+from tfx_jax.nn.recurrent import CELLS, BidirectionalLayer, RecurrentLayer
 from tfx_jax.nn.stack import scan_layers, stack_layers, unstack_layers
 
 VARIANTS = ("fixed", "bahdanau", "luong")
@@ -195,7 +197,7 @@ class Seq2Seq(nnx.Module):
         if return_attention and self.config.variant == "fixed":
             raise UserError('a model with config.model.variant="fixed" has no attention: there is no map of it')
         memory = self._read(source, rngs)
-        words = self._drop(self.embedding(shift_right(target, self.config.start_id)), rngs)
+        words = drop(self.embedding(shift_right(target, self.config.start_id)), self.config.dropout_rate, rngs)
         first = self._first_state(memory)
         inputs = self._first_gates(words, first.fed).swapaxes(0, 1), self._step_keys(rngs, target.shape[1])
         advance = self._advance(memory, return_attention=return_attention)
@@ -215,7 +217,7 @@ class Seq2Seq(nnx.Module):
         token_mask = source != self.config.pad_id
 
         def encode(layer: BidirectionalLayer, x: Array, rngs: nnx.Rngs | None) -> tuple[Array, Array]:
-            return layer(self._drop(x, rngs), token_mask)
+            return layer(drop(x, self.config.dropout_rate, rngs), token_mask)
 
         output, last = scan_layers(encode, self.encoder_layers, self.embedding(source), rngs)
         keys = None if self.w_key is None else narrow_product(output, self.w_key[...])[:, :, None]
@@ -224,7 +226,7 @@ class Seq2Seq(nnx.Module):
     def _first_state(self, memory: Memory) -> DecoderState:
         """What the decoder begins with: states made of the encoder's last, and nothing attended to yet."""
         c = self.config
-        drawn = jnp.tanh(with_bias(narrow_product(memory.last, self.initial[...]), self.initial_bias[...]))
+        drawn = jnp.tanh(add_bias(narrow_product(memory.last, self.initial[...]), self.initial_bias[...]))
         parts = jnp.split(drawn, c.decoder_depth * CELLS[c.cell].num_states, axis=-1)
         size = CELLS[c.cell].num_states
         layers = tuple(tuple(parts[start : start + size]) for start in range(0, len(parts), size))
@@ -303,13 +305,9 @@ class Seq2Seq(nnx.Module):
         x, context = outputs
         if self.readout_bias is not None:
             told = jnp.concatenate([x, words.astype(x.dtype), context], axis=-1).astype(self.embedding.dtype)
-            hidden = with_bias(narrow_product(told, self.readout[...]), self.readout_bias[...])
+            hidden = add_bias(narrow_product(told, self.readout[...]), self.readout_bias[...])
             x = hidden.reshape(*hidden.shape[:-1], -1, 2).max(axis=-1)
-        return self.embedding.attend(self._drop(x, rngs))
-
-    def _drop(self, x: Array, rngs: nnx.Rngs | None) -> Array:
-        rate = self.config.dropout_rate
-        return dropout(x, rate, rngs.dropout() if rngs is not None and rate else None)
+        return self.embedding.attend(drop(x, self.config.dropout_rate, rngs))
 
     def _step_keys(self, rngs: nnx.Rngs | None, num_steps: int) -> Array | None:
         """A key for each step, if there is dropout between the decoder's layers."""

@@ -15,10 +15,10 @@ from tfx_jax.fields import at_least, fraction, one_of
 from tfx_jax.functional.additive import additive_attention
 from tfx_jax.functional.attention import dot_product_attention
 from tfx_jax.functional.attention_from_logits import attention_from_logits
-from tfx_jax.functional.dropout import dropout
 from tfx_jax.functional.masks import Mask
 from tfx_jax.models.config import DTYPES
 from tfx_jax.nn.attention import ShardAttention
+from tfx_jax.nn.dropout import drop
 from tfx_jax.nn.linear import Linear
 
 POOLINGS = ("additive", "dot", "mean")
@@ -127,8 +127,8 @@ class Seq2Vec(nnx.Module):
         events = _between_knots(self.values[...], variable, value) + _between_knots(self.times[...][None], None, time)
         events = (math.sqrt(c.d_model) * events).astype(c.dtype)  # as words are, see `tfx_jax.nn.Embedding`
         pooled, weights = self._pool(events[:, :, None], event_mask[:, None, None])
-        hidden = jax.nn.relu(self.hidden(self._dropped(pooled[:, 0, 0], rngs)))
-        logits = self.classifier(self._dropped(hidden, rngs).astype(jnp.float32))
+        hidden = jax.nn.relu(self.hidden(drop(pooled[:, 0, 0], self.config.dropout_rate, rngs)))
+        logits = self.classifier(drop(hidden, self.config.dropout_rate, rngs).astype(jnp.float32))
         return (logits, {"pool/0/cross": weights}) if return_attention else logits
 
     def _pool(self, events: Float[Array, "B T 1 D"], mask: Mask) -> tuple[Float[Array, "B 1 1 D"], Array]:
@@ -143,10 +143,6 @@ class Seq2Vec(nnx.Module):
             attend = functools.partial(additive_attention, w_query=None, w_key=self.key[...], v=self.score[...])
         query = jnp.broadcast_to(self.query[...].astype(events.dtype), (rows, 1, 1, len(self.query)))
         return attend(query, events, events, mask=mask, return_weights=True)
-
-    def _dropped(self, x: Array, rngs: nnx.Rngs | None) -> Array:
-        rate = self.config.dropout_rate
-        return dropout(x, rate, rngs.dropout() if rngs is not None and rate else None)
 
 
 def _between_knots(

@@ -12,7 +12,6 @@ from jaxtyping import Array, Bool, Float, Int
 
 from tfx_jax.fields import at_least, fraction, one_of
 from tfx_jax.functional.attention import dot_product_attention
-from tfx_jax.functional.dropout import dropout
 from tfx_jax.functional.positions import relative_position_bias
 from tfx_jax.models.config import DTYPES, layer_pattern
 from tfx_jax.models.encoder_decoder import (
@@ -29,6 +28,7 @@ from tfx_jax.models.flops import EncoderDecoderSizes, encoder_decoder_sizes
 from tfx_jax.nn.attention import MultiHeadAttention, ShardAttention
 from tfx_jax.nn.cores import AttentionConfig, AttentionFn
 from tfx_jax.nn.decoding import Decoder
+from tfx_jax.nn.dropout import drop
 from tfx_jax.nn.embedding import Embedding
 from tfx_jax.nn.feed_forward import ACTIVATIONS, FeedForward
 from tfx_jax.nn.fused_decoder import arrange, fused_step
@@ -285,7 +285,7 @@ class T5(nnx.Module):
         mask = source_mask(source, self.config.pad_id)
         inputs = shift_right(target, self.config.start_id)
         x, decoder_maps = self._decode(inputs, memory, mask, rngs, return_attention)
-        logits = self._output().attend(self._drop(self._last_norm(x), rngs))
+        logits = self._output().attend(drop(self._last_norm(x), self.config.dropout_rate, rngs))
         if not return_attention:
             return logits
         return logits, encoder_maps | named_maps("decoder", decoder_maps)
@@ -301,7 +301,7 @@ class T5(nnx.Module):
         """Returns the output of the decoder's last layer and its attention maps, stacked over layers."""
         bias = self.decoder_bias(inputs.shape[1], inputs.shape[1])
         token_mask = input_mask(inputs, self.config.pad_id)
-        x = self._drop(self.embedding(inputs), rngs)
+        x = drop(self.embedding(inputs), self.config.dropout_rate, rngs)
 
         def decode(layer: DecoderLayer, x: Array, rngs: nnx.Rngs | None) -> tuple[Array, Any]:
             options: dict[str, Any] = {"memory_mask": memory_mask, "bias": bias, "token_mask": token_mask}
@@ -315,14 +315,14 @@ class T5(nnx.Module):
         """Returns the encoder's output and its attention maps (an empty dictionary unless asked for)."""
         mask = source_mask(source, self.config.pad_id)
         bias = self.encoder_bias(source.shape[1], source.shape[1])
-        x = self._drop(self.embedding(source), rngs)
+        x = drop(self.embedding(source), self.config.dropout_rate, rngs)
 
         def encode(layer: EncoderLayer, x: Array, rngs: nnx.Rngs | None) -> tuple[Array, Any]:
             options: dict[str, Any] = {"bias": bias, "mask": mask, "token_mask": mask[:, 0, 0]}
             return layer(x, rngs=rngs, return_weights=return_attention, **options)
 
         x, maps = scan_layers(encode, self.encoder_layers, x, rngs, remat=self.config.remat, unroll=self.config.unroll)
-        return self._drop(self.encoder_norm(x), rngs), named_maps("encoder", maps)
+        return drop(self.encoder_norm(x), self.config.dropout_rate, rngs), named_maps("encoder", maps)
 
     def decoder(self, *, int8: bool = False) -> Decoder:
         """Returns the model as it decodes, see `tfx_jax.nn.decoding.DecodingModel`."""
@@ -334,10 +334,6 @@ class T5(nnx.Module):
     def _last_norm(self, x: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
         """What the output layer gets; the embedding, of variance 1, wants it smaller."""
         return self.decoder_norm(x) * (self.config.d_model**-0.5 if self.config.is_tied else 1.0)
-
-    def _drop(self, x: Float[Array, "B T D"], rngs: nnx.Rngs | None) -> Float[Array, "B T D"]:
-        rate = self.config.dropout_rate
-        return dropout(x, rate, rngs.dropout() if rngs is not None and rate else None)
 
 
 class T5Decoder(nnx.Module):

@@ -10,7 +10,6 @@ from flax import nnx
 from jaxtyping import Array, Bool, Float, Int
 
 from tfx_jax.fields import at_least, fraction, one_of
-from tfx_jax.functional.dropout import dropout
 from tfx_jax.functional.linear import add_bias
 from tfx_jax.functional.positions import sinusoidal_positions
 from tfx_jax.models.config import DTYPES, layer_pattern
@@ -28,6 +27,7 @@ from tfx_jax.models.flops import EncoderDecoderSizes, encoder_decoder_sizes
 from tfx_jax.nn.attention import MultiHeadAttention, ShardAttention
 from tfx_jax.nn.cores import AttentionConfig, AttentionFn
 from tfx_jax.nn.decoding import Decoder
+from tfx_jax.nn.dropout import drop
 from tfx_jax.nn.embedding import Embedding, LearnedPositions
 from tfx_jax.nn.feed_forward import ACTIVATIONS, FeedForward
 from tfx_jax.nn.fused_decoder import arrange, fused_step
@@ -289,8 +289,7 @@ class Transformer(nnx.Module):
             vectors = sinusoidal_positions(positions, x.shape[-1], is_interleaved=is_interleaved)
         else:
             vectors = learned(positions)
-        x, rate = add_bias(x, vectors), self.config.dropout_rate
-        return dropout(x, rate, rngs.dropout() if rngs is not None and rate else None)
+        return drop(add_bias(x, vectors), self.config.dropout_rate, rngs)
 
     def _logits(self, x: Float[Array, "B T D"]) -> Float[Array, "B T V"]:
         logits = self.embedding.attend(x if self.decoder_norm is None else self.decoder_norm(x))

@@ -13,10 +13,10 @@ from jaxtyping import Array, Bool, Float, Int
 
 from tfx_jax.errors import UserError
 from tfx_jax.fields import at_least, fraction, one_of
-from tfx_jax.functional.dropout import dropout
 from tfx_jax.models.config import DTYPES
 from tfx_jax.nn.attention import MultiHeadAttention, ShardAttention
 from tfx_jax.nn.cores import AttentionConfig
+from tfx_jax.nn.dropout import drop
 from tfx_jax.nn.embedding import Embedding
 from tfx_jax.nn.feed_forward import FeedForward
 from tfx_jax.nn.layers import Residual
@@ -237,7 +237,7 @@ class TransformerXL(nnx.Module):
         if window is not None:
             back = m + jnp.arange(t)[:, None] - jnp.arange(m + t)[None]
             mask = mask & (back <= window)[None, None]
-        x = self._dropped(self.embedding(tokens), rngs)
+        x = drop(self.embedding(tokens), self.config.dropout_rate, rngs)
 
         def layer_fn(layer: TransformerXLLayer, x: Array, rngs: nnx.Rngs | None, memory: Array) -> tuple[Array, Array]:
             return layer(x, memory, mask, rngs=rngs), _last(jnp.concatenate([memory, x], axis=1), memory_length)
@@ -245,11 +245,7 @@ class TransformerXL(nnx.Module):
         c, inputs = self.config, jax.lax.stop_gradient(memories.inputs).swapaxes(0, 1)
         x, inputs = scan_layers(layer_fn, self.decoder_layers, x, rngs, inputs=inputs, remat=c.remat, unroll=c.unroll)
         lengths = jnp.minimum(memories.lengths + exists.sum(axis=1, dtype=jnp.int32), memory_length)
-        return self._dropped(x, rngs), Memories(inputs.swapaxes(0, 1), lengths)
-
-    def _dropped(self, x: Float[Array, "B T D"], rngs: nnx.Rngs | None) -> Float[Array, "B T D"]:
-        rate = self.config.dropout_rate
-        return dropout(x, rate, rngs.dropout() if rngs is not None and rate else None)
+        return drop(x, self.config.dropout_rate, rngs), Memories(inputs.swapaxes(0, 1), lengths)
 
     def decoder(self, *, int8: bool = False) -> "TransformerXLDecoder":
         """Returns the model as it decodes, see `tfx_jax.nn.decoding.DecodingModel`."""

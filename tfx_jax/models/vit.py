@@ -13,11 +13,11 @@ from flax import nnx
 from jaxtyping import Array, Float
 
 from tfx_jax.fields import at_least, fraction, one_of
-from tfx_jax.functional.dropout import dropout
 from tfx_jax.functional.linear import add_bias
 from tfx_jax.models.config import DTYPES, layer_pattern
 from tfx_jax.nn.attention import MultiHeadAttention, ShardAttention
 from tfx_jax.nn.cores import AttentionConfig, AttentionFn
+from tfx_jax.nn.dropout import drop
 from tfx_jax.nn.embedding import LearnedPositions
 from tfx_jax.nn.feed_forward import ACTIVATIONS, FeedForward
 from tfx_jax.nn.layers import EncoderLayer, Residual
@@ -203,7 +203,7 @@ class ViT(nnx.Module):
         x = self.patches(images)
         class_token = jnp.broadcast_to(self.class_token[...].astype(x.dtype), (x.shape[0], 1, x.shape[2]))
         x = add_bias(jnp.concatenate([class_token, x], axis=1), positions)
-        x = dropout(x, c.dropout_rate, rngs.dropout() if rngs is not None and c.dropout_rate else None)
+        x = drop(x, c.dropout_rate, rngs)
 
         def encode(layer: EncoderLayer, x: Array, rngs: nnx.Rngs | None) -> tuple[Array, Any]:
             return layer(x, rngs=rngs, return_weights=return_attention)

@@ -8,10 +8,10 @@ from flax import nnx
 from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float
 
-from tfx_jax.functional.dropout import dropout
 from tfx_jax.functional.masks import Bias, Mask
 from tfx_jax.nn.attention import MultiHeadAttention
 from tfx_jax.nn.cache import KVCache
+from tfx_jax.nn.dropout import drop
 from tfx_jax.nn.feed_forward import FeedForward
 from tfx_jax.nn.moe import MixtureOfExperts
 from tfx_jax.nn.normalization import LayerNorm
@@ -46,8 +46,7 @@ class Residual(nnx.Module):
     ) -> tuple[Float[Array, "B T D"], Any]:
         """Wraps `y, extra = sublayer(x)`; `extra` is handed through."""
         y, extra = sublayer(self.norm(x) if self.pre_norm else x)
-        rng = rngs.dropout() if rngs is not None and self.dropout_rate else None
-        x = x + dropout(y, self.dropout_rate, rng)
+        x = x + drop(y, self.dropout_rate, rngs)
         return (x if self.pre_norm else self.norm(x)), extra
 
 

@@ -9,6 +9,7 @@ from flax import nnx
 from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float
 
+from tfx_jax.functional.linear import add_bias
 from tfx_jax.functional.recurrent import State, gru_cell, lstm_cell, narrow_product, scan_cell
 
 
@@ -40,7 +41,7 @@ class RecurrentLayer(nnx.Module):
 
     def gates(self, x: Float[Array, "*batch I"]) -> Float[Array, "*batch GH"]:
         """What inputs add to the gates, float32: of a whole sequence one product."""
-        return with_bias(narrow_product(x.astype(self.dtype), self.kernel[...]), self.bias[...])
+        return add_bias(narrow_product(x.astype(self.dtype), self.kernel[...]), self.bias[...])
 
     def __call__(self, gates: Float[Array, "B GH"], state: State) -> State:
         """Takes one step."""
@@ -72,8 +73,3 @@ class BidirectionalLayer(nnx.Module):
             outputs.append(read)
             last.append(state[0])
         return jnp.concatenate(outputs, axis=-1).astype(x.dtype), jnp.concatenate(last, axis=-1)
-
-
-def with_bias(x: Float[Array, "*batch J"], bias: Float[Array, " J"]) -> Float[Array, "*batch J"]:
-    """Adds a bias to the last axis."""
-    return x + bias.reshape((1,) * (x.ndim - 1) + bias.shape)

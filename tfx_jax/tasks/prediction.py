@@ -125,3 +125,23 @@ class TrainedModel:
         if key not in self._programs:
             self._programs[key] = jax.jit(lambda params, batch: predict_fn(nnx.merge(self.graphdef, params), batch))
         return self._programs[key]
+
+
+def pair_attention(model: TrainedModel, source: Sequence[int], target: Sequence[int]) -> dict[str, np.ndarray]:
+    """Computes every attention map of one pair of token sequences.
+
+    Args:
+      model: one that reads two sequences, `model(source, target, return_attention=True)`.
+      source: token ids, [S].
+      target: token ids, [T].
+
+    Returns:
+      Maps by name, each [N, T, S] float32 or of whatever else attends to what.
+    """
+    batch = {"source": np.array([source], np.int32), "target": np.array([target], np.int32)}
+    (maps,) = model.map_batches(_attention_maps, [batch])
+    return {name: weights[0] for name, weights in maps.items()}
+
+
+def _attention_maps(model: Any, batch: dict[str, Any]) -> dict[str, Any]:
+    return model(batch["source"], batch["target"], return_attention=True)[1]

@@ -5,7 +5,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, cast
 
 import grain
-import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
@@ -32,7 +31,7 @@ from tfx_jax.tasks.classification import (
 from tfx_jax.tasks.cross_entropy import summed_cross_entropy
 from tfx_jax.tasks.loss import LossOutput
 from tfx_jax.tasks.planning import NO_DATA, planned_batch
-from tfx_jax.tasks.prediction import TrainedModel
+from tfx_jax.tasks.prediction import TrainedModel, pair_attention
 from tfx_jax.tasks.task import Artifacts, EvalResult, MetricInfo, PlannedTask
 from tfx_jax.tasks.text_files import few_boundaries
 
@@ -210,14 +209,8 @@ class SentencePairTask:
         first, second = (
             self.tokenizer.encode(self.config.plain(text))[: self.config.data.max_length] for text in (source, target)
         )
-
-        @jax.jit
-        def maps(params: Any, premise: Array, hypothesis: Array) -> dict[str, Array]:
-            return nnx.merge(model.graphdef, params)(premise, hypothesis, return_attention=True)[1]
-
-        found = maps(model.params, *(np.array([side], np.int32) for side in (first, second)))
         pieces = self.tokenizer.pieces
-        return {name: np.asarray(weights[0]) for name, weights in found.items()}, pieces(first), pieces(second)
+        return pair_attention(model, first, second), pieces(first), pieces(second)
 
     def _padded(self, first: Sequence[int], second: Sequence[int]) -> Example:
         sides = [list(side)[: self.config.data.max_length] for side in (first, second)]

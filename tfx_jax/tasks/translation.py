@@ -5,7 +5,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, cast
 
 import grain
-import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
@@ -27,7 +26,7 @@ from tfx_jax.tasks.decoding import BeamSearch, DecodeDriver, DecodingConfig, Sea
 from tfx_jax.tasks.loss import LossOutput
 from tfx_jax.tasks.pair_data import PairData
 from tfx_jax.tasks.planning import NO_DATA, planned_batch
-from tfx_jax.tasks.prediction import TrainedModel
+from tfx_jax.tasks.prediction import TrainedModel, pair_attention
 from tfx_jax.tasks.task import Artifacts, EvalResult, MetricInfo, PlannedTask
 from tfx_jax.tasks.text_files import check_batch
 
@@ -204,14 +203,8 @@ class TranslationTask:
             (target_ids,) = self.translator(model.graphdef).translate_ids(model.params, [source])
         else:
             target_ids = self.tokenizer.encode_with_specials(target).ids
-
-        @jax.jit
-        def maps(params: Any, source: Array, target: Array) -> dict[str, Array]:
-            return nnx.merge(model.graphdef, params)(source, target, return_attention=True)[1]
-
-        found = maps(model.params, np.array([source_ids], np.int32), np.array([target_ids], np.int32))
         pieces = self.tokenizer.pieces
-        return {name: np.asarray(weights[0]) for name, weights in found.items()}, pieces(source_ids), pieces(target_ids)
+        return pair_attention(model, source_ids, target_ids), pieces(source_ids), pieces(target_ids)
 
     def _plain(self, reference: str) -> str:
         """References of segmented text lose their subword marks, as the tokenizer's output does."""
