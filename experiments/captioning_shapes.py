@@ -3,7 +3,7 @@ r"""Soft and hard attention describe built-in images of coloured shapes, and loo
 Result: 97.5 % of held-out captions exactly right with soft attention, 97.3 with hard; on the object 94 and 99 % of it
 
     tfx-jax train --config=captioning_shapes --workdir=runs/captions            # soft; captioning_shapes:hard
-    tfx-jax attend --workdir=runs/captions --image=0 --output=attention.png      # of the test split, or --image=FILE
+    tfx-jax attend --workdir=runs/captions --image=1 --output=attention.png  # of validation, or --image=FILE
 
 Images of your own, all of one size, with a table of lines FILE, TAB, caption:
 

@@ -276,7 +276,7 @@ def test_attend_draws_a_pair_and_its_own_translation(workdir, tmp_path, capfd):
         (["attend", "--workdir=nowhere", "--source=a"], "attend needs --output=PICTURE or --html=PAGE, or both"),
         (
             ["attend", "--workdir=nowhere"],
-            "attend needs one of --source=SENTENCE, --image=FILE of a captioner, --row=NUMBER of events",
+            "attend needs one of --source=SENTENCE, --image=FILE of a model of images, --row=NUMBER of events",
         ),
         (["attend", "--workdir=nowhere", "--source=a", "--image=3"], "attend needs one of --source=SENTENCE"),
         (["attend", "--workdir=nowhere", "--row=0"], '"0" is not a whole number of at least 1'),

@@ -18,6 +18,13 @@ MUTANTS = (
         ("[state; context]", "[context, state]", "[state, context]"),
     ),
     *in_file(
+        "functional/rollout.py",
+        "functional/test_rollout.py",
+        ("the first layer is last", "mean(axis=1) @ rollout + rollout)", "mean(axis=1).mT @ rollout + rollout).mT"),
+        ("no residual connection", "@ rollout + rollout)", "@ rollout + weights.mean(axis=1))"),
+        ("heads are added", ".mean(axis=1)", ".sum(axis=1)"),
+    ),
+    *in_file(
         "functional/attention.py",
         f"functional/test_attention.py, {_CONTRACT}[dense",
         ("kernels are not asked", 'if implementation != "xla":', "if False:", "functional/test_kernels.py"),

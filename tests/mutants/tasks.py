@@ -129,6 +129,19 @@ MUTANTS += in_file(
 )
 
 MUTANTS += in_file(
+    "tasks/image_classification.py",
+    "training/tasks/test_image_classification.py",
+    ("images move one way only", "(2, b), 0, 2 * max_shift + 1)", "(2, b), 0, max_shift + 1)"),
+    ("images are moved beyond", "(2, b), 0, 2 * max_shift + 1)", "(2, b), 0, 2 * max_shift + 3)"),
+    ("both axes move alike", "zip(sides, starts, strict=True)", "zip(sides, starts[[0, 0]], strict=True)"),
+    ("all images are mirrored", "jax.random.bernoulli(for_mirrors, 0.5, (b,))", "jnp.ones(b, bool)"),
+    ("upside down", "image[:, :, ::-1]", "image[:, ::-1]"),
+    ("images are changed in evaluation", "if rngs is not None and (max_shift or is_mirrored):", "if max_shift:"),
+    ("black is zero", "/ 127.5 - 1.0", "/ 255"),
+    ("the class token is a patch", "attention_rollout(layers)[:, 0, 1:]", "attention_rollout(layers)[:, 0, :-1]"),
+)
+
+MUTANTS += in_file(
     "tasks/captioning.py",
     "tasks/test_captioning.py, tasks/test_loss_contract.py -k captioning",
     ("padding is looked at", "(found.weights * weights[..., None]).sum(axis=1)", "found.weights.sum(axis=1)"),

@@ -20,6 +20,7 @@ from tfx_jax.tasks.captioning import captioning_loss
 from tfx_jax.tasks.classification import classification_loss
 from tfx_jax.tasks.duplication import duplicate, duplication_loss
 from tfx_jax.tasks.event_classification import event_loss
+from tfx_jax.tasks.image_classification import image_classification_loss
 from tfx_jax.tasks.language_modeling import language_model_loss
 from tfx_jax.tasks.question_answering import span_loss
 from tfx_jax.tasks.recurrent_language_modeling import recurrent_language_model_loss
@@ -113,6 +114,13 @@ def captions(rng, texts):
     image = rng.integers(0, 256, (ROWS, 8, 8, 3)).astype(np.uint8)
     boxes = np.where((caption != PAD)[..., None], np.array([2, 1, 7, 4]), 0).astype(np.int32)
     return {"image": image * (caption != PAD).any(axis=1)[:, None, None, None], "caption": caption, "boxes": boxes}
+
+
+def labelled_images(rng, texts):
+    weights = texts["token_mask"].any(axis=1)
+    image = rng.integers(0, 256, (ROWS, 8, 8, 3)).astype(np.uint8) * weights[:, None, None, None]
+    label = rng.integers(0, 3, ROWS).astype(np.int32)
+    return {"image": image.astype(np.uint8), "label": label, "row_weights": weights.astype(np.float32)}
 
 
 def events(rng, texts):
@@ -226,6 +234,16 @@ CASES = {
         models.DecomposableConfig(V, 8, 6, 5, dropout_rate=0.0, labels=("a", "b", "c"), pad_id=PAD),
         labelled_pairs,
         lambda batch: {"label": batch["row_weights"] == 0},
+    ),
+    "images": Case(
+        image_classification_loss,
+        models.ViTClassifier,
+        models.ViTConfig(8, 4, num_layers=2, d_model=8, num_heads=2, d_ff=6, labels=("a", "b", "c")),
+        labelled_images,
+        lambda batch: {
+            "image": (batch["row_weights"] == 0)[:, None, None, None],
+            "label": batch["row_weights"] == 0,
+        },
     ),
     "speech": Case(
         recognition_loss,

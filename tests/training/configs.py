@@ -1,6 +1,6 @@
 """Configurations: of all that can be trained, and with other values."""
 
-from tfx_jax.models import BertConfig, CaptionerConfig, GPTConfig, SanCTCConfig, T5Config, TransformerConfig
+from tfx_jax.models import BertConfig, CaptionerConfig, GPTConfig, SanCTCConfig, T5Config, TransformerConfig, ViTConfig
 from tfx_jax.models.decomposable import DecomposableConfig
 from tfx_jax.models.elmo import ElmoConfig
 from tfx_jax.models.seq2vec import Seq2VecConfig
@@ -13,6 +13,8 @@ from tfx_jax.tasks.classification import ClassificationConfig, LabelledData
 from tfx_jax.tasks.duplication import DuplicationConfig, DuplicationData
 from tfx_jax.tasks.event_classification import EventClassificationConfig
 from tfx_jax.tasks.event_data import EventData
+from tfx_jax.tasks.image_classification import ImageClassificationConfig
+from tfx_jax.tasks.image_data import ImageData
 from tfx_jax.tasks.language_modeling import LanguageModelConfig
 from tfx_jax.tasks.pair_data import PairData
 from tfx_jax.tasks.parsing import ParsingConfig, TreeData
@@ -46,6 +48,7 @@ TRAININGS = [
     (SanCTCConfig, SpeechRecognitionConfig, SpeechData),
     (TransformerConfig, ParsingConfig, TreeData),
     (CaptionerConfig, CaptioningConfig, CaptionData),
+    (ViTConfig, ImageClassificationConfig, ImageData),
     (Seq2VecConfig, EventClassificationConfig, EventData),
     (DecomposableConfig, SentencePairConfig, LabelledData),
 ]

@@ -22,6 +22,7 @@ from tfx_jax.models import (
     Seq2SeqConfig,
     T5Config,
     TransformerConfig,
+    ViTConfig,
 )
 from tfx_jax.models.decomposable import DecomposableConfig
 from tfx_jax.models.elmo import ElmoConfig
@@ -33,6 +34,7 @@ from tfx_jax.tasks.captioning import CaptioningConfig
 from tfx_jax.tasks.classification import ClassificationConfig
 from tfx_jax.tasks.duplication import DuplicationConfig
 from tfx_jax.tasks.event_classification import EventClassificationConfig
+from tfx_jax.tasks.image_classification import ImageClassificationConfig
 from tfx_jax.tasks.language_modeling import LanguageModelConfig, LanguageModelTask
 from tfx_jax.tasks.parsing import ParsingConfig, ParsingTask
 from tfx_jax.tasks.question_answering import QuestionAnsweringConfig
@@ -58,6 +60,7 @@ KINDS = {
     RecurrentLanguageModelConfig: "recurrent_decoder",
     SpeechRecognitionConfig: "ctc",
     CaptioningConfig: "captioner",
+    ImageClassificationConfig: "image_classifier",
     EventClassificationConfig: "events",
     SentencePairConfig: "sentence_pair",
     BertPretrainingConfig: "bert",
@@ -76,6 +79,7 @@ MODELS = (
     SanCTCConfig,
     ElmoConfig,
     CaptionerConfig,
+    ViTConfig,
     Seq2VecConfig,
     DecomposableConfig,
 )

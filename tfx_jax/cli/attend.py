@@ -7,14 +7,15 @@ import numpy as np
 
 from tfx_jax.cli.attention_plot import save_attention, save_figure
 from tfx_jax.cli.attention_view import AttentionView
-from tfx_jax.cli.caption_plot import plot_caption
+from tfx_jax.cli.image_plot import plot_maps
 from tfx_jax.cli.options import add_model_options, load_model, set_up_program
 from tfx_jax.cli.parser import Parser, at_least_one
-from tfx_jax.data.images import read_image
-from tfx_jax.data.splits import SPLITS
+from tfx_jax.data.images import read_centre, read_image
+from tfx_jax.data.splits import SPLITS, Split
 from tfx_jax.errors import UserError
 from tfx_jax.tasks.captioning import CaptioningTask
 from tfx_jax.tasks.event_classification import EventClassificationTask
+from tfx_jax.tasks.image_classification import ImageClassificationTask
 from tfx_jax.tasks.sentence_pairs import SentencePairTask
 from tfx_jax.tasks.translation import TranslationTask
 
@@ -27,15 +28,17 @@ def run(argv: Sequence[str]) -> int:
     )
     add_model_options(parser)
     parser.add_argument("--source", help="sentence to read: of a pair, the first, and the premise of a second one")
-    parser.add_argument("--image", help="image to describe: a file, or the number of one of the test split")
+    parser.add_argument("--image", help="image to look at: a file, or the number of one of --split, from 1")
     parser.add_argument("--target", help="translation or caption, the model's own by default; or the second sentence")
     parser.add_argument("--output", help="picture to write, .png, .pdf or .svg")
     parser.add_argument("--html", help="page to write, for a browser: choose heads, point at words; of a sentence pair")
     parser.add_argument("--row", type=at_least_one, help="of a model of events: list those of this record, from 1")
-    parser.add_argument("--split", default="validation", choices=SPLITS, help="of --row; validation by default")
+    parser.add_argument("--split", default="validation", choices=SPLITS, help="of --row and of a number of an image")
     arguments = parser.parse_args(argv)
     if [arguments.source, arguments.image, arguments.row].count(None) != 2:
-        raise UserError("attend needs one of --source=SENTENCE, --image=FILE of a captioner, --row=NUMBER of events")
+        raise UserError(
+            "attend needs one of --source=SENTENCE, --image=FILE of a model of images, --row=NUMBER of events"
+        )
     if arguments.row is not None:
         return _list_events(arguments)
     if arguments.output is None and arguments.html is None:
@@ -63,28 +66,37 @@ def _attend_to_sentence(arguments: argparse.Namespace) -> int:
 
 
 def _attend_to_image(arguments: argparse.Namespace) -> int:
-    """Draws where each word of a caption looks."""
+    """Draws where each word of a caption looks, or what makes the class of an image."""
     if arguments.html is not None:
         raise UserError("--html shows a sentence pair: of an image there is --output=PICTURE")
     set_up_program()
-    run, params = load_model(arguments, CaptioningTask)
-    image = _read(run.task, arguments.image)
-    words, weights = run.task.attention(run.trained(params), image, arguments.target)
-    save_figure(arguments.output, lambda: plot_caption(image, words, weights))
-    print(f"drew {len(weights)} attention maps in {arguments.output}: {' '.join(words[:-1])}")
+    run, params = load_model(arguments)
+    task, model = run.task, run.trained(params)
+    if not isinstance(task, CaptioningTask | ImageClassificationTask):
+        raise UserError(f"{arguments.workdir} holds no model of images: --image is for those that describe or classify")
+    image = _read(task, arguments.image, arguments.split)
+    if isinstance(task, CaptioningTask):
+        titles, weights = task.attention(model, image, arguments.target)
+        said = " ".join(titles[:-1])
+    else:
+        if arguments.target is not None:
+            raise UserError("--target is a caption, and this model writes none: it classifies images")
+        said, titles, weights = task.attention(model, image)
+    save_figure(arguments.output, lambda: plot_maps(image, titles, weights))
+    print(f"drew {len(weights)} attention maps in {arguments.output}: {said}")
     return 0
 
 
-def _read(task: CaptioningTask, image: str) -> np.ndarray:
-    """The pixels of a file, or of an image of the test split."""
+def _read(task: CaptioningTask | ImageClassificationTask, image: str, split: Split) -> np.ndarray:
+    """The pixels of a file, or of an image of a split."""
     if not image.isdecimal():
-        return read_image(image, task.model_config.image_size)
-    images = task.images("test")
-    if int(image) >= len(images):
-        raise UserError(
-            f"--image={image} is none of the {len(images):,} images of the test split, the first of which is 0"
-        )
-    return images[int(image)].image
+        if isinstance(task, CaptioningTask):
+            return read_image(image, task.model_config.image_size)
+        return read_centre(image, task.model_config.image_size, task.model_config.num_channels)
+    images = task.images(split)
+    if not 1 <= int(image) <= len(images):
+        raise UserError(f"--image={image} is none of the {len(images):,} images of the {split} split, from 1")
+    return images[int(image) - 1].image
 
 
 def _list_events(arguments: argparse.Namespace) -> int:

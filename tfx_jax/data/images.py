@@ -4,9 +4,13 @@ import io
 
 import numpy as np
 import PIL.Image
+import PIL.ImageOps
 from etils import epath
 
 from tfx_jax.errors import UserError
+
+IMAGE_SUFFIXES = (".bmp", ".gif", ".jpeg", ".jpg", ".png", ".ppm", ".tif", ".tiff", ".webp")
+"""What the names of images end with."""
 
 
 def read_image(path: epath.PathLike, size: int) -> np.ndarray:
@@ -22,14 +26,37 @@ def read_image(path: epath.PathLike, size: int) -> np.ndarray:
     Raises:
       UserError: if there is no such file, it is no picture, or it has another size.
     """
-    try:
-        with PIL.Image.open(io.BytesIO(epath.Path(path).read_bytes())) as picture:
-            image = np.array(picture.convert("RGB"))
-    except FileNotFoundError:
-        raise UserError(f"there is no image {path}") from None
-    except (OSError, ValueError, SyntaxError, PIL.Image.DecompressionBombError) as error:  # whatever Pillow raises
-        raise UserError(f"{path} cannot be read as an image: {' '.join(str(error).split())}") from None
+    image = np.array(_read(path, "RGB"))
     if image.shape[:2] != (size, size):
         height, width, _ = image.shape
         raise UserError(f"{path} has {width} x {height} pixels, but the model reads {size} x {size}: resize it")
     return image
+
+
+def read_centre(path: epath.PathLike, size: int, num_channels: int) -> np.ndarray:
+    """Reads the largest square in the middle of a picture, and resizes it, bicubically.
+
+    Args:
+      path: of the file.
+      size: pixels of both sides of the result.
+      num_channels: 3 for red, green and blue, 1 for grey.
+
+    Returns:
+      [size, size, num_channels] uint8.
+
+    Raises:
+      UserError: if there is no such file, or it is no picture.
+    """
+    picture = _read(path, {1: "L", 3: "RGB"}[num_channels])
+    fitted = PIL.ImageOps.fit(picture, (size, size), PIL.Image.Resampling.BICUBIC)
+    return np.array(fitted).reshape(size, size, num_channels)
+
+
+def _read(path: epath.PathLike, mode: str) -> PIL.Image.Image:
+    try:
+        with PIL.Image.open(io.BytesIO(epath.Path(path).read_bytes())) as picture:
+            return picture.convert(mode)
+    except FileNotFoundError:
+        raise UserError(f"there is no image {path}") from None
+    except (OSError, ValueError, SyntaxError, PIL.Image.DecompressionBombError) as error:  # whatever Pillow raises
+        raise UserError(f"{path} cannot be read as an image: {' '.join(str(error).split())}") from None

@@ -73,6 +73,7 @@ from tfx_jax.functional.positions import (
 from tfx_jax.functional.relative import relative_attention
 from tfx_jax.functional.reversible import reversible_stack
 from tfx_jax.functional.ring import ring_attention
+from tfx_jax.functional.rollout import attention_rollout
 from tfx_jax.functional.search import BeamInvariant, greedy_search, sample, with_repetition_penalty
 from tfx_jax.functional.sparse import local_attention, sliding_window_attention
 
@@ -90,6 +91,7 @@ __all__ = [
     "attend_both",
     "attention_from_logits",
     "attention_over_axes",
+    "attention_rollout",
     "attention_weights",
     "attentional_vector",
     "beam_search",

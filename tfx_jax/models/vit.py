@@ -4,7 +4,7 @@ import copy
 import dataclasses
 import functools
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -15,6 +15,7 @@ from jaxtyping import Array, Float
 from tfx_jax.fields import at_least, fraction, one_of
 from tfx_jax.functional.linear import add_bias
 from tfx_jax.models.config import DTYPES, layer_pattern
+from tfx_jax.models.flops import stack_flops
 from tfx_jax.nn.attention import MultiHeadAttention, ShardAttention
 from tfx_jax.nn.cores import AttentionConfig, AttentionFn
 from tfx_jax.nn.dropout import drop
@@ -38,9 +39,9 @@ _SIZES = {
 class ViTConfig:
     """Sizes of a Vision Transformer; the defaults are those of ViT-B/16 with the classes of ImageNet."""
 
-    image_size: int = 224  # pixels, of height and width
-    patch_size: int = 16  # pixels, likewise
-    num_channels: int = 3
+    image_size: int = at_least(1, 224)  # pixels, of height and width
+    patch_size: int = at_least(1, 16)  # pixels, likewise
+    num_channels: int = at_least(1, 3)
     num_layers: int = at_least(1, 12)
     d_model: int = at_least(1, 768)
     num_heads: int = at_least(1, 12)
@@ -55,6 +56,48 @@ class ViTConfig:
     dtype: str = one_of(DTYPES, "float32")  # of the computation; parameters, logits and statistics stay float32
     remat: str = one_of(REMATS, "none")  # what the backward pass computes again: "full" layers, all but "dots"
     unroll: bool = False  # whether layers are compiled one by one: slow to compile, faster on a TPU, see `scan_layers`
+
+    kind: ClassVar[str] = "image_classifier"
+    is_causal: ClassVar[bool] = False
+    has_position_bias: ClassVar[bool] = False
+
+    @property
+    def vocab_size(self) -> int:
+        """The number of classes."""
+        return len(self.labels)
+
+    def validate(self) -> None:
+        """See `tfx_jax.models.config.ModelConfig`."""
+        if self.d_model % self.num_heads:
+            raise ValueError(f"d_model={self.d_model} is not divisible by num_heads={self.num_heads}")
+        if self.image_size % self.patch_size:
+            raise ValueError(f"image_size={self.image_size} is not divisible by patch_size={self.patch_size}")
+
+    def tiny(self, *, max_length: int) -> None:
+        """See `tfx_jax.models.config.ModelConfig`; images are those that are built in."""
+        del max_length
+        self.image_size, self.patch_size, self.num_channels = 48, 12, 3
+        self.num_layers, self.d_model, self.num_heads, self.d_ff = 2, 32, 2, 64
+
+    def make(self, *, shard_attention: ShardAttention | None = None, rngs: nnx.Rngs) -> "ViTClassifier":
+        """See `tfx_jax.models.config.MakesModel`."""
+        return ViTClassifier(self, shard_attention=shard_attention, rngs=rngs)
+
+    def training_flops(self, rows: int) -> int:
+        """Counts the model FLOPs of a training step on that many images, see `tfx_jax.models.flops`."""
+        num_patches = (self.image_size // self.patch_size) ** 2
+        stack = stack_flops(
+            rows=rows,
+            length=1 + num_patches,
+            num_predicted=1,
+            vocab_size=len(self.labels),
+            num_layers=self.num_layers,
+            d_model=self.d_model,
+            num_heads=self.num_heads,
+            d_k=None,
+            d_ff=self.d_ff,
+        )
+        return stack + 6 * rows * num_patches * self.patch_size**2 * self.num_channels * self.d_model
 
     @classmethod
     def published(cls, name: str, **overrides: Any) -> "ViTConfig":

@@ -239,10 +239,10 @@ def check_labels(texts: LabelledTexts, labels: Sequence[str]) -> None:
             raise UserError(f"the label {text.label!r} is none of the {len(known)} of the training split")
 
 
-def class_result(scores: ClassScores, num_texts: int) -> EvalResult:
-    """Returns what an evaluation of `num_texts` texts found."""
+def class_result(scores: ClassScores, count: int, what: str = "texts") -> EvalResult:
+    """Returns what an evaluation of `count` texts, or of what else, found."""
     accuracy, macro_f1 = scores
-    return EvalResult(scores._asdict(), f"accuracy {accuracy:.2f} %, macro F1 {macro_f1:.2f} %, {num_texts:,} texts")
+    return EvalResult(scores._asdict(), f"accuracy {accuracy:.2f} %, macro F1 {macro_f1:.2f} %, {count:,} {what}")
 
 
 def classification_loss(

@@ -1,4 +1,4 @@
-"""Draws what a captioner looked at: the image once for each word, as in Figure 3 of Xu et al. (2015)."""
+"""Draws what a model looked at in an image: once for each map, as in Figure 3 of Xu et al. (2015)."""
 
 import math
 from collections.abc import Sequence
@@ -13,25 +13,24 @@ _SIDE, _TITLE = 1.6, 0.35  # inches: of an image, and of the word above it
 _DARKEST = 0.25  # how much of the image is seen where nothing is looked at
 
 
-def plot_caption(
-    image: UInt8[np.ndarray, "Y X 3"], words: Sequence[str], weights: Float[np.ndarray, "T G G"]
-) -> Figure:
-    """Draws an image, then again for each word, bright where the model looked before it wrote it.
+def plot_maps(image: UInt8[np.ndarray, "Y X C"], titles: Sequence[str], weights: Float[np.ndarray, "T G G"]) -> Figure:
+    """Draws an image, then again for each map, bright where the model looked.
 
     Args:
-      image: red, green and blue.
-      words: of the caption, its end included.
-      weights: of the places of a grid over the image. The largest of a word is fully bright, whatever its value.
+      image: red, green and blue, or grey.
+      titles: of the maps: the words of a caption, its end included, or the layers of a classifier.
+      weights: of the places of a grid over the image. The largest of a map is fully bright, whatever its value.
 
     Returns:
       A figure that pyplot does not know, so that nothing needs closing.
 
     Raises:
-      ValueError: if there is not one map for each word.
+      ValueError: if there is not one map for each title.
     """
-    if len(words) != len(weights):
-        raise ValueError(f"{len(words)} words, but {len(weights)} maps")
-    pictures = [("", image), *((word, _lit(image, map)) for word, map in zip(words, weights, strict=True))]
+    if len(titles) != len(weights):
+        raise ValueError(f"{len(titles)} titles, but {len(weights)} maps")
+    image = np.broadcast_to(image, (*image.shape[:2], 3))
+    pictures = [("", image), *((title, _lit(image, map)) for title, map in zip(titles, weights, strict=True))]
     columns = min(_COLUMNS, len(pictures))
     rows = math.ceil(len(pictures) / columns)
     figure = Figure(figsize=(columns * _SIDE, rows * (_SIDE + _TITLE)), layout="constrained")
@@ -39,9 +38,9 @@ def plot_caption(
     panels = figure.subplots(rows, columns, squeeze=False).ravel()
     for panel in panels:
         panel.set_axis_off()
-    for panel, (word, picture) in zip(panels, pictures, strict=False):
+    for panel, (title, picture) in zip(panels, pictures, strict=False):
         panel.imshow(picture, interpolation="nearest")
-        panel.set_title(word, fontsize=11)
+        panel.set_title(title, fontsize=11)
     return figure
 
 
