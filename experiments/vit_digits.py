@@ -8,6 +8,7 @@ Result: not yet run
 
 Images of your own, in a folder for each class below `train` and `val`, as torchvision's `ImageFolder` has them:
 
+    tfx-jax plan --config=vit_digits:b16 --topology=v5e:8x8
     tfx-jax train --config=vit_digits:b16 --workdir=runs/mine --config.task.data.data_dir=DIR
 
 The digits are 1,797 grey images of 8 x 8 pixels (Alpaydin and Kaynak, 1998): 1,437 to train on, 180 each for validation

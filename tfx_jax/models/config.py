@@ -33,9 +33,13 @@ class ModelConfig(Protocol):
     """
 
     kind: ClassVar[str]
-    vocab_size: int
     d_model: int
     dtype: str
+
+    @property
+    def vocab_size(self) -> int:
+        """How many things the model reads, or tells apart."""
+        ...
 
     def validate(self) -> None:
         """Checks how fields go together.

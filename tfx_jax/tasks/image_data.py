@@ -1,6 +1,7 @@
 """Images to classify: built-in shapes to count, handwritten digits, or folders of files."""
 
 import dataclasses
+import importlib
 from typing import NamedTuple, Protocol, cast
 
 import numpy as np
@@ -160,10 +161,10 @@ class Digits:
           UserError: if scikit-learn is not installed.
         """
         try:
-            from sklearn.datasets import load_digits
+            datasets = importlib.import_module("sklearn.datasets")
         except ImportError:
             raise UserError('dataset="digits" is in scikit-learn: pip install scikit-learn') from None
-        images, labels = load_digits(return_X_y=True)
+        images, labels = datasets.load_digits(return_X_y=True)
         order = np.random.default_rng(seed).permutation(len(labels))
         count = len(labels) // 10 + 1
         held_out = {"train": order[2 * count :], "validation": order[:count], "test": order[count : 2 * count]}

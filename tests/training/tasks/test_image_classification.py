@@ -2,6 +2,7 @@
 
 import functools
 import pathlib
+import sys
 
 import jax
 import jax.numpy as jnp
@@ -18,6 +19,7 @@ from tfx_jax.errors import UserError
 from tfx_jax.functional import attention_rollout
 from tfx_jax.models import ViTConfig
 from tfx_jax.tasks.image_classification import ImageClassificationConfig, changed, image_classification_loss, normalised
+from tfx_jax.tasks.image_data import Digits
 from tfx_jax.training.checkpoint import load_params
 from tfx_jax.training.config import ExperimentConfig, tiny_variant
 from tfx_jax.training.config_checks import validate
@@ -59,6 +61,11 @@ class TestData:
         assert not np.array_equal(train[3].image, validation[3].image)
         with pytest.raises(IndexError):
             train[64]
+
+    def test_without_scikit_learn_there_are_no_digits(self, monkeypatch):
+        monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
+        with pytest.raises(UserError, match=r'^dataset="digits" is in scikit-learn: pip install scikit-learn$'):
+            Digits(0, "train")
 
     def test_digits_are_split_without_a_loss(self):
         digits = pytest.importorskip("sklearn.datasets").load_digits()
