@@ -27,6 +27,7 @@ ON_CPUS = {  # no variant of these needs more
     "t5_text_to_text",
     "transformer_demo",
     "transformer_enja",
+    "transformer_experts_multi30k",
     "transformer_tiny_multi30k",
 }
 

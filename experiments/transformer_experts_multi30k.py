@@ -1,0 +1,52 @@
+r"""One model to German and to French, with mixtures of experts and without, at equal FLOPs and at equal time.
+
+Result: not yet run
+
+    for l in de fr; do paste <(zcat train.en.gz) <(zcat train.$l.gz) | sed "s/^/>>$l<< /"; done > train.tsv
+    for l in de fr; do paste val.en val.$l | sed "s/^/>>$l<< /" > val.$l.tsv; done
+    cat val.de.tsv val.fr.tsv > val.tsv
+    tfx-jax train --config=transformer_experts_multi30k:sparse --workdir=runs/sparse --config.task.data.data_dir=DIR
+    tfx-jax train --config=transformer_experts_multi30k:dense --workdir=runs/dense --config.task.data.data_dir=DIR
+    python experiments/benchmarks/expert_shares.py --workdir=runs/sparse
+
+The first three lines, in a folder with the files of Multi30k (github.com/multi30k/dataset, data/task1/raw), make DIR: a
+source begins with the language that it is to be translated to (Johnson et al., 2017, https://arxiv.org/abs/1611.04558),
+so that every English sentence is there twice. Both models are Transformers of 2 + 2 layers, d_model 128; in `sparse`
+every other feed-forward network is a mixture of eight of them, of which a token meets one (Switch, Fedus et al., 2021,
+https://arxiv.org/abs/2101.03961), with the capacity factor, the losses of the router and the dropout of that paper's
+layer. So a token costs both as many FLOPs, and `sparse` has 1.8 M more parameters. The paper's claim is a lower loss at
+equal FLOPs, and at equal time where experts lie on devices of their own; on one device a step of `sparse` also moves
+tokens to experts and back.
+
+Variants: `sparse`, `dense`, `test`.
+
+Measured: not yet run.
+"""
+
+from tfx_jax.models.transformer import TransformerConfig
+from tfx_jax.tasks.translation import TranslationConfig
+from tfx_jax.training.config import ExperimentConfig, tiny_variant
+
+
+def get_config(variant: str = "sparse") -> ExperimentConfig:
+    model, task = TransformerConfig(), TranslationConfig()
+    config, data = ExperimentConfig(model, task), task.data
+    model.num_layers, model.d_model, model.num_heads, model.d_ff = 2, 128, 4, 512
+    model.dropout_rate = 0.2
+    model.vocab_size = 8_000
+    data.dataset = "files"
+    data.train_source, data.validation_source = "train.tsv", "val.tsv"
+    data.source_language, data.target_language = "en", "de"  # French is scored alike: by the tokens of "13a"
+    data.max_length = 64
+    data.tokens_per_batch = 2_048
+    config.optimizer.peak_learning_rate, config.optimizer.warmup_steps = 0.0035, 800
+    task.decoding.beam_size = 4
+    config.num_steps, config.eval_every, config.checkpoint_every = 4_000, 1_000, 200
+    if variant == "test":
+        model.experts.num_experts = 2
+        return tiny_variant(config)
+    if variant not in ("sparse", "dense"):
+        raise ValueError(f"unknown variant {variant!r}; there are sparse, dense, test")
+    if variant == "sparse":
+        model.experts.num_experts = 8
+    return config
