@@ -43,7 +43,7 @@ def get_config(variant: str = "sparse") -> ExperimentConfig:
     task.decoding.beam_size = 4
     config.num_steps, config.eval_every, config.checkpoint_every = 4_000, 1_000, 200
     if variant == "test":
-        model.experts.num_experts = 2
+        model.experts.num_experts, model.experts.every = 2, 1  # of one layer
         return tiny_variant(config)
     if variant not in ("sparse", "dense"):
         raise ValueError(f"unknown variant {variant!r}; there are sparse, dense, test")
