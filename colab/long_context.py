@@ -1,0 +1,414 @@
+# ---
+# jupyter:
+#   kernelspec:
+#     display_name: Python 3
+#     language: python
+#     name: python3
+# ---
+
+# %% [markdown]
+# # Long context
+#
+# [![Open in
+# Colab](https://colab.research.google.com/assets/colab-badge.svg)](https://colab.research.google.com/github/tfx-jax/tfx-jax/blob/main/colab/long_context.ipynb)
+#
+# Dense attention compares every token with every other one: twice the text, four times the work. Many have found
+# ways to do less. Each of them gives something up, and papers seldom say what. Here you see, on tasks that train in
+# about a minute each:
+#
+# 1. what attentions cost, as text grows,
+# 2. a task that only a long look back can solve, and who solves it,
+# 3. what each of them looked at,
+# 4. hashing: more rounds when it counts,
+# 5. random features: how many are enough,
+# 6. layers that do not all look far,
+# 7. a memory that goes from text to text,
+# 8. what training keeps, and reversible layers,
+# 9. what to choose.
+#
+# The [attention
+# family](https://colab.research.google.com/github/tfx-jax/tfx-jax/blob/main/colab/attention_family.ipynb) explains
+# how each of them works; here they are measured.
+
+# %%
+import importlib.util
+import shutil
+import subprocess
+import sys
+
+VERSION = "main"  # the tag, branch or commit of tfx_jax to install where there is none yet, as on Colab
+
+if importlib.util.find_spec("tfx_jax") is None:
+    packages = [f"tfx-jax @ git+https://github.com/tfx-jax/tfx-jax@{VERSION}"]
+    if shutil.which("nvidia-smi"):
+        packages.append("jax[cuda12]")
+    subprocess.run([sys.executable, "-m", "pip", "install", "--quiet", *packages], check=True)
+
+# %%
+import dataclasses
+import functools
+import os
+import pathlib
+import time
+
+import jax
+import jax.numpy as jnp
+import matplotlib.pyplot as plt
+import numpy as np
+from flax import nnx
+
+from tfx_jax.functional import (
+    bigbird_attention,
+    chunked_attention,
+    dot_product_attention,
+    favor_attention,
+    linear_attention,
+    lsh_attention,
+    orthogonal_features,
+    reversible_stack,
+    sliding_window_attention,
+)
+from tfx_jax.models import GPTConfig
+from tfx_jax.models.transformer_xl import TransformerXLConfig
+from tfx_jax.nn.cores import AttentionConfig, AttentionOptions
+from tfx_jax.tasks.duplication import DuplicationConfig, DuplicationData
+from tfx_jax.tasks.recurrent_language_modeling import RecurrentLanguageModelConfig
+from tfx_jax.tasks.text_data import TextData
+from tfx_jax.training.checkpoint import load_params
+from tfx_jax.training.config import ExperimentConfig, OptimizerConfig
+from tfx_jax.training.loop import train
+from tfx_jax.training.run import load_run
+
+IS_TEST = os.environ.get("TFX_JAX_VARIANT") == "test"  # runs in seconds, but learns nothing
+RUNS = pathlib.Path("runs/colab_long_context" + ("_test" if IS_TEST else ""))
+
+# %% [markdown]
+# ## 1. What they cost
+#
+# A compiler knows how much memory a program needs before it runs. So nothing has to be computed to compare
+# attentions at 32,768 tokens, forward and backward, for one row of four heads of 64:
+
+# %%
+HEADS, SIZE = 4, 64
+BLOCKS = {"num_global_blocks": 2, "num_window_blocks": 3, "num_random_blocks": 3}  # as published
+attentions = {
+    "dense": functools.partial(dot_product_attention, implementation="xla"),
+    "chunked": chunked_attention,
+    "window": functools.partial(sliding_window_attention, window=128),
+    "BigBird": functools.partial(
+        bigbird_attention, block_size=64, num_global_blocks=2, num_window_blocks=3, num_random_blocks=3
+    ),
+    "LSH": functools.partial(lsh_attention, rng=jax.random.key(0)),
+    "FAVOR+": functools.partial(favor_attention, projection=orthogonal_features(jax.random.key(0), 256, SIZE)),
+    "linear": linear_attention,
+}
+
+
+def forward_and_backward(attend):
+    """The gradients of a sum, as training needs them."""
+    return jax.grad(lambda *inputs: attend(*inputs).astype(jnp.float32).sum(), argnums=(0, 1, 2))
+
+
+def compiled(attend, length):
+    """The program for inputs of a length, without making any."""
+    shape = jax.ShapeDtypeStruct((1, length, HEADS, SIZE), jnp.float32)
+    return jax.jit(forward_and_backward(attend)).lower(shape, shape, shape).compile()
+
+
+def seconds(program, length):
+    """The shortest of three runs, on numbers drawn at random."""
+    random = np.random.default_rng(0)
+    inputs = [random.normal(size=(1, length, HEADS, SIZE)).astype(np.float32) for _ in range(3)]
+    jax.block_until_ready(program(*inputs))
+    found = []
+    for _ in range(3):
+        start = time.perf_counter()
+        jax.block_until_ready(program(*inputs))
+        found.append(time.perf_counter() - start)
+    return min(found)
+
+
+lengths = [512, 1_024] if IS_TEST else [512, 1_024, 2_048, 4_096, 8_192, 16_384, 32_768]
+longest_run = 1_024 if IS_TEST else 4_096
+memory, times = {}, {}
+for name, attend in attentions.items():
+    programs = {length: compiled(attend, length) for length in lengths}
+    memory[name] = [program.memory_analysis().temp_size_in_bytes / 2**20 for program in programs.values()]
+    times[name] = [seconds(program, length) for length, program in programs.items() if length <= longest_run]
+
+_, (left, right) = plt.subplots(1, 2, figsize=(12, 4.2), layout="constrained")
+for (name, values), line in zip(memory.items(), ("-", "--", ":", "-.") * 2, strict=False):
+    left.loglog(lengths, values, line, marker="o", label=name, base=2)
+    right.loglog(lengths[: len(times[name])], times[name], line, marker="o", label=name, base=2)
+left.set(xlabel="tokens", ylabel="MiB beside inputs and outputs")
+right.set(xlabel="tokens", ylabel="seconds on this machine")
+left.legend()
+plt.show()
+print(f"at {lengths[-1]:,} tokens:", ", ".join(f"{name} {values[-1]:,.0f} MiB" for name, values in memory.items()))
+
+# %% [markdown]
+# Two lessons. *Memory is not work*: `chunked_attention` gives the numbers of dense attention, to rounding, and
+# never has the array of all pairs; so do the kernels that `dot_product_attention` calls on TPUs and GPUs. Where
+# memory is all that hurts, nothing has to be given up. And *less work is not less time*: sorting, gathering and
+# small blocks are dear, so below one or two thousand tokens dense attention is the fastest of nearly all.
+#
+# ## 2. A task that needs a long look back
+#
+# The model reads a random sequence twice, `0 w 0 w`, and has to say the second `w` ([Kitaev et al.,
+# 2020](https://arxiv.org/abs/2001.04451), section 5). Every symbol stands exactly half the text behind the place
+# where it is asked for. Nothing else helps: an attention that does not look there can only guess.
+
+# %%
+LENGTH, SYMBOLS = 64, 31
+
+
+def steps(number):
+    """How a training goes: so many steps, and an evaluation at their end."""
+    number = 2 if IS_TEST else number
+    return {"num_steps": number, "eval_every": number, "checkpoint_every": number, "log_every": 50}
+
+
+NO_DROPOUT = {"dropout_rate": 0.0, "attention_dropout_rate": 0.0}
+
+
+def duplication(attention, num_layers=1):
+    """A GPT that learns to say a sequence again."""
+    sizes = {"num_layers": num_layers, "d_model": 128, "num_heads": 4, "d_ff": 128}
+    return ExperimentConfig(
+        GPTConfig(vocab_size=SYMBOLS + 1, max_length=LENGTH, attention=attention, **sizes, **NO_DROPOUT),
+        DuplicationConfig(DuplicationData(SYMBOLS, LENGTH, eval_sequences=256, tokens_per_batch=32 * LENGTH)),
+        optimizer=OptimizerConfig(peak_learning_rate=3e-3, warmup_steps=50),
+        **steps(250),
+    )
+
+
+def learn(name, config):
+    """Trains a model; run again, it goes on where it stopped."""
+    train(config, str(RUNS / name))
+    return load_run(str(RUNS / name)), load_params(str(RUNS / name))
+
+
+def options(name, **values):
+    """An attention as configurations name it: `--config.model.attention.name=window`, and so on."""
+    return AttentionConfig(name, AttentionOptions(**values))
+
+
+choices = {
+    "dense": options("dense"),
+    "window of 16": options("window", window=16, block_size=16),
+    "window of 40": options("window", window=40, block_size=16),
+    "local blocks": options("local", block_size=16),
+    "LSH": options("lsh", num_hashes=4, chunk_size=8),
+    "FAVOR+": options("favor", num_features=64, block_size=16),
+    "linear": options("linear", block_size=16),
+}
+if IS_TEST:
+    choices = {name: choices[name] for name in ("dense", "LSH")}
+runs, accuracy = {}, {}
+for name, attention in choices.items():
+    runs[name] = learn(name.replace(" ", "_"), duplication(attention))
+    run, params = runs[name]
+    accuracy[name] = run.evaluate(params).metrics["accuracy"]
+for name, value in accuracy.items():
+    print(f"{name:<14} {value:6.2f} % of the symbols")
+print(f"{'by guessing':<14} {100 / SYMBOLS:6.2f} %")
+
+# %% [markdown]
+# A window of 16 positions cannot see 32 back, and neither can a local block: however long they train, they guess. A
+# window of 40 does as dense attention does. LSH finds nearly everything without being told where. FAVOR+ and linear
+# attention look at all positions through a narrow channel, and whether they can single out one of 64 is a question
+# of time and of their number of features. No mean over tasks would have told you that.
+#
+# ## 3. What they looked at
+#
+# The weights of the first head for one sequence. The line that has to be bright is 31 below the diagonal, where the
+# answer stands:
+
+# %%
+sequence = DuplicationData(SYMBOLS, LENGTH).draw("validation")(0, 0)[0]["inputs"][None]
+figure, panels = plt.subplots(2, 4, figsize=(14, 7.4), layout="constrained")
+for panel in panels.flat:
+    panel.set_axis_off()
+for panel, (name, (run, params)) in zip(panels.flat, runs.items(), strict=False):
+    model = nnx.merge(run.graphdef, params)
+    _, maps = jax.jit(lambda model, tokens: model(tokens, return_attention=True))(model, sequence)
+    weights = np.asarray(maps["decoder/0/self"][0]).max(axis=0)
+    panel.imshow(weights, cmap="viridis", vmin=0, vmax=1)
+    panel.set_title(f"{name}: {accuracy[name]:.0f} %")
+plt.show()
+
+# %% [markdown]
+# ## 4. Hashing: more rounds when it counts
+#
+# LSH sorts tokens into buckets by a random rotation, and compares only those of a bucket. A key that falls into
+# another bucket is missed; another rotation gives another chance. Rounds can be added after training, for the price
+# of time. The model that was trained with four, read with one to sixteen:
+
+# %%
+run, params = runs["LSH"]
+for rounds in (1, 2) if IS_TEST else (1, 2, 4, 8, 16):
+    attention = options("lsh", num_hashes=rounds, chunk_size=8)
+    config = dataclasses.replace(run.config, model=dataclasses.replace(run.config.model, attention=attention))
+    found = load_run(str(RUNS / "LSH"), config=config).evaluate(params).metrics["accuracy"]
+    print(f"{rounds:>2} rounds {found:6.2f} %")
+
+# %% [markdown]
+# ## 5. Random features: how many are enough
+#
+# FAVOR+ replaces $e^{q \cdot k}$ by a product of random features, right on average. How far off is it? That depends
+# on the number of features, and much more on how *sharp* the attention is: on the length of queries and keys.
+
+# %%
+T = 256
+directions = np.random.default_rng(0).normal(size=(2, 1, T, 1, 16)).astype(np.float32)
+values = np.random.default_rng(1).normal(size=(1, T, 1, 16)).astype(np.float32)
+numbers = [16, 64, 256, 1_024]
+
+
+@functools.partial(jax.jit, static_argnames="number")
+def relative_error(scale, number):
+    """The length of the difference to dense attention over the length of that."""
+    query, key = scale * directions
+    projection = orthogonal_features(jax.random.key(0), number, 16)
+    exact = dot_product_attention(query, key, values)
+    return jnp.linalg.norm(favor_attention(query, key, values, projection=projection) - exact) / jnp.linalg.norm(exact)
+
+
+_, axes = plt.subplots(figsize=(6.5, 3.8), layout="constrained")
+for scale in (0.5, 1.0, 1.5, 2.0):
+    errors = [float(relative_error(scale, number)) for number in numbers]
+    axes.loglog(numbers, errors, marker="o", base=2, label=f"numbers of standard deviation {scale}")
+axes.axhline(1, color="grey", linewidth=0.8)
+axes.set(xlabel="features", ylabel="relative error")
+axes.legend()
+plt.show()
+
+# %% [markdown]
+# Four times the features halve the error, as for any mean of random numbers. But the number that is needed grows
+# exponentially with the squared length of queries and keys. Soft, spread-out attention is cheap; one that points at
+# a single token, as our task wants, is exactly what random features do worst.
+#
+# ## 6. Layers that do not all look far
+#
+# Attention need not be the same in every layer. Names with commas are a pattern that the layers repeat. Two windows
+# of 16 see 32 positions back together, one through the other; a dense layer behind a window sees all:
+
+# %%
+patterns = {
+    "two windows of 16": options("window", window=16, block_size=16),
+    "two windows of 8": options("window", window=8, block_size=8),
+    "window, then dense": options("window,dense", window=8, block_size=8),
+}
+for name, attention in list(patterns.items())[-1 if IS_TEST else 0 :]:
+    run, params = learn(name.replace(" ", "_").replace(",", ""), duplication(attention, num_layers=2))
+    print(f"{name:<18} {run.evaluate(params).metrics['accuracy']:6.2f} %")
+
+# %% [markdown]
+# Reach adds up: layers times window. What is carried through two layers has to fit into the vector of the token
+# between, though, and to be learned in two steps; that it *can* be seen does not mean that it is found soon. The
+# mixed pattern, many cheap layers and a few dense ones, is what many of today's large models do.
+#
+# ## 7. A memory that goes from text to text
+#
+# Transformer-XL ([Dai et al., 2019](https://arxiv.org/abs/1901.02860)) reads a text in segments and keeps the
+# vectors that each layer had for the last ones: they can be attended to, but no gradient flows into them. Our text
+# says every line twice, and a line is longer than a segment:
+
+# %%
+RUNS.mkdir(parents=True, exist_ok=True)
+random = np.random.default_rng(0)
+letters = random.integers(ord("a"), ord("z") + 1, size=(200 if IS_TEST else 6_000, 23)).astype(np.uint8)
+lines = [bytes(line).decode() for line in letters]
+text = RUNS / "twice.txt"
+text.write_text("".join(f"{line}\n{line}\n" for line in lines))
+
+
+def with_memory(length):
+    """A Transformer-XL with segments of 16 characters and a memory of so many."""
+    sizes = {"num_layers": 2, "d_model": 64, "num_heads": 4, "d_ff": 128}
+    lengths = {"memory_length": length, "eval_memory_length": length}
+    batches = {"tokenizer": "characters", "max_length": 16, "tokens_per_batch": 16 * 32}
+    data = TextData(dataset="files", train_file=str(text), validation_share=0.1, **batches)
+    return ExperimentConfig(
+        TransformerXLConfig(vocab_size=64, **sizes, **lengths, **NO_DROPOUT),
+        RecurrentLanguageModelConfig(data),
+        optimizer=OptimizerConfig(peak_learning_rate=5e-3, warmup_steps=50, clip_norm=0.25),
+        **steps(400),
+    )
+
+
+losses = {}
+for length in (1,) if IS_TEST else (1, 16, 32):
+    run, params = learn(f"memory_{length}", with_memory(length))
+    losses[length] = run.evaluate(params).metrics["loss"]
+    print(f"memory of {length:>2}: {losses[length]:.3f} nats a character")
+first, second = np.log(26) * 23 / 24, 0.0
+print(f"lines without a memory {first:.3f}, with a perfect one {(first + second) / 2:.3f}")
+
+# %% [markdown]
+# The first time a line is random, and costs $\log 26$ nats for each of its 23 letters whatever one remembers; the
+# second time it costs nothing, if what stood 24 characters before can be seen. A memory of one character is none;
+# one of 16 lets only some positions of a segment see that far, one of 32 all of them.
+#
+# ## 8. What training keeps
+#
+# Attention is one thing that grows; the other is what the backward pass wants back from every layer. Recomputing it
+# (`remat` in any of our models) costs a third more work. *Reversible* layers ([Gomez et al.,
+# 2017](https://arxiv.org/abs/1707.04585)) recover the input of a layer from its output instead, so that memory does
+# not grow with the number of layers at all:
+
+# %%
+WIDTH = 256
+
+
+def half(matrix, x, rng):
+    """What each half of a layer adds."""
+    del rng
+    return jnp.tanh(x @ matrix)
+
+
+def kept(is_reversible, num_layers, length=1_024 if IS_TEST else 8_192):
+    """MiB that the gradients of a stack need beside its inputs and outputs."""
+    matrices = jax.ShapeDtypeStruct((num_layers, WIDTH, WIDTH), jnp.float32)
+    x = jax.ShapeDtypeStruct((length, WIDTH), jnp.float32)
+
+    def plain(params, x):
+        def layer(streams, matrices):
+            x1, x2 = streams
+            x1 = x1 + half(matrices[0], x2, None)
+            return (x1, x2 + half(matrices[1], x1, None)), None
+
+        return jax.lax.scan(layer, (x, x), params)[0]
+
+    def loss(params, x):
+        y1, y2 = reversible_stack(half, half, params, x, x) if is_reversible else plain(params, x)
+        return (y1 * y2).sum()
+
+    program = jax.jit(jax.grad(loss)).lower((matrices, matrices), x).compile()
+    return program.memory_analysis().temp_size_in_bytes / 2**20
+
+
+print("layers  plain  reversible")
+for num_layers in (2, 8, 32):
+    print(f"{num_layers:>6} {kept(False, num_layers):>6,.0f} {kept(True, num_layers):>11,.0f}  MiB")
+
+# %% [markdown]
+# ## 9. What to choose
+#
+# * Up to a few thousand tokens: dense attention, by a kernel (`dot_product_attention` chooses it) or `chunked`.
+# * What matters is near: `window`, in most layers, with a dense or global one now and then.
+# * What matters is anywhere, but alike: LSH or routing. Measure whether they pay at your length.
+# * What matters is spread over everything: `favor` or `linear`.
+# * A stream without an end: a memory, as in Transformer-XL.
+# * Memory, not time, is what is short: `remat`, reversible layers, sequences divided over devices (`ring`).
+#
+# Things to try here: `num_steps` of 1,000 for FAVOR+ and linear attention, `num_features=256`, `LENGTH = 128` with
+# the same window, `chunk_size=4` for LSH, more segments of memory than a line needs.
+#
+# The same on the command line, for any model and any task:
+#
+# ```sh
+# tfx-jax train --config=gpt_duplication:small --workdir=runs/lsh --config.model.attention.name=lsh \
+#   --config.model.attention.options.num_hashes=2 --config.model.attention.options.chunk_size=8
+# tfx-jax bench attention --function=lsh --length=16384
+# ```
