@@ -45,6 +45,7 @@ from tfx_jax.functional.hard import hard_attention, score_function_loss
 from tfx_jax.functional.int8 import int8_product, quantize_rows
 from tfx_jax.functional.kernel_regression import kernel_regression
 from tfx_jax.functional.linear import add_bias, linear, linear_logits
+from tfx_jax.functional.log_mel import log_mel, mel_filters
 from tfx_jax.functional.losses import label_smoothed_cross_entropy, z_loss
 from tfx_jax.functional.lsh import lsh_attention
 from tfx_jax.functional.masks import Bias, Mask, SegmentIds, causal_mask, padding_mask, segment_mask
@@ -76,6 +77,7 @@ from tfx_jax.functional.ring import ring_attention
 from tfx_jax.functional.rollout import attention_rollout
 from tfx_jax.functional.search import BeamInvariant, greedy_search, sample, with_repetition_penalty
 from tfx_jax.functional.sparse import local_attention, sliding_window_attention
+from tfx_jax.functional.spec_augment import spec_augment
 
 __all__ = [
     "BeamInvariant",
@@ -121,7 +123,9 @@ __all__ = [
     "linear_logits",
     "load_balancing_loss",
     "local_attention",
+    "log_mel",
     "lsh_attention",
+    "mel_filters",
     "mixture_of_experts",
     "orthogonal_features",
     "padding_mask",
@@ -141,6 +145,7 @@ __all__ = [
     "segment_mask",
     "sinusoidal_positions",
     "sliding_window_attention",
+    "spec_augment",
     "top_1_routing",
     "top_2_routing",
     "update_centroids",

@@ -10,6 +10,7 @@ from tfx_jax.models.bert_heads import (
     BertTagger,
 )
 from tfx_jax.models.captioning import Captioner, CaptionerConfig
+from tfx_jax.models.conformer import Conformer, ConformerConfig
 from tfx_jax.models.decomposable import DecomposableAttention, DecomposableConfig
 from tfx_jax.models.elmo import Elmo, ElmoConfig, ElmoLanguageModel
 from tfx_jax.models.elmo_tagger import ElmoTagger
@@ -34,6 +35,8 @@ __all__ = [
     "BertTagger",
     "Captioner",
     "CaptionerConfig",
+    "Conformer",
+    "ConformerConfig",
     "DecomposableAttention",
     "DecomposableConfig",
     "Elmo",

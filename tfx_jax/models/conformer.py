@@ -1,0 +1,346 @@
+"""The Conformer: convolutions among the attention of a speech recogniser (Gulati et al., 2020), with CTC."""
+
+import copy
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax.typing import DTypeLike
+from jaxtyping import Array, Bool, Float, Int
+
+from tfx_jax.fields import at_least, fraction, one_of
+from tfx_jax.functional.linear import add_bias
+from tfx_jax.functional.masks import padding_mask
+from tfx_jax.models.config import DTYPES, layer_pattern
+from tfx_jax.models.flops import stack_flops
+from tfx_jax.nn.attention import MultiHeadAttention, ShardAttention
+from tfx_jax.nn.cores import AttentionConfig, AttentionFn
+from tfx_jax.nn.dropout import drop
+from tfx_jax.nn.feed_forward import FeedForward
+from tfx_jax.nn.layers import Residual
+from tfx_jax.nn.linear import Linear
+from tfx_jax.nn.normalization import LayerNorm
+from tfx_jax.nn.stack import REMATS, scan_layers, stack_layers
+
+_GLOROT = nnx.initializers.glorot_uniform()
+# Layers, width and heads of Gulati et al. (2020), table 1.
+_SIZES = {"Conformer-S": (16, 144, 4), "Conformer-M": (16, 256, 4), "Conformer-L": (17, 512, 8)}
+
+
+@dataclasses.dataclass(unsafe_hash=True)  # a model keeps a copy of its own, as a static part
+class ConformerConfig:
+    """Sizes of a Conformer; the defaults are those of Conformer-S (https://arxiv.org/abs/2005.08100, table 1).
+
+    What differs from the paper: there, an LSTM writes (a transducer); here, as in later work with this encoder, CTC.
+    """
+
+    vocab_size: int = at_least(0, 29)  # labels, among them the blank, which is 0; a task sets how many it has
+    num_features: int = at_least(1, 80)  # of a frame
+    num_layers: int = at_least(1, 16)
+    d_model: int = at_least(1, 144)
+    num_heads: int = at_least(1, 4)
+    d_ff: int | None = at_least(1, None)  # None: 4 * d_model
+    kernel_size: int = at_least(1, 32)  # steps that the convolution of a layer sees
+    dropout_rate: float = fraction(0.1)  # of each sublayer's output, inside of it, and of the first layer's input
+    attention_dropout_rate: float = fraction(0.1)  # of the attention weights
+    attention: AttentionConfig = dataclasses.field(default_factory=lambda: AttentionConfig("relative"))  # of all layers
+    dtype: str = one_of(DTYPES, "float32")  # of the computation; parameters, logits and statistics stay float32
+    remat: str = one_of(REMATS, "none")  # what the backward pass computes again: "full" layers, all but "dots"
+    unroll: bool = False  # whether layers are compiled one by one: slow to compile, faster on a TPU, see `scan_layers`
+
+    kind: ClassVar[str] = "ctc"
+    is_causal: ClassVar[bool] = False
+    has_position_bias: ClassVar[bool] = False
+
+    @classmethod
+    def published(cls, name: str, **overrides: Any) -> "ConformerConfig":
+        """The sizes of a published model: "Conformer-S", "Conformer-M" or "Conformer-L".
+
+        Raises:
+          ValueError: for another name.
+        """
+        if name not in _SIZES:
+            raise ValueError(f"no published Conformer is called {name!r}; there are {', '.join(_SIZES)}")
+        sizes: dict[str, Any] = dict(zip(("num_layers", "d_model", "num_heads"), _SIZES[name], strict=True))
+        return cls(**sizes | overrides)
+
+    def validate(self) -> None:
+        """See `tfx_jax.models.config.ModelConfig`."""
+        if self.d_model % self.num_heads:
+            raise ValueError(f"d_model={self.d_model} is not divisible by num_heads={self.num_heads}")
+        if self.d_model % 2:
+            raise ValueError(f"d_model={self.d_model} must be even for sinusoidal positions")
+
+    def tiny(self, *, max_length: int) -> None:
+        """See `tfx_jax.models.config.ModelConfig`; positions are not learned, so that any length will do."""
+        del max_length
+        self.num_features, self.kernel_size = 8, 3
+        self.num_layers, self.d_model, self.num_heads, self.d_ff = 1, 32, 2, 64
+
+    def make(self, *, shard_attention: ShardAttention | None = None, rngs: nnx.Rngs) -> "Conformer":
+        """See `tfx_jax.models.config.MakesModel`."""
+        return Conformer(self, shard_attention=shard_attention, rngs=rngs)
+
+    @property
+    def subsampling(self) -> int:
+        """Frames of a step."""
+        return 4
+
+    def num_steps(self, num_frames: Any) -> Any:
+        """Returns how many steps that many frames become, of a number or of an array of integers."""
+        return -(-num_frames // 4)
+
+    def training_flops(self, rows: int, num_frames: int) -> int:
+        """Counts the model FLOPs of a training step on rows of `num_frames`, see `tfx_jax.models.flops`."""
+        steps, d, d_ff = self.num_steps(num_frames), self.d_model, self.d_ff or 4 * self.d_model
+        bands = -(-self.num_features // 2)
+        stack = stack_flops(
+            rows=rows,
+            length=steps,
+            num_predicted=steps,
+            vocab_size=self.vocab_size,
+            num_layers=self.num_layers,
+            d_model=d,
+            num_heads=self.num_heads,
+            d_k=None,
+            d_ff=2 * d_ff,  # there are two
+        )
+        convolution = steps * (3 * d * d + self.kernel_size * d)
+        # By distance as by content, and the distances' projection, which rows share.
+        relative = rows * steps * (2 * steps - 1) * d + (2 * steps - 1) * d * d
+        first = -(-num_frames // 2) * bands * 9 * d
+        second = steps * -(-bands // 2) * (9 * d + d) * d
+        is_relative = "relative" in self.attention.names
+        return stack + 6 * (
+            rows * (self.num_layers * convolution + first + second) + is_relative * self.num_layers * relative
+        )
+
+
+class Subsampling(nnx.Module):
+    """Two convolutions of 3 x 3 with strides of 2, over time and frequency, and a linear map of what is left."""
+
+    def __init__(self, num_features: int, d_model: int, *, dtype: DTypeLike, rngs: nnx.Rngs):
+        init = nnx.initializers.he_normal(in_axis=(0, 1, 2), out_axis=3)
+        self.first = nnx.Param(init(rngs.params(), (3, 3, 1, d_model), jnp.float32))
+        self.first_bias = nnx.Param(jnp.zeros(d_model))
+        self.second = nnx.Param(init(rngs.params(), (3, 3, d_model, d_model), jnp.float32))
+        self.second_bias = nnx.Param(jnp.zeros(d_model))
+        bands = -(-num_features // 4)
+        self.out = Linear(bands * d_model, d_model, kernel_init=_GLOROT, dtype=dtype, rngs=rngs)
+        self.dtype = dtype
+
+    def __call__(self, frames: Float[Array, "B T F"], num_frames: Int[Array, " B"]) -> Float[Array, "B S D"]:
+        """Returns a vector for every four frames; those of no frame are zero before they are looked at."""
+        x = frames.astype(self.dtype)[..., None]
+        for kernel, bias in ((self.first, self.first_bias), (self.second, self.second_bias)):
+            exists = jnp.arange(x.shape[1])[None] < num_frames[:, None]
+            x = jnp.where(exists[:, :, None, None], x, jnp.zeros((), x.dtype))
+            x = jax.lax.conv_general_dilated(
+                x,
+                kernel[...].astype(self.dtype),
+                window_strides=(2, 2),
+                padding=((1, 1), (1, 1)),
+                dimension_numbers=("NHWC", "HWIO", "NHWC"),
+            )
+            x = jax.nn.relu(add_bias(x, bias[...]))
+            num_frames = -(-num_frames // 2)
+        return self.out(x.reshape(*x.shape[:2], -1))
+
+
+class Convolution(nnx.Module):
+    """The convolution module (section 2.2): a gate, a convolution of each channel over time, batch norm, swish."""
+
+    decay = 0.99
+    epsilon = 1e-5
+
+    def __init__(self, d_model: int, kernel_size: int, *, dtype: DTypeLike, rngs: nnx.Rngs):
+        self.gated = Linear(d_model, 2 * d_model, kernel_init=_GLOROT, dtype=dtype, rngs=rngs)
+        init = nnx.initializers.lecun_normal(in_axis=0, out_axis=1)
+        self.kernel = nnx.Param(init(rngs.params(), (kernel_size, d_model), jnp.float32))
+        self.kernel_bias = nnx.Param(jnp.zeros(d_model))
+        self.scale = nnx.Param(jnp.ones(d_model))
+        self.bias = nnx.Param(jnp.zeros(d_model))
+        self.mean = nnx.BatchStat(jnp.zeros(d_model))
+        self.variance = nnx.BatchStat(jnp.ones(d_model))
+        self.out = Linear(d_model, d_model, kernel_init=_GLOROT, dtype=dtype, rngs=rngs)
+        self.dtype = dtype
+
+    def __call__(
+        self, x: Float[Array, "B S D"], exists: Bool[Array, "B S"], *, rngs: nnx.Rngs | None = None
+    ) -> Float[Array, "B S D"]:
+        """Convolves the steps that exist; in training, statistics are those of the batch, and are remembered."""
+        value, gate = jnp.split(self.gated(x), 2, axis=-1)
+        x = jnp.where(exists[..., None], value * jax.nn.sigmoid(gate), jnp.zeros((), value.dtype))
+        size, d_model = self.kernel.shape
+        x = jax.lax.conv_general_dilated(
+            x,
+            self.kernel[...].astype(x.dtype)[:, None],
+            window_strides=(1,),
+            padding=(((size - 1) // 2, size // 2),),
+            dimension_numbers=("NHC", "HIO", "NHC"),
+            feature_group_count=d_model,
+        )
+        x = self._normalised(add_bias(x, self.kernel_bias[...]), exists, is_training=rngs is not None)
+        return self.out(jax.nn.silu(x))
+
+    def _normalised(self, x: Array, exists: Array, *, is_training: bool) -> Array:
+        """Batch norm over the steps that exist (Ioffe and Szegedy, 2015), in float32."""
+        wide = x.astype(jnp.float32)
+        if is_training:
+            weights = exists.astype(jnp.float32)[..., None]
+            count = jnp.maximum(weights.sum(), 1)
+            mean = (weights * wide).sum(axis=(0, 1)) / count
+            variance = (weights * jnp.square(wide - mean[None, None])).sum(axis=(0, 1)) / count
+            for kept, new in ((self.mean, mean), (self.variance, variance)):
+                kept[...] = self.decay * kept[...] + (1 - self.decay) * jax.lax.stop_gradient(new)
+        else:
+            mean, variance = self.mean[...], self.variance[...]
+        scale = self.scale[...] * jax.lax.rsqrt(variance + self.epsilon)
+        return ((wide - mean[None, None]) * scale[None, None] + self.bias[...][None, None]).astype(x.dtype)
+
+
+class ConformerLayer(nnx.Module):
+    """Half a feed-forward network, attention, convolution, the other half, and a norm (section 2.4, equation 1)."""
+
+    def __init__(
+        self,
+        self_attention: MultiHeadAttention,
+        convolution: Convolution,
+        make_feed_forward: Callable[[], FeedForward],
+        make_residual: Callable[[], Residual],
+        d_model: int,
+    ):
+        self.first = make_feed_forward()
+        self.first_residual = make_residual()
+        self.self_attention = self_attention
+        self.self_attention_residual = make_residual()
+        self.convolution = convolution
+        self.convolution_residual = make_residual()
+        self.second = make_feed_forward()
+        self.second_residual = make_residual()
+        self.norm = LayerNorm(d_model)
+
+    def __call__(
+        self,
+        x: Float[Array, "B S D"],
+        exists: Bool[Array, "B S"],
+        *,
+        rngs: nnx.Rngs | None = None,
+        return_weights: bool = False,
+    ) -> tuple[Float[Array, "B S D"], Any]:
+        """Transforms the steps that exist; returns the attention weights too, [B, N, S, S], if asked for."""
+
+        def attend(x: Array) -> tuple[Array, Any]:
+            mask = exists[:, None, None]
+            if return_weights:
+                return self.self_attention(x, mask=mask, rngs=rngs, return_weights=True)
+            return self.self_attention(x, mask=mask, rngs=rngs), None
+
+        x, _ = self.first_residual(lambda x: (0.5 * self.first(x, rngs=rngs), None), x, rngs)
+        x, weights = self.self_attention_residual(attend, x, rngs)
+        x, _ = self.convolution_residual(lambda x: (self.convolution(x, exists, rngs=rngs), None), x, rngs)
+        x, _ = self.second_residual(lambda x: (0.5 * self.second(x, rngs=rngs), None), x, rngs)
+        return self.norm(x), weights
+
+
+class Conformer(nnx.Module):
+    """Frames, subsampled by four; layers of attention and convolution; logits of labels at each step."""
+
+    def __init__(
+        self,
+        config: ConformerConfig,
+        *,
+        attention_fn: AttentionFn | None = None,
+        shard_attention: ShardAttention | None = None,
+        rngs: nnx.Rngs,
+    ):
+        """Draws the parameters.
+
+        Args:
+          config: the sizes.
+          attention_fn: the attention of every layer, with the signature of `dot_product_attention`; None means what
+            `config.attention` names.
+          shard_attention: calls it on a mesh, see `tfx_jax.nn.MultiHeadAttention`.
+          rngs: stream `params`.
+
+        Raises:
+          ValueError: if the sizes contradict each other.
+        """
+        c = config
+        c.validate()
+        c.attention.check()
+        dtype = jnp.dtype(c.dtype)
+
+        def make_layer(own: AttentionConfig, rngs: nnx.Rngs) -> ConformerLayer:
+            attention = MultiHeadAttention(
+                c.d_model,
+                c.num_heads,
+                use_bias=True,
+                dropout_rate=c.attention_dropout_rate,
+                attention_fn=attention_fn or own.make(c.num_heads, c.d_model // c.num_heads, rngs=rngs),
+                shard_attention=shard_attention,
+                dtype=dtype,
+                rngs=rngs,
+            )
+            return ConformerLayer(
+                attention,
+                Convolution(c.d_model, c.kernel_size, dtype=dtype, rngs=rngs),
+                functools.partial(
+                    FeedForward,
+                    c.d_model,
+                    4 * c.d_model if c.d_ff is None else c.d_ff,
+                    activation_fn=jax.nn.silu,
+                    dropout_rate=c.dropout_rate,
+                    dtype=dtype,
+                    rngs=rngs,
+                ),
+                functools.partial(Residual, c.d_model, dropout_rate=c.dropout_rate, pre_norm=True),
+                c.d_model,
+            )
+
+        self.subsampling = Subsampling(c.num_features, c.d_model, dtype=dtype, rngs=rngs)
+        self.encoder_layers = stack_layers(layer_pattern(make_layer, c.attention), c.num_layers, rngs)
+        self.classifier = nnx.Linear(c.d_model, c.vocab_size, dtype=jnp.float32, rngs=rngs)
+        self.config = copy.deepcopy(c)
+
+    def __call__(
+        self,
+        frames: Float[Array, "B T F"],
+        num_frames: Int[Array, " B"],
+        *,
+        rngs: nnx.Rngs | None = None,
+        return_attention: bool = False,
+    ) -> Any:
+        """Reads frames; every step sees all others of its row.
+
+        Args:
+          frames: [B, T, F], T of any size; what stands behind the frames of a row means nothing.
+          num_frames: how many there are in each row, [B]; 0 for a row that is none.
+          rngs: stream `dropout`; None means evaluation.
+          return_attention: also return every attention map.
+
+        Returns:
+          Logits of the labels, float32 [B, S, V] with S = ceil(T / 4), of which the first ceil(num_frames / 4) of each
+          row count; with `return_attention` a pair of these and {"encoder/0/self": [B, N, S, S], ...}.
+
+        Raises:
+          ValueError: if the frames have another number of features than the configuration says.
+        """
+        c = self.config
+        if frames.shape[2] != c.num_features:
+            raise ValueError(f"frames of {frames.shape[2]} features, but the model has num_features={c.num_features}")
+        x = drop(self.subsampling(frames, num_frames), c.dropout_rate, rngs)
+        exists = padding_mask(c.num_steps(num_frames), x.shape[1])[:, 0, 0]
+
+        def encode(layer: ConformerLayer, x: Array, rngs: nnx.Rngs | None) -> tuple[Array, Any]:
+            return layer(x, exists, rngs=rngs, return_weights=return_attention)
+
+        x, maps = scan_layers(encode, self.encoder_layers, x, rngs, remat=c.remat, unroll=c.unroll)
+        logits = self.classifier(x.astype(jnp.float32))
+        if not return_attention:
+            return logits
+        return logits, {f"encoder/{index}/self": weights for index, weights in enumerate(maps)}
