@@ -25,6 +25,7 @@ from tfx_jax.models import (
 )
 from tfx_jax.models.decomposable import DecomposableConfig
 from tfx_jax.models.elmo import ElmoConfig
+from tfx_jax.models.long_encoder import LongEncoderConfig
 from tfx_jax.models.seq2vec import Seq2VecConfig
 from tfx_jax.models.transformer_xl import TransformerXLConfig
 from tfx_jax.tasks.bert_pretraining import BertPretrainingConfig
@@ -34,6 +35,7 @@ from tfx_jax.tasks.classification import ClassificationConfig
 from tfx_jax.tasks.duplication import DuplicationConfig
 from tfx_jax.tasks.event_classification import EventClassificationConfig
 from tfx_jax.tasks.language_modeling import LanguageModelConfig, LanguageModelTask
+from tfx_jax.tasks.long_range import LongRangeConfig
 from tfx_jax.tasks.parsing import ParsingConfig, ParsingTask
 from tfx_jax.tasks.question_answering import QuestionAnsweringConfig
 from tfx_jax.tasks.recurrent_language_modeling import RecurrentLanguageModelConfig
@@ -60,6 +62,7 @@ KINDS = {
     CaptioningConfig: "captioner",
     EventClassificationConfig: "events",
     SentencePairConfig: "sentence_pair",
+    LongRangeConfig: "long_sequence",
     BertPretrainingConfig: "bert",
     ClassificationConfig: "bert",
     TaggingConfig: ("bert", "elmo"),
@@ -78,6 +81,7 @@ MODELS = (
     CaptionerConfig,
     Seq2VecConfig,
     DecomposableConfig,
+    LongEncoderConfig,
 )
 
 
