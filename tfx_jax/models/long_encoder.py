@@ -37,7 +37,7 @@ class LongEncoderConfig:
     it, or a mean in which padding counts; no attention weights are dropped, as linear attentions have none.
     """
 
-    vocab_size: int = at_least(0, 0)  # padding, which is 0, included; the task sets it
+    vocab_size: int = at_least(1, 257)  # padding, which is 0, included; the task sets it
     num_layers: int = at_least(1, 6)
     d_model: int = at_least(1, 512)
     num_heads: int = at_least(1, 8)

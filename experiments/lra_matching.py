@@ -1,0 +1,35 @@
+r"""Matching, byte by byte: are two passages of up to 4,000 bytes of one article or of two? With any attention.
+
+Result: not yet run
+
+    tfx-jax train --config=lra_matching --workdir=runs/lra_matching --config.task.data.data_dir=DIR
+    tfx-jax plan --config=lra_matching:paper --topology=v5e:1x1
+
+Measured: not yet run.
+"""
+
+from tfx_jax.models.long_encoder import LongEncoderConfig
+from tfx_jax.tasks.long_range import LongRangeConfig
+from tfx_jax.tasks.long_range_data import PassagePairData
+from tfx_jax.training.config import ExperimentConfig, tiny_variant
+
+
+def get_config(variant: str = "small") -> ExperimentConfig:
+    data = PassagePairData(dataset="files", train_file="train.txt.gz", validation_file="valid.txt.gz")
+    model = LongEncoderConfig(num_layers=4, d_model=128, num_heads=4, d_ff=512)
+    config = ExperimentConfig(model, LongRangeConfig(data))
+    optimizer = config.optimizer
+    optimizer.name, optimizer.weight_decay, optimizer.clip_norm = "adamw", 0.1, 1.0
+    optimizer.schedule, optimizer.warmup_steps = "cosine", 500
+    optimizer.peak_learning_rate = 0.05 / 8_000**0.5  # that of the authors' schedule, after its 8,000 steps of warm-up
+    config.num_steps, config.eval_every, config.log_every, config.checkpoint_every = 5_000, 500, 50, 500
+    if variant == "test":
+        return tiny_variant(config)
+    if variant == "small":
+        data.min_length, data.max_length, data.tokens_per_batch = 256, 256, 4_096
+        model.num_layers, model.d_model, model.d_ff = 2, 64, 128
+        optimizer.peak_learning_rate, optimizer.warmup_steps = 2e-3, 100
+        config.num_steps, config.eval_every, config.checkpoint_every = 1_000, 200, 200
+    elif variant != "paper":
+        raise ValueError(f"unknown variant {variant!r}; there are small, paper, test")
+    return config
