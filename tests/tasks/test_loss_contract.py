@@ -129,7 +129,9 @@ def labelled_pairs(rng, texts):
 
 
 def long_pairs(rng, texts):
-    sides = {name: np.where(texts["token_mask"], rng.integers(1, V, (ROWS, T)), 0) for name in ("tokens", "other_tokens")}
+    sides = {
+        name: np.where(texts["token_mask"], rng.integers(1, V, (ROWS, T)), 0) for name in ("tokens", "other_tokens")
+    }
     labels = {"label": rng.integers(3, size=ROWS).astype(np.int32), "row_weights": texts["row_weights"]}
     return {name: tokens.astype(np.int32) for name, tokens in sides.items()} | labels
 
