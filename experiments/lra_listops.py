@@ -3,7 +3,7 @@ r"""ListOps of Long Range Arena: the digit that a nested list of up to 2,000 tok
 Result: not yet run
 
     tfx-jax train --config=lra_listops --workdir=runs/lra_listops
-    tfx-jax plan --config=lra_listops:paper --topology=v5e:1x1
+    tfx-jax plan --config=lra_listops:paper --topology=v5e:2x2
 
 Measured: not yet run.
 """

@@ -3,7 +3,7 @@ r"""Matching, byte by byte: are two passages of up to 4,000 bytes of one article
 Result: not yet run
 
     tfx-jax train --config=lra_matching --workdir=runs/lra_matching --config.task.data.data_dir=DIR
-    tfx-jax plan --config=lra_matching:paper --topology=v5e:1x1
+    tfx-jax plan --config=lra_matching:paper --topology=v5e:2x2
 
 Measured: not yet run.
 """

@@ -3,7 +3,7 @@ r"""Text, byte by byte: which section of its article a passage of up to 4,000 by
 Result: not yet run
 
     tfx-jax train --config=lra_text --workdir=runs/lra_text --config.task.data.data_dir=DIR
-    tfx-jax plan --config=lra_text:paper --topology=v5e:1x1
+    tfx-jax plan --config=lra_text:paper --topology=v5e:2x2
 
 Measured: not yet run.
 """

@@ -25,14 +25,16 @@ from typing import Any
 import jax
 import numpy as np
 from etils import epath
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from tfx_jax.bench.plan import plan_training
 from tfx_jax.cli.train import load_config_file
 from tfx_jax.errors import UserError
 from tfx_jax.nn.cores import AttentionConfig, AttentionOptions
+from tfx_jax.tasks.long_range_data import LabelledSequences, SequenceData
 from tfx_jax.training.config import ExperimentConfig, load_config
-from tfx_jax.training.loop import train
+from tfx_jax.training.loop import Result, train
 from tfx_jax.training.progress import read_history
 
 TASKS = ("listops", "text", "matching")
@@ -53,7 +55,7 @@ ATTENTIONS: dict[str, Callable[[int], dict[str, int]]] = {
     "favor": lambda length: {},
     "linear": lambda length: {},
 }
-"""The options of each attention for sequences of a length: of an eighth of it, where a token sees some others alone."""
+"""The options of each attention for a length: of a block or window, a token sees an eighth of the sequence."""
 
 
 @dataclasses.dataclass
@@ -97,15 +99,15 @@ def measure(task: str, attention: str, config: ExperimentConfig, folder: pathlib
     """Trains, or goes on with a training, and measures it; what was measured before is read.
 
     Raises:
-      KeyboardInterrupt: if a signal ended the training, which has been saved.
+      SystemExit: if a signal ended the training, which has been saved.
       UserError: as `tfx_jax.training.loop.train`.
     """
     path = folder / "measured.json"
     if path.exists() and load_config(epath.Path(folder)) == config:
         return Measured(**json.loads(path.read_text()))
-    result = train(config, folder)
+    result: Result = train(config, folder)
     if result.signum is not None:
-        raise KeyboardInterrupt
+        raise SystemExit(128 + result.signum)
     plan, history = plan_training(config, jax.devices()), read_history(folder)
     losses, speeds = (history.curve(f"train/{name}") for name in ("loss", "tokens_per_second"))
     steps, accuracies = zip(*((int(each["step"]), each["accuracy"]) for each in result.evaluations), strict=True)
@@ -124,19 +126,38 @@ def measure(task: str, attention: str, config: ExperimentConfig, folder: pathlib
     return measured
 
 
-def commonest_share(config: ExperimentConfig) -> float:
-    """Returns the accuracy in percent of whoever always says the commonest label of the validation split."""
-    labels = Counter(one.label for one in config.task.splits()["validation"])
-    return 100 * max(labels.values()) / labels.total()
+def baselines(config: ExperimentConfig) -> dict[str, float]:
+    """Returns the accuracy in percent on the validation split of what knows no order of tokens.
+
+    It is that of always saying the commonest label and, but for pairs, that of naive Bayes on counts of tokens.
+    """
+    splits, data = config.task.splits(), config.task.data
+    commonest = Counter(one.label for one in splits["validation"]).most_common(1)[0][1]
+    found = {"(commonest label)": 100 * commonest / len(splits["validation"])}
+    if data.num_sequences == 1:
+        counts, labels = _counted(splits["train"], data)
+        is_of = labels == np.arange(len(data.labels))[:, np.newaxis]
+        totals = is_of @ counts + 1.0
+        log_shares = np.log(totals / totals.sum(axis=1, keepdims=True)).T
+        counts, labels = _counted(splits["validation"], data)
+        guesses = (counts @ log_shares + np.log(is_of.mean(axis=1) + 1e-9)).argmax(axis=1)
+        found["(naive Bayes)"] = 100 * float((guesses == labels).mean())
+    return found
 
 
-def table(found: Sequence[Measured], chance: dict[str, float]) -> str:
-    """Returns the table in Markdown; speed and memory beside those of dense attention on the same task, if it ran."""
+def _counted(sequences: LabelledSequences, data: SequenceData) -> tuple[np.ndarray, np.ndarray]:
+    """Returns how often each sequence has each token, [sequences, V], and the ids of their labels."""
+    counts = [np.bincount(one.sequences[0], minlength=data.vocab_size) for one in sequences]
+    return np.array(counts), np.array([data.labels.index(one.label) for one in sequences])
+
+
+def table(found: Sequence[Measured], beside: dict[str, dict[str, float]]) -> str:
+    """Returns the table in Markdown, with speed and memory beside those of dense attention if that ran."""
     header = ["task", "attention", "parameters", "best accuracy, %", "last", "tokens/s", "MiB of a step"]
     lines = [header, ["---"] * len(header)]
     dense = {one.task: one for one in found if one.attention == "dense"}
     for task in dict.fromkeys(one.task for one in found):
-        lines.append([task, "(commonest label)", "", f"{chance[task]:.2f}", "", "", ""])
+        lines += [[task, name, "", f"{accuracy:.2f}", "", "", ""] for name, accuracy in beside[task].items()]
         for one in found:
             if one.task == task:
                 speed, memory = f"{one.speed:,.0f}", f"{one.memory / 2**20:,.1f}"
@@ -148,38 +169,44 @@ def table(found: Sequence[Measured], chance: dict[str, float]) -> str:
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
-def plot_trade_offs(found: Sequence[Measured], chance: dict[str, float], path: pathlib.Path) -> None:
+def plot_trade_offs(found: Sequence[Measured], beside: dict[str, dict[str, float]], path: pathlib.Path) -> None:
     """Draws accuracy over speed, a panel for each task; the area of a disc is the memory of a step."""
-    figure = Figure(figsize=(6 * len(chance), 5), layout="constrained")
-    for panel, task in zip(figure.subplots(1, len(chance), squeeze=False)[0], chance, strict=True):
+    figure = Figure(figsize=(6 * len(beside), 5), layout="constrained")
+    for panel, task in zip(figure.subplots(1, len(beside), squeeze=False)[0], beside, strict=True):
         points = [one for one in found if one.task == task]
         most = max(one.memory for one in points)
         for one in points:
             colour = f"C{list(ATTENTIONS).index(one.attention)}"
             panel.scatter(one.speed, one.accuracy, s=900 * one.memory / most, color=colour, alpha=0.6)
             panel.annotate(f"{one.attention}, {one.memory / 2**20:,.0f} MiB", (one.speed, one.accuracy), ha="center")
-        panel.axhline(chance[task], color="gray", linestyle="--", linewidth=1)
+        draw_baselines(panel, beside[task])
         panel.margins(0.2)
         panel.grid(alpha=0.3)
-        panel.set(title=f"{task} (dashed: the commonest label)", xlabel="tokens/s", ylabel="best accuracy, %")
+        panel.set(title=task, xlabel="tokens/s", ylabel="best accuracy, %")
     figure.savefig(path, dpi=120)
 
 
-def plot_learning_curves(found: Sequence[Measured], chance: dict[str, float], path: pathlib.Path) -> None:
+def plot_learning_curves(found: Sequence[Measured], beside: dict[str, dict[str, float]], path: pathlib.Path) -> None:
     """Draws the training loss above and the accuracy of evaluations below, a column for each task."""
-    figure = Figure(figsize=(6 * len(chance), 8), layout="constrained")
-    for column, task in zip(figure.subplots(2, len(chance), squeeze=False).T, chance, strict=True):
+    figure = Figure(figsize=(6 * len(beside), 8), layout="constrained")
+    for column, task in zip(figure.subplots(2, len(beside), squeeze=False).T, beside, strict=True):
         for one in (one for one in found if one.task == task):
             style = {"color": f"C{list(ATTENTIONS).index(one.attention)}", "label": one.attention}
             column[0].plot(*one.losses, **style)
             column[1].plot(*one.accuracies, marker="o", **style)
-        column[1].axhline(chance[task], color="gray", linestyle="--", linewidth=1)
+        draw_baselines(column[1], beside[task])
         column[0].set(title=task, ylabel="training loss, nats")
         column[1].set(xlabel="step", ylabel="validation accuracy, %")
         column[0].legend()
         for panel in column:
             panel.grid(alpha=0.3)
     figure.savefig(path, dpi=120)
+
+
+def draw_baselines(panel: Axes, found: dict[str, float]) -> None:
+    for (name, accuracy), style in zip(found.items(), ("--", ":"), strict=False):
+        panel.axhline(accuracy, color="gray", linestyle=style, linewidth=1)
+        panel.annotate(name, (0.01, accuracy), xycoords=("axes fraction", "data"), color="gray", fontsize=8)
 
 
 def names_of(known: Sequence[str]) -> Callable[[str], list[str]]:
@@ -194,33 +221,37 @@ def names_of(known: Sequence[str]) -> Callable[[str], list[str]]:
     return parse
 
 
-def main(argv: Sequence[str] | None = None) -> None:
+def make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0], allow_abbrev=False)
     parser.add_argument("--workdir", type=pathlib.Path, required=True, help="folder for trainings, table and plots")
     parser.add_argument("--data_dir", help="folder with train.txt.gz and valid.txt.gz, for text and matching")
     parser.add_argument("--variant", default="small", choices=("test", "small", "paper"))
     parser.add_argument("--tasks", type=names_of(TASKS), default=",".join(TASKS), help="with commas")
     parser.add_argument("--attentions", type=names_of(tuple(ATTENTIONS)), default=",".join(ATTENTIONS))
-    arguments, overrides = parser.parse_known_args(argv)
+    return parser
 
+
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = make_parser()
+    arguments, overrides = parser.parse_known_args(argv)
     found: list[Measured] = []
-    chance: dict[str, float] = {}
+    beside: dict[str, dict[str, float]] = {}
     try:
         for task in arguments.tasks:
             for attention in arguments.attentions:
                 print(f"{task} with {attention} attention", file=sys.stderr)
                 config = make_config(task, attention, arguments, overrides)
-                if task not in chance:
-                    chance[task] = commonest_share(config)
+                if task not in beside:
+                    beside[task] = baselines(config)
                 folder = arguments.workdir / arguments.variant / task / attention
                 found.append(measure(task, attention, config, folder))
     except UserError as error:
         parser.error(str(error))
     kind = f"{jax.devices()[0].device_kind}, jax {jax.__version__}, variant {arguments.variant}"
-    text = f"# Long Range Arena\n\n{kind}\n\n{table(found, chance)}\n"
+    text = f"# Long Range Arena\n\n{kind}\n\n{table(found, beside)}\n"
     (arguments.workdir / "table.md").write_text(text)
-    plot_trade_offs(found, chance, arguments.workdir / "accuracy_speed_memory.png")
-    plot_learning_curves(found, chance, arguments.workdir / "learning_curves.png")
+    plot_trade_offs(found, beside, arguments.workdir / "accuracy_speed_memory.png")
+    plot_learning_curves(found, beside, arguments.workdir / "learning_curves.png")
     print(text)
 
 
