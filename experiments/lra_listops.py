@@ -2,8 +2,32 @@ r"""ListOps of Long Range Arena: the digit that a nested list of up to 2,000 tok
 
 Result: not yet run
 
-    tfx-jax train --config=lra_listops --workdir=runs/lra_listops
+Expressions such as [MAX 2 9 [MIN 4 7 ] 0 ], nested up to ten levels deep (Nangia and Bowman, 2018), in the long form of
+Tay et al. (2020, https://arxiv.org/abs/2011.04006). They have, on their test set, 36.37 % for a Transformer, 37.27 for
+the best of ten, which is Reformer's, 36.05 for BigBird, 18.01 for Performer, 16.13 for linear and 15.82 for local
+attention. Who guesses has a tenth.
+
+    tfx-jax train --config=lra_listops --workdir=runs/lra_listops --config.model.attention.name=favor
     tfx-jax plan --config=lra_listops:paper --topology=v5e:2x2
+    python -m experiments.benchmarks.long_range --workdir=runs/lra --tasks=listops
+
+The last command trains each attention once, one after the other, and draws what becomes of them. Nothing is downloaded:
+the expressions, 96,000, 2,000 and 2,000 of the published depth, arguments, operators and lengths, are drawn in the
+first minute, always the same ones. Variants: `paper`, the authors' sizes, 5,000 steps of 32 expressions; `small`, for a
+CPU core, of 24 to 64 tokens, five levels and up to five arguments; `test`.
+
+What is known to be wrong with the published protocol, and what is done here instead, in all three tasks:
+
+* Their mean over positions has padding in it. Here padding is never seen and never counted, by any attention: a test
+  asks each of them. (Where tokens are sorted or drawn into blocks, more padding makes other blocks.)
+* Their classifier reads one vector in front of the sequence, which local and window attention leave with few tokens to
+  see. Here it reads the mean over all tokens.
+* Their learning rate warms up for 8,000 steps in text and in matching, of which the latter trains 5,000. Here it warms
+  up for a tenth of the steps or less, to the peak that theirs would have had, and goes down to 0 along a cosine.
+* Their ListOps is scored on 20 batches of the validation set. Here all of it is read.
+* Attention weights are not dropped: linear attentions have none, and all are to be treated alike.
+* Sizes are those of all attentions, and tuned for none. Lengths are padded to the greatest, as theirs, so that speed
+  and memory are of one shape.
 
 Measured: not yet run.
 """
@@ -19,7 +43,7 @@ def get_config(variant: str = "small") -> ExperimentConfig:
     config = ExperimentConfig(model, LongRangeConfig(data))
     optimizer = config.optimizer
     optimizer.name, optimizer.weight_decay, optimizer.clip_norm = "adamw", 0.1, 1.0
-    optimizer.schedule, optimizer.warmup_steps = "cosine", 1_000
+    optimizer.schedule, optimizer.warmup_steps = "cosine", 500
     optimizer.peak_learning_rate = 0.05 / 1_000**0.5  # where the authors' schedule has its peak
     config.num_steps, config.eval_every, config.log_every, config.checkpoint_every = 5_000, 500, 50, 500
     if variant == "test":

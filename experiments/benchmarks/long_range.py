@@ -29,6 +29,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from tfx_jax.bench.plan import plan_training
+from tfx_jax.cli.options import set_up_program
 from tfx_jax.cli.train import load_config_file
 from tfx_jax.errors import UserError
 from tfx_jax.nn.cores import AttentionConfig, AttentionOptions
@@ -51,7 +52,7 @@ ATTENTIONS: dict[str, Callable[[int], dict[str, int]]] = {
         "num_random_blocks": 2,
     },
     "lsh": lambda length: {"num_hashes": 2, "chunk_size": max(length // 16, 1)},
-    "routing": lambda length: {"num_clusters": 8},
+    "routing": lambda length: {"num_clusters": round(length**0.5)},
     "favor": lambda length: {},
     "linear": lambda length: {},
 }
@@ -234,6 +235,7 @@ def make_parser() -> argparse.ArgumentParser:
 def main(argv: Sequence[str] | None = None) -> None:
     parser = make_parser()
     arguments, overrides = parser.parse_known_args(argv)
+    set_up_program()
     found: list[Measured] = []
     beside: dict[str, dict[str, float]] = {}
     try:
