@@ -3,15 +3,15 @@ r"""Long Range Arena: each attention on ListOps, text and matching; accuracy, sp
     python -m experiments.benchmarks.long_range --workdir=runs/lra --data_dir=DIR
 
 trains the experiments lra_listops, lra_text and lra_matching once with each attention, one after the other, each in
-`WORKDIR/VARIANT/TASK/ATTENTION`, and writes table.md, accuracy_speed_memory.png and learning_curves.png of them into the
+`WORKDIR/VARIANT/TASK/ATTENTION`, and writes table.md, accuracy_speed_memory.png and learning_curves.png into the
 workdir. Run again, it goes on where it stopped; what is done already costs nothing more, whatever `--tasks` and
 `--attentions` are added. DIR has the articles of WikiText-2, or of another set in its format, as train.txt.gz and
 valid.txt.gz. Any `--config.FIELD=VALUE` holds for all trainings.
 
 Accuracy is that of the validation split, at its best and after the last step; beside it stands that of the commonest
-label and, but for pairs, of naive Bayes on counts of tokens, which knows nothing of their order. Speed is the median over the lines of the
-log of how many tokens a second were trained on, padding not counted. Memory is what XLA plans for a training step
-besides parameters and optimizer. The notes of the three experiments have what was measured.
+label and, but for pairs, of naive Bayes on counts of tokens, which knows nothing of their order. Speed is the median
+over the lines of the log of how many tokens a second were trained on, padding not counted. Memory is what XLA plans for
+a training step besides parameters and optimizer. The notes of the three experiments have what was measured.
 """
 
 import argparse

@@ -114,6 +114,19 @@ def test_pairs_are_of_the_articles_of_their_split(folder, tmp_path):
     iterator.close()
 
 
+@pytest.mark.data
+@pytest.mark.parametrize(("min_length", "max_length", "sizes"), [(128, 256, (7_819, 869)), (1_000, 4_000, (666, 77))])
+def test_there_are_as_many_passages_of_wikitext_as_the_lab_note_says(shared_data, min_length, max_length, sizes):
+    files = {"train_file": "train.txt.gz", "validation_file": "valid.txt.gz"}
+    lengths = {"min_length": min_length, "max_length": max_length}
+    data = SectionData("files", str(shared_data / "wikitext2"), **files, **lengths)
+    splits = [data.load(split) for split in ("train", "validation")]
+    assert tuple(map(len, splits)) == sizes
+    assert {one.label for split in splits for one in split} == {*data.labels}
+    train, validation = ({one.sequences[0].tobytes() for one in split} for split in splits)
+    assert not train & validation
+
+
 def test_what_the_model_says_is_scored(tmp_path):
     task = opened(ListOpsData(0, 3, 3, 4, 16, num_train=8, num_heldout=30, tokens_per_batch=64), tmp_path).task
     metrics, summary = task.evaluate(Told(lambda batch: batch["label"]))
