@@ -124,7 +124,7 @@ def test_there_are_as_many_passages_of_wikitext_as_the_lab_note_says(shared_data
     assert tuple(map(len, splits)) == sizes
     assert {one.label for split in splits for one in split} == {*data.labels}
     train, validation = ({one.sequences[0].tobytes() for one in split} for split in splits)
-    assert not train & validation
+    assert len(train & validation) == (2 if max_length == 256 else 0)  # two articles on the Boat Race begin alike
 
 
 def test_what_the_model_says_is_scored(tmp_path):
