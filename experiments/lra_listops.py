@@ -1,6 +1,6 @@
 r"""ListOps of Long Range Arena: the digit that a nested list of up to 2,000 tokens comes to, with any attention.
 
-Result: not yet run
+Result: small: 34.9 to 36.9 % of dev with five attentions, 20.8 naive Bayes, minutes of a busy core; paper not yet run
 
 Expressions such as [MAX 2 9 [MIN 4 7 ] 0 ], nested up to ten levels deep (Nangia and Bowman, 2018), in the long form of
 Tay et al. (2020, https://arxiv.org/abs/2011.04006). They have, on their test set, 36.37 % for a Transformer, 37.27 for
@@ -29,7 +29,24 @@ What is known to be wrong with the published protocol, and what is done here ins
 * Sizes are those of all attentions, and tuned for none. Lengths are padded to the greatest, as theirs, so that speed
   and memory are of one shape.
 
-Measured: not yet run.
+Measured: `small`, seed 0, on a single CPU core that others shared, 1,500 steps of 64 expressions, some four minutes for
+each attention (`--tasks=listops --attentions=dense,window,local,favor,linear`). Accuracy is that of the 2,000
+expressions of the validation split after the last step, in percent, with a standard error of 1.1; a model has 77,194
+parameters; memory is what XLA plans for a step besides parameters and optimizer.
+
+                             accuracy  MiB
+    favor                       36.90  104
+    window, 4 to each side      36.05   87
+    dense                       35.55   94
+    linear                      35.00   85
+    local, blocks of 8          34.85   72
+    naive Bayes on counts       20.75
+    the commonest digit         12.35
+
+All have learned something that counts of tokens do not tell, and 64 tokens do not tell one attention from another: the
+first and the last are two points apart. Of speed nothing is claimed: it was 12,000 to 21,000 tokens a second, by what
+else the machine had to do. `paper`: not yet run; dense attention needs 8.2 of the 15.75 GiB of each of four v5e, and
+85 ms a step by the compiler's estimate, says the plan.
 """
 
 from tfx_jax.models.long_encoder import LongEncoderConfig
