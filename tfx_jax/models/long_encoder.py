@@ -53,6 +53,7 @@ class LongEncoderConfig:
     kind: ClassVar[str] = "long_sequence"
     is_causal: ClassVar[bool] = False
     has_position_bias: ClassVar[bool] = False
+    can_shard_positions: ClassVar[bool] = True
 
     def validate(self) -> None:
         """See `tfx_jax.models.config.ModelConfig`."""

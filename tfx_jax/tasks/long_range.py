@@ -6,7 +6,7 @@ Every sequence is padded to the greatest length, as there, so that attentions ar
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import grain
 import jax.numpy as jnp
@@ -37,6 +37,8 @@ class LongRangeConfig:
 
     data: ListOpsData | SectionData | PassagePairData = dataclasses.field(default_factory=ListOpsData)
     label_smoothing: float = fraction(0.0)
+
+    can_shard_positions: ClassVar[bool] = True
 
     def validate(self, model: ModelConfig) -> None:
         """See `tfx_jax.tasks.task.TaskConfig`."""
@@ -118,8 +120,9 @@ class LongRangeTask:
 
     def train_data(self, options: LoaderOptions) -> grain.IterDataset[Batch]:
         """See `tfx_jax.tasks.task.Task`."""
-        examples = self.encode(self._splits["train"])
-        return train_batches(lambda epoch: examples, self.batch_spec, options)
+        examples, multiple = self.encode(self._splits["train"]), options.length_multiple
+        length = -(-self.config.data.max_length // multiple) * multiple
+        return train_batches(lambda epoch: examples, self.batch_spec._replace(boundaries=(length,)), options)
 
     def encode(self, sequences: LabelledSequences) -> SequenceExamples:
         """Returns an example for each sequence or pair."""

@@ -114,6 +114,16 @@ def test_pairs_are_of_the_articles_of_their_split(folder, tmp_path):
     iterator.close()
 
 
+def test_devices_that_divide_positions_decide_the_length(tmp_path):
+    data = ListOpsData(0, 3, 3, 4, 18, num_train=20, num_heldout=4, tokens_per_batch=80)
+    config = ExperimentConfig(LongEncoderConfig(**SMALL), LongRangeConfig(data))
+    config.mesh.sequence, config.mesh.data = 4, 2
+    run = make_run(validate(config), tmp_path)
+    iterator = iter(run.train_data(make_mesh(data=2, sequence=4)))
+    assert next(iterator)["tokens"].shape == (4, 20)
+    iterator.close()
+
+
 @pytest.mark.data
 @pytest.mark.parametrize(("min_length", "max_length", "sizes"), [(128, 256, (7_819, 869)), (1_000, 4_000, (666, 77))])
 def test_there_are_as_many_passages_of_wikitext_as_the_lab_note_says(shared_data, min_length, max_length, sizes):
