@@ -18,8 +18,8 @@ pairs are drawn for training and 2,000 for validation, always the same ones. Var
 `small`, for a CPU core, with passages of 256 bytes; `test`, on built-in documents. What differs from the published
 protocol is in `lra_listops`.
 
-Measured: not yet run. On paper, `paper` with dense attention needs 7.0 of the 15.75 GiB of each of four v5e, and 86 ms a
-step by the compiler's estimate, says the plan.
+Measured: not yet run. On paper, `paper` with dense attention needs 7.0 of the 15.75 GiB of each of four v5e, and 86 ms
+a step by the compiler's estimate, says the plan.
 """
 
 from tfx_jax.models.long_encoder import LongEncoderConfig

@@ -15,9 +15,9 @@ validation split are none of the training's. No figure of the paper can be compa
 
 DIR holds train.txt.gz and valid.txt.gz, the articles of WikiText-2: 666 and 77 passages of 1,000 to 4,000 bytes, which
 is little to learn from, or 7,819 and 869 of 128 to 256 bytes, of which two stand in both, where articles begin alike.
-Those of WikiText-103, in the same format, have nearly fifty times as many. Variants: `paper`, the sizes and 20,000 steps
-of the authors; `small`, for a CPU core and the short passages; `test`, on built-in sentences. What differs from the
-published protocol is in `lra_listops`.
+Those of WikiText-103, in the same format, have nearly fifty times as many. Variants: `paper`, the sizes and 20,000
+steps of the authors; `small`, for a CPU core and the short passages; `test`, on built-in sentences. What differs from
+the published protocol is in `lra_listops`.
 
 Measured: `small`, seed 0, on a single CPU core that others shared, 1,000 steps of 16 passages, some four minutes for
 each attention (`--tasks=text --attentions=dense,window,favor,linear`). Accuracy is that of the 869 passages of the
