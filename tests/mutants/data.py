@@ -224,3 +224,30 @@ MUTANTS += in_file(
     ("any end is an end", "if symbol[1:] in open_labels:", "if open_labels:"),
     ("round brackets stay in words", "return [word.translate(_ESCAPES)", "return [word"),
 )
+
+MUTANTS += (
+    *in_file(
+        "data/listops.py",
+        "data/test_listops.py",
+        ("the upper median", "values[(count - 1) // 2] + values[count // 2]) // 2", "2 * values[count // 2]) // 2"),
+        ("sums have no modulus", "sum(values) % 10", "sum(values)"),
+        ("a level more", "if depth == max_depth or", "if depth > max_depth or"),
+        ("an argument less", "int((max_args - 1) * draw())", "int((max_args - 2) * draw())"),
+        ("nested as often as not", "_NESTED = 0.25", "_NESTED = 0.5"),
+        ("any expression in any split", "and _split_of(tokens) == split", ""),
+        ("short ones are taken", "len(tokens) >= min_length and ", ""),
+        ("lists need not be closed", "if len(open_lists) != 1 or len(open_lists[0]) != 1:", "if not open_lists[0]:"),
+    ),
+    *in_file(
+        "data/passages.py",
+        "data/test_passages.py",
+        ("a byte is padding", "astype(np.uint16) + 1", "astype(np.uint16)"),
+        ("short rests are kept", "if len(piece) >= min_length]", "if len(piece)]"),
+        ("a passage goes with itself", "rng.choice(len(articles[first]), 2, replace=False)", "[0, 0]"),
+        (
+            "two articles may be one",
+            "rng.choice(len(articles), 2, replace=False)",
+            "rng.choice(len(articles), 2)",
+        ),
+    ),
+)

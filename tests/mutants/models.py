@@ -312,3 +312,18 @@ MUTANTS += (
         ("matching sums", "[kernel[:width], -kernel[:width]]", "[kernel[:width], kernel[:width]]"),
     ),
 )
+
+MUTANTS += in_file(
+    "models/long_encoder.py",
+    "models/test_long_encoder.py",
+    ("padding is pooled", "jnp.where(token_mask[..., None], x.astype(jnp.float32), 0.0)", "x.astype(jnp.float32)"),
+    (
+        "the mean is over padding",
+        "jnp.maximum(token_mask.sum(axis=1, keepdims=True), 1)",
+        "jnp.array(x.shape[1])[None, None]",
+    ),
+    ("padding is seen", "return layer(x, mask=mask, rngs", "return layer(x, rngs"),
+    ("pairs change partners", "u, v = vectors[0::2], vectors[1::2]", "u, v = jnp.split(vectors, 2)"),
+    ("no product", "[u, v, u * v, u - v],", "[u, v, u + v, u - v],"),
+    ("the difference is the other way round", "u * v, u - v],", "u * v, v - u],"),
+)

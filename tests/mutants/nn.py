@@ -160,6 +160,12 @@ MUTANTS = (
             "if False:",
             "training/test_attention_cores.py -k centroids",
         ),
+        (
+            "padding takes places in clusters",
+            "if mask is not None and segment_ids is None:",
+            "if False:",
+            "models/test_long_encoder.py -k padding",
+        ),
         ("all options are taken", "if strange:", "if False:", "models/test_attention_cores.py -k options_belong"),
         (
             "a causal form of everything",

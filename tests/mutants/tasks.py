@@ -208,3 +208,17 @@ MUTANTS += (
         ),
     ),
 )
+
+MUTANTS += (
+    *in_file(
+        "tasks/long_range.py",
+        "training/tasks/test_long_range.py -k labels",
+        ("tokens of one side are counted", "(jnp.stack(sides) != 0)", "(sides[0] != 0)"),
+        ("the second text is not read", "for name in _ARRAYS if name in batch]", "for name in _ARRAYS[:1]]"),
+    ),
+    *in_file(
+        "tasks/long_range_data.py",
+        "training/tasks/test_long_range.py -k articles",
+        ("same is different", "self.labels[index % 2])", "self.labels[(index + 1) % 2])"),
+    ),
+)

@@ -22,6 +22,7 @@ from tfx_jax.tasks.duplication import duplicate, duplication_loss
 from tfx_jax.tasks.event_classification import event_loss
 from tfx_jax.tasks.image_classification import image_classification_loss
 from tfx_jax.tasks.language_modeling import language_model_loss
+from tfx_jax.tasks.long_range import long_range_loss
 from tfx_jax.tasks.question_answering import span_loss
 from tfx_jax.tasks.recurrent_language_modeling import recurrent_language_model_loss
 from tfx_jax.tasks.sentence_pairs import sentence_pair_loss
@@ -135,6 +136,14 @@ def labelled_pairs(rng, texts):
     return {"premise": sides["source"], "hypothesis": sides["target"]} | labels
 
 
+def long_pairs(rng, texts):
+    sides = {
+        name: np.where(texts["token_mask"], rng.integers(1, V, (ROWS, T)), 0) for name in ("tokens", "other_tokens")
+    }
+    labels = {"label": rng.integers(3, size=ROWS).astype(np.int32), "row_weights": texts["row_weights"]}
+    return {name: tokens.astype(np.int32) for name, tokens in sides.items()} | labels
+
+
 def duplicated(rng, texts):
     examples = [duplicate(rng.integers(1, V, T // 2 - 1)) for _ in range(ROWS)]
     batch = jax.tree.map(lambda *rows: np.stack(rows), *examples)
@@ -244,6 +253,13 @@ CASES = {
             "image": (batch["row_weights"] == 0)[:, None, None, None],
             "label": batch["row_weights"] == 0,
         },
+    ),
+    "long-range": Case(
+        long_range_loss,
+        models.LongEncoder,
+        models.LongEncoderConfig(**SIZES, d_ff=12, num_sequences=2, labels=("a", "b", "c")),
+        long_pairs,
+        lambda batch: {"label": batch["row_weights"] == 0},
     ),
     "speech": Case(
         recognition_loss,

@@ -3,6 +3,7 @@
 from tfx_jax.models import BertConfig, CaptionerConfig, GPTConfig, SanCTCConfig, T5Config, TransformerConfig, ViTConfig
 from tfx_jax.models.decomposable import DecomposableConfig
 from tfx_jax.models.elmo import ElmoConfig
+from tfx_jax.models.long_encoder import LongEncoderConfig
 from tfx_jax.models.seq2vec import Seq2VecConfig
 from tfx_jax.models.transformer_xl import TransformerXLConfig
 from tfx_jax.tasks.bert_pretraining import BertPretrainingConfig
@@ -16,6 +17,8 @@ from tfx_jax.tasks.event_data import EventData
 from tfx_jax.tasks.image_classification import ImageClassificationConfig
 from tfx_jax.tasks.image_data import ImageData
 from tfx_jax.tasks.language_modeling import LanguageModelConfig
+from tfx_jax.tasks.long_range import LongRangeConfig
+from tfx_jax.tasks.long_range_data import ListOpsData, PassagePairData, SectionData
 from tfx_jax.tasks.pair_data import PairData
 from tfx_jax.tasks.parsing import ParsingConfig, TreeData
 from tfx_jax.tasks.question_answering import QuestionAnsweringConfig, QuestionData
@@ -51,6 +54,9 @@ TRAININGS = [
     (ViTConfig, ImageClassificationConfig, ImageData),
     (Seq2VecConfig, EventClassificationConfig, EventData),
     (DecomposableConfig, SentencePairConfig, LabelledData),
+    (LongEncoderConfig, LongRangeConfig, ListOpsData),
+    (LongEncoderConfig, LongRangeConfig, SectionData),
+    (LongEncoderConfig, LongRangeConfig, PassagePairData),
 ]
 """Every task with each of its data, and a model that it takes: the classes of configurations of model, task and data.
 

@@ -11,9 +11,10 @@ import optax
 import pytest
 from flax import nnx
 
-from tfx_jax.models import GPT, T5, GPTConfig, T5Config, Transformer, TransformerConfig
+from tfx_jax.models import GPT, T5, GPTConfig, LongEncoder, LongEncoderConfig, T5Config, Transformer, TransformerConfig
 from tfx_jax.tasks.decoding import BeamSearch, decode
 from tfx_jax.tasks.language_modeling import language_model_loss
+from tfx_jax.tasks.long_range import long_range_loss
 from tfx_jax.tasks.translation import translation_loss
 from tfx_jax.training.flops import peak_flops
 from tfx_jax.training.step import init_state, update
@@ -177,3 +178,17 @@ def test_flops_of_a_language_model_are_those_of_its_products(config):
     batch = {"inputs": tokens, "targets": tokens, "weights": jax.ShapeDtypeStruct((2, 16), np.float32)}
     jaxpr = jax.make_jaxpr(jax.grad(loss))(state, batch).jaxpr
     assert config.training_flops(2, 16, num_predicted=16) == flops_of_products(jaxpr)
+
+
+@pytest.mark.parametrize("num_sequences", [1, 2])
+def test_flops_of_an_encoder_of_long_sequences_are_those_of_its_products_but_for_the_head(num_sequences):
+    sizes = {"num_layers": 3, "d_model": 16, "num_heads": 2, "d_ff": 24, "labels": ("a", "b", "c")}
+    config = LongEncoderConfig(50, **sizes, num_sequences=num_sequences)
+    graphdef, state = nnx.split(nnx.eval_shape(lambda: LongEncoder(config, rngs=nnx.Rngs(0))))
+    tokens = jax.ShapeDtypeStruct((5, 18), np.int32)
+    batch = {name: tokens for name in ("tokens", "other_tokens")[:num_sequences]}
+    batch |= {"label": jax.ShapeDtypeStruct((5,), np.int32), "row_weights": jax.ShapeDtypeStruct((5,), np.float32)}
+    program = jax.grad(lambda state, batch: long_range_loss(nnx.merge(graphdef, state), batch, None).loss)
+    head = 16 * 24 + 24 * 3 if num_sequences == 1 else 64 * 24 + 24 * 12 + 12 * 3
+    products = flops_of_products(jax.make_jaxpr(program)(state, batch).jaxpr)
+    assert config.training_flops(5, 18) == products - 6 * 5 * head

@@ -26,6 +26,7 @@ from tfx_jax.models import (
 )
 from tfx_jax.models.decomposable import DecomposableConfig
 from tfx_jax.models.elmo import ElmoConfig
+from tfx_jax.models.long_encoder import LongEncoderConfig
 from tfx_jax.models.seq2vec import Seq2VecConfig
 from tfx_jax.models.transformer_xl import TransformerXLConfig
 from tfx_jax.tasks.bert_pretraining import BertPretrainingConfig
@@ -36,6 +37,7 @@ from tfx_jax.tasks.duplication import DuplicationConfig
 from tfx_jax.tasks.event_classification import EventClassificationConfig
 from tfx_jax.tasks.image_classification import ImageClassificationConfig
 from tfx_jax.tasks.language_modeling import LanguageModelConfig, LanguageModelTask
+from tfx_jax.tasks.long_range import LongRangeConfig
 from tfx_jax.tasks.parsing import ParsingConfig, ParsingTask
 from tfx_jax.tasks.question_answering import QuestionAnsweringConfig
 from tfx_jax.tasks.recurrent_language_modeling import RecurrentLanguageModelConfig
@@ -63,6 +65,7 @@ KINDS = {
     ImageClassificationConfig: "image_classifier",
     EventClassificationConfig: "events",
     SentencePairConfig: "sentence_pair",
+    LongRangeConfig: "long_sequence",
     BertPretrainingConfig: "bert",
     ClassificationConfig: "bert",
     TaggingConfig: ("bert", "elmo"),
@@ -82,6 +85,7 @@ MODELS = (
     ViTConfig,
     Seq2VecConfig,
     DecomposableConfig,
+    LongEncoderConfig,
 )
 
 

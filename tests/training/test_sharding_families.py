@@ -12,6 +12,8 @@ from tfx_jax.models import (
     T5,
     BertConfig,
     GPTConfig,
+    LongEncoder,
+    LongEncoderConfig,
     SanCTC,
     SanCTCConfig,
     T5Config,
@@ -22,6 +24,7 @@ from tfx_jax.models.bert_heads import BertPretraining
 from tfx_jax.nn import AttentionConfig, AttentionOptions, ExpertsConfig
 from tfx_jax.tasks.bert_pretraining import pretraining_loss
 from tfx_jax.tasks.language_modeling import language_model_loss
+from tfx_jax.tasks.long_range import long_range_loss
 from tfx_jax.tasks.speech_recognition import recognition_loss
 from tfx_jax.tasks.translation import translation_loss
 from tfx_jax.training.config import OptimizerConfig
@@ -49,6 +52,11 @@ def chosen():
         "next_sentence_label": np.arange(B, dtype=np.int32) % 2,
         "row_weights": np.ones(B, np.float32),
     }
+
+
+def passages():
+    sides = {"tokens": text() * (np.arange(T) < np.arange(3, 3 + B)[:, None]), "other_tokens": text(0)}
+    return sides | {"label": np.arange(B, dtype=np.int32) % 2, "row_weights": np.ones(B, np.float32)}
 
 
 def speech():
@@ -99,6 +107,14 @@ FAMILIES = {
         ("decoder_layers", "layers", 1, "feed_forward", "experts", "up"),
         {"expert": 4, "tensor": 2},
     ),
+    "long_encoder": (
+        LongEncoder,
+        LongEncoderConfig(**SIZES, num_sequences=2, labels=("a", "b")),
+        long_range_loss,
+        passages,
+        ("encoder_layers", "feed_forward", "up"),
+        {"fsdp": 2, "sequence": 2, "tensor": 2},
+    ),
     "san_ctc": (
         SanCTC,
         SanCTCConfig(**SIZES, attention_dropout_rate=0.1, num_features=5, subsampling=2),
@@ -143,7 +159,14 @@ def train(family, mesh):
 
 
 @pytest.mark.parametrize(
-    "family", ["gpt", *(pytest.param(family, marks=pytest.mark.slow) for family in ("bert", "t5", "san_ctc", "switch"))]
+    "family",
+    [
+        "gpt",
+        *(
+            pytest.param(family, marks=pytest.mark.slow)
+            for family in ("bert", "t5", "san_ctc", "switch", "long_encoder")
+        ),
+    ],
 )
 def test_training_on_a_mesh_is_that_on_one_device(family):
     state, losses = train(family, make_mesh(**FAMILIES[family][5]))

@@ -15,6 +15,7 @@ from tfx_jax.models.decomposable import DecomposableAttention, DecomposableConfi
 from tfx_jax.models.elmo import Elmo, ElmoConfig, ElmoLanguageModel
 from tfx_jax.models.elmo_tagger import ElmoTagger
 from tfx_jax.models.gpt import GPT, GPTConfig
+from tfx_jax.models.long_encoder import LongEncoder, LongEncoderConfig
 from tfx_jax.models.san_ctc import SanCTC, SanCTCConfig
 from tfx_jax.models.seq2seq import Seq2Seq, Seq2SeqConfig
 from tfx_jax.models.seq2vec import Seq2Vec, Seq2VecConfig
@@ -44,6 +45,8 @@ __all__ = [
     "ElmoLanguageModel",
     "ElmoTagger",
     "GPTConfig",
+    "LongEncoder",
+    "LongEncoderConfig",
     "SanCTC",
     "SanCTCConfig",
     "Seq2Seq",

@@ -29,7 +29,8 @@ class ModelConfig(Protocol):
         words, for `tfx_jax.models.elmo` and its tagger, "captioner" takes images and captions and gives the logits of
         these, "events" takes the variables, values and times of events and gives the logits of classes, "sentence_pair"
         takes two rows of tokens and gives the logits of labels, "image_classifier" takes images and gives the logits
-        of labels. A new kind is a new word here and in its task.
+        of labels, "long_sequence" takes one row of tokens or two and gives the logits of labels. A new kind is a new
+        word here and in its task.
     """
 
     kind: ClassVar[str]

@@ -278,8 +278,14 @@ class RoutingAttention(nnx.Module):
         is_training: bool = False,
         **options: Any,
     ) -> Any:
-        """Attends, and moves the centroids if `is_training`; see `tfx_jax.functional.routing_attention`."""
+        """Attends, and moves the centroids if `is_training`; see `tfx_jax.functional.routing_attention`.
+
+        It is self-attention: a token that `mask` hides as a key takes no place in a cluster as a query either, and
+        moves no centroid.
+        """
         centroids = self.centroids[...]
+        if mask is not None and segment_ids is None:
+            segment_ids = jnp.broadcast_to(mask[:, 0, 0], key.shape[:2]).astype(jnp.int32)
         if is_training:
             self.centroids[...] = update_centroids(
                 centroids, query, key, mask, decay=self.decay, segment_ids=segment_ids

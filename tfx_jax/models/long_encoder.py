@@ -1,0 +1,197 @@
+"""The encoder of Long Range Arena: labels of long sequences and of pairs of them (Tay et al., 2020)."""
+
+import copy
+import dataclasses
+import functools
+import itertools
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jaxtyping import Array, Bool, Float, Int
+
+from tfx_jax.fields import at_least, fraction, one_of
+from tfx_jax.functional.dropout import dropout
+from tfx_jax.functional.linear import add_bias
+from tfx_jax.functional.positions import sinusoidal_positions
+from tfx_jax.models.config import DTYPES, layer_pattern
+from tfx_jax.models.flops import stack_flops
+from tfx_jax.nn.attention import MultiHeadAttention, ShardAttention
+from tfx_jax.nn.cores import AttentionConfig, AttentionFn
+from tfx_jax.nn.embedding import Embedding
+from tfx_jax.nn.feed_forward import ACTIVATIONS, FeedForward
+from tfx_jax.nn.layers import EncoderLayer, Residual
+from tfx_jax.nn.linear import Linear
+from tfx_jax.nn.normalization import LayerNorm
+from tfx_jax.nn.stack import REMATS, scan_layers, stack_layers
+
+
+@dataclasses.dataclass(unsafe_hash=True)  # a model keeps a copy of its own, as a static part
+class LongEncoderConfig:
+    """Sizes of an encoder of long sequences; the defaults are those that the authors have for ListOps.
+
+    https://github.com/google-research/long-range-arena: pre-norm layers over tokens and fixed sinusoids, a hidden layer
+    as wide as those of the feed-forward networks, and for a pair [u, v, u * v, u - v] of both vectors and one hidden
+    layer more. What differs: a sequence is the mean over its tokens, where theirs is the vector of a token in front of
+    it, or a mean in which padding counts; no attention weights are dropped, as linear attentions have none.
+    """
+
+    vocab_size: int = at_least(1, 257)  # padding, which is 0, included; the task sets it
+    num_layers: int = at_least(1, 6)
+    d_model: int = at_least(1, 512)
+    num_heads: int = at_least(1, 8)
+    d_ff: int = at_least(2, 2_048)
+    dropout_rate: float = fraction(0.1)  # of embeddings, sublayers' outputs and feed-forward layers
+    attention: AttentionConfig = dataclasses.field(default_factory=AttentionConfig)  # of every layer
+    num_sequences: int = at_least(1, 1)  # of an example: 2 where pairs are compared; the task sets it
+    labels: tuple[str, ...] = ()  # the classes; the task sets them
+    dtype: str = one_of(DTYPES, "float32")  # of the computation; parameters, logits and statistics stay float32
+    remat: str = one_of(REMATS, "none")  # what the backward pass computes again: "full" layers, all but "dots"
+    unroll: bool = False  # whether layers are compiled one by one, see `scan_layers`
+
+    kind: ClassVar[str] = "long_sequence"
+    is_causal: ClassVar[bool] = False
+    has_position_bias: ClassVar[bool] = False
+    can_shard_positions: ClassVar[bool] = True
+
+    def validate(self) -> None:
+        """See `tfx_jax.models.config.ModelConfig`."""
+        if self.d_model % self.num_heads or self.d_model % 2:
+            raise ValueError(f"d_model={self.d_model} is odd or not divisible by num_heads={self.num_heads}")
+
+    def tiny(self, *, max_length: int) -> None:
+        """See `tfx_jax.models.config.ModelConfig`; sequences may have any length."""
+        del max_length
+        self.num_layers, self.d_model, self.num_heads, self.d_ff = 1, 16, 2, 32
+
+    def make(self, *, shard_attention: ShardAttention | None = None, rngs: nnx.Rngs) -> "LongEncoder":
+        """See `tfx_jax.models.config.MakesModel`."""
+        return LongEncoder(self, shard_attention=shard_attention, rngs=rngs)
+
+    def training_flops(self, rows: int, length: int) -> int:
+        """Counts the model FLOPs of a step on `rows` examples of `length` tokens each, see `tfx_jax.models.flops`."""
+        return stack_flops(
+            rows=rows * self.num_sequences,
+            length=length,
+            num_predicted=0,
+            vocab_size=self.vocab_size,
+            num_layers=self.num_layers,
+            d_model=self.d_model,
+            num_heads=self.num_heads,
+            d_k=None,
+            d_ff=self.d_ff,
+        )
+
+
+class LongEncoder(nnx.Module):
+    """Pre-norm encoder layers, the mean over tokens, hidden layers with ReLU, and the logits of labels."""
+
+    def __init__(
+        self,
+        config: LongEncoderConfig,
+        *,
+        attention_fn: AttentionFn | None = None,
+        shard_attention: ShardAttention | None = None,
+        rngs: nnx.Rngs,
+    ):
+        """Draws the parameters.
+
+        Args:
+          config: the sizes.
+          attention_fn: the attention of every layer, with the signature of `dot_product_attention`; None means what
+            `config.attention` names.
+          shard_attention: calls it on a mesh, see `tfx_jax.nn.MultiHeadAttention`.
+          rngs: stream `params`.
+
+        Raises:
+          ValueError: if the sizes contradict each other, or there are no labels.
+        """
+        c = config
+        c.validate()
+        c.attention.check()
+        if not c.labels:
+            raise ValueError("a classifier needs labels, of which the configuration has none")
+        dtype = jnp.dtype(c.dtype)
+        residual = functools.partial(Residual, c.d_model, dropout_rate=c.dropout_rate, pre_norm=True)
+
+        def make_layer(own: AttentionConfig, rngs: nnx.Rngs) -> EncoderLayer:
+            core = attention_fn or own.make(c.num_heads, c.d_model // c.num_heads, rngs=rngs)
+            attention = MultiHeadAttention(
+                c.d_model, c.num_heads, attention_fn=core, shard_attention=shard_attention, dtype=dtype, rngs=rngs
+            )
+            sizes: dict[str, Any] = {"activation_fn": ACTIVATIONS["gelu_tanh"], "dropout_rate": c.dropout_rate}
+            feed_forward = FeedForward(c.d_model, c.d_ff, **sizes, dtype=dtype, rngs=rngs)
+            return EncoderLayer(attention, feed_forward, residual)
+
+        self.embedding = Embedding(c.vocab_size, c.d_model, scale=1.0, init_stddev=1.0, dtype=dtype, rngs=rngs)
+        self.encoder_layers = stack_layers(layer_pattern(make_layer, c.attention), c.num_layers, rngs)
+        self.norm = LayerNorm(c.d_model)
+        widths = [c.d_model, c.d_ff] if c.num_sequences == 1 else [4 * c.d_model, c.d_ff, c.d_ff // 2]
+        dense = functools.partial(Linear, kernel_init=nnx.initializers.lecun_normal(), rngs=rngs)
+        self.hidden = nnx.List([dense(width, after) for width, after in itertools.pairwise(widths)])
+        self.classifier = dense(widths[-1], len(c.labels))
+        self.config = copy.deepcopy(c)
+
+    def __call__(
+        self,
+        tokens: Int[Array, "B T"],
+        other_tokens: Int[Array, "B T"] | None = None,
+        *,
+        rngs: nnx.Rngs | None = None,
+        return_attention: bool = False,
+    ) -> Any:
+        """Classifies sequences, or pairs of which each is read alone by the same layers.
+
+        Args:
+          tokens: ids, [B, T], 0 for padding.
+          other_tokens: of pairs the second ones, [B, T].
+          rngs: stream `dropout`; None means evaluation.
+          return_attention: also return every attention map.
+
+        Returns:
+          Logits of the labels, float32 [B, labels]; with `return_attention` a pair of these and
+          {"encoder/0/self": [B, N, T, T], ...}, of pairs [2 B, N, T, T], both sides of each one after the other. A
+          sequence without tokens is a vector of zeros.
+
+        Raises:
+          ValueError: if there are not as many sequences as `config.num_sequences`.
+        """
+        given = 1 if other_tokens is None else 2
+        if given != self.config.num_sequences:
+            raise ValueError(f"{given} sequences of each example, but the model reads {self.config.num_sequences}")
+        if other_tokens is None:
+            vectors, maps = self._encode(tokens, rngs, return_attention)
+        else:
+            sides = jnp.stack([tokens, other_tokens], axis=1).reshape(-1, tokens.shape[1])
+            vectors, maps = self._encode(sides, rngs, return_attention)
+            u, v = vectors[0::2], vectors[1::2]
+            vectors = jnp.concatenate([u, v, u * v, u - v], axis=-1)
+        for layer in self.hidden:
+            vectors = jax.nn.relu(layer(vectors))
+        logits = self.classifier(vectors)
+        return (logits, maps) if return_attention else logits
+
+    def _encode(
+        self, tokens: Int[Array, "B T"], rngs: nnx.Rngs | None, return_attention: bool
+    ) -> tuple[Float[Array, "B D"], Any]:
+        """Returns the mean over the tokens of each sequence, float32, and attention maps if they are asked for."""
+        c, token_mask = self.config, tokens != 0
+        x = add_bias(self.embedding(tokens), sinusoidal_positions(jnp.arange(tokens.shape[1]), c.d_model))
+        x = dropout(x, c.dropout_rate, rngs.dropout() if rngs is not None and c.dropout_rate else None)
+        mask = token_mask[:, None, None, :]
+
+        def encode(layer: EncoderLayer, x: Array, rngs: nnx.Rngs | None) -> tuple[Array, Any]:
+            return layer(x, mask=mask, rngs=rngs, return_weights=return_attention)
+
+        x, maps = scan_layers(encode, self.encoder_layers, x, rngs, remat=c.remat, unroll=c.unroll)
+        pooled = mean_over_tokens(self.norm(x), token_mask)
+        if not return_attention:
+            return pooled, None
+        return pooled, {f"encoder/{index}/self": weights for index, weights in enumerate(maps["self"])}
+
+
+def mean_over_tokens(x: Float[Array, "B T D"], token_mask: Bool[Array, "B T"]) -> Float[Array, "B D"]:
+    """Returns the mean of the vectors where there is a token, float32 [B, D]; zeros for a row without any."""
+    kept = jnp.where(token_mask[..., None], x.astype(jnp.float32), 0.0)
+    return kept.sum(axis=1) / jnp.maximum(token_mask.sum(axis=1, keepdims=True), 1).astype(jnp.float32)

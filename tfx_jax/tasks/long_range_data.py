@@ -1,0 +1,254 @@
+"""Long sequences with labels: ListOps, passages by the section they are from, and pairs of passages; no tokenizer."""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any, ClassVar, NamedTuple, Protocol
+
+import numpy as np
+
+from tfx_jax.data.listops import VOCABULARY, draw_expression, evaluate
+from tfx_jax.data.passages import NUM_BYTE_IDS, byte_ids, cut_passages, draw_pair, sections
+from tfx_jax.data.splits import SPLITS, Split
+from tfx_jax.data.wikitext import read_articles, running_text
+from tfx_jax.errors import UserError
+from tfx_jax.fields import at_least, one_of
+from tfx_jax.tasks.text_files import check_batch, has_file, split_path
+from tfx_jax.toy_grammar import grammar_documents, grammar_labelled
+
+_GRAMMAR_SIZES: dict[Split, int] = {"train": 256, "validation": 64, "test": 64}
+_GRAMMAR_LABELS = ("question", "statement")
+
+
+class LabelledSequence(NamedTuple):
+    """One sequence, or two that are compared, and what it is.
+
+    Attributes:
+      sequences: ids, [T] each; 0 is padding, and is none of them.
+      label: of the labels of the data.
+    """
+
+    sequences: tuple[np.ndarray, ...]
+    label: str
+
+
+LabelledSequences = Sequence[LabelledSequence]
+
+
+class SequenceData(Protocol):
+    """What the data of long sequences have in common.
+
+    Attributes:
+      vocab_size: how many ids there are, padding included.
+      num_sequences: of an example: 1 or 2.
+    """
+
+    max_length: int
+    tokens_per_batch: int
+    vocab_size: ClassVar[int]
+    num_sequences: ClassVar[int]
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """All labels there are, in the order of their ids."""
+        ...
+
+    def has_split(self, split: Split) -> bool:
+        """Tells whether the configuration names a split."""
+        ...
+
+    def load(self, split: Split) -> LabelledSequences:
+        """Reads or makes a split.
+
+        Raises:
+          UserError: if that is not possible.
+        """
+        ...
+
+    def validate(self) -> None:
+        """Checks how fields go together.
+
+        Raises:
+          UserError: if they do not.
+        """
+        ...
+
+    def tiny(self) -> None:
+        """Sets what is made in no time, without files."""
+        ...
+
+
+@dataclasses.dataclass
+class ListOpsData:
+    """Expressions of ListOps, all made before a training starts: a minute for the published 100,000."""
+
+    seed: int = at_least(0, 0)  # of the expressions; the training's seed changes none
+    max_depth: int = at_least(2, 10)  # this and the next three as published
+    max_args: int = at_least(2, 10)
+    min_length: int = at_least(1, 500)  # tokens
+    max_length: int = at_least(1, 2_000)
+    num_train: int = at_least(1, 96_000)
+    num_heldout: int = at_least(1, 2_000)  # expressions of the validation split, and of the test split
+    tokens_per_batch: int = at_least(1, 64_000)  # positions of a global batch, padding included
+
+    vocab_size: ClassVar[int] = len(VOCABULARY)
+    num_sequences: ClassVar[int] = 1
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """The digits."""
+        return tuple(map(str, range(10)))
+
+    def has_split(self, split: Split) -> bool:
+        """There are all splits."""
+        return split in SPLITS
+
+    def load(self, split: Split) -> LabelledSequences:
+        """See `SequenceData`."""
+        names = ("max_depth", "max_args", "min_length", "max_length")
+        limits: dict[str, int] = {name: getattr(self, name) for name in names}
+        count = self.num_train if split == "train" else self.num_heldout
+        drawn = (draw_expression(self.seed, split, index, **limits) for index in range(count))
+        return [LabelledSequence((tokens,), str(evaluate(tokens))) for tokens in drawn]
+
+    def validate(self) -> None:
+        """See `SequenceData`."""
+        _check_lengths(self)
+
+    def tiny(self) -> None:
+        """See `SequenceData`."""
+        self.max_depth, self.max_args, self.min_length, self.max_length = 3, 4, 4, 24
+        self.num_train, self.num_heldout, self.tokens_per_batch = 256, 64, 192
+
+
+@dataclasses.dataclass
+class SectionData:
+    """Passages of articles, byte by byte, labelled with the heading of the section that they are from.
+
+    "files" are articles as those of WikiText, whole ones to each split; a section is cut into passages that follow one
+    another. "grammar" is for tests: built-in sentences, which are questions or statements.
+    """
+
+    dataset: str = one_of(("grammar", "files"), "grammar")
+    data_dir: str = ""  # files: the folder that the names below are relative to
+    train_file: str = ""
+    validation_file: str = ""
+    test_file: str = ""
+    # files: the headings, with commas between; sections of all others are left out
+    headings: str = "Aftermath,Background,Description,History,Legacy,Plot,Production,Reception"
+    min_length: int = at_least(1, 1_000)  # bytes; of shorter passages there is no example
+    max_length: int = at_least(1, 4_000)
+    tokens_per_batch: int = at_least(1, 128_000)  # positions of a global batch, padding included
+
+    vocab_size: ClassVar[int] = NUM_BYTE_IDS
+    num_sequences: ClassVar[int] = 1
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """The headings."""
+        if self.dataset == "grammar":
+            return _GRAMMAR_LABELS
+        return tuple(heading.strip() for heading in self.headings.split(","))
+
+    def has_split(self, split: Split) -> bool:
+        """Tells whether the configuration names a split."""
+        return has_file(self, split)
+
+    def load(self, split: Split) -> LabelledSequences:
+        """See `SequenceData`."""
+        if self.dataset == "grammar":
+            texts = grammar_labelled(split, _GRAMMAR_SIZES[split])
+            ids = (byte_ids(text.text)[: self.max_length] for text in texts)
+            kinds = (_GRAMMAR_LABELS[not text.label.endswith("question")] for text in texts)
+            return [LabelledSequence((one,), kind) for one, kind in zip(ids, kinds, strict=True)]
+        path, limits = split_path(self, split), {"min_length": self.min_length, "max_length": self.max_length}
+        found = [
+            LabelledSequence((passage,), heading)
+            for article in read_articles(path)
+            for heading, text in sections(article)
+            if heading in self.labels
+            for passage in cut_passages(text, **limits)
+        ]
+        if not found:
+            raise UserError(
+                f"{path} has no passage of config.task.data.min_length={self.min_length} bytes under these headings"
+            )
+        return found
+
+    def validate(self) -> None:
+        """See `SequenceData`."""
+        _check_lengths(self)
+        if len(set(self.labels)) < max(2, len(self.labels)) or not all(self.labels):
+            raise UserError(f"config.task.data.headings={self.headings!r} must be two or more, each once")
+
+    def tiny(self) -> None:
+        """See `SequenceData`."""
+        self.dataset, self.min_length, self.max_length, self.tokens_per_batch = "grammar", 8, 48, 384
+
+
+@dataclasses.dataclass
+class PassagePairData:
+    """Pairs of passages, byte by byte: every second pair is of the same article, the others are of two.
+
+    "files" are articles as those of WikiText, whole ones to each split; "grammar" are built-in documents, for tests.
+    """
+
+    dataset: str = one_of(("grammar", "files"), "grammar")
+    data_dir: str = ""  # files: the folder that the names below are relative to
+    train_file: str = ""
+    validation_file: str = ""
+    test_file: str = ""
+    seed: int = at_least(0, 0)  # of the pairs; the training's seed changes none
+    num_train: int = at_least(2, 20_000)
+    num_heldout: int = at_least(2, 2_000)  # pairs of the validation split, and of the test split
+    min_length: int = at_least(1, 1_000)  # bytes; what is left of an article and shorter is dropped
+    max_length: int = at_least(1, 4_000)  # of each passage
+    tokens_per_batch: int = at_least(1, 128_000)  # positions of each side of a global batch, padding included
+
+    vocab_size: ClassVar[int] = NUM_BYTE_IDS
+    num_sequences: ClassVar[int] = 2
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """Whether a pair is of two articles or of one."""
+        return ("different", "same")
+
+    def has_split(self, split: Split) -> bool:
+        """Tells whether the configuration names a split."""
+        return has_file(self, split)
+
+    def load(self, split: Split) -> LabelledSequences:
+        """See `SequenceData`."""
+        if self.dataset == "grammar":
+            texts = [" ".join(lines) for lines in grammar_documents(split, _GRAMMAR_SIZES[split])]
+            source = f"the built-in {split} split"
+        else:
+            source = str(split_path(self, split))
+            texts = [running_text("\n".join(article.lines)) for article in read_articles(source)]
+        limits = {"min_length": self.min_length, "max_length": self.max_length}
+        cut = (cut_passages(text, **limits) for text in texts)
+        articles = [passages for passages in cut if len(passages) > 1]
+        if len(articles) < 2:
+            raise UserError(f"{source} has {len(articles)} articles of two passages, where two are needed")
+        count = self.num_train if split == "train" else self.num_heldout
+        key = (self.seed, SPLITS.index(split))
+        return [
+            LabelledSequence(draw_pair(articles, (*key, index), is_same=index % 2 == 1), self.labels[index % 2])
+            for index in range(count)
+        ]
+
+    def validate(self) -> None:
+        """See `SequenceData`."""
+        _check_lengths(self)
+
+    def tiny(self) -> None:
+        """See `SequenceData`."""
+        self.dataset, self.min_length, self.max_length, self.tokens_per_batch = "grammar", 16, 48, 384
+        self.num_train, self.num_heldout = 256, 64
+
+
+def _check_lengths(data: Any) -> None:
+    check_batch(data, what="sequence")
+    if data.min_length > data.max_length:
+        raise UserError(
+            f"config.task.data.min_length={data.min_length} is more than config.task.data.max_length={data.max_length}"
+        )
