@@ -32,7 +32,14 @@ def test_every_variant_is_valid(path):
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
 def test_test_variant_is_small_and_needs_no_data(path):
     config = load_config_file(f"{path}:test")
-    assert getattr(config.task.data, "dataset", "drawn") in ("grammar", "grammar_pairs", "synthetic", "shapes", "drawn")
+    assert getattr(config.task.data, "dataset", "drawn") in (
+        "grammar",
+        "grammar_pairs",
+        "synthetic",
+        "shapes",
+        "drawn",
+        "tones",
+    )
     assert config.num_steps <= 20
     assert config.checkpoint_every < config.num_steps  # so that interruption can be tested on it
     assert config.model.d_model <= 64

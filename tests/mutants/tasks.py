@@ -2,58 +2,101 @@
 
 from tests.mutants.mutant import in_file
 
+_RECORDED = "training/tasks/test_recorded_speech.py"
+
 MUTANTS = (
-    *in_file(
-        "tasks/decoding.py",
-        "tasks/test_decoding.py",
-        (
-            "rows that are added go on",
-            "[1] * (num_rows - len(members))",
-            "[99] * (num_rows - len(members))",
-            "tasks/test_translation.py -k padding",
+    (
+        *in_file(
+            "tasks/decoding.py",
+            "tasks/test_decoding.py",
+            (
+                "rows that are added go on",
+                "[1] * (num_rows - len(members))",
+                "[99] * (num_rows - len(members))",
+                "tasks/test_translation.py -k padding",
+            ),
+            ("draws follow the place in a batch", "first + row_ids,", "first + np.arange(num_rows),"),
+            (
+                "outputs come in the order of batches",
+                "for member, row in zip(members,",
+                "for member, row in zip(range(99),",
+            ),
+            (
+                "an end may be passed over",
+                "jnp.where(is_over, -jnp.inf, logits)",
+                "logits",
+                "tasks/test_generation.py -k ends",
+            ),
+            (
+                "a prompt's end is an end",
+                "(is_over & ~cache.is_first)",
+                "is_over",
+                "tasks/test_generation.py -k consist",
+            ),
+            ("padding is kept", "jnp.where(tokens == decoder.pad_id, _NO_TOKEN, tokens)", "tokens"),
+            (
+                "longer than the model has room for",
+                "if room is not None and length > room:",
+                "if False:",
+                "tasks/test_generation.py -k refusals",
+            ),
         ),
-        ("draws follow the place in a batch", "first + row_ids,", "first + np.arange(num_rows),"),
-        (
-            "outputs come in the order of batches",
-            "for member, row in zip(members,",
-            "for member, row in zip(range(99),",
+        *in_file(
+            "tasks/recurrent_language_modeling.py",
+            "tasks/test_recurrent_language_modeling.py",
+            ("memories of another text", 'carry is not None and "begins" in batch', "False"),
+            ("memories are not handed on", "output._replace(carry=memories)", "output._replace(carry=carry)"),
+            (
+                "evaluation remembers as training does",
+                "self.model_config.memory_length_of_evaluation\n",
+                "None\n",
+                "training/tasks/test_recurrent_language_modeling.py -k long_rows",
+            ),
         ),
+    )
+    + in_file(
+        "tasks/speech_recognition.py",
+        "tasks/test_speech_recognition.py",
+        ("steps of padding are aligned", "[None] >= num_steps[:, None]", "[None] >= logits.shape[1]"),
+        ("a label more", "[None] >= num_labels[:, None]", "[None] > num_labels[:, None]"),
+        ("padding speaks", "return jnp.where(exists, labels, BLANK)", "return labels"),
+        ("masks in evaluation", "if rngs is not None and masks.num_time", "if masks.num_time", _RECORDED),
         (
-            "an end may be passed over",
-            "jnp.where(is_over, -jnp.inf, logits)",
-            "logits",
-            "tasks/test_generation.py -k ends",
+            "samples are features",
+            "logits = model(frames if sound is None else",
+            "logits = model(frames if True else",
+            _RECORDED,
         ),
-        ("a prompt's end is an end", "(is_over & ~cache.is_first)", "is_over", "tasks/test_generation.py -k consist"),
-        ("padding is kept", "jnp.where(tokens == decoder.pad_id, _NO_TOKEN, tokens)", "tokens"),
-        (
-            "longer than the model has room for",
-            "if room is not None and length > room:",
-            "if False:",
-            "tasks/test_generation.py -k refusals",
-        ),
-    ),
-    *in_file(
-        "tasks/recurrent_language_modeling.py",
-        "tasks/test_recurrent_language_modeling.py",
-        ("memories of another text", 'carry is not None and "begins" in batch', "False"),
-        ("memories are not handed on", "output._replace(carry=memories)", "output._replace(carry=carry)"),
-        (
-            "evaluation remembers as training does",
-            "self.model_config.memory_length_of_evaluation\n",
-            "None\n",
-            "training/tasks/test_recurrent_language_modeling.py -k long_rows",
-        ),
-    ),
-) + in_file(
-    "tasks/speech_recognition.py",
-    "tasks/test_speech_recognition.py",
-    ("steps of padding are aligned", "[None] >= num_steps[:, None]", "[None] >= logits.shape[1]"),
-    ("a label more", "[None] >= num_labels[:, None]", "[None] > num_labels[:, None]"),
-    ("padding speaks", "return jnp.where(exists, labels, BLANK)", "return labels"),
-    ("doubled letters stay", "& (np.diff(labels, prepend=BLANK) != 0)", ""),
-    ("blanks are looked through", "(labels != BLANK) &", ""),
-    ("an insertion is free", "- places) + places", "- 0 * places)"),
+    )
+    + in_file(
+        "tasks/ctc_decoding.py",
+        "tasks/test_speech_recognition.py",
+        ("doubled letters stay", "& (np.diff(labels, prepend=BLANK) != 0)", ""),
+        ("blanks are looked through", "(labels != BLANK) &", ""),
+        ("twice without a blank", "before = blank if labels and", "before = either if labels and"),
+        ("a label does not last", "again = spoken + row[labels[-1]] if labels else never", "again = never"),
+    )
+    + in_file(
+        "tasks/recognition_scores.py",
+        "tasks/test_speech_recognition.py",
+        ("an insertion is free", "- places) + places", "- 0 * places)"),
+        ("words are characters", "text.split() for text", "text for text"),
+    )
+    + in_file(
+        "tasks/recorded_speech.py",
+        _RECORDED,
+        ("padding has a mean", "jnp.where(exists, energies, 0).sum", "energies.sum"),
+        ("loud is louder", "centred * jax.lax.rsqrt(variance + 1e-3)", "centred"),
+        ("the last frame is cut", "np.pad(samples, (0, -len(samples) % hop))", "samples[: len(samples) // hop * hop]"),
+    )
+    + in_file(
+        "data/audio.py",
+        "data/test_audio.py",
+        ("bytes have a sign", "samples.astype(np.float64) - 128) / 128", "samples.astype(np.float64)) / 128"),
+        ("the first channel", ".mean(axis=1)", "[:, 0]"),
+        ("any rate will do", "if rate != sample_rate:", "if False:"),
+        ("too loud turns over", "np.clip(np.rint(sound * 32_768), -32_768, 32_767)", "np.rint(sound * 32_768)"),
+    )
 )
 
 MUTANTS += (

@@ -8,14 +8,9 @@ import numpy as np
 import pytest
 from scipy.special import log_softmax, logsumexp
 
-from tfx_jax.tasks.speech_recognition import (
-    collapse,
-    ctc_nll,
-    edit_distance,
-    predict_path,
-    recognition_loss,
-    recognition_scores,
-)
+from tfx_jax.tasks.ctc_decoding import collapse, prefix_beam_search
+from tfx_jax.tasks.recognition_scores import edit_distance, recognition_scores
+from tfx_jax.tasks.speech_recognition import ctc_nll, predict_path, recognition_loss
 
 V, STEPS, N = 3, 6, 4
 # Steps, and what is said in them: an equal pair, an empty transcript, the only alignment, one step, none at all.
@@ -126,11 +121,46 @@ def test_edits_are_those_of_the_definition():
     texts = ["".join(text) for length in range(5) for text in itertools.product("ab", repeat=length)] + ["acbcca", "cc"]
     for first, second in itertools.product(texts, repeat=2):
         assert edit_distance(first, second) == recursive_distance(first, second)
+        words = [{"a": "one", "b": "two", "c": "three"}[letter] for letter in first]
+        assert edit_distance(words, ["two"]) == recursive_distance(first, "b")
 
 
 def test_scores_are_over_all_characters():
     scores = recognition_scores(["", "abc", "bb"], ["ab", "abc", "b"])
-    assert scores == pytest.approx((100 * 3 / 6, 100 / 3))
+    assert scores == pytest.approx((100 * 3 / 6, 100 / 3, 100 * 2 / 3))
+    assert recognition_scores(["one three", "two"], ["one two three", "ten"]).wer == pytest.approx(100 * 2 / 4)
     for predictions, references in ((["a"], []), ([], []), (["a"], [""])):
         with pytest.raises(ValueError, match="cannot be scored"):
             recognition_scores(predictions, references)
+
+
+class TestPrefixBeamSearch:
+    """Against the sums over all paths, which it need not look at."""
+
+    def test_with_room_for_all_it_is_exact(self):
+        """The likeliest labels of six steps, of which the likeliest path often has others."""
+        rng, differs = np.random.default_rng(0), 0
+        for _ in range(20):
+            log_probs = log_softmax(rng.normal(scale=0.7, size=(5, V)), axis=-1)
+            sums = {}
+            for path in itertools.product(range(V), repeat=len(log_probs)):
+                score = sum(log_probs[step, label] for step, label in enumerate(path))
+                sums[said(path)] = np.logaddexp(sums.get(said(path), -np.inf), score)
+            best = list(max(sums, key=sums.get))
+            assert prefix_beam_search(log_probs, 400) == best
+            differs += best != collapse(log_probs.argmax(axis=-1))
+        assert differs > 5
+
+    def test_a_label_that_is_said_twice_needs_a_blank_between(self):
+        sure = np.log(np.array([[0.02, 0.96, 0.02], [0.96, 0.02, 0.02], [0.02, 0.96, 0.02]]))
+        assert prefix_beam_search(sure, 4) == [1, 1]
+        assert prefix_beam_search(sure[[0, 0, 2]], 4) == [1]
+        assert prefix_beam_search(sure[:0], 4) == []
+
+    def test_a_wider_beam_never_finds_less(self):
+        rng = np.random.default_rng(1)
+        for _ in range(5):
+            logits = rng.normal(size=(5, V))
+            found = [prefix_beam_search(log_softmax(logits, axis=-1), size) for size in (1, 3, 400)]
+            scores = [-brute_force(logits, tuple(labels)) for labels in found]
+            assert max(scores) == pytest.approx(scores[-1])

@@ -1,6 +1,15 @@
 """Configurations: of all that can be trained, and with other values."""
 
-from tfx_jax.models import BertConfig, CaptionerConfig, GPTConfig, SanCTCConfig, T5Config, TransformerConfig, ViTConfig
+from tfx_jax.models import (
+    BertConfig,
+    CaptionerConfig,
+    ConformerConfig,
+    GPTConfig,
+    SanCTCConfig,
+    T5Config,
+    TransformerConfig,
+    ViTConfig,
+)
 from tfx_jax.models.decomposable import DecomposableConfig
 from tfx_jax.models.elmo import ElmoConfig
 from tfx_jax.models.long_encoder import LongEncoderConfig
@@ -22,6 +31,7 @@ from tfx_jax.tasks.long_range_data import ListOpsData, PassagePairData, SectionD
 from tfx_jax.tasks.pair_data import PairData
 from tfx_jax.tasks.parsing import ParsingConfig, TreeData
 from tfx_jax.tasks.question_answering import QuestionAnsweringConfig, QuestionData
+from tfx_jax.tasks.recorded_speech import RecordedSpeech
 from tfx_jax.tasks.recurrent_language_modeling import RecurrentLanguageModelConfig
 from tfx_jax.tasks.sentence_pairs import SentencePairConfig
 from tfx_jax.tasks.span_corruption import SpanCorruptionConfig
@@ -49,6 +59,7 @@ TRAININGS = [
     (T5Config, TextToTextConfig, TaggedData),
     (T5Config, TextToTextConfig, QuestionData),
     (SanCTCConfig, SpeechRecognitionConfig, SpeechData),
+    (ConformerConfig, SpeechRecognitionConfig, RecordedSpeech),
     (TransformerConfig, ParsingConfig, TreeData),
     (CaptionerConfig, CaptioningConfig, CaptionData),
     (ViTConfig, ImageClassificationConfig, ImageData),

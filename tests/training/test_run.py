@@ -17,6 +17,7 @@ from tfx_jax.errors import UserError
 from tfx_jax.models import (
     BertConfig,
     CaptionerConfig,
+    ConformerConfig,
     GPTConfig,
     SanCTCConfig,
     Seq2SeqConfig,
@@ -80,6 +81,7 @@ MODELS = (
     TransformerXLConfig,
     BertConfig,
     SanCTCConfig,
+    ConformerConfig,
     ElmoConfig,
     CaptionerConfig,
     ViTConfig,

@@ -19,7 +19,7 @@ class Utterance(NamedTuple):
     """What was said.
 
     Attributes:
-      frames: features of the sound, float32 [T, F].
+      frames: features of the sound, float32 [T, F], or its samples, int16 [T, samples of a frame].
       transcript: the characters.
     """
 
@@ -29,6 +29,11 @@ class Utterance(NamedTuple):
 
 class Utterances(Protocol):
     """Random access to utterances, and how many frames each has, which is known before any is made or read."""
+
+    @property
+    def characters(self) -> str:
+        """What transcripts are made of, each once."""
+        ...
 
     @property
     def lengths(self) -> np.ndarray:
@@ -66,6 +71,16 @@ class SpeechData:
     max_length: int = at_least(1, 128)  # frames; of a longer utterance the last characters are not said
     tokens_per_batch: int = at_least(1, 2_048)  # frames of a global batch, padding included
 
+    @property
+    def frame(self) -> tuple[int, type[np.generic]]:
+        """How many numbers a frame of an example has, and of which kind."""
+        return self.num_features, np.float32
+
+    @property
+    def sound(self) -> None:
+        """Frames are what a model hears: there is no sound."""
+        return
+
     def has_split(self, split: Split) -> bool:
         """Tells whether there is a split."""
         return split in SPLITS
@@ -97,21 +112,22 @@ class SpeechData:
         """Sets a little that is easily learned."""
         self.dataset, self.characters, self.num_features = "synthetic", "abcd", 8
         self.num_train, self.num_heldout, self.max_characters, self.noise = 200, 20, 5, 0.2
-        self.min_frames, self.max_frames, self.max_silence = 4, 6, 3
-        self.max_length, self.tokens_per_batch = 48, 512
+        self.min_frames, self.max_frames, self.max_silence = 8, 10, 3
+        self.max_length, self.tokens_per_batch = 64, 512
 
 
 class SyntheticSpeech:
     """The utterances of a split, of which each depends on the seed, the split and its index alone.
 
     Attributes:
+      characters: see `Utterances`.
       templates: what the characters sound like, float32 [characters, 6, F]; the same in every split.
       lengths: frames of each utterance.
     """
 
     def __init__(self, data: SpeechData, split: Split):
         """Draws how long each utterance is, but none of its frames."""
-        self._data, self._split = data, SPLITS.index(split)
+        self._data, self._split, self.characters = data, SPLITS.index(split), data.characters
         shape = (len(data.characters), _TEMPLATE_FRAMES, data.num_features)
         self.templates = np.random.default_rng((data.seed, len(SPLITS))).normal(size=shape).astype(np.float32)
         count = data.num_train if split == "train" else data.num_heldout

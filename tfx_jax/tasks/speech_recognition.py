@@ -1,8 +1,9 @@
 """Speech recognition: frames of sound in, characters out, aligned by nobody (CTC: Graves et al., 2006)."""
 
 import dataclasses
+import functools
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Protocol, cast
 
 import grain
 import jax
@@ -15,26 +16,53 @@ from jaxtyping import Array, Float, Int
 from tfx_jax.data.batching import Batch, BatchSpec, Example, ExampleList, LoaderOptions, train_batches
 from tfx_jax.data.splits import Split, Splits
 from tfx_jax.errors import UserError
-from tfx_jax.models.config import ModelConfig, require_kind
-from tfx_jax.models.san_ctc import SanCTCConfig
+from tfx_jax.fields import at_least, fraction
+from tfx_jax.functional.spec_augment import spec_augment
+from tfx_jax.models.config import MakesModel, ModelConfig, require_kind
 from tfx_jax.nn.attention import ShardAttention
 from tfx_jax.tasks.artifacts import setup_json
+from tfx_jax.tasks.ctc_decoding import BLANK, collapse, prefix_beam_search
 from tfx_jax.tasks.loss import LossOutput, Metric
 from tfx_jax.tasks.planning import NO_DATA, planned_batch
 from tfx_jax.tasks.prediction import TrainedModel
+from tfx_jax.tasks.recognition_scores import recognition_scores
+from tfx_jax.tasks.recorded_speech import RecordedSpeech, Sound, heard
 from tfx_jax.tasks.speech_data import SpeechData, Utterance, Utterances
 from tfx_jax.tasks.task import Artifacts, EvalResult, MetricInfo, PlannedTask
 from tfx_jax.tasks.text_files import few_boundaries
 
-BLANK = 0
-"""The label that says nothing; the characters are 1, 2, ..."""
+
+class CTCConfig(MakesModel, Protocol):
+    """The configuration of a model of the kind "ctc"."""
+
+    num_features: int
+
+    def num_steps(self, num_frames: Any) -> Any:
+        """Returns how many steps that many frames become, of a number or of an array of integers."""
+        ...
+
+    def training_flops(self, rows: int, num_frames: int) -> int:
+        """Counts the model FLOPs of a training step, see `tfx_jax.models.flops`."""
+        ...
+
+
+@dataclasses.dataclass
+class MaskConfig:
+    """What training hides of utterances, see `tfx_jax.functional.spec_augment`; by default nothing."""
+
+    num_time_masks: int = at_least(0, 0)
+    max_time_share: float = fraction(0.05)  # of a mask over time, in frames of the utterance
+    num_frequency_masks: int = at_least(0, 0)
+    max_frequencies: int = at_least(0, 27)  # of a mask over frequency
 
 
 @dataclasses.dataclass
 class SpeechRecognitionConfig:
     """To write down what is said."""
 
-    data: SpeechData = dataclasses.field(default_factory=SpeechData)
+    data: SpeechData | RecordedSpeech = dataclasses.field(default_factory=SpeechData)
+    masks: MaskConfig = dataclasses.field(default_factory=MaskConfig)
+    beam_size: int = at_least(1, 1)  # prefixes that decoding keeps; 1: the labels of the likeliest path
 
     def validate(self, model: ModelConfig) -> None:
         """See `tfx_jax.tasks.task.TaskConfig`."""
@@ -49,25 +77,30 @@ class SpeechRecognitionConfig:
         """Returns the utterances of each split."""
         return Splits(self.data.has_split, self.data.load)
 
-    def setup(self, model: SanCTCConfig, splits: Splits[Utterances], artifacts: Artifacts) -> "SpeechRecognitionTask":
+    def setup(self, model: CTCConfig, splits: Splits[Utterances], artifacts: Artifacts) -> "SpeechRecognitionTask":
         """See `tfx_jax.tasks.task.TaskConfig`; the model gets the labels and the features that there are."""
-        characters = setup_json(artifacts, "characters.json", lambda: list(self.data.characters))
-        model = dataclasses.replace(model, vocab_size=1 + len(characters), num_features=self.data.num_features)
-        return SpeechRecognitionTask(self, model, splits, tuple(characters))
+        characters = setup_json(artifacts, "characters.json", lambda: list(splits["train"].characters))
+        return SpeechRecognitionTask(self, self._resized(model, characters), splits, tuple(characters))
 
-    def planned(self, model: SanCTCConfig, options: LoaderOptions) -> PlannedTask:
-        """See `tfx_jax.tasks.task.TaskConfig`."""
-        characters = tuple(self.data.characters)
-        model = dataclasses.replace(model, vocab_size=1 + len(characters), num_features=self.data.num_features)
+    def planned(self, model: CTCConfig, options: LoaderOptions) -> PlannedTask:
+        """See `tfx_jax.tasks.task.TaskConfig`; of recorded speech, with as many labels as the model has."""
+        characters = getattr(self.data, "characters", "?" * max(1, model.vocab_size - 1))
+        size, dtype = self.data.frame
         batch = planned_batch(
             self.data,
             options,
-            dtypes={"frames": np.float32, "labels": np.int32},
+            dtypes={"frames": dtype, "labels": np.int32},
             lengths={"labels": self.data.max_characters},
-            sizes={"frames": self.data.num_features},
+            sizes={"frames": size},
             scalars={"num_frames": np.int32, "num_labels": np.int32},
         )
-        return PlannedTask(SpeechRecognitionTask(self, model, NO_DATA, characters), batch)
+        model = self._resized(model, characters)
+        return PlannedTask(SpeechRecognitionTask(self, model, NO_DATA, tuple(characters)), batch)
+
+    def _resized(self, model: CTCConfig, characters: Sequence[str]) -> CTCConfig:
+        """The model with a label for each character and one for none, and the features that there are."""
+        sizes: dict[str, Any] = {"vocab_size": 1 + len(characters), "num_features": self.data.num_features}
+        return dataclasses.replace(cast(Any, model), **sizes)
 
 
 class SpeechRecognitionTask:
@@ -77,22 +110,30 @@ class SpeechRecognitionTask:
       characters: that can be written; the label of the first is 1.
     """
 
-    metrics = (
-        MetricInfo("cer", "character error rate", " %", is_loss=True, note="edits over characters of the references"),
-        MetricInfo("exact_match", "exact match", " %"),
-    )
     unit = "frame"
 
     def __init__(
         self,
         config: SpeechRecognitionConfig,
-        model_config: SanCTCConfig,
+        model_config: CTCConfig,
         splits: Splits[Utterances],
         characters: tuple[str, ...],
     ):
         """Takes what `SpeechRecognitionConfig.setup` made."""
         self.config, self.model_config, self.characters = config, model_config, characters
         self._splits = splits
+
+    @property
+    def metrics(self) -> tuple[MetricInfo, ...]:
+        """Of recorded speech, whose transcripts have words, first the errors in these."""
+        cer = MetricInfo(
+            "cer", "character error rate", " %", is_loss=True, note="edits over the references' characters"
+        )
+        exact_match = MetricInfo("exact_match", "exact match", " %")
+        if self.config.data.sound is None:
+            return cer, exact_match
+        wer = MetricInfo("wer", "word error rate", " %", is_loss=True, note="edits over words")
+        return wer, cer, exact_match
 
     def make_model(self, *, shard_attention: ShardAttention | None = None, rngs: nnx.Rngs) -> Any:
         """See `tfx_jax.tasks.task.Task`."""
@@ -107,7 +148,8 @@ class SpeechRecognitionTask:
 
     def train_data(self, options: LoaderOptions) -> grain.IterDataset[Batch]:
         """See `tfx_jax.tasks.task.Task`."""
-        examples = _Examples(self, self._splits["train"])
+        examples, longest = _Examples(self, self._splits["train"]), self.config.data.max_length
+        examples.lengths = np.where(examples.lengths <= longest, examples.lengths, -1)
         return train_batches(lambda epoch: examples, self.batch_spec, options)
 
     def encode(self, utterances: Sequence[Utterance] | Utterances) -> list[Example]:
@@ -122,6 +164,13 @@ class SpeechRecognitionTask:
 
     def loss(self, model: Any, batch: dict[str, Array], rngs: nnx.Rngs | None) -> LossOutput:
         """See `recognition_loss`."""
+        data, masks = self.config.data, self.config.masks
+        if data.sound is not None:
+            batch = batch | {"frames": heard(batch["frames"], batch["num_frames"], data.sound)}
+        if rngs is not None and masks.num_time_masks + masks.num_frequency_masks:
+            options = dataclasses.asdict(masks)
+            frames = spec_augment(batch["frames"], batch["num_frames"], rngs.dropout(), **options)
+            batch = batch | {"frames": frames}
         return recognition_loss(model, batch, rngs)
 
     def training_flops(self, shapes: Mapping[str, tuple[int, ...]]) -> int:
@@ -132,8 +181,16 @@ class SpeechRecognitionTask:
     def predict(self, model: TrainedModel, utterances: Sequence[Utterance] | Utterances) -> list[str]:
         """Returns the transcript that each utterance's likeliest path gives; the true ones are not looked at."""
         unknown = [Utterance(utterances[index].frames, "") for index in range(len(utterances))]
-        paths = model.predict(predict_path, ExampleList(self.encode(unknown), by="frames"), self.batch_spec)
-        return ["".join(self.characters[label - BLANK - 1] for label in collapse(path)) for path in paths]
+        examples, sound = ExampleList(self.encode(unknown), by="frames"), self.config.data.sound
+        if self.config.beam_size == 1:
+            paths = model.predict(functools.partial(predict_path, sound=sound), examples, self.batch_spec)
+            found = [collapse(path) for path in paths]
+        else:
+            scores = model.predict(functools.partial(predict_scores, sound=sound), examples, self.batch_spec)
+            found = [
+                prefix_beam_search(np.array(rows)[:num_steps], self.config.beam_size) for rows, num_steps in scores
+            ]
+        return ["".join(self.characters[label - BLANK - 1] for label in labels) for labels in found]
 
     def evaluate(self, model: TrainedModel, split: Split = "validation") -> EvalResult:
         """Writes down every utterance of a split."""
@@ -141,7 +198,8 @@ class SpeechRecognitionTask:
         references = [utterances[index].transcript for index in range(len(utterances))]
         scores = recognition_scores(self.predict(model, utterances), references)
         told = ", ".join(f"{metric.title} {metric.format(getattr(scores, metric.name))}" for metric in self.metrics)
-        return EvalResult(scores._asdict(), f"{told}, {len(references):,} utterances")
+        values = {metric.name: getattr(scores, metric.name) for metric in self.metrics}
+        return EvalResult(values, f"{told}, {len(references):,} utterances")
 
     def _example(self, utterance: Utterance, number: Mapping[str, int]) -> Example:
         frames, transcript = utterance
@@ -155,7 +213,7 @@ class SpeechRecognitionTask:
             raise UserError(f"{transcript!r} needs {needed} steps, but {len(frames)} frames are {steps} of the model's")
         counts = {"num_frames": len(frames), "num_labels": len(labels)}
         arrays = {name: np.array(value, np.int32) for name, value in counts.items()}
-        return {"frames": frames.astype(np.float32), "labels": labels} | arrays
+        return {"frames": frames.astype(self.config.data.frame[1]), "labels": labels} | arrays
 
 
 class _Examples:
@@ -218,65 +276,25 @@ def ctc_nll(
         )
 
 
-def predict_path(model: Any, batch: dict[str, Array]) -> Int[Array, "B S"]:
+def predict_path(model: Any, batch: dict[str, Array], *, sound: Sound | None = None) -> Int[Array, "B S"]:
     """The likeliest label of each step, `BLANK` where there is none; for `TrainedModel.predict`.
 
-    `batch` as for `recognition_loss`, without labels.
+    `batch` as for `recognition_loss`, without labels; with a `sound`, frames are of samples.
     """
-    labels = model(batch["frames"], batch["num_frames"]).argmax(axis=-1)
-    exists = jnp.arange(labels.shape[1])[None] < model.config.num_steps(batch["num_frames"])[:, None]
-    return jnp.where(exists, labels, BLANK)
+    logits, num_steps = _logits(model, batch, sound)
+    exists = jnp.arange(logits.shape[1])[None] < num_steps[:, None]
+    return jnp.where(exists, logits.argmax(axis=-1), BLANK)
 
 
-def collapse(path: Sequence[int]) -> list[int]:
-    """Returns the labels of a path: of equal ones side by side, one, and no blanks (Graves et al., 2006, section 3.1).
-
-    >>> collapse([0, 3, 3, 0, 3, 1])
-    [3, 3, 1]
-    """
-    labels = np.asarray(path, np.int64)
-    return labels[(labels != BLANK) & (np.diff(labels, prepend=BLANK) != 0)].tolist()
+def predict_scores(
+    model: Any, batch: dict[str, Array], *, sound: Sound | None = None
+) -> tuple[Float[Array, "B S V"], Int[Array, " B"]]:
+    """The log-probabilities of the labels at each step, and how many steps count; arguments as of `predict_path`."""
+    logits, num_steps = _logits(model, batch, sound)
+    return jax.nn.log_softmax(logits, axis=-1), num_steps
 
 
-class RecognitionScores(NamedTuple):
-    """How well transcripts are written, in percent.
-
-    Attributes:
-      cer: edits that turn the predictions into the references, over the characters of all references.
-      exact_match: share of the predictions that are their references.
-    """
-
-    cer: float
-    exact_match: float
-
-
-def recognition_scores(predictions: Sequence[str], references: Sequence[str]) -> RecognitionScores:
-    """Scores transcripts.
-
-    Raises:
-      ValueError: if the sides differ in length, or the references have no character.
-
-    >>> recognition_scores(["abd", "x"], ["abcd", "x"])
-    RecognitionScores(cer=20.0, exact_match=50.0)
-    """
-    num_characters = sum(map(len, references))
-    if len(predictions) != len(references) or not num_characters:
-        raise ValueError(f"{len(predictions)} predictions cannot be scored by {len(references)} references")
-    edits, exact = sum(map(edit_distance, predictions, references)), sum(map(str.__eq__, predictions, references))
-    return RecognitionScores(100 * edits / num_characters, 100 * exact / len(predictions))
-
-
-def edit_distance(first: str, second: str) -> int:
-    """Counts the characters to insert, delete or replace (Levenshtein, 1966).
-
-    >>> edit_distance("kitten", "sitting")
-    3
-    """
-    codes = np.array([ord(character) for character in second], np.int64)
-    places = np.arange(len(codes) + 1)
-    row = places
-    for character in first:
-        others = np.minimum(row[:-1] + (codes != ord(character)), row[1:] + 1)
-        # Insertions last: the least of all places before, each one dearer with the distance.
-        row = np.minimum.accumulate(np.concatenate([row[:1] + 1, others]) - places) + places
-    return int(row[-1])
+def _logits(model: Any, batch: dict[str, Array], sound: Sound | None) -> tuple[Array, Array]:
+    frames, num_frames = batch["frames"], batch["num_frames"]
+    logits = model(frames if sound is None else heard(frames, num_frames, sound), num_frames)
+    return logits, model.config.num_steps(num_frames)

@@ -34,6 +34,7 @@ def tiny_config(**values):
     config.model.attention_dropout_rate = 0.0
     data = config.task.data
     data.max_length = data.max_characters = 16
+    data.min_frames, data.max_frames = 4, 6
     data.characters, data.max_silence, data.tokens_per_batch = "ab", 2, 512
     config.optimizer.peak_learning_rate, config.optimizer.warmup_steps = 0.01, 10
     config.mesh.data = 1

@@ -1,0 +1,284 @@
+"""Utterances that are sounds: built-in tones, spoken digits, or WAV files with transcripts."""
+
+import dataclasses
+import re
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from etils import epath
+from jaxtyping import Array, Float, Int
+
+from tfx_jax.data.audio import TABLE, SoundFiles
+from tfx_jax.data.splits import SPLITS, Split
+from tfx_jax.errors import UserError
+from tfx_jax.fields import at_least, one_of
+from tfx_jax.functional.log_mel import log_mel
+from tfx_jax.models.config import ModelConfig
+from tfx_jax.tasks.speech_data import Utterance, Utterances
+from tfx_jax.tasks.text_files import check_batch, has_file, split_path
+
+DIGITS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
+_HOP_SECONDS = 0.01
+_SILENCE = (0.15, 0.3)  # seconds before, after and between digits
+
+
+class Sound(NamedTuple):
+    """How frames of samples become what a model hears."""
+
+    sample_rate: int
+    num_features: int
+
+
+@dataclasses.dataclass
+class RecordedSpeech:
+    """Which sounds there are, and how much of them makes a batch; a frame is 10 ms.
+
+    A model hears the logarithms of energies in bands, see `heard`; examples have the samples, a frame a row.
+    """
+
+    # tones: built in, each character one of its own; fsdd: the zips of Free Spoken Digit Dataset, from which digits of
+    # one speaker are strung together, with silence between; files: any WAV files
+    dataset: str = one_of(("tones", "fsdd", "files"), "tones")
+    data_dir: str = ""  # that the names below are relative to
+    # fsdd: a zip or a folder; files: a zip with `transcripts.tsv` in it, or such a table, beside which the files are:
+    # lines of the form name of a WAV file, TAB, transcript
+    train_file: str = ""
+    validation_file: str = ""
+    test_file: str = ""
+    sample_rate: int = at_least(100, 16_000)  # a second; sounds of another rate are resampled
+    num_features: int = at_least(1, 80)  # bands of energy
+    seed: int = at_least(0, 0)  # tones, fsdd: of what is said; the training's seed changes none
+    num_train: int = at_least(1, 10_000)  # tones, fsdd: utterances
+    num_heldout: int = at_least(1, 500)  # tones, fsdd: utterances of the validation split, and of the test split
+    min_digits: int = at_least(1, 1)  # fsdd: of an utterance
+    max_digits: int = at_least(1, 5)
+    max_characters: int = at_least(1, 32)  # of a transcript
+    max_length: int = at_least(1, 512)  # frames; longer utterances are not trained on
+    tokens_per_batch: int = at_least(1, 8_192)  # frames of a global batch, padding included
+
+    @property
+    def hop(self) -> int:
+        """Samples of a frame."""
+        return round(_HOP_SECONDS * self.sample_rate)
+
+    @property
+    def frame(self) -> tuple[int, type[np.generic]]:
+        """How many numbers a frame of an example has, and of which kind."""
+        return self.hop, np.int16
+
+    @property
+    def sound(self) -> Sound:
+        """How frames become what a model hears."""
+        return Sound(self.sample_rate, self.num_features)
+
+    def has_split(self, split: Split) -> bool:
+        """Tells whether there is a split."""
+        return self.dataset == "tones" or has_file(dataclasses.replace(self, dataset="files"), split)
+
+    def load(self, split: Split) -> Utterances:
+        """Returns the utterances of a split.
+
+        Raises:
+          UserError: if they cannot be read.
+        """
+        if self.dataset == "tones":
+            return Tones(self, split)
+        path = split_path(self, split)
+        return SpokenDigits(self, split, SoundFiles(path)) if self.dataset == "fsdd" else _open_table(self, path)
+
+    def validate(self, model: ModelConfig) -> None:
+        """Checks how fields go together.
+
+        Raises:
+          UserError: if they do not.
+        """
+        del model
+        check_batch(self, what="utterance")
+        if self.max_digits < self.min_digits:
+            raise UserError(f"config.task.data.max_digits={self.max_digits} is less than min_digits={self.min_digits}")
+
+    def tiny(self) -> None:
+        """Sets a little that is easily learned."""
+        self.dataset, self.sample_rate, self.num_features = "tones", 1_000, 8
+        self.num_train, self.num_heldout, self.max_characters = 200, 20, 4
+        self.max_length, self.tokens_per_batch = 96, 960
+
+
+class Tones:
+    """Characters that are tones, one after the other; utterances depend on the seed, the split and their index alone.
+
+    Attributes:
+      characters: see `Utterances`.
+      lengths: likewise.
+    """
+
+    characters = "abcd"
+
+    def __init__(self, data: RecordedSpeech, split: Split):
+        """Draws what is said, but no sound."""
+        self._data, self._split = data, SPLITS.index(split)
+        count = data.num_train if split == "train" else data.num_heldout
+        self.lengths = np.array([self._plan(index)[1].sum() for index in range(count)], np.int64)
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    def __getitem__(self, index: int) -> Utterance:
+        if not 0 <= index < len(self):
+            raise IndexError(index)
+        letters, parts, rng = self._plan(index)
+        hop, rate = self._data.hop, self._data.sample_rate
+        pieces = [np.zeros(parts[0] * hop)]
+        for letter, voiced, silent in zip(letters, parts[1::2], parts[2::2], strict=True):
+            seconds = np.arange(voiced * hop) / rate
+            frequency = rate * (letter + 1) / (2 * len(self.characters) + 2)
+            pieces += [0.3 * np.sin(2 * np.pi * frequency * seconds), np.zeros(silent * hop)]
+        sound = np.concatenate(pieces)
+        sound += 0.003 * rng.standard_normal(len(sound))
+        samples = np.rint(sound * 32_768).astype(np.int16)
+        return Utterance(samples.reshape(-1, hop), "".join(self.characters[letter] for letter in letters))
+
+    def _plan(self, index: int) -> tuple[np.ndarray, np.ndarray, np.random.Generator]:
+        """Draws letters, and the frames of silence, tone, silence, ..., silence; the noise comes next."""
+        rng = np.random.default_rng((self._data.seed, self._split, index))
+        most = min(self._data.max_characters, max(1, (self._data.max_length - 8) // 20))
+        letters = rng.integers(len(self.characters), size=int(rng.integers(1, most + 1)))
+        parts = np.empty(2 * len(letters) + 1, np.int64)
+        parts[::2], parts[1::2] = rng.integers(4, 9, size=len(letters) + 1), rng.integers(8, 13, size=len(letters))
+        return letters, parts, rng
+
+
+class SpokenDigits:
+    """Strings of digits of one speaker, out of files that are called DIGIT_SPEAKER_NUMBER.wav, with silence between.
+
+    Free Spoken Digit Dataset, https://github.com/Jakobovski/free-spoken-digit-dataset. Utterances depend on the seed,
+    the split and their index alone.
+
+    Attributes:
+      characters: see `Utterances`.
+      lengths: likewise.
+    """
+
+    characters = " " + "".join(sorted(set("".join(DIGITS))))
+
+    def __init__(self, data: RecordedSpeech, split: Split, files: SoundFiles):
+        """Reads all sounds, which are short.
+
+        Raises:
+          UserError: if there is none, or one cannot be read.
+        """
+        self._data, self._split = data, SPLITS.index(split)
+        self._sounds: dict[str, list[tuple[int, np.ndarray]]] = {}  # by speaker: digits and samples
+        for name in files.names:
+            if found := re.fullmatch(r"(?:.*/)?(\d)_([^/_]+)_\d+\.wav", name):
+                sound = files.read_sound(name, data.sample_rate)
+                self._sounds.setdefault(found[2], []).append((int(found[1]), sound))
+        if not self._sounds:
+            raise UserError(f"{files.path} has no file that is called DIGIT_SPEAKER_NUMBER.wav")
+        self._speakers = sorted(self._sounds)
+        count = data.num_train if split == "train" else data.num_heldout
+        plans = (self._plan(index) for index in range(count))
+        samples = [sum(map(len, sounds)) + sum(silence) for _, sounds, silence, _ in plans]
+        self.lengths = -(-np.array(samples) // data.hop)
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    def __getitem__(self, index: int) -> Utterance:
+        if not 0 <= index < len(self):
+            raise IndexError(index)
+        digits, sounds, silences, rng = self._plan(index)
+        gaps = [rng.normal(0, 3, size).astype(np.int16) for size in silences]  # as silent as the recordings' own
+        pieces = [gaps[0], *(piece for pair in zip(sounds, gaps[1:], strict=True) for piece in pair)]
+        return Utterance(in_frames(np.concatenate(pieces), self._data.hop), " ".join(DIGITS[d] for d in digits))
+
+    def _plan(self, index: int) -> tuple[list[int], list[np.ndarray], list[int], np.random.Generator]:
+        """Draws digits with their sounds, and the samples of silence around each; the noise comes next."""
+        data = self._data
+        rng = np.random.default_rng((data.seed, self._split, index))
+        own = self._sounds[self._speakers[rng.integers(len(self._speakers))]]
+        count = int(rng.integers(data.min_digits, data.max_digits + 1))
+        chosen = [own[number] for number in rng.integers(len(own), size=count)]
+        low, high = (round(seconds * data.sample_rate) for seconds in _SILENCE)
+        silences = rng.integers(low, high + 1, size=count + 1).tolist()
+        digits, sounds = [digit for digit, _ in chosen], [sound for _, sound in chosen]
+        while len(" ".join(DIGITS[digit] for digit in digits)) > data.max_characters and len(digits) > 1:
+            digits, sounds, silences = digits[:-1], sounds[:-1], silences[:-1]
+        return digits, sounds, silences, rng
+
+
+class FileUtterances:
+    """WAV files with transcripts, each read when it is asked for.
+
+    Attributes:
+      characters: see `Utterances`.
+      lengths: likewise.
+    """
+
+    def __init__(self, data: RecordedSpeech, files: SoundFiles, rows: Sequence[tuple[str, str]]):
+        """Reads every file once, for its length.
+
+        Args:
+          data: what to make of them.
+          files: where they are.
+          rows: the name of each and its transcript.
+
+        Raises:
+          UserError: if one cannot be read.
+        """
+        self._data, self._files, self._rows = data, files, rows
+        self.characters = "".join(sorted(set("".join(transcript for _, transcript in rows))))
+        self.lengths = np.array([len(self[index].frames) for index in range(len(rows))], np.int64)
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __getitem__(self, index: int) -> Utterance:
+        name, transcript = self._rows[index]
+        return Utterance(in_frames(self._files.read_sound(name, self._data.sample_rate), self._data.hop), transcript)
+
+
+def _open_table(data: RecordedSpeech, path: epath.Path) -> FileUtterances:
+    is_zip = path.suffix.lower() == ".zip"
+    files = SoundFiles(path if is_zip else path.parent)
+    name = TABLE if is_zip else path.name
+    try:
+        lines = files.read(name).decode("utf-8").splitlines()
+    except UnicodeDecodeError:
+        raise UserError(f"{name} in {files.path} is not UTF-8") from None
+    rows = []
+    for number, line in enumerate(lines, start=1):
+        if line.strip():
+            file, *transcript = line.split("\t")
+            if len(transcript) != 1 or not transcript[0].strip():
+                raise UserError(f"{path}, line {number}: a line must be the name of a WAV file, one TAB, what it says")
+            rows.append((file, " ".join(transcript[0].split())))
+    if not rows:
+        raise UserError(f"{path} names no files")
+    return FileUtterances(data, files, rows)
+
+
+def in_frames(samples: np.ndarray, hop: int) -> np.ndarray:
+    """Cuts a sound into frames, [T, hop], the last filled up with silence."""
+    return np.pad(samples, (0, -len(samples) % hop)).reshape(-1, hop)
+
+
+def heard(frames: Int[Array, "B T hop"], num_frames: Int[Array, " B"], sound: Sound) -> Float[Array, "B T F"]:
+    """Returns what a model hears: log-mel energies, of each band less their mean and over their spread in the row.
+
+    Args:
+      frames: of samples, 16 bits each, with zeros behind those that count.
+      num_frames: how many of each row count; the others become zeros.
+      sound: the sample rate, and how many bands there are.
+    """
+    samples = frames.reshape(frames.shape[0], -1).astype(jnp.float32) / 32_768
+    # The floor is about the noise of 16 bits: digital silence is no quieter than that.
+    energies = log_mel(samples, sample_rate=sound.sample_rate, num_bands=sound.num_features, floor=1e-6)
+    exists = (jnp.arange(frames.shape[1])[None] < num_frames[:, None])[..., None]
+    count = jnp.maximum(num_frames, 1)[:, None, None]
+    centred = jnp.where(exists, energies - jnp.where(exists, energies, 0).sum(axis=1, keepdims=True) / count, 0)
+    variance = jnp.square(centred).sum(axis=1, keepdims=True) / count
+    return centred * jax.lax.rsqrt(variance + 1e-3)
