@@ -1,6 +1,6 @@
 r"""A small Vision Transformer on the handwritten digits of scikit-learn, and ViT-B/16 on a folder of images.
 
-Result: not yet run
+Result: 97.78, 98.89 and 98.33 % on validation of three seeds, 97.8, 96.1 and 96.7 on test; three minutes of a core
 
     pip install scikit-learn
     tfx-jax train --config=vit_digits --workdir=runs/digits
@@ -13,8 +13,8 @@ Images of your own, in a folder for each class below `train` and `val`, as torch
 
 The digits are 1,797 grey images of 8 x 8 pixels (Alpaydin and Kaynak, 1998): 1,437 to train on, 180 each for validation
 and test, drawn with seed 0. `digits` reads patches of 2 x 2 pixels; images are moved by a pixel at most, and nothing is
-dropped: a strong weight decay is what keeps so few images from being learned by heart. Scikit-learn's own support
-vector machine reaches 98 to 99 % on such splits.
+dropped: a strong weight decay is what keeps so few images from being learned by heart. Scikit-learn's support vector
+machine, `SVC(gamma=0.001)` on the pixels from 0 to 16, has 99.4 % of validation and 99.4 % of test of the same split.
 
 `b16` is ViT-B/16 from scratch, with the learning rate, weight decay, dropout and clipping of Dosovitskiy et al. (2021,
 https://arxiv.org/abs/2010.11929, table 3) and images moved and mirrored. From scratch on ImageNet alone they report
@@ -22,7 +22,17 @@ https://arxiv.org/abs/2010.11929, table 3) and images moved and mirrored. From s
 
 Variants: `digits`; `b16`, for eight by eight chips of v5e; `test`.
 
-Measured: not yet run.
+Measured: `digits`, 3,000 steps in about three minutes of one core that others used too. Accuracy on validation, where
+one image is 0.56 %, and on test after the last step:
+
+    step         500    1,000   1,500   2,000   2,500   3,000    test
+    seed 0     79.44    90.56   93.89   96.67   98.33   97.78   97.78
+    seed 1     77.78    92.78   95.00   94.44   97.22   98.89   96.11
+    seed 2     80.56    91.67   93.33   97.22   98.33   98.33   96.67
+
+A network without any idea of what is near is behind a support vector machine here: there are few images, and small
+ones. Before, with 1,500 steps: learning rate 2e-3, dropout 0.1 and weight decay 0.05 gave 92.2 % of validation. `b16`:
+not yet run.
 """
 
 from tfx_jax.models.vit import ViTConfig
