@@ -2,15 +2,17 @@ r"""One model to German and to French, with mixtures of experts and without, at 
 
 Result: not yet run
 
-    for l in de fr; do paste <(zcat train.en.gz) <(zcat train.$l.gz) | sed "s/^/>>$l<< /"; done > train.tsv
-    for l in de fr; do paste val.en val.$l | sed "s/^/>>$l<< /" > val.$l.tsv; done
+    pairs() { paste <(tr '\t' ' ' <$1) <(tr '\t' ' ' <$2) | sed "s/^/>>$3<< /"; }
+    for l in de fr; do pairs <(zcat train.en.gz) <(zcat train.$l.gz) $l; done > train.tsv
+    for l in de fr; do pairs val.en val.$l $l > val.$l.tsv; done
     cat val.de.tsv val.fr.tsv > val.tsv
     tfx-jax train --config=transformer_experts_multi30k:sparse --workdir=runs/sparse --config.task.data.data_dir=DIR
     tfx-jax train --config=transformer_experts_multi30k:dense --workdir=runs/dense --config.task.data.data_dir=DIR
     python experiments/benchmarks/expert_shares.py --workdir=runs/sparse
 
-The first three lines, in a folder with the files of Multi30k (github.com/multi30k/dataset, data/task1/raw), make DIR: a
-source begins with the language that it is to be translated to (Johnson et al., 2017, https://arxiv.org/abs/1611.04558),
+The first four lines, in bash, in a folder with the files of Multi30k (github.com/multi30k/dataset, data/task1/raw), make
+DIR: a source begins with the language that it is to be translated to (Johnson et al., 2017,
+https://arxiv.org/abs/1611.04558),
 so that every English sentence is there twice. Both models are Transformers of 2 + 2 layers, d_model 128; in `sparse`
 every other feed-forward network is a mixture of eight of them, of which a token meets one (Switch, Fedus et al., 2021,
 https://arxiv.org/abs/2101.03961), with the capacity factor, the losses of the router and the dropout of that paper's

@@ -164,7 +164,7 @@ MUTANTS = (
         ),
         (
             "the last outputs are not dropped",
-            "attend(self._drop(self._last_norm(x), rngs))",
+            "attend(drop(self._last_norm(x), self.config.dropout_rate, rngs))",
             "attend(self._last_norm(x))",
         ),
     ),

@@ -59,7 +59,7 @@ MUTANTS = (
         "tasks/test_speech_recognition.py",
         ("steps of padding are aligned", "[None] >= num_steps[:, None]", "[None] >= logits.shape[1]"),
         ("a label more", "[None] >= num_labels[:, None]", "[None] > num_labels[:, None]"),
-        ("padding speaks", "return jnp.where(exists, labels, BLANK)", "return labels"),
+        ("padding speaks", "jnp.where(exists, logits.argmax(axis=-1), BLANK)", "logits.argmax(axis=-1)"),
         ("masks in evaluation", "if rngs is not None and masks.num_time", "if masks.num_time", _RECORDED),
         (
             "samples are features",
