@@ -10,8 +10,8 @@ Result: not yet run
     tfx-jax train --config=transformer_experts_multi30k:dense --workdir=runs/dense --config.task.data.data_dir=DIR
     python experiments/benchmarks/expert_shares.py --workdir=runs/sparse
 
-The first four lines, in bash, in a folder with the files of Multi30k (github.com/multi30k/dataset, data/task1/raw), make
-DIR: a source begins with the language that it is to be translated to (Johnson et al., 2017,
+The first four lines, in bash, in a folder with the files of Multi30k (github.com/multi30k/dataset, data/task1/raw),
+make DIR: a source begins with the language that it is to be translated to (Johnson et al., 2017,
 https://arxiv.org/abs/1611.04558),
 so that every English sentence is there twice. Both models are Transformers of 2 + 2 layers, d_model 128; in `sparse`
 every other feed-forward network is a mixture of eight of them, of which a token meets one (Switch, Fedus et al., 2021,
