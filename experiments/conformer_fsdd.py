@@ -1,6 +1,6 @@
 r"""A small Conformer with CTC on strings of spoken digits, and Conformer-L on WAV files of your own.
 
-Result: not yet run
+Result: 2.59 % of the words of one to five digits wrong, 5.90 % of single ones, after 15 minutes of a busy core
 
     tfx-jax train --config=conformer_fsdd --workdir=runs/digits --config.task.data.data_dir=DIR
     tfx-jax evaluate --workdir=runs/digits
@@ -23,7 +23,17 @@ LibriSpeech wrong (test-clean and test-other), without a language model.
 
 Variants: `small`, for a CPU core; `large`, for sixteen chips of v5e; `test`.
 
-Measured: not yet run.
+Measured: `small`, seed 0, on one core that others used too: 1,200 steps in 15 minutes, on 500 strings of dev.zip.
+
+    step                         200     400     600     800   1,000   1,200
+    word error rate, %         59.33   12.56    6.41    5.12    3.24    2.59
+    character error rate, %    21.94    4.44    3.29    2.79    2.17    1.63
+
+A search that keeps eight prefixes (`config.task.beam_size=8`) gets 2.46 % of the words wrong. Of 1,000 utterances of one
+digit each 94.10 % are right, and 94.70 with that search: less than of digits in strings, and less than networks that
+can choose but ten words. What is heard is normalised by the utterance, of which a single digit says little; and files
+cut as tightly as the data set's own, without the silence that was trained with, are often misheard (`transcribe` of two
+of them wrote "ve" and "hre"). The error had not ended to fall. `large`: not yet run.
 """
 
 from tfx_jax.models.conformer import ConformerConfig
