@@ -29,11 +29,11 @@ Measured: `small`, seed 0, on one core that others used too: 1,200 steps in 15 m
     word error rate, %         59.33   12.56    6.41    5.12    3.24    2.59
     character error rate, %    21.94    4.44    3.29    2.79    2.17    1.63
 
-A search that keeps eight prefixes (`config.task.beam_size=8`) gets 2.46 % of the words wrong. Of 1,000 utterances of one
-digit each 94.10 % are right, and 94.70 with that search: less than of digits in strings, and less than networks that
-can choose but ten words. What is heard is normalised by the utterance, of which a single digit says little; and files
-cut as tightly as the data set's own, without the silence that was trained with, are often misheard (`transcribe` of two
-of them wrote "ve" and "hre"). The error had not ended to fall. `large`: not yet run.
+A search that keeps eight prefixes (`config.task.beam_size=8`) gets 2.46 % of the words wrong. Of 1,000 utterances of
+one digit each 94.10 % are right, and 94.70 with that search: less than of digits in strings, and less than networks
+that can choose but ten words. What is heard is normalised by the utterance, of which a single digit says little; and
+files cut as tightly as the data set's own, without the silence that was trained with, are often misheard
+(`transcribe` of two of them wrote "ve" and "hre"). The error had not ended to fall. `large`: not yet run.
 """
 
 from tfx_jax.models.conformer import ConformerConfig
