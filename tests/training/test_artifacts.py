@@ -1,6 +1,7 @@
 """What checkpoints need beside them: made once, by trainings alone, listed, and never read when it is another file."""
 
 import contextlib
+import dataclasses
 import hashlib
 import json
 import logging
@@ -13,13 +14,15 @@ from tests.tiers import slow_but
 from tests.training.configs import TRAININGS, default_config, title
 from tfx_jax.errors import UserError
 from tfx_jax.tasks.duplication import DuplicationConfig
+from tfx_jax.tasks.long_range import LongRangeConfig
 from tfx_jax.training import artifacts
 from tfx_jax.training.artifacts import WorkdirArtifacts, check_artifact
 from tfx_jax.training.config import save_config, tiny_variant
 from tfx_jax.training.run import load_run, make_run
 
-# Of duplication nothing is kept: symbols are their own ids.
-KEEPING = [classes for classes in TRAININGS if classes[1] is not DuplicationConfig]
+# Of these nothing is kept: symbols and bytes are their own ids.
+KEEPING_NOTHING = (DuplicationConfig, LongRangeConfig)
+KEEPING = [classes for classes in TRAININGS if classes[1] not in KEEPING_NOTHING]
 
 FILES = {"labels.json": b'["no", "yes"]\n', "tokenizer/a.json": b"{}", "tokenizer/b.txt": b"a\nb\n"}
 
@@ -188,7 +191,7 @@ def test_all_that_a_task_keeps_is_vouched_for(tmp_path, classes):
     """Whoever adds a file to a task without `Artifacts.checked` sees it here."""
     config = tiny_variant(default_config(classes))
     config.task.data.tokenizer = "sentencepiece" if hasattr(config.task.data, "sort_buffer") else "words"
-    if not hasattr(config.task.data, "sort_buffer"):
+    if "max_length" in {field.name for field in dataclasses.fields(config.task.data)}:
         config.task.data.max_length = 128
     workdir = tmp_path / "run"
     workdir.mkdir()
