@@ -136,6 +136,28 @@ MUTANTS = (
         ),
     ),
     *in_file(
+        "models/reformer.py",
+        "models/test_reformer.py",
+        ("sees the future", '"is_causal": True', '"is_causal": False'),
+        (
+            "keys are not the queries",
+            "attend(query, query, self.value(x)",
+            "attend(self.value(x), query, self.value(x)",
+        ),
+        ("full attention is hashed", "if c.full_attention:", "if False:"),
+        ("rotations never change", "jax.random.key(0) if rotations is None else rotations", "jax.random.key(0)"),
+        ("dropout of weights is forgotten", '"dropout_rng": for_weights', '"dropout_rng": None'),
+        ("the last piece is lost", "padded.reshape(x.shape[0], -1, size", "padded.reshape(x.shape[0], size, -1"),
+        (
+            "one stream is scored",
+            "return self.output(self.norm(streams))",
+            "return self.output(self.norm(streams[..., ::-1]))",
+        ),
+        ("padding is seen", "None if token_mask is None else token_mask[:, None, None, :]", "None"),
+        ("packed texts see each other", '"segment_ids": segment_ids}', '"segment_ids": None}'),
+        ("padding moves positions", "count(exists)", "jnp.arange(tokens.shape[1])[None]"),
+    ),
+    *in_file(
         "models/t5.py",
         "models/test_t5.py",
         (

@@ -14,6 +14,8 @@ from tfx_jax.models import (
     GPTConfig,
     LongEncoder,
     LongEncoderConfig,
+    Reformer,
+    ReformerConfig,
     SanCTC,
     SanCTCConfig,
     T5Config,
@@ -115,6 +117,14 @@ FAMILIES = {
         ("encoder_layers", "feed_forward", "up"),
         {"fsdp": 2, "sequence": 2, "tensor": 2},
     ),
+    "reformer": (
+        Reformer,
+        ReformerConfig(**SIZES, **DROPOUT, num_buckets=4, chunk_size=2, feed_forward_chunk_size=4),
+        language_model_loss,
+        lambda: {"inputs": text(), "targets": text(), "weights": np.ones((B, T), np.float32)},
+        ("feed_forward_layers", "feed_forward", "up"),
+        {"data": 2, "fsdp": 2, "tensor": 2},
+    ),
     "san_ctc": (
         SanCTC,
         SanCTCConfig(**SIZES, attention_dropout_rate=0.1, num_features=5, subsampling=2),
@@ -164,7 +174,7 @@ def train(family, mesh):
         "gpt",
         *(
             pytest.param(family, marks=pytest.mark.slow)
-            for family in ("bert", "t5", "san_ctc", "switch", "long_encoder")
+            for family in ("bert", "t5", "san_ctc", "switch", "long_encoder", "reformer")
         ),
     ],
 )

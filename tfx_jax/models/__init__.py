@@ -16,6 +16,7 @@ from tfx_jax.models.elmo import Elmo, ElmoConfig, ElmoLanguageModel
 from tfx_jax.models.elmo_tagger import ElmoTagger
 from tfx_jax.models.gpt import GPT, GPTConfig
 from tfx_jax.models.long_encoder import LongEncoder, LongEncoderConfig
+from tfx_jax.models.reformer import Reformer, ReformerConfig
 from tfx_jax.models.san_ctc import SanCTC, SanCTCConfig
 from tfx_jax.models.seq2seq import Seq2Seq, Seq2SeqConfig
 from tfx_jax.models.seq2vec import Seq2Vec, Seq2VecConfig
@@ -47,6 +48,8 @@ __all__ = [
     "GPTConfig",
     "LongEncoder",
     "LongEncoderConfig",
+    "Reformer",
+    "ReformerConfig",
     "SanCTC",
     "SanCTCConfig",
     "Seq2Seq",
