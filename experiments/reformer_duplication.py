@@ -1,6 +1,6 @@
 r"""A Reformer of one layer says a random sequence again, trained and evaluated with any number of rounds of hashing.
 
-Result: not yet run
+Result: small: trained with 4 rounds 100.00 % with 8, 93.23 % with 1; full not yet run
 
 Section 5 of "Reformer" (Kitaev et al., 2020, https://arxiv.org/abs/2001.04451): 0 w 0 w of 1,024 tokens, w of 511
 symbols of 127; one layer, d_model = d_ff = 256, 4 heads, 150,000 steps. The first command makes its Table 2: it trains
@@ -17,7 +17,20 @@ keys are the same in all, as in the paper.
 Variants: `full`, the paper's sizes, for an accelerator, with Adam and a rate of our own; `small`, 64 tokens, 400 steps
 of 64 rows, for two cores; `test`.
 
-Measured: not yet run.
+Measured here on one busy core, seed 0, with the first command: `small`, percentages of the symbols of 1,024 sequences
+for testing, five trainings in 24 minutes, in brackets those of the paper's 1,024 tokens.
+
+    trained \ evaluated      full           8 rounds        4 rounds        2 rounds        1 round
+    full               100.00 (100.0)  100.00 ( 94.8)  100.00 ( 92.5)   99.78 ( 76.9)   96.49 ( 52.5)
+    8 rounds           100.00          100.00          100.00           99.76           94.38
+    4 rounds           100.00 (  0.8)  100.00 (100.0)  100.00 ( 99.9)   99.65 ( 99.4)   93.23 ( 91.9)
+    2 rounds           100.00 (  0.8)  100.00 (100.0)  100.00 ( 99.9)   99.79 ( 98.1)   95.02 ( 86.8)
+    1 round            100.00 (  0.8)  100.00 ( 99.9)  100.00 ( 99.6)   99.86 ( 94.8)   96.77 ( 77.9)
+
+Fewer rounds of evaluation cost more, whatever was trained, as in the paper. Two things are not as there: what was
+trained with few rounds needs no fewer of them here (64 tokens are hashed into 16 buckets, 1,024 into 32), and full
+attention does not break a model that was trained with hashing, since here it too leaves out the token itself. `full`:
+not yet run.
 """
 
 from tfx_jax.models.reformer import ReformerConfig

@@ -62,6 +62,13 @@ def test_a_full_pattern_is_dense_attention(more):
         (30, 3, BLOCKS | {"num_random_blocks": 0, "num_window_blocks": 1}, 0),
         (13, 2, {"num_global_blocks": 1, "num_window_blocks": 5, "num_random_blocks": 1}, 5),
         (3, 4, BLOCKS, 0),
+        (37, 3, BLOCKS | {"num_last_global_blocks": 1}, 1),
+        (
+            36,
+            3,
+            {"num_global_blocks": 1, "num_window_blocks": 3, "num_random_blocks": 0, "num_last_global_blocks": 2},
+            0,
+        ),
     ],
 )
 def test_sees_its_pattern_and_nothing_else(t, block_size, blocks, seed):
@@ -78,6 +85,44 @@ def test_sees_its_pattern_and_nothing_else(t, block_size, blocks, seed):
     want = weights_over(lambda *_: seen, query, key, bias=bias, mask=padding & same)
     np.testing.assert_allclose(weights, want, atol=1e-5)
     np.testing.assert_allclose(out, mixed(want, value), atol=1e-5)
+
+
+def test_the_last_blocks_may_be_global():
+    seen = bigbird_block_mask(
+        9, num_global_blocks=1, num_window_blocks=3, num_random_blocks=0, num_last_global_blocks=1
+    )
+    for row in range(1, 8):
+        assert np.flatnonzero(seen[row]).tolist() == sorted({0, row - 1, row, row + 1, 8})
+    assert seen[[0, 8]].all()
+
+
+@pytest.mark.parametrize("t", [37, 36])
+def test_keys_of_the_first_block_count_several_times(t):
+    """As copies of them would, but for queries of global blocks; with padding."""
+    query, key, value = _inputs(t)
+    padding = np.random.default_rng(1).random((2, 1, 1, t)) < 0.8
+    blocks = {"num_global_blocks": 1, "num_window_blocks": 3, "num_random_blocks": 0, "num_last_global_blocks": 1}
+    attend = functools.partial(bigbird_attention, block_size=3, **blocks, first_block_times=4, return_weights=True)
+    out, weights = jax.jit(attend)(query, key, value, None, padding)
+    seen = block_pairs(bigbird_block_mask(-(-t // 3), **blocks), t, 3)
+    terms = np.array(weights_over(lambda *_: seen, query, key, mask=padding))
+    middle = slice(3, t - (t % 3 or 3))
+    terms[:, :, middle, :3] *= 4
+    want = terms / terms.sum(axis=-1, keepdims=True)
+    np.testing.assert_allclose(weights, want, atol=1e-5)
+    np.testing.assert_allclose(out, mixed(want, value), atol=1e-5)
+    with pytest.raises(ValueError, match="first_block_times must be at least 1, got 0"):
+        bigbird_attention(query, key, value, block_size=3, **blocks, first_block_times=0)
+
+
+def test_short_texts_are_attended_densely():
+    inputs = _inputs(17)
+    dense, sparse = (
+        jax.jit(functools.partial(bigbird_attention, block_size=2, **BLOCKS, dense_length=length))(*inputs)
+        for length in (17, 16)
+    )
+    np.testing.assert_allclose(dense, mixed(dense_weights(*inputs[:2]), inputs[2]), atol=1e-5)
+    assert np.abs(sparse - dense).max() > 0.01
 
 
 def test_gradients_equal_those_of_dense_attention_under_its_pattern():

@@ -25,7 +25,7 @@ from tests.functional.oracles.favor import favor_weights, linear_weights
 from tests.functional.oracles.hard import most_probable
 from tests.functional.oracles.lsh import lsh_weights
 from tests.functional.oracles.relative import relative_weights
-from tests.functional.oracles.sparse import block_pairs, local_pairs, weights_over, window_pairs
+from tests.functional.oracles.sparse import block_pairs, local_pairs, longformer_pairs, weights_over, window_pairs
 from tfx_jax.functional import (
     additive_attention,
     bigbird_attention,
@@ -37,6 +37,7 @@ from tfx_jax.functional import (
     hard_attention,
     linear_attention,
     local_attention,
+    longformer_attention,
     lsh_attention,
     relative_attention,
     ring_attention,
@@ -69,6 +70,15 @@ BIGBIRD = {"num_global_blocks": 1, "num_window_blocks": 3, "num_random_blocks": 
 
 def _bigbird_pairs(t, _):
     return block_pairs(bigbird_block_mask(6, **BIGBIRD), t, block_size=2)
+
+
+def _is_global(t):
+    return np.isin(np.arange(t), (0, 5))
+
+
+def _longformer(query, *arguments, window=2, **options):
+    is_global = jnp.broadcast_to(_is_global(query.shape[1]), query.shape[:2])
+    return longformer_attention(query, *arguments, window=window, global_mask=is_global, max_global_tokens=3, **options)
 
 
 def _transformer_xl(query, key):
@@ -152,6 +162,14 @@ ATTENTIONS = (
         functools.partial(weights_over, _bigbird_pairs),
         takes=EVERYTHING - {"bias", "mask", "cross", "causal"},
         dense=functools.partial(bigbird_attention, block_size=2, **BIGBIRD | {"num_random_blocks": 6}),
+        is_lean=True,
+    ),
+    Attention(
+        "longformer",
+        _longformer,
+        functools.partial(weights_over, functools.partial(longformer_pairs, window=2, is_global=_is_global)),
+        takes=EVERYTHING - {"bias", "mask", "cross", "causal"},
+        dense=functools.partial(_longformer, window=11),
         is_lean=True,
     ),
     Attention("relative", _attend_transformer_xl, _transformer_xl_weights),

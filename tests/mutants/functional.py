@@ -102,6 +102,13 @@ MUTANTS = (
         ("random blocks inside the window", "np.where(drawn < first, drawn, drawn + width)", "drawn"),
         ("a window twice as wide", "min(num_window // 2, num_blocks - 1)", "min(num_window, num_blocks - 1)"),
         ("causality is ignored", "if is_causal:", "if False:"),
+        (
+            "the first block counts for global queries too",
+            "        bias,\n        mask,\n        segment_ids=None",
+            "        more_bias if bias is None else bias,\n        mask,\n        segment_ids=None",
+        ),
+        ("what fills the last block is seen", "if excess and mask is None:", "if False:"),
+        ("segments are not turned", "(turned(ids[0], 1), turned(ids[1], 1))", "ids"),
     ),
     *in_file(
         "functional/blocks.py",
@@ -261,6 +268,16 @@ MUTANTS = (
         ("the target keeps all", "(1.0 - smoothing) * picked", "picked"),
         ("a negative target counts from the end", ", wrap_negative_indices=False", ""),
         ("log Z is not squared", "jnp.square(jax.nn.logsumexp", "jnp.abs(jax.nn.logsumexp"),
+    ),
+    *in_file(
+        "functional/longformer.py",
+        "functional/test_longformer.py",
+        ("any number is global", "global_mask & (number <= size)", "global_mask"),
+        ("global keys are seen twice", "[taken, ~global_mask]", "[taken, jnp.ones_like(global_mask)]"),
+        ("what is not global stands in front", "[taken, ~global_mask]", "[jnp.ones_like(taken), ~global_mask]"),
+        ("global tokens use the keys of all", "key if global_key is None else global_key", "key"),
+        ("one draw for both", "else jax.random.split(dropout_rng)", "else (dropout_rng, None)"),
+        ("the window is one wider", "<= window, ((0, 0)", "<= window + 1, ((0, 0)"),
     ),
     *in_file(
         "functional/lsh.py",

@@ -70,7 +70,7 @@ MUTANTS = (
         "models/test_bert.py",
         (
             "no norm of the sum",
-            "x = self.norm(add_bias(x, self.positions(positions)))",
+            "x = self.norm(add_bias(x, self.positions(self.config.first_position + positions)))",
             "x = add_bias(x, self.positions(positions))",
         ),
         (

@@ -46,6 +46,7 @@ from tfx_jax.functional.int8 import int8_product, quantize_rows
 from tfx_jax.functional.kernel_regression import kernel_regression
 from tfx_jax.functional.linear import add_bias, linear, linear_logits
 from tfx_jax.functional.log_mel import log_mel, mel_filters
+from tfx_jax.functional.longformer import longformer_attention
 from tfx_jax.functional.losses import label_smoothed_cross_entropy, z_loss
 from tfx_jax.functional.lsh import lsh_attention
 from tfx_jax.functional.masks import Bias, Mask, SegmentIds, causal_mask, padding_mask, segment_mask
@@ -124,6 +125,7 @@ __all__ = [
     "load_balancing_loss",
     "local_attention",
     "log_mel",
+    "longformer_attention",
     "lsh_attention",
     "mel_filters",
     "mixture_of_experts",

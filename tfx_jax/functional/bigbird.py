@@ -1,6 +1,7 @@
 """BigBird: sparse attention over a window, some random blocks and a few global ones."""
 
 import functools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -25,6 +26,9 @@ def bigbird_attention(
     num_global_blocks: int,
     num_window_blocks: int,
     num_random_blocks: int,
+    num_last_global_blocks: int = 0,
+    first_block_times: int = 1,
+    dense_length: int = 0,
     seed: int = 0,
     is_causal: bool = False,
     scale: float | None = None,
@@ -40,6 +44,10 @@ def bigbird_attention(
     seen by all. `bigbird_block_mask` gives the pattern. The paper's base model has block_size 64 and 2, 3 and 3 blocks.
     Time and memory grow as T * block_size * (twice the global blocks + window blocks + random blocks).
 
+    `num_last_global_blocks`, `first_block_times` and `dense_length` are for models that transformers (Hugging Face) has
+    published: there the first block and the last are global, short texts are attended densely, and in evaluation every
+    random block is the first one, whose keys so count several times in the softmax of all but the global queries.
+
     Args:
       query: queries, [B, T, N, H].
       key: keys, [B, T, K, H]; K divides N.
@@ -51,6 +59,9 @@ def bigbird_attention(
       num_window_blocks: neighbours that a block sees, itself in the middle; odd. The window ends where the text ends.
       num_random_blocks: blocks that a block sees besides, drawn without repetition from those neither global nor in its
         window; all of them where there are no more.
+      num_last_global_blocks: blocks at the end that are global as those at the start are; the last may be shorter.
+      first_block_times: how often the keys of the first block count where the query is in no global block.
+      dense_length: tokens up to which this is dense attention.
       seed: of the random blocks, which are the same in all heads and fixed when the function is traced. Give each
         layer its own.
       is_causal: must be False: global tokens see the future and tell it to all, so BigBird has no causal form.
@@ -80,24 +91,84 @@ def bigbird_attention(
         raise ValueError("BigBird has no causal form: its global tokens see the future and are seen by all")
     if block_size < 1:
         raise ValueError(f"block_size must be at least 1, got {block_size}")
-    t = query.shape[1]
-    num_blocks = -(-t // block_size)
-    window, random = _blocks(num_blocks, num_global_blocks, num_window_blocks, num_random_blocks, seed)
-    num_global = min((num_blocks - len(window)) * block_size, t)
-    ids = None if segment_ids is None else pair_of_segment_ids(segment_ids, len(query), query.shape[1], key.shape[1])
-    rngs = (None, None) if dropout_rng is None else jax.random.split(dropout_rng)
+    if first_block_times < 1:
+        raise ValueError(f"first_block_times must be at least 1, got {first_block_times}")
+    t, last = query.shape[1], num_last_global_blocks * block_size
+    options: dict[str, Any] = {"scale": scale, "dropout_rate": dropout_rate, "return_weights": return_weights}
+    ids = None if segment_ids is None else pair_of_segment_ids(segment_ids, len(query), t, t)
+    if t <= dense_length:
+        return dot_product_attention(query, key, value, bias, mask, segment_ids=ids, dropout_rng=dropout_rng, **options)
+    over_keys = {"bias": bias, "mask": mask}
+    if first_block_times > 1:
+        is_first = (jnp.arange(t) < block_size)[None, None, None]
+        over_keys["more_bias"] = jnp.where(is_first, np.float32(np.log(first_block_times)), np.float32(0))
+    if num_last_global_blocks:  # they go to the front, where the others are
+        excess = -t % block_size
+        if excess and mask is None:
+            over_keys["mask"] = jnp.ones((1, 1, 1, t), jnp.bool_)
+        turned = functools.partial(_turned, excess=excess, by=last)
+        query, key, value = (turned(x, 1) for x in (query, key, value))
+        over_keys = {name: None if x is None else turned(x, 3) for name, x in over_keys.items()}
+        ids = None if ids is None else (turned(ids[0], 1), turned(ids[1], 1))
+    blocks = _blocks(
+        -(-t // block_size), num_global_blocks + num_last_global_blocks, num_window_blocks, num_random_blocks, seed
+    )
+    result = _attend(
+        query,
+        key,
+        value,
+        *blocks,
+        block_size=block_size,
+        segment_ids=ids,
+        dropout_rng=dropout_rng,
+        **over_keys,
+        **options,
+    )
+    if not num_last_global_blocks:
+        return result
+    if not return_weights:
+        return jnp.roll(result, -last, axis=1)[:, :t]
+    out, weights = result
+    return jnp.roll(out, -last, axis=1)[:, :t], jnp.roll(weights, (-last, -last), axis=(2, 3))[:, :, :t, :t]
 
+
+def _turned(x: Array, axis: int, *, excess: int, by: int) -> Array:
+    """Fills the last block with zeros and takes the last `by` to the front; what is alike for all keys stays."""
+    if x.shape[axis] == 1:
+        return x
+    return jnp.roll(jnp.pad(x, [(0, excess if i == axis else 0) for i in range(x.ndim)]), by, axis=axis)
+
+
+def _attend(
+    query: Array,
+    key: Array,
+    value: Array,
+    window: np.ndarray,
+    random: np.ndarray,
+    *,
+    bias: Array | None,
+    mask: Array | None,
+    more_bias: Array | None = None,
+    block_size: int,
+    segment_ids: tuple[Array, Array] | None,
+    dropout_rng: Array | None,
+    return_weights: bool,
+    **options: Any,
+) -> Any:
+    """Attention of the global blocks, which come first, and of the others, which have `more_bias` besides."""
+    t, num_blocks = query.shape[1], -(-query.shape[1] // block_size)
+    num_global = min((num_blocks - len(window)) * block_size, t)
+    rngs = (None, None) if dropout_rng is None else jax.random.split(dropout_rng)
     of_global = dot_product_attention(
         query[:, :num_global],
         key,
         value,
         bias,
         mask,
-        segment_ids=None if ids is None else (ids[0][:, :num_global], ids[1]),
-        scale=scale,
-        dropout_rate=dropout_rate,
+        segment_ids=None if segment_ids is None else (segment_ids[0][:, :num_global], segment_ids[1]),
         dropout_rng=rngs[0],
         return_weights=return_weights,
+        **options,
     )
     if num_global == t:
         return of_global
@@ -105,7 +176,7 @@ def bigbird_attention(
         query,
         key,
         value,
-        bias,
+        more_bias if bias is None else bias if more_bias is None else bias + more_bias,
         mask,
         cut_queries=functools.partial(
             cut, start=num_global, num_blocks=len(window), block_size=block_size, span=block_size
@@ -114,11 +185,10 @@ def bigbird_attention(
         columns=_columns(window, random, num_blocks, block_size),
         allowed=jnp.ones((1, 1), jnp.bool_),
         rows=slice(0, t - num_global),
-        segment_ids=ids,
-        scale=scale,
-        dropout_rate=dropout_rate,
+        segment_ids=segment_ids,
         dropout_rng=rngs[1],
         return_weights=return_weights,
+        **options,
     )
     if isinstance(of_global, tuple):
         out, weights = zip(of_global, of_others, strict=True)
@@ -127,7 +197,13 @@ def bigbird_attention(
 
 
 def bigbird_block_mask(
-    num_blocks: int, *, num_global_blocks: int, num_window_blocks: int, num_random_blocks: int, seed: int = 0
+    num_blocks: int,
+    *,
+    num_global_blocks: int,
+    num_window_blocks: int,
+    num_random_blocks: int,
+    num_last_global_blocks: int = 0,
+    seed: int = 0,
 ) -> Bool[np.ndarray, "blocks blocks"]:
     """Tells which blocks see which in `bigbird_attention`, row sees column, for tests and pictures.
 
@@ -136,6 +212,7 @@ def bigbird_block_mask(
       num_global_blocks: as in `bigbird_attention`, like the rest.
       num_window_blocks: odd.
       num_random_blocks: drawn for each row.
+      num_last_global_blocks: at the end.
       seed: of the random blocks.
 
     Returns:
@@ -152,13 +229,14 @@ def bigbird_block_mask(
      [1 0 1 1 1]
      [1 0 0 1 1]]
     """
-    window, random = _blocks(num_blocks, num_global_blocks, num_window_blocks, num_random_blocks, seed)
+    num_global = num_global_blocks + num_last_global_blocks
+    window, random = _blocks(num_blocks, num_global, num_window_blocks, num_random_blocks, seed)
     num_global = num_blocks - len(window)
     seen = np.zeros((num_blocks, num_blocks + 1), bool)  # the empty slots, -1, fall into the last column
     seen[:num_global] = True
     seen[:, :num_global] = True
     np.put_along_axis(seen[num_global:], np.concatenate([window, random], axis=1), True, axis=1)
-    return seen[:, :-1]
+    return np.roll(seen[:, :-1], (-num_last_global_blocks, -num_last_global_blocks), axis=(0, 1))
 
 
 def _blocks(

@@ -14,8 +14,8 @@ from tfx_jax.functional.blocks import attend_in_blocks, check_over_keys, cut
 from tfx_jax.functional.empty import zeros_where_empty
 from tfx_jax.functional.masks import Bias, Mask, SegmentIds
 
-# Products of fewer queries than this leave matrix units idle.
-_SMALLEST_BLOCK = 32
+SMALLEST_BLOCK = 32
+"""Products of fewer queries leave matrix units idle."""
 
 
 @zeros_where_empty
@@ -150,7 +150,7 @@ def sliding_window_attention(
     t, s = query.shape[1], key.shape[1]
     back, ahead = min(back, s - 1), 0 if is_causal else min(ahead, t - 1)
     if block_size is None:
-        num_blocks = -(-t // max(back, ahead, _SMALLEST_BLOCK))
+        num_blocks = -(-t // max(back, ahead, SMALLEST_BLOCK))
         block_size = -(-t // num_blocks)  # evened out, so that the last block is not mostly padding
     return _banded(
         query,

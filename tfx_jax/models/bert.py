@@ -11,6 +11,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from tfx_jax.fields import at_least, fraction, one_of
 from tfx_jax.functional.linear import add_bias
+from tfx_jax.functional.longformer import longformer_attention
 from tfx_jax.models.config import DTYPES, layer_pattern
 from tfx_jax.models.flops import stack_flops
 from tfx_jax.models.gpt import count
@@ -58,6 +59,7 @@ class BertConfig:
     vocab_size: int = at_least(0, 30_522)
     num_segments: int = 2
     max_length: int = at_least(1, 512)  # tokens: the learned positions
+    first_position: int = at_least(0, 0)  # row of the table of positions that the first token has; 2 in Longformer
     num_layers: int = at_least(1, 12)
     d_model: int = at_least(1, 768)
     num_heads: int = at_least(1, 12)
@@ -68,6 +70,7 @@ class BertConfig:
     activation: str = one_of(ACTIVATIONS, "gelu")  # "gelu" is the exact one
     layer_norm_epsilon: float = 1e-12
     attention: AttentionConfig = dataclasses.field(default_factory=AttentionConfig)  # of every layer
+    max_global_tokens: int = at_least(0, 0)  # beside "window" attention, with projections of their own: Longformer
     labels: tuple[str, ...] = ("LABEL_0", "LABEL_1")  # names of the classes, for models that classify
     problem_type: str | None = None  # Hugging Face's word for the loss of a classifier; nothing here depends on it
     dtype: str = one_of(DTYPES, "float32")  # of the computation; parameters, logits and statistics stay float32
@@ -97,6 +100,10 @@ class BertConfig:
         """See `tfx_jax.models.config.ModelConfig`."""
         if self.d_model % self.num_heads:
             raise ValueError(f"d_model={self.d_model} is not divisible by num_heads={self.num_heads}")
+        if self.max_global_tokens and self.attention.name != "window":
+            raise ValueError(
+                f"max_global_tokens={self.max_global_tokens} is for window attention, not for {self.attention.name}"
+            )
 
     def tiny(self, *, max_length: int) -> None:
         """See `tfx_jax.models.config.ModelConfig`."""
@@ -130,8 +137,29 @@ class BertOutput(NamedTuple):
     pooled: Any
 
 
+class GlobalAttention(MultiHeadAttention):
+    """Attention in a window, beside global tokens that have projections of their own (Beltagy et al., 2020)."""
+
+    def __init__(self, d_model: int, num_heads: int, *, max_global_tokens: int, window: int, **options: Any):
+        """Draws the projections; options are those of `MultiHeadAttention`."""
+        attend = functools.partial(longformer_attention, window=window, max_global_tokens=max_global_tokens)
+        super().__init__(d_model, num_heads, attention_fn=attend, **options)
+        again = MultiHeadAttention(d_model, num_heads, **options)
+        self.global_query, self.global_key, self.global_value = again.query, again.key, again.value
+
+    def attend(self, x: Array, key: Array, value: Array, *, global_mask: Any = None, **options: Any) -> Any:
+        """As of `MultiHeadAttention`, with the tokens that are global, [B, T]; None means none."""
+        if global_mask is not None:
+            projected = {name: getattr(self, name)(x) for name in ("global_query", "global_key", "global_value")}
+            options |= {"global_mask": global_mask, **projected}
+        return super().attend(x, key, value, **options)
+
+
 class Bert(nnx.Module):
     """Post-norm encoder layers over the sum of token, segment and position vectors (Devlin et al., 2019, figure 2).
+
+    With `max_global_tokens` it is a Longformer (Beltagy et al., 2020, https://arxiv.org/abs/2004.05150), with "bigbird"
+    attention a BigBird (Zaheer et al., 2020, https://arxiv.org/abs/2007.14062).
 
     Attributes:
       name_below_heads: by which the models of `tfx_jax.models.bert_heads` have it.
@@ -162,6 +190,7 @@ class Bert(nnx.Module):
           ValueError: if the sizes contradict each other, or there is no such activation or init.
         """
         c = config
+        c.validate()
         c.attention.check()
         if c.init not in INITS:
             raise ValueError(f"init={c.init!r} is none of {', '.join(INITS)}")
@@ -171,20 +200,18 @@ class Bert(nnx.Module):
         residual = functools.partial(Residual, c.d_model, dropout_rate=c.dropout_rate, epsilon=c.layer_norm_epsilon)
 
         def make_layer(own: AttentionConfig, rngs: nnx.Rngs) -> EncoderLayer:
-            attention = MultiHeadAttention(
-                c.d_model,
-                c.num_heads,
-                use_bias=True,
-                dropout_rate=c.attention_dropout_rate,
-                attention_fn=attention_fn or own.make(c.num_heads, c.d_model // c.num_heads, rngs=rngs),
-                shard_attention=shard_attention,
-                dtype=dtype,
-                rngs=rngs,
-            )
+            options: dict[str, Any] = {"use_bias": True, "dropout_rate": c.attention_dropout_rate}
+            options |= {"shard_attention": shard_attention, "dtype": dtype, "rngs": rngs}
+            if c.max_global_tokens:
+                window = {"window": own.options.window or 0, "max_global_tokens": c.max_global_tokens}
+                attention = GlobalAttention(c.d_model, c.num_heads, **window, **options)
+            else:
+                core = attention_fn or own.make(c.num_heads, c.d_model // c.num_heads, rngs=rngs)
+                attention = MultiHeadAttention(c.d_model, c.num_heads, attention_fn=core, **options)
             d_ff = 4 * c.d_model if c.d_ff is None else c.d_ff
             feed_forward = FeedForward(c.d_model, d_ff, activation_fn=ACTIVATIONS[c.activation], dtype=dtype, rngs=rngs)
-            kernels = [getattr(attention, name).kernel for name in ("query", "key", "value", "out")]
-            for param in (*kernels, feed_forward.up, feed_forward.down):
+            projections = [layer for layer in vars(attention).values() if isinstance(layer, Linear)]
+            for param in (*(layer.kernel for layer in projections), feed_forward.up, feed_forward.down):
                 param[...] = _matrix_init(c)(rngs.params(), param.shape, param.dtype)
             if c.init == "matching":
                 attention.key.kernel[...] = attention.query.kernel[...]
@@ -194,7 +221,7 @@ class Bert(nnx.Module):
         beside = {"init_stddev": of_tokens / 5 if c.init == "matching" else of_tokens, "rngs": rngs}
         self.embedding = Embedding(c.vocab_size, c.d_model, scale=1.0, init_stddev=of_tokens, dtype=dtype, rngs=rngs)
         self.token_types = Embedding(c.num_segments, c.d_model, scale=1.0, dtype=dtype, **beside)
-        self.positions = LearnedPositions(c.max_length, c.d_model, **beside)
+        self.positions = LearnedPositions(c.first_position + c.max_length, c.d_model, **beside)
         self.norm = LayerNorm(c.d_model, epsilon=c.layer_norm_epsilon)
         self.encoder_layers = stack_layers(layer_pattern(make_layer, c.attention), c.num_layers, rngs)
         self.pooler = make_dense(c, c.d_model, dtype=dtype, rngs=rngs) if use_pooler else None
@@ -207,6 +234,7 @@ class Bert(nnx.Module):
         *,
         token_mask: Bool[Array, "B T"] | None = None,
         positions: Int[Array, "B T"] | None = None,
+        global_mask: Bool[Array, "B T"] | None = None,
         rngs: nnx.Rngs | None = None,
         return_attention: bool = False,
     ) -> Any:
@@ -217,6 +245,8 @@ class Bert(nnx.Module):
           token_type_ids: 0 for the tokens of the first text and 1 for those of the second; None means one text.
           token_mask: which of the tokens exist, padding may be on either side; None means all.
           positions: of each token; None counts the tokens that exist.
+          global_mask: which tokens see all and are seen by all, where `config.max_global_tokens` says that some may;
+            None means none.
           rngs: stream `dropout`; None means evaluation.
           return_attention: also return every attention map.
 
@@ -225,21 +255,24 @@ class Bert(nnx.Module):
           where there is no token means nothing. The pooler takes the first column: pad on the right if it matters.
 
         Raises:
-          ValueError: if T is more than the model's max_length.
+          ValueError: if T is more than the model's max_length, or there cannot be global tokens.
         """
         if tokens.shape[1] > self.config.max_length:
             raise ValueError(f"{tokens.shape[1]} tokens, but the model has max_length={self.config.max_length}")
+        if global_mask is not None and not self.config.max_global_tokens:
+            raise ValueError("there is a global_mask, but the model has max_global_tokens=0")
         if positions is None:
             positions = jnp.arange(tokens.shape[1])[None] if token_mask is None else count(token_mask)
         x = self.embedding(tokens) + self.token_types(
             jnp.zeros_like(tokens) if token_type_ids is None else token_type_ids
         )
-        x = self.norm(add_bias(x, self.positions(positions)))
+        x = self.norm(add_bias(x, self.positions(self.config.first_position + positions)))
         x = drop(x, self.config.dropout_rate, rngs)
         mask = None if token_mask is None else token_mask[:, None, None, :]
 
         def encode(layer: EncoderLayer, x: Array, rngs: nnx.Rngs | None) -> tuple[Array, Any]:
-            return layer(x, mask=mask, rngs=rngs, return_weights=return_attention)
+            options: dict[str, Any] = {} if global_mask is None else {"global_mask": global_mask}
+            return layer(x, mask=mask, rngs=rngs, return_weights=return_attention, **options)
 
         x, maps = scan_layers(encode, self.encoder_layers, x, rngs, remat=self.config.remat, unroll=self.config.unroll)
         output = BertOutput(x, None if self.pooler is None else jnp.tanh(self.pooler(x[:, 0])))

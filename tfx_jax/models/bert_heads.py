@@ -59,6 +59,7 @@ class BertWithHead(nnx.Module):
     """
 
     use_pooler = False
+    first_is_global = False
 
     def __init__(
         self,
@@ -93,18 +94,23 @@ class BertWithHead(nnx.Module):
         *,
         token_mask: Bool[Array, "B T"] | None = None,
         positions: Int[Array, "B T"] | None = None,
+        global_mask: Bool[Array, "B T"] | None = None,
         rngs: nnx.Rngs | None = None,
         return_attention: bool = False,
     ) -> Any:
         """Scores texts: float32 logits as the class says; with `return_attention` a pair of these and the maps.
 
-        Arguments and maps are those of a `Bert`.
+        Arguments and maps are those of a `Bert`. Of a Longformer that classifies, the first column is global unless
+        `global_mask` says otherwise.
         """
+        if global_mask is None and self.first_is_global and self.config.max_global_tokens:
+            global_mask = jnp.broadcast_to(jnp.arange(tokens.shape[1]) == 0, tokens.shape)
         result = self.bert(
             tokens,
             token_type_ids,
             token_mask=token_mask,
             positions=positions,
+            global_mask=global_mask,
             rngs=rngs,
             return_attention=return_attention,
         )
@@ -178,6 +184,7 @@ class BertClassifier(BertWithHead):
     """Gives a text, or a pair of them, one of `config.labels`: logits [B, labels]."""
 
     use_pooler = True
+    first_is_global = True
 
     def _make_head(self, config: BertConfig, rngs: nnx.Rngs) -> None:
         self.classifier = _make_classifier(config, rngs)

@@ -46,6 +46,9 @@ class AttentionOptions:
     num_global_blocks: int | None = None  # bigbird: that see and are seen by all
     num_window_blocks: int | None = None  # bigbird: around each block
     num_random_blocks: int | None = None  # bigbird: for each block
+    num_last_global_blocks: int | None = None  # bigbird: global ones at the end
+    first_block_times: int | None = None  # bigbird: how often its keys count, as transformers has it in evaluation
+    dense_length: int | None = None  # bigbird: tokens up to which all see all
     num_clusters: int | None = None  # routing: of each head
     decay: float | None = None  # routing: how much of the centroids a step of training leaves; None: 0.999
     num_features: int | None = None  # favor: random features; None: four for each number of a head
@@ -315,6 +318,7 @@ class Core(NamedTuple):
 
 _IMPLEMENTATIONS = ("splash", "flash", "cudnn")
 _BIGBIRD = ("block_size", "num_global_blocks", "num_window_blocks", "num_random_blocks")
+_PUBLISHED_BIGBIRD = ("num_last_global_blocks", "first_block_times", "dense_length")
 
 CORES = {
     "dense": Core(dot_product_attention),
@@ -324,7 +328,9 @@ CORES = {
     "cudnn": Core(dot_product_attention),
     "local": Core(local_attention, ("block_size",), ("block_size",), takes_bias=False),
     "window": Core(sliding_window_attention, ("window", "block_size"), ("window",), takes_bias=False),
-    "bigbird": Core(bigbird_attention, _BIGBIRD, _BIGBIRD, can_be_causal=False, takes_bias=False),
+    "bigbird": Core(
+        bigbird_attention, (*_BIGBIRD, *_PUBLISHED_BIGBIRD), _BIGBIRD, can_be_causal=False, takes_bias=False
+    ),
     "lsh": Core(_lsh, ("num_hashes", "num_buckets", "chunk_size", "seed"), takes_bias=False),
     "favor": Core(_favor, ("num_features", "block_size", "seed"), takes_bias=False, takes_segments=False),
     "linear": Core(linear_attention, ("block_size",), takes_bias=False, takes_segments=False),

@@ -12,6 +12,7 @@ from flax import nnx
 from tfx_jax.data.hf_tokenizer import load_folder_tokenizer
 from tfx_jax.errors import UserError
 from tfx_jax.models import hf
+from tfx_jax.nn.cores import AttentionConfig
 from tfx_jax.training.artifacts import check_artifact
 from tfx_jax.training.checkpoint import load_best_params
 from tfx_jax.training.config import ExperimentConfig, load_config
@@ -25,6 +26,9 @@ _KEPT = ("attention", "dtype", "remat", "unroll", "tagger")
 def adopt_pretrained_config(config: ExperimentConfig) -> ExperimentConfig:
     """Gives the model the sizes of the one it starts from, if it does; dropout, dtype and the like stay.
 
+    So does attention that the experiment names; where it has none but the default, that of a folder is taken, such as
+    BigBird's.
+
     Raises:
       UserError: if there is nothing, or a model of another class.
     """
@@ -37,6 +41,8 @@ def adopt_pretrained_config(config: ExperimentConfig) -> ExperimentConfig:
         raise UserError(f"config.init_from={config.init_from} has a {names[0]}, but the experiment has a {names[1]}")
     names = {field.name for field in dataclasses.fields(model)}
     kept = {name: getattr(model, name) for name in names if name in _KEPT or name.endswith("dropout_rate")}
+    if kept.get("attention") == AttentionConfig():
+        del kept["attention"]
     return dataclasses.replace(config, model=dataclasses.replace(source, **kept))
 
 

@@ -15,6 +15,12 @@ def window_pairs(t, s, back, ahead):
     return np.array([[i + s - t - back <= j <= i + s - t + ahead for j in range(s)] for i in range(t)])
 
 
+def longformer_pairs(t, _, window, is_global):
+    """[T, T]: near ones, and those of which one is global."""
+    near, chosen = window_pairs(t, t, window, window), is_global(t)
+    return near | chosen[:, None] | chosen[None]
+
+
 def block_pairs(blocks, length, block_size):
     """[T, T] from which blocks see which."""
     return np.array([[blocks[i // block_size, j // block_size] for j in range(length)] for i in range(length)])

@@ -22,7 +22,7 @@ from jax.typing import DTypeLike
 from tfx_jax.errors import UserError
 from tfx_jax.models.finite import is_finite, nonfinite
 from tfx_jax.models.gpt import GPT
-from tfx_jax.models.hf import bert, gpt, marian, t5, vit
+from tfx_jax.models.hf import bert, bigbird, gpt, longformer, marian, t5, vit
 from tfx_jax.models.hf.folder import Fields, Tensors, read_json, write_folder
 from tfx_jax.models.hf.names import Row, read_params, stored_as, write_params
 from tfx_jax.models.t5 import T5
@@ -42,6 +42,7 @@ class Family(NamedTuple):
         another architecture that is saved in the same file.
       renamed: patterns in the names of older folders, and what newer ones have in their place.
       completed: the same function as a model, with all parameters that a folder has.
+      fits: whether a folder can say what a configuration says of attention.
     """
 
     model: type[Any]
@@ -52,6 +53,7 @@ class Family(NamedTuple):
     ignored: Sequence[str] = ()
     renamed: Sequence[tuple[str, str]] = ()
     completed: Callable[[Any], Any] = lambda model: model
+    fits: Callable[[Any], bool] = lambda config: config.attention.name == "dense"
 
 
 _GPT2 = Family(
@@ -95,6 +97,7 @@ def _with_heads(module: Any, architecture: str) -> Family:
         functools.partial(module.rows, architecture),
         ignored=module.IGNORED,
         renamed=module.renamed(architecture),
+        fits=module.fits,
     )
 
 
@@ -103,7 +106,7 @@ def _with_heads(module: Any, architecture: str) -> Family:
 FAMILIES: dict[str, Family] = {
     "GPT2LMHeadModel": _GPT2,
     "OpenAIGPTLMHeadModel": _GPT1,
-    **{name: _with_heads(module, name) for module in (bert, vit) for name in module.HEADS},
+    **{name: _with_heads(module, name) for module in (bert, bigbird, longformer, vit) for name in module.HEADS},
     "T5ForConditionalGeneration": _T5,
     "T5WithLMHeadModel": _T5,  # as it was called once
     "MarianMTModel": _MARIAN,
@@ -112,6 +115,8 @@ _BY_MODEL_TYPE = {
     "gpt2": "GPT2LMHeadModel",
     "openai-gpt": "OpenAIGPTLMHeadModel",
     "bert": "BertModel",
+    "big_bird": "BigBirdModel",
+    "longformer": "LongformerModel",
     "vit": "ViTModel",
     "t5": "T5ForConditionalGeneration",
     "marian": "MarianMTModel",
@@ -210,9 +215,10 @@ def save(
       UserError: if it cannot be written, or a parameter is too large for `dtype`, NaN or infinite.
       ValueError: for a model that is of no such family or has what a folder cannot express.
     """
-    family, model = _family_of_model(model), completed(model)
-    if model.config.attention.name != "dense":
-        raise ValueError(f"a Hugging Face folder cannot say that a model has {model.config.attention.name} attention")
+    model = completed(model)
+    family = next((family for family in _families_of(model) if family.fits(model.config)), None)
+    if family is None:
+        raise ValueError(f"a Hugging Face folder cannot say that a model has {_described(model.config)}")
     config = family.write_config(model.config)
     state = nnx.state(model)
     params = {"/".join(map(str, path)): np.asarray(leaf[...]) for path, leaf in nnx.to_flat_state(state)}
@@ -236,14 +242,20 @@ def completed(model: Any) -> Any:
     Raises:
       ValueError: for a model that is of no such family, or a Transformer that is like none of Marian's.
     """
-    return _family_of_model(model).completed(model)
+    return _families_of(model)[0].completed(model)
 
 
-def _family_of_model(model: Any) -> Family:
-    family = next((family for family in FAMILIES.values() if issubclass(type(model), family.model)), None)
-    if family is None:
+def _families_of(model: Any) -> list[Family]:
+    families = [family for family in FAMILIES.values() if issubclass(type(model), family.model)]
+    if not families:
         raise ValueError(f"{type(model).__name__} has no form in Hugging Face's folders")
-    return family
+    return families
+
+
+def _described(config: Any) -> str:
+    """The attention of a model, in words."""
+    options = ", ".join(f"{name}={value}" for name, value in config.attention.options.given.items())
+    return f"{config.attention.name} attention{f' with {options}' if options else ''}"
 
 
 def _open(folder: epath.Path, architecture: str | None) -> tuple[Family, Any]:

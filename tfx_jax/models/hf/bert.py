@@ -16,7 +16,7 @@ from tfx_jax.models.hf.folder import ACTIVATIONS, Fields, activation_field, labe
 from tfx_jax.models.hf.names import Row, dense, feed_forward, norm, projections, table, under, vector
 
 _LAYERS = "encoder_layers"
-_BODY = [
+BODY = [
     table("embedding/table", "embeddings.word_embeddings.weight"),
     table("token_types/table", "embeddings.token_type_embeddings.weight"),
     table("positions/table", "embeddings.position_embeddings.weight"),
@@ -33,33 +33,33 @@ _BODY = [
     *feed_forward(f"{_LAYERS}/feed_forward", "encoder.layer.{}.intermediate.dense", "encoder.layer.{}.output.dense"),
     *norm(f"{_LAYERS}/feed_forward_residual/norm", "encoder.layer.{}.output.LayerNorm"),
 ]
-_POOLER = dense("pooler", "pooler.dense")
-_MASKED_LM = [
+POOLER = dense("pooler", "pooler.dense")
+MASKED_LM = [
     *dense("masked_lm/dense", "cls.predictions.transform.dense"),
     *norm("masked_lm/norm", "cls.predictions.transform.LayerNorm"),
     vector("masked_lm/bias", "cls.predictions.bias"),
 ]
-_NEXT_SENTENCE = dense("next_sentence", "cls.seq_relationship")
-_CLASSIFIER = dense("classifier", "classifier")
+NEXT_SENTENCE = dense("next_sentence", "cls.seq_relationship")
+CLASSIFIER = dense("classifier", "classifier")
 
 # Of each architecture our class and the rows of its head.
 HEADS: dict[str, tuple[Any, list[Row]]] = {
     "BertModel": (Bert, []),
-    "BertForMaskedLM": (BertMaskedLM, _MASKED_LM),
-    "BertForPreTraining": (BertPretraining, [*_MASKED_LM, *_NEXT_SENTENCE]),
-    "BertForNextSentencePrediction": (BertNextSentence, _NEXT_SENTENCE),
-    "BertForSequenceClassification": (BertClassifier, _CLASSIFIER),
-    "BertForTokenClassification": (BertTagger, _CLASSIFIER),
+    "BertForMaskedLM": (BertMaskedLM, MASKED_LM),
+    "BertForPreTraining": (BertPretraining, [*MASKED_LM, *NEXT_SENTENCE]),
+    "BertForNextSentencePrediction": (BertNextSentence, NEXT_SENTENCE),
+    "BertForSequenceClassification": (BertClassifier, CLASSIFIER),
+    "BertForTokenClassification": (BertTagger, CLASSIFIER),
     "BertForQuestionAnswering": (BertQuestionAnswering, dense("span", "qa_outputs")),
 }
-_WITH_LABELS = ("BertForSequenceClassification", "BertForTokenClassification")
+_WITH_LABELS = ("ForSequenceClassification", "ForTokenClassification")
 
 # Copies of tied parameters, a constant, and what an architecture does not have of a file that holds several heads: the
 # published ones have the pooler and both of pre-training, whatever their config.json names.
 IGNORED = [
     r"(bert\.)?embeddings\.position_ids",
     r"cls\.predictions\.decoder\.(weight|bias)",
-    *sorted({f"(bert\\.)?{re.escape(row.theirs)}" for _, head in HEADS.values() for row in [*_POOLER, *head]}),
+    *sorted({f"(bert\\.)?{re.escape(row.theirs)}" for _, head in HEADS.values() for row in [*POOLER, *head]}),
 ]
 
 
@@ -69,18 +69,28 @@ def renamed(architecture: str) -> list[tuple[str, str]]:
     return [*old_norms, (r"^bert\.", "")] if architecture == "BertModel" else old_norms
 
 
+def fits(config: BertConfig) -> bool:
+    """Whether it is a BERT, and no Longformer or BigBird."""
+    return config.attention.name == "dense" and not config.max_global_tokens and not config.first_position
+
+
 def read_config(architecture: str, fields: Fields) -> BertConfig:
     """From the fields of a BERT."""
     fields.require(is_decoder=False, add_cross_attention=False, position_embedding_type="absolute")
-    if HEADS[architecture][1][: len(_MASKED_LM)] == _MASKED_LM:
+    if HEADS[architecture][1][: len(MASKED_LM)] == MASKED_LM:
         fields.require(tie_word_embeddings=True)
+    return read_sizes(architecture, fields)
+
+
+def read_sizes(architecture: str, fields: Fields, **defaults: Any) -> BertConfig:
+    """What the fields say that relatives of BERT share; `defaults` are what absent fields mean there."""
     classifier: dict[str, Any] = {}
-    if architecture in _WITH_LABELS:
+    if architecture.endswith(_WITH_LABELS):
         classifier = {"labels": fields.labels(), "problem_type": fields.optional("problem_type", str)}
     return BertConfig(
-        vocab_size=fields.get("vocab_size", 30_522),
+        vocab_size=fields.get("vocab_size", defaults.get("vocab_size", 30_522)),
         num_segments=fields.get("type_vocab_size", 2),
-        max_length=fields.get("max_position_embeddings", 512),
+        max_length=fields.get("max_position_embeddings", defaults.get("max_position_embeddings", 512)),
         num_layers=fields.get("num_hidden_layers", 12),
         d_model=fields.get("hidden_size", 768),
         num_heads=fields.get("num_attention_heads", 12),
@@ -88,7 +98,7 @@ def read_config(architecture: str, fields: Fields) -> BertConfig:
         dropout_rate=float(fields.get("hidden_dropout_prob", 0.1)),
         attention_dropout_rate=float(fields.get("attention_probs_dropout_prob", 0.1)),
         head_dropout_rate=fields.optional("classifier_dropout", float),
-        activation=fields.choose("hidden_act", ACTIVATIONS, "gelu"),
+        activation=fields.choose("hidden_act", ACTIVATIONS, defaults.get("hidden_act", "gelu")),
         layer_norm_epsilon=fields.get("layer_norm_eps", 1e-12),
         **classifier,
     )
@@ -97,7 +107,7 @@ def read_config(architecture: str, fields: Fields) -> BertConfig:
 def write_config(architecture: str, config: BertConfig) -> dict[str, Any]:
     """The fields of a BERT."""
     classifier = {}
-    if architecture in _WITH_LABELS:
+    if architecture.endswith(_WITH_LABELS):
         classifier = label_fields(config.labels) | {"problem_type": config.problem_type}
     return {
         "model_type": "bert",
@@ -122,5 +132,5 @@ def rows(architecture: str, config: BertConfig) -> list[Row]:
     """The table of names."""
     model, head = HEADS[architecture]
     if model is Bert:
-        return [*_BODY, *_POOLER]
-    return [*under("bert", "bert", [*_BODY, *(_POOLER if model.use_pooler else [])]), *head]
+        return [*BODY, *POOLER]
+    return [*under("bert", "bert", [*BODY, *(POOLER if model.use_pooler else [])]), *head]

@@ -54,6 +54,20 @@ class Fields:
             if value != wanted:
                 raise UserError(f"{self._path}: {name} is {value!r}, but only {wanted!r} is supported")
 
+    def window(self) -> int:
+        """The tokens around each token that its `attention_window` has, which is one number or one for each layer.
+
+        Raises:
+          UserError: if layers differ, or it is not an even number above 0.
+        """
+        value = self._values.get("attention_window", 512)
+        size = value[0] if isinstance(value, list) and value else value
+        if isinstance(value, list) and value != [size] * len(value):
+            raise UserError(f"{self._path}: attention_window is {value!r}, but layers must have the same")
+        if type(size) is not int or size < 2 or size % 2:
+            raise UserError(f"{self._path}: attention_window is {value!r}, not an even number above 0")
+        return size
+
     def choose(self, name: str, choices: Mapping[str, str], default: str) -> str:
         """Translates a field that names one of several things, such as an activation.
 

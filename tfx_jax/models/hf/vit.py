@@ -24,6 +24,11 @@ def renamed(architecture: str) -> list[tuple[str, str]]:
     return [(r"^vit\.", "")] if architecture == "ViTModel" else []
 
 
+def fits(config: ViTConfig) -> bool:
+    """Whether a folder can say it."""
+    return config.attention.name == "dense"
+
+
 def read_config(architecture: str, fields: Fields) -> ViTConfig:
     """From the fields of a ViT."""
     d_model = fields.get("hidden_size", 768)

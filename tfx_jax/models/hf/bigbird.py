@@ -1,0 +1,81 @@
+"""BigBird in Hugging Face folders: a BERT with BigBird's attention, as transformers has it in evaluation."""
+
+from typing import Any
+
+from tfx_jax.models.bert import Bert, BertConfig
+from tfx_jax.models.bert_heads import BertMaskedLM, BertPretraining, BertTagger
+from tfx_jax.models.hf import bert
+from tfx_jax.models.hf.folder import Fields
+from tfx_jax.models.hf.names import Row, dense, under
+from tfx_jax.nn.cores import AttentionConfig, AttentionOptions
+
+_POOLER = dense("pooler", "pooler")
+
+# Of each architecture our class and the rows of its head.
+HEADS: dict[str, tuple[Any, list[Row]]] = {
+    "BigBirdModel": (Bert, []),
+    "BigBirdForMaskedLM": (BertMaskedLM, bert.MASKED_LM),
+    "BigBirdForPreTraining": (BertPretraining, [*bert.MASKED_LM, *bert.NEXT_SENTENCE]),
+    "BigBirdForTokenClassification": (BertTagger, bert.CLASSIFIER),
+}
+
+IGNORED = [*bert.IGNORED, r"(bert\.)?pooler\.(weight|bias)"]
+
+
+def renamed(architecture: str) -> list[tuple[str, str]]:
+    """A body alone may be taken out of any folder."""
+    return [(r"^bert\.", "")] if architecture == "BigBirdModel" else []
+
+
+def fits(config: BertConfig) -> bool:
+    """Whether a folder can say it: a BERT whose attention is that of transformers, with blocks of some size."""
+    options = config.attention.options
+    if config.attention.name != "bigbird" or config.max_global_tokens or config.first_position:
+        return False
+    return config.attention == _attention(options.block_size or 1, (options.first_block_times or 1) - 1)
+
+
+def _attention(block_size: int, num_random_blocks: int) -> AttentionConfig:
+    """The first block and the last are global, and in evaluation every random block is the first."""
+    options = AttentionOptions(
+        block_size=block_size,
+        num_global_blocks=1,
+        num_last_global_blocks=1,
+        num_window_blocks=3,
+        num_random_blocks=0,
+        first_block_times=1 + num_random_blocks,
+        dense_length=(5 + 2 * num_random_blocks) * block_size,
+    )
+    return AttentionConfig("bigbird", options)
+
+
+def read_config(architecture: str, fields: Fields) -> BertConfig:
+    """From the fields of a BigBird."""
+    fields.require(is_decoder=False, add_cross_attention=False, use_bias=True, rescale_embeddings=False)
+    if bert.MASKED_LM[0] in HEADS[architecture][1]:
+        fields.require(tie_word_embeddings=True)
+    defaults = {"vocab_size": 50_358, "max_position_embeddings": 4_096, "hidden_act": "gelu_new"}
+    config = bert.read_sizes(architecture, fields, **defaults)
+    kinds = {"block_sparse": "bigbird", "original_full": "dense"}
+    if fields.choose("attention_type", kinds, "block_sparse") == "bigbird":
+        config.attention = _attention(fields.get("block_size", 64), fields.get("num_random_blocks", 3))
+    return config
+
+
+def write_config(architecture: str, config: BertConfig) -> dict[str, Any]:
+    """The fields of a BigBird."""
+    options = config.attention.options
+    return bert.write_config(architecture, config) | {
+        "model_type": "big_bird",
+        "attention_type": "block_sparse",
+        "block_size": options.block_size,
+        "num_random_blocks": (options.first_block_times or 1) - 1,
+    }
+
+
+def rows(architecture: str, config: BertConfig) -> list[Row]:
+    """The table of names."""
+    model, head = HEADS[architecture]
+    if model is Bert:
+        return [*bert.BODY, *_POOLER]
+    return [*under("bert", "bert", [*bert.BODY, *(_POOLER if model.use_pooler else [])]), *head]

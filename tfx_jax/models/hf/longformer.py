@@ -1,0 +1,99 @@
+"""Longformer in Hugging Face folders: a BERT with a window, and with global tokens that have their own projections."""
+
+import re
+from typing import Any
+
+from tfx_jax.models.bert import Bert, BertConfig
+from tfx_jax.models.bert_heads import BertClassifier, BertMaskedLM, BertQuestionAnswering, BertTagger
+from tfx_jax.models.hf import bert
+from tfx_jax.models.hf.folder import Fields
+from tfx_jax.models.hf.names import Row, dense, linear, norm, under, vector
+from tfx_jax.nn.cores import AttentionConfig, AttentionOptions
+
+_FIRST_POSITION = 2  # those of the padding token and before it are no one's
+_BODY = [
+    *bert.BODY,
+    *(
+        row
+        for name in ("query", "key", "value")
+        for row in (
+            linear(
+                f"encoder_layers/self_attention/global_{name}/kernel",
+                f"encoder.layer.{{}}.attention.self.{name}_global.weight",
+            ),
+            vector(
+                f"encoder_layers/self_attention/global_{name}/bias",
+                f"encoder.layer.{{}}.attention.self.{name}_global.bias",
+            ),
+        )
+    ),
+]
+_MASKED_LM = [
+    *dense("masked_lm/dense", "lm_head.dense"),
+    *norm("masked_lm/norm", "lm_head.layer_norm"),
+    vector("masked_lm/bias", "lm_head.bias"),
+]
+
+# Of each architecture our class and the rows of its head. That of a classifier has the pooler inside.
+HEADS: dict[str, tuple[Any, list[Row]]] = {
+    "LongformerModel": (Bert, []),
+    "LongformerForMaskedLM": (BertMaskedLM, _MASKED_LM),
+    "LongformerForSequenceClassification": (
+        BertClassifier,
+        [*dense("bert/pooler", "classifier.dense"), *dense("classifier", "classifier.out_proj")],
+    ),
+    "LongformerForTokenClassification": (BertTagger, bert.CLASSIFIER),
+    "LongformerForQuestionAnswering": (BertQuestionAnswering, dense("span", "qa_outputs")),
+}
+
+IGNORED = [
+    r"(longformer\.)?embeddings\.position_ids",
+    r"lm_head\.decoder\.(weight|bias)",
+    *sorted(
+        {f"(longformer\\.)?{re.escape(row.theirs)}" for _, head in HEADS.values() for row in [*bert.POOLER, *head]}
+    ),
+]
+
+
+def renamed(architecture: str) -> list[tuple[str, str]]:
+    """A body alone may be taken out of any folder."""
+    return [(r"^longformer\.", "")] if architecture == "LongformerModel" else []
+
+
+def fits(config: BertConfig) -> bool:
+    """Whether a folder can say it."""
+    is_window = config.attention == AttentionConfig("window", AttentionOptions(window=config.attention.options.window))
+    return is_window and config.max_global_tokens > 0 and config.first_position == _FIRST_POSITION
+
+
+def read_config(architecture: str, fields: Fields) -> BertConfig:
+    """From the fields of a Longformer."""
+    fields.require(pad_token_id=1, position_embedding_type="absolute")
+    if architecture == "LongformerForMaskedLM":
+        fields.require(tie_word_embeddings=True, hidden_act="gelu")
+    config = bert.read_sizes(architecture, fields)
+    config.first_position = _FIRST_POSITION
+    config.max_length -= _FIRST_POSITION
+    config.attention = AttentionConfig("window", AttentionOptions(window=fields.window() // 2))
+    config.max_global_tokens = 64  # no field says it, nor does any parameter depend on it
+    return config
+
+
+def write_config(architecture: str, config: BertConfig) -> dict[str, Any]:
+    """The fields of a Longformer."""
+    fields = bert.write_config(architecture, config)
+    del fields["classifier_dropout"]  # the dropout of all is that of the head
+    return fields | {
+        "model_type": "longformer",
+        "pad_token_id": 1,
+        "max_position_embeddings": config.max_length + _FIRST_POSITION,
+        "attention_window": [2 * (config.attention.options.window or 0)] * config.num_layers,
+    }
+
+
+def rows(architecture: str, config: BertConfig) -> list[Row]:
+    """The table of names."""
+    model, head = HEADS[architecture]
+    if model is Bert:
+        return [*_BODY, *bert.POOLER]
+    return [*under("bert", "longformer", _BODY), *head]
