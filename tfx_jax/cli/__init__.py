@@ -16,6 +16,7 @@ VERBS = {
     "evaluate": "score a trained model: sacreBLEU, tokenised BLEU, exact match",
     "translate": "translate standard input, line by line",
     "generate": "go on with each line of standard input, with a pretrained model",
+    "predict": "answer standard input, line by line: labels, tags, answers, translations",
     "transcribe": "write down what is said in WAV files",
     "average": "average the newest checkpoints of a training",
     "attend": "show what a model looks at, in a sentence pair, an image or a record of events",

@@ -161,7 +161,7 @@ def pair_inputs(
     """
     num_segments = 2 if len(second) else 1
     num_specials = num_segments + 1
-    if max_length < num_specials + num_segments:
+    if max_length < num_specials + bool(len(first)) + bool(len(second)):  # of a text without tokens there is nothing
         raise ValueError(f"max_length={max_length} leaves no room for tokens beside the {num_specials} special ones")
     first, second = truncate_pair(first, second, max_length - num_specials, rng)
     row = [cls_id, *first, sep_id]

@@ -5,10 +5,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, cast
 
 import grain
+import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
-from jaxtyping import Array, Int
+from jaxtyping import Array, Float, Int
 
 from tfx_jax.data.batching import Batch, BatchSpec, Example, ExampleList, LoaderOptions, train_batches
 from tfx_jax.data.hf_tokenizer import HFTokenizer
@@ -20,6 +21,7 @@ from tfx_jax.models.bert import BertConfig
 from tfx_jax.models.bert_heads import BertClassifier
 from tfx_jax.models.config import ModelConfig, require_kind
 from tfx_jax.nn.attention import ShardAttention
+from tfx_jax.tasks.answers import Prediction, class_predictions
 from tfx_jax.tasks.artifacts import setup_json
 from tfx_jax.tasks.bert_examples import bert_example, setup_bert_tokenizer
 from tfx_jax.tasks.cross_entropy import summed_cross_entropy
@@ -202,6 +204,16 @@ class ClassificationTask:
         found = model.predict(predict_classes, ExampleList(self.encode(texts)), self.batch_spec)
         return [self.labels[index] for index in found]
 
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """See `tfx_jax.tasks.answers.AnsweringTask`."""
+        return inputs_of(self.config.data)
+
+    def answer(self, model: TrainedModel, rows: Sequence[Sequence[str]]) -> list[Prediction]:
+        """Returns the likeliest label of each text or pair, and the probabilities of all."""
+        examples = ExampleList(self.encode(unlabelled(rows, self.labels[0])))
+        return class_predictions(self.labels, model.predict(class_probabilities, examples, self.batch_spec))
+
     def evaluate(self, model: TrainedModel, split: Split = "validation") -> EvalResult:
         """Classifies every text of a split."""
         texts = self._splits[split]
@@ -220,6 +232,19 @@ class ClassScores(NamedTuple):
 
     accuracy: float
     macro_f1: float
+
+
+def inputs_of(data: LabelledData) -> tuple[str, ...]:
+    """Returns what an input consists of, by the names of its columns where it has two."""
+    if data.second_column:
+        return data.first_column, data.second_column
+    return ("first text", "second text") if data.dataset == "grammar_pairs" else ("text",)
+
+
+def unlabelled(rows: Sequence[Sequence[str]], label: str) -> LabelledTexts:
+    """Returns texts or pairs as those of the data, with a label that means nothing."""
+    texts: list[Any] = [(LabelledText if len(row) == 1 else LabelledPair)._make((*row, label)) for row in rows]
+    return texts
 
 
 def labels_of(texts: LabelledTexts) -> list[str]:
@@ -271,6 +296,12 @@ def predict_classes(model: BertClassifier, batch: dict[str, Array]) -> Int[Array
     `batch` as for `classification_loss`, without labels.
     """
     return model(batch["tokens"], batch["token_type_ids"], token_mask=batch["token_mask"]).argmax(axis=-1)
+
+
+def class_probabilities(model: BertClassifier, batch: dict[str, Array]) -> Float[Array, "B C"]:
+    """The probabilities of each row's classes; otherwise as `predict_classes`."""
+    logits = model(batch["tokens"], batch["token_type_ids"], token_mask=batch["token_mask"])
+    return jax.nn.softmax(logits.astype(jnp.float32))
 
 
 def class_scores(predictions: Sequence[Any], references: Sequence[Any], labels: Sequence[Any]) -> ClassScores:

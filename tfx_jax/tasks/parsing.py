@@ -23,6 +23,7 @@ from tfx_jax.errors import UserError
 from tfx_jax.fields import at_least, fraction, one_of
 from tfx_jax.models.config import EncoderDecoderConfig, ModelConfig, require_kind
 from tfx_jax.nn.attention import ShardAttention
+from tfx_jax.tasks.answers import Prediction
 from tfx_jax.tasks.artifacts import check_special_ids, setup_json, setup_tokenizer
 from tfx_jax.tasks.bracket_scores import bracket_scores
 from tfx_jax.tasks.decoding import BeamSearch, DecodingConfig
@@ -257,6 +258,12 @@ class ParsingTask:
     def predict(self, model: TrainedModel, sentences: Sequence[str]) -> list[str]:
         """Returns the trees of sentences as text, a line for each."""
         return [write_tree(parse.tree) for parse in self.parse(model, sentences)]
+
+    inputs = ("sentence",)
+
+    def answer(self, model: TrainedModel, rows: Sequence[Sequence[str]]) -> list[Prediction]:
+        """Parses each sentence, whose words have spaces between them."""
+        return [{"tree": tree} for tree in self.predict(model, [row[0] for row in rows])]
 
     def evaluate(self, model: TrainedModel, split: Split = "validation") -> EvalResult:
         """Parses every sentence of a split."""

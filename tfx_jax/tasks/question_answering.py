@@ -16,7 +16,7 @@ from tfx_jax.data.batching import Batch, BatchSpec, Example, ExampleList, Loader
 from tfx_jax.data.hf_tokenizer import HFTokenizer
 from tfx_jax.data.next_sentence import NUM_PAIR_SPECIALS
 from tfx_jax.data.splits import Split, Splits
-from tfx_jax.data.squad import Question, read_questions
+from tfx_jax.data.squad import Answer, Question, read_questions
 from tfx_jax.errors import UserError
 from tfx_jax.fields import at_least, one_of
 from tfx_jax.models.bert import BertConfig
@@ -34,6 +34,7 @@ from tfx_jax.tasks.answer_windows import (
     text_of_span,
     token_span,
 )
+from tfx_jax.tasks.answers import Prediction
 from tfx_jax.tasks.bert_examples import setup_bert_tokenizer
 from tfx_jax.tasks.cross_entropy import is_first_choice, summed_cross_entropy
 from tfx_jax.tasks.loss import LossOutput, Metric
@@ -241,10 +242,23 @@ class QuestionAnsweringTask:
             answers[question.name] = "" if span is None else text_of_span(question.context, offsets, *span)
         return answers
 
+    inputs = ("question", "context")
+
+    def answer(self, model: TrainedModel, rows: Sequence[Sequence[str]]) -> list[Prediction]:
+        """Returns the answer to each question, a span of its context."""
+        answers = self.predict(model, unanswered(rows))
+        return [{"answer": answers[str(number)]} for number in range(len(rows))]
+
     def evaluate(self, model: TrainedModel, split: Split = "validation") -> EvalResult:
         """Answers every question of a split."""
         questions = self._splits[split]
         return self.config.data.score(self.predict(model, questions), questions)
+
+
+def unanswered(rows: Sequence[Sequence[str]]) -> Questions:
+    """Returns questions and contexts as those of the data, named by their places, with an answer that is nowhere."""
+    answers = (Answer("", 0),)
+    return [Question(str(number), question, context, answers) for number, (question, context) in enumerate(rows)]
 
 
 def _texts(questions: Questions) -> Iterable[str]:

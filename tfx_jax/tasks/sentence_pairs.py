@@ -5,10 +5,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, cast
 
 import grain
+import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
-from jaxtyping import Array, Int
+from jaxtyping import Array, Float, Int
 
 from tfx_jax.data.batching import Batch, BatchSpec, Example, ExampleList, LoaderOptions, train_batches
 from tfx_jax.data.hf_tokenizer import HFTokenizer
@@ -19,6 +20,7 @@ from tfx_jax.fields import fraction
 from tfx_jax.models.config import ModelConfig, require_kind
 from tfx_jax.models.decomposable import DecomposableConfig
 from tfx_jax.nn.attention import ShardAttention
+from tfx_jax.tasks.answers import Prediction, class_predictions
 from tfx_jax.tasks.artifacts import setup_json, setup_tokenizer
 from tfx_jax.tasks.classification import (
     CLASS_METRICS,
@@ -26,6 +28,7 @@ from tfx_jax.tasks.classification import (
     check_labels,
     class_result,
     class_scores,
+    inputs_of,
     labels_of,
 )
 from tfx_jax.tasks.cross_entropy import summed_cross_entropy
@@ -181,6 +184,17 @@ class SentencePairTask:
         examples = ExampleList(self.encode(pairs), by="premise")
         return [self.labels[index] for index in model.predict(predict_labels, examples, self.batch_spec)]
 
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """See `tfx_jax.tasks.answers.AnsweringTask`."""
+        return inputs_of(self.config.data)
+
+    def answer(self, model: TrainedModel, rows: Sequence[Sequence[str]]) -> list[Prediction]:
+        """Returns the likeliest label of each pair, and the probabilities of all."""
+        pairs = [LabelledPair(first, second, self.labels[0]) for first, second in rows]
+        examples = ExampleList(self.encode(pairs), by="premise")
+        return class_predictions(self.labels, model.predict(label_probabilities, examples, self.batch_spec))
+
     def evaluate(self, model: TrainedModel, split: Split = "validation") -> EvalResult:
         """Classifies every pair of a split."""
         pairs = self._splits[split]
@@ -239,6 +253,11 @@ def sentence_pair_loss(
     output = summed_cross_entropy(logits, batch["label"], batch["row_weights"], label_smoothing=label_smoothing)
     sides = jnp.stack([batch["premise"], batch["hypothesis"]])
     return output._replace(num_tokens=(sides != model.config.pad_id).sum(dtype=jnp.float32))
+
+
+def label_probabilities(model: Any, batch: dict[str, Array]) -> Float[Array, "B C"]:
+    """The probabilities of each pair's labels; for `TrainedModel.predict`."""
+    return jax.nn.softmax(model(batch["premise"], batch["hypothesis"]).astype(jnp.float32))
 
 
 def predict_labels(model: Any, batch: dict[str, Array]) -> Int[Array, " B"]:

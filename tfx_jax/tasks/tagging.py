@@ -20,6 +20,7 @@ from tfx_jax.models.bert_heads import BertTagger
 from tfx_jax.models.config import ModelConfig, require_kind
 from tfx_jax.models.elmo_tagger import ElmoTagger
 from tfx_jax.nn.attention import ShardAttention
+from tfx_jax.tasks.answers import Prediction
 from tfx_jax.tasks.artifacts import setup_json
 from tfx_jax.tasks.bert_examples import bert_example, setup_bert_tokenizer
 from tfx_jax.tasks.cross_entropy import summed_cross_entropy
@@ -269,6 +270,14 @@ class TaggingTask:
             ids = tags_of_words(np.array(predicted)[: len(targets)], targets, len(sentence.words))
             tags.append([self.labels[tag] for tag in ids])
         return tags
+
+    inputs = ("sentence",)
+
+    def answer(self, model: TrainedModel, rows: Sequence[Sequence[str]]) -> list[Prediction]:
+        """Returns the tags of each sentence, whose words have spaces between them, and the words."""
+        sentences = [TaggedSentence(words := row[0].split(), [self.labels[0]] * len(words)) for row in rows]
+        tags = self.predict(model, sentences)
+        return [{"tags": found, "words": sentence.words} for found, sentence in zip(tags, sentences, strict=True)]
 
     def evaluate(self, model: TrainedModel, split: Split = "validation") -> EvalResult:
         """Tags every sentence of a split."""

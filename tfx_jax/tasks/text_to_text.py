@@ -21,6 +21,7 @@ from tfx_jax.errors import UserError
 from tfx_jax.fields import at_least, fraction
 from tfx_jax.models.config import EncoderDecoderConfig, ModelConfig, require_kind
 from tfx_jax.nn.attention import ShardAttention
+from tfx_jax.tasks.answers import Prediction
 from tfx_jax.tasks.artifacts import setup_json
 from tfx_jax.tasks.classification import (
     CLASS_METRICS,
@@ -28,14 +29,16 @@ from tfx_jax.tasks.classification import (
     LabelledTexts,
     check_labels,
     class_result,
+    inputs_of,
     labels_of,
+    unlabelled,
 )
 from tfx_jax.tasks.decoding import BeamSearch, DecodingConfig, Greedy, Search, decode
 from tfx_jax.tasks.entities import entities_of_tags, entity_scores
 from tfx_jax.tasks.loss import LossOutput
 from tfx_jax.tasks.planning import NO_DATA, planned_batch
 from tfx_jax.tasks.prediction import TrainedModel
-from tfx_jax.tasks.question_answering import ANSWER_METRICS, QuestionData
+from tfx_jax.tasks.question_answering import ANSWER_METRICS, QuestionData, unanswered
 from tfx_jax.tasks.sentinels import SentinelTokenizer, setup_sentinel_tokenizer
 from tfx_jax.tasks.tagging import TaggedData
 from tfx_jax.tasks.task import Artifacts, EvalResult, MetricInfo, PlannedTask
@@ -130,12 +133,16 @@ class TextFormat(NamedTuple):
       render: the source and the target of an example.
       labels_of: the labels of examples; none for data without.
       score: of the answers to examples, the labels by their texts as a model writes them, the labels and the data.
+      inputs: what an input consists of, of the data.
+      unanswered: inputs as examples, whose targets mean nothing.
     """
 
     metrics: tuple[MetricInfo, ...]
     render: Callable[[Any], Rendered]
     labels_of: Callable[[Any], list[str]]
     score: Callable[[Sequence[str], Any, Mapping[str, str], Sequence[str], Any], EvalResult]
+    inputs: Callable[[Any], tuple[str, ...]]
+    unanswered: Callable[[Sequence[Sequence[str]]], Sequence[Any]]
 
 
 class TextToTextTask:
@@ -221,6 +228,15 @@ class TextToTextTask:
         write = functools.partial(write_targets, max_length=self.target_length, search=search)
         encoded = ExampleList(self.encode(examples), by="source")
         return [self.spell(tokens) for tokens in model.predict(write, encoded, self.batch_spec)]
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """See `tfx_jax.tasks.answers.AnsweringTask`."""
+        return self._format.inputs(self.config.data)
+
+    def answer(self, model: TrainedModel, rows: Sequence[Sequence[str]]) -> list[Prediction]:
+        """Returns what the model writes for each input."""
+        return [{"answer": text} for text in self.predict(model, self._format.unanswered(rows))]
 
     def evaluate(self, model: TrainedModel, split: Split = "validation") -> EvalResult:
         """Answers every source of a split by a search and scores that."""
@@ -309,7 +325,9 @@ def _entity_labels(examples: Sequence[TaggedSentence]) -> list[str]:
 
 
 _FORMATS: dict[type, TextFormat] = {
-    LabelledData: TextFormat(CLASS_METRICS, render_labelled, labels_of, _score_labels),
+    LabelledData: TextFormat(
+        CLASS_METRICS, render_labelled, labels_of, _score_labels, inputs_of, functools.partial(unlabelled, label="")
+    ),
     TaggedData: TextFormat(
         (
             MetricInfo("f1", "entity F1", " %"),
@@ -319,8 +337,17 @@ _FORMATS: dict[type, TextFormat] = {
         functools.partial(render_tagged, num_marks=NUM_SENTINELS),
         _entity_labels,
         _score_tags,
+        lambda data: ("sentence",),
+        lambda rows: [TaggedSentence(words := row[0].split(), ["O"] * len(words)) for row in rows],
     ),
-    QuestionData: TextFormat(ANSWER_METRICS, render_question, lambda examples: [], _score_answers),
+    QuestionData: TextFormat(
+        ANSWER_METRICS,
+        render_question,
+        lambda examples: [],
+        _score_answers,
+        lambda data: ("question", "context"),
+        unanswered,
+    ),
 }
 
 

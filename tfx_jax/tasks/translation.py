@@ -19,6 +19,7 @@ from tfx_jax.errors import UserError
 from tfx_jax.fields import at_least, fraction
 from tfx_jax.models.config import EncoderDecoderConfig, ModelConfig, require_kind
 from tfx_jax.nn.attention import ShardAttention
+from tfx_jax.tasks.answers import Prediction
 from tfx_jax.tasks.artifacts import check_special_ids, setup_tokenizer
 from tfx_jax.tasks.bleu import BleuScores, bleu_scores
 from tfx_jax.tasks.cross_entropy import summed_cross_entropy
@@ -126,6 +127,13 @@ class TranslationTask:
     def training_flops(self, shapes: Mapping[str, tuple[int, ...]]) -> int:
         """See `tfx_jax.tasks.task.Task`."""
         return pair_flops(self.model_config, shapes)
+
+    inputs = ("sentence",)
+
+    def answer(self, model: TrainedModel, rows: Sequence[Sequence[str]]) -> list[Prediction]:
+        """Translates each sentence with the search of the configuration."""
+        translations = self.translator(model.graphdef)(model.params, [row[0] for row in rows])
+        return [{"translation": translation} for translation in translations]
 
     def translator(
         self,

@@ -1,0 +1,168 @@
+"""A model in one call, and the verb over lines: tasks answer as their own `predict` does, and errors name the input."""
+
+import io
+import json
+import sys
+import types
+
+import pytest
+from flax import nnx
+
+from tests.nn.programs import draw
+from tests.training.configs import default_config
+from tfx_jax.cli import main
+from tfx_jax.errors import UserError
+from tfx_jax.models import BertConfig, GPTConfig, T5Config, TransformerConfig
+from tfx_jax.models.decomposable import DecomposableConfig
+from tfx_jax.tasks.classification import ClassificationConfig, LabelledData
+from tfx_jax.tasks.language_modeling import LanguageModelConfig
+from tfx_jax.tasks.pair_data import PairData
+from tfx_jax.tasks.parsing import ParsingConfig, TreeData
+from tfx_jax.tasks.question_answering import QuestionAnsweringConfig, QuestionData
+from tfx_jax.tasks.sentence_pairs import SentencePairConfig, SentencePairTask
+from tfx_jax.tasks.tagging import TaggedData, TaggingConfig
+from tfx_jax.tasks.text_data import TextData
+from tfx_jax.tasks.text_to_text import TextToTextConfig
+from tfx_jax.tasks.translation import TranslationConfig
+from tfx_jax.training.config import tiny_variant
+from tfx_jax.training.config_checks import validate
+from tfx_jax.training.loop import train
+from tfx_jax.training.predictor import Predictor, load
+from tfx_jax.training.run import make_run
+
+COUNT = 3
+
+
+def opened(classes, workdir, **data):
+    """A tiny run, and parameters that nobody has trained."""
+    config = tiny_variant(default_config(classes))
+    for name, value in data.items():
+        setattr(config.task.data, name, value)
+    run = make_run(validate(config), workdir)
+    return run, nnx.to_pure_dict(nnx.state(draw(run.make_model)))
+
+
+def examples_of(run):
+    split = run.config.task.splits()["validation"]
+    return [split[index] for index in range(COUNT)]
+
+
+@pytest.mark.parametrize("pairs", [False, True])
+def test_labels_are_those_of_the_task_and_probabilities_add_up(pairs, tmp_path):
+    data = {"dataset": "grammar_pairs" if pairs else "grammar"}
+    run, params = opened((BertConfig, ClassificationConfig, LabelledData), tmp_path, **data)
+    predictor, texts = Predictor(run, params), examples_of(run)
+    assert predictor.inputs == (("first text", "second text") if pairs else ("text",))
+    found = predictor.predict([text[:-1] if pairs else text.text for text in texts])
+    assert [answer["label"] for answer in found] == run.task.predict(run.trained(params), texts)
+    for answer in found:
+        assert [*answer] == ["label", "probability", "probabilities"]
+        assert tuple(answer["probabilities"]) == run.task.labels
+        assert sum(answer["probabilities"].values()) == pytest.approx(1)
+        assert (
+            answer["probability"] == answer["probabilities"][answer["label"]] == max(answer["probabilities"].values())
+        )
+
+
+def test_columns_of_files_name_the_inputs():
+    data = LabelledData(first_column="premise", second_column="hypothesis", label_column="relation")
+    task = types.SimpleNamespace(config=types.SimpleNamespace(data=data))
+    assert SentencePairTask.inputs.fget(task) == ("premise", "hypothesis")
+
+
+def test_alignments_answer_like_classifiers(tmp_path):
+    classes = (DecomposableConfig, SentencePairConfig, LabelledData)
+    run, params = opened(classes, tmp_path, dataset="grammar_pairs")
+    pairs = examples_of(run)
+    found = Predictor(run, params).predict([pair[:-1] for pair in pairs])
+    assert [answer["label"] for answer in found] == run.task.predict(run.trained(params), pairs)
+
+
+def test_tags_stand_beside_their_words(tmp_path):
+    run, params = opened((BertConfig, TaggingConfig, TaggedData), tmp_path)
+    sentences = examples_of(run)
+    found = Predictor(run, params).predict([" ".join(sentence.words) for sentence in sentences] + [""])
+    assert [answer["tags"] for answer in found[:-1]] == run.task.predict(run.trained(params), sentences)
+    assert [answer["words"] for answer in found] == [*(sentence.words for sentence in sentences), []]
+    assert found[-1]["tags"] == []
+
+
+@pytest.mark.slow
+def test_questions_are_answered_out_of_their_contexts(tmp_path):
+    run, params = opened((BertConfig, QuestionAnsweringConfig, QuestionData), tmp_path)
+    questions = examples_of(run)
+    found = Predictor(run, params).predict([(one.question, one.context) for one in questions])
+    expected = run.task.predict(run.trained(params), questions)
+    assert [answer["answer"] for answer in found] == [expected[one.name] for one in questions]
+    assert all(answer["answer"] in one.context for answer, one in zip(found, questions, strict=True))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("data", [LabelledData, TaggedData, QuestionData])
+def test_text_to_text_writes_what_it_would_of_the_data(data, tmp_path):
+    run, params = opened((T5Config, TextToTextConfig, data), tmp_path)
+    examples = examples_of(run)
+    inputs = {
+        LabelledData: lambda one: one.text,
+        TaggedData: lambda one: " ".join(one.words),
+        QuestionData: lambda one: (one.question, one.context),
+    }[data]
+    found = Predictor(run, params).predict([inputs(one) for one in examples])
+    assert [answer["answer"] for answer in found] == run.task.predict(run.trained(params), examples)
+
+
+@pytest.mark.slow
+def test_sentences_are_translated_and_parsed(tmp_path):
+    run, params = opened((TransformerConfig, TranslationConfig, PairData), tmp_path / "translation")
+    lines = [source for source, _ in examples_of(run)]
+    found = Predictor(run, params).predict(lines)
+    assert [answer["translation"] for answer in found] == run.task.translator(run.graphdef)(params, lines)
+    run, params = opened((TransformerConfig, ParsingConfig, TreeData), tmp_path / "parsing")
+    found = Predictor(run, params).predict(["the dog runs", "a cat sleeps"])
+    assert [answer["tree"] for answer in found] == run.task.predict(
+        run.trained(params), ["the dog runs", "a cat sleeps"]
+    )
+
+
+def test_what_answers_no_text_says_so(tmp_path):
+    with pytest.raises(UserError, match="a model of a LanguageModelTask answers no lines of text: there are the verbs"):
+        Predictor(*opened((GPTConfig, LanguageModelConfig, TextData), tmp_path))
+
+
+@pytest.fixture(scope="module")
+def workdir(tmp_path_factory):
+    """A classifier of pairs that was trained for two steps."""
+    workdir = tmp_path_factory.mktemp("pairs")
+    config = tiny_variant(default_config((BertConfig, ClassificationConfig, LabelledData)))
+    config.task.data.dataset = "grammar_pairs"
+    config.mesh.data, config.num_steps = 1, 2
+    train(config, workdir)
+    return workdir
+
+
+LINES = ["the dog runs\ta dog runs", "a cat\tno cat", "\t"]
+
+
+def typed(monkeypatch, text):
+    monkeypatch.setattr(sys, "stdin", types.SimpleNamespace(buffer=io.BytesIO(text.encode())))
+
+
+def test_lines_in_as_many_answers_out(workdir, monkeypatch, capfd):
+    expected = load(workdir).predict([line.split("\t") for line in LINES])
+    assert load(workdir).predict([]) == []
+    typed(monkeypatch, "".join(f"{line}\n" for line in LINES))
+    assert main(["predict", f"--workdir={workdir}"]) == 0
+    lines = capfd.readouterr().out.splitlines()
+    assert lines == [f"{answer['label']}\t{answer['probability']:.4f}" for answer in expected]
+    typed(monkeypatch, "".join(f"{line}\n" for line in LINES))
+    assert main(["predict", f"--workdir={workdir}", "--json"]) == 0
+    assert [json.loads(line) for line in capfd.readouterr().out.splitlines()] == expected
+
+
+def test_a_line_of_other_parts_is_named(workdir, monkeypatch, capfd):
+    typed(monkeypatch, "a\tb\na b\n")
+    assert main(["predict", f"--workdir={workdir}"]) == 2
+    message = "tfx-jax predict: standard input, line 2: there must be first text, TAB, second text, but it has 0 TABs"
+    assert capfd.readouterr().err.splitlines()[-1] == message
+    with pytest.raises(UserError, match="input 2 has 1 parts, but there must be first text and second text"):
+        load(workdir).predict([("a", "b"), "a b"])

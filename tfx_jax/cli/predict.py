@@ -1,0 +1,57 @@
+"""`tfx-jax predict`: lines in, as many answers out, of any model that has learned to answer text."""
+
+import json
+import sys
+from collections.abc import Sequence
+
+from tfx_jax.cli.lines import LineReader, count_lines
+from tfx_jax.cli.options import add_model_options, load_model, set_up_program
+from tfx_jax.cli.parser import Parser
+from tfx_jax.cli.progress import Progress
+from tfx_jax.errors import UserError
+from tfx_jax.tasks.answers import Prediction
+from tfx_jax.training.predictor import Predictor
+
+_LINES_AT_A_TIME = 2_048  # sorted by length together; what was answered is written before more is read
+
+
+def run(argv: Sequence[str]) -> int:
+    """Answers standard input on standard output."""
+    parser = Parser(
+        "predict",
+        "Answers standard input, line by line: the label of a text and how probable it is, the tags of its words, the "
+        "answer to a question, a translation. What an input consists of (two texts; a question and its context) stands "
+        "on one line, a TAB in between.",
+    )
+    add_model_options(parser)
+    parser.add_argument("--json", action="store_true", help="a line of JSON for each, with all probabilities")
+    arguments = parser.parse_args(argv)
+    set_up_program()
+    predictor = Predictor(*load_model(arguments))
+    reader, number = LineReader(sys.stdin.buffer), 0
+    progress = Progress("answered {} lines", count_lines(sys.stdin.buffer))
+    while lines := reader.take(_LINES_AT_A_TIME):
+        answers = predictor.predict([_parts(line, number + i, predictor.inputs) for i, line in enumerate(lines, 1)])
+        number += len(lines)
+        if not reader.is_terminal:
+            progress.advance(len(lines))
+        progress.clear()
+        written = (json.dumps(answer, ensure_ascii=False) if arguments.json else _spoken(answer) for answer in answers)
+        sys.stdout.buffer.write("".join(f"{line}\n" for line in written).encode())
+        sys.stdout.buffer.flush()
+    return 0
+
+
+def _parts(line: str, number: int, inputs: tuple[str, ...]) -> list[str]:
+    parts = line.split("\t") if len(inputs) > 1 else [line]
+    if len(parts) != len(inputs):
+        wanted = ", TAB, ".join(inputs)
+        raise UserError(f"standard input, line {number}: there must be {wanted}, but it has {len(parts) - 1} TABs")
+    return parts
+
+
+def _spoken(answer: Prediction) -> str:
+    """The first value, on one line; behind a label its probability."""
+    first = next(iter(answer.values()))
+    text = " ".join(first) if isinstance(first, list) else " ".join(first.split())
+    return f"{text}\t{answer['probability']:.4f}" if "probability" in answer else text

@@ -1,0 +1,64 @@
+"""A trained model in one call, for whoever wants its answers and nothing else."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from etils import epath
+
+from tfx_jax.errors import UserError
+from tfx_jax.tasks.answers import AnsweringTask, Prediction
+from tfx_jax.training.checkpoint import load_best_params
+from tfx_jax.training.run import Run, load_run
+
+
+class Predictor:
+    """Answers inputs with what was learned.
+
+    Attributes:
+      inputs: what an input consists of, such as ("text",) or ("question", "context").
+    """
+
+    def __init__(self, run: Run[Any], params: Any):
+        """Takes a run and the parameters of one of its checkpoints.
+
+        Raises:
+          UserError: if the task of the run does not answer lines of text.
+        """
+        if not isinstance(run.task, AnsweringTask):
+            kind = type(run.task).__name__
+            raise UserError(
+                f"a model of a {kind} answers no lines of text: there are the verbs generate, attend and transcribe"
+            )
+        self._task: AnsweringTask = run.task
+        self._model = run.trained(params)
+        self.inputs = run.task.inputs
+
+    def predict(self, inputs: Sequence[str | Sequence[str]]) -> list[Prediction]:
+        """Answers inputs, in their order.
+
+        Args:
+          inputs: each a string, or where it consists of several, so many strings.
+
+        Returns:
+          For each a dictionary, whose keys depend on the task: "label", "probability" and "probabilities" of a
+          classifier, "tags" and "words", "answer", "translation", "tree".
+
+        Raises:
+          UserError: for an input that consists of another number of strings, named by its place from 1.
+        """
+        rows = [(row,) if isinstance(row, str) else tuple(row) for row in inputs]
+        for number, row in enumerate(rows, 1):
+            if len(row) != len(self.inputs):
+                raise UserError(f"input {number} has {len(row)} parts, but there must be {' and '.join(self.inputs)}")
+        return self._task.answer(self._model, rows) if rows else []
+
+
+def load(workdir: epath.PathLike) -> Predictor:
+    """Opens what was trained in a folder, with the parameters of its best checkpoint.
+
+        answers = tfx_jax.training.predictor.load("runs/topics").predict(["The market fell.", "They won."])
+
+    Raises:
+      UserError: if there is none, it is damaged, or its task does not answer lines of text.
+    """
+    return Predictor(load_run(workdir), load_best_params(workdir))
