@@ -1,6 +1,6 @@
 r"""One model to German and to French, with mixtures of experts and without, at equal FLOPs and at equal time.
 
-Result: not yet run
+Result: validation BLEU, both languages: 42.14 with eight experts, 41.59 without, in the same time
 
     pairs() { paste <(tr '\t' ' ' <$1) <(tr '\t' ' ' <$2) | sed "s/^/>>$3<< /"; }
     for l in de fr; do pairs <(zcat train.en.gz) <(zcat train.$l.gz) $l; done > train.tsv
@@ -22,7 +22,23 @@ tokens to experts and back.
 
 Variants: `sparse`, `dense`, `test`.
 
-Measured: not yet run.
+Measured here on one core, seed 0, 4,000 steps of up to 2,048 tokens, some 21 minutes each; tokenised BLEU of all 2,028
+validation pairs, beam 4; the loss of the last 500 steps, label smoothing included.
+
+              parameters   step 1,000   2,000   3,000   4,000   German   French   loss   target tokens a second
+    sparse         3.8 M        28.22   36.82   39.90   42.14    32.57    49.79   2.901                  4,448
+    dense          1.9 M        27.28   36.46   39.66   41.59    32.61    48.76   2.925                  4,463
+
+So experts are ahead at equal FLOPs, by half a point, all of it French, and on one core equal FLOPs are equal time. Some
+2 % of tokens were dropped in training. The share of each expert, in percent, by `expert_shares.py`:
+
+    decoder, German     8    7   15   15   22    4    6   25
+    decoder, French    12    3   10   11    1   22   26   17
+    encoder, German    16    5   14   17   20    8    9   11
+    encoder, French    16    7   13   10   22   10   12   10
+
+In the decoder experts part by language, though none has one alone (distance 41 of 100); in the encoder, which reads
+English in either case, they hardly do (10).
 """
 
 from tfx_jax.models.transformer import TransformerConfig
