@@ -4,6 +4,7 @@ import runpy
 from collections.abc import Sequence
 
 from tfx_jax.cli.experiments import experiment_file
+from tfx_jax.cli.fields_help import fields_help
 from tfx_jax.cli.options import set_up_program
 from tfx_jax.cli.overrides import OVERRIDES_HELP, override
 from tfx_jax.cli.parser import Parser
@@ -23,7 +24,8 @@ def run(argv: Sequence[str]) -> int:
     """
     parser = Parser("train", "Trains an experiment, or goes on with one that was interrupted.")
     parser.add_argument("--config", required=True, help=CONFIG_HELP)
-    parser.add_argument("--workdir", required=True, help="folder for checkpoints and logs, local or gs://")
+    parser.add_argument("--workdir", help="folder for checkpoints and logs, local or gs://")
+    parser.add_argument("--print-config", action="store_true", help="print all fields with their meanings, and no more")
     parser.add_argument("--coordinator", help="HOST:PORT of process 0, where nothing tells (Cloud TPU, Slurm do)")
     parser.add_argument("--num-processes", type=int, help="how many processes train together")
     parser.add_argument("--process-id", type=int, help="which of them this is, from 0")
@@ -32,6 +34,11 @@ def run(argv: Sequence[str]) -> int:
     arguments, overrides = parser.parse_known_args(argv)
     set_up_program()
     config = load_config_file(arguments.config, overrides)
+    if arguments.print_config:
+        print(fields_help(config))
+        return 0
+    if arguments.workdir is None:
+        raise UserError("--workdir is missing: the folder for checkpoints and logs, or --print-config to train nothing")
     profile = None if arguments.profile is None else parse_steps(arguments.profile, config.num_steps)
     initialize_from_env(arguments.coordinator, arguments.num_processes, arguments.process_id)
     result = train(config, arguments.workdir, profile=profile)
