@@ -7,6 +7,7 @@ from typing import Any, NamedTuple, TypeVar
 from etils import epath
 
 from tfx_jax.errors import UserError
+from tfx_jax.files import read_small_file
 
 # Where a folder names no token for a role, a special token of such a name has it.
 _USUAL_NAMES = {
@@ -173,7 +174,7 @@ def read(path: epath.Path, parse: Callable[[bytes], T]) -> T:
       UserError: if that cannot be done, or `parse` fails in any way.
     """
     try:
-        return parse(path.read_bytes())
+        return parse(read_small_file(path))
     except UserError:
         raise
     except OSError as error:

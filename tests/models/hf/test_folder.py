@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import json
+import os
 import pathlib
 import pickle
 
@@ -14,10 +15,17 @@ import pytest
 import safetensors.numpy
 from flax import nnx
 
-from tests.models.hf.folders import assert_comes_back, assert_refused, assert_same, change_config, change_tensors
+from tests.models.hf.folders import (
+    LEFT_OUT,
+    assert_comes_back,
+    assert_refused,
+    assert_same,
+    change_config,
+    change_tensors,
+)
 from tests.nn.programs import draw, jitted
 from tfx_jax.errors import UserError
-from tfx_jax.models import GPT, GPTConfig, hf
+from tfx_jax.models import GPT, BertClassifier, BertConfig, GPTConfig, hf
 
 CONFIG = GPTConfig(vocab_size=11, max_length=8, num_layers=2, d_model=4, num_heads=2)
 TOKENS = np.arange(8)[None]
@@ -59,6 +67,48 @@ def test_gpt_is_told_from_gpt_2(tmp_path):
     again = hf.load(tmp_path)
     assert not again.config.pre_norm
     assert_same(again, model)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"n_layer": 10**7}, r"config.json asks for 10,000,000 layers, but there are 28 tensors"),
+        ({"n_layer": 10**30}, r"config.json asks for 1,000,0.*000 layers, but there are 28 tensors"),
+        ({"n_layer": -1}, r"config.json: the model's configuration.num_layers must be at least 1, got -1"),
+        ({"n_head": 0}, r"config.json: the model's configuration.num_heads must be at least 1, got 0"),
+        ({"attn_pdrop": 7.0}, r"configuration.attention_dropout_rate must be in \[0, 1\), got 7.0"),
+        ({"layer_norm_epsilon": float("nan")}, r"config.json: layer_norm_epsilon is nan, not a number"),
+    ],
+)
+def test_what_cannot_be_is_refused_before_it_is_made(folder, fields, message):
+    change_config(folder, **fields)
+    assert_refused(folder, message)
+
+
+@pytest.mark.parametrize("count", [-1, 10**9])
+def test_labels_that_nobody_has_are_not_made(tmp_path, count):
+    config = BertConfig(11, 2, 8, num_layers=1, d_model=4, num_heads=2, labels=("a", "b"))
+    hf.save(draw(lambda: BertClassifier(config, rngs=nnx.Rngs(0))), tmp_path)
+    change_config(tmp_path, id2label=LEFT_OUT, label2id=LEFT_OUT, num_labels=count)
+    assert_refused(tmp_path, rf"num_labels is {count:,}, not in 0 to 1,000,000")
+
+
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors"])
+def test_a_pipe_or_a_device_is_not_read(folder, name):
+    (folder / name).unlink()
+    os.mkfifo(folder / name)
+    assert_refused(folder, f"{name} is no file but a pipe or a device")
+    (folder / name).unlink()
+    (folder / name).symlink_to("/dev/zero")
+    assert_refused(folder, f"{name} is no file but a pipe or a device")
+
+
+def test_a_description_is_small_and_not_deep(folder):
+    with (folder / "config.json").open("wb") as file:
+        file.truncate(300 << 20)  # of no blocks on the disk
+    assert_refused(folder, r"config.json has 314,572,800 bytes, more than the 268,435,456 that such a file may have")
+    (folder / "config.json").write_text("[" * 200_000)
+    assert_refused(folder, r"config.json cannot be read")
 
 
 @pytest.mark.parametrize("pre_norm", [True, False])
@@ -293,7 +343,7 @@ def test_code_of_the_folder_is_not_run(folder):
         ({"n_layer": True}, "n_layer is True, not of type int"),
         ({"n_head": 3}, "d_model=4 is not divisible by num_heads=3"),
         ({"n_head": 0}, "config.json: "),
-        ({"n_layer": 0}, "a stack needs at least one layer, got 0"),
+        ({"n_layer": 0}, "num_layers must be at least 1, got 0"),
         ({"n_embd": -4}, "config.json: "),
         ({"n_layer": 3}, r"the tensor transformer\.h\.2\..* is missing"),
         ({"n_inner": 17}, r"has shape \[4, 16\], but \[4, 17\] is needed"),

@@ -20,6 +20,7 @@ from flax import nnx
 from jax.typing import DTypeLike
 
 from tfx_jax.errors import UserError
+from tfx_jax.fields import check_fields
 from tfx_jax.models.finite import is_finite, nonfinite
 from tfx_jax.models.gpt import GPT
 from tfx_jax.models.hf import bert, bigbird, gpt, longformer, marian, t5, vit
@@ -149,12 +150,14 @@ def load(
     folder = epath.Path(path)
     family, config = _open(folder, architecture)
     config.dtype = jnp.dtype(dtype).name
+    tensors = Tensors(path, family.renamed)
+    _check_depth(config, tensors, folder)
     try:
         graphdef, state = nnx.split(nnx.eval_shape(lambda: family.model(config, rngs=nnx.Rngs(0))))
     except (ValueError, TypeError, ZeroDivisionError) as error:
         raise UserError(f"{folder / 'config.json'}: {error}") from None
     shapes = {"/".join(map(str, path)): leaf.shape for path, leaf in nnx.to_flat_state(state)}
-    tensors, rows = Tensors(path, family.renamed), family.rows(config)
+    rows = family.rows(config)
     prefix = family.prefix if any(name.startswith(family.prefix) for name in tensors.shapes) else ""
     params: dict[str, Any] = {}
     spoilt: list[str] = []
@@ -265,7 +268,18 @@ def _open(folder: epath.Path, architecture: str | None) -> tuple[Family, Any]:
     family = _family_of(values if architecture is None else {"architectures": [architecture]}, path)
     fields = Fields(values, path)
     fields.require(quantization_config=None)
-    return family, family.read_config(fields)
+    config = family.read_config(fields)
+    check_fields(config, f"{path}: the model's configuration")
+    return family, config
+
+
+def _check_depth(config: Any, tensors: Tensors, folder: epath.Path) -> None:
+    """Refuses more layers than a folder can hold, before anything is made of that many."""
+    count = sum(getattr(config, name, None) or 0 for name in ("num_layers", "num_decoder_layers"))
+    if count > len(tensors.shapes):
+        raise UserError(
+            f"{folder / 'config.json'} asks for {count:,} layers, but there are {len(tensors.shapes):,} tensors"
+        )
 
 
 def _family_of(values: dict[str, Any], path: epath.Path) -> Family:

@@ -1,6 +1,7 @@
 """A Hugging Face folder as files: config.json and safetensors, in one file or several; nothing in it is executed."""
 
 import json
+import math
 import pathlib
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -12,9 +13,11 @@ import safetensors.numpy
 from etils import epath
 
 from tfx_jax.errors import UserError
+from tfx_jax.files import check_regular, read_small_file
 
 _WEIGHTS = "model.safetensors"
 _INDEX = "model.safetensors.index.json"
+_MAX_LABELS = 1_000_000
 
 # Of the names that a config.json may give an activation, ours; the first of several is the one written.
 ACTIVATIONS = {
@@ -41,6 +44,8 @@ class Fields:
         kinds = (int, float) if isinstance(default, float) else (type(default),)
         if type(value) not in kinds:
             raise UserError(f"{self._path}: {name} is {value!r}, not of type {type(default).__name__}")
+        if isinstance(default, float) and not math.isfinite(value):
+            raise UserError(f"{self._path}: {name} is {value!r}, not a number")
         return value
 
     def optional(self, name: str, kind: type) -> Any:
@@ -88,7 +93,10 @@ class Fields:
         """
         names = self.get("id2label", {})
         if not names:
-            return tuple(f"LABEL_{index}" for index in range(self.get("num_labels", 2)))
+            count = self.get("num_labels", 2)
+            if not 0 <= count <= _MAX_LABELS:
+                raise UserError(f"{self._path}: num_labels is {count:,}, not in 0 to {_MAX_LABELS:,}")
+            return tuple(f"LABEL_{index}" for index in range(count))
         labels = tuple(names.get(str(index)) for index in range(len(names)))
         if not all(isinstance(label, str) for label in labels):
             raise UserError(f"{self._path}: id2label is {names!r}, but has to name the classes 0 to {len(names) - 1}")
@@ -115,10 +123,12 @@ def read_json(path: epath.Path) -> dict[str, Any]:
       UserError: if there is none.
     """
     try:
-        values = json.loads(path.read_text(encoding="utf-8"))
+        values = json.loads(read_small_file(path).decode())
     except FileNotFoundError:
         raise UserError(f"{path} does not exist: --model and load() take a Hugging Face folder") from None
-    except (ValueError, OSError) as error:
+    except UserError:
+        raise
+    except (ValueError, OSError, RecursionError) as error:
         raise UserError(f"{path} cannot be read ({error})") from None
     if not isinstance(values, dict):
         raise UserError(f"{path} holds a {type(values).__name__}, not an object")
@@ -203,11 +213,15 @@ class Tensors:
         return f"{self._folder} has no {_WEIGHTS} and no {_INDEX}"
 
     def _open(self, file: str) -> Any:
-        return self._guard(file, safetensors.safe_open, str(self._folder / file), "numpy")
+        path = self._folder / file
+        self._guard(file, check_regular, path)
+        return self._guard(file, safetensors.safe_open, str(path), "numpy")
 
     def _guard(self, file: str, read: Callable[..., Any], *arguments: Any) -> Any:
         try:
             return read(*arguments)
+        except UserError:
+            raise
         except (safetensors.SafetensorError, OSError, ValueError, TypeError) as error:
             raise UserError(f"{self._folder / file} is damaged or cut short ({error}): fetch it again") from None
 
