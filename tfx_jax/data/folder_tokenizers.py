@@ -127,11 +127,12 @@ class PipelineTokenizer(HFTokenizer):
 
     def encode(self, text: str) -> list[int]:
         """The ids of a text, without special tokens around it."""
-        return self._pipeline.encode(text, add_special_tokens=False).ids
+        return _guarded(self._pipeline.encode, text, add_special_tokens=False).ids
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         """`encode` of every text, on all cores."""
-        return [found.ids for found in self._pipeline.encode_batch_fast(list(texts), add_special_tokens=False)]
+        found = _guarded(self._pipeline.encode_batch_fast, list(texts), add_special_tokens=False)
+        return [text.ids for text in found]
 
     def encode_with_offsets(self, text: str) -> tuple[list[int], np.ndarray]:
         """`encode`, and the first character of each id and the one behind its last, [number of ids, 2] int64.
@@ -139,16 +140,26 @@ class PipelineTokenizer(HFTokenizer):
         Ids that share a character, as parts of it in byte-level BPE, all have the whole of it. There, the space before
         a word belongs to the word's first id.
         """
-        found = self._pipeline.encode(text, add_special_tokens=False)
+        found = _guarded(self._pipeline.encode, text, add_special_tokens=False)
         return found.ids, np.array(found.offsets, np.int64).reshape(-1, 2)
 
     def encode_with_specials(self, text: str, pair: str | None = None) -> Inputs:
         """A text, or two, among the special tokens that the model was trained with."""
-        found = self._pipeline.encode(text, pair)
+        found = _guarded(self._pipeline.encode, text, pair)
         return Inputs(found.ids, found.type_ids)
 
     def _text(self, ids: Sequence[int]) -> str:
         return self._pipeline.decode([index for index in ids if index not in self._hidden], skip_special_tokens=False)
+
+
+def _guarded(encode: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
+    """Calls the library, whose panics are no `Exception`: a pattern of a stranger may give up on some text."""
+    try:
+        return encode(*arguments, **options)
+    except BaseException as error:
+        if type(error).__name__ != "PanicException":
+            raise
+        raise UserError(f"the tokenizer cannot read a text: {error}") from None
 
 
 class PieceTokenizer(HFTokenizer):

@@ -4,6 +4,7 @@ tokenizer = load_folder_tokenizer("path/to/bert")
 ids, token_types = tokenizer.encode_with_specials("Where is Rome?", "Rome is in Italy.")
 """
 
+import json
 from typing import Any
 
 import sentencepiece
@@ -11,6 +12,7 @@ import tokenizers
 from etils import epath
 
 from tfx_jax.data.folder_tokenizers import HFTokenizer, PieceTokenizer, PipelineTokenizer
+from tfx_jax.data.tokenizer_checks import check_pipeline
 from tfx_jax.data.tokenizer_config import TokenizerConfig, read, read_json
 from tfx_jax.errors import UserError
 
@@ -62,12 +64,19 @@ def load_folder_tokenizer(folder: epath.PathLike) -> HFTokenizer:
 
 
 def _from_tokenizer_json(config: TokenizerConfig) -> HFTokenizer:
+    path = config.folder / "tokenizer.json"
+
     def make(data: bytes) -> Any:
-        pipeline = tokenizers.Tokenizer.from_str(data.decode())
+        text = data.decode()
+        values = json.loads(text)
+        check_pipeline(values, path)
+        if values.get("padding") or values.get("truncation"):  # whoever makes batches does both
+            text = json.dumps({**values, "padding": None, "truncation": None})
+        pipeline = tokenizers.Tokenizer.from_str(text)
         pipeline.encode("a 本")  # one whose parts do not fit together fails only here
         return pipeline
 
-    return PipelineTokenizer(read(config.folder / "tokenizer.json", make), config)
+    return PipelineTokenizer(read(path, make), config)
 
 
 def _from_merges(config: TokenizerConfig) -> HFTokenizer:
