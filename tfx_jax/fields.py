@@ -1,6 +1,7 @@
 """Fields of configurations that know which values they may have: `num_layers: int = at_least(1, 6)`."""
 
 import dataclasses
+import math
 from collections.abc import Iterable
 from typing import Any, TypeVar
 
@@ -12,6 +13,11 @@ T = TypeVar("T")
 def at_least(least: float, default: T) -> T:
     """Declares a field of a dataclass whose numbers are not below `least`; None, where allowed, is let through."""
     return dataclasses.field(default=default, metadata={"at_least": least})
+
+
+def within(least: float, most: float, default: T) -> T:
+    """Declares a field of a dataclass whose numbers are in [least, most]."""
+    return dataclasses.field(default=default, metadata={"at_least": least, "at_most": most})
 
 
 def fraction(default: T) -> T:
@@ -41,6 +47,8 @@ def check_fields(config: Any, name: str = "config") -> None:
             check_fields(value, path)
         elif value is None:
             continue
+        if "at_most" in metadata and not value <= metadata["at_most"]:
+            raise UserError(f"{path} must be at most {metadata['at_most']}, got {value}")
         if "at_least" in metadata and not value >= metadata["at_least"]:
             raise UserError(f"{path} must be at least {metadata['at_least']}, got {value}")
         if "is_fraction" in metadata and not 0.0 <= value < 1.0:
@@ -48,3 +56,5 @@ def check_fields(config: Any, name: str = "config") -> None:
         if "choices" in metadata and value not in metadata["choices"]:
             listed = " or ".join(f'"{choice}"' for choice in metadata["choices"])
             raise UserError(f"{path} must be {listed}, got {value!r}")
+        if isinstance(value, float) and not math.isfinite(value):
+            raise UserError(f"{path} must be finite, got {value}")

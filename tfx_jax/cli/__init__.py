@@ -2,13 +2,14 @@
 
 import importlib
 import importlib.metadata
+import os
 import platform
 import sys
 from collections.abc import Sequence
 
 from tfx_jax import __version__
 from tfx_jax.cli.large_pages import restart_with_large_pages
-from tfx_jax.errors import UserError
+from tfx_jax.errors import UserError, printable
 
 VERBS = {
     "train": "train an experiment, or go on with it",
@@ -53,7 +54,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         restart_with_large_pages()
     try:
         return importlib.import_module(f"tfx_jax.cli.{verb}").run(arguments)
-    except UserError as error:
+    except BrokenPipeError:
+        # Whoever read our output has had enough (`| head`). Python would complain once more when it flushes at exit.
+        sys.stdout = None
+        return 141
+    except (UserError, OSError) as error:
+        if os.environ.get("TFX_JAX_TRACEBACK", "0") not in ("", "0"):
+            raise
+        if not isinstance(error, UserError):  # a circumstance that nobody thought of
+            place = printable(str(error.filename)) if error.filename else "a file"
+            error = f"{place}: {error.strerror or error}; TFX_JAX_TRACEBACK=1 shows where that was met"
         wipe = "\r\x1b[K" if sys.stderr.isatty() else ""  # a prompt, or how far it was
         print(f"{wipe}tfx-jax {verb}: {error}", file=sys.stderr)
         return 2
@@ -61,7 +71,3 @@ def main(argv: Sequence[str] | None = None) -> int:
         if sys.stderr.isatty():
             print(file=sys.stderr)  # the shell's prompt goes on a line of its own
         return 130
-    except BrokenPipeError:
-        # Whoever read our output has had enough (`| head`). Python would complain once more when it flushes at exit.
-        sys.stdout = None
-        return 141

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from etils import epath
 
 from tfx_jax.cli.options import add_nonfinite_option, set_up_program
-from tfx_jax.cli.parser import Parser
+from tfx_jax.cli.parser import Parser, folder
 from tfx_jax.cli.progress import Progress
 from tfx_jax.training.checkpoint import average_checkpoints
 from tfx_jax.training.config import load_config
@@ -16,7 +16,7 @@ def run(argv: Sequence[str]) -> int:
     parser = Parser(
         "average", "Averages the newest checkpoints; translate and evaluate take the mean as --step=average."
     )
-    parser.add_argument("--workdir", required=True, help="folder of a training, local or gs://")
+    parser.add_argument("--workdir", type=folder, required=True, help="folder of a training, local or gs://")
     parser.add_argument("--last", type=int, help="how many checkpoints; config.keep_last, or all there are, by default")
     add_nonfinite_option(parser)
     arguments = parser.parse_args(argv)

@@ -68,6 +68,8 @@ def _allowed(metadata: Any) -> str:
         return f"one of {', '.join(metadata['choices'])}"
     if "is_fraction" in metadata:
         return "in [0, 1)"
+    if "at_most" in metadata:
+        return f"{metadata['at_least']} to {metadata['at_most']}"
     return f"at least {metadata['at_least']}" if metadata.get("at_least") else ""
 
 

@@ -13,7 +13,7 @@ from etils import epath
 from flax import nnx
 
 from tfx_jax.cli.overrides import override
-from tfx_jax.cli.parser import Parser, at_least_one
+from tfx_jax.cli.parser import Parser, at_least_one, folder
 from tfx_jax.data.hf_tokenizer import HFTokenizer
 from tfx_jax.errors import UserError
 from tfx_jax.training.checkpoint import load_best_params, load_params
@@ -24,7 +24,7 @@ from tfx_jax.training.run import AnyTask, Run, load_run
 
 def add_model_options(parser: Parser) -> None:
     """Adds the flags that choose a trained model."""
-    parser.add_argument("--workdir", required=True, help="folder of a training, local or gs://")
+    parser.add_argument("--workdir", type=folder, required=True, help="folder of a training, local or gs://")
     parser.add_argument(
         "--step",
         type=_step,
@@ -36,7 +36,7 @@ def add_model_options(parser: Parser) -> None:
 def add_folder_options(parser: Parser, help: str) -> None:
     """Adds the flags that choose a model in a Hugging Face folder or, of one's own, in the workdir of a training."""
     parser.add_argument("--model", help=f"Hugging Face folder {help}")
-    parser.add_argument("--workdir", help="or folder of a training, local or gs://")
+    parser.add_argument("--workdir", type=folder, help="or folder of a training, local or gs://")
     parser.add_argument("--step", type=_step, help="of a training: as for tfx-jax evaluate")
     add_nonfinite_option(parser)
 

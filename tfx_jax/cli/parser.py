@@ -17,6 +17,13 @@ class Parser(argparse.ArgumentParser):
         raise UserError(f"{message}; see {self.prog} --help")
 
 
+def folder(text: str) -> str:
+    """Reads the name of a folder from the command line, where an empty one would mean the folder one is in."""
+    if not text:
+        raise argparse.ArgumentTypeError("it is empty: name a folder")
+    return text
+
+
 def at_least_one(text: str) -> int:
     """Reads a count from the command line."""
     if not text.isdecimal() or int(text) < 1:

@@ -1,13 +1,15 @@
 """`tfx-jax train`: kept short, so that a notebook can call `tfx_jax.training.loop.train` instead."""
 
+import pathlib
 import runpy
+import traceback
 from collections.abc import Sequence
 
 from tfx_jax.cli.experiments import experiment_file
 from tfx_jax.cli.fields_help import fields_help
 from tfx_jax.cli.options import set_up_program
 from tfx_jax.cli.overrides import OVERRIDES_HELP, override
-from tfx_jax.cli.parser import Parser
+from tfx_jax.cli.parser import Parser, folder
 from tfx_jax.errors import UserError
 from tfx_jax.training.config import ExperimentConfig
 from tfx_jax.training.distributed import initialize_from_env
@@ -24,7 +26,7 @@ def run(argv: Sequence[str]) -> int:
     """
     parser = Parser("train", "Trains an experiment, or goes on with one that was interrupted.")
     parser.add_argument("--config", required=True, help=CONFIG_HELP)
-    parser.add_argument("--workdir", help="folder for checkpoints and logs, local or gs://")
+    parser.add_argument("--workdir", type=folder, help="folder for checkpoints and logs, local or gs://")
     parser.add_argument("--print-config", action="store_true", help="print all fields with their meanings, and no more")
     parser.add_argument("--coordinator", help="HOST:PORT of process 0, where nothing tells (Cloud TPU, Slurm do)")
     parser.add_argument("--num-processes", type=int, help="how many processes train together")
@@ -61,13 +63,27 @@ def load_config_file(config: str, overrides: Sequence[str] = ()) -> ExperimentCo
 def _call_get_config(config: str) -> ExperimentConfig:
     name, _, variant = config.partition(":")
     path = experiment_file(name)
-    get_config = runpy.run_path(str(path)).get("get_config")
+    try:
+        get_config = runpy.run_path(str(path)).get("get_config")
+    except Exception as error:
+        raise _broken(path, error) from None
     if get_config is None:
         raise UserError(f"{path} defines no get_config(variant): it is not an experiment file")
     try:
         found = get_config(variant) if variant else get_config()
     except ValueError as error:
         raise UserError(f"{name}: {error}") from None
+    except Exception as error:
+        raise _broken(path, error) from None
     if not isinstance(found, ExperimentConfig):
         raise UserError(f"get_config of {path} returns a {type(found).__name__}, not an ExperimentConfig")
     return found
+
+
+def _broken(path: pathlib.Path, error: Exception) -> UserError:
+    """The error for an experiment file that raises another, at its last line that did."""
+    if isinstance(error, SyntaxError):
+        return UserError(f"{path}, line {error.lineno}: {error.msg}")
+    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
+    place = f", line {lines[-1]}" if lines else ""
+    return UserError(f"{path}{place}: {type(error).__name__}: {' '.join(str(error).split())}")

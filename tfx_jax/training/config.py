@@ -10,12 +10,13 @@ from typing import Any
 from etils import epath
 
 from tfx_jax.errors import UserError
-from tfx_jax.fields import at_least, fraction, one_of
+from tfx_jax.fields import at_least, fraction, one_of, within
 from tfx_jax.models.config import ModelConfig
 from tfx_jax.models.transformer import TransformerConfig
 from tfx_jax.tasks.task import TaskConfig
 from tfx_jax.tasks.translation import TranslationConfig
 from tfx_jax.training.artifacts import read_sealed, write_sealed
+from tfx_jax.training.workdir import find_workdir
 
 
 @dataclasses.dataclass
@@ -60,7 +61,7 @@ class ExperimentConfig:
     bad_steps: str = one_of(("stop", "skip"), "stop")
     spike_factor: float = 0.0  # a spike is a loss this many times its running mean; 0: nothing is
     num_steps: int = at_least(1, 100_000)
-    seed: int = 0
+    seed: int = within(0, 2**32 - 1, 0)  # of parameters, batches and dropout
     log_every: int = at_least(1, 50)  # steps between lines and TensorBoard points
     checkpoint_every: int = at_least(1, 1_000)
     eval_every: int = at_least(0, 0)  # steps between evaluations on the validation split; 0: only after the last step
@@ -166,7 +167,7 @@ def load_config(workdir: epath.Path) -> ExperimentConfig:
     Raises:
       UserError: if there is none, or it cannot be read.
     """
-    path = workdir / "config.json"
+    path = find_workdir(workdir) / "config.json"
     if not path.exists():
         raise UserError(f"{workdir} has no config.json: it is not the --workdir of a training")
     try:

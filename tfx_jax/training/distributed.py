@@ -54,8 +54,8 @@ def initialize_from_env(
             _connect(f"{cluster} was found, but JAX cannot join its processes", "pass " + ", ".join(given))
         return
     host, _, port = coordinator_address.rpartition(":")
-    if not host or not port.isdecimal():
-        raise UserError(f"--coordinator={coordinator_address} is not HOST:PORT")
+    if not host or not port.isdecimal() or not 0 < int(port) < 2**16:
+        raise UserError(f"--coordinator={coordinator_address} is not HOST:PORT, a port being 1 to 65535")
     if not 0 <= process_id < num_processes:
         raise UserError(f"--process-id={process_id} is not one of 0 to --num-processes={num_processes} - 1")
     if num_processes > 1 and not jax.distributed.is_initialized():

@@ -36,6 +36,7 @@ from tfx_jax.training.sharding import TrainSetup, make_mesh, shard_batch
 from tfx_jax.training.step import Metrics, TrainState
 from tfx_jax.training.train_setup import base_rng, make_train_setup
 from tfx_jax.training.watchdog import Watchdog
+from tfx_jax.training.workdir import find_workdir, make_workdir
 
 _MOST_BAD_STEPS = 20  # in a row
 
@@ -70,7 +71,7 @@ def train(config: ExperimentConfig, workdir: epath.PathLike, *, profile: range |
     """
     config = validate(adopt_pretrained_config(config))
     with abort_together(), report_disk_full(workdir):
-        return _train(config, epath.Path(workdir), profile)
+        return _train(config, find_workdir(workdir), profile)
 
 
 def _train(config: ExperimentConfig, workdir: epath.Path, profile: range | None) -> Result:
@@ -80,7 +81,7 @@ def _train(config: ExperimentConfig, workdir: epath.Path, profile: range | None)
         splits["validation"]
     elif config.eval_every or config.patience:
         raise UserError("config.eval_every and config.patience need a validation split: config.task.data names none")
-    workdir.mkdir(parents=True, exist_ok=True)
+    make_workdir(workdir)
     with (
         locked(workdir) if is_primary() else contextlib.nullcontext(),
         stop_on_signals() as stop,

@@ -1,0 +1,105 @@
+"""What users meet (folders that cannot be, experiment files with mistakes, impossible numbers): one line, status 2."""
+
+import os
+import pathlib
+import sys
+
+import pytest
+
+from tfx_jax.cli import main
+
+TRAIN = ["train", "--config=transformer_demo:test", "--config.num_steps=2"]
+
+
+@pytest.fixture
+def fails(tmp_path, monkeypatch, capfd):
+    """`fails(arguments)`: the one line that a command ends with; run in an empty folder, which stays as it is."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("TFX_JAX_TRACEBACK", raising=False)
+
+    def run(arguments):
+        before = sorted(path.name for path in tmp_path.iterdir())
+        assert main(arguments) == 2
+        assert sorted(path.name for path in tmp_path.iterdir()) == before
+        captured = capfd.readouterr()
+        assert captured.out == ""
+        (line,) = captured.err.splitlines()
+        return line.removeprefix(f"tfx-jax {arguments[0]}: ")
+
+    return run
+
+
+@pytest.mark.parametrize("verb", [TRAIN, ["translate"], ["predict"], ["average"]])
+def test_folders_that_cannot_be(fails, verb, tmp_path):
+    (tmp_path / "file").touch()
+    assert fails([*verb, "--workdir="]).startswith("argument --workdir: it is empty: name a folder; see tfx-jax")
+    assert fails([*verb, f"--workdir={'x' * 300}"]).startswith("x" * 300)
+    for name in ("file", "file/below"):
+        assert fails([*verb, f"--workdir={name}"]).startswith(f"{name} ")
+
+
+def test_a_folder_of_somebody_else(fails, tmp_path, monkeypatch):
+    (tmp_path / "closed").mkdir()
+    monkeypatch.setattr(os, "access", lambda path, mode: pathlib.Path(path).name != "closed")  # root may write anywhere
+    line = "closed cannot be written into: take another --workdir, or change its permissions"
+    assert fails([*TRAIN, "--workdir=closed"]) == line
+
+
+@pytest.mark.parametrize(("store", "package"), [("s3", "s3fs"), ("gs", "gcsfs")])
+def test_stores_whose_client_is_missing(fails, store, package, monkeypatch):
+    monkeypatch.setitem(sys.modules, package, None)
+    line = fails([*TRAIN, f"--workdir={store}://bucket/x"])
+    assert line.startswith(f"{store}://bucket/x cannot be reached (")
+    assert package in line
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('def get_config(variant=""):\n    retur 3\n', "mine.py, line 2: invalid syntax"),
+        ('def get_config(variant=""):\n    return 1 / 0\n', "mine.py, line 2: ZeroDivisionError: division by zero"),
+        ("import nothing_like_this\n", "mine.py, line 1: ModuleNotFoundError: No module named 'nothing_like_this'"),
+        ("def get_config():\n    return 3\n", "mine.py: TypeError: get_config() takes 0 positional arguments"),
+        ("x = '\xe9'\n", "mine.py, line 1: (unicode error) 'utf-8' codec can't decode"),
+    ],
+)
+def test_experiment_files_with_mistakes(fails, tmp_path, text, message):
+    (tmp_path / "mine.py").write_text(text, encoding="latin-1")
+    assert fails(["train", "--config=mine.py:x", "--workdir=w"]).startswith(message)
+
+
+@pytest.mark.parametrize(
+    ("flag", "message"),
+    [
+        ("seed=-1", "config.seed must be at least 0, got -1"),
+        ("seed=100000000000000000000000", "config.seed must be at most 4294967295, got 100000000000000000000000"),
+        ("optimizer.peak_learning_rate=nan", "config.optimizer.peak_learning_rate must be finite, got nan"),
+        ("optimizer.epsilon=inf", "config.optimizer.epsilon must be finite, got inf"),
+        ("task.decoding.length_penalty=nan", "config.task.decoding.length_penalty must be at least 0, got nan"),
+    ],
+)
+def test_numbers_that_are_none(fails, flag, message):
+    assert fails([*TRAIN, "--workdir=w", f"--config.{flag}"]) == message
+
+
+@pytest.mark.parametrize("port", ["0", "65536", "99999", "x", ""])
+def test_ports_that_are_none(fails, port):
+    flags = [f"--coordinator=localhost:{port}", "--num-processes=2", "--process-id=0"]
+    line = f"--coordinator=localhost:{port} is not HOST:PORT, a port being 1 to 65535"
+    assert fails([*TRAIN, "--workdir=w", *flags]) == line
+
+
+def test_whoever_develops_sees_where(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("TFX_JAX_TRACEBACK", "1")
+    with pytest.raises(ValueError, match="it is empty: name a folder"):
+        main([*TRAIN, "--workdir="])
+
+
+def test_what_nobody_thought_of_is_one_line_too(fails, monkeypatch):
+    def run(arguments):
+        raise PermissionError(13, "Permission denied", "a\x1b[2Jb")
+
+    monkeypatch.setattr("tfx_jax.cli.experiments.run", run)
+    line = "a\\x1b[2Jb: Permission denied; TFX_JAX_TRACEBACK=1 shows where that was met"
+    assert fails(["experiments"]) == line
