@@ -9,6 +9,8 @@ from tfx_jax.errors import UserError
 
 T = TypeVar("T")
 
+_LARGEST = 2**31 - 1  # what counts and sizes become on devices
+
 
 def at_least(least: float, default: T) -> T:
     """Declares a field of a dataclass whose numbers are not below `least`; None, where allowed, is let through."""
@@ -16,7 +18,7 @@ def at_least(least: float, default: T) -> T:
 
 
 def within(least: float, most: float, default: T) -> T:
-    """Declares a field of a dataclass whose numbers are in [least, most]."""
+    """Declares a field of a dataclass whose whole numbers are in [least, most]; `most` may be beyond 31 bits."""
     return dataclasses.field(default=default, metadata={"at_least": least, "at_most": most})
 
 
@@ -47,8 +49,9 @@ def check_fields(config: Any, name: str = "config") -> None:
             check_fields(value, path)
         elif value is None:
             continue
-        if "at_most" in metadata and not value <= metadata["at_most"]:
-            raise UserError(f"{path} must be at most {metadata['at_most']}, got {value}")
+        most = metadata.get("at_most", _LARGEST)
+        if isinstance(value, int) and value > most:
+            raise UserError(f"{path} must be at most {most}, got {value}")
         if "at_least" in metadata and not value >= metadata["at_least"]:
             raise UserError(f"{path} must be at least {metadata['at_least']}, got {value}")
         if "is_fraction" in metadata and not 0.0 <= value < 1.0:

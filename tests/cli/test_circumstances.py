@@ -2,6 +2,7 @@
 
 import os
 import pathlib
+import re
 import sys
 
 import pytest
@@ -73,13 +74,21 @@ def test_experiment_files_with_mistakes(fails, tmp_path, text, message):
     [
         ("seed=-1", "config.seed must be at least 0, got -1"),
         ("seed=100000000000000000000000", "config.seed must be at most 4294967295, got 100000000000000000000000"),
+        (
+            "task.data.tokens_per_batch=1000000000000",
+            "config.task.data.tokens_per_batch must be at most 2147483647, got 10+",
+        ),
+        (
+            "optimizer.warmup_steps=3000000000",
+            "config.optimizer.warmup_steps must be at most 2147483647, got 3000000000",
+        ),
         ("optimizer.peak_learning_rate=nan", "config.optimizer.peak_learning_rate must be finite, got nan"),
         ("optimizer.epsilon=inf", "config.optimizer.epsilon must be finite, got inf"),
         ("task.decoding.length_penalty=nan", "config.task.decoding.length_penalty must be at least 0, got nan"),
     ],
 )
 def test_numbers_that_are_none(fails, flag, message):
-    assert fails([*TRAIN, "--workdir=w", f"--config.{flag}"]) == message
+    assert re.fullmatch(message, fails([*TRAIN, "--workdir=w", f"--config.{flag}"]))
 
 
 @pytest.mark.parametrize("port", ["0", "65536", "99999", "x", ""])
@@ -103,3 +112,42 @@ def test_what_nobody_thought_of_is_one_line_too(fails, monkeypatch):
     monkeypatch.setattr("tfx_jax.cli.experiments.run", run)
     line = "a\\x1b[2Jb: Permission denied; TFX_JAX_TRACEBACK=1 shows where that was met"
     assert fails(["experiments"]) == line
+
+
+@pytest.mark.parametrize(
+    ("flag", "message"),
+    [
+        ("--beam=100000000000", '"100000000000" is not a whole number of at least 1, of 31 bits'),
+        ("--length-penalty=nan", '"nan" is not a number of at least 0'),
+        ("--alpha=-5", '"-5" is not a number of at least 0'),
+        ("--alpha=x", '"x" is not a number of at least 0'),
+    ],
+)
+def test_flags_of_a_search(fails, flag, message):
+    assert message in fails(["translate", "--workdir=w", flag])
+    assert message in fails(["generate", "--model=w", flag])
+
+
+@pytest.mark.parametrize("error", [MemoryError(), RuntimeError("RESOURCE_EXHAUSTED: Out of memory\nand pages more")])
+def test_memory_that_does_not_suffice(fails, monkeypatch, error):
+    def run(arguments):
+        raise error
+
+    monkeypatch.setattr("tfx_jax.cli.experiments.run", run)
+    line = fails(["experiments"])
+    assert line.startswith("out of memory (")
+    assert line.endswith("): give it less at once")
+    monkeypatch.setenv("TFX_JAX_TRACEBACK", "1")
+    with pytest.raises(type(error)):
+        main(["experiments"])
+
+
+def test_streams_that_are_closed(fails, monkeypatch, capfd):
+    read = []
+    monkeypatch.setattr("tfx_jax.cli.experiments.run", lambda arguments: read.append(sys.stdin.read()) or 0)
+    monkeypatch.setattr(sys, "stdin", None)
+    assert main(["experiments"]) == 0
+    assert read == [""]
+    monkeypatch.setattr(sys, "stdout", None)
+    assert main(["experiments"]) == 2
+    assert capfd.readouterr().err == "tfx-jax experiments: standard output is closed\n"

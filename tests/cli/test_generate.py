@@ -114,7 +114,7 @@ def test_no_lines(generate):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--temperature=-1"], "temperature must be at least 0, got -1.0"),
+        (["--temperature=-1"], '"-1" is not a number of at least 0'),
         (["--top-p=2"], "top_p must be above 0 and at most 1, got 2.0"),
         (["--beam=2", "--stop=x"], "--stop and --stream show a text as it grows"),
         (["--beam=2", "--repetition-penalty=2"], "--repetition-penalty is for texts that are drawn"),

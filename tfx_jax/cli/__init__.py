@@ -50,9 +50,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     if verb not in VERBS:
         print(f"tfx-jax: unknown verb {verb!r}; there are {', '.join(VERBS)}", file=sys.stderr)
         return 2
+    if sys.stdout is None:  # closed by who started this
+        print(f"tfx-jax {verb}: standard output is closed", file=sys.stderr)
+        return 2
     if argv is None:
         restart_with_large_pages()
     try:
+        if sys.stdin is None:  # likewise: there is nothing to read
+            sys.stdin = open(os.devnull)  # noqa: SIM115  for as long as the process lives
         return importlib.import_module(f"tfx_jax.cli.{verb}").run(arguments)
     except BrokenPipeError:
         # Whoever read our output has had enough (`| head`). Python would complain once more when it flushes at exit.
@@ -66,6 +71,14 @@ def main(argv: Sequence[str] | None = None) -> int:
             error = f"{place}: {error.strerror or error}; TFX_JAX_TRACEBACK=1 shows where that was met"
         wipe = "\r\x1b[K" if sys.stderr.isatty() else ""  # a prompt, or how far it was
         print(f"{wipe}tfx-jax {verb}: {error}", file=sys.stderr)
+        return 2
+    except Exception as error:
+        reason = str(error).partition("\n")[0]
+        is_memory = isinstance(error, MemoryError) or "RESOURCE_EXHAUSTED" in reason
+        if not is_memory or os.environ.get("TFX_JAX_TRACEBACK", "0") not in ("", "0"):
+            raise
+        told = printable(reason, 160) or "no more to be had"
+        print(f"tfx-jax {verb}: out of memory ({told}): give it less at once", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         if sys.stderr.isatty():

@@ -10,7 +10,7 @@ import numpy as np
 
 from tfx_jax.cli.lines import LineReader, count_lines
 from tfx_jax.cli.options import add_folder_options, check_one_source, load_trained, set_up_program
-from tfx_jax.cli.parser import Parser, at_least_one
+from tfx_jax.cli.parser import Parser, at_least_one, not_negative
 from tfx_jax.cli.progress import Progress
 from tfx_jax.data.folder_tokenizers import HFTokenizer
 from tfx_jax.data.hf_tokenizer import load_folder_tokenizer
@@ -31,15 +31,17 @@ def run(argv: Sequence[str]) -> int:
     )
     add_folder_options(parser, "(config.json, safetensors, tokenizer)")
     parser.add_argument("--max-new-tokens", type=at_least_one, default=64, help="longest continuation")
-    parser.add_argument("--temperature", type=float, default=1.0, help="divides the logits; 0: the most probable token")
+    parser.add_argument(
+        "--temperature", type=not_negative, default=1.0, help="divides the logits; 0: the most probable token"
+    )
     parser.add_argument("--top-k", type=at_least_one, help="draw from that many of the most probable tokens")
     parser.add_argument("--top-p", type=float, help="draw from the fewest tokens that have this probability together")
     parser.add_argument(
-        "--repetition-penalty", type=float, default=1.0, help="above 1: what was there is less probable"
+        "--repetition-penalty", type=not_negative, default=1.0, help="above 1: what was there is less probable"
     )
     parser.add_argument("--beam", type=at_least_one, default=1, help="beam width; above 1 nothing is drawn")
     parser.add_argument(
-        "--length-penalty", "--alpha", type=float, default=0.6, help="of the beam search's length penalty"
+        "--length-penalty", "--alpha", type=not_negative, default=0.6, help="of the beam search's length penalty"
     )
     parser.add_argument("--stop", action="append", default=[], metavar="TEXT", help="end before it; may be repeated")
     parser.add_argument("--stream", action="store_true", help="one line at a time, each token as soon as it is there")

@@ -13,7 +13,7 @@ from etils import epath
 from flax import nnx
 
 from tfx_jax.cli.overrides import override
-from tfx_jax.cli.parser import Parser, at_least_one, folder
+from tfx_jax.cli.parser import Parser, at_least_one, folder, not_negative
 from tfx_jax.data.hf_tokenizer import HFTokenizer
 from tfx_jax.errors import UserError
 from tfx_jax.training.checkpoint import load_best_params, load_params
@@ -77,7 +77,10 @@ def add_decoding_options(parser: Parser) -> None:
     """Adds the flags of the beam search."""
     parser.add_argument("--beam", type=at_least_one, help="beam width; that of the training's configuration by default")
     parser.add_argument(
-        "--length-penalty", "--alpha", type=float, help="exponent of the length penalty; the configuration's by default"
+        "--length-penalty",
+        "--alpha",
+        type=not_negative,
+        help="exponent of the length penalty; the configuration's by default",
     )
     parser.add_argument("--int8", action="store_true", help="decode with weights of 8 bits: faster, not exact")
 

@@ -1,6 +1,7 @@
 """One-line argument errors, without anything that is slow to import."""
 
 import argparse
+import math
 from typing import NoReturn
 
 from tfx_jax.errors import UserError
@@ -26,6 +27,17 @@ def folder(text: str) -> str:
 
 def at_least_one(text: str) -> int:
     """Reads a count from the command line."""
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f'"{text}" is not a whole number of at least 1')
+    if not text.isdecimal() or len(text) > 10 or not 1 <= int(text) < 2**31:
+        raise argparse.ArgumentTypeError(f'"{text}" is not a whole number of at least 1, of 31 bits')
     return int(text)
+
+
+def not_negative(text: str) -> float:
+    """Reads a number from the command line that may be 0, and is not infinite."""
+    try:
+        number = float(text)
+    except ValueError:
+        number = math.nan
+    if not 0 <= number < math.inf:
+        raise argparse.ArgumentTypeError(f'"{text}" is not a number of at least 0')
+    return number
