@@ -10,6 +10,8 @@ from tfx_jax.errors import UserError
 T = TypeVar("T")
 
 _LARGEST = 2**31 - 1  # what counts and sizes become on devices
+MAX_BEAMS = 10_000
+"""That a search may keep: nobody gains by more than some tens, and memory grows with them."""
 
 
 def at_least(least: float, default: T) -> T:

@@ -118,6 +118,7 @@ def test_what_nobody_thought_of_is_one_line_too(fails, monkeypatch):
     ("flag", "message"),
     [
         ("--beam=100000000000", '"100000000000" is not a whole number of at least 1, of 31 bits'),
+        ("--beam=10001", "10001 beams are more than 10,000"),
         ("--length-penalty=nan", '"nan" is not a number of at least 0'),
         ("--alpha=-5", '"-5" is not a number of at least 0'),
         ("--alpha=x", '"x" is not a number of at least 0'),

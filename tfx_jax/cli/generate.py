@@ -10,7 +10,7 @@ import numpy as np
 
 from tfx_jax.cli.lines import LineReader, count_lines
 from tfx_jax.cli.options import add_folder_options, check_one_source, load_trained, set_up_program
-from tfx_jax.cli.parser import Parser, at_least_one, not_negative
+from tfx_jax.cli.parser import Parser, at_least_one, beam_width, not_negative
 from tfx_jax.cli.progress import Progress
 from tfx_jax.data.folder_tokenizers import HFTokenizer
 from tfx_jax.data.hf_tokenizer import load_folder_tokenizer
@@ -39,7 +39,7 @@ def run(argv: Sequence[str]) -> int:
     parser.add_argument(
         "--repetition-penalty", type=not_negative, default=1.0, help="above 1: what was there is less probable"
     )
-    parser.add_argument("--beam", type=at_least_one, default=1, help="beam width; above 1 nothing is drawn")
+    parser.add_argument("--beam", type=beam_width, default=1, help="beam width; above 1 nothing is drawn")
     parser.add_argument(
         "--length-penalty", "--alpha", type=not_negative, default=0.6, help="of the beam search's length penalty"
     )

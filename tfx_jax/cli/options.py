@@ -13,7 +13,7 @@ from etils import epath
 from flax import nnx
 
 from tfx_jax.cli.overrides import override
-from tfx_jax.cli.parser import Parser, at_least_one, folder, not_negative
+from tfx_jax.cli.parser import Parser, beam_width, folder, not_negative
 from tfx_jax.data.hf_tokenizer import HFTokenizer
 from tfx_jax.errors import UserError
 from tfx_jax.training.checkpoint import load_best_params, load_params
@@ -75,7 +75,7 @@ def check_one_source(arguments: argparse.Namespace) -> None:
 
 def add_decoding_options(parser: Parser) -> None:
     """Adds the flags of the beam search."""
-    parser.add_argument("--beam", type=at_least_one, help="beam width; that of the training's configuration by default")
+    parser.add_argument("--beam", type=beam_width, help="beam width; that of the training's configuration by default")
     parser.add_argument(
         "--length-penalty",
         "--alpha",

@@ -5,6 +5,7 @@ import math
 from typing import NoReturn
 
 from tfx_jax.errors import UserError
+from tfx_jax.fields import MAX_BEAMS
 
 
 class Parser(argparse.ArgumentParser):
@@ -29,6 +30,13 @@ def at_least_one(text: str) -> int:
     """Reads a count from the command line."""
     if not text.isdecimal() or len(text) > 10 or not 1 <= int(text) < 2**31:
         raise argparse.ArgumentTypeError(f'"{text}" is not a whole number of at least 1, of 31 bits')
+    return int(text)
+
+
+def beam_width(text: str) -> int:
+    """Reads the width of a beam from the command line."""
+    if at_least_one(text) > MAX_BEAMS:
+        raise argparse.ArgumentTypeError(f"{text} beams are more than {MAX_BEAMS:,}")
     return int(text)
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from etils import epath
 
 from tfx_jax.cli.options import add_model_options, load_model, set_up_program
-from tfx_jax.cli.parser import Parser, at_least_one
+from tfx_jax.cli.parser import Parser, beam_width
 from tfx_jax.data.audio import read_wav
 from tfx_jax.errors import UserError
 from tfx_jax.tasks.recorded_speech import RecordedSpeech, in_frames
@@ -19,7 +19,7 @@ def run(argv: Sequence[str]) -> int:
     parser = Parser("transcribe", "Writes down what is said in WAV files, of any sample rate, a line for each.")
     add_model_options(parser)
     parser.add_argument("files", nargs="+", metavar="FILE.wav")
-    parser.add_argument("--beam", type=at_least_one, help="prefixes that the search keeps; the training's by default")
+    parser.add_argument("--beam", type=beam_width, help="prefixes that the search keeps; the training's by default")
     arguments = parser.parse_args(argv)
     set_up_program()
     trained, params = load_model(arguments, SpeechRecognitionTask)

@@ -17,7 +17,7 @@ from jax.experimental import io_callback
 from jaxtyping import Array, Bool, Int, PRNGKeyArray, Shaped
 
 from tfx_jax.errors import UserError
-from tfx_jax.fields import at_least
+from tfx_jax.fields import MAX_BEAMS, at_least, within
 from tfx_jax.functional.beam_search import beam_search
 from tfx_jax.functional.search import Cache, StepFn, greedy_search, sample, with_repetition_penalty
 from tfx_jax.nn.decoding import Decoder
@@ -34,7 +34,7 @@ Observer = Callable[[np.ndarray], np.ndarray]
 class DecodingConfig:
     """How a task searches for texts: by default with the beam of Vaswani et al. (2017), section 6.1."""
 
-    beam_size: int = at_least(1, 4)
+    beam_size: int = within(1, MAX_BEAMS, 4)
     length_penalty: float = at_least(0, 0.6)  # alpha of the paper
     extra_length: int = at_least(0, 50)  # an output may be this many tokens longer than its input
 

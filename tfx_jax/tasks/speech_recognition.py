@@ -16,7 +16,7 @@ from jaxtyping import Array, Float, Int
 from tfx_jax.data.batching import Batch, BatchSpec, Example, ExampleList, LoaderOptions, train_batches
 from tfx_jax.data.splits import Split, Splits
 from tfx_jax.errors import UserError
-from tfx_jax.fields import at_least, fraction
+from tfx_jax.fields import MAX_BEAMS, at_least, fraction, within
 from tfx_jax.functional.spec_augment import spec_augment
 from tfx_jax.models.config import MakesModel, ModelConfig, require_kind
 from tfx_jax.nn.attention import ShardAttention
@@ -62,7 +62,7 @@ class SpeechRecognitionConfig:
 
     data: SpeechData | RecordedSpeech = dataclasses.field(default_factory=SpeechData)
     masks: MaskConfig = dataclasses.field(default_factory=MaskConfig)
-    beam_size: int = at_least(1, 1)  # prefixes that decoding keeps; 1: the labels of the likeliest path
+    beam_size: int = within(1, MAX_BEAMS, 1)  # prefixes that decoding keeps; 1: the labels of the likeliest path
 
     def validate(self, model: ModelConfig) -> None:
         """See `tfx_jax.tasks.task.TaskConfig`."""
