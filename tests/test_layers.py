@@ -28,6 +28,7 @@ MAY_IMPORT = {
         "toy_grammar",
         "errors",
         "files",
+        "fields",
     },
     "data": {"data", "errors", "files"},
     "toy_grammar": {"toy_grammar", "data", "errors"},

@@ -114,12 +114,16 @@ SIZES = {
     "gpt2": {"n_embd": 8, "n_head": 2, "n_layer": 2, "n_positions": 9},
     "openai-gpt": {"n_embd": 8, "n_head": 2, "n_layer": 2, "n_positions": 9},
     "bert": {"hidden_size": 8, "num_attention_heads": 2, "num_hidden_layers": 2, "intermediate_size": 12},
+    "big_bird": {"hidden_size": 8, "num_attention_heads": 2, "num_hidden_layers": 2, "intermediate_size": 12},
+    "longformer": {"hidden_size": 8, "num_attention_heads": 2, "num_hidden_layers": 2, "intermediate_size": 12}
+    | {"pad_token_id": 1},
     "vit": {"hidden_size": 8, "num_attention_heads": 2, "num_hidden_layers": 2, "intermediate_size": 12},
     "t5": {"d_model": 8, "d_kv": 4, "d_ff": 12, "num_layers": 2, "num_heads": 2},
     "marian": {"d_model": 8, "encoder_ffn_dim": 12, "decoder_ffn_dim": 12, "encoder_layers": 1, "decoder_layers": 2}
     | {"encoder_attention_heads": 2, "decoder_attention_heads": 2, "pad_token_id": 12, "decoder_start_token_id": 12},
 }
 MODEL_TYPES = {"GPT2": "gpt2", "OpenAI": "openai-gpt", "Bert": "bert", "ViT": "vit", "T5": "t5", "Marian": "marian"}
+MODEL_TYPES |= {"BigBird": "big_bird", "Longformer": "longformer"}
 
 
 # A body with one of several heads, an encoder with a decoder, and images; GPT-2 is what the other tests convert.
