@@ -34,7 +34,8 @@ Attention is 2.3 ahead, not 3 (1.5 with averaged checkpoints): in sentences of u
 gains nothing, in those of thirteen and more 3.5 to 4.7. Luong's has the largest loss from the first steps on, with
 either cell. Its attentional vector is within -1 and 1, and so bounds what the tied embedding can say: four times the
 vector has 3.38 nats at step 1,000 where the vector itself has 3.51 (GRU), and an output matrix of its own changes
-nothing, 3.97 against 3.96 at step 600. Whether there is more to it has to be found out. With 6,000 steps, `luong_jaen` (LSTM) had 30.04 and `fixed_jaen` 32.20. The other direction: not yet run.
+nothing, 3.97 against 3.96 at step 600. Whether there is more to it has to be found out. With 6,000 steps, `luong_jaen`
+(LSTM) had 30.04 and `fixed_jaen` 32.20. The other direction: not yet run.
 """
 
 from tfx_jax.models.seq2seq import Seq2SeqConfig

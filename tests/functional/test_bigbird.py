@@ -96,16 +96,16 @@ def test_the_last_blocks_may_be_global():
     assert seen[[0, 8]].all()
 
 
-@pytest.mark.parametrize("t", [37, 36])
-def test_keys_of_the_first_block_count_several_times(t):
-    """As copies of them would, but for queries of global blocks; with padding."""
+@pytest.mark.parametrize(("t", "shown"), [(37, 0.8), (37, None), (36, 0.8)])
+def test_keys_of_the_first_block_count_several_times(t, shown):
+    """As copies of them would, but for queries of global blocks; with padding and without."""
     query, key, value = _inputs(t)
-    padding = np.random.default_rng(1).random((2, 1, 1, t)) < 0.8
+    padding = None if shown is None else np.random.default_rng(1).random((2, 1, 1, t)) < shown
     blocks = {"num_global_blocks": 1, "num_window_blocks": 3, "num_random_blocks": 0, "num_last_global_blocks": 1}
     attend = functools.partial(bigbird_attention, block_size=3, **blocks, first_block_times=4, return_weights=True)
     out, weights = jax.jit(attend)(query, key, value, None, padding)
     seen = block_pairs(bigbird_block_mask(-(-t // 3), **blocks), t, 3)
-    terms = np.array(weights_over(lambda *_: seen, query, key, mask=padding))
+    terms = np.array(weights_over(lambda *_: seen, query, key, mask=True if padding is None else padding))
     middle = slice(3, t - (t % 3 or 3))
     terms[:, :, middle, :3] *= 4
     want = terms / terms.sum(axis=-1, keepdims=True)

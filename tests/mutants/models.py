@@ -147,7 +147,7 @@ MUTANTS = (
         ("full attention is hashed", "if c.full_attention:", "if False:"),
         ("rotations never change", "jax.random.key(0) if rotations is None else rotations", "jax.random.key(0)"),
         ("dropout of weights is forgotten", '"dropout_rng": for_weights', '"dropout_rng": None'),
-        ("the last piece is lost", "padded.reshape(x.shape[0], -1, size", "padded.reshape(x.shape[0], size, -1"),
+        ("pieces are in another order", "y = y.swapaxes(0, 1).reshape(padded.shape)", "y = y.reshape(padded.shape)"),
         (
             "one stream is scored",
             "return self.output(self.norm(streams))",
@@ -155,7 +155,7 @@ MUTANTS = (
         ),
         ("padding is seen", "None if token_mask is None else token_mask[:, None, None, :]", "None"),
         ("packed texts see each other", '"segment_ids": segment_ids}', '"segment_ids": None}'),
-        ("padding moves positions", "count(exists)", "jnp.arange(tokens.shape[1])[None]"),
+        ("padding moves positions", "if token_mask is None else count(token_mask)", "if True else count(token_mask)"),
     ),
     *in_file(
         "models/t5.py",
