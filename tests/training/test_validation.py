@@ -80,7 +80,7 @@ def test_defaults_are_the_base_model_and_valid():
         ("accumulate", 0, "accumulate must be at least 1, got 0"),
         ("bad_steps", "ignore", 'bad_steps must be "stop" or "skip", got \'ignore\''),
         ("spike_factor", 0.5, "spike_factor must be 0 or above 1, got 0.5"),
-        ("spike_factor", float("nan"), "spike_factor must be 0 or above 1, got nan"),
+        ("spike_factor", float("nan"), "spike_factor must be finite, got nan"),
         ("model.dtype", "int32", 'model.dtype must be "float32" or "bfloat16", got \'int32\''),
         (
             "task.data.tokenizer",

@@ -1,10 +1,11 @@
-"""Labelled texts and pairs of texts, in files of columns separated by TABs."""
+"""Labelled texts and pairs of texts, in files of columns."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
 from etils import epath
 
+from tfx_jax.data.columns import read_columns
 from tfx_jax.data.text import read_lines
 from tfx_jax.errors import UserError
 
@@ -46,6 +47,26 @@ def read_labelled(path: epath.PathLike, labels: Collection[str] | None = None) -
     return examples
 
 
+def read_labelled_columns(
+    path: epath.PathLike, labels: Collection[str] | None = None, *, text_column: str, label_column: str
+) -> list[LabelledText]:
+    """Reads texts and labels from a file with named columns, see `tfx_jax.data.columns.read_columns`.
+
+    Args:
+      path: of the file.
+      labels: the labels there may be; None allows any.
+      text_column: name of the column of the text.
+      label_column: name of the column of the label.
+
+    Raises:
+      UserError: as `read_columns`, for a file without rows, and for another label.
+    """
+    rows = list(read_columns(path, (text_column, label_column)))
+    if not rows:
+        raise UserError(f"{path} has no texts, only a line of column names")
+    return [LabelledText(text, _known(label, labels, where)) for where, (text, label) in rows]
+
+
 def read_labelled_pairs(
     path: epath.PathLike,
     labels: Collection[str] | None = None,
@@ -54,7 +75,7 @@ def read_labelled_pairs(
     second_column: str = "sentence_B",
     label_column: str = "entailment_judgment",
 ) -> list[LabelledPair]:
-    """Reads pairs from a UTF-8 file, plain or `.gz`, whose first line names its columns; those of SICK by default.
+    """Reads pairs from a file with named columns, see `tfx_jax.data.columns.read_columns`; those of SICK by default.
 
     Args:
       path: of the file.
@@ -64,30 +85,26 @@ def read_labelled_pairs(
       label_column: name of the column of the label.
 
     Raises:
-      UserError: for a file that cannot be read, is empty or not UTF-8, for a column that is missing or named twice, and
-        for a line with another number of columns, an empty text or another label.
+      UserError: as `read_columns`, for a file without rows, and for another label.
     """
-    header, *lines = read_lines(path)
-    names = [name.strip() for name in header.split("\t")]
-    wanted = (first_column, second_column, label_column)
-    for name in wanted:
-        if names.count(name) != 1:
-            raise UserError(f"{path}, line 1: {names.count(name)} columns named {name!r}; there are {', '.join(names)}")
-    if not lines:
+    rows = list(read_columns(path, (first_column, second_column, label_column)))
+    if not rows:
         raise UserError(f"{path} has no pairs, only a line of column names")
-    places = [names.index(name) for name in wanted]
-    pairs = []
-    for number, line in enumerate(lines, start=2):
-        where = f"{path}, line {number}"
-        fields = [field.strip() for field in line.split("\t")]
-        if len(fields) != len(names):
-            raise UserError(f"{where}: {len(fields)} columns, but line 1 names {len(names)}")
-        for name, place in zip(wanted, places, strict=True):
-            if not fields[place]:
-                raise UserError(f"{where}: nothing in the column {name!r}")
-        first, second, label = (fields[place] for place in places)
-        pairs.append(LabelledPair(first, second, _known(label, labels, where)))
-    return pairs
+    return [LabelledPair(first, second, _known(label, labels, where)) for where, (first, second, label) in rows]
+
+
+def check_repeated(texts: Sequence[LabelledText] | Sequence[LabelledPair], path: epath.PathLike) -> None:
+    """Checks that labels of a training split come again and again: where most come once, they are something else.
+
+    Raises:
+      UserError: if there are more than half as many labels as texts, of 20 or more.
+    """
+    labels = {text.label for text in texts}
+    if len(texts) >= 20 and 2 * len(labels) > len(texts):
+        raise UserError(
+            f"{path} has {len(labels):,} labels for {len(texts):,} texts, such as {min(labels)[:40]!r}: are the "
+            "columns turned? A line is label, TAB, text, unless config.task.data.label_column names a column"
+        )
 
 
 def _known(label: str, labels: Collection[str] | None, where: str) -> str:

@@ -8,12 +8,20 @@ import grain
 import jax
 import jax.numpy as jnp
 import numpy as np
+from etils import epath
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
 from tfx_jax.data.batching import Batch, BatchSpec, Example, ExampleList, LoaderOptions, train_batches
 from tfx_jax.data.hf_tokenizer import HFTokenizer
-from tfx_jax.data.labelled import LabelledPair, LabelledText, read_labelled, read_labelled_pairs
+from tfx_jax.data.labelled import (
+    LabelledPair,
+    LabelledText,
+    check_repeated,
+    read_labelled,
+    read_labelled_columns,
+    read_labelled_pairs,
+)
 from tfx_jax.data.splits import Split, Splits
 from tfx_jax.errors import UserError
 from tfx_jax.fields import at_least, fraction, one_of
@@ -41,11 +49,12 @@ class LabelledData:
 
     dataset: str = one_of(("grammar", "grammar_pairs", "files"), "grammar")  # built-in texts, or pairs of them
     data_dir: str = ""  # files: the folder that the names below are relative to
-    train_file: str = ""  # lines of label, TAB, text; or, of pairs, columns that the first line names
+    # Lines of label, TAB, text; or, with names of columns below, TSV, .csv or .jsonl.
+    train_file: str = ""
     validation_file: str = ""
     test_file: str = ""
-    first_column: str = ""  # of pairs: the columns of both texts and of the label; empty for single texts
-    second_column: str = ""
+    first_column: str = ""  # of the text, or of the first of a pair
+    second_column: str = ""  # of a pair; empty for single texts
     label_column: str = ""
     tokenizer: str = "wordpiece"  # or another of `tfx_jax.data.train_tokenizer.KINDS`; without effect with init_from
     max_length: int = at_least(1, 128)  # tokens of an input, special ones included; longer texts are cut
@@ -66,11 +75,18 @@ class LabelledData:
         if self.dataset == "grammar_pairs":
             return grammar_labelled_pairs(split, GRAMMAR_SIZES[split])
         path = split_path(self, split)
-        if not self.second_column:
-            return read_labelled(path)
-        return read_labelled_pairs(
-            path, first_column=self.first_column, second_column=self.second_column, label_column=self.label_column
-        )
+        texts = self._read(path)
+        if split == "train":
+            check_repeated(texts, path)
+        return texts
+
+    def _read(self, path: epath.Path) -> LabelledTexts:
+        first, second, label = self.first_column, self.second_column, self.label_column
+        if second:
+            return read_labelled_pairs(path, first_column=first, second_column=second, label_column=label)
+        if first:
+            return read_labelled_columns(path, text_column=first, label_column=label)
+        return read_labelled(path)
 
     def validate(self, model: ModelConfig) -> None:
         """Checks how fields go together.
@@ -79,9 +95,10 @@ class LabelledData:
           UserError: if they do not.
         """
         check_files(self, model, what="row")
-        if len({bool(column) for column in (self.first_column, self.second_column, self.label_column)}) > 1:
+        if bool(self.first_column) != bool(self.label_column) or (self.second_column and not self.first_column):
             raise UserError(
-                "config.task.data.first_column, second_column and label_column go together, or all are empty"
+                "config.task.data.first_column, second_column and label_column go together, or all are empty; single "
+                "texts have no second_column"
             )
 
     def tiny(self) -> None:
@@ -172,6 +189,7 @@ class ClassificationTask:
 
     def train_data(self, options: LoaderOptions) -> grain.IterDataset[Batch]:
         """See `tfx_jax.tasks.task.Task`."""
+        check_validation(self._splits, self.labels)
         examples = ExampleList(self.encode(self._splits["train"]))
         return train_batches(lambda epoch: examples, self.batch_spec, options)
 
@@ -238,7 +256,7 @@ def inputs_of(data: LabelledData) -> tuple[str, ...]:
     """Returns what an input consists of, by the names of its columns where it has two."""
     if data.second_column:
         return data.first_column, data.second_column
-    return ("first text", "second text") if data.dataset == "grammar_pairs" else ("text",)
+    return ("first text", "second text") if data.dataset == "grammar_pairs" else (data.first_column or "text",)
 
 
 def unlabelled(rows: Sequence[Sequence[str]], label: str) -> LabelledTexts:
@@ -252,16 +270,27 @@ def labels_of(texts: LabelledTexts) -> list[str]:
     return sorted({text.label for text in texts})
 
 
-def check_labels(texts: LabelledTexts, labels: Sequence[str]) -> None:
+def check_validation(splits: Splits[Any], labels: Sequence[str]) -> None:
+    """Checks before the first step what the first evaluation would stumble over.
+
+    Raises:
+      UserError: if the validation split has a label that the training split has not.
+    """
+    if "validation" in splits:
+        check_labels(splits["validation"], labels, "the validation split")
+
+
+def check_labels(texts: LabelledTexts, labels: Sequence[str], where: str = "") -> None:
     """Checks that all labels are among those of the training split.
 
     Raises:
-      UserError: if one is not.
+      UserError: if one is not; the message names the text by its number in `where`, from 1, if that is given.
     """
     known = set(labels)
-    for text in texts:
+    for number, text in enumerate(texts, 1):
         if text.label not in known:
-            raise UserError(f"the label {text.label!r} is none of the {len(known)} of the training split")
+            place = f"{where}, text {number}: " if where else ""
+            raise UserError(f"{place}the label {text.label!r} is none of the {len(known)} of the training split")
 
 
 def class_result(scores: ClassScores, count: int, what: str = "texts") -> EvalResult:

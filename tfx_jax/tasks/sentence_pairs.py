@@ -26,6 +26,7 @@ from tfx_jax.tasks.classification import (
     CLASS_METRICS,
     LabelledData,
     check_labels,
+    check_validation,
     class_result,
     class_scores,
     inputs_of,
@@ -144,6 +145,7 @@ class SentencePairTask:
         Raises:
           UserError: if a label whose pairs are to be swapped is none of the training split.
         """
+        check_validation(self._splits, self.labels)
         swapped = {label.strip() for label in self.config.swapped_labels.split(",") if label.strip()}
         if unknown := swapped - {*self.labels}:
             raise UserError(

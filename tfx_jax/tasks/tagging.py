@@ -237,6 +237,8 @@ class TaggingTask:
 
     def train_data(self, options: LoaderOptions) -> grain.IterDataset[Batch]:
         """See `tfx_jax.tasks.task.Task`."""
+        if "validation" in self._splits:  # or the first evaluation would stumble over it
+            self._numbers(self._splits["validation"], "the validation split")
         examples = ExampleList(self.encode(self._splits["train"]), by="targets")
         return train_batches(lambda epoch: examples, self.batch_spec, options)
 
@@ -246,11 +248,17 @@ class TaggingTask:
         Raises:
           UserError: for a tag that the training split has not.
         """
-        number = {label: index for index, label in enumerate(self.labels)}
-        for tag in (tag for sentence in sentences for tag in sentence.tags):
-            if tag not in number:
-                raise UserError(f"the tag {tag!r} is none of the {len(number)} of the training split")
-        return self.encoding.encode(sentences, number, self.config.data.max_length)
+        return self.encoding.encode(sentences, self._numbers(sentences), self.config.data.max_length)
+
+    def _numbers(self, sentences: TaggedSentences, where: str = "") -> dict[str, int]:
+        """The ids of all tags, which those of the sentences must be among; errors name a sentence of `where`."""
+        ids = {label: index for index, label in enumerate(self.labels)}
+        for number, sentence in enumerate(sentences, 1):
+            for tag in sentence.tags:
+                if tag not in ids:
+                    place = f"{where}, sentence {number}: " if where else ""
+                    raise UserError(f"{place}the tag {tag!r} is none of the {len(ids)} of the training split")
+        return ids
 
     def loss(self, model: BertTagger | ElmoTagger, batch: dict[str, Array], rngs: nnx.Rngs | None) -> LossOutput:
         """See `tagging_loss`."""

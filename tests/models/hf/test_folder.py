@@ -73,7 +73,7 @@ def test_gpt_is_told_from_gpt_2(tmp_path):
     ("fields", "message"),
     [
         ({"n_layer": 10**7}, r"config.json asks for 10,000,000 layers, but there are 28 tensors"),
-        ({"n_layer": 10**30}, r"config.json asks for 1,000,0.*000 layers, but there are 28 tensors"),
+        ({"n_layer": 10**30}, r"configuration.num_layers must be at most 2147483647, got 10+$"),
         ({"n_layer": -1}, r"config.json: the model's configuration.num_layers must be at least 1, got -1"),
         ({"n_head": 0}, r"config.json: the model's configuration.num_heads must be at least 1, got 0"),
         ({"attn_pdrop": 7.0}, r"configuration.attention_dropout_rate must be in \[0, 1\), got 7.0"),

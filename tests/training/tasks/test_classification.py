@@ -128,6 +128,27 @@ def test_unknown_label_is_refused(files, tmp_path):
     run = opened(tmp_path / "workdir", validation_file="dev.tsv", **files)
     with pytest.raises(UserError, match=r"^the label 'ugly' is none of the 2 of the training split$"):
         run.task.evaluate(Told(no_answer))
+    message = r"^the validation split, text 2: the label 'ugly' is none of the 2 of the training split$"
+    with pytest.raises(UserError, match=message):  # and not only after some hours
+        run.train_data(make_mesh(data=1))
+
+
+@pytest.mark.parametrize("name", ["train.csv", "train.jsonl"])
+def test_files_with_named_columns(tmp_path, name):
+    texts = {"train.csv": 'what,is\n"fine, words",good\npoor,bad\n'}
+    texts["train.jsonl"] = '{"is": "good", "what": "fine, words"}\n{"is": "bad", "what": "poor"}\n'
+    (tmp_path / name).write_text(texts[name])
+    columns = {"first_column": "what", "label_column": "is"}
+    run = opened(tmp_path / "workdir", dataset="files", data_dir=str(tmp_path), train_file=name, **columns)
+    assert run.task.labels == ("bad", "good")
+    assert run.config.task.splits()["train"] == [("fine, words", "good"), ("poor", "bad")]
+    assert run.task.inputs == ("what",)
+
+
+def test_columns_that_are_turned_are_found_before_anything_is_made(tmp_path):
+    (tmp_path / "train.tsv").write_text("".join(f"text {number}\tgood\n" for number in range(30)))
+    with pytest.raises(UserError, match=r"train\.tsv has 30 labels for 30 texts, such as 'text 0': are the columns"):
+        opened(tmp_path / "workdir", dataset="files", data_dir=str(tmp_path), train_file="train.tsv")
 
 
 def test_splits_that_are_named(files, tmp_path):

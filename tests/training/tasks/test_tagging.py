@@ -165,6 +165,9 @@ def test_unknown_tag_is_refused(files, tmp_path):
     run = opened(tmp_path / "workdir", validation_file="dev.conll", **files)
     with pytest.raises(UserError, match=r"^the tag 'B-group' is none of the 5 of the training split$"):
         run.task.evaluate(Told(no_answer))
+    message = r"^the validation split, sentence 1: the tag 'B-group' is none of the 5 of the training split$"
+    with pytest.raises(UserError, match=message):
+        run.train_data(make_mesh(data=1))
 
 
 def first_training(config, workdir):
