@@ -31,6 +31,20 @@ def test_sentences(tmp_path, name, content):
     ]
 
 
+def test_columns_of_conll_2003(tmp_path):
+    """Tags begin with I where no entity stands before: `repair_tags` mends that, as in other files."""
+    text = (
+        "-DOCSTART- -X- -X- O\n\nEU NNP B-NP I-ORG\nrejects VBZ B-VP O\n\n-DOCSTART- -X- O O\n\nRome NNP I-NP I-LOC\n"
+    )
+    expected = [(["EU", "rejects"], ["I-ORG", "O"]), (["Rome"], ["I-LOC"])]
+    assert read_tagged(_write(tmp_path / "eng.train", text)) == expected
+    assert read_tagged(_write(tmp_path / "two", "EU I-ORG\nrejects O\n\nRome I-LOC\n")) == expected
+    with pytest.raises(UserError, match=r"a\.conll, line 3: 3 columns, but the first line has 4"):
+        read_tagged(_write(tmp_path / "a.conll", "EU NNP B-NP I-ORG\n\nrejects VBZ O\n"))
+    with pytest.raises(UserError, match=r"a\.conll, line 1: the tag '-X-' is not O, B-label"):
+        read_tagged(_write(tmp_path / "a.conll", "EU NNP B-NP -X-\n"))
+
+
 def test_words_and_labels_of_any_kind(tmp_path):
     ((words, tags),) = read_tagged(_write(tmp_path / "a", "=\tB-creative-work\n猫 犬\tI-creative-work\n#x\tI-B\n"))
     assert (words, tags) == (["=", "猫 犬", "#x"], ["B-creative-work", "I-creative-work", "I-B"])

@@ -1,4 +1,4 @@
-"""Tagged sentences in CoNLL's format: a line for each word, a TAB, its tag; an empty line between sentences."""
+"""Tagged sentences in CoNLL's formats: a line for each word and its tag, an empty line between sentences."""
 
 from typing import NamedTuple
 
@@ -18,18 +18,27 @@ class TaggedSentence(NamedTuple):
 def read_tagged(path: epath.PathLike) -> list[TaggedSentence]:
     """Reads the sentences of a UTF-8 file, plain or `.gz`; blanks around words and tags are trimmed.
 
+    A line is a word, one TAB and its tag; or, if there is no TAB in the first, it has columns with spaces between, as
+    many in each, of which the first is the word and the last the tag. That is CoNLL-2003's format (Tjong Kim Sang and
+    De Meulder, 2003), whose "-DOCSTART-" lines are passed over.
+
     The tags are checked one by one. Whether an I follows its B is not: such files are common, and
     `tfx_jax.tasks.tagging.repair_tags` mends them.
 
     Raises:
-      UserError: for a file that cannot be read, is not UTF-8 or has no sentence, and for a line that is not a word, one
-        TAB and a BIO tag.
+      UserError: for a file that cannot be read, is not UTF-8 or has no sentence, and for a line that has no word, no
+        BIO tag, or other columns than these.
     """
     sentences: list[TaggedSentence] = []
     open_sentence = TaggedSentence([], [])
+    num_columns = None  # with spaces between
     for number, line in enumerate(read_lines(path), start=1):
         if line.strip():
-            word, tag = _split(line, f"{path}, line {number}")
+            if num_columns is None:
+                num_columns = 0 if "\t" in line else len(line.split())
+            word, tag = _split(line, num_columns, f"{path}, line {number}")
+            if num_columns and word == "-DOCSTART-":
+                continue
             open_sentence.words.append(word)
             open_sentence.tags.append(tag)
         elif open_sentence.words:
@@ -42,11 +51,17 @@ def read_tagged(path: epath.PathLike) -> list[TaggedSentence]:
     return sentences
 
 
-def _split(line: str, where: str) -> tuple[str, str]:
-    fields = [field.strip() for field in line.split("\t")]
-    if len(fields) != 2 or not fields[0]:
-        raise UserError(f"{where}: {line[:40]!r} is not a word, one TAB and its tag")
-    word, tag = fields
+def _split(line: str, num_columns: int, where: str) -> tuple[str, str]:
+    """The word and the tag of a line; `num_columns` of those with spaces between, at most 1 of a file with TABs."""
+    if num_columns > 1:
+        fields = line.split()
+        if len(fields) != num_columns:
+            raise UserError(f"{where}: {len(fields)} columns, but the first line has {num_columns}")
+    else:
+        fields = [field.strip() for field in line.split("\t")]
+        if len(fields) != 2 or not fields[0]:
+            raise UserError(f"{where}: {line[:40]!r} is not a word, one TAB and its tag")
+    word, tag = fields[0], fields[-1]
     prefix, _, label = tag.partition("-")
     if tag != "O" and (prefix not in ("B", "I") or not label):
         raise UserError(f"{where}: the tag {tag!r} is not O, B-label or I-label; convert the file to BIO tags")

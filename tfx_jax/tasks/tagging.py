@@ -44,7 +44,7 @@ class TaggedData:
 
     dataset: str = one_of(("grammar", "files"), "grammar")  # the grammar is built in
     data_dir: str = ""  # files: the folder that the names below are relative to
-    train_file: str = ""  # CoNLL's format with BIO tags
+    train_file: str = ""  # lines of word, TAB, BIO tag, or CoNLL-2003's; an empty line between sentences
     validation_file: str = ""
     test_file: str = ""
     # Or another of `tfx_jax.data.train_tokenizer.KINDS`; without effect with init_from, and for a model of characters.
