@@ -111,8 +111,20 @@ def test_keys_of_the_first_block_count_several_times(t, shown):
     want = terms / terms.sum(axis=-1, keepdims=True)
     np.testing.assert_allclose(weights, want, atol=1e-5)
     np.testing.assert_allclose(out, mixed(want, value), atol=1e-5)
-    with pytest.raises(ValueError, match="first_block_times must be at least 1, got 0"):
-        bigbird_attention(query, key, value, block_size=3, **blocks, first_block_times=0)
+    for wrong in ({"first_block_times": 0}, {"num_last_global_blocks": -1}):
+        with pytest.raises(ValueError, match="first_block_times must be at least 1 and num_last_global_blocks not neg"):
+            bigbird_attention(query, key, value, block_size=3, **blocks | wrong)
+
+
+def test_a_mask_for_all_keys_alike_hides_no_more_and_no_less():
+    """Of one column, over a last block that is not full."""
+    inputs = _inputs(37)
+    blocks = {"num_global_blocks": 1, "num_window_blocks": 3, "num_random_blocks": 1, "num_last_global_blocks": 1}
+    attend = jax.jit(functools.partial(bigbird_attention, block_size=3, **blocks))
+    rows = np.array([True, False])[:, None, None, None]
+    plain, hidden = attend(*inputs), attend(*inputs, None, rows)
+    np.testing.assert_allclose(hidden[0], plain[0], atol=1e-6)
+    np.testing.assert_array_equal(hidden[1], 0)
 
 
 def test_short_texts_are_attended_densely():

@@ -107,7 +107,7 @@ MUTANTS = (
             "        bias,\n        mask,\n        segment_ids=None",
             "        more_bias if bias is None else bias,\n        mask,\n        segment_ids=None",
         ),
-        ("what fills the last block is seen", "if excess and mask is None:", "if False:"),
+        ("what fills the last block is seen", "if excess:  # what", "if False:  # what"),
         ("segments are not turned", "(turned(ids[0], 1), turned(ids[1], 1))", "ids"),
     ),
     *in_file(

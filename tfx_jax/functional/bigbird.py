@@ -91,8 +91,11 @@ def bigbird_attention(
         raise ValueError("BigBird has no causal form: its global tokens see the future and are seen by all")
     if block_size < 1:
         raise ValueError(f"block_size must be at least 1, got {block_size}")
-    if first_block_times < 1:
-        raise ValueError(f"first_block_times must be at least 1, got {first_block_times}")
+    if first_block_times < 1 or num_last_global_blocks < 0:
+        raise ValueError(
+            f"first_block_times must be at least 1 and num_last_global_blocks not negative, got {first_block_times} and "
+            f"{num_last_global_blocks}"
+        )
     t, last = query.shape[1], num_last_global_blocks * block_size
     options: dict[str, Any] = {"scale": scale, "dropout_rate": dropout_rate, "return_weights": return_weights}
     ids = None if segment_ids is None else pair_of_segment_ids(segment_ids, len(query), t, t)
@@ -104,8 +107,9 @@ def bigbird_attention(
         over_keys["more_bias"] = jnp.where(is_first, np.float32(np.log(first_block_times)), np.float32(0))
     if num_last_global_blocks:  # they go to the front, where the others are
         excess = -t % block_size
-        if excess and mask is None:
-            over_keys["mask"] = jnp.ones((1, 1, 1, t), jnp.bool_)
+        if excess:  # what fills the last block is hidden, whatever else is
+            shown = jnp.ones((1, 1, 1, t), jnp.bool_)
+            over_keys["mask"] = shown if mask is None else mask & shown
         turned = functools.partial(_turned, excess=excess, by=last)
         query, key, value = (turned(x, 1) for x in (query, key, value))
         over_keys = {name: None if x is None else turned(x, 3) for name, x in over_keys.items()}
