@@ -93,8 +93,8 @@ def bigbird_attention(
         raise ValueError(f"block_size must be at least 1, got {block_size}")
     if first_block_times < 1 or num_last_global_blocks < 0:
         raise ValueError(
-            f"first_block_times must be at least 1 and num_last_global_blocks not negative, got {first_block_times} and "
-            f"{num_last_global_blocks}"
+            "first_block_times must be at least 1 and num_last_global_blocks not negative, got "
+            f"{first_block_times} and {num_last_global_blocks}"
         )
     t, last = query.shape[1], num_last_global_blocks * block_size
     options: dict[str, Any] = {"scale": scale, "dropout_rate": dropout_rate, "return_weights": return_weights}
