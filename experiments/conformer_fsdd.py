@@ -33,7 +33,8 @@ A search that keeps eight prefixes (`config.task.beam_size=8`) gets 2.46 % of th
 one digit each 94.10 % are right, and 94.70 with that search: less than of digits in strings, and less than networks
 that can choose but ten words. What is heard is normalised by the utterance, of which a single digit says little; and
 files cut as tightly as the data set's own, without the silence that was trained with, are often misheard
-(`transcribe` of two of them wrote "ve" and "hre"). The error had not ended to fall. `large`: not yet run.
+(`transcribe` of two of them wrote "ve" and "hre"). The error had not ended to fall. Trained on single digits alone
+(`config.task.data.max_digits=1`, 25 minutes of a busy core), 95.20 % are right. `large`: not yet run.
 """
 
 from tfx_jax.models.conformer import ConformerConfig
