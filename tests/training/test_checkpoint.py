@@ -1,5 +1,6 @@
 """Checkpoints: bit for bit, over any number of devices, and whatever happens to the disk."""
 
+import errno
 import gc
 import json
 import logging
@@ -502,3 +503,13 @@ def test_full_disk(tmp_path):
         chex.assert_trees_all_equal(load_params(disk), host_state(good).variables)
     finally:
         subprocess.run(["umount", str(disk)], check=True)
+
+
+@pytest.mark.parametrize(("number", "remedy"), [(errno.ENOSPC, "make room"), (errno.EROFS, "make the folder writable")])
+def test_average_that_cannot_be_written_says_what_helps(workdir, monkeypatch, number, remedy):
+    def refuse(*_, **__):
+        raise ValueError("not saved") from OSError(number, os.strerror(number))
+
+    monkeypatch.setattr("tfx_jax.training.checkpoint.ocp.save", refuse)
+    with pytest.raises(UserError, match=rf"^cannot write .*average \(.*{os.strerror(number)}\): {remedy} and run"):
+        average_checkpoints(workdir, last=2)

@@ -38,6 +38,9 @@ class LineReader:
     def take(self, max_lines: int) -> list[str]:
         """The next lines, decoded, without their line ends; none at the end of the stream.
 
+        Lines before one that cannot be decoded are given first, so that they are answered: it is the next call that
+        raises.
+
         Raises:
           UserError: at a line that is not UTF-8.
         """
@@ -47,7 +50,18 @@ class LineReader:
             self._read()
         if self.is_terminal and self._is_over and not self._lines:
             self._ask("\n")
-        return [self._decode(self._lines.popleft()) for _ in range(min(max_lines, len(self._lines)))]
+        taken: list[str] = []
+        while self._lines and len(taken) < max_lines:
+            try:
+                taken.append(self._lines[0].rstrip(b"\r").decode())
+            except UnicodeDecodeError as error:
+                if taken:
+                    break
+                number = self._number + 1
+                raise UserError(f"standard input, line {number}: not UTF-8 ({error.reason})") from None
+            self._lines.popleft()
+            self._number += 1
+        return taken
 
     def _read(self) -> None:
         """Waits for input and cuts it into lines; a terminal ends once only, so that it is not read after that."""
@@ -63,13 +77,6 @@ class LineReader:
     def _has_more(self) -> bool:
         descriptor = _descriptor(self._stream)
         return descriptor is None or bool(select.select([descriptor], [], [], self._pause)[0])
-
-    def _decode(self, line: bytes) -> str:
-        self._number += 1
-        try:
-            return line.rstrip(b"\r").decode()
-        except UnicodeDecodeError as error:
-            raise UserError(f"standard input, line {self._number}: not UTF-8 ({error.reason})") from None
 
     def _ask(self, prompt: str) -> None:
         if self._screen.isatty():

@@ -153,8 +153,8 @@ class Checkpoints:
             good = [saved for saved in self.steps if saved != step]
             last = f"the last good checkpoint is step {good[-1]}" if good else "there is no earlier checkpoint"
             raise UserError(
-                f"cannot save step {step} in {self.directory} ({_line(error)}); {last}; "
-                "make room and run the same command again"
+                f"cannot save step {step} in {self.directory} ({_line(error)}); {last}; {_remedy(error)} and run the same "
+                "command again"
             ) from None
 
 
@@ -245,7 +245,8 @@ def average_checkpoints(
     try:
         ocp.save(path, mean, overwrite=True, custom_metadata=metadata)
     except _STORAGE_ERRORS as error:
-        raise UserError(f"cannot write {path} ({_line(error)}): make room and run the same command again") from None
+        remedy = _remedy(error)
+        raise UserError(f"cannot write {path} ({_line(error)}): {remedy} and run the same command again") from None
     return steps
 
 
@@ -369,3 +370,10 @@ def _line(error: BaseException) -> str:
     while error.__cause__ is not None:
         error = error.__cause__
     return printable(next(iter(str(error).splitlines()), ""), 200) or type(error).__name__
+
+
+def _remedy(error: BaseException) -> str:
+    """What a user can do about an error of writing; tensorstore's are texts, without a number."""
+    line = _line(error)
+    is_forbidden = any(reason in line for reason in ("Read-only file system", "Permission denied", "not permitted"))
+    return "make the folder writable" if is_forbidden else "make room"

@@ -265,6 +265,14 @@ def test_cut_short(folder, size):
     assert_refused(folder, r"model\.safetensors is damaged or cut short \(.*\): fetch it again$")
 
 
+def test_file_that_may_not_be_read(folder, monkeypatch):
+    def refuse(*_):
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr("tfx_jax.models.hf.folder.safetensors.safe_open", refuse)  # a superuser may read any
+    assert_refused(folder, r"model\.safetensors may not be read: change its permissions$")
+
+
 @pytest.mark.parametrize("place", [0, 8, 20])
 def test_damaged_header(folder, place):
     path = folder / "model.safetensors"

@@ -222,6 +222,8 @@ class Tensors:
             return read(*arguments)
         except UserError:
             raise
+        except PermissionError:
+            raise UserError(f"{self._folder / file} may not be read: change its permissions") from None
         except (safetensors.SafetensorError, OSError, ValueError, TypeError) as error:
             raise UserError(f"{self._folder / file} is damaged or cut short ({error}): fetch it again") from None
 
