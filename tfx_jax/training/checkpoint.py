@@ -153,8 +153,8 @@ class Checkpoints:
             good = [saved for saved in self.steps if saved != step]
             last = f"the last good checkpoint is step {good[-1]}" if good else "there is no earlier checkpoint"
             raise UserError(
-                f"cannot save step {step} in {self.directory} ({_line(error)}); {last}; {_remedy(error)} and run the same "
-                "command again"
+                f"cannot save step {step} in {self.directory} ({_line(error)}); {last}; "
+                f"{_remedy(error)} and run the same command again"
             ) from None
 
 
