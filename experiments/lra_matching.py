@@ -1,6 +1,6 @@
 r"""Matching, byte by byte: are two passages of up to 4,000 bytes of one article or of two? With any attention.
 
-Result: not yet run
+Result: small: 50.7 to 51.3 % of dev with seven attentions, which is chance, minutes of a busy core; paper not yet run
 
 The retrieval task of Long Range Arena (Tay et al., 2020, https://arxiv.org/abs/2011.04006) asks of two papers whether
 one cites the other; each is read byte by byte by the same encoder, and only its vector meets that of the other. On the
@@ -18,8 +18,24 @@ pairs are drawn for training and 2,000 for validation, always the same ones. Var
 `small`, for a CPU core, with passages of 256 bytes; `test`, on built-in documents. What differs from the published
 protocol is in `lra_listops`.
 
-Measured: not yet run. On paper, `paper` with dense attention needs 7.0 of the 15.75 GiB of each of four v5e, and 86 ms
-a step by the compiler's estimate, says the plan.
+Measured: `small`, seed 0, on a CPU core, the other one idle or at work, 1,000 steps of eight pairs, some five minutes
+for each attention (`--attentions=dense,window,favor,linear,bigbird,lsh,routing`). Accuracy is that of the 2,000 pairs
+of the validation split after the last step, in percent, with a standard error of 1.1; a model has 124,290 parameters;
+memory is what XLA plans for a step besides parameters and optimizer.
+
+                             accuracy  tokens/s  MiB
+    favor                       51.25    29,168  204
+    linear                      51.10    35,314  169
+    lsh, two rounds             51.05    22,204  164
+    dense                       50.75    18,856  383
+    routing, 16 clusters        50.75    29,730  186
+    window, 16 to each side     50.70    32,121  201
+    bigbird                     50.55    24,457  255
+
+All are at chance, and so is the training loss, 0.693 nats: 256 bytes of an article, read once by a model of this size,
+do not teach what two passages have in common. What can be compared is what a step costs, not what it teaches. `paper`:
+not yet run; dense attention needs 7.0 of the 15.75 GiB of each of four v5e, and 86 ms a step by the compiler's estimate,
+says the plan.
 """
 
 from tfx_jax.models.long_encoder import LongEncoderConfig
