@@ -364,6 +364,30 @@ def test_queries_without_keys_are_zero_with_finite_gradients(case):
     np.testing.assert_array_equal(answers.gradients[0][-1], 0)
 
 
+@having("bias")
+def test_a_bias_of_minus_infinity_hides_a_key_and_a_row_of_it_is_zero(case):
+    """Also where it and a mask hide a row together."""
+    inputs = _inputs(case)
+    bias, mask = np.zeros((1, 1, 12, 17), np.float32), np.ones((2, 4, 12, 17), bool)
+    bias[..., 3, :], bias[..., 5, :9], mask[:, :, 5, 9:] = -np.inf, -np.inf, False
+    bias[..., 7, 2] = -np.inf
+    out, gradients = _with_gradients(case)((*inputs, bias), mask)
+    weights = case.oracle(*inputs[:2], mask=mask & (bias == 0))
+    np.testing.assert_allclose(out, mixed(weights, inputs[2]), atol=1e-5)
+    np.testing.assert_array_equal(np.asarray(out)[:, [3, 5]], 0)
+    chex.assert_tree_all_finite(gradients)
+    np.testing.assert_array_equal(np.asarray(gradients[0])[:, [3, 5]], 0)
+
+
+def _with_gradients(case):
+    def loss(arrays, mask):
+        out = case.attend(*arrays, mask)
+        return jnp.square(out).sum(), out
+
+    compiled = jax.jit(jax.grad(loss, has_aux=True))
+    return lambda *arguments: compiled(*arguments)[::-1]
+
+
 @every
 def test_gradients_equal_central_differences_of_the_oracle(case):
     inputs = _inputs(case)
@@ -437,6 +461,54 @@ def test_sharded_over_batch_and_heads(case):
     placed = (jax.device_put(x, NamedSharding(mesh, P("data", None, "model"))) for x in inputs)
     mask = _padding(inputs[1])
     got = _attend(case)(*placed, mask=jax.device_put(mask, NamedSharding(mesh, P("data"))))
+    np.testing.assert_allclose(got, _padded(case, inputs, mask).out, atol=1e-5)
+
+
+def _loss_and_gradients(case):
+    """Output and gradients as a function to trace, causal where that can be: its loops have a state."""
+    options = {"is_causal": True} if "causal" in case.takes else {}
+
+    def loss(inputs, mask):
+        out = case.attend(*inputs, mask=mask, **options)
+        return jnp.square(out).sum(), out
+
+    return jax.grad(loss, has_aux=True)
+
+
+ELSEWHERE = pytest.mark.parametrize("case", [case for case in ATTENTIONS if case.name != "ring"], ids=lambda x: x.name)
+
+
+@ELSEWHERE
+def test_in_shard_map_with_its_checks(case):
+    mesh = jax.make_mesh((2,), ("data",), axis_types=(AxisType.Auto,))
+    inputs = _inputs(case)
+    mask = _padding(inputs[1])
+    attend = jax.shard_map(_loss_and_gradients(case), mesh=mesh, in_specs=P("data"), out_specs=P("data"))
+    gradients, out = jax.eval_shape(attend, inputs, mask)
+    assert out.shape == (*inputs[0].shape[:3], inputs[2].shape[-1])
+    assert [x.shape for x in gradients] == [x.shape for x in inputs]
+
+
+@ELSEWHERE
+def test_on_explicit_axes(case):
+    """The default of `jax.make_mesh`: results are divided as queries are, gradients as what they are of."""
+    mesh = jax.make_mesh((2, 2), ("data", "copy"))
+    with jax.set_mesh(mesh):
+        *inputs, mask = (jax.device_put(x, P("data")) for x in (*_inputs(case), _padding(_inputs(case)[1])))
+        gradients, out = jax.eval_shape(_loss_and_gradients(case), tuple(inputs), mask)
+        assert [x.sharding.spec[0] for x in (out, *gradients)] == ["data"] * 4
+        _, weights = jax.eval_shape(functools.partial(case.attend, return_weights=True), *inputs, mask=mask)
+        assert weights.sharding.spec[0] == "data"
+
+
+def test_explicit_axes_change_no_value():
+    case = next(case for case in ATTENTIONS if case.name == "chunked")
+    inputs = _inputs(case)
+    mesh = jax.make_mesh((2, 2), ("data", "model"), axis_types=(AxisType.Explicit,) * 2)
+    mask = _padding(inputs[1])
+    placed = (jax.device_put(x, NamedSharding(mesh, P("data", None, "model"))) for x in inputs)
+    got = _attend(case)(*placed, mask=jax.device_put(mask, NamedSharding(mesh, P("data"))))
+    assert got.sharding.spec == P("data", None, "model", None)
     np.testing.assert_allclose(got, _padded(case, inputs, mask).out, atol=1e-5)
 
 

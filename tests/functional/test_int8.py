@@ -47,6 +47,15 @@ def test_rows_of_zeros_stay_zeros():
     assert not np.asarray(_product(np.zeros((1, 5), np.float32), values, scales)).any()
 
 
+def test_what_is_not_finite_shows():
+    """An integer has no NaN: the scale of its row says so, on either side of a product."""
+    finite = np.ones((1, 2), np.float32)
+    for bad in (np.nan, np.inf, -np.inf):
+        row = np.array([[bad, 1]], np.float32)
+        assert not np.isfinite(_product(finite, *_quantize(row))).any()
+        assert not np.isfinite(_product(row, *_quantize(finite))).any()
+
+
 def test_sums_are_exact_for_long_rows():
     """Of extreme values, sums of 4,096 products need 26 bits: more than float32 has."""
     values = np.full((1, 4096), 127, np.int8)

@@ -234,3 +234,9 @@ def test_segments_do_not_see_each_other_though_all_share_one_bucket():
     before, after = (np.asarray(attend(x, v, segment_ids=ids)) for v in (value, other))
     np.testing.assert_array_equal(before[:, :16], after[:, :16])
     np.testing.assert_allclose(before[:, 16:], -after[:, 16:])
+
+
+def test_forward_mode_is_refused():
+    x, value = _inputs()
+    with pytest.raises(TypeError, match="custom_vjp"):
+        jax.jit(lambda x: jax.jvp(lambda x: lsh_attention(x, x, value, rng=RNG), (x,), (x,))).lower(x)

@@ -169,6 +169,14 @@ class TestRotary:
         assert half.dtype == jnp.bfloat16
         np.testing.assert_allclose(half.astype(np.float32), out, atol=3e-2)
 
+    def test_float64_has_angles_of_float64(self):
+        with jax.enable_x64(True):
+            x = np.random.default_rng(5).normal(size=(1, 2, 1, 4))
+            got = np.asarray(_rotary(x, np.array([1, 30_000])))
+        for t, position in enumerate((1, 30_000)):
+            want = turned(x[0, t, 0, [0, 2, 1, 3]], position).reshape(2, 2).T.ravel()
+            np.testing.assert_allclose(got[0, t, 0], want, rtol=0, atol=2e-11)
+
     def test_a_step_of_decoding_equals_its_row(self):
         x = _normal(4, 2, 5, 3, 8)
         step = _rotary(x[:, 3:4], np.array([[3], [3]]))

@@ -14,9 +14,11 @@ from jaxtyping import Array, Float
 from tfx_jax.functional.attention import dot_product_attention
 from tfx_jax.functional.attention_from_logits import attention_from_logits
 from tfx_jax.functional.empty import zeros_where_empty
+from tfx_jax.functional.explicit_axes import divided_as_queries
 from tfx_jax.functional.masks import Bias, Mask, SegmentIds
 
 
+@divided_as_queries
 @zeros_where_empty
 def additive_attention(
     query: Float[Array, "B T N H"],
@@ -49,7 +51,8 @@ def additive_attention(
       query: queries, [B, T, N, H].
       key: keys, [B, S, K, J]; K divides N, and the sizes of queries and keys may differ.
       value: values, [B, S, K, U].
-      bias: added to the scores, broadcastable to [B, N, T, S]. Not a way to mask.
+      bias: added to the scores, broadcastable to [B, N, T, S]. Minus infinity
+        hides a key, but `mask` does so with less.
       mask: True where a query may attend, broadcastable to [B, N, T, S]. A query that sees no key gets zeros.
       w_query: [H, F] for all heads, or [N, H, F] with one for each. None means that `query` has been multiplied.
       w_key: [J, F] or [K, J, F]. None means that `key` has been multiplied, which a decoder that attends once a step
@@ -97,6 +100,7 @@ def additive_attention(
     return (out, weights) if return_weights else out
 
 
+@divided_as_queries
 @zeros_where_empty
 def general_attention(
     query: Float[Array, "B T N H"],

@@ -7,10 +7,12 @@ import jax
 from jaxtyping import Array, Float
 
 from tfx_jax.functional.attention_from_logits import attention_from_logits, dot_product_logits, dot_product_weights
+from tfx_jax.functional.explicit_axes import divided_as_queries
 from tfx_jax.functional.kernels import best_kernels, is_undivided, kernel_attention
 from tfx_jax.functional.masks import Bias, Mask, SegmentIds, check_shapes
 
 
+@divided_as_queries
 def dot_product_attention(
     query: Float[Array, "B T N H"],
     key: Float[Array, "B S K H"],
@@ -35,7 +37,8 @@ def dot_product_attention(
       query: queries, [B, T, N, H]; H is the paper's d_k.
       key: keys, [B, S, K, H]; K divides N, and query head n reads key head n // (N / K).
       value: values, [B, S, K, U]; U is the paper's d_v and may differ from H.
-      bias: added to the scaled logits, broadcastable to [B, N, T, S]. Not a way to mask.
+      bias: added to the scaled logits, broadcastable to [B, N, T, S]. Minus infinity
+        hides a key, but `mask` does so with less.
       mask: True where a query may attend, broadcastable to [B, N, T, S]. A query that may see no key gets a zero
         output, never a NaN and never the mean value. Hidden keys and values change nothing, but must be finite: 0 * NaN
         is NaN.

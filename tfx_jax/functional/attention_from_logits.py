@@ -171,7 +171,12 @@ def _weights(
 ) -> Float[Array, "B N T S"]:
     b, _, t, s = logits.shape
     mask = combine_masks(mask, is_causal, segment_ids, b, t, s)
-    return masked_softmax(logits if bias is None else logits + bias.astype(logits.dtype), mask)
+    if bias is None:
+        return masked_softmax(logits, mask)
+    bias = bias.astype(logits.dtype)
+    has_key = bias.max(axis=-1, keepdims=True) != -jnp.inf  # minus infinity hides a key, and may hide all of a row
+    weights = masked_softmax(jnp.where(has_key, logits + bias, 0), mask)
+    return jnp.where(has_key, weights, jnp.zeros((), weights.dtype))
 
 
 def masked_softmax(logits: Float[Array, "B N T S"], mask: Mask | None) -> Float[Array, "B N T S"]:

@@ -11,9 +11,11 @@ from jaxtyping import Array, Bool, Float, Int, Shaped
 from tfx_jax.functional.attention import dot_product_attention
 from tfx_jax.functional.blocks import attend_in_blocks, check_over_keys, cut
 from tfx_jax.functional.empty import zeros_where_empty
+from tfx_jax.functional.explicit_axes import divided_as_queries
 from tfx_jax.functional.masks import Bias, Mask, SegmentIds, pair_of_segment_ids
 
 
+@divided_as_queries
 @zeros_where_empty
 def bigbird_attention(
     query: Float[Array, "B T N H"],

@@ -7,6 +7,7 @@ from jaxtyping import Array, Float
 
 from tfx_jax.functional.attention_from_logits import dot_product_weights
 from tfx_jax.functional.empty import zeros_where_empty
+from tfx_jax.functional.explicit_axes import divided_as_queries
 from tfx_jax.functional.masks import Bias, Mask, SegmentIds, check_shapes, pair_of_segment_ids
 from tfx_jax.functional.online_softmax import (
     Keys,
@@ -24,6 +25,7 @@ from tfx_jax.functional.online_softmax import (
 )
 
 
+@divided_as_queries
 @zeros_where_empty
 def chunked_attention(
     query: Float[Array, "B T N H"],

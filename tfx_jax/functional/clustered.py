@@ -8,11 +8,13 @@ from jaxtyping import Array, Bool, Float, Int
 
 from tfx_jax.functional.attention import dot_product_attention
 from tfx_jax.functional.empty import zeros_where_empty
+from tfx_jax.functional.explicit_axes import divided_as_queries
 from tfx_jax.functional.lsh import visible_tokens
 from tfx_jax.functional.masks import Mask, SegmentIds, check_shapes, pair_of_segment_ids
 from tfx_jax.functional.normalization import layer_norm
 
 
+@divided_as_queries
 @zeros_where_empty
 def routing_attention(
     query: Float[Array, "B T N H"],

@@ -9,6 +9,9 @@ import jax.numpy as jnp
 P = ParamSpec("P")
 R = TypeVar("R")
 
+EXTRA_OUTPUTS = ("return_weights", "return_log_prob", "return_probs")
+"""The options that ask for more than the output, in the order of what they ask for: [B, N, T, ...] all."""
+
 
 def zeros_where_empty(attention: Callable[P, R]) -> Callable[P, R]:
     """Gives an attention its answer for no rows, no queries or no keys, of which blocks and reductions have no idea.
@@ -25,11 +28,11 @@ def zeros_where_empty(attention: Callable[P, R]) -> Callable[P, R]:
 
     @functools.wraps(attention)
     def attend(*args: P.args, **kwargs: P.kwargs) -> R:
-        query, key, value = _bound(args, kwargs)
+        query, key, value = bind_inputs(args, kwargs)
         if query.size and key.size:
             return attention(*args, **kwargs)
         (b, t, n, _), s, u = query.shape, key.shape[1], value.shape[-1]
-        shapes = {"return_weights": (b, n, t, s), "return_log_prob": (b, n, t), "return_probs": (b, n, t, s)}
+        shapes = dict(zip(EXTRA_OUTPUTS, ((b, n, t, s), (b, n, t), (b, n, t, s)), strict=True))
         dtype = jnp.promote_types(query.dtype, jnp.float32)
         asked = [jnp.zeros(shape, dtype) for option, shape in shapes.items() if kwargs.get(option)]
         out = jnp.zeros((b, t, n, u), query.dtype)
@@ -38,8 +41,8 @@ def zeros_where_empty(attention: Callable[P, R]) -> Callable[P, R]:
     return attend
 
 
-def _bound(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any, Any]:
-    """The first three arguments, however they were passed."""
+def bind_inputs(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any, Any]:
+    """Finds query, key and value among the arguments, however they were passed."""
     names = ("query", "key", "value")
     query, key, value = (*args[:3], *(kwargs[name] for name in names[len(args) :]))
     return query, key, value

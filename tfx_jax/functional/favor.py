@@ -17,6 +17,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float
 
 from tfx_jax.functional.empty import zeros_where_empty
+from tfx_jax.functional.explicit_axes import divided_as_queries
 from tfx_jax.functional.masks import Bias, Mask, check_shapes
 
 # As parts of the largest number: the logarithm of a feature that counts for nothing, and the least reference of a sum,
@@ -77,6 +78,7 @@ def log_elu_features(x: Float[Array, "*batch H"]) -> Float[Array, "*batch H"]:
     return jnp.minimum(x, 0) + jnp.log1p(jnp.maximum(x, 0))
 
 
+@divided_as_queries
 @zeros_where_empty
 def favor_attention(
     query: Float[Array, "B T N H"],
@@ -145,6 +147,7 @@ def favor_attention(
     )
 
 
+@divided_as_queries
 @zeros_where_empty
 def linear_attention(
     query: Float[Array, "B T N H"],
@@ -213,7 +216,7 @@ def linear_attention(
             out = _causal(query_heads, key_heads, values, visible, log_query_fn, log_key_fn, block_size)
         else:
             log_key = log_key_fn(key_heads, visible)
-            sums = _extended(_no_keys(log_key.shape[:2], log_key.shape[-1], values.shape[-1], dtype), log_key, values)
+            sums = _extended(_no_keys(log_key, values), log_key, values)
             out = _quotient(_read(log_query_fn(query_heads), sums))
         return out.transpose(0, 2, 1, 3, 4).reshape(b, t, n, -1)
 
@@ -242,9 +245,10 @@ class _Answers(NamedTuple):
     denominator: Float[Array, "*batch T G"]
 
 
-def _no_keys(batch: tuple[int, ...], num_features: int, size: int, dtype: np.dtype) -> _Sums:
-    reference = jnp.full((*batch, num_features), _LEAST * jnp.finfo(dtype).max, dtype)
-    return _Sums(reference, jnp.zeros((*batch, num_features, size), dtype), jnp.zeros((*batch, num_features), dtype))
+def _no_keys(log_key: Float[Array, "*batch S M"], value: Float[Array, "*batch S U"]) -> _Sums:
+    """The sums of none of these, made from them: within shard_map, the state of a loop varies as they do."""
+    ones, of_value = jnp.zeros_like(log_key[..., 0, :]), jnp.zeros_like(value[..., 0, :])
+    return _Sums(ones + _LEAST * jnp.finfo(ones.dtype).max, ones[..., :, None] * of_value[..., None, :], ones)
 
 
 def _largest(log_key: Float[Array, "*batch S M"]) -> Float[Array, "*batch M"]:
@@ -350,8 +354,7 @@ def _causal(
         answers = _merged(_Answers(*(x[:, :, 0] for x in inside)), _read(log_query, sums))
         return _extended(sums, log_key, value), _quotient(answers)
 
-    num_features = jax.eval_shape(log_query_fn, key).shape[-1]
-    sums = _no_keys(key.shape[:2], num_features, value.shape[-1], value.dtype)
+    sums = _no_keys(log_key_fn(key[:, :, :1], visible[:, :1]), value)
     xs = blocks(query, 2), blocks(key, 2), blocks(value, 2), blocks(visible, 1)
     # Without checkpoints, the backward pass would keep the features of all tokens and the weights of all blocks.
     _, out = jax.lax.scan(jax.checkpoint(step, prevent_cse=False), sums, xs)

@@ -10,9 +10,11 @@ from jaxtyping import Array, Float
 from tfx_jax.functional.attention import dot_product_attention
 from tfx_jax.functional.dropout import dropout
 from tfx_jax.functional.empty import zeros_where_empty
+from tfx_jax.functional.explicit_axes import divided_as_queries
 from tfx_jax.functional.masks import Bias, Mask, SegmentIds
 
 
+@divided_as_queries
 @zeros_where_empty
 def hard_attention(
     query: Float[Array, "B T N H"],
@@ -42,7 +44,8 @@ def hard_attention(
       query: queries, [B, T, N, H].
       key: keys, [B, S, K, H]; K divides N.
       value: values, [B, S, K, U].
-      bias: added to the scores, broadcastable to [B, N, T, S]. Not a way to mask.
+      bias: added to the scores, broadcastable to [B, N, T, S]. Minus infinity
+        hides a key, but `mask` does so with less.
       mask: True where a query may attend, broadcastable to [B, N, T, S]. A query that sees no key gets zeros.
       attention_fn: the soft attention whose weights are the probabilities; the paper's is an `additive_attention`.
       rng: PRNG key of the draw. None means evaluation: the most probable key.

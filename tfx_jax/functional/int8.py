@@ -10,11 +10,12 @@ def quantize_rows(matrix: Float[Array, "*rows D"]) -> tuple[Int8[Array, "*rows D
     """Rounds each row to 255 levels, symmetric about 0; its largest element keeps its value.
 
     Args:
-      matrix: finite.
+      matrix: any float dtype.
 
     Returns:
       The integers and the float32 scale of each row, 1 for a row of zeros. Their product is within half a scale of the
-      element, which is 1/254 of the largest in its row.
+      element, which is 1/254 of the largest in its row. The scale of a row that is not finite is not either, so that
+      what is computed from it shows that.
 
     >>> import jax
     >>> values, scales = jax.jit(quantize_rows)(jnp.array([[0.4, -1.0], [0.0, 0.0]]))
@@ -23,7 +24,7 @@ def quantize_rows(matrix: Float[Array, "*rows D"]) -> tuple[Int8[Array, "*rows D
     """
     matrix = matrix.astype(jnp.float32)
     largest = jnp.abs(matrix).max(axis=-1, keepdims=True)
-    scales = jnp.where(largest > 0, largest / _LARGEST, 1.0)
+    scales = jnp.where(largest == 0, 1.0, largest / _LARGEST)
     return jnp.round(matrix / scales).astype(jnp.int8), scales[..., 0]
 
 

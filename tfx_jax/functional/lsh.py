@@ -11,11 +11,13 @@ from jaxtyping import Array, Bool, Float, Int
 from tfx_jax.functional.attention_from_logits import masked_softmax
 from tfx_jax.functional.dropout import dropout
 from tfx_jax.functional.empty import zeros_where_empty
+from tfx_jax.functional.explicit_axes import divided_as_queries
 from tfx_jax.functional.masks import Mask, check_shapes, pair_of_segment_ids
 
 _HIDDEN_SEGMENT = np.iinfo(np.int32).max
 
 
+@divided_as_queries
 @zeros_where_empty
 def lsh_attention(
     query: Float[Array, "B T N H"],
@@ -57,6 +59,8 @@ def lsh_attention(
     reaches `chunk_size` or up to 2 * chunk_size - 1 earlier tokens of its bucket: the future leaks into what it sees.
     With `is_causal` a query therefore reaches exactly the last `chunk_size` earlier tokens of its bucket, which costs
     the same. Nothing later then changes its output but for rounding: terms may be added in another order.
+
+    The gradient is a `jax.custom_vjp`: there is no `jax.jvp` of this function itself.
 
     Args:
       query: queries, [B, T, N, H], keys at the same time.

@@ -39,14 +39,23 @@ def sinusoidal_positions(
     """
     if d_model % 2:
         raise ValueError(f"d_model must be even for sinusoidal positions, got {d_model}")
-    # Angles are fractions of a turn in units of 2^-32: that their product overflows is the reduction modulo 2 pi.
-    turns = float(base) ** (-np.arange(0, d_model, 2) / d_model) / (2 * np.pi)
-    steps = np.round(turns * 2.0**32).astype(np.int64).astype(np.int32)
-    angle = positions[..., None].astype(jnp.int32) * np.expand_dims(steps, tuple(range(positions.ndim)))
-    angle = angle.astype(jnp.float32) * (2 * np.pi / 2.0**32)
+    angle = _angles(positions, d_model, base)
     if not is_interleaved:
         return jnp.concatenate([jnp.sin(angle), jnp.cos(angle)], axis=-1)
     return jnp.stack([jnp.sin(angle), jnp.cos(angle)], axis=-1).reshape(*positions.shape, d_model)
+
+
+def _angles(
+    positions: Int[Array, "*shape"], d_model: int, base: float, dtype: np.dtype | type = np.float32
+) -> Float[Array, "*shape angles"]:
+    """Position times angular frequency, modulo 2 pi where that is float32: d_model / 2 of them."""
+    frequencies = float(base) ** (-np.arange(0, d_model, 2) / d_model)
+    frequencies = np.expand_dims(frequencies, tuple(range(positions.ndim)))
+    if dtype == np.float64:
+        return positions[..., None].astype(dtype) * frequencies
+    # Angles are fractions of a turn in units of 2^-32: that their product overflows is the reduction modulo 2 pi.
+    steps = np.round(frequencies / (2 * np.pi) * 2.0**32).astype(np.int64).astype(np.int32)
+    return (positions[..., None].astype(jnp.int32) * steps).astype(jnp.float32) * (2 * np.pi / 2.0**32)
 
 
 def learned_positions(table: Float[Array, "P D"], positions: Int[Array, "*shape"]) -> Float[Array, "*shape D"]:
@@ -87,7 +96,7 @@ def rotary_embedding(
       base: the paper's 10,000.
 
     Returns:
-      Rotated `x`, same shape and dtype, computed in float32 at least.
+      Rotated `x`, same shape and dtype, computed in float32 at least, float64 in float64, angles too.
 
     Raises:
       ValueError: if H is odd or `positions` do not fit.
@@ -103,8 +112,8 @@ def rotary_embedding(
     if positions.shape not in ((t,), (b, t)):
         raise ValueError(f"positions must have shape [T] = {(t,)} or [B, T] = {(b, t)}, got {positions.shape}")
     dtype = np.promote_types(x.dtype, np.float32)
-    code = sinusoidal_positions(positions, h, base=base).astype(dtype).reshape(-1, t, 1, h // 2, 2)
-    sin, cos = code[..., 0], code[..., 1]
+    angle = _angles(positions, h, base, dtype)[..., None, :]
+    sin, cos = (x if x.ndim == 4 else x[None] for x in (jnp.sin(angle), jnp.cos(angle)))
     first, second = jnp.split(x.astype(dtype), 2, axis=-1)
     return jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1).astype(x.dtype)
 

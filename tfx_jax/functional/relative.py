@@ -6,10 +6,12 @@ from jaxtyping import Array, Float
 
 from tfx_jax.functional.attention import dot_product_attention
 from tfx_jax.functional.empty import zeros_where_empty
+from tfx_jax.functional.explicit_axes import divided_as_queries
 from tfx_jax.functional.masks import Bias, Mask, SegmentIds, check_shapes
 from tfx_jax.functional.positions import relative_shift
 
 
+@divided_as_queries
 @zeros_where_empty
 def relative_attention(
     query: Float[Array, "B T N H"],

@@ -12,12 +12,14 @@ from jaxtyping import Array, Float
 
 from tfx_jax.functional.blocks import attend_in_blocks, check_over_keys, cut
 from tfx_jax.functional.empty import zeros_where_empty
+from tfx_jax.functional.explicit_axes import divided_as_queries
 from tfx_jax.functional.masks import Bias, Mask, SegmentIds
 
 SMALLEST_BLOCK = 32
 """Products of fewer queries leave matrix units idle."""
 
 
+@divided_as_queries
 @zeros_where_empty
 def local_attention(
     query: Float[Array, "B T N H"],
@@ -88,6 +90,7 @@ def local_attention(
     )
 
 
+@divided_as_queries
 @zeros_where_empty
 def sliding_window_attention(
     query: Float[Array, "B T N H"],
