@@ -1,5 +1,6 @@
 """The processes of `tfx-jax launch local`: numbered lines, one exit status, nobody left behind, nothing unsaved."""
 
+import contextlib
 import importlib.util
 import os
 import pathlib
@@ -154,6 +155,34 @@ def test_a_reader_that_leaves_makes_all_save(tmp_path):
         launcher.stdout.close()
         launcher.wait(timeout=30)
     assert all(path.with_suffix(".saved").exists() for path in up)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere they end when they next print")
+def test_nobody_outlives_a_launcher_that_is_killed(tmp_path):
+    """Not even who ignores SIGTERM and says nothing."""
+    silent = "import os, pathlib, signal, sys, time\nsignal.signal(15, signal.SIG_IGN)\n"
+    silent += "pathlib.Path(sys.argv[1]).write_text(str(os.getpid()))\ntime.sleep(60)"
+    code = (
+        "import sys; from tfx_jax.cli.launch.local import supervise\n"
+        f"supervise([[sys.executable, '-c', {silent!r}, path] for path in sys.argv[1:]])"
+    )
+    up = [tmp_path / "up-0", tmp_path / "up-1"]
+    with subprocess.Popen(python(code, *up)) as launcher:
+        wait_for(lambda: all(path.exists() and path.read_text() for path in up))
+        launcher.kill()
+    pids = [int(path.read_text()) for path in up]
+    try:
+        wait_for(lambda: not any(map(_runs, pids)))
+    finally:
+        for pid in filter(_runs, pids):
+            os.kill(pid, signal.SIGKILL)
+
+
+def _runs(pid):
+    """Whether a process is there and no zombie, which nobody may be there to bury."""
+    with contextlib.suppress(OSError):
+        return pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    return False
 
 
 @pytest.mark.slow

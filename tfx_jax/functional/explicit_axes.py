@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Callable
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar, cast
 
 import jax
 import numpy as np
@@ -42,10 +42,10 @@ def divided_as_queries(attention: Callable[Arguments, R]) -> Callable[Arguments,
         leaves, structure = jax.tree.flatten((args, kwargs), is_leaf=lambda x: x is None)
         places = [place for place, leaf in enumerate(leaves) if isinstance(leaf, (jax.Array, np.ndarray))]
 
-        def attend_to(*arrays: Any) -> Any:
+        def attend_to(*arrays: Any) -> R:
             filled = dict(enumerate(leaves)) | dict(zip(places, arrays, strict=True))
-            args, kwargs = jax.tree.unflatten(structure, filled.values())
-            return attention(*args, **kwargs)
+            given = jax.tree.unflatten(structure, filled.values())
+            return cast(Callable[..., R], attention)(*given[0], **given[1])
 
         out_sharding = tuple(shardings) if len(shardings) > 1 else shardings[0]
         divided: Any = jax.sharding.auto_axes(attend_to, axes=axes, out_sharding=out_sharding)

@@ -20,6 +20,15 @@ from tfx_jax.errors import UserError
 
 SUMMARY = "several CPU processes on this machine"
 
+# Linux kills the program that this becomes when the process that started it, the first argument, dies of SIGKILL or of
+# the memory's end, which it cannot pass on. What `subprocess` could run instead is not safe beside threads.
+_DIE_WITH_PARENT = """
+import ctypes, os, signal, sys
+ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+if os.getppid() == int(sys.argv[1]):
+    os.execv(sys.argv[2], sys.argv[2:])
+"""
+
 
 def add_options(parser: Parser) -> None:
     """Adds what this target asks for."""
@@ -66,7 +75,8 @@ def supervise(
 ) -> int:
     """Runs commands side by side, puts a number before every line they print, and ends them together.
 
-    SIGTERM, SIGINT and the loss of the terminal are passed on to all, so that all save and leave.
+    SIGTERM, SIGINT and the loss of the terminal are passed on to all, so that all save and leave. On Linux none
+    outlives this process, whatever kills it.
 
     Args:
       commands: one for each process.
@@ -132,6 +142,8 @@ def _start(
     index: int, command: Sequence[str], environment: Mapping[str, str], ended: queue.SimpleQueue[tuple[int, int]]
 ) -> subprocess.Popen[str]:
     """Starts a process, and threads that print its lines and report its end."""
+    if sys.platform == "linux":
+        command = [sys.executable, "-IS", "-c", _DIE_WITH_PARENT, str(os.getpid()), *command]
     process = subprocess.Popen(
         command,
         env={**os.environ, "PYTHONUNBUFFERED": "1", **environment},
