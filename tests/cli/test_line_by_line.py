@@ -10,7 +10,8 @@ import types
 
 import pytest
 
-from tfx_jax.cli import generate, main, translate
+from tfx_jax.cli import generate, main, predict, translate
+from tfx_jax.errors import UserError
 from tfx_jax.models import T5
 
 PATIENCE = 60.0  # seconds; a test that would wait for ever fails then
@@ -72,9 +73,14 @@ def chunks(monkeypatch):
     """Stands in for all models; lists the lines that were answered together."""
     seen = []
 
+    def refuse_bad(lines):
+        if "bad" in lines:
+            raise UserError("one has no answer")
+
     class Task:
         def translator(self, graphdef, *, on_batch, **_):
             def translator(params, lines):
+                refuse_bad(lines)
                 seen.append(list(lines))
                 if on_batch is not None:
                     on_batch(len(lines))
@@ -97,11 +103,26 @@ def chunks(monkeypatch):
 
         def __call__(self, prompts, *, seed, first):
             assert (seed, first) == (7, sum(map(len, seen)))
-            seen.append(["".join(map(chr, prompt)) for prompt in prompts])
+            texts = ["".join(map(chr, prompt)) for prompt in prompts]
+            refuse_bad(texts)
+            seen.append(texts)
             return [[ord(chr(token).upper()) for token in prompt] for prompt in prompts]
 
     monkeypatch.setattr(translate, "load_model", lambda *_: (types.SimpleNamespace(task=Task(), graphdef=None), None))
     monkeypatch.setattr(translate, "set_up_program", lambda: None)
+
+    class Predictor:
+        inputs = ("text", "context")
+
+        def __init__(self, *_):
+            pass
+
+        def predict(self, inputs):
+            return [{"answer": text.upper()} for text, _ in inputs]
+
+    monkeypatch.setattr(predict, "load_model", lambda *_: (None, None))
+    monkeypatch.setattr(predict, "Predictor", Predictor)
+    monkeypatch.setattr(predict, "set_up_program", lambda: None)
     monkeypatch.setattr(generate, "set_up_program", lambda: None)
     monkeypatch.setattr(generate, "load_folder_tokenizer", lambda _: Tokenizer())
     monkeypatch.setattr(generate.hf, "load", lambda *_, **__: T5.__new__(T5))
@@ -144,3 +165,24 @@ def test_mistakes_in_what_is_written_are_one_line(monkeypatch, capfd, chunks):
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"fine\n\xff\n")))
     assert main(["translate", "--workdir=w"]) == 2
     assert capfd.readouterr().err == "tfx-jax translate: standard input, line 2: not UTF-8 (invalid start byte)\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "ending", "message"),
+    [
+        (("translate", "--workdir=w"), "", "one has no answer"),
+        (("generate", "--model=m", "--seed=7"), "", "one has no answer"),
+        (
+            ("predict", "--workdir=w"),
+            "\tc",
+            "standard input, line 6: there must be text, TAB, context, but it has 0 TABs",
+        ),
+    ],
+    ids=["translate", "generate", "predict"],
+)
+def test_a_line_without_an_answer_costs_none_before_it(monkeypatch, capfd, chunks, arguments, ending, message):
+    lines = [f"{letter}{ending}\n" for letter in "vwxyz"]
+    text = "".join([*lines, "bad\n", *lines])
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(text.encode())))
+    assert main(list(arguments)) == 2
+    assert capfd.readouterr() == ("V\nW\nX\nY\nZ\n", f"tfx-jax {arguments[0]}: {message}\n")

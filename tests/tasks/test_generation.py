@@ -213,8 +213,8 @@ def test_encoder_decoders_answer(kind, beam_size):
 
 
 def test_refusals():
-    with pytest.raises(UserError, match="prompt 2 has no token"):
-        greedy_generator()([[1], []])
+    with pytest.raises(UserError, match="prompt 6 has no token"):
+        greedy_generator()([[1], []], first=4)
     with pytest.raises(UserError, match="prompt 1 has 29 tokens: with max_new_tokens=12 the model has room for 28"):
         greedy_generator()([[1] * 29])
     assert len(greedy_generator()([[1] * 28])[0]) == 12

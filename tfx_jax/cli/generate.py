@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from tfx_jax.cli.lines import LineReader, count_lines
+from tfx_jax.cli.lines import LineReader, answered, count_lines
 from tfx_jax.cli.options import add_folder_options, check_one_source, load_trained, set_up_program
 from tfx_jax.cli.parser import Parser, at_least_one, beam_width, not_negative
 from tfx_jax.cli.progress import Progress
@@ -74,29 +74,35 @@ def run(argv: Sequence[str]) -> int:
     )
     reader, num_lines = LineReader(sys.stdin.buffer), 0
     progress = Progress("answered {} lines", count_lines(sys.stdin.buffer))
-    while chunk := reader.take(1 if arguments.stream else arguments.batch):
+
+    def answer(chunk: list[str], first: int) -> list[str]:
         prompts = [
             _prompt(generator.continues_prompts, tokenizer, number, line)
-            for number, line in enumerate(chunk, start=num_lines)
+            for number, line in enumerate(chunk, start=first)
         ]
         if arguments.stream and generator.continues_prompts:
             sys.stdout.write(chunk[0])
         watcher.restart()
-        found = generator(prompts, seed=arguments.seed, first=num_lines)
-        num_lines += len(chunk)
+        found = generator(prompts, seed=arguments.seed, first=first)
         progress.clear()
-        for line, ids in zip(chunk, found, strict=True):
-            text = _until(tokenizer.decode(ids), arguments.stop)
-            if arguments.stream:
-                watcher.finish(text)
-                print(flush=True)
-            elif arguments.json:
-                print(json.dumps({"prompt": line, "text": text, "tokens": len(ids)}, ensure_ascii=False))
-            else:
-                print(_on_one_line(line + text if generator.continues_prompts else text))
-        sys.stdout.flush()
-        if not (arguments.stream or reader.is_terminal):
-            progress.advance(len(chunk))
+        texts = [_until(tokenizer.decode(ids), arguments.stop) for ids in found]
+        if arguments.stream:
+            watcher.finish(texts[0])
+            return [""]
+        if arguments.json:
+            told = zip(chunk, texts, found, strict=True)
+            answers = ({"prompt": line, "text": text, "tokens": len(ids)} for line, text, ids in told)
+            return [json.dumps(one, ensure_ascii=False) for one in answers]
+        beginnings = chunk if generator.continues_prompts else [""] * len(chunk)
+        return [_on_one_line(line + text) for line, text in zip(beginnings, texts, strict=True)]
+
+    while chunk := reader.take(1 if arguments.stream else arguments.batch):
+        for answers in answered(chunk, answer, num_lines):
+            sys.stdout.write("".join(f"{text}\n" for text in answers))
+            sys.stdout.flush()
+            if not (arguments.stream or reader.is_terminal):
+                progress.advance(len(answers))
+        num_lines += len(chunk)
     progress.clear()
     return 0
 

@@ -5,6 +5,7 @@ import os
 import select
 import stat
 import sys
+from collections.abc import Callable, Iterator
 from typing import BinaryIO, TextIO
 
 from tfx_jax.errors import UserError
@@ -82,6 +83,29 @@ class LineReader:
         if self._screen.isatty():
             self._screen.write(prompt)
             self._screen.flush()
+
+
+def answered(lines: list[str], answer: Callable[[list[str], int], list[str]], number: int) -> Iterator[list[str]]:
+    """Answers lines together and, where one of them has no answer, all those before it.
+
+    Args:
+      lines: some.
+      answer: from lines and the number of the first to their answers, or a UserError.
+      number: of the first, from 0.
+
+    Raises:
+      UserError: at the line that has no answer.
+    """
+    try:
+        answers = answer(lines, number)
+    except UserError:
+        if len(lines) < 2:
+            raise
+        half = len(lines) // 2
+        yield from answered(lines[:half], answer, number)
+        yield from answered(lines[half:], answer, number + half)
+        return
+    yield answers
 
 
 def count_lines(stream: BinaryIO) -> int | None:

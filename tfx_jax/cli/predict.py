@@ -4,7 +4,7 @@ import json
 import sys
 from collections.abc import Sequence
 
-from tfx_jax.cli.lines import LineReader, count_lines
+from tfx_jax.cli.lines import LineReader, answered, count_lines
 from tfx_jax.cli.options import add_model_options, load_model, set_up_program
 from tfx_jax.cli.parser import Parser
 from tfx_jax.cli.progress import Progress
@@ -30,15 +30,20 @@ def run(argv: Sequence[str]) -> int:
     predictor = Predictor(*load_model(arguments))
     reader, number = LineReader(sys.stdin.buffer), 0
     progress = Progress("answered {} lines", count_lines(sys.stdin.buffer))
+
+    def answer(lines: list[str], number: int) -> list[str]:
+        inputs = [_parts(line, i, predictor.inputs) for i, line in enumerate(lines, number + 1)]
+        answers = predictor.predict(inputs)
+        return [json.dumps(one, ensure_ascii=False) if arguments.json else _spoken(one) for one in answers]
+
     while lines := reader.take(_LINES_AT_A_TIME):
-        answers = predictor.predict([_parts(line, number + i, predictor.inputs) for i, line in enumerate(lines, 1)])
+        for answers in answered(lines, answer, number):
+            if not reader.is_terminal:
+                progress.advance(len(answers))
+            progress.clear()
+            sys.stdout.buffer.write("".join(f"{line}\n" for line in answers).encode())
+            sys.stdout.buffer.flush()
         number += len(lines)
-        if not reader.is_terminal:
-            progress.advance(len(lines))
-        progress.clear()
-        written = (json.dumps(answer, ensure_ascii=False) if arguments.json else _spoken(answer) for answer in answers)
-        sys.stdout.buffer.write("".join(f"{line}\n" for line in written).encode())
-        sys.stdout.buffer.flush()
     return 0
 
 

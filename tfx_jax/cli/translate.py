@@ -3,7 +3,7 @@
 import sys
 from collections.abc import Sequence
 
-from tfx_jax.cli.lines import LineReader, count_lines
+from tfx_jax.cli.lines import LineReader, answered, count_lines
 from tfx_jax.cli.options import add_decoding_options, add_model_options, load_model, set_up_program
 from tfx_jax.cli.parser import Parser
 from tfx_jax.cli.progress import Progress
@@ -35,8 +35,8 @@ def run(argv: Sequence[str]) -> int:
         on_batch=None if reader.is_terminal else progress.advance,
     )
     while lines := reader.take(_LINES_AT_A_TIME):
-        translations = translator(params, lines)
-        progress.clear()
-        sys.stdout.buffer.write("".join(f"{translation}\n" for translation in translations).encode())
-        sys.stdout.buffer.flush()
+        for translations in answered(lines, lambda lines, _: translator(params, lines), 0):
+            progress.clear()
+            sys.stdout.buffer.write("".join(f"{translation}\n" for translation in translations).encode())
+            sys.stdout.buffer.flush()
     return 0

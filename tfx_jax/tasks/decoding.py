@@ -224,7 +224,7 @@ class DecodeDriver:
             limits = max_input_length, decoder.max_input_length(max_new_tokens(power))
             return max(length, min([power, *(limit for limit in limits if limit is not None)]))
 
-        for number, ids in enumerate(inputs, start=1):
+        for number, ids in enumerate(inputs, start=first + 1):
             _check_room(decoder, number, len(ids), max_new_tokens(len(ids)))
         outputs: list[list[int]] = [[] for _ in inputs]
         for num_rows, members in _batches([len(ids) for ids in inputs], padded, tokens_per_batch):
