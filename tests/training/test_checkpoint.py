@@ -513,3 +513,25 @@ def test_average_that_cannot_be_written_says_what_helps(workdir, monkeypatch, nu
     monkeypatch.setattr("tfx_jax.training.checkpoint.ocp.save", refuse)
     with pytest.raises(UserError, match=rf"^cannot write .*average \(.*{os.strerror(number)}\): {remedy} and run"):
         average_checkpoints(workdir, last=2)
+
+
+def test_an_empty_folder_is_no_checkpoint_to_anybody(workdir):
+    """Whether who reads chooses the newest, the best or all, and whether a training goes on."""
+    empty = workdir / "checkpoints" / "42"
+    with Checkpoints(workdir) as checkpoints:
+        steps = checkpoints.steps
+    empty.mkdir()
+    chex.assert_trees_all_equal(load_params(workdir), load_params(workdir, steps[-1]))
+    load_best_params(workdir)
+    assert average_checkpoints(workdir, last=9, or_fewer=True) == steps
+    with pytest.raises(UserError, match=r"has no checkpoint of step 42"):
+        load_params(workdir, 42)
+    with Checkpoints(workdir) as checkpoints:
+        assert checkpoints.steps == steps
+        assert not empty.exists()
+
+
+def test_nothing_but_an_empty_folder_is_no_checkpoint_yet(tmp_path):
+    (tmp_path / "checkpoints" / "42").mkdir(parents=True)
+    with pytest.raises(UserError, match=r"has no complete checkpoint yet$"):
+        load_params(tmp_path)

@@ -44,6 +44,8 @@ class Checkpoints:
           keep_every: those of steps that are a multiple of it stay for ever; 0 for none.
         """
         self.directory = epath.Path(workdir) / "checkpoints"
+        if is_primary():
+            _clear_empty(self.directory)
         best = _policies.BestN(
             get_metric_fn=lambda metrics: metrics["score"], n=keep_best, keep_checkpoints_without_metrics=False
         )
@@ -74,7 +76,7 @@ class Checkpoints:
     @property
     def steps(self) -> list[int]:
         """Steps of the complete checkpoints, oldest first."""
-        return sorted(checkpoint.step for checkpoint in self._checkpointer.checkpoints)
+        return _steps(self._checkpointer)
 
     def save(self, state: TrainState, extra: dict[str, Any], *, score: float | None = None) -> None:
         """Copies the state and writes it in the background; a save still under way is waited for.
@@ -176,7 +178,7 @@ def load_params(workdir: epath.PathLike, step: int | str | None = None, *, allow
     if step == "average":
         return _load_average(epath.Path(workdir), allow_nonfinite)
     with _open(workdir) as checkpointer:
-        steps = sorted(checkpoint.step for checkpoint in checkpointer.checkpoints)
+        steps = _steps(checkpointer)
         if step == "best":
             step = _best_step(checkpointer)
         chosen = steps[-1] if step is None else step
@@ -224,7 +226,7 @@ def average_checkpoints(
       UserError: if there are not so many, or one cannot be read, or their average not be written.
     """
     with _open(workdir) as checkpointer:
-        steps = sorted(checkpoint.step for checkpoint in checkpointer.checkpoints)
+        steps = _steps(checkpointer)
         if or_fewer:
             last = min(last, len(steps))
         if not 1 <= last <= len(steps):
@@ -264,10 +266,24 @@ def _open(workdir: epath.PathLike) -> ocp.training.Checkpointer:
     if not directory.is_dir():
         raise UserError(f"{workdir} has no checkpoints: train there first")
     checkpointer = ocp.training.Checkpointer(directory.resolve())
-    if not checkpointer.checkpoints:
+    if not _steps(checkpointer):
         checkpointer.close()
         raise UserError(f"{workdir} has no complete checkpoint yet")
     return checkpointer
+
+
+def _steps(checkpointer: ocp.training.Checkpointer) -> list[int]:
+    """Steps of the checkpoints, oldest first; an empty folder, which Orbax counts, is none."""
+    steps = sorted(checkpoint.step for checkpoint in checkpointer.checkpoints)
+    return [step for step in steps if any((checkpointer.directory / str(step)).iterdir())]
+
+
+def _clear_empty(directory: epath.Path) -> None:
+    """Deletes empty folders that have the name of a checkpoint: they would take the place of one that is kept."""
+    folders = [path for path in directory.iterdir() if path.name.isdigit()] if directory.is_dir() else []
+    for folder in folders:
+        if folder.is_dir() and not any(folder.iterdir()):
+            folder.rmdir()
 
 
 def _best_step(checkpointer: ocp.training.Checkpointer) -> int:
