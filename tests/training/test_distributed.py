@@ -3,10 +3,13 @@
 import importlib.util
 import json
 import os
+import pathlib
+import shutil
 import signal
 import socket
 import subprocess
 import sys
+import zlib
 
 import jax
 import numpy as np
@@ -16,7 +19,8 @@ from jax.sharding import PartitionSpec as P
 
 from tests.training.tiny import tiny_config, train
 from tfx_jax.errors import UserError
-from tfx_jax.training import distributed, loop
+from tfx_jax.training import agreement, distributed, loop
+from tfx_jax.training.agreement import check_agreement, library
 from tfx_jax.training.checkpoint import Checkpoints, load_params
 from tfx_jax.training.config import check_config, save_config
 from tfx_jax.training.distributed import gather_lists, initialize_from_env
@@ -130,6 +134,37 @@ def test_another_process_must_see_the_same_configuration(tmp_path):
         check_config(tiny_config("text", num_steps=8), tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("others", "who"), [({1: "b"}, "process 1"), ({2: "b", 3: "c"}, "processes 2, 3")], ids=["one", "two"]
+)
+def test_processes_that_disagree_are_named(monkeypatch, others, who):
+    codes = {process: zlib.crc32(code.encode()) for process, code in others.items()}
+
+    def gather(mine):
+        found = np.tile(mine, (4, 1))
+        for process, code in codes.items():
+            found[process, 1] = code
+        return found
+
+    check_agreement(lambda: pytest.fail("alone"))
+    monkeypatch.setattr(jax, "process_count", lambda: 4)
+    monkeypatch.setattr(agreement, "gather_arrays", gather)
+    with pytest.raises(UserError, match=rf"^the data of {who} is not that of process 0: start all with the same$"):
+        check_agreement(lambda: {"the code": "a", "the data": "a"})
+    codes.clear()
+    check_agreement(lambda: {"the code": "a", "the data": "a"})
+
+
+def test_the_code_is_known_by_every_line(tmp_path, monkeypatch):
+    shutil.copytree(pathlib.Path(agreement.__file__).parents[1], tmp_path / "tfx_jax")
+    monkeypatch.setattr(agreement.tfx_jax, "__file__", str(tmp_path / "tfx_jax" / "__init__.py"))
+    before = library.__wrapped__()
+    assert before == library.__wrapped__()
+    with (tmp_path / "tfx_jax" / "functional" / "masks.py").open("a") as file:
+        file.write("\n")
+    assert library.__wrapped__() != before
+
+
 def run_pair(program, *arguments, devices=4):
     """Runs a program as two processes; returns their exit statuses and what they wrote to stderr."""
     with socket.socket() as listener:
@@ -227,6 +262,25 @@ def test_two_processes_evaluate_together_what_neither_has_whole(text, tmp_path):
     for index in range(2):
         (found,) = json.loads((tmp_path / f"pair.{index}").read_text())
         assert found == pytest.approx(expected[0], rel=1e-4)
+
+
+DISAGREE = """
+from tests.training.tiny import tiny_config, train
+from tfx_jax.training import loop
+if index == 1:
+    loop.library = lambda: "another"
+train(tiny_config(arguments[0]), arguments[1])
+"""
+
+
+@pytest.mark.slow
+def test_two_processes_with_different_code_end_with_one_line_each(text, tmp_path):
+    statuses, errors = run_pair(DISAGREE, text, tmp_path)
+    assert statuses == [2, 2], errors
+    line = "the code of process 1 is not that of process 0: start all with the same\n"
+    for index in range(2):
+        assert f"tfx-jax: process {index} of 2: {line}" in errors[index]
+    assert not (tmp_path / "checkpoints").exists()
 
 
 @pytest.mark.slow

@@ -108,6 +108,11 @@ def check_artifact(workdir: epath.PathLike, name: str, *, may_be_missing: bool =
         logging.warning("%s is used unchecked: it is not listed in %s", folder / name, folder / _MANIFEST)
 
 
+def listed_artifacts(workdir: epath.PathLike) -> str:
+    """What `artifacts.json` says of all files, as this process sees it."""
+    return json.dumps(_read_manifest(epath.Path(workdir)), sort_keys=True)
+
+
 def _has_checkpoints(folder: epath.Path) -> bool:
     checkpoints = folder / "checkpoints"
     return checkpoints.is_dir() and any(path.name.isdigit() for path in checkpoints.iterdir())

@@ -10,7 +10,10 @@ import jax
 import numpy as np
 from etils import epath
 
+from tfx_jax.data.splits import SPLITS, Splits
 from tfx_jax.errors import UserError
+from tfx_jax.training.agreement import check_agreement, library
+from tfx_jax.training.artifacts import listed_artifacts
 from tfx_jax.training.checkpoint import Checkpoints
 from tfx_jax.training.config import ExperimentConfig, check_config, save_config
 from tfx_jax.training.config_checks import validate
@@ -75,6 +78,7 @@ def train(config: ExperimentConfig, workdir: epath.PathLike, *, profile: range |
 
 
 def _train(config: ExperimentConfig, workdir: epath.Path, profile: range | None) -> Result:
+    check_agreement(lambda: {"the code": library()})  # `_checkpoints` compares the configuration, field by field
     splits = config.task.splits()
     splits["train"]  # what cannot be read is an error before anything is written
     if "validation" in splits:
@@ -89,10 +93,19 @@ def _train(config: ExperimentConfig, workdir: epath.Path, profile: range | None)
         out_of_memory_as_user_error(),
     ):
         run = make_run(config, workdir, splits=splits)
+        check_agreement(lambda: {"the tokenizer or the labels": listed_artifacts(workdir), **_sizes(splits)})
         trainer = _Trainer(run, workdir, checkpoints, profile, has_validation="validation" in splits)
         trainer.train(stop)
         checkpoints.wait()
         return Result(trainer.saved_step, trainer.evaluations, stop.signum)
+
+
+def _sizes(splits: Splits[Any]) -> dict[str, str]:
+    """How many examples each split has that is read here; where data is a stream nobody knows."""
+    found = {split: splits[split] for split in SPLITS if split != "test" and split in splits}
+    return {
+        f"the size of the {split} split": str(len(data)) for split, data in found.items() if hasattr(data, "__len__")
+    }
 
 
 def _checkpoints(config: ExperimentConfig, workdir: epath.Path) -> Checkpoints:
