@@ -69,6 +69,34 @@ def test_reads_pairs_without_tensorflow(data_dir):
     assert "tensorflow" not in sys.modules
 
 
+@pytest.mark.parametrize("name", ["dataset_info.json", "features.json"])
+@pytest.mark.parametrize("damage", [lambda text: text[:70], lambda text: text.replace("ranslation", "ranslatioN")])
+def test_a_damaged_description_is_one_line(data_dir, tmp_path, name, damage):
+    folder = shutil.copytree(data_dir / "toy" / "en-ja" / "1.0.0", tmp_path / "toy" / "en-ja" / "1.0.0")
+    before = (folder / name).read_text()
+    (folder / name).write_text(damage(before))
+    if (folder / name).read_text() == before:
+        pytest.skip("nothing to damage")
+    with pytest.raises(
+        UserError, match=r"^the data set in .*/1\.0\.0 is damaged \(.*\): delete it, then prepare or copy"
+    ):
+        tfds.tfds_pairs("toy/en-ja", "train", data_dir=tmp_path, **LANGUAGES)
+
+
+def test_a_damaged_record_is_one_line(data_dir, tmp_path):
+    """Not found by a count: the bytes of a chunk have a checksum, which is compared when they are read."""
+    folder = shutil.copytree(data_dir / "toy" / "en-ja" / "1.0.0", tmp_path / "toy" / "en-ja" / "1.0.0")
+    (path,) = folder.glob("toy-train.array_record*")
+    data = bytearray(path.read_bytes())
+    used = [place for place, byte in enumerate(data) if byte]
+    data[used[len(used) // 2]] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(
+        UserError, match=r"^the data set in .*/1\.0\.0 is damaged \(.*\): delete it, then prepare or copy"
+    ):
+        _sides(tfds.tfds_pairs("toy/en-ja", "train", data_dir=tmp_path, **LANGUAGES))
+
+
 def test_directions_splits_and_their_parts(data_dir):
     def read(split, source, target):
         return tfds.tfds_pairs("toy/en-ja", split, data_dir=data_dir, source_language=source, target_language=target)

@@ -23,20 +23,36 @@ from tfx_jax.errors import UserError
 class TfdsPairs:
     """Two languages of a TFDS data source, as a source of pairs."""
 
-    def __init__(self, records: Any, source_language: str, target_language: str):
-        """Takes a TFDS data source whose elements map a language to its sentence, str or bytes."""
-        self._records = records
+    def __init__(self, records: Any, source_language: str, target_language: str, *, folder: epath.PathLike = ""):
+        """Takes a TFDS data source whose elements map a language to its sentence, str or bytes.
+
+        Args:
+          records: the data source.
+          source_language: whose sentences are to be translated.
+          target_language: whose sentences are their translations.
+          folder: of the data set, which is named where a record is damaged.
+        """
+        self._records, self._folder = records, folder
         self._languages = {"source": source_language, "target": target_language}
 
     def __len__(self) -> int:
         return len(self._records)
 
     def __getitem__(self, index: int) -> Pair:
-        return self._pair(self._records[index])
+        return self.__getitems__([index])[0]
 
     def __getitems__(self, indices: Sequence[int]) -> list[Pair]:
-        """Many pairs in one call, which reads array records many times faster."""
-        return [self._pair(record) for record in self._records.__getitems__(indices)]
+        """Many pairs in one call, which reads array records many times faster.
+
+        Raises:
+          UserError: if one is damaged.
+        """
+        try:
+            return [self._pair(record) for record in self._records.__getitems__(indices)]
+        except IndexError:
+            raise
+        except Exception as error:  # of array_record, protobuf and the features, each its own
+            raise _damaged(self._folder, error) from None
 
     def _pair(self, record: dict[str, str | bytes]) -> Pair:
         return {side: _as_text(record[language]) for side, language in self._languages.items()}
@@ -64,7 +80,10 @@ def tfds_pairs(
     tfds = import_tfds()
     root = default_data_dir(data_dir)
     folder = _copy_here(root, name) if "://" in os.fspath(root) else _find_version(root, name)
-    builder = tfds.builder_from_directory(folder)
+    try:
+        builder = tfds.builder_from_directory(folder)
+    except Exception as error:  # of json, protobuf and the features, each its own
+        raise _damaged(folder, error) from None
     for language in (source_language, target_language):
         if language not in (builder.info.features or {}):
             raise UserError(
@@ -81,7 +100,12 @@ def tfds_pairs(
         ) from None
     except ValueError as error:
         raise UserError(f"{name}: {' '.join(str(error).split())}") from None  # names the splits there are
-    return TfdsPairs(records, source_language, target_language)
+    return TfdsPairs(records, source_language, target_language, folder=folder)
+
+
+def _damaged(folder: epath.PathLike, error: Exception) -> UserError:
+    why = next(iter(str(error).splitlines()), "")[:100] or type(error).__name__
+    return UserError(f"the data set in {folder} is damaged ({why}): delete it, then prepare or copy it again")
 
 
 def import_tfds() -> Any:
