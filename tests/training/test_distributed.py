@@ -9,6 +9,8 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
+import time
 import zlib
 
 import jax
@@ -102,10 +104,31 @@ def test_process_0_that_never_comes_is_one_line():
         with pytest.raises(UserError, match=rf"nothing listens at --coordinator=127.0.0.1:{port} \(.*start process 0"):
             distributed._await_listener("127.0.0.1", port, seconds=0.1)
         listener.listen()
-        distributed._await_listener("127.0.0.1", port)
+        with pytest.raises(UserError, match=rf"what listens at --coordinator=127.0.0.1:{port} is no training: take"):
+            distributed._await_listener("127.0.0.1", port, patience=0.1)
         with pytest.raises(UserError, match=f"port {port} of --coordinator cannot be used .*: take another"):
             distributed._check_free(port)
     distributed._check_free(port)
+
+
+def test_who_answers_as_jax_does_is_process_0_and_others_are_not():
+    """An answer that comes in pieces, and one of HTTP/1."""
+    said = [(b"\0\0\x06", b"\4\0\0\0\0\0"), (b"HTTP/1.1 400 Bad Request\r\n",)]
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def serve():
+            for pieces in said:
+                with listener.accept()[0] as connection:
+                    for piece in pieces:
+                        connection.sendall(piece)
+                        time.sleep(0.05)
+                    connection.recv(100)
+
+        threading.Thread(target=serve, daemon=True).start()
+        port = listener.getsockname()[1]
+        distributed._await_listener("127.0.0.1", port)
+        with pytest.raises(UserError, match=r"is no training: take another port$"):
+            distributed._await_listener("127.0.0.1", port, patience=0.1)
 
 
 @pytest.mark.parametrize(

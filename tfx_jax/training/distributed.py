@@ -8,6 +8,7 @@ import glob
 import importlib.util
 import json
 import logging
+import math
 import os
 import pathlib
 import socket
@@ -80,17 +81,35 @@ def _check_free(port: int) -> None:
         raise UserError(f"port {port} of --coordinator cannot be used ({error.strerror}): take another") from None
 
 
-def _await_listener(host: str, port: int, seconds: float = 300.0) -> None:
-    """Waits until process 0 listens: JAX waits as long, but then aborts with the stack of its C++ code."""
-    end = time.monotonic() + seconds
+def _await_listener(host: str, port: int, seconds: float = 300.0, patience: float = 10.0) -> None:
+    """Waits until process 0 listens: JAX waits as long, but then aborts with the stack of its C++ code.
+
+    Args:
+      host: of process 0.
+      port: where it will listen.
+      seconds: after which nobody will.
+      patience: seconds after which who listens, and answers nothing that JAX would, is somebody else.
+    """
+    end, heard = time.monotonic() + seconds, math.inf
     while True:
         try:
-            socket.create_connection((host.strip("[]"), port), timeout=5).close()
-            return
+            with socket.create_connection((host.strip("[]"), port), timeout=min(5.0, patience)) as connection:
+                heard = min(heard, time.monotonic())
+                if _is_coordinator(connection):
+                    return
         except OSError as error:
             if time.monotonic() > end:
                 raise UserError(f"nothing listens at --coordinator={host}:{port} ({error}): start process 0") from None
+        if time.monotonic() > heard + patience:
+            raise UserError(f"what listens at --coordinator={host}:{port} is no training: take another port")
         time.sleep(0.5)
+
+
+def _is_coordinator(connection: socket.socket) -> bool:
+    """Whether the other side speaks HTTP/2, as JAX's service does: there each begins with its settings (RFC 9113)."""
+    connection.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0\4\0\0\0\0\0")
+    with connection.makefile("rb") as answer:
+        return answer.read(9)[3:4] == b"\4"
 
 
 def _connect(what: str, remedy: str, **arguments: Any) -> None:
