@@ -127,7 +127,7 @@ class Campaign:
                 trial = Trial("", "hang", f"after {seconds:.0f} s")
         if trial.outcome in ("memory", "hang") or not process.is_alive():
             trial = dataclasses.replace(trial, what=(self._folder / "now").read_text(errors="replace"))
-            os.kill(process.pid, signal.SIGKILL)
+            process.kill()
             self.close()
         elif _resident(process.pid) > MAX_BYTES // 2:  # programs that stay compiled
             self.close()

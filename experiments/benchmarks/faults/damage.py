@@ -10,29 +10,33 @@ import json
 import os
 import pathlib
 import shutil
-from collections.abc import Callable
+import traceback
+from collections.abc import Callable, Sequence
 
+import jax
 import numpy as np
 
 from experiments.benchmarks.faults.campaign import Trial
 from experiments.benchmarks.faults.command import Ended, call, fresh, judge, shown
 from experiments.benchmarks.faults.subjects import training
+from tfx_jax.errors import UserError
+from tfx_jax.training.checkpoint import load_best_params, load_params
+from tfx_jax.training.run import load_run
 
 _LINES = b"how many glasses of milk did they drink ?\nthe dog barks .\n"
 
+READ = ["read"]
+"""What every verb does before it computes: the configuration, the tokenizer and the parameters; a second's tenth."""
+
 VERBS = {
     "translation": (
-        ["translate"],
-        ["translate", "--step=average"],
-        ["evaluate", "--json"],
-        ["predict"],
-        ["average"],
-        ["attend", "--source=the dog barks .", "--output=new.png"],
+        *(READ, READ, READ, [*READ, "average"], [*READ, "2"], ["average"]),
+        *(["translate"], ["attend", "--source=the dog barks .", "--output=new.png"]),
     ),
-    "labels": (["predict", "--json"], ["evaluate", "--step=2"], ["average", "--last=2"]),
-    "language": (["generate", "--max-new-tokens=4", "--seed=1"], ["convert", "--output=new"], ["evaluate"]),
+    "labels": (READ, READ, READ, [*READ, "average"], ["average", "--last=2"], ["predict", "--json"]),
+    "language": (READ, READ, READ, ["average"], ["generate", "--max-new-tokens=4"], ["convert", "--output=new"]),
 }
-"""That read the workdir of a training."""
+"""That read the workdir of a training; cheap ones more often."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,7 +75,9 @@ def prepare(folder: pathlib.Path) -> Callable[[np.random.Generator], Trial]:
     return attempt
 
 
-def _ask(verb: list[str]) -> _Answer:
+def _ask(verb: Sequence[str]) -> _Answer:
+    if verb[0] == "read":
+        return _read(verb[1] if len(verb) > 1 else None)
     ended = call([*verb, "--workdir=workdir"], _LINES)
     if ended.status != 0:
         return _Answer(ended, None)
@@ -81,6 +87,21 @@ def _ask(verb: list[str]) -> _Answer:
         described = json.loads(pathlib.Path("workdir/average/_CHECKPOINT_METADATA").read_text())
         written.append(described["custom_metadata"])  # the checksums of all values
     return _Answer(ended, written)
+
+
+def _read(step: str | None) -> _Answer:
+    """The configuration, the ids of a text, and all parameters, as if a verb had printed them."""
+    try:
+        run = load_run("workdir")
+        params = (
+            load_best_params("workdir") if step is None else load_params("workdir", int(step) if step == "2" else step)
+        )
+    except UserError as error:
+        return _Answer(Ended(2, b"", f"tfx-jax read: {error}\n"), None)
+    except Exception:
+        return _Answer(Ended(None, b"", "", traceback.format_exc()), None)
+    values = [leaf.tobytes() for leaf in jax.tree.leaves(params)]
+    return _Answer(Ended(0, b"", ""), (run.config, run.task.tokenizer.encode("the dog barks ."), values))
 
 
 def _same(answer: _Answer, wanted: _Answer) -> bool:
