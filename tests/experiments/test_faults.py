@@ -112,6 +112,7 @@ def test_a_grammar_finds_what_fails(monkeypatch, tmp_path):
 
 @pytest.mark.compiles(40, "reads folders, which puts each of their arrays on the device")
 def test_folders(tmp_path):
+    (tmp_path / "folders").mkdir()
     attempt = folders.prepare(tmp_path / "folders")
     trials = [attempt(draw("folders", 0, number)) for number in range(40)]
     assert not [trial for trial in trials if trial.outcome in BAD]

@@ -1,6 +1,7 @@
 """Trials in a process of their own: watched for time and memory, written down as they end, counted in a table."""
 
 import collections
+import contextlib
 import dataclasses
 import json
 import multiprocessing
@@ -19,7 +20,7 @@ SECONDS = 30.0
 """Of a core, that a trial may take."""
 
 WAITING = 120.0
-"""Seconds that it may take besides on a machine where others compute too."""
+"""Seconds that it may take in all, not counting those for which others had the cores."""
 
 MAX_BYTES = 2 << 30
 """That a trial may take besides what the process had before."""
@@ -108,7 +109,7 @@ class Campaign:
             self._start()
         process, connection, log = self._worker
         before, greatest, started = _resident(process.pid), 0, time.monotonic()
-        cpu = _cpu_seconds(process.pid)
+        cpu, delay = _cpu_seconds(process.pid), _delay_seconds(process.pid)
         connection.send((seed, number))
         trial = None
         while trial is None:
@@ -121,9 +122,13 @@ class Campaign:
                 continue
             greatest = max(greatest, _resident(process.pid) - before)
             seconds = time.monotonic() - started
+            waited = seconds - _delay_seconds(process.pid) + delay
             if greatest > MAX_BYTES:
                 trial = Trial("", "memory", f"{greatest >> 20} MiB")
-            elif seconds > self._waiting or _cpu_seconds(process.pid) - cpu > SECONDS:
+            elif (
+                waited > self._waiting
+                or _cpu_seconds(process.pid) - cpu > SECONDS
+            ):
                 trial = Trial("", "hang", f"after {seconds:.0f} s")
         if trial.outcome in ("memory", "hang") or not process.is_alive():
             trial = dataclasses.replace(trial, what=(self._folder / "now").read_text(errors="replace"))
@@ -229,6 +234,15 @@ def _cpu_seconds(process: int) -> float:
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
     except (OSError, IndexError):
         return 0.0
+
+
+def _delay_seconds(process: int) -> float:
+    """How long the threads of a process were ready to run, and others ran: the most of any of them."""
+    longest = 0.0
+    for path in pathlib.Path(f"/proc/{process}/task").glob("*/schedstat"):
+        with contextlib.suppress(OSError, IndexError):
+            longest = max(longest, int(path.read_text().split()[1]) / 1e9)
+    return longest
 
 
 def _tail(path: pathlib.Path) -> str:

@@ -31,7 +31,7 @@ READ = ["read"]
 VERBS = {
     "translation": (
         *(READ, READ, READ, [*READ, "average"], [*READ, "2"], ["average"]),
-        *(["translate"], ["attend", "--source=the dog barks .", "--output=new.png"]),
+        ["translate"],
     ),
     "labels": (READ, READ, READ, [*READ, "average"], ["average", "--last=2"], ["predict", "--json"]),
     "language": (READ, READ, READ, ["average"], ["generate", "--max-new-tokens=4"], ["convert", "--output=new"]),
@@ -81,7 +81,7 @@ def _ask(verb: Sequence[str]) -> _Answer:
     ended = call([*verb, "--workdir=workdir"], _LINES)
     if ended.status != 0:
         return _Answer(ended, None)
-    files = [pathlib.Path("new.png"), pathlib.Path("new/model.safetensors"), pathlib.Path("new/config.json")]
+    files = [pathlib.Path("new/model.safetensors"), pathlib.Path("new/config.json")]
     written: list[object] = [file.read_bytes() for file in files if file.exists()]
     if verb[0] == "average":
         described = json.loads(pathlib.Path("workdir/average/_CHECKPOINT_METADATA").read_text())
