@@ -22,12 +22,11 @@ from tfx_jax.errors import UserError
 from tfx_jax.training.checkpoint import (
     Checkpoints,
     average_checkpoints,
-    average_trees,
     load_best_params,
     load_params,
 )
 from tfx_jax.training.sharding import DATA_PARALLEL, make_mesh, state_shardings, with_shardings
-from tfx_jax.training.step import SkipState, TrainState
+from tfx_jax.training.step import SkipState, TrainState, average_trees
 
 OPTIMIZER = optax.adam(optax.constant_schedule(1e-3))
 # What Orbax leaves behind when it cannot read a file: coroutines and tasks that nobody awaits any more.
@@ -291,6 +290,51 @@ def test_damaged_description_is_passed_over_too(workdir, caplog, name, damage):
     assert extra == extra_of(6)
     assert "checkpoints/9 cannot be read" in caplog.text
     gc.collect()
+
+
+@ignore_orphans
+def test_a_key_of_a_description_with_a_flipped_bit(workdir, caplog):
+    """Orbax refuses the whole folder when one checkpoint has a key that it does not know."""
+    path = workdir / "checkpoints" / "9" / "_CHECKPOINT_METADATA"
+    path.write_text(path.read_text().replace('"metrics"', '"metricc"'))
+    with caplog.at_level(logging.WARNING):
+        state, _ = restore(workdir)
+    chex.assert_trees_all_equal(state, host_state(6))
+    assert "checkpoints/9 cannot be read" in caplog.text
+    with pytest.raises(UserError, match=r"checkpoints/9 cannot be read \(.*metricc.*\); choose another with --step$"):
+        load_params(workdir)
+    chex.assert_trees_all_equal(load_params(workdir, 6), host_state(6).variables)
+    gc.collect()
+
+
+OTHER_SCORE = r"checkpoints/3 cannot be read \(its score is not the one that was saved\), so which is best\?"
+
+
+@pytest.mark.parametrize(
+    ("metrics", "message"),
+    [
+        (
+            '{"score": 4.0}',
+            r"checkpoints/3 cannot be read \(its score is not the one that was saved\), so which is best\?",
+        ),
+        (
+            '{"rcore": 7.0}',
+            r"checkpoints/3 cannot be read \(its score is not the one that was saved\), so which is best\?",
+        ),
+        ('{"score: 7.0}', r"checkpoints/3/metrics/metrics is damaged \(.*\): delete the folder it is in"),
+        ("[7.0]", r"checkpoints/3/metrics/metrics is damaged \(no object\): delete the folder it is in"),
+        (None, OTHER_SCORE),
+    ],
+)
+def test_a_damaged_score_makes_no_other_checkpoint_the_best(workdir, metrics, message):
+    path = workdir / "checkpoints" / "3" / "metrics" / "metrics"
+    path.write_text(metrics) if metrics else shutil.rmtree(path.parent)
+    for load in (load_best_params, lambda workdir: load_params(workdir, "best")):
+        with pytest.raises(UserError, match=message):
+            load(workdir)
+    if metrics is None:  # the remedy
+        chex.assert_trees_all_equal(load_params(workdir, 6), host_state(6).variables)
+        chex.assert_trees_all_equal(restore(workdir)[0], host_state(9))
 
 
 @ignore_orphans

@@ -8,19 +8,21 @@ import copy
 import json
 import logging
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, cast
 
 import jax
 import numpy as np
 from etils import epath
+from orbax.checkpoint import path as orbax_path
 from orbax.checkpoint import v1 as ocp
 
 from tfx_jax.errors import UserError, printable
 from tfx_jax.models.finite import is_finite, nonfinite
+from tfx_jax.training.checkpoint_steps import ReadableSteps, check_metrics
 from tfx_jax.training.checksums import checksums
 from tfx_jax.training.distributed import gather_arrays, is_primary
-from tfx_jax.training.step import Params, TrainState, merge_trees
+from tfx_jax.training.step import Params, TrainState, average_trees, merge_trees
 
 # What Orbax and its storage raise for files that are damaged, missing or cannot be written.
 _STORAGE_ERRORS = (OSError, ValueError, KeyError, TypeError, RuntimeError)
@@ -50,9 +52,9 @@ class Checkpoints:
             get_metric_fn=lambda metrics: metrics["score"], n=keep_best, keep_checkpoints_without_metrics=False
         )
         kept = [_policies.LatestN(keep_last), best, *([_policies.EveryNSteps(keep_every)] if keep_every else [])]
-        self._checkpointer = ocp.training.Checkpointer(
-            self.directory.resolve(),
-            preservation_policy=_policies.AnyPreservationPolicy(kept),  # pyright: ignore[reportArgumentType]
+        self._checkpointer = _checkpointer(
+            self.directory,
+            preservation_policy=_policies.AnyPreservationPolicy(kept),
             cleanup_tmp_directories=True,
         )
         self._saving: int | None = None
@@ -83,7 +85,7 @@ class Checkpoints:
 
         Args:
           state: saved under its step; a checkpoint of that step that is there already is replaced.
-          extra: JSON values by name; "checksums" is taken.
+          extra: JSON values by name; "checksums" and "score" are taken.
           score: ranks this checkpoint, higher is better; None leaves it out of the ranking.
 
         Raises:
@@ -91,7 +93,8 @@ class Checkpoints:
         """
         self.wait()
         step, parts = int(state.step), _parts(state)
-        extra = copy.deepcopy(extra)  # it is written in the background, when the caller's lists may have grown
+        # A copy: it is written in the background, when the caller's lists may have grown.
+        extra = copy.deepcopy(extra) | ({} if score is None else {"score": score})
         metadata = extra | {"checksums": _all_checksums(parts, extra)}
         self._guard(
             step,
@@ -190,8 +193,8 @@ def load_params(workdir: epath.PathLike, step: int | str | None = None, *, allow
 def load_best_params(workdir: epath.PathLike, *, allow_nonfinite: bool = False) -> Params:
     """The parameters of the best validation score or, where nothing has been evaluated, the newest."""
     with _open(workdir) as checkpointer:
-        is_scored = any("score" in (checkpoint.metrics or {}) for checkpoint in checkpointer.checkpoints)
-    return load_params(workdir, "best" if is_scored else None, allow_nonfinite=allow_nonfinite)
+        step = "best" if _scores(checkpointer) else None
+    return load_params(workdir, step, allow_nonfinite=allow_nonfinite)
 
 
 def saved_checksums(workdir: epath.PathLike, step: int) -> dict[str, str]:
@@ -243,8 +246,8 @@ def average_checkpoints(
 
         mean = average_trees(load, steps)
     path = epath.Path(workdir).resolve() / "average"
-    metadata: dict[str, Any] = {"checksums": _all_checksums({"params": mean}, {})}
     try:
+        metadata: dict[str, Any] = {"checksums": _all_checksums({"params": mean}, {})}
         ocp.save(path, mean, overwrite=True, custom_metadata=metadata)
     except _STORAGE_ERRORS as error:
         remedy = _remedy(error)
@@ -252,20 +255,17 @@ def average_checkpoints(
     return steps
 
 
-def average_trees(load: Callable[[int], Params], steps: Sequence[int]) -> Params:
-    """Mean of the trees that `load(step)` gives, in the dtypes of the first."""
-    first = load(steps[0])
-    total = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), first)
-    for step in steps[1:]:
-        total = jax.tree.map(np.add, total, load(step))
-    return jax.tree.map(lambda leaf, like: np.asarray(leaf / len(steps), like.dtype), total, first)
+def _checkpointer(directory: epath.Path, **options: Any) -> ocp.training.Checkpointer:
+    check_metrics(directory)
+    steps: Any = ReadableSteps(orbax_path.step.standard_name_format())
+    return ocp.training.Checkpointer(directory.resolve(), step_name_format=steps, **options)
 
 
 def _open(workdir: epath.PathLike) -> ocp.training.Checkpointer:
     directory = epath.Path(workdir) / "checkpoints"
     if not directory.is_dir():
         raise UserError(f"{workdir} has no checkpoints: train there first")
-    checkpointer = ocp.training.Checkpointer(directory.resolve())
+    checkpointer = _checkpointer(directory)
     if not _steps(checkpointer):
         checkpointer.close()
         raise UserError(f"{workdir} has no complete checkpoint yet")
@@ -287,13 +287,31 @@ def _clear_empty(directory: epath.Path) -> None:
 
 
 def _best_step(checkpointer: ocp.training.Checkpointer) -> int:
-    scores = {
-        checkpoint.step: cast(Any, checkpoint.metrics or {}).get("score") for checkpoint in checkpointer.checkpoints
-    }
-    scored = {step: score for step, score in scores.items() if score is not None}
+    scored = _scores(checkpointer)
     if not scored:
         raise UserError(f"no checkpoint in {checkpointer.directory} has been evaluated; see config.eval_every")
     return max(scored, key=lambda step: (scored[step], step))
+
+
+def _scores(checkpointer: ocp.training.Checkpointer) -> dict[int, float]:
+    """Of the checkpoints that have any; UserError if one cannot be read, or is not what was saved."""
+    scores: dict[int, float] = {}
+    metrics: dict[int, Any] = {checkpoint.step: checkpoint.metrics or {} for checkpoint in checkpointer.checkpoints}
+    for step in _steps(checkpointer):
+        found = metrics[step].get("score")
+        try:
+            metadata = cast(dict[str, Any], checkpointer.metadata(step).custom_metadata) or {}
+            # Older versions did not keep it there.
+            if "checksums" not in metadata or metadata.get("score", found) != found:
+                raise ValueError("its score is not the one that was saved")
+        except _STORAGE_ERRORS as error:
+            name = f"checkpoint {checkpointer.directory / str(step)}"
+            raise UserError(
+                f"{name} cannot be read ({_line(error)}), so which is best? choose one with --step"
+            ) from None
+        if found is not None:
+            scores[step] = found
+    return scores
 
 
 def _parts(state: TrainState) -> dict[str, Any]:
@@ -321,7 +339,7 @@ def _load(
     if gather_arrays(np.array([problem is not None])).any():  # what one process cannot read, none may use
         raise problem or ValueError("another process cannot read it")
     _verify(parts, metadata)
-    return parts, {name: value for name, value in metadata.items() if name != "checksums"}
+    return parts, {name: value for name, value in metadata.items() if name not in ("checksums", "score")}
 
 
 def _all_checksums(parts: dict[str, Any], extra: dict[str, Any]) -> dict[str, Any]:

@@ -2,11 +2,12 @@
 
 import collections
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from flax import nnx
 from jaxtyping import Array
@@ -64,6 +65,15 @@ class TrainState(NamedTuple):
     def variables(self) -> Params:
         """Parameters and model state as one tree: what `nnx.merge` takes beside the graph definition."""
         return merge_trees(self.params, self.model_state)
+
+
+def average_trees(load: Callable[[int], Params], steps: Sequence[int]) -> Params:
+    """Mean of the trees that `load(step)` gives, in the dtypes of the first."""
+    first = load(steps[0])
+    total = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), first)
+    for step in steps[1:]:
+        total = jax.tree.map(np.add, total, load(step))
+    return jax.tree.map(lambda leaf, like: np.asarray(leaf / len(steps), like.dtype), total, first)
 
 
 def merge_trees(first: Params, second: Params) -> Params:

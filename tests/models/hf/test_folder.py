@@ -334,6 +334,7 @@ def test_code_of_the_folder_is_not_run(folder):
         ),
         ({"architectures": None, "model_type": "mamba"}, r"the architecture \['mamba'\] is not supported"),
         ({"architectures": 3}, "the architecture 3 is not supported"),
+        ({"architectures": [["BertModel"]]}, r"the architecture \[\['BertModel'\]\] is not supported"),
         (
             {"activation_function": "quick_gelu"},
             "activation_function is 'quick_gelu', but only gelu_new, .* are supported",

@@ -284,7 +284,7 @@ def _check_depth(config: Any, tensors: Tensors, folder: epath.Path) -> None:
 
 def _family_of(values: dict[str, Any], path: epath.Path) -> Family:
     names = values.get("architectures") or [_BY_MODEL_TYPE.get(str(values.get("model_type")), values.get("model_type"))]
-    if not isinstance(names, list) or names[0] not in FAMILIES:
+    if not isinstance(names, list) or not isinstance(names[0], str) or names[0] not in FAMILIES:
         raise UserError(f"{path}: the architecture {names!r} is not supported; there are {', '.join(FAMILIES)}")
     return FAMILIES[names[0]]
 

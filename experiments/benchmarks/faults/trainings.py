@@ -1,29 +1,19 @@
-r"""A fault campaign: does a training survive what happens to trainings, bit for bit?
+"""Trainings in processes of their own that are killed, ended, starved of disk or data, or met by another.
 
-    python experiments/benchmarks/faults.py --output=runs/faults --faults=100 --seed=0
-
-Every fault is made, in turn and at a random moment or place, to a tiny training (`tfx-jax train` in processes of its
-own). Then the same command runs again, after what the message says to do if there was one. Passed means: no traceback,
-every checkpoint that was complete before is still there, the run ends, and all its checkpoints equal those of a run to
-which nothing happened, bit for bit. A process that JAX itself aborts because its peer is gone is no failure. The full
-disk is a small tmpfs where the user may mount one, otherwise a limit on the size of files (the table says which).
-
-Measured: of 110 (seed 0, 43 minutes, two busy cores) 106 ended identical; what four showed is mended, and 40 more files
-truncated or flipped (seed 1) ended identical. tests/experiments/test_faults.py is the short version.
+Then the same command runs again, after what the message says to do if there was one. It must end without a traceback,
+every checkpoint that was complete before must still be there, and all must equal those of a run to which nothing
+happened, bit for bit. A process that JAX itself aborts because its peer is gone is no failure. The full disk is a small
+tmpfs where the user may mount one, otherwise a limit on the size of files (the detail says which). A minute of a core
+each: `kills` has the cheap version of what is commonest.
 """
 
-import argparse
-import collections
-import dataclasses
 import functools
-import json
 import os
 import pathlib
 import resource
 import shutil
 import signal
 import socket
-import statistics
 import subprocess
 import sys
 import time
@@ -31,11 +21,12 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from experiments.benchmarks.faults.campaign import Trial
 from tfx_jax.errors import UserError
 from tfx_jax.toy_grammar import GrammarPairs
 from tfx_jax.training.checkpoint import load_params, saved_checksums
 
-ROOT = pathlib.Path(__file__).parents[2]
+ROOT = pathlib.Path(__file__).parents[3]
 STEPS, EVERY, RESUMED = 40, 5, 20  # steps, steps between checkpoints, last checkpoint of a training that was stopped
 OVERRIDES = {
     "task.data.dataset": "files",
@@ -64,8 +55,7 @@ class Training:
     """One start of the command, as one process or several."""
 
     def __init__(self, bench: "Bench", workdir: pathlib.Path, *, processes: int = 1, file_limit: int | None = None):
-        command = [sys.executable, "-m", "tfx_jax", "train", "--config=transformer_demo:test", f"--workdir={workdir}"]
-        command += [f"--config.{name}={value}" for name, value in (OVERRIDES | bench.overrides).items()]
+        command = [sys.executable, "-m", "tfx_jax", *bench.command(workdir)]
         port, self.logs, self.processes = _free_port(), [], []
         bench.started.append(self)
         both = file_limit or 0, file_limit or 0
@@ -120,6 +110,11 @@ class Bench:
         self.started: list[Training] = []
         self._references: dict[int, pathlib.Path] = {}
 
+    def command(self, workdir: pathlib.Path) -> list[str]:
+        """What trains in a folder."""
+        overrides = [f"--config.{name}={value}" for name, value in (OVERRIDES | self.overrides).items()]
+        return ["train", "--config=transformer_demo:test", f"--workdir={workdir}", *overrides]
+
     def reference(self, processes: int = 1) -> pathlib.Path:
         """A run of as many processes to which nothing happened."""
         if processes not in self._references:
@@ -134,15 +129,18 @@ class Bench:
     def stopped(self, workdir: pathlib.Path) -> pathlib.Path:
         """Makes `workdir` that of a run which was stopped at step RESUMED."""
         shutil.copytree(self.reference(), workdir, dirs_exist_ok=True)
-        for step in _steps(workdir):
+        for step in steps_of(workdir):
             if step > RESUMED:
                 shutil.rmtree(workdir / "checkpoints" / str(step))
         return workdir
 
     def check(self, workdir: pathlib.Path, before: set[int], processes: int) -> None:
         """Raises Failed if a checkpoint is gone, or differs from that of the run to which nothing happened."""
-        reference = self.reference(processes)
-        wanted, found = _steps(reference), _steps(workdir)
+        self.compare(workdir, self.reference(processes), before)
+
+    def compare(self, workdir: pathlib.Path, reference: pathlib.Path, before: set[int]) -> None:
+        """The same, with the run to compare with."""
+        wanted, found = steps_of(reference), steps_of(workdir)
         if lost := (before | wanted) - found:
             raise Failed(f"checkpoints {sorted(lost)} are gone")
         for step in sorted(wanted):
@@ -197,7 +195,7 @@ def terminate(bench: Bench, workdir: pathlib.Path, random: np.random.Generator) 
     (status,) = training.statuses()
     if status != 128 + signal.SIGTERM or "run the same command to go on" not in training.text():
         raise Failed(f"status {status}: {training.text()[-500:]}")
-    return f"status {status}, saved at step {max(_steps(workdir))}"
+    return f"status {status}, saved at step {max(steps_of(workdir))}"
 
 
 def truncate(bench: Bench, workdir: pathlib.Path, random: np.random.Generator) -> str:
@@ -287,82 +285,48 @@ FAULTS: tuple[Fault, ...] = (
 )
 
 
-@dataclasses.dataclass
-class Outcome:
-    """What came of one fault."""
+def prepare(folder: pathlib.Path) -> Callable[[np.random.Generator], Trial]:
+    """A fault of each kind in turn, as the generator has it; what was missed is tried at another moment."""
+    bench = Bench(folder)
 
-    fault: str
-    outcome: str
-    detail: str
-    seconds: float
-    cpu_seconds: float
+    def attempt(random: np.random.Generator) -> Trial:
+        fault, seed = FAULTS[int(random.integers(len(FAULTS)))], int(random.integers(2**31))
+        for again in range(10):
+            trial = suffer(bench, fault, (seed, again))
+            if trial is not None:
+                return trial
+        return Trial(fault.__name__, "hang", "the moment for the fault never came")
+
+    return attempt
 
 
-def suffer(bench: Bench, fault: Fault, seed: Sequence[int]) -> Outcome:
-    """Makes one fault to a new training, runs the same command again and compares."""
-    processes, name = 2 if fault in TWO_PROCESSES else 1, str(fault.__doc__).rstrip(".")
+def suffer(bench: Bench, fault: Fault, seed: Sequence[int]) -> Trial | None:
+    """Makes one fault to a new training, runs the same command again and compares; None if the moment was missed."""
+    processes, detail = 2 if fault in TWO_PROCESSES else 1, ""
     bench.reference(processes)
     workdir = bench.output / f"{fault.__name__}-{'-'.join(map(str, seed))}"
     shutil.rmtree(workdir, ignore_errors=True)
-    started, cpu, detail = time.monotonic(), _cpu_seconds(), ""
+    what = f"{str(fault.__doc__).rstrip('.')}, {fault.__name__} {tuple(seed)}"
     try:
         detail = fault(bench, workdir, np.random.default_rng(seed))
-        before = _steps(workdir)
+        before = steps_of(workdir)
         again = Training(bench, workdir, processes=processes)
         if any(again.statuses()) or "Traceback" in again.text():
             raise Failed(f"the second run: {again.text()[-500:]}")
         bench.check(workdir, before, processes)
-        outcome = "one line, then identical" if "tfx-jax train: " in detail else "identical"
     except Missed:
-        outcome = "missed"
+        return None
     except Failed as failure:
-        outcome, detail = "FAILED", f"{detail}; {failure}"
+        is_crash = "Traceback" in str(failure)
+        return Trial(what, "traceback" if is_crash else "loss", f"{detail}; {failure}")
     finally:
         for training in bench.started:
             training.statuses(seconds=0)  # none is left behind
         bench.started.clear()
-    seconds, cpu = time.monotonic() - started, _cpu_seconds() - cpu
-    if outcome != "FAILED":
-        if fault is full_disk:
-            subprocess.run(["umount", workdir], capture_output=True)
-        shutil.rmtree(workdir, ignore_errors=True)
-    return Outcome(name, outcome, detail, round(seconds, 1), round(cpu, 1))
-
-
-def table(outcomes: Sequence[Outcome]) -> str:
-    """Fault by outcome, as Markdown."""
-    groups = collections.defaultdict(list)
-    for outcome in outcomes:
-        groups[outcome.fault, outcome.outcome].append(outcome)
-    lines = ["| fault | outcome | count | seconds (median) | CPU seconds (median) |", "|---|---|--:|--:|--:|"]
-    for (fault, what), group in groups.items():
-        seconds, cpu = (statistics.median(getattr(one, of) for one in group) for of in ("seconds", "cpu_seconds"))
-        lines.append(f"| {fault} | {what} | {len(group)} | {seconds:.1f} | {cpu:.1f} |")
-    return "\n".join(lines) + "\n"
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description="Makes faults to trainings and counts what comes of them.")
-    parser.add_argument("--output", type=pathlib.Path, required=True, help="folder for everything")
-    parser.add_argument("--faults", type=int, default=100, help="how many, all kinds in turn")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--only", choices=[fault.__name__ for fault in FAULTS], nargs="*", help="these kinds alone")
-    arguments = parser.parse_args(argv)
-    bench = Bench(arguments.output)
-    kinds = [fault for fault in FAULTS if not arguments.only or fault.__name__ in arguments.only]
-    outcomes, number = [], 0
-    while len(outcomes) < arguments.faults:
-        outcome = suffer(bench, kinds[len(outcomes) % len(kinds)], (arguments.seed, number))
-        number += 1
-        print(f"{len(outcomes) + 1}/{arguments.faults} {outcome}", file=sys.stderr, flush=True)
-        if outcome.outcome != "missed":  # another moment is tried instead
-            outcomes.append(outcome)
-            (bench.output / "faults.json").write_text(
-                json.dumps([dataclasses.asdict(one) for one in outcomes], indent=1)
-            )
-            (bench.output / "faults.md").write_text(table(outcomes))
-    print(table(outcomes), end="")
-    return int(any(outcome.outcome == "FAILED" for outcome in outcomes))
+    if fault is full_disk:
+        subprocess.run(["umount", workdir], capture_output=True)
+    shutil.rmtree(workdir, ignore_errors=True)
+    return Trial(what, "line" if "tfx-jax train: " in detail else "same", detail)
 
 
 def _one_line(training: Training) -> str:
@@ -374,12 +338,12 @@ def _one_line(training: Training) -> str:
 
 
 def _file_of_newest(workdir: pathlib.Path, random: np.random.Generator) -> pathlib.Path:
-    folder = workdir / "checkpoints" / str(max(_steps(workdir)))
+    folder = workdir / "checkpoints" / str(max(steps_of(workdir)))
     files = sorted(path for path in folder.rglob("*") if path.is_file() and path.stat().st_size)
     return files[int(random.integers(len(files)))]
 
 
-def _steps(workdir: pathlib.Path) -> set[int]:
+def steps_of(workdir: pathlib.Path) -> set[int]:
     """Of the complete checkpoints."""
     folder = workdir / "checkpoints"
     return {int(path.name) for path in folder.iterdir() if path.name.isdigit()} if folder.is_dir() else set()
@@ -389,12 +353,3 @@ def _free_port() -> int:
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         return listener.getsockname()[1]
-
-
-def _cpu_seconds() -> float:
-    used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return used.ru_utime + used.ru_stime
-
-
-if __name__ == "__main__":
-    sys.exit(main())

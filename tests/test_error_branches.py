@@ -1,0 +1,224 @@
+"""Errors that no other test meets, found with `tests/error_branches.py`; and that it finds what it should."""
+
+import pathlib
+import types
+
+import jax
+import pytest
+from flax import nnx
+
+from tests import error_branches
+from tests.training.configs import changed, default_config, with_values
+from tfx_jax.cli import main
+from tfx_jax.cli.options import load_trained
+from tfx_jax.data.trees import parse_tree
+from tfx_jax.errors import UserError
+from tfx_jax.models import ConformerConfig, GPTConfig, ViTConfig, hf
+from tfx_jax.models.seq2seq import Seq2Seq, Seq2SeqConfig
+from tfx_jax.tasks.duplication import DuplicationConfig, DuplicationData
+from tfx_jax.tasks.event_classification import EventClassificationTask
+from tfx_jax.tasks.image_classification import ImageClassificationConfig
+from tfx_jax.tasks.image_data import ImageData
+from tfx_jax.tasks.recorded_speech import RecordedSpeech, _open_table
+from tfx_jax.tasks.sentence_pairs import SentencePairTask
+from tfx_jax.tasks.speech_data import SpeechData
+from tfx_jax.tasks.speech_recognition import SpeechRecognitionConfig
+from tfx_jax.tasks.text_to_text import TextToTextTask
+from tfx_jax.training.artifacts import check_artifact, write_sealed
+from tfx_jax.training.config_checks import validate
+
+
+def test_places_are_found_and_noted(tmp_path):
+    (tmp_path / "here").mkdir()
+    (tmp_path / "here/a.py").write_text(
+        'raise UserError("a")\n\n\ndef f():\n    return UserError(\n        "b"\n    )\n'
+    )
+    assert error_branches.places(tmp_path) == ["here/a.py:1", "here/a.py:5"]
+    everywhere = error_branches.places()
+    assert len(everywhere) > 300
+    recorder = error_branches.Recorder(tmp_path / "here")
+
+    class NotedError(UserError):
+        def __init__(self, *arguments):
+            recorder(self, *arguments)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("tfx_jax.training.config_checks.UserError", NotedError)
+        with pytest.raises(NotedError, match="spike_factor must be 0 or above 1"):
+            validate(changed(spike_factor=0.5))
+    (noted,) = [path.name.replace("|", "/") for path in (tmp_path / "here").glob("training*")]
+    assert noted in everywhere
+    line = int(noted.partition(":")[2])
+    source = (error_branches.ROOT / "training/config_checks.py").read_text().splitlines()
+    assert "config.spike_factor must be 0 or above 1" in source[line - 1]
+
+
+VIT = (ViTConfig, ImageClassificationConfig, ImageData)
+SPEECH = (ConformerConfig, SpeechRecognitionConfig, RecordedSpeech)
+
+
+@pytest.mark.parametrize(
+    ("classes", "values", "message"),
+    [
+        (None, {"optimizer.schedule": "cosine"}, 'schedule="cosine" needs config.optimizer.peak_learning_rate'),
+        (SPEECH, {"task.data.min_digits": 3, "task.data.max_digits": 2}, "max_digits=2 is less than min_digits=3"),
+        (
+            VIT,
+            {"model.image_size": 16, "task.data.image_size": 8},
+            "config.model.image_size=16 is not config.task.data",
+        ),
+        (
+            VIT,
+            {"task.data.dataset": "digits", "model.image_size": 16, "task.data.image_size": 16},
+            "config.task.data.image_size=16 must be 8, the size of digits",
+        ),
+        (
+            VIT,
+            {
+                **{"task.data.dataset": "digits", "model.image_size": 8, "task.data.image_size": 8},
+                **{"model.patch_size": 2, "model.num_channels": 3, "task.data.num_channels": 3},
+            },
+            "config.task.data.num_channels=3 must be 1, those of digits",
+        ),
+        (
+            VIT,
+            {
+                "task.data.dataset": "folder",
+                "model.image_size": 48,
+                "model.num_channels": 2,
+                "task.data.num_channels": 2,
+            },
+            "config.task.data.num_channels=2 must be 3, red, green and blue, or 1, grey",
+        ),
+    ],
+)
+def test_configurations(classes, values, message):
+    config = with_values(changed() if classes is None else default_config(classes), values)
+    with pytest.raises(UserError, match=message):
+        validate(config)
+
+
+class NoRecords(list):
+    source = "x.csv"
+
+
+def _spelled(text):
+    return text
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: parse_tree("  "), "the tree is empty"),
+        (
+            lambda: EventClassificationTask.attention(
+                types.SimpleNamespace(_splits={"test": NoRecords()}),
+                None,
+                "test",
+                -1,
+            ),
+            "x.csv has no record 0: it has 0",
+        ),
+        (
+            lambda: SentencePairTask.attention(types.SimpleNamespace(), None, "a dog", "  "),
+            "a pair needs its second sentence: --target=SENTENCE",
+        ),
+        (
+            lambda: DuplicationConfig(DuplicationData(num_symbols=9)).setup(
+                GPTConfig(vocab_size=9), None, types.SimpleNamespace(starts_from_model=True)
+            ),
+            "the model to start from has 9 tokens, 10 are needed",
+        ),
+        (
+            lambda: changed(**{"task.data.dataset": "files", "task.data.train_source": "a.en"}).task.splits()["train"],
+            "config.task.data.train_target names no file; only a .tsv holds both sides",
+        ),
+    ],
+)
+def test_calls(call, message):
+    with pytest.raises(UserError, match=message):
+        call()
+
+
+def test_labels_that_read_alike():
+    class Task:
+        labels = ("card_arrival", "Card arrival")
+        as_written = staticmethod(_spelled)
+        labels_as_written = TextToTextTask.labels_as_written
+
+    with pytest.raises(UserError, match="'card_arrival' and 'Card arrival' read alike in words: rename one"):
+        TextToTextTask._check_labels(Task())
+
+
+def test_a_fixed_context_has_no_map():
+    def read():
+        model = Seq2Seq(Seq2SeqConfig(vocab_size=9, d_model=4, variant="fixed"), rngs=nnx.Rngs(0))
+        tokens = jax.numpy.ones((1, 3), jax.numpy.int32)
+        return model(tokens, tokens, return_attention=True)
+
+    with pytest.raises(UserError, match='variant="fixed" has no attention: there is no map of it'):
+        jax.eval_shape(read)
+
+
+@pytest.mark.parametrize("text", ['{"eos_token_id": "2"}', '{"eos_token_id": [1, -1]}', '{"eos_token_id": [true]}'])
+def test_ends_that_are_no_tokens(tmp_path, text):
+    (tmp_path / "generation_config.json").write_text(text)
+    with pytest.raises(UserError, match=r"generation_config.json: eos_token_id is .*, not a token or a list of them"):
+        hf.end_ids(tmp_path)
+
+
+def test_an_artifact_that_cannot_be_read(tmp_path):
+    (tmp_path / "labels.json").mkdir()
+    write_sealed(tmp_path / "artifacts.json", {"files": {"labels.json": "0" * 64}})
+    with pytest.raises(UserError, match=r"cannot read .*labels.json: Is a directory"):
+        check_artifact(tmp_path, "labels.json")
+
+
+def test_a_table_of_recordings_that_is_not_utf8(tmp_path):
+    (tmp_path / "table.tsv").write_bytes(b"a.wav\t\xff\n")
+    with pytest.raises(UserError, match=r"table.tsv in .* is not UTF-8"):
+        _open_table(RecordedSpeech(), tmp_path / "table.tsv")
+
+
+def _fails(arguments, capfd):
+    assert main(arguments) == 2
+    (line,) = capfd.readouterr().err.splitlines()
+    return line
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["bench", "data", "--config=gpt_duplication:test", "--steps=1"], "bench data measures pairs of texts"),
+        (["train", "--config=mine.py", "--workdir=w"], "defines no get_config(variant): it is not an experiment file"),
+        (["train", "--config=other.py", "--workdir=w"], "other.py returns a int, not an ExperimentConfig"),
+        (
+            ["train", "--config=transformer_demo:test", "--workdir=w", "--coordinator=localhost:1"],
+            "--num-processes and --process-id missing: --coordinator, --num-processes, --process-id go together",
+        ),
+    ],
+)
+def test_command_lines(arguments, message, capfd, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    pathlib.Path("mine.py").write_text("x = 3\n")
+    pathlib.Path("other.py").write_text('def get_config(variant=""):\n    return 3\n')
+    assert message in _fails(arguments, capfd)
+
+
+def test_a_folder_that_cannot_be_written(capfd, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(
+        pathlib.Path, "open", lambda *_: (_ for _ in ()).throw(PermissionError(13, "Permission denied"))
+    )
+    assert "cannot write" in _fails(["experiments", "--copy=transformer_demo"], capfd)
+
+
+def test_models_that_neither_read_nor_hear(capfd, monkeypatch):
+    run = types.SimpleNamespace(task=types.SimpleNamespace(), config=types.SimpleNamespace())
+    run.config.task = types.SimpleNamespace(data=SpeechData())
+    monkeypatch.setattr("tfx_jax.cli.options.load_model", lambda *_: (run, {}))
+    monkeypatch.setattr("tfx_jax.cli.transcribe.load_model", lambda *_: (run, {}))
+    with pytest.raises(UserError, match="digits holds a model without a tokenizer: it neither reads nor writes text"):
+        load_trained(types.SimpleNamespace(workdir="digits"))
+    line = "tfx-jax transcribe: tones learned from synthetic frames: it hears no sounds"
+    assert _fails(["transcribe", "--workdir=tones", "a.wav"], capfd) == line
