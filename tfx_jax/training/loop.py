@@ -290,6 +290,7 @@ class _Trainer:
         if step > self.saved_step:
             self._save()
         self.watchdog.beat(None)
+        self.progress.stage(f"step {step}/{self.config.num_steps}  evaluating on the validation split")
         metrics, summary = self.run.evaluate(self.state.variables)
         self.evaluations.append({"step": step} | metrics)
         self.progress.scalars(step, {f"validation/{name}": value for name, value in metrics.items()})
