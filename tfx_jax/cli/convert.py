@@ -16,6 +16,7 @@ from tfx_jax.cli.parser import Parser
 from tfx_jax.cli.progress import Progress
 from tfx_jax.data.hf_tokenizer import TOKENIZER_FILES
 from tfx_jax.errors import UserError
+from tfx_jax.hub import local_folder
 from tfx_jax.models import hf
 from tfx_jax.models.hf.folder import Tensors, read_json
 
@@ -60,7 +61,7 @@ def run(argv: Sequence[str]) -> int:
         _save(model, output, {name: index for name, index in ends.items() if index is not None}, options)
         copied, left_out, before = _copy(epath.Path(arguments.workdir) / "tokenizer", output), [], None
     else:
-        source = _local(arguments.model)
+        source = _local(str(local_folder(arguments.model)))
         _refuse_to_overwrite(source, output, allowed=arguments.overwrite)
         model, fields = hf.load(source, allow_nonfinite=arguments.allow_nonfinite), _config(source)
         kept = {name: value for name, value in fields.items() if not (name in _DROPPED or name.startswith("_"))}
