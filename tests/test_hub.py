@@ -4,9 +4,10 @@ import functools
 import hashlib
 import http.server
 import json
+import pathlib
 import threading
 
-import huggingface_hub
+import huggingface_hub.constants
 import numpy as np
 import pytest
 from flax import nnx
@@ -108,6 +109,12 @@ def test_verbs_take_a_name(hub, tmp_path, capsys):
     assert main(["convert", "--model=tiny", f"--output={tmp_path / 'out'}"]) == 0
     assert "GPT2LMHeadModel" in capsys.readouterr().err
     assert (tmp_path / "out" / "tokenizer.json").exists()
+
+
+def test_a_path_is_never_asked_for(hub):
+    with pytest.raises(UserError, match=r"tiny/config.json does not exist"):
+        hf.load(pathlib.Path("tiny"))
+    assert hub.count == 0
 
 
 def test_a_folder_of_that_name_is_meant_first(hub, tmp_path):

@@ -14,18 +14,19 @@ _FILES = ["*.json", "*.txt", "*.model", "*.spm", "*.jinja", "model*.safetensors"
 def local_folder(name: epath.PathLike) -> epath.Path:
     """Returns the folder of a model: the path that `name` is or, where nothing is there, what the hub has of that name.
 
-    Downloads lie where `huggingface_hub` keeps them, and are not fetched again while they are the newest.
+    A `pathlib.Path` and its like are always paths, as is text with "./" before it. Downloads lie where
+    `huggingface_hub` keeps them, and are not fetched again while they are the newest.
 
     Raises:
       UserError: if nothing is there, and the hub has no such model or cannot be reached.
     """
     folder = epath.Path(name)
-    if not _NAME.fullmatch(str(name)) or folder.exists():
+    if not isinstance(name, str) or not _NAME.fullmatch(name) or folder.exists():
         return folder
     import huggingface_hub.errors  # where nothing is downloaded, nothing is imported
 
     try:
-        found = huggingface_hub.snapshot_download(str(name), allow_patterns=_FILES, ignore_patterns=["*/*"])
+        found = huggingface_hub.snapshot_download(name, allow_patterns=_FILES, ignore_patterns=["*/*"])
         return epath.Path(found)
     except huggingface_hub.errors.RepositoryNotFoundError:
         raise UserError(
