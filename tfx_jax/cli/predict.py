@@ -27,14 +27,18 @@ def run(argv: Sequence[str]) -> int:
     parser.add_argument("--json", action="store_true", help="a line of JSON for each, with all probabilities")
     arguments = parser.parse_args(argv)
     set_up_program()
-    predictor = Predictor(*load_model(arguments))
-    reader, number = LineReader(sys.stdin.buffer), 0
-    progress = Progress("answered {} lines", count_lines(sys.stdin.buffer))
+    reader, number, num_lines = LineReader(sys.stdin.buffer), 0, count_lines(sys.stdin.buffer)
+    progress = Progress("answered {} lines", num_lines)
+
+    def show(done: int, _: int) -> None:
+        if not reader.is_terminal:
+            progress.update(number + done, num_lines)
+
+    predictor = Predictor(*load_model(arguments), on_batch=show)
     while lines := reader.take(_LINES_AT_A_TIME):
         answers = predictor.predict([_parts(line, number + i, predictor.inputs) for i, line in enumerate(lines, 1)])
+        show(len(lines), 0)
         number += len(lines)
-        if not reader.is_terminal:
-            progress.advance(len(lines))
         progress.clear()
         written = (json.dumps(answer, ensure_ascii=False) if arguments.json else _spoken(answer) for answer in answers)
         sys.stdout.buffer.write("".join(f"{line}\n" for line in written).encode())
