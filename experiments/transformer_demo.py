@@ -33,7 +33,7 @@ def get_config(variant: str = "demo") -> ExperimentConfig:
     data.tokens_per_batch = 2_048
     config.optimizer.peak_learning_rate = 0.004
     config.optimizer.warmup_steps = 200
-    config.num_steps = 1_500
+    config.num_steps, config.eval_every = 1_500, 500
     config.checkpoint_every, config.keep_last = 100, 8
     config.log_every = 50
     if variant == "test":

@@ -9,6 +9,7 @@ from tests.compilation import CompileBudget, SharedCache, compile_quickly, kept_
 
 compile_quickly(os.environ)
 os.environ.setdefault("JAX_PLATFORMS", "cpu")  # where libtpu is installed, only tests that ask for it load it
+os.environ.setdefault("HF_HUB_OFFLINE", "1")  # no test asks the hub for a model
 
 import jax
 import numpy as np

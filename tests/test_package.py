@@ -5,6 +5,7 @@ import importlib.metadata
 import os
 import pathlib
 import re
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -52,9 +53,24 @@ def test_wheel_has_what_is_not_code(wheel):
     assert tracked <= set(names)
 
 
-def test_version_is_the_same_everywhere(wheel):
-    assert PROJECT["version"] == tfx_jax.__version__
-    assert wheel.name.startswith(f"tfx_jax-{tfx_jax.__version__}-")
+def test_version_is_that_of_the_distribution(wheel):
+    assert tfx_jax.__version__ == importlib.metadata.version("tfx-jax")
+    (path,) = [name for name in zipfile.ZipFile(wheel).namelist() if name.endswith("/METADATA")]
+    written = zipfile.ZipFile(wheel).read(path).decode()
+    assert f"\nVersion: {wheel.name.split('-')[1]}\n" in written
+
+
+@pytest.mark.parametrize(("tag", "expected"), [("v1.2.3", "1.2.3"), (None, "0.1.0.dev1"), ("no git", "0.1.0.dev0")])
+def test_version_is_that_of_the_tag(tmp_path, tag, expected):
+    """Before the first tag it counts commits, and an archive without git has one too."""
+    shutil.copy(ROOT / "pyproject.toml", tmp_path)
+    git = ["git", "-C", str(tmp_path), "-c", "user.name=a", "-c", "user.email=a@b.c", "-c", "commit.gpgsign=false"]
+    steps = [["init", "-q"], ["add", "."], ["commit", "-qm", "First"], *([["tag", tag]] if tag else [])]
+    for step in [] if tag == "no git" else steps:
+        subprocess.run([*git, *step], check=True, capture_output=True)
+    command = [sys.executable, "-m", "hatchling", "version"]
+    said = subprocess.run(command, cwd=tmp_path, check=True, capture_output=True, text=True).stdout
+    assert said.strip().partition("+")[0] == expected
 
 
 def _name(requirement):

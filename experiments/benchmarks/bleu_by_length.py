@@ -109,7 +109,7 @@ def draw(groups: Sequence[Group], scores: Mapping[str, Sequence[float]], path: p
         axes.plot(range(len(groups)), values, line, marker="o", label=name)
     axes.set_xticks(range(len(groups)), [group.title for group in groups])
     axes.set(xlabel="words of the source", ylabel="BLEU", ylim=(0, None))
-    axes.legend()
+    figure.legend(loc="outside upper center", ncols=2, frameon=False)
     axes.grid(alpha=0.3)
     figure.savefig(path, dpi=150)
 

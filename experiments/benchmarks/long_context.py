@@ -211,7 +211,8 @@ def plot(cells: Sequence[Cell], path: pathlib.Path) -> None:
                 if points := [(length, factor * value) for length, value in row if value is not None]:
                     style = {"color": f"C{index}"} if index else {"color": "black", "linewidth": 3}
                     panel.loglog(*zip(*points, strict=True), marker="o", label=name, **style)
-    panels[1, 0].legend()  # the panel where every function has a line
+    every = panels[1, 0].get_legend_handles_labels()  # of the panel where every function has a line
+    figure.legend(*every, loc="outside right center", frameon=False)
     figure.savefig(path, dpi=120)
 
 

@@ -200,9 +200,10 @@ def plot_learning_curves(found: Sequence[Measured], beside: dict[str, dict[str, 
         draw_baselines(column[1], beside[task])
         column[0].set(title=task, ylabel="training loss, nats")
         column[1].set(xlabel="step", ylabel="validation accuracy, %")
-        column[0].legend()
         for panel in column:
             panel.grid(alpha=0.3)
+    names = {str(line.get_label()): line for panel in figure.axes[::2] for line in panel.lines}
+    figure.legend(names.values(), names.keys(), loc="outside upper center", ncols=7, frameon=False)
     figure.savefig(path, dpi=120)
 
 

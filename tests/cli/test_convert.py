@@ -249,7 +249,11 @@ def test_what_does_not_read_back_is_an_error(source, tmp_path, capfd, monkeypatc
     ("arguments", "message"),
     [
         (["--output=out"], "give either --model=FOLDER or --workdir=FOLDER"),
-        (["--model=nowhere", "--output=out"], "nowhere/config.json does not exist"),
+        (["--model=./nowhere", "--output=out"], "nowhere/config.json does not exist"),
+        (
+            ["--model=nowhere", "--output=out"],
+            "there is no folder nowhere here, and the hub's model of that name cannot",
+        ),
         (["--model=nowhere", "--output=out", "--dtype=int8"], "argument --dtype: invalid choice: 'int8'"),
         (["--model=gs://bucket/gpt2", "--output=out"], "gs://bucket/gpt2 is not a local folder"),
         (["--model=nowhere", "--output=gs://bucket/gpt2"], "gs://bucket/gpt2 is not a local folder"),

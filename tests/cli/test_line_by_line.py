@@ -131,7 +131,7 @@ def chunks(monkeypatch):
     return seen
 
 
-VERBS = [("translate", "--workdir=w"), ("generate", "--model=m", "--seed=7")]
+VERBS = [("translate", "--workdir=w"), ("generate", "--model=./m", "--seed=7")]
 
 
 @pytest.mark.parametrize("arguments", VERBS, ids=lambda arguments: arguments[0])

@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 
 from tfx_jax.data.hf_tokenizer import load_folder_tokenizer
 from tfx_jax.data.text import read_lines, read_text
+from tfx_jax.data.tokenizer_template import write_template
 from tfx_jax.data.train_tokenizer import train_or_load_folder
 from tfx_jax.errors import UserError
 
@@ -582,3 +583,28 @@ def test_transformers(folder_of, tmp_path, kind, family):
             assert found.get("token_type_ids", inputs.token_types) == inputs.token_types
             assert theirs.encode(text, add_special_tokens=False) == ours.encode(text)
             assert theirs.decode(inputs.ids, skip_special_tokens=True) == ours.decode(inputs.ids)
+
+
+@pytest.mark.parametrize(
+    ("family", "roles", "expected"),
+    [
+        ("bert", ("cls_id", "sep_id"), (["[CLS]", "a", "[SEP]", "b", "[SEP]"], [0, 0, 0, 1, 1])),
+        ("t5", (None, "eos_id"), (["a", "</s>", "b", "</s>"], [0, 0, 0, 0])),
+    ],
+)
+def test_a_template_is_written_where_there_is_none(tmp_path, family, roles, expected):
+    train_or_load_folder(tmp_path, lambda: ["a b a b"], kind="words", family=family, vocab_size=150)
+    path = tmp_path / "tokenizer.json"
+    whole = path.read_bytes()
+    values = json.loads(whole)
+    tokenizer = load_folder_tokenizer(tmp_path)
+    first, last = (role and getattr(tokenizer, role) for role in roles)
+    assert not write_template(tmp_path, tokenizer, first=first, last=last)
+    assert path.read_bytes() == whole
+    path.write_text(json.dumps(values | {"post_processor": None}))
+    bare = load_folder_tokenizer(tmp_path)
+    assert bare.pieces(bare.encode_with_specials("a", "b").ids) == ["a", "b"]
+    assert write_template(tmp_path, bare, first=first, last=last)
+    ids, types = load_folder_tokenizer(tmp_path).encode_with_specials("a", "b")
+    assert (bare.pieces(ids), types) == expected
+    assert len(load_folder_tokenizer(tmp_path).encode_with_specials("a").ids) == 2 + (first is not None)

@@ -53,12 +53,14 @@ def test_lab_note_says_how_to_run_it(path):
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
-def test_result_is_one_line_of_the_note_and_that_of_the_readme(path):
+def test_result_is_one_line_of_the_note_and_that_of_the_table(path):
     lines = path.read_text().split('"""')[1].splitlines()
     (result,) = [line.removeprefix("Result: ") for line in lines if line.startswith("Result: ")]
     assert lines[2] == f"Result: {result}"  # behind the title
     assert 0 < len(result) <= 110
     (row,) = [
-        row for row in (ROOT / "README.md").read_text().splitlines() if row.startswith(f"| [{path.stem}](experiments/")
+        row
+        for row in (ROOT / "docs" / "results.md").read_text().splitlines()
+        if row.startswith(f"| [{path.stem}](../experiments/")
     ]
     assert row.endswith(f" | {result} |")

@@ -204,3 +204,20 @@ def test_two_processes_share_the_work_and_each_gets_the_whole(examples, size):
     assert both == [alone.sum_metrics(means, some, SPEC)] * 2
     both, _ = of_two_processes(lambda trained: trained.share(lambda items: [item * 10 for item in items], range(size)))
     assert both == [[item * 10 for item in range(size)]] * 2
+
+
+def test_progress_counts_the_examples_of_this_process(examples):
+    """Not the rows of padding, in batches of whatever size; each time it begins anew."""
+    seen = []
+    share = ProcessShard(1, 2)
+    counted = TrainedModel(GRAPHDEF, PARAMS, shard=share).replace(PARAMS, lambda *numbers: seen.append(numbers))
+    counted.predict(scaled, examples, SPEC)
+    (passes, totals) = zip(*seen, strict=True)
+    assert set(totals) == {11}  # every second of 23
+    assert list(passes) == sorted(set(passes))
+    assert len(passes) > 2
+    assert passes[-1] == 11
+    before = seen.copy()
+    seen.clear()
+    counted.sum_metrics(means, examples, SPEC)
+    assert seen == before

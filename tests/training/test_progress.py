@@ -2,6 +2,7 @@
 
 import errno
 import io
+import re
 import struct
 
 import pytest
@@ -76,6 +77,17 @@ def test_time_left_counts_from_where_the_run_resumed(tmp_path, clock):
     assert stream.getvalue().endswith("ETA 54:59:40\n")  # 98,990 steps of two seconds
 
 
+def test_time_left_leaves_out_what_compiling_took(tmp_path, clock):
+    stream = io.StringIO()
+    shown = Progress(tmp_path, first_step=0, num_steps=20, stream=stream)
+    clock[0] += 65.0
+    shown.log(5, {"time/compile": 60.0}, loss=2.0, tokens_per_second=10.0)
+    clock[0] += 35.0  # of them 30 for a batch of another shape
+    shown.log(10, {"time/compile": 30.0}, loss=2.0, tokens_per_second=10.0)
+    shown.close()
+    assert [line.split("ETA ")[1] for line in stream.getvalue().splitlines()] == ["0:15", "0:10"]
+
+
 def test_scalars_can_be_read_back(tmp_path):
     shown = Progress(tmp_path, first_step=0, num_steps=10, stream=io.StringIO())
     shown.log(5, {"train/loss": 1.25, "train/learning_rate": 7e-4}, loss=1.25, tokens_per_second=1.0)
@@ -106,6 +118,22 @@ def test_terminal_shows_one_live_line_and_messages_that_stay(tmp_path):
     shown.close()
     assert "validation BLEU 12.34" in stream.getvalue()
     assert "step 10/10" in stream.getvalue()
+
+
+def test_terminal_keeps_twenty_losses_and_says_what_it_does_between_steps(tmp_path):
+    stream = Terminal()
+    shown = Progress(tmp_path, first_step=0, num_steps=1_000, stream=stream)
+    for step in range(10, 1_001, 10):
+        shown.log(step, {}, loss=1.5, tokens_per_second=99.0)
+        if step == 500:
+            shown.stage("step 500/1000  evaluating on the validation split")
+            shown._bar.refresh()
+    shown.close()
+    kept = [
+        int(line) for line in re.findall(r"step (\d+)/1000  loss 1.5000  99 tokens/s  ETA 0:00\n", stream.getvalue())
+    ]
+    assert kept == list(range(50, 1_001, 50))
+    assert "evaluating on the validation split" in stream.getvalue()
 
 
 @pytest.mark.parametrize("method", ["write", "flush"])

@@ -74,7 +74,7 @@ def rows(workdir):
 
 
 def test_report_is_over_all_runs(workdir):
-    assert report(workdir) == []
+    assert report(workdir) == [f"report in {workdir}/report.md"]
     found = rows(workdir)
     assert found["Parameters"] == ["65,000,000"]
     assert found["Devices"] == ["4 x TPU v4"]
@@ -143,7 +143,7 @@ def test_picture_is_one_and_has_both_panels(workdir):
 
 
 def test_nothing_to_draw_is_no_picture(tmp_path):
-    assert report(tmp_path, evaluations=[]) == []
+    assert report(tmp_path, evaluations=[]) == [f"report in {tmp_path}/report.md"]
     assert [path.name for path in tmp_path.iterdir()] == ["report.md"]
     assert "png" not in (tmp_path / "report.md").read_text()
 
@@ -181,8 +181,19 @@ def test_curves_are_the_points():
     np.testing.assert_array_equal(trained.get_xydata(), [[10, 9.0], [20, 4.0], [30, 3.5]])
     np.testing.assert_array_equal(cross_entropy.get_ydata(), [8.5, 3.5, 3.0])
     np.testing.assert_array_equal(bleu.lines[0].get_xydata(), [[10, 3.0], [20, 27.341], [30, 26.0]])
-    assert [text.get_text() for text in bleu.texts] == ["best 27.34 at step 20"]
     assert loss.get_xlim() == bleu.get_xlim()
+
+
+def test_no_word_stands_where_a_curve_may_run():
+    figure = draw_learning_curves(history([9.0, 4.0], [8.5, 3.5]), EVALUATIONS, TranslationTask.metrics[0])
+    figure.draw_without_rendering()
+    loss, bleu = figure.axes
+    assert bleu.get_title(loc="right") == "best 27.34 at step 20"
+    for panel, written in ((loss, loss.get_legend()), (bleu, bleu.title), (bleu, bleu._right_title)):
+        assert written.get_window_extent().y0 >= panel.get_window_extent().y1
+    left, legend = loss._left_title.get_window_extent(), loss.get_legend().get_window_extent()
+    assert left.x1 < legend.x0
+    assert not bleu.texts
 
 
 def test_axis_is_logarithmic_only_where_the_loss_falls_far():

@@ -37,6 +37,7 @@ class AttentionView:
             {
                 "kind": f"{stack} {kind}",
                 "layer": layer,
+                **dict(zip(("querySide", "keySide"), AXES[stack, kind], strict=True)),
                 "queries": tokens[AXES[stack, kind][0]],
                 "keys": tokens[AXES[stack, kind][1]],
                 "weights": np.rint(_ONE * weights).astype(int).tolist(),
@@ -45,7 +46,9 @@ class AttentionView:
             for layer, weights in sorted(layers.items())
         ]
         # A token such as "</script>" must not end the element that holds the data.
-        data = json.dumps({"one": _ONE, "maps": listed}, ensure_ascii=False).replace("<", "\\u003c")
+        sentences = {side: tokens[side] for side in ("source", "target")}
+        data = json.dumps({"one": _ONE, "sentences": sentences, "maps": listed}, ensure_ascii=False)
+        data = data.replace("<", "\\u003c")
         template = pathlib.Path(__file__).with_suffix(".html").read_text(encoding="utf-8")
         self.page = template.replace("DATA", data)
 

@@ -14,8 +14,10 @@ from flax import nnx
 from tfx_jax.cli.options import add_folder_options, check_one_source, load_trained, set_up_program
 from tfx_jax.cli.parser import Parser
 from tfx_jax.cli.progress import Progress
-from tfx_jax.data.hf_tokenizer import TOKENIZER_FILES
+from tfx_jax.data.hf_tokenizer import TOKENIZER_FILES, HFTokenizer
+from tfx_jax.data.tokenizer_template import write_template
 from tfx_jax.errors import UserError
+from tfx_jax.hub import local_folder
 from tfx_jax.models import hf
 from tfx_jax.models.hf.folder import Tensors, read_json
 
@@ -59,8 +61,9 @@ def run(argv: Sequence[str]) -> int:
         ends = {f"{role}_token_id": getattr(tokenizer, f"{role}_id") for role in ("bos", "eos")}
         _save(model, output, {name: index for name, index in ends.items() if index is not None}, options)
         copied, left_out, before = _copy(epath.Path(arguments.workdir) / "tokenizer", output), [], None
+        _surround(output, tokenizer, model.config.kind)
     else:
-        source = _local(arguments.model)
+        source = _local(str(local_folder(arguments.model)))
         _refuse_to_overwrite(source, output, allowed=arguments.overwrite)
         model, fields = hf.load(source, allow_nonfinite=arguments.allow_nonfinite), _config(source)
         kept = {name: value for name, value in fields.items() if not (name in _DROPPED or name.startswith("_"))}
@@ -132,6 +135,16 @@ def _copy(source: pathlib.Path | epath.Path, output: pathlib.Path) -> list[str]:
     except OSError as error:
         raise UserError(f"cannot write to {output}: {error}") from None
     return names
+
+
+def _surround(output: pathlib.Path, tokenizer: HFTokenizer, kind: str) -> None:
+    """Has the tokenizer that was written put around a text what the training did."""
+    first, last = {
+        "bert": (tokenizer.cls_id, tokenizer.sep_id),
+        "encoder_decoder": (None, tokenizer.eos_id),
+    }.get(kind, (None, None))
+    if last is not None:
+        write_template(output, tokenizer, first=first, last=last)
 
 
 def _remove_parts(output: pathlib.Path) -> None:

@@ -37,7 +37,9 @@ def run(argv: Sequence[str]) -> int:
     ]
     if given:
         raise UserError(f"--{given[0].replace('_', '-')} is for translation, but this model learned something else")
-    values, _ = run.evaluate(params, arguments.split)
+    progress = Progress("evaluated {} examples")
+    values, _ = run.evaluate(params, arguments.split, on_batch=progress.update)
+    progress.clear()
     if arguments.json:
         print(json.dumps(values))
         return 0

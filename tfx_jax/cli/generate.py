@@ -16,6 +16,7 @@ from tfx_jax.data.folder_tokenizers import HFTokenizer
 from tfx_jax.data.hf_tokenizer import load_folder_tokenizer
 from tfx_jax.data.streaming import TextStream
 from tfx_jax.errors import UserError
+from tfx_jax.hub import local_folder
 from tfx_jax.models import hf
 from tfx_jax.nn.decoding import DecodingModel
 from tfx_jax.tasks.decoding import BeamSearch, Sampling, Search
@@ -54,9 +55,10 @@ def run(argv: Sequence[str]) -> int:
     _check(arguments)
     set_up_program()
     if arguments.model is not None:
-        tokenizer = load_folder_tokenizer(arguments.model)
-        model = hf.load(arguments.model, dtype=arguments.dtype, allow_nonfinite=arguments.allow_nonfinite)
-        eos_ids = hf.end_ids(arguments.model)
+        folder = local_folder(arguments.model)
+        tokenizer = load_folder_tokenizer(folder)
+        model = hf.load(folder, dtype=arguments.dtype, allow_nonfinite=arguments.allow_nonfinite)
+        eos_ids = hf.end_ids(folder)
     else:
         model, tokenizer = load_trained(arguments, arguments.dtype)
         eos_ids = () if tokenizer.eos_id is None else (tokenizer.eos_id,)

@@ -35,7 +35,7 @@ def add_model_options(parser: Parser) -> None:
 
 def add_folder_options(parser: Parser, help: str) -> None:
     """Adds the flags that choose a model in a Hugging Face folder or, of one's own, in the workdir of a training."""
-    parser.add_argument("--model", help=f"Hugging Face folder {help}")
+    parser.add_argument("--model", help=f"Hugging Face folder {help}, or a name of the hub such as gpt2")
     parser.add_argument("--workdir", type=folder, help="or folder of a training, local or gs://")
     parser.add_argument("--step", type=_step, help="of a training: as for tfx-jax evaluate")
     add_nonfinite_option(parser)

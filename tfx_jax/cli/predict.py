@@ -27,9 +27,14 @@ def run(argv: Sequence[str]) -> int:
     parser.add_argument("--json", action="store_true", help="a line of JSON for each, with all probabilities")
     arguments = parser.parse_args(argv)
     set_up_program()
-    predictor = Predictor(*load_model(arguments))
-    reader, number = LineReader(sys.stdin.buffer), 0
-    progress = Progress("answered {} lines", count_lines(sys.stdin.buffer))
+    reader, number, num_lines = LineReader(sys.stdin.buffer), 0, count_lines(sys.stdin.buffer)
+    progress = Progress("answered {} lines", num_lines)
+
+    def show(done: int, _: int) -> None:
+        if not reader.is_terminal:
+            progress.update(number + done, num_lines)
+
+    predictor = Predictor(*load_model(arguments), on_batch=show)
 
     def answer(lines: list[str], number: int) -> list[str]:
         inputs = [_parts(line, i, predictor.inputs) for i, line in enumerate(lines, number + 1)]
@@ -38,12 +43,11 @@ def run(argv: Sequence[str]) -> int:
 
     while lines := reader.take(_LINES_AT_A_TIME):
         for answers in answered(lines, answer, number):
-            if not reader.is_terminal:
-                progress.advance(len(answers))
+            show(len(answers), 0)
+            number += len(answers)
             progress.clear()
             sys.stdout.buffer.write("".join(f"{line}\n" for line in answers).encode())
             sys.stdout.buffer.flush()
-        number += len(lines)
     return 0
 
 

@@ -15,6 +15,7 @@ from tfx_jax.data.folder_tokenizers import HFTokenizer, PieceTokenizer, Pipeline
 from tfx_jax.data.tokenizer_checks import check_pipeline
 from tfx_jax.data.tokenizer_config import TokenizerConfig, read, read_json
 from tfx_jax.errors import UserError
+from tfx_jax.hub import local_folder
 
 # Of all families: what has to be copied with a model.
 TOKENIZER_FILES = (
@@ -39,12 +40,12 @@ def load_folder_tokenizer(folder: epath.PathLike) -> HFTokenizer:
     `decode` joins the target language.
 
     Args:
-      folder: local or gs://.
+      folder: local or gs://, or the name of a model on the Hugging Face hub.
 
     Raises:
       UserError: if there is none, or a file is damaged.
     """
-    folder = epath.Path(folder)
+    folder = local_folder(folder)
     if not folder.is_dir():
         raise UserError(f"{folder} is not a folder")
     config = TokenizerConfig(folder)

@@ -17,6 +17,9 @@ from tfx_jax.tasks.loss import Metric, add_metrics
 PredictFn = Callable[[Any, dict[str, Any]], Any]
 """`predict_fn(model, batch)` gives a pytree of arrays; pure, to be compiled."""
 
+OnBatch = Callable[[int, int], object]
+"""`on_batch(done, total)` is told how far it is."""
+
 
 def _alone(mine: Any) -> Any:
     return mine
@@ -57,6 +60,7 @@ class TrainedModel:
         shard: ProcessShard = WHOLE,
         gather: Callable[[list[Any]], list[Any]] = _alone,
         place: Callable[[Batch], Batch] = _alone,
+        on_batch: OnBatch | None = None,
     ):
         """Takes a model apart.
 
@@ -66,14 +70,16 @@ class TrainedModel:
           shard: this process takes every `count`-th example from the one at `index` on.
           gather: joins such lists of all processes, in the order of the examples; all processes call it.
           place: puts a batch where the parameters are.
+          on_batch: is told how many examples of this process are done, and how many there are.
         """
         self.graphdef, self.params = graphdef, params
-        self._shard, self._gather, self._place = shard, gather, place
+        self._shard, self._gather, self._place, self._on_batch = shard, gather, place, on_batch
         self._programs: dict[Any, Any] = {}
 
-    def replace(self, params: Any) -> "TrainedModel":
+    def replace(self, params: Any, on_batch: OnBatch | None = None) -> "TrainedModel":
         """Returns the same model with other parameters, which shares the compiled programs."""
-        other = TrainedModel(self.graphdef, params, shard=self._shard, gather=self._gather, place=self._place)
+        shared: dict[str, Any] = {"shard": self._shard, "gather": self._gather, "place": self._place}
+        other = TrainedModel(self.graphdef, params, on_batch=on_batch, **shared)
         other._programs = self._programs
         return other
 
@@ -103,7 +109,7 @@ class TrainedModel:
           For each example its part of the array, as nested lists, or a list of its parts.
         """
         found: list[Any] = [None] * len(examples)
-        batches, copies = itertools.tee(eval_batches(examples, spec, shard=self._shard))  # few are there at a time
+        batches, copies = itertools.tee(self._batches(examples, spec))  # few are there at a time
         for batch, result in zip(batches, self.map_batches(predict_fn, copies), strict=True):
             arrays = [np.asarray(array).tolist() for array in jax.tree.leaves(result)]
             for row, index in enumerate(batch["index"].tolist()):
@@ -114,9 +120,19 @@ class TrainedModel:
 
     def sum_metrics(self, predict_fn: PredictFn, examples: ExampleSource, spec: BatchSpec) -> dict[str, Metric]:
         """Adds up the metrics that a function gives for batches of examples; processes share these."""
-        batches = eval_batches(examples, spec, shard=self._shard)
-        found = [jax.tree.map(float, metrics) for metrics in self.map_batches(predict_fn, batches)]
+        found = [
+            jax.tree.map(float, metrics) for metrics in self.map_batches(predict_fn, self._batches(examples, spec))
+        ]
         return add_metrics(self._gather([add_metrics(found)]))
+
+    def _batches(self, examples: ExampleSource, spec: BatchSpec) -> Iterator[Batch]:
+        """Makes the batches of this process; when the next is asked for, the last but one is done."""
+        done, total = 0, len(range(self._shard.index, len(examples), self._shard.count))
+        for batch in eval_batches(examples, spec, shard=self._shard):
+            yield batch
+            done += int((batch["index"] >= 0).sum())
+            if self._on_batch is not None:
+                self._on_batch(done, total)
 
     def _program(self, predict_fn: PredictFn) -> Any:
         key: Any = predict_fn

@@ -11,6 +11,7 @@ from flax import nnx
 
 from tfx_jax.data.hf_tokenizer import load_folder_tokenizer
 from tfx_jax.errors import UserError
+from tfx_jax.hub import local_folder
 from tfx_jax.models import hf
 from tfx_jax.nn.cores import AttentionConfig
 from tfx_jax.training.artifacts import check_artifact
@@ -34,7 +35,7 @@ def adopt_pretrained_config(config: ExperimentConfig) -> ExperimentConfig:
     """
     if not config.init_from:
         return config
-    source: Any = _initial_config(epath.Path(config.init_from))
+    source: Any = _initial_config(local_folder(config.init_from))
     model: Any = config.model
     if type(source) is not type(model):
         names = type(source).__name__, type(model).__name__
@@ -48,7 +49,7 @@ def adopt_pretrained_config(config: ExperimentConfig) -> ExperimentConfig:
 
 def tokenizer_folder(init_from: epath.PathLike) -> epath.Path:
     """The folder of the tokenizer that a model to start from was trained with; UserError if it is damaged."""
-    folder = epath.Path(init_from)
+    folder = local_folder(init_from)
     if not _is_workdir(folder):
         return folder
     check_artifact(folder, "tokenizer")
@@ -68,7 +69,7 @@ def init_from_state(training: TrainSetup, init_from: epath.PathLike) -> tuple[Tr
     """
     state = training.first_state()
     drawn = _flat(state.variables)
-    found = _flat(_initial_params(epath.Path(init_from)))
+    found = _flat(_initial_params(local_folder(init_from)))
     taken = {path: value for path, value in found.items() if path in drawn and drawn[path].shape == value.shape}
     if not taken:
         raise UserError(f"config.init_from={init_from} has no parameter of this model")

@@ -55,7 +55,9 @@ def _draw_loss(
             panel.plot(at, values, color=colour, alpha=0.25, linewidth=0.8)
         panel.plot(at, smooth, color=colour, linewidth=1.8, label=label, marker="o" if len(at) == 1 else None)
     if len(curves) > 1:
-        panel.legend(frameon=False)
+        panel.legend(
+            frameon=False, loc="lower right", bbox_to_anchor=(1, 1), ncols=2, borderaxespad=0
+        )  # above the curves
     everything = np.concatenate([values for _, values, _, _ in curves])
     if 0 < everything.min() * _LOG_FROM < everything.max():
         panel.set_yscale("log")
@@ -72,15 +74,8 @@ def _draw_metric(panel: Axes, evaluations: Sequence[Evaluation], metric: MetricI
     panel.plot(steps, values, color=_BLUE, linewidth=1.8, marker=marker, markersize=4.5, clip_on=False, zorder=3)
     best = int(np.argmin(values) if metric.is_loss else np.argmax(values))
     panel.axhline(values[best], color=_GREY, linewidth=0.8, linestyle="--")
-    panel.annotate(
-        f"best {metric.format(values[best])} at step {steps[best]:,}",
-        (0.01, values[best]),
-        xycoords=("axes fraction", "data"),
-        xytext=(0, 4),
-        textcoords="offset points",
-        color="#606060",
-        fontsize=9,
-    )
+    said = f"best {metric.format(values[best])} at step {steps[best]:,}"
+    panel.set_title(said, loc="right", color="#606060", fontsize=9)  # where no curve can run through it
     if not metric.is_loss:
         panel.set_ylim(0, max(values[best] * 1.15, 1.0))
 

@@ -303,7 +303,12 @@ class _Trainer:
         if step > self.saved_step:
             self._save()
         self.watchdog.beat(None)
-        metrics, summary = self.run.evaluate(self.state.variables)
+        stage = f"step {step}/{self.config.num_steps}  evaluating on the validation split"
+        self.progress.stage(stage)
+        metrics, summary = self.run.evaluate(
+            self.state.variables,
+            on_batch=lambda done, total: self.progress.stage(f"{stage}: {done:,} of {total:,}"),
+        )
         self.evaluations.append({"step": step} | metrics)
         self.progress.scalars(step, {f"validation/{name}": value for name, value in metrics.items()})
         self._save(score=self.run.rank(metrics))

@@ -7,6 +7,7 @@ from etils import epath
 
 from tfx_jax.errors import UserError
 from tfx_jax.tasks.answers import AnsweringTask, Prediction
+from tfx_jax.tasks.prediction import OnBatch
 from tfx_jax.training.checkpoint import load_best_params
 from tfx_jax.training.run import Run, load_run
 
@@ -18,8 +19,14 @@ class Predictor:
       inputs: what an input consists of, such as ("text",) or ("question", "context").
     """
 
-    def __init__(self, run: Run[Any], params: Any):
+    def __init__(self, run: Run[Any], params: Any, *, on_batch: OnBatch | None = None):
         """Takes a run and the parameters of one of its checkpoints.
+
+        Args:
+          run: what was trained.
+          params: its parameters.
+          on_batch: is told how many inputs of a `predict` are done and how many there are, but where the task
+            translates.
 
         Raises:
           UserError: if the task of the run does not answer lines of text.
@@ -30,7 +37,7 @@ class Predictor:
                 f"a model of a {kind} answers no lines of text: there are the verbs generate, attend and transcribe"
             )
         self._task: AnsweringTask = run.task
-        self._model = run.trained(params)
+        self._model = run.trained(params, on_batch)
         self.inputs = run.task.inputs
 
     def predict(self, inputs: Sequence[str | Sequence[str]]) -> list[Prediction]:

@@ -18,12 +18,15 @@ from tensorboardX.proto.event_pb2 import Event, SessionLog  # pyright: ignore[re
 from tensorboardX.proto.summary_pb2 import Summary  # pyright: ignore[reportAttributeAccessIssue]
 from tensorboardX.record_writer import masked_crc32c
 
+_KEPT_LINES = 20  # of a training that stay on a terminal
+
 
 class Progress:
     """Shows step, loss, throughput and the time left, and writes scalars for TensorBoard.
 
     Of several processes, only the first does so.
-    On a terminal it is one line that moves; elsewhere a line each time something is logged. All of it goes to stderr.
+    On a terminal it is one line that moves, and some that stay; elsewhere a line each time something is logged. All of
+    it goes to stderr.
     Scalars that cannot be written, on a full disk for example, are reported once and do not stop a training.
     """
 
@@ -49,6 +52,8 @@ class Progress:
         self._num_steps, self._unit = num_steps, unit
         self._first_step = first_step
         self._started = time.monotonic()
+        self._compiling = 0.0  # seconds since, which say nothing of the steps to come
+        self._num_kept = 0
         self._console = rich.console.Console(
             file=stream or sys.stderr, highlight=False, emoji=False, soft_wrap=True, quiet=workdir is None
         )
@@ -68,23 +73,32 @@ class Progress:
     ) -> None:
         """Reports on the steps up to `step`; each of `scalars` becomes a point in TensorBoard.
 
-        The model FLOP utilisation, of the devices' 16-bit peak, is shown where it is known.
+        The model FLOP utilisation, of the devices' 16-bit peak, is shown where it is known. The time left leaves out
+        what "time/compile" says. On a terminal a line stays for each twentieth of the training.
         """
         self.scalars(step, scalars)
-        per_step = (time.monotonic() - self._started) / max(step - self._first_step, 1)
+        self._compiling += scalars.get("time/compile", 0.0)
+        per_step = (time.monotonic() - self._started - self._compiling) / max(step - self._first_step, 1)
         left = clock(per_step * (self._num_steps - step))
         line = f"step {step}/{self._num_steps}  loss {loss:.4f}  {tokens_per_second:,.0f} {self._unit}s/s  ETA {left}"
         if mfu is not None:
             line += f"  MFU {mfu:.1%} of 16-bit peak"
-        if self._bar is None:
-            self.message(line)
-        else:
+        if self._bar is not None:
             self._bar.update(self._task, completed=step, description=line)
+        num_kept = step * _KEPT_LINES // self._num_steps
+        if self._bar is None or num_kept > self._num_kept:
+            self._num_kept = num_kept
+            self.message(line)
 
     def scalars(self, step: int, scalars: dict[str, float]) -> None:
         """Adds a point to each of the named TensorBoard curves."""
         values = [Summary.Value(tag=name, simple_value=value) for name, value in scalars.items()]
         self._write_event(step=step, summary=Summary(value=values))
+
+    def stage(self, text: str) -> None:
+        """Shows on a terminal what is being done between two steps."""
+        if self._bar is not None:
+            self._bar.update(self._task, description=text)
 
     def message(self, text: str) -> None:
         """Prints a line that stays."""

@@ -49,7 +49,7 @@ def write_report(
       num_params: parameters of the model.
       device_kinds: of each device that it ran on last, its `device_kind`.
       evaluations: all so far.
-      message: shows a line.
+      message: shows a line: where the report is, or why there is none.
     """
     try:
         from tfx_jax.training.learning_curves import draw_learning_curves  # Matplotlib is slow to import
@@ -69,6 +69,7 @@ def write_report(
             _config_table(config),
         ]
         write_file(folder / "report.md", ("\n\n".join(part for part in parts if part) + "\n").encode())
+        message(f"report in {folder / 'report.md'}")
     except Exception as error:  # whatever storage and Matplotlib raise
         message(f"no report: {' '.join(str(error).split())}")
 

@@ -15,7 +15,7 @@ from tfx_jax.data.process_shard import ProcessShard
 from tfx_jax.data.splits import Split, Splits
 from tfx_jax.errors import UserError
 from tfx_jax.nn.attention import ShardAttention
-from tfx_jax.tasks.prediction import TrainedModel, to_host
+from tfx_jax.tasks.prediction import OnBatch, TrainedModel, to_host
 from tfx_jax.tasks.task import EvalResult, Task
 from tfx_jax.training.artifacts import WorkdirArtifacts
 from tfx_jax.training.config import ExperimentConfig, load_config
@@ -65,26 +65,27 @@ class Run(Generic[AnyTask]):
             )
         )
 
-    def trained(self, params: Params) -> TrainedModel:
+    def trained(self, params: Params, on_batch: OnBatch | None = None) -> TrainedModel:
         """Returns the model with these parameters; all that were made here share what they compile."""
-        return self._trained.replace(params)
+        return self._trained.replace(params, on_batch)
 
-    def evaluate(self, params: Params, split: Split = "validation") -> EvalResult:
+    def evaluate(self, params: Params, split: Split = "validation", *, on_batch: OnBatch | None = None) -> EvalResult:
         """Measures parameters on a split; processes share the work.
 
         Where a mesh divides the parameters, no device may have room for all of them: there all devices compute each
-        batch together. Otherwise each process works through examples of its own.
+        batch together. Otherwise each process works through examples of its own. `on_batch` is told how far it is, but
+        where the task translates.
 
         Raises:
           UserError: if there is no such split.
         """
         divided = [leaf for leaf in jax.tree.leaves(params) if not getattr(leaf, "is_fully_replicated", True)]
         if not divided:
-            return self.task.evaluate(self.trained(to_host(params)), split)
+            return self.task.evaluate(self.trained(to_host(params), on_batch), split)
         mesh = divided[0].sharding.mesh
         if mesh not in self._on_mesh:  # what one evaluation compiles serves the next
             self._on_mesh[mesh] = TrainedModel(self.graphdef, None, place=functools.partial(spread_rows, mesh))
-        return self.task.evaluate(self._on_mesh[mesh].replace(params), split)
+        return self.task.evaluate(self._on_mesh[mesh].replace(params, on_batch), split)
 
     def rank(self, metrics: Mapping[str, float]) -> float:
         """Returns by how much one evaluation is better than others: the first metric, higher being better."""

@@ -1,6 +1,6 @@
 """Models in and out of Hugging Face folders (config.json and safetensors), without torch or transformers.
 
-    model = hf.load("path/to/gpt2")
+    model = hf.load("path/to/gpt2")  # or a name of the hub, "gpt2", that is downloaded
     logits = model(tokens)
     hf.save(model, "path/to/another")
 
@@ -21,6 +21,7 @@ from jax.typing import DTypeLike
 
 from tfx_jax.errors import UserError
 from tfx_jax.fields import check_fields
+from tfx_jax.hub import local_folder
 from tfx_jax.models.finite import is_finite, nonfinite
 from tfx_jax.models.gpt import GPT
 from tfx_jax.models.hf import bert, bigbird, gpt, longformer, marian, t5, vit
@@ -134,7 +135,8 @@ def load(
     """Reads a model.
 
     Args:
-      path: a folder with config.json and model.safetensors, or several with an index.
+      path: a folder with config.json and model.safetensors, or several with an index; or, where no such folder is, the
+        name of a model on the Hugging Face hub.
       architecture: one of `FAMILIES`, to read another model than the one that config.json names of what the folder
         holds: the body alone, or all heads of a pre-training.
       dtype: of the computation; parameters become float32 whatever the file has.
@@ -147,10 +149,10 @@ def load(
       UserError: for a folder that is damaged, has a parameter that is NaN or infinite, or holds what our model of the
         family cannot express.
     """
-    folder = epath.Path(path)
+    folder = local_folder(path)
     family, config = _open(folder, architecture)
     config.dtype = jnp.dtype(dtype).name
-    tensors = Tensors(path, family.renamed)
+    tensors = Tensors(folder, family.renamed)
     _check_depth(config, tensors, folder)
     try:
         graphdef, state = nnx.split(nnx.eval_shape(lambda: family.model(config, rngs=nnx.Rngs(0))))
@@ -176,7 +178,7 @@ def load(
 
 def load_config(path: epath.PathLike, *, architecture: str | None = None) -> Any:
     """Reads a model's configuration, and not its parameters; arguments and errors as for `load`."""
-    return _open(epath.Path(path), architecture)[1]
+    return _open(local_folder(path), architecture)[1]
 
 
 def end_ids(path: epath.PathLike) -> tuple[int, ...]:
@@ -186,7 +188,7 @@ def end_ids(path: epath.PathLike) -> tuple[int, ...]:
       UserError: if they are no ids.
     """
     for name in ("generation_config.json", "config.json"):
-        file = epath.Path(path) / name
+        file = local_folder(path) / name
         found = read_json(file).get("eos_token_id") if file.exists() else None
         if found is not None:
             ids = found if isinstance(found, list) else [found]

@@ -1,0 +1,170 @@
+"""README and docs: what they print is run, or at least understood by the parser that a user's shell would reach."""
+
+import pathlib
+import re
+import shlex
+
+import pytest
+from flax import nnx
+
+from tfx_jax import cli
+from tfx_jax.cli.parser import Parser
+from tfx_jax.cli.train import load_config_file
+from tfx_jax.data.train_tokenizer import train_or_load_folder
+from tfx_jax.models import GPT, GPTConfig, hf
+from tfx_jax.training import loop, predictor
+from tfx_jax.training.config_checks import validate
+
+ROOT = pathlib.Path(__file__).parents[1]
+PAGES = ["README.md", "docs/formats.md", "docs/results.md", "docs/from_laptop_to_pod.md", "docs/speed.md"]
+BLOCK = re.compile(r"^```(\w*)(?: (\S+))?\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+
+
+def blocks(page, language):
+    """Name and text of each block of a language."""
+    found = BLOCK.findall((ROOT / page).read_text(encoding="utf-8"))
+    return [(name, text) for tongue, name, text in found if tongue == language]
+
+
+def commands(page):
+    """Each command of the page's bash blocks as the words that a shell makes of it, without comments and pipes."""
+    for _, text in blocks(page, "bash"):
+        for line in text.replace("\\\n", " ").splitlines():
+            words = shlex.split(line, comments=True)
+            while words:
+                end = next((i for i, word in enumerate(words) if word in ("|", "&&", "<", ">")), len(words))
+                if words[:end]:
+                    yield words[:end]
+                words = words[end + 1 :]
+
+
+TFX_JAX = [
+    pytest.param(page, words[1:], id=" ".join(words))
+    for page in PAGES
+    for words in commands(page)
+    if words[0] == "tfx-jax"
+]
+
+
+class ParsedError(Exception):
+    """A command was understood, and ends here."""
+
+
+@pytest.mark.parametrize(("page", "arguments"), TFX_JAX)
+def test_commands_are_understood(page, arguments, monkeypatch, capsys):
+    """By the verb's own parser; what it leaves are fields that the experiment has."""
+    arguments = [argument for argument in arguments if argument != "..."]
+    if arguments[0].startswith("--"):
+        assert cli.main(arguments) == 0
+        return
+
+    def parse(parser, given=None, namespace=None):
+        raise ParsedError(original(parser, given, namespace))
+
+    original = Parser.parse_known_args
+    monkeypatch.setattr(Parser, "parse_known_args", parse)
+    with pytest.raises(ParsedError) as raised:
+        cli.main(arguments)
+    options, left = raised.value.args[0]
+    if getattr(options, "config", None) is not None:
+        load_config_file(options.config, left)
+    else:
+        assert all(re.match(r"--config\.[\w.]+=", argument) for argument in left)
+    if "--" in arguments:
+        behind = arguments[arguments.index("--") + 1 :]
+        monkeypatch.setattr(Parser, "parse_known_args", original)
+        test_commands_are_understood(page, behind, monkeypatch, capsys)
+
+
+FORMATS = [words for words in commands("docs/formats.md") if words[1] == "train"]
+
+
+@pytest.mark.parametrize("words", FORMATS, ids=" ".join)
+def test_example_files_are_read(words, tmp_path, monkeypatch):
+    """Each file of the page, by the command of the page, as far as the first step."""
+    for language in ("text", "json"):
+        for name, text in blocks("docs/formats.md", language):
+            (tmp_path / name).write_text(text, encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    (config,) = [word.removeprefix("--config=") for word in words if word.startswith("--config=")]
+    loaded = validate(load_config_file(config, [word for word in words if word.startswith("--config.")]))
+    loaded.task.data.validation_pairs = 0  # so few are not divided
+    splits = loaded.task.splits()
+    examples = splits["train"]
+    assert len(examples) > 0
+    if "validation" in splits:
+        assert len(splits["validation"]) > 0
+    named = [word for word in words if re.search(r"train_\w+=", word)]
+    assert all((tmp_path / word.partition("=")[2]).exists() for word in named)
+    assert named
+
+
+def test_columns_of_formats_are_the_ones_meant(tmp_path, monkeypatch):
+    for name, text in blocks("docs/formats.md", "text"):
+        (tmp_path / name).write_text(text, encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+
+    def read(name):
+        (words,) = [words for words in FORMATS if f"--workdir=runs/{name}" in words]
+        overrides = [word for word in words if word.startswith("--config.")]
+        return load_config_file(words[2].removeprefix("--config="), overrides).task.splits()["train"]
+
+    assert read("stars")[0] == ("Slow, but warm.", "3")
+    assert read("pairs")[1] == ("A dog runs.", "The dog sleeps.", "contradiction")
+    assert read("topics")[2] == ("What is the rate for yen?", "exchange")
+    assert read("conll2003")[0].tags == ["B-ORG", "O", "B-MISC", "O"]
+
+
+@pytest.mark.slow
+@pytest.mark.compiles(150, "a model is made and called outside of one program, as a reader does it")
+def test_python_of_the_readme_runs_as_printed(tmp_path, monkeypatch, capsys):
+    """In one session and an empty folder, with little in place of what it names: a GPT called gpt2, a text, answers."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "my.txt").write_text("to be or not to be\n" * 200)
+    tokenizer = train_or_load_folder("gpt2", lambda: ["to be"], kind="bpe", family="gpt", vocab_size=300)
+    config = GPTConfig(vocab_size=30_000, num_layers=1, d_model=8, num_heads=2, max_length=16)
+    hf.save(GPT(config, rngs=nnx.Rngs(0)), "gpt2")
+    assert tokenizer.vocab_size <= config.vocab_size
+    trained, loaded = [], []
+    monkeypatch.setattr(loop, "train", lambda config, workdir: trained.append((validate(config), workdir)))
+    monkeypatch.setattr(predictor, "load", lambda workdir: loaded.append(workdir) or Answers())
+    names = {}
+    for _, text in blocks("README.md", "python"):
+        exec(compile(text, "README.md", "exec"), names)
+    assert names["out"].shape == (2, 10, 8, 64)
+    assert names["maps"]["decoder/0/cross"].shape == (1, 8, 3, 4)
+    ((config, workdir),) = trained
+    assert (len(config.task.splits()["train"][0]), workdir) == (int(200 * 19 * 0.9), "runs/gpt")
+    assert loaded == ["runs/topics"]
+    assert (tmp_path / "mine" / "model.safetensors").exists()
+
+
+class Answers:
+    """In place of a trained model; `tests/training/test_predictor.py` has real ones."""
+
+    def predict(self, inputs):
+        return [{"label": "a"} for _ in inputs]
+
+
+def test_readme_has_every_verb_and_target():
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert [verb for verb in cli.VERBS if f"`{verb}`" not in text] == []
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    targets = re.findall(r"make ([a-z][a-z-]*)", "".join(text for _, text in blocks("README.md", "bash")))
+    assert targets
+    assert [target for target in targets if f"\n{target}:" not in makefile] == []
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/formats.md"])
+def test_lines_fit_a_terminal(page):
+    """But tables, and lines that are nothing but a link."""
+    lines = (ROOT / page).read_text(encoding="utf-8").splitlines()
+    assert [line for line in lines if len(line) > 90 and not re.match(r"\||!?\[.*\)[,.]?$", line)] == []
+    assert len(lines) < 260
+
+
+@pytest.mark.parametrize("page", [*PAGES, "CONTRIBUTING.md"])
+def test_links_lead_somewhere(page):
+    text = BLOCK.sub("", (ROOT / page).read_text(encoding="utf-8"))
+    places = [place for place in re.findall(r"\]\(([^)#]+)", text) if "://" not in place]
+    assert [place for place in places if not (ROOT / page).parent.joinpath(place).exists()] == []

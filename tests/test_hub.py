@@ -1,0 +1,149 @@
+"""Models by their names on the hub, which is a server of ours here: nothing leaves the machine."""
+
+import functools
+import hashlib
+import http.server
+import json
+import pathlib
+import threading
+
+import huggingface_hub.constants
+import numpy as np
+import pytest
+from flax import nnx
+
+from tfx_jax.cli import main
+from tfx_jax.data.hf_tokenizer import load_folder_tokenizer
+from tfx_jax.data.train_tokenizer import train_or_load_folder
+from tfx_jax.errors import UserError
+from tfx_jax.hub import local_folder
+from tfx_jax.models import GPT, GPTConfig, hf
+
+COMMIT = "0" * 40
+
+
+class Hub(http.server.BaseHTTPRequestHandler):
+    """What `huggingface_hub` asks of the hub: which files a model has, and their contents."""
+
+    protocol_version = "HTTP/1.1"
+
+    def do_HEAD(self):
+        self.do_GET()
+
+    def do_GET(self):
+        folders, asked = self.server.folders, self.server.asked
+        path = self.path.partition("?")[0].removeprefix("/api/models").strip("/")
+        name, _, rest = path.partition("/revision/" if "/revision/" in path else "/resolve/")
+        if name.partition("/tree/")[0] not in folders:
+            self._answer(404, b"{}", {"X-Error-Code": "RepoNotFound"})
+        elif "/tree/" in name:
+            files = sorted(folders[name.partition("/tree/")[0]].iterdir())
+            tree = [{"type": "file", "path": file.name, "size": file.stat().st_size, "oid": COMMIT} for file in files]
+            self._answer(200, json.dumps(tree).encode(), {})
+        elif "/revision/" in path:
+            names = [file.name for file in folders[name].iterdir()]
+            siblings = [{"rfilename": file} for file in [*names, "onnx/model.safetensors"]]
+            self._answer(200, json.dumps({"id": name, "sha": COMMIT, "siblings": siblings}).encode(), {})
+        else:
+            file = rest.partition("/")[2]
+            asked.add(file)
+            data = (folders[name] / file).read_bytes()
+            self._answer(200, data, {"ETag": f'"{hashlib.sha1(data).hexdigest()}"', "X-Repo-Commit": COMMIT})
+
+    def _answer(self, status, data, headers):
+        self.server.count += 1
+        self.send_response(status)
+        for key, value in {**headers, "Content-Length": str(len(data))}.items():
+            self.send_header(key, value)
+        self.end_headers()
+        if self.command == "GET":
+            self.wfile.write(data)
+
+    def log_message(self, *_):
+        pass
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A GPT and its tokenizer, beside what must not be fetched."""
+    folder = tmp_path_factory.mktemp("gpt")
+    tokenizer = train_or_load_folder(folder, lambda: ["to be or not to be"], kind="bpe", vocab_size=300, family="gpt")
+    config = GPTConfig(vocab_size=tokenizer.vocab_size, num_layers=1, d_model=8, num_heads=2, max_length=32)
+    hf.save(GPT(config, rngs=nnx.Rngs(0)), folder)
+    (folder / "pytorch_model.bin").write_bytes(b"a pickle")
+    (folder / "modeling.py").write_text("raise SystemExit")
+    return folder
+
+
+@pytest.fixture
+def hub(folder, tmp_path, monkeypatch):
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Hub) as server:
+        server.folders, server.asked = {"someone/tiny": folder, "tiny": folder}, set()
+        server.count = 0
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        _reach(monkeypatch, f"http://127.0.0.1:{server.server_port}", tmp_path / "cache")
+        monkeypatch.chdir(tmp_path)
+        yield server
+        server.shutdown()
+
+
+def _reach(monkeypatch, endpoint, cache):
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
+    download = functools.partial(huggingface_hub.snapshot_download, endpoint=endpoint, cache_dir=cache)
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
+
+
+@pytest.mark.parametrize("name", ["tiny", "someone/tiny"])
+def test_a_name_is_downloaded_and_read(hub, folder, name):
+    model = hf.load(name)
+    for got, want in zip(
+        nnx.to_flat_state(nnx.state(model)), nnx.to_flat_state(nnx.state(hf.load(folder))), strict=True
+    ):
+        np.testing.assert_array_equal(got[1][...], want[1][...], err_msg=str(got[0]))
+    assert load_folder_tokenizer(name).encode("to be") == load_folder_tokenizer(folder).encode("to be")
+    assert {"config.json", "model.safetensors", "tokenizer.json"} <= hub.asked
+    assert not {file for file in hub.asked if file.endswith((".bin", ".py")) or "/" in file}
+
+
+def test_verbs_take_a_name(hub, tmp_path, capsys):
+    assert main(["convert", "--model=tiny", f"--output={tmp_path / 'out'}"]) == 0
+    assert "GPT2LMHeadModel" in capsys.readouterr().err
+    assert (tmp_path / "out" / "tokenizer.json").exists()
+
+
+def test_a_path_is_never_asked_for(hub):
+    with pytest.raises(UserError, match=r"tiny/config.json does not exist"):
+        hf.load(pathlib.Path("tiny"))
+    assert hub.count == 0
+
+
+def test_a_folder_of_that_name_is_meant_first(hub, tmp_path):
+    (tmp_path / "tiny").mkdir()
+    assert str(local_folder("tiny")) == "tiny"
+    assert hub.count == 0
+
+
+@pytest.mark.parametrize("path", ["/tiny", "./tiny", "a/b/tiny", "gs://tiny/a", "../tiny", "two words", "a--b", ""])
+def test_what_is_no_name_is_a_path(hub, path):
+    assert str(local_folder(path)) in (path, path.removeprefix("./") or ".")
+    assert hub.count == 0
+
+
+def test_a_name_that_nobody_has_is_one_line(hub, capsys):
+    assert main(["convert", "--model=nobody/none", "--output=out"]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith(
+        "tfx-jax convert: there is no folder nobody/none here, and the Hugging Face hub shows no model"
+    )
+    assert said.count("\n") == 1
+
+
+def test_without_a_network_one_line_says_what_to_do(tmp_path, monkeypatch):
+    _reach(monkeypatch, "http://127.0.0.1:9", tmp_path)
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError, match=r"no folder gpt2 here, .* cannot be downloaded .*: copy its folder") as raised:
+        hf.load("gpt2")
+    assert "\n" not in str(raised.value)
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    with pytest.raises(UserError, match=r"no folder gpt2 here, .* cannot be downloaded"):
+        load_folder_tokenizer("gpt2")
