@@ -4,7 +4,7 @@ import gzip
 import pytest
 
 from tfx_jax.data.labelled import read_labelled, read_labelled_pairs
-from tfx_jax.data.text import read_lines
+from tfx_jax.data.lines import read_lines
 from tfx_jax.errors import UserError
 
 HEADER = "pair_ID\tsentence_A\tsentence_B\trelatedness_score\tentailment_judgment"
@@ -69,7 +69,7 @@ def test_files_that_are_not_pairs(tmp_path, lines, message):
 
 @pytest.mark.data
 def test_real_intents(shared_data):
-    labels = read_lines(shared_data / "banking77" / "labels.txt")
+    labels = list(read_lines(shared_data / "banking77" / "labels.txt"))
     train, dev = (read_labelled(shared_data / "banking77" / f"{part}.tsv", labels) for part in ("train", "dev"))
     assert (len(train), len(dev)) == (9000, 1003)
     assert {example.label for example in train} == set(labels)

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from tests.data.tokenizers_made_here import BOS_ID, EOS_ID, PAD_ID, UNK_ID, make_tokenizer
 from tfx_jax.data.hf_tokenizer import load_folder_tokenizer
-from tfx_jax.data.text import join_subwords, lines_of, read_lines, read_text
+from tfx_jax.data.lines import read_lines, read_text
+from tfx_jax.data.text import join_subwords, lines_of
 from tfx_jax.data.train_tokenizer import train_or_load_folder
 from tfx_jax.errors import UserError
 from tfx_jax.toy_grammar import GrammarPairs
@@ -298,7 +299,7 @@ def test_any_characters_come_back(text):
 
 @pytest.mark.data
 def test_characters_of_real_text(shared_data):
-    text = read_text(shared_data / "tinyshakespeare" / "input.txt")
+    text = read_text(shared_data / "tinyshakespeare" / "input.txt", 2 << 20)
     trained = make_tokenizer([text], "characters")
     assert (len(text), trained.vocab_size) == (1_115_394, 65 + 4)
     assert trained.decode(trained.encode(text)) == text
@@ -306,7 +307,7 @@ def test_characters_of_real_text(shared_data):
 
 @pytest.mark.data
 def test_segmented_real_text_comes_back_as_words(shared_data):
-    lines = read_lines(shared_data / "multi30k-bpe" / "valid.de")
+    lines = list(read_lines(shared_data / "multi30k-bpe" / "valid.de"))
     trained = make_tokenizer(lines)
     for line in lines[:200]:
         assert trained.decode(trained.encode(line)) == line.replace("@@ ", "")
@@ -314,7 +315,7 @@ def test_segmented_real_text_comes_back_as_words(shared_data):
 
 @pytest.mark.data
 def test_japanese_round_trip(shared_data):
-    lines = read_lines(shared_data / "enja" / "dev.ja")
+    lines = list(read_lines(shared_data / "enja" / "dev.ja"))
     trained = make_tokenizer(lines, "sentencepiece", 1500)
     for line in lines:
         assert trained.decode(trained.encode(line)) == line

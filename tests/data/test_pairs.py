@@ -11,7 +11,7 @@ import pytest
 
 from tests.data.tokenizers_made_here import EOS_ID, PAD_ID, make_tokenizer
 from tfx_jax.data import text
-from tfx_jax.data.batching import BatchSpec, LoaderOptions, eval_batches, train_batches
+from tfx_jax.data.batching import BatchSpec, ExampleList, LoaderOptions, eval_batches, train_batches
 from tfx_jax.data.pairs import PairBuffers, encode_pairs, pair_batches
 from tfx_jax.data.process_shard import ProcessShard
 from tfx_jax.errors import UserError
@@ -67,6 +67,11 @@ def _text_of(row):
     assert np.all(row[:length] != PAD_ID)
     assert np.flatnonzero(row == EOS_ID).tolist() == [length - 1]
     return TOKENIZER.decode(row)
+
+
+def _number_of(ids):
+    """Which pair a source is of: its first word says it."""
+    return int(TOKENIZER.decode(ids).split()[0][1:])
 
 
 def _expected(pairs=PAIRS):
@@ -129,6 +134,31 @@ def test_same_seed_same_batches_other_seed_other_batches():
     first, again, other = ([*itertools.islice(_batches(options=OPTIONS._replace(seed=seed)), 40)] for seed in (3, 3, 4))
     _assert_same(first, again)
     assert _examples(first) != _examples(other)
+
+
+@pytest.mark.parametrize(
+    ("seed", "number", "expected"),
+    [
+        (3, 0, [19, 52, 83, 35, 92, 73, 85, 30, 91, 67, 81, 42]),
+        (3, 3, [29, 30, 31, 86, 26, 66, 61, 19, 80, 99, 2, 87]),  # the first buffer of the second epoch
+        (2**31 - 1, 1, [96, 18, 27, 57, 89, 102, 13, 75, 37, 72, 0, 52]),
+    ],
+)
+def test_the_order_of_pairs_is_the_one_that_checkpoints_were_made_with(seed, number, expected):
+    """Grain's shuffle decides it: where another release shuffles otherwise, an old training would resume in silence."""
+    buffer = PairBuffers(PAIRS, TOKENIZER, max_length=MAX_LENGTH, seed=seed, sort_buffer=40)(number)
+    assert [_number_of(buffer[place]["source"]) for place in range(12)] == expected
+
+
+def test_the_order_of_batches_is_the_one_that_checkpoints_were_made_with():
+    """NumPy's generator decides it, and that of the examples of an epoch that is in memory."""
+    taken = itertools.islice(_batches(), 3)
+    found = [_number_of(row) for batch in taken for row in batch["source"] if row.any()]
+    assert found[:12] == [66, 93, 94, 98, 78, 65, 42, 12, 44, 16, 28, 59]
+    examples = ExampleList([{"tokens": np.full(1 + number % 7, number)} for number in range(30)])
+    iterator = iter(train_batches(lambda epoch: examples, BatchSpec((4, 8), 32), OPTIONS, prefetch=0))
+    found = [next(iterator)["tokens"][:, 0].tolist() for _ in range(3)]
+    assert found == [[11, 13, 6, 4], [21, 24, 26, 20], [27, 12, 18, 25]]
 
 
 def test_a_seed_is_not_its_neighbour_one_epoch_later():

@@ -3,6 +3,7 @@ import json
 
 import pytest
 
+from tfx_jax.data import squad
 from tfx_jax.data.squad import Answer, Question, read_questions
 from tfx_jax.errors import UserError
 
@@ -84,6 +85,23 @@ def test_names_used_twice(tmp_path):
     contents = _contents()
     _first_question(contents)["id"] = "q3"
     with pytest.raises(UserError, match=r"a\.json: two questions are named 'q3'"):
+        read_questions(_write(tmp_path / "a.json", contents))
+
+
+@pytest.mark.parametrize(
+    ("contents", "message"),
+    [
+        ("[" * 100_000, r"a\.json: nested too deep to be SQuAD's format$"),
+        (
+            '{"data": [' + "[]," * 400_000 + "[]]}",
+            r"a\.json has more than 1,000,000 bytes, too much to",
+        ),
+    ],
+    ids=["deep", "large"],
+)
+def test_what_would_fill_the_memory(tmp_path, monkeypatch, contents, message):
+    monkeypatch.setattr(squad, "_MAX_BYTES", 1_000_000)
+    with pytest.raises(UserError, match=message):
         read_questions(_write(tmp_path / "a.json", contents))
 
 

@@ -36,6 +36,7 @@ def test_cells_are_numbers_or_nothing(write, name):
     ("text", "message"),
     [
         ("", "{path} is empty"),
+        (HEADER + "a,1,0,1\nb," + "1" * 200_000 + ",0,1\n", "{path}, line 3: field larger than field limit (131072)"),
         (HEADER, "{path} has no rows, only a line of column names"),
         ("id,HR,pH\n1,2,3\n", "{path}, line 1: 0 columns named 'died'; there are id, HR, pH"),
         ("HR,died,pH\n2,0,3\n", "{path}, line 1: 0 columns named 'id'; there are HR, died, pH"),

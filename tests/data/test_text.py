@@ -1,14 +1,17 @@
 """Parallel text from files: what is read, and the one line a user gets for each kind of broken file."""
 
+import errno
+import functools
 import gzip
 import itertools
+import os
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tfx_jax.data import text
+from tfx_jax.data import disk_array, lines, text
 from tfx_jax.errors import UserError
 
 
@@ -42,39 +45,7 @@ def test_pairs_of_a_tsv(tmp_path, suffix):
     assert _contents(text.read_tsv(path)) == [("a cat", "猫"), ("the dog", "犬")]
 
 
-@pytest.mark.parametrize("content", ["x y\nz\n", "x y\nz", "x y\r\nz\r\n", "\ufeffx y\nz\n"])
-def test_line_ends_and_byte_order_mark_are_not_text(tmp_path, content):
-    assert text.read_lines(_write(tmp_path / "lines", content)) == ["x y", "z"]
-
-
-@pytest.mark.parametrize("suffix", ["", ".gz"])
-def test_a_whole_text_keeps_its_line_ends(tmp_path, suffix):
-    path = _write(tmp_path / f"text{suffix}", "\ufeffein\r\n\n 猫\n\u2028x")
-    assert text.read_text(path) == "ein\r\n\n 猫\n\u2028x"
-    with pytest.raises(UserError, match=r"lines, line 2: not UTF-8"):
-        text.read_text(_write(tmp_path / "lines", b"ok\n\xff"))
-
-
-def test_only_newlines_end_a_line(tmp_path):
-    # str.splitlines would cut at each of these, and the two sides would no longer match.
-    line = "a\u2028b\x0bc\x0cd\x85e\rf\x1cg"
-    assert text.read_lines(_write(tmp_path / "lines", line + "\nz\n")) == [line, "z"]
-
-
-def test_white_space_inside_a_line_is_kept(tmp_path):
-    assert text.read_lines(_write(tmp_path / "lines", "  a  b \n\t\n")) == ["  a  b ", "\t"]
-
-
 _LINE = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\n\r\ufeff"), max_size=12)
-
-
-@given(lines=st.lists(_LINE, min_size=1, max_size=30), block=st.sampled_from([1, 5, 1000]))
-@settings(deadline=None, max_examples=100)
-def test_any_text_comes_back(tmp_path_factory, lines, block):
-    path = _write(tmp_path_factory.mktemp("text") / "lines", "".join(line + "\n" for line in lines))
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(text, "_SCAN_BYTES", block)
-        assert text.read_lines(path) == lines
 
 
 @given(
@@ -113,6 +84,51 @@ def test_a_line_of_100_000_tokens_is_a_line(tmp_path):
     assert len(pairs[1]["source"].split()) == 100_000
 
 
+@pytest.mark.parametrize("suffix", ["", ".gz"])
+@pytest.mark.parametrize("is_tsv", [False, True])
+def test_pairs_are_the_same_in_blocks_of_any_size(tmp_path, monkeypatch, suffix, is_tsv):
+    """With a byte order mark, empty sides, line ends of both kinds and a last line without one."""
+    monkeypatch.setattr(lines, "_BLOCK_BYTES", 7)
+    monkeypatch.setattr(text, "_MANY_LINES", 2)
+    if is_tsv:
+        content = "\ufeffa b\t猫\r\n\tx\ncc\t犬 犬\nd\t"
+        read = functools.partial(text.read_tsv, _write(tmp_path / f"a.tsv{suffix}", content))
+    else:
+        source = _write(tmp_path / f"a.en{suffix}", "\ufeffa b\n\ncc\nd")
+        read = functools.partial(text.read_pairs, source, _write(tmp_path / f"a.ja{suffix}", "猫\r\nx\n犬 犬\n\n"))
+    assert _contents(read()) == [("a b", "猫"), ("cc", "犬 犬")]
+    assert _contents(read(keep_empty=True)) == [("a b", "猫"), ("", "x"), ("cc", "犬 犬"), ("d", "")]
+    assert read(keep_empty=True).__getitems__(np.array([3, 0])) == [
+        {"source": "d", "target": ""},
+        {"source": "a b", "target": "猫"},
+    ]
+
+
+def test_a_file_that_changes_while_it_is_in_use_is_an_error(tmp_path):
+    pairs = _pairs(tmp_path, "a\nb\n", "c\nd\n")
+    assert pairs[1]["target"] == "d"
+    (tmp_path / "a.ja").write_text("d\nc\n")
+    os.utime(tmp_path / "a.ja", ns=(1, 1))  # as a clock of coarse ticks might not tell
+    with pytest.raises(UserError, match=r"a\.ja was changed while it was in use: start anew, and leave it as it is$"):
+        pairs[1]
+
+
+def test_a_file_that_is_replaced_while_it_is_in_use_stays_what_it_was(tmp_path):
+    pairs = _pairs(tmp_path, "a\nb\n", "c\nd\n")
+    (tmp_path / "new").write_text("x\ny\n")
+    (tmp_path / "new").replace(tmp_path / "a.ja")
+    assert pairs[1] == {"source": "b", "target": "d"}
+
+
+def test_no_room_for_what_is_unpacked(tmp_path, monkeypatch):
+    def write(descriptor, data):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(disk_array.os, "write", write)
+    with pytest.raises(UserError, match=r"^cannot keep data in .*: No space left on device: set TMPDIR to a folder"):
+        text.read_tsv(_write(tmp_path / "a.tsv.gz", "a\tb\n"))
+
+
 def test_index_out_of_range_ends_an_iteration(tmp_path):
     pairs = _pairs(tmp_path, "a\n\nc\n", "x\ny\nz\n")
     assert [pair["target"] for pair in pairs] == ["x", "z"]
@@ -148,49 +164,9 @@ def test_lines_for_a_tokenizer_are_evenly_spaced(count, max_pairs):
     assert set(gaps) <= {count // number, count // number + 1}
 
 
-def test_missing_file(tmp_path):
-    with pytest.raises(UserError, match=r"no\.txt does not exist$"):
-        text.read_lines(tmp_path / "no.txt")
-
-
-def test_directory(tmp_path):
-    with pytest.raises(UserError, match="is a directory, not a text file"):
-        text.read_lines(tmp_path)
-
-
-def test_other_system_errors_are_one_line(tmp_path):
-    with pytest.raises(UserError, match=r"cannot read .*: File name too long"):
-        text.read_lines(tmp_path / ("x" * 5000))
-
-
-@pytest.mark.parametrize("content", [b"", b"\xef\xbb\xbf"])
-@pytest.mark.parametrize("suffix", ["", ".gz"])
-def test_empty_file(tmp_path, content, suffix):
-    with pytest.raises(UserError, match=r"lines(\.gz)? is empty$"):
-        text.read_lines(_write(tmp_path / f"lines{suffix}", content))
-
-
 def test_sides_with_different_numbers_of_lines(tmp_path):
     with pytest.raises(UserError, match=r"a\.en has 1,201 lines and .*a\.ja has 2: line i of one must be"):
         _pairs(tmp_path, "x\n" * 1201, "y\ny\n")
-
-
-@pytest.mark.parametrize("block", [1, 7, 1 << 24])
-@pytest.mark.parametrize("broken", [b"caf\xe9", b"\xe3\x81", b"\xff"])
-def test_invalid_utf8_names_file_and_line(tmp_path, monkeypatch, broken, block):
-    monkeypatch.setattr(text, "_SCAN_BYTES", block)
-    for content in (b"ok\n\nna\xc3\xafve\n" + broken + b"\nok\n", b"ok\nok\n\n" + broken):
-        with pytest.raises(UserError, match=r"lines, line 4: not UTF-8 \(.*\); convert the file"):
-            text.read_lines(_write(tmp_path / "lines", content))
-
-
-def test_not_really_gzip(tmp_path):
-    path = tmp_path / "lines.gz"
-    whole = gzip.compress(b"a line\n" * 1000)
-    for content in (b"a line\n", whole[:-9], whole[:12] + b"\xff\xff" + whole[14:]):
-        path.write_bytes(content)
-        with pytest.raises(UserError, match=r"lines\.gz is not a whole gzip file \(.*\); a plain text must not"):
-            text.read_lines(path)
 
 
 @pytest.mark.parametrize(

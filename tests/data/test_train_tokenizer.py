@@ -19,7 +19,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from tfx_jax.data.hf_tokenizer import load_folder_tokenizer
-from tfx_jax.data.text import read_lines, read_text
+from tfx_jax.data.lines import read_lines, read_text
 from tfx_jax.data.tokenizer_template import write_template
 from tfx_jax.data.train_tokenizer import train_or_load_folder
 from tfx_jax.errors import UserError
@@ -539,14 +539,14 @@ def test_another_tokenizer_than_asked_for(folder_of, options, message):
 @pytest.mark.slow
 @pytest.mark.data
 def test_published_vocabularies(shared_data, tmp_path):
-    shakespeare = read_text(shared_data / "tinyshakespeare" / "input.txt")
+    shakespeare = read_text(shared_data / "tinyshakespeare" / "input.txt", 2 << 20)
     tokenizer = train(tmp_path / "characters", [shakespeare], "characters", "gpt", 256)
     assert tokenizer.vocab_size == 65 + 2
     ids = tokenizer.encode(shakespeare)
     assert len(ids) == 1_115_394
     assert min(ids) == 2
     assert tokenizer.decode(ids) == shakespeare
-    lines = read_lines(shared_data / "wikitext2" / "train.txt.gz")
+    lines = list(read_lines(shared_data / "wikitext2" / "train.txt.gz"))
     tokenizer = train(tmp_path / "words", lines, "words", "gpt", 33_278)
     assert tokenizer.vocab_size == 33_278  # with the end of text, which stands for <eos>
     assert all(tokenizer.pieces([index])[0] for index in range(33_278))

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tfx_jax.data.text import read_lines
+from tfx_jax.data.lines import read_lines
 from tfx_jax.data.trees import (
     Tree,
     delinearise,
@@ -192,6 +192,6 @@ def test_a_file_without_trees_is_refused(tmp_path):
 def test_a_whole_treebank_comes_back(shared_data, file):
     path = shared_data / "treebank" / file
     trees = read_trees(path)
-    assert [write_tree(tree) for tree in trees] == read_lines(path)
+    assert [write_tree(tree) for tree in trees] == list(read_lines(path))
     for tree in trees:
         assert delinearise(tree.symbols, tree.words) == (tree, False)

@@ -2,7 +2,7 @@ import gzip
 
 import pytest
 
-from tfx_jax.data.text import read_lines
+from tfx_jax.data.lines import read_lines
 from tfx_jax.data.wikitext import read_articles, running_text
 from tfx_jax.errors import UserError
 
@@ -40,28 +40,28 @@ def test_articles(tmp_path, name):
 
 
 def test_titles_at_both_ends_of_a_file(tmp_path):
-    articles = read_articles(_write(tmp_path / "a", ["= a =", "", "text", "", " = b = "]))
+    articles = list(read_articles(_write(tmp_path / "a", ["= a =", "", "text", "", " = b = "])))
     assert articles == [("a", ["= a =", "", "text", ""]), ("b", [" = b = "])]
 
 
 def test_text_before_the_first_title(tmp_path):
     with pytest.raises(UserError, match=r"a\.txt, line 2: text before the first title"):
-        read_articles(_write(tmp_path / "a.txt", ["", "text", "", " = a = ", ""]))
+        list(read_articles(_write(tmp_path / "a.txt", ["", "text", "", " = a = ", ""])))
 
 
 @pytest.mark.parametrize("lines", [["", " "], [""]])
 def test_no_article(tmp_path, lines):
     with pytest.raises(UserError, match=r"a\.txt has no article"):
-        read_articles(_write(tmp_path / "a.txt", lines))
+        list(read_articles(_write(tmp_path / "a.txt", lines)))
 
 
 @pytest.mark.data
 @pytest.mark.parametrize(("part", "count"), [("train", 600), ("valid", 60)])
 def test_real_articles(shared_data, part, count):
     path = shared_data / "wikitext2" / f"{part}.txt.gz"
-    articles = read_articles(path)
+    articles = list(read_articles(path))
     assert len(articles) == count  # as published
-    assert [line for article in articles for line in article.lines] == read_lines(path)
+    assert [line for article in articles for line in article.lines] == list(read_lines(path))
 
 
 def test_running_text():
@@ -74,7 +74,7 @@ def test_running_text():
 def test_running_text_of_wikitext2(shared_data):
     articles = read_articles(shared_data / "wikitext2" / "valid.txt.gz")
     text = "\n".join(running_text("\n".join(article.lines)) for article in articles)
-    lines = read_lines(shared_data / "wikitext2" / "valid.txt.gz")
+    lines = list(read_lines(shared_data / "wikitext2" / "valid.txt.gz"))
     assert text.count("[UNK]") == sum(line.count("<unk>") for line in lines if not line.startswith(" = ")) > 5_000
     assert "@-@" not in text
     assert len(text.split("\n")) == sum(bool(line.strip()) and not line.startswith(" = ") for line in lines)

@@ -2,12 +2,13 @@
 
 import csv
 import io
+import itertools
 import json
 from collections.abc import Iterator, Sequence
 
 from etils import epath
 
-from tfx_jax.data.text import read_lines, read_text
+from tfx_jax.data.lines import read_lines
 from tfx_jax.errors import UserError
 
 
@@ -36,14 +37,23 @@ def read_columns(path: epath.PathLike, names: Sequence[str]) -> Iterator[tuple[s
         yield where, [value.strip() for value in values]
 
 
+def csv_lines(path: epath.PathLike) -> Iterator[str]:
+    """The lines of a UTF-8 file, plain or `.gz`, for `csv.reader`, to which a carriage return alone ends one too.
+
+    Raises:
+      UserError: while iterating, for a file that cannot be read, is empty or not UTF-8.
+    """
+    return itertools.chain.from_iterable(io.StringIO(line, newline="") for line in read_lines(path, keep_ends=True))
+
+
 def _tsv(path: epath.PathLike, names: Sequence[str]) -> Iterator[tuple[int, list[str]]]:
-    header, *lines = read_lines(path)
-    rows = ((number, line.split("\t")) for number, line in enumerate(lines, start=2))
-    return _chosen(path, header.split("\t"), rows, names)
+    rows = ((number, line.split("\t")) for number, line in enumerate(read_lines(path), start=1))
+    _, header = next(rows)  # an empty file is an error
+    return _chosen(path, header, rows, names)
 
 
 def _csv(path: epath.PathLike, names: Sequence[str]) -> Iterator[tuple[int, list[str]]]:
-    reader = csv.reader(io.StringIO(read_text(path).removeprefix("\ufeff"), newline=""), strict=True)
+    reader = csv.reader(csv_lines(path), strict=True)
 
     def rows() -> Iterator[tuple[int, list[str]]]:
         begin = reader.line_num + 1

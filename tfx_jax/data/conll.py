@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 from etils import epath
 
-from tfx_jax.data.text import read_lines
+from tfx_jax.data.lines import read_lines
 from tfx_jax.errors import UserError
 
 

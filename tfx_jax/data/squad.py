@@ -6,10 +6,12 @@ from typing import Any, NamedTuple, TypeVar
 
 from etils import epath
 
-from tfx_jax.data.text import read_text
+from tfx_jax.data.lines import read_text
 from tfx_jax.errors import UserError
 
 T = TypeVar("T")
+
+_MAX_BYTES = 64 << 20  # JSON takes up to 24 times as much when it is read; SQuAD has 30 MB
 
 
 class Answer(NamedTuple):
@@ -39,13 +41,16 @@ def read_questions(path: epath.PathLike) -> list[Question]:
     """Reads all questions of a file, plain or `.gz`, and checks that each answer stands where it should.
 
     Raises:
-      UserError: for a file that cannot be read, is not UTF-8, not JSON or not such JSON, for a name used twice, and for
-        a question without an answer (SQuAD v2 has such) or with one that its context does not have in that place.
+      UserError: for a file that cannot be read, is larger than 64 MiB, not UTF-8, not JSON or not such JSON, for a name
+        used twice, and for a question without an answer (SQuAD v2 has such) or with one that its context does not have
+        in that place.
     """
     try:
-        contents = json.loads(read_text(path))
+        contents = json.loads(read_text(path, _MAX_BYTES))
     except json.JSONDecodeError as error:
         raise UserError(f"{path}, line {error.lineno}: not JSON ({error.msg})") from None
+    except RecursionError:
+        raise UserError(f"{path}: nested too deep to be SQuAD's format") from None
     questions = list(_questions(contents, str(path)))
     if not questions:
         raise UserError(f"{path} has no questions")

@@ -1,15 +1,14 @@
 """Tables of numbers with a label for each row, in files of comma-separated values."""
 
 import csv
-import io
 import math
 from collections.abc import Collection
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from etils import epath
 
-from tfx_jax.data.text import read_text
+from tfx_jax.data.columns import csv_lines
 from tfx_jax.errors import UserError
 
 
@@ -40,7 +39,14 @@ def read_table(path: epath.PathLike, *, label_column: str, exclude: Collection[s
         column that is missing or named twice, for a row with another number of cells, for a cell that is no finite
         number, and for a label that is neither 0 nor 1. An empty cell, or one that says NaN, was not measured.
     """
-    reader = csv.reader(io.StringIO(read_text(path), newline=""))
+    reader = csv.reader(csv_lines(path))
+    try:
+        return _read_table(reader, path, label_column, exclude)
+    except csv.Error as error:
+        raise UserError(f"{path}, line {reader.line_num}: {error}") from None
+
+
+def _read_table(reader: Any, path: epath.PathLike, label_column: str, exclude: Collection[str]) -> Table:
     names = [name.strip() for name in next(reader)]
     for name in dict.fromkeys((label_column, *exclude, *names)):
         if names.count(name) != 1:

@@ -1,24 +1,25 @@
-"""Parallel text from files, read once and decoded line by line on access.
+"""Parallel text from files: read once to find its lines, then line by line on access, so it need not fit in memory.
 
 A source of pairs is anything with `__len__` and `__getitem__(i) -> {"source": str, "target": str}`: the files of this
 module, a generated grammar, a TFDS data set. Everything after it (tokenizing, bucketing) asks for nothing more.
 """
 
-import gzip
-import zlib
+import os
+import weakref
 from collections.abc import Iterator, Sequence
 from typing import Protocol
 
 import numpy as np
 from etils import epath
 
+from tfx_jax.data.disk_array import DiskArray, UnnamedFile
+from tfx_jax.data.lines import BYTE_ORDER_MARK, Block, is_gzip, read_blocks
 from tfx_jax.errors import UserError
 
 Pair = dict[str, str]
 
-_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _MANY = 4096  # pairs read in one call
-_SCAN_BYTES = 1 << 24  # files are scanned in blocks, so that a scan needs little memory beside the file
+_MANY_LINES = 1 << 20  # whose blanks are compared at once
 
 
 class PairSource(Protocol):
@@ -33,7 +34,7 @@ class PairSource(Protocol):
         ...
 
 
-def get_pairs(pairs: PairSource, indices: Sequence[int]) -> Sequence[Pair]:
+def get_pairs(pairs: PairSource, indices: Sequence[int] | np.ndarray) -> Sequence[Pair]:
     """Reads many pairs, in one call where the source has `__getitems__` (reading records one by one is slow)."""
     if hasattr(pairs, "__getitems__"):
         return pairs.__getitems__(indices)  # pyright: ignore[reportAttributeAccessIssue]
@@ -83,6 +84,9 @@ class PairSubset:
     def __getitem__(self, index: int) -> Pair:
         return self._pairs[int(self._indices[index])]
 
+    def __getitems__(self, indices: Sequence[int]) -> Sequence[Pair]:
+        return get_pairs(self._pairs, self._indices[np.asarray(indices, np.int64)])
+
 
 def split_pairs(pairs: PairSource, max_held_out: int) -> tuple[PairSubset, PairSubset]:
     """Sets pairs aside to evaluate on: evenly spaced, as a corpus is seldom the same from beginning to end.
@@ -107,25 +111,31 @@ def split_pairs(pairs: PairSource, max_held_out: int) -> tuple[PairSubset, PairS
 
 
 class TextPairs:
-    """Pairs of lines held as the bytes of their files and one offset a line.
+    """Pairs of lines that stay in their files, of which only the places are known.
 
     Attributes:
       num_dropped: how many pairs were left out because a side has no text.
     """
 
-    def __init__(self, source: "_Lines", target: "_Lines", *, keep_empty: bool = False):
+    def __init__(self, source: "_Side", target: "_Side", *, keep_empty: bool = False):
         """Pairs line i of `source` with line i of `target`; both must have as many lines."""
-        self._source, self._target = source, target
-        empty = np.zeros(len(source), bool) if keep_empty else source.blank() | target.blank()
-        self.num_dropped = int(empty.sum())
-        self._kept = np.flatnonzero(~empty) if self.num_dropped else range(len(source))
+        self._sides = {"source": source, "target": target}
+        self._kept = None if keep_empty else _both_with_text(source, target)
+        self._count = len(source) if self._kept is None else len(self._kept)
+        self.num_dropped = len(source) - self._count
 
     def __len__(self) -> int:
-        return len(self._kept)
+        return self._count
 
     def __getitem__(self, index: int) -> Pair:
-        line = self._kept[index]
-        return {"source": self._source[line], "target": self._target[line]}
+        return self.__getitems__([index])[0]
+
+    def __getitems__(self, indices: Sequence[int]) -> Sequence[Pair]:
+        lines = np.asarray(indices, np.int64)
+        if self._kept is not None:
+            lines = self._kept[lines]
+        source, target = (side.texts(lines) for side in self._sides.values())
+        return [{"source": one, "target": other} for one, other in zip(source, target, strict=True)]
 
 
 def read_pairs(source_path: epath.PathLike, target_path: epath.PathLike, *, keep_empty: bool = False) -> TextPairs:
@@ -140,7 +150,7 @@ def read_pairs(source_path: epath.PathLike, target_path: epath.PathLike, *, keep
     Raises:
       UserError: for a file that cannot be read, is empty or not UTF-8, and for files with different numbers of lines.
     """
-    source, target = _read(source_path), _read(target_path)
+    (source,), (target,) = _scan(source_path), _scan(target_path)
     if len(source) != len(target):
         raise UserError(
             f"{source_path} has {len(source):,} lines and {target_path} has {len(target):,}: "
@@ -155,118 +165,130 @@ def read_tsv(path: epath.PathLike, *, keep_empty: bool = False) -> TextPairs:
     Raises:
       UserError: for a file that cannot be read, is empty or not UTF-8, and for a line without exactly one TAB.
     """
-    lines = _read(path)
-    tabs = _positions(lines.data, "\t")
-    num_tabs = np.diff(np.searchsorted(tabs, lines.edges))
-    if np.any(num_tabs != 1):
-        line = int(np.argmax(num_tabs != 1))
-        raise UserError(
-            f"{path}, line {line + 1}: {num_tabs[line]} TABs; a line must be the source, one TAB, the target"
-        )
-    source, target = _Lines(lines.data, lines.starts, tabs), _Lines(lines.data, tabs + 1, lines.ends)
+    source, target = _scan(path, is_tsv=True)
     return _require_pairs(TextPairs(source, target, keep_empty=keep_empty), str(path))
 
 
-def read_lines(path: epath.PathLike) -> list[str]:
-    """Reads the lines of a UTF-8 file, plain or `.gz`; empty lines are kept.
+class _Side:
+    """The texts of one language; text i is what stands from `starts[i]` to `ends[i]`, without its line end.
 
-    Raises:
-      UserError: for a file that cannot be read, is empty or not UTF-8.
+    Attributes:
+      blank: which texts hold nothing but white space, [number of texts] bool.
     """
-    lines = _read(path)
-    return [lines[index] for index in range(len(lines))]
 
-
-def read_text(path: epath.PathLike) -> str:
-    """Reads a UTF-8 file, plain or `.gz`, as one text, line ends included.
-
-    Raises:
-      UserError: for a file that cannot be read, is empty or not UTF-8.
-    """
-    return _read(path).data.decode()
-
-
-class _Lines:
-    """Lines of a text that stays one byte string; line i is `data[starts[i]:ends[i]]` without its line end."""
-
-    def __init__(self, data: bytes, starts: np.ndarray, ends: np.ndarray):
-        self.data, self.starts, self.ends = data, starts, ends
+    def __init__(self, content: "_Content", starts: np.ndarray, ends: np.ndarray, blank: np.ndarray):
+        self._content, self._starts, self._ends, self.blank = content, starts, ends, blank
 
     def __len__(self) -> int:
-        return len(self.starts)
+        return len(self._starts)
 
-    def __getitem__(self, index: int | np.integer) -> str:
-        return self.data[self.starts[index] : self.ends[index]].rstrip(b"\r\n").decode()
+    def texts(self, lines: np.ndarray) -> list[str]:
+        starts, ends = self._starts[lines].tolist(), self._ends[lines].tolist()
+        return [data.rstrip(b"\r\n").decode() for data in self._content.read(starts, ends)]
 
-    @property
-    def edges(self) -> np.ndarray:
-        """Where each line starts, and where the last one ends."""
-        return np.append(self.starts, self.ends[-1])
 
-    def blank(self) -> np.ndarray:
-        """Which lines hold nothing but white space, [number of lines] bool."""
-        # A blank line begins with white space or outside ASCII: most lines are settled by their first byte.
-        first = np.frombuffer(self.data, np.uint8)[np.minimum(self.starts, len(self.data) - 1)]
-        blank = (first <= ord(" ")) | (first >= 0x80)
-        for index in np.flatnonzero(blank):
-            blank[index] = not self[index].strip()
-        return blank
+class _Content:
+    """The bytes of a file by their places: the file itself where it is plain and local, else an unpacked copy."""
+
+    def __init__(self, path: epath.PathLike):
+        self._path, self._copy, self._size = path, None, 0
+        if is_gzip(path) or "://" in os.fspath(path):
+            self._copy = UnnamedFile()
+            self._file = self._copy.descriptor
+        else:
+            self._file = os.open(path, os.O_RDONLY)
+            weakref.finalize(self, os.close, self._file)
+            if os.pread(self._file, len(BYTE_ORDER_MARK), 0) == BYTE_ORDER_MARK:
+                self._size = len(BYTE_ORDER_MARK)
+        self._version = self._current_version()
+
+    def append(self, data: bytes) -> int:
+        """Takes what follows in the file; returns where it begins."""
+        place = self._size
+        if self._copy is not None:
+            self._copy.write(data)
+        self._size += len(data)
+        return place
+
+    def read(self, starts: list[int], ends: list[int]) -> list[bytes]:
+        """The bytes from each start to its end.
+
+        Raises:
+          UserError: if another program has written to the file since it was opened.
+        """
+        found = [os.pread(self._file, end - start, start) for start, end in zip(starts, ends, strict=True)]
+        if self._current_version() != self._version:
+            raise UserError(f"{self._path} was changed while it was in use: start anew, and leave it as it is")
+        return found
+
+    def _current_version(self) -> tuple[int, int] | None:
+        """Changes with the content of a file of others; a copy is ours alone."""
+        if self._copy is not None:
+            return None
+        found = os.fstat(self._file)
+        return found.st_mtime_ns, found.st_size
+
+
+def _scan(path: epath.PathLike, *, is_tsv: bool = False) -> tuple[_Side, ...]:
+    """Reads and checks a whole file once; returns its lines, or both sides of them."""
+    content, columns = None, [[DiskArray(dtype) for dtype in (np.int64, np.int64, bool)] for _ in range(1 + is_tsv)]
+    for block in read_blocks(path):
+        content = content or _Content(path)
+        ends = _positions(block.data, "\n") + 1
+        if not block.data.endswith(b"\n"):
+            ends = np.append(ends, len(block.data))
+        starts = np.append(0, ends[:-1])
+        tabs = _single_tabs(block, ends, path) if is_tsv else ends
+        place = content.append(block.data)
+        for column, begin, end in zip(columns, (starts, tabs + 1), (tabs, ends), strict=False):
+            column[0].append(begin + place)
+            column[1].append(end + place)
+            column[2].append(_blank(block.data, begin, end))
+    assert content is not None  # an empty file is an error
+    return tuple(_Side(content, *(array.mapped() for array in column)) for column in columns)
+
+
+def _single_tabs(block: Block, ends: np.ndarray, path: epath.PathLike) -> np.ndarray:
+    """Where the TAB of each line stands.
+
+    Raises:
+      UserError: for a line without exactly one.
+    """
+    tabs = _positions(block.data, "\t")
+    num_tabs = np.diff(np.searchsorted(tabs, ends), prepend=0)
+    if np.any(num_tabs != 1):
+        line = int(np.argmax(num_tabs != 1))
+        raise UserError(
+            f"{path}, line {block.number + line}: {num_tabs[line]} TABs; a line must be the source, one TAB, the target"
+        )
+    return tabs
+
+
+def _positions(data: bytes, character: str) -> np.ndarray:
+    """Where an ASCII character stands in `data`, int64."""
+    return np.flatnonzero(np.frombuffer(data, np.uint8) == ord(character))
+
+
+def _blank(data: bytes, starts: np.ndarray, ends: np.ndarray) -> np.ndarray:
+    """Which of some texts hold nothing but white space, [number of texts] bool."""
+    # A blank text begins with white space or outside ASCII: most are settled by their first byte.
+    first = np.frombuffer(data, np.uint8)[np.minimum(starts, len(data) - 1)]
+    blank = (first <= ord(" ")) | (first >= 0x80)
+    for index in np.flatnonzero(blank & (first != ord("\n"))):
+        blank[index] = not data[starts[index] : ends[index]].decode().strip()
+    return blank
+
+
+def _both_with_text(source: _Side, target: _Side) -> np.ndarray:
+    """The pairs of which neither side is blank, in their order."""
+    kept = DiskArray(np.int64)
+    for start in range(0, len(source), _MANY_LINES):
+        part = slice(start, start + _MANY_LINES)
+        kept.append(start + np.flatnonzero(~(source.blank[part] | target.blank[part])))
+    return kept.mapped()
 
 
 def _require_pairs(pairs: TextPairs, name: str) -> TextPairs:
     if len(pairs) == 0:
         raise UserError(f"{name}: none of the {pairs.num_dropped:,} pairs has text on both sides")
     return pairs
-
-
-def _read(path: epath.PathLike) -> _Lines:
-    """Reads, decompresses and checks a whole file; the one place that touches the disk."""
-    data = _read_bytes(epath.Path(path)).removeprefix(_BYTE_ORDER_MARK)
-    if not data:
-        raise UserError(f"{path} is empty")
-    ends = _positions(data, "\n") + 1
-    if not data.endswith(b"\n"):
-        ends = np.append(ends, len(data))
-    lines = _Lines(data, np.append(0, ends[:-1]), ends)
-    _check_utf8(lines, path)
-    return lines
-
-
-def _read_bytes(path: epath.Path) -> bytes:
-    try:
-        data = path.read_bytes()
-        return gzip.decompress(data) if path.suffix == ".gz" else data
-    except FileNotFoundError:
-        raise UserError(f"{path} does not exist") from None
-    except IsADirectoryError:
-        raise UserError(f"{path} is a directory, not a text file") from None
-    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-        raise UserError(f"{path} is not a whole gzip file ({error}); a plain text must not be named .gz") from None
-    except OSError as error:
-        raise UserError(f"cannot read {path}: {error.strerror or error}") from None
-
-
-def _positions(data: bytes, character: str) -> np.ndarray:
-    """Where an ASCII character stands in `data`, int64."""
-    everything = np.frombuffer(data, np.uint8)
-    found = [
-        start + np.flatnonzero(everything[start : start + _SCAN_BYTES] == ord(character))
-        for start in range(0, len(data), _SCAN_BYTES)
-    ]
-    return np.concatenate(found)
-
-
-def _check_utf8(lines: _Lines, path: epath.PathLike) -> None:
-    """Decodes everything once, some whole lines at a time, so that no line fails later, in the middle of a training."""
-    first = 0
-    while first < len(lines):
-        last = max(first + 1, int(np.searchsorted(lines.ends, lines.starts[first] + _SCAN_BYTES)))
-        begin, end = lines.starts[first], lines.ends[min(last, len(lines)) - 1]
-        try:
-            lines.data[begin:end].decode()
-        except UnicodeDecodeError as error:
-            line = first + 1 + lines.data.count(b"\n", begin, begin + error.start)
-            raise UserError(
-                f"{path}, line {line}: not UTF-8 ({error.reason}); convert the file, with iconv say"
-            ) from None
-        first = last

@@ -1,15 +1,18 @@
 """Articles of WikiText (Merity et al., 2017, https://arxiv.org/abs/1609.07843): plain text, headings marked by "="."""
 
+import itertools
 import re
+from collections.abc import Iterator
 from typing import NamedTuple
 
 from etils import epath
 
-from tfx_jax.data.text import read_lines
+from tfx_jax.data.lines import read_lines
 from tfx_jax.errors import UserError
 
 _TITLE = re.compile(r" ?= ([^=].*) = ?")
 _HEADING = re.compile(r" ?(=(?: =)*) .* \1 ?")
+_MAX_LINES = 1 << 24  # of an article: whole books have a thousandth
 _JOINT = re.compile(r" @([-,.])@ ")  # inside a word or a number
 
 
@@ -26,32 +29,36 @@ class Article(NamedTuple):
     lines: list[str]
 
 
-def read_articles(path: epath.PathLike) -> list[Article]:
+def read_articles(path: epath.PathLike) -> Iterator[Article]:
     """Reads a UTF-8 file, plain or `.gz`, and cuts it at each " = Title = " between empty lines.
 
     Headings of sections have more "=", and formulas with one stand between other lines. Empty lines at the very
     beginning belong to the first article.
 
+    Yields:
+      The articles in their order.
+
     Raises:
-      UserError: for a file that cannot be read, is empty or not UTF-8, and for text before the first title.
+      UserError: for a file that cannot be read, is empty or not UTF-8, for text before the first title, and for more
+        lines without a title than are an article.
     """
-    lines = read_lines(path)
-    blank = [True, *(not line.strip() for line in lines), True]
-    articles: list[Article] = []
-    before = 0  # empty lines at the beginning
-    for number, line in enumerate(lines):
-        title = _TITLE.fullmatch(line) if blank[number] and blank[number + 2] else None
+    article, lines, was_blank = None, [], True
+    for number, (line, following) in enumerate(itertools.pairwise(itertools.chain(read_lines(path), [""])), start=1):
+        title = _TITLE.fullmatch(line) if was_blank and not following.strip() else None
+        was_blank = not line.strip()
         if title:
-            articles.append(Article(title[1], lines[:before] if not articles else []))
-        if articles:
-            articles[-1].lines.append(line)
-        elif blank[number + 1]:
-            before += 1
-        else:
-            raise UserError(f"{path}, line {number + 1}: text before the first title; a title is ' = Title = '")
-    if not articles:
+            if article:
+                yield article
+                lines = []
+            article = Article(title[1], lines)
+        elif not article and not was_blank:
+            raise UserError(f"{path}, line {number}: text before the first title; a title is ' = Title = '")
+        lines.append(line)
+        if len(lines) > _MAX_LINES:
+            raise UserError(f"{path}, line {number}: {_MAX_LINES:,} lines without a title; a title is ' = Title = '")
+    if not article:
         raise UserError(f"{path} has no article: a title is a line ' = Title = ' between empty ones")
-    return articles
+    yield article
 
 
 def running_text(text: str) -> str:

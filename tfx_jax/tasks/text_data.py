@@ -4,8 +4,8 @@ import dataclasses
 
 from etils import epath
 
+from tfx_jax.data.lines import read_text
 from tfx_jax.data.splits import Split
-from tfx_jax.data.text import read_text
 from tfx_jax.data.wikitext import read_articles
 from tfx_jax.errors import UserError
 from tfx_jax.fields import at_least, fraction, one_of
@@ -81,7 +81,7 @@ class TextData:
         path = epath.Path(self.data_dir) / file
         if self.documents == "articles":
             return ["\n".join(article.lines) for article in read_articles(path)]
-        return _documents(read_text(path), self.documents)
+        return _documents(read_text(path, 1 << 40), self.documents)
 
 
 def _documents(text: str, documents: str) -> list[str]:

@@ -1,0 +1,137 @@
+"""Files of UTF-8 text, plain or `.gz`, read as a stream: a few megabytes are in memory, whatever a file holds."""
+
+import gzip
+import os
+import zlib
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from etils import epath
+
+from tfx_jax.errors import UserError
+from tfx_jax.files import check_regular
+
+MAX_LINE_BYTES = 16 << 20
+"""A line of a text is far below it; what is above is no text of lines, or was made to fill the memory."""
+
+_BLOCK_BYTES = 4 << 20
+BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+# Text shrinks to a third, or to a tenth where it says the same again and again, and zeros to a thousandth.
+_MAX_RATIO, _MAX_SMALL = 200, 256 << 20
+
+
+class Block(NamedTuple):
+    """Some whole lines of a file.
+
+    Attributes:
+      data: UTF-8, with line ends; the last line of a file may have none.
+      number: of the first line, from 1.
+    """
+
+    data: bytes
+    number: int
+
+
+def is_gzip(path: epath.PathLike) -> bool:
+    """Tells by its name whether a file is unpacked as it is read."""
+    return epath.Path(path).suffix == ".gz"
+
+
+def read_lines(path: epath.PathLike, *, keep_ends: bool = False) -> Iterator[str]:
+    r"""Reads the lines of a UTF-8 file, plain or `.gz`, one after the other; empty lines are kept.
+
+    Args:
+      path: local or `gs://`.
+      keep_ends: gives each line with its line break; without it, "\r" and "\n" are taken from its end.
+
+    Raises:
+      UserError: while iterating, as `read_blocks`.
+    """
+    for block in read_blocks(path):
+        lines = block.data.decode().split("\n")
+        last = lines.pop()
+        for line in lines:
+            yield f"{line}\n" if keep_ends else line.rstrip("\r")
+        if last:
+            yield last if keep_ends else last.rstrip("\r")
+
+
+def read_text(path: epath.PathLike, max_bytes: int) -> str:
+    """Reads a small UTF-8 file, plain or `.gz`, as one text, line ends included.
+
+    Raises:
+      UserError: as `read_blocks` for anything but a long line, and for more than `max_bytes`.
+    """
+    parts, size = [], 0
+    for part in _parts(path):
+        parts.append(part)
+        size += len(part)
+        if size > max_bytes:
+            raise UserError(
+                f"{path} has more than {max_bytes:,} bytes, too much to be read as a whole: divide it into "
+                "several files"
+            )
+    if not size:
+        raise UserError(f"{path} is empty")
+    return _checked(Block(b"".join(parts), 1), path).data.decode()
+
+
+def read_blocks(path: epath.PathLike) -> Iterator[Block]:
+    """Reads a UTF-8 file, plain or `.gz`, some megabytes of whole lines at a time, without its byte order mark.
+
+    Raises:
+      UserError: while iterating, for a file that is missing, no file, empty or not UTF-8, for a damaged or incomplete
+        `.gz` or one that unpacks to what no text is, and for a line longer than MAX_LINE_BYTES.
+    """
+    rest, number = b"", 1
+    for part in _parts(path):
+        data = rest + part
+        # Of all the lines that are complete, only the first may be longer than a part.
+        first = data.find(b"\n")
+        if (first if first >= 0 else len(data)) > MAX_LINE_BYTES:
+            raise UserError(f"{path}, line {number}: longer than {MAX_LINE_BYTES:,} bytes: break it into lines")
+        end = data.rfind(b"\n") + 1
+        if end:
+            yield _checked(Block(data[:end], number), path)
+            number += data.count(b"\n")
+        rest = data[end:]
+    if rest:
+        yield _checked(Block(rest, number), path)
+    elif number == 1:
+        raise UserError(f"{path} is empty")
+
+
+def _checked(block: Block, path: epath.PathLike) -> Block:
+    """Decodes everything once, so that no line fails later, in the middle of a training."""
+    try:
+        block.data.decode()
+    except UnicodeDecodeError as error:
+        line = block.number + block.data.count(b"\n", 0, error.start)
+        raise UserError(f"{path}, line {line}: not UTF-8 ({error.reason}); convert the file, with iconv say") from None
+    return block
+
+
+def _parts(path: epath.PathLike) -> Iterator[bytes]:
+    """The content of a file, unpacked, without its byte order mark; the one place that reads files of text."""
+    try:
+        check_regular(path)
+        with epath.Path(path).open("rb") as packed:
+            file = gzip.GzipFile(fileobj=packed) if is_gzip(path) else packed
+            yield file.read(len(BYTE_ORDER_MARK)).removeprefix(BYTE_ORDER_MARK)
+            size = 0
+            while part := file.read(_BLOCK_BYTES):
+                size += len(part)
+                if is_gzip(path) and size > max(_MAX_SMALL, _MAX_RATIO * packed.tell()):
+                    raise UserError(
+                        f"{path} unpacks to more than {_MAX_RATIO} times its size, as no text does; if it is one, "
+                        "unpack it yourself"
+                    )
+                yield part
+    except FileNotFoundError:
+        raise UserError(f"{path} does not exist") from None
+    except IsADirectoryError:
+        raise UserError(f"{path} is a directory, not a text file") from None
+    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+        raise UserError(f"{path} is not a whole gzip file ({error}); a plain text must not be named .gz") from None
+    except OSError as error:
+        raise UserError(f"cannot read {os.fspath(path)}: {error.strerror or error}") from None
