@@ -38,6 +38,7 @@ class Family(NamedTuple):
       read_config: from the fields of config.json to the model's configuration.
       write_config: back, to the fields; "architectures" among them.
       rows: the table of names, for a configuration.
+      rows_of: from the fields of a folder to its `rows`, where they say more than the configuration keeps.
       prefix: what the names of a whole model have in front of those in the table; a bare body lacks it.
       ignored: patterns of tensors that say nothing of their own: copies of tied matrices, constant masks; or belong to
         another architecture that is saved in the same file.
@@ -51,6 +52,7 @@ class Family(NamedTuple):
     read_config: Callable[[Fields], Any]
     write_config: Callable[[Any], dict[str, Any]]
     rows: Callable[[Any], Sequence[Row]]
+    rows_of: Callable[[Fields], Callable[[Any], Sequence[Row]]] | None = None
     prefix: str = ""
     ignored: Sequence[str] = ()
     copies: Sequence[tuple[str, str]] = ()
@@ -75,6 +77,7 @@ _T5 = Family(
     t5.read_config,
     t5.write_config,
     t5.rows,
+    t5.rows_of,
     ignored=(
         r"(encoder|decoder)\.embed_tokens\.weight",
         r"lm_head\.weight",
@@ -277,6 +280,8 @@ def _open(folder: epath.Path, architecture: str | None) -> tuple[Family, Any]:
     fields = Fields(values, path)
     fields.require(quantization_config=None)
     config = family.read_config(fields)
+    if family.rows_of is not None:
+        family = family._replace(rows=family.rows_of(fields))
     check_fields(config, f"{path}: the model's configuration")
     return family, config
 
