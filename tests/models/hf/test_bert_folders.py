@@ -110,8 +110,8 @@ def test_old_names_buffers_and_copies(tmp_path):
         rename_norms_as_of_old(tensors)
         assert len(tensors.keys() - names) == 2 * (1 + 2 * 2 + 1)
         tensors["bert.embeddings.position_ids"] = np.arange(9)[None]
-        tensors["cls.predictions.decoder.weight"] = np.zeros((13, 8), np.float32)
-        tensors["cls.predictions.decoder.bias"] = np.zeros(13, np.float32)
+        tensors["cls.predictions.decoder.weight"] = tensors["bert.embeddings.word_embeddings.weight"]
+        tensors["cls.predictions.decoder.bias"] = tensors["cls.predictions.bias"]
         tensors |= {"bert.pooler.dense.weight": np.zeros((8, 8)), "bert.pooler.dense.bias": np.zeros(8)}
         tensors |= {"cls.seq_relationship.weight": np.zeros((2, 8)), "cls.seq_relationship.bias": np.zeros(2)}
 

@@ -1,5 +1,6 @@
 """T5 in Hugging Face folders, and against transformers."""
 
+import dataclasses
 import functools
 
 import numpy as np
@@ -16,7 +17,7 @@ from tests.models.hf.folders import (
     change_tensors,
     encoder_decoder_gradients,
 )
-from tests.nn.programs import draw
+from tests.nn.programs import draw, jitted
 from tfx_jax.models import T5, T5Config, hf
 
 V, T = 41, 19
@@ -89,6 +90,42 @@ def test_what_transformers_5_says_of_version_1_1(tmp_path):
     assert hf.load(tmp_path).config == make_model("1.1").config
 
 
+@pytest.mark.parametrize("is_scaled", [True, False])
+def test_an_output_layer_that_transformers_5_scales_or_shares(tmp_path, is_scaled):
+    """Scaled as if it were the embedding, though it is not; and the embedding, not scaled: either has its own here."""
+    model = make_model("1.1")
+    want = dataclasses.replace(model.config, is_tied=False)
+    hf.save(model, tmp_path)
+    if not is_scaled:
+        change_tensors(tmp_path, lambda tensors: tensors.pop("lm_head.weight"))
+    change_config(tmp_path, tie_word_embeddings=not is_scaled, scale_decoder_outputs=is_scaled)
+    found = hf.load(tmp_path)
+    assert found.config == want == hf.load_config(tmp_path)
+    head = model.output_embedding.table[...] * 12**-0.5 if is_scaled else model.embedding.table[...]
+    np.testing.assert_allclose(found.output_embedding.table[...], head, rtol=1e-6)
+    hf.save(found, tmp_path / "again")
+    assert_same(hf.load(tmp_path / "again"), found)
+
+
+@pytest.mark.parity
+@pytest.mark.parametrize("is_scaled", [True, False])
+def test_what_transformers_5_saves_untied_says_the_same(tmp_path, is_scaled):
+    torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
+    sizes = {"vocab_size": V, "d_model": 12, "d_kv": 5, "d_ff": 20, "num_layers": 2, "num_heads": 3}
+    config = transformers.T5Config(**sizes, decoder_start_token_id=0, tie_word_embeddings=is_scaled)
+    torch.manual_seed(0)
+    net = transformers.T5ForConditionalGeneration(config).eval()
+    if is_scaled:
+        net.lm_head.weight = torch.nn.Parameter(torch.randn(V, 12))
+        net.config.tie_word_embeddings = False
+    net.save_pretrained(tmp_path)
+    source, target = np.arange(2, 12)[None], np.arange(3, 9)[None]
+    shifted = np.concatenate([[[0]], target[:, :-1]], axis=1)
+    with torch.no_grad():
+        want = net(input_ids=torch.tensor(source), decoder_input_ids=torch.tensor(shifted)).logits.numpy()
+    np.testing.assert_allclose(jitted(lambda model: model(source, target))(hf.load(tmp_path)), want, atol=1e-5)
+
+
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
@@ -96,7 +133,7 @@ def test_what_transformers_5_says_of_version_1_1(tmp_path):
         ({"is_encoder_decoder": False}, "is_encoder_decoder is False, but only True is supported"),
         ({"is_decoder": True}, "is_decoder is True, but only False is supported"),
         ({"dense_act_fn": "gelu"}, "dense_act_fn is 'gelu', but only 'relu' is supported"),
-        ({"scale_decoder_outputs": True, "tie_word_embeddings": False}, "tie_word_embeddings is False"),
+        ({"scale_decoder_outputs": True, "tie_word_embeddings": False}, "the tensor lm_head.weight is missing"),
         ({"tie_word_embeddings": False}, "the tensor lm_head.weight is missing"),
         (
             {"feed_forward_proj": "gated-gelu"},

@@ -39,9 +39,11 @@ class Family(NamedTuple):
       read_config: from the fields of config.json to the model's configuration.
       write_config: back, to the fields; "architectures" among them.
       rows: the table of names, for a configuration.
+      rows_of: from the fields of a folder to its `rows`, where they say more than the configuration keeps.
       prefix: what the names of a whole model have in front of those in the table; a bare body lacks it.
       ignored: patterns of tensors that say nothing of their own: copies of tied matrices, constant masks; or belong to
         another architecture that is saved in the same file.
+      copies: patterns of tensors, and the tensor in the table with which each shares its values.
       renamed: patterns in the names of older folders, and what newer ones have in their place.
       completed: the same function as a model, with all parameters that a folder has.
       fits: whether a folder can say what a configuration says of attention.
@@ -51,8 +53,10 @@ class Family(NamedTuple):
     read_config: Callable[[Fields], Any]
     write_config: Callable[[Any], dict[str, Any]]
     rows: Callable[[Any], Sequence[Row]]
+    rows_of: Callable[[Fields], Callable[[Any], Sequence[Row]]] | None = None
     prefix: str = ""
     ignored: Sequence[str] = ()
+    copies: Sequence[tuple[str, str]] = ()
     renamed: Sequence[tuple[str, str]] = ()
     completed: Callable[[Any], Any] = lambda model: model
     fits: Callable[[Any], bool] = lambda config: config.attention.name == "dense"
@@ -65,19 +69,22 @@ _GPT2 = Family(
     gpt.rows,
     prefix="transformer.",
     ignored=(r"lm_head\.weight", r"h\.\d+\.attn\.(bias|masked_bias)"),
+    copies=((r"lm_head\.weight", "wte.weight"),),
     completed=gpt.with_offsets,
 )
-_GPT1 = _GPT2._replace(read_config=gpt.read_gpt1_config)
+_GPT1 = _GPT2._replace(read_config=gpt.read_gpt1_config, copies=((r"lm_head\.weight", "tokens_embed.weight"),))
 _T5 = Family(
     T5,
     t5.read_config,
     t5.write_config,
     t5.rows,
+    t5.rows_of,
     ignored=(
         r"(encoder|decoder)\.embed_tokens\.weight",
         r"lm_head\.weight",
         r"decoder\.block\.0\.layer\.1\.EncDecAttention\.relative_attention_bias\.weight",  # of no use to anyone
     ),
+    copies=((r"(encoder|decoder)\.embed_tokens\.weight|lm_head\.weight", "shared.weight"),),
 )
 _MARIAN = Family(
     Transformer,
@@ -86,18 +93,21 @@ _MARIAN = Family(
     marian.rows,
     completed=marian.as_marian,
     ignored=(r"model\.(encoder|decoder)\.embed_(tokens|positions)\.weight", r"lm_head\.weight"),
+    copies=((r"model\.(encoder|decoder)\.embed_tokens\.weight|lm_head\.weight", "model.shared.weight"),),
 )
 
 
 def _with_heads(module: Any, architecture: str) -> Family:
     """Of a module with a table for each of its architectures."""
-    model, _ = module.HEADS[architecture]
+    model, head = module.HEADS[architecture]
+    is_masked_lm = any(row.ours == "masked_lm/bias" for row in head)
     return Family(
         model,
         functools.partial(module.read_config, architecture),
         functools.partial(module.write_config, architecture),
         functools.partial(module.rows, architecture),
         ignored=module.IGNORED,
+        copies=module.COPIES if is_masked_lm else (),
         renamed=module.renamed(architecture),
         fits=module.fits,
     )
@@ -165,6 +175,7 @@ def load(
     spoilt: list[str] = []
     try:
         _refuse_unknown(rows, set(tensors.shapes), prefix, shapes, family.ignored)
+        _refuse_other_copies({row.theirs for row in rows}, tensors, prefix, family.copies)
         for name, param, names in read_params(rows, tensors, prefix, shapes, np.float32):
             # One after the other, so that never more than one is there twice.
             _set(params, name, jax.block_until_ready(jax.device_put(param)))
@@ -271,6 +282,8 @@ def _open(folder: epath.Path, architecture: str | None) -> tuple[Family, Any]:
     fields = Fields(values, path)
     fields.require(quantization_config=None)
     config = family.read_config(fields)
+    if family.rows_of is not None:
+        family = family._replace(rows=family.rows_of(fields))
     check_fields(config, f"{path}: the model's configuration")
     return family, config
 
@@ -304,6 +317,20 @@ def _refuse_unknown(
     for name in sorted(names - known):
         if pattern is None or not pattern.fullmatch(name):
             raise UserError(f"there is a tensor {name}, for which the model has no place")
+
+
+def _refuse_other_copies(theirs: set[str], tensors: Tensors, prefix: str, copies: Sequence[tuple[str, str]]) -> None:
+    """A tensor that the model has not beside another could as well be a parameter of its own, and would be lost."""
+    for pattern, original in copies:
+        pair = [prefix + original]
+        if original not in theirs or pair[0] not in tensors.shapes:
+            continue
+        for name in sorted(tensors.shapes.keys() - theirs):
+            if not re.fullmatch(f"({re.escape(prefix)})?({pattern})", name):
+                continue
+            one, other = tensors.read([*pair, name])
+            if not np.array_equal(one, other, equal_nan=True):
+                raise UserError(f"the tensor {name} is not {pair[0]}, with which the model shares it")
 
 
 def _set(nested: dict[str, Any], path: str, value: Any) -> None:

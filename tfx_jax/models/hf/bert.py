@@ -62,6 +62,11 @@ IGNORED = [
     *sorted({f"(bert\\.)?{re.escape(row.theirs)}" for _, head in HEADS.values() for row in [*POOLER, *head]}),
 ]
 
+COPIES = [
+    (r"cls\.predictions\.decoder\.weight", "bert.embeddings.word_embeddings.weight"),
+    (r"cls\.predictions\.decoder\.bias", "cls.predictions.bias"),
+]
+
 
 def renamed(architecture: str) -> list[tuple[str, str]]:
     """The norms of the oldest folders have other names; a body alone may be taken out of any folder."""

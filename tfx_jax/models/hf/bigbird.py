@@ -20,6 +20,7 @@ HEADS: dict[str, tuple[Any, list[Row]]] = {
 }
 
 IGNORED = [*bert.IGNORED, r"(bert\.)?pooler\.(weight|bias)"]
+COPIES = bert.COPIES
 
 
 def renamed(architecture: str) -> list[tuple[str, str]]:

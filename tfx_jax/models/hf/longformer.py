@@ -54,6 +54,11 @@ IGNORED = [
     ),
 ]
 
+COPIES = [
+    (r"lm_head\.decoder\.weight", "longformer.embeddings.word_embeddings.weight"),
+    (r"lm_head\.decoder\.bias", "lm_head.bias"),
+]
+
 
 def renamed(architecture: str) -> list[tuple[str, str]]:
     """A body alone may be taken out of any folder."""

@@ -34,6 +34,8 @@ class Row:
       part: for a tensor that holds several parameters side by side in its outputs: which of how many this is.
       kernel_size: of a convolution, whose tensor has these axes at the end, behind outputs and channels.
       num_ones: axes of one entry that the tensor has at the front besides.
+      instead: name of the tensor that holds it in a folder without `theirs`.
+      scale: what the tensor is multiplied by when it is read.
     """
 
     ours: str
@@ -43,6 +45,8 @@ class Row:
     part: tuple[int, int] = (0, 1)
     kernel_size: tuple[int, ...] = ()
     num_ones: int = 0
+    instead: str = ""
+    scale: float = 1.0
 
     def their_shape(self, shape: Shape) -> Shape:
         """The shape of the tensor for a parameter of one layer of this shape."""
@@ -147,6 +151,8 @@ def read_params(
         shape = shapes[row.ours]
         is_stack = "{}" in row.theirs
         names = [prefix + row.theirs.format(layer) for layer in range(shape[0] if is_stack else 1)]
+        if row.instead and names[0] not in tensors.shapes:
+            names = [prefix + row.instead]
         wanted = row.their_shape(shape[1:] if is_stack else shape)
         for name in names:
             if name not in tensors.shapes:
@@ -160,6 +166,8 @@ def read_params(
         layers = param if "{}" in row.theirs else param[np.newaxis]
         for layer, name, tensor in zip(layers, names, tensors.read(names), strict=True):
             layer[...] = row.to_ours(tensor, layer.shape)
+            if row.scale != 1.0:
+                layer *= row.scale
             if not is_finite(layer):
                 spoilt.append(name)
         return row.ours, param, spoilt

@@ -1,5 +1,7 @@
 """T5 and its version 1.1 in Hugging Face folders."""
 
+import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 from tfx_jax.models.hf.folder import Fields
@@ -25,9 +27,7 @@ def read_config(fields: Fields) -> T5Config:
     this library finds out from the weights whether the output layer is the embedding.
     """
     fields.require(is_encoder_decoder=True, is_decoder=False)
-    is_tied = fields.get("scale_decoder_outputs", fields.get("tie_word_embeddings", True))
-    if is_tied:
-        fields.require(tie_word_embeddings=True)
+    is_tied = fields.get("tie_word_embeddings", True) and fields.get("scale_decoder_outputs", True)
     name = fields.choose("feed_forward_proj", {name: name for name in _FEED_FORWARD}, "relu")
     activation, is_gated = _FEED_FORWARD[name]
     fields.require(is_gated_act=is_gated, dense_act_fn="gelu_new" if name == "gated-gelu" else name.split("-")[-1])
@@ -84,6 +84,25 @@ def write_config(config: T5Config) -> dict[str, Any]:
         "decoder_start_token_id": config.start_id,
         "eos_token_id": config.eos_id,
     }
+
+
+def rows_of(fields: Fields) -> Callable[[T5Config], list[Row]]:
+    """The table of names of a folder that transformers 5 may have written.
+
+    There an output layer may be scaled as the embedding is, which this one's parameters can be as well, and one that is
+    not scaled may be the embedding.
+    """
+    is_scaled = fields.optional("scale_decoder_outputs", bool)
+    head = {"instead": "shared.weight"} if is_scaled is False and fields.get("tie_word_embeddings", True) else {}
+
+    def table_of(config: T5Config) -> list[Row]:
+        scale = config.d_model**-0.5 if is_scaled else 1.0
+        return [
+            dataclasses.replace(row, scale=scale, **head) if row.ours == "output_embedding/table" else row
+            for row in rows(config)
+        ]
+
+    return table_of
 
 
 def rows(config: T5Config) -> list[Row]:
