@@ -1,26 +1,34 @@
 """Errors that no other test meets, found with `tests/error_branches.py`; and that it finds what it should."""
 
+import json
 import pathlib
 import types
 
 import jax
 import pytest
+from etils import epath
 from flax import nnx
 
 from tests import error_branches
 from tests.training.configs import changed, default_config, with_values
-from tfx_jax.cli import main
+from tfx_jax.cli import generate, main
 from tfx_jax.cli.options import load_trained
+from tfx_jax.data.tokenizer_config import TokenizerConfig
 from tfx_jax.data.trees import parse_tree
 from tfx_jax.errors import UserError
-from tfx_jax.models import ConformerConfig, GPTConfig, ViTConfig, hf
+from tfx_jax.models import BertConfig, ConformerConfig, GPTConfig, ViTConfig, hf
+from tfx_jax.models.captioning import Captioner
+from tfx_jax.models.decomposable import DecomposableConfig
 from tfx_jax.models.seq2seq import Seq2Seq, Seq2SeqConfig
+from tfx_jax.models.transformer_xl import TransformerXL
+from tfx_jax.tasks import artifacts, bert_examples, next_token
+from tfx_jax.tasks.bert_pretraining import BertPretrainingConfig
 from tfx_jax.tasks.duplication import DuplicationConfig, DuplicationData
 from tfx_jax.tasks.event_classification import EventClassificationTask
 from tfx_jax.tasks.image_classification import ImageClassificationConfig
 from tfx_jax.tasks.image_data import ImageData
 from tfx_jax.tasks.recorded_speech import RecordedSpeech, _open_table
-from tfx_jax.tasks.sentence_pairs import SentencePairTask
+from tfx_jax.tasks.sentence_pairs import SentencePairConfig, SentencePairTask
 from tfx_jax.tasks.speech_data import SpeechData
 from tfx_jax.tasks.speech_recognition import SpeechRecognitionConfig
 from tfx_jax.tasks.text_to_text import TextToTextTask
@@ -174,6 +182,66 @@ def test_an_artifact_that_cannot_be_read(tmp_path):
         check_artifact(tmp_path, "labels.json")
 
 
+@pytest.mark.parametrize("model", [Captioner, Seq2Seq, TransformerXL])
+def test_models_without_integers(model):
+    with pytest.raises(UserError, match="has no products of integers: leave int8 out"):
+        model.decoder(types.SimpleNamespace(), int8=True)
+
+
+NO_TOKENS = types.SimpleNamespace(**dict.fromkeys(("cls_id", "sep_id", "pad_id", "eos_id", "bos_id", "mask_id")))
+MODEL = types.SimpleNamespace()
+
+
+@pytest.mark.parametrize(
+    ("module", "name", "call", "message"),
+    [
+        (
+            *("bert_examples", "setup_tokenizer"),
+            lambda artifacts: bert_examples.setup_bert_tokenizer(artifacts, MODEL, list, kind="wordpiece"),
+            "the tokenizer of workdir has not all of BERT's special tokens",
+        ),
+        (
+            *("bert_pretraining", "setup_bert_tokenizer"),
+            lambda artifacts: BertPretrainingConfig().setup(BertConfig(), None, artifacts),
+            "the tokenizer of workdir has not all of BERT's special tokens",
+        ),
+        (
+            *("next_token", "setup_tokenizer"),
+            lambda artifacts: next_token.setup_gpt_tokenizer(artifacts, MODEL, list, kind="bpe"),
+            "the tokenizer of workdir has no token for the end of a text",
+        ),
+        (
+            *("sentence_pairs", "setup_tokenizer"),
+            lambda artifacts: SentencePairConfig().setup(DecomposableConfig(), None, artifacts),
+            "the tokenizer of workdir has no token for padding",
+        ),
+    ],
+)
+def test_tokenizers_of_elsewhere_that_lack_tokens(module, name, call, message, monkeypatch):
+    monkeypatch.setattr(f"tfx_jax.tasks.{module}.{name}", lambda _, model, *__, **___: (NO_TOKENS, model))
+    monkeypatch.setattr("tfx_jax.tasks.sentence_pairs.setup_json", lambda *_: ["a", "b"])
+    with pytest.raises(UserError, match=message):
+        call(types.SimpleNamespace(folder="workdir"))
+
+
+def test_a_line_without_tokens_and_nothing_to_start_with():
+    tokenizer = types.SimpleNamespace(encode=lambda line: [], bos_id=None, eos_id=None)
+    with pytest.raises(UserError, match="line 8 has no token, and the folder names none to start with"):
+        generate._prompt(True, tokenizer, 7, "")
+
+
+def test_a_model_to_start_from_without_a_tokenizer(tmp_path):
+    with pytest.raises(UserError, match=r"has no tokenizer: config.init_from takes a workdir or Hugging Face folder"):
+        artifacts._copy_tokenizer(epath.Path(tmp_path), epath.Path(tmp_path / "to"))
+
+
+@pytest.mark.parametrize("others", [float("inf"), "<a>", 3, True])
+def test_special_tokens_that_are_no_list(tmp_path, others):
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"additional_special_tokens": others}))
+    with pytest.raises(UserError, match=f"special tokens are {others!r}, not a list or an object of them"):
+        TokenizerConfig(epath.Path(tmp_path))
+
+
 def test_a_table_of_recordings_that_is_not_utf8(tmp_path):
     (tmp_path / "table.tsv").write_bytes(b"a.wav\t\xff\n")
     with pytest.raises(UserError, match=r"table.tsv in .* is not UTF-8"):
@@ -218,7 +286,11 @@ def test_models_that_neither_read_nor_hear(capfd, monkeypatch):
     run.config.task = types.SimpleNamespace(data=SpeechData())
     monkeypatch.setattr("tfx_jax.cli.options.load_model", lambda *_: (run, {}))
     monkeypatch.setattr("tfx_jax.cli.transcribe.load_model", lambda *_: (run, {}))
+    monkeypatch.setattr("tfx_jax.cli.attend.load_model", lambda *_: (run, {}))
+    run.trained = lambda params: params
     with pytest.raises(UserError, match="digits holds a model without a tokenizer: it neither reads nor writes text"):
         load_trained(types.SimpleNamespace(workdir="digits"))
     line = "tfx-jax transcribe: tones learned from synthetic frames: it hears no sounds"
     assert _fails(["transcribe", "--workdir=tones", "a.wav"], capfd) == line
+    line = _fails(["attend", "--workdir=tones", "--image=a.png", "--output=b.png"], capfd)
+    assert line.endswith("tones holds no model of images: --image is for those that describe or classify")

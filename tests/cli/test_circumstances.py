@@ -98,6 +98,11 @@ def test_ports_that_are_none(fails, port):
     assert fails([*TRAIN, "--workdir=w", *flags]) == line
 
 
+@pytest.mark.parametrize("arguments", [["generate", "--model=w", "--batch=--"], ["translate", "--workdir=--"]])
+def test_two_dashes_are_no_value(fails, arguments):
+    assert fails(arguments).startswith(f'argument {arguments[-1].partition("=")[0]}: "--" is no value; see tfx-jax')
+
+
 def test_whoever_develops_sees_where(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("TFX_JAX_TRACEBACK", "1")

@@ -2,7 +2,7 @@
 
 import argparse
 import math
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from tfx_jax.errors import UserError
 from tfx_jax.fields import MAX_BEAMS
@@ -13,6 +13,14 @@ class Parser(argparse.ArgumentParser):
 
     def __init__(self, verb: str, description: str):
         super().__init__(f"tfx-jax {verb}", description=description, allow_abbrev=False)
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """As ever, but that "--" is no value: argparse takes it out and stores an empty list, whatever the type."""
+        for argument in args or ():
+            flag, _, value = argument.partition("=")
+            if value == "--" and flag in self._option_string_actions:
+                self.error(f'argument {flag}: "--" is no value')
+        return super().parse_known_args(args, namespace)
 
     def error(self, message: str) -> NoReturn:
         """Turns an argument error into one line."""

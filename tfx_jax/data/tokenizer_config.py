@@ -61,6 +61,8 @@ class TokenizerConfig:
         named = {**self._read("special_tokens_map.json"), **{k: v for k, v in self.options.items() if v is not None}}
         self.names = {role: self._name(named[f"{role}_token"]) for role in _USUAL_NAMES if named.get(f"{role}_token")}
         others = named.get("additional_special_tokens") or named.get("extra_special_tokens") or []
+        if not isinstance(others, list | dict):
+            raise UserError(f"{folder}: the additional special tokens are {others!r}, not a list or an object of them")
         self.added = self._added()
         self.special = {
             *self.names.values(),

@@ -105,9 +105,7 @@ class Campaign:
             process.join()
 
     def _try(self, seed: int, number: int) -> Record:
-        if self._worker is None or not self._worker[0].is_alive():
-            self._start()
-        process, connection, log = self._worker
+        process, connection, log = self._running()
         before, greatest, started = _resident(process.pid), 0, time.monotonic()
         cpu, delay = _cpu_seconds(process.pid), _delay_seconds(process.pid)
         connection.send((seed, number))
@@ -125,10 +123,7 @@ class Campaign:
             waited = seconds - _delay_seconds(process.pid) + delay
             if greatest > MAX_BYTES:
                 trial = Trial("", "memory", f"{greatest >> 20} MiB")
-            elif (
-                waited > self._waiting
-                or _cpu_seconds(process.pid) - cpu > SECONDS
-            ):
+            elif waited > self._waiting or _cpu_seconds(process.pid) - cpu > SECONDS:
                 trial = Trial("", "hang", f"after {seconds:.0f} s")
         if trial.outcome in ("memory", "hang") or not process.is_alive():
             trial = dataclasses.replace(trial, what=(self._folder / "now").read_text(errors="replace"))
@@ -139,6 +134,12 @@ class Campaign:
         own = {"kind": self._kind, "seed": seed, "number": number}
         seconds = round(time.monotonic() - started, 2)
         return Record(**dataclasses.asdict(trial), **own, seconds=seconds, mib=greatest >> 20)
+
+    def _running(self) -> Any:
+        """The worker, its connection and its log."""
+        if self._worker is None or not self._worker[0].is_alive():
+            self._start()
+        return self._worker
 
     def _start(self) -> None:
         self.close()

@@ -21,7 +21,7 @@ from experiments.benchmarks.faults.campaign import SECONDS, Trial, doing
 from tfx_jax import cli
 from tfx_jax.cli import train as _  # noqa: F401  imported once, for all forks
 
-_OVERRIDES = {"num_steps": 30, "checkpoint_every": 3, "model.num_layers": 1}
+_OVERRIDES: dict[str, object] = {"num_steps": 30, "checkpoint_every": 3, "model.num_layers": 1}
 _EVERY, _STEPS = 3, 30
 
 
