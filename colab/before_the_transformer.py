@@ -27,18 +27,23 @@
 # is the place to meet attention for the first time.
 
 # %%
+import importlib.metadata
 import importlib.util
+import pathlib
 import shutil
 import subprocess
 import sys
 
-VERSION = "main"  # the tag, branch or commit of tfx_jax to install where there is none yet, as on Colab
+VERSION = "main"  # what is installed where there is no tfx_jax yet, as on Colab: of a release, its tag
 
 if importlib.util.find_spec("tfx_jax") is None:
-    packages = [f"tfx-jax @ git+https://github.com/tfx-jax/tfx-jax@{VERSION}"]
-    if shutil.which("nvidia-smi"):
-        packages.append("jax[cuda12]")
-    subprocess.run([sys.executable, "-m", "pip", "install", "--quiet", *packages], check=True)
+    has_tpu = any(pathlib.Path("/dev").glob("accel*")) or pathlib.Path("/dev/vfio/0").exists()
+    jax_for_device = "jax[cuda12]" if shutil.which("nvidia-smi") else "jax[tpu]" if has_tpu else "jax"
+    package = f"tfx-jax @ git+https://github.com/tfx-jax/tfx-jax@{VERSION}"
+    loaded = {name: importlib.metadata.version(name) for name in ("jax", "numpy") if name in sys.modules}
+    subprocess.run([sys.executable, "-m", "pip", "install", "--quiet", package, jax_for_device], check=True)
+    if any(importlib.metadata.version(name) != version for name, version in loaded.items()):
+        raise SystemExit("jax or numpy is another now: choose Runtime, Restart session, then run the notebook again")
 
 # %%
 import os

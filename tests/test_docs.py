@@ -167,4 +167,5 @@ def test_lines_fit_a_terminal(page):
 def test_links_lead_somewhere(page):
     text = BLOCK.sub("", (ROOT / page).read_text(encoding="utf-8"))
     places = [place for place in re.findall(r"\]\(([^)#]+)", text) if "://" not in place]
+    places += re.findall(r'<img src="([^"]+)"', text)
     assert [place for place in places if not (ROOT / page).parent.joinpath(place).exists()] == []

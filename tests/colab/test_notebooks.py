@@ -1,8 +1,12 @@
 """Notebooks: each is what its py:percent source makes, names the experiment it copies, and runs from top to bottom."""
 
+import importlib.metadata
+import importlib.util
 import os
 import pathlib
 import runpy
+import shutil
+import subprocess
 
 import jupytext
 import nbformat
@@ -35,6 +39,43 @@ def test_is_made_from_its_source(source):
 def test_badge_opens_the_notebook_itself(source):
     title = _stored(source).cells[0].source
     assert f"(https://colab.research.google.com/github/tfx-jax/tfx-jax/blob/main/colab/{source.stem}.ipynb)" in title
+
+
+def _first_cell(source):
+    return next(cell.source for cell in jupytext.read(source).cells if cell.cell_type == "code")
+
+
+def test_all_notebooks_install_the_same():
+    assert len({_first_cell(source) for source in SOURCES}) == 1
+
+
+@pytest.mark.parametrize(
+    ("has_gpu", "devices", "wanted"),
+    [
+        (False, [], "jax"),
+        (True, [], "jax[cuda12]"),
+        (False, ["accel0", "accel1"], "jax[tpu]"),
+        (False, ["vfio/0"], "jax[tpu]"),
+    ],
+)
+def test_first_cell_installs_what_the_runtime_needs_and_says_when_to_restart(
+    tmp_path, monkeypatch, has_gpu, devices, wanted
+):
+    for device in devices:
+        (tmp_path / "dev" / device).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "dev" / device).touch()
+    versions, commands = {"jax": "1", "numpy": "2"}, []
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(shutil, "which", lambda name: "/bin/nvidia-smi" if has_gpu and name == "nvidia-smi" else None)
+    monkeypatch.setattr(importlib.metadata, "version", versions.__getitem__)
+    monkeypatch.setattr(subprocess, "run", lambda command, check: commands.append(command))
+    code = _first_cell(SOURCES[0]).replace('"/dev', f'"{tmp_path}/dev')
+    exec(code, {})
+    assert commands[0][1:4] == ["-m", "pip", "install"]
+    assert commands[0][-2:] == ["tfx-jax @ git+https://github.com/tfx-jax/tfx-jax@main", wanted]
+    monkeypatch.setattr(subprocess, "run", lambda command, check: versions.update(numpy="3"))
+    with pytest.raises(SystemExit, match="Restart session"):
+        exec(code, {})
 
 
 @pytest.mark.parametrize("variant", ["demo", "test"])
