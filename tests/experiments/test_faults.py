@@ -129,26 +129,28 @@ def trained(tmp_path_factory):
     return folder / "workdir"
 
 
-def _leaves(workdir):
-    load_config(workdir)
-    return [np.asarray(load_params(workdir, step)["table"]) for step in (None, "average")]
+def _read(workdir, step):
+    """The configuration, and the parameters of a checkpoint."""
+    return load_config(workdir), np.asarray(load_params(workdir, step)["table"])
 
 
 def test_damage(trained, tmp_path):
     """What is read is what was saved, or a line says that it is not."""
-    wanted, said = _leaves(trained), []
-    for number in range(60):
+    wanted = {step: _read(trained, step) for step in (6, 9, "average")}
+    said = []
+    for number in range(20):
         shutil.rmtree(tmp_path / "copy", ignore_errors=True)
         shutil.copytree(trained, tmp_path / "copy")
         what = damage.harm(tmp_path / "copy", draw("damage", 0, number))
-        try:
-            found = _leaves(tmp_path / "copy")
-        except UserError as error:
-            said.append(str(error))
-        else:
-            for one, other in zip(found, wanted, strict=True):
-                np.testing.assert_array_equal(one, other, what)
-    assert 10 < len(said) < 60
+        for step, (config, parameters) in wanted.items():
+            try:
+                found = _read(tmp_path / "copy", step)
+            except UserError as error:
+                said.append(str(error))
+            else:
+                assert found[0] == config, what
+                np.testing.assert_array_equal(found[1], parameters, what)
+    assert 3 <= len(said) < 60
     assert all(line.isprintable() and len(line) > 20 for line in said)
 
 

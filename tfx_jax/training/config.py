@@ -172,7 +172,7 @@ def load_config(workdir: epath.Path) -> ExperimentConfig:
         raise UserError(f"{workdir} has no config.json: it is not the --workdir of a training")
     try:
         return _from_dict(ExperimentConfig, read_sealed(path))
-    except (ValueError, TypeError, AttributeError, KeyError) as error:
+    except (OSError, ValueError, TypeError, AttributeError, KeyError) as error:
         raise UserError(
             f"{path} is damaged or from another version ({error}): put back a copy, or delete it and run the "
             "training's command again, which writes it"

@@ -32,7 +32,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.error(f"there are the kinds {', '.join(KINDS)}, and no {', '.join(unknown)}")
     records: list[Record] = []
     for kind in kinds:
-        waiting = 10 * WAITING if kind == "trainings" else WAITING
+        waiting = 10 * WAITING if kind in ("kills", "trainings") else WAITING  # which have processes of their own
         campaign = Campaign(kind, KINDS[kind], arguments.output, waiting=waiting)
         numbers = range(arguments.first, arguments.first + arguments.count)
         records += campaign.run(arguments.seed, numbers, _report)

@@ -107,7 +107,7 @@ class Campaign:
     def _try(self, seed: int, number: int) -> Record:
         process, connection, log = self._running()
         before, greatest, started = _resident(process.pid), 0, time.monotonic()
-        cpu, delay = _cpu_seconds(process.pid), _delay_seconds(process.pid)
+        cpu, delay = cpu_seconds(process.pid), _delay_seconds(process.pid)
         connection.send((seed, number))
         trial = None
         while trial is None:
@@ -123,7 +123,7 @@ class Campaign:
             waited = seconds - _delay_seconds(process.pid) + delay
             if greatest > MAX_BYTES:
                 trial = Trial("", "memory", f"{greatest >> 20} MiB")
-            elif waited > self._waiting or _cpu_seconds(process.pid) - cpu > SECONDS:
+            elif waited > self._waiting or cpu_seconds(process.pid) - cpu > SECONDS:
                 trial = Trial("", "hang", f"after {seconds:.0f} s")
         if trial.outcome in ("memory", "hang") or not process.is_alive():
             trial = dataclasses.replace(trial, what=(self._folder / "now").read_text(errors="replace"))
@@ -158,7 +158,8 @@ class Campaign:
 
 def doing(what: str) -> None:
     """Tells the watcher what a trial is about to do, in case that it never comes back."""
-    (pathlib.Path(os.environ["TFX_JAX_FAULTS"]) / "now").write_text(what, errors="replace")
+    if folder := os.environ.get("TFX_JAX_FAULTS"):  # of a worker; tests try faults in their own process
+        (pathlib.Path(folder) / "now").write_text(what, errors="replace")
 
 
 def _work(connection: Any, kind: str, prepare: Prepare, folder: pathlib.Path) -> None:
@@ -229,7 +230,8 @@ def _resident(process: int) -> int:
         return 0
 
 
-def _cpu_seconds(process: int) -> float:
+def cpu_seconds(process: int) -> float:
+    """What a process has had of the cores."""
     try:
         fields = pathlib.Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")

@@ -17,12 +17,17 @@ from collections.abc import Callable
 import numpy as np
 
 from experiments.benchmarks.faults import trainings
-from experiments.benchmarks.faults.campaign import SECONDS, Trial, doing
+from experiments.benchmarks.faults.campaign import SECONDS, WAITING, Trial, cpu_seconds, doing
 from tfx_jax import cli
 from tfx_jax.cli import train as _  # noqa: F401  imported once, for all forks
 
-_OVERRIDES: dict[str, object] = {"num_steps": 30, "checkpoint_every": 3, "model.num_layers": 1}
-_EVERY, _STEPS = 3, 30
+_EVERY = 3  # steps between saves
+_OVERRIDES: dict[str, object] = {
+    "num_steps": 30,
+    "checkpoint_every": _EVERY,
+    "model.num_layers": 1,
+    **{"task.data.tokenizer": "words", "task.data.is_tokenised": True},  # made in no time, where a kill came before
+}
 
 
 class Hung(Exception):  # noqa: N818  a verdict
@@ -36,7 +41,7 @@ def prepare(folder: pathlib.Path) -> Callable[[np.random.Generator], Trial]:
     if not (reference / "complete").exists():
         shutil.rmtree(reference, ignore_errors=True)
         child = _fork(lambda: cli.main(_command(bench, reference)), log)
-        if _wait(child, lambda: False, 20 * SECONDS) != 0:
+        if _wait(child, lambda: False) != 0:
             raise RuntimeError(log.read_text())
         (reference / "complete").touch()
 
@@ -46,7 +51,7 @@ def prepare(folder: pathlib.Path) -> Callable[[np.random.Generator], Trial]:
         doing(f"kill {moment}")
         child = _fork(lambda: cli.main(_command(bench, workdir)), log)
         try:
-            status = _wait(child, happened, 4 * SECONDS, pause=random.uniform(0, 0.02))
+            status = _wait(child, happened, pause=random.uniform(0, 0.02))
         except Hung:
             return Trial(f"kill {moment}", "hang", log.read_text()[-1_000:])
         what = f"killed {moment}, from step {max(before, default=0)}"
@@ -71,7 +76,7 @@ def _compared(
         bench.compare(workdir, reference, set())
         return 0
 
-    status = _wait(_fork(compare, log), lambda: False, 4 * SECONDS)
+    status = _wait(_fork(compare, log), lambda: False)
     if status:
         shutil.move(workdir, workdir.with_name(f"differs-{time.time_ns()}"))
         return Trial(what, "loss", log.read_text()[-2_000:])
@@ -117,9 +122,9 @@ def _fork(run: Callable[[], int], log: pathlib.Path) -> int:
     return child
 
 
-def _wait(child: int, happened: Callable[[], bool], seconds: float, pause: float = 0.0) -> int:
+def _wait(child: int, happened: Callable[[], bool], pause: float = 0.0) -> int:
     """The status of a process, killed once something has happened; negative: the signal that ended it."""
-    end, is_killed = time.monotonic() + seconds, False
+    end, is_killed = time.monotonic() + WAITING * 5, False
     while True:
         ended, status = os.waitpid(child, os.WNOHANG)
         if ended:
@@ -128,7 +133,7 @@ def _wait(child: int, happened: Callable[[], bool], seconds: float, pause: float
             time.sleep(pause)
             os.kill(child, signal.SIGKILL)
             is_killed = True
-        if time.monotonic() > end:
+        if time.monotonic() > end or cpu_seconds(child) > SECONDS:
             os.kill(child, signal.SIGKILL)
             os.waitpid(child, 0)
             raise Hung
