@@ -31,7 +31,7 @@ PARTS = [
     "the", "The", "dog", "Hund", "ß", "ü", "Straße", "日本", "語", "の", "東京", "🙂", "👍🏽", "👩\u200d👩\u200d👧",
     "'s", "n't", ".", ",", "!", "?", "é", "e\u0301", "Ω", "Å", "1", "23", "ﬁ", "㌔", "ｶﾞ", "▁", "##", ">>deu<<",
     "<extra_id_0>", "</s>", "[MASK]", "[SEP]", "<|endoftext|>", "<unk>", "xxxxxxxxxxxxxxx", " ", "  ", " ", "\t", "\n",
-    "\u3000", "\u200b", " The",
+    "\u3000", "\u200b", " The", "\x85",
 ]
 # fmt: on
 SPECIALS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
@@ -289,6 +289,15 @@ def test_t5_is_sentencepiece_with_sentinels_at_the_end(folder_of):
     assert tokenizer.decode([*fox, sentinels[7], *dog, 1, 0]) == "fox dog"
     assert tokenizer.encode_with_specials("fox", "dog").ids == [*fox, 1, *dog, 1]
     assert tokenizer.pieces([sentinels[3], 1]) == ["<extra_id_3>", "</s>"]
+
+
+def test_t5_takes_a_next_line_for_a_space(folder_of):
+    """As transformers does: SentencePiece alone knows no such character."""
+    tokenizer = load_folder_tokenizer(folder_of("t5"))
+    assert tokenizer.encode("the\x85fox\x85") == tokenizer.encode("the fox ")
+    ids, offsets = tokenizer.encode_with_offsets("the\x85fox")
+    assert ids == tokenizer.encode("the fox")
+    assert offsets[-1].tolist()[1] == 7
 
 
 def test_other_numbers_of_sentinels(folder_of, tmp_path):

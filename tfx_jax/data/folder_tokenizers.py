@@ -14,6 +14,7 @@ from tfx_jax.data.tokenizer_config import TokenizerConfig
 from tfx_jax.errors import UserError
 
 _MORE_SPACES = "▁\N{ZERO WIDTH SPACE}"  # what SentencePiece takes for spaces, beside Unicode's
+_NO_SPACE = "\x85"  # which Unicode has, but SentencePiece has not
 
 
 class Inputs(NamedTuple):
@@ -173,6 +174,7 @@ class PieceTokenizer(HFTokenizer):
         *,
         text_of: Callable[[list[str]], str],
         front: str | None = None,
+        more_spaces: str = "",
         is_pair_separated: bool,
     ):
         """Binds them.
@@ -183,6 +185,7 @@ class PieceTokenizer(HFTokenizer):
           config: of the folder.
           text_of: joins pieces.
           front: pattern of what at the beginning of a text is one token.
+          more_spaces: characters to take for spaces that the model does not know.
           is_pair_separated: whether the first of two texts has an end of its own.
 
         Raises:
@@ -196,6 +199,7 @@ class PieceTokenizer(HFTokenizer):
         self._eos, self._unk = self.eos_id, self.unk_id
         self._processor, self._text_of = processor, text_of
         self._front = re.compile(front or "(?!)", re.DOTALL)
+        self._as_spaces = str.maketrans(more_spaces, " " * len(more_spaces))
         self._is_pair_separated = is_pair_separated
         self._visible = {index: token for index, token in self._pieces.items() if index not in self._hidden}
         # A run of characters that SentencePiece does not know is a piece to it, which may spell a special token.
@@ -215,7 +219,7 @@ class PieceTokenizer(HFTokenizer):
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         """`encode` of every text, on all cores."""
-        texts = list(texts)
+        texts = [text.translate(self._as_spaces) for text in texts] if self._as_spaces else list(texts)
         if not any(map(self._whole.search, texts)) and not any(map(self._front.match, texts)):
             return list(map(self._ids_of, texts, self._processor.encode(texts, out_type=int)))
         parts = [list(self._parts(text)) for text in texts]
@@ -241,6 +245,7 @@ class PieceTokenizer(HFTokenizer):
 
         The space before a word belongs to no id. One without a character, such as a lone "▁", has that of the next.
         """
+        text = text.translate(self._as_spaces)
         ids: list[int] = []
         offsets: list[tuple[int, int]] = []
         start = 0
@@ -275,7 +280,7 @@ class PieceTokenizer(HFTokenizer):
 
 def _shown(text: str, begin: int, end: int) -> tuple[int, int]:
     """A stretch of characters without the white space before it, of one character at least."""
-    while begin < len(text) and (text[begin].isspace() or text[begin] in _MORE_SPACES):
+    while begin < len(text) and text[begin] != _NO_SPACE and (text[begin].isspace() or text[begin] in _MORE_SPACES):
         begin += 1
     return begin, max(end, min(begin + 1, len(text)))
 

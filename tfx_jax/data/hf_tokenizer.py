@@ -149,7 +149,14 @@ def _from_t5(config: TokenizerConfig) -> HFTokenizer:
     vocabulary |= {token: processor.vocab_size() + place for place, token in enumerate(sentinels)}
     config.name_by_default(pad="<pad>", eos="</s>", unk="<unk>")
     config.special.update(sentinels)
-    return PieceTokenizer(processor, vocabulary, config, text_of=processor.decode_pieces, is_pair_separated=True)
+    return PieceTokenizer(
+        processor,
+        vocabulary,
+        config,
+        text_of=processor.decode_pieces,
+        more_spaces="\x85",  # at which transformers splits: of all white space SentencePiece lacks it alone
+        is_pair_separated=True,
+    )
 
 
 def _from_marian(config: TokenizerConfig) -> HFTokenizer:
