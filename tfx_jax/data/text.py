@@ -84,6 +84,27 @@ class PairSubset:
         return self._pairs[int(self._indices[index])]
 
 
+class JoinedPairs:
+    """The pairs of several sources, one after the other.
+
+    >>> joined = JoinedPairs([[{"source": "a", "target": "b"}], [], [{"source": "c", "target": "d"}]])
+    >>> len(joined), joined[1]["source"]
+    (2, 'c')
+    """
+
+    def __init__(self, sources: Sequence[PairSource]):
+        """Takes the sources."""
+        self._sources = sources
+        self._ends = np.cumsum([len(source) for source in sources])
+
+    def __len__(self) -> int:
+        return int(self._ends[-1])
+
+    def __getitem__(self, index: int) -> Pair:
+        which = int(np.searchsorted(self._ends, index, side="right"))
+        return self._sources[which][index - int(self._ends[which - 1] if which else 0)]
+
+
 def split_pairs(pairs: PairSource, max_held_out: int) -> tuple[PairSubset, PairSubset]:
     """Sets pairs aside to evaluate on: evenly spaced, as a corpus is seldom the same from beginning to end.
 

@@ -6,10 +6,11 @@ import re
 from etils import epath
 
 from tfx_jax.data.splits import Split
-from tfx_jax.data.text import PairSource, read_pairs, read_tsv, split_pairs
+from tfx_jax.data.text import JoinedPairs, PairSource, read_pairs, read_tsv, split_pairs
 from tfx_jax.data.tfds import tfds_pairs
 from tfx_jax.errors import UserError
 from tfx_jax.fields import at_least, one_of
+from tfx_jax.tasks.text_files import file_names
 from tfx_jax.toy_grammar import GrammarPairs
 
 
@@ -19,7 +20,8 @@ class PairData:
 
     dataset: str = "grammar"  # "grammar" (built in), "files", or a TFDS name such as "wmt14_translate/de-en"
     data_dir: str = ""  # TFDS: where the data set was prepared; files: the folder that the names below are relative to
-    train_source: str = ""  # files: one sentence a line, plain or .gz; a .tsv holds both sides and needs no target
+    # files: one sentence a line, plain or .gz; a .tsv holds both sides and needs no target; several with commas between
+    train_source: str = ""
     train_target: str = ""
     validation_source: str = ""
     validation_target: str = ""
@@ -99,12 +101,12 @@ class PairData:
     def _check_file_names(self, languages: dict[str, str]) -> None:
         for side, other in (("source", "target"), ("target", "source")):
             for split in ("train", "validation", "test"):
-                file = getattr(self, f"{split}_{side}")
-                if file.removesuffix(".gz").endswith(f".{languages[other]}"):
-                    raise UserError(
-                        f"config.task.data.{split}_{side}={file} looks like the {other} side, whose language is "
-                        f"{languages[other]}: exchange files or languages"
-                    )
+                for file in file_names(getattr(self, f"{split}_{side}")):
+                    if file.removesuffix(".gz").endswith(f".{languages[other]}"):
+                        raise UserError(
+                            f"config.task.data.{split}_{side}={file} looks like the {other} side, whose language is "
+                            f"{languages[other]}: exchange files or languages"
+                        )
 
     def _is_set_aside(self, split: Split) -> bool:
         return split == "validation" and not self.validation_source and self.validation_pairs > 0
@@ -120,11 +122,18 @@ class PairData:
         return split_pairs(pairs, self.validation_pairs)[split == "validation"]
 
     def _read_files(self, split: Split) -> PairSource:
-        source, target = getattr(self, f"{split}_source"), getattr(self, f"{split}_target")
-        keep_empty = split != "train"
+        sources, targets = (file_names(getattr(self, f"{split}_{side}")) for side in ("source", "target"))
+        options = {"keep_empty": split != "train"}
         folder = epath.Path(self.data_dir)
-        if not target and source.removesuffix(".gz").endswith(".tsv"):
-            return read_tsv(folder / source, keep_empty=keep_empty)
-        if not target:
+        if not targets and all(source.removesuffix(".gz").endswith(".tsv") for source in sources):
+            found = [read_tsv(folder / source, **options) for source in sources]
+        elif len(sources) == len(targets):
+            found = [read_pairs(folder / a, folder / b, **options) for a, b in zip(sources, targets, strict=True)]
+        elif not targets:
             raise UserError(f"config.task.data.{split}_target names no file; only a .tsv holds both sides")
-        return read_pairs(folder / source, folder / target, keep_empty=keep_empty)
+        else:
+            raise UserError(
+                f"config.task.data.{split}_source names {len(sources)} files, and {split}_target {len(targets)}: each "
+                "source has one target, in the same order"
+            )
+        return found[0] if len(found) == 1 else JoinedPairs(found)

@@ -10,7 +10,7 @@ from tfx_jax.data.wikitext import read_articles
 from tfx_jax.errors import UserError
 from tfx_jax.fields import at_least, fraction, one_of
 from tfx_jax.models.config import ModelConfig
-from tfx_jax.tasks.text_files import check_files, has_file
+from tfx_jax.tasks.text_files import check_files, file_names, has_file
 from tfx_jax.toy_grammar import grammar_documents
 
 _GRAMMAR_DOCUMENTS = {"train": 2_000, "validation": 100, "test": 100}
@@ -22,7 +22,7 @@ class TextData:
 
     dataset: str = one_of(("grammar", "files"), "grammar")  # the grammar is built in
     data_dir: str = ""  # files: the folder that the names below are relative to
-    train_file: str = ""  # UTF-8, plain or .gz
+    train_file: str = ""  # UTF-8, plain or .gz; several with commas between
     validation_file: str = ""
     test_file: str = ""
     validation_share: float = fraction(0.0)  # without a file of its own, validation is this part of the training text
@@ -71,17 +71,18 @@ class TextData:
         """Divides the training text into what is before its end, and its end, for validation."""
         documents, share = self._read(self.train_file), self.validation_share
         if self.documents == "file":
-            (text,) = documents
-            middle = int(len(text) * (1 - share))
-            return [text[:middle]], [text[middle:]]
+            middles = [int(len(text) * (1 - share)) for text in documents]
+            parts = [(text[:middle], text[middle:]) for text, middle in zip(documents, middles, strict=True)]
+            return [before for before, _ in parts], [after for _, after in parts]
         middle = int(len(documents) * (1 - share))
         return documents[:middle], documents[middle:]
 
     def _read(self, file: str) -> list[str]:
-        path = epath.Path(self.data_dir) / file
+        # One file even if its name is empty: then the error says what cannot be read.
+        paths = [epath.Path(self.data_dir) / name for name in file_names(file) or [""]]
         if self.documents == "articles":
-            return ["\n".join(article.lines) for article in read_articles(path)]
-        return _documents(read_text(path), self.documents)
+            return ["\n".join(article.lines) for path in paths for article in read_articles(path)]
+        return [document for path in paths for document in _documents(read_text(path), self.documents)]
 
 
 def _documents(text: str, documents: str) -> list[str]:

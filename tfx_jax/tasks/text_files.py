@@ -24,6 +24,15 @@ class FileData(Protocol):
     tokens_per_batch: int
 
 
+def file_names(value: str) -> list[str]:
+    """Returns the names of a field that may have several, with commas between.
+
+    >>> file_names("a.txt, b.txt"), file_names("")
+    (['a.txt', 'b.txt'], [])
+    """
+    return [name.strip() for name in value.split(",") if name.strip()]
+
+
 def has_file(data: FileData, split: Split) -> bool:
     """Tells whether the configuration names a split; built-in data have all of them."""
     return data.dataset != "files" or bool(_file(data, split))
