@@ -1,8 +1,11 @@
 """README and docs: what they print is run, or at least understood by the parser that a user's shell would reach."""
 
+import os
 import pathlib
 import re
 import shlex
+import subprocess
+import sys
 
 import pytest
 from flax import nnx
@@ -137,6 +140,22 @@ def test_python_of_the_readme_runs_as_printed(tmp_path, monkeypatch, capsys):
     assert (len(config.task.splits()["train"][0]), workdir) == (int(200 * 19 * 0.9), "runs/gpt")
     assert loaded == ["runs/topics"]
     assert (tmp_path / "mine" / "model.safetensors").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.compiles(100, "a training of an experiment")
+def test_verbs_of_the_readme_run_as_printed(tmp_path, monkeypatch, capfd):
+    """By a shell, on a model that six steps have trained."""
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(["train", "--config=transformer_demo:test", "--workdir=runs/mine"]) == 0
+    (text,) = [text for _, text in blocks("README.md", "bash") if text.startswith("tfx-jax average")]
+    path = f"{pathlib.Path(sys.executable).parent}:{os.environ['PATH']}"
+    done = subprocess.run(["bash", "-euo", "pipefail", "-c", text], env={**os.environ, "PATH": path}, check=False)
+    out, err = capfd.readouterr()
+    assert done.returncode == 0, err
+    assert "averaged the checkpoints of steps 2, 4, 6" in out
+    assert "sacreBLEU: " in out
+    assert (tmp_path / "map.png").stat().st_size > 10_000
 
 
 class Answers:

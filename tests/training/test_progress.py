@@ -99,6 +99,17 @@ def test_scalars_can_be_read_back(tmp_path):
     assert read_events(tmp_path)[0].file_version == "brain.Event:2"
 
 
+def test_a_text_is_no_point_of_a_curve(tmp_path):
+    shown = Progress(tmp_path, first_step=3, num_steps=10, stream=io.StringIO())
+    shown.text("config", "| field | value |")
+    shown.scalars(7, {"train/loss": 1.0})
+    shown.close()
+    (value,) = read_events(tmp_path)[2].summary.value
+    assert (value.tag, value.metadata.plugin_data.plugin_name) == ("config/text_summary", "text")
+    assert value.tensor.string_val == [b"| field | value |"]
+    assert read_history(tmp_path).points == [(7, {"train/loss": 1.0})]
+
+
 def test_messages_stay_as_they_are(tmp_path):
     """One line however long, and nothing in it means markup or a picture."""
     stream = io.StringIO()

@@ -33,7 +33,7 @@ from tfx_jax.training.meter import MetricAccumulator
 from tfx_jax.training.optimizer import learning_rate
 from tfx_jax.training.profiling import Profile
 from tfx_jax.training.progress import Progress
-from tfx_jax.training.report import write_report
+from tfx_jax.training.report import config_table, write_report
 from tfx_jax.training.run import Run, make_run
 from tfx_jax.training.sharding import TrainSetup, make_mesh, shard_batch
 from tfx_jax.training.step import Metrics, TrainState
@@ -182,6 +182,7 @@ class _Trainer:
             self.start_message = f"resuming at step {self.first_step}"
         if self.start_message:
             self.progress.message(self.start_message)
+        self.progress.text("config", config_table(config))
         meter = self.meter
         try:
             if self._misses_evaluation():

@@ -17,6 +17,7 @@ from tensorboardX import RecordWriter
 from tensorboardX.proto.event_pb2 import Event, SessionLog  # pyright: ignore[reportAttributeAccessIssue]
 from tensorboardX.proto.summary_pb2 import Summary  # pyright: ignore[reportAttributeAccessIssue]
 from tensorboardX.record_writer import masked_crc32c
+from tensorboardX.summary import text as text_summary
 
 _KEPT_LINES = 20  # of a training that stay on a terminal
 
@@ -94,6 +95,10 @@ class Progress:
         """Adds a point to each of the named TensorBoard curves."""
         values = [Summary.Value(tag=name, simple_value=value) for name, value in scalars.items()]
         self._write_event(step=step, summary=Summary(value=values))
+
+    def text(self, name: str, markdown: str) -> None:
+        """Adds a text to what TensorBoard shows."""
+        self._write_event(step=self._first_step, summary=text_summary(name, markdown))
 
     def stage(self, text: str) -> None:
         """Shows on a terminal what is being done between two steps."""
@@ -174,8 +179,9 @@ def read_history(workdir: epath.PathLike) -> History:
             starts.append(event.step - 1)
             superseded += [point for point in points if point.step >= event.step]
             points = [point for point in points if point.step < event.step]
-        elif event.summary.value:
-            points.append(Point(event.step, {value.tag: value.simple_value for value in event.summary.value}))
+        scalars = {value.tag: value.simple_value for value in event.summary.value if value.HasField("simple_value")}
+        if scalars:
+            points.append(Point(event.step, scalars))
     return History(points, superseded, starts)
 
 

@@ -66,7 +66,7 @@ def write_report(
             _table(("", ""), _facts(history, run, step, num_params, device_kinds)),
             _time_table(history),
             _evaluation_table(evaluations, run.task.metrics),
-            _config_table(config),
+            f"## Configuration\n\n{config_table(config)}",
         ]
         write_file(folder / "report.md", ("\n\n".join(part for part in parts if part) + "\n").encode())
         message(f"report in {folder / 'report.md'}")
@@ -150,7 +150,8 @@ def _evaluation_table(evaluations: Sequence[Evaluation], metrics: Sequence[Metri
     return "## Evaluations on the validation split\n\n" + _table(("step", *titles), rows)
 
 
-def _config_table(config: ExperimentConfig) -> str:
+def config_table(config: ExperimentConfig) -> str:
+    """Returns what differs from the defaults, as a Markdown table."""
     task = type(config.task)()
     task.data = type(config.task.data)()
     default = flat(ExperimentConfig(model=type(config.model)(), task=task))
@@ -161,8 +162,8 @@ def _config_table(config: ExperimentConfig) -> str:
         if value != default[name]
     ]
     if not rows:
-        return "## Configuration\n\nThe defaults."
-    return "## Configuration\n\nWhat differs from the defaults.\n\n" + _table(("field", "value", "default"), rows)
+        return "The defaults."
+    return "What differs from the defaults.\n\n" + _table(("field", "value", "default"), rows)
 
 
 def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
