@@ -136,6 +136,17 @@ def test_index_out_of_range_ends_an_iteration(tmp_path):
         pairs[2]
 
 
+def test_several_sources_are_one():
+    sizes = {"a": 3, "b": 0, "c": 4}
+    parts = [[{"source": f"{part}{index}", "target": ""} for index in range(size)] for part, size in sizes.items()]
+    joined = text.join_pairs(parts)
+    assert [pair["source"] for pair in joined] == ["a0", "a1", "a2", "c0", "c1", "c2", "c3"]
+    assert [pair["source"] for pair in joined.__getitems__(np.array([6, 0, 3, 2]))] == ["c3", "a0", "c0", "a2"]
+    left, held_out = text.split_pairs(joined, 1)
+    assert (len(left), len(held_out)) == (7, 0)
+    assert text.get_pairs(left, [4, 1]) == [{"source": "c1", "target": ""}, {"source": "a1", "target": ""}]
+
+
 def test_many_pairs_come_in_one_call_where_the_source_can():
     class Slow(list):
         def __getitems__(self, indices):

@@ -111,16 +111,15 @@ MUTANTS = (
         ),
         (
             "no target across a cut",
-            "documents[number][start + 1 : start + size + 1]",
-            "documents[number][start + 1 : start + size]",
+            "start + size + (not self._is_end[piece])",
+            "start + size",
         ),
         (
             "positions count on",
-            "positions[row, place] = np.arange(size)",
-            "positions[row, place] = np.arange(column, column + size)",
+            'row["positions"][place] = np.arange(size)',
+            'row["positions"][place] = np.arange(column, column + size)',
         ),
-        ("segments from 0", "enumerate(contents, start=1)", "enumerate(contents)"),
-        ("no end behind a document", "np.array([eos_id], np.int32))]", "np.array([], np.int32))]"),
+        ("segments from 0", "self._edges[index + 1]), start=1)", "self._edges[index + 1]), start=0)"),
         (
             "any bin instead of the first",
             "int(first_with_room[size:].argmin())",
@@ -205,7 +204,11 @@ MUTANTS = (
     *in_file(
         "data/tables.py",
         "data/test_tables.py",
-        ("rows are counted instead of lines", "line {reader.line_num}", "line {len(values) + 2}"),
+        (
+            "rows are counted instead of lines",
+            'line {reader.line_num}"\n        if',
+            'line {len(values) + 2}"\n        if',
+        ),
         ("infinity is a number", "if math.isinf(number):", "if False:"),
         ("any label will do", "if label not in (0.0, 1.0):", "if False:"),
         ("names have blanks", "[name.strip() for name in next(reader)]", "next(reader)"),

@@ -104,8 +104,8 @@ MUTANTS += (
         "tasks/bidirectional_language_modeling.py",
         "training/tasks/test_bidirectional_language_modeling.py",
         ("targets exchanged", "np.stack([places + 1, places - 1]", "np.stack([places - 1, places + 1]"),
-        ("sentences have no end", "(0, *(types[word] for word in line))", "map(types.get, line)"),
-        ("empty lines are sentences", "for line in lines if line for number", "for line in lines for number"),
+        ("sentences have no end", "stream.append([0, *(types", "stream.append([*(types"),
+        ("empty lines are sentences", "if words := line.split():", "if (words := line.split()) is not None:"),
         ("a word is counted twice", "Metric(nll.sum / 2, nll.weight / 2)", "nll"),
         ("every epoch is cut alike", "if epoch else 0)", "if False else 0)"),
         (

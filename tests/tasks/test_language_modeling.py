@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from tfx_jax.data.packing import TokenBlocks, pack_documents
+from tfx_jax.data.packing import PackedDocuments, TokenBlocks
 from tfx_jax.models import GPT, GPTConfig
 from tfx_jax.tasks.language_modeling import language_model_loss
 
@@ -38,7 +38,8 @@ def test_packed_documents_are_scored_as_if_each_were_alone(model, expected_loss,
     """Each document in a call of its own gives the logits; some are longer than a row and cut."""
     rng = np.random.default_rng(1)
     documents = [rng.integers(1, V, size).tolist() for size in (5, 3, 12, 17, 1, 2, 7)]
-    batch = pack_documents(documents, T, pad_id=0)._asdict()
+    rows = PackedDocuments(np.concatenate(documents), np.cumsum([*map(len, documents)]), T, pad_id=0)
+    batch = jax.tree.map(lambda *parts: np.stack(parts), *rows)
     assert batch["segment_ids"].max() >= 3
     assert (batch["segment_ids"] == 0).any()
     run = jax.jit(model)

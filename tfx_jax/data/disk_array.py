@@ -10,6 +10,8 @@ from numpy.typing import ArrayLike, DTypeLike
 
 from tfx_jax.errors import UserError
 
+_BLOCK_BYTES = 1 << 20  # that are written at once
+
 
 class UnnamedFile:
     """A file in the folder for temporary files (`TMPDIR`), which is gone with the process, however that ends.
@@ -61,6 +63,7 @@ class DiskArray:
     def __init__(self, dtype: DTypeLike):
         """Begins an empty one."""
         self._dtype, self._file, self._size = np.dtype(dtype), UnnamedFile(), 0
+        self._waiting = bytearray()
 
     def append(self, values: ArrayLike) -> None:
         """Writes values [N] behind the others.
@@ -68,13 +71,19 @@ class DiskArray:
         Raises:
           UserError: if the disk is full.
         """
-        array = np.ascontiguousarray(values, self._dtype)
-        if array.size:
-            self._file.write(array.data)
+        array = np.asarray(values, self._dtype)
+        self._waiting += array.tobytes()
         self._size += array.size
+        if len(self._waiting) >= _BLOCK_BYTES:
+            self._write()
 
     def mapped(self) -> np.ndarray:
         """Returns all of it, read-only; what is read of it is in memory as long as there is room."""
         if not self._size:
             return np.zeros(0, self._dtype)
+        self._write()
         return np.frombuffer(mmap.mmap(self._file.descriptor, 0, prot=mmap.PROT_READ), self._dtype)
+
+    def _write(self) -> None:
+        self._file.write(bytes(self._waiting))
+        self._waiting.clear()

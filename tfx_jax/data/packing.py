@@ -7,23 +7,12 @@ tokens in rows of 64, its 16 open rows were 86 % full; with all rows open they a
 """
 
 import heapq
-from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from collections.abc import Sequence
 
 import numpy as np
 
 from tfx_jax.data.batching import Example
 from tfx_jax.errors import UserError
-
-
-def join_documents(documents: Iterable[Sequence[int]], eos_id: int) -> np.ndarray:
-    """One stream of all tokens with an end behind each document, [number of tokens] int32.
-
-    >>> join_documents([[5, 6], [7]], eos_id=2)
-    array([5, 6, 2, 7, 2], dtype=int32)
-    """
-    parts = [part for document in documents for part in (np.asarray(document, np.int32), np.array([eos_id], np.int32))]
-    return np.concatenate(parts) if parts else np.zeros(0, np.int32)
 
 
 class TokenBlocks:
@@ -69,65 +58,75 @@ class TokenBlocks:
         return {"inputs": self._stream[start:end], "targets": self._stream[start + 1 : end + 1], "weights": weights}
 
 
-class PackedRows(NamedTuple):
-    """Documents side by side in R rows of T tokens, which `ArrayExamples(**packed._asdict())` gives as examples.
-
-    Attributes:
-      inputs: tokens, [R, T] int32.
-      targets: the token that follows in its document, [R, T] int32.
-      weights: 0 where none follows and on padding, else 1, [R, T] float32.
-      segment_ids: 1, 2, ... for the documents of a row, 0 for padding, [R, T] int32: what attention must not mix.
-      positions: of each token from the beginning of its segment, [R, T] int32.
-    """
-
-    inputs: np.ndarray
-    targets: np.ndarray
-    weights: np.ndarray
-    segment_ids: np.ndarray
-    positions: np.ndarray
-
-
-def pack_documents(documents: Sequence[Sequence[int]], length: int, *, pad_id: int) -> PackedRows:
-    """Packs documents into rows, each piece into the first row with room for it (first fit).
+class PackedDocuments:
+    """Documents side by side in rows, each piece in the first row with room for it (first fit).
 
     Documents longer than a row are cut into pieces of its length and a rest. Nothing is lost: every token is an input
     once, and every one but the first of its document a target once, across cuts too.
 
-    Args:
-      documents: tokens, with whatever begin and end they should have.
-      length: T.
-      pad_id: fills rows up.
+    An example is a row, all of [length]: "inputs" int32 and "targets", the token that follows in its document, int32;
+    "weights" float32, 0 where none follows and on padding, else 1; "segment_ids" int32, 1, 2, ... for the documents of
+    a row and 0 for padding: what attention must not mix; "positions" int32, of each token from the beginning of its
+    segment.
 
-    >>> rows = pack_documents([[5, 6, 7], [8, 9], [10]], length=4, pad_id=0)
-    >>> rows.inputs.tolist(), rows.segment_ids.tolist()
+    >>> rows = PackedDocuments(np.array([5, 6, 7, 8, 9, 10]), np.array([3, 5, 6]), length=4, pad_id=0)
+    >>> [row["inputs"].tolist() for row in rows], [row["segment_ids"].tolist() for row in rows]
     ([[5, 6, 7, 10], [8, 9, 0, 0]], [[1, 1, 1, 2], [1, 1, 0, 0]])
     """
-    pieces = [
-        (number, start, min(len(document) - start, length))
-        for number, document in enumerate(documents)
-        for start in range(0, len(document), length)
-    ]
-    members = first_fit([size for _, _, size in pieces], length)
-    shape = len(members), length
-    tokens, targets = np.full(shape, pad_id, np.int32), np.full(shape, pad_id, np.int32)
-    weights = np.zeros(shape, np.float32)
-    segment_ids, positions = np.zeros(shape, np.int32), np.zeros(shape, np.int32)
-    for row, contents in enumerate(members):
+
+    def __init__(self, tokens: np.ndarray, ends: np.ndarray, length: int, *, pad_id: int, min_tokens: int = 1):
+        """Packs documents, of which only the places are kept.
+
+        Args:
+          tokens: of all documents, with whatever begin and end they should have, [number of tokens] int32.
+          ends: how many tokens there are up to the end of each document, [number of documents] int64.
+          length: of a row.
+          pad_id: fills rows up.
+          min_tokens: shorter documents are left out.
+        """
+        sizes = np.diff(ends, prepend=0)
+        ends, sizes = ends[sizes >= min_tokens], sizes[sizes >= min_tokens]
+        num_pieces = -(-sizes // length)
+        number = np.arange(num_pieces.sum()) - np.repeat(np.cumsum(num_pieces) - num_pieces, num_pieces)
+        starts = np.repeat(ends - sizes, num_pieces) + number * length
+        document_ends = np.repeat(ends, num_pieces)
+        piece_sizes = np.minimum(document_ends - starts, length)
+        rows = first_fit(piece_sizes.tolist(), length)
+        order = np.argsort(rows, kind="stable")
+        self._tokens, self._length, self._pad_id = tokens, length, pad_id
+        self._starts, self._sizes = starts[order], piece_sizes[order].astype(np.int32)
+        self._is_end = (starts + piece_sizes == document_ends)[order]
+        self._edges = np.append(0, np.cumsum(np.bincount(rows)))
+
+    @property
+    def lengths(self) -> np.ndarray:
+        """All rows are equally long, [number of rows] int."""
+        return np.full(len(self), self._length)
+
+    def __len__(self) -> int:
+        return len(self._edges) - 1
+
+    def __getitem__(self, index: int) -> Example:
+        if not 0 <= index < len(self):
+            raise IndexError(f"row {index} of {len(self)}")
+        row: Example = {name: np.full(self._length, self._pad_id, np.int32) for name in ("inputs", "targets")}
+        row |= {name: np.zeros(self._length, np.int32) for name in ("segment_ids", "positions")}
+        row |= {"weights": np.zeros(self._length, np.float32)}
         column = 0
-        for segment, piece in enumerate(contents, start=1):
-            number, start, size = pieces[piece]
+        for segment, piece in enumerate(range(self._edges[index], self._edges[index + 1]), start=1):
+            start, size = int(self._starts[piece]), int(self._sizes[piece])
             place = slice(column, column + size)
-            following = documents[number][start + 1 : start + size + 1]
-            tokens[row, place] = documents[number][start : start + size]
-            targets[row, column : column + len(following)] = following
-            weights[row, column : column + len(following)] = 1
-            segment_ids[row, place] = segment
-            positions[row, place] = np.arange(size)
+            following = self._tokens[start + 1 : start + size + (not self._is_end[piece])]
+            row["inputs"][place] = self._tokens[start : start + size]
+            row["targets"][column : column + len(following)] = following
+            row["weights"][column : column + len(following)] = 1
+            row["segment_ids"][place] = segment
+            row["positions"][place] = np.arange(size)
             column += size
-    return PackedRows(tokens, targets, weights, segment_ids, positions)
+        return row
 
 
-def first_fit(sizes: Sequence[int], capacity: int) -> list[list[int]]:
+def first_fit(sizes: Sequence[int], capacity: int) -> np.ndarray:
     """Puts each item, in the order given, into the first bin that has room for it.
 
     Args:
@@ -135,14 +134,17 @@ def first_fit(sizes: Sequence[int], capacity: int) -> list[list[int]]:
       capacity: of a bin.
 
     Returns:
-      The items of each bin, in the order they came.
+      The bin of each item, [number of items] int64.
+
+    >>> first_fit([3, 2, 1], capacity=4)
+    array([0, 1, 0])
 
     Raises:
       ValueError: if an item is larger than a bin, or has no size.
     """
     if any(not 0 < size <= capacity for size in sizes):
         raise ValueError(f"items of {min(sizes)} to {max(sizes)} do not fit into bins of {capacity}")
-    bins: list[list[int]] = []
+    bins, num_bins = np.zeros(len(sizes), np.int64), 0
     # The bins with so much room left, as heaps; and the first of each, to be searched at once.
     with_room: list[list[int]] = [[] for _ in range(capacity + 1)]
     none = len(sizes)
@@ -151,32 +153,13 @@ def first_fit(sizes: Sequence[int], capacity: int) -> list[list[int]]:
         room = size + int(first_with_room[size:].argmin())
         number = int(first_with_room[room])
         if number == none:
-            number, room = len(bins), capacity
-            bins.append([])
+            number, room = num_bins, capacity
+            num_bins += 1
         else:
             heapq.heappop(with_room[room])
             first_with_room[room] = with_room[room][0] if with_room[room] else none
-        bins[number].append(item)
+        bins[item] = number
         if room > size:
             heapq.heappush(with_room[room - size], number)
             first_with_room[room - size] = with_room[room - size][0]
     return bins
-
-
-class ArrayExamples:
-    """Arrays with a row for each example, as an `ExampleSource`."""
-
-    def __init__(self, **arrays: np.ndarray):
-        """Takes arrays by name, each [R] or [R, T]."""
-        counts = {name: len(array) for name, array in arrays.items()}
-        if len(set(counts.values())) != 1:
-            raise ValueError(f"arrays of one number of rows are needed, got {counts}")
-        self._arrays, self._count = arrays, next(iter(counts.values()))
-        width = max((array.shape[1] for array in arrays.values() if array.ndim > 1), default=1)
-        self.lengths = np.full(self._count, width)
-
-    def __len__(self) -> int:
-        return self._count
-
-    def __getitem__(self, index: int) -> Example:
-        return {name: array[index] for name, array in self._arrays.items()}

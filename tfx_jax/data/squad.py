@@ -37,29 +37,33 @@ class Question(NamedTuple):
     answers: tuple[Answer, ...]
 
 
-def read_questions(path: epath.PathLike) -> list[Question]:
-    """Reads all questions of a file, plain or `.gz`, and checks that each answer stands where it should.
+def read_questions(*paths: epath.PathLike) -> list[Question]:
+    """Reads all questions of files, plain or `.gz`, and checks that each answer stands where it should.
 
     Raises:
       UserError: for a file that cannot be read, is larger than 64 MiB, not UTF-8, not JSON or not such JSON, for a name
         used twice, and for a question without an answer (SQuAD v2 has such) or with one that its context does not have
         in that place.
     """
+    found: dict[str, Question] = {}
+    for path in paths:
+        before = len(found)
+        for question in _questions(_read(path), str(path)):
+            if question.name in found:
+                raise UserError(f"{path}: two questions are named {question.name!r}; each needs an id of its own")
+            found[question.name] = question
+        if len(found) == before:
+            raise UserError(f"{path} has no questions")
+    return list(found.values())
+
+
+def _read(path: epath.PathLike) -> Any:
     try:
-        contents = json.loads(read_text(path, _MAX_BYTES))
+        return json.loads(read_text(path, _MAX_BYTES))
     except json.JSONDecodeError as error:
         raise UserError(f"{path}, line {error.lineno}: not JSON ({error.msg})") from None
     except RecursionError:
         raise UserError(f"{path}: nested too deep to be SQuAD's format") from None
-    questions = list(_questions(contents, str(path)))
-    if not questions:
-        raise UserError(f"{path} has no questions")
-    names: set[str] = set()
-    for question in questions:
-        if question.name in names:
-            raise UserError(f"{path}: two questions are named {question.name!r}; each needs an id of its own")
-        names.add(question.name)
-    return questions
 
 
 def _questions(contents: Any, where: str) -> Iterator[Question]:

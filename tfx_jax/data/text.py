@@ -88,6 +88,42 @@ class PairSubset:
         return get_pairs(self._pairs, self._indices[np.asarray(indices, np.int64)])
 
 
+class JoinedPairs:
+    """The pairs of several sources, one behind the other."""
+
+    def __init__(self, sources: Sequence[PairSource]):
+        """Takes the sources in their order."""
+        self._sources, self._ends = sources, np.cumsum([len(source) for source in sources])
+
+    def __len__(self) -> int:
+        return int(self._ends[-1])
+
+    def __getitem__(self, index: int) -> Pair:
+        return self.__getitems__([index])[0]
+
+    def __getitems__(self, indices: Sequence[int]) -> Sequence[Pair]:
+        places = np.asarray(indices, np.int64)
+        if places.size and not (places.min() >= 0 and places.max() < len(self)):
+            raise IndexError(f"there are {len(self)} pairs, and none at {places.max()}")
+        number = np.searchsorted(self._ends, places, side="right")
+        found: list[Pair] = [{}] * len(places)
+        for source, part in enumerate(self._sources):
+            mine = np.flatnonzero(number == source)
+            begin = self._ends[source] - len(part)
+            for place, pair in zip(mine, get_pairs(part, places[mine] - begin), strict=True):
+                found[place] = pair
+        return found
+
+
+def join_pairs(sources: Sequence[PairSource]) -> PairSource:
+    """Returns one source of the pairs of several, one behind the other.
+
+    >>> [pair["source"] for pair in join_pairs([[{"source": "a", "target": "b"}], [{"source": "c", "target": "d"}]])]
+    ['a', 'c']
+    """
+    return sources[0] if len(sources) == 1 else JoinedPairs(sources)
+
+
 def split_pairs(pairs: PairSource, max_held_out: int) -> tuple[PairSubset, PairSubset]:
     """Sets pairs aside to evaluate on: evenly spaced, as a corpus is seldom the same from beginning to end.
 

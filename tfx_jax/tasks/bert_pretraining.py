@@ -86,7 +86,8 @@ class BertPretrainingConfig:
         return PlannedTask(BertPretrainingTask(self, model, NO_DATA, NO_DATA), batch)
 
     def _load(self, split: Split) -> Documents:
-        texts, kind = self.data.load(split), self.data.documents
+        texts = ["".join(document) for document in self.data.load(split).by_document()]
+        kind = self.data.documents
         if kind == "articles":
             texts = [running_text(text) for text in texts]
         elif kind == "file":

@@ -11,6 +11,8 @@ from flax import nnx
 from jaxtyping import Array
 
 from tfx_jax.data.batching import Batch, BatchSpec, Example, LoaderOptions, train_batches
+from tfx_jax.data.disk_array import DiskArray
+from tfx_jax.data.documents import TextDocuments, document_lines
 from tfx_jax.data.hf_tokenizer import HFTokenizer
 from tfx_jax.data.splits import Split, Splits
 from tfx_jax.errors import UserError
@@ -49,15 +51,16 @@ class BidirectionalLanguageModelConfig:
         self.data.tiny()
         self.data.tokenizer = "words"
 
-    def splits(self) -> Splits[list[str]]:
+    def splits(self) -> Splits[TextDocuments]:
         """Returns the documents of each split."""
         return Splits(self.data.has_split, self.data.load)
 
     def setup(
-        self, model: ElmoConfig, splits: Splits[list[str]], artifacts: Artifacts
+        self, model: ElmoConfig, splits: Splits[TextDocuments], artifacts: Artifacts
     ) -> "BidirectionalLanguageModelTask":
         """See `tfx_jax.tasks.task.TaskConfig`."""
-        tokenizer, model = setup_gpt_tokenizer(artifacts, model, lambda: splits["train"], kind=self.data.tokenizer)
+        kind = self.data.tokenizer
+        tokenizer, model = setup_gpt_tokenizer(artifacts, model, lambda: splits["train"].to_train(kind), kind=kind)
         return BidirectionalLanguageModelTask(self, model, splits, tokenizer)
 
     def planned(self, model: ElmoConfig, options: LoaderOptions) -> PlannedTask:
@@ -85,7 +88,7 @@ class BidirectionalLanguageModelTask:
         self,
         config: BidirectionalLanguageModelConfig,
         model_config: ElmoConfig,
-        splits: Splits[list[str]],
+        splits: Splits[TextDocuments],
         tokenizer: HFTokenizer,
     ):
         """Takes what `BidirectionalLanguageModelConfig.setup` made."""
@@ -122,15 +125,18 @@ class BidirectionalLanguageModelTask:
         Raises:
           UserError: if there are none.
         """
-        lines = [line.split() for document in self._splits[split] for line in document.split("\n")]
-        types = {word: number for number, word in enumerate(dict.fromkeys(word for line in lines for word in line), 1)}
+        types: dict[str, int] = {}  # number of each, in the order in which they come, from 1
+        stream = DiskArray(np.int32)
+        for line in document_lines(self._splits[split]):
+            if words := line.split():
+                stream.append([0, *(types.setdefault(word, len(types) + 1) for word in words)])
         if not types:
             raise UserError(f"the {split} split has no words: all of its lines are empty")
-        stream = [number for line in lines if line for number in (0, *(types[word] for word in line))]
+        stream.append([0])
         ids = [self._id(pieces) for pieces in self.tokenizer.encode_batch([*types])]
         width = self.model_config.word_length
         return WordBlocks(
-            np.array([*stream, 0], np.int32),
+            stream.mapped(),
             np.concatenate([boundary_row(width)[None], word_rows([*types], width)]),
             np.array([cast(int, self.tokenizer.eos_id), *ids], np.int32),
             self.config.data.max_length,

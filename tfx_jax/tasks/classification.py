@@ -37,7 +37,7 @@ from tfx_jax.tasks.loss import LossOutput
 from tfx_jax.tasks.planning import NO_DATA, planned_batch
 from tfx_jax.tasks.prediction import TrainedModel
 from tfx_jax.tasks.task import Artifacts, EvalResult, MetricInfo, PlannedTask
-from tfx_jax.tasks.text_files import GRAMMAR_SIZES, check_files, few_boundaries, has_file, split_path
+from tfx_jax.tasks.text_files import GRAMMAR_SIZES, check_files, few_boundaries, has_file, split_paths
 from tfx_jax.toy_grammar import grammar_labelled, grammar_labelled_pairs
 
 LabelledTexts = Sequence[LabelledText] | Sequence[LabelledPair]
@@ -48,7 +48,8 @@ class LabelledData:
     """Where labelled texts, or pairs of texts, come from, and how much of them makes an example and a batch."""
 
     dataset: str = one_of(("grammar", "grammar_pairs", "files"), "grammar")  # built-in texts, or pairs of them
-    data_dir: str = ""  # files: the folder that the names below are relative to
+    # files: the folder of those below, of which each may be several: "a.txt,b.txt", or "part-*.txt" in their order
+    data_dir: str = ""
     # Lines of label, TAB, text; or, with names of columns below, TSV, .csv or .jsonl.
     train_file: str = ""
     validation_file: str = ""
@@ -74,10 +75,10 @@ class LabelledData:
             return grammar_labelled(split, GRAMMAR_SIZES[split])
         if self.dataset == "grammar_pairs":
             return grammar_labelled_pairs(split, GRAMMAR_SIZES[split])
-        path = split_path(self, split)
-        texts = self._read(path)
+        paths = split_paths(self, split)
+        texts = cast(LabelledTexts, [text for path in paths for text in self._read(path)])
         if split == "train":
-            check_repeated(texts, path)
+            check_repeated(texts, paths[0])
         return texts
 
     def _read(self, path: epath.Path) -> LabelledTexts:

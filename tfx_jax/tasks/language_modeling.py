@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable, Mapping
-from typing import Any, cast
+from typing import Any
 
 import grain
 import jax.numpy as jnp
@@ -11,8 +11,9 @@ from flax import nnx
 from jaxtyping import Array
 
 from tfx_jax.data.batching import Batch, BatchSpec, ExampleSource, LoaderOptions, train_batches
+from tfx_jax.data.documents import TextDocuments, encode_documents
 from tfx_jax.data.hf_tokenizer import HFTokenizer
-from tfx_jax.data.packing import ArrayExamples, TokenBlocks, pack_documents
+from tfx_jax.data.packing import PackedDocuments, TokenBlocks
 from tfx_jax.data.splits import Split, Splits
 from tfx_jax.fields import at_least, fraction
 from tfx_jax.models.config import DecoderConfig, ModelConfig, require_kind
@@ -44,13 +45,14 @@ class LanguageModelConfig:
         """See `tfx_jax.tasks.task.TaskConfig`."""
         self.data.tiny()
 
-    def splits(self) -> Splits[list[str]]:
+    def splits(self) -> Splits[TextDocuments]:
         """Returns the documents of each split."""
         return Splits(self.data.has_split, self.data.load)
 
-    def setup(self, model: DecoderConfig, splits: Splits[list[str]], artifacts: Artifacts) -> "LanguageModelTask":
+    def setup(self, model: DecoderConfig, splits: Splits[TextDocuments], artifacts: Artifacts) -> "LanguageModelTask":
         """See `tfx_jax.tasks.task.TaskConfig`."""
-        tokenizer, model = setup_gpt_tokenizer(artifacts, model, lambda: splits["train"], kind=self.data.tokenizer)
+        kind = self.data.tokenizer
+        tokenizer, model = setup_gpt_tokenizer(artifacts, model, lambda: splits["train"].to_train(kind), kind=kind)
         return LanguageModelTask(self, model, splits, tokenizer)
 
     def planned(self, model: DecoderConfig, options: LoaderOptions) -> PlannedTask:
@@ -77,7 +79,7 @@ class LanguageModelTask:
         self,
         config: LanguageModelConfig,
         model_config: DecoderConfig,
-        splits: Splits[list[str]],
+        splits: Splits[TextDocuments],
         tokenizer: HFTokenizer,
     ):
         """Takes what `LanguageModelConfig.setup` made."""
@@ -102,10 +104,8 @@ class LanguageModelTask:
         """Returns the training examples by the number of the epoch: a stream cut elsewhere, or packed rows."""
         length = self.config.data.max_length
         if self.config.is_packed:
-            documents = [
-                [*ids, self.tokenizer.eos_id] for ids in self.tokenizer.encode_batch(self._splits["train"]) if ids
-            ]
-            rows = ArrayExamples(**pack_documents(cast(Any, documents), length, pad_id=0)._asdict())
+            documents = encode_documents(self.tokenizer, self._splits["train"], eos_id=self.tokenizer.eos_id)
+            rows = PackedDocuments(*documents, length, pad_id=0, min_tokens=2)  # an end alone teaches nothing
             return lambda epoch: rows
         stream = self._stream("train")
 

@@ -12,7 +12,7 @@ from tfx_jax.data.splits import SPLITS, Split
 from tfx_jax.data.wikitext import read_articles, running_text
 from tfx_jax.errors import UserError
 from tfx_jax.fields import at_least, one_of
-from tfx_jax.tasks.text_files import check_batch, has_file, split_path
+from tfx_jax.tasks.text_files import check_batch, has_file, split_paths
 from tfx_jax.toy_grammar import grammar_documents, grammar_labelled
 
 _GRAMMAR_SIZES: dict[Split, int] = {"train": 256, "validation": 64, "test": 64}
@@ -129,7 +129,8 @@ class SectionData:
     """
 
     dataset: str = one_of(("grammar", "files"), "grammar")
-    data_dir: str = ""  # files: the folder that the names below are relative to
+    # files: the folder of those below, of which each may be several: "a.txt,b.txt", or "part-*.txt" in their order
+    data_dir: str = ""
     train_file: str = ""
     validation_file: str = ""
     test_file: str = ""
@@ -160,9 +161,10 @@ class SectionData:
             ids = (byte_ids(text.text)[: self.max_length] for text in texts)
             kinds = (_GRAMMAR_LABELS[not text.label.endswith("question")] for text in texts)
             return [LabelledSequence((one,), kind) for one, kind in zip(ids, kinds, strict=True)]
-        path, limits = split_path(self, split), {"min_length": self.min_length, "max_length": self.max_length}
+        paths, limits = split_paths(self, split), {"min_length": self.min_length, "max_length": self.max_length}
         found = [
             LabelledSequence((passage,), heading)
+            for path in paths
             for article in read_articles(path)
             for heading, text in sections(article)
             if heading in self.labels
@@ -170,7 +172,7 @@ class SectionData:
         ]
         if not found:
             raise UserError(
-                f"{path} has no passage of config.task.data.min_length={self.min_length} bytes under these headings"
+                f"{paths[0]} has no passage of config.task.data.min_length={self.min_length} bytes under these headings"
             )
         return found
 
@@ -193,7 +195,8 @@ class PassagePairData:
     """
 
     dataset: str = one_of(("grammar", "files"), "grammar")
-    data_dir: str = ""  # files: the folder that the names below are relative to
+    # files: the folder of those below, of which each may be several: "a.txt,b.txt", or "part-*.txt" in their order
+    data_dir: str = ""
     train_file: str = ""
     validation_file: str = ""
     test_file: str = ""
@@ -222,8 +225,9 @@ class PassagePairData:
             texts = [" ".join(lines) for lines in grammar_documents(split, _GRAMMAR_SIZES[split])]
             source = f"the built-in {split} split"
         else:
-            source = str(split_path(self, split))
-            texts = [running_text("\n".join(article.lines)) for article in read_articles(source)]
+            paths = split_paths(self, split)
+            source = str(paths[0])
+            texts = [running_text("\n".join(article.lines)) for path in paths for article in read_articles(path)]
         limits = {"min_length": self.min_length, "max_length": self.max_length}
         cut = (cut_passages(text, **limits) for text in texts)
         articles = [passages for passages in cut if len(passages) > 1]

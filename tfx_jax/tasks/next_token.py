@@ -1,13 +1,13 @@
 """What tasks share that predict every next token of plain text: tokenizer, stream, and how an evaluation is told."""
 
 import math
-from collections.abc import Callable, Iterable, Sequence
-from typing import TypeVar, cast
+from collections.abc import Callable, Iterable
+from typing import TypeVar
 
 import numpy as np
 
+from tfx_jax.data.documents import TextDocuments, encode_documents
 from tfx_jax.data.hf_tokenizer import HFTokenizer
-from tfx_jax.data.packing import join_documents
 from tfx_jax.errors import UserError
 from tfx_jax.models.config import ModelConfig
 from tfx_jax.tasks.artifacts import setup_tokenizer
@@ -36,18 +36,16 @@ def setup_gpt_tokenizer(
     return tokenizer, model
 
 
-def token_stream(tokenizer: HFTokenizer, texts: Sequence[str], *, documents: str) -> np.ndarray:
-    """Joins the tokens of all documents, [number of tokens] int32.
+def token_stream(tokenizer: HFTokenizer, texts: TextDocuments, *, documents: str) -> np.ndarray:
+    """Joins the tokens of all documents, [number of tokens] int32, on disk.
 
     Args:
       tokenizer: of `setup_gpt_tokenizer`.
       texts: the documents.
-      documents: what they are, see `TextData.documents`: a "file" has no end but its own, others have one each.
+      documents: what they are, see `TextData.documents`: each has an end, but the last "file" none but its own.
     """
-    encoded = tokenizer.encode_batch(texts)
-    if documents == "file":
-        return np.array([token for ids in encoded for token in ids], np.int32)
-    return join_documents(encoded, cast(int, tokenizer.eos_id))
+    tokens, _ = encode_documents(tokenizer, texts, eos_id=tokenizer.eos_id)
+    return tokens[:-1] if documents == "file" else tokens
 
 
 def perplexity_result(nll: Metric) -> EvalResult:

@@ -3,13 +3,12 @@
 import dataclasses
 import re
 
-from etils import epath
-
 from tfx_jax.data.splits import Split
-from tfx_jax.data.text import PairSource, read_pairs, read_tsv, split_pairs
+from tfx_jax.data.text import PairSource, join_pairs, read_pairs, read_tsv, split_pairs
 from tfx_jax.data.tfds import tfds_pairs
 from tfx_jax.errors import UserError
 from tfx_jax.fields import at_least, one_of
+from tfx_jax.tasks.text_files import named_paths
 from tfx_jax.toy_grammar import GrammarPairs
 
 
@@ -18,7 +17,9 @@ class PairData:
     """Where sentence pairs come from and how they become batches."""
 
     dataset: str = "grammar"  # "grammar" (built in), "files", or a TFDS name such as "wmt14_translate/de-en"
-    data_dir: str = ""  # TFDS: where the data set was prepared; files: the folder that the names below are relative to
+    # TFDS: where the data set was prepared; files: the folder of those below, of which each may be several, "a.en,b.en"
+    # or "part-*.en" in their order, and their targets as many
+    data_dir: str = ""
     train_source: str = ""  # files: one sentence a line, plain or .gz; a .tsv holds both sides and needs no target
     train_target: str = ""
     validation_source: str = ""
@@ -100,7 +101,8 @@ class PairData:
         for side, other in (("source", "target"), ("target", "source")):
             for split in ("train", "validation", "test"):
                 file = getattr(self, f"{split}_{side}")
-                if file.removesuffix(".gz").endswith(f".{languages[other]}"):
+                names = (name.strip().removesuffix(".gz") for name in file.split(","))
+                if any(name.endswith(f".{languages[other]}") for name in names):
                     raise UserError(
                         f"config.task.data.{split}_{side}={file} looks like the {other} side, whose language is "
                         f"{languages[other]}: exchange files or languages"
@@ -121,10 +123,16 @@ class PairData:
 
     def _read_files(self, split: Split) -> PairSource:
         source, target = getattr(self, f"{split}_source"), getattr(self, f"{split}_target")
-        keep_empty = split != "train"
-        folder = epath.Path(self.data_dir)
-        if not target and source.removesuffix(".gz").endswith(".tsv"):
-            return read_tsv(folder / source, keep_empty=keep_empty)
+        keep_empty, sources = split != "train", named_paths(self.data_dir, source)
         if not target:
-            raise UserError(f"config.task.data.{split}_target names no file; only a .tsv holds both sides")
-        return read_pairs(folder / source, folder / target, keep_empty=keep_empty)
+            if not all(path.name.removesuffix(".gz").endswith(".tsv") for path in sources):
+                raise UserError(f"config.task.data.{split}_target names no file; only a .tsv holds both sides")
+            return join_pairs([read_tsv(path, keep_empty=keep_empty) for path in sources])
+        targets = named_paths(self.data_dir, target)
+        if len(sources) != len(targets):
+            raise UserError(
+                f"config.task.data.{split}_source names {len(sources)} files and {split}_target {len(targets)}: each "
+                "file of one must be the translation of the file of the other in the same place"
+            )
+        files = zip(sources, targets, strict=True)
+        return join_pairs([read_pairs(*sides, keep_empty=keep_empty) for sides in files])

@@ -31,7 +31,7 @@ from tfx_jax.tasks.loss import LossOutput
 from tfx_jax.tasks.planning import NO_DATA, planned_batch
 from tfx_jax.tasks.prediction import TrainedModel
 from tfx_jax.tasks.task import Artifacts, EvalResult, MetricInfo, PlannedTask
-from tfx_jax.tasks.text_files import GRAMMAR_SIZES, check_batch, few_boundaries, has_file, split_path
+from tfx_jax.tasks.text_files import GRAMMAR_SIZES, check_batch, few_boundaries, has_file, split_paths
 from tfx_jax.tasks.translation import Translator, check_output_length, pair_flops, translation_loss
 from tfx_jax.toy_grammar import grammar_trees
 
@@ -43,7 +43,8 @@ class TreeData:
     """Where trees come from, and how much of them makes an example and a batch."""
 
     dataset: str = one_of(("grammar", "files"), "grammar")  # the grammar is built in
-    data_dir: str = ""  # files: the folder that the names below are relative to
+    # files: the folder of those below, of which each may be several: "a.txt,b.txt", or "part-*.txt" in their order
+    data_dir: str = ""
     train_file: str = ""  # one tree a line, "(TOP (S (NP (DT a) ...", plain or .gz, without traces and function tags
     validation_file: str = ""
     test_file: str = ""
@@ -65,7 +66,7 @@ class TreeData:
         """
         if self.dataset == "grammar":
             return grammar_trees(split, GRAMMAR_SIZES[split])
-        return read_trees(split_path(self, split))
+        return [tree for path in split_paths(self, split) for tree in read_trees(path)]
 
     def tiny(self) -> None:
         """Sets a little built-in treebank."""

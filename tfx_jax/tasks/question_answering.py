@@ -41,7 +41,7 @@ from tfx_jax.tasks.loss import LossOutput, Metric
 from tfx_jax.tasks.planning import NO_DATA, planned_batch
 from tfx_jax.tasks.prediction import TrainedModel
 from tfx_jax.tasks.task import Artifacts, EvalResult, MetricInfo, PlannedTask
-from tfx_jax.tasks.text_files import GRAMMAR_SIZES, check_files, few_boundaries, has_file, split_path
+from tfx_jax.tasks.text_files import GRAMMAR_SIZES, check_files, few_boundaries, has_file, split_paths
 from tfx_jax.toy_grammar import grammar_questions
 
 Questions = Sequence[Question]
@@ -52,7 +52,8 @@ class QuestionData:
     """Where questions on texts come from, and how much of them makes an example and a batch."""
 
     dataset: str = one_of(("grammar", "files"), "grammar")  # the grammar is built in
-    data_dir: str = ""  # files: the folder that the names below are relative to
+    # files: the folder of those below, of which each may be several: "a.txt,b.txt", or "part-*.txt" in their order
+    data_dir: str = ""
     train_file: str = ""  # SQuAD's format
     validation_file: str = ""
     test_file: str = ""
@@ -74,7 +75,7 @@ class QuestionData:
         """
         if self.dataset == "grammar":
             return grammar_questions(split, GRAMMAR_SIZES[split])
-        return read_questions(split_path(self, split))
+        return read_questions(*split_paths(self, split))
 
     def score(self, answers: Mapping[str, str], questions: Questions) -> EvalResult:
         """Scores answers by the name of their question; of several right answers the nearest counts."""

@@ -11,6 +11,7 @@ from flax import nnx
 from jaxtyping import Array
 
 from tfx_jax.data.batching import Batch, BatchSpec, ExampleSource, LoaderOptions
+from tfx_jax.data.documents import TextDocuments
 from tfx_jax.data.hf_tokenizer import HFTokenizer
 from tfx_jax.data.packing import TokenBlocks
 from tfx_jax.data.splits import Split, Splits
@@ -76,15 +77,16 @@ class RecurrentLanguageModelConfig:
         """See `tfx_jax.tasks.task.TaskConfig`."""
         self.data.tiny()
 
-    def splits(self) -> Splits[list[str]]:
+    def splits(self) -> Splits[TextDocuments]:
         """Returns the documents of each split."""
         return Splits(self.data.has_split, self.data.load)
 
     def setup(
-        self, model: RecurrentDecoderConfig, splits: Splits[list[str]], artifacts: Artifacts
+        self, model: RecurrentDecoderConfig, splits: Splits[TextDocuments], artifacts: Artifacts
     ) -> "RecurrentLanguageModelTask":
         """See `tfx_jax.tasks.task.TaskConfig`."""
-        tokenizer, model = setup_gpt_tokenizer(artifacts, model, lambda: splits["train"], kind=self.data.tokenizer)
+        kind = self.data.tokenizer
+        tokenizer, model = setup_gpt_tokenizer(artifacts, model, lambda: splits["train"].to_train(kind), kind=kind)
         return RecurrentLanguageModelTask(self, model, splits, tokenizer)
 
     def planned(self, model: RecurrentDecoderConfig, options: LoaderOptions) -> PlannedTask:
@@ -109,7 +111,7 @@ class RecurrentLanguageModelTask:
         self,
         config: RecurrentLanguageModelConfig,
         model_config: RecurrentDecoderConfig,
-        splits: Splits[list[str]],
+        splits: Splits[TextDocuments],
         tokenizer: HFTokenizer,
     ):
         """Takes what `RecurrentLanguageModelConfig.setup` made."""

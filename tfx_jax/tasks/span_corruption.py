@@ -10,6 +10,7 @@ from flax import nnx
 from jaxtyping import Array
 
 from tfx_jax.data.batching import Batch, BatchSpec, ExampleSource, LoaderOptions, train_batches
+from tfx_jax.data.documents import TextDocuments, encode_documents
 from tfx_jax.data.span_corruption import (
     NUM_SENTINELS,
     CorruptedTexts,
@@ -63,15 +64,16 @@ class SpanCorruptionConfig:
         """See `tfx_jax.tasks.task.TaskConfig`."""
         self.data.tiny()
 
-    def splits(self) -> Splits[list[str]]:
+    def splits(self) -> Splits[TextDocuments]:
         """Returns the documents of each split."""
         return Splits(self.data.has_split, self.data.load)
 
     def setup(
-        self, model: EncoderDecoderConfig, splits: Splits[list[str]], artifacts: Artifacts
+        self, model: EncoderDecoderConfig, splits: Splits[TextDocuments], artifacts: Artifacts
     ) -> "SpanCorruptionTask":
         """See `tfx_jax.tasks.task.TaskConfig`."""
-        sentinel, model = setup_sentinel_tokenizer(artifacts, model, lambda: splits["train"], kind=self.data.tokenizer)
+        kind = self.data.tokenizer
+        sentinel, model = setup_sentinel_tokenizer(artifacts, model, lambda: splits["train"].to_train(kind), kind=kind)
         return SpanCorruptionTask(self, model, splits, sentinel)
 
     def planned(self, model: EncoderDecoderConfig, options: LoaderOptions) -> PlannedTask:
@@ -105,7 +107,7 @@ class SpanCorruptionTask:
         self,
         config: SpanCorruptionConfig,
         model_config: EncoderDecoderConfig,
-        splits: Splits[list[str]],
+        splits: Splits[TextDocuments],
         tokenizer: SentinelTokenizer,
     ):
         """Takes what `SpanCorruptionConfig.setup` made."""
@@ -172,5 +174,4 @@ class SpanCorruptionTask:
         return CorruptedTexts(stream, self._text_length, seed, start=start, **self.specials._asdict())
 
     def _stream(self, split: Split) -> np.ndarray:
-        encoded = self.tokenizer.encode_batch(self._splits[split])
-        return np.array([token for ids in encoded for token in ids], np.int32)
+        return encode_documents(self.tokenizer, self._splits[split]).tokens

@@ -29,7 +29,7 @@ from tfx_jax.tasks.loss import LossOutput
 from tfx_jax.tasks.planning import NO_DATA, planned_batch
 from tfx_jax.tasks.prediction import TrainedModel
 from tfx_jax.tasks.task import Artifacts, EvalResult, MetricInfo, PlannedTask
-from tfx_jax.tasks.text_files import GRAMMAR_SIZES, check_files, few_boundaries, has_file, split_path
+from tfx_jax.tasks.text_files import GRAMMAR_SIZES, check_files, few_boundaries, has_file, split_paths
 from tfx_jax.tasks.word_characters import boundary_row, word_rows
 from tfx_jax.toy_grammar import grammar_tagged
 
@@ -43,7 +43,8 @@ class TaggedData:
     """Where tagged sentences come from, and how much of them makes an example and a batch."""
 
     dataset: str = one_of(("grammar", "files"), "grammar")  # the grammar is built in
-    data_dir: str = ""  # files: the folder that the names below are relative to
+    # files: the folder of those below, of which each may be several: "a.txt,b.txt", or "part-*.txt" in their order
+    data_dir: str = ""
     train_file: str = ""  # lines of word, TAB, BIO tag, or CoNLL-2003's; an empty line between sentences
     validation_file: str = ""
     test_file: str = ""
@@ -64,7 +65,7 @@ class TaggedData:
         """
         if self.dataset == "grammar":
             return grammar_tagged(split, GRAMMAR_SIZES[split])
-        sentences = read_tagged(split_path(self, split))
+        sentences = (sentence for path in split_paths(self, split) for sentence in read_tagged(path))
         return [TaggedSentence(sentence.words, repair_tags(sentence.tags)) for sentence in sentences]
 
     def validate(self, model: ModelConfig) -> None:

@@ -1,5 +1,7 @@
 """What the data of all tasks share whose splits are files of text."""
 
+import glob
+import os
 from typing import Any, Protocol
 
 from etils import epath
@@ -30,8 +32,42 @@ def has_file(data: FileData, split: Split) -> bool:
 
 
 def split_path(data: FileData, split: Split) -> epath.Path:
-    """Returns the path of the file of a split."""
+    """Returns the path of the one file of a split."""
     return epath.Path(data.data_dir) / _file(data, split)
+
+
+def split_paths(data: FileData, split: Split) -> list[epath.Path]:
+    """Returns the paths of the files of a split, one or more, in their order; see `named_paths`."""
+    return named_paths(data.data_dir, _file(data, split))
+
+
+def named_paths(folder: epath.PathLike, names: str) -> list[epath.Path]:
+    """Finds files by their names with commas between, or by patterns such as "part-*.txt", of which it sorts the files.
+
+    Args:
+      folder: that names are relative to.
+      names: what the configuration says; a file that is named just so is one file.
+
+    Raises:
+      UserError: for a pattern that fits no file.
+    """
+    folder = epath.Path(folder)
+    found = []
+    for name in [names] if (folder / names).exists() else [name.strip() for name in names.split(",")]:
+        if not glob.has_magic(name) or (folder / name).exists():
+            found.append(folder / name)
+        elif paths := _fitting(folder, name):
+            found += paths
+        else:
+            raise UserError(f"no file is named {folder / name}")
+    return found
+
+
+def _fitting(folder: epath.Path, pattern: str) -> list[epath.Path]:
+    if "://" in os.fspath(folder):
+        return sorted(folder.glob(pattern))
+    local = os.path.join(glob.escape(os.fspath(folder)), pattern)
+    return [epath.Path(path) for path in sorted(glob.glob(local, recursive=True))]
 
 
 def few_boundaries(max_length: int) -> tuple[int, ...]:

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
+from tests.data.tokenizers_made_here import make_tokenizer
 from tests.tiers import slow_but
 from tfx_jax.cli import main
 from tfx_jax.data.hf_tokenizer import load_folder_tokenizer
@@ -19,6 +20,8 @@ from tfx_jax.models import BertConfig, GPTConfig, hf
 from tfx_jax.tasks import prediction
 from tfx_jax.tasks.classification import ClassificationConfig
 from tfx_jax.tasks.language_modeling import LanguageModelConfig, LanguageModelTask
+from tfx_jax.tasks.next_token import token_stream
+from tfx_jax.tasks.text_data import TextData
 from tfx_jax.training import run as run_module
 from tfx_jax.training.checkpoint import load_params
 from tfx_jax.training.config import ExperimentConfig, load_config, tiny_variant
@@ -95,8 +98,27 @@ def test_validation_is_the_end_of_the_text_and_nothing_else(folder):
     assert len(validation) == math.ceil(len(TEXT) * 0.2)
     config.task.data.documents = "lines"
     lines = config.task.splits()
-    assert lines["train"] + lines["validation"] == TEXT.removesuffix("\n").split("\n")
-    assert len(lines["validation"]) == 16
+    assert [*lines["train"], *lines["validation"]] == TEXT.removesuffix("\n").split("\n")
+    assert len([*lines["validation"]]) == 16
+
+
+def test_several_files_are_read_in_their_order_and_divided_as_one(folder):
+    """Between files, which are documents, is an end; a share of them all is for validation."""
+    for name, text in {"b-1.txt": "one two\n", "b-2.txt": "three\n", "b-3.txt": "four five six\n"}.items():
+        (folder / name).write_text(text)
+    data = TextData("files", str(folder), "b-*.txt", validation_share=0.5)
+    found = [["".join(document) for document in data.load(split).by_document()] for split in ("train", "validation")]
+    assert found == [["one two\n", "three\n"], ["four five six\n"]]
+    data.validation_share = 0.25
+    assert ["".join(document) for document in data.load("validation").by_document()] == ["ve six\n"]
+    data.validation_share, data.train_file, data.documents = 0.0, "b-3.txt, b-1.txt", "lines"
+    assert [*data.load("train")] == ["four five six", "one two"]
+    data.documents = "file"
+    tokenizer = make_tokenizer(["one two three four five six"], "words")
+    stream = token_stream(tokenizer, data.load("train"), documents="file")
+    assert tokenizer.pieces(stream) == ["four", "five", "six", "</s>", "one", "two"]
+    with pytest.raises(UserError, match=r"no file is named .*c-\*\.txt$"):
+        TextData("files", str(folder), "b-1.txt,c-*.txt").load("train")
 
 
 @pytest.mark.parametrize("is_packed", [False, True])

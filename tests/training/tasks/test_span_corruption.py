@@ -102,7 +102,7 @@ def test_evaluation_is_the_mean_over_all_targets(trained, run):
 
 
 def test_an_epoch_has_every_token_once_and_is_cut_elsewhere(run):
-    task, documents = run.task, run.config.task.data.load("train")
+    task, documents = run.task, [*run.config.task.data.load("train")]
     stream = [token for ids in task.tokenizer.encode_batch(documents) for token in ids]
     epochs = [epoch_of(task, number) for number in (0, 1, 2)]
     for rows in epochs:
