@@ -41,7 +41,10 @@ def test_pairs_follow_each_other(folder):
         ({"train_source": "a.en,b.en", "train_target": "a.de"}, "train_source names 2 files and train_target 1: each"),
         ({"train_source": "a.tsv,b.en"}, "train_target names no file; only a .tsv holds both sides"),
         ({"train_source": "a.tsv,bad.tsv"}, r"bad\.tsv, line 2: 0 TABs"),
-        ({"train_source": "a.en,b.de", "train_target": "a.de,b.en"}, "train_source=a.en,b.de looks like the target side"),
+        (
+            {"train_source": "a.en,b.de", "train_target": "a.de,b.en"},
+            "train_source=a.en,b.de looks like the target side",
+        ),
         ({"train_source": "a.en,b.en", "train_target": "b.de,a.de"}, r"a\.en has 2 lines and .*b\.de has 1"),
     ],
 )
