@@ -3,8 +3,10 @@
 import json
 import pathlib
 import types
+from unittest import mock
 
 import jax
+import numpy as np
 import pytest
 from etils import epath
 from flax import nnx
@@ -16,6 +18,7 @@ from tfx_jax.cli.options import load_trained
 from tfx_jax.data.tokenizer_config import TokenizerConfig
 from tfx_jax.data.trees import parse_tree
 from tfx_jax.errors import UserError
+from tfx_jax.functional import linear_attention
 from tfx_jax.models import BertConfig, ConformerConfig, GPTConfig, ViTConfig, hf
 from tfx_jax.models.captioning import Captioner
 from tfx_jax.models.decomposable import DecomposableConfig
@@ -32,8 +35,11 @@ from tfx_jax.tasks.sentence_pairs import SentencePairConfig, SentencePairTask
 from tfx_jax.tasks.speech_data import SpeechData
 from tfx_jax.tasks.speech_recognition import SpeechRecognitionConfig
 from tfx_jax.tasks.text_to_text import TextToTextTask
-from tfx_jax.training.artifacts import check_artifact, write_sealed
+from tfx_jax.training import distributed
+from tfx_jax.training.artifacts import WorkdirArtifacts, check_artifact, write_sealed
 from tfx_jax.training.config_checks import validate
+from tfx_jax.training.init_from import init_from_state
+from tfx_jax.training.sharded_attention import _attend_in_a_ring
 
 
 def test_places_are_found_and_noted(tmp_path):
@@ -69,6 +75,11 @@ SPEECH = (ConformerConfig, SpeechRecognitionConfig, RecordedSpeech)
     ("classes", "values", "message"),
     [
         (None, {"optimizer.schedule": "cosine"}, 'schedule="cosine" needs config.optimizer.peak_learning_rate'),
+        (
+            None,
+            {"mesh.sequence": 2, "model.attention.name": "window", "model.attention.options.window": 3},
+            "config.mesh.sequence=2 divides positions, which window attention does not allow: leave it at 1",
+        ),
         (SPEECH, {"task.data.min_digits": 3, "task.data.max_digits": 2}, "max_digits=2 is less than min_digits=3"),
         (
             VIT,
@@ -118,6 +129,10 @@ def _spelled(text):
     ("call", "message"),
     [
         (lambda: parse_tree("  "), "the tree is empty"),
+        (
+            lambda: _attend_in_a_ring(None, linear_attention, None, None, None),
+            "config.mesh.sequence divides positions, which is for dense attention only: leave it at 1",
+        ),
         (
             lambda: EventClassificationTask.attention(
                 types.SimpleNamespace(_splits={"test": NoRecords()}),
@@ -233,6 +248,38 @@ def test_a_line_without_tokens_and_nothing_to_start_with():
 def test_a_model_to_start_from_without_a_tokenizer(tmp_path):
     with pytest.raises(UserError, match=r"has no tokenizer: config.init_from takes a workdir or Hugging Face folder"):
         artifacts._copy_tokenizer(epath.Path(tmp_path), epath.Path(tmp_path / "to"))
+
+
+def test_a_model_to_start_from_that_has_nothing_in_common(monkeypatch):
+    state = types.SimpleNamespace(variables={"a": np.zeros(3)})
+    monkeypatch.setattr("tfx_jax.training.init_from._initial_params", lambda _: {"a": np.zeros(4), "b": np.zeros(3)})
+    with pytest.raises(UserError, match=r"config.init_from=other has no parameter of this model"):
+        init_from_state(types.SimpleNamespace(first_state=lambda: state), "other")
+
+
+def test_labels_that_are_damaged(tmp_path):
+    (tmp_path / "labels.json").write_text('["a", ')
+    with pytest.raises(UserError, match=r"labels.json is damaged \(.*\): put back a copy"):
+        artifacts.setup_json(WorkdirArtifacts(tmp_path, can_make=False), "labels.json", list)
+
+
+def test_a_tokenizer_that_cannot_be_read(tmp_path):
+    (tmp_path / "tokenizer_config.json").mkdir()
+    with pytest.raises(UserError, match=r"cannot read .*tokenizer_config.json: Is a directory"):
+        TokenizerConfig(epath.Path(tmp_path))
+
+
+def test_processes_that_do_not_come_together(monkeypatch):
+    monkeypatch.setattr("jax.distributed.initialize", mock.Mock(side_effect=RuntimeError("barrier timed out\nmore")))
+    with pytest.raises(UserError, match=r"^two were found \(barrier timed out\): start both$"):
+        distributed._connect("two were found", "start both")
+
+
+def test_a_model_that_no_folder_can_hold(tmp_path, capfd, monkeypatch):
+    monkeypatch.setattr("tfx_jax.cli.convert.load_trained", lambda _: (object(), None))
+    monkeypatch.setattr("tfx_jax.models.hf.completed", mock.Mock(side_effect=ValueError("there is no such family")))
+    line = _fails(["convert", "--workdir=w", f"--output={tmp_path / 'new'}"], capfd)
+    assert line.endswith("w: there is no such family")
 
 
 @pytest.mark.parametrize("others", [float("inf"), "<a>", 3, True])

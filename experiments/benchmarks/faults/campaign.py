@@ -13,6 +13,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
+from unittest import mock
 
 import numpy as np
 
@@ -141,13 +142,23 @@ class Campaign:
             self._start()
         return self._worker
 
+    def _environment(self) -> dict[str, str]:
+        return {
+            "TFX_JAX_FAULTS": str(self._folder),
+            "JAX_COMPILATION_CACHE_DIR": str(self._folder.parent / "xla"),
+            "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+            "JAX_DISABLE_MOST_OPTIMIZATIONS": "1",
+        }
+
     def _start(self) -> None:
         self.close()
         context = multiprocessing.get_context("spawn")
         ours, theirs = context.Pipe()
         log = self._folder / "worker.log"
         process = context.Process(target=_work, args=(theirs, self._kind, self._prepare, self._folder), daemon=False)
-        process.start()
+        # It imports JAX, which reads these then, before anything of ours runs there.
+        with mock.patch.dict(os.environ, self._environment()):
+            process.start()
         theirs.close()
         try:
             ours.recv()  # it is ready
@@ -164,12 +175,6 @@ def doing(what: str) -> None:
 
 def _work(connection: Any, kind: str, prepare: Prepare, folder: pathlib.Path) -> None:
     """The worker: what programs print beside the streams that are caught goes to a log."""
-    os.environ |= {
-        "TFX_JAX_FAULTS": str(folder),
-        "JAX_COMPILATION_CACHE_DIR": str(folder.parent / "xla"),
-        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
-        "JAX_DISABLE_MOST_OPTIMIZATIONS": "1",
-    }
     log = os.open(folder / "worker.log", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     for stream in (1, 2):
         os.dup2(log, stream)

@@ -54,8 +54,7 @@ def prepare(folder: pathlib.Path) -> Callable[[np.random.Generator], Trial]:
         fresh(here)
         (here / "lines").write_text(text, newline="")
         ended = call(command, text.encode())
-        # The last of them is none if nothing stands there and no line end either.
-        wanted = LINES if text.endswith("\n") or lines[-1] else LINES - 1
+        wanted = text.count("\n") + (bool(text) and not text.endswith("\n"))
         return judge(ended, f"{LINES} lines to {shown(command)}", lambda: ended.out.count(b"\n") == wanted)
 
     return attempt
