@@ -26,7 +26,7 @@ from tfx_jax.training.step import Params, TrainState, merge_trees
 _STORAGE_ERRORS = (OSError, ValueError, KeyError, TypeError, RuntimeError)
 
 _FORBIDDEN = ("Read-only file system", "Permission denied", "not permitted")
-_NO_ROOM = ("No space left", "quota exceeded", "File too large")
+_FAULTY = ("Input/output error", "Stale file handle", "timed out")
 
 _policies = ocp.training.preservation_policies
 
@@ -393,6 +393,6 @@ def _line(error: BaseException) -> str:
 
 def _remedy(error: BaseException) -> str:
     """What a user can do about an error of writing; tensorstore's are texts, without a number."""
-    line, remedies = _line(error), {"make the folder writable": _FORBIDDEN, "make room": _NO_ROOM}
+    line, remedies = _line(error), {"make the folder writable": _FORBIDDEN, "mend that": _FAULTY}
     found = (remedy for remedy, reasons in remedies.items() if any(reason in line for reason in reasons))
-    return next(found, "mend that")
+    return next(found, "make room")
