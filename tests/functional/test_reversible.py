@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from tests.functional.oracles.reversible import reversible
 from tfx_jax.functional import dot_product_attention, dropout, reversible_stack
 
 DEPTH, WIDTH = 6, 8
@@ -76,6 +77,30 @@ def test_gradients_equal_those_of_the_plain_stack(rng):
     for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
         np.testing.assert_allclose(a, b, atol=1e-4)
     assert all(np.abs(leaf).max() > 0.1 for leaf in jax.tree.leaves(got))
+
+
+def test_equals_its_oracle_and_the_differences_of_it():
+    random = np.random.default_rng(1)
+    arrays = [random.normal(size=shape) / 2 for shape in ((3, 4, 4), (3, 4, 4), (5, 4), (5, 4))]
+    directions, cotangent = [random.normal(size=x.shape) for x in arrays], random.normal(size=(2, 5, 4))
+
+    def layer(matrix, x, rng):
+        return jnp.tanh(x @ matrix)
+
+    def loss(a, b, x1, x2):
+        out = jnp.stack(reversible_stack(layer, layer, (a, b), x1, x2))
+        return (out * cotangent.astype(np.float32)).sum(), out
+
+    gradients, out = jax.jit(jax.grad(loss, argnums=(0, 1, 2, 3), has_aux=True))(*map(np.float32, arrays))
+
+    def moved(step):
+        a, b, x1, x2 = (x + step * direction for x, direction in zip(arrays, directions, strict=True))
+        return np.stack(reversible(zip(a, b, strict=True), x1, x2))
+
+    np.testing.assert_allclose(out, moved(0.0), atol=1e-5)
+    want = ((moved(1e-6) - moved(-1e-6)) * cotangent).sum() / 2e-6
+    got = sum((np.asarray(g, np.float64) * d).sum() for g, d in zip(gradients, directions, strict=True))
+    np.testing.assert_allclose(got, want, rtol=1e-4)
 
 
 def test_activation_memory_does_not_grow_with_depth():

@@ -549,7 +549,10 @@ def test_full_disk(tmp_path):
         subprocess.run(["umount", str(disk)], check=True)
 
 
-@pytest.mark.parametrize(("number", "remedy"), [(errno.ENOSPC, "make room"), (errno.EROFS, "make the folder writable")])
+@pytest.mark.parametrize(
+    ("number", "remedy"),
+    [(errno.ENOSPC, "make room"), (errno.EROFS, "make the folder writable"), (errno.EIO, "mend that")],
+)
 def test_average_that_cannot_be_written_says_what_helps(workdir, monkeypatch, number, remedy):
     def refuse(*_, **__):
         raise ValueError("not saved") from OSError(number, os.strerror(number))

@@ -1,7 +1,7 @@
-"""One training at a time in a workdir, and a full disk as one line."""
+"""One training at a time in a workdir, and disks and stores that fail as one line."""
 
 import errno
-import pathlib
+import os
 import subprocess
 import sys
 
@@ -9,7 +9,7 @@ import pytest
 from etils import epath
 
 from tfx_jax.errors import UserError
-from tfx_jax.training.lock import locked, report_disk_full
+from tfx_jax.training.lock import locked, report_storage_errors
 
 
 def test_second_one_is_told_who_holds_it_and_the_lock_dies_with_its_process(tmp_path):
@@ -46,8 +46,33 @@ def test_full_disk_is_one_line(tmp_path):
     path = str(tmp_path / "config.json")
     with (
         pytest.raises(UserError, match=rf"cannot write {path} \(No space left on device\): make room and run the same"),
-        report_disk_full(tmp_path),
+        report_storage_errors(tmp_path),
     ):
         raise OSError(errno.ENOSPC, "No space left on device", path)
-    with pytest.raises(FileNotFoundError), report_disk_full(tmp_path):
-        (pathlib.Path(tmp_path) / "nothing").read_text()
+
+
+@pytest.mark.parametrize("number", [errno.EIO, errno.ESTALE, errno.ENOENT, errno.ETIMEDOUT])
+def test_a_disk_that_fails_is_one_line(tmp_path, number):
+    path, reason = str(tmp_path / "part-3"), os.strerror(number)
+    message = rf"^{path}: {reason}: mend that and run the same command again$"
+    with pytest.raises(UserError, match=message), report_storage_errors(tmp_path):
+        raise OSError(number, reason, path)
+
+
+@pytest.mark.parametrize(
+    "error", [BrokenPipeError(errno.EPIPE, "Broken pipe"), ConnectionError("a peer"), KeyError("x")]
+)
+def test_what_no_disk_raises_is_left_to_others(tmp_path, error):
+    for workdir in (tmp_path, "gs://bucket/run"):
+        with pytest.raises(type(error)), report_storage_errors(workdir):
+            raise error
+
+
+@pytest.mark.parametrize("module", ["gcsfs.retry", "google.api_core.exceptions", "aiohttp.client_exceptions"])
+def test_a_store_that_fails_is_one_line(tmp_path, module):
+    error = type("HttpError", (Exception,), {"__module__": module})("Rate limit\nexceeded, 429")
+    message = r"^gs://bucket/run cannot be reached \(Rate limit exceeded, 429\): run the same command again$"
+    with pytest.raises(UserError, match=message), report_storage_errors("gs://bucket/run"):
+        raise error
+    with pytest.raises(type(error)), report_storage_errors(tmp_path):
+        raise error

@@ -27,6 +27,9 @@ from tfx_jax.training.step import Params, TrainState, average_trees, merge_trees
 # What Orbax and its storage raise for files that are damaged, missing or cannot be written.
 _STORAGE_ERRORS = (OSError, ValueError, KeyError, TypeError, RuntimeError)
 
+_FORBIDDEN = ("Read-only file system", "Permission denied", "not permitted")
+_FAULTY = ("Input/output error", "Stale file handle", "timed out")
+
 _policies = ocp.training.preservation_policies
 
 
@@ -408,6 +411,6 @@ def _line(error: BaseException) -> str:
 
 def _remedy(error: BaseException) -> str:
     """What a user can do about an error of writing; tensorstore's are texts, without a number."""
-    line = _line(error)
-    is_forbidden = any(reason in line for reason in ("Read-only file system", "Permission denied", "not permitted"))
-    return "make the folder writable" if is_forbidden else "make room"
+    line, remedies = _line(error), {"make the folder writable": _FORBIDDEN, "mend that": _FAULTY}
+    found = (remedy for remedy, reasons in remedies.items() if any(reason in line for reason in reasons))
+    return next(found, "make room")

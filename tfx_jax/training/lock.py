@@ -16,16 +16,30 @@ from tfx_jax.errors import UserError
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
+# Packages that reach stores, each of which raises errors of its own, and what they stand on.
+_CLIENTS = ("gcsfs", "google", "s3fs", "botocore", "aiobotocore", "aiohttp", "fsspec", "requests", "urllib3")
+
+
 @contextlib.contextmanager
-def report_disk_full(workdir: epath.PathLike) -> Iterator[None]:
-    """Turns what a full disk raises into one line; files are replaced, never overwritten, so that nothing is lost."""
+def report_storage_errors(workdir: epath.PathLike) -> Iterator[None]:
+    """Turns what a disk or a store raises into one line; files are replaced, never overwritten: nothing is lost."""
     try:
         yield
+    except BrokenPipeError:  # of whoever reads what is printed
+        raise
     except OSError as error:
-        if error.errno not in _NO_ROOM:
+        if error.errno in _NO_ROOM:
+            told = f"cannot write {error.filename or workdir} ({error.strerror}): make room"
+        elif error.filename is not None:
+            told = f"{error.filename}: {error.strerror}: mend that"
+        else:
             raise
-        path = error.filename or workdir
-        raise UserError(f"cannot write {path} ({error.strerror}): make room and run the same command again") from None
+        raise UserError(f"{told} and run the same command again") from None
+    except Exception as error:
+        if "://" not in os.fspath(workdir) or type(error).__module__.partition(".")[0] not in _CLIENTS:
+            raise
+        why = " ".join(str(error).split())[:200] or type(error).__name__
+        raise UserError(f"{workdir} cannot be reached ({why}): run the same command again") from None
 
 
 @contextlib.contextmanager

@@ -20,7 +20,7 @@ from tfx_jax.training.config_checks import validate
 from tfx_jax.training.distributed import abort_together, is_primary, process0_first
 from tfx_jax.training.init_from import adopt_pretrained_config, init_from_state
 from tfx_jax.training.interrupt import StopRequest, stop_on_signals
-from tfx_jax.training.lock import locked, report_disk_full
+from tfx_jax.training.lock import locked, report_storage_errors
 from tfx_jax.training.memory import (
     check_state,
     device_memory,
@@ -73,7 +73,7 @@ def train(config: ExperimentConfig, workdir: epath.PathLike, *, profile: range |
         memory does not suffice, or if a checkpoint cannot be written.
     """
     config = validate(adopt_pretrained_config(config))
-    with abort_together(), report_disk_full(workdir):
+    with abort_together(), report_storage_errors(workdir):
         return _train(config, find_workdir(workdir), profile)
 
 
