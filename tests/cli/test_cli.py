@@ -173,9 +173,13 @@ def test_translate_of_nothing_is_nothing(workdir, stdin, capfdbinary):
     assert capfdbinary.readouterr().out == b""
 
 
-def test_translate_rejects_invalid_utf8(workdir, stdin, capfd):
+def test_translate_answers_the_lines_before_one_that_is_not_utf8(workdir, stdin, capfd):
     stdin(b"w1\nw2 \xff\n")
-    assert "standard input, line 2: not UTF-8" in fails_with(capfd, ["translate", f"--workdir={workdir}"])
+    capfd.readouterr()
+    assert main(["translate", f"--workdir={workdir}"]) == 2
+    out, err = capfd.readouterr()
+    assert out.count("\n") == 1
+    assert err.splitlines()[-1] == "tfx-jax translate: standard input, line 2: not UTF-8 (invalid start byte)"
 
 
 def test_evaluate_prints_json_and_takes_files(workdir, text, capfd):
