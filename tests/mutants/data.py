@@ -254,3 +254,35 @@ MUTANTS += (
         ),
     ),
 )
+
+MUTANTS += (
+    *in_file(
+        "data/lines.py",
+        "data/test_lines.py",
+        ("a line may be of any length", "if (first if first >= 0 else len(data)) > MAX_LINE_BYTES:", "if False:"),
+        ("any archive is unpacked", "size > max(_MAX_SMALL, _MAX_RATIO * packed.tell())", "False"),
+        ("blocks begin with line 1", 'number += data.count(b"\\n")', "number += 0"),
+        (
+            "the last line is lost",
+            "    if rest:\n        yield _checked(Block(rest, number), path)\n    elif",
+            "    if",
+        ),
+    ),
+    *in_file(
+        "data/text.py",
+        "data/test_text.py",
+        ("places are counted from each block", "column[0].append(begin + place)", "column[0].append(begin)"),
+        ("a byte order mark is text", "self._size = len(BYTE_ORDER_MARK)", "pass"),
+        ("a changed file is read on", "if self._current_version() != self._version:", "if False:"),
+        ("the other side may be empty", "~(source.blank[part] | target.blank[part])", "~source.blank[part]"),
+        ("sources begin anew", "begin = self._ends[source] - len(part)", "begin = 0"),
+    ),
+    *in_file(
+        "data/documents.py",
+        "data/test_documents.py, training/tasks/test_language_modeling.py -k several",
+        ("cut between words of any tokenizer", "if pending and _is_cut(", "if pending or _is_cut("),
+        ("cut behind the space", r"(?<=\S)(?= \w)", r"(?<=\S )(?=\w)"),
+        ("every piece is a document", "yield pending, False", "yield pending, True"),
+        ("characters are counted from each block", "place += len(part)", "place += 0"),
+    ),
+)

@@ -94,6 +94,32 @@ def test_without_a_validation_file_a_tenth_is_set_aside(folder):
         opened["test"]
 
 
+def test_a_corpus_of_several_files(folder):
+    """Named one by one or by a pattern; the files of both sides match in number and in order."""
+    for number, (english, german) in enumerate((("one", "eins"), ("two\nthree", "zwei\ndrei"))):
+        (folder / f"part-{number}.en").write_text(f"{english}\n")
+        (folder / f"part-{number}.de").write_text(f"{german}\n")
+        (folder / f"part-{number}.tsv").write_text(f"{number}\tx\n")
+    (folder / "a,b.tsv").write_text("comma\tKomma\n")
+
+    def sources(source, target=""):
+        pairs = PairData("files", str(folder), source, target).load("train")
+        return [pair["source"] for pair in map(pairs.__getitem__, range(len(pairs)))]
+
+    assert sources("part-*.en", "part-*.de") == ["one", "two", "three"]
+    assert sources("part-1.en, part-0.en", "part-1.de,part-0.de") == ["two", "three", "one"]
+    assert sources("part-?.tsv") == ["0", "1"]
+    assert sources("a,b.tsv") == ["comma"]
+    for names, message in (
+        (("part-*.en", "part-0.de"), r"train_source names 2 files and train_target 1: each file of one must be the"),
+        (("part-0.en,part-1.en", "part-1.de,part-0.de"), r"part-0\.en has 1 lines and .*part-1\.de has 2: line i of"),
+        (("part-*.en", "part-*.fr"), r"^no file is named .*part-\*\.fr$"),
+        (("part-0.tsv,part-0.en", ""), "train_target names no file; only a .tsv holds both sides"),
+    ):
+        with pytest.raises(UserError, match=message):
+            sources(*names)
+
+
 def test_a_validation_file_leaves_the_training_text_whole(folder):
     files = [f"--config.task.data.validation_{side}=my.{code}" for side, code in (("source", "en"), ("target", "de"))]
     splits = own_text(folder, *files).task.splits()
