@@ -144,6 +144,12 @@ def test_which_errors_mean_that_a_process_is_gone(error, is_lost):
     assert distributed._is_of_a_connection(error) is is_lost
 
 
+def test_the_last_line_of_a_process_is_safe_to_print(monkeypatch, capfd):
+    monkeypatch.setattr(os, "_exit", lambda status: None)
+    distributed.leave("lost another process (\x1b[2Jhidden\n)", distributed.RESTART)
+    assert capfd.readouterr().err == "tfx-jax: process 0 of 1: lost another process (\\x1b[2Jhidden\\n)\n"
+
+
 def test_gathering_alone_changes_nothing():
     assert gather_lists(["a", "何"]) == ["a", "何"]
 

@@ -22,7 +22,7 @@ import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
-from tfx_jax.errors import UserError
+from tfx_jax.errors import UserError, printable
 
 RESTART = 75
 """Exit status of a process that hung or lost another one: EX_TEMPFAIL, start all of them again."""
@@ -233,7 +233,8 @@ def _is_of_a_connection(error: BaseException) -> bool:
 
 def leave(message: str, status: int) -> NoReturn:
     """Prints a line that names this process, and ends it without waiting for any other."""
-    print(f"tfx-jax: process {jax.process_index()} of {jax.process_count()}: {message}", file=sys.stderr, flush=True)
+    who = f"process {jax.process_index()} of {jax.process_count()}"
+    print(f"tfx-jax: {who}: {printable(message)}", file=sys.stderr, flush=True)  # which may quote another program
     if jax.process_count() > 1 and is_primary():
         time.sleep(2)  # JAX aborts the others when process 0 is gone; they may have to say the same
     sys.stdout.flush()
