@@ -331,9 +331,9 @@ def test_a_folder_that_cannot_be_written(capfd, tmp_path, monkeypatch):
 def test_models_that_neither_read_nor_hear(capfd, monkeypatch):
     run = types.SimpleNamespace(task=types.SimpleNamespace(), config=types.SimpleNamespace())
     run.config.task = types.SimpleNamespace(data=SpeechData())
-    monkeypatch.setattr("tfx_jax.cli.options.load_model", lambda *_: (run, {}))
-    monkeypatch.setattr("tfx_jax.cli.transcribe.load_model", lambda *_: (run, {}))
-    monkeypatch.setattr("tfx_jax.cli.attend.load_model", lambda *_: (run, {}))
+    # In this order: whichever of them is imported only now takes its function from the last.
+    for verb in ("transcribe", "attend", "options"):
+        monkeypatch.setattr(f"tfx_jax.cli.{verb}.load_model", lambda *_: (run, {}))
     run.trained = lambda params: params
     with pytest.raises(UserError, match="digits holds a model without a tokenizer: it neither reads nor writes text"):
         load_trained(types.SimpleNamespace(workdir="digits"))

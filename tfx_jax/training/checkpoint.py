@@ -304,8 +304,8 @@ def _scores(checkpointer: ocp.training.Checkpointer) -> dict[int, float]:
         found = metrics[step].get("score")
         try:
             metadata = cast(dict[str, Any], checkpointer.metadata(step).custom_metadata) or {}
-            # Older versions did not keep it there.
-            if "checksums" not in metadata or metadata.get("score", found) != found:
+            # Older versions did not keep it there; as texts, NaN is NaN.
+            if "checksums" not in metadata or str(metadata.get("score", found)) != str(found):
                 raise ValueError("its score is not the one that was saved")
         except _STORAGE_ERRORS as error:
             name = f"checkpoint {checkpointer.directory / str(step)}"

@@ -16,4 +16,13 @@ table, and of each failure what was done and how to do it again. Run again, it g
 A trial is the "same" as without its fault, a "line" that refuses, or bad: a "loss" of what was saved; "silent", other
 results without a word; "traceback", or a process that died; "raw", a control character or a status that says nothing;
 "hang", 30 seconds of a core; "memory", 2 GiB more than before. One process at a time, JAX imported once.
+
+Measured with `--seed=0` on two cores that others had too, in parts, after what it found was mended:
+
+| kind | tried | same | line | bad | MiB at most |
+|---|--:|--:|--:|--:|--:|
+| folders | 500 | 80 | 420 | 0 | 0 |
+| damage | 227 | 138 | 89 | 0 | 180 |
+| commands | 148 | 20 | 128 | 0 | 1,789 |
+| kills | 31 | 31 | 0 | 0 | 3 |
 """
