@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from tests.data.tokenizers_made_here import make_tokenizer
-from tfx_jax.data import documents
+from tfx_jax.data import documents, lines
 from tfx_jax.data.documents import TextDocuments, encode_documents
 from tfx_jax.data.train_tokenizer import train_or_load_folder
 from tfx_jax.toy_grammar import grammar_documents
@@ -21,6 +21,7 @@ TEXT = "\n".join(
 
 @pytest.fixture
 def small_pieces(monkeypatch):
+    monkeypatch.setattr(lines, "_BLOCK_BYTES", 70)
     monkeypatch.setattr(documents, "_PIECE", 50)
     monkeypatch.setattr(documents, "_MAX_UNCUT", 500)
     monkeypatch.setattr(documents, "_AT_ONCE", 300)
@@ -87,12 +88,12 @@ def test_a_tokenizer_that_takes_no_piece_gets_the_whole(tmp_path, small_pieces):
 
 
 def test_many_short_documents(small_pieces):
-    lines = [f"w{number % 7} " * (number % 4) for number in range(1_000)]
-    tokenizer = make_tokenizer(lines)
-    texts = TextDocuments(lambda: ([line] for line in lines))
+    written = [f"w{number % 7} " * (number % 4) for number in range(1_000)]
+    tokenizer = make_tokenizer(written)
+    texts = TextDocuments(lambda: ([line] for line in written))
     tokens, ends = encode_documents(tokenizer, texts, eos_id=tokenizer.eos_id)
-    assert tokens.tolist() == [token for ids in tokenizer.encode_batch(lines) for token in (*ids, tokenizer.eos_id)]
-    assert ends.tolist() == np.cumsum([len(ids) + 1 for ids in tokenizer.encode_batch(lines)]).tolist()
+    assert tokens.tolist() == [token for ids in tokenizer.encode_batch(written) for token in (*ids, tokenizer.eos_id)]
+    assert ends.tolist() == np.cumsum([len(ids) + 1 for ids in tokenizer.encode_batch(written)]).tolist()
 
 
 def test_lines_go_on_in_the_next_piece_and_end_with_the_document():
