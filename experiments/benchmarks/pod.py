@@ -1,7 +1,7 @@
 r"""A pod on paper: what each strategy costs on TPU slices and H100, by the programs that would run there.
 
     pip install "tfx-jax[plan,plan-cuda]"
-    python experiments/benchmarks/pod.py --output=runs/pod --page=docs/pod_on_paper.md
+    python experiments/benchmarks/pod.py --output=docs --page=docs/pod_on_paper.md
 
 plans one training step (`tfx_jax.bench.plan`) for each model, pod and strategy: compiles it with the compiler of those
 devices, without any of them, and reads memory, exchanges and times from the program. Nothing here was timed. A cell

@@ -114,7 +114,7 @@ def chunks(monkeypatch):
     class Predictor:
         inputs = ("text", "context")
 
-        def __init__(self, *_):
+        def __init__(self, *_, **__):
             pass
 
         def predict(self, inputs):
@@ -171,7 +171,7 @@ def test_mistakes_in_what_is_written_are_one_line(monkeypatch, capfd, chunks):
     ("arguments", "ending", "message"),
     [
         (("translate", "--workdir=w"), "", "one has no answer"),
-        (("generate", "--model=m", "--seed=7"), "", "one has no answer"),
+        (("generate", "--model=./m", "--seed=7"), "", "one has no answer"),
         (
             ("predict", "--workdir=w"),
             "\tc",

@@ -2,6 +2,8 @@
 
 import json
 import os
+import pathlib
+import shutil
 
 import jax
 import numpy as np
@@ -91,6 +93,14 @@ def test_what_is_there_is_not_planned_again(small, tmp_path, capsys):
     before, _, after = page.read_text().partition(out.strip())
     assert before == f"before\n\n{pod._BEGIN}\n"
     assert after == f"\n\n{pod._END}after\n"
+
+
+def test_the_page_has_the_tables_of_its_plans(tmp_path, capsys):
+    docs = pathlib.Path(pod.__file__).parents[2] / "docs"
+    shutil.copy(docs / "pod.json", tmp_path)
+    pod.main([f"--output={tmp_path}", "--only="])
+    tables = (docs / "pod_on_paper.md").read_text().partition(pod._BEGIN)[2].partition(pod._END)[0]
+    assert tables.strip() == capsys.readouterr().out.strip() != ""
 
 
 def test_without_a_compiler_a_cell_is_left_out(small, tmp_path, capsys):

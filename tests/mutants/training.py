@@ -13,6 +13,12 @@ MUTANTS = (
         "training/step.py",
         "training/test_step.py",
         (
+            "summed in float32",
+            "np.asarray(leaf, np.float64)",
+            "np.asarray(leaf, np.float32)",
+            "training/test_checkpoint.py -k average",
+        ),
+        (
             "what parts of a model add is lost",
             "return output.loss + auxiliary_loss,",
             "return output.loss,",
@@ -239,7 +245,6 @@ MUTANTS = (
         "training/test_checkpoint.py",
         ("the oldest is restored", "for step in reversed(steps):", "for step in steps:"),
         ("the worst is best", "return max(scored, key=", "return min(scored, key="),
-        ("summed in float32", "np.asarray(leaf, np.float64)", "np.asarray(leaf, np.float32)"),
         (
             "the first are averaged",
             "steps = steps[-last:]",
@@ -247,11 +252,6 @@ MUTANTS = (
         ),
         ("values are not checked", "    if damaged:\n", "    if False:\n"),
         ("the caller's lists are written", "extra = copy.deepcopy(extra)", "extra = dict(extra)"),
-        (
-            "the place in the data is not checked",
-            'checksums(parts) | {"metadata": f"{zlib.crc32(text.encode()):08x}"}',
-            'checksums(parts) | {"metadata": ""}',
-        ),
         (
             "all damaged: starts anew",
             "        if steps:\n            raise UserError(",
@@ -345,6 +345,12 @@ MUTANTS = (
     *in_file(
         "training/checksums.py",
         "training/test_checksums.py",
+        (
+            "the place in the data is not checked",
+            'checksums(parts) | {"metadata": f"{zlib.crc32(text.encode()):08x}"}',
+            'checksums(parts) | {"metadata": ""}',
+            "training/test_checkpoint.py",
+        ),
         ("arrays are exchanged unnoticed", "offset += np.size(leaf)", "offset += 0"),
         ("copies count twice", "if shard.replica_id == 0:", "if True:"),
     ),

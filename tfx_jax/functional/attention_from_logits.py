@@ -174,7 +174,7 @@ def _weights(
     if bias is None:
         return masked_softmax(logits, mask)
     bias = bias.astype(logits.dtype)
-    has_key = bias.max(axis=-1, keepdims=True) != -jnp.inf  # minus infinity hides a key, and may hide all of a row
+    has_key = (bias != -jnp.inf).any(axis=-1, keepdims=True)  # minus infinity hides a key, and may hide all of a row
     weights = masked_softmax(jnp.where(has_key, logits + bias, 0), mask)
     return jnp.where(has_key, weights, jnp.zeros((), weights.dtype))
 

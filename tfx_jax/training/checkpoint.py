@@ -5,9 +5,7 @@ moments, and a few JSON values: where the data iterator stands and how the evalu
 """
 
 import copy
-import json
 import logging
-import zlib
 from collections.abc import Callable
 from typing import Any, cast
 
@@ -19,8 +17,8 @@ from orbax.checkpoint import v1 as ocp
 
 from tfx_jax.errors import UserError, printable
 from tfx_jax.models.finite import is_finite, nonfinite
-from tfx_jax.training.checkpoint_steps import ReadableSteps, check_metrics
-from tfx_jax.training.checksums import checksums
+from tfx_jax.training.checkpoint_steps import ReadableSteps, check_metrics, clear_empty, complete_steps
+from tfx_jax.training.checksums import all_checksums
 from tfx_jax.training.distributed import gather_arrays, is_primary
 from tfx_jax.training.step import Params, TrainState, average_trees, merge_trees
 
@@ -50,7 +48,7 @@ class Checkpoints:
         """
         self.directory = epath.Path(workdir) / "checkpoints"
         if is_primary():
-            _clear_empty(self.directory)
+            clear_empty(self.directory)
         best = _policies.BestN(
             get_metric_fn=lambda metrics: metrics["score"], n=keep_best, keep_checkpoints_without_metrics=False
         )
@@ -81,7 +79,7 @@ class Checkpoints:
     @property
     def steps(self) -> list[int]:
         """Steps of the complete checkpoints, oldest first."""
-        return _steps(self._checkpointer)
+        return complete_steps(self._checkpointer)
 
     def save(self, state: TrainState, extra: dict[str, Any], *, score: float | None = None) -> None:
         """Copies the state and writes it in the background; a save still under way is waited for.
@@ -98,7 +96,7 @@ class Checkpoints:
         step, parts = int(state.step), _parts(state)
         # A copy: it is written in the background, when the caller's lists may have grown.
         extra = copy.deepcopy(extra) | ({} if score is None else {"score": score})
-        metadata = extra | {"checksums": _all_checksums(parts, extra)}
+        metadata = extra | {"checksums": all_checksums(parts, extra)}
         self._guard(
             step,
             lambda: self._checkpointer.save_checkpointables_async(
@@ -184,7 +182,7 @@ def load_params(workdir: epath.PathLike, step: int | str | None = None, *, allow
     if step == "average":
         return _load_average(epath.Path(workdir), allow_nonfinite)
     with _open(workdir) as checkpointer:
-        steps = _steps(checkpointer)
+        steps = complete_steps(checkpointer)
         if step == "best":
             step = _best_step(checkpointer)
         chosen = steps[-1] if step is None else step
@@ -232,7 +230,7 @@ def average_checkpoints(
       UserError: if there are not so many, or one cannot be read, or their average not be written.
     """
     with _open(workdir) as checkpointer:
-        steps = _steps(checkpointer)
+        steps = complete_steps(checkpointer)
         if or_fewer:
             last = min(last, len(steps))
         if not 1 <= last <= len(steps):
@@ -250,11 +248,12 @@ def average_checkpoints(
         mean = average_trees(load, steps)
     path = epath.Path(workdir).resolve() / "average"
     try:
-        metadata: dict[str, Any] = {"checksums": _all_checksums({"params": mean}, {})}
+        metadata: dict[str, Any] = {"checksums": all_checksums({"params": mean}, {})}
         ocp.save(path, mean, overwrite=True, custom_metadata=metadata)
     except _STORAGE_ERRORS as error:
-        remedy = _remedy(error)
-        raise UserError(f"cannot write {path} ({_line(error)}): {remedy} and run the same command again") from None
+        raise UserError(
+            f"cannot write {path} ({_line(error)}): {_remedy(error)} and run the same command again"
+        ) from None
     return steps
 
 
@@ -269,24 +268,10 @@ def _open(workdir: epath.PathLike) -> ocp.training.Checkpointer:
     if not directory.is_dir():
         raise UserError(f"{workdir} has no checkpoints: train there first")
     checkpointer = _checkpointer(directory)
-    if not _steps(checkpointer):
+    if not complete_steps(checkpointer):
         checkpointer.close()
         raise UserError(f"{workdir} has no complete checkpoint yet")
     return checkpointer
-
-
-def _steps(checkpointer: ocp.training.Checkpointer) -> list[int]:
-    """Steps of the checkpoints, oldest first; an empty folder, which Orbax counts, is none."""
-    steps = sorted(checkpoint.step for checkpoint in checkpointer.checkpoints)
-    return [step for step in steps if any((checkpointer.directory / str(step)).iterdir())]
-
-
-def _clear_empty(directory: epath.Path) -> None:
-    """Deletes empty folders that have the name of a checkpoint: they would take the place of one that is kept."""
-    folders = [path for path in directory.iterdir() if path.name.isdigit()] if directory.is_dir() else []
-    for folder in folders:
-        if folder.is_dir() and not any(folder.iterdir()):
-            folder.rmdir()
 
 
 def _best_step(checkpointer: ocp.training.Checkpointer) -> int:
@@ -300,7 +285,7 @@ def _scores(checkpointer: ocp.training.Checkpointer) -> dict[int, float]:
     """Of the checkpoints that have any; UserError if one cannot be read, or is not what was saved."""
     scores: dict[int, float] = {}
     metrics: dict[int, Any] = {checkpoint.step: checkpoint.metrics or {} for checkpoint in checkpointer.checkpoints}
-    for step in _steps(checkpointer):
+    for step in complete_steps(checkpointer):
         found = metrics[step].get("score")
         try:
             metadata = cast(dict[str, Any], checkpointer.metadata(step).custom_metadata) or {}
@@ -345,18 +330,12 @@ def _load(
     return parts, {name: value for name, value in metadata.items() if name not in ("checksums", "score")}
 
 
-def _all_checksums(parts: dict[str, Any], extra: dict[str, Any]) -> dict[str, Any]:
-    """Of the arrays, and of the JSON values beside them, which say where the data goes on."""
-    text = json.dumps(extra, sort_keys=True)
-    return checksums(parts) | {"metadata": f"{zlib.crc32(text.encode()):08x}"}
-
-
 def _verify(parts: dict[str, Any], metadata: dict[str, Any]) -> None:
     if not metadata:
         raise ValueError("its metadata is damaged")
     saved = metadata["checksums"]
     extra = {name: value for name, value in metadata.items() if name != "checksums"}
-    damaged = [name for name, checksum in _all_checksums(parts, extra).items() if saved.get(name) != checksum]
+    damaged = [name for name, checksum in all_checksums(parts, extra).items() if saved.get(name) != checksum]
     if damaged:
         raise ValueError(f"the values of its {damaged[0]} are damaged")
 

@@ -1,4 +1,4 @@
-"""Folders of checkpoints of which one is damaged: it is met when it is loaded, and not when the others are."""
+"""Folders of checkpoints of which one is damaged or empty: it is met when it is loaded, and not when the others are."""
 
 import datetime
 import json
@@ -24,6 +24,20 @@ def check_metrics(directory: epath.Path) -> None:
             raise UserError(
                 f"{path} is damaged ({error}): delete the folder it is in, and choose checkpoints by number with --step"
             ) from None
+
+
+def complete_steps(checkpointer: Any) -> list[int]:
+    """Steps of the checkpoints, oldest first; an empty folder, which Orbax counts, is none."""
+    steps = sorted(checkpoint.step for checkpoint in checkpointer.checkpoints)
+    return [step for step in steps if any((checkpointer.directory / str(step)).iterdir())]
+
+
+def clear_empty(directory: epath.Path) -> None:
+    """Deletes empty folders that have the name of a checkpoint: they would take the place of one that is kept."""
+    folders = [path for path in directory.iterdir() if path.name.isdigit()] if directory.is_dir() else []
+    for folder in folders:
+        if folder.is_dir() and not any(folder.iterdir()):
+            folder.rmdir()
 
 
 class ReadableSteps:

@@ -6,6 +6,8 @@ over its own shards, and the total is the same for any mesh and any number of pr
 element's bits, so that no change of one element goes unnoticed, and none of several but by a chance of 2^-64.
 """
 
+import json
+import zlib
 from collections.abc import Iterator
 from typing import Any
 
@@ -29,6 +31,12 @@ def checksums(parts: dict[str, Any]) -> dict[str, str]:
     mine = np.array([_sum_of_own(part) for part in parts.values()], np.uint64)
     total = gather_arrays(mine.view(np.uint32)).view(np.uint64).sum(axis=0)
     return {name: f"{checksum:016x}" for name, checksum in zip(parts, total, strict=True)}
+
+
+def all_checksums(parts: dict[str, Any], extra: dict[str, Any]) -> dict[str, Any]:
+    """Those of the arrays, and "metadata" of the JSON values beside them, which say where the data goes on."""
+    text = json.dumps(extra, sort_keys=True)
+    return checksums(parts) | {"metadata": f"{zlib.crc32(text.encode()):08x}"}
 
 
 def _sum_of_own(tree: Any) -> np.uint64:
