@@ -9,6 +9,7 @@ from tests.data.tokenizers_made_here import make_tokenizer
 from tfx_jax.data import documents, lines
 from tfx_jax.data.documents import TextDocuments, encode_documents
 from tfx_jax.data.train_tokenizer import train_or_load_folder
+from tfx_jax.errors import UserError
 from tfx_jax.toy_grammar import grammar_documents
 
 # Words, figures, marks, Japanese without spaces, empty lines, spaces at both ends of lines, and what is no word.
@@ -41,6 +42,19 @@ def test_pieces_are_the_text(tmp_path, small_pieces, suffix):
     assert len(pieces) > len(TEXT) / 200
     assert documents.count_characters(path) == len(TEXT)
     assert "".join(_pieces(path, 101, 1_203)) == TEXT[101:1_203]
+
+
+@pytest.mark.parametrize("text", ["a word " * 99, "日本語" * 99, "é" * 333, "\U0001f600a" * 99, "一\n" * 9 + "z" * 99])
+def test_a_text_may_have_lines_longer_than_any_bound(tmp_path, small_pieces, monkeypatch, text):
+    """As text8 does, whose 100 MB are one line."""
+    monkeypatch.setattr(lines, "MAX_LINE_BYTES", 60)
+    path = tmp_path / "text"
+    path.write_text(text, encoding="utf-8", newline="")
+    assert "".join(_pieces(path)) == text
+    assert documents.count_characters(path) == len(text)
+    path.write_bytes(text.encode()[:-1] + b"\xe4\xb8")
+    with pytest.raises(UserError, match=r"text, line \d+: not UTF-8"):
+        _pieces(path)
 
 
 def test_a_text_without_places_to_cut_is_cut_anyway(tmp_path, small_pieces):

@@ -56,7 +56,7 @@ def count_characters(path: epath.PathLike) -> int:
     Raises:
       UserError: as `read_pieces`.
     """
-    return sum(len(block.data.decode()) for block in read_blocks(path))
+    return sum(len(block.data.decode()) for block in read_blocks(path, cut_lines=True))
 
 
 def read_pieces(path: epath.PathLike, begin: int, end: int) -> Iterator[str]:
@@ -85,7 +85,7 @@ def document_lines(texts: TextDocuments) -> Iterator[str]:
 
 def _characters(path: epath.PathLike, begin: int, end: int) -> Iterator[str]:
     place = 0
-    for block in read_blocks(path):
+    for block in read_blocks(path, cut_lines=True):
         part = block.data.decode()
         yield part[max(0, begin - place) : max(0, end - place)]
         place += len(part)

@@ -76,29 +76,43 @@ def read_text(path: epath.PathLike, max_bytes: int) -> str:
     return _checked(Block(b"".join(parts), 1), path).data.decode()
 
 
-def read_blocks(path: epath.PathLike) -> Iterator[Block]:
+def read_blocks(path: epath.PathLike, *, cut_lines: bool = False) -> Iterator[Block]:
     """Reads a UTF-8 file, plain or `.gz`, some megabytes of whole lines at a time, without its byte order mark.
+
+    Args:
+      path: local or `gs://`.
+      cut_lines: gives a line that is longer than some megabytes in several blocks, between characters: of a text that
+        need not have lines.
 
     Raises:
       UserError: while iterating, for a file that is missing, no file, empty or not UTF-8, for a damaged or incomplete
         `.gz` or one that unpacks to what no text is, and for a line longer than MAX_LINE_BYTES.
     """
-    rest, number = b"", 1
+    rest, number, is_empty = b"", 1, True
     for part in _parts(path):
         data = rest + part
         # Of all the lines that are complete, only the first may be longer than a part.
         first = data.find(b"\n")
-        if (first if first >= 0 else len(data)) > MAX_LINE_BYTES:
+        if not cut_lines and (first if first >= 0 else len(data)) > MAX_LINE_BYTES:
             raise UserError(f"{path}, line {number}: longer than {MAX_LINE_BYTES:,} bytes: break it into lines")
         end = data.rfind(b"\n") + 1
+        if cut_lines and not end:
+            end = _last_character(data)
         if end:
             yield _checked(Block(data[:end], number), path)
             number += data.count(b"\n")
+            is_empty = False
         rest = data[end:]
     if rest:
         yield _checked(Block(rest, number), path)
-    elif number == 1:
+    elif is_empty:
         raise UserError(f"{path} is empty")
+
+
+def _last_character(data: bytes) -> int:
+    """Where the last character of UTF-8 begins, which may not be there as a whole; of other bytes, the end."""
+    begins = (place for place in range(len(data) - 1, max(len(data) - 5, -1), -1) if data[place] & 0xC0 != 0x80)
+    return next(begins, len(data))
 
 
 def _checked(block: Block, path: epath.PathLike) -> Block:
