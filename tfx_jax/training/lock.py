@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from etils import epath
 
 from tfx_jax.errors import UserError
+from tfx_jax.training.workdir import one_line
 
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
@@ -38,8 +39,7 @@ def report_storage_errors(workdir: epath.PathLike) -> Iterator[None]:
     except Exception as error:
         if "://" not in os.fspath(workdir) or type(error).__module__.partition(".")[0] not in _CLIENTS:
             raise
-        why = " ".join(str(error).split())[:200] or type(error).__name__
-        raise UserError(f"{workdir} cannot be reached ({why}): run the same command again") from None
+        raise UserError(f"{workdir} cannot be reached ({one_line(error)}): run the same command again") from None
 
 
 @contextlib.contextmanager

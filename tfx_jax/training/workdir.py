@@ -21,7 +21,7 @@ def make_workdir(workdir: epath.PathLike) -> epath.Path:
     except OSError as error:
         raise UserError(f"{path} cannot be made ({error.strerror or error}): take another --workdir") from None
     except Exception as error:  # whatever the client of a store raises
-        raise UserError(f"{path} cannot be reached ({_line(error)})") from None
+        raise UserError(f"{path} cannot be reached ({one_line(error)})") from None
     if _is_local(path) and not os.access(path, os.W_OK | os.X_OK):
         raise UserError(f"{path} cannot be written into: take another --workdir, or change its permissions")
     return path
@@ -39,11 +39,11 @@ def find_workdir(workdir: epath.PathLike) -> epath.Path:
         path = epath.Path(workdir)
         path.exists()
     except ImportError as error:
-        raise UserError(f"{workdir} cannot be reached ({_line(error)}): install what is missing") from None
+        raise UserError(f"{workdir} cannot be reached ({one_line(error)}): install what is missing") from None
     except OSError as error:
         raise UserError(f"{workdir} cannot be used ({error.strerror or error}): take another --workdir") from None
     except Exception as error:  # whatever the client of a store raises
-        raise UserError(f"{workdir} cannot be reached ({_line(error)})") from None
+        raise UserError(f"{workdir} cannot be reached ({one_line(error)})") from None
     return path
 
 
@@ -51,5 +51,6 @@ def _is_local(path: epath.Path) -> bool:
     return "://" not in os.fspath(path)
 
 
-def _line(error: BaseException) -> str:
+def one_line(error: BaseException) -> str:
+    """What an error of a store says, or its kind where that is nothing."""
     return " ".join(str(error).split())[:200] or type(error).__name__
