@@ -245,12 +245,16 @@ def cpu_seconds(process: int) -> float:
 
 
 def _delay_seconds(process: int) -> float:
-    """How long the threads of a process were ready to run, and others ran: the most of any of them."""
-    longest = 0.0
+    """How long the threads of a process were ready to run, and others ran: the sum of all.
+
+    Threads that wait for each other are delayed one after the other. The sum is too large where several are at once,
+    but a process that hangs has none that is ready.
+    """
+    total = 0.0
     for path in pathlib.Path(f"/proc/{process}/task").glob("*/schedstat"):
         with contextlib.suppress(OSError, IndexError):
-            longest = max(longest, int(path.read_text().split()[1]) / 1e9)
-    return longest
+            total += int(path.read_text().split()[1]) / 1e9
+    return total
 
 
 def _tail(path: pathlib.Path) -> str:
