@@ -1,6 +1,7 @@
 """A scanned stack is the loop over its layers: values, gradients, extras and dropout."""
 
 import functools
+import re
 
 import chex
 import jax
@@ -10,8 +11,9 @@ import pytest
 from flax import nnx
 
 from tests.nn.programs import initial, jitted, normal, params_of
-from tfx_jax.functional import dropout
+from tfx_jax.functional import dropout, orthogonal_features
 from tfx_jax.nn import scan_layers, stack_layers, unstack_layers
+from tfx_jax.nn.recurrent import CELLS, BidirectionalLayer, RecurrentLayer
 from tfx_jax.nn.stack import map_layers
 
 L, B, D, F = 3, 2, 4, 5
@@ -299,3 +301,19 @@ def test_each_layer_keeps_what_it_has_seen_in_training_and_nothing_in_evaluation
     np.testing.assert_allclose(out, x, rtol=1e-5, atol=1e-6)
     np.testing.assert_allclose(seen, expected, rtol=1e-5, atol=1e-6)
     assert not np.asarray(after(params, model_state, False)[1]).any()
+
+
+@pytest.mark.parametrize(
+    "make_layer",
+    [
+        lambda rngs: RecurrentLayer(CELLS["gru"], 8, 8, rngs=rngs),
+        lambda rngs: BidirectionalLayer(CELLS["lstm"], 8, rngs=rngs),
+        lambda rngs: nnx.Dict(projection=nnx.Param(orthogonal_features(rngs.params(), 12, 4))),
+    ],
+    ids=["gru", "lstm", "favor"],
+)
+def test_layers_drawn_together_decompose_one_matrix_at_a_time(make_layer):
+    """As many batches of matrices at once as a CPU has cores never end; see `orthogonal_of_normal`."""
+    program = jax.jit(lambda rng: nnx.state(stack_layers(make_layer, 3, nnx.Rngs(params=rng))))
+    text = program.lower(jax.random.key(0)).as_text()
+    assert set(re.findall(r'@lapack_\w+_ffi.*num_batch_dims = "(\d+)"', text)) == {"0"}

@@ -19,6 +19,7 @@ from jaxtyping import Array, Bool, Float
 from tfx_jax.functional.empty import zeros_where_empty
 from tfx_jax.functional.explicit_axes import divided_as_queries
 from tfx_jax.functional.masks import Bias, Mask, check_shapes
+from tfx_jax.functional.orthogonal import orthogonal_of_normal
 
 # As parts of the largest number: the logarithm of a feature that counts for nothing, and the least reference of a sum,
 # far enough above it that their difference underflows to zero. Finite, because infinities would make NaN gradients.
@@ -48,10 +49,8 @@ def orthogonal_features(rng: Array, num_features: int, size: int) -> Float[Array
     """
     rng_directions, rng_lengths = jax.random.split(rng)
     num_blocks = -(-num_features // size)
-    basis, triangle = jnp.linalg.qr(jax.random.normal(rng_directions, (num_blocks, size, size)))
-    # QR fixes signs by convention; multiplied by those of R's diagonal, the basis is uniform over all rotations.
-    basis = basis * jnp.sign(jnp.diagonal(triangle, axis1=1, axis2=2))[:, None, :]
-    directions = basis.mT.reshape(num_blocks * size, size)[:num_features]
+    normal = jax.random.normal(rng_directions, (num_blocks, size, size))
+    directions = jax.vmap(orthogonal_of_normal)(normal).mT.reshape(num_blocks * size, size)[:num_features]
     lengths = jnp.linalg.norm(jax.random.normal(rng_lengths, (num_features, size)), axis=1, keepdims=True)
     return directions * lengths
 

@@ -4,12 +4,14 @@ import functools
 from collections.abc import Callable
 from typing import NamedTuple
 
+import jax
 import jax.numpy as jnp
 from flax import nnx
 from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float
 
 from tfx_jax.functional.linear import add_bias
+from tfx_jax.functional.orthogonal import orthogonal_of_normal
 from tfx_jax.functional.recurrent import State, gru_cell, lstm_cell, narrow_product, scan_cell
 
 
@@ -29,9 +31,10 @@ class RecurrentLayer(nnx.Module):
 
     def __init__(self, cell: Cell, input_size: int, size: int, *, dtype: DTypeLike = jnp.float32, rngs: nnx.Rngs):
         """Draws W as Glorot and Bengio (2010) do and each block of U orthogonal; the forget gate starts open."""
-        glorot, orthogonal = nnx.initializers.glorot_uniform(), nnx.initializers.orthogonal()
+        glorot = nnx.initializers.glorot_uniform()
         blocks = range(cell.num_gates)
         draw = lambda init, rows: jnp.concatenate([init(rngs.params(), (rows, size)) for _ in blocks], axis=1)  # noqa: E731
+        orthogonal = lambda rng, shape: orthogonal_of_normal(jax.random.normal(rng, shape))  # noqa: E731
         self.kernel = nnx.Param(draw(glorot, input_size))
         self.recurrent = nnx.Param(draw(orthogonal, size))
         bias = jnp.zeros(cell.num_gates * size)
