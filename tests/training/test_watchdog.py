@@ -1,12 +1,15 @@
 """The watchdog bites when nothing moves, and only then."""
 
+import dataclasses
 import threading
 import time
 
 import pytest
 
+from tests.training.tiny import tiny_config, train
 from tfx_jax.training import watchdog
 from tfx_jax.training.distributed import RESTART
+from tfx_jax.training.sharding import TrainSetup
 from tfx_jax.training.watchdog import Watchdog
 
 
@@ -55,3 +58,18 @@ def test_none_is_started_for_zero(bites):
     before = threading.active_count()
     Watchdog(0).beat("computes")
     assert threading.active_count() == before
+
+
+def test_a_training_that_never_has_its_first_parameters_hangs(bites, text, tmp_path, monkeypatch):
+    """Not only steps do: on CPUs a library's decomposition of matrices waited for ever there."""
+    ended = []
+
+    def never(training):
+        ended.extend(bites(10))
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(TrainSetup, "first_state", never)
+    with pytest.raises(KeyboardInterrupt):
+        train(dataclasses.replace(tiny_config(text), hang_seconds=0.5), tmp_path / "workdir")
+    assert [message.partition(" for ")[0] for message, _ in ended] == ["hangs: it draws its first parameters"]
+    assert not any(thread.name == "watchdog" for thread in threading.enumerate())

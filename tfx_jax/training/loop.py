@@ -90,11 +90,12 @@ def _train(config: ExperimentConfig, workdir: epath.Path, profile: range | None)
         locked(workdir) if is_primary() else contextlib.nullcontext(),
         stop_on_signals() as stop,
         _checkpoints(config, workdir) as checkpoints,
+        contextlib.closing(Watchdog(config.hang_seconds)) as watchdog,
         out_of_memory_as_user_error(),
     ):
         run = make_run(config, workdir, splits=splits)
         check_agreement(lambda: {"the tokenizer or the labels": listed_artifacts(workdir), **_sizes(splits)})
-        trainer = _Trainer(run, workdir, checkpoints, profile, has_validation="validation" in splits)
+        trainer = _Trainer(run, workdir, checkpoints, watchdog, profile, has_validation="validation" in splits)
         trainer.train(stop)
         checkpoints.wait()
         return Result(trainer.saved_step, trainer.evaluations, stop.signum)
@@ -126,6 +127,7 @@ class _Trainer:
         run: Run[Any],
         workdir: epath.Path,
         checkpoints: Checkpoints,
+        watchdog: Watchdog,
         profile: range | None,
         *,
         has_validation: bool,
@@ -135,6 +137,7 @@ class _Trainer:
         self.has_validation = has_validation
         self.workdir = workdir
         self.checkpoints = checkpoints
+        self.watchdog = watchdog
         self.mesh = make_mesh(**dataclasses.asdict(config.mesh))
         self.iterator = iter(run.train_data(self.mesh))
         self.learning_rate = jax.jit(learning_rate(config.optimizer, config.model.d_model, config.num_steps))
@@ -146,7 +149,8 @@ class _Trainer:
         self.start_message = ""
         self.state = self._restore(training)
         self.rng = base_rng(config)
-        self.saved_step = self.first_step = int(self.state.step)
+        self.saved_step = self.first_step = int(self.state.step)  # waits until the state is there
+        self.watchdog.beat(None)
         self.progress = Progress(
             workdir if is_primary() else None,
             first_step=self.first_step,
@@ -159,15 +163,17 @@ class _Trainer:
         self.profile = Profile(
             workdir, steps, first_step=self.first_step, meter=self.meter, message=self.progress.message
         )
-        self.watchdog = Watchdog(config.hang_seconds)
 
     def _restore(self, training: TrainSetup) -> TrainState:
         """The newest checkpoint, or the first state."""
+        self.watchdog.beat("reads its checkpoints")
         restored = self.checkpoints.restore_latest(training.abstract_state)
         if restored is None:
             self.iterator.start_prefetch()  # the first sort buffer is read while the parameters are drawn
             if not self.config.init_from:
+                self.watchdog.beat("draws its first parameters")
                 return training.first_state()
+            self.watchdog.beat(None)  # what is started from may have to be downloaded
             state, self.start_message = init_from_state(training, self.config.init_from)
             return state
         state, extra = restored
@@ -229,7 +235,6 @@ class _Trainer:
             self.profile.close()
             self.iterator.close()
             self.progress.close()
-            self.watchdog.close()
 
     def _save(self, score: float | None = None) -> None:
         self.watchdog.beat("saves")
