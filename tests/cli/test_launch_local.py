@@ -90,6 +90,32 @@ def test_what_does_not_end_is_killed(tmp_path):
     assert time.monotonic() - began < 30
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere nobody sees it")
+@pytest.mark.parametrize("goes_on", [True, False])
+def test_one_that_is_stopped_is_named_and_no_other_waits_for_it_for_ever(goes_on, tmp_path, capfd):
+    up, pid = tmp_path / "up", tmp_path / "pid"
+    stops = "import os, pathlib, sys, time\nwhile not pathlib.Path(sys.argv[2]).exists(): time.sleep(0.01)\n"
+    stops += "pathlib.Path(sys.argv[1]).write_text(str(os.getpid()))\nos.kill(os.getpid(), 19)\nsys.exit(6)"
+    heard = []
+
+    def let_go_on():
+        wait_for(lambda: "is stopped" in "".join(heard))
+        os.kill(int(pid.read_text()), signal.SIGCONT)
+
+    write = sys.stderr.write
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys.stderr, "write", lambda text: (heard.append(text), write(text))[1])
+        if goes_on:
+            threading.Thread(target=let_go_on, daemon=True).start()
+        commands = [python(TRAINING, up), python(stops, pid, up)]
+        assert supervise(commands, grace=30 if goes_on else 0.3) == (6 if goes_on else 137)
+    out, err = capfd.readouterr()
+    assert out == "[0] saved\n"
+    seconds = 30 if goes_on else 0.3
+    assert f"process 1 is stopped: kill -CONT {pid.read_text()} lets it go on, or all end in {seconds} s\n" in err
+    assert err.count("is stopped") == 1
+
+
 @pytest.mark.parametrize(
     ("signum", "status"),
     [(signal.SIGTERM, 143), (signal.SIGINT, 130), (signal.SIGHUP, 143)],

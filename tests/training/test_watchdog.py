@@ -3,6 +3,7 @@
 import threading
 import time
 
+import jax
 import pytest
 
 from tfx_jax.training import watchdog
@@ -49,6 +50,21 @@ def test_lets_pass_what_moves_and_what_may_take_any_time(bites):
     dog.beat(None)
     assert bites(1.5) == []
     dog.close()
+
+
+def test_one_of_several_says_once_what_it_waits_in_before_jax_aborts_it(monkeypatch, capfd):
+    bitten = [threading.Event(), threading.Event()]
+    monkeypatch.setattr(watchdog, "leave", lambda *_: bitten[jax.process_count() - 1].set())
+    monkeypatch.setattr(watchdog, "_QUIET", 0.3)
+    for processes, expected in ((1, 0), (2, 1)):
+        monkeypatch.setattr(watchdog.jax, "process_count", lambda count=processes: count)
+        dog = Watchdog(1.0)
+        dog.beat("computes step 7")
+        assert bitten[processes - 1].wait(30)
+        dog.close()
+        said = [line for line in capfd.readouterr().err.splitlines() if "do all others run?" in line]
+        assert len(said) == expected
+    assert said[0].startswith("tfx-jax: process 0 of 2: computes step 7 for 0.3 s: do all others run? ")
 
 
 def test_none_is_started_for_zero(bites):

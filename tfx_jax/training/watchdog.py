@@ -4,7 +4,12 @@ import sys
 import threading
 import traceback
 
-from tfx_jax.training.distributed import RESTART, leave
+import jax
+
+from tfx_jax.training.distributed import RESTART, leave, say
+
+_QUIET = 60.0
+"""Seconds after which a process says what it waits in, if it has others: after 100, JAX may abort it with a stack."""
 
 
 class Watchdog:
@@ -34,7 +39,10 @@ class Watchdog:
         interval = min(1.0, self._limit / 10)
         while not self._closed.wait(interval):
             # Ticks are counted, not the clock read: a process that was stopped has not hung.
+            before = self._quiet
             self._quiet += interval
+            if before < _QUIET <= self._quiet and self._doing is not None and jax.process_count() > 1:
+                say(f"{self._doing} for {_QUIET:g} s: do all others run? JAX ends all when one is stopped for 100 s")
             if self._quiet >= self._limit and self._doing is not None:
                 _dump_stacks()
                 leave(
