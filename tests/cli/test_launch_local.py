@@ -14,6 +14,7 @@ import time
 import pytest
 
 from tfx_jax.cli import main
+from tfx_jax.cli.launch import local
 from tfx_jax.cli.launch.local import supervise, with_process_flags
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -103,15 +104,16 @@ def test_one_that_is_stopped_is_named_and_no_other_waits_for_it_for_ever(goes_on
         os.kill(int(pid.read_text()), signal.SIGCONT)
 
     write = sys.stderr.write
+    seconds = 30 if goes_on else 0.3
     with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(local, "_PATIENCE", seconds)
         patch.setattr(sys.stderr, "write", lambda text: (heard.append(text), write(text))[1])
         if goes_on:
             threading.Thread(target=let_go_on, daemon=True).start()
         commands = [python(TRAINING, up), python(stops, pid, up)]
-        assert supervise(commands, grace=30 if goes_on else 0.3) == (6 if goes_on else 137)
+        assert supervise(commands) == (6 if goes_on else 137)
     out, err = capfd.readouterr()
     assert out == "[0] saved\n"
-    seconds = 30 if goes_on else 0.3
     assert f"process 1 is stopped: kill -CONT {pid.read_text()} lets it go on, or all end in {seconds} s\n" in err
     assert err.count("is stopped") == 1
 

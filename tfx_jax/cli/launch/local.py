@@ -30,6 +30,9 @@ if os.getppid() == int(sys.argv[1]):
     os.execv(sys.argv[2], sys.argv[2:])
 """
 
+_PATIENCE = 30.0
+"""Seconds that a process may be stopped: after 50 to 100, JAX aborts those that wait for it, with a stack."""
+
 
 def add_options(parser: Parser) -> None:
     """Adds what this target asks for."""
@@ -39,7 +42,7 @@ def add_options(parser: Parser) -> None:
     parser.add_argument(
         "--devices-per-process", type=at_least_one, default=1, metavar="N", help="CPU devices that JAX simulates (1)"
     )
-    add_grace_option(parser, 60, "how long the others may go on after one has failed, and one may be stopped")
+    add_grace_option(parser, 60, "how long the others may go on after one has failed")
 
 
 def plan(options: argparse.Namespace, command: Sequence[str]) -> Plan:
@@ -82,8 +85,7 @@ def supervise(
     Args:
       commands: one for each process.
       environment: variables to add to ours.
-      grace: once one has failed, the others get SIGTERM, and SIGKILL after as many seconds in which none ended. One
-        that is stopped (SIGSTOP), for which all wait, is killed after as many; this is seen on Linux only.
+      grace: once one has failed, the others get SIGTERM, and SIGKILL after as many seconds in which none ended.
 
     Returns:
       0 if all succeed; else the exit status of the first that failed, 128 + N if it died of signal N.
@@ -92,7 +94,7 @@ def supervise(
     processes: list[subprocess.Popen[str]] = []
     with _pass_on_signals(processes) as received:
         for index, command in enumerate(commands):
-            processes.append(_start(index, command, environment or {}, ended, grace))
+            processes.append(_start(index, command, environment or {}, ended))
             for signum in received:  # it came before this process was there to get it
                 processes[-1].send_signal(signum)
         status, wait = 0, None
@@ -141,11 +143,7 @@ def _pass_on_signals(processes: list[subprocess.Popen[str]]) -> Iterator[list[si
 
 
 def _start(
-    index: int,
-    command: Sequence[str],
-    environment: Mapping[str, str],
-    ended: queue.SimpleQueue[tuple[int, int]],
-    patience: float,
+    index: int, command: Sequence[str], environment: Mapping[str, str], ended: queue.SimpleQueue[tuple[int, int]]
 ) -> subprocess.Popen[str]:
     """Starts a process, and threads that print its lines and report its end."""
     if sys.platform == "linux":
@@ -167,7 +165,7 @@ def _start(
 
     def report() -> None:
         if sys.platform == "linux":
-            _kill_if_it_stays_stopped(index, process, patience)
+            _kill_if_it_stays_stopped(index, process)
         code = process.wait()
         for copy in copies:
             copy.join(timeout=1.0)  # what it said comes before what we say of it; a grandchild may hold the pipe longer
@@ -178,19 +176,19 @@ def _start(
     return process
 
 
-def _kill_if_it_stays_stopped(index: int, process: subprocess.Popen[str], patience: float) -> None:
-    """Returns when the process has ended; meanwhile JAX would end the others, with a stack and no word of the cause."""
+def _kill_if_it_stays_stopped(index: int, process: subprocess.Popen[str]) -> None:
+    """Returns when it has ended; a process that is stopped (SIGSTOP) is named, and killed if nobody lets it go on."""
     stopped = functools.partial(os.waitid, os.P_PID, process.pid)
     with contextlib.suppress(ChildProcessError):  # it has ended, and somebody has seen it
         while True:
             found = stopped(os.WEXITED | os.WSTOPPED | os.WNOWAIT)
             if found is None or found.si_code not in (os.CLD_STOPPED, os.CLD_TRAPPED):
                 return
-            told = f"process {index} is stopped: kill -CONT {process.pid} lets it go on, or all end in {patience:g} s"
+            told = f"process {index} is stopped: kill -CONT {process.pid} lets it go on, or all end in {_PATIENCE:g} s"
             print(told, file=sys.stderr, flush=True)
             quiet = 0.0
             while stopped(os.WSTOPPED | os.WNOHANG | os.WNOWAIT) is not None:
-                if quiet >= patience:  # ticks, not the clock: we may have been stopped, too
+                if quiet >= _PATIENCE:  # ticks, not the clock: we may have been stopped, too
                     process.kill()
                     break
                 time.sleep(0.1)
