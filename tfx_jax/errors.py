@@ -1,5 +1,8 @@
 """The one exception that the command line turns into a single line, and what makes the text of others safe in it."""
 
+# Packages that reach stores, each of which raises errors of its own, and what they stand on.
+_CLIENTS = ("gcsfs", "google", "s3fs", "botocore", "aiobotocore", "aiohttp", "fsspec", "requests", "urllib3")
+
 
 class UserError(ValueError):
     """A mistake or a circumstance the user can mend; its message is one line that names the thing and the remedy.
@@ -24,3 +27,13 @@ def printable(text: str, limit: int | None = None) -> str:
     if not text.isprintable():
         text = "".join(letter if letter.isprintable() else letter.encode("unicode_escape").decode() for letter in text)
     return text if limit is None or len(text) <= limit else f"{text[: max(0, limit - 3)]}..."
+
+
+def one_line(error: BaseException) -> str:
+    """What an error says, or its kind where that is nothing."""
+    return printable(" ".join(str(error).split()), 200) or type(error).__name__
+
+
+def is_of_store(error: BaseException) -> bool:
+    """Whether it is a client of a store (gs://, s3://) that raised the error."""
+    return type(error).__module__.partition(".")[0] in _CLIENTS

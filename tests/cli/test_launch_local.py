@@ -14,6 +14,7 @@ import time
 import pytest
 
 from tfx_jax.cli import main
+from tfx_jax.cli.launch import local
 from tfx_jax.cli.launch.local import supervise, with_process_flags
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -88,6 +89,33 @@ def test_what_does_not_end_is_killed(tmp_path):
     began = time.monotonic()
     assert supervise([python(f"{stubborn}; time.sleep(60)", up), python(fails, up)], grace=0.3) == 3
     assert time.monotonic() - began < 30
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere nobody sees it")
+@pytest.mark.parametrize("goes_on", [True, False])
+def test_one_that_is_stopped_is_named_and_no_other_waits_for_it_for_ever(goes_on, tmp_path, capfd):
+    up, pid = tmp_path / "up", tmp_path / "pid"
+    stops = "import os, pathlib, sys, time\nwhile not pathlib.Path(sys.argv[2]).exists(): time.sleep(0.01)\n"
+    stops += "pathlib.Path(sys.argv[1]).write_text(str(os.getpid()))\nos.kill(os.getpid(), 19)\nsys.exit(6)"
+    heard = []
+
+    def let_go_on():
+        wait_for(lambda: "is stopped" in "".join(heard))
+        os.kill(int(pid.read_text()), signal.SIGCONT)
+
+    write = sys.stderr.write
+    seconds = 30 if goes_on else 0.3
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(local, "_PATIENCE", seconds)
+        patch.setattr(sys.stderr, "write", lambda text: (heard.append(text), write(text))[1])
+        if goes_on:
+            threading.Thread(target=let_go_on, daemon=True).start()
+        commands = [python(TRAINING, up), python(stops, pid, up)]
+        assert supervise(commands) == (6 if goes_on else 137)
+    out, err = capfd.readouterr()
+    assert out == "[0] saved\n"
+    assert f"process 1 is stopped: kill -CONT {pid.read_text()} lets it go on, or all end in {seconds} s\n" in err
+    assert err.count("is stopped") == 1
 
 
 @pytest.mark.parametrize(

@@ -54,6 +54,23 @@ def test_lets_pass_what_moves_and_what_may_take_any_time(bites):
     dog.close()
 
 
+def test_one_of_several_says_once_what_it_waits_in_before_jax_aborts_it(monkeypatch, capfd):
+    bitten = threading.Event()
+    monkeypatch.setattr(watchdog, "leave", lambda *_: bitten.set())
+    monkeypatch.setattr(watchdog, "_QUIET", 0.3)
+    for processes, beats, expected in ((1, 3, 0), (2, 2, 0), (2, 3, 1)):  # the first step compiles
+        monkeypatch.setattr(watchdog.jax, "process_count", lambda count=processes: count)
+        dog = Watchdog(1.0)
+        for _ in range(beats):
+            dog.beat("computes step 7")
+        assert bitten.wait(30)
+        bitten.clear()
+        dog.close()
+        said = [line for line in capfd.readouterr().err.splitlines() if "it compiles, or" in line]
+        assert len(said) == expected
+    assert said[0].startswith("tfx-jax: process 0 of 2: computes step 7 for 0.3 s: it compiles, or another process")
+
+
 def test_none_is_started_for_zero(bites):
     before = threading.active_count()
     Watchdog(0).beat("computes")

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from tfx_jax import __version__
 from tfx_jax.cli.large_pages import restart_with_large_pages
-from tfx_jax.errors import UserError, printable
+from tfx_jax.errors import UserError, is_of_store, one_line, printable
 
 VERBS = {
     "train": "train an experiment, or go on with it",
@@ -63,24 +63,30 @@ def main(argv: Sequence[str] | None = None) -> int:
         # Whoever read our output has had enough (`| head`). Python would complain once more when it flushes at exit.
         sys.stdout = None
         return 141
-    except (UserError, OSError) as error:
-        if os.environ.get("TFX_JAX_TRACEBACK", "0") not in ("", "0"):
-            raise
-        if not isinstance(error, UserError):  # a circumstance that nobody thought of
-            place = printable(str(error.filename)) if error.filename else "a file"
-            error = f"{place}: {error.strerror or error}; TFX_JAX_TRACEBACK=1 shows where that was met"
-        wipe = "\r\x1b[K" if sys.stderr.isatty() else ""  # a prompt, or how far it was
-        print(f"{wipe}tfx-jax {verb}: {error}", file=sys.stderr)
-        return 2
     except Exception as error:
-        reason = str(error).partition("\n")[0]
-        is_memory = isinstance(error, MemoryError) or "RESOURCE_EXHAUSTED" in reason
-        if not is_memory or os.environ.get("TFX_JAX_TRACEBACK", "0") not in ("", "0"):
+        line = None if os.environ.get("TFX_JAX_TRACEBACK", "0") not in ("", "0") else _line(error)
+        if line is None:
             raise
-        told = printable(reason, 160) or "no more to be had"
-        print(f"tfx-jax {verb}: out of memory ({told}): give it less at once", file=sys.stderr)
+        wipe = "\r\x1b[K" if sys.stderr.isatty() else ""  # a prompt, or how far it was
+        print(f"{wipe}tfx-jax {verb}: {line}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         if sys.stderr.isatty():
             print(file=sys.stderr)  # the shell's prompt goes on a line of its own
         return 130
+
+
+def _line(error: Exception) -> str | None:
+    """What the user is told of an error; None if it is nobody's but ours."""
+    if isinstance(error, UserError):
+        return str(error)
+    if is_of_store(error):
+        return f"a store cannot be reached ({one_line(error)}): run the same command again"
+    if isinstance(error, OSError):  # a circumstance that nobody thought of
+        place = printable(str(error.filename)) if error.filename else "a file"
+        told = error.strerror or one_line(error)
+        return f"{place}: {told}; TFX_JAX_TRACEBACK=1 shows where that was met"
+    reason = str(error).partition("\n")[0]
+    if isinstance(error, MemoryError) or "RESOURCE_EXHAUSTED" in reason:
+        return f"out of memory ({printable(reason, 160) or 'no more to be had'}): give it less at once"
+    return None

@@ -125,7 +125,7 @@ def _check_shapes(run: Run[Any], params: Any) -> None:
 
 def set_up_program() -> None:
     """Quiet logs, and a compilation cache that makes the second start of a program quick."""
-    for name in ("absl", "asyncio"):  # where Orbax logs, with tracebacks, the errors that it raises too
+    for name in ("absl", "asyncio", "gcsfs"):  # where Orbax logs, with tracebacks, the errors that it raises too
         logging.getLogger(name).setLevel(logging.CRITICAL)
     sys.unraisablehook = _report_unraisable
     if not os.environ.get("JAX_COMPILATION_CACHE_DIR"):

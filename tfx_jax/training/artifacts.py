@@ -18,7 +18,7 @@ from typing import Any
 from etils import epath
 
 from tfx_jax.data.files import write_file
-from tfx_jax.errors import UserError
+from tfx_jax.errors import UserError, one_line
 from tfx_jax.training.distributed import is_primary, process0_first
 
 _MANIFEST = "artifacts.json"
@@ -136,7 +136,9 @@ def _read_manifest(folder: epath.Path) -> dict[str, str]:
         if values.keys() != {"files"}:
             raise ValueError("it has no files")
         return dict(values["files"])
-    except (OSError, ValueError, TypeError) as error:
+    except OSError as error:
+        raise _unreadable(path, error) from None
+    except (ValueError, TypeError) as error:
         raise UserError(f"{path} is damaged ({error}): put back a copy, or delete it to go on unchecked") from None
 
 
@@ -151,7 +153,11 @@ def _checksum(path: epath.Path) -> str:
     try:
         return hashlib.sha256(path.read_bytes()).hexdigest()
     except OSError as error:
-        raise UserError(f"cannot read {path}: {error.strerror or error}") from None
+        raise _unreadable(path, error) from None
+
+
+def _unreadable(path: epath.Path, error: OSError) -> UserError:
+    return UserError(f"cannot read {path}: {error.strerror or one_line(error)}")
 
 
 def write_sealed(path: epath.Path, values: dict[str, Any]) -> None:

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from etils import epath
 
-from tfx_jax.errors import UserError
+from tfx_jax.errors import UserError, one_line
 
 
 def check_metrics(directory: epath.Path) -> None:
@@ -20,7 +20,9 @@ def check_metrics(directory: epath.Path) -> None:
         try:
             if not isinstance(json.loads(path.read_text()), dict):
                 raise ValueError("no object")
-        except (OSError, ValueError) as error:
+        except OSError as error:
+            raise UserError(f"cannot read {path}: {error.strerror or one_line(error)}") from None
+        except ValueError as error:
             raise UserError(
                 f"{path} is damaged ({error}): delete the folder it is in, and choose checkpoints by number with --step"
             ) from None

@@ -9,7 +9,7 @@ from typing import Any
 
 from etils import epath
 
-from tfx_jax.errors import UserError
+from tfx_jax.errors import UserError, one_line
 from tfx_jax.fields import at_least, fraction, one_of, within
 from tfx_jax.models.config import ModelConfig
 from tfx_jax.models.transformer import TransformerConfig
@@ -172,7 +172,9 @@ def load_config(workdir: epath.Path) -> ExperimentConfig:
         raise UserError(f"{workdir} has no config.json: it is not the --workdir of a training")
     try:
         return _from_dict(ExperimentConfig, read_sealed(path))
-    except (OSError, ValueError, TypeError, AttributeError, KeyError) as error:
+    except OSError as error:
+        raise UserError(f"cannot read {path}: {error.strerror or one_line(error)}") from None
+    except (ValueError, TypeError, AttributeError, KeyError) as error:
         raise UserError(
             f"{path} is damaged or from another version ({error}): put back a copy, or delete it and run the "
             "training's command again, which writes it"

@@ -231,10 +231,15 @@ def _is_of_a_connection(error: BaseException) -> bool:
     return "RESOURCE_EXHAUSTED" not in text and (isinstance(error, jax.errors.JaxRuntimeError) or "Gloo" in text)
 
 
+def say(message: str) -> None:
+    """Prints a line that names this process; it may quote another program."""
+    who = f"process {jax.process_index()} of {jax.process_count()}"
+    print(f"tfx-jax: {who}: {printable(message)}", file=sys.stderr, flush=True)
+
+
 def leave(message: str, status: int) -> NoReturn:
     """Prints a line that names this process, and ends it without waiting for any other."""
-    who = f"process {jax.process_index()} of {jax.process_count()}"
-    print(f"tfx-jax: {who}: {printable(message)}", file=sys.stderr, flush=True)  # which may quote another program
+    say(message)
     if jax.process_count() > 1 and is_primary():
         time.sleep(2)  # JAX aborts the others when process 0 is gone; they may have to say the same
     sys.stdout.flush()

@@ -11,14 +11,9 @@ from collections.abc import Iterator
 
 from etils import epath
 
-from tfx_jax.errors import UserError
-from tfx_jax.training.workdir import one_line
+from tfx_jax.errors import UserError, is_of_store, one_line
 
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-
-
-# Packages that reach stores, each of which raises errors of its own, and what they stand on.
-_CLIENTS = ("gcsfs", "google", "s3fs", "botocore", "aiobotocore", "aiohttp", "fsspec", "requests", "urllib3")
 
 
 @contextlib.contextmanager
@@ -28,18 +23,18 @@ def report_storage_errors(workdir: epath.PathLike) -> Iterator[None]:
         yield
     except BrokenPipeError:  # of whoever reads what is printed
         raise
-    except OSError as error:
-        if error.errno in _NO_ROOM:
-            told = f"cannot write {error.filename or workdir} ({error.strerror}): make room"
+    except Exception as error:
+        if "://" in os.fspath(workdir) and is_of_store(error):
+            told = f"{workdir} cannot be reached ({one_line(error)}):"
+        elif not isinstance(error, OSError):
+            raise
+        elif error.errno in _NO_ROOM:
+            told = f"cannot write {error.filename or workdir} ({error.strerror}): make room and"
         elif error.filename is not None:
-            told = f"{error.filename}: {error.strerror}: mend that"
+            told = f"{error.filename}: {error.strerror}: mend that and"
         else:
             raise
-        raise UserError(f"{told} and run the same command again") from None
-    except Exception as error:
-        if "://" not in os.fspath(workdir) or type(error).__module__.partition(".")[0] not in _CLIENTS:
-            raise
-        raise UserError(f"{workdir} cannot be reached ({one_line(error)}): run the same command again") from None
+        raise UserError(f"{told} run the same command again") from None
 
 
 @contextlib.contextmanager

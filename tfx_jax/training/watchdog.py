@@ -4,7 +4,15 @@ import sys
 import threading
 import traceback
 
-from tfx_jax.training.distributed import RESTART, leave
+import jax
+
+from tfx_jax.training.distributed import RESTART, leave, say
+
+_QUIET = 30.0
+"""Seconds after which one process of several says what it waits in: JAX aborts it 50 to 100 after another stopped."""
+
+_FIRST_STEP = 2
+"""Beats of the step that always compiles."""
 
 
 class Watchdog:
@@ -16,7 +24,7 @@ class Watchdog:
     def __init__(self, hang_seconds: float):
         """Starts the thread; 0 seconds for none."""
         self._limit = hang_seconds
-        self._quiet = 0.0
+        self._quiet, self._beats = 0.0, 0
         self._doing: str | None = None
         self._closed = threading.Event()
         if hang_seconds:
@@ -25,6 +33,7 @@ class Watchdog:
     def beat(self, doing: str | None) -> None:
         """Tells that the training has come to something new, "reads a batch" say; None for what may take any time."""
         self._doing, self._quiet = doing, 0.0
+        self._beats += 1
 
     def close(self) -> None:
         """Ends the thread."""
@@ -34,7 +43,11 @@ class Watchdog:
         interval = min(1.0, self._limit / 10)
         while not self._closed.wait(interval):
             # Ticks are counted, not the clock read: a process that was stopped has not hung.
+            before = self._quiet
             self._quiet += interval
+            is_long = before < _QUIET <= self._quiet and self._beats > _FIRST_STEP
+            if is_long and self._doing is not None and jax.process_count() > 1:
+                say(f"{self._doing} for {_QUIET:g} s: it compiles, or another process is stopped or gone")
             if self._quiet >= self._limit and self._doing is not None:
                 _dump_stacks()
                 leave(

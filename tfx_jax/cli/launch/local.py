@@ -11,6 +11,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import IO
 
@@ -28,6 +29,9 @@ ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
 if os.getppid() == int(sys.argv[1]):
     os.execv(sys.argv[2], sys.argv[2:])
 """
+
+_PATIENCE = 30.0
+"""Seconds that a process may be stopped: after 50 to 100, JAX aborts those that wait for it, with a stack."""
 
 
 def add_options(parser: Parser) -> None:
@@ -160,6 +164,8 @@ def _start(
     copies = [threading.Thread(target=_copy, args=(f"[{index}] ", *pipe), daemon=True) for pipe in pipes]
 
     def report() -> None:
+        if sys.platform == "linux":
+            _kill_if_it_stays_stopped(index, process)
         code = process.wait()
         for copy in copies:
             copy.join(timeout=1.0)  # what it said comes before what we say of it; a grandchild may hold the pipe longer
@@ -168,6 +174,25 @@ def _start(
     for thread in (*copies, threading.Thread(target=report, daemon=True)):
         thread.start()
     return process
+
+
+def _kill_if_it_stays_stopped(index: int, process: subprocess.Popen[str]) -> None:
+    """Returns when it has ended; a process that is stopped (SIGSTOP) is named, and killed if nobody lets it go on."""
+    stopped = functools.partial(os.waitid, os.P_PID, process.pid)
+    with contextlib.suppress(ChildProcessError):  # it has ended, and somebody has seen it
+        while True:
+            found = stopped(os.WEXITED | os.WSTOPPED | os.WNOWAIT)
+            if found is None or found.si_code not in (os.CLD_STOPPED, os.CLD_TRAPPED):
+                return
+            told = f"process {index} is stopped: kill -CONT {process.pid} lets it go on, or all end in {_PATIENCE:g} s"
+            print(told, file=sys.stderr, flush=True)
+            quiet = 0.0
+            while stopped(os.WSTOPPED | os.WNOHANG | os.WNOWAIT) is not None:
+                if quiet >= _PATIENCE:  # ticks, not the clock: we may have been stopped, too
+                    process.kill()
+                    break
+                time.sleep(0.1)
+                quiet += 0.1
 
 
 def _copy(prefix: str, pipe: IO[str], stream: IO[str]) -> None:
