@@ -28,7 +28,7 @@ from tfx_jax.tasks.cross_entropy import summed_cross_entropy
 from tfx_jax.tasks.decoding import BeamSearch, DecodingConfig, Search, decode
 from tfx_jax.tasks.loss import LossOutput, Metric
 from tfx_jax.tasks.planning import NO_DATA, planned_batch
-from tfx_jax.tasks.prediction import TrainedModel
+from tfx_jax.tasks.prediction import ImageAttention, TrainedModel
 from tfx_jax.tasks.task import Artifacts, EvalResult, MetricInfo, PlannedTask
 
 BASELINE_DECAY = 0.9
@@ -174,18 +174,18 @@ class CaptioningTask:
         told = ", ".join(f"{metric.title} {metric.format(found[metric.name])}" for metric in self.metrics)
         return EvalResult(found, f"{told}, {len(references):,} images")
 
-    def attention(
-        self, model: TrainedModel, image: np.ndarray, caption: str | None = None
-    ) -> tuple[list[str], np.ndarray]:
-        """Computes where the model looks for each token of a caption; without one, of its own.
+    def attention_example(self, model: TrainedModel) -> ImageAttention:
+        """See `tfx_jax.tasks.task.Task`."""
+        example = self._splits["validation"][0]
+        return self.attention(model, example.image, example.caption)
 
-        Returns:
-          The tokens, the end included, and weights [T, grid, grid] float32.
-        """
+    def attention(self, model: TrainedModel, image: np.ndarray, caption: str | None = None) -> ImageAttention:
+        """Computes where the model looks for each token of a caption, its end included; without one, of its own."""
         caption = self.predict(model, [image])[0] if caption is None else caption
         (example,), size = self.encode([Captioned(image, caption)]), self.model_config.grid_size
         (weights,) = model.map_batches(_weights, [{name: array[None] for name, array in example.items()}])
-        return self.tokenizer.pieces(example["caption"].tolist()), weights[0].reshape(-1, size, size)
+        titles = self.tokenizer.pieces(example["caption"].tolist())
+        return ImageAttention(image, titles, weights[0].reshape(-1, size, size), " ".join(titles[:-1]))
 
     def _write(self, model: TrainedModel, examples: ExampleSource) -> list[list[int]]:
         """The tokens of the captions that a search finds, the end included."""
