@@ -15,7 +15,7 @@ from jaxtyping import Array, Bool, Float, Int
 from tfx_jax.data.batching import Batch, BatchSpec, Example, ExampleList, ExampleSource, LoaderOptions, train_batches
 from tfx_jax.data.hf_tokenizer import HFTokenizer
 from tfx_jax.data.splits import Split, Splits
-from tfx_jax.fields import at_least
+from tfx_jax.fields import at_least, documented
 from tfx_jax.functional.hard import score_function_loss
 from tfx_jax.functional.losses import label_smoothed_cross_entropy
 from tfx_jax.models.captioning import CaptionerConfig
@@ -35,6 +35,7 @@ BASELINE_DECAY = 0.9
 """Of the moving average of rewards (Xu et al., 2015, section 4.1)."""
 
 
+@documented
 @dataclasses.dataclass
 class CaptioningConfig:
     """To describe images."""

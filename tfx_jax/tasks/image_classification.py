@@ -14,7 +14,7 @@ from jaxtyping import Array, Float, Int, UInt8
 from tfx_jax.data.batching import Batch, BatchSpec, Example, LoaderOptions, train_batches
 from tfx_jax.data.splits import Split, Splits
 from tfx_jax.errors import UserError
-from tfx_jax.fields import fraction
+from tfx_jax.fields import documented, fraction
 from tfx_jax.functional.rollout import attention_rollout
 from tfx_jax.models.config import ModelConfig, require_kind
 from tfx_jax.models.vit import ViTConfig
@@ -29,6 +29,7 @@ from tfx_jax.tasks.prediction import ImageAttention, TrainedModel
 from tfx_jax.tasks.task import Artifacts, EvalResult, PlannedTask
 
 
+@documented
 @dataclasses.dataclass
 class ImageClassificationConfig:
     """To give each image a label."""

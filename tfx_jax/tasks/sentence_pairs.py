@@ -16,7 +16,7 @@ from tfx_jax.data.hf_tokenizer import HFTokenizer
 from tfx_jax.data.labelled import LabelledPair
 from tfx_jax.data.splits import Split, Splits
 from tfx_jax.errors import UserError
-from tfx_jax.fields import fraction
+from tfx_jax.fields import documented, fraction
 from tfx_jax.models.config import ModelConfig, require_kind
 from tfx_jax.models.decomposable import DecomposableConfig
 from tfx_jax.nn.attention import ShardAttention
@@ -46,6 +46,7 @@ def _pair_data() -> LabelledData:
     return LabelledData(dataset="grammar_pairs", tokenizer="words")
 
 
+@documented
 @dataclasses.dataclass
 class SentencePairConfig:
     """To say how two sentences are related."""

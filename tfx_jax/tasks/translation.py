@@ -16,7 +16,7 @@ from tfx_jax.data.pairs import pair_batches
 from tfx_jax.data.splits import Split, Splits
 from tfx_jax.data.text import PairSource, join_subwords, lines_of
 from tfx_jax.errors import UserError
-from tfx_jax.fields import at_least, fraction
+from tfx_jax.fields import at_least, documented, fraction
 from tfx_jax.models.config import EncoderDecoderConfig, ModelConfig, require_kind
 from tfx_jax.nn.attention import ShardAttention
 from tfx_jax.tasks.answers import Prediction
@@ -36,6 +36,7 @@ _TOKENIZER_PAIRS = 1_000_000
 _GRAMMAR_TOKENIZER_PAIRS = 20_000
 
 
+@documented
 @dataclasses.dataclass
 class TranslationConfig:
     """To translate sentences of one language into another, with one tokenizer for both."""
