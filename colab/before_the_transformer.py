@@ -202,7 +202,7 @@ runs["Bahdanau"] = learn("bahdanau", recurrent_model("bahdanau"))
 # The weights $\alpha$ are a row for each word written. Nobody told the model which word translates which:
 
 # %%
-from tfx_jax.cli.attention_plot import plot_attention
+from tfx_jax.training.attention_plot import plot_attention
 
 SENTENCE = "my aunt found the banana that taro 's friend bought yesterday ."
 

@@ -636,8 +636,8 @@ display(HTML("".join(paragraphs)))
 # Every model returns its attention maps if asked. Choose a layer and heads, and point at a word:
 
 # %%
-from tfx_jax.cli.attention_plot import plot_attention
 from tfx_jax.cli.attention_view import AttentionView
+from tfx_jax.training.attention_plot import plot_attention
 
 SENTENCE = "my mother 's dog ate the meat because it was hungry ."
 

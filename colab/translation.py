@@ -359,7 +359,7 @@ for name, weights in maps.items():
     print(f"{name:<16} [heads, queries, keys] = {weights.shape}")
 
 # %%
-from tfx_jax.cli.attention_plot import clean_piece, plot_attention
+from tfx_jax.training.attention_plot import clean_piece, plot_attention
 
 display(plot_attention(maps, source_pieces, target_pieces, target_inputs=["<s>", *target_pieces[:-1]]))
 

@@ -12,12 +12,16 @@ import numpy as np
 import pytest
 from flax import nnx
 
+from tfx_jax import hub as hub_module
 from tfx_jax.cli import main
 from tfx_jax.data.hf_tokenizer import load_folder_tokenizer
 from tfx_jax.data.train_tokenizer import train_or_load_folder
 from tfx_jax.errors import UserError
 from tfx_jax.hub import local_folder
 from tfx_jax.models import GPT, GPTConfig, hf
+from tfx_jax.tasks.language_modeling import LanguageModelConfig
+from tfx_jax.training.config import ExperimentConfig
+from tfx_jax.training.init_from import adopt_pretrained_config, tokenizer_folder
 
 COMMIT = "0" * 40
 
@@ -91,6 +95,7 @@ def _reach(monkeypatch, endpoint, cache):
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
     download = functools.partial(huggingface_hub.snapshot_download, endpoint=endpoint, cache_dir=cache)
     monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
+    hub_module._download.cache_clear()
 
 
 @pytest.mark.parametrize("name", ["tiny", "someone/tiny"])
@@ -109,6 +114,16 @@ def test_verbs_take_a_name(hub, tmp_path, capsys):
     assert main(["convert", "--model=tiny", f"--output={tmp_path / 'out'}"]) == 0
     assert "GPT2LMHeadModel" in capsys.readouterr().err
     assert (tmp_path / "out" / "tokenizer.json").exists()
+
+
+def test_the_hub_is_asked_once_for_all_that_a_training_starts_from(hub):
+    tokenizer_folder("tiny")
+    asked = hub.count
+    assert asked
+    config = ExperimentConfig(GPTConfig(), LanguageModelConfig(), init_from="tiny")
+    assert adopt_pretrained_config(config).model.d_model == 8
+    assert (tokenizer_folder("tiny") / "tokenizer.json").exists()
+    assert hub.count == asked
 
 
 def test_a_path_is_never_asked_for(hub):

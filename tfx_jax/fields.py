@@ -1,13 +1,20 @@
 """Fields of configurations that know which values they may have: `num_layers: int = at_least(1, 6)`."""
 
+import ast
 import dataclasses
+import functools
+import inspect
+import io
 import math
+import textwrap
+import tokenize
 from collections.abc import Iterable
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from tfx_jax.errors import UserError
 
 T = TypeVar("T")
+Kind = TypeVar("Kind", bound=type)
 
 _LARGEST = 2**31 - 1  # what counts and sizes become on devices
 MAX_BEAMS = 10_000
@@ -63,3 +70,74 @@ def check_fields(config: Any, name: str = "config") -> None:
             raise UserError(f"{path} must be {listed}, got {value!r}")
         if isinstance(value, float) and not math.isfinite(value):
             raise UserError(f"{path} must be finite, got {value}")
+
+
+def documented(kind: Kind) -> Kind:
+    """Has `help` say of each field of a dataclass what the comment in its source says."""
+    kind.__doc__ = cast(Any, _Documentation(kind.__doc__))
+    return kind
+
+
+class _Documentation:
+    """A docstring that reads the source when it is looked at: imports need not wait for it."""
+
+    def __init__(self, text: str | None):
+        self._text = inspect.cleandoc(text or "")
+
+    def __get__(self, instance: Any, owner: type) -> str:
+        told = [f"{name}: {meaning}" for name, meaning in meanings(owner).items() if meaning]
+        lines = [line for text in told for line in textwrap.wrap(text, 100, subsequent_indent="  ")]
+        return "\n".join([self._text, "", "Fields:", *(f"  {line}" for line in lines)])
+
+
+def meanings(kind: type) -> dict[str, str]:
+    """Says of each field of a dataclass what the comment in its source says and which values it may have."""
+    comments = _comments(kind)
+    return {
+        field.name: "; ".join(filter(None, (comments.get(field.name, "").rstrip("."), _allowed(field.metadata))))
+        for field in dataclasses.fields(kind)
+    }
+
+
+def _allowed(metadata: Any) -> str:
+    """What the declaration of a field lets it be."""
+    if "choices" in metadata:
+        return f"one of {', '.join(metadata['choices'])}"
+    if "is_fraction" in metadata:
+        return "in [0, 1)"
+    if "at_most" in metadata:
+        return f"{metadata['at_least']} to {metadata['at_most']}"
+    return f"at least {metadata['at_least']}" if metadata.get("at_least") else ""
+
+
+@functools.cache
+def _comments(kind: type) -> dict[str, str]:
+    """The comment of each field of a dataclass, behind it or above it; nothing where there is no source."""
+    found: dict[str, str] = {}
+    for base in reversed(kind.__mro__):
+        if not dataclasses.is_dataclass(base):
+            continue
+        try:
+            source = textwrap.dedent(inspect.getsource(base))
+        except (OSError, TypeError):  # made in a notebook, or by hand
+            continue
+        comments = {
+            token.start[0]: token.string.lstrip("# ")
+            for token in tokenize.generate_tokens(io.StringIO(source).readline)
+            if token.type == tokenize.COMMENT
+        }
+        lines = source.splitlines()
+        (body,) = ast.parse(source).body
+        for node in getattr(body, "body", ()):
+            if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+                behind = [comments[line] for line in range(node.lineno, (node.end_lineno or 0) + 1) if line in comments]
+                found[node.target.id] = " ".join(behind or _above(node.lineno, lines, comments))
+    return found
+
+
+def _above(line: int, lines: list[str], comments: dict[int, str]) -> list[str]:
+    """The lines of comment right above a line of source."""
+    told: list[str] = []
+    while (line := line - 1) in comments and lines[line - 1].lstrip().startswith("#"):
+        told.insert(0, comments[line])
+    return told

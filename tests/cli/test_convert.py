@@ -10,7 +10,7 @@ import pytest
 import safetensors.numpy
 from flax import nnx
 
-from tfx_jax.cli import main
+from tfx_jax.cli import main, progress
 from tfx_jax.models import GPT, GPTConfig, hf
 from tfx_jax.models.hf.folder import Fields
 
@@ -159,6 +159,15 @@ def test_every_architecture(tmp_path, capfd, architecture):
     config = json.loads((output / "config.json").read_text())
     assert config["tied"] == "knot"
     assert config["id2label"] == own["id2label"]
+
+
+def test_a_large_folder_shows_how_far_it_is(source, tmp_path, capfd, monkeypatch):
+    monkeypatch.setitem(progress._BETWEEN, False, 0.0)  # as if an array took half a minute
+    assert main(["convert", f"--model={source}", f"--output={tmp_path / 'output'}"]) == 0
+    lines = [line.partition(", ETA")[0] for line in capfd.readouterr().err.splitlines() if line.startswith("read ")]
+    whole = f"read {NUM_PARAMETERS:,} of {NUM_PARAMETERS:,} parameters"
+    assert (lines.count(whole), lines[-1]) == (1, f"{whole} again")
+    assert len(lines) == 2 * len(leaves(hf.load(source)))
 
 
 def test_without_json_standard_output_is_empty(source, tmp_path, capfd):

@@ -1,6 +1,8 @@
 """`--print-config`: every field of an experiment as a flag that works, with what its source says of it."""
 
 import dataclasses
+import inspect
+import pydoc
 import re
 import shlex
 
@@ -10,7 +12,7 @@ from tests.training.configs import TRAININGS, default_config, title
 from tfx_jax.cli import main
 from tfx_jax.cli.fields_help import fields_help
 from tfx_jax.cli.overrides import override
-from tfx_jax.fields import at_least, fraction, one_of
+from tfx_jax.fields import at_least, documented, fraction, meanings, one_of
 from tfx_jax.models import BertConfig
 from tfx_jax.training.config import ExperimentConfig, flat
 
@@ -80,6 +82,26 @@ def test_the_command_prints_what_a_training_would_have(capsys, tmp_path):
     assert not list(tmp_path.iterdir())
     assert main(["train", "--config=transformer_demo:test"]) == 2
     assert "--workdir is missing" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("classes", TRAININGS, ids=title)
+def test_help_of_every_configuration_says_what_its_fields_mean(classes):
+    def check(config):
+        said = " ".join(inspect.getdoc(type(config)).split())
+        for name, meaning in meanings(type(config)).items():
+            assert not meaning or f" {name}: {' '.join(meaning.split())}" in said
+            if dataclasses.is_dataclass(getattr(config, name)):
+                check(getattr(config, name))
+
+    check(default_config(classes))
+
+
+def test_help_shows_fields_below_the_docstring():
+    shown = documented(dataclasses.make_dataclass("Shown", [], bases=(Part,), namespace={"__doc__": Part.__doc__}))
+    lines = [line.strip(" |") for line in pydoc.render_doc(shown, renderer=pydoc.plaintext).splitlines()]
+    start = lines.index("What lies inside.")
+    assert lines[start + 2 : start + 6] == ["More of it.", "", "Fields:", "rate: of dropping; in [0, 1)"]
+    assert lines[start + 6].startswith("sizes: Told at a length")
 
 
 def test_the_source_says_something_of_most_fields():

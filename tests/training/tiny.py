@@ -2,16 +2,18 @@
 
 import dataclasses
 import functools
+import io
 from unittest import mock
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import PIL.Image
 from flax import nnx
 
 from tfx_jax.functional.dropout import dropout
 from tfx_jax.models import TransformerConfig
-from tfx_jax.training import loop
+from tfx_jax.training import loop, progress
 from tfx_jax.training.checkpoint import Checkpoints
 from tfx_jax.training.config import ExperimentConfig
 
@@ -107,3 +109,14 @@ def whole_state(workdir):
         )
         wanted.pop("metrics", None)
         return newest, checkpointer.load_checkpointables(newest, wanted), checkpointer.metadata(newest).custom_metadata
+
+
+def pictures(workdir):
+    """Step and picture of each image "validation/attention" that a training wrote for TensorBoard."""
+    return [
+        (event.step, PIL.Image.open(io.BytesIO(value.image.encoded_image_string)))
+        for path in sorted((workdir / "tensorboard").iterdir())
+        for event in progress._read_events(path)
+        for value in event.summary.value
+        if value.tag == "validation/attention"
+    ]

@@ -5,9 +5,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from tfx_jax.cli.attention_plot import save_attention, save_figure
 from tfx_jax.cli.attention_view import AttentionView
-from tfx_jax.cli.image_plot import plot_maps
 from tfx_jax.cli.options import add_model_options, load_model, set_up_program
 from tfx_jax.cli.parser import Parser, at_least_one
 from tfx_jax.data.images import read_centre, read_image
@@ -18,6 +16,8 @@ from tfx_jax.tasks.event_classification import EventClassificationTask
 from tfx_jax.tasks.image_classification import ImageClassificationTask
 from tfx_jax.tasks.sentence_pairs import SentencePairTask
 from tfx_jax.tasks.translation import TranslationTask
+from tfx_jax.training.attention_plot import save_attention, save_figure
+from tfx_jax.training.image_plot import plot_maps
 
 
 def run(argv: Sequence[str]) -> int:
@@ -76,14 +76,13 @@ def _attend_to_image(arguments: argparse.Namespace) -> int:
         raise UserError(f"{arguments.workdir} holds no model of images: --image is for those that describe or classify")
     image = _read(task, arguments.image, arguments.split)
     if isinstance(task, CaptioningTask):
-        titles, weights = task.attention(model, image, arguments.target)
-        said = " ".join(titles[:-1])
+        found = task.attention(model, image, arguments.target)
     else:
         if arguments.target is not None:
             raise UserError("--target is a caption, and this model writes none: it classifies images")
-        said, titles, weights = task.attention(model, image)
-    save_figure(arguments.output, lambda: plot_maps(image, titles, weights))
-    print(f"drew {len(weights)} attention maps in {arguments.output}: {said}")
+        found = task.attention(model, image)
+    save_figure(arguments.output, lambda: plot_maps(image, found.titles, found.maps))
+    print(f"drew {len(found.maps)} attention maps in {arguments.output}: {found.said}")
     return 0
 
 

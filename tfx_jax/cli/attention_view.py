@@ -12,8 +12,8 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from jaxtyping import Float
 
-from tfx_jax.cli.attention_plot import AXES, clean_piece, group_maps
 from tfx_jax.errors import UserError
+from tfx_jax.training.attention_plot import AXES, clean_piece, group_maps
 
 _ONE = 1000  # weights are stored in thousandths: smaller than text of floats, and finer than a screen shows
 

@@ -48,7 +48,7 @@ def run(argv: Sequence[str]) -> int:
     check_one_source(arguments)
     set_up_program()
     options = {"dtype": arguments.dtype, "allow_nonfinite": arguments.allow_nonfinite}
-    output, progress = _local(arguments.output), Progress()
+    output, progress = _local(arguments.output), Progress("read {} parameters")
     progress.stage(f"reading {arguments.model or arguments.workdir}")
     if arguments.workdir is not None:
         _refuse_to_overwrite(None, output, allowed=arguments.overwrite)
@@ -59,18 +59,18 @@ def run(argv: Sequence[str]) -> int:
             raise UserError(f"{arguments.workdir}: {error}") from None
         # Others learn from these fields where a generated text ends.
         ends = {f"{role}_token_id": getattr(tokenizer, f"{role}_id") for role in ("bos", "eos")}
-        _save(model, output, {name: index for name, index in ends.items() if index is not None}, options)
+        _save(model, output, {name: index for name, index in ends.items() if index is not None}, options, progress)
         copied, left_out, before = _copy(epath.Path(arguments.workdir) / "tokenizer", output), [], None
         _surround(output, tokenizer, model.config.kind)
     else:
         source = _local(str(local_folder(arguments.model)))
         _refuse_to_overwrite(source, output, allowed=arguments.overwrite)
-        model, fields = hf.load(source, allow_nonfinite=arguments.allow_nonfinite), _config(source)
+        fields = _config(source)
+        model = hf.load(source, allow_nonfinite=arguments.allow_nonfinite, on_read=progress.update)
         kept = {name: value for name, value in fields.items() if not (name in _DROPPED or name.startswith("_"))}
-        _save(model, output, kept, options)
+        _save(model, output, kept, options, progress)
         copied, before = _copy(source, output), Tensors(source).num_bytes
         left_out = _left_out(source, output, hf.FAMILIES[_config(output)["architectures"][0]])
-    progress.stage(f"reading {output} again")
     _verify(model, output, arguments.dtype)
     progress.clear()
     found = {
@@ -96,7 +96,10 @@ def run(argv: Sequence[str]) -> int:
     return 0
 
 
-def _save(model: Any, output: pathlib.Path, fields: dict[str, Any], options: dict[str, Any]) -> None:
+def _save(
+    model: Any, output: pathlib.Path, fields: dict[str, Any], options: dict[str, Any], progress: Progress
+) -> None:
+    progress.stage(f"writing {output}")
     try:
         hf.save(model, output, fields=fields, **options)
     except ValueError as error:
@@ -165,7 +168,11 @@ def _left_out(source: pathlib.Path, output: pathlib.Path, family: hf.Family) -> 
 
 def _verify(model: Any, output: pathlib.Path, dtype: str) -> None:
     """Compares what was written with what should have been, bit for bit."""
-    again = hf.load(output, allow_nonfinite=True)  # what it may hold was decided before it was written
+    progress = Progress("read {} parameters again")
+    progress.stage(f"reading {output} again")
+    # What it may hold was decided before it was written.
+    again = hf.load(output, allow_nonfinite=True, on_read=progress.update)
+    progress.clear()
     pairs = zip(jax.tree.leaves(nnx.state(model)), jax.tree.leaves(nnx.state(again)), strict=True)
     stored = jax.numpy.dtype(dtype)
     same = all(

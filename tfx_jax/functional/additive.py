@@ -16,8 +16,10 @@ from tfx_jax.functional.attention_from_logits import attention_from_logits
 from tfx_jax.functional.empty import zeros_where_empty
 from tfx_jax.functional.explicit_axes import divided_as_queries
 from tfx_jax.functional.masks import Bias, Mask, SegmentIds
+from tfx_jax.functional.weights_on_request import weights_on_request
 
 
+@weights_on_request
 @divided_as_queries
 @zeros_where_empty
 def additive_attention(
@@ -100,6 +102,7 @@ def additive_attention(
     return (out, weights) if return_weights else out
 
 
+@weights_on_request
 @divided_as_queries
 @zeros_where_empty
 def general_attention(

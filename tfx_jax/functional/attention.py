@@ -10,8 +10,10 @@ from tfx_jax.functional.attention_from_logits import attention_from_logits, dot_
 from tfx_jax.functional.explicit_axes import divided_as_queries
 from tfx_jax.functional.kernels import best_kernels, is_undivided, kernel_attention
 from tfx_jax.functional.masks import Bias, Mask, SegmentIds, check_shapes
+from tfx_jax.functional.weights_on_request import weights_on_request
 
 
+@weights_on_request
 @divided_as_queries
 def dot_product_attention(
     query: Float[Array, "B T N H"],

@@ -7,7 +7,10 @@ from typing import Any
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from tfx_jax.functional.weights_on_request import weights_on_request
 
+
+@weights_on_request
 def attention_over_axes(
     attention_fn: Callable[..., Any],
     query: Float[Array, "B *queries N H"],

@@ -13,8 +13,10 @@ from tfx_jax.functional.blocks import attend_in_blocks, check_over_keys, cut
 from tfx_jax.functional.empty import zeros_where_empty
 from tfx_jax.functional.explicit_axes import divided_as_queries
 from tfx_jax.functional.masks import Bias, Mask, SegmentIds, pair_of_segment_ids
+from tfx_jax.functional.weights_on_request import weights_on_request
 
 
+@weights_on_request
 @divided_as_queries
 @zeros_where_empty
 def bigbird_attention(

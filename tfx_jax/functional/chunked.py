@@ -23,8 +23,10 @@ from tfx_jax.functional.online_softmax import (
     no_gradients,
     split_inputs,
 )
+from tfx_jax.functional.weights_on_request import weights_on_request
 
 
+@weights_on_request
 @divided_as_queries
 @zeros_where_empty
 def chunked_attention(

@@ -12,8 +12,10 @@ from tfx_jax.functional.explicit_axes import divided_as_queries
 from tfx_jax.functional.lsh import visible_tokens
 from tfx_jax.functional.masks import Mask, SegmentIds, check_shapes, pair_of_segment_ids
 from tfx_jax.functional.normalization import layer_norm
+from tfx_jax.functional.weights_on_request import weights_on_request
 
 
+@weights_on_request
 @divided_as_queries
 @zeros_where_empty
 def routing_attention(

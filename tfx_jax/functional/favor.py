@@ -20,6 +20,7 @@ from tfx_jax.functional.empty import zeros_where_empty
 from tfx_jax.functional.explicit_axes import divided_as_queries
 from tfx_jax.functional.masks import Bias, Mask, check_shapes
 from tfx_jax.functional.orthogonal import orthogonal_of_normal
+from tfx_jax.functional.weights_on_request import weights_on_request
 
 # As parts of the largest number: the logarithm of a feature that counts for nothing, and the least reference of a sum,
 # far enough above it that their difference underflows to zero. Finite, because infinities would make NaN gradients.
@@ -77,6 +78,7 @@ def log_elu_features(x: Float[Array, "*batch H"]) -> Float[Array, "*batch H"]:
     return jnp.minimum(x, 0) + jnp.log1p(jnp.maximum(x, 0))
 
 
+@weights_on_request
 @divided_as_queries
 @zeros_where_empty
 def favor_attention(
@@ -146,6 +148,7 @@ def favor_attention(
     )
 
 
+@weights_on_request
 @divided_as_queries
 @zeros_where_empty
 def linear_attention(

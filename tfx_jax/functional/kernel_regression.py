@@ -5,8 +5,10 @@ import numpy as np
 from jaxtyping import Array, Bool, Float
 
 from tfx_jax.functional.attention_from_logits import attention_from_logits
+from tfx_jax.functional.weights_on_request import weights_on_request
 
 
+@weights_on_request
 def kernel_regression(
     query_points: Float[Array, " T"] | Float[Array, "T D"],
     points: Float[Array, " S"] | Float[Array, "S D"],

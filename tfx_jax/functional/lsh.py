@@ -13,10 +13,12 @@ from tfx_jax.functional.dropout import dropout
 from tfx_jax.functional.empty import zeros_where_empty
 from tfx_jax.functional.explicit_axes import divided_as_queries
 from tfx_jax.functional.masks import Mask, check_shapes, pair_of_segment_ids
+from tfx_jax.functional.weights_on_request import weights_on_request
 
 _HIDDEN_SEGMENT = np.iinfo(np.int32).max
 
 
+@weights_on_request
 @divided_as_queries
 @zeros_where_empty
 def lsh_attention(

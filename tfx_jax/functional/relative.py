@@ -9,8 +9,10 @@ from tfx_jax.functional.empty import zeros_where_empty
 from tfx_jax.functional.explicit_axes import divided_as_queries
 from tfx_jax.functional.masks import Bias, Mask, SegmentIds, check_shapes
 from tfx_jax.functional.positions import relative_shift
+from tfx_jax.functional.weights_on_request import weights_on_request
 
 
+@weights_on_request
 @divided_as_queries
 @zeros_where_empty
 def relative_attention(

@@ -23,8 +23,10 @@ from tfx_jax.functional.online_softmax import (
     no_gradients,
     split_inputs,
 )
+from tfx_jax.functional.weights_on_request import weights_on_request
 
 
+@weights_on_request
 def ring_attention(
     query: Float[Array, "B T N H"],
     key: Float[Array, "B S K H"],

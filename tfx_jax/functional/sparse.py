@@ -14,11 +14,13 @@ from tfx_jax.functional.blocks import attend_in_blocks, check_over_keys, cut
 from tfx_jax.functional.empty import zeros_where_empty
 from tfx_jax.functional.explicit_axes import divided_as_queries
 from tfx_jax.functional.masks import Bias, Mask, SegmentIds
+from tfx_jax.functional.weights_on_request import weights_on_request
 
 SMALLEST_BLOCK = 32
 """Products of fewer queries leave matrix units idle."""
 
 
+@weights_on_request
 @divided_as_queries
 @zeros_where_empty
 def local_attention(
@@ -90,6 +92,7 @@ def local_attention(
     )
 
 
+@weights_on_request
 @divided_as_queries
 @zeros_where_empty
 def sliding_window_attention(

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Bool, Float, Int
 
-from tfx_jax.fields import at_least, fraction, one_of
+from tfx_jax.fields import at_least, documented, fraction, one_of
 from tfx_jax.functional.linear import add_bias
 from tfx_jax.functional.longformer import longformer_attention
 from tfx_jax.models.config import DTYPES, layer_pattern
@@ -45,6 +45,7 @@ _SIZES = {
 }
 
 
+@documented
 @dataclasses.dataclass(unsafe_hash=True)  # a model keeps a copy of its own, as a static part
 class BertConfig:
     """Sizes of a BERT; the defaults are those of the uncased base model.

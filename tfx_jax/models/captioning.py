@@ -11,7 +11,7 @@ from flax import nnx
 from jaxtyping import Array, Bool, Float, Int, Shaped
 
 from tfx_jax.errors import UserError
-from tfx_jax.fields import at_least, fraction, one_of
+from tfx_jax.fields import at_least, documented, fraction, one_of
 from tfx_jax.functional.additive import additive_attention
 from tfx_jax.functional.hard import hard_attention
 from tfx_jax.functional.linear import add_bias, linear_logits
@@ -28,6 +28,7 @@ VARIANTS = ("soft", "hard")
 _LEAST = 1e-30  # of a probability whose logarithm is taken: the gradient at 0 has to be a number
 
 
+@documented
 @dataclasses.dataclass(unsafe_hash=True)  # a model keeps a copy of its own, as a static part
 class CaptionerConfig:
     """Sizes of a model that describes images (https://arxiv.org/abs/1502.03044).

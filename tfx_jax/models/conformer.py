@@ -12,7 +12,7 @@ from flax import nnx
 from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float, Int
 
-from tfx_jax.fields import at_least, fraction, one_of
+from tfx_jax.fields import at_least, documented, fraction, one_of
 from tfx_jax.functional.linear import add_bias
 from tfx_jax.functional.masks import padding_mask
 from tfx_jax.models.config import DTYPES, layer_pattern
@@ -31,6 +31,7 @@ _GLOROT = nnx.initializers.glorot_uniform()
 _SIZES = {"Conformer-S": (16, 144, 4), "Conformer-M": (16, 256, 4), "Conformer-L": (17, 512, 8)}
 
 
+@documented
 @dataclasses.dataclass(unsafe_hash=True)  # a model keeps a copy of its own, as a static part
 class ConformerConfig:
     """Sizes of a Conformer; the defaults are those of Conformer-S (https://arxiv.org/abs/2005.08100, table 1).

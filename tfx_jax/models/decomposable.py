@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Bool, Float, Int
 
-from tfx_jax.fields import at_least, fraction, one_of
+from tfx_jax.fields import at_least, documented, fraction, one_of
 from tfx_jax.functional.attention import dot_product_attention
 from tfx_jax.functional.decomposable import attend_both, decomposable_attention
 from tfx_jax.models.config import DTYPES
@@ -23,6 +23,7 @@ INITS = ("plain", "matching")
 """Ways to draw the parameters, see `DecomposableConfig.init`."""
 
 
+@documented
 @dataclasses.dataclass(unsafe_hash=True)  # a model keeps a copy of its own, as a static part
 class DecomposableConfig:
     """Sizes of a decomposable attention model; the defaults are the paper's (https://arxiv.org/abs/1606.01933).

@@ -10,7 +10,7 @@ from flax import nnx
 from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float, Int
 
-from tfx_jax.fields import at_least, fraction, one_of
+from tfx_jax.fields import at_least, documented, fraction, one_of
 from tfx_jax.functional.linear import add_bias
 from tfx_jax.functional.recurrent import State, lstm_cell, narrow_product, scan_cell
 from tfx_jax.models.config import DTYPES
@@ -23,6 +23,7 @@ NUM_CHARACTERS = 259
 _GLOROT = nnx.initializers.glorot_uniform()
 
 
+@documented
 @dataclasses.dataclass(unsafe_hash=True)
 class CharacterConfig:
     """Sizes of a character CNN; the defaults are those of the published ELMo."""
@@ -49,6 +50,7 @@ class CharacterConfig:
         return word_length * filters * self.d_character + features * (2 * self.num_highway * features + d_model)
 
 
+@documented
 @dataclasses.dataclass(unsafe_hash=True)
 class ElmoTaggerConfig:
     """Sizes of what is trained above a frozen ELMo, or without one."""
@@ -62,6 +64,7 @@ class ElmoTaggerConfig:
     dropout_rate: float = fraction(0.5)  # of what the LSTM and the classifier read
 
 
+@documented
 @dataclasses.dataclass(unsafe_hash=True)  # a model keeps a copy of its own, as a static part
 class ElmoConfig:
     """Sizes of an ELMo; the defaults are those of the published "original" model, of the One Billion Word corpus."""

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Bool, Float, Int
 
-from tfx_jax.fields import at_least, fraction, one_of
+from tfx_jax.fields import at_least, documented, fraction, one_of
 from tfx_jax.functional.linear import add_bias
 from tfx_jax.functional.masks import SegmentIds
 from tfx_jax.models.config import DTYPES, layer_pattern
@@ -51,6 +51,7 @@ _SIZES = {
 }
 
 
+@documented
 @dataclasses.dataclass(unsafe_hash=True)  # a model keeps a copy of its own, as a static part
 class GPTConfig:
     """Sizes of a GPT; the defaults are those of the smallest GPT-2."""

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Bool, Float, Int
 
-from tfx_jax.fields import at_least, fraction, one_of
+from tfx_jax.fields import at_least, documented, fraction, one_of
 from tfx_jax.functional.linear import add_bias
 from tfx_jax.functional.positions import sinusoidal_positions
 from tfx_jax.models.config import DTYPES, layer_pattern
@@ -27,6 +27,7 @@ from tfx_jax.nn.normalization import LayerNorm
 from tfx_jax.nn.stack import REMATS, scan_layers, stack_layers
 
 
+@documented
 @dataclasses.dataclass(unsafe_hash=True)  # a model keeps a copy of its own, as a static part
 class LongEncoderConfig:
     """Sizes of an encoder of long sequences; the defaults are those that the authors have for ListOps.

@@ -11,7 +11,7 @@ from flax import nnx
 from jaxtyping import Array, Bool, Float, Int
 
 from tfx_jax.errors import UserError
-from tfx_jax.fields import at_least, fraction, one_of
+from tfx_jax.fields import at_least, documented, fraction, one_of
 from tfx_jax.functional.linear import add_bias
 from tfx_jax.functional.lsh import lsh_attention
 from tfx_jax.functional.reversible import reversible_stack
@@ -28,6 +28,7 @@ from tfx_jax.nn.replay import at_last, init_replay, replay_step
 from tfx_jax.nn.stack import stack_layers, unstack_layers
 
 
+@documented
 @dataclasses.dataclass(unsafe_hash=True)  # a model keeps a copy of its own, as a static part
 class ReformerConfig:
     """Sizes of a Reformer; the defaults are those of the paper's three layers for enwik8, for texts of 4,096 tokens."""

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
-from tfx_jax.fields import at_least, fraction, one_of
+from tfx_jax.fields import at_least, documented, fraction, one_of
 from tfx_jax.functional.masks import padding_mask
 from tfx_jax.functional.positions import sinusoidal_positions
 from tfx_jax.models.config import DTYPES, layer_pattern
@@ -23,6 +23,7 @@ from tfx_jax.nn.normalization import LayerNorm
 from tfx_jax.nn.stack import REMATS, scan_layers, stack_layers
 
 
+@documented
 @dataclasses.dataclass(unsafe_hash=True)  # a model keeps a copy of its own, as a static part
 class SanCTCConfig:
     """Sizes of a SAN-CTC; the defaults are those of the paper's model (https://arxiv.org/abs/1901.10055, section 4).

@@ -12,7 +12,7 @@ from flax import nnx
 from jaxtyping import Array, Bool, Float, Int
 
 from tfx_jax.errors import UserError
-from tfx_jax.fields import at_least, fraction, one_of
+from tfx_jax.fields import at_least, documented, fraction, one_of
 from tfx_jax.functional.additive import additive_attention, attentional_vector, general_attention
 from tfx_jax.functional.attention import dot_product_attention
 from tfx_jax.functional.dropout import dropout
@@ -32,6 +32,7 @@ VARIANTS = ("fixed", "bahdanau", "luong")
 SCORES = ("general", "dot", "concat")
 
 
+@documented
 @dataclasses.dataclass(unsafe_hash=True)  # a model keeps a copy of its own, as a static part
 class Seq2SeqConfig:
     """Sizes of a recurrent encoder-decoder.

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Bool, Float, Int
 
-from tfx_jax.fields import at_least, fraction, one_of
+from tfx_jax.fields import at_least, documented, fraction, one_of
 from tfx_jax.functional.additive import additive_attention
 from tfx_jax.functional.attention import dot_product_attention
 from tfx_jax.functional.attention_from_logits import attention_from_logits
@@ -24,6 +24,7 @@ from tfx_jax.nn.linear import Linear
 POOLINGS = ("additive", "dot", "mean")
 
 
+@documented
 @dataclasses.dataclass(unsafe_hash=True)  # a model keeps a copy of its own, as a static part
 class Seq2VecConfig:
     """Sizes of a model in the spirit of Rajkomar et al. (2018, https://doi.org/10.1038/s41746-018-0029-1).

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Bool, Float, Int
 
-from tfx_jax.fields import at_least, fraction, one_of
+from tfx_jax.fields import at_least, documented, fraction, one_of
 from tfx_jax.functional.attention import dot_product_attention
 from tfx_jax.functional.positions import relative_position_bias
 from tfx_jax.models.config import DTYPES, layer_pattern
@@ -54,6 +54,7 @@ _SIZES = {
 }
 
 
+@documented
 @dataclasses.dataclass(unsafe_hash=True)  # a model keeps a copy of its own, as a static part
 class T5Config:
     """Sizes of a T5; the defaults are those of the smallest."""

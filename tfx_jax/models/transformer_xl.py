@@ -12,7 +12,7 @@ from flax import nnx
 from jaxtyping import Array, Bool, Float, Int
 
 from tfx_jax.errors import UserError
-from tfx_jax.fields import at_least, fraction, one_of
+from tfx_jax.fields import at_least, documented, fraction, one_of
 from tfx_jax.models.config import DTYPES
 from tfx_jax.nn.attention import MultiHeadAttention, ShardAttention
 from tfx_jax.nn.cores import AttentionConfig
@@ -23,6 +23,7 @@ from tfx_jax.nn.layers import Residual
 from tfx_jax.nn.stack import REMATS, scan_layers, stack_layers
 
 
+@documented
 @dataclasses.dataclass(unsafe_hash=True)  # a model keeps a copy of its own, as a static part
 class TransformerXLConfig:
     """Sizes of a Transformer-XL; the defaults are the 12 layers of 41 M parameters on enwik8 (table 2)."""

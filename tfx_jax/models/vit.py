@@ -12,7 +12,7 @@ import numpy as np
 from flax import nnx
 from jaxtyping import Array, Float
 
-from tfx_jax.fields import at_least, fraction, one_of
+from tfx_jax.fields import at_least, documented, fraction, one_of
 from tfx_jax.functional.linear import add_bias
 from tfx_jax.models.config import DTYPES, layer_pattern
 from tfx_jax.models.flops import stack_flops
@@ -35,6 +35,7 @@ _SIZES = {
 }
 
 
+@documented
 @dataclasses.dataclass(unsafe_hash=True)  # a model keeps a copy of its own, as a static part
 class ViTConfig:
     """Sizes of a Vision Transformer; the defaults are those of ViT-B/16 with the classes of ImageNet."""

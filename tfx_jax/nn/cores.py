@@ -16,6 +16,7 @@ from flax import nnx
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
+from tfx_jax.fields import documented
 from tfx_jax.functional.additive import additive_attention, general_attention
 from tfx_jax.functional.attention import dot_product_attention
 from tfx_jax.functional.bigbird import bigbird_attention
@@ -34,6 +35,7 @@ AttentionFn = Callable[..., Any]
 """A callable with the signature of `tfx_jax.functional.dot_product_attention`."""
 
 
+@documented
 @dataclasses.dataclass(unsafe_hash=True)  # part of a model's configuration, which is a static part of the model
 class AttentionOptions:
     """Options of attention cores; None leaves what the function itself has, and most belong to some cores only."""
@@ -65,6 +67,7 @@ class AttentionOptions:
         return AttentionOptions(**{name: value for name, value in self.given.items() if name in names})
 
 
+@documented
 @dataclasses.dataclass(unsafe_hash=True)
 class AttentionConfig:
     """The self-attention of a model's layers, by name: `--config.model.attention.name=window`.

@@ -12,7 +12,7 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float
 
 from tfx_jax.errors import UserError
-from tfx_jax.fields import at_least
+from tfx_jax.fields import at_least, documented
 from tfx_jax.functional.moe import (
     Exchange,
     Routing,
@@ -30,6 +30,7 @@ from tfx_jax.nn.stack import stack_layers
 _ROUTINGS = {1: top_1_routing, 2: top_2_routing}
 
 
+@documented
 @dataclasses.dataclass(unsafe_hash=True)  # part of a model's configuration, which is a static part of the model
 class ExpertsConfig:
     """The mixtures of experts of a model, in place of feed-forward networks: `--config.model.experts.num_experts=8`."""

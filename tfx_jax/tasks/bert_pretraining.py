@@ -17,7 +17,7 @@ from tfx_jax.data.pretraining import PretrainingExamples, make_examples, split_s
 from tfx_jax.data.splits import Split, Splits
 from tfx_jax.data.wikitext import running_text
 from tfx_jax.errors import UserError
-from tfx_jax.fields import at_least, fraction
+from tfx_jax.fields import at_least, documented, fraction
 from tfx_jax.models.bert import BertConfig
 from tfx_jax.models.bert_heads import BertPretraining
 from tfx_jax.models.config import ModelConfig, require_kind
@@ -37,6 +37,7 @@ Documents = list[list[str]]
 """The sentences of each document."""
 
 
+@documented
 @dataclasses.dataclass
 class BertPretrainingConfig:
     """To predict masked tokens, and whether two segments of plain text are neighbours.

@@ -16,6 +16,7 @@ from tfx_jax.data.documents import TextDocuments, document_lines
 from tfx_jax.data.hf_tokenizer import HFTokenizer
 from tfx_jax.data.splits import Split, Splits
 from tfx_jax.errors import UserError
+from tfx_jax.fields import documented
 from tfx_jax.models.config import ModelConfig, require_kind
 from tfx_jax.models.elmo import ElmoConfig, ElmoLanguageModel
 from tfx_jax.nn.attention import ShardAttention
@@ -29,6 +30,7 @@ from tfx_jax.tasks.text_data import TextData
 from tfx_jax.tasks.word_characters import boundary_row, word_rows
 
 
+@documented
 @dataclasses.dataclass
 class BidirectionalLanguageModelConfig:
     """To predict every word of plain text from those before it, and from those behind it.

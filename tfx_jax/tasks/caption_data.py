@@ -11,7 +11,7 @@ from tfx_jax.data.images import read_image
 from tfx_jax.data.splits import SPLITS, Split
 from tfx_jax.data.text import PairSource, read_tsv
 from tfx_jax.errors import UserError
-from tfx_jax.fields import at_least, one_of
+from tfx_jax.fields import at_least, documented, one_of
 from tfx_jax.models.config import ModelConfig
 from tfx_jax.tasks.text_files import check_batch, has_file, split_path
 from tfx_jax.toy_shapes import IMAGE_SIZE, MAX_WORDS, draw_scene
@@ -48,6 +48,7 @@ class CaptionedImages(Protocol):
         ...
 
 
+@documented
 @dataclasses.dataclass
 class CaptionData:
     """Which images there are, and how much of them makes a batch."""

@@ -15,7 +15,7 @@ from jaxtyping import Array, Bool, Float, Int
 from tfx_jax.data.batching import Batch, BatchSpec, Example, ExampleList, ExampleSource, LoaderOptions, train_batches
 from tfx_jax.data.hf_tokenizer import HFTokenizer
 from tfx_jax.data.splits import Split, Splits
-from tfx_jax.fields import at_least
+from tfx_jax.fields import at_least, documented
 from tfx_jax.functional.hard import score_function_loss
 from tfx_jax.functional.losses import label_smoothed_cross_entropy
 from tfx_jax.models.captioning import CaptionerConfig
@@ -28,13 +28,14 @@ from tfx_jax.tasks.cross_entropy import summed_cross_entropy
 from tfx_jax.tasks.decoding import BeamSearch, DecodingConfig, Search, decode
 from tfx_jax.tasks.loss import LossOutput, Metric
 from tfx_jax.tasks.planning import NO_DATA, planned_batch
-from tfx_jax.tasks.prediction import TrainedModel
+from tfx_jax.tasks.prediction import ImageAttention, TrainedModel
 from tfx_jax.tasks.task import Artifacts, EvalResult, MetricInfo, PlannedTask
 
 BASELINE_DECAY = 0.9
 """Of the moving average of rewards (Xu et al., 2015, section 4.1)."""
 
 
+@documented
 @dataclasses.dataclass
 class CaptioningConfig:
     """To describe images."""
@@ -174,18 +175,18 @@ class CaptioningTask:
         told = ", ".join(f"{metric.title} {metric.format(found[metric.name])}" for metric in self.metrics)
         return EvalResult(found, f"{told}, {len(references):,} images")
 
-    def attention(
-        self, model: TrainedModel, image: np.ndarray, caption: str | None = None
-    ) -> tuple[list[str], np.ndarray]:
-        """Computes where the model looks for each token of a caption; without one, of its own.
+    def attention_example(self, model: TrainedModel) -> ImageAttention:
+        """See `tfx_jax.tasks.task.Task`."""
+        example = self._splits["validation"][0]
+        return self.attention(model, example.image, example.caption)
 
-        Returns:
-          The tokens, the end included, and weights [T, grid, grid] float32.
-        """
+    def attention(self, model: TrainedModel, image: np.ndarray, caption: str | None = None) -> ImageAttention:
+        """Computes where the model looks for each token of a caption, its end included; without one, of its own."""
         caption = self.predict(model, [image])[0] if caption is None else caption
         (example,), size = self.encode([Captioned(image, caption)]), self.model_config.grid_size
         (weights,) = model.map_batches(_weights, [{name: array[None] for name, array in example.items()}])
-        return self.tokenizer.pieces(example["caption"].tolist()), weights[0].reshape(-1, size, size)
+        titles = self.tokenizer.pieces(example["caption"].tolist())
+        return ImageAttention(image, titles, weights[0].reshape(-1, size, size), " ".join(titles[:-1]))
 
     def _write(self, model: TrainedModel, examples: ExampleSource) -> list[list[int]]:
         """The tokens of the captions that a search finds, the end included."""

@@ -24,7 +24,7 @@ from tfx_jax.data.labelled import (
 )
 from tfx_jax.data.splits import Split, Splits
 from tfx_jax.errors import UserError
-from tfx_jax.fields import at_least, fraction, one_of
+from tfx_jax.fields import at_least, documented, fraction, one_of
 from tfx_jax.models.bert import BertConfig
 from tfx_jax.models.bert_heads import BertClassifier
 from tfx_jax.models.config import ModelConfig, require_kind
@@ -43,6 +43,7 @@ from tfx_jax.toy_grammar import grammar_labelled, grammar_labelled_pairs
 LabelledTexts = Sequence[LabelledText] | Sequence[LabelledPair]
 
 
+@documented
 @dataclasses.dataclass
 class LabelledData:
     """Where labelled texts, or pairs of texts, come from, and how much of them makes an example and a batch."""
@@ -112,6 +113,7 @@ CLASS_METRICS = (MetricInfo("accuracy", "accuracy", " %"), MetricInfo("macro_f1"
 """The fields of `ClassScores`."""
 
 
+@documented
 @dataclasses.dataclass
 class ClassificationConfig:
     """To give each text, or each pair of texts, a label."""

@@ -17,7 +17,7 @@ from jax.experimental import io_callback
 from jaxtyping import Array, Bool, Int, PRNGKeyArray, Shaped
 
 from tfx_jax.errors import UserError
-from tfx_jax.fields import MAX_BEAMS, at_least, within
+from tfx_jax.fields import MAX_BEAMS, at_least, documented, within
 from tfx_jax.functional.beam_search import beam_search
 from tfx_jax.functional.search import Cache, StepFn, greedy_search, sample, with_repetition_penalty
 from tfx_jax.nn.decoding import Decoder
@@ -30,6 +30,7 @@ Observer = Callable[[np.ndarray], np.ndarray]
 """Is shown the newest token of each row, [B] int32, -1 where there is none, and answers which rows are to stop."""
 
 
+@documented
 @dataclasses.dataclass
 class DecodingConfig:
     """How a task searches for texts: by default with the beam of Vaswani et al. (2017), section 6.1."""

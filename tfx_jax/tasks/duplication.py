@@ -18,7 +18,7 @@ from jaxtyping import Array, Int
 from tfx_jax.data.batching import Batch, BatchSpec, Example, ExampleList, ExampleSource, LoaderOptions, train_batches
 from tfx_jax.data.splits import SPLITS, Split, Splits
 from tfx_jax.errors import UserError
-from tfx_jax.fields import at_least
+from tfx_jax.fields import at_least, documented
 from tfx_jax.models.config import DecoderConfig, ModelConfig, check_max_length, require_kind
 from tfx_jax.nn.attention import ShardAttention
 from tfx_jax.tasks.cross_entropy import is_first_choice, summed_cross_entropy
@@ -31,6 +31,7 @@ DrawSequences = Callable[[int, int], "DuplicatedSequences"]
 """`draw(seed, epoch)` gives the sequences of a split."""
 
 
+@documented
 @dataclasses.dataclass
 class DuplicationData:
     """Random sequences 0 w 0 w, drawn as they are needed; the defaults are the paper's."""
@@ -52,6 +53,7 @@ class DuplicationData:
         return draw
 
 
+@documented
 @dataclasses.dataclass
 class DuplicationConfig:
     """To say a random sequence of symbols for the second time."""

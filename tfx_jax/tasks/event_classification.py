@@ -14,6 +14,7 @@ from jaxtyping import Array, Float
 from tfx_jax.data.batching import Batch, BatchSpec, Example, ExampleList, LoaderOptions, train_batches
 from tfx_jax.data.splits import Split, Splits
 from tfx_jax.errors import UserError
+from tfx_jax.fields import documented
 from tfx_jax.models.config import ModelConfig, require_kind
 from tfx_jax.models.seq2vec import Seq2VecConfig
 from tfx_jax.nn.attention import ShardAttention
@@ -28,6 +29,7 @@ from tfx_jax.tasks.task import Artifacts, EvalResult, MetricInfo, PlannedTask
 from tfx_jax.tasks.text_files import few_boundaries
 
 
+@documented
 @dataclasses.dataclass
 class EventClassificationConfig:
     """To tell from its events whether the label of a record is 1."""

@@ -9,7 +9,7 @@ import numpy as np
 from tfx_jax.data.splits import SPLITS, Split
 from tfx_jax.data.tables import Table, read_table
 from tfx_jax.errors import UserError
-from tfx_jax.fields import at_least, fraction, one_of
+from tfx_jax.fields import at_least, documented, fraction, one_of
 from tfx_jax.models.config import ModelConfig
 from tfx_jax.tasks.text_files import check_batch, has_file, split_path
 
@@ -57,6 +57,7 @@ class Records(Protocol):
         ...
 
 
+@documented
 @dataclasses.dataclass
 class EventData:
     """Which records there are, and how much of them makes a batch.

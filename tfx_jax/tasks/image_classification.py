@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import grain
 import jax
@@ -14,7 +14,7 @@ from jaxtyping import Array, Float, Int, UInt8
 from tfx_jax.data.batching import Batch, BatchSpec, Example, LoaderOptions, train_batches
 from tfx_jax.data.splits import Split, Splits
 from tfx_jax.errors import UserError
-from tfx_jax.fields import fraction
+from tfx_jax.fields import documented, fraction
 from tfx_jax.functional.rollout import attention_rollout
 from tfx_jax.models.config import ModelConfig, require_kind
 from tfx_jax.models.vit import ViTConfig
@@ -25,10 +25,11 @@ from tfx_jax.tasks.cross_entropy import summed_cross_entropy
 from tfx_jax.tasks.image_data import ImageData, LabelledImage, LabelledImages
 from tfx_jax.tasks.loss import LossOutput
 from tfx_jax.tasks.planning import NO_DATA, planned_batch
-from tfx_jax.tasks.prediction import TrainedModel
+from tfx_jax.tasks.prediction import ImageAttention, TrainedModel
 from tfx_jax.tasks.task import Artifacts, EvalResult, PlannedTask
 
 
+@documented
 @dataclasses.dataclass
 class ImageClassificationConfig:
     """To give each image a label."""
@@ -62,20 +63,6 @@ class ImageClassificationConfig:
         shape = (*batch["label"].shape, model.image_size, model.image_size, model.num_channels)
         batch["image"] = jax.ShapeDtypeStruct(shape, np.dtype(np.uint8))
         return PlannedTask(ImageClassificationTask(self, model, NO_DATA), batch)
-
-
-class ImageAttention(NamedTuple):
-    """What a model of images looks at.
-
-    Attributes:
-      label: the class that it gives the image.
-      titles: what each map is.
-      maps: how much the class token sees of each place of a square grid, [maps, G, G] float32.
-    """
-
-    label: str
-    titles: list[str]
-    maps: np.ndarray
 
 
 class ImageClassificationTask:
@@ -155,13 +142,17 @@ class ImageClassificationTask:
         predicted, wanted = ([self.labels[pair[side]] for pair in found] for side in (0, 1))
         return class_result(class_scores(predicted, wanted, self.labels), len(found), "images")
 
+    def attention_example(self, model: TrainedModel) -> ImageAttention:
+        """See `tfx_jax.tasks.task.Task`."""
+        return self.attention(model, self.images("validation")[0].image)
+
     def attention(self, model: TrainedModel, image: np.ndarray) -> ImageAttention:
         """Computes what the class token sees of an image, through all layers and in each, the mean of its heads."""
         ((logits, rollout, layers),) = model.map_batches(_class_attention, [{"image": image[None]}])
         maps = np.concatenate([rollout, layers[:, 0]])
         side = self.model_config.image_size // self.model_config.patch_size
         titles = ["rollout", *(f"layer {number}" for number in range(1, 1 + len(layers)))]
-        return ImageAttention(self.labels[int(logits[0].argmax())], titles, maps.reshape(-1, side, side))
+        return ImageAttention(image, titles, maps.reshape(-1, side, side), self.labels[int(logits[0].argmax())])
 
 
 class _Examples:

@@ -10,7 +10,7 @@ from etils import epath
 from tfx_jax.data.images import IMAGE_SUFFIXES, read_centre
 from tfx_jax.data.splits import SPLITS, Split
 from tfx_jax.errors import UserError
-from tfx_jax.fields import at_least, one_of
+from tfx_jax.fields import at_least, documented, one_of
 from tfx_jax.models.config import ModelConfig
 from tfx_jax.models.vit import ViTConfig
 from tfx_jax.tasks.text_files import check_batch
@@ -46,6 +46,7 @@ class LabelledImages(Protocol):
         ...
 
 
+@documented
 @dataclasses.dataclass
 class ImageData:
     """Which images there are, how many of them make a batch, and how training changes them."""

@@ -15,7 +15,7 @@ from tfx_jax.data.documents import TextDocuments, encode_documents
 from tfx_jax.data.hf_tokenizer import HFTokenizer
 from tfx_jax.data.packing import PackedDocuments, TokenBlocks
 from tfx_jax.data.splits import Split, Splits
-from tfx_jax.fields import at_least, fraction
+from tfx_jax.fields import at_least, documented, fraction
 from tfx_jax.models.config import DecoderConfig, ModelConfig, require_kind
 from tfx_jax.nn.attention import ShardAttention
 from tfx_jax.tasks.cross_entropy import summed_cross_entropy
@@ -27,6 +27,7 @@ from tfx_jax.tasks.task import Artifacts, EvalResult, PlannedTask
 from tfx_jax.tasks.text_data import TextData
 
 
+@documented
 @dataclasses.dataclass
 class LanguageModelConfig:
     """To predict every next token of plain text."""

@@ -16,7 +16,7 @@ from jaxtyping import Array, Int
 
 from tfx_jax.data.batching import Batch, BatchSpec, Example, LoaderOptions, train_batches
 from tfx_jax.data.splits import Split, Splits
-from tfx_jax.fields import fraction
+from tfx_jax.fields import documented, fraction
 from tfx_jax.models.config import ModelConfig, require_kind
 from tfx_jax.models.long_encoder import LongEncoderConfig
 from tfx_jax.nn.attention import ShardAttention
@@ -31,6 +31,7 @@ from tfx_jax.tasks.task import Artifacts, EvalResult, MetricInfo, PlannedTask
 _ARRAYS = ("tokens", "other_tokens")
 
 
+@documented
 @dataclasses.dataclass
 class LongRangeConfig:
     """To give each long sequence, or each pair of them, a label."""

@@ -11,7 +11,7 @@ from tfx_jax.data.passages import NUM_BYTE_IDS, byte_ids, cut_passages, draw_pai
 from tfx_jax.data.splits import SPLITS, Split
 from tfx_jax.data.wikitext import read_articles, running_text
 from tfx_jax.errors import UserError
-from tfx_jax.fields import at_least, one_of
+from tfx_jax.fields import at_least, documented, one_of
 from tfx_jax.tasks.text_files import check_batch, has_file, split_paths
 from tfx_jax.toy_grammar import grammar_documents, grammar_labelled
 
@@ -77,6 +77,7 @@ class SequenceData(Protocol):
         ...
 
 
+@documented
 @dataclasses.dataclass
 class ListOpsData:
     """Expressions of ListOps, all made before a training starts: a minute for the published 100,000."""
@@ -120,6 +121,7 @@ class ListOpsData:
         self.num_train, self.num_heldout, self.tokens_per_batch = 256, 64, 192
 
 
+@documented
 @dataclasses.dataclass
 class SectionData:
     """Passages of articles, byte by byte, labelled with the heading of the section that they are from.
@@ -187,6 +189,7 @@ class SectionData:
         self.dataset, self.min_length, self.max_length, self.tokens_per_batch = "grammar", 8, 48, 384
 
 
+@documented
 @dataclasses.dataclass
 class PassagePairData:
     """Pairs of passages, byte by byte: every second pair is of the same article, the others are of two.

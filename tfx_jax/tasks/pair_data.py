@@ -7,11 +7,12 @@ from tfx_jax.data.splits import Split
 from tfx_jax.data.text import PairSource, join_pairs, read_pairs, read_tsv, split_pairs
 from tfx_jax.data.tfds import tfds_pairs
 from tfx_jax.errors import UserError
-from tfx_jax.fields import at_least, one_of
+from tfx_jax.fields import at_least, documented, one_of
 from tfx_jax.tasks.text_files import named_paths
 from tfx_jax.toy_grammar import GrammarPairs
 
 
+@documented
 @dataclasses.dataclass
 class PairData:
     """Where sentence pairs come from and how they become batches."""

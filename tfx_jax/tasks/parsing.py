@@ -20,7 +20,7 @@ from tfx_jax.data.hf_tokenizer import HFTokenizer
 from tfx_jax.data.splits import Split, Splits
 from tfx_jax.data.trees import Parse, Tree, delinearise, linearise, read_trees, split_words, write_tree
 from tfx_jax.errors import UserError
-from tfx_jax.fields import at_least, fraction, one_of
+from tfx_jax.fields import at_least, documented, fraction, one_of
 from tfx_jax.models.config import EncoderDecoderConfig, ModelConfig, require_kind
 from tfx_jax.nn.attention import ShardAttention
 from tfx_jax.tasks.answers import Prediction
@@ -38,6 +38,7 @@ from tfx_jax.toy_grammar import grammar_trees
 _SEARCH_TOKENS = 8_192  # source positions times beams of a batch that is searched: as many as a beam of 4 translates
 
 
+@documented
 @dataclasses.dataclass
 class TreeData:
     """Where trees come from, and how much of them makes an example and a batch."""
@@ -73,6 +74,7 @@ class TreeData:
         self.dataset, self.max_length, self.tokens_per_batch = "grammar", 64, 512
 
 
+@documented
 @dataclasses.dataclass
 class ParsingConfig:
     """To write the constituency tree of a sentence; the search is the paper's (section 6.3)."""

@@ -1,9 +1,10 @@
 """A model over many examples: what evaluation and use have in common."""
 
 import functools
+import inspect
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -12,6 +13,7 @@ from jax.experimental import multihost_utils
 
 from tfx_jax.data.batching import Batch, BatchSpec, ExampleSource, eval_batches
 from tfx_jax.data.process_shard import WHOLE, ProcessShard
+from tfx_jax.errors import UserError
 from tfx_jax.tasks.loss import Metric, add_metrics
 
 PredictFn = Callable[[Any, dict[str, Any]], Any]
@@ -143,6 +145,44 @@ class TrainedModel:
         return self._programs[key]
 
 
+class PairAttention(NamedTuple):
+    """Where two sequences look.
+
+    Attributes:
+      maps: attention by name, each [N, T, S] float32 or of whatever else attends to what.
+      source: the tokens of the first sequence.
+      target: those of the second.
+    """
+
+    maps: dict[str, np.ndarray]
+    source: list[str]
+    target: list[str]
+
+
+class ImageAttention(NamedTuple):
+    """Where a model of images looks.
+
+    Attributes:
+      image: [Y, X, C] uint8.
+      titles: what each map is: a word of a caption, or a layer.
+      maps: how much is seen of each place of a square grid, [maps, G, G] float32.
+      said: the caption, or the class that the model gives the image.
+    """
+
+    image: np.ndarray
+    titles: list[str]
+    maps: np.ndarray
+    said: str
+
+
+def drawable_pair(pairs: Iterable[tuple[str, str]], encode: Callable[[str], Sequence[Any]]) -> tuple[str, str] | None:
+    """Returns the first of a hundred pairs whose sides have 4 to 24 tokens: quickly computed, and legible."""
+    for pair in itertools.islice(pairs, 100):
+        if all(4 <= len(encode(text)) <= 24 for text in pair):
+            return pair
+    return None
+
+
 def pair_attention(model: TrainedModel, source: Sequence[int], target: Sequence[int]) -> dict[str, np.ndarray]:
     """Computes every attention map of one pair of token sequences.
 
@@ -153,6 +193,9 @@ def pair_attention(model: TrainedModel, source: Sequence[int], target: Sequence[
 
     Returns:
       Maps by name, each [N, T, S] float32 or of whatever else attends to what.
+
+    Raises:
+      UserError: if the model gives no maps.
     """
     batch = {"source": np.array([source], np.int32), "target": np.array([target], np.int32)}
     (maps,) = model.map_batches(_attention_maps, [batch])
@@ -160,4 +203,6 @@ def pair_attention(model: TrainedModel, source: Sequence[int], target: Sequence[
 
 
 def _attention_maps(model: Any, batch: dict[str, Any]) -> dict[str, Any]:
+    if "return_attention" not in inspect.signature(model).parameters:
+        raise UserError(f"{type(model).__name__} gives no attention maps: its call has no return_attention")
     return model(batch["source"], batch["target"], return_attention=True)[1]

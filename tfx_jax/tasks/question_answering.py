@@ -18,7 +18,7 @@ from tfx_jax.data.next_sentence import NUM_PAIR_SPECIALS
 from tfx_jax.data.splits import Split, Splits
 from tfx_jax.data.squad import Answer, Question, read_questions
 from tfx_jax.errors import UserError
-from tfx_jax.fields import at_least, one_of
+from tfx_jax.fields import at_least, documented, one_of
 from tfx_jax.models.bert import BertConfig
 from tfx_jax.models.bert_heads import BertQuestionAnswering
 from tfx_jax.models.config import ModelConfig, require_kind
@@ -47,6 +47,7 @@ from tfx_jax.toy_grammar import grammar_questions
 Questions = Sequence[Question]
 
 
+@documented
 @dataclasses.dataclass
 class QuestionData:
     """Where questions on texts come from, and how much of them makes an example and a batch."""
@@ -101,6 +102,7 @@ ANSWER_METRICS = (MetricInfo("f1", "F1", " %"), MetricInfo("exact_match", "exact
 """What `QuestionData.score` gives."""
 
 
+@documented
 @dataclasses.dataclass
 class QuestionAnsweringConfig:
     """To find the answer to a question in a text, which is read in windows."""

@@ -14,7 +14,7 @@ from jaxtyping import Array, Float, Int
 from tfx_jax.data.audio import TABLE, SoundFiles
 from tfx_jax.data.splits import SPLITS, Split
 from tfx_jax.errors import UserError
-from tfx_jax.fields import at_least, one_of
+from tfx_jax.fields import at_least, documented, one_of
 from tfx_jax.functional.log_mel import log_mel
 from tfx_jax.models.config import ModelConfig
 from tfx_jax.tasks.speech_data import Utterance, Utterances
@@ -32,6 +32,7 @@ class Sound(NamedTuple):
     num_features: int
 
 
+@documented
 @dataclasses.dataclass
 class RecordedSpeech:
     """Which sounds there are, and how much of them makes a batch; a frame is 10 ms.

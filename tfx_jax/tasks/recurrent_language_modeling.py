@@ -17,7 +17,7 @@ from tfx_jax.data.packing import TokenBlocks
 from tfx_jax.data.splits import Split, Splits
 from tfx_jax.data.text_streams import StreamDataset, TextStreams
 from tfx_jax.errors import UserError
-from tfx_jax.fields import at_least, fraction
+from tfx_jax.fields import at_least, documented, fraction
 from tfx_jax.models.config import MakesModel, ModelConfig, require_kind
 from tfx_jax.nn.attention import ShardAttention
 from tfx_jax.tasks.cross_entropy import summed_cross_entropy
@@ -56,6 +56,7 @@ class RecurrentDecoderConfig(MakesModel, Protocol):
         ...
 
 
+@documented
 @dataclasses.dataclass
 class RecurrentLanguageModelConfig:
     """To predict every next token of plain text, each row of a batch going on where it was in the last one.

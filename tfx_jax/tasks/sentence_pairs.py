@@ -16,7 +16,7 @@ from tfx_jax.data.hf_tokenizer import HFTokenizer
 from tfx_jax.data.labelled import LabelledPair
 from tfx_jax.data.splits import Split, Splits
 from tfx_jax.errors import UserError
-from tfx_jax.fields import fraction
+from tfx_jax.fields import documented, fraction
 from tfx_jax.models.config import ModelConfig, require_kind
 from tfx_jax.models.decomposable import DecomposableConfig
 from tfx_jax.nn.attention import ShardAttention
@@ -35,7 +35,7 @@ from tfx_jax.tasks.classification import (
 from tfx_jax.tasks.cross_entropy import summed_cross_entropy
 from tfx_jax.tasks.loss import LossOutput
 from tfx_jax.tasks.planning import NO_DATA, planned_batch
-from tfx_jax.tasks.prediction import TrainedModel, pair_attention
+from tfx_jax.tasks.prediction import PairAttention, TrainedModel, drawable_pair, pair_attention
 from tfx_jax.tasks.task import Artifacts, EvalResult, MetricInfo, PlannedTask
 from tfx_jax.tasks.text_files import few_boundaries
 
@@ -46,6 +46,7 @@ def _pair_data() -> LabelledData:
     return LabelledData(dataset="grammar_pairs", tokenizer="words")
 
 
+@documented
 @dataclasses.dataclass
 class SentencePairConfig:
     """To say how two sentences are related."""
@@ -204,9 +205,13 @@ class SentencePairTask:
             class_scores(self.predict(model, pairs), [pair.label for pair in pairs], self.labels), len(pairs)
         )
 
-    def attention(
-        self, model: TrainedModel, source: str, target: str | None = None
-    ) -> tuple[dict[str, np.ndarray], list[str], list[str]]:
+    def attention_example(self, model: TrainedModel) -> PairAttention | None:
+        """See `tfx_jax.tasks.task.Task`."""
+        texts = ((pair.first, pair.second) for pair in self._splits["validation"])
+        pair = drawable_pair(texts, lambda text: self.tokenizer.encode(self.config.plain(text)))
+        return None if pair is None else self.attention(model, *pair)
+
+    def attention(self, model: TrainedModel, source: str, target: str | None = None) -> PairAttention:
         """Computes the alignments of one pair.
 
         Args:
@@ -226,7 +231,7 @@ class SentencePairTask:
             self.tokenizer.encode(self.config.plain(text))[: self.config.data.max_length] for text in (source, target)
         )
         pieces = self.tokenizer.pieces
-        return pair_attention(model, first, second), pieces(first), pieces(second)
+        return PairAttention(pair_attention(model, first, second), pieces(first), pieces(second))
 
     def _padded(self, first: Sequence[int], second: Sequence[int]) -> Example:
         sides = [list(side)[: self.config.data.max_length] for side in (first, second)]

@@ -20,7 +20,7 @@ from tfx_jax.data.span_corruption import (
 )
 from tfx_jax.data.splits import Split, Splits
 from tfx_jax.errors import UserError
-from tfx_jax.fields import at_least, fraction
+from tfx_jax.fields import at_least, documented, fraction
 from tfx_jax.models.config import EncoderDecoderConfig, ModelConfig, require_kind
 from tfx_jax.nn.attention import ShardAttention
 from tfx_jax.tasks.loss import LossOutput
@@ -34,6 +34,7 @@ from tfx_jax.tasks.translation import pair_flops, translation_loss
 _EVALUATION_SEED = 0  # of the spans: the same for all trainings, so that their losses compare
 
 
+@documented
 @dataclasses.dataclass
 class SpanCorruptionConfig:
     """To write down the spans that are dropped from plain text.

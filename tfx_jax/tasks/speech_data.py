@@ -7,7 +7,7 @@ import numpy as np
 
 from tfx_jax.data.splits import SPLITS, Split
 from tfx_jax.errors import UserError
-from tfx_jax.fields import at_least, one_of
+from tfx_jax.fields import at_least, documented, one_of
 from tfx_jax.models.config import ModelConfig
 from tfx_jax.models.san_ctc import SanCTCConfig
 from tfx_jax.tasks.text_files import check_batch
@@ -49,6 +49,7 @@ class Utterances(Protocol):
         ...
 
 
+@documented
 @dataclasses.dataclass
 class SpeechData:
     """Which utterances there are, and how much of them makes a batch.

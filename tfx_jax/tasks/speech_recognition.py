@@ -16,7 +16,7 @@ from jaxtyping import Array, Float, Int
 from tfx_jax.data.batching import Batch, BatchSpec, Example, ExampleList, LoaderOptions, train_batches
 from tfx_jax.data.splits import Split, Splits
 from tfx_jax.errors import UserError
-from tfx_jax.fields import MAX_BEAMS, at_least, fraction, within
+from tfx_jax.fields import MAX_BEAMS, at_least, documented, fraction, within
 from tfx_jax.functional.spec_augment import spec_augment
 from tfx_jax.models.config import MakesModel, ModelConfig, require_kind
 from tfx_jax.nn.attention import ShardAttention
@@ -46,6 +46,7 @@ class CTCConfig(MakesModel, Protocol):
         ...
 
 
+@documented
 @dataclasses.dataclass
 class MaskConfig:
     """What training hides of utterances, see `tfx_jax.functional.spec_augment`; by default nothing."""
@@ -56,6 +57,7 @@ class MaskConfig:
     max_frequencies: int = at_least(0, 27)  # of a mask over frequency
 
 
+@documented
 @dataclasses.dataclass
 class SpeechRecognitionConfig:
     """To write down what is said."""

@@ -15,7 +15,7 @@ from tfx_jax.data.conll import TaggedSentence, read_tagged
 from tfx_jax.data.hf_tokenizer import HFTokenizer
 from tfx_jax.data.splits import Split, Splits
 from tfx_jax.errors import UserError
-from tfx_jax.fields import at_least, fraction, one_of
+from tfx_jax.fields import at_least, documented, fraction, one_of
 from tfx_jax.models.bert_heads import BertTagger
 from tfx_jax.models.config import ModelConfig, require_kind
 from tfx_jax.models.elmo_tagger import ElmoTagger
@@ -38,6 +38,7 @@ IGNORED = -1  # the target of what begins no word, such as a subword that is no 
 TaggedSentences = Sequence[TaggedSentence]
 
 
+@documented
 @dataclasses.dataclass
 class TaggedData:
     """Where tagged sentences come from, and how much of them makes an example and a batch."""
@@ -77,6 +78,7 @@ class TaggedData:
         self.dataset, self.max_length, self.tokens_per_batch = "grammar", 64, 512
 
 
+@documented
 @dataclasses.dataclass
 class TaggingConfig:
     """To give each word a BIO tag: a BERT reads subwords, of which the first one tells it, an ELMo characters."""

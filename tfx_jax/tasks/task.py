@@ -158,6 +158,10 @@ class Task(Protocol):
     arrays [B, ...]. Its loss takes the carry as a fourth argument, which may be left out, and returns the next one;
     `tfx_jax.tasks.recurrent_language_modeling` is an example.
 
+    A task whose models have attention that one can look at has `attention_example(model)` besides, of a `TrainedModel`:
+    the `PairAttention` or `ImageAttention` of one example of the validation split, always the same, or None where none
+    is short enough. All processes call it.
+
     Attributes:
       metrics: what evaluations measure; the first decides which checkpoint is best.
       unit: what the throughput counts, and the loss is a mean over.

@@ -12,7 +12,7 @@ from tfx_jax.data.lines import read_lines
 from tfx_jax.data.splits import Split
 from tfx_jax.data.wikitext import read_articles
 from tfx_jax.errors import UserError
-from tfx_jax.fields import at_least, fraction, one_of
+from tfx_jax.fields import at_least, documented, fraction, one_of
 from tfx_jax.models.config import ModelConfig
 from tfx_jax.tasks.text_files import check_files, has_file, split_paths
 from tfx_jax.toy_grammar import grammar_documents
@@ -20,6 +20,7 @@ from tfx_jax.toy_grammar import grammar_documents
 _GRAMMAR_DOCUMENTS = {"train": 2_000, "validation": 100, "test": 100}
 
 
+@documented
 @dataclasses.dataclass
 class TextData:
     """Where plain text comes from, and how much of it makes an example and a batch."""

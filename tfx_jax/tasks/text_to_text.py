@@ -18,7 +18,7 @@ from tfx_jax.data.span_corruption import NUM_SENTINELS
 from tfx_jax.data.splits import Split, Splits
 from tfx_jax.data.squad import Question
 from tfx_jax.errors import UserError
-from tfx_jax.fields import at_least, fraction
+from tfx_jax.fields import at_least, documented, fraction
 from tfx_jax.models.config import EncoderDecoderConfig, ModelConfig, require_kind
 from tfx_jax.nn.attention import ShardAttention
 from tfx_jax.tasks.answers import Prediction
@@ -58,6 +58,7 @@ from tfx_jax.tasks.text_formats import (
 from tfx_jax.tasks.translation import pair_flops, translation_loss
 
 
+@documented
 @dataclasses.dataclass
 class TextToTextConfig:
     """To write the label of a text, the entities of a sentence or the answer to a question, as the data say.

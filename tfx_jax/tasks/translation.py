@@ -16,7 +16,7 @@ from tfx_jax.data.pairs import pair_batches
 from tfx_jax.data.splits import Split, Splits
 from tfx_jax.data.text import PairSource, join_subwords, lines_of
 from tfx_jax.errors import UserError
-from tfx_jax.fields import at_least, fraction
+from tfx_jax.fields import at_least, documented, fraction
 from tfx_jax.models.config import EncoderDecoderConfig, ModelConfig, require_kind
 from tfx_jax.nn.attention import ShardAttention
 from tfx_jax.tasks.answers import Prediction
@@ -27,7 +27,7 @@ from tfx_jax.tasks.decoding import BeamSearch, DecodeDriver, DecodingConfig, Sea
 from tfx_jax.tasks.loss import LossOutput
 from tfx_jax.tasks.pair_data import PairData
 from tfx_jax.tasks.planning import NO_DATA, planned_batch
-from tfx_jax.tasks.prediction import TrainedModel, pair_attention
+from tfx_jax.tasks.prediction import PairAttention, TrainedModel, drawable_pair, pair_attention
 from tfx_jax.tasks.task import Artifacts, EvalResult, MetricInfo, PlannedTask
 from tfx_jax.tasks.text_files import check_batch
 
@@ -36,6 +36,7 @@ _TOKENIZER_PAIRS = 1_000_000
 _GRAMMAR_TOKENIZER_PAIRS = 20_000
 
 
+@documented
 @dataclasses.dataclass
 class TranslationConfig:
     """To translate sentences of one language into another, with one tokenizer for both."""
@@ -193,9 +194,14 @@ class TranslationTask:
         scores = bleu_scores(hypotheses, references, language=language, is_tokenised=is_tokenised)
         return scores, hypotheses, references
 
-    def attention(
-        self, model: TrainedModel, source: str, target: str | None = None
-    ) -> tuple[dict[str, np.ndarray], list[str], list[str]]:
+    def attention_example(self, model: TrainedModel) -> PairAttention | None:
+        """See `tfx_jax.tasks.task.Task`: of a pair with its reference, as when it trains."""
+        pairs = self._splits["validation"]
+        texts = ((pair["source"], pair["target"]) for pair in map(pairs.__getitem__, range(len(pairs))))
+        pair = drawable_pair(texts, lambda text: self.tokenizer.encode_with_specials(text).ids)
+        return None if pair is None else self.attention(model, *pair)
+
+    def attention(self, model: TrainedModel, source: str, target: str | None = None) -> PairAttention:
         """Computes every attention map of one sentence pair.
 
         Args:
@@ -212,7 +218,7 @@ class TranslationTask:
         else:
             target_ids = self.tokenizer.encode_with_specials(target).ids
         pieces = self.tokenizer.pieces
-        return pair_attention(model, source_ids, target_ids), pieces(source_ids), pieces(target_ids)
+        return PairAttention(pair_attention(model, source_ids, target_ids), pieces(source_ids), pieces(target_ids))
 
     def _plain(self, reference: str) -> str:
         """References of segmented text lose their subword marks, as the tokenizer's output does."""

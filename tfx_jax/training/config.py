@@ -10,7 +10,7 @@ from typing import Any
 from etils import epath
 
 from tfx_jax.errors import UserError, one_line
-from tfx_jax.fields import at_least, fraction, one_of, within
+from tfx_jax.fields import at_least, documented, fraction, one_of, within
 from tfx_jax.models.config import ModelConfig
 from tfx_jax.models.transformer import TransformerConfig
 from tfx_jax.tasks.task import TaskConfig
@@ -19,6 +19,7 @@ from tfx_jax.training.artifacts import read_sealed, write_sealed
 from tfx_jax.training.workdir import find_workdir
 
 
+@documented
 @dataclasses.dataclass
 class OptimizerConfig:
     """By default Adam as in section 5.3 of the paper."""
@@ -36,6 +37,7 @@ class OptimizerConfig:
     clip_norm: float = at_least(0, 0.0)  # a gradient with a larger norm over all parameters is scaled to it; 0: never
 
 
+@documented
 @dataclasses.dataclass
 class MeshConfig:
     """How many devices share what; the product is at most the number of devices, which several processes all take."""
@@ -47,6 +49,7 @@ class MeshConfig:
     tensor: int = 1  # heads, hidden units and vocabulary
 
 
+@documented
 @dataclasses.dataclass
 class ExperimentConfig:
     """Everything a run depends on: a model, a task that it can be trained on, and how."""

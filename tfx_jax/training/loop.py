@@ -14,6 +14,7 @@ from tfx_jax.data.splits import SPLITS, Splits
 from tfx_jax.errors import UserError
 from tfx_jax.training.agreement import check_agreement, library
 from tfx_jax.training.artifacts import listed_artifacts
+from tfx_jax.training.attention_picture import write_attention
 from tfx_jax.training.checkpoint import Checkpoints
 from tfx_jax.training.config import ExperimentConfig, check_config, save_config
 from tfx_jax.training.config_checks import validate
@@ -311,10 +312,12 @@ class _Trainer:
         self.watchdog.beat(None)
         stage = f"step {step}/{self.config.num_steps}  evaluating on the validation split"
         self.progress.stage(stage)
-        metrics, summary = self.run.evaluate(
+        model = self.run.placed(
             self.state.variables,
             on_batch=lambda done, total: self.progress.stage(f"{stage}: {done:,} of {total:,}"),
         )
+        metrics, summary = self.run.task.evaluate(model)
+        write_attention(self.run.task, model, self.progress, step)
         self.evaluations.append({"step": step} | metrics)
         self.progress.scalars(step, {f"validation/{name}": value for name, value in metrics.items()})
         self._save(score=self.run.rank(metrics))

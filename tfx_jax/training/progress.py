@@ -100,6 +100,12 @@ class Progress:
         """Adds a text to what TensorBoard shows."""
         self._write_event(step=self._first_step, summary=text_summary(name, markdown))
 
+    def image(self, step: int, name: str, png: bytes) -> None:
+        """Adds a picture to those of this name that TensorBoard shows, one for each step."""
+        width, height = struct.unpack_from(">II", png, 16)  # behind the signature and the name of the first chunk
+        image = Summary.Image(width=width, height=height, colorspace=4, encoded_image_string=png)
+        self._write_event(step=step, summary=Summary(value=[Summary.Value(tag=name, image=image)]))
+
     def stage(self, text: str) -> None:
         """Shows on a terminal what is being done between two steps."""
         if self._bar is not None:

@@ -70,22 +70,28 @@ class Run(Generic[AnyTask]):
         return self._trained.replace(params, on_batch)
 
     def evaluate(self, params: Params, split: Split = "validation", *, on_batch: OnBatch | None = None) -> EvalResult:
-        """Measures parameters on a split; processes share the work.
+        """Measures parameters on a split; processes share the work, as `placed` has it.
 
-        Where a mesh divides the parameters, no device may have room for all of them: there all devices compute each
-        batch together. Otherwise each process works through examples of its own. `on_batch` is told how far it is, but
-        where the task translates.
+        `on_batch` is told how far it is, but where the task translates.
 
         Raises:
           UserError: if there is no such split.
         """
+        return self.task.evaluate(self.placed(params, on_batch), split)
+
+    def placed(self, params: Params, on_batch: OnBatch | None = None) -> TrainedModel:
+        """Returns the model with these parameters for all processes, each of which calls this.
+
+        Where a mesh divides the parameters, no device may have room for all of them: there all devices compute each
+        batch together. Otherwise each process works through examples of its own.
+        """
         divided = [leaf for leaf in jax.tree.leaves(params) if not getattr(leaf, "is_fully_replicated", True)]
         if not divided:
-            return self.task.evaluate(self.trained(to_host(params), on_batch), split)
+            return self.trained(to_host(params), on_batch)
         mesh = divided[0].sharding.mesh
         if mesh not in self._on_mesh:  # what one evaluation compiles serves the next
             self._on_mesh[mesh] = TrainedModel(self.graphdef, None, place=functools.partial(spread_rows, mesh))
-        return self.task.evaluate(self._on_mesh[mesh].replace(params, on_batch), split)
+        return self._on_mesh[mesh].replace(params, on_batch)
 
     def rank(self, metrics: Mapping[str, float]) -> float:
         """Returns by how much one evaluation is better than others: the first metric, higher being better."""

@@ -10,7 +10,7 @@ from flax import nnx
 
 from tests.training.configs import with_values
 from tests.training.tasks.told import Told
-from tests.training.tiny import whole_state
+from tests.training.tiny import pictures, whole_state
 from tfx_jax.cli import evaluate as evaluate_cli
 from tfx_jax.cli import train as train_cli
 from tfx_jax.errors import UserError
@@ -105,8 +105,9 @@ def test_captions_do_not_depend_on_the_batch_and_come_with_maps(run, draw_model)
     captions = run.task.predict(model, images)
     assert len(set(captions)) > 3
     assert run.task.predict(model, images[::-1]) == captions[::-1]
-    words, weights = run.task.attention(model, images[3])
-    assert words == [*captions[3].split(), "</s>"]
+    seen, words, weights, said = run.task.attention(model, images[3])
+    assert (words, said) == ([*captions[3].split(), "</s>"], captions[3])
+    assert seen is images[3]
     assert weights.shape == (len(words), 6, 6)
     np.testing.assert_allclose(weights.sum(axis=(1, 2)), 1, rtol=1e-5)
 
@@ -177,6 +178,7 @@ def test_an_image_of_another_size_is_named(folder, tmp_path):
 def test_a_training_on_files_learns_them(folder, tmp_path):
     config = file_config(folder, num_steps=60, checkpoint_every=60, eval_every=60)
     assert train(config, tmp_path / "run").evaluations[-1]["accuracy"] > 60
+    assert [step for step, _ in pictures(tmp_path / "run")] == [60]
 
 
 @pytest.mark.parametrize(

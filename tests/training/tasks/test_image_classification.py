@@ -13,6 +13,7 @@ from flax import nnx
 
 from tests.training.configs import with_values
 from tests.training.tasks.told import Told
+from tests.training.tiny import pictures
 from tfx_jax.data.images import read_centre
 from tfx_jax.data.splits import SPLITS
 from tfx_jax.errors import UserError
@@ -240,12 +241,19 @@ class TestTraining:
         run, params = load_run(learned), load_params(learned)
         image = run.task.images("validation")[2].image
         found = run.task.attention(run.trained(params), image)
-        assert (found.label, found.titles) == ("dark", ["rollout", "layer 1", "layer 2"])
+        assert (found.said, found.titles) == ("dark", ["rollout", "layer 1", "layer 2"])
         model = nnx.merge(run.trained(params).graphdef, params)
         _, maps = jax.jit(lambda model, images: model(images, return_attention=True))(model, normalised(image[None]))
         layers = [np.asarray(maps[f"encoder/{index}/self"]) for index in range(2)]
         wanted = [np.asarray(attention_rollout(layers))[0, 0, 1:], *(layer[0].mean(axis=0)[0, 1:] for layer in layers)]
         np.testing.assert_allclose(found.maps, np.reshape(wanted, (3, 2, 2)), atol=1e-6)
+
+    def test_tensorboard_shows_what_the_first_image_of_validation_makes_of_it(self, learned):
+        run = load_run(learned)
+        seen = run.task.attention_example(run.trained(load_params(learned)))
+        np.testing.assert_array_equal(seen.image, run.task.images("validation")[0].image)
+        ((step, picture),) = pictures(learned)
+        assert (step, picture.size) == (40, (640, 195))  # the image and three maps, each 1.6 x 1.95 inches
 
     def test_a_class_that_was_never_trained_is_named(self, learned, tmp_path):
         run = load_run(learned)

@@ -9,6 +9,7 @@ import pytest
 from flax import nnx
 
 from tests.training.tasks.told import Told
+from tests.training.tiny import pictures
 from tfx_jax.cli import main
 from tfx_jax.errors import UserError
 from tfx_jax.models.decomposable import DecomposableConfig
@@ -118,6 +119,7 @@ def test_training_on_the_command_line_learns_and_draws(tmp_path, capsys):
     capsys.readouterr()
     assert main(["evaluate", f"--workdir={workdir}", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["accuracy"] > 60  # by chance, 33
+    assert [step for step, _ in pictures(workdir)] == [300]
     pair = ["--source=the dog slept .", "--target=a dog slept .", f"--output={picture}"]
     assert main(["attend", f"--workdir={workdir}", *pair]) == 0
     assert picture.read_bytes().startswith(b"\x89PNG")

@@ -8,6 +8,7 @@ There is one table of names for each family, beside this file. Nothing that a fo
 """
 
 import functools
+import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -141,6 +142,7 @@ def load(
     architecture: str | None = None,
     dtype: DTypeLike = jnp.float32,
     allow_nonfinite: bool = False,
+    on_read: Callable[[int, int], object] | None = None,
 ) -> Any:
     """Reads a model.
 
@@ -151,6 +153,7 @@ def load(
         holds: the body alone, or all heads of a pre-training.
       dtype: of the computation; parameters become float32 whatever the file has.
       allow_nonfinite: whether a parameter may be NaN or infinite.
+      on_read: is told how many parameters are read and how many there are, after each array.
 
     Returns:
       The model of the architecture. Called with tokens it gives logits, or what else its class says.
@@ -173,6 +176,7 @@ def load(
     prefix = family.prefix if any(name.startswith(family.prefix) for name in tensors.shapes) else ""
     params: dict[str, Any] = {}
     spoilt: list[str] = []
+    done, total = 0, sum(map(math.prod, shapes.values()))
     try:
         _refuse_unknown(rows, set(tensors.shapes), prefix, shapes, family.ignored)
         _refuse_other_copies({row.theirs for row in rows}, tensors, prefix, family.copies)
@@ -180,6 +184,9 @@ def load(
             # One after the other, so that never more than one is there twice.
             _set(params, name, jax.block_until_ready(jax.device_put(param)))
             spoilt += names
+            if on_read is not None:
+                done += param.size
+                on_read(done, total)
     except UserError as error:
         raise UserError(f"{folder}: {error}") from None
     if spoilt and not allow_nonfinite:

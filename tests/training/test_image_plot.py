@@ -8,8 +8,8 @@ from matplotlib.figure import Figure
 from tests.training.tasks import test_image_classification
 from tests.training.tasks.test_captioning import tiny_config
 from tfx_jax.cli import main
-from tfx_jax.cli.image_plot import plot_maps
 from tfx_jax.toy_shapes import draw_scene
+from tfx_jax.training.image_plot import plot_maps
 from tfx_jax.training.loop import train
 
 

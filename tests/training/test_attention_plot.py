@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from matplotlib.colors import to_rgb
 
-from tfx_jax.cli import attention_plot
-from tfx_jax.cli.attention_plot import clean_piece, plot_attention, save_attention
 from tfx_jax.errors import UserError
+from tfx_jax.training import attention_plot
+from tfx_jax.training.attention_plot import clean_piece, plot_attention, save_attention
 
 SOURCE = ["▁the", "▁child", "▁who", "▁read", "▁three", "▁book", "s", "▁met", "▁a", "▁teacher", ".", "</s>"]
 TARGET = ["三冊", "の", "本", "を", "読ん", "だ", "子供", "は", "先生", "に", "会っ", "た", "。", "</s>"]
@@ -178,7 +178,7 @@ def test_global_state_of_matplotlib_is_untouched(maps):
     plot_attention({"encoder/0/self": maps["encoder/0/self"]}, SOURCE, TARGET)
     assert dict(matplotlib.rcParams) == before
     program = (
-        "import sys, numpy, tfx_jax.cli.attention_plot as plot\n"
+        "import sys, numpy, tfx_jax.training.attention_plot as plot\n"
         "plot.plot_attention({'encoder/0/self': numpy.eye(2)[None]}, ['a', 'b'], []).canvas.draw()\n"
         "print(sorted({'matplotlib.pyplot', 'matplotlib_fontja', 'jax'} & set(sys.modules)))"
     )
