@@ -317,8 +317,8 @@ print("hidden:", *bert_tokenizer.pieces(example["targets"][example["weights"] ==
 # %% [markdown]
 # Some hidden words are not masked but replaced by a random one, or left as they are: BERT should trust no word.
 #
-# Now the training loop, which serves for the rest of the notebook. `update` is one step as a pure function: parameters
-# and a batch in, better parameters out. `loss_fn` says what better means.
+# Now the training loop. `update` is one step as a pure function: parameters and a batch in, better parameters out.
+# `loss_fn` says what better means.
 
 # %%
 from tfx_jax.data.batching import BatchSpec, ExampleList, LoaderOptions, train_batches
@@ -423,100 +423,104 @@ plt.show()
 #
 # To fill in words, the model had to learn what kinds of words there are and what belongs together. Other tasks need
 # just that. So we take the body that has read, put a new *head* on top, hardly more than a matrix, and train both on a
-# few examples of the task. `load_encoder` does it.
-#
+# few examples of the task. Nothing of that is written by hand: `train` takes the examples from files, as yours would
+# be, and `init_from` names the folder to start with.
+
+# %%
+from tfx_jax.training.predictor import load
+
+FILES = RUNS / "files"
+FILES.mkdir(parents=True, exist_ok=True)
+NO_DROPOUT = {"dropout_rate": 0.0, "attention_dropout_rate": 0.0}
+
+
+def fine_tune(name, task, num_steps, learning_rate, init_from=BERT_FOLDER):
+    """Trains a head on a BERT, and the BERT with it; returns the scores on the validation split."""
+    config = ExperimentConfig(
+        model=BertConfig(**NO_DROPOUT),  # sizes are those of the folder
+        task=task,
+        init_from=str(init_from),
+        optimizer=OptimizerConfig(schedule="linear", peak_learning_rate=learning_rate, warmup_steps=30),
+        num_steps=4 if IS_TEST else num_steps,
+        log_every=1 if IS_TEST else 5,
+    )
+    return train(config, RUNS / name).evaluations[-1]
+
+
+# %% [markdown]
 # ### Classify
 #
 # Twelve kinds of sentences, and only 200 examples in all:
 
 # %%
 labelled, held_out = grammar_labelled("train", 200), grammar_labelled("test", 200)
-labels = tuple(sorted({example.label for example in labelled}))
+for name, examples in (("train.tsv", labelled), ("held_out.tsv", held_out)):
+    (FILES / name).write_text("".join(f"{example.label}\t{example.text}\n" for example in examples))
 for example in labelled[:8]:
     print(f"{example.label:<16} {example.text}")
 
 # %% [markdown]
-# How many of 200 held-out sentences get their label, before and after?
+# How many of 200 held-out sentences get their label? By chance it would be one in twelve.
 
 # %%
-from tfx_jax.models import BertClassifier
-from tfx_jax.tasks.classification import class_scores, classification_loss, predict_classes
-from tfx_jax.tasks.prediction import TrainedModel
+from tfx_jax.tasks.classification import ClassificationConfig, LabelledData
 
+sentences = LabelledData(
+    dataset="files",
+    data_dir=str(FILES),
+    train_file="train.tsv",
+    validation_file="held_out.tsv",
+    max_length=SHORT,
+    tokens_per_batch=2_000,
+)
+scores = fine_tune("classifier", ClassificationConfig(sentences), num_steps=120, learning_rate=0.001)
+print(f"{scores['accuracy']:.1f} % right")
 
-def labelled_row(example):
-    label = np.array(labels.index(example.label), np.int32)
-    return text_row(bert_tokenizer.encode(example.text)[: SHORT - 2]) | {"label": label, "row_weights": np.float32(1)}
+# %% [markdown]
+# The training has left a folder, and whoever wants its answers needs no more than that:
 
-
-def predict(model, predict_fn, rows):
-    """What `predict_fn` says of each row."""
-    return TrainedModel(*nnx.split(model)).predict(predict_fn, ExampleList(rows), SPEC)
-
-
-def accuracy(classifier):
-    found = predict(classifier, predict_classes, [labelled_row(example) for example in held_out])
-    return class_scores([labels[index] for index in found], [example.label for example in held_out], labels).accuracy
-
-
-classifier = BertClassifier(BertConfig(**{**vars(bert.config), "labels": labels}), rngs=nnx.Rngs(1))
-classifier.load_encoder(bert)
-print(f"before: {accuracy(classifier):.1f} % right")
-label_rows = [labelled_row(example) for example in labelled]
-classifier, _ = fit(classifier, classification_loss, lambda epoch: label_rows, num_steps=120, learning_rate=0.001)
-print(f"after:  {accuracy(classifier):.1f} %")
+# %%
+TEXTS = ["my sister bought a cake .", "is the elephant bigger than the dog ?"]
+for text, answer in zip(TEXTS, load(RUNS / "classifier").predict(TEXTS), strict=True):
+    print(f"{answer['label']:<16} {answer['probability']:4.0%}  {text}")
 
 # %% [markdown]
 # ### Tag
 #
 # Now a label for each word: which words name a person, an animal, a place, a thing, a time? `B-` begins such a name,
-# `I-` goes on, `O` is outside. A word may be several pieces for the tokenizer; its first piece gets the tag, and
-# `align_tags` sees to that.
+# `I-` goes on, `O` is outside. A word may be several pieces for the tokenizer; its first piece gets the tag.
 #
 # There are only 200 sentences to learn from, in which many a noun does not occur. Beside the model that has read, the
 # same one with random parameters. F1 counts names that are exactly right.
 
 # %%
-from tfx_jax.models import BertTagger
-from tfx_jax.tasks.entities import entities_of_tags, entity_scores, tag_names
-from tfx_jax.tasks.tagging import IGNORED, align_tags, predict_tags, tagging_loss, tags_of_words
+from tfx_jax.tasks.tagging import TaggedData, TaggingConfig
 from tfx_jax.toy_grammar import grammar_tagged
+from tfx_jax.training.progress import read_history
 
 tagged, held_out_tagged = grammar_tagged("train", 200), grammar_tagged("test", 200)
-tags = tag_names(["person", "animal", "place", "thing", "time"])
+for name, examples in (("train.conll", tagged), ("held_out.conll", held_out_tagged)):
+    blocks = ("".join(f"{word}\t{tag}\n" for word, tag in zip(*example, strict=True)) for example in examples)
+    (FILES / name).write_text("\n".join(blocks))
+words = TaggedData(
+    dataset="files",
+    data_dir=str(FILES),
+    train_file="train.conll",
+    validation_file="held_out.conll",
+    max_length=SHORT,
+    tokens_per_batch=2_000,
+)
+RANDOM_BERT = RUNS / "random_bert"
+save_with_tokenizer(BertMaskedLM(bert_sizes, rngs=nnx.Rngs(1)), RANDOM_BERT, BERT_FOLDER)
 
-
-def tagged_row(sentence):
-    pieces = bert_tokenizer.encode_batch(sentence.words)
-    ids = [tags.index(tag) for tag in sentence.tags]
-    tokens, targets = align_tags(pieces, ids, unk_id=bert_tokenizer.unk_id, max_length=SHORT - 2)
-    return text_row(tokens) | {"targets": np.pad(targets, 1, constant_values=IGNORED)}
-
-
-def tags_of(tagger, sentences):
-    rows = [tagged_row(sentence) for sentence in sentences]
-    found = predict(tagger, predict_tags, rows)
-    return [
-        [tags[index] for index in tags_of_words(row_found[: len(row["targets"])], row["targets"], len(sentence.words))]
-        for row_found, row, sentence in zip(found, rows, sentences, strict=True)
-    ]
-
-
-tag_sizes = BertConfig(**{**vars(bert.config), "labels": tuple(tags)})
-tag_rows = [tagged_row(sentence) for sentence in tagged]
-references = [sentence.tags for sentence in held_out_tagged]
-
-figure, axes = plt.subplots(figsize=(6, 3), layout="constrained")
-for name, colour in (("from scratch", "#d55e00"), ("pretrained", "#0072b2")):
-    tagger = BertTagger(tag_sizes, rngs=nnx.Rngs(1))
-    if name == "pretrained":
-        tagger.load_encoder(bert)
-    tagger, losses = fit(tagger, tagging_loss, lambda epoch: tag_rows, num_steps=150, learning_rate=0.001)
-    predictions = tags_of(tagger, held_out_tagged)
-    score = entity_scores(predictions, references)
-    axes.plot(smooth(losses), color=colour, label=f"{name}: F1 {score.f1:.0f} % on held-out sentences")
+figure, axes = plt.subplots(figsize=(6, 3.4), layout="constrained")
+for name, start, colour in (("from scratch", RANDOM_BERT, "#d55e00"), ("pretrained", BERT_FOLDER, "#0072b2")):
+    workdir = f"tagger_{start.name}"
+    scores = fine_tune(workdir, TaggingConfig(words), num_steps=150, learning_rate=0.001, init_from=start)
+    steps, losses = read_history(RUNS / workdir).curve("train/loss")
+    axes.plot(steps, losses, color=colour, label=f"{name}: F1 {scores['f1']:.0f} % on held-out sentences")
 axes.set(xlabel="step", ylabel="loss of a word, nats", ylim=0)
-axes.legend()
+figure.legend(loc="outside upper left")
 plt.show()
 
 # %% [markdown]
@@ -524,6 +528,8 @@ plt.show()
 # knows that *rabbit* is a word like *dog*, and needs no label for it.
 
 # %%
+from tfx_jax.tasks.entities import entities_of_tags
+
 COLOURS = {"person": "#cfe8ff", "animal": "#ffe0b3", "place": "#d5f0d0", "thing": "#ead9f7", "time": "#ffd6d6"}
 
 
@@ -537,7 +543,8 @@ def in_colour(words, tags):
     return f"<p>{' '.join(words)}</p>"
 
 
-display(HTML("".join(in_colour(held_out_tagged[i].words, predictions[i]) for i in range(8))))
+found = load(RUNS / "tagger_bert").predict([" ".join(sentence.words) for sentence in held_out_tagged[:8]])
+display(HTML("".join(in_colour(sentence["words"], sentence["tags"]) for sentence in found)))
 
 # %% [markdown]
 # ### Answer
@@ -547,80 +554,22 @@ display(HTML("".join(in_colour(held_out_tagged[i].words, predictions[i]) for i i
 # text is read in several windows that overlap.
 
 # %%
-from tfx_jax.models import BertQuestionAnswering
-from tfx_jax.tasks.answer_windows import Spans, answer_positions, best_answer, context_windows, token_span
-from tfx_jax.tasks.question_answering import predict_spans, span_loss
+from tfx_jax.tasks.question_answering import QuestionAnsweringConfig, QuestionData
 
-
-def windows_of(question):
-    """The windows of a question, a row for each, and where its tokens stand in the text."""
-    context, offsets = bert_tokenizer.encode_with_offsets(question.context)
-    windows = context_windows(
-        bert_tokenizer.encode(question.question),
-        context,
-        max_length=LENGTH,
-        stride=12,
-        cls_id=CLS,
-        sep_id=SEP,
-        pad_id=PAD,
-    )
-    (answer, *_) = question.answers
-    first, last = answer_positions(windows, *token_span(offsets, answer.start, answer.start + len(answer.text)))
-    rows = [
-        {
-            "tokens": windows.ids[i],
-            "token_type_ids": windows.token_types[i],
-            "token_mask": windows.ids[i] != PAD,
-            "context_mask": windows.context_mask[i],
-            "first": first[i],
-            "last": last[i],
-            "row_weights": np.float32(1),
-        }
-        for i in range(len(windows.ids))
-    ]
-    return windows, rows, offsets
-
-
-def answers_of(model, questions):
-    """The first character of each answer in its text and the one behind its last."""
-    read = [windows_of(question) for question in questions]
-    rows = [row for _, rows, _ in read for row in rows]
-    spans = predict(model, functools.partial(predict_spans, max_answer_length=8), rows)
-    answers, place = [], 0
-    for windows, rows, offsets in read:
-        first, last = best_answer(windows, Spans(*map(np.array, zip(*spans[place : place + len(rows)], strict=True))))
-        answers.append((offsets[first, 0], offsets[last, 1]))
-        place += len(rows)
-    return answers
-
-
-def are_right(answers, questions):
-    return [
-        question.context[begin:end] == question.answers[0].text
-        for (begin, end), question in zip(answers, questions, strict=True)
-    ]
-
-
-questions, held_out_questions = grammar_questions("train", 4_000), grammar_questions("test", 200)
-question_rows = [row for question in questions for row in windows_of(question)[1]]
-
-reader = BertQuestionAnswering(bert.config, rngs=nnx.Rngs(1))
-reader.load_encoder(bert)
-before = are_right(answers_of(reader, held_out_questions), held_out_questions)
-print(f"before: {np.mean(before):.0%} of the answers exactly right")
-reader, _ = fit(reader, span_loss, lambda epoch: question_rows, num_steps=300, learning_rate=0.002)
-answers = answers_of(reader, held_out_questions)
-after = are_right(answers, held_out_questions)
-print(f"after:  {np.mean(after):.0%}")
+windows = QuestionData(dataset="grammar", max_length=LENGTH, max_answer_length=8, tokens_per_batch=2_000)
+task = QuestionAnsweringConfig(windows, stride=12, max_question_length=16)
+scores = fine_tune("reader", task, num_steps=300, learning_rate=0.002)
+print(f"{scores['exact_match']:.0f} % of the answers exactly right")
 
 # %%
+questions = grammar_questions("test", 6)
+answers = load(RUNS / "reader").predict([(question.question, question.context) for question in questions])
 paragraphs = []
-for question, (begin, end), is_right in list(zip(held_out_questions, answers, after, strict=True))[:6]:
-    front, answer, back = (
-        html.escape(part) for part in (question.context[:begin], question.context[begin:end], question.context[end:])
-    )
-    verdict = "✓" if is_right else f"✗ (it is: {html.escape(question.answers[0].text)})"
-    paragraphs.append(f"<p><b>{html.escape(question.question)}</b> {verdict}<br>{front}<mark>{answer}</mark>{back}</p>")
+for question, answer in zip(questions, answers, strict=True):
+    given, wanted = html.escape(answer["answer"]), html.escape(question.answers[0].text)
+    verdict = "✓" if given == wanted else f"✗ (it is: {wanted})"
+    context = html.escape(question.context).replace(given, f"<mark>{given}</mark>", 1)
+    paragraphs.append(f"<p><b>{html.escape(question.question)}</b> {verdict}<br>{context}</p>")
 display(HTML("".join(paragraphs)))
 
 # %% [markdown]
@@ -628,8 +577,8 @@ display(HTML("".join(paragraphs)))
 # *who*. Whether it is the right one it often guesses: to compare the question with every sentence takes more layers and
 # more reading than a minute allows. Large models have both, and get most of such answers right.
 #
-# The library does all three with files of your own as well, from a shell, with checkpoints and scores:
-# `experiments/` has a lab note for each, and `--config.init_from=FOLDER` names the model to start from.
+# The same from a shell: `experiments/` has a lab note for each, and `--config.init_from=FOLDER` names the model to
+# start from.
 #
 # ## 5. Look at heads
 #
@@ -685,19 +634,19 @@ plt.show()
 # The fine-tuned models go into folders too, for others to load: with this library, or with Hugging Face's.
 
 # %%
-TAGGER_FOLDER = RUNS / "tagger"
-save_with_tokenizer(tagger, TAGGER_FOLDER, BERT_FOLDER)
+TAGGER, TAGGER_FOLDER = RUNS / "tagger_bert", RUNS / "tagger"
+save_with_tokenizer(nnx.merge(load_run(TAGGER).graphdef, load_params(TAGGER)), TAGGER_FOLDER, TAGGER / "tokenizer")
 
 again = hf.load(TAGGER_FOLDER)
 print(type(again).__name__, again.config.labels)
-assert tags_of(again, held_out_tagged) == predictions
 
 # %% [markdown]
-# From a shell, `generate` goes on with text and `convert` writes a folder anew: old or new, in one file or many, in the
-# precision that you ask for.
+# From a shell, `generate` goes on with text and `convert` writes such folders: of a training, or of a folder anew, in
+# the precision that you ask for.
 #
 # ```sh
 # echo "my grandfather" | tfx-jax generate --model=runs/pretrained/gpt --temperature=0.7 --stream
+# tfx-jax convert --workdir=runs/pretrained/reader --output=runs/pretrained/reader_folder
 # tfx-jax convert --model=runs/pretrained/gpt --output=runs/pretrained/gpt_half --dtype=bfloat16
 # ```
 #
