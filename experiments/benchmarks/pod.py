@@ -16,6 +16,7 @@ import dataclasses
 import fnmatch
 import json
 import multiprocessing
+import os
 import pathlib
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -139,6 +140,7 @@ def planned(model: str, pod: str, strategy: str) -> dict[str, Any]:
       UserError: if there is no compiler for the devices.
     """
     jax.config.update("jax_platforms", "cpu")
+    os.environ.setdefault("LIBTPU_INIT_ARGS", "--fibers_default_thread_stack_size=1048576")  # else gpt2-xl overflows it
     devices = absent_devices(PODS[pod])
     config = dataclasses.replace(CASES[model].config(len(devices)), mesh=mesh(strategy, len(devices)))
     try:
