@@ -190,10 +190,19 @@ MUTANTS = (
         ("columns alike", "for axis in range(len(shape)):", "for axis in range(len(shape) - 1):"),
     ),
     *in_file(
+        "functional/orthogonal.py",
+        "functional/test_favor.py, nn/test_stack.py",
+        ("QR's own signs", "basis * jnp.sign(jnp.diagonal(triangle))[None]", "basis + 0"),
+        (
+            "a batch at once",
+            "jax.lax.map(orthogonal_of_normal, normals)",
+            "jax.vmap(lambda x: jnp.linalg.qr(x)[0])(normals)",
+        ),
+    ),
+    *in_file(
         "functional/favor.py",
         f"functional/test_favor.py, {_CONTRACT}[favor, {_CONTRACT}[linear",
         ("the square is not halved", "projected - 0.5 * jnp.square(x)", "projected - jnp.square(x)"),
-        ("QR's own signs", "basis * jnp.sign(jnp.diagonal(triangle, axis1=1, axis2=2))[:, None, :]", "basis + 0"),
         ("old sums keep their reference", "sums.values * decay[..., None] +", "sums.values +"),
         ("scaled twice", "math.sqrt(scale)", "scale"),
         ("the first queries instead of the last", "[:, :, -num_queries:]", "[:, :, :num_queries]"),

@@ -246,8 +246,8 @@ MUTANTS += (
         ("swapped pairs are not swapped", "LabelledPair(pair.second, pair.first, pair.label)", "pair"),
         (
             "alignments of what was not lower-cased",
-            "self.tokenizer.encode(self.config.plain(text))",
-            "self.tokenizer.encode(text)",
+            "self.tokenizer.encode(self.config.plain(text))[:",
+            "self.tokenizer.encode(text)[:",
         ),
     ),
 )

@@ -89,4 +89,7 @@ def test_a_training_that_never_has_its_first_parameters_hangs(bites, text, tmp_p
     with pytest.raises(KeyboardInterrupt):
         train(dataclasses.replace(tiny_config(text), hang_seconds=0.5), tmp_path / "workdir")
     assert [message.partition(" for ")[0] for message, _ in ended] == ["hangs: it draws its first parameters"]
-    assert not any(thread.name == "watchdog" for thread in threading.enumerate())
+    for thread in threading.enumerate():
+        if thread.name == "watchdog":
+            thread.join(5)  # it is told to end
+            assert not thread.is_alive()
