@@ -52,9 +52,6 @@ class Seq2SeqConfig:
     variant: str = one_of(VARIANTS, "luong")
     # Of "luong". "bahdanau" has what Luong calls "concat", here with a hidden layer of d_model units.
     score: str = one_of(SCORES, "general")
-    # Of "luong", whose words are predicted from the attentional vector. True: from the state, the word before and the
-    # context, through the maxout layer that the two other variants have; the vector is then only fed to the next step.
-    deep_output: bool = False
     dropout_rate: float = fraction(0.2)  # between layers, not between steps (Zaremba et al., 2014)
     pad_id: int = 0  # the token that fills a row
     start_id: int = 1  # the one that the decoder reads first
@@ -84,11 +81,6 @@ class Seq2SeqConfig:
         return self.num_layers if self.num_decoder_layers is None else self.num_decoder_layers
 
     @property
-    def has_maxout(self) -> bool:
-        """Whether words are predicted through a maxout layer."""
-        return self.variant != "luong" or self.deep_output
-
-    @property
     def scored_by(self) -> str:
         """The score of the attention, "" where there is none."""
         return {"fixed": "", "bahdanau": "concat", "luong": self.score}[self.variant]
@@ -100,7 +92,7 @@ class Seq2SeqConfig:
         encoder = s * self.num_layers * 3 * cell.num_gates * matrix // 2  # of each direction [D + D / 2, G D / 2]
         fed = 1 if self.variant == "fixed" else t  # how often something is fed
         decoder = (fed + 2 * t * self.decoder_depth) * cell.num_gates * matrix
-        readout = t * (2 * (self.variant == "luong") + 6 * self.has_maxout) * matrix
+        readout = t * (2 if self.variant == "luong" else 6) * matrix
         scoring = {"concat": (s + t) * matrix, "general": t * matrix}.get(self.scored_by, 0)
         pairs = 0 if self.variant == "fixed" else 2 * s * t * d
         initial = self.decoder_depth * cell.num_states * matrix
@@ -175,10 +167,9 @@ class Seq2Seq(nnx.Module):
         self.w_query = matrix(d, d) if score in ("concat", "general") else None
         self.w_key = matrix(d, d) if score == "concat" else None
         self.v = nnx.Param(nnx.initializers.normal(d**-0.5)(rngs.params(), (d,))) if score == "concat" else None
-        # Luong's equation 5, and the maxout layer that Cho and Bahdanau have (Goodfellow et al., 2013).
-        self.attentional = matrix(2 * d, d) if c.variant == "luong" else None
-        self.readout = matrix(3 * d, 2 * d) if c.has_maxout else None
-        self.readout_bias = nnx.Param(jnp.zeros(2 * d)) if c.has_maxout else None
+        # Luong's equation 5, or the maxout layer that Cho and Bahdanau have (Goodfellow et al., 2013).
+        self.readout = matrix(2 * d, d) if c.variant == "luong" else matrix(3 * d, 2 * d)
+        self.readout_bias = None if c.variant == "luong" else nnx.Param(jnp.zeros(2 * d))
         self.config, self.attention_fn = copy.deepcopy(c), attention_fn
 
     def __call__(
@@ -255,14 +246,13 @@ class Seq2Seq(nnx.Module):
     ) -> Callable[..., tuple[DecoderState, tuple[Array, Array], Any]]:
         """Makes the step: from a state and a word's share of the first gates to the next state.
 
-        It also returns what words are predicted from, the last layer's output and its context (without a maxout layer
-        the attentional vector, twice), and, with `return_attention`, the weights, [B, 1, R / B, S]. A stack is taken
-        apart here, outside of the loop over steps.
+        It also returns what the readout is made of, the last layer's output and its context (of "luong" the attentional
+        vector itself, twice), and, with `return_attention`, the weights, [B, 1, R / B, S]. A stack is taken apart
+        here, outside of the loop over steps.
         """
         above = [] if self.decoder_layers is None else unstack_layers(self.decoder_layers)
-        dtype, variant, rate = self.embedding.dtype, self.config.variant, self.config.dropout_rate
-        feed = self.feed[...].astype(dtype)
-        attentional = None if self.attentional is None else self.attentional[...].astype(dtype)
+        feed, readout = (param[...].astype(self.embedding.dtype) for param in (self.feed, self.readout))
+        variant, rate = self.config.variant, self.config.dropout_rate
         attend = functools.partial(self._attend, memory=memory, return_attention=return_attention)
 
         def advance(state: DecoderState, gates: Array, key: Array | None = None) -> Any:
@@ -277,15 +267,11 @@ class Seq2Seq(nnx.Module):
                 below = dropout(layers[-1][0], rate, None if key is None else jax.random.fold_in(key, number))
                 layers.append(layer(layer.gates(below), before))
             output = layers[-1][0]
-            if attentional is None:
-                return DecoderState(tuple(layers), context), (output, context), weights
-            context, weights = attend(output)
-            fed = attentional_vector(context.astype(dtype), output.astype(dtype), attentional).astype(jnp.float32)
-            return (
-                DecoderState(tuple(layers), fed),
-                (output, context) if self.config.has_maxout else (fed, fed),
-                weights,
-            )
+            if variant == "luong":
+                context, weights = attend(output)
+                context, output = context.astype(readout.dtype), output.astype(readout.dtype)
+                output = context = attentional_vector(context, output, readout).astype(jnp.float32)
+            return DecoderState(tuple(layers), context), (output, context), weights
 
         return advance
 
@@ -316,9 +302,9 @@ class Seq2Seq(nnx.Module):
     def _logits(
         self, outputs: tuple[Array, Array], words: Float[Array, "*batch D"], rngs: nnx.Rngs | None = None
     ) -> Float[Array, "*batch V"]:
-        """Scores the vocabulary, through a maxout layer if there is one."""
+        """Scores the vocabulary; of "luong" from the attentional vector, else from a maxout layer."""
         x, context = outputs
-        if self.readout is not None and self.readout_bias is not None:
+        if self.readout_bias is not None:
             told = jnp.concatenate([x, words.astype(x.dtype), context], axis=-1).astype(self.embedding.dtype)
             hidden = add_bias(narrow_product(told, self.readout[...]), self.readout_bias[...])
             x = hidden.reshape(*hidden.shape[:-1], -1, 2).max(axis=-1)
