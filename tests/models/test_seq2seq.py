@@ -32,6 +32,8 @@ CASES = {
     "general-lstm": {"variant": "luong", "score": "general", "cell": "lstm"},
     "dot-lstm": {"variant": "luong", "score": "dot", "cell": "lstm"},
     "concat-gru": {"variant": "luong", "score": "concat", "cell": "gru"},
+    "unscaled-gru": {"variant": "luong", "score": "general", "scaled": False, "cell": "gru"},
+    "unscaled-dot": {"variant": "luong", "score": "dot", "scaled": False, "cell": "lstm"},
 }
 QUICK = ("fixed-lstm", "bahdanau-gru", "general-lstm")
 ATTENDING = [name for name in CASES if not name.startswith("fixed")]
@@ -91,6 +93,8 @@ class Oracle:
             scores = np.array([query @ p["w_query"] @ key for key in memory])
         else:
             scores = np.array([query @ key for key in memory])
+        if self.config.scaled and self.config.variant == "luong" and self.config.score != "concat":
+            scores = scores / np.sqrt(D)
         weights = softmax(scores)
         return weights @ memory, weights
 
@@ -132,7 +136,7 @@ def lengths(tokens):
     return (tokens != 0).sum(axis=1)
 
 
-@pytest.mark.parametrize("name", slow_but(CASES, *QUICK, "dot-lstm", "concat-gru"))
+@pytest.mark.parametrize("name", slow_but(CASES, *QUICK, "dot-lstm", "concat-gru", "unscaled-gru"))
 def test_logits_and_alignments_are_those_of_a_loop(name):
     model = make(name)
     logits, maps = with_maps(model, SOURCE, TARGET) if name in ATTENDING else (forward(model, SOURCE, TARGET), {})

@@ -52,6 +52,9 @@ class Seq2SeqConfig:
     variant: str = one_of(VARIANTS, "luong")
     # Of "luong". "bahdanau" has what Luong calls "concat", here with a hidden layer of d_model units.
     score: str = one_of(SCORES, "general")
+    # Divides the scores "general" and "dot" by sqrt(d_model), as Vaswani et al. (2017, section 3.2.1) do and Luong does
+    # not: without it attention looks at one word from the first steps on, and learns less than no attention.
+    scaled: bool = True
     dropout_rate: float = fraction(0.2)  # between layers, not between steps (Zaremba et al., 2014)
     pad_id: int = 0  # the token that fills a row
     start_id: int = 1  # the one that the decoder reads first
@@ -284,15 +287,16 @@ class Seq2Seq(nnx.Module):
         values = memory.output[:, :, None]
         keys = values if memory.keys is None else memory.keys
         w = None if self.w_query is None else self.w_query[...]
+        scale = d**-0.5 if self.config.scaled else 1.0
         attend: AttentionFn
         if self.attention_fn is not None:
             attend = self.attention_fn
         elif self.v is not None:
             attend = functools.partial(additive_attention, w_query=w, w_key=None, v=self.v[...])
         elif w is not None:
-            attend = functools.partial(general_attention, w=w)
+            attend = functools.partial(general_attention, w=w, scale=scale)
         else:
-            attend = functools.partial(dot_product_attention, scale=1.0)
+            attend = functools.partial(dot_product_attention, scale=scale)
         # What is not asked for is not passed on: not every attention has weights to return.
         options: dict[str, Any] = {"return_weights": True} if return_attention else {}
         result: Any = attend(queries, keys, values, mask=memory.mask, **options)
