@@ -15,7 +15,7 @@ from tfx_jax.functional.attention import dot_product_attention
 from tfx_jax.functional.dropout import dropout
 from tfx_jax.functional.empty import zeros_where_empty
 from tfx_jax.functional.explicit_axes import divided_as_queries
-from tfx_jax.functional.masks import Bias, Mask, SegmentIds
+from tfx_jax.functional.masks import Bias, Mask, SegmentIds, check_pairs
 from tfx_jax.functional.weights_on_request import weights_on_request
 
 
@@ -74,8 +74,8 @@ def aligned_attention(
       float32 [B, N, T, S]. A query that sees no key gets zeros.
 
     Raises:
-      ValueError: if the window is negative, sigma not positive, or a position does not fit; or if `attention_fn` raises
-        it.
+      ValueError: if the window is negative, sigma not positive, a position does not fit, or a mask is not boolean or
+        not of rank 4; or if `attention_fn` raises it.
 
     >>> x = jnp.ones((1, 4, 1, 2))
     >>> attend = jax.jit(lambda p: aligned_attention(x, x, x, position=p, window=1, return_weights=True)[1])
@@ -85,6 +85,7 @@ def aligned_attention(
     (b, t, n, _), s = query.shape, key.shape[1]
     if window < 0 or (sigma is not None and not sigma > 0):
         raise ValueError(f"window must not be negative, and sigma positive, got {window} and {sigma}")
+    check_pairs(bias, mask, (b, n, t, s))
     _check_place("position", position.shape, (b, n, t))
     places = jnp.arange(s)[None] if key_position is None else key_position
     _check_place("key_position", places.shape, (b, s))
