@@ -11,9 +11,9 @@ from tfx_jax.tasks.language_modeling import LanguageModelConfig
 from tfx_jax.tasks.question_answering import QuestionAnsweringConfig
 from tfx_jax.tasks.span_corruption import SpanCorruptionConfig
 from tfx_jax.tasks.tagging import TaggingConfig
-from tfx_jax.tasks.translation import TranslationConfig
 from tfx_jax.tasks.text_data import TextData
 from tfx_jax.tasks.text_to_text import TextToTextConfig
+from tfx_jax.tasks.translation import TranslationConfig
 from tfx_jax.training.config import ExperimentConfig, tiny_variant
 from tfx_jax.training.config_checks import validate
 
