@@ -18,11 +18,15 @@ from tfx_jax.training.run import load_run
 pytestmark = pytest.mark.slow
 
 
-@pytest.fixture(scope="module", params=["bahdanau", "luong", "fixed"])
+MODELS = {variant: {"variant": variant} for variant in ("bahdanau", "luong", "fixed")}
+MODELS |= {alignment: {"alignment": alignment, "window": 2} for alignment in ("local-m", "local-p")}
+
+
+@pytest.fixture(scope="module", params=MODELS)
 def workdir(request, tmp_path_factory):
     """The workdir of a training of one step."""
     folder = tmp_path_factory.mktemp(request.param) / request.param
-    config = tiny_variant(ExperimentConfig(Seq2SeqConfig(variant=request.param), TranslationConfig()))
+    config = tiny_variant(ExperimentConfig(Seq2SeqConfig(**MODELS[request.param]), TranslationConfig()))
     config.num_steps, config.mesh.data = 1, 1
     train(config, folder)
     return folder
@@ -41,7 +45,20 @@ def test_attend_draws_the_alignment_or_says_that_there_is_none(workdir, tmp_path
     maps, across, down = run.task.attention(run.trained(load_params(workdir)), source, "x y")
     (weights,) = maps.values()
     assert weights.shape == (1, len(down), len(across))  # the source across, the target down
+    if workdir.name == "local-p":  # what a Gaussian leaves
+        assert (weights.sum(axis=-1) < 1).all()
+        assert ((weights > 0).sum(axis=-1) <= 5).all()
+        assert weights.any()
+        return
     np.testing.assert_allclose(weights.sum(axis=-1), 1, atol=1e-5)
+    if workdir.name == "local-m":
+        distance = np.arange(len(down))[:, None] - np.arange(len(across))
+        np.testing.assert_array_equal(weights[0] > 0, np.abs(distance) <= 2)
+
+
+def test_evaluate_scores_it(workdir, capsys):
+    assert main(["evaluate", f"--workdir={workdir}"]) == 0
+    assert "BLEU" in capsys.readouterr().out
 
 
 def test_empty_lines_and_unknown_characters_are_lines(workdir, monkeypatch, capsys):

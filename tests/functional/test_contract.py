@@ -19,6 +19,7 @@ from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from tests.functional.oracles.additive import additive_weights, general_weights
+from tests.functional.oracles.aligned import aligned_weights
 from tests.functional.oracles.clustered import routing_centroids, routing_weights
 from tests.functional.oracles.dense import dense_weights, mixed
 from tests.functional.oracles.favor import favor_weights, linear_weights
@@ -28,6 +29,7 @@ from tests.functional.oracles.relative import relative_weights
 from tests.functional.oracles.sparse import block_pairs, local_pairs, longformer_pairs, weights_over, window_pairs
 from tfx_jax.functional import (
     additive_attention,
+    aligned_attention,
     bigbird_attention,
     bigbird_block_mask,
     chunked_attention,
@@ -62,6 +64,8 @@ class Attention(NamedTuple):
     """The function with the options under which it equals dense attention, where `oracle` is not that already."""
     is_lean: bool = False
     """Whether it promises never to hold an array of T x S, forward or backward."""
+    is_distribution: bool = True
+    """Whether the weights of a query that sees a key add up to 1."""
 
 
 _projection = np.random.default_rng(0).normal(size=(24, 8)).astype(np.float32)
@@ -105,6 +109,21 @@ def _parameters(**shapes):
 
 _ADDITIVE = _parameters(w_query=(8, 5), w_key=(8, 5), v=(5,))
 _GENERAL = _parameters(w=(8, 8))
+
+
+def _window_of(sigma):
+    """Windows of 7 keys around places that follow from the query's number: whole, broken, and near the last key."""
+
+    def place(t):
+        return 1.375 * np.arange(t, dtype=np.float32)[None, None]
+
+    def attend(query, *arguments, **options):
+        return aligned_attention(query, *arguments, position=place(query.shape[1]), window=3, sigma=sigma, **options)
+
+    def oracle(query, key, **options):
+        return aligned_weights(query, key, position=place(query.shape[1]), window=3, sigma=sigma, **options)
+
+    return attend, oracle
 
 
 def _routing(query, *arguments, **options):
@@ -183,6 +202,17 @@ ATTENTIONS = (
         functools.partial(general_attention, **_GENERAL),
         functools.partial(general_weights, **_GENERAL),
         dense=functools.partial(general_attention, w=jnp.eye(8) * 8**-0.5),
+    ),
+    Attention(
+        "aligned",
+        *_window_of(None),
+        dense=functools.partial(aligned_attention, position=np.zeros((1, 1, 1), np.float32), window=16),
+    ),
+    Attention(
+        "aligned-gaussian",
+        *_window_of(1.5),
+        dense=functools.partial(aligned_attention, position=np.zeros((1, 1, 1), np.float32), window=16, sigma=1e5),
+        is_distribution=False,
     ),
     Attention("hard", hard_attention, most_probable),
     # Causal up to rounding only, and equal to dense attention under shared queries and keys: see test_lsh.py.
@@ -323,8 +353,9 @@ def test_weights_are_a_distribution_or_nothing_and_asking_for_them_changes_nothi
     mask = _padding(inputs[1])
     answers = _padded(case, inputs, mask)
     assert (answers.weights[..., ~mask[0, 0, 0]] == 0).all()
-    sees_something = case.oracle(*inputs[:2], mask=mask).any(axis=-1)  # routing may leave a query out
-    np.testing.assert_allclose(answers.weights.sum(axis=-1), sees_something, atol=1e-5)
+    want = case.oracle(*inputs[:2], mask=mask)
+    total = want.any(axis=-1) if case.is_distribution else want.sum(axis=-1)  # routing may leave a query out
+    np.testing.assert_allclose(answers.weights.sum(axis=-1), total, atol=1e-5)
     np.testing.assert_array_equal(answers.weights[-1], 0)
     np.testing.assert_allclose(answers.beside_weights, answers.out, atol=1e-6)
 

@@ -34,8 +34,11 @@ CASES = {
     "concat-gru": {"variant": "luong", "score": "concat", "cell": "gru"},
     "unscaled-gru": {"variant": "luong", "score": "general", "scaled": False, "cell": "gru"},
     "unscaled-dot": {"variant": "luong", "score": "dot", "scaled": False, "cell": "lstm"},
+    "local-m-gru": {"variant": "luong", "score": "dot", "cell": "gru", "alignment": "local-m", "window": 1},
+    "local-p-lstm": {"variant": "luong", "score": "general", "cell": "lstm", "alignment": "local-p", "window": 2},
+    "local-p-gru": {"variant": "luong", "score": "concat", "cell": "gru", "alignment": "local-p", "window": 1},
 }
-QUICK = ("fixed-lstm", "bahdanau-gru", "general-lstm")
+QUICK = ("fixed-lstm", "bahdanau-gru", "general-lstm", "local-m-gru", "local-p-lstm")
 ATTENDING = [name for name in CASES if not name.startswith("fixed")]
 
 
@@ -85,7 +88,7 @@ class Oracle:
             x = np.array([np.concatenate([outputs["forward", t], outputs["backward", t]]) for t in range(len(x))])
         return x, np.concatenate([last["forward"], last["backward"]])
 
-    def attend(self, query, memory):
+    def attend(self, query, memory, step):
         p = self.params
         if self.config.variant == "bahdanau" or self.config.score == "concat":  # v . tanh([W_query; W_key] [q; k])
             scores = np.array([p["v"] @ np.tanh(query @ p["w_query"] + key @ p["w_key"]) for key in memory])
@@ -95,8 +98,26 @@ class Oracle:
             scores = np.array([query @ key for key in memory])
         if self.config.scaled and self.config.variant == "luong" and self.config.score != "concat":
             scores = scores / np.sqrt(D)
-        weights = softmax(scores)
+        weights = self.windowed(query, scores, step)
         return weights @ memory, weights
+
+    def windowed(self, query, scores, step):
+        """Equations 7, 9 and 10 of Luong et al. (2015): alignment inside a window, and the Gaussian of "local-p"."""
+        alignment, p, reach = self.config.alignment, self.params, self.config.window
+        if alignment == "global":
+            return softmax(scores)
+        centre = (
+            step if alignment == "local-m" else len(scores) * expit(p["v_position"] @ np.tanh(query @ p["w_position"]))
+        )
+        inside, weights = (
+            [s for s in range(len(scores)) if centre - reach <= s <= centre + reach],
+            np.zeros(len(scores)),
+        )
+        if inside:
+            weights[inside] = softmax(scores[inside])
+        if alignment == "local-m":
+            return weights
+        return weights * np.array([np.exp(-((s - centre) ** 2) / (2 * (reach / 2) ** 2)) for s in range(len(scores))])
 
     def first_cell(self):
         """Its input is the word and what is fed, beside each other."""
@@ -111,18 +132,18 @@ class Oracle:
         states = [tuple(layer) for layer in drawn]
         fed = last if variant == "fixed" else np.zeros(D)
         logits, maps = [], []
-        for token in [1, *target[:-1]]:
+        for step, token in enumerate([1, *target[:-1]]):
             word = p["embedding"]["table"][token] * np.sqrt(D)
             weights = None
             if variant == "bahdanau":
-                fed, weights = self.attend(states[-1][0], memory)
+                fed, weights = self.attend(states[-1][0], memory, step)
             x = np.concatenate([word, fed])
             for index in range(depth):
                 layer = layer_of(p["decoder_layers"], index - 1) if index else self.first_cell()
                 states[index] = cell_step(self.config.cell, layer, x, states[index])
                 x = states[index][0]
             if variant == "luong":
-                context, weights = self.attend(x, memory)
+                context, weights = self.attend(x, memory, step)
                 fed = x = np.tanh(np.concatenate([context, x]) @ p["readout"])
             else:
                 hidden = np.concatenate([x, word, fed]) @ p["readout"] + p["readout_bias"]
@@ -237,7 +258,7 @@ def test_a_decoding_model_that_has_no_integers():
         model.decoder(int8=True)
 
 
-def linear(query, memory):
+def linear(query, memory, _):
     """Elu + 1 of both sides instead of a softmax (Katharopoulos et al., 2020)."""
     feature = lambda x: np.where(x > 0, x, np.expm1(np.minimum(x, 0))) + 1  # noqa: E731
     weights = feature(memory) @ feature(query)
@@ -245,10 +266,10 @@ def linear(query, memory):
 
 
 OTHERS = {
-    "scaled": (dot_product_attention, lambda q, k: (softmax(k @ q / np.sqrt(D)) @ k, None)),
+    "scaled": (dot_product_attention, lambda q, k, _: (softmax(k @ q / np.sqrt(D)) @ k, None)),
     "chunked": (
         functools.partial(chunked_attention, chunk_size=2),
-        lambda q, k: (softmax(k @ q / np.sqrt(D)) @ k, None),
+        lambda q, k, _: (softmax(k @ q / np.sqrt(D)) @ k, None),
     ),
     "linear": (linear_attention, linear),
 }
@@ -272,6 +293,31 @@ def test_a_source_of_only_padding_is_attended_to_by_nobody():
     logits, maps = with_maps(make("bahdanau-gru"), np.zeros_like(SOURCE), TARGET)
     assert np.isfinite(logits).all()
     assert not maps["decoder/2/cross"].any()
+
+
+def test_behind_a_source_a_monotonic_window_is_empty():
+    """The second source has three tokens, the third two, and the window reaches one further: the rest sees nothing."""
+    _, maps = with_maps(make("local-m-gru"), SOURCE, np.full((B, T), 9, np.int32))
+    (alignment,) = maps.values()
+    np.testing.assert_allclose(alignment[:, 0].sum(axis=-1), np.arange(T) < [[5], [4], [3]], atol=1e-6)
+
+
+@pytest.mark.parametrize("alignment", slow_but(("local-m", "local-p"), "local-p"))
+def test_a_window_around_an_attention_of_ones_own(alignment):
+    """That its own scale is kept is seen with `scale=1.0` in the loop above: "dot" is such a one."""
+    config = Seq2SeqConfig(**SIZES | {"alignment": alignment, "window": 1, "cell": "gru"})
+    model = draw(lambda: Seq2Seq(config, attention_fn=dot_product_attention, rngs=nnx.Rngs(0)))
+    assert "w_query" not in params_of(model)
+    logits, oracle = forward(model, SOURCE, TARGET), Oracle(model)
+
+    def attend(query, memory, step):
+        weights = oracle.windowed(query, memory @ query / np.sqrt(D), step)
+        return weights @ memory, weights
+
+    oracle.attend = attend
+    for row, (s, t) in enumerate(zip(lengths(SOURCE), lengths(TARGET), strict=True)):
+        expected, _ = oracle(SOURCE[row, :s], TARGET[row, :t])
+        np.testing.assert_allclose(logits[row, :t], expected, atol=3e-5, rtol=3e-5)
 
 
 def test_a_fixed_context_has_no_map():
@@ -333,6 +379,8 @@ def test_number_of_parameters():
     assert found(**sizes, variant="luong", score="dot") == lstm + 2 * d * d
     assert found(**sizes, variant="luong", score="general") == lstm + 3 * d * d
     assert found(**sizes, variant="luong", score="concat") == lstm + 4 * d * d + d
+    assert found(**sizes, variant="luong", alignment="local-m") == lstm + 3 * d * d
+    assert found(**sizes, variant="luong", alignment="local-p") == lstm + 4 * d * d + d
     gru = v * d + 2 * cell(3, d, d // 2) + cell(3, 2 * d, d) + d * (d + 1)
     maxout = 2 * d * (3 * d + 1)
     sizes |= {"num_layers": 1, "cell": "gru"}
@@ -350,7 +398,7 @@ def test_flops_are_six_for_each_weight_and_position(name):
     }
     once, source, target = 0, 0, 0
     for path, size in sizes.items():
-        if path.endswith("bias") or path == "v":
+        if path.endswith("bias") or path in ("v", "v_position"):
             continue
         if path == "initial" or (path == "feed" and config.variant == "fixed"):
             once += size
@@ -375,6 +423,8 @@ def test_the_forget_gate_starts_open():
         ({"cell": "rnn"}, "cell='rnn' is none of lstm, gru"),
         ({"variant": "global"}, "variant='global' is none of fixed, bahdanau, luong"),
         ({"score": "cosine"}, "score='cosine' is none of general, dot, concat"),
+        ({"alignment": "local"}, "alignment='local' is none of global, local-m, local-p"),
+        ({"variant": "bahdanau", "alignment": "local-m"}, 'alignment="local-m" is of variant="luong" alone, got'),
         ({"start_id": V}, f"start_id={V} is no token"),
     ],
 )

@@ -5,16 +5,17 @@ import pytest
 
 from tests.tiers import slow_but
 from tfx_jax.bench.plan import plan_training
-from tfx_jax.models.seq2seq import VARIANTS, Seq2SeqConfig
+from tfx_jax.models.seq2seq import ALIGNMENTS, VARIANTS, Seq2SeqConfig
 from tfx_jax.tasks.pair_data import PairData
 from tfx_jax.tasks.translation import TranslationConfig
 from tfx_jax.training.config import ExperimentConfig
 
 
 @pytest.mark.aot
-@pytest.mark.parametrize("variant", slow_but(VARIANTS, "luong"))
-def test_the_step_compiles(tpu_devices, variant):
-    model = Seq2SeqConfig(vocab_size=128, num_layers=2, d_model=128, variant=variant, dtype="bfloat16")
+@pytest.mark.parametrize("name", slow_but((*VARIANTS, *ALIGNMENTS[1:]), "luong"))
+def test_the_step_compiles(tpu_devices, name):
+    kind = {"variant" if name in VARIANTS else "alignment": name}
+    model = Seq2SeqConfig(vocab_size=128, num_layers=2, d_model=128, dtype="bfloat16", **kind)
     data = PairData(max_length=16, tokens_per_batch=256)
     with jax.default_matmul_precision("default"), jax.numpy_dtype_promotion("standard"):  # as users have them
         plan = plan_training(ExperimentConfig(model, TranslationConfig(data)), tpu_devices("v5e:1x1"))

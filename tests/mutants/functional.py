@@ -378,6 +378,29 @@ MUTANTS = (
         ("g draws like f on the way there", "_call(g, rngs, 1, others)(g_params", "_call(g, rngs, 0, others)(g_params"),
     ),
     *in_file(
+        "functional/aligned.py",
+        f"functional/test_aligned.py, {_CONTRACT}[aligned",
+        ("a window without its borders", "jnp.abs(distance) <= window", "jnp.abs(distance) < window"),
+        (
+            "weights are of all keys",
+            "key, value, bias, seen, return_weights=True",
+            "key, value, bias, mask, return_weights=True",
+        ),
+        ("a Gaussian of another width", "-0.5 * jnp.square(distance / sigma)", "-jnp.square(distance / sigma)"),
+        (
+            "a scale that is bound is forgotten",
+            "if option is not None and option is not False",
+            "if option is not False",
+        ),
+        ("a mask of keys is forgotten", "near if mask is None else near & mask", "near"),
+        (
+            "dropout is forgotten",
+            "_mixed(dropout(weights, dropout_rate, dropout_rng), value)",
+            "_mixed(weights, value)",
+        ),
+        ("a prediction without its sequence's length", "length.astype(dtype) * jax", "jax"),
+    ),
+    *in_file(
         "functional/ring.py",
         f"functional/test_ring.py, {_CONTRACT}[ring",
         ("blocks come from the other side", "(here - number) % size", "(here + number) % size"),

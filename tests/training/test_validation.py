@@ -4,7 +4,7 @@ import pytest
 
 from tests.training.configs import TRAININGS, changed, default_config, title, with_values
 from tfx_jax.errors import UserError
-from tfx_jax.models import BertConfig, GPTConfig, T5Config, TransformerConfig
+from tfx_jax.models import BertConfig, GPTConfig, Seq2SeqConfig, T5Config, TransformerConfig
 from tfx_jax.tasks.bert_pretraining import BertPretrainingConfig
 from tfx_jax.tasks.classification import ClassificationConfig
 from tfx_jax.tasks.language_modeling import LanguageModelConfig
@@ -13,6 +13,7 @@ from tfx_jax.tasks.span_corruption import SpanCorruptionConfig
 from tfx_jax.tasks.tagging import TaggingConfig
 from tfx_jax.tasks.text_data import TextData
 from tfx_jax.tasks.text_to_text import TextToTextConfig
+from tfx_jax.tasks.translation import TranslationConfig
 from tfx_jax.training.config import ExperimentConfig, tiny_variant
 from tfx_jax.training.config_checks import validate
 
@@ -235,6 +236,15 @@ def of_text(**values):
             of(T5Config(), SpanCorruptionConfig(), **{"mesh.sequence": 2}),
             "mesh.sequence=2 divides positions, which a SpanCorruptionConfig does not allow: leave it at 1",
         ),
+        (
+            of(Seq2SeqConfig(variant="bahdanau"), TranslationConfig(), **{"model.alignment": "local-p"}),
+            'model.alignment="local-p" is of variant="luong" alone, got variant="bahdanau"',
+        ),
+        (
+            of(Seq2SeqConfig(), TranslationConfig(), **{"model.alignment": "local"}),
+            'model.alignment must be "global" or "local-m" or "local-p", got \'local\'',
+        ),
+        (of(Seq2SeqConfig(), TranslationConfig(), **{"model.window": 0}), "model.window must be at least 1, got 0"),
         (of_text(**{"mesh.tensor": 3}), "mesh.tensor=3 does not divide config.model.num_heads=2"),
         (of_text(**{"task.data.tokens_per_batch": 63}), "task.data.tokens_per_batch=63 holds no row of max_length=64"),
         (of_text(**{"optimizer.schedule": "cosine"}), 'optimizer.schedule="cosine" needs config.optimizer.peak'),

@@ -62,6 +62,11 @@ def _additive(length: int, num_heads: int, head_size: int) -> Callable[..., Any]
     return functools.partial(functional.additive_attention, w_query=w, w_key=w, v=v)
 
 
+def _aligned(length: int, num_heads: int, head_size: int) -> Callable[..., Any]:
+    position = jnp.arange(length, dtype=jnp.float32)[None, None]
+    return functools.partial(functional.aligned_attention, position=position, window=10, sigma=5.0)
+
+
 _BIGBIRD = {"block_size": 64, "num_global_blocks": 2, "num_window_blocks": 3, "num_random_blocks": 3}
 
 # Ring attention is not here: what it takes depends on the devices that share the sequence.
@@ -82,5 +87,6 @@ ATTENTIONS = {
     "relative": Measured(_relative),
     "general": Measured(_general),
     "additive": Measured(_additive),
+    "aligned": Measured(_aligned),
     "hard": Measured(_plain(functional.hard_attention)),
 }

@@ -29,6 +29,7 @@ R      rows of a decoding step, B * W
 """
 
 from tfx_jax.functional.additive import additive_attention, attentional_vector, general_attention
+from tfx_jax.functional.aligned import aligned_attention, aligned_position
 from tfx_jax.functional.attention import dot_product_attention
 from tfx_jax.functional.attention_from_logits import attention_from_logits, attention_weights
 from tfx_jax.functional.axes import attention_over_axes
@@ -91,6 +92,8 @@ __all__ = [
     "additive_attention",
     "alibi_bias",
     "alibi_slopes",
+    "aligned_attention",
+    "aligned_position",
     "attend_both",
     "attention_from_logits",
     "attention_over_axes",

@@ -14,6 +14,7 @@ from jaxtyping import Array, Bool, Float, Int
 from tfx_jax.errors import UserError
 from tfx_jax.fields import at_least, documented, fraction, one_of
 from tfx_jax.functional.additive import additive_attention, attentional_vector, general_attention
+from tfx_jax.functional.aligned import aligned_attention, aligned_position
 from tfx_jax.functional.attention import dot_product_attention
 from tfx_jax.functional.dropout import dropout
 from tfx_jax.functional.linear import add_bias
@@ -30,6 +31,7 @@ from tfx_jax.nn.stack import scan_layers, stack_layers, unstack_layers
 
 VARIANTS = ("fixed", "bahdanau", "luong")
 SCORES = ("general", "dot", "concat")
+ALIGNMENTS = ("global", "local-m", "local-p")
 
 
 @documented
@@ -41,6 +43,11 @@ class Seq2SeqConfig:
     al. (2014). "bahdanau": what its last state attends to, additively, enters the next one, appendix A.2 of Bahdanau et
     al. (2015, https://arxiv.org/abs/1409.0473). "luong": what its new state attends to joins it in an attentional
     vector, which is fed to the next step, sections 3.1 and 3.3 of Luong et al. (2015, https://arxiv.org/abs/1508.04025).
+
+    `alignment` says how much of the source "luong" attends to at a step. "global": all of it. Their section 3.2 has two
+    windows of 2 `window` + 1 tokens: "local-m", around the position of the target token, counted from 0 on either side,
+    behind whose end there is nothing to attend to; and "local-p", around a position that the state predicts, with a
+    Gaussian that prefers what is near it, so that weights add up to less than 1. Padding has no position.
     """
 
     # One vocabulary for both languages; of a training, 0: by the size of its text.
@@ -55,6 +62,8 @@ class Seq2SeqConfig:
     # Divides the scores "general" and "dot" by sqrt(d_model), as Vaswani et al. (2017, section 3.2.1) do and Luong does
     # not: without it attention looks at one word from the first steps on, and learns less than no attention.
     scaled: bool = True
+    alignment: str = one_of(ALIGNMENTS, "global")  # of "luong"
+    window: int = at_least(1, 10)  # of "local-m" and "local-p": D, tokens on each side; the Gaussian has sigma = D / 2
     dropout_rate: float = fraction(0.2)  # between layers, not between steps (Zaremba et al., 2014)
     pad_id: int = 0  # the token that fills a row
     start_id: int = 1  # the one that the decoder reads first
@@ -67,6 +76,8 @@ class Seq2SeqConfig:
         """See `tfx_jax.models.config.ModelConfig`."""
         if self.d_model % 2:
             raise ValueError(f"d_model must be even, half of it for each direction, got {self.d_model}")
+        if self.alignment != "global" and self.variant != "luong":
+            raise ValueError(f'alignment="{self.alignment}" is of variant="luong" alone, got variant="{self.variant}"')
 
     def tiny(self, *, max_length: int) -> None:
         """See `tfx_jax.models.config.ModelConfig`."""
@@ -97,6 +108,7 @@ class Seq2SeqConfig:
         decoder = (fed + 2 * t * self.decoder_depth) * cell.num_gates * matrix
         readout = t * (2 if self.variant == "luong" else 6) * matrix
         scoring = {"concat": (s + t) * matrix, "general": t * matrix}.get(self.scored_by, 0)
+        scoring += t * matrix if self.alignment == "local-p" else 0
         pairs = 0 if self.variant == "fixed" else 2 * s * t * d
         initial = self.decoder_depth * cell.num_states * matrix
         products = encoder + initial + decoder + readout + scoring + pairs
@@ -109,14 +121,16 @@ class Memory(NamedTuple):
     output: Float[Array, "B S D"]
     keys: Float[Array, "B S 1 D"] | None  # of the score "concat": multiplied once, not at every step
     mask: Bool[Array, "B 1 1 S"]
+    positions: Int[Array, "B S"]  # of tokens among the tokens of their row
     last: Float[Array, "B D"]  # the last output of either direction, float32
 
 
 class DecoderState(NamedTuple):
-    """What a decoder hands on: the state of each layer, and what it is told beside the next word."""
+    """What a decoder hands on: the state of each layer, what it is told beside the next word, and how many it wrote."""
 
     layers: tuple[State, ...]
     fed: Float[Array, "R D"]
+    position: Int[Array, ""]
 
 
 class Seq2Seq(nnx.Module):
@@ -134,16 +148,18 @@ class Seq2Seq(nnx.Module):
           config: the sizes.
           attention_fn: how a state of the decoder looks at the source, instead of by `config.score`: a function with
             the signature of `dot_product_attention` that takes queries one at a time. There is one head; queries are
-            beams, of which none has a position.
+            beams, of which none has a position. A window hides other keys from each of them, by a mask of all pairs,
+            and its Gaussian needs weights.
           rngs: stream `params`.
 
         Raises:
-          ValueError: if `d_model` is odd, there is no such cell, variant, score or start token, or a fixed context is
-            given an attention.
+          ValueError: if `d_model` is odd, there is no such cell, variant, score, alignment or start token, a window is
+            not "luong"'s, or a fixed context is given an attention.
         """
         c = config
         c.validate()
-        for name, choices in (("cell", tuple(CELLS)), ("variant", VARIANTS), ("score", SCORES)):
+        allowed = {"cell": tuple(CELLS), "variant": VARIANTS, "score": SCORES, "alignment": ALIGNMENTS}
+        for name, choices in allowed.items():
             if (value := getattr(c, name)) not in choices:
                 raise ValueError(f"{name}={value!r} is none of {', '.join(choices)}")
         if not 0 <= c.start_id < c.vocab_size:
@@ -173,6 +189,9 @@ class Seq2Seq(nnx.Module):
         # Luong's equation 5, or the maxout layer that Cho and Bahdanau have (Goodfellow et al., 2013).
         self.readout = matrix(2 * d, d) if c.variant == "luong" else matrix(3 * d, 2 * d)
         self.readout_bias = None if c.variant == "luong" else nnx.Param(jnp.zeros(2 * d))
+        is_predicted = c.alignment == "local-p"
+        self.w_position = matrix(d, d) if is_predicted else None
+        self.v_position = nnx.Param(nnx.initializers.normal(d**-0.5)(rngs.params(), (d,))) if is_predicted else None
         self.config, self.attention_fn = copy.deepcopy(c), attention_fn
 
     def __call__(
@@ -225,7 +244,8 @@ class Seq2Seq(nnx.Module):
 
         output, last = scan_layers(encode, self.encoder_layers, self.embedding(source), rngs)
         keys = None if self.w_key is None else narrow_product(output, self.w_key[...])[:, :, None]
-        return Memory(output, keys, source_mask(source, self.config.pad_id), last[-1])
+        positions = jnp.cumsum(token_mask, axis=-1) - 1
+        return Memory(output, keys, source_mask(source, self.config.pad_id), positions, last[-1])
 
     def _first_state(self, memory: Memory) -> DecoderState:
         """What the decoder begins with: states made of the encoder's last, and nothing attended to yet."""
@@ -234,7 +254,8 @@ class Seq2Seq(nnx.Module):
         parts = jnp.split(drawn, c.decoder_depth * CELLS[c.cell].num_states, axis=-1)
         size = CELLS[c.cell].num_states
         layers = tuple(tuple(parts[start : start + size]) for start in range(0, len(parts), size))
-        return DecoderState(layers, memory.last if c.variant == "fixed" else jnp.zeros_like(memory.last))
+        fed = memory.last if c.variant == "fixed" else jnp.zeros_like(memory.last)
+        return DecoderState(layers, fed, jnp.zeros((), jnp.int32))
 
     def _first_gates(self, words: Float[Array, "*batch D"], fed: Float[Array, "R D"]) -> Float[Array, "*batch GD"]:
         """What words add to the first gates, and a fixed context, which is multiplied once."""
@@ -261,7 +282,7 @@ class Seq2Seq(nnx.Module):
         def advance(state: DecoderState, gates: Array, key: Array | None = None) -> Any:
             context, weights = state.fed, None
             if variant == "bahdanau":
-                context, weights = attend(state.layers[-1][0])
+                context, weights = attend(state.layers[-1][0], state.position)
             if variant != "fixed":
                 gates = gates + narrow_product(context, feed)
             first, *others = state.layers
@@ -271,15 +292,15 @@ class Seq2Seq(nnx.Module):
                 layers.append(layer(layer.gates(below), before))
             output = layers[-1][0]
             if variant == "luong":
-                context, weights = attend(output)
+                context, weights = attend(output, state.position)
                 context, output = context.astype(readout.dtype), output.astype(readout.dtype)
                 output = context = attentional_vector(context, output, readout).astype(jnp.float32)
-            return DecoderState(tuple(layers), context), (output, context), weights
+            return DecoderState(tuple(layers), context, state.position + 1), (output, context), weights
 
         return advance
 
     def _attend(
-        self, query: Float[Array, "R D"], memory: Memory, *, return_attention: bool
+        self, query: Float[Array, "R D"], position: Int[Array, ""], *, memory: Memory, return_attention: bool
     ) -> tuple[Float[Array, "R D"], Float[Array, "B 1 W S"] | None]:
         """Returns contexts and weights; the W beams of a source are so many queries, which share its keys."""
         b, _, d = memory.output.shape
@@ -297,11 +318,31 @@ class Seq2Seq(nnx.Module):
             attend = functools.partial(general_attention, w=w, scale=scale)
         else:
             attend = functools.partial(dot_product_attention, scale=scale)
+        if self.config.alignment != "global":
+            attend = self._around(queries, position, memory, attend)
         # What is not asked for is not passed on: not every attention has weights to return.
         options: dict[str, Any] = {"return_weights": True} if return_attention else {}
         result: Any = attend(queries, keys, values, mask=memory.mask, **options)
         context, weights = result if return_attention else (result, None)
         return context.reshape(query.shape).astype(jnp.float32), weights
+
+    def _around(
+        self, queries: Float[Array, "B W 1 D"], position: Int[Array, ""], memory: Memory, attend: AttentionFn
+    ) -> AttentionFn:
+        """Has an attention look at the window of each query alone, equations 9 and 10 of Luong et al. (2015)."""
+        place, sigma = position.astype(jnp.float32).reshape(1, 1, 1), None
+        if self.w_position is not None and self.v_position is not None:
+            length = memory.mask.sum(axis=-1)
+            predicted = {"w": self.w_position[...], "v": self.v_position[...]}
+            place, sigma = aligned_position(queries.swapaxes(1, 2), length, **predicted), self.config.window / 2
+        return functools.partial(
+            aligned_attention,
+            position=place,
+            window=self.config.window,
+            sigma=sigma,
+            key_position=memory.positions,
+            attention_fn=attend,
+        )
 
     def _logits(
         self, outputs: tuple[Array, Array], words: Float[Array, "*batch D"], rngs: nnx.Rngs | None = None
