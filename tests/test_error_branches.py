@@ -2,6 +2,7 @@
 
 import json
 import pathlib
+import re
 import types
 from unittest import mock
 
@@ -13,8 +14,10 @@ from flax import nnx
 
 from tests import error_branches
 from tests.training.configs import changed, default_config, with_values
-from tfx_jax.cli import generate, main
+from tfx_jax.cli import convert, generate, main
 from tfx_jax.cli.options import load_trained
+from tfx_jax.data.audio import SoundFiles
+from tfx_jax.data.lines import read_text
 from tfx_jax.data.tokenizer_config import TokenizerConfig
 from tfx_jax.data.trees import parse_tree
 from tfx_jax.errors import UserError
@@ -22,6 +25,7 @@ from tfx_jax.functional import linear_attention
 from tfx_jax.models import BertConfig, ConformerConfig, GPTConfig, ViTConfig, hf
 from tfx_jax.models.captioning import Captioner
 from tfx_jax.models.decomposable import DecomposableConfig
+from tfx_jax.models.hf.folder import Fields
 from tfx_jax.models.seq2seq import Seq2Seq, Seq2SeqConfig
 from tfx_jax.models.transformer_xl import TransformerXL
 from tfx_jax.tasks import artifacts, bert_examples, next_token
@@ -40,6 +44,7 @@ from tfx_jax.training.artifacts import WorkdirArtifacts, check_artifact, write_s
 from tfx_jax.training.config_checks import validate
 from tfx_jax.training.init_from import init_from_state
 from tfx_jax.training.sharded_attention import _attend_in_a_ring
+from tfx_jax.training.workdir import find_workdir, make_workdir
 
 
 def test_places_are_found_and_noted(tmp_path):
@@ -79,6 +84,11 @@ SPEECH = (ConformerConfig, SpeechRecognitionConfig, RecordedSpeech)
             None,
             {"mesh.sequence": 2, "model.attention.name": "window", "model.attention.options.window": 3},
             "config.mesh.sequence=2 divides positions, which window attention does not allow: leave it at 1",
+        ),
+        (
+            None,
+            {"keep_every": 5, "checkpoint_every": 3},
+            "config.keep_every=5 must be a multiple of checkpoint_every=3",
         ),
         (SPEECH, {"task.data.min_digits": 3, "task.data.max_digits": 2}, "max_digits=2 is less than min_digits=3"),
         (
@@ -156,11 +166,48 @@ def _spelled(text):
             lambda: changed(**{"task.data.dataset": "files", "task.data.train_source": "a.en"}).task.splits()["train"],
             "config.task.data.train_target names no file; only a .tsv holds both sides",
         ),
+        (lambda: find_workdir(""), "--workdir is empty: name a folder"),
+        (
+            lambda: Fields({"attention_window": [6, 4]}, "config.json").window(),
+            r"config.json: attention_window is \[6, 4\], but layers must have the same",
+        ),
+        (
+            lambda: Fields({"attention_window": 5}, "config.json").window(),
+            "config.json: attention_window is 5, not an even number above 0",
+        ),
     ],
 )
 def test_calls(call, message):
     with pytest.raises(UserError, match=message):
         call()
+
+
+def test_files_that_are_folders_or_empty(tmp_path):
+    folder = tmp_path / "a.wav"
+    for name in ("tokenizer.json", "with/tokenizer.json/below"):
+        (folder / name).mkdir(parents=True)
+    (tmp_path / "empty.json").touch()
+    with pytest.raises(UserError, match=r"^a\.wav in .* cannot be read: .*Is a directory"):
+        SoundFiles(tmp_path).read("a.wav")
+    with pytest.raises(UserError, match=r"^cannot write to .*a\.wav: .*tokenizer\.json"):
+        convert._copy(folder / "with", folder)
+    with pytest.raises(UserError, match=r"empty\.json is empty$"):
+        read_text(tmp_path / "empty.json", 9)
+
+
+@pytest.mark.parametrize(
+    ("place", "error", "message"),
+    [
+        ("exists", OSError(36, "File name too long"), "w cannot be used (File name too long): take another --workdir"),
+        ("exists", RuntimeError("no\nanswer"), "w cannot be reached (no answer)"),
+        ("mkdir", OSError(30, "Read-only file system"), "w cannot be made (Read-only file system): take another --"),
+        ("mkdir", RuntimeError("no\nanswer"), "w cannot be reached (no answer)"),
+    ],
+)
+def test_folders_that_whoever_has_them_does_not_give(place, error, message, monkeypatch):
+    monkeypatch.setattr(type(epath.Path("w")), place, mock.Mock(side_effect=error))
+    with pytest.raises(UserError, match=re.escape(message)):
+        make_workdir("w")
 
 
 def test_labels_that_read_alike():

@@ -4,6 +4,7 @@ import ast
 import graphlib
 import importlib.util
 import pathlib
+import re
 import sys
 
 import pytest
@@ -115,3 +116,13 @@ def test_one_file_knows_orbax():
 def test_file_is_short(path):
     lines = len(path.read_text(encoding="utf-8").splitlines())
     assert lines <= MAX_LINES, f"{lines} lines: give one of its ideas a file of its own"
+
+
+def test_seconds_are_not_counted_by_a_clock_that_may_be_set():
+    """TensorBoard alone is told what time it is: in the name of its file, and of each event."""
+    clock = re.compile(
+        r"\btime\.(time|time_ns|clock_gettime\w*)\b|\b(date|datetime)\.(now|utcnow|today)\b|from time import"
+    )
+    paths = [*FILES, *sorted((ROOT / "colab").rglob("*.py"))]
+    reading = {_label(path): len(clock.findall(path.read_text(encoding="utf-8"))) for path in paths}
+    assert {name: count for name, count in reading.items() if count} == {"tfx_jax/training/progress.py": 2}

@@ -161,6 +161,14 @@ def test_every_architecture(tmp_path, capfd, architecture):
     assert config["id2label"] == own["id2label"]
 
 
+def test_the_name_of_a_tensor_is_printed_and_not_obeyed(source, tmp_path, capfd):
+    index = source / "model.safetensors.index.json"
+    files = json.loads(index.read_text())["weight_map"] | {"\x1b[2J\n": "model-9.safetensors"}
+    index.write_text(json.dumps({"weight_map": files}))
+    safetensors.numpy.save_file({"\x1b[2J\n": np.zeros(1, np.float32)}, source / "model-9.safetensors")
+    refused(capfd, [f"--model={source}", f"--output={tmp_path}/o"], r"a tensor \x1b[2J\n, for which the model has no")
+
+
 def test_a_large_folder_shows_how_far_it_is(source, tmp_path, capfd, monkeypatch):
     monkeypatch.setitem(progress._BETWEEN, False, 0.0)  # as if an array took half a minute
     assert main(["convert", f"--model={source}", f"--output={tmp_path / 'output'}"]) == 0

@@ -6,7 +6,9 @@ from unittest import mock
 import numpy as np
 import pytest
 
+from experiments.benchmarks import faults
 from experiments.benchmarks.faults import campaign, commands, damage, folders, kills, lines, trainings
+from experiments.benchmarks.faults.__main__ import KINDS
 from experiments.benchmarks.faults.campaign import BAD, Campaign, Record, draw, failures, table
 from experiments.benchmarks.faults.command import Ended, call, judge
 from tests.experiments import faults_made_here
@@ -37,6 +39,12 @@ def test_whoever_hangs_grows_or_dies_is_found_and_the_campaign_goes_on(tmp_path,
         file.write('{"what": "cut o')
     assert made.run(3, range(6), told.append) == records
     assert len(told) == 6
+
+
+def test_every_kind_is_described():
+    rows = [line.split(" | ") for line in (faults.__doc__ or "").splitlines() if line.startswith("| ")]
+    assert [row[0].removeprefix("| ") for row in rows] == ["kind", *KINDS]
+    assert {len(row) for row in rows} == {4}
 
 
 def test_table_counts_and_failures_can_be_repeated(tmp_path):

@@ -293,6 +293,12 @@ MUTANTS = (
             f"{_LOOP}stop_early",
         ),
         (
+            "a score that is no number is kept",
+            "score=rank if math.isfinite(rank) else None",
+            "score=rank",
+            f"{_LOOP}no_number",
+        ),
+        (
             "goes on at a loss that is no number",
             'values = {"loss": metrics.means["loss"].mean, "grad_norm"',
             'values = {"grad_norm"',

@@ -149,6 +149,31 @@ def test_evaluations_rank_checkpoints_and_stop_early(text, tmp_path, monkeypatch
     chex.assert_trees_all_equal(load_params(tmp_path, "best"), load_params(tmp_path, 3))
 
 
+def test_a_score_that_is_no_number_is_never_the_best(text, tmp_path, monkeypatch, capfd):
+    nan, inf = np.nan, np.inf
+    bleus = iter([nan, 3.0, inf, -inf, 7.0, nan, inf, nan])
+
+    def evaluate(*_):
+        return EvalResult({"bleu": next(bleus), "exact_match": 0.0}, "as it may be")
+
+    monkeypatch.setattr(TranslationTask, "evaluate", evaluate)
+    config = tiny_config(text, num_steps=9, eval_every=1, patience=3, keep_last=1, validation="validation.tsv")
+    assert train(config, tmp_path).step == 8  # three in a row no better than 7.0
+    assert sorted(int(path.name) for path in (tmp_path / "checkpoints").iterdir()) == [5, 8]
+    chex.assert_trees_all_equal(load_params(tmp_path, "best"), load_params(tmp_path, 5))
+    said = [line.partition(", ")[2] for line in capfd.readouterr().err.splitlines() if ": validation" in line]
+    no_number = [f"BLEU is {value}: never the best" for value in ("nan", "inf", "-inf")]
+    assert [line.rpartition(", ")[0] for line in said] == [
+        *(no_number[0], "", *no_number[1:], "", *no_number[:2], no_number[0]),
+    ]
+    assert "score" not in whole_state(tmp_path)[2]  # of the newest: of a broken model alone, none is the best
+    report = (tmp_path / "report.md").read_text()
+    assert report.count("**7.00**") == 1
+    assert "**nan**" not in report
+    assert "**inf**" not in report
+    assert train(config, tmp_path).step == 8
+
+
 @pytest.mark.parametrize("last_step", slow_but([3, 6], 3))
 def test_an_evaluation_that_dies_costs_no_step(text, tmp_path, monkeypatch, last_step):
     """What is trained is saved before it is evaluated; the next run evaluates it, and ends as if nothing had been."""

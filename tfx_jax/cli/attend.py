@@ -10,7 +10,7 @@ from tfx_jax.cli.options import add_model_options, load_model, set_up_program
 from tfx_jax.cli.parser import Parser, at_least_one
 from tfx_jax.data.images import read_centre, read_image
 from tfx_jax.data.splits import SPLITS, Split
-from tfx_jax.errors import UserError
+from tfx_jax.errors import UserError, printable
 from tfx_jax.tasks.captioning import CaptioningTask
 from tfx_jax.tasks.event_classification import EventClassificationTask
 from tfx_jax.tasks.image_classification import ImageClassificationTask
@@ -82,7 +82,7 @@ def _attend_to_image(arguments: argparse.Namespace) -> int:
             raise UserError("--target is a caption, and this model writes none: it classifies images")
         found = task.attention(model, image)
     save_figure(arguments.output, lambda: plot_maps(image, found.titles, found.maps))
-    print(f"drew {len(found.maps)} attention maps in {arguments.output}: {found.said}")
+    print(f"drew {len(found.maps)} attention maps in {arguments.output}: {printable(found.said)}")
     return 0
 
 
@@ -106,5 +106,5 @@ def _list_events(arguments: argparse.Namespace) -> int:
     print(f"record {arguments.row} of {arguments.split}: label {label}, probability of label 1 {probability:.3f}")
     has_times = any(share.time for share in shares)
     for name, value, time, weight in shares:
-        print(f"{weight:.4f}\t{name}\t{value:g}" + (f"\t{time:.2f}" if has_times else ""))
+        print(f"{weight:.4f}\t{printable(name)}\t{value:g}" + (f"\t{time:.2f}" if has_times else ""))
     return 0

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from tfx_jax.cli.lines import LineReader, answered, count_lines
+from tfx_jax.cli.lines import LineReader, answered, count_lines, shown
 from tfx_jax.cli.options import add_folder_options, check_one_source, load_trained, set_up_program
 from tfx_jax.cli.parser import Parser, at_least_one, beam_width, not_negative
 from tfx_jax.cli.progress import Progress
@@ -83,7 +83,7 @@ def run(argv: Sequence[str]) -> int:
             for number, line in enumerate(chunk, start=first)
         ]
         if arguments.stream and generator.continues_prompts:
-            sys.stdout.write(chunk[0])
+            sys.stdout.write(shown(chunk[0]))
         watcher.restart()
         found = generator(prompts, seed=arguments.seed, first=first)
         progress.clear()
@@ -100,7 +100,7 @@ def run(argv: Sequence[str]) -> int:
 
     while chunk := reader.take(1 if arguments.stream else arguments.batch):
         for answers in answered(chunk, answer, num_lines):
-            sys.stdout.write("".join(f"{text}\n" for text in answers))
+            sys.stdout.write("".join(f"{shown(text)}\n" for text in answers))
             sys.stdout.flush()
             if not (arguments.stream or reader.is_terminal):
                 progress.advance(len(answers))
@@ -184,6 +184,6 @@ class _Watcher:
         text = _until(text, self._stops)
         certain = max(self._num_written, len(text) - held_back)
         if self._write is not None and certain > self._num_written:
-            self._write(text[self._num_written : certain])
+            self._write(shown(text[self._num_written : certain]))
             sys.stdout.flush()
             self._num_written = certain

@@ -2,14 +2,16 @@
 
 import collections
 import os
+import re
 import select
 import stat
 import sys
 from collections.abc import Callable, Iterator
 from typing import BinaryIO, TextIO
 
-from tfx_jax.errors import UserError
+from tfx_jax.errors import UserError, printable
 
+_OBEYED = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")  # all control characters but TAB and the end of a line
 _BLOCK = 1 << 16  # bytes asked for at once; a pipe holds as many
 
 
@@ -106,6 +108,14 @@ def answered(lines: list[str], answer: Callable[[list[str], int], list[str]], nu
         yield from answered(lines[half:], answer, number + half)
         return
     yield answers
+
+
+def shown(answer: str) -> str:
+    """What of an answer goes to standard output: all, but to a terminal nothing that it would obey.
+
+    Anybody may have taught a model its words. Invisible letters stay, of which some languages have need.
+    """
+    return _OBEYED.sub(lambda found: printable(found[0]), answer) if sys.stdout.isatty() else answer
 
 
 def count_lines(stream: BinaryIO) -> int | None:

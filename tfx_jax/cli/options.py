@@ -15,7 +15,7 @@ from flax import nnx
 from tfx_jax.cli.overrides import override
 from tfx_jax.cli.parser import Parser, beam_width, folder, not_negative
 from tfx_jax.data.hf_tokenizer import HFTokenizer
-from tfx_jax.errors import UserError
+from tfx_jax.errors import UserError, printable
 from tfx_jax.training.checkpoint import load_best_params, load_params
 from tfx_jax.training.config import load_config
 from tfx_jax.training.config_checks import validate
@@ -127,6 +127,7 @@ def set_up_program() -> None:
     """Quiet logs, and a compilation cache that makes the second start of a program quick."""
     for name in ("absl", "asyncio", "gcsfs"):  # where Orbax logs, with tracebacks, the errors that it raises too
         logging.getLogger(name).setLevel(logging.CRITICAL)
+    logging.setLogRecordFactory(_Record)
     sys.unraisablehook = _report_unraisable
     if not os.environ.get("JAX_COMPILATION_CACHE_DIR"):
         base = pathlib.Path(os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache")
@@ -135,6 +136,13 @@ def set_up_program() -> None:
     for name, value in least.items():
         if name.upper() not in os.environ:
             jax.config.update(name, value)
+
+
+class _Record(logging.LogRecord):
+    """An entry of a log, which may quote a server or a file: one line that a terminal can be shown."""
+
+    def getMessage(self) -> str:  # noqa: N802  the name that `logging` calls
+        return printable(super().getMessage())
 
 
 def _report_unraisable(unraisable: Any) -> None:

@@ -4,7 +4,7 @@ import json
 import sys
 from collections.abc import Sequence
 
-from tfx_jax.cli.lines import LineReader, answered, count_lines
+from tfx_jax.cli.lines import LineReader, answered, count_lines, shown
 from tfx_jax.cli.options import add_model_options, load_model, set_up_program
 from tfx_jax.cli.parser import Parser
 from tfx_jax.cli.progress import Progress
@@ -46,7 +46,7 @@ def run(argv: Sequence[str]) -> int:
             show(len(answers), 0)
             number += len(answers)
             progress.clear()
-            sys.stdout.buffer.write("".join(f"{line}\n" for line in answers).encode())
+            sys.stdout.buffer.write("".join(f"{shown(line)}\n" for line in answers).encode())
             sys.stdout.buffer.flush()
     return 0
 

@@ -9,6 +9,7 @@ from tfx_jax.cli.options import set_up_program
 from tfx_jax.cli.parser import Parser
 from tfx_jax.data.prepare import prepare
 from tfx_jax.data.tfds import import_tfds
+from tfx_jax.errors import printable
 
 
 def run(argv: Sequence[str]) -> int:
@@ -26,7 +27,7 @@ def run(argv: Sequence[str]) -> int:
     if arguments.json:
         print(json.dumps({"dataset": prepared.name, "data_dir": str(prepared.data_dir), "pairs": prepared.sizes}))
         return 0
-    sizes = ", ".join(f"{size:,} {split}" for split, size in prepared.sizes.items())
+    sizes = ", ".join(f"{size:,} {printable(split)}" for split, size in prepared.sizes.items())
     print(
         f"{prepared.name}: {sizes} pairs; train with --config.task.data.dataset={prepared.name} "
         f"--config.task.data.data_dir={shlex.quote(str(prepared.data_dir))}"

@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable
 from typing import TextIO
 
+from tfx_jax.errors import printable
 from tfx_jax.training.progress import clock as spelled
 
 _BETWEEN = {True: 0.5, False: 30.0}  # seconds from one message to the next, on a terminal and elsewhere
@@ -69,6 +70,7 @@ class Progress:
             self._is_shown = False
 
     def _say(self, message: str) -> None:
+        message = printable(message)
         self._stream.write(f"\r\x1b[K{message}" if self._is_terminal else f"{message}\n")
         self._stream.flush()
         self._is_shown = self._is_terminal

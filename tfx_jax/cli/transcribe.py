@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 from etils import epath
 
+from tfx_jax.cli.lines import shown
 from tfx_jax.cli.options import add_model_options, load_model, set_up_program
 from tfx_jax.cli.parser import Parser, beam_width
 from tfx_jax.data.audio import read_wav
@@ -36,7 +37,7 @@ def run(argv: Sequence[str]) -> int:
             mistakes += 1
     found = dict(zip(utterances, task.predict(trained.trained(params), list(utterances.values())), strict=True))
     for number in range(len(arguments.files)):
-        print(found.get(number, ""))
+        print(shown(found.get(number, "")))
     return 2 if mistakes else 0
 
 

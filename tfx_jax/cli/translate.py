@@ -3,7 +3,7 @@
 import sys
 from collections.abc import Sequence
 
-from tfx_jax.cli.lines import LineReader, answered, count_lines
+from tfx_jax.cli.lines import LineReader, answered, count_lines, shown
 from tfx_jax.cli.options import add_decoding_options, add_model_options, load_model, set_up_program
 from tfx_jax.cli.parser import Parser
 from tfx_jax.cli.progress import Progress
@@ -37,6 +37,6 @@ def run(argv: Sequence[str]) -> int:
     while lines := reader.take(_LINES_AT_A_TIME):
         for translations in answered(lines, lambda lines, _: translator(params, lines), 0):
             progress.clear()
-            sys.stdout.buffer.write("".join(f"{translation}\n" for translation in translations).encode())
+            sys.stdout.buffer.write("".join(f"{shown(translation)}\n" for translation in translations).encode())
             sys.stdout.buffer.flush()
     return 0

@@ -216,7 +216,7 @@ def _verify(url: str, path: pathlib.Path, checksum: Checksum | None) -> None:
     with path.open("rb") as file:
         found = Checksum(_size(path), hashlib.file_digest(file, "sha256").hexdigest())
     if checksum is None:
-        print(f"no checksum is registered for {url}; this file's SHA-256 is {found.sha256}", file=sys.stderr)
+        print(f"no checksum is registered for {printable(url)}; this file's SHA-256 is {found.sha256}", file=sys.stderr)
     elif found != checksum:
         path.unlink()
         _validator_of(path).unlink(missing_ok=True)
@@ -237,12 +237,13 @@ class _Meter:
     """How far a download is: one line that moves on a terminal, elsewhere a line each half minute."""
 
     def __init__(self, name: str):
-        self._name = name
+        self._name = printable(name)
         self._moves = sys.stderr.isatty()
         self._seen: collections.deque[tuple[float, int]] = collections.deque(maxlen=50)
         self._next = 0.0
 
     def note(self, text: str) -> None:
+        text = printable(text)
         print(f"\r{text}\x1b[K" if self._moves else text, file=sys.stderr)
 
     def show(self, done: int, total: int | None) -> None:

@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 
 from tfx_jax.data.download import RUN_AGAIN, Checksum, fetch, unpack, unpacked_name
 from tfx_jax.data.tfds import default_data_dir, import_tfds
-from tfx_jax.errors import UserError
+from tfx_jax.errors import UserError, printable
 
 _OPEN_FILES = 1_000 + 256  # TFDS shuffles in 1,000 files, open at once
 
@@ -163,7 +163,7 @@ class Archives:
     def _unpack(self, path: str | pathlib.Path) -> pathlib.Path:
         target = self._unpacked(pathlib.Path(path))
         if not target.exists():
-            print(f"unpacking {target.name}", file=sys.stderr)
+            print(f"unpacking {printable(target.name)}", file=sys.stderr)
         unpack(pathlib.Path(path), target)
         return target
 

@@ -21,6 +21,7 @@ from tfx_jax.training.checkpoint_steps import ReadableSteps, check_metrics, clea
 from tfx_jax.training.checksums import all_checksums
 from tfx_jax.training.distributed import gather_arrays, is_primary
 from tfx_jax.training.step import Params, TrainState, average_trees, merge_trees
+from tfx_jax.training.workdir import absolute
 
 # What Orbax and its storage raise for files that are damaged, missing or cannot be written.
 _STORAGE_ERRORS = (OSError, ValueError, KeyError, TypeError, RuntimeError)
@@ -246,7 +247,7 @@ def average_checkpoints(
             return params
 
         mean = average_trees(load, steps)
-    path = epath.Path(workdir).resolve() / "average"
+    path = absolute(workdir) / "average"
     try:
         metadata: dict[str, Any] = {"checksums": all_checksums({"params": mean}, {})}
         ocp.save(path, mean, overwrite=True, custom_metadata=metadata)
@@ -260,7 +261,7 @@ def average_checkpoints(
 def _checkpointer(directory: epath.Path, **options: Any) -> ocp.training.Checkpointer:
     check_metrics(directory)
     steps: Any = ReadableSteps(orbax_path.step.standard_name_format())
-    return ocp.training.Checkpointer(directory.resolve(), step_name_format=steps, **options)
+    return ocp.training.Checkpointer(absolute(directory), step_name_format=steps, **options)
 
 
 def _open(workdir: epath.PathLike) -> ocp.training.Checkpointer:
@@ -355,7 +356,7 @@ def _load_step(checkpointer: ocp.training.Checkpointer, step: int, allow_nonfini
 
 
 def _load_average(workdir: epath.Path, allow_nonfinite: bool) -> Params:
-    path = workdir.resolve() / "average"
+    path = absolute(workdir) / "average"
     if not path.is_dir():
         raise UserError(f"{workdir} has no average: run tfx-jax average --workdir={workdir} first")
     try:

@@ -69,10 +69,13 @@ def _draw_loss(
 def _draw_metric(panel: Axes, evaluations: Sequence[Evaluation], metric: MetricInfo) -> None:
     panel.set_title(f"validation {metric.title}{metric.unit and ','}{metric.unit}", loc="left", fontsize=11)
     steps = [evaluation["step"] for evaluation in evaluations]
-    values = [evaluation[metric.name] for evaluation in evaluations]
+    values = np.array([evaluation[metric.name] for evaluation in evaluations], dtype=float)
+    values[~np.isfinite(values)] = np.nan  # which is not drawn, and the best of nothing
     marker = "o" if len(steps) <= _MOST_MARKERS else None
     panel.plot(steps, values, color=_BLUE, linewidth=1.8, marker=marker, markersize=4.5, clip_on=False, zorder=3)
-    best = int(np.argmin(values) if metric.is_loss else np.argmax(values))
+    if np.isnan(values).all():
+        return
+    best = int(np.nanargmin(values) if metric.is_loss else np.nanargmax(values))
     panel.axhline(values[best], color=_GREY, linewidth=0.8, linestyle="--")
     said = f"best {metric.format(values[best])} at step {steps[best]:,}"
     panel.set_title(said, loc="right", color="#606060", fontsize=9)  # where no curve can run through it

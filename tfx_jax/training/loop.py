@@ -320,7 +320,10 @@ class _Trainer:
         write_attention(self.run.task, model, self.progress, step)
         self.evaluations.append({"step": step} | metrics)
         self.progress.scalars(step, {f"validation/{name}": value for name, value in metrics.items()})
-        self._save(score=self.run.rank(metrics))
+        first, rank = self.run.task.metrics[0], self.run.rank(metrics)
+        self._save(score=rank if math.isfinite(rank) else None)
+        if not math.isfinite(rank):
+            summary += f", {first.title} is {metrics[first.name]}: never the best"
         self.progress.message(f"step {step}: validation {summary}, {time.monotonic() - started:.0f} s")
 
     def _has_converged(self) -> bool:

@@ -19,6 +19,8 @@ from tensorboardX.proto.summary_pb2 import Summary  # pyright: ignore[reportAttr
 from tensorboardX.record_writer import masked_crc32c
 from tensorboardX.summary import text as text_summary
 
+from tfx_jax.errors import printable
+
 _KEPT_LINES = 20  # of a training that stay on a terminal
 
 
@@ -109,11 +111,11 @@ class Progress:
     def stage(self, text: str) -> None:
         """Shows on a terminal what is being done between two steps."""
         if self._bar is not None:
-            self._bar.update(self._task, description=text)
+            self._bar.update(self._task, description=printable(text))
 
     def message(self, text: str) -> None:
         """Prints a line that stays."""
-        self._console.print(text, markup=False)
+        self._console.print(printable(text), markup=False)
 
     def close(self) -> None:
         """Ends the live line and closes the file."""

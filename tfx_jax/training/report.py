@@ -1,6 +1,7 @@
 """The report of a training: `report.md` and `learning_curves.png` in its workdir, over all of its runs."""
 
 import io
+import math
 import signal
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -139,8 +140,8 @@ def _time_table(history: History) -> str:
 def _evaluation_table(evaluations: Sequence[Evaluation], metrics: Sequence[MetricInfo]) -> str:
     if not evaluations:
         return ""
-    values = [evaluation[metrics[0].name] for evaluation in evaluations]
-    best = min(values) if metrics[0].is_loss else max(values)
+    values = [value for evaluation in evaluations if math.isfinite(value := evaluation[metrics[0].name])]
+    best = (min if metrics[0].is_loss else max)(values, default=None)
     rows = []
     for evaluation in evaluations:
         first, *others = (metric.format(evaluation[metric.name]) for metric in metrics)

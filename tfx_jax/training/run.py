@@ -1,6 +1,7 @@
 """A run: a configuration with its task, as the trainer and the command line work with it."""
 
 import functools
+import math
 from collections.abc import Callable, Mapping
 from typing import Any, Generic, TypeVar
 
@@ -94,9 +95,13 @@ class Run(Generic[AnyTask]):
         return self._on_mesh[mesh].replace(params, on_batch)
 
     def rank(self, metrics: Mapping[str, float]) -> float:
-        """Returns by how much one evaluation is better than others: the first metric, higher being better."""
+        """Returns by how much one evaluation is better than others: the first metric, higher being better.
+
+        What is NaN or infinite is worse than all else: a model that makes such numbers is broken, however it got there.
+        """
         first = self.task.metrics[0]
-        return -metrics[first.name] if first.is_loss else metrics[first.name]
+        rank = -metrics[first.name] if first.is_loss else metrics[first.name]
+        return rank if math.isfinite(rank) else -math.inf
 
     @functools.cached_property
     def _trained(self) -> TrainedModel:

@@ -50,6 +50,12 @@ def find_workdir(workdir: epath.PathLike) -> epath.Path:
     return path
 
 
+def absolute(path: epath.PathLike) -> epath.Path:
+    """The whole path, as Orbax asks for; `resolve` would take one in a store for a local folder named "gs:"."""
+    found = epath.Path(path)
+    return found.resolve() if _is_local(found) else found
+
+
 def _end_waiting() -> None:
     """Makes who reads Google's store give a request up that is not answered, after which it is tried again.
 

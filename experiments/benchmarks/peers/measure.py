@@ -112,7 +112,7 @@ class Worker:
         """Starts it; `log` gets what it writes to standard error."""
         options = dict(side.options)
         if "spawned_at" in options:
-            options["spawned_at"] = time.time()
+            options["spawned_at"] = time.monotonic()
         log.parent.mkdir(parents=True, exist_ok=True)
         self._log = log
         path = os.pathsep.join(filter(None, [str(_ROOT), os.environ.get("PYTHONPATH")]))

@@ -25,7 +25,10 @@ class _FirstStepDone(BaseException):
 
 
 class _Clock:
-    """Seconds since the process was asked for, and which of them went where."""
+    """Seconds since the process was asked for, and which of them went where.
+
+    Who asked for it is another process: what `time.monotonic` counts is the same for all.
+    """
 
     def __init__(self, spawned_at: float):
         self._spawned_at = spawned_at
@@ -33,7 +36,7 @@ class _Clock:
         self.phases: dict[str, float] = {}
 
     def now(self) -> float:
-        return time.time() - self._spawned_at
+        return time.monotonic() - self._spawned_at
 
     def listen(self) -> None:
         """Takes note of what JAX traces and compiles."""
