@@ -59,8 +59,7 @@ class Seq2SeqConfig:
     variant: str = one_of(VARIANTS, "luong")
     # Of "luong". "bahdanau" has what Luong calls "concat", here with a hidden layer of d_model units.
     score: str = one_of(SCORES, "general")
-    # Divides the scores "general" and "dot" by sqrt(d_model), as Vaswani et al. (2017, section 3.2.1) do and Luong does
-    # not: without it attention looks at one word from the first steps on, and learns less than no attention.
+    # Divides "general" and "dot" by sqrt(d_model), as a Transformer does and Luong does not: his softmax saturates.
     scaled: bool = True
     alignment: str = one_of(ALIGNMENTS, "global")  # of "luong"
     window: int = at_least(1, 10)  # of "local-m" and "local-p": D, tokens on each side; the Gaussian has sigma = D / 2
@@ -321,7 +320,7 @@ class Seq2Seq(nnx.Module):
         if self.config.alignment != "global":
             attend = self._around(queries, position, memory, attend)
         # What is not asked for is not passed on: not every attention has weights to return.
-        options: dict[str, Any] = {"return_weights": True} if return_attention else {}
+        options = {"return_weights": True} if return_attention else {}
         result: Any = attend(queries, keys, values, mask=memory.mask, **options)
         context, weights = result if return_attention else (result, None)
         return context.reshape(query.shape).astype(jnp.float32), weights
