@@ -59,8 +59,7 @@ class Seq2SeqConfig:
     variant: str = one_of(VARIANTS, "luong")
     # Of "luong". "bahdanau" has what Luong calls "concat", here with a hidden layer of d_model units.
     score: str = one_of(SCORES, "general")
-    # Divides "general" and "dot" by sqrt(d_model), as a Transformer does and Luong does not: his softmax saturates.
-    scaled: bool = True
+    scaled: bool = True  # "general" and "dot" by 1 / sqrt(d_model), as a Transformer's; Luong's saturate a softmax
     alignment: str = one_of(ALIGNMENTS, "global")  # of "luong"
     window: int = at_least(1, 10)  # of "local-m" and "local-p": D, tokens on each side; the Gaussian has sigma = D / 2
     dropout_rate: float = fraction(0.2)  # between layers, not between steps (Zaremba et al., 2014)
