@@ -225,11 +225,12 @@ show_alignment("Bahdanau")
 #
 # Luong, Pham and Manning simplified. The score is a product, with a matrix between (*general*) or without (*dot*),
 #
-# $$e_j = s^\top W h_j$$
+# $$e_j = s^\top W h_j / \sqrt{d}$$
 #
-# which a processor does as one multiplication of matrices; the decoder asks with its *new* state, and joins the answer
-# to it, $\tilde{s} = \tanh(W_c [c; s])$, from which the word is read. What it found is fed to the next step, so that it
-# knows where it has been.
+# which a processor does as one multiplication of matrices. The root is not theirs: the Transformer brought it, since a
+# sum of many products makes a softmax that looks at one word and learns little (`scaled=False`). The decoder
+# asks with its *new* state, and joins the answer to it, $\tilde{s} = \tanh(W_c [c; s])$, from which the word is read.
+# What it found is fed to the next step, so that it knows where it has been.
 
 # %%
 runs["Luong"] = learn("luong", recurrent_model("luong", cell="lstm"))

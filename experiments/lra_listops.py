@@ -1,6 +1,6 @@
 r"""ListOps of Long Range Arena: the digit that a nested list of up to 2,000 tokens comes to, with any attention.
 
-Result: small: 37.5 % of dev with dense attention, 20.8 naive Bayes, half an hour of a busy core; paper not yet run
+Result: small: 37.5 % of dev, dense, after 6,000 steps, 20.8 naive Bayes, 16 minutes of a busy core; paper not yet run
 
 Expressions such as [MAX 2 9 [MIN 4 7 ] 0 ], nested up to ten levels deep (Nangia and Bowman, 2018), in the long form of
 Tay et al. (2020, https://arxiv.org/abs/2011.04006). They have, on their test set, 36.37 % for a Transformer, 37.27 for

@@ -8,9 +8,9 @@ import io
 import re
 import socketserver
 import tarfile
-import threading
 import time
 
+from tests.serving import serving
 from tfx_jax.data.download import Checksum
 
 EUROPARL = "http://www.statmt.org/wmt13/training-parallel-europarl-v7.tgz"
@@ -83,16 +83,8 @@ class _Handler(http.server.BaseHTTPRequestHandler):
                 time.sleep(len(block) / server.bytes_per_second)
 
 
-@contextlib.contextmanager
 def serve(files):
-    with Server(files) as server:
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-        thread.start()
-        try:
-            yield server
-        finally:
-            server.shutdown()
-            thread.join()
+    return serving(Server(files))
 
 
 @contextlib.contextmanager
@@ -107,15 +99,10 @@ def answer(reply):
                 for block in reply(requests[-1]):
                     self.request.sendall(block)
 
-    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Handler) as server:
-        server.daemon_threads = True
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-        thread.start()
-        try:
-            yield f"http://127.0.0.1:{server.server_address[1]}/file.tgz", requests
-        finally:
-            server.shutdown()
-            thread.join()
+    server = socketserver.ThreadingTCPServer(("127.0.0.1", 0), Handler)
+    server.daemon_threads = True
+    with serving(server):
+        yield f"http://127.0.0.1:{server.server_address[1]}/file.tgz", requests
 
 
 def path_of(url):

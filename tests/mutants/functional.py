@@ -395,8 +395,8 @@ MUTANTS = (
         ("a mask of keys is forgotten", "near if mask is None else near & mask", "near"),
         (
             "dropout is forgotten",
-            "_mixed(dropout(weights, dropout_rate, dropout_rng), value)",
-            "_mixed(weights, value)",
+            "weighted_values(dropout(weights, dropout_rate, dropout_rng), value)",
+            "weighted_values(weights, value)",
         ),
         ("a prediction without its sequence's length", "length.astype(dtype) * jax", "jax"),
     ),

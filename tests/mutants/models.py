@@ -211,7 +211,7 @@ MUTANTS = (
         ("a place is predicted in the longest source", "memory.mask.sum(axis=-1)", "memory.mask.shape[-1] * 1"),
         (
             "padding in front of a source has positions",
-            "key_position=memory.positions,",
+            "key_position=key_position,",
             "key_position=None,",
             "models/test_seq2seq.py -k padding",
         ),

@@ -1,7 +1,6 @@
 """A stand-in for Google's object store: of its JSON API what gcsfs, tensorstore and google-cloud-storage ask for."""
 
 import base64
-import contextlib
 import email.message
 import http.server
 import json
@@ -11,6 +10,8 @@ import time
 import urllib.parse
 
 import google_crc32c
+
+from tests.serving import serving
 
 
 class Server(http.server.ThreadingHTTPServer):
@@ -172,9 +173,10 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             head = email.message.Message()
             head["Content-Type"] = self.headers["Content-Type"]
             boundary = head.get_param("boundary").encode()
-            first, second = content.split(b"--" + boundary)[1:3]
-            name = json.loads(first.split(b"\n\n" if b"\r\n\r\n" not in first else b"\r\n\r\n", 1)[1])["name"]
-            content = re.split(rb"\r?\n\r?\n", second, maxsplit=1)[1].removesuffix(b"\n").removesuffix(b"\r")
+            said, content = (
+                re.split(rb"\r?\n\r?\n", part, maxsplit=1)[1] for part in content.split(b"--" + boundary)[1:3]
+            )
+            name, content = json.loads(said)["name"], content.removesuffix(b"\n").removesuffix(b"\r")
         made = self.server.put(name, content, query.get("ifGenerationMatch"))
         return self._answer(412, {"error": {"code": 412}}) if made is None else self._answer(200, made)
 
@@ -187,13 +189,5 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         self._answer(200, made if is_moved else {"done": True, "resource": made})
 
 
-@contextlib.contextmanager
 def serve(port=0):
-    with Server(port) as server:
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-        thread.start()
-        try:
-            yield server
-        finally:
-            server.shutdown()
-            thread.join()
+    return serving(Server(port))

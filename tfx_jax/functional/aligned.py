@@ -12,6 +12,7 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 
 from tfx_jax.functional.attention import dot_product_attention
+from tfx_jax.functional.attention_from_logits import weighted_values
 from tfx_jax.functional.dropout import dropout
 from tfx_jax.functional.empty import zeros_where_empty
 from tfx_jax.functional.explicit_axes import divided_as_queries
@@ -101,7 +102,7 @@ def aligned_attention(
         return attention_fn(query, key, value, bias, seen, **options, **dropping, **wanted)
     _, aligned = attention_fn(query, key, value, bias, seen, return_weights=True, **options)
     weights = aligned * jnp.exp(-0.5 * jnp.square(distance / sigma)).astype(aligned.dtype)
-    out = _mixed(dropout(weights, dropout_rate, dropout_rng), value).astype(query.dtype)
+    out = weighted_values(dropout(weights, dropout_rate, dropout_rng), value).astype(query.dtype)
     return (out, weights) if return_weights else out
 
 
@@ -130,10 +131,3 @@ def aligned_position(
 def _check_place(name: str, shape: tuple[int, ...], full: tuple[int, ...]) -> None:
     if len(shape) != len(full) or any(size not in (1, want) for size, want in zip(shape, full, strict=True)):
         raise ValueError(f"{name} must be broadcastable to {full}, got shape {shape}")
-
-
-def _mixed(weights: Float[Array, "B N T S"], value: Float[Array, "B S K U"]) -> Float[Array, "B T N U"]:
-    """Weighted sums of values, whose heads serve as many query heads each."""
-    (b, n, t, s), (k, u) = weights.shape, value.shape[2:]
-    grouped = weights.astype(value.dtype).reshape(b, k, n // k * t, s)
-    return jnp.einsum("BKTS,BSKU->BKTU", grouped, value).reshape(b, n, t, u).swapaxes(1, 2)

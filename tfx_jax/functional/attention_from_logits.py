@@ -153,13 +153,19 @@ def attention_from_logits(
     ([[[[1.5]]]], [[0.25, 0.25, 0.25, 0.25]])
     """
     check_pairs(bias, mask, logits.shape)
-    (b, n, t, s), (k, u) = logits.shape, value.shape[2:]
+    (b, n, _, s), k = logits.shape, value.shape[2]
     if value.shape[:2] != (b, s) or n % k:
         raise ValueError(f"values {value.shape} do not fit logits [B, N, T, S] = {logits.shape}")
     weights = _weights(logits, bias, mask, is_causal, segment_ids)
-    dropped = dropout(weights, dropout_rate, dropout_rng).astype(value.dtype).reshape(b, k, n // k * t, s)
-    out = jnp.einsum("BKTS,BKSU->BKTU", dropped, value.swapaxes(1, 2))
-    return out.reshape(b, n, t, u).swapaxes(1, 2), weights
+    return weighted_values(dropout(weights, dropout_rate, dropout_rng), value), weights
+
+
+def weighted_values(weights: Float[Array, "B N T S"], value: Float[Array, "B S K U"]) -> Float[Array, "B T N U"]:
+    """Sums of values by the weights of each query; K value heads serve N / K query heads each. In the values' dtype."""
+    (b, n, t, s), (k, u) = weights.shape, value.shape[2:]
+    stacked = weights.astype(value.dtype).reshape(b, k, n // k * t, s)
+    out = jnp.einsum("BKTS,BKSU->BKTU", stacked, value.swapaxes(1, 2))
+    return out.reshape(b, n, t, u).swapaxes(1, 2)
 
 
 def _weights(

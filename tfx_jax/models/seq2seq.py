@@ -119,7 +119,6 @@ class Memory(NamedTuple):
     output: Float[Array, "B S D"]
     keys: Float[Array, "B S 1 D"] | None  # of the score "concat": multiplied once, not at every step
     mask: Bool[Array, "B 1 1 S"]
-    positions: Int[Array, "B S"]  # of tokens among the tokens of their row
     last: Float[Array, "B D"]  # the last output of either direction, float32
 
 
@@ -242,8 +241,7 @@ class Seq2Seq(nnx.Module):
 
         output, last = scan_layers(encode, self.encoder_layers, self.embedding(source), rngs)
         keys = None if self.w_key is None else narrow_product(output, self.w_key[...])[:, :, None]
-        positions = jnp.cumsum(token_mask, axis=-1) - 1
-        return Memory(output, keys, source_mask(source, self.config.pad_id), positions, last[-1])
+        return Memory(output, keys, source_mask(source, self.config.pad_id), last[-1])
 
     def _first_state(self, memory: Memory) -> DecoderState:
         """What the decoder begins with: states made of the encoder's last, and nothing attended to yet."""
@@ -328,6 +326,7 @@ class Seq2Seq(nnx.Module):
         self, queries: Float[Array, "B W 1 D"], position: Int[Array, ""], memory: Memory, attend: AttentionFn
     ) -> AttentionFn:
         """Has an attention look at the window of each query alone, equations 9 and 10 of Luong et al. (2015)."""
+        key_position = jnp.cumsum(memory.mask[:, 0, 0], axis=-1) - 1  # of tokens among those of their row
         place, sigma = position.astype(jnp.float32).reshape(1, 1, 1), None
         if self.w_position is not None and self.v_position is not None:
             length = memory.mask.sum(axis=-1)
@@ -338,7 +337,7 @@ class Seq2Seq(nnx.Module):
             position=place,
             window=self.config.window,
             sigma=sigma,
-            key_position=memory.positions,
+            key_position=key_position,
             attention_fn=attend,
         )
 

@@ -34,9 +34,9 @@ def training(*, model: str, rows: int, length: int, dtype: str, count: str = "to
 
 
 def recurrent_training(*, model: str, rows: int, length: int, is_attending: bool, dtype: str) -> Workload:
-    """The same of a `Seq2Seq` of LSTMs, with Luong's attention or without any."""
+    """The same of a `Seq2Seq` of LSTMs, with Luong's attention, its scores as PyTorch's side has them, or without."""
     variant = "luong" if is_attending else "fixed"
-    config = Seq2SeqConfig(**RECURRENT_SIZES[model]._asdict(), variant=variant, dtype=dtype)
+    config = Seq2SeqConfig(**RECURRENT_SIZES[model]._asdict(), variant=variant, scaled=False, dtype=dtype)
     task = TranslationConfig(PairData(max_length=length, tokens_per_batch=rows * length))
     ours, plan = workloads.planned_training(ExperimentConfig(config, task))
     assert plan.batch["target"] == (rows, length)
