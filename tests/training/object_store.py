@@ -9,8 +9,6 @@ import threading
 import time
 import urllib.parse
 
-import google_crc32c
-
 from tests.serving import serving
 
 
@@ -47,6 +45,8 @@ class Server(http.server.ThreadingHTTPServer):
             return self.resource(name)
 
     def resource(self, name):
+        import google_crc32c  # which comes with gcsfs: pytest reads this file without, too
+
         content, generation = self.objects[name]
         quoted = urllib.parse.quote(name, safe="")
         when = time.strftime("%Y-%m-%dT%H:%M:%S.000Z", time.gmtime(generation / 1e9))

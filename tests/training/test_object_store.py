@@ -14,6 +14,7 @@ from etils.epath import backend
 from orbax.checkpoint._src.path import gcs_utils
 from orbax.checkpoint._src.serialization import tensorstore_utils
 
+from tests.training.object_store import Server, serve
 from tests.training.tiny import tiny_config, train
 from tfx_jax.errors import UserError
 from tfx_jax.training.checkpoint import average_checkpoints, load_params
@@ -32,8 +33,6 @@ def test_the_whole_path_of_a_store_is_its_own(tmp_path, monkeypatch):
 @contextlib.contextmanager
 def a_store(port=0):
     """Whoever asks it waits less before trying again, and tensorstore tries twice; by itself it does for 15 minutes."""
-    from tests.training.object_store import serve
-
     with pytest.MonkeyPatch.context() as patch, serve(port) as server:
         for name in ("STORAGE_EMULATOR_HOST", "TENSORSTORE_GCS_HTTP_URL"):
             patch.setenv(name, server.url)
@@ -59,8 +58,6 @@ def port():
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT", "false")  # which speaks gRPC
         pytest.importorskip("gcsfs")
-        from tests.training.object_store import Server
-
         with Server() as server:
             found = server.server_address[1]
         yield found
