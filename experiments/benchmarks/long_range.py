@@ -56,8 +56,10 @@ ATTENTIONS: dict[str, Callable[[int], dict[str, int]]] = {
     "routing": lambda length: {"num_clusters": round(length**0.5)},
     "favor": lambda length: {},
     "linear": lambda length: {},
+    "nystrom": lambda length: {"num_landmarks": max(length // 8, 1)},
 }
-"""The options of each attention for a length: of a block or window, a token sees an eighth of the sequence."""
+"""The options of each attention for a length: of a block or window, a token sees an eighth of the sequence, and
+there are as many landmarks."""
 
 
 @dataclasses.dataclass

@@ -113,6 +113,13 @@ def test_every_attention_fits_every_experiment(task, length):
             assert getattr(config.task.data, "data_dir", "DIR") == "DIR"
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [name for name in long_range.ATTENTIONS if name not in ("dense", "linear")])
+def test_every_attention_trains(name, tmp_path):
+    long_range.main([f"--workdir={tmp_path}", *CHOSEN, f"--attentions={name}"])
+    assert f"| listops | {name} |" in (tmp_path / "table.md").read_text()
+
+
 def test_names_that_are_not_known_are_refused(tmp_path, capsys):
     for option in ("--tasks=listops,pathfinder", "--attentions=denser"):
         with pytest.raises(SystemExit):

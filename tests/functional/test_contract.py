@@ -25,6 +25,7 @@ from tests.functional.oracles.dense import dense_weights, mixed
 from tests.functional.oracles.favor import favor_weights, linear_weights
 from tests.functional.oracles.hard import most_probable
 from tests.functional.oracles.lsh import lsh_weights
+from tests.functional.oracles.nystrom import nystrom_weights
 from tests.functional.oracles.relative import relative_weights
 from tests.functional.oracles.sparse import block_pairs, local_pairs, longformer_pairs, weights_over, window_pairs
 from tfx_jax.functional import (
@@ -41,6 +42,7 @@ from tfx_jax.functional import (
     local_attention,
     longformer_attention,
     lsh_attention,
+    nystrom_attention,
     relative_attention,
     ring_attention,
     routing_attention,
@@ -225,6 +227,15 @@ ATTENTIONS = (
     ),
     # Later tokens change which tokens a cluster takes, and attention is on normalised vectors: see test_clustered.py.
     Attention("routing", _routing, routing_weights, takes=frozenset({"segments", "cross", "grouped"}), is_lean=True),
+    # With so many rounds Z is the inverse, and weights add up to 1. With the paper's few, and where it equals dense
+    # attention, which inverts an ill-conditioned matrix and so takes float64: see test_nystrom.py.
+    Attention(
+        "nystrom",
+        functools.partial(nystrom_attention, num_landmarks=4, num_iterations=12),
+        functools.partial(nystrom_weights, num_landmarks=4, num_iterations=12),
+        takes=frozenset({"grouped"}),
+        is_lean=True,
+    ),
     Attention(
         "chunked",
         functools.partial(chunked_attention, chunk_size=5),

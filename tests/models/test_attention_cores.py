@@ -29,6 +29,7 @@ OPTIONS = {
     "lsh": {"num_hashes": 2, "num_buckets": 2, "chunk_size": 4},
     "favor": {"num_features": 16},
     "routing": {"num_clusters": 3},
+    "nystrom": {"num_landmarks": 4},
     "window,dense": {"window": 2},
     "local,window": {"block_size": 4, "window": 2},
     "lsh,dense": {"num_hashes": 2, "num_buckets": 2, "chunk_size": 4},
@@ -245,6 +246,7 @@ def test_encoders_read_with_every_attention(kind, name):
         ("gpt", "bigbird", "bigbird attention has no causal form"),
         ("transformer", "bigbird", "bigbird attention has no causal form"),
         ("gpt", "routing", "routing attention has no causal form"),
+        ("gpt", "nystrom", "nystrom attention has no causal form"),
         *(("t5", name, f"{name} attention takes no bias") for name in CAUSAL if name not in WITH_BIAS),
         ("gpt", "widnow", "attention.name='widnow' is none of dense, "),
         ("gpt", "dense,window", r"window attention needs attention\.options\.window"),
@@ -272,7 +274,7 @@ def test_options_belong_to_their_attention(name, options, message):
 def test_texts_that_share_a_row_need_an_attention_that_keeps_them_apart():
     for name in HERE:
         attention = AttentionConfig(name, AttentionOptions(**OPTIONS.get(name, {})))
-        if name in ("favor", "linear"):
+        if name in ("favor", "linear", "nystrom"):
             with pytest.raises(ValueError, match=f"{name} attention cannot keep texts apart"):
                 attention.check(is_packed=True)
         else:

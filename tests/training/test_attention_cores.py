@@ -38,13 +38,11 @@ QUICK = ("window", "general")
 """One without parameters of its own, and one with; the others take the same way."""
 
 
-def routing_training(num_devices):
-    """Of a BERT whose centroids move fast."""
-    attention = AttentionConfig("routing", AttentionOptions(num_clusters=3, decay=0.5))
+def classifier_training(mesh, attention):
+    """Of a BERT, whose attention may see the future."""
     sizes = {"num_layers": 2, "d_model": 16, "num_heads": 4, "d_ff": 32, "dropout_rate": 0.0}
     config = BertConfig(24, max_length=8, labels=("a", "b"), attention=attention, attention_dropout_rate=0.0, **sizes)
-    mesh = make_mesh(num_devices)
-    return mesh, shard_training(
+    return shard_training(
         mesh,
         lambda sharded: BertClassifier(config, shard_attention=sharded, rngs=nnx.Rngs(params=0)),
         classification_loss,
@@ -52,19 +50,23 @@ def routing_training(num_devices):
     )
 
 
+def classifier_batch():
+    tokens = np.random.default_rng(0).integers(1, 24, (8, 8)).astype(np.int32)
+    batch = {"tokens": tokens, "token_type_ids": tokens * 0, "token_mask": tokens > 0}
+    return batch | {"label": tokens[:, 0] % 2, "row_weights": np.ones(8, np.float32)}
+
+
 @pytest.mark.slow
 def test_centroids_are_state_that_training_moves_and_evaluation_does_not():
     """On eight devices as on one; no gradient and no moment is of them."""
-    tokens = np.random.default_rng(0).integers(1, 24, (8, 8)).astype(np.int32)
-    batch = {"tokens": tokens, "token_type_ids": tokens * 0, "token_mask": tokens > 0}
-    batch |= {"label": tokens[:, 0] % 2, "row_weights": np.ones(8, np.float32)}
+    attention = AttentionConfig("routing", AttentionOptions(num_clusters=3, decay=0.5))  # of centroids that move fast
     states = []
-    for num_devices in (1, 8):
-        mesh, training = routing_training(num_devices)
+    for mesh in (make_mesh(1), make_mesh(8)):
+        training = classifier_training(mesh, attention)
         state = training.first_state()
         first = jax.device_get(state.model_state)
         for _ in range(2):
-            state, metrics = training.step_fn(state, shard_batch(batch, mesh), jax.random.key(3))
+            state, metrics = training.step_fn(state, shard_batch(classifier_batch(), mesh), jax.random.key(3))
         states.append(jax.device_get((state, metrics.means)))
     chex.assert_trees_all_close(*states, rtol=1e-4, atol=1e-4)
     state = states[0][0]
@@ -96,6 +98,20 @@ def test_two_steps_on_eight_devices_are_those_on_one(name):
             losses[mesh.size].append(float(metrics.means["loss"].mean))
     np.testing.assert_allclose(losses[8], losses[1], atol=2e-5)
     assert losses[1][1] < losses[1][0]
+
+
+@pytest.mark.slow
+def test_two_steps_of_an_encoder_on_eight_devices_are_those_on_one():
+    """With what has no causal form, and so no place above."""
+    attention, losses = AttentionConfig("nystrom", AttentionOptions(num_landmarks=3)), {}
+    for mesh in (make_mesh(fsdp=2, tensor=2), make_mesh(1)):
+        training = classifier_training(mesh, attention)
+        state, losses[mesh.size] = training.first_state(), []
+        for _ in range(2):
+            state, metrics = training.step_fn(state, shard_batch(classifier_batch(), mesh), jax.random.key(3))
+            losses[mesh.size].append(float(metrics.means["loss"].mean))
+    np.testing.assert_allclose(losses[8], losses[1], atol=2e-5)
+    assert abs(losses[1][1] - losses[1][0]) > 1e-4  # the first step moved the model
 
 
 def configured(*overrides, experiment="gpt_char_tinyshakespeare"):

@@ -84,6 +84,7 @@ ATTENTIONS = {
     "routing": Measured(_routing),
     "favor": Measured(_favor),
     "linear": Measured(_plain(functional.linear_attention)),
+    "nystrom": Measured(_plain(functional.nystrom_attention)),
     "relative": Measured(_relative),
     "general": Measured(_general),
     "additive": Measured(_additive),

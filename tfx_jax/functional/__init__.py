@@ -16,7 +16,7 @@ H      query and key head size                  `d_k`
 U      value head size                          `d_v`
 F      hidden width: feed-forward, additive     `d_ff`
 V      vocabulary                               `vocab_size`
-M      random features                          `num_features`
+M      random features; landmarks               `num_features`; `num_landmarks`
 L      layers, leading axis of stacked params   `num_layers`, the paper's N
 E      experts                                  `num_experts`
 C      tokens that one expert takes             `capacity`
@@ -63,6 +63,7 @@ from tfx_jax.functional.moe import (
     top_2_routing,
 )
 from tfx_jax.functional.normalization import layer_norm, rms_norm
+from tfx_jax.functional.nystrom import nystrom_attention
 from tfx_jax.functional.positions import (
     alibi_bias,
     alibi_slopes,
@@ -132,6 +133,7 @@ __all__ = [
     "lsh_attention",
     "mel_filters",
     "mixture_of_experts",
+    "nystrom_attention",
     "orthogonal_features",
     "padding_mask",
     "quantize_rows",

@@ -27,6 +27,7 @@ from tfx_jax.functional.hard import hard_attention
 from tfx_jax.functional.lsh import lsh_attention
 from tfx_jax.functional.masks import Mask, SegmentIds
 from tfx_jax.functional.normalization import layer_norm
+from tfx_jax.functional.nystrom import nystrom_attention
 from tfx_jax.functional.positions import sinusoidal_positions
 from tfx_jax.functional.relative import relative_attention
 from tfx_jax.functional.sparse import local_attention, sliding_window_attention
@@ -54,6 +55,8 @@ class AttentionOptions:
     num_clusters: int | None = None  # routing: of each head
     decay: float | None = None  # routing: how much of the centroids a step of training leaves; None: 0.999
     num_features: int | None = None  # favor: random features; None: four for each number of a head
+    num_landmarks: int | None = None  # nystrom: means of segments that stand for all tokens
+    num_iterations: int | None = None  # nystrom: rounds of the pseudo-inverse
     d_hidden: int | None = None  # additive: units of the hidden layer; None: the size of a head
     seed: int | None = None  # lsh, favor: of the rotations or features, the same ones at every step; None: 0
 
@@ -337,6 +340,13 @@ CORES = {
     "lsh": Core(_lsh, ("num_hashes", "num_buckets", "chunk_size", "seed"), takes_bias=False),
     "favor": Core(_favor, ("num_features", "block_size", "seed"), takes_bias=False, takes_segments=False),
     "linear": Core(linear_attention, ("block_size",), takes_bias=False, takes_segments=False),
+    "nystrom": Core(
+        nystrom_attention,
+        ("num_landmarks", "num_iterations"),
+        can_be_causal=False,
+        takes_bias=False,
+        takes_segments=False,
+    ),
     "hard": Core(hard_attention),
     "additive": Core(AdditiveAttention, ("d_hidden",)),
     "general": Core(GeneralAttention),
