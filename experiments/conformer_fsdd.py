@@ -48,12 +48,13 @@ def get_config(variant: str = "small") -> ExperimentConfig:
         model = ConformerConfig(num_layers=4, d_model=64, num_heads=4, kernel_size=15)
         data = RecordedSpeech("fsdd", train_file="train.zip", validation_file="dev.zip", sample_rate=8_000)
         data.num_features, data.num_train, data.tokens_per_batch, data.max_length = 40, 20_000, 4_096, 800
+        data.speed_spread = 0.1
         masks = MaskConfig(num_time_masks=2, num_frequency_masks=2, max_frequencies=8)
         config = ExperimentConfig(model, SpeechRecognitionConfig(data, masks))
         optimizer = config.optimizer
         optimizer.peak_learning_rate, optimizer.warmup_steps, optimizer.clip_norm = 2e-3, 200, 1.0
         optimizer.schedule, optimizer.final_fraction = "cosine", 0.02
-        config.num_steps, config.eval_every, config.checkpoint_every = 1_200, 200, 100
+        config.num_steps, config.eval_every, config.checkpoint_every = 3_000, 500, 100
         return tiny_variant(config) if variant == "test" else config
     if variant != "large":
         raise ValueError(f"unknown variant {variant!r}; there are small, large, test")

@@ -1,20 +1,22 @@
 """Utterances that are sounds: built-in tones, spoken digits, or WAV files with transcripts."""
 
 import dataclasses
+import fractions
 import re
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import scipy.signal
 from etils import epath
 from jaxtyping import Array, Float, Int
 
 from tfx_jax.data.audio import TABLE, SoundFiles
 from tfx_jax.data.splits import SPLITS, Split
 from tfx_jax.errors import UserError
-from tfx_jax.fields import at_least, documented, one_of
+from tfx_jax.fields import at_least, documented, fraction, one_of
 from tfx_jax.functional.log_mel import log_mel
 from tfx_jax.models.config import ModelConfig
 from tfx_jax.tasks.speech_data import Utterance, Utterances
@@ -22,7 +24,7 @@ from tfx_jax.tasks.text_files import check_batch, has_file, split_path
 
 DIGITS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
 _HOP_SECONDS = 0.01
-_SILENCE = (0.15, 0.3)  # seconds before, after and between digits
+_SILENCE = (0.15, 0.3)  # seconds between digits; before and after them there may be none
 
 
 class Sound(NamedTuple):
@@ -56,6 +58,9 @@ class RecordedSpeech:
     num_heldout: int = at_least(1, 500)  # tones, fsdd: utterances of the validation split, and of the test split
     min_digits: int = at_least(1, 1)  # fsdd: of an utterance
     max_digits: int = at_least(1, 5)
+    # Training hears each utterance slower and faster by this share too, 0.1 in "Audio Augmentation for Speech
+    # Recognition" (Ko et al., 2015); 0: at its own speed alone.
+    speed_spread: float = fraction(0.0)
     max_characters: int = at_least(1, 32)  # of a transcript
     max_length: int = at_least(1, 512)  # frames; longer utterances are not trained on
     tokens_per_batch: int = at_least(1, 8_192)  # frames of a global batch, padding included
@@ -85,6 +90,12 @@ class RecordedSpeech:
         Raises:
           UserError: if they cannot be read.
         """
+        utterances = self._recorded(split)
+        if split != "train" or not self.speed_spread:
+            return utterances
+        return AtSpeeds(utterances, (1.0, 1 - self.speed_spread, 1 + self.speed_spread))
+
+    def _recorded(self, split: Split) -> Utterances:
         if self.dataset == "tones":
             return Tones(self, split)
         path = split_path(self, split)
@@ -114,6 +125,7 @@ class Tones:
     Attributes:
       characters: see `Utterances`.
       lengths: likewise.
+      transcripts: likewise.
     """
 
     characters = "abcd"
@@ -122,7 +134,9 @@ class Tones:
         """Draws what is said, but no sound."""
         self._data, self._split = data, SPLITS.index(split)
         count = data.num_train if split == "train" else data.num_heldout
-        self.lengths = np.array([self._plan(index)[1].sum() for index in range(count)], np.int64)
+        plans = [self._plan(index) for index in range(count)]
+        self.transcripts = ["".join(self.characters[letter] for letter in letters) for letters, _, _ in plans]
+        self.lengths = np.array([parts.sum() for _, parts, _ in plans], np.int64)
 
     def __len__(self) -> int:
         return len(self.lengths)
@@ -140,7 +154,7 @@ class Tones:
         sound = np.concatenate(pieces)
         sound += 0.003 * rng.standard_normal(len(sound))
         samples = np.rint(sound * 32_768).astype(np.int16)
-        return Utterance(samples.reshape(-1, hop), "".join(self.characters[letter] for letter in letters))
+        return Utterance(samples.reshape(-1, hop), self.transcripts[index])
 
     def _plan(self, index: int) -> tuple[np.ndarray, np.ndarray, np.random.Generator]:
         """Draws letters, and the frames of silence, tone, silence, ..., silence; the noise comes next."""
@@ -161,6 +175,7 @@ class SpokenDigits:
     Attributes:
       characters: see `Utterances`.
       lengths: likewise.
+      transcripts: likewise.
     """
 
     characters = " " + "".join(sorted(set("".join(DIGITS))))
@@ -181,7 +196,8 @@ class SpokenDigits:
             raise UserError(f"{files.path} has no file that is called DIGIT_SPEAKER_NUMBER.wav")
         self._speakers = sorted(self._sounds)
         count = data.num_train if split == "train" else data.num_heldout
-        plans = (self._plan(index) for index in range(count))
+        plans = [self._plan(index) for index in range(count)]
+        self.transcripts = [" ".join(DIGITS[digit] for digit in digits) for digits, _, _, _ in plans]
         samples = [sum(map(len, sounds)) + sum(silence) for _, sounds, silence, _ in plans]
         self.lengths = -(-np.array(samples) // data.hop)
 
@@ -191,10 +207,10 @@ class SpokenDigits:
     def __getitem__(self, index: int) -> Utterance:
         if not 0 <= index < len(self):
             raise IndexError(index)
-        digits, sounds, silences, rng = self._plan(index)
+        _, sounds, silences, rng = self._plan(index)
         gaps = [rng.normal(0, 3, size).astype(np.int16) for size in silences]  # as silent as the recordings' own
         pieces = [gaps[0], *(piece for pair in zip(sounds, gaps[1:], strict=True) for piece in pair)]
-        return Utterance(in_frames(np.concatenate(pieces), self._data.hop), " ".join(DIGITS[d] for d in digits))
+        return Utterance(in_frames(np.concatenate(pieces), self._data.hop), self.transcripts[index])
 
     def _plan(self, index: int) -> tuple[list[int], list[np.ndarray], list[int], np.random.Generator]:
         """Draws digits with their sounds, and the samples of silence around each; the noise comes next."""
@@ -205,6 +221,7 @@ class SpokenDigits:
         chosen = [own[number] for number in rng.integers(len(own), size=count)]
         low, high = (round(seconds * data.sample_rate) for seconds in _SILENCE)
         silences = rng.integers(low, high + 1, size=count + 1).tolist()
+        silences[0], silences[-1] = rng.integers(high + 1, size=2).tolist()
         digits, sounds = [digit for digit, _ in chosen], [sound for _, sound in chosen]
         while len(" ".join(DIGITS[digit] for digit in digits)) > data.max_characters and len(digits) > 1:
             digits, sounds, silences = digits[:-1], sounds[:-1], silences[:-1]
@@ -217,6 +234,7 @@ class FileUtterances:
     Attributes:
       characters: see `Utterances`.
       lengths: likewise.
+      transcripts: likewise.
     """
 
     def __init__(self, data: RecordedSpeech, files: SoundFiles, rows: Sequence[tuple[str, str]]):
@@ -230,16 +248,59 @@ class FileUtterances:
         Raises:
           UserError: if one cannot be read.
         """
-        self._data, self._files, self._rows = data, files, rows
-        self.characters = "".join(sorted(set("".join(transcript for _, transcript in rows))))
+        self._data, self._files, self._names = data, files, [name for name, _ in rows]
+        self.transcripts = [transcript for _, transcript in rows]
+        self.characters = "".join(sorted(set("".join(self.transcripts))))
         self.lengths = np.array([len(self[index].frames) for index in range(len(rows))], np.int64)
 
     def __len__(self) -> int:
-        return len(self._rows)
+        return len(self._names)
 
     def __getitem__(self, index: int) -> Utterance:
-        name, transcript = self._rows[index]
-        return Utterance(in_frames(self._files.read_sound(name, self._data.sample_rate), self._data.hop), transcript)
+        sound = self._files.read_sound(self._names[index], self._data.sample_rate)
+        return Utterance(in_frames(sound, self._data.hop), self.transcripts[index])
+
+
+class AtSpeeds:
+    """Utterances at several speeds each, which changes their pitch too, as a record player does.
+
+    Attributes:
+      characters: see `Utterances`.
+      lengths: likewise, of all utterances at the first speed, then at the second, and so on.
+      transcripts: likewise.
+    """
+
+    def __init__(self, utterances: Utterances, speeds: Sequence[float]):
+        """Resamples nothing yet.
+
+        Args:
+          utterances: whose frames have samples.
+          speeds: 1 for their own, more for faster; to a hundredth.
+        """
+        self._utterances, self.characters = utterances, utterances.characters
+        self._speeds = [fractions.Fraction(speed).limit_denominator(100) for speed in speeds]
+        self.lengths = np.concatenate([_slower(utterances.lengths, speed) for speed in self._speeds])
+        self.transcripts = [*utterances.transcripts] * len(self._speeds)
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    def __getitem__(self, index: int) -> Utterance:
+        if not 0 <= index < len(self):
+            raise IndexError(index)
+        number, index = divmod(index, len(self._utterances))
+        frames, transcript = self._utterances[index]
+        speed, (count, hop) = self._speeds[number], frames.shape
+        if speed != 1:
+            sound = scipy.signal.resample_poly(frames.ravel().astype(np.float64), speed.denominator, speed.numerator)
+            samples = np.clip(np.rint(sound), -32_768, 32_767).astype(np.int16)
+            frames = in_frames(samples[: _slower(count, speed) * hop], hop)
+        return Utterance(frames, transcript)
+
+
+def _slower(lengths: Any, speed: fractions.Fraction) -> Any:
+    """Lengths at another speed, rounded up as `scipy.signal.resample_poly` does."""
+    return -(-lengths * speed.denominator // speed.numerator)
 
 
 def _open_table(data: RecordedSpeech, path: epath.Path) -> FileUtterances:

@@ -1,6 +1,7 @@
 """Utterances to recognise: built-in synthetic speech, frames that sound like characters."""
 
 import dataclasses
+from collections.abc import Sequence
 from typing import NamedTuple, Protocol, cast
 
 import numpy as np
@@ -28,7 +29,7 @@ class Utterance(NamedTuple):
 
 
 class Utterances(Protocol):
-    """Random access to utterances, and how many frames each has, which is known before any is made or read."""
+    """Random access to utterances; what is said, and in how many frames, is known before a sound is made or read."""
 
     @property
     def characters(self) -> str:
@@ -38,6 +39,11 @@ class Utterances(Protocol):
     @property
     def lengths(self) -> np.ndarray:
         """Frames of each utterance, [number of utterances] int."""
+        ...
+
+    @property
+    def transcripts(self) -> Sequence[str]:
+        """What is said in each utterance."""
         ...
 
     def __len__(self) -> int:
@@ -124,15 +130,18 @@ class SyntheticSpeech:
       characters: see `Utterances`.
       templates: what the characters sound like, float32 [characters, 6, F]; the same in every split.
       lengths: frames of each utterance.
+      transcripts: see `Utterances`.
     """
 
     def __init__(self, data: SpeechData, split: Split):
-        """Draws how long each utterance is, but none of its frames."""
+        """Draws what is said and for how long, but none of the frames."""
         self._data, self._split, self.characters = data, SPLITS.index(split), data.characters
         shape = (len(data.characters), _TEMPLATE_FRAMES, data.num_features)
         self.templates = np.random.default_rng((data.seed, len(SPLITS))).normal(size=shape).astype(np.float32)
         count = data.num_train if split == "train" else data.num_heldout
-        self.lengths = np.array([self._plan(index)[1].sum() for index in range(count)], np.int64)
+        plans = [self._plan(index) for index in range(count)]
+        self.transcripts = ["".join(data.characters[character] for character in said) for said, _, _ in plans]
+        self.lengths = np.array([parts.sum() for _, parts, _ in plans], np.int64)
 
     def __len__(self) -> int:
         return len(self.lengths)
@@ -146,7 +155,7 @@ class SyntheticSpeech:
         for character, end, count in zip(characters, ends[1::2], parts[1::2], strict=True):
             frames[end - count : end] = self.templates[character, np.arange(count) * _TEMPLATE_FRAMES // count]
         frames += data.noise * rng.standard_normal(frames.shape, np.float32)
-        return Utterance(frames, "".join(data.characters[character] for character in characters))
+        return Utterance(frames, self.transcripts[index])
 
     def _plan(self, index: int) -> tuple[np.ndarray, np.ndarray, np.random.Generator]:
         """Draws characters, and the frames of silence, character, silence, ..., silence; the noise comes next."""

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, cast
 
@@ -149,9 +150,20 @@ class SpeechRecognitionTask:
         return BatchSpec(few_boundaries(data.max_length), data.tokens_per_batch, fixed_lengths=fixed_lengths)
 
     def train_data(self, options: LoaderOptions) -> grain.IterDataset[Batch]:
-        """See `tfx_jax.tasks.task.Task`."""
-        examples, longest = _Examples(self, self._splits["train"]), self.config.data.max_length
-        examples.lengths = np.where(examples.lengths <= longest, examples.lengths, -1)
+        """See `tfx_jax.tasks.task.Task`; utterances that are too long, or said too fast, are left out.
+
+        Raises:
+          UserError: if that leaves none.
+        """
+        utterances, longest = self._splits["train"], self.config.data.max_length
+        examples, needed = _Examples(self, utterances), np.array([*map(steps_needed, utterances.transcripts)])
+        fits = (examples.lengths <= longest) & (needed <= self.model_config.num_steps(examples.lengths))
+        if not fits.any():
+            raise UserError(
+                f"no training utterance has at most max_length={longest} frames, and as many steps of the model as "
+                f"its transcript takes: the first has {examples.lengths[0]} frames for {utterances.transcripts[0]!r}"
+            )
+        examples.lengths = np.where(fits, examples.lengths, -1)
         return train_batches(lambda epoch: examples, self.batch_spec, options)
 
     def encode(self, utterances: Sequence[Utterance] | Utterances) -> list[Example]:
@@ -197,7 +209,7 @@ class SpeechRecognitionTask:
     def evaluate(self, model: TrainedModel, split: Split = "validation") -> EvalResult:
         """Writes down every utterance of a split."""
         utterances = self._splits[split]
-        references = [utterances[index].transcript for index in range(len(utterances))]
+        references = utterances.transcripts
         scores = recognition_scores(self.predict(model, utterances), references)
         told = ", ".join(f"{metric.title} {metric.format(getattr(scores, metric.name))}" for metric in self.metrics)
         values = {metric.name: getattr(scores, metric.name) for metric in self.metrics}
@@ -210,12 +222,17 @@ class SpeechRecognitionTask:
         if len(transcript) > (most := self.config.data.max_characters):
             raise UserError(f"a transcript of {len(transcript)} characters is longer than max_characters={most}")
         labels = np.array([number[character] for character in transcript], np.int32)
-        needed, steps = len(labels) + int((labels[1:] == labels[:-1]).sum()), self.model_config.num_steps(len(frames))
+        needed, steps = steps_needed(transcript), self.model_config.num_steps(len(frames))
         if needed > steps:
             raise UserError(f"{transcript!r} needs {needed} steps, but {len(frames)} frames are {steps} of the model's")
         counts = {"num_frames": len(frames), "num_labels": len(labels)}
         arrays = {name: np.array(value, np.int32) for name, value in counts.items()}
         return {"frames": frames.astype(self.config.data.frame[1]), "labels": labels} | arrays
+
+
+def steps_needed(transcript: str) -> int:
+    """Steps that the shortest alignment of a transcript takes: a blank stands between equal characters."""
+    return len(transcript) + sum(left == right for left, right in itertools.pairwise(transcript))
 
 
 class _Examples:

@@ -1,5 +1,6 @@
 """Recorded speech: what is said and heard, tables of files, and that a training of a Conformer learns."""
 
+import dataclasses
 import zipfile
 
 import jax
@@ -88,6 +89,28 @@ def test_digits_are_of_one_speaker_in_the_order_of_the_transcript(tmp_path):
         speech[40]
     data.max_characters = 9
     assert max(len(data.load("train")[index].transcript) for index in range(40)) <= 9
+
+
+def test_training_hears_each_utterance_slower_and_faster_too():
+    """A tone of 200 Hz is one of 160 and of 240 then, in as many frames as were told before; nothing else changes."""
+    data = dataclasses.replace(tiny_config().task.data, speed_spread=0.2, max_length=30)
+    speech, own = data.load("train"), Tones(data, "train")
+    assert speech.transcripts == 3 * own.transcripts
+    assert [len(speech[index].frames) for index in range(len(speech))] == speech.lengths.tolist()
+    peaks = {0: [], 1: [], 2: []}
+    for index in (index for index, transcript in enumerate(own.transcripts) if transcript == "b"):
+        for number in range(3):
+            frames, transcript = speech[index + number * len(own)]
+            assert (frames.dtype, frames.shape[1], transcript) == (np.int16, data.hop, "b")
+            spectrum = np.abs(np.fft.rfft(frames.ravel(), 1_000))
+            peaks[number].append(int(spectrum.argmax()))
+    for number, frequency in enumerate((200, 160, 240)):
+        assert peaks[number]
+        assert np.abs(np.array(peaks[number]) - frequency).max() <= 3
+    np.testing.assert_array_equal(speech[5].frames, own[5].frames)
+    assert len(data.load("validation")) == data.num_heldout
+    with pytest.raises(IndexError):
+        speech[len(speech)]
 
 
 def test_tables_name_files_beside_them_or_in_their_zip(tmp_path):

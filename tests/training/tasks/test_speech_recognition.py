@@ -11,6 +11,7 @@ from tests.training.configs import with_values
 from tests.training.tasks.told import Told
 from tfx_jax.cli import evaluate as evaluate_cli
 from tfx_jax.cli import train as train_cli
+from tfx_jax.data.batching import LoaderOptions
 from tfx_jax.errors import UserError
 from tfx_jax.models import SanCTCConfig
 from tfx_jax.tasks.speech_data import SpeechData, SyntheticSpeech, Utterance
@@ -143,6 +144,23 @@ def test_what_cannot_be_learned_is_refused(run):
     ):
         with pytest.raises(UserError, match=f"^{message}$"):
             run.task.encode([Utterance(frames, transcript)])
+
+
+def test_what_cannot_be_aligned_is_not_trained_on(run, monkeypatch):
+    """As little as what is too long; where nothing is left, one line says so."""
+
+    class Said(list):
+        characters = "ab"
+        transcripts = property(lambda self: [transcript for _, transcript in self])
+        lengths = property(lambda self: np.array([len(frames) for frames, _ in self]))
+
+    said = Said(Utterance(np.zeros((6, 8), np.float32), transcript) for transcript in ("aab", "aba"))
+    monkeypatch.setattr(run.task, "_splits", {"train": said})
+    batch = next(iter(run.task.train_data(LoaderOptions(seed=0))))
+    assert {tuple(row[:3].tolist()) for row in batch["labels"] if row.any()} == {(1, 2, 1)}
+    said.pop()
+    with pytest.raises(UserError, match=r"^no training utterance .* the first has 6 frames for 'aab'$"):
+        run.task.train_data(LoaderOptions(seed=0))
 
 
 @pytest.mark.parametrize(
