@@ -42,7 +42,7 @@ def prepare(folder: pathlib.Path) -> Callable[[np.random.Generator], Trial]:
     if not (reference / "complete").exists():
         shutil.rmtree(reference, ignore_errors=True)
         child = _fork(lambda: cli.main(_command(bench, reference)), log)
-        if _wait(child, lambda: False) != 0:
+        if _wait(child, lambda: False, seconds=10 * SECONDS) != 0:  # it compiles, which no trial does again
             raise RuntimeError(log.read_text())
         (reference / "complete").touch()
 
@@ -123,8 +123,12 @@ def _fork(run: Callable[[], int], log: pathlib.Path) -> int:
     return child
 
 
-def _wait(child: int, happened: Callable[[], bool], pause: float = 0.0) -> int:
-    """The status of a process, killed once something has happened; negative: the signal that ended it."""
+def _wait(child: int, happened: Callable[[], bool], pause: float = 0.0, seconds: float = SECONDS) -> int:
+    """The status of a process, killed once something has happened; negative: the signal that ended it.
+
+    Raises:
+      Hung: if neither comes within so many seconds of a core.
+    """
     end, is_killed = time.monotonic() + WAITING * 5, False
     while True:
         ended, status = os.waitpid(child, os.WNOHANG)
@@ -134,7 +138,7 @@ def _wait(child: int, happened: Callable[[], bool], pause: float = 0.0) -> int:
             time.sleep(pause)
             os.kill(child, signal.SIGKILL)
             is_killed = True
-        if time.monotonic() > end or cpu_seconds(child) > SECONDS:
+        if time.monotonic() > end or cpu_seconds(child) > seconds:
             os.kill(child, signal.SIGKILL)
             os.waitpid(child, 0)
             raise Hung
