@@ -6,6 +6,11 @@ prints four tables (causal or not; forward alone or with the backward pass) and 
 long_context.json and .png beside it: eight minutes on two idle cores. It runs unchanged on an accelerator, where
 `--dtype=bfloat16` is the usual choice; `--lengths` and `--functions` choose less.
 
+    python experiments/benchmarks/long_context.py --models --output=runs/long_models
+
+measures what is left of that in models: the loss and its gradient of a GPT, and of the encoder of Long Range Arena, on
+one text, two layers of d_model 128 with two heads.
+
 One sequence, one head of size 64, normal inputs. "dense" is `dot_product_attention`, compiled by XLA without a fused
 kernel; the others have the options of `tfx_jax/bench/attentions.py`, the published ones where there are any. Only
 "chunked" computes the same as dense attention: a crossover says nothing about quality.
@@ -55,23 +60,33 @@ import statistics
 import sys
 import time
 from collections.abc import Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from flax import nnx
 from matplotlib.figure import Figure
 
 from tfx_jax.bench.attentions import ATTENTIONS
 from tfx_jax.bench.workloads import attention_program
+from tfx_jax.models.gpt import GPT, GPTConfig
+from tfx_jax.models.long_encoder import LongEncoder, LongEncoderConfig
+from tfx_jax.tasks.language_modeling import language_model_loss
+from tfx_jax.tasks.long_range import long_range_loss
 
 HEAD_SIZE = 64
-FUNCTIONS = ("dense", "chunked", "local", "window", "bigbird", "lsh", "routing", "favor", "linear")
+NUM_HEADS = 2  # of a model
+FUNCTIONS = ("dense", "chunked", "local", "window", "bigbird", "lsh", "routing", "favor", "linear", "nystrom")
+NOT_CAUSAL = ("bigbird", "nystrom")  # have no such form
 TABLES = {  # by is_causal and with_gradient
     (False, False): "Both ways, forward",
     (False, True): "Both ways, forward and backward",
     (True, False): "Causal, forward",
     (True, True): "Causal, forward and backward",
 }
+MODEL_TABLES = {(False, True): "An encoder, the gradient of a step", (True, True): "A GPT, the gradient of a step"}
+Titles = dict[tuple[bool, bool], str]
 QUANTITIES = (("seconds", 1e3, "milliseconds"), ("memory", 2**-20, "MiB of temporary buffers and results"))
 LEGEND = """Each cell: milliseconds / MiB of temporary buffers and results; * = one run only. In brackets: dense
 attention's figure over this one's at the greatest length where both are known."""
@@ -95,11 +110,41 @@ class Cell:
         return statistics.median(self.times) if self.times else None
 
 
-def compiled(name: str, length: int, is_causal: bool, with_gradient: bool, dtype: str) -> jax.stages.Compiled:
-    """The program of query, key, value and, for the backward pass, the gradient of the output."""
+Prepared = tuple[jax.stages.Compiled, Sequence[Any]]
+"""A program and what it is called with."""
+
+
+def function_program(name: str, length: int, is_causal: bool, with_gradient: bool, dtype: str) -> Prepared:
+    """Of query, key, value and, for the backward pass, the gradient of the output."""
     attend = ATTENTIONS[name].make(length, 1, HEAD_SIZE)
-    like = jax.ShapeDtypeStruct((1, length, 1, HEAD_SIZE), jnp.dtype(dtype))
-    return attention_program(attend, is_causal, with_gradient).lower(like, like, like, like).compile()
+    arrays = list(jnp.asarray(np.random.default_rng(0).normal(size=(4, 1, length, 1, HEAD_SIZE)), dtype))
+    return attention_program(attend, is_causal, with_gradient).lower(*arrays).compile(), arrays
+
+
+def model_program(name: str, length: int, is_causal: bool, with_gradient: bool, dtype: str) -> Prepared:
+    """Of the parameters of a model and a text: a GPT, or the encoder of Long Range Arena, and a task's own loss."""
+    del with_gradient  # always
+    attend, width = ATTENTIONS[name].make(length, NUM_HEADS, HEAD_SIZE), NUM_HEADS * HEAD_SIZE
+    sizes: dict[str, Any] = {"num_layers": 2, "d_model": width, "num_heads": NUM_HEADS, "d_ff": 4 * width}
+    sizes |= {"vocab_size": 257, "dropout_rate": 0.0, "dtype": dtype}
+    make = {
+        True: lambda: GPT(GPTConfig(**sizes, max_length=length), attention_fn=attend, rngs=nnx.Rngs(0)),
+        False: lambda: LongEncoder(
+            LongEncoderConfig(**sizes, labels=("0", "1")), attention_fn=attend, rngs=nnx.Rngs(0)
+        ),
+    }[is_causal]
+    text = jnp.asarray(np.random.default_rng(0).integers(1, 257, (1, length + 1)), jnp.int32)
+    batches: dict[bool, dict[str, Any]] = {
+        True: {"inputs": text[:, :-1], "targets": text[:, 1:], "weights": jnp.ones((1, length))},
+        False: {"tokens": text[:, 1:], "label": jnp.ones(1, jnp.int32), "row_weights": jnp.ones(1)},
+    }
+    graphdef, _ = nnx.split(nnx.eval_shape(make))
+    params = jax.jit(lambda: nnx.state(make()))()
+
+    def loss(params: Any, batch: Any) -> jax.Array:
+        return (language_model_loss if is_causal else long_range_loss)(nnx.merge(graphdef, params), batch, None).loss
+
+    return jax.jit(jax.grad(loss)).lower(params, batches[is_causal]).compile(), (params, batches[is_causal])
 
 
 def available_memory() -> float:
@@ -124,13 +169,13 @@ def timed(program: jax.stages.Compiled, arrays: Sequence[jax.Array]) -> float:
 
 
 def measure(length: int, table: tuple[bool, bool], earlier: list[Cell], arguments: argparse.Namespace) -> list[Cell]:
-    """Compiles every function at one length, then runs them in turn."""
-    arrays = list(jnp.asarray(np.random.default_rng(0).normal(size=(4, 1, length, 1, HEAD_SIZE)), arguments.dtype))
+    """Compiles what there is of every function at one length, then runs all in turn."""
+    prepare = model_program if arguments.models else function_program
     cells, runs, budget = [], [], arguments.seconds
     for name in arguments.functions:
-        if name == "bigbird" and table[0]:
-            continue  # has no causal form
-        program = compiled(name, length, *table, arguments.dtype)
+        if table[0] and name in NOT_CAUSAL:
+            continue
+        program, arrays = prepare(name, length, *table, arguments.dtype)
         analysis = program.memory_analysis()
         assert analysis is not None  # CPU, GPU and TPU have one
         cell = Cell(name, *table, length, memory=analysis.temp_size_in_bytes + analysis.output_size_in_bytes)
@@ -141,13 +186,13 @@ def measure(length: int, table: tuple[bool, bool], earlier: list[Cell], argument
             cell.obstacle = "time"
         else:
             warm_up = timed(program, arrays)
-            runs.append((cell, program, 1 if warm_up > budget else min(max(int(budget / warm_up), 3), 9)))
+            runs.append((cell, (program, arrays), 1 if warm_up > budget else min(max(int(budget / warm_up), 3), 9)))
 
     turns = max((count for *_, count in runs), default=0)
     for turn in range(turns):
-        for cell, program, count in runs:
+        for cell, prepared, count in runs:
             if turn * count % turns < count:  # true in `count` of the turns, evenly spread
-                cell.times.append(timed(program, arrays))
+                cell.times.append(timed(*prepared))
     return cells
 
 
@@ -181,10 +226,10 @@ def as_text(cell: Cell) -> str:
     return f"{f'too much {cell.obstacle}' if cell.obstacle else time_taken + '*' * (len(cell.times) == 1)} / {memory}"
 
 
-def report(cells: Sequence[Cell], device: str) -> str:
+def report(cells: Sequence[Cell], titles: Titles, device: str) -> str:
     """The tables in Markdown."""
     lines = ["# Long-context attention against dense attention", "", device, "", LEGEND, ""]
-    for table, title in TABLES.items():
+    for table, title in titles.items():
         dense = row_of(cells, "dense", table)
         header = ["T", *(f"{length:,}" for length in dense), "faster from", "smaller from"]
         lines += [f"## {title}", "", "| " + " | ".join(header) + " |", "|---" * len(header) + "|"]
@@ -197,12 +242,12 @@ def report(cells: Sequence[Cell], device: str) -> str:
     return "\n".join(lines)
 
 
-def plot(cells: Sequence[Cell], path: pathlib.Path) -> None:
+def plot(cells: Sequence[Cell], titles: Titles, path: pathlib.Path) -> None:
     """Time above, memory below, a column for each table."""
-    figure = Figure(figsize=(17, 7.5), layout="constrained")
-    panels = figure.subplots(len(QUANTITIES), len(TABLES), sharex=True, sharey="row")
+    figure = Figure(figsize=(3 + 3.5 * len(titles), 7.5), layout="constrained")
+    panels = figure.subplots(len(QUANTITIES), len(titles), sharex=True, sharey="row")
     for panels_of_one, (quantity, factor, unit) in zip(panels, QUANTITIES, strict=True):
-        for panel, (table, title) in zip(panels_of_one, TABLES.items(), strict=True):
+        for panel, (table, title) in zip(panels_of_one, titles.items(), strict=True):
             panel.set(title=title, xlabel="length T", ylabel=unit)
             panel.label_outer()
             panel.grid(alpha=0.3)
@@ -225,6 +270,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--output", type=pathlib.Path, required=True, help="folder for table, data and plot")
     parser.add_argument("--lengths", type=lengths, default="256,1024,4096,16384,65536", help="in tokens, with commas")
     parser.add_argument("--functions", default=",".join(FUNCTIONS), help="with commas; dense always runs")
+    parser.add_argument("--models", action="store_true", help="measure the gradients of small models with them")
     parser.add_argument("--dtype", default="float32", choices=("float32", "bfloat16"))
     parser.add_argument("--seconds", type=float, default=1.5, help="for the runs of one cell, as far as three allow it")
     parser.add_argument("--longest", type=float, default=40.0, help="seconds; what must take longer is not run")
@@ -235,17 +281,17 @@ def main(argv: Sequence[str] | None = None) -> None:
     arguments.functions = [name for name in FUNCTIONS if name in chosen]
     arguments.output.mkdir(parents=True, exist_ok=True)
 
-    cells = []
-    for table, title in TABLES.items():
+    titles, cells = MODEL_TABLES if arguments.models else TABLES, []
+    for table, title in titles.items():
         for length in arguments.lengths:
             print(f"{title}: {length:,} tokens", file=sys.stderr)
             cells += measure(length, table, cells, arguments)
     device = f"{jax.devices()[0].device_kind} ({os.cpu_count()} cores), jax {jax.__version__}, {arguments.dtype}"
-    (arguments.output / "long_context.md").write_text(report(cells, device))
-    print(report(cells, device))
+    (arguments.output / "long_context.md").write_text(report(cells, titles, device))
+    print(report(cells, titles, device))
     rows = [dataclasses.asdict(cell) | {"seconds": cell.seconds} for cell in cells]
     (arguments.output / "long_context.json").write_text(json.dumps({"device": device, "cells": rows}, indent=1))
-    plot(cells, arguments.output / "long_context.png")
+    plot(cells, titles, arguments.output / "long_context.png")
 
 
 if __name__ == "__main__":

@@ -109,7 +109,7 @@ def test_does_not_run_what_has_no_room_or_takes_too_long(monkeypatch):
     runs = []
 
     class Program:
-        def __init__(self, name, *_):
+        def __init__(self, name):
             self.name = name
 
         def memory_analysis(self):
@@ -119,8 +119,8 @@ def test_does_not_run_what_has_no_room_or_takes_too_long(monkeypatch):
             runs.append(self.name)
             return arrays
 
-    monkeypatch.setattr(long_context, "compiled", Program)
-    arguments = argparse.Namespace(functions=list(memory), dtype="float32", seconds=1.5, longest=15)
+    monkeypatch.setattr(long_context, "function_program", lambda name, *_: (Program(name), ()))
+    arguments = argparse.Namespace(functions=list(memory), models=False, dtype="float32", seconds=1.5, longest=15)
     earlier = [Cell("chunked", *BOTH_WAYS, 4, memory=0, times=[1.0])]
     cells = long_context.measure(16, BOTH_WAYS, earlier, arguments)
     assert [(cell.obstacle, len(cell.times), cell.memory) for cell in cells] == [
@@ -133,6 +133,23 @@ def test_does_not_run_what_has_no_room_or_takes_too_long(monkeypatch):
         "too much memory",
         "too much time",
     ]
+
+
+@pytest.mark.slow
+@pytest.mark.compiles(40, "two models with two and three attentions, at two lengths")
+def test_models_are_trained_with_each_attention(tmp_path):
+    long_context.main([f"--output={tmp_path}", "--models", "--lengths=256,64", "--functions=nystrom,linear"])
+    cells = json.loads((tmp_path / "long_context.json").read_text())["cells"]
+    names = {False: ("dense", "linear", "nystrom"), True: ("dense", "linear")}  # landmarks are of the future too
+    found = [(cell["function"], cell["is_causal"], cell["length"]) for cell in cells]
+    assert found == [(name, way, length) for way in (False, True) for length in (64, 256) for name in names[way]]
+    for way in (False, True):
+        memory = {
+            cell["function"]: cell["memory"] for cell in cells if (cell["is_causal"], cell["length"]) == (way, 256)
+        }
+        assert memory["dense"] > memory["linear"]
+    lines = (tmp_path / "long_context.md").read_text().splitlines()
+    assert [line for line in lines if line.startswith("## ")] == [f"## {t}" for t in long_context.MODEL_TABLES.values()]
 
 
 def test_names_the_functions_there_are(capsys):
