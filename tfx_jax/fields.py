@@ -27,7 +27,7 @@ def at_least(least: float, default: T) -> T:
 
 
 def within(least: float, most: float, default: T) -> T:
-    """Declares a field of a dataclass whose whole numbers are in [least, most]; `most` may be beyond 31 bits."""
+    """Declares a field of a dataclass whose numbers are in [least, most]; `most` may be beyond 31 bits."""
     return dataclasses.field(default=default, metadata={"at_least": least, "at_most": most})
 
 
@@ -59,7 +59,7 @@ def check_fields(config: Any, name: str = "config") -> None:
         elif value is None:
             continue
         most = metadata.get("at_most", _LARGEST)
-        if isinstance(value, int) and value > most:
+        if isinstance(value, int if "at_most" not in metadata else (int, float)) and value > most:
             raise UserError(f"{path} must be at most {most}, got {value}")
         if "at_least" in metadata and not value >= metadata["at_least"]:
             raise UserError(f"{path} must be at least {metadata['at_least']}, got {value}")

@@ -180,6 +180,18 @@ MUTANTS = (
             "models/test_attention_cores.py -k refused",
         ),
         (
+            "weights of everything are dropped",
+            "if drops is not None and not",
+            "if False and not",
+            "training/test_attention_requests.py -k line_names",
+        ),
+        (
+            "options are not tried",
+            "if attention.name in KERNEL_PLATFORMS:",
+            "if True:",
+            "training/test_attention_requests.py -k line_names",
+        ),
+        (
             "distances are turned round",
             "jnp.arange(key.shape[1] - 1, -query.shape[1], -1)",
             "jnp.arange(-query.shape[1] + 1, key.shape[1])",

@@ -59,6 +59,8 @@ class ModelConfig(Protocol):
 class SelfAttentionConfig(Protocol):
     """What the configuration of a model has besides whose positions attend to each other.
 
+    Training drops attention weights by its `attention_dropout_rate`, or by `dropout_rate` where it has none.
+
     Attributes:
       is_causal: whether a position may not see later ones, at least in a decoder.
       has_position_bias: whether attention is given a bias for each pair of positions.

@@ -54,6 +54,7 @@ class LongEncoderConfig:
     kind: ClassVar[str] = "long_sequence"
     is_causal: ClassVar[bool] = False
     has_position_bias: ClassVar[bool] = False
+    attention_dropout_rate: ClassVar[float] = 0.0
     can_shard_positions: ClassVar[bool] = True
 
     def validate(self) -> None:

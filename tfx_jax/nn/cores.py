@@ -16,7 +16,7 @@ from flax import nnx
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
-from tfx_jax.fields import documented
+from tfx_jax.fields import at_least, documented, within
 from tfx_jax.functional.additive import additive_attention, general_attention
 from tfx_jax.functional.attention import dot_product_attention
 from tfx_jax.functional.bigbird import bigbird_attention
@@ -52,12 +52,12 @@ class AttentionOptions:
     num_last_global_blocks: int | None = None  # bigbird: global ones at the end
     first_block_times: int | None = None  # bigbird: how often its keys count, as transformers has it in evaluation
     dense_length: int | None = None  # bigbird: tokens up to which all see all
-    num_clusters: int | None = None  # routing: of each head
-    decay: float | None = None  # routing: how much of the centroids a step of training leaves; None: 0.999
-    num_features: int | None = None  # favor: random features; None: four for each number of a head
+    num_clusters: int | None = at_least(1, None)  # routing: of each head
+    decay: float | None = within(0, 1, None)  # routing: how much of its centroids a step leaves; None: 0.999
+    num_features: int | None = at_least(1, None)  # favor: random features; None: four for each number of a head
     num_landmarks: int | None = None  # nystrom: means of segments that stand for all tokens
-    num_iterations: int | None = None  # nystrom: rounds of the pseudo-inverse
-    d_hidden: int | None = None  # additive: units of the hidden layer; None: the size of a head
+    num_iterations: int | None = within(0, 100, None)  # nystrom: rounds of the pseudo-inverse
+    d_hidden: int | None = at_least(1, None)  # additive: units of the hidden layer; None: the size of a head
     seed: int | None = None  # lsh, favor: of the rotations or features, the same ones at every step; None: 0
 
     @property
@@ -82,13 +82,27 @@ class AttentionConfig:
     name: str = "dense"  # or others of `CORES`, comma-separated
     options: AttentionOptions = dataclasses.field(default_factory=AttentionOptions)
 
-    def check(self, *, is_causal: bool = False, has_bias: bool = False, is_packed: bool = False) -> None:
+    def check(
+        self,
+        *,
+        is_causal: bool = False,
+        has_bias: bool = False,
+        is_packed: bool = False,
+        is_float32: bool = False,
+        drops: str | None = None,
+        num_heads: int = 1,
+        d_k: int = 8,
+    ) -> None:
         """Checks that there is such a core, that the options are its own, and that it does what a model needs.
 
         Args:
           is_causal: whether the model hides the future.
           has_bias: whether it adds a bias for each pair of positions.
           is_packed: whether several texts share a row without seeing each other.
+          is_float32: whether it computes in float32.
+          drops: the field by which training drops attention weights; None where it drops none.
+          num_heads: N.
+          d_k: size of a head.
 
         Raises:
           ValueError: if not; the message names the core and what does not fit.
@@ -115,6 +129,12 @@ class AttentionConfig:
                 raise ValueError(f"{name} attention takes no bias for each pair of positions, which this model adds")
             if is_packed and not core.takes_segments:
                 raise ValueError(f"{name} attention cannot keep texts apart that share a row")
+            if drops is not None and not core.can_drop:
+                raise ValueError(f"{drops} must be 0 with {name} attention, which can drop no weights")
+            if is_float32 and core.needs_bfloat16:
+                raise ValueError(f'dtype must be "bfloat16" with {name} attention')
+        for attention in self.pattern():
+            _check_options(attention, num_heads, d_k)
 
     @property
     def names(self) -> list[str]:
@@ -143,10 +163,22 @@ class AttentionConfig:
 
 
 @functools.lru_cache(maxsize=256)
+def _check_options(attention: AttentionConfig, num_heads: int, d_k: int) -> None:
+    """Has a core itself say what is wrong with its options, of shapes alone; kernels have none."""
+    if attention.name in KERNEL_PLATFORMS:
+        return
+    x = jax.ShapeDtypeStruct((1, 8, num_heads, d_k), jnp.float32)
+    try:
+        jax.eval_shape(lambda x: attention.make(num_heads, d_k, rngs=nnx.Rngs(0))(x, x, x), x)
+    except ValueError as error:
+        raise ValueError(f"{attention.name} attention: {error}") from None
+
+
+@functools.lru_cache(maxsize=256)
 def _function(name: str, options: AttentionOptions) -> AttentionFn:
     function = CORES[name].core
     given = options.given
-    if name in _IMPLEMENTATIONS:
+    if name in KERNEL_PLATFORMS:
         given["implementation"] = name
     return functools.partial(function, **given) if given else function
 
@@ -320,33 +352,31 @@ class Core(NamedTuple):
     can_be_causal: bool = True
     takes_bias: bool = True
     takes_segments: bool = True
+    can_drop: bool = True
+    """Whether it forms weights, of which training may drop some."""
+    needs_bfloat16: bool = False
 
 
-_IMPLEMENTATIONS = ("splash", "flash", "cudnn")
+KERNEL_PLATFORMS = {"splash": "tpu", "flash": "tpu", "cudnn": "gpu"}  # of cores that run on one kind of device only
 _BIGBIRD = ("block_size", "num_global_blocks", "num_window_blocks", "num_random_blocks")
 _PUBLISHED_BIGBIRD = ("num_last_global_blocks", "first_block_times", "dense_length")
+_WITHOUT_PAIRS: dict[str, Any] = {"takes_bias": False, "takes_segments": False, "can_drop": False}
 
 CORES = {
     "dense": Core(dot_product_attention),
     "chunked": Core(chunked_attention, ("chunk_size",)),
-    "splash": Core(dot_product_attention, takes_bias=False),
-    "flash": Core(dot_product_attention),
-    "cudnn": Core(dot_product_attention),
+    "splash": Core(dot_product_attention, takes_bias=False, can_drop=False),
+    "flash": Core(dot_product_attention, can_drop=False),
+    "cudnn": Core(dot_product_attention, can_drop=False, needs_bfloat16=True),
     "local": Core(local_attention, ("block_size",), ("block_size",), takes_bias=False),
     "window": Core(sliding_window_attention, ("window", "block_size"), ("window",), takes_bias=False),
     "bigbird": Core(
         bigbird_attention, (*_BIGBIRD, *_PUBLISHED_BIGBIRD), _BIGBIRD, can_be_causal=False, takes_bias=False
     ),
     "lsh": Core(_lsh, ("num_hashes", "num_buckets", "chunk_size", "seed"), takes_bias=False),
-    "favor": Core(_favor, ("num_features", "block_size", "seed"), takes_bias=False, takes_segments=False),
-    "linear": Core(linear_attention, ("block_size",), takes_bias=False, takes_segments=False),
-    "nystrom": Core(
-        nystrom_attention,
-        ("num_landmarks", "num_iterations"),
-        can_be_causal=False,
-        takes_bias=False,
-        takes_segments=False,
-    ),
+    "favor": Core(_favor, ("num_features", "block_size", "seed"), **_WITHOUT_PAIRS),
+    "linear": Core(linear_attention, ("block_size",), **_WITHOUT_PAIRS),
+    "nystrom": Core(nystrom_attention, ("num_landmarks", "num_iterations"), can_be_causal=False, **_WITHOUT_PAIRS),
     "hard": Core(hard_attention),
     "additive": Core(AdditiveAttention, ("d_hidden",)),
     "general": Core(GeneralAttention),
@@ -366,4 +396,4 @@ def kernel_of(core: AttentionFn) -> str | None:
     ('splash', None)
     """
     name = core.keywords.get("implementation") if isinstance(core, functools.partial) else None
-    return name if name in _IMPLEMENTATIONS else None
+    return name if name in KERNEL_PLATFORMS else None

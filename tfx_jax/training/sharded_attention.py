@@ -8,12 +8,12 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 from jaxtyping import Array
 
-from tfx_jax.errors import UserError
+from tfx_jax.errors import UserError, one_line
 from tfx_jax.functional.attention import dot_product_attention
 from tfx_jax.functional.kernels import are_rows_best, best_kernels
 from tfx_jax.functional.ring import ring_attention
 from tfx_jax.nn.attention import ShardAttention
-from tfx_jax.nn.cores import AttentionFn, kernel_of
+from tfx_jax.nn.cores import KERNEL_PLATFORMS, AttentionConfig, AttentionFn, kernel_of
 from tfx_jax.training.mesh_axes import BATCH_AXES, num_batch_shards
 
 _HEADS = P(BATCH_AXES, "sequence", "tensor", None)
@@ -31,6 +31,18 @@ def shard_attention(mesh: Mesh) -> ShardAttention:
     return functools.partial(_attend_in_a_ring if mesh.shape["sequence"] > 1 else _attend, mesh)
 
 
+def check_kernels(attention: AttentionConfig, mesh: Mesh) -> None:
+    """Raises UserError if a model names a kernel that the devices of a mesh do not have."""
+    platform = mesh.devices.flat[0].platform
+    for name in attention.names:
+        needed = KERNEL_PLATFORMS.get(name)
+        if needed is not None and platform != needed:
+            raise UserError(
+                f'config.model.attention.name="{name}" needs a {needed.upper()}, and this is a {platform}: '
+                '"chunked" runs anywhere'
+            )
+
+
 def _attend(mesh: Mesh, core: AttentionFn, query: Array, key: Array, value: Array, *args: Any, **options: Any) -> Any:
     is_even = query.shape[0] % num_batch_shards(mesh) == 0 and key.shape[2] % mesh.shape["tensor"] == 0
     if kernel := kernel_of(core):
@@ -40,7 +52,10 @@ def _attend(mesh: Mesh, core: AttentionFn, query: Array, key: Array, value: Arra
                 f"{query.shape[0]} rows over {num_batch_shards(mesh)} devices and {key.shape[2]} key heads over "
                 f"{mesh.shape['tensor']}"
             )
-        return _attend_on_each_device(mesh, core, query, key, value, *args, **options)
+        try:
+            return _attend_on_each_device(mesh, core, query, key, value, *args, **options)
+        except ValueError as error:  # of sizes that the kernel does not have
+            raise UserError(f'config.model.attention.name="{kernel}": {one_line(error)}') from None
     if core is dot_product_attention and is_even:
         if mesh.devices.flat[0].platform == "tpu" and are_rows_best(query, key, value, *args, **options):
             rows = functools.partial(core, implementation="rows")

@@ -8,9 +8,11 @@ from flax import nnx
 from jax.sharding import Mesh
 from jaxtyping import Array
 
+from tfx_jax.models.config import SelfAttentionConfig
 from tfx_jax.nn.attention import ShardAttention
 from tfx_jax.training.config import ExperimentConfig
 from tfx_jax.training.optimizer import make_optimizer
+from tfx_jax.training.sharded_attention import check_kernels
 from tfx_jax.training.sharding import TrainSetup, shard_training
 from tfx_jax.training.step import LossFn
 
@@ -23,7 +25,13 @@ def make_train_setup(
     *,
     make_carry: Callable[[], Any] = lambda: None,
 ) -> TrainSetup:
-    """Lays the training of an experiment out on a mesh; `make_model` makes its model with the attention it is given."""
+    """Lays the training of an experiment out on a mesh; `make_model` makes its model with the attention it is given.
+
+    Raises:
+      UserError: if the model names a kernel that the devices do not have.
+    """
+    if isinstance(config.model, SelfAttentionConfig):
+        check_kernels(config.model.attention, mesh)
     return shard_training(
         mesh,
         make_model,

@@ -1,0 +1,156 @@
+"""Whatever attention a configuration names for a model: it does what the training asks of it, or one line says no."""
+
+import functools
+import re
+
+import jax
+import numpy as np
+import pytest
+from flax import nnx
+
+from tests.models.test_attention_cores import OPTIONS
+from tests.training.configs import TRAININGS, default_config, with_values
+from tfx_jax.bench.plan import plan_step
+from tfx_jax.data.batching import LoaderOptions
+from tfx_jax.errors import UserError
+from tfx_jax.functional.chunked import chunked_attention
+from tfx_jax.models.config import SelfAttentionConfig
+from tfx_jax.models.transformer_xl import TransformerXLConfig
+from tfx_jax.nn import AttentionConfig, AttentionOptions
+from tfx_jax.nn.cores import CORES
+from tfx_jax.training.config import tiny_variant
+from tfx_jax.training.config_checks import validate
+from tfx_jax.training.sharded_attention import shard_attention
+from tfx_jax.training.sharding import make_mesh
+
+# A Transformer-XL has an attention of its own, and says so of any other name.
+FAMILIES = {
+    classes[0].__name__: classes
+    for classes in reversed(TRAININGS)
+    if isinstance(classes[0](), SelfAttentionConfig) and classes[0] is not TransformerXLConfig
+}
+RATES = dict.fromkeys(FAMILIES, "attention_dropout_rate") | {"T5Config": "dropout_rate", "LongEncoderConfig": None}
+QUICK = ("BertConfig", "T5Config")
+
+
+def tiny(family, name, rate=0.0, **values):
+    """A tiny training of a model with that attention, which drops so many of its weights if it drops any."""
+    config = tiny_variant(default_config(FAMILIES[family]))
+    config.model.attention = AttentionConfig(name, AttentionOptions(**OPTIONS.get(name, {})))
+    rates = {} if RATES[family] is None else {RATES[family]: rate}
+    return with_values(config, {f"model.{field}": value for field, value in (rates | values).items()})
+
+
+@functools.cache
+def asked(family):
+    """What the first step of a training asks of its self-attention: arrays, of shapes alone, and options of a call."""
+    config, calls = validate(tiny(family, "chunked", 0.1)), {}
+
+    def note(core, query, key, value, **options):
+        if core is chunked_attention or getattr(core, "func", None) is chunked_attention:  # not that to a source
+            call = {"query": query, "key": key, "value": value, **options}
+            call = {name: jax.typeof(x) if isinstance(x, jax.Array) else x for name, x in call.items()}
+            calls[str(call)] = call
+        return core(query, key, value, **options)
+
+    planned = config.task.planned(config.model, LoaderOptions(seed=0))
+
+    def loss(batch):
+        model = planned.task.make_model(shard_attention=note, rngs=nnx.Rngs(params=0))
+        return planned.task.loss(model, batch, nnx.Rngs(dropout=1)).loss
+
+    jax.eval_shape(loss, planned.batch)
+    assert calls
+    return list(calls.values())
+
+
+def trained(attention, call):
+    """Whether a core with parameters of its own gives what is asked, and gradients of it: shapes alone."""
+    arrays = {name: x for name, x in call.items() if isinstance(x, jax.core.ShapedArray)}
+    options = {name: x for name, x in call.items() if name not in arrays}
+
+    def total(inputs, others):
+        core = attention.make(*call["query"].shape[2:], rngs=nnx.Rngs(0))
+        learns = {"is_training": True} if getattr(core, "learns_by_itself", False) else {}
+        return core(**inputs, **others, **options, **learns).sum()
+
+    inputs = {name: arrays.pop(name) for name in ("query", "key", "value")}
+    return jax.eval_shape(jax.grad(total), inputs, arrays)
+
+
+@pytest.mark.parametrize("family", [pytest.param(f, marks=() if f in QUICK else pytest.mark.slow) for f in FAMILIES])
+def test_every_attention_does_what_is_asked_or_is_refused_with_a_line(family):
+    done = {}
+    for name in CORES:
+        for rate in (0.1, 0.0):
+            config = tiny(family, name, rate)
+            try:
+                validate(config)
+            except UserError as error:
+                line = str(error)
+                assert line.startswith("config.model") and f"{name} attention" in line and line.isprintable()  # noqa: PT018
+                continue
+            for call in asked(family) if name not in done else ():  # to drop none is to be asked for less
+                assert (call.get("dropout_rate") == 0.1) == (RATES[family] is not None)
+                trained(config.model.attention, call if rate else call | {"dropout_rate": 0.0})
+            done.setdefault(name, []).append(rate)
+    assert done["dense"] == done["relative"] == [0.1, 0.0]
+    assert all(done[name] == [0.0] for name in done if not CORES[name].can_drop and RATES[family])
+
+
+@pytest.mark.parametrize("name", CORES)
+def test_a_core_drops_weights_or_says_that_it_cannot(name):
+    attention = AttentionConfig(name, AttentionOptions(**OPTIONS.get(name, {})))
+    x = jax.typeof(np.zeros((1, 8, 2, 4), np.float32))
+    rng = jax.typeof(jax.random.key(0))
+    call = {"query": x, "key": x, "value": x, "dropout_rate": 0.1, "dropout_rng": rng}
+    if CORES[name].can_drop:
+        attention.check(drops="attention_dropout_rate")
+        trained(attention, call)
+        return
+    with pytest.raises(ValueError, match=r"has no dropout|no weights to drop"):
+        trained(attention, call)
+    message = f"attention_dropout_rate must be 0 with {name} attention, which can drop no weights"
+    with pytest.raises(ValueError, match=message):
+        attention.check(drops="attention_dropout_rate")
+
+
+@pytest.mark.parametrize(
+    ("family", "name", "values", "message"),
+    [
+        ("BertConfig", "linear", {}, "config.model.attention_dropout_rate must be 0 with linear attention, which can"),
+        (
+            "T5Config",
+            "flash",
+            {},
+            "config.model.dropout_rate must be 0 with flash attention, which can drop no weights",
+        ),
+        ("GPTConfig", "cudnn", {"attention_dropout_rate": 0.0}, 'config.model.dtype must be "bfloat16" with cudnn'),
+        ("GPTConfig", "relative", {"d_model": 33, "num_heads": 3}, "relative attention: d_model must be even for sin"),
+        ("BertConfig", "favor", {"attention.options.block_size": 3}, "favor attention: block_size must be a power of"),
+        ("BertConfig", "lsh", {"attention.options.num_buckets": 3}, "lsh attention: num_buckets must be 1 or even"),
+        ("BertConfig", "nystrom", {"attention.options.num_iterations": 10**9}, "num_iterations must be at most 100"),
+        ("BertConfig", "routing", {"attention.options.num_clusters": 0}, "num_clusters must be at least 1, got 0"),
+        ("BertConfig", "routing", {"attention.options.decay": 1.5}, "decay must be at most 1, got 1.5"),
+    ],
+)
+def test_the_line_names_what_to_change(family, name, values, message):
+    dropping = {} if "attention_dropout_rate must" in message or family == "T5Config" else {"rate": 0.0}
+    with pytest.raises(UserError, match=re.escape(message)):
+        validate(tiny(family, name, **({"rate": 0.1} | dropping), **values))
+
+
+def test_kernels_are_refused_where_they_do_not_run_before_anything_is_traced():
+    for name, needed in (("splash", "TPU"), ("cudnn", "GPU")):
+        config = tiny("GPTConfig", name, dtype="bfloat16")
+        message = f'config.model.attention.name="{name}" needs a {needed}, and this is a cpu: "chunked" runs anywhere'
+        with pytest.raises(UserError, match=re.escape(message)):
+            plan_step(config, jax.devices()[:1])
+
+
+def test_sizes_that_a_kernel_does_not_have_are_one_line():
+    core = AttentionConfig("flash").make(2, 144, rngs=nnx.Rngs(0))
+    x = jax.ShapeDtypeStruct((1, 8, 2, 144), np.float32)
+    message = "config.model.attention.name=\"flash\": implementation='flash' needs a head size below 128 or a multiple"
+    with pytest.raises(UserError, match=re.escape(message)):
+        jax.eval_shape(functools.partial(shard_attention(make_mesh(1)), core), x, x, x)
