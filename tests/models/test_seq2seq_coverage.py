@@ -1,5 +1,7 @@
 """The coverage loss of recurrent models: equations 12 and 13 of See et al. (2017), and what it leaves alone."""
 
+import functools
+
 import jax
 import numpy as np
 import optax
@@ -8,8 +10,9 @@ from flax import nnx
 from scipy.special import log_softmax
 
 from tests.models.test_seq2seq import CASES, SIZES, SOURCE, TARGET, Oracle, forward, lengths, make
-from tests.nn.programs import initial, jitted
+from tests.nn.programs import draw, initial, jitted, started
 from tests.tiers import slow_but
+from tfx_jax.functional import beam_search, greedy_search
 from tfx_jax.models.seq2seq import Seq2Seq, Seq2SeqConfig
 from tfx_jax.tasks.translation import translation_loss
 from tfx_jax.training.step import new_state, split_variables, update
@@ -98,6 +101,45 @@ def test_of_weight_0_it_is_seen_and_told_but_not_learnt():
     for name in ("w_coverage", "b_score", "v", "w_query"):
         assert np.abs(gradients[name]).max() > 1e-4
         np.testing.assert_allclose(np.array(params[name][...]) - state.params[name], gradients[name], atol=1e-6)
+
+
+@functools.cache
+def strongly_covering(name):
+    """A model that heeds its coverage so much that no step can do with that of another beam."""
+    config = Seq2SeqConfig(**SIZES | CASES[name])
+    spread = lambda path: {"w_coverage": 4.0, "v": 3.0}.get(path, 0.7)  # noqa: E731
+    return draw(lambda: Seq2Seq(config, rngs=nnx.Rngs(0)), stddev=spread, seed=1)
+
+
+@pytest.mark.parametrize("name", slow_but(COVERING, "coverage-lstm"))
+def test_coverage_moves_with_its_beam(name):
+    """Greedy and with beams, what is found has the score that the loop gives it when it is told the text."""
+    model = strongly_covering(name)
+
+    def run(source):
+        asked = {"max_length": 8, "eos_id": 2}
+        step, cache, start = started(model, source, max_length=8)
+        tokens, scores = greedy_search(step, cache, start, **asked)
+        step, cache, start = started(model, source, max_length=8, num_beams=4)
+        return (tokens[:, None], scores[:, None]), beam_search(
+            step, cache, start, beam_size=4, length_penalty=0.0, **asked
+        )[:2]
+
+    for found, scores in jitted(run)(SOURCE):
+        uncovered = []
+        for row, beam in np.ndindex(scores.shape):
+            text = found[row, beam][: np.argmax(found[row, beam] == 2) + 1]
+            oracle, source = Oracle(model), SOURCE[row, : lengths(SOURCE)[row]]
+            assert scores[row, beam] == pytest.approx(score_of(oracle, source, text), abs=2e-4)
+            oracle.params = oracle.params | {"w_coverage": np.zeros(len(oracle.params["w_coverage"]))}
+            uncovered.append(abs(scores[row, beam] - score_of(oracle, source, text)))
+        assert max(uncovered) > 0.1
+
+
+def score_of(oracle, source, text):
+    logits, _ = oracle(source, text)
+    logits[:, 0] = -np.inf  # padding is never written
+    return log_softmax(logits, axis=-1)[np.arange(len(text)), text].sum()
 
 
 def test_evaluation_leaves_no_loss_behind():

@@ -213,12 +213,27 @@ MUTANTS = (
             "coverage = coverage + weights.reshape(",
             "coverage = 0 * coverage + weights.reshape(",
         ),
+    ),
+    *in_file(
+        "models/seq2seq.py",
+        "models/test_seq2seq_coverage.py -k equation, models/test_seq2seq_coverage.py -k padding",
         ("coverage is not weighed", "(self.config.coverage or 0.0) * mean", "1.0 * mean"),
         ("coverage of padded targets counts", "(losses.T * exists).sum()", "losses.sum()"),
+        (
+            "coverage of what is looked at now",
+            "coverage_loss(weights[:, 0, 0], before.coverage)",
+            "coverage_loss(weights[:, 0, 0], before.coverage + weights[:, 0, 0])",
+        ),
     ),
     *in_file(
         "models/seq2seq_attention.py",
         "models/test_seq2seq.py -k loop, models/test_seq2seq.py -k steps",
+        (
+            "coverage of another beam",
+            "state.coverage.reshape(b, 1, -1, s)",
+            "state.coverage.reshape(b, 1, -1, s)[:, :, ::-1]",
+            "models/test_seq2seq_coverage.py -k beam",
+        ),
         ("a Gaussian as wide as the window", "window.size / 2", "float(window.size)"),
         ("a place is predicted in the longest source", "memory.mask.sum(axis=-1)", "memory.mask.shape[-1] * 1"),
         (
