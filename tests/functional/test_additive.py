@@ -7,9 +7,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tests.functional.oracles.additive import additive_weights, concat_weights, general_weights, weights_of
+from tests.functional.oracles.additive import (
+    additive_weights,
+    concat_weights,
+    covered_weights,
+    general_weights,
+    weights_of,
+)
 from tests.functional.oracles.dense import dense_weights, mixed, softmax_over
-from tfx_jax.functional import additive_attention, attentional_vector, general_attention
+from tfx_jax.functional import additive_attention, attentional_vector, coverage_loss, general_attention
 
 B, T, S, N, K, H, J, F, U = 2, 5, 7, 4, 2, 3, 6, 8, 9  # all different
 
@@ -126,6 +132,82 @@ class TestAdditive:
         arguments = {"query": QUERY, "key": KEY, "value": VALUE, "w_query": W_QUERY, "w_key": W_KEY, "v": V}
         with pytest.raises(ValueError, match=message):
             jax.eval_shape(additive_attention, **arguments | changed)
+
+
+class TestCoverage:
+    """Equations 10 to 12 of See et al. (2017)."""
+
+    PARAMETERS = {"w_query": W_QUERY, "w_key": W_KEY, "v": V, "w_coverage": 3 * _normal(6, F)}  # noqa: RUF012
+
+    @pytest.mark.parametrize("shape", [(B, N, T, S), (1, 1, 1, S), (B, 1, T, S), (B, N, 1, S)], ids=str)
+    def test_every_pair_has_its_own(self, shape):
+        coverage = np.random.default_rng(7).uniform(0, 3, shape).astype(np.float32)
+        options = {"coverage": coverage, **self.PARAMETERS}
+        out, weights = _additive(QUERY, KEY, VALUE, **options, return_weights=True)
+        want = covered_weights(QUERY, KEY, **options)
+        assert np.abs(want - additive_weights(QUERY, KEY, w_query=W_QUERY, w_key=W_KEY, v=V)).max() > 0.1
+        np.testing.assert_allclose(weights, want, atol=1e-6)
+        np.testing.assert_allclose(out, mixed(want, VALUE), atol=1e-5)
+
+    @pytest.mark.parametrize("length", [3, 8, 17, 19])
+    def test_every_number_of_blocks(self, length):
+        query, coverage = _normal(1, B, length, N, H), _normal(2, B, N, length, S)
+        w_coverage = _normal(6, N, F)  # of a head of its own
+        options = self.PARAMETERS | {"coverage": coverage, "w_coverage": w_coverage}
+        _, weights = _additive(query, KEY, VALUE, **options, return_weights=True)
+        for head in range(N):
+            alone = options | {"coverage": coverage[:, head : head + 1], "w_coverage": w_coverage[head]}
+            want = covered_weights(query[:, :, head : head + 1], KEY[:, :, head // 2 : head // 2 + 1], **alone)
+            np.testing.assert_allclose(weights[:, head : head + 1], want, atol=1e-6)
+
+    def test_gradients_are_those_of_differences(self):
+        coverage = np.random.default_rng(7).uniform(0, 3, (B, N, T, S)).astype(np.float32)
+        cotangent = _normal(8, B, N, T, S)
+
+        def loss(given):
+            options = self.PARAMETERS | given
+            return (additive_attention(QUERY, KEY, VALUE, **options, return_weights=True)[1] * cotangent).sum()
+
+        given = {"coverage": coverage, "w_coverage": self.PARAMETERS["w_coverage"]}
+        gradients = jax.jit(jax.grad(loss))(given)
+        for name, array in given.items():
+            direction = _normal(9, *array.shape)
+            ends = [
+                (covered_weights(QUERY, KEY, **self.PARAMETERS | given | {name: array + step * direction}) * cotangent)
+                for step in (np.float64(1e-5), np.float64(-1e-5))
+            ]
+            slope = (ends[0] - ends[1]).sum() / 2e-5
+            assert np.vdot(gradients[name], direction) == pytest.approx(slope, rel=1e-4)
+
+    def test_the_loss_is_the_smaller_of_both(self):
+        rng = np.random.default_rng(0)
+        weights, coverage = rng.dirichlet(np.ones(S), (B, T)), rng.uniform(0, 0.3, (B, T, S))
+        want = [
+            [sum(map(min, *pair)) for pair in zip(*rows, strict=True)] for rows in zip(weights, coverage, strict=True)
+        ]
+        got = jax.jit(coverage_loss)(weights.astype(np.float32), coverage.astype(np.float32))
+        np.testing.assert_allclose(got, want, rtol=1e-6)
+
+    @pytest.mark.parametrize(
+        ("changed", "message"),
+        [
+            ({"coverage": None}, "coverage and w_coverage go together"),
+            ({"w_coverage": None}, "coverage and w_coverage go together"),
+            (
+                {"coverage": np.ones((B, 1, S), np.float32)},
+                r"coverage must be broadcastable to .* got shape \(2, 1, 7\)",
+            ),
+            ({"coverage": np.ones((B, 1, S, T), np.float32)}, r"= \(2, 4, 5, 7\), got shape \(2, 1, 7, 5\)"),
+            (
+                {"w_coverage": np.ones((K, F), np.float32)},
+                r"w_coverage must have shape \[8\] or \[4, 8\], got \(2, 8\)",
+            ),
+        ],
+    )
+    def test_errors(self, changed, message):
+        options = {"coverage": np.ones((1, 1, 1, S), np.float32), **self.PARAMETERS} | changed
+        with pytest.raises(ValueError, match=message):
+            jax.eval_shape(functools.partial(additive_attention, **options), QUERY, KEY, VALUE)
 
 
 class TestLuong:

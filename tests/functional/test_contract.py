@@ -18,7 +18,7 @@ import pytest
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from tests.functional.oracles.additive import additive_weights, general_weights
+from tests.functional.oracles.additive import additive_weights, covered_weights, general_weights
 from tests.functional.oracles.aligned import aligned_weights
 from tests.functional.oracles.clustered import routing_centroids, routing_weights
 from tests.functional.oracles.dense import dense_weights, mixed
@@ -113,6 +113,21 @@ _ADDITIVE = _parameters(w_query=(8, 5), w_key=(8, 5), v=(5,))
 _GENERAL = _parameters(w=(8, 8))
 
 
+def _coverage(query, key):
+    """What earlier queries left of attention at each key; eighths, so that bfloat16 holds them exactly."""
+    coverage = np.random.default_rng(4).uniform(0, 3, (1, query.shape[2], query.shape[1], key.shape[1]))
+    return {"coverage": np.round(8 * coverage).astype(np.float32) / 8, "w_coverage": np.float32([1.5, -2, 0.5, 1, -1])}
+
+
+def _covering(query, key, *arguments, **options):
+    parameters = _ADDITIVE | {name: jnp.asarray(x) for name, x in _coverage(query, key).items()}
+    return additive_attention(query, key, *arguments, **parameters, **options)
+
+
+def _covering_weights(query, key, **options):
+    return covered_weights(query, key, **_ADDITIVE, **_coverage(query, key), **options)
+
+
 def _window_of(sigma):
     """Windows of 7 keys around places that follow from the query's number: whole, broken, and near the last key."""
 
@@ -199,6 +214,7 @@ ATTENTIONS = (
         functools.partial(additive_attention, **_ADDITIVE),
         functools.partial(additive_weights, **_ADDITIVE),
     ),
+    Attention("coverage", _covering, _covering_weights),
     Attention(
         "general",
         functools.partial(general_attention, **_GENERAL),

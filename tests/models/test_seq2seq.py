@@ -37,8 +37,11 @@ CASES = {
     "local-m-gru": {"variant": "luong", "score": "dot", "cell": "gru", "alignment": "local-m", "window": 1},
     "local-p-lstm": {"variant": "luong", "score": "general", "cell": "lstm", "alignment": "local-p", "window": 2},
     "local-p-gru": {"variant": "luong", "score": "concat", "cell": "gru", "alignment": "local-p", "window": 1},
+    "coverage-gru": {"variant": "bahdanau", "coverage": 1.0, "cell": "gru"},
+    "coverage-lstm": {"variant": "luong", "score": "concat", "coverage": 1.0, "cell": "lstm"},
+    "coverage-local-p": {"score": "concat", "coverage": 1.0, "cell": "gru", "alignment": "local-p", "window": 2},
 }
-QUICK = ("fixed-lstm", "bahdanau-gru", "general-lstm", "local-m-gru", "local-p-lstm")
+QUICK = ("fixed-lstm", "bahdanau-gru", "general-lstm", "local-m-gru", "local-p-lstm", "coverage-gru")
 ATTENDING = [name for name in CASES if not name.startswith("fixed")]
 
 
@@ -90,7 +93,15 @@ class Oracle:
 
     def attend(self, query, memory, step):
         p = self.params
-        if self.config.variant == "bahdanau" or self.config.score == "concat":  # v . tanh([W_query; W_key] [q; k])
+        if (
+            self.config.coverage is not None
+        ):  # equation 11 of See et al. (2017), v^T tanh(W_h h_i + W_s s_t + w_c c_i + b)
+            hidden = [
+                key @ p["w_key"] + query @ p["w_query"] + p["w_coverage"] * covered + p["b_score"]
+                for key, covered in zip(memory, self.coverage, strict=True)
+            ]
+            scores = np.array([p["v"] @ np.tanh(unit) for unit in hidden])
+        elif self.config.variant == "bahdanau" or self.config.score == "concat":  # v . tanh([W_query; W_key] [q; k])
             scores = np.array([p["v"] @ np.tanh(query @ p["w_query"] + key @ p["w_key"]) for key in memory])
         elif self.config.score == "general":
             scores = np.array([query @ p["w_query"] @ key for key in memory])
@@ -132,6 +143,7 @@ class Oracle:
         states = [tuple(layer) for layer in drawn]
         fed = last if variant == "fixed" else np.zeros(D)
         logits, maps = [], []
+        self.coverage = np.zeros(len(source))
         for step, token in enumerate([1, *target[:-1]]):
             word = p["embedding"]["table"][token] * np.sqrt(D)
             weights = None
@@ -150,6 +162,8 @@ class Oracle:
                 x = np.array([max(hidden[2 * unit], hidden[2 * unit + 1]) for unit in range(D)])
             logits.append(p["embedding"]["table"] @ x)
             maps.append(weights)
+            if self.config.coverage is not None:
+                self.coverage = np.sum(maps, axis=0)  # equation 10
         return np.array(logits), maps
 
 
@@ -157,7 +171,7 @@ def lengths(tokens):
     return (tokens != 0).sum(axis=1)
 
 
-@pytest.mark.parametrize("name", slow_but(CASES, *QUICK, "dot-lstm", "concat-gru", "unscaled-gru"))
+@pytest.mark.parametrize("name", slow_but(CASES, *QUICK, "dot-lstm", "concat-gru", "unscaled-gru", "coverage-lstm"))
 def test_logits_and_alignments_are_those_of_a_loop(name):
     model = make(name)
     logits, maps = with_maps(model, SOURCE, TARGET) if name in ATTENDING else (forward(model, SOURCE, TARGET), {})
@@ -327,11 +341,11 @@ def test_a_fixed_context_has_no_map():
 
 @pytest.mark.parametrize("name", slow_but(CASES, "general-lstm"))
 def test_gradients_reach_every_parameter_and_are_those_of_differences(name):
-    graphdef, params = nnx.split(make(name))
+    graphdef, params, others = nnx.split(make(name), nnx.Param, ...)
     weights = np.random.default_rng(1).normal(size=(B, T, V)).astype(np.float32)
 
     def total(params):
-        return (nnx.merge(graphdef, params)(SOURCE, TARGET) * weights).sum()
+        return (nnx.merge(graphdef, params, others)(SOURCE, TARGET) * weights).sum()
 
     grads = jitted(jax.grad(total))(nnx.to_pure_dict(params))
     direction = jax.tree.map(lambda leaf: np.sign(leaf + 1e-30).astype(np.float32), grads)
@@ -386,6 +400,8 @@ def test_number_of_parameters():
     sizes |= {"num_layers": 1, "cell": "gru"}
     assert found(**sizes, variant="fixed") == gru + maxout
     assert found(**sizes, variant="bahdanau") == gru + maxout + 2 * d * d + d
+    told = 2  # Variables, not parameters: the loss of coverage, weighed and not
+    assert found(**sizes, variant="bahdanau", coverage=1.0) == gru + maxout + 2 * d * d + 3 * d + told
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -394,11 +410,11 @@ def test_flops_are_six_for_each_weight_and_position(name):
     config = Seq2SeqConfig(**SIZES | CASES[name])
     sizes = {
         jax.tree_util.keystr(path, simple=True, separator="/"): leaf.size
-        for path, leaf in jax.tree.leaves_with_path(nnx.to_pure_dict(nnx.state(make(name))))
+        for path, leaf in jax.tree.leaves_with_path(nnx.to_pure_dict(nnx.state(make(name), nnx.Param)))
     }
     once, source, target = 0, 0, 0
     for path, size in sizes.items():
-        if path.endswith("bias") or path in ("v", "v_position"):
+        if path.endswith("bias") or path in ("v", "v_position", "w_coverage", "b_score"):
             continue
         if path == "initial" or (path == "feed" and config.variant == "fixed"):
             once += size
@@ -406,7 +422,7 @@ def test_flops_are_six_for_each_weight_and_position(name):
             source += size
         else:
             target += size
-    pairs = 0 if config.variant == "fixed" else 2 * S * T * D
+    pairs = 0 if config.variant == "fixed" else (2 if config.coverage is None else 3) * S * T * D
     assert config.training_flops(B, S, T) == 6 * B * (once + S * source + T * target + pairs)
 
 
@@ -425,12 +441,20 @@ def test_the_forget_gate_starts_open():
         ({"score": "cosine"}, "score='cosine' is none of general, dot, concat"),
         ({"alignment": "local"}, "alignment='local' is none of global, local-m, local-p"),
         ({"variant": "bahdanau", "alignment": "local-m"}, 'alignment="local-m" is of variant="luong" alone, got'),
+        ({"coverage": 1.0}, 'coverage=1.0 is of an additive score alone, .* got variant="luong" and score="general"'),
+        ({"coverage": 0.0, "variant": "fixed", "score": "concat"}, 'coverage=0.0 is of .* got variant="fixed"'),
         ({"start_id": V}, f"start_id={V} is no token"),
     ],
 )
 def test_what_does_not_fit_is_refused(fields, message):
     with pytest.raises(ValueError, match=message):
         Seq2Seq(Seq2SeqConfig(**SIZES | fields), rngs=nnx.Rngs(0))
+
+
+def test_an_attention_of_ones_own_sees_no_coverage():
+    config = Seq2SeqConfig(**SIZES, variant="bahdanau", coverage=1.0)
+    with pytest.raises(ValueError, match=r"coverage=1.0 is seen by the model's own score: leave attention_fn out"):
+        Seq2Seq(config, attention_fn=dot_product_attention, rngs=nnx.Rngs(0))
 
 
 def test_a_fixed_context_is_given_no_attention():

@@ -8,7 +8,14 @@ MUTANTS = (
     *in_file(
         "functional/additive.py",
         f"functional/test_additive.py, {_CONTRACT}[additive, {_CONTRACT}[general",
-        ("no tanh", "jnp.tanh(query[..., None, :] + key)", "(query[..., None, :] + key)"),
+        ("no tanh", "(v * jnp.tanh(hidden))", "(v * hidden)"),
+        ("coverage is not seen", "hidden = hidden + coverage[..., None] * w", "hidden = hidden + w"),
+        ("coverage asks for the same places", "jnp.minimum(weights, coverage)", "jnp.maximum(weights, coverage)"),
+        (
+            "coverage of other queries",
+            "blocks_of(covered[0].swapaxes(1, 2))",
+            "blocks_of(covered[0].swapaxes(1, 2)[:, ::-1])",
+        ),
         ("general scores are scaled", "scale=1.0 if scale is None else scale", "scale=scale"),
         (
             "the last queries instead of the first",

@@ -245,6 +245,14 @@ def of_text(**values):
             'model.alignment must be "global" or "local-m" or "local-p", got \'local\'',
         ),
         (of(Seq2SeqConfig(), TranslationConfig(), **{"model.window": 0}), "model.window must be at least 1, got 0"),
+        (
+            of(Seq2SeqConfig(), TranslationConfig(), **{"model.coverage": -1.0}),
+            "model.coverage must be at least 0, got -1",
+        ),
+        (
+            of(Seq2SeqConfig(score="dot"), TranslationConfig(), **{"model.coverage": 1.0}),
+            'model.coverage=1.0 is of an additive score alone, variant="bahdanau" or "luong" with score="concat"',
+        ),
         (of_text(**{"mesh.tensor": 3}), "mesh.tensor=3 does not divide config.model.num_heads=2"),
         (of_text(**{"task.data.tokens_per_batch": 63}), "task.data.tokens_per_batch=63 holds no row of max_length=64"),
         (of_text(**{"optimizer.schedule": "cosine"}), 'optimizer.schedule="cosine" needs config.optimizer.peak'),

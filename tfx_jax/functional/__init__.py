@@ -28,7 +28,7 @@ R      rows of a decoding step, B * W
 `#` before a letter means that the axis may have size 1 and is then broadcast.
 """
 
-from tfx_jax.functional.additive import additive_attention, attentional_vector, general_attention
+from tfx_jax.functional.additive import additive_attention, attentional_vector, coverage_loss, general_attention
 from tfx_jax.functional.aligned import aligned_attention, aligned_position
 from tfx_jax.functional.attention import dot_product_attention
 from tfx_jax.functional.attention_from_logits import attention_from_logits, attention_weights
@@ -107,6 +107,7 @@ __all__ = [
     "causal_mask",
     "chunked_attention",
     "combine",
+    "coverage_loss",
     "decomposable_attention",
     "dispatch",
     "dot_product_attention",

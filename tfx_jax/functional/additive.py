@@ -32,6 +32,8 @@ def additive_attention(
     w_query: Float[Array, "H F"] | Float[Array, "N H F"] | None,
     w_key: Float[Array, "J F"] | Float[Array, "K J F"] | None,
     v: Float[Array, " F"] | Float[Array, "N F"],
+    coverage: Float[Array, "#B #N #T #S"] | None = None,
+    w_coverage: Float[Array, " F"] | Float[Array, "N F"] | None = None,
     is_causal: bool = False,
     scale: float | None = None,
     segment_ids: SegmentIds | None = None,
@@ -45,6 +47,10 @@ def additive_attention(
     v . tanh(W [q; k]), which is "concat" of Luong et al. (2015, https://arxiv.org/abs/1508.04025), is the same with
     `w_query, w_key = jnp.split(w, [H])`. Bind the parameters to make it an attention like any other:
     `functools.partial(additive_attention, w_query=..., w_key=..., v=...)`.
+
+    With `coverage` c, the attention that a key had from earlier queries, the hidden layer knows what was looked at:
+    v . tanh(W_q q + W_k k + w_c c), equation 11 of See et al. (2017, https://arxiv.org/abs/1704.04368), after Tu et al.
+    (2016). Who attends one query at a time adds the weights of each to it, and `coverage_loss` asks for new places.
 
     The hidden layer of all pairs, [B, N, T, S, F], is never held, in the gradient neither: queries are scored a block
     at a time, and no block is larger than the scores or the keys.
@@ -60,6 +66,8 @@ def additive_attention(
       w_key: [J, F] or [K, J, F]. None means that `key` has been multiplied, which a decoder that attends once a step
         does before its first step.
       v: [F] or [N, F].
+      coverage: c of each pair, broadcastable to [B, N, T, S]; it has a gradient.
+      w_coverage: w_c, [F] or [N, F]; given with `coverage`.
       is_causal: query t sees keys 0 .. t + S - T only.
       scale: multiplies the scores; None means 1.
       segment_ids: packed sequences, [B, T] or a pair ([B, T], [B, S]).
@@ -87,7 +95,9 @@ def additive_attention(
         )
     if n % hidden_key.shape[2]:
         raise ValueError(f"{hidden_key.shape[2]} key heads do not divide {n} query heads")
-    scores = _additive_scores(hidden_query, hidden_key, jnp.broadcast_to(v.astype(hidden_query.dtype), (n, f)))
+    covered = _covered(coverage, w_coverage, hidden_query, key.shape[1])
+    v = jnp.broadcast_to(v.astype(hidden_query.dtype), (n, f))
+    scores = _additive_scores(hidden_query, hidden_key, v, covered)
     out, weights = attention_from_logits(
         scores if scale is None else scores * scale,
         value,
@@ -178,6 +188,40 @@ def attentional_vector(
     return jnp.tanh(jnp.concatenate([context, state], axis=-1) @ w.astype(state.dtype))
 
 
+def coverage_loss(weights: Float[Array, "*batch S"], coverage: Float[Array, "*batch S"]) -> Float[Array, "*batch"]:
+    """Sums min(a, c) over keys: how much of a query's attention goes where earlier ones have been.
+
+    Equation 12 of See et al. (2017, https://arxiv.org/abs/1704.04368), which adds it to the loss of each target token.
+    It is 0 for the first query and for one that looks at new places only, and never more than the sum of its weights.
+
+    Args:
+      weights: a, the attention of each query.
+      coverage: c, the sum of the weights of the queries before it (equation 10).
+
+    >>> coverage_loss(jnp.array([0.25, 0.75, 0.0]), jnp.array([0.5, 0.5, 1.0])).item()
+    0.75
+    """
+    return jnp.minimum(weights, coverage).sum(axis=-1)
+
+
+def _covered(
+    coverage: Array | None, w_coverage: Array | None, query: Float[Array, "B T N F"], num_keys: int
+) -> tuple[Float[Array, "B N T S"], Float[Array, "N F"]] | None:
+    """Coverage and its vectors, checked, as large as they can be, in the dtype of `query`; None if there is neither."""
+    if coverage is None and w_coverage is None:
+        return None
+    if coverage is None or w_coverage is None:
+        raise ValueError("coverage and w_coverage go together: give both or neither")
+    b, t, n, f = query.shape
+    full = b, n, t, num_keys
+    if coverage.ndim != 4 or any(size not in (1, want) for size, want in zip(coverage.shape, full, strict=True)):
+        raise ValueError(f"coverage must be broadcastable to [B, N, T, S] = {full}, got shape {coverage.shape}")
+    if w_coverage.shape not in ((f,), (n, f)):
+        raise ValueError(f"w_coverage must have shape [{f}] or [{n}, {f}], got {w_coverage.shape}")
+    coverage, w_coverage = coverage.astype(query.dtype), w_coverage.astype(query.dtype)
+    return jnp.broadcast_to(coverage, full), jnp.broadcast_to(w_coverage, (n, f))
+
+
 def _multiplied(
     x: Float[Array, "B T N H"], kernel: Float[Array, "H F"] | Float[Array, "N H F"] | None, name: str
 ) -> Float[Array, "B T N F"]:
@@ -198,22 +242,35 @@ def _multiplied(
 
 
 def _additive_scores(
-    query: Float[Array, "B T N F"], key: Float[Array, "B S K F"], v: Float[Array, "N F"]
+    query: Float[Array, "B T N F"],
+    key: Float[Array, "B S K F"],
+    v: Float[Array, "N F"],
+    covered: tuple[Float[Array, "B N T S"], Float[Array, "N F"]] | None = None,
 ) -> Float[Array, "B N T S"]:
-    """Scores v . tanh(q + k) of all pairs, a block of queries at a time."""
+    """Scores v . tanh(q + k), with coverage v . tanh(q + k + w c), of all pairs, a block of queries at a time."""
     b, t, n, f = query.shape
     s, k = key.shape[1:3]
     # Blocks of ceil(T / F) queries: their hidden layer has about as many elements as the scores, or the keys if T < F.
     block = -(-t // min(t, f))
     num_blocks = -(-t // block)
-    padded = jnp.pad(query, ((0, 0), (0, num_blocks * block - t), (0, 0), (0, 0)))
-    blocks = padded.reshape(b, num_blocks, block, k, n // k, f).transpose(1, 0, 3, 4, 2, 5)
+
+    def blocks_of(x: Float[Array, "B T N X"]) -> Float[Array, "blocks B K G C X"]:
+        padded = jnp.pad(x, ((0, 0), (0, num_blocks * block - t), (0, 0), (0, 0)))
+        return padded.reshape(b, num_blocks, block, k, n // k, x.shape[-1]).transpose(1, 0, 3, 4, 2, 5)
+
+    blocks = blocks_of(query)
     key = key.transpose(0, 2, 1, 3)[:, :, None, None]
     v = v.reshape(1, k, n // k, 1, 1, f)
+    coverage = None if covered is None else blocks_of(covered[0].swapaxes(1, 2))
+    w = None if covered is None else covered[1].reshape(v.shape)
 
     @functools.partial(jax.checkpoint, prevent_cse=False)  # backward computes tanh again; a scan needs no CSE barrier
-    def block_scores(query: Float[Array, "B K G C F"]) -> Float[Array, "B K G C S"]:
-        return (v * jnp.tanh(query[..., None, :] + key)).sum(axis=-1)  # a sum fuses with tanh, a dot does not
+    def block_scores(rows: tuple[Float[Array, "B K G C F"], Float[Array, "B K G C S"] | None]) -> Array:
+        query, coverage = rows
+        hidden = query[..., None, :] + key
+        if coverage is not None and w is not None:
+            hidden = hidden + coverage[..., None] * w
+        return (v * jnp.tanh(hidden)).sum(axis=-1)  # a sum fuses with tanh, a dot does not
 
-    scores = jax.lax.map(block_scores, blocks)
+    scores = jax.lax.map(block_scores, (blocks, coverage))
     return jnp.moveaxis(scores, 0, 3).reshape(b, n, num_blocks * block, s)[:, :, :t]

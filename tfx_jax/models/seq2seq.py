@@ -4,7 +4,7 @@ import copy
 import dataclasses
 import functools
 from collections.abc import Callable
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -13,16 +13,17 @@ from jaxtyping import Array, Bool, Float, Int
 
 from tfx_jax.errors import UserError
 from tfx_jax.fields import at_least, documented, fraction, one_of
-from tfx_jax.functional.additive import additive_attention, attentional_vector, general_attention
-from tfx_jax.functional.aligned import aligned_attention, aligned_position
+from tfx_jax.functional.additive import additive_attention, attentional_vector, coverage_loss, general_attention
 from tfx_jax.functional.attention import dot_product_attention
 from tfx_jax.functional.dropout import dropout
 from tfx_jax.functional.linear import add_bias
-from tfx_jax.functional.recurrent import State, narrow_product
+from tfx_jax.functional.recurrent import narrow_product
 from tfx_jax.functional.search import BeamInvariant
 from tfx_jax.models.config import DTYPES
 from tfx_jax.models.encoder_decoder import shift_right, source_mask, with_padding
+from tfx_jax.models.seq2seq_attention import DecoderState, Memory, Window, attend_to_source
 from tfx_jax.nn.attention import AttentionFn, ShardAttention
+from tfx_jax.nn.auxiliary import AuxiliaryLoss, StepMetric
 from tfx_jax.nn.decoding import Decoder
 from tfx_jax.nn.dropout import drop
 from tfx_jax.nn.embedding import Embedding
@@ -48,6 +49,10 @@ class Seq2SeqConfig:
     windows of 2 `window` + 1 tokens: "local-m", around the position of the target token, counted from 0 on either side,
     behind whose end there is nothing to attend to; and "local-p", around a position that the state predicts, with a
     Gaussian that prefers what is near it, so that weights add up to less than 1. Padding has no position.
+
+    With `coverage` the decoder adds up what attention each token of the source had, the additive score sees this sum,
+    and training adds to the loss what is looked at again: equations 10 to 13 of See et al. (2017,
+    https://arxiv.org/abs/1704.04368), who turn it on for the last steps of a training, as `config.init_from` can.
     """
 
     # One vocabulary for both languages; of a training, 0: by the size of its text.
@@ -62,6 +67,8 @@ class Seq2SeqConfig:
     scaled: bool = True  # "general" and "dot" by 1 / sqrt(d_model), as a Transformer's; Luong's saturate a softmax
     alignment: str = one_of(ALIGNMENTS, "global")  # of "luong"
     window: int = at_least(1, 10)  # of "local-m" and "local-p": D, tokens on each side; the Gaussian has sigma = D / 2
+    # Of an additive score ("bahdanau", "concat"): weight of the coverage loss, the paper's is 1. None: no coverage.
+    coverage: float | None = at_least(0, None)
     dropout_rate: float = fraction(0.2)  # between layers, not between steps (Zaremba et al., 2014)
     pad_id: int = 0  # the token that fills a row
     start_id: int = 1  # the one that the decoder reads first
@@ -76,6 +83,11 @@ class Seq2SeqConfig:
             raise ValueError(f"d_model must be even, half of it for each direction, got {self.d_model}")
         if self.alignment != "global" and self.variant != "luong":
             raise ValueError(f'alignment="{self.alignment}" is of variant="luong" alone, got variant="{self.variant}"')
+        if self.coverage is not None and self.scored_by != "concat":
+            raise ValueError(
+                f'coverage={self.coverage} is of an additive score alone, variant="bahdanau" or "luong" with '
+                f'score="concat", got variant="{self.variant}" and score="{self.score}": leave it None'
+            )
 
     def tiny(self, *, max_length: int) -> None:
         """See `tfx_jax.models.config.ModelConfig`."""
@@ -107,27 +119,10 @@ class Seq2SeqConfig:
         readout = t * (2 if self.variant == "luong" else 6) * matrix
         scoring = {"concat": (s + t) * matrix, "general": t * matrix}.get(self.scored_by, 0)
         scoring += t * matrix if self.alignment == "local-p" else 0
-        pairs = 0 if self.variant == "fixed" else 2 * s * t * d
+        pairs = 0 if self.variant == "fixed" else (2 if self.coverage is None else 3) * s * t * d
         initial = self.decoder_depth * cell.num_states * matrix
         products = encoder + initial + decoder + readout + scoring + pairs
         return 6 * rows * (products + t * d * self.vocab_size)
-
-
-class Memory(NamedTuple):
-    """What a decoder has of a source."""
-
-    output: Float[Array, "B S D"]
-    keys: Float[Array, "B S 1 D"] | None  # of the score "concat": multiplied once, not at every step
-    mask: Bool[Array, "B 1 1 S"]
-    last: Float[Array, "B D"]  # the last output of either direction, float32
-
-
-class DecoderState(NamedTuple):
-    """What a decoder hands on: the state of each layer, what it is told beside the next word, and how many it wrote."""
-
-    layers: tuple[State, ...]
-    fed: Float[Array, "R D"]
-    position: Int[Array, ""]
 
 
 class Seq2Seq(nnx.Module):
@@ -151,7 +146,7 @@ class Seq2Seq(nnx.Module):
 
         Raises:
           ValueError: if `d_model` is odd, there is no such cell, variant, score, alignment or start token, a window is
-            not "luong"'s, or a fixed context is given an attention.
+            not "luong"'s, coverage is not of an additive score, or a fixed context is given an attention.
         """
         c = config
         c.validate()
@@ -163,6 +158,8 @@ class Seq2Seq(nnx.Module):
             raise ValueError(f"start_id={c.start_id} is no token of a vocabulary of {c.vocab_size}")
         if c.variant == "fixed" and attention_fn is not None:
             raise ValueError('variant="fixed" has no attention: leave attention_fn out, or take another variant')
+        if c.coverage is not None and attention_fn is not None:
+            raise ValueError(f"coverage={c.coverage} is seen by the model's own score: leave attention_fn out")
         cell, d, dtype = CELLS[c.cell], c.d_model, jnp.dtype(c.dtype)
         glorot = nnx.initializers.glorot_uniform()
         matrix = lambda rows, columns: nnx.Param(glorot(rngs.params(), (rows, columns)))  # noqa: E731
@@ -183,12 +180,17 @@ class Seq2Seq(nnx.Module):
         self.w_query = matrix(d, d) if score in ("concat", "general") else None
         self.w_key = matrix(d, d) if score == "concat" else None
         self.v = nnx.Param(nnx.initializers.normal(d**-0.5)(rngs.params(), (d,))) if score == "concat" else None
+        # Zeros, so that a trained model to which coverage is added begins as what it was.
+        zeros = lambda: None if c.coverage is None else nnx.Param(jnp.zeros(d))  # noqa: E731
+        self.w_coverage, self.b_score = zeros(), zeros()
         # Luong's equation 5, or the maxout layer that Cho and Bahdanau have (Goodfellow et al., 2013).
         self.readout = matrix(2 * d, d) if c.variant == "luong" else matrix(3 * d, 2 * d)
         self.readout_bias = None if c.variant == "luong" else nnx.Param(jnp.zeros(2 * d))
         is_predicted = c.alignment == "local-p"
         self.w_position = matrix(d, d) if is_predicted else None
         self.v_position = nnx.Param(nnx.initializers.normal(d**-0.5)(rngs.params(), (d,))) if is_predicted else None
+        self.auxiliary_loss = None if c.coverage is None else AuxiliaryLoss(jnp.zeros(()))
+        self.coverage_loss = None if c.coverage is None else StepMetric(jnp.zeros(()))
         self.config, self.attention_fn = copy.deepcopy(c), attention_fn
 
     def __call__(
@@ -207,6 +209,8 @@ class Seq2Seq(nnx.Module):
           rngs: stream `dropout`; None means evaluation.
           return_attention: also return the alignment.
 
+        With coverage and `rngs`, its loss is left in `auxiliary_loss`, for the train step to add.
+
         Returns:
           float32 logits, [B, T, V]; with `return_attention` a pair of these and a dictionary of one map, [B, 1, T, S],
           named by the layer that attends, the last: "decoder/1/cross" of two.
@@ -222,15 +226,26 @@ class Seq2Seq(nnx.Module):
         inputs = self._first_gates(words, first.fed).swapaxes(0, 1), self._step_keys(rngs, target.shape[1])
         advance = self._advance(memory, return_attention=return_attention)
 
-        def write(state: DecoderState, given: tuple[Array, Array | None]) -> tuple[DecoderState, Any]:
-            state, outputs, weights = advance(state, *given)
-            return state, (outputs, weights)
+        def write(before: DecoderState, given: tuple[Array, Array | None]) -> tuple[DecoderState, Any]:
+            state, outputs, weights = advance(before, *given)
+            again = None
+            if rngs is not None and before.coverage is not None and weights is not None:
+                again = coverage_loss(weights[:, 0, 0], before.coverage)
+            return state, (outputs, weights if return_attention else None, again)
 
-        _, (outputs, maps) = jax.lax.scan(write, first, inputs)
+        _, (outputs, maps, again) = jax.lax.scan(write, first, inputs)
+        self._learn_coverage(again, target)
         logits = self._logits(jax.tree.map(lambda x: x.swapaxes(0, 1), outputs), words, rngs)
         if not return_attention:
             return logits
         return logits, {f"decoder/{self.config.decoder_depth - 1}/cross": jnp.moveaxis(maps[:, :, :, 0], 0, 2)}
+
+    def _learn_coverage(self, losses: Float[Array, "T B"] | None, target: Int[Array, "B T"]) -> None:
+        """Leaves the coverage loss, a mean over target tokens as theirs is, where the train step finds it."""
+        if losses is not None and self.auxiliary_loss is not None and self.coverage_loss is not None:
+            exists = (target != self.config.pad_id).astype(jnp.float32)
+            mean = (losses.T * exists).sum() / jnp.maximum(exists.sum(), 1)
+            self.auxiliary_loss[...], self.coverage_loss[...] = (self.config.coverage or 0.0) * mean, mean
 
     def _read(self, source: Int[Array, "B S"], rngs: nnx.Rngs | None) -> Memory:
         """Runs the encoder."""
@@ -241,6 +256,8 @@ class Seq2Seq(nnx.Module):
 
         output, last = scan_layers(encode, self.encoder_layers, self.embedding(source), rngs)
         keys = None if self.w_key is None else narrow_product(output, self.w_key[...])[:, :, None]
+        if keys is not None and self.b_score is not None:
+            keys = add_bias(keys, self.b_score[...])
         return Memory(output, keys, source_mask(source, self.config.pad_id), last[-1])
 
     def _first_state(self, memory: Memory) -> DecoderState:
@@ -251,7 +268,8 @@ class Seq2Seq(nnx.Module):
         size = CELLS[c.cell].num_states
         layers = tuple(tuple(parts[start : start + size]) for start in range(0, len(parts), size))
         fed = memory.last if c.variant == "fixed" else jnp.zeros_like(memory.last)
-        return DecoderState(layers, fed, jnp.zeros((), jnp.int32))
+        coverage = None if c.coverage is None else jnp.zeros(memory.output.shape[:2])
+        return DecoderState(layers, fed, jnp.zeros((), jnp.int32), coverage)
 
     def _first_gates(self, words: Float[Array, "*batch D"], fed: Float[Array, "R D"]) -> Float[Array, "*batch GD"]:
         """What words add to the first gates, and a fixed context, which is multiplied once."""
@@ -267,18 +285,19 @@ class Seq2Seq(nnx.Module):
         """Makes the step: from a state and a word's share of the first gates to the next state.
 
         It also returns what the readout is made of, the last layer's output and its context (of "luong" the attentional
-        vector itself, twice), and, with `return_attention`, the weights, [B, 1, R / B, S]. A stack is taken apart
-        here, outside of the loop over steps.
+        vector itself, twice), and, with `return_attention` or coverage, the weights, [B, 1, R / B, S]. A stack is taken
+        apart here, outside of the loop over steps.
         """
         above = [] if self.decoder_layers is None else unstack_layers(self.decoder_layers)
         feed, readout = (param[...].astype(self.embedding.dtype) for param in (self.feed, self.readout))
         variant, rate = self.config.variant, self.config.dropout_rate
-        attend = functools.partial(self._attend, memory=memory, return_attention=return_attention)
+        has_weights = return_attention or self.config.coverage is not None
+        attend = functools.partial(self._attend, memory=memory, return_weights=has_weights)
 
         def advance(state: DecoderState, gates: Array, key: Array | None = None) -> Any:
             context, weights = state.fed, None
             if variant == "bahdanau":
-                context, weights = attend(state.layers[-1][0], state.position)
+                context, weights = attend(state.layers[-1][0], state)
             if variant != "fixed":
                 gates = gates + narrow_product(context, feed)
             first, *others = state.layers
@@ -288,23 +307,22 @@ class Seq2Seq(nnx.Module):
                 layers.append(layer(layer.gates(below), before))
             output = layers[-1][0]
             if variant == "luong":
-                context, weights = attend(output, state.position)
+                context, weights = attend(output, state)
                 context, output = context.astype(readout.dtype), output.astype(readout.dtype)
                 output = context = attentional_vector(context, output, readout).astype(jnp.float32)
-            return DecoderState(tuple(layers), context, state.position + 1), (output, context), weights
+            coverage = state.coverage
+            if coverage is not None and weights is not None:
+                coverage = coverage + weights.reshape(coverage.shape)
+            return DecoderState(tuple(layers), context, state.position + 1, coverage), (output, context), weights
 
         return advance
 
     def _attend(
-        self, query: Float[Array, "R D"], position: Int[Array, ""], *, memory: Memory, return_attention: bool
+        self, query: Float[Array, "R D"], state: DecoderState, *, memory: Memory, return_weights: bool
     ) -> tuple[Float[Array, "R D"], Float[Array, "B 1 W S"] | None]:
-        """Returns contexts and weights; the W beams of a source are so many queries, which share its keys."""
-        b, _, d = memory.output.shape
-        queries = query.astype(memory.output.dtype).reshape(b, -1, 1, d)
-        values = memory.output[:, :, None]
-        keys = values if memory.keys is None else memory.keys
+        """Looks at the source by the score of the configuration; see `attend_to_source`."""
         w = None if self.w_query is None else self.w_query[...]
-        scale = d**-0.5 if self.config.scaled else 1.0
+        scale = self.config.d_model**-0.5 if self.config.scaled else 1.0
         attend: AttentionFn
         if self.attention_fn is not None:
             attend = self.attention_fn
@@ -314,32 +332,11 @@ class Seq2Seq(nnx.Module):
             attend = functools.partial(general_attention, w=w, scale=scale)
         else:
             attend = functools.partial(dot_product_attention, scale=scale)
-        if self.config.alignment != "global":
-            attend = self._around(queries, position, memory, attend)
-        # What is not asked for is not passed on: not every attention has weights to return.
-        options = {"return_weights": True} if return_attention else {}
-        result: Any = attend(queries, keys, values, mask=memory.mask, **options)
-        context, weights = result if return_attention else (result, None)
-        return context.reshape(query.shape).astype(jnp.float32), weights
-
-    def _around(
-        self, queries: Float[Array, "B W 1 D"], position: Int[Array, ""], memory: Memory, attend: AttentionFn
-    ) -> AttentionFn:
-        """Has an attention look at the window of each query alone, equations 9 and 10 of Luong et al. (2015)."""
-        key_position = jnp.cumsum(memory.mask[:, 0, 0], axis=-1) - 1  # of tokens among those of their row
-        place, sigma = position.astype(jnp.float32).reshape(1, 1, 1), None
-        if self.w_position is not None and self.v_position is not None:
-            length = memory.mask.sum(axis=-1)
-            predicted = {"w": self.w_position[...], "v": self.v_position[...]}
-            place, sigma = aligned_position(queries.swapaxes(1, 2), length, **predicted), self.config.window / 2
-        return functools.partial(
-            aligned_attention,
-            position=place,
-            window=self.config.window,
-            sigma=sigma,
-            key_position=key_position,
-            attention_fn=attend,
-        )
+        predicting = (None if x is None else x[...] for x in (self.w_position, self.v_position))
+        window = None if self.config.alignment == "global" else Window(self.config.window, *predicting)
+        w_coverage = None if self.w_coverage is None else self.w_coverage[...]
+        options = {"window": window, "w_coverage": w_coverage, "return_weights": return_weights}
+        return attend_to_source(query, state, memory, attention_fn=attend, **options)
 
     def _logits(
         self, outputs: tuple[Array, Array], words: Float[Array, "*batch D"], rngs: nnx.Rngs | None = None

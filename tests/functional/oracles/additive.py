@@ -22,6 +22,18 @@ def additive_weights(query, key, *, w_query, w_key, v, **options):
     return weights_of(lambda _, q, k: v @ np.tanh(w_query.T @ q + w_key.T @ k), query, key, **options)
 
 
+def covered_weights(query, key, *, w_query, w_key, v, coverage, w_coverage, bias=0.0, mask=True, is_causal=False):
+    """v . tanh(W_q q + W_k k + w_c c), c of every pair: equation 11 of See et al. (2017)."""
+    seen = visible(query, key, mask, is_causal)
+    query, key, w_query, w_key, v, w_coverage = float64(query, key, w_query, w_key, v, w_coverage)
+    coverage, group = np.broadcast_to(np.asarray(coverage, np.float64), seen.shape), query.shape[2] // key.shape[2]
+    scores = np.zeros(seen.shape)
+    for b, n, t, s in np.ndindex(seen.shape):
+        hidden = query[b, t, n] @ w_query + key[b, s, n // group] @ w_key + coverage[b, n, t, s] * w_coverage
+        scores[b, n, t, s] = v @ np.tanh(hidden)
+    return softmax_over(scores + np.asarray(bias, np.float64), seen)
+
+
 def concat_weights(query, key, *, w, v, **options):
     """v . tanh(W [q; k])."""
     w, v = float64(w, v)
