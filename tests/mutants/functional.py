@@ -388,6 +388,11 @@ MUTANTS = (
             "for_weights + 0",
         ),
         ("chunks drop alike", "fold_in(rng, i * keys.key.shape[0] + j)", "fold_in(rng, i + j)"),
+        (
+            "who sees whom is kept for all layers",
+            "optimization_barrier((queries, keys))",
+            "optimization_barrier([queries])[0], keys",
+        ),
     ),
     *in_file(
         "functional/positions.py",

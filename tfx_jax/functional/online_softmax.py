@@ -139,6 +139,9 @@ def attend(
     options: Options, queries: Queries, keys: Keys, running: Running, shift: int | Array, rng: Array | None
 ) -> Running:
     """Lets all queries see all of `keys` as well; if causal, query t sees those up to t + `shift`."""
+    # In a scan over layers, JAX computes before it what is the same in each, and stacks it: here who sees whom, of all
+    # pairs of chunks. It leaves alone what comes out of a barrier with the queries, which are not the same.
+    queries, keys = jax.lax.optimization_barrier((queries, keys))
 
     def one_chunk_of_queries(chunk: Any) -> Any:
         i, queries_i, running_i = chunk
