@@ -4,9 +4,11 @@ import os
 import pathlib
 import re
 import sys
+import threading
 
 import pytest
 
+from tfx_jax import cli
 from tfx_jax.cli import main
 
 TRAIN = ["train", "--config=transformer_demo:test", "--config.num_steps=2"]
@@ -157,3 +159,14 @@ def test_streams_that_are_closed(fails, monkeypatch, capfd):
     monkeypatch.setattr(sys, "stdout", None)
     assert main(["experiments"]) == 2
     assert capfd.readouterr().err == "tfx-jax experiments: standard output is closed\n"
+
+
+@pytest.mark.parametrize("is_one_of_several", [False, True])
+def test_only_a_process_alone_is_ended_whatever_its_threads_do(monkeypatch, is_one_of_several):
+    monkeypatch.setattr("jax.distributed.is_initialized", lambda: is_one_of_several)
+    before = set(threading.enumerate())
+    cli._end_within(60, status=2)
+    timers = set(threading.enumerate()) - before
+    assert [timer.daemon for timer in timers] == ([] if is_one_of_several else [True])
+    for timer in timers:
+        timer.cancel()

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import pathlib
 import subprocess
 import sys
 import time
@@ -16,11 +17,14 @@ from orbax.checkpoint._src.serialization import tensorstore_utils
 
 from tests.training.object_store import Server, serve
 from tests.training.tiny import tiny_config, train
+from tfx_jax import cli
 from tfx_jax.errors import UserError
 from tfx_jax.training.checkpoint import average_checkpoints, load_params
 from tfx_jax.training.workdir import absolute
 
 RUN = "gs://bucket/run"
+# What writes TensorBoard's file to a store tries for two minutes, too.
+NO_RECORDS = "tfx_jax.training.progress.Progress._open_records", lambda *_: None
 FAILURES = {503: "made to fail, 503", 401: "made to fail, 401", 0.0: "Server disconnected", 3.0: "FSTimeoutError"}
 
 
@@ -32,17 +36,23 @@ def test_the_whole_path_of_a_store_is_its_own(tmp_path, monkeypatch):
 
 @contextlib.contextmanager
 def a_store(port=0):
-    """Whoever asks it waits less before trying again, and tensorstore tries twice; by itself it does for 15 minutes."""
-    with pytest.MonkeyPatch.context() as patch, serve(port) as server:
+    with serve(port) as server, a_client(server.url):
+        yield server
+
+
+@contextlib.contextmanager
+def a_client(url):
+    """Whoever asks a store waits less before trying again, and tensorstore tries twice; by itself for 15 minutes."""
+    with pytest.MonkeyPatch.context() as patch:
         for name in ("STORAGE_EMULATOR_HOST", "TENSORSTORE_GCS_HTTP_URL"):
-            patch.setenv(name, server.url)
+            patch.setenv(name, url)
         patch.setenv("GOOGLE_AUTH_TOKEN_FOR_TESTING", "any")
         patch.setitem(fsspec.config.conf, "gcs", {"token": "anon", "requests_timeout": 2})
         patch.setattr("gcsfs.retry.random", types.SimpleNamespace(random=lambda: -100.0))
         for context in (tensorstore_utils._BASE_TS_CONTEXT, tensorstore_utils._DEFAULT_OCDBT_TS_CONTEXT):
             patch.setitem(context, "gcs_request_retries", {"max_retries": 2, "initial_delay": "1ms"})
         _forget()
-        yield server
+        yield
         _forget()
 
 
@@ -106,9 +116,8 @@ def test_a_store_that_fails_from_the_start(store, text, how):
 
 def fail_in_saves(text):
     """Prints what each training says, and ends the process, which Orbax's threads keep for five minutes."""
-    # What writes TensorBoard's file to a store tries for two minutes, too.
     with pytest.MonkeyPatch.context() as patch, a_store() as server:
-        patch.setattr("tfx_jax.training.progress.Progress._open_records", lambda *_: None)
+        patch.setattr(*NO_RECORDS)
         for server.fails in FAILURES:
             server.objects.clear()
             server.fails_at = "POST /upload/storage/v1/b/bucket/o?name=run/checkpoints/3"
@@ -124,10 +133,54 @@ def fail_in_saves(text):
 
 @pytest.mark.slow
 def test_a_store_that_fails_in_a_save(port, text):
-    program = "import sys; from tests.training.test_object_store import fail_in_saves; fail_in_saves(sys.argv[1])"
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
-    ended = subprocess.run(
-        [sys.executable, "-c", program, str(text)], env=environment, capture_output=True, text=True, timeout=200
-    )
+    with started("fail_in_saves", text) as process:
+        told, problem = process.communicate(timeout=200)
     said = [f"{RUN} cannot be reached ({told}): run the same command again True" for told in FAILURES.values()]
-    assert ended.stdout.splitlines() == said, ended.stderr
+    assert told.splitlines() == said, problem
+
+
+@contextlib.contextmanager
+def started(function, *arguments):
+    """A process of its own that calls a function of this file."""
+    program = f"import sys; from tests.training import test_object_store; test_object_store.{function}(*sys.argv[1:])"
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), "GLIBC_TUNABLES": "glibc.malloc.hugetlb=0"}
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen([sys.executable, "-c", program, *map(str, arguments)], env=environment, **pipes) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def train_as_a_program(text, url, experiment):
+    """`tfx-jax train`, from the start of a process to its end."""
+    pathlib.Path(experiment).write_text(
+        f"from tests.training.tiny import tiny_config\nget_config = lambda: tiny_config({text!r}, num_steps=6)\n"
+    )
+    with pytest.MonkeyPatch.context() as patch, a_client(url):
+        patch.setattr(*NO_RECORDS)
+        patch.setattr("tfx_jax.cli.train.train", train)
+        patch.setattr(sys, "argv", ["tfx-jax", "train", f"--config={experiment}", f"--workdir={RUN}"])
+        status = cli.main()
+    sys.exit(status)
+
+
+@pytest.mark.slow
+def test_a_program_whose_save_failed_ends_soon_and_loses_nothing(store, text, tmp_path, capfd):
+    train(tiny_config(text, num_steps=3), RUN)
+    saved = {name: content for name, content in store.objects.items() if "/checkpoints/3/" in name}
+    # While folders are made: what waits for them is told nothing, and Orbax gives that up after five minutes.
+    store.fails, store.fails_at = 503, "/run/checkpoints/6/params"
+    with started("train_as_a_program", text, store.url, tmp_path / "mine.py") as process:
+        lines = iter(process.stderr.readline, "")
+        line = next(line for line in lines if line.startswith("tfx-jax train:"))
+        said = time.monotonic()
+        assert process.wait(timeout=30) == 2
+        assert time.monotonic() - said < 12
+    assert line == f"tfx-jax train: {RUN} cannot be reached (made to fail, 503): run the same command again\n"
+    store.fails = None
+    assert saved == {name: store.objects[name] for name in saved}
+    _forget()
+    capfd.readouterr()
+    assert train(tiny_config(text, num_steps=6), RUN).step == 6
+    assert "resuming at step 3" in capfd.readouterr().err

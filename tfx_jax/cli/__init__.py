@@ -1,10 +1,12 @@
 """The command `tfx-jax VERB`: dispatch, and errors as one line."""
 
+import contextlib
 import importlib
 import importlib.metadata
 import os
 import platform
 import sys
+import threading
 from collections.abc import Sequence
 
 from tfx_jax import __version__
@@ -65,6 +67,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 141
     except Exception as error:
         line = None if os.environ.get("TFX_JAX_TRACEBACK", "0") not in ("", "0") else _line(error)
+        if argv is None:
+            _end_within(5, status=1 if line is None else 2)
         if line is None:
             raise
         wipe = "\r\x1b[K" if sys.stderr.isatty() else ""  # a prompt, or how far it was
@@ -74,6 +78,27 @@ def main(argv: Sequence[str] | None = None) -> int:
         if sys.stderr.isatty():
             print(file=sys.stderr)  # the shell's prompt goes on a line of its own
         return 130
+
+
+def _end_within(seconds: float, *, status: int) -> None:
+    """Ends the process after that time, if its threads keep it alive so long after an error.
+
+    Those of Orbax do, for five minutes, when a store failed while a checkpoint was begun. What was saved is complete:
+    `Checkpoints` has waited for it. Several processes that train leave by `abort_together`, and others wait for each
+    other when they end.
+    """
+    jax = sys.modules.get("jax")
+    if jax is not None and jax.distributed.is_initialized():
+        return
+
+    def end() -> None:
+        with contextlib.suppress(OSError, ValueError):  # nobody reads it any more, or it is closed
+            sys.stdout.flush()
+        os._exit(status)
+
+    timer = threading.Timer(seconds, end)
+    timer.daemon = True
+    timer.start()
 
 
 def _line(error: Exception) -> str | None:
