@@ -14,6 +14,7 @@ alignment, which crosses from one word order to the other:
 
 `--config.model.alignment=local-p` has `luong` attend to a window around a place that it predicts, `local-m` to one at
 the target's own position, far from the other language's verb; `--config.model.window` says how far it reaches.
+`--config.model.coverage=1` has `bahdanau` remember what it has looked at, and learn not to look there again.
 
 Measured here: not yet run to its end. After 150 of the 1,500 steps of `luong`, still warming up and with beam 2, the
 loss was 2.15 nats and tokenised BLEU 21.03 on validation, without the scale that its scores have by now.

@@ -12,6 +12,7 @@ from tfx_jax.models import Seq2SeqConfig
 from tfx_jax.tasks.translation import TranslationConfig
 from tfx_jax.training.checkpoint import load_params
 from tfx_jax.training.config import ExperimentConfig, tiny_variant
+from tfx_jax.training.init_from import adopt_pretrained_config
 from tfx_jax.training.loop import train
 from tfx_jax.training.run import load_run
 
@@ -20,6 +21,7 @@ pytestmark = pytest.mark.slow
 
 MODELS = {variant: {"variant": variant} for variant in ("bahdanau", "luong", "fixed")}
 MODELS |= {alignment: {"alignment": alignment, "window": 2} for alignment in ("local-m", "local-p")}
+MODELS |= {"coverage": {"variant": "bahdanau", "coverage": 1.0}}
 
 
 @pytest.fixture(scope="module", params=MODELS)
@@ -54,6 +56,22 @@ def test_attend_draws_the_alignment_or_says_that_there_is_none(workdir, tmp_path
     if workdir.name == "local-m":
         distance = np.arange(len(down))[:, None] - np.arange(len(across))
         np.testing.assert_array_equal(weights[0] > 0, np.abs(distance) <= 2)
+
+
+def test_a_training_goes_on_with_coverage(workdir, tmp_path, capfd):
+    """As See et al. (2017) do, section 5: all that was trained is taken, and coverage begins without effect."""
+    if workdir.name != "bahdanau":
+        pytest.skip("one that has an additive score, and no coverage, is enough")
+    tiny = tiny_variant(ExperimentConfig(Seq2SeqConfig(), TranslationConfig()))
+    tiny.model.coverage, tiny.num_steps, tiny.mesh.data, tiny.init_from = 1.0, 1, 1, str(workdir)
+    train(tiny, tmp_path / "covering")
+    said = capfd.readouterr()
+    assert "drawn: auxiliary_loss, b_score, coverage_loss, w_coverage" in said.out + said.err
+    model = load_run(tmp_path / "covering").config.model
+    assert (model.variant, model.coverage) == ("bahdanau", 1.0)
+    # Whoever does not say gets what was trained.
+    tiny.model.coverage, tiny.init_from = None, str(tmp_path / "covering")
+    assert adopt_pretrained_config(tiny).model.coverage == 1.0
 
 
 def test_evaluate_scores_it(workdir, capsys):

@@ -12,9 +12,10 @@ from tfx_jax.training.config import ExperimentConfig
 
 
 @pytest.mark.aot
-@pytest.mark.parametrize("name", slow_but((*VARIANTS, *ALIGNMENTS[1:]), "luong"))
+@pytest.mark.parametrize("name", slow_but((*VARIANTS, *ALIGNMENTS[1:], "coverage"), "luong"))
 def test_the_step_compiles(tpu_devices, name):
     kind = {"variant" if name in VARIANTS else "alignment": name}
+    kind = {"variant": "bahdanau", "coverage": 1.0} if name == "coverage" else kind
     model = Seq2SeqConfig(vocab_size=128, num_layers=2, d_model=128, dtype="bfloat16", **kind)
     data = PairData(max_length=16, tokens_per_batch=256)
     with jax.default_matmul_precision("default"), jax.numpy_dtype_promotion("standard"):  # as users have them

@@ -21,14 +21,14 @@ from tfx_jax.training.sharding import TrainSetup
 from tfx_jax.training.step import Params, TrainState
 
 # What an experiment decides whatever it starts from, beside dropout.
-_KEPT = ("attention", "dtype", "remat", "unroll", "tagger")
+_KEPT = ("attention", "coverage", "dtype", "remat", "unroll", "tagger")
 
 
 def adopt_pretrained_config(config: ExperimentConfig) -> ExperimentConfig:
     """Gives the model the sizes of the one it starts from, if it does; dropout, dtype and the like stay.
 
-    So does attention that the experiment names; where it has none but the default, that of a folder is taken, such as
-    BigBird's.
+    So do attention and coverage that the experiment names; where it has none but the default, that of what it starts
+    from is taken, such as BigBird's.
 
     Raises:
       UserError: if there is nothing, or a model of another class.
@@ -42,8 +42,9 @@ def adopt_pretrained_config(config: ExperimentConfig) -> ExperimentConfig:
         raise UserError(f"config.init_from={config.init_from} has a {names[0]}, but the experiment has a {names[1]}")
     names = {field.name for field in dataclasses.fields(model)}
     kept = {name: getattr(model, name) for name in names if name in _KEPT or name.endswith("dropout_rate")}
-    if kept.get("attention") == AttentionConfig():
-        del kept["attention"]
+    for name, default in (("attention", AttentionConfig()), ("coverage", None)):
+        if kept.get(name, default) == default:
+            kept.pop(name, None)
     return dataclasses.replace(config, model=dataclasses.replace(source, **kept))
 
 
