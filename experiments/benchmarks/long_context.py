@@ -8,8 +8,8 @@ long_context.json and .png beside it: eight minutes on two idle cores. It runs u
 
     python experiments/benchmarks/long_context.py --models --output=runs/long_models
 
-measures what is left of that in models: the loss and its gradient of a GPT, and of the encoder of Long Range Arena, on
-one text, two layers of d_model 128 with two heads.
+measures what is left of that in models: the gradient of the loss of the encoder of Long Range Arena, and of a GPT, on
+one text, two layers of d_model 128 with two heads. That takes 40 minutes on a busy core, half of it compiling.
 
 One sequence, one head of size 64, normal inputs. "dense" is `dot_product_attention`, compiled by XLA without a fused
 kernel; the others have the options of `tfx_jax/bench/attentions.py`, the published ones where there are any. Only
@@ -48,6 +48,37 @@ Dense attention has no room at 65,536; what takes longer than 1.5 s ran once. At
 than window, BigBird and FAVOR both ways, than FAVOR and linear attention when causal, and 9 to 13 times as fast as LSH,
 which loses up to 1,024 tokens. Measured before dense attention became plain products of matrices, which is faster at
 short lengths (docs/speed.md). On a GPU: not yet run.
+
+Measured of models (`--models --longest=150`), on one core of another machine, the other core at work, jax 0.10.2,
+float32; milliseconds / MiB, from 4,096 tokens mostly of one run. The encoder:
+
+    T          1,024         4,096          16,384          65,536      faster from   smaller from
+    dense      342 / 105   3,245 / 1,218     - / 17,540      - / 272,904
+    chunked    306 / 57    3,252 / 203   38,818 / 804        - / 3,209        1,024            256
+    local      157 / 55      633 / 216    2,977 / 856    9,960 / 3,417          256            256
+    window     221 / 74      846 / 290    3,859 / 1,152 15,252 / 4,601        1,024          1,024
+    bigbird    309 / 99    1,200 / 412    4,633 / 1,664 22,000 / 6,671        1,024          1,024
+    lsh        428 / 58    1,410 / 225    7,932 / 895   31,377 / 3,573        4,096            256
+    routing    145 / 57      672 / 235    2,744 / 984   14,872 / 4,346          256            256
+    favor      200 / 62      759 / 255    3,270 / 1,013 14,227 / 4,042        1,024          1,024
+    linear     164 / 56      666 / 221    2,914 / 878   11,427 / 3,505          256            256
+    nystrom    152 / 61      694 / 224    2,392 / 873   10,416 / 3,471        1,024          1,024
+
+and the GPT:
+
+    dense      345 / 106   3,644 / 1,220     - / 17,547      - / 272,936
+    chunked    230 / 57    2,319 / 205   20,952 / 812        - / 3,241        1,024            256
+    local      156 / 55      571 / 218    2,515 / 864   12,211 / 3,449          256            256
+    window     184 / 65      733 / 255    2,989 / 1,012 12,948 / 4,041        1,024          1,024
+    lsh        372 / 58    1,302 / 227    5,800 / 903   26,649 / 3,605        4,096            256
+    routing    171 / 57      650 / 237    2,736 / 992   14,883 / 4,378          256            256
+    favor      291 / 54      974 / 211    4,369 / 837   17,681 / 3,340        1,024          1,024
+    linear     201 / 52      706 / 202    2,821 / 800   12,931 / 3,192        1,024            256
+
+A model's crossovers are those of its attention, but what is gained is less: at 4,096 tokens local attention makes a
+step 5 to 6 times as fast, not 60 to 160 times. Beyond 4,096 tokens the rest of a model costs most of what a linear
+attention leaves, 45 to 55 KiB a token. Here it showed that chunked attention in a scan over layers held the masks of
+all pairs, 19,211 MiB at 65,536 tokens; it does no longer, and its rows were measured after that.
 """
 
 import argparse
