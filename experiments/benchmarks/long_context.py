@@ -77,7 +77,7 @@ and the GPT:
 
 A model's crossovers are those of its attention, but what is gained is less: at 4,096 tokens local attention makes a
 step 5 to 6 times as fast, not 60 to 160 times. Beyond 4,096 tokens the rest of a model costs most of what a linear
-attention leaves, 45 to 55 KiB a token. Here it showed that chunked attention in a scan over layers held the masks of
+attention leaves, and some 50 KiB a token. Here it showed that chunked attention in a scan over layers held the masks of
 all pairs, 19,211 MiB at 65,536 tokens; it does no longer, and its rows were measured after that.
 """
 
