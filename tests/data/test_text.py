@@ -120,6 +120,15 @@ def test_a_file_that_is_replaced_while_it_is_in_use_stays_what_it_was(tmp_path):
     assert pairs[1] == {"source": "b", "target": "d"}
 
 
+def test_a_folder_for_temporary_files_that_is_gone(tmp_path, monkeypatch):
+    """As some systems clear it below a process that lives long."""
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "gone"))
+    with pytest.raises(
+        UserError, match=r"^cannot keep data on disk: .*No such file.*: set TMPDIR to a folder that can"
+    ):
+        disk_array.UnnamedFile()
+
+
 def test_no_room_for_what_is_unpacked(tmp_path, monkeypatch):
     def write(descriptor, data):
         raise OSError(errno.ENOSPC, "No space left on device")

@@ -49,6 +49,14 @@ def test_text_before_the_first_title(tmp_path):
         list(read_articles(_write(tmp_path / "a.txt", ["", "text", "", " = a = ", ""])))
 
 
+def test_what_is_no_article_but_a_file_of_something_else(tmp_path, monkeypatch):
+    monkeypatch.setattr("tfx_jax.data.wikitext._MAX_LINES", 4)
+    article = [" = a = ", "", "b", ""]
+    with pytest.raises(UserError, match=r"a\.txt, line 5: 4 lines without a title; a title is ' = Title = '"):
+        list(read_articles(_write(tmp_path / "a.txt", [*article, "c"])))
+    assert len(list(read_articles(_write(tmp_path / "b.txt", 2 * article)))) == 2
+
+
 @pytest.mark.parametrize("lines", [["", " "], [""]])
 def test_no_article(tmp_path, lines):
     with pytest.raises(UserError, match=r"a\.txt has no article"):

@@ -10,6 +10,7 @@ from flax import nnx
 
 from tests.models.test_attention_cores import OPTIONS
 from tests.training.configs import TRAININGS, default_config, with_values
+from tests.training.tiny import tiny_config
 from tfx_jax.bench.plan import plan_step
 from tfx_jax.data.batching import LoaderOptions
 from tfx_jax.errors import UserError
@@ -18,9 +19,10 @@ from tfx_jax.models.config import SelfAttentionConfig
 from tfx_jax.models.transformer_xl import TransformerXLConfig
 from tfx_jax.nn import AttentionConfig, AttentionOptions
 from tfx_jax.nn.cores import CORES
-from tfx_jax.training.config import tiny_variant
+from tfx_jax.training.config import save_config, tiny_variant
 from tfx_jax.training.config_checks import validate
-from tfx_jax.training.sharded_attention import shard_attention
+from tfx_jax.training.run import load_run, make_run
+from tfx_jax.training.sharded_attention import computable, shard_attention
 from tfx_jax.training.sharding import make_mesh
 
 # A Transformer-XL has an attention of its own, and says so of any other name.
@@ -154,3 +156,14 @@ def test_sizes_that_a_kernel_does_not_have_are_one_line():
     message = "config.model.attention.name=\"flash\": implementation='flash' needs a head size below 128 or a multiple"
     with pytest.raises(UserError, match=re.escape(message)):
         jax.eval_shape(functools.partial(shard_attention(make_mesh(1)), core), x, x, x)
+
+
+def test_what_was_trained_with_a_kernel_is_read_wherever_it_is(text, tmp_path):
+    config = validate(with_values(tiny_config(text), {"model.attention.name": "splash"}))
+    save_config(config, tmp_path)
+    make_run(config, tmp_path)  # which makes the tokenizer
+    run, tokens = load_run(tmp_path), jax.ShapeDtypeStruct((2, 3), np.int32)
+    jax.jit(lambda source, target: run.make_model()(source, target)).lower(tokens, tokens)
+    attention = AttentionConfig("window,flash", AttentionOptions(window=3))
+    for platform, name in (("cpu", "window,dense"), ("gpu", "window,dense"), ("tpu", "window,flash")):
+        assert computable(attention, platform) == AttentionConfig(name, AttentionOptions(window=3))

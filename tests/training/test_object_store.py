@@ -3,6 +3,7 @@
 import contextlib
 import os
 import pathlib
+import re
 import subprocess
 import sys
 import time
@@ -19,6 +20,7 @@ from tests.training.object_store import Server, serve
 from tests.training.tiny import tiny_config, train
 from tfx_jax import cli
 from tfx_jax.errors import UserError
+from tfx_jax.training import checkpoint
 from tfx_jax.training.checkpoint import average_checkpoints, load_params
 from tfx_jax.training.workdir import absolute
 
@@ -32,6 +34,11 @@ def test_the_whole_path_of_a_store_is_its_own(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert os.fspath(absolute(RUN)) == RUN
     assert os.fspath(absolute("run")) == f"{tmp_path}/run"
+
+
+def test_no_room_helps_where_a_store_fails():
+    error = ValueError(f'ABORTED: Error opening "zarr3" driver: Error reading {RUN}/checkpoints/6: HTTP 503')
+    assert checkpoint._remedy(error) == "mend that"
 
 
 @contextlib.contextmanager
@@ -177,7 +184,9 @@ def test_a_program_whose_save_failed_ends_soon_and_loses_nothing(store, text, tm
         said = time.monotonic()
         assert process.wait(timeout=30) == 2
         assert time.monotonic() - said < 12
-    assert line == f"tfx-jax train: {RUN} cannot be reached (made to fail, 503): run the same command again\n"
+    # Of two clients that ask for the same, whichever is the first.
+    told = rf"{RUN} cannot be reached .*:|cannot save step 6 in {RUN}/.*; the last good .* step 3; mend that and"
+    assert re.fullmatch(f"tfx-jax train: ({told}) run the same command again\n", line), line
     store.fails = None
     assert saved == {name: store.objects[name] for name in saved}
     _forget()

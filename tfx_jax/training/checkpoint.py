@@ -27,7 +27,7 @@ from tfx_jax.training.workdir import absolute
 _STORAGE_ERRORS = (OSError, ValueError, KeyError, TypeError, RuntimeError)
 
 _FORBIDDEN = ("Read-only file system", "Permission denied", "not permitted")
-_FAULTY = ("Input/output error", "Stale file handle", "timed out")
+_FAULTY = ("Input/output error", "Stale file handle", "timed out", "gs://")
 
 _policies = ocp.training.preservation_policies
 

@@ -15,6 +15,7 @@ from tfx_jax.data.batching import Batch, LoaderOptions
 from tfx_jax.data.process_shard import ProcessShard
 from tfx_jax.data.splits import Split, Splits
 from tfx_jax.errors import UserError
+from tfx_jax.models.config import SelfAttentionConfig
 from tfx_jax.nn.attention import ShardAttention
 from tfx_jax.tasks.prediction import OnBatch, TrainedModel, to_host
 from tfx_jax.tasks.task import EvalResult, Task
@@ -22,6 +23,7 @@ from tfx_jax.training.artifacts import WorkdirArtifacts
 from tfx_jax.training.config import ExperimentConfig, load_config
 from tfx_jax.training.distributed import gather_lists
 from tfx_jax.training.init_from import tokenizer_folder
+from tfx_jax.training.sharded_attention import computable
 from tfx_jax.training.sharding import num_batch_shards, process_shard, spread_rows
 from tfx_jax.training.step import Params
 
@@ -140,6 +142,8 @@ def load_run(
 ) -> Run[AnyTask]:
     """Opens what was trained in `workdir`, where nothing is written.
 
+    An attention kernel that this platform has not is its formula.
+
     Args:
       workdir: of the training.
       kind: the class of the task that it must be, or several, of which it must be one; None takes any.
@@ -148,7 +152,10 @@ def load_run(
     Raises:
       UserError: if there is none, or one of another kind, or a file that it needs is missing or damaged.
     """
-    run = make_run(load_config(epath.Path(workdir)) if config is None else config, workdir, can_make=False)
+    config = load_config(epath.Path(workdir)) if config is None else config
+    if isinstance(config.model, SelfAttentionConfig):
+        config.model.attention = computable(config.model.attention, jax.default_backend())
+    run = make_run(config, workdir, can_make=False)
     if kind is not None and not isinstance(run.task, kind):
         wanted = " or a ".join(map(_name, kind if isinstance(kind, tuple) else (kind,)))
         raise UserError(f"{workdir} holds a {_name(type(run.task))}, and this is for a {wanted}")

@@ -1,5 +1,6 @@
 """Attention on a mesh: how what it takes and gives lies there, and what each device computes by itself."""
 
+import dataclasses
 import functools
 from typing import Any
 
@@ -41,6 +42,12 @@ def check_kernels(attention: AttentionConfig, mesh: Mesh) -> None:
                 f'config.model.attention.name="{name}" needs a {needed.upper()}, and this is a {platform}: '
                 '"chunked" runs anywhere'
             )
+
+
+def computable(attention: AttentionConfig, platform: str) -> AttentionConfig:
+    """The same values on any platform: instead of a kernel that it has not, the formula that the kernel computes."""
+    names = ["dense" if KERNEL_PLATFORMS.get(name, platform) != platform else name for name in attention.names]
+    return dataclasses.replace(attention, name=",".join(names))
 
 
 def _attend(mesh: Mesh, core: AttentionFn, query: Array, key: Array, value: Array, *args: Any, **options: Any) -> Any:
