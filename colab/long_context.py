@@ -75,7 +75,7 @@ from tfx_jax.functional import (
 )
 from tfx_jax.models import GPTConfig
 from tfx_jax.models.transformer_xl import TransformerXLConfig
-from tfx_jax.nn.cores import AttentionConfig, AttentionOptions
+from tfx_jax.nn import AttentionConfig, AttentionOptions
 from tfx_jax.tasks.duplication import DuplicationConfig, DuplicationData
 from tfx_jax.tasks.recurrent_language_modeling import RecurrentLanguageModelConfig
 from tfx_jax.tasks.text_data import TextData

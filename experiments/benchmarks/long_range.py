@@ -33,7 +33,7 @@ from tfx_jax.bench.plan import plan_training
 from tfx_jax.cli.options import set_up_program
 from tfx_jax.cli.train import load_config_file
 from tfx_jax.errors import UserError
-from tfx_jax.nn.cores import AttentionConfig, AttentionOptions
+from tfx_jax.nn import AttentionConfig, AttentionOptions
 from tfx_jax.tasks.long_range_data import LabelledSequences, SequenceData
 from tfx_jax.training.config import ExperimentConfig, load_config
 from tfx_jax.training.loop import Result, train

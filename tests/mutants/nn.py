@@ -152,8 +152,8 @@ MUTANTS = (
         ('"full" keeps as much as "dots"', '"full": None', '"full": jax.checkpoint_policies.everything_saveable'),
     ),
     *in_file(
-        "nn/cores.py",
-        "models/test_attention_cores.py -k whole_text, training/test_attention_cores.py -k centroids",
+        "nn/learned_attention.py",
+        "training/test_attention_cores.py -k centroids",
         (
             "centroids stay where they are",
             "if is_training:",
@@ -166,6 +166,16 @@ MUTANTS = (
             "if False:",
             "models/test_long_encoder.py -k padding",
         ),
+        (
+            "distances are turned round",
+            "jnp.arange(key.shape[1] - 1, -query.shape[1], -1)",
+            "jnp.arange(-query.shape[1] + 1, key.shape[1])",
+            "nn/test_cores.py",
+        ),
+    ),
+    *in_file(
+        "nn/cores.py",
+        "models/test_attention_cores.py -k whole_text",
         ("all options are taken", "if strange:", "if False:", "models/test_attention_cores.py -k options_belong"),
         (
             "a causal form of everything",
@@ -190,12 +200,6 @@ MUTANTS = (
             "if attention.name in KERNEL_PLATFORMS:",
             "if True:",
             "training/test_attention_requests.py -k line_names",
-        ),
-        (
-            "distances are turned round",
-            "jnp.arange(key.shape[1] - 1, -query.shape[1], -1)",
-            "jnp.arange(-query.shape[1] + 1, key.shape[1])",
-            "nn/test_cores.py",
         ),
     ),
     *in_file(

@@ -5,8 +5,9 @@ go in and come out, so a module is a pytree that `jax.jit`, `jax.grad`, `jax.vma
 """
 
 from tfx_jax.nn.attention import MultiHeadAttention
+from tfx_jax.nn.attention_options import AttentionOptions
 from tfx_jax.nn.auxiliary import AuxiliaryLoss, StepMetric
-from tfx_jax.nn.cores import AttentionConfig, AttentionOptions
+from tfx_jax.nn.cores import AttentionConfig
 from tfx_jax.nn.decoding import Decoder, DecodingModel
 from tfx_jax.nn.embedding import Embedding, LearnedPositions
 from tfx_jax.nn.feed_forward import FeedForward

@@ -7,67 +7,29 @@ passed to a model as `attention_fn` instead.
 
 import dataclasses
 import functools
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 from jax.typing import DTypeLike
-from jaxtyping import Array, Float
+from jaxtyping import Array
 
-from tfx_jax.fields import at_least, documented, within
-from tfx_jax.functional.additive import additive_attention, general_attention
+from tfx_jax.fields import documented
 from tfx_jax.functional.attention import dot_product_attention
 from tfx_jax.functional.bigbird import bigbird_attention
 from tfx_jax.functional.chunked import chunked_attention
-from tfx_jax.functional.clustered import routing_attention, update_centroids
 from tfx_jax.functional.favor import favor_attention, linear_attention, orthogonal_features
 from tfx_jax.functional.hard import hard_attention
 from tfx_jax.functional.lsh import lsh_attention
-from tfx_jax.functional.masks import Mask, SegmentIds
-from tfx_jax.functional.normalization import layer_norm
 from tfx_jax.functional.nystrom import nystrom_attention
-from tfx_jax.functional.positions import sinusoidal_positions
-from tfx_jax.functional.relative import relative_attention
 from tfx_jax.functional.sparse import local_attention, sliding_window_attention
+from tfx_jax.nn.attention_options import AttentionOptions
+from tfx_jax.nn.learned_attention import AdditiveAttention, GeneralAttention, RelativeAttention, RoutingAttention
 
 AttentionFn = Callable[..., Any]
 """A callable with the signature of `tfx_jax.functional.dot_product_attention`."""
-
-
-@documented
-@dataclasses.dataclass(unsafe_hash=True)  # part of a model's configuration, which is a static part of the model
-class AttentionOptions:
-    """Options of attention cores; None leaves what the function itself has, and most belong to some cores only."""
-
-    window: int | None = None  # window: tokens that a position sees on each side; routing: that a cluster takes
-    block_size: int | None = None  # local, bigbird, window, favor, linear: tokens that are computed together
-    chunk_size: int | None = None  # lsh, chunked: likewise
-    num_hashes: int | None = None  # lsh: rounds of hashing
-    num_buckets: int | None = None  # lsh: of each round
-    num_global_blocks: int | None = None  # bigbird: that see and are seen by all
-    num_window_blocks: int | None = None  # bigbird: around each block
-    num_random_blocks: int | None = None  # bigbird: for each block
-    num_last_global_blocks: int | None = None  # bigbird: global ones at the end
-    first_block_times: int | None = None  # bigbird: how often its keys count, as transformers has it in evaluation
-    dense_length: int | None = None  # bigbird: tokens up to which all see all
-    num_clusters: int | None = at_least(1, None)  # routing: of each head
-    decay: float | None = within(0, 1, None)  # routing: how much of its centroids a step leaves; None: 0.999
-    num_features: int | None = at_least(1, None)  # favor: random features; None: four for each number of a head
-    num_landmarks: int | None = None  # nystrom: means of segments that stand for all tokens
-    num_iterations: int | None = within(0, 100, None)  # nystrom: rounds of the pseudo-inverse
-    d_hidden: int | None = at_least(1, None)  # additive: units of the hidden layer; None: the size of a head
-    seed: int | None = None  # lsh, favor: of the rotations or features, the same ones at every step; None: 0
-
-    @property
-    def given(self) -> dict[str, Any]:
-        """The options that are said."""
-        return {name: value for name, value in dataclasses.asdict(self).items() if value is not None}
-
-    def only(self, names: Collection[str]) -> "AttentionOptions":
-        """Leaves out all others."""
-        return AttentionOptions(**{name: value for name, value in self.given.items() if name in names})
 
 
 @documented
@@ -191,148 +153,6 @@ def _favor(query: Array, *arguments: Any, seed: int = 0, num_features: int | Non
     size = query.shape[-1]
     projection = orthogonal_features(jax.random.key(seed), num_features or 4 * size, size)
     return favor_attention(query, *arguments, projection=projection, **options)
-
-
-class AdditiveAttention(nnx.Module):
-    """Additive attention (Bahdanau et al., 2015) with a hidden layer for each head."""
-
-    scores_pairs = True
-
-    def __init__(
-        self,
-        num_heads: int,
-        d_k: int,
-        options: AttentionOptions,
-        *,
-        param_dtype: DTypeLike = jnp.float32,
-        rngs: nnx.Rngs,
-    ):
-        d_hidden = options.d_hidden or d_k
-        draw = nnx.initializers.variance_scaling(1.0, "fan_in", "normal", in_axis=-2, out_axis=-1, batch_axis=0)
-        self.w_query = nnx.Param(draw(rngs.params(), (num_heads, d_k, d_hidden), param_dtype))
-        self.w_key = nnx.Param(draw(rngs.params(), (num_heads, d_k, d_hidden), param_dtype))
-        self.v = nnx.Param(nnx.initializers.normal(d_hidden**-0.5)(rngs.params(), (num_heads, d_hidden), param_dtype))
-
-    def __call__(self, query: Float[Array, "B T N H"], *arguments: Any, **options: Any) -> Any:
-        """Attends; see `tfx_jax.functional.additive_attention`. Keys have as many heads as queries."""
-        dtype = query.dtype
-        weights = {name: getattr(self, name)[...].astype(dtype) for name in ("w_query", "w_key", "v")}
-        return additive_attention(query, *arguments, **weights, **options)
-
-
-class GeneralAttention(nnx.Module):
-    """The general score of Luong et al. (2015) with a matrix for each head, which starts as the scaled dot product."""
-
-    scores_pairs = True
-
-    def __init__(
-        self,
-        num_heads: int,
-        d_k: int,
-        options: AttentionOptions,
-        *,
-        param_dtype: DTypeLike = jnp.float32,
-        rngs: nnx.Rngs,
-    ):
-        del options, rngs
-        self.w = nnx.Param(jnp.tile(jnp.eye(d_k, dtype=param_dtype)[None] * d_k**-0.5, (num_heads, 1, 1)))
-
-    def __call__(self, query: Float[Array, "B T N H"], *arguments: Any, **options: Any) -> Any:
-        """Attends; see `tfx_jax.functional.general_attention`. Keys have as many heads as queries."""
-        return general_attention(query, *arguments, w=self.w[...].astype(query.dtype), **options)
-
-
-class RelativeAttention(nnx.Module):
-    """Attention by content and distance (Transformer-XL: Dai et al., 2019, section 3.3), without a memory."""
-
-    scores_pairs = False
-
-    def __init__(
-        self,
-        num_heads: int,
-        d_k: int,
-        options: AttentionOptions,
-        *,
-        param_dtype: DTypeLike = jnp.float32,
-        rngs: nnx.Rngs,
-    ):
-        del options
-        d_model = num_heads * d_k
-        draw = nnx.initializers.glorot_uniform()
-        self.relative_key = nnx.Param(
-            draw(rngs.params(), (d_model, d_model), param_dtype).reshape(d_model, num_heads, d_k)
-        )
-        self.content_bias = nnx.Param(jnp.zeros((num_heads, d_k), param_dtype))
-        self.position_bias = nnx.Param(jnp.zeros((num_heads, d_k), param_dtype))
-
-    def __call__(
-        self, query: Float[Array, "B T N H"], key: Float[Array, "B S K H"], *arguments: Any, **options: Any
-    ) -> Any:
-        """Attends; see `tfx_jax.functional.relative_attention`, whose encodings of distances are sinusoids here."""
-        dtype, kernel = query.dtype, self.relative_key[...]
-        distances = jnp.arange(key.shape[1] - 1, -query.shape[1], -1)
-        encodings = sinusoidal_positions(distances, kernel.shape[0]).astype(dtype)
-        return relative_attention(
-            query,
-            key,
-            *arguments,
-            relative_key=jnp.einsum("PD,DNH->PNH", encodings, kernel.astype(dtype)),
-            content_bias=self.content_bias[...].astype(dtype),
-            position_bias=self.position_bias[...].astype(dtype),
-            **options,
-        )
-
-
-class RoutingAttention(nnx.Module):
-    """Attention inside clusters whose centroids follow the tokens (Routing Transformer: Roy et al., 2020).
-
-    The centroids are state: no gradient reaches them, training moves them, and evaluation leaves them as they are.
-    """
-
-    scores_pairs = False
-    learns_by_itself = True
-
-    def __init__(
-        self,
-        num_heads: int,
-        d_k: int,
-        options: AttentionOptions,
-        *,
-        param_dtype: DTypeLike = jnp.float32,
-        rngs: nnx.Rngs,
-    ):
-        del param_dtype
-        drawn = jax.random.normal(rngs.params(), (num_heads, options.num_clusters or 1, d_k))
-        self.centroids = nnx.BatchStat(layer_norm(drawn))
-        self.window = options.window
-        self.decay = 0.999 if options.decay is None else options.decay
-
-    def __call__(
-        self,
-        query: Float[Array, "B T N H"],
-        key: Float[Array, "B S K H"],
-        value: Float[Array, "B S K U"],
-        bias: None = None,
-        mask: Mask | None = None,
-        *,
-        segment_ids: SegmentIds | None = None,
-        is_training: bool = False,
-        **options: Any,
-    ) -> Any:
-        """Attends, and moves the centroids if `is_training`; see `tfx_jax.functional.routing_attention`.
-
-        It is self-attention: a token that `mask` hides as a key takes no place in a cluster as a query either, and
-        moves no centroid.
-        """
-        centroids = self.centroids[...]
-        if mask is not None and segment_ids is None:
-            segment_ids = jnp.broadcast_to(mask[:, 0, 0], key.shape[:2]).astype(jnp.int32)
-        if is_training:
-            self.centroids[...] = update_centroids(
-                centroids, query, key, mask, decay=self.decay, segment_ids=segment_ids
-            )
-        options |= {"centroids": centroids, "window": self.window, "segment_ids": segment_ids}
-        return routing_attention(query, key, value, bias, mask, **options)
 
 
 class Core(NamedTuple):

@@ -22,7 +22,7 @@ from tests.models.hf.folders import (
 from tests.nn.programs import draw, jitted, params_of
 from tests.tiers import slow_but
 from tfx_jax.models import Transformer, TransformerConfig, hf
-from tfx_jax.nn.cores import AttentionConfig, AttentionOptions
+from tfx_jax.nn import AttentionConfig, AttentionOptions
 from tfx_jax.tasks.decoding import BeamSearch, DecodeDriver
 
 V, T = 41, 13

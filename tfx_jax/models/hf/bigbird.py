@@ -7,7 +7,8 @@ from tfx_jax.models.bert_heads import BertMaskedLM, BertPretraining, BertTagger
 from tfx_jax.models.hf import bert
 from tfx_jax.models.hf.folder import Fields
 from tfx_jax.models.hf.names import Row, dense, under
-from tfx_jax.nn.cores import AttentionConfig, AttentionOptions
+from tfx_jax.nn.attention_options import AttentionOptions
+from tfx_jax.nn.cores import AttentionConfig
 
 _POOLER = dense("pooler", "pooler")
 
