@@ -9,9 +9,9 @@ HEAVY = ("flax", "optax", "orbax", "matplotlib", "grain", "sentencepiece", "torc
 TIMED_IMPORT = """
 import time
 import jax
-start = time.perf_counter()
+start = time.process_time()
 import tfx_jax.functional
-print(time.perf_counter() - start)
+print(time.process_time() - start)
 """
 
 
