@@ -180,7 +180,7 @@ class Seq2Seq(nnx.Module):
         self.w_query = matrix(d, d) if score in ("concat", "general") else None
         self.w_key = matrix(d, d) if score == "concat" else None
         self.v = nnx.Param(nnx.initializers.normal(d**-0.5)(rngs.params(), (d,))) if score == "concat" else None
-        # Zeros, so that a trained model to which coverage is added begins as what it was.
+        # w_c and b_attn of See's equation 11, zeros: a trained model to which coverage is added begins as what it was.
         zeros = lambda: None if c.coverage is None else nnx.Param(jnp.zeros(d))  # noqa: E731
         self.w_coverage, self.b_score = zeros(), zeros()
         # Luong's equation 5, or the maxout layer that Cho and Bahdanau have (Goodfellow et al., 2013).
@@ -203,13 +203,13 @@ class Seq2Seq(nnx.Module):
     ) -> Any:
         """Scores every next target token, given the source and the target tokens before it (teacher forcing).
 
+        In training, the loss of coverage is left in `auxiliary_loss`, weighted, for the train step to add.
+
         Args:
           source: source tokens, `config.pad_id` where there is none.
           target: target tokens to be predicted; the decoder reads them shifted right behind the start token.
           rngs: stream `dropout`; None means evaluation.
           return_attention: also return the alignment.
-
-        With coverage and `rngs`, its loss is left in `auxiliary_loss`, for the train step to add.
 
         Returns:
           float32 logits, [B, T, V]; with `return_attention` a pair of these and a dictionary of one map, [B, 1, T, S],
