@@ -12,6 +12,7 @@ from tests.training.configs import TRAININGS, default_config, title
 from tfx_jax.cli import main
 from tfx_jax.cli.fields_help import fields_help
 from tfx_jax.cli.overrides import override
+from tfx_jax.errors import UserError
 from tfx_jax.fields import at_least, documented, fraction, meanings, one_of
 from tfx_jax.models import BertConfig
 from tfx_jax.training.config import ExperimentConfig, flat
@@ -61,15 +62,25 @@ def test_a_line_for_each_field():
 
 @pytest.mark.parametrize("classes", TRAININGS, ids=title)
 def test_every_flag_that_is_printed_sets_what_is_there(classes):
-    """But for None, which stands for what follows from other fields, and for lists."""
+    """But for lists."""
     config = default_config(classes)
     lines = [line for line in fields_help(config).splitlines() if line.startswith("--config.")]
     flags = [shlex.split(line.partition("  ")[0])[0] for line in lines]
     names = [flag.removeprefix("--config.").partition("=")[0] for flag in flags]
     assert sorted(names) == sorted(flat(config))
     values = flat(config)
-    given = [flag for name, flag in zip(names, flags, strict=True) if not isinstance(values[name], (tuple, type(None)))]
+    given = [flag for name, flag in zip(names, flags, strict=True) if not isinstance(values[name], tuple)]
     assert override(default_config(classes), given) == config
+
+
+def test_none_takes_back_what_an_experiment_has_set():
+    config = default_config((BertConfig, *TRAININGS[0][1:]))
+    config.model.attention.options.window = 3
+    assert override(config, ["--config.model.attention.options.window=None"]).model.attention.options.window is None
+    again = ["--config.model.attention.options.window=None", "--config.model.attention.options.window=5"]
+    assert override(config, again).model.attention.options.window == 5
+    with pytest.raises(UserError, match=r"config\.model\.num_layers=None: invalid literal"):
+        override(config, ["--config.model.num_layers=None"])
 
 
 def test_the_command_prints_what_a_training_would_have(capsys, tmp_path):
