@@ -54,7 +54,7 @@ def get_config(variant: str = "small") -> ExperimentConfig:
         optimizer = config.optimizer
         optimizer.peak_learning_rate, optimizer.warmup_steps, optimizer.clip_norm = 2e-3, 200, 1.0
         optimizer.schedule, optimizer.final_fraction = "cosine", 0.02
-        config.num_steps, config.eval_every, config.checkpoint_every = 3_000, 500, 100
+        config.num_steps, config.eval_every, config.checkpoint_every = 2_400, 400, 100
         return tiny_variant(config) if variant == "test" else config
     if variant != "large":
         raise ValueError(f"unknown variant {variant!r}; there are small, large, test")

@@ -2,11 +2,11 @@
 
 import dataclasses
 import fractions
+import math
 import re
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import scipy.signal
@@ -24,7 +24,7 @@ from tfx_jax.tasks.text_files import check_batch, has_file, split_path
 
 DIGITS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
 _HOP_SECONDS = 0.01
-_SILENCE = (0.15, 0.3)  # seconds between digits; before and after them there may be none
+_SILENCE = (0.15, 0.3)  # seconds between digits; before and after them a third has none
 
 
 class Sound(NamedTuple):
@@ -221,7 +221,7 @@ class SpokenDigits:
         chosen = [own[number] for number in rng.integers(len(own), size=count)]
         low, high = (round(seconds * data.sample_rate) for seconds in _SILENCE)
         silences = rng.integers(low, high + 1, size=count + 1).tolist()
-        silences[0], silences[-1] = rng.integers(high + 1, size=2).tolist()
+        silences[0], silences[-1] = np.maximum(rng.integers(-high // 2, high + 1, size=2), 0).tolist()
         digits, sounds = [digit for digit, _ in chosen], [sound for _, sound in chosen]
         while len(" ".join(DIGITS[digit] for digit in digits)) > data.max_characters and len(digits) > 1:
             digits, sounds, silences = digits[:-1], sounds[:-1], silences[:-1]
@@ -329,18 +329,20 @@ def in_frames(samples: np.ndarray, hop: int) -> np.ndarray:
 
 
 def heard(frames: Int[Array, "B T hop"], num_frames: Int[Array, " B"], sound: Sound) -> Float[Array, "B T F"]:
-    """Returns what a model hears: log-mel energies, of each band less their mean and over their spread in the row.
+    """Returns what a model hears: log-mel energies beside the greatest of the row, 1 for that and -1 for 80 dB less.
+
+    So neither loudness nor how much silence there is changes what is heard of a word, which a mean over the row would.
+    The range is that of Whisper (Radford et al., 2022, section 2.2), whose loudness stays as it is.
 
     Args:
       frames: of samples, 16 bits each, with zeros behind those that count.
-      num_frames: how many of each row count; the others become zeros.
+      num_frames: how many of each row count; the others become -1.
       sound: the sample rate, and how many bands there are.
     """
     samples = frames.reshape(frames.shape[0], -1).astype(jnp.float32) / 32_768
     # The floor is about the noise of 16 bits: digital silence is no quieter than that.
     energies = log_mel(samples, sample_rate=sound.sample_rate, num_bands=sound.num_features, floor=1e-6)
     exists = (jnp.arange(frames.shape[1])[None] < num_frames[:, None])[..., None]
-    count = jnp.maximum(num_frames, 1)[:, None, None]
-    centred = jnp.where(exists, energies - jnp.where(exists, energies, 0).sum(axis=1, keepdims=True) / count, 0)
-    variance = jnp.square(centred).sum(axis=1, keepdims=True) / count
-    return centred * jax.lax.rsqrt(variance + 1e-3)
+    greatest = jnp.where(exists, energies, -jnp.inf).max(axis=(1, 2), keepdims=True)
+    decades = (energies - greatest) / math.log(10)
+    return jnp.where(exists, 1 + jnp.maximum(decades, -8) / 4, -1)

@@ -149,22 +149,27 @@ def test_mistakes_in_tables_are_named(tmp_path, content, message):
         RecordedSpeech("fsdd", str(tmp_path.parent), tmp_path.name).load("train")
 
 
-def test_what_is_heard_has_no_mean_no_spread_and_no_padding():
-    samples = np.random.default_rng(0).integers(-9_000, 9_000, (2, 12, 10)).astype(np.int16)
-    num_frames = np.array([12, 7], np.int32)
-    samples[1, 7:] = 0
+def test_what_is_heard_of_a_word_depends_neither_on_loudness_nor_on_silence_or_padding():
+    rng = np.random.default_rng(0)
+    samples = rng.integers(-9_000, 9_000, (2, 32, 10)).astype(np.int16)
+    num_frames = np.array([32, 27], np.int32)
+    samples[1, 27:] = 0
+    samples[:, :10] = samples[:, 20:] = 0
     hear = jax.jit(heard, static_argnums=2)
     found = np.asarray(hear(samples, num_frames, Sound(1_000, 4)))
     energies = jax.jit(lambda x: log_mel(x, sample_rate=1_000, num_bands=4, floor=1e-6))(
         (samples / 32_768).reshape(2, -1).astype(np.float32)
     )
     for row, count in enumerate(num_frames):
-        real = np.asarray(energies, np.float64)[row, :count]
-        wanted = (real - real.mean(axis=0)) / np.sqrt(real.var(axis=0) + 1e-3)
-        np.testing.assert_allclose(found[row, :count], wanted, atol=1e-4)
-        assert not found[row, count:].any()
+        real = np.asarray(energies, np.float64)[row, :count] / np.log(10)
+        wanted = np.maximum(real, real.max() - 8)
+        np.testing.assert_allclose(found[row, :count], (wanted - real.max() + 4) / 4, atol=1e-5)
+        assert (found[row, count:] == -1).all()
+        assert found[row].max() == 1 > found[row, 12:18].min() > -0.5 > found[row, :7].max()
     louder = np.asarray(hear(2 * samples, num_frames, Sound(1_000, 4)))
-    np.testing.assert_allclose(louder, found, atol=1e-3)
+    np.testing.assert_allclose(louder[:, 12:18], found[:, 12:18], atol=1e-4)
+    tight = np.asarray(hear(np.ascontiguousarray(samples[:, 8:24]), np.full(2, 16, np.int32), Sound(1_000, 4)))
+    np.testing.assert_allclose(tight[:, 4:10], found[:, 12:18], atol=1e-5)
 
 
 def test_training_hides_and_evaluation_does_not(tmp_path):
