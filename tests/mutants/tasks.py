@@ -85,8 +85,14 @@ MUTANTS = (
     + in_file(
         "tasks/recorded_speech.py",
         _RECORDED,
-        ("padding has a mean", "jnp.where(exists, energies, 0).sum", "energies.sum"),
-        ("loud is louder", "centred * jax.lax.rsqrt(variance + 1e-3)", "centred"),
+        (
+            "padding is heard",
+            "jnp.where(exists, 1 + jnp.maximum(decades, -8) / 4, -1)",
+            "1 + jnp.maximum(decades, -8) / 4",
+        ),
+        ("loud is louder", "(energies - greatest) / math.log(10)", "energies / math.log(10)"),
+        ("speeds are turned round", "speed.denominator, speed.numerator)", "speed.numerator, speed.denominator)"),
+        ("all is heard faster", 'if split != "train" or not', "if not"),
         ("the last frame is cut", "np.pad(samples, (0, -len(samples) % hop))", "samples[: len(samples) // hop * hop]"),
     )
     + in_file(
