@@ -390,8 +390,8 @@ MUTANTS = (
         ("chunks drop alike", "fold_in(rng, i * keys.key.shape[0] + j)", "fold_in(rng, i + j)"),
         (
             "who sees whom is kept for all layers",
-            "optimization_barrier((queries, keys))",
-            "optimization_barrier([queries])[0], keys",
+            "jax.lax.optimization_barrier((queries, keys))",
+            "(queries, keys)",
         ),
     ),
     *in_file(

@@ -153,12 +153,11 @@ MUTANTS = (
     ),
     *in_file(
         "nn/learned_attention.py",
-        "training/test_attention_cores.py -k centroids",
+        "models/test_long_encoder.py -k moves_no_centroid",
         (
             "centroids stay where they are",
             "if is_training:",
             "if False:",
-            "training/test_attention_cores.py -k centroids",
         ),
         (
             "padding takes places in clusters",

@@ -35,6 +35,22 @@ def test_the_tests_of_every_mutant_exist():
     assert missing == []
 
 
+@pytest.mark.slow
+def test_every_mutant_has_a_test_that_is_not_slow():
+    """`make mutants` runs no others."""
+    named = {test for mutant in MUTANTS for test in mutant.tests}
+    files = sorted({test.partition(" -k ")[0] for test in named})
+    options = ["--collect-only", "-q", "-m", "not slow", "-p", "no:xdist", "-p", "no:cacheprovider"]
+    found = subprocess.run([sys.executable, "-m", "pytest", *options, *files], cwd=ROOT / "tests", capture_output=True)
+    tests = [line.removeprefix("tests/") for line in found.stdout.decode().splitlines() if "::" in line]
+    assert len(tests) > len(files)
+
+    def is_there(file, word):
+        return any(test.startswith(f"{file}::") and word.lower() in test.lower() for test in tests)
+
+    assert sorted(test for test in named if not is_there(*test.partition(" -k ")[::2])) == []
+
+
 @pytest.mark.parametrize(
     ("text", "becomes", "problem"),
     [

@@ -266,7 +266,7 @@ MUTANTS = (
             "evaluations are forgotten",
             'self.evaluations = extra["evaluations"]',
             "pass",
-            f"{_LOOP}evaluations, {_LOOP}prolonged, {_LOOP}resumed",
+            f"{_LOOP}evaluations, {_LOOP}prolonged, {_LOOP}signals",
         ),
         (
             "the last steps are not saved",
