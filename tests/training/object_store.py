@@ -1,10 +1,12 @@
 """A stand-in for Google's object store: of its JSON API what gcsfs, tensorstore and google-cloud-storage ask for."""
 
 import base64
+import contextlib
 import email.message
 import http.server
 import json
 import re
+import socket
 import threading
 import time
 import urllib.parse
@@ -30,10 +32,22 @@ class Server(http.server.ThreadingHTTPServer):
         self.fails: int | float | None = None
         self.fails_at = ""
         self.lock = threading.RLock()
+        self.connections: list[socket.socket] = []
         self.url = f"http://127.0.0.1:{self.server_address[1]}"
 
     def handle_error(self, request, client_address):
         pass  # clients of these tests hang up
+
+    def process_request(self, request, client_address):
+        self.connections.append(request)
+        super().process_request(request, client_address)
+
+    def server_close(self):
+        """Also hangs up: a client keeps its connections, and would ask this server instead of the next one there."""
+        super().server_close()
+        for connection in self.connections:
+            with contextlib.suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)
 
     def put(self, name, content, if_generation=None):
         """The new object's resource; None where the name has not the generation that it should have."""
