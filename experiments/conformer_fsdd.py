@@ -1,6 +1,6 @@
 r"""A small Conformer with CTC on strings of spoken digits, and Conformer-L on WAV files of your own.
 
-Result: 2.59 % of the words of one to five digits wrong, 5.90 % of single ones, after 15 minutes of a busy core
+Result: 98.67 % of dev's 300 digits right, and 1.88 % of the words of strings wrong, after 41 minutes of a core
 
     tfx-jax train --config=conformer_fsdd --workdir=runs/digits --config.task.data.data_dir=DIR
     tfx-jax evaluate --workdir=runs/digits
@@ -8,7 +8,8 @@ Result: 2.59 % of the words of one to five digits wrong, 5.90 % of single ones, 
 
 DIR holds train.zip and dev.zip, of Free Spoken Digit Dataset (https://github.com/Jakobovski/free-spoken-digit-dataset):
 digits of six speakers, 8 kHz, called DIGIT_SPEAKER_NUMBER.wav. An utterance is one to five of them by one speaker, with
-0.15 to 0.3 seconds of silence around each; nobody says where they begin. They are written as words, letter by letter.
+0.15 to 0.3 seconds of silence between them, and none to 0.3 before and after; nobody says where they begin. They are
+written as words, letter by letter, and in training heard a tenth slower and faster too (Ko et al., 2015).
 On single digits small convolutional networks that choose one of ten reach 97 to 99 %.
 
 WAV files of your own, with a table of lines FILE, TAB, transcript beside them, or both in a zip:
@@ -23,18 +24,22 @@ LibriSpeech wrong (test-clean and test-other), without a language model.
 
 Variants: `small`, for a CPU core; `large`, for sixteen chips of v5e; `test`.
 
-Measured: `small`, seed 0, on one core that others used too: 1,200 steps in 15 minutes, on 500 strings of dev.zip.
+Measured: `small`, seed 0, on one core while others used the other one: 2,400 steps in 41 minutes, on 500 strings of
+dev.zip.
 
-    step                         200     400     600     800   1,000   1,200
-    word error rate, %         59.33   12.56    6.41    5.12    3.24    2.59
-    character error rate, %    21.94    4.44    3.29    2.79    2.17    1.63
+    step                         400     800   1,200   1,600   2,000   2,400
+    word error rate, %         10.88    6.99    4.40    3.82    2.01    1.88
+    character error rate, %     4.23    3.66    2.24    2.35    1.04    0.72
 
-A search that keeps eight prefixes (`config.task.beam_size=8`) gets 2.46 % of the words wrong. Of 1,000 utterances of
-one digit each 94.10 % are right, and 94.70 with that search: less than of digits in strings, and less than networks
-that can choose but ten words. What is heard is normalised by the utterance, of which a single digit says little; and
-files cut as tightly as the data set's own, without the silence that was trained with, are often misheard
-(`transcribe` of two of them wrote "ve" and "hre"). The error had not ended to fall. Trained on single digits alone
-(`config.task.data.max_digits=1`, 25 minutes of a busy core), 95.20 % are right. `large`: not yet run.
+A search that keeps eight prefixes (`config.task.beam_size=8`) gets 1.68 % of the words wrong. `transcribe` of the 300
+files of dev.zip writes 98.67 % of them right (296), with the tenth of a second of silence that it adds on either side;
+of the files as they are, cut tightly, 97.0 %. Of 1,000 utterances of one digit, whose silence is drawn as in training,
+96.6 % are right (`evaluate --config.task.data.max_digits=1 --config.task.data.num_heldout=1000`).
+
+What was wrong before: energies less their mean in the utterance, over their spread, which are those of its silence too.
+After 3,000 such steps 2.46 % of the words of strings were wrong, and of the 300 files with that silence 2.7 %, but
+20 % without. After 1,200 steps at one speed, silence always around, 94.1 % of 1,000 single digits were right. `large`:
+not yet run.
 """
 
 from tfx_jax.models.conformer import ConformerConfig

@@ -1,6 +1,6 @@
 r"""Recurrent networks with and without attention learn the built-in English-Japanese grammar on a laptop.
 
-Result: not yet run
+Result: 99.6 % of 500 test sentences exactly right with Luong's attention, 99.0 with Bahdanau's, 83.2 without
 
     tfx-jax train --config=seq2seq_demo --workdir=runs/seq2seq
 
@@ -16,8 +16,13 @@ alignment, which crosses from one word order to the other:
 the target's own position, far from the other language's verb; `--config.model.window` says how far it reaches.
 `--config.model.coverage=1` has `bahdanau` remember what it has looked at, and learn not to look there again.
 
-Measured here: not yet run to its end. After 150 of the 1,500 steps of `luong`, still warming up and with beam 2, the
-loss was 2.15 nats and tokenised BLEU 21.03 on validation, without the scale that its scores have by now.
+Measured: each variant's 1,500 steps, seed 0, some 15 minutes each on one core that others used too; the 500 sentences
+of the test split, beam 4, and tokenised BLEU by the words of their source (`bleu_by_length.py --split=test`):
+
+                exact match   BLEU    3 to 6   7 to 8      9   10 to 11   12 to 18
+    luong            99.6 %  99.93    100.00   100.00  99.74     100.00      99.70
+    bahdanau         99.0 %  99.66    100.00   100.00  99.05      99.62      99.56
+    fixed            83.2 %  92.33     99.56    98.47  96.15      90.20      80.42
 """
 
 from tfx_jax.models.seq2seq import Seq2SeqConfig

@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Sequence
 
+import numpy as np
 from etils import epath
 
 from tfx_jax.cli.lines import shown
@@ -13,6 +14,9 @@ from tfx_jax.errors import UserError
 from tfx_jax.tasks.recorded_speech import RecordedSpeech, in_frames
 from tfx_jax.tasks.speech_data import Utterance
 from tfx_jax.tasks.speech_recognition import SpeechRecognitionTask
+
+_SILENT_FRAMES = 10
+"""Silence that a file gets on either side, a tenth of a second: what is cut tightly is heard better with it."""
 
 
 def run(argv: Sequence[str]) -> int:
@@ -50,4 +54,5 @@ def _read(file: str, data: RecordedSpeech) -> Utterance:
     if len(frames) > data.max_length:
         seconds, longest = (count * data.hop / data.sample_rate for count in (len(frames), data.max_length))
         raise UserError(f"{file} takes {seconds:.1f} seconds, and the model was trained on up to {longest:.1f}: cut it")
-    return Utterance(frames, "")
+    room = min(_SILENT_FRAMES, (data.max_length - len(frames)) // 2)
+    return Utterance(np.pad(frames, ((room, room), (0, 0))), "")

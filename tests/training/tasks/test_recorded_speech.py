@@ -12,7 +12,7 @@ from flax import nnx
 
 from tests.training.configs import with_values
 from tests.training.tasks.told import Told
-from tfx_jax.cli import main
+from tfx_jax.cli import main, transcribe
 from tfx_jax.errors import UserError
 from tfx_jax.functional import log_mel
 from tfx_jax.models import ConformerConfig
@@ -248,6 +248,14 @@ class TestTranscribe:
         references = [speech[index].transcript for index in range(3)]
         assert recognition_scores([lines[0], *lines[2:]], references).cer < 60
         assert f"error: {tmp_path}/bad.wav cannot be read as a WAV file: " in err
+
+    def test_hears_silence_around_a_file_as_far_as_there_is_room(self, tmp_path):
+        for count, silent in ((50, 10), (96 - 7, 3), (96, 0)):
+            samples = np.full(10 * count, 1_000, np.int16)
+            scipy.io.wavfile.write(tmp_path / "one.wav", 1_000, samples)
+            frames, _ = transcribe._read(str(tmp_path / "one.wav"), tiny_config().task.data)
+            assert len(frames) == count + 2 * silent
+            assert np.flatnonzero(frames.any(axis=1)).tolist() == list(range(silent, count + silent))
 
     def test_names_what_it_cannot_hear(self, trained, tmp_path, capsys):
         scipy.io.wavfile.write(tmp_path / "long.wav", 1_000, np.zeros(2_000, np.int16))
