@@ -1,6 +1,6 @@
 r"""A small Conformer with CTC on strings of spoken digits, and Conformer-L on WAV files of your own.
 
-Result: 98.67 % of dev's 300 digits right, and 1.88 % of the words of strings wrong, after 41 minutes of a core
+Result: 98.67 % of dev's 300 digits right, and 1.88 % of the words of strings wrong, after 44 minutes of a core
 
     tfx-jax train --config=conformer_fsdd --workdir=runs/digits --config.task.data.data_dir=DIR
     tfx-jax evaluate --workdir=runs/digits
@@ -24,7 +24,7 @@ LibriSpeech wrong (test-clean and test-other), without a language model.
 
 Variants: `small`, for a CPU core; `large`, for sixteen chips of v5e; `test`.
 
-Measured: `small`, seed 0, on one core while others used the other one: 2,400 steps in 41 minutes, on 500 strings of
+Measured: `small`, seed 0, on one core while others used the other one: 2,400 steps in 44 minutes, on 500 strings of
 dev.zip.
 
     step                         400     800   1,200   1,600   2,000   2,400
