@@ -64,11 +64,13 @@ class SelfAttentionConfig(Protocol):
     Attributes:
       is_causal: whether a position may not see later ones, at least in a decoder.
       has_position_bias: whether attention is given a bias for each pair of positions.
+      num_heads: of its attention.
       attention: of every layer.
     """
 
     is_causal: ClassVar[bool]
     has_position_bias: ClassVar[bool]
+    num_heads: int
     attention: AttentionConfig
 
 

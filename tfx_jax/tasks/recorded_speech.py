@@ -16,7 +16,7 @@ from jaxtyping import Array, Float, Int
 from tfx_jax.data.audio import TABLE, SoundFiles
 from tfx_jax.data.splits import SPLITS, Split
 from tfx_jax.errors import UserError
-from tfx_jax.fields import at_least, documented, fraction, one_of
+from tfx_jax.fields import at_least, documented, one_of, within
 from tfx_jax.functional.log_mel import log_mel
 from tfx_jax.models.config import ModelConfig
 from tfx_jax.tasks.speech_data import Utterance, Utterances
@@ -60,7 +60,7 @@ class RecordedSpeech:
     max_digits: int = at_least(1, 5)
     # Training hears each utterance slower and faster by this share too, 0.1 in "Audio Augmentation for Speech
     # Recognition" (Ko et al., 2015); 0: at its own speed alone.
-    speed_spread: float = fraction(0.0)
+    speed_spread: float = within(0, 0.5, 0.0)
     max_characters: int = at_least(1, 32)  # of a transcript
     max_length: int = at_least(1, 512)  # frames; longer utterances are not trained on
     tokens_per_batch: int = at_least(1, 8_192)  # frames of a global batch, padding included
@@ -332,7 +332,8 @@ def heard(frames: Int[Array, "B T hop"], num_frames: Int[Array, " B"], sound: So
     """Returns what a model hears: log-mel energies beside the greatest of the row, 1 for that and -1 for 80 dB less.
 
     So neither loudness nor how much silence there is changes what is heard of a word, which a mean over the row would.
-    The range is that of Whisper (Radford et al., 2022, section 2.2), whose loudness stays as it is.
+    The range is that of Whisper (Radford et al., 2022, section 2.2), whose loudness stays as it is; 0, which is what
+    `spec_augment` puts into its masks, stands in the middle of it.
 
     Args:
       frames: of samples, 16 bits each, with zeros behind those that count.

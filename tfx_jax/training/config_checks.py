@@ -37,15 +37,14 @@ def _check_model(config: ExperimentConfig) -> None:
         model.validate()
         if isinstance(model, SelfAttentionConfig):
             drops = "attention_dropout_rate" if hasattr(model, "attention_dropout_rate") else "dropout_rate"
-            num_heads: int = getattr(model, "num_heads")  # noqa: B009
             model.attention.check(
                 is_causal=model.is_causal,
                 has_bias=model.has_position_bias,
                 is_packed=getattr(config.task, "is_packed", False),
                 is_float32=config.model.dtype == "float32",
                 drops=drops if getattr(model, drops) else None,
-                num_heads=num_heads,
-                d_k=getattr(model, "d_k", None) or config.model.d_model // num_heads,
+                num_heads=model.num_heads,
+                d_k=getattr(model, "d_k", None) or config.model.d_model // model.num_heads,
             )
             check_pattern(model)
     except ValueError as error:

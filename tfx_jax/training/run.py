@@ -1,9 +1,10 @@
 """A run: a configuration with its task, as the trainer and the command line work with it."""
 
+import dataclasses
 import functools
 import math
 from collections.abc import Callable, Mapping
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar, cast
 
 import grain
 import jax
@@ -154,7 +155,8 @@ def load_run(
     """
     config = load_config(epath.Path(workdir)) if config is None else config
     if isinstance(config.model, SelfAttentionConfig):
-        config.model.attention = computable(config.model.attention, jax.default_backend())
+        attention = computable(config.model.attention, jax.default_backend())
+        config = dataclasses.replace(config, model=dataclasses.replace(cast(Any, config.model), attention=attention))
     run = make_run(config, workdir, can_make=False)
     if kind is not None and not isinstance(run.task, kind):
         wanted = " or a ".join(map(_name, kind if isinstance(kind, tuple) else (kind,)))

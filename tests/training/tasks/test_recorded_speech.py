@@ -111,6 +111,8 @@ def test_training_hears_each_utterance_slower_and_faster_too():
     assert len(data.load("validation")) == data.num_heldout
     with pytest.raises(IndexError):
         speech[len(speech)]
+    with pytest.raises(UserError, match=r"^config\.task\.data\.speed_spread must be at most 0\.5, got 0\.999$"):
+        tiny_config(**{"task.data.speed_spread": 0.999})  # speeds are told to a hundredth, and this is none
 
 
 def test_tables_name_files_beside_them_or_in_their_zip(tmp_path):
