@@ -9,7 +9,7 @@ long_context.json and .png beside it: eight minutes on two idle cores. It runs u
     python experiments/benchmarks/long_context.py --models --output=runs/long_models
 
 measures what is left of that in models: the gradient of the loss of the encoder of Long Range Arena, and of a GPT, on
-one text, two layers of d_model 128 with two heads. That takes 40 minutes on a busy core, half of it compiling.
+one text, two layers of d_model 128 with two heads. That takes 40 minutes on a busy core.
 
 One sequence, one head of size 64, normal inputs. "dense" is `dot_product_attention`, compiled by XLA without a fused
 kernel; the others have the options of `tfx_jax/bench/attentions.py`, the published ones where there are any. Only
@@ -83,6 +83,7 @@ all pairs, 19,211 MiB at 65,536 tokens; it does no longer, and its rows were mea
 
 import argparse
 import dataclasses
+import functools
 import json
 import math
 import os
@@ -147,9 +148,13 @@ Prepared = tuple[jax.stages.Compiled, Sequence[Any]]
 
 def function_program(name: str, length: int, is_causal: bool, with_gradient: bool, dtype: str) -> Prepared:
     """Of query, key, value and, for the backward pass, the gradient of the output."""
-    attend = ATTENTIONS[name].make(length, 1, HEAD_SIZE)
-    arrays = list(jnp.asarray(np.random.default_rng(0).normal(size=(4, 1, length, 1, HEAD_SIZE)), dtype))
+    attend, arrays = ATTENTIONS[name].make(length, 1, HEAD_SIZE), function_inputs(length, dtype)
     return attention_program(attend, is_causal, with_gradient).lower(*arrays).compile(), arrays
+
+
+@functools.lru_cache(maxsize=1)  # all functions have the same
+def function_inputs(length: int, dtype: str) -> Sequence[jax.Array]:
+    return list(jnp.asarray(np.random.default_rng(0).normal(size=(4, 1, length, 1, HEAD_SIZE)), dtype))
 
 
 def model_program(name: str, length: int, is_causal: bool, with_gradient: bool, dtype: str) -> Prepared:
@@ -158,24 +163,24 @@ def model_program(name: str, length: int, is_causal: bool, with_gradient: bool, 
     attend, width = ATTENTIONS[name].make(length, NUM_HEADS, HEAD_SIZE), NUM_HEADS * HEAD_SIZE
     sizes: dict[str, Any] = {"num_layers": 2, "d_model": width, "num_heads": NUM_HEADS, "d_ff": 4 * width}
     sizes |= {"vocab_size": 257, "dropout_rate": 0.0, "dtype": dtype}
-    make = {
-        True: lambda: GPT(GPTConfig(**sizes, max_length=length), attention_fn=attend, rngs=nnx.Rngs(0)),
-        False: lambda: LongEncoder(
-            LongEncoderConfig(**sizes, labels=("0", "1")), attention_fn=attend, rngs=nnx.Rngs(0)
-        ),
-    }[is_causal]
     text = jnp.asarray(np.random.default_rng(0).integers(1, 257, (1, length + 1)), jnp.int32)
-    batches: dict[bool, dict[str, Any]] = {
-        True: {"inputs": text[:, :-1], "targets": text[:, 1:], "weights": jnp.ones((1, length))},
-        False: {"tokens": text[:, 1:], "label": jnp.ones(1, jnp.int32), "row_weights": jnp.ones(1)},
-    }
-    graphdef, _ = nnx.split(nnx.eval_shape(make))
-    params = jax.jit(lambda: nnx.state(make()))()
+    kind: Any
+    if is_causal:
+        kind, config, loss_of = GPT, GPTConfig(**sizes, max_length=length), language_model_loss
+        batch = {"inputs": text[:, :-1], "targets": text[:, 1:], "weights": jnp.ones((1, length))}
+    else:
+        kind, config, loss_of = LongEncoder, LongEncoderConfig(**sizes, labels=("0", "1")), long_range_loss
+        batch = {"tokens": text[:, 1:], "label": jnp.ones(1, jnp.int32), "row_weights": jnp.ones(1)}
+
+    def make() -> Any:
+        return kind(config, attention_fn=attend, rngs=nnx.Rngs(0))
 
     def loss(params: Any, batch: Any) -> jax.Array:
-        return (language_model_loss if is_causal else long_range_loss)(nnx.merge(graphdef, params), batch, None).loss
+        return loss_of(nnx.merge(graphdef, params), batch, None).loss
 
-    return jax.jit(jax.grad(loss)).lower(params, batches[is_causal]).compile(), (params, batches[is_causal])
+    graphdef, _ = nnx.split(nnx.eval_shape(make))
+    params = jax.jit(lambda: nnx.state(make()))()
+    return jax.jit(jax.grad(loss)).lower(params, batch).compile(), (params, batch)
 
 
 def available_memory() -> float:
