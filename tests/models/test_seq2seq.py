@@ -363,13 +363,14 @@ def test_gradients_reach_every_parameter_and_are_those_of_differences(name):
     assert float(ends[0] - ends[1]) / (2 * size) == pytest.approx(float(slope), rel=0.02)
 
 
-def test_dropout_is_drawn_anew_for_each_key_and_only_in_training():
-    model = make("general-lstm", dropout_rate=0.5)
+@pytest.mark.parametrize("name", ["fixed-lstm", "general-lstm"])
+def test_dropout_is_drawn_anew_for_each_key_and_only_in_training(name):
+    model = make(name, dropout_rate=0.5)
     train = jitted(lambda model, key: model(SOURCE, TARGET, rngs=nnx.Rngs(dropout=key)))
     first, again, other = (train(model, jax.random.key(seed)) for seed in (1, 1, 2))
     np.testing.assert_array_equal(first, again)
     assert np.abs(first - other).max() > 1e-2
-    np.testing.assert_array_equal(forward(model, SOURCE, TARGET), forward(make("general-lstm"), SOURCE, TARGET))
+    np.testing.assert_array_equal(forward(model, SOURCE, TARGET), forward(make(name), SOURCE, TARGET))
 
 
 @pytest.mark.parametrize("name", slow_but(CASES, "bahdanau-gru"))

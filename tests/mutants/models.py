@@ -205,7 +205,7 @@ MUTANTS = (
         ),
         ("scores are always scaled", "**-0.5 if self.config.scaled else 1.0", "**-0.5"),
         ("scores are never scaled", "scale = self.config.d_model**-0.5 if self.config.scaled else 1.0", "scale = 1.0"),
-        ("an attention of one's own is forgotten", "if self.attention_fn is not None:", "if False:"),
+        ("an attention of one's own is forgotten", " if self.attention_fn is None else self.attention_fn", ""),
         ("a monotonic window stays where it is", "context, state.position + 1,", "context, state.position,"),
         ("a fixed context is not told", "return gates + (told if words.ndim == 2 else told[:, None])", "return gates"),
         (

@@ -226,5 +226,12 @@ MUTANTS = (
         "models/test_seq2seq.py -k loop",
         ("both directions read forwards", "is_reversed=is_reversed)", "is_reversed=False)"),
         ("the last of both is the same", "last.append(state[0])", "last.append(state[-1])"),
+        ("all layers begin as the first", "zip(above, others, strict=True)", "zip(above, states, strict=False)"),
+        (
+            "nothing between layers",
+            "layer.gates(between(output))",
+            "layer.gates(output)",
+            "nn/test_recurrent.py -k run",
+        ),
     ),
 )

@@ -1,13 +1,14 @@
 """Recurrent layers against PyTorch's, which share the order of the gates."""
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
 
 from tests.nn.programs import draw, jitted, normal, params_of
 from tfx_jax.functional.recurrent import scan_cell
-from tfx_jax.nn.recurrent import CELLS, BidirectionalLayer, RecurrentLayer
+from tfx_jax.nn.recurrent import CELLS, BidirectionalLayer, RecurrentLayer, run_layers
 
 B, S, D = 3, 7, 6
 LENGTHS = np.array([7, 4, 1])
@@ -75,3 +76,25 @@ def test_two_bidirectional_layers_are_those_of_pytorch():
     wanted, wanted_last = run_torch(torch, module, weights, x)
     np.testing.assert_allclose(out * MASK[..., None], wanted, atol=1e-6)
     np.testing.assert_allclose(last, wanted_last, atol=1e-6)
+
+
+@pytest.mark.parametrize("cell", CELLS)
+def test_a_run_of_layers_is_a_loop_over_steps(cell):
+    """What stands between layers is between each two of them, and not behind the last."""
+    layers = [draw(lambda: RecurrentLayer(CELLS[cell], D, D, rngs=nnx.Rngs(0)), seed=seed) for seed in range(3)]
+    x, states = normal(1, B, S, D), normal(2, 3, CELLS[cell].num_states, B, D)
+
+    def run(layers, x, states):
+        return run_layers(layers, layers[0].gates(x), [tuple(state) for state in states], between=lambda y: y * y)
+
+    def loop(layers, x, states):
+        now, outputs = [tuple(state) for state in states], []
+        for step in range(S):
+            y = x[:, step]
+            for number, layer in enumerate(layers):
+                now[number] = layer(layer.gates(y if number == 0 else y * y), now[number])
+                y = now[number][0]
+            outputs.append(y)
+        return jnp.stack(outputs, axis=1)
+
+    np.testing.assert_allclose(jitted(run)(layers, x, states), jitted(loop)(layers, x, states), atol=1e-6)

@@ -13,21 +13,20 @@ from jaxtyping import Array, Bool, Float, Int
 
 from tfx_jax.errors import UserError
 from tfx_jax.fields import at_least, documented, fraction, one_of
-from tfx_jax.functional.additive import additive_attention, attentional_vector, coverage_loss, general_attention
-from tfx_jax.functional.attention import dot_product_attention
+from tfx_jax.functional.additive import attentional_vector, coverage_loss
 from tfx_jax.functional.dropout import dropout
 from tfx_jax.functional.linear import add_bias
 from tfx_jax.functional.recurrent import narrow_product
 from tfx_jax.functional.search import BeamInvariant
 from tfx_jax.models.config import DTYPES
 from tfx_jax.models.encoder_decoder import shift_right, source_mask, with_padding
-from tfx_jax.models.seq2seq_attention import DecoderState, Memory, Window, attend_to_source
+from tfx_jax.models.seq2seq_attention import DecoderState, Memory, Window, attend_to_source, scored_attention
 from tfx_jax.nn.attention import AttentionFn, ShardAttention
 from tfx_jax.nn.auxiliary import AuxiliaryLoss, StepMetric
 from tfx_jax.nn.decoding import Decoder
 from tfx_jax.nn.dropout import drop
 from tfx_jax.nn.embedding import Embedding
-from tfx_jax.nn.recurrent import CELLS, BidirectionalLayer, RecurrentLayer
+from tfx_jax.nn.recurrent import CELLS, BidirectionalLayer, RecurrentLayer, run_layers
 from tfx_jax.nn.stack import scan_layers, stack_layers, unstack_layers
 
 VARIANTS = ("fixed", "bahdanau", "luong")
@@ -223,7 +222,12 @@ class Seq2Seq(nnx.Module):
         memory = self._read(source, rngs)
         words = drop(self.embedding(shift_right(target, self.config.start_id)), self.config.dropout_rate, rngs)
         first = self._first_state(memory)
-        inputs = self._first_gates(words, first.fed).swapaxes(0, 1), self._step_keys(rngs, target.shape[1])
+        gates = self._first_gates(words, first.fed)
+        if self.config.variant == "fixed":  # nothing is fed: a layer reads all that the one below has written
+            above = functools.partial(drop, rate=self.config.dropout_rate, rngs=rngs)
+            output = run_layers(self._layers(), gates, first.layers, between=above)
+            return self._logits((output, jnp.broadcast_to(first.fed[:, None], output.shape)), words, rngs)
+        inputs = gates.swapaxes(0, 1), self._step_keys(rngs, target.shape[1])
         advance = self._advance(memory, return_attention=return_attention)
 
         def write(before: DecoderState, given: tuple[Array, Array | None]) -> tuple[DecoderState, Any]:
@@ -254,7 +258,7 @@ class Seq2Seq(nnx.Module):
         def encode(layer: BidirectionalLayer, x: Array, rngs: nnx.Rngs | None) -> tuple[Array, Array]:
             return layer(drop(x, self.config.dropout_rate, rngs), token_mask)
 
-        output, last = scan_layers(encode, self.encoder_layers, self.embedding(source), rngs)
+        output, last = scan_layers(encode, self.encoder_layers, self.embedding(source), rngs, unroll=True)
         keys = None if self.w_key is None else narrow_product(output, self.w_key[...])[:, :, None]
         if keys is not None and self.b_score is not None:
             keys = add_bias(keys, self.b_score[...])
@@ -288,7 +292,7 @@ class Seq2Seq(nnx.Module):
         vector itself, twice), and, with `return_attention` or coverage, the weights, [B, 1, R / B, S]. A stack is taken
         apart here, outside of the loop over steps.
         """
-        above = [] if self.decoder_layers is None else unstack_layers(self.decoder_layers)
+        below, *above = self._layers()
         feed, readout = (param[...].astype(self.embedding.dtype) for param in (self.feed, self.readout))
         variant, rate = self.config.variant, self.config.dropout_rate
         has_weights = return_attention or self.config.coverage is not None
@@ -301,10 +305,10 @@ class Seq2Seq(nnx.Module):
             if variant != "fixed":
                 gates = gates + narrow_product(context, feed)
             first, *others = state.layers
-            layers = [self.first_layer(gates, first)]
+            layers = [below(gates, first)]
             for number, (layer, before) in enumerate(zip(above, others, strict=True)):
-                below = dropout(layers[-1][0], rate, None if key is None else jax.random.fold_in(key, number))
-                layers.append(layer(layer.gates(below), before))
+                told = dropout(layers[-1][0], rate, None if key is None else jax.random.fold_in(key, number))
+                layers.append(layer(layer.gates(told), before))
             output = layers[-1][0]
             if variant == "luong":
                 context, weights = attend(output, state)
@@ -317,21 +321,17 @@ class Seq2Seq(nnx.Module):
 
         return advance
 
+    def _layers(self) -> list[RecurrentLayer]:
+        """The decoder's, from below."""
+        return [self.first_layer, *([] if self.decoder_layers is None else unstack_layers(self.decoder_layers))]
+
     def _attend(
         self, query: Float[Array, "R D"], state: DecoderState, *, memory: Memory, return_weights: bool
     ) -> tuple[Float[Array, "R D"], Float[Array, "B 1 W S"] | None]:
         """Looks at the source by the score of the configuration; see `attend_to_source`."""
-        w = None if self.w_query is None else self.w_query[...]
+        w, v = (None if x is None else x[...] for x in (self.w_query, self.v))
         scale = self.config.d_model**-0.5 if self.config.scaled else 1.0
-        attend: AttentionFn
-        if self.attention_fn is not None:
-            attend = self.attention_fn
-        elif self.v is not None:
-            attend = functools.partial(additive_attention, w_query=w, w_key=None, v=self.v[...])
-        elif w is not None:
-            attend = functools.partial(general_attention, w=w, scale=scale)
-        else:
-            attend = functools.partial(dot_product_attention, scale=scale)
+        attend = scored_attention(w, v, scale=scale) if self.attention_fn is None else self.attention_fn
         predicting = (None if x is None else x[...] for x in (self.w_position, self.v_position))
         window = None if self.config.alignment == "global" else Window(self.config.window, *predicting)
         w_coverage = None if self.w_coverage is None else self.w_coverage[...]

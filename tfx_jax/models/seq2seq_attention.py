@@ -6,7 +6,9 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
+from tfx_jax.functional.additive import additive_attention, general_attention
 from tfx_jax.functional.aligned import aligned_attention, aligned_position
+from tfx_jax.functional.attention import dot_product_attention
 from tfx_jax.functional.recurrent import State
 from tfx_jax.nn.attention import AttentionFn
 
@@ -35,6 +37,15 @@ class Window(NamedTuple):
     size: int
     w: Float[Array, "D D"] | None
     v: Float[Array, " D"] | None
+
+
+def scored_attention(w: Float[Array, "D D"] | None, v: Float[Array, " D"] | None, *, scale: float) -> AttentionFn:
+    """Chooses by its parameters: "concat" has w and v, "general" w alone, "dot" neither; `scale` is of the last two."""
+    if v is not None:
+        return functools.partial(additive_attention, w_query=w, w_key=None, v=v)
+    if w is not None:
+        return functools.partial(general_attention, w=w, scale=scale)
+    return functools.partial(dot_product_attention, scale=scale)
 
 
 def attend_to_source(

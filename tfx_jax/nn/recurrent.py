@@ -1,7 +1,7 @@
 """Layers of recurrent cells."""
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import jax
@@ -76,3 +76,25 @@ class BidirectionalLayer(nnx.Module):
             outputs.append(read)
             last.append(state[0])
         return jnp.concatenate(outputs, axis=-1).astype(x.dtype), jnp.concatenate(last, axis=-1)
+
+
+def run_layers(
+    layers: Sequence[RecurrentLayer],
+    gates: Float[Array, "B T GH"],
+    states: Sequence[State],
+    *,
+    between: Callable[[Array], Array],
+) -> Float[Array, "B T H"]:
+    """Runs layers along whole sequences, one after the other: of each all products with inputs are one.
+
+    Args:
+      layers: from below.
+      gates: what inputs add to the gates of the first.
+      states: what each begins with.
+      between: what becomes of a layer's outputs before the next one reads them, such as dropout.
+    """
+    (first, *above), (state, *others) = layers, states
+    output, _ = scan_cell(first.step, gates, state, first.weights)
+    for layer, state in zip(above, others, strict=True):
+        output, _ = scan_cell(layer.step, layer.gates(between(output)), state, layer.weights)
+    return output
