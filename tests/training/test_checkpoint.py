@@ -337,6 +337,14 @@ def test_a_damaged_score_makes_no_other_checkpoint_the_best(workdir, metrics, me
         chex.assert_trees_all_equal(restore(workdir)[0], host_state(9))
 
 
+def test_a_score_that_cannot_be_read_is_named(workdir):
+    path = workdir / "checkpoints" / "3" / "metrics" / "metrics"
+    path.unlink()
+    path.mkdir()
+    with pytest.raises(UserError, match=r"cannot read .*checkpoints/3/metrics/metrics: Is a directory"):
+        load_best_params(workdir)
+
+
 @ignore_orphans
 def test_what_only_loading_parameters_needs_is_damaged(workdir, caplog):
     """A training does not go on from a checkpoint that nobody can load afterwards."""
