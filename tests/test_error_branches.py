@@ -198,7 +198,7 @@ def test_files_that_are_folders_or_empty(tmp_path):
 @pytest.mark.parametrize(
     ("place", "error", "message"),
     [
-        ("exists", OSError(36, "File name too long"), "w cannot be used (File name too long): take another --workdir"),
+        ("exists", OSError(36, "File name too long"), "w cannot be used (File name too long): name another folder"),
         ("exists", RuntimeError("no\nanswer"), "w cannot be reached (no answer)"),
         ("mkdir", OSError(30, "Read-only file system"), "w cannot be made (Read-only file system): take another --"),
         ("mkdir", RuntimeError("no\nanswer"), "w cannot be reached (no answer)"),

@@ -5,6 +5,7 @@ import hashlib
 import http.server
 import json
 import pathlib
+import re
 import threading
 
 import huggingface_hub.constants
@@ -138,10 +139,21 @@ def test_a_folder_of_that_name_is_meant_first(hub, tmp_path):
     assert hub.count == 0
 
 
-@pytest.mark.parametrize("path", ["/tiny", "./tiny", "a/b/tiny", "gs://tiny/a", "../tiny", "two words", "a--b", ""])
+@pytest.mark.parametrize("path", ["/tiny", "./tiny", "a/b/tiny", "../tiny", "two words", "a--b", ""])
 def test_what_is_no_name_is_a_path(hub, path):
     assert str(local_folder(path)) in (path, path.removeprefix("./") or ".")
     assert hub.count == 0
+
+
+def test_a_folder_in_a_store_that_cannot_be_read_is_one_line(capsys):
+    """s3fs is none of our packages, and no test installs it."""
+    assert main(["generate", "--model=s3://bucket/gpt2"]) == 2
+    assert re.fullmatch(
+        r"tfx-jax \w+: s3://bucket/gpt2 cannot be reached \(.*s3fs.*\): install what is missing\n",
+        capsys.readouterr().err,
+    )
+    assert main(["generate", "--model=https://hub/gpt2"]) == 2
+    assert "https://hub/gpt2 cannot be read: name a local folder, or one in a store (gs://" in capsys.readouterr().err
 
 
 def test_a_name_that_nobody_has_is_one_line(hub, capsys):

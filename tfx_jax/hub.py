@@ -6,6 +6,7 @@ import re
 from etils import epath
 
 from tfx_jax.errors import UserError, printable
+from tfx_jax.files import reach
 
 _NAME = re.compile(r"(?!.*(--|\.\.))\w[\w.-]{0,95}(/\w[\w.-]{0,95})?", re.ASCII)
 # What is read of a folder: no pickle, no code, and nothing from the folders of other programs' formats.
@@ -19,9 +20,9 @@ def local_folder(name: epath.PathLike) -> epath.Path:
     `huggingface_hub` keeps them, and are not fetched again while they are the newest; one process asks once.
 
     Raises:
-      UserError: if nothing is there, and the hub has no such model or cannot be reached.
+      UserError: if nothing is there, and the hub has no such model or cannot be reached; or as `reach`.
     """
-    folder = epath.Path(name)
+    folder = reach(name)
     if not isinstance(name, str) or not _NAME.fullmatch(name) or folder.exists():
         return folder
     return epath.Path(_download(name))

@@ -64,3 +64,20 @@ def test_result_is_one_line_of_the_note_and_that_of_the_table(path):
         if row.startswith(f"| [{path.stem}](../experiments/")
     ]
     assert row.endswith(f" | {result} |")
+
+
+BUILT_IN = ("captioning_shapes", "seq2seq_demo", "seq2vec_cohort", "transformer_demo", "vit_digits")
+
+
+@pytest.mark.parametrize("path", [path for path in FILES if path.stem not in BUILT_IN], ids=lambda path: path.stem)
+def test_data_in_a_store_whose_client_is_missing(path):
+    """s3fs is none of our packages, and no test installs it."""
+    config = load_config_file(str(path), NEEDED.get(path.stem, []))
+    data = config.task.data
+    if not hasattr(data, "data_dir"):
+        pytest.skip("drawn while it is trained on")
+    data.data_dir = "s3://bucket/data"
+    if path.stem == "transformer_files":  # the names of the files are its user's
+        data.train_source, data.train_target = "train.en", "train.de"
+    with pytest.raises(UserError, match=r"s3fs.*install what is missing"):
+        config.task.splits()["train"]

@@ -20,9 +20,9 @@ from tests.training.object_store import Server, serve
 from tests.training.tiny import tiny_config, train
 from tfx_jax import cli
 from tfx_jax.errors import UserError
+from tfx_jax.files import absolute
 from tfx_jax.training import checkpoint
 from tfx_jax.training.checkpoint import average_checkpoints, load_params
-from tfx_jax.training.workdir import absolute
 
 RUN = "gs://bucket/run"
 # What writes TensorBoard's file to a store tries for two minutes, too.

@@ -2,8 +2,6 @@
 
 from collections.abc import Sequence
 
-from etils import epath
-
 from tfx_jax.cli.options import add_nonfinite_option, set_up_program
 from tfx_jax.cli.parser import Parser, folder
 from tfx_jax.cli.progress import Progress
@@ -21,7 +19,7 @@ def run(argv: Sequence[str]) -> int:
     add_nonfinite_option(parser)
     arguments = parser.parse_args(argv)
     set_up_program()
-    keep_last = load_config(epath.Path(arguments.workdir)).keep_last
+    keep_last = load_config(arguments.workdir).keep_last
     last = keep_last if arguments.last is None else arguments.last
     progress = Progress("read {} checkpoints")
     steps = average_checkpoints(

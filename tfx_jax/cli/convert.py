@@ -17,6 +17,7 @@ from tfx_jax.cli.progress import Progress
 from tfx_jax.data.hf_tokenizer import TOKENIZER_FILES, HFTokenizer
 from tfx_jax.data.tokenizer_template import write_template
 from tfx_jax.errors import UserError
+from tfx_jax.files import is_local
 from tfx_jax.hub import local_folder
 from tfx_jax.models import hf
 from tfx_jax.models.hf.folder import Tensors, read_json
@@ -48,7 +49,7 @@ def run(argv: Sequence[str]) -> int:
     check_one_source(arguments)
     set_up_program()
     options = {"dtype": arguments.dtype, "allow_nonfinite": arguments.allow_nonfinite}
-    output, progress = _local(arguments.output), Progress("read {} parameters")
+    output, progress = pathlib.Path(_local(arguments.output)), Progress("read {} parameters")
     progress.stage(f"reading {arguments.model or arguments.workdir}")
     if arguments.workdir is not None:
         _refuse_to_overwrite(None, output, allowed=arguments.overwrite)
@@ -63,7 +64,7 @@ def run(argv: Sequence[str]) -> int:
         copied, left_out, before = _copy(epath.Path(arguments.workdir) / "tokenizer", output), [], None
         _surround(output, tokenizer, model.config.kind)
     else:
-        source = _local(str(local_folder(arguments.model)))
+        source = pathlib.Path(local_folder(_local(arguments.model)))
         _refuse_to_overwrite(source, output, allowed=arguments.overwrite)
         fields = _config(source)
         model = hf.load(source, allow_nonfinite=arguments.allow_nonfinite, on_read=progress.update)
@@ -107,10 +108,10 @@ def _save(
     _remove_parts(output)
 
 
-def _local(path: str) -> pathlib.Path:
-    if "://" in path:
+def _local(path: str) -> str:
+    if not is_local(path):
         raise UserError(f"{path} is not a local folder: copy it first, and what is written afterwards")
-    return pathlib.Path(path)
+    return path
 
 
 def _refuse_to_overwrite(source: pathlib.Path | None, output: pathlib.Path, *, allowed: bool) -> None:

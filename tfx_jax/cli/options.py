@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
-from etils import epath
 from flax import nnx
 
 from tfx_jax.cli.overrides import override
@@ -96,7 +95,7 @@ def load_model(
     Raises:
       UserError: if there are none, or the model that `overrides` of the configuration make has others.
     """
-    config = validate(override(load_config(epath.Path(arguments.workdir)), overrides)) if overrides else None
+    config = validate(override(load_config(arguments.workdir), overrides)) if overrides else None
     run, options = load_run(arguments.workdir, kind, config=config), {"allow_nonfinite": arguments.allow_nonfinite}
     if arguments.step is None:
         params = load_best_params(arguments.workdir, **options)

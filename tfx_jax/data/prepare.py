@@ -25,6 +25,7 @@ from typing import Any, NamedTuple
 from tfx_jax.data.download import RUN_AGAIN, Checksum, fetch, unpack, unpacked_name
 from tfx_jax.data.tfds import default_data_dir, import_tfds
 from tfx_jax.errors import UserError, printable
+from tfx_jax.files import is_local
 
 _OPEN_FILES = 1_000 + 256  # TFDS shuffles in 1,000 files, open at once
 
@@ -60,7 +61,7 @@ def prepare(
         what it should be, another process is preparing here, or the disk is full.
     """
     root = os.fspath(default_data_dir(data_dir))
-    if "://" in root:
+    if not is_local(root):
         raise UserError(
             f"array records can only be written to a local disk, not to {root}: prepare into a local folder DIR, "
             f"then run `gcloud storage cp -r DIR/{name.split('/')[0]} {root}/`"

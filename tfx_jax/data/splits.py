@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Generic, Literal, TypeVar
 
-from tfx_jax.errors import UserError
+from tfx_jax.errors import UserError, one_line
 
 Split = Literal["train", "validation", "test"]
 
@@ -38,5 +38,9 @@ class Splits(Generic[Data]):
         if split not in self._loaded:
             if split not in self:
                 raise UserError(f"config.task.data.{split}_{self._field} names no file for the {split} split")
-            self._loaded[split] = self._load(split)
+            try:
+                self._loaded[split] = self._load(split)
+            except ImportError as error:  # of the client of a store
+                told = f"the {split} split cannot be read ({one_line(error)})"
+                raise UserError(f"{told}: install what is missing, or copy the data here") from None
         return self._loaded[split]

@@ -15,6 +15,7 @@ from etils import epath
 from tfx_jax.data.disk_array import DiskArray, UnnamedFile
 from tfx_jax.data.lines import BYTE_ORDER_MARK, Block, is_gzip, read_blocks
 from tfx_jax.errors import UserError
+from tfx_jax.files import is_local
 
 Pair = dict[str, str]
 
@@ -228,7 +229,7 @@ class _Content:
 
     def __init__(self, path: epath.PathLike):
         self._path, self._copy, self._size = path, None, 0
-        if is_gzip(path) or "://" in os.fspath(path):
+        if is_gzip(path) or not is_local(path):
             self._copy = UnnamedFile()
             self._file = self._copy.descriptor
         else:

@@ -18,6 +18,7 @@ from etils import epath
 
 from tfx_jax.data.text import Pair
 from tfx_jax.errors import UserError
+from tfx_jax.files import is_local
 
 
 class TfdsPairs:
@@ -79,7 +80,7 @@ def tfds_pairs(
     """
     tfds = import_tfds()
     root = default_data_dir(data_dir)
-    folder = _copy_here(root, name) if "://" in os.fspath(root) else _find_version(root, name)
+    folder = _copy_here(root, name) if not is_local(root) else _find_version(root, name)
     try:
         builder = tfds.builder_from_directory(folder)
     except Exception as error:  # of json, protobuf and the features, each its own
@@ -186,7 +187,7 @@ def _copy_here(data_dir: epath.Path, name: str) -> epath.Path:
     except UserError:
         raise
     except Exception as error:  # every file system raises its own
-        hint = "; reading gs:// needs `pip install gcsfs`" if isinstance(error, ImportError) else ""
+        hint = ": install what is missing" if isinstance(error, ImportError) else ""
         why = " ".join(str(error).split())
         raise UserError(f"cannot copy {data_dir}/{name} to this machine: {why}{hint}") from None
 

@@ -8,6 +8,7 @@ from etils import epath
 
 from tfx_jax.data.splits import Split
 from tfx_jax.errors import UserError
+from tfx_jax.files import is_local
 from tfx_jax.models.config import ModelConfig, check_max_length
 
 GRAMMAR_SIZES: dict[Split, int] = {"train": 2_000, "validation": 200, "test": 200}
@@ -64,7 +65,7 @@ def named_paths(folder: epath.PathLike, names: str) -> list[epath.Path]:
 
 
 def _fitting(folder: epath.Path, pattern: str) -> list[epath.Path]:
-    if "://" in os.fspath(folder):
+    if not is_local(folder):
         return sorted(folder.glob(pattern))
     local = os.path.join(glob.escape(os.fspath(folder)), pattern)
     return [epath.Path(path) for path in sorted(glob.glob(local, recursive=True))]

@@ -16,12 +16,12 @@ from orbax.checkpoint import path as orbax_path
 from orbax.checkpoint import v1 as ocp
 
 from tfx_jax.errors import UserError, printable
+from tfx_jax.files import absolute, reach
 from tfx_jax.models.finite import is_finite, nonfinite
 from tfx_jax.training.checkpoint_steps import ReadableSteps, check_metrics, clear_empty, complete_steps
 from tfx_jax.training.checksums import all_checksums
 from tfx_jax.training.distributed import gather_arrays, is_primary
 from tfx_jax.training.step import Params, TrainState, average_trees, merge_trees
-from tfx_jax.training.workdir import absolute
 
 # What Orbax and its storage raise for files that are damaged, missing or cannot be written.
 _STORAGE_ERRORS = (OSError, ValueError, KeyError, TypeError, RuntimeError)
@@ -265,7 +265,7 @@ def _checkpointer(directory: epath.Path, **options: Any) -> ocp.training.Checkpo
 
 
 def _open(workdir: epath.PathLike) -> ocp.training.Checkpointer:
-    directory = epath.Path(workdir) / "checkpoints"
+    directory = reach(workdir) / "checkpoints"
     if not directory.is_dir():
         raise UserError(f"{workdir} has no checkpoints: train there first")
     checkpointer = _checkpointer(directory)

@@ -164,7 +164,7 @@ def check_config(config: ExperimentConfig, workdir: epath.Path) -> None:
         raise UserError(f"this process was started with {'; '.join(changed)} as process 0 was")
 
 
-def load_config(workdir: epath.Path) -> ExperimentConfig:
+def load_config(workdir: epath.PathLike) -> ExperimentConfig:
     """Reads what `save_config` wrote.
 
     Raises:

@@ -4,6 +4,7 @@ import re
 
 from tfx_jax.errors import UserError
 from tfx_jax.fields import check_fields
+from tfx_jax.files import check_store
 from tfx_jax.models.config import SelfAttentionConfig, check_pattern
 from tfx_jax.nn.moe import ExpertsConfig
 from tfx_jax.training.config import ExperimentConfig
@@ -15,6 +16,8 @@ def validate(config: ExperimentConfig) -> ExperimentConfig:
     _check_model(config)
     config.task.validate(config.model)
     _check_mesh(config)
+    for folder in (config.init_from, getattr(getattr(config.task, "data", None), "data_dir", "")):
+        check_store(folder)
     optimizer, every = config.optimizer, config.keep_every
     if optimizer.name == "adam" and optimizer.weight_decay:
         raise UserError('config.optimizer.weight_decay is not for "adam": choose config.optimizer.name="adamw"')

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from etils import epath
 
 from tfx_jax.errors import UserError, is_of_store, one_line
+from tfx_jax.files import is_local
 
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
@@ -24,7 +25,7 @@ def report_storage_errors(workdir: epath.PathLike) -> Iterator[None]:
     except BrokenPipeError:  # of whoever reads what is printed
         raise
     except Exception as error:
-        if "://" in os.fspath(workdir) and is_of_store(error):
+        if not is_local(workdir) and is_of_store(error):
             told = f"{workdir} cannot be reached ({one_line(error)}):"
         elif not isinstance(error, OSError):
             raise
@@ -48,7 +49,7 @@ def locked(workdir: epath.Path) -> Iterator[None]:
     Raises:
       UserError: if another process holds it; nothing of its training is touched.
     """
-    if "://" in os.fspath(workdir):
+    if not is_local(workdir):
         yield
         return
     with (pathlib.Path(workdir) / "train.lock").open("a+") as file:

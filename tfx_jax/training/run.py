@@ -153,7 +153,7 @@ def load_run(
     Raises:
       UserError: if there is none, or one of another kind, or a file that it needs is missing or damaged.
     """
-    config = load_config(epath.Path(workdir)) if config is None else config
+    config = load_config(workdir) if config is None else config
     if isinstance(config.model, SelfAttentionConfig):
         attention = computable(config.model.attention, jax.default_backend())
         config = dataclasses.replace(config, model=dataclasses.replace(cast(Any, config.model), attention=attention))
