@@ -18,6 +18,7 @@ ON_CPUS = {  # no variant of these needs more
     "captioning_shapes",
     "decomposable_sick",
     "elmo_wnut17",
+    "esim_sick",
     "san_ctc_synthetic_speech",
     "seq2seq_demo",
     "seq2seq_enja",

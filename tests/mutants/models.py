@@ -369,6 +369,54 @@ MUTANTS += (
         ("the projection has an offset", "use_bias=False", "use_bias=True"),
         ("matching sums", "[kernel[:width], -kernel[:width]]", "[kernel[:width], kernel[:width]]"),
     ),
+    *in_file(
+        "models/esim.py",
+        "models/test_esim.py",
+        (
+            "padding is read",
+            "self.encoder(drop(self.embedding(tokens), rate, rngs), mask)",
+            "self.encoder(drop(self.embedding(tokens), rate, rngs), mask | True)",
+        ),
+        ("padding is aligned", "*(mask[:, None, None] for mask in masks), attend_fn", "attend_fn"),
+        (
+            "comparisons of padding are read",
+            "self.composition(projected, mask)",
+            "self.composition(projected, mask | True)",
+        ),
+        (
+            "sentences get their own words",
+            "self._compose(a, of_b, masks[0], rngs)",
+            "self._compose(a, a, masks[0], rngs)",
+        ),
+        (
+            "the difference is the other way round",
+            "words - aligned, words * aligned",
+            "aligned - words, words * aligned",
+        ),
+        ("no product", "words - aligned, words * aligned", "words - aligned, words + aligned"),
+        ("no ReLU", "jax.nn.relu(self.projection(compared))", "self.projection(compared)"),
+        (
+            "padding is the largest",
+            "jnp.where(token_mask[..., None], x.astype(jnp.float32), -jnp.inf)",
+            "x.astype(jnp.float32)",
+        ),
+        (
+            "nothing is the largest of no words",
+            "jnp.where(token_mask.any(axis=1, keepdims=True), largest, 0.0)",
+            "largest",
+        ),
+        (
+            "the largest stands first",
+            "[mean_over_tokens(read, mask), _max_over_tokens(read, mask)]",
+            "[_max_over_tokens(read, mask), mean_over_tokens(read, mask)]",
+        ),
+        ("no tanh", "jnp.tanh(self.hidden(", "(self.hidden("),
+        (
+            "maps change places",
+            '"decoder/0/cross": of_hypothesis[:, None], "encoder/0/cross": of_premise',
+            '"decoder/0/cross": of_premise[:, None], "encoder/0/cross": of_hypothesis',
+        ),
+    ),
 )
 
 MUTANTS += in_file(

@@ -10,7 +10,7 @@ from tests.nn.programs import draw, jitted, normal, params_of
 from tfx_jax.functional.recurrent import scan_cell
 from tfx_jax.nn.recurrent import CELLS, BidirectionalLayer, RecurrentLayer, run_layers
 
-B, S, D = 3, 7, 6
+B, S, D, INPUTS = 3, 7, 6, 5
 LENGTHS = np.array([7, 4, 1])
 MASK = np.arange(S) < LENGTHS[:, None]
 
@@ -59,20 +59,23 @@ def test_a_cell_is_that_of_pytorch(cell):
 @pytest.mark.parity
 def test_two_bidirectional_layers_are_those_of_pytorch():
     torch = pytest.importorskip("torch")
-    layers = [draw(lambda: BidirectionalLayer(CELLS["lstm"], D, rngs=nnx.Rngs(0)), seed=seed) for seed in (1, 2)]
+    layers = [
+        draw(lambda: BidirectionalLayer(CELLS["lstm"], D, input_size=INPUTS, rngs=nnx.Rngs(0)), seed=1),
+        draw(lambda: BidirectionalLayer(CELLS["lstm"], D, rngs=nnx.Rngs(0)), seed=2),
+    ]
 
     def read(layers, x):
         for layer in layers:
             x, last = layer(x, MASK)
         return x, last
 
-    x, weights = normal(3, B, S, D), {}
+    x, weights = normal(3, B, S, INPUTS), {}
     for number, layer in enumerate(layers):
         params = params_of(layer)
         weights |= torch_weights(params["forward"], f"l{number}")
         weights |= torch_weights(params["backward"], f"l{number}_reverse")
     out, last = jitted(read)(layers, x)
-    module = torch.nn.LSTM(D, D // 2, 2, batch_first=True, bidirectional=True)
+    module = torch.nn.LSTM(INPUTS, D // 2, 2, batch_first=True, bidirectional=True)
     wanted, wanted_last = run_torch(torch, module, weights, x)
     np.testing.assert_allclose(out * MASK[..., None], wanted, atol=1e-6)
     np.testing.assert_allclose(last, wanted_last, atol=1e-6)

@@ -244,6 +244,13 @@ CASES = {
         labelled_pairs,
         lambda batch: {"label": batch["row_weights"] == 0},
     ),
+    "sentence-pairs-esim": Case(
+        sentence_pair_loss,
+        models.Esim,
+        models.EsimConfig(V, 8, 6, dropout_rate=0.0, labels=("a", "b", "c"), pad_id=PAD),
+        labelled_pairs,
+        lambda batch: {"label": batch["row_weights"] == 0},
+    ),
     "images": Case(
         image_classification_loss,
         models.ViTClassifier,

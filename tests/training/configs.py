@@ -13,6 +13,7 @@ from tfx_jax.models import (
 )
 from tfx_jax.models.decomposable import DecomposableConfig
 from tfx_jax.models.elmo import ElmoConfig
+from tfx_jax.models.esim import EsimConfig
 from tfx_jax.models.long_encoder import LongEncoderConfig
 from tfx_jax.models.seq2vec import Seq2VecConfig
 from tfx_jax.models.transformer_xl import TransformerXLConfig
@@ -67,6 +68,7 @@ TRAININGS = [
     (ViTConfig, ImageClassificationConfig, ImageData),
     (Seq2VecConfig, EventClassificationConfig, EventData),
     (DecomposableConfig, SentencePairConfig, LabelledData),
+    (EsimConfig, SentencePairConfig, LabelledData),
     (LongEncoderConfig, LongRangeConfig, ListOpsData),
     (LongEncoderConfig, LongRangeConfig, SectionData),
     (LongEncoderConfig, LongRangeConfig, PassagePairData),

@@ -28,6 +28,7 @@ from tfx_jax.models import (
 )
 from tfx_jax.models.decomposable import DecomposableConfig
 from tfx_jax.models.elmo import ElmoConfig
+from tfx_jax.models.esim import EsimConfig
 from tfx_jax.models.long_encoder import LongEncoderConfig
 from tfx_jax.models.seq2vec import Seq2VecConfig
 from tfx_jax.models.transformer_xl import TransformerXLConfig
@@ -89,6 +90,7 @@ MODELS = (
     ViTConfig,
     Seq2VecConfig,
     DecomposableConfig,
+    EsimConfig,
     LongEncoderConfig,
 )
 

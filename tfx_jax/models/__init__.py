@@ -14,6 +14,7 @@ from tfx_jax.models.conformer import Conformer, ConformerConfig
 from tfx_jax.models.decomposable import DecomposableAttention, DecomposableConfig
 from tfx_jax.models.elmo import Elmo, ElmoConfig, ElmoLanguageModel
 from tfx_jax.models.elmo_tagger import ElmoTagger
+from tfx_jax.models.esim import Esim, EsimConfig
 from tfx_jax.models.gpt import GPT, GPTConfig
 from tfx_jax.models.long_encoder import LongEncoder, LongEncoderConfig
 from tfx_jax.models.reformer import Reformer, ReformerConfig
@@ -45,6 +46,8 @@ __all__ = [
     "ElmoConfig",
     "ElmoLanguageModel",
     "ElmoTagger",
+    "Esim",
+    "EsimConfig",
     "GPTConfig",
     "LongEncoder",
     "LongEncoderConfig",

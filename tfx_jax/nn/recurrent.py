@@ -59,18 +59,28 @@ class RecurrentLayer(nnx.Module):
 class BidirectionalLayer(nnx.Module):
     """Two cells that read in opposite directions (Schuster and Paliwal, 1997), each with half the units."""
 
-    def __init__(self, cell: Cell, size: int, *, dtype: DTypeLike = jnp.float32, rngs: nnx.Rngs):
-        make = functools.partial(RecurrentLayer, cell, size, size // 2, dtype=dtype, rngs=rngs)
+    def __init__(
+        self,
+        cell: Cell,
+        size: int,
+        *,
+        input_size: int | None = None,
+        dtype: DTypeLike = jnp.float32,
+        rngs: nnx.Rngs,
+    ):
+        """Draws the parameters; what it reads is as wide as what it gives out, unless `input_size` says otherwise."""
+        input_size = size if input_size is None else input_size
+        make = functools.partial(RecurrentLayer, cell, input_size, size // 2, dtype=dtype, rngs=rngs)
         self.forward, self.backward = make(), make()
         self.num_states = cell.num_states
 
     def __call__(
-        self, x: Float[Array, "B S D"], token_mask: Bool[Array, "B S"]
+        self, x: Float[Array, "B S I"], token_mask: Bool[Array, "B S"]
     ) -> tuple[Float[Array, "B S D"], Float[Array, "B D"]]:
         """Returns both outputs at each position beside each other, and the last ones of either direction."""
         outputs, last = [], []
         for layer, is_reversed in ((self.forward, False), (self.backward, True)):
-            gates, zeros = layer.gates(x), jnp.zeros((x.shape[0], x.shape[-1] // 2))
+            gates, zeros = layer.gates(x), jnp.zeros((x.shape[0], layer.recurrent.shape[0]))
             state = (zeros,) * self.num_states
             read, state = scan_cell(layer.step, gates, state, layer.weights, token_mask, is_reversed=is_reversed)
             outputs.append(read)

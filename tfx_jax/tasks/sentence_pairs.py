@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, cast
+from typing import Any, Protocol, cast
 
 import grain
 import jax
@@ -17,8 +17,7 @@ from tfx_jax.data.labelled import LabelledPair
 from tfx_jax.data.splits import Split, Splits
 from tfx_jax.errors import UserError
 from tfx_jax.fields import documented, fraction
-from tfx_jax.models.config import ModelConfig, require_kind
-from tfx_jax.models.decomposable import DecomposableConfig
+from tfx_jax.models.config import MakesModel, ModelConfig, require_kind
 from tfx_jax.nn.attention import ShardAttention
 from tfx_jax.tasks.answers import Prediction, class_predictions
 from tfx_jax.tasks.artifacts import setup_json, setup_tokenizer
@@ -40,6 +39,22 @@ from tfx_jax.tasks.task import Artifacts, EvalResult, MetricInfo, PlannedTask
 from tfx_jax.tasks.text_files import few_boundaries
 
 Pairs = Sequence[LabelledPair]
+
+
+class SentencePairModelConfig(MakesModel, Protocol):
+    """The configuration of a model of the kind "sentence_pair".
+
+    Attributes:
+      labels: the classes, which the task sets.
+      pad_id: the token that fills a row, likewise.
+    """
+
+    labels: tuple[str, ...]
+    pad_id: int
+
+    def training_flops(self, rows: int, length: int) -> int:
+        """Counts the model FLOPs of a training step, see `tfx_jax.models.flops`."""
+        ...
 
 
 def _pair_data() -> LabelledData:
@@ -75,7 +90,7 @@ class SentencePairConfig:
         """Returns the pairs and labels of each split."""
         return Splits(self.data.has_split, lambda split: cast(Pairs, self.data.load(split)))
 
-    def setup(self, model: DecomposableConfig, splits: Splits[Pairs], artifacts: Artifacts) -> "SentencePairTask":
+    def setup(self, model: SentencePairModelConfig, splits: Splits[Pairs], artifacts: Artifacts) -> "SentencePairTask":
         """See `tfx_jax.tasks.task.TaskConfig`."""
         tokenizer, model = setup_tokenizer(
             artifacts, model, lambda: self.texts(splits["train"]), kind=self.data.tokenizer, family="bert"
@@ -83,10 +98,10 @@ class SentencePairConfig:
         labels = setup_json(artifacts, "labels.json", lambda: labels_of(splits["train"]))
         if tokenizer.pad_id is None:
             raise UserError(f"the tokenizer of {artifacts.folder} has no token for padding")
-        model = dataclasses.replace(model, labels=tuple(labels), pad_id=tokenizer.pad_id)
+        model = dataclasses.replace(cast(Any, model), labels=tuple(labels), pad_id=tokenizer.pad_id)
         return SentencePairTask(self, model, splits, tokenizer)
 
-    def planned(self, model: DecomposableConfig, options: LoaderOptions) -> PlannedTask:
+    def planned(self, model: SentencePairModelConfig, options: LoaderOptions) -> PlannedTask:
         """See `tfx_jax.tasks.task.TaskConfig`."""
         batch = planned_batch(
             self.data,
@@ -94,7 +109,7 @@ class SentencePairConfig:
             dtypes=dict.fromkeys(("premise", "hypothesis"), np.int32),
             scalars={"label": np.int32, "row_weights": np.float32},
         )
-        model = dataclasses.replace(model, labels=("one", "other"))
+        model = dataclasses.replace(cast(Any, model), labels=("one", "other"))
         return PlannedTask(SentencePairTask(self, model, NO_DATA, NO_DATA), batch)
 
     def plain(self, text: str) -> str:
@@ -120,7 +135,7 @@ class SentencePairTask:
     def __init__(
         self,
         config: SentencePairConfig,
-        model_config: DecomposableConfig,
+        model_config: SentencePairModelConfig,
         splits: Splits[Pairs],
         tokenizer: HFTokenizer,
     ):

@@ -1,5 +1,6 @@
 """Pairs become the right rows; scores are those of what the model says; alignments, and a training that learns."""
 
+import copy
 import json
 import pathlib
 
@@ -13,6 +14,7 @@ from tests.training.tiny import pictures
 from tfx_jax.cli import main
 from tfx_jax.errors import UserError
 from tfx_jax.models.decomposable import DecomposableConfig
+from tfx_jax.models.esim import EsimConfig
 from tfx_jax.tasks.classification import LabelledData
 from tfx_jax.tasks.sentence_pairs import SentencePairConfig, SentencePairTask
 from tfx_jax.training.config import ExperimentConfig
@@ -20,15 +22,18 @@ from tfx_jax.training.config_checks import validate
 from tfx_jax.training.run import make_run
 from tfx_jax.training.sharding import make_mesh
 
-EXPERIMENT = pathlib.Path(__file__).parents[3] / "experiments" / "decomposable_sick.py"
+EXPERIMENTS = pathlib.Path(__file__).parents[3] / "experiments"
+MODELS = {
+    "decomposable": DecomposableConfig(600, d_embedding=8, d_model=6, d_ff=5),
+    "esim": EsimConfig(600, d_embedding=8, d_model=6),
+}
 PAIRS = "A\tB\trelation\nThe dog runs fast\tA Dog runs\tyes\nA dog\tThe dog runs\tmaybe\nA dog runs\tNo dog\tno\n"
 
 
-def opened(workdir, *, lowercase=True, swapped_labels="", **data):
-    model = DecomposableConfig(600, d_embedding=8, d_model=6, d_ff=5)
+def opened(workdir, *, model="decomposable", lowercase=True, swapped_labels="", **data):
     data = {"dataset": "grammar_pairs", "tokenizer": "words", "max_length": 9, "tokens_per_batch": 90} | data
     task = SentencePairConfig(LabelledData(**data), lowercase, swapped_labels)
-    run = make_run(validate(ExperimentConfig(model=model, task=task)), workdir)
+    run = make_run(validate(ExperimentConfig(model=copy.copy(MODELS[model]), task=task)), workdir)
     assert type(run.task) is SentencePairTask
     return run
 
@@ -94,8 +99,9 @@ def test_what_the_model_says_is_scored(files, tmp_path):
     assert metrics["accuracy"] == pytest.approx(100 / 3)
 
 
-def test_alignments_are_those_of_the_pair_alone(files, tmp_path, draw_model):
-    run = opened(tmp_path / "run", **files)
+@pytest.mark.parametrize("model", MODELS)
+def test_alignments_are_those_of_the_pair_alone(model, files, tmp_path, draw_model):
+    run = opened(tmp_path / "run", model=model, **files)
     params = jax.device_get(nnx.to_pure_dict(nnx.state(draw_model(run.make_model))))
     maps, first, second = run.task.attention(run.trained(params), "The dog runs away", "a DOG")
     assert (first, second) == (["the", "dog", "runs"], ["a", "dog"])
@@ -111,11 +117,12 @@ def test_alignments_are_those_of_the_pair_alone(files, tmp_path, draw_model):
 
 
 @pytest.mark.slow
-def test_training_on_the_command_line_learns_and_draws(tmp_path, capsys):
+@pytest.mark.parametrize("name", ["decomposable_sick", "esim_sick"])
+def test_training_on_the_command_line_learns_and_draws(name, tmp_path, capsys):
     """Word by word, built-in pairs are told apart far better than by chance; whoever contradicts, negates."""
     workdir, picture = tmp_path / "run", tmp_path / "pair.png"
     more = ["--config.num_steps=300", "--config.eval_every=0", "--config.mesh.data=1"]
-    assert main(["train", f"--config={EXPERIMENT}:grammar", f"--workdir={workdir}", *more]) == 0
+    assert main(["train", f"--config={EXPERIMENTS / name}.py:grammar", f"--workdir={workdir}", *more]) == 0
     capsys.readouterr()
     assert main(["evaluate", f"--workdir={workdir}", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["accuracy"] > 60  # by chance, 33
