@@ -6,6 +6,26 @@ _STEPS = "models/test_gpt.py -k steps, models/test_transformer_decoding.py"
 
 MUTANTS = (
     *in_file(
+        "nn/pooling.py",
+        "models/test_esim.py, models/test_long_encoder.py",
+        ("padding is pooled", "jnp.where(token_mask[..., None], x.astype(jnp.float32), 0.0)", "x.astype(jnp.float32)"),
+        (
+            "the mean is over padding",
+            "jnp.maximum(token_mask.sum(axis=1, keepdims=True), 1)",
+            "jnp.array(x.shape[1])[None, None]",
+        ),
+        (
+            "padding is the largest",
+            "jnp.where(token_mask[..., None], x.astype(jnp.float32), -jnp.inf)",
+            "x.astype(jnp.float32)",
+        ),
+        (
+            "nothing is the largest of no words",
+            "jnp.where(token_mask.any(axis=1, keepdims=True), largest, 0.0)",
+            "largest",
+        ),
+    ),
+    *in_file(
         "nn/attention.py",
         "nn/test_attention.py",
         (

@@ -4,19 +4,20 @@ from tfx_jax.models import (
     BertConfig,
     CaptionerConfig,
     ConformerConfig,
+    DecomposableConfig,
+    ElmoConfig,
+    EsimConfig,
     GPTConfig,
+    LongEncoderConfig,
     ReformerConfig,
     SanCTCConfig,
+    Seq2SeqConfig,
+    Seq2VecConfig,
     T5Config,
     TransformerConfig,
+    TransformerXLConfig,
     ViTConfig,
 )
-from tfx_jax.models.decomposable import DecomposableConfig
-from tfx_jax.models.elmo import ElmoConfig
-from tfx_jax.models.esim import EsimConfig
-from tfx_jax.models.long_encoder import LongEncoderConfig
-from tfx_jax.models.seq2vec import Seq2VecConfig
-from tfx_jax.models.transformer_xl import TransformerXLConfig
 from tfx_jax.tasks.bert_pretraining import BertPretrainingConfig
 from tfx_jax.tasks.bidirectional_language_modeling import BidirectionalLanguageModelConfig
 from tfx_jax.tasks.caption_data import CaptionData
@@ -47,6 +48,7 @@ from tfx_jax.training.config import ExperimentConfig
 
 TRAININGS = [
     (TransformerConfig, TranslationConfig, PairData),
+    (Seq2SeqConfig, TranslationConfig, PairData),
     (GPTConfig, LanguageModelConfig, TextData),
     (GPTConfig, DuplicationConfig, DuplicationData),
     (ReformerConfig, LanguageModelConfig, TextData),
@@ -73,9 +75,9 @@ TRAININGS = [
     (LongEncoderConfig, LongRangeConfig, SectionData),
     (LongEncoderConfig, LongRangeConfig, PassagePairData),
 ]
-"""Every task with each of its data, and a model that it takes: the classes of configurations of model, task and data.
+"""Every task with each of its data, and every model with a task: classes of configurations of model, task and data.
 
-`test_config.py` sees that no task is missing.
+`test_config.py` sees that no task is missing, and `test_run.py` that no model is.
 """
 
 

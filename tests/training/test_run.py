@@ -12,26 +12,11 @@ import pytest
 from etils import epath
 from flax import nnx
 
+import tfx_jax.models
 import tfx_jax.tasks
+from tests.training.configs import TRAININGS
 from tfx_jax.errors import UserError
-from tfx_jax.models import (
-    BertConfig,
-    CaptionerConfig,
-    ConformerConfig,
-    GPTConfig,
-    ReformerConfig,
-    SanCTCConfig,
-    Seq2SeqConfig,
-    T5Config,
-    TransformerConfig,
-    ViTConfig,
-)
-from tfx_jax.models.decomposable import DecomposableConfig
-from tfx_jax.models.elmo import ElmoConfig
-from tfx_jax.models.esim import EsimConfig
-from tfx_jax.models.long_encoder import LongEncoderConfig
-from tfx_jax.models.seq2vec import Seq2VecConfig
-from tfx_jax.models.transformer_xl import TransformerXLConfig
+from tfx_jax.models import GPTConfig
 from tfx_jax.tasks.bert_pretraining import BertPretrainingConfig
 from tfx_jax.tasks.bidirectional_language_modeling import BidirectionalLanguageModelConfig
 from tfx_jax.tasks.captioning import CaptioningConfig
@@ -75,24 +60,7 @@ KINDS = {
     BidirectionalLanguageModelConfig: "elmo",
     QuestionAnsweringConfig: "bert",
 }
-MODELS = (
-    TransformerConfig,
-    T5Config,
-    Seq2SeqConfig,
-    GPTConfig,
-    ReformerConfig,
-    TransformerXLConfig,
-    BertConfig,
-    SanCTCConfig,
-    ConformerConfig,
-    ElmoConfig,
-    CaptionerConfig,
-    ViTConfig,
-    Seq2VecConfig,
-    DecomposableConfig,
-    EsimConfig,
-    LongEncoderConfig,
-)
+MODELS = tuple(dict.fromkeys(model for model, _, _ in TRAININGS))
 
 
 def kinds_of(task):
@@ -110,12 +78,17 @@ def pairs(*, fit):
     ]
 
 
-def test_all_tasks_are_tested_here():
-    modules = [
-        importlib.import_module(found.name) for found in pkgutil.iter_modules(tfx_jax.tasks.__path__, "tfx_jax.tasks.")
-    ]
-    classes = {kind for module in modules for _, kind in inspect.getmembers(module, dataclasses.is_dataclass)}
-    assert {kind for kind in classes if hasattr(kind, "setup")} == set(KINDS)
+def classes_of(package):
+    """The dataclasses of all files of a package."""
+    found = pkgutil.iter_modules(package.__path__, f"{package.__name__}.")
+    modules = [importlib.import_module(module.name) for module in found]
+    return {kind for module in modules for _, kind in inspect.getmembers(module, dataclasses.is_dataclass)}
+
+
+def test_all_tasks_and_models_are_tested_here():
+    assert {kind for kind in classes_of(tfx_jax.tasks) if hasattr(kind, "setup")} == set(KINDS)
+    models = {kind for kind in classes_of(tfx_jax.models) if hasattr(kind, "kind")}
+    assert models == set(MODELS) == {getattr(tfx_jax.models, model.__name__) for model in MODELS}
     assert {model.kind for model in MODELS} == {kind for task in KINDS for kind in kinds_of(task)}
 
 

@@ -23,6 +23,7 @@ from tfx_jax.models.seq2seq import Seq2Seq, Seq2SeqConfig
 from tfx_jax.models.seq2vec import Seq2Vec, Seq2VecConfig
 from tfx_jax.models.t5 import T5, T5Config
 from tfx_jax.models.transformer import Transformer, TransformerConfig
+from tfx_jax.models.transformer_xl import TransformerXL, TransformerXLConfig
 from tfx_jax.models.vit import ViT, ViTClassifier, ViTConfig
 
 __all__ = [
@@ -62,6 +63,8 @@ __all__ = [
     "T5Config",
     "Transformer",
     "TransformerConfig",
+    "TransformerXL",
+    "TransformerXLConfig",
     "ViT",
     "ViTClassifier",
     "ViTConfig",

@@ -13,11 +13,11 @@ from jaxtyping import Array, Bool, Float, Int
 from tfx_jax.fields import at_least, documented, fraction, one_of
 from tfx_jax.functional.decomposable import attend_both
 from tfx_jax.models.config import DTYPES
-from tfx_jax.models.long_encoder import mean_over_tokens
 from tfx_jax.nn.attention import ShardAttention
 from tfx_jax.nn.dropout import drop
 from tfx_jax.nn.embedding import Embedding
 from tfx_jax.nn.linear import Linear
+from tfx_jax.nn.pooling import max_over_tokens, mean_over_tokens
 from tfx_jax.nn.recurrent import CELLS, BidirectionalLayer
 
 
@@ -132,10 +132,4 @@ class Esim(nnx.Module):
         compared = jnp.concatenate([words, aligned, words - aligned, words * aligned], axis=-1)
         projected = drop(jax.nn.relu(self.projection(compared)), self.config.dropout_rate, rngs)
         read, _ = self.composition(projected, mask)
-        return jnp.concatenate([mean_over_tokens(read, mask), _max_over_tokens(read, mask)], axis=-1)
-
-
-def _max_over_tokens(x: Float[Array, "B T D"], token_mask: Bool[Array, "B T"]) -> Float[Array, "B D"]:
-    """Returns the largest number of each column where there is a token, float32; zeros for a row without any."""
-    largest = jnp.where(token_mask[..., None], x.astype(jnp.float32), -jnp.inf).max(axis=1)
-    return jnp.where(token_mask.any(axis=1, keepdims=True), largest, 0.0)
+        return jnp.concatenate([mean_over_tokens(read, mask), max_over_tokens(read, mask)], axis=-1)

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Float, Int
 
 from tfx_jax.fields import at_least, documented, fraction, one_of
 from tfx_jax.functional.linear import add_bias
@@ -24,6 +24,7 @@ from tfx_jax.nn.feed_forward import ACTIVATIONS, FeedForward
 from tfx_jax.nn.layers import EncoderLayer, Residual
 from tfx_jax.nn.linear import Linear
 from tfx_jax.nn.normalization import LayerNorm
+from tfx_jax.nn.pooling import mean_over_tokens
 from tfx_jax.nn.stack import REMATS, scan_layers, stack_layers
 
 
@@ -191,9 +192,3 @@ class LongEncoder(nnx.Module):
         if not return_attention:
             return pooled, None
         return pooled, {f"encoder/{index}/self": weights for index, weights in enumerate(maps["self"])}
-
-
-def mean_over_tokens(x: Float[Array, "B T D"], token_mask: Bool[Array, "B T"]) -> Float[Array, "B D"]:
-    """Returns the mean of the vectors where there is a token, float32 [B, D]; zeros for a row without any."""
-    kept = jnp.where(token_mask[..., None], x.astype(jnp.float32), 0.0)
-    return kept.sum(axis=1) / jnp.maximum(token_mask.sum(axis=1, keepdims=True), 1).astype(jnp.float32)
