@@ -195,8 +195,8 @@ MUTANTS = (
         "models/test_seq2seq.py -k loop, models/test_seq2seq.py -k steps, models/test_seq2seq.py -k fits",
         (
             "no input feeding",
-            "DecoderState(tuple(layers), context, state.position + 1, coverage)",
-            "DecoderState(tuple(layers), state.fed, state.position + 1, coverage)",
+            "DecoderState(layers, context, state.position + 1, coverage)",
+            "DecoderState(layers, state.fed, state.position + 1, coverage)",
         ),
         (
             "Bahdanau asks with the first layer",

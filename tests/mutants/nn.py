@@ -226,7 +226,11 @@ MUTANTS = (
         "models/test_seq2seq.py -k loop",
         ("both directions read forwards", "is_reversed=is_reversed)", "is_reversed=False)"),
         ("the last of both is the same", "last.append(state[0])", "last.append(state[-1])"),
-        ("all layers begin as the first", "zip(above, others, strict=True)", "zip(above, states, strict=False)"),
+        (
+            "all layers begin as the first",
+            "state in zip(above, others, strict=True)",
+            "state in zip(above, states, strict=False)",
+        ),
         (
             "nothing between layers",
             "layer.gates(between(output))",

@@ -8,7 +8,7 @@ from flax import nnx
 
 from tests.nn.programs import draw, jitted, normal, params_of
 from tfx_jax.functional.recurrent import scan_cell
-from tfx_jax.nn.recurrent import CELLS, BidirectionalLayer, RecurrentLayer, run_layers
+from tfx_jax.nn.recurrent import CELLS, BidirectionalLayer, RecurrentLayer, run_layers, step_layers
 
 B, S, D = 3, 7, 6
 LENGTHS = np.array([7, 4, 1])
@@ -90,11 +90,8 @@ def test_a_run_of_layers_is_a_loop_over_steps(cell):
     def loop(layers, x, states):
         now, outputs = [tuple(state) for state in states], []
         for step in range(S):
-            y = x[:, step]
-            for number, layer in enumerate(layers):
-                now[number] = layer(layer.gates(y if number == 0 else y * y), now[number])
-                y = now[number][0]
-            outputs.append(y)
+            now = step_layers(layers, layers[0].gates(x[:, step]), now, between=lambda y, _: y * y)
+            outputs.append(now[-1][0])
         return jnp.stack(outputs, axis=1)
 
     np.testing.assert_allclose(jitted(run)(layers, x, states), jitted(loop)(layers, x, states), atol=1e-6)

@@ -26,7 +26,7 @@ from tfx_jax.nn.auxiliary import AuxiliaryLoss, StepMetric
 from tfx_jax.nn.decoding import Decoder
 from tfx_jax.nn.dropout import drop
 from tfx_jax.nn.embedding import Embedding
-from tfx_jax.nn.recurrent import CELLS, BidirectionalLayer, RecurrentLayer, run_layers
+from tfx_jax.nn.recurrent import CELLS, BidirectionalLayer, RecurrentLayer, run_layers, step_layers
 from tfx_jax.nn.stack import scan_layers, stack_layers, unstack_layers
 
 VARIANTS = ("fixed", "bahdanau", "luong")
@@ -292,7 +292,7 @@ class Seq2Seq(nnx.Module):
         vector itself, twice), and, with `return_attention` or coverage, the weights, [B, 1, R / B, S]. A stack is taken
         apart here, outside of the loop over steps.
         """
-        below, *above = self._layers()
+        stack = self._layers()
         feed, readout = (param[...].astype(self.embedding.dtype) for param in (self.feed, self.readout))
         variant, rate = self.config.variant, self.config.dropout_rate
         has_weights = return_attention or self.config.coverage is not None
@@ -304,11 +304,8 @@ class Seq2Seq(nnx.Module):
                 context, weights = attend(state.layers[-1][0], state)
             if variant != "fixed":
                 gates = gates + narrow_product(context, feed)
-            first, *others = state.layers
-            layers = [below(gates, first)]
-            for number, (layer, before) in enumerate(zip(above, others, strict=True)):
-                told = dropout(layers[-1][0], rate, None if key is None else jax.random.fold_in(key, number))
-                layers.append(layer(layer.gates(told), before))
+            between = lambda x, number: dropout(x, rate, None if key is None else jax.random.fold_in(key, number))  # noqa: E731
+            layers = step_layers(stack, gates, state.layers, between=between)
             output = layers[-1][0]
             if variant == "luong":
                 context, weights = attend(output, state)
@@ -317,7 +314,7 @@ class Seq2Seq(nnx.Module):
             coverage = state.coverage
             if coverage is not None and weights is not None:
                 coverage = coverage + weights.reshape(coverage.shape)
-            return DecoderState(tuple(layers), context, state.position + 1, coverage), (output, context), weights
+            return DecoderState(layers, context, state.position + 1, coverage), (output, context), weights
 
         return advance
 

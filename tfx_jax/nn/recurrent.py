@@ -98,3 +98,25 @@ def run_layers(
     for layer, state in zip(above, others, strict=True):
         output, _ = scan_cell(layer.step, layer.gates(between(output)), state, layer.weights)
     return output
+
+
+def step_layers(
+    layers: Sequence[RecurrentLayer],
+    gates: Float[Array, "B GH"],
+    states: Sequence[State],
+    *,
+    between: Callable[[Array, int], Array],
+) -> tuple[State, ...]:
+    """Takes one step of each layer, for what `run_layers` cannot run: a decoder that is told what it wrote before.
+
+    Args:
+      layers: from below.
+      gates: what inputs add to the gates of the first.
+      states: what each was before.
+      between: what becomes of the output of a layer, by its number, before the next one reads it.
+    """
+    (first, *above), (state, *others) = layers, states
+    after = [first(gates, state)]
+    for number, (layer, state) in enumerate(zip(above, others, strict=True)):
+        after.append(layer(layer.gates(between(after[-1][0], number)), state))
+    return tuple(after)
