@@ -226,6 +226,13 @@ MUTANTS = (
         ),
     ),
     *in_file(
+        "models/seq2seq.py",
+        "models/test_seq2seq_dropout.py",
+        ("layers above each other are dropped alone", "between=above, kept=memory.kept)", "between=above)"),
+        ("steps drop nothing", "between=between, kept=memory.kept)", "between=between)"),
+        ("the encoder drops nothing", "rngs, inputs=kept, unroll=True)", "rngs, unroll=True)"),
+    ),
+    *in_file(
         "models/seq2seq_attention.py",
         "models/test_seq2seq.py -k loop, models/test_seq2seq.py -k steps",
         (
