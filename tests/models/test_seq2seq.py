@@ -58,18 +58,18 @@ def layer_of(stack, index):
     return jax.tree.map(lambda leaf: leaf[index], stack)
 
 
-def cell_step(cell, weights, x, state):
-    """One step of one row; the blocks of each matrix by their letters."""
+def cell_step(cell, weights, x, state, kept=1.0):
+    """One step of one row; the blocks of each matrix by their letters, `kept` of what the recurrent ones are told."""
     num_gates = {"lstm": 4, "gru": 3}[cell]
     w, u, b = (np.split(weights[name], num_gates, axis=-1) for name in ("kernel", "recurrent", "bias"))
     if cell == "lstm":
         h, c = state
-        i, f, g, o = (x @ w[k] + h @ u[k] + b[k] for k in range(4))
+        i, f, g, o = (x @ w[k] + (kept * h) @ u[k] + b[k] for k in range(4))
         c = expit(f) * c + expit(i) * np.tanh(g)
         return expit(o) * np.tanh(c), c
     (h,) = state
-    r, z = (expit(x @ w[k] + h @ u[k] + b[k]) for k in range(2))
-    return (z * h + (1 - z) * np.tanh(x @ w[2] + (r * h) @ u[2] + b[2]),)
+    r, z = (expit(x @ w[k] + (kept * h) @ u[k] + b[k]) for k in range(2))
+    return (z * h + (1 - z) * np.tanh(x @ w[2] + (r * kept * h) @ u[2] + b[2]),)
 
 
 class Oracle:
@@ -78,15 +78,25 @@ class Oracle:
     def __init__(self, model):
         self.config, self.params = model.config, params_of(model, np.float64)
         self.num_states = 2 if self.config.cell == "lstm" else 1
+        # Masks of recurrent dropout, [layers, 2, D / 2] and [layers, D].
+        self.kept_in_encoder, self.kept = (
+            np.ones((self.config.num_layers, 2, 1)),
+            np.ones((self.config.decoder_depth, 1)),
+        )
 
     def read(self, tokens):
         x = self.params["embedding"]["table"][tokens] * np.sqrt(D)
         for index in range(self.config.num_layers):
             layer, outputs, last = layer_of(self.params["encoder_layers"], index), {}, {}
-            for name, places in (("forward", range(len(x))), ("backward", reversed(range(len(x))))):
+            for name, places, kept in zip(
+                ("forward", "backward"),
+                (range(len(x)), reversed(range(len(x)))),
+                self.kept_in_encoder[index],
+                strict=True,
+            ):
                 state = (np.zeros(D // 2),) * self.num_states
                 for place in places:
-                    state = cell_step(self.config.cell, layer[name], x[place], state)
+                    state = cell_step(self.config.cell, layer[name], x[place], state, kept)
                     outputs[name, place] = last[name] = state[0]
             x = np.array([np.concatenate([outputs["forward", t], outputs["backward", t]]) for t in range(len(x))])
         return x, np.concatenate([last["forward"], last["backward"]])
@@ -152,7 +162,7 @@ class Oracle:
             x = np.concatenate([word, fed])
             for index in range(depth):
                 layer = layer_of(p["decoder_layers"], index - 1) if index else self.first_cell()
-                states[index] = cell_step(self.config.cell, layer, x, states[index])
+                states[index] = cell_step(self.config.cell, layer, x, states[index], self.kept[index])
                 x = states[index][0]
             if variant == "luong":
                 context, weights = self.attend(x, memory, step)

@@ -466,9 +466,21 @@ MUTANTS = (
         "models/test_seq2seq.py -k loop",
         (
             "the reset gate acts behind the product",
-            "narrow_product(r * h, recurrent[:, 2 * size :])",
-            "r * narrow_product(h, recurrent[:, 2 * size :])",
+            "narrow_product(r * told, recurrent[:, 2 * size :])",
+            "r * narrow_product(told, recurrent[:, 2 * size :])",
         ),
         ("padding is read", "jnp.where(exists[:, None], new, old)", "new"),
+        (
+            "a GRU carries over what is dropped",
+            "return (z * h + (1 - z) * n,)",
+            "return (z * told + (1 - z) * n,)",
+            "models/test_seq2seq_dropout.py -k loop",
+        ),
+        (
+            "a new state of a GRU is told all",
+            "narrow_product(r * told, ",
+            "narrow_product(r * h, ",
+            "models/test_seq2seq_dropout.py -k loop",
+        ),
     ),
 )

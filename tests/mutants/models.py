@@ -195,8 +195,8 @@ MUTANTS = (
         "models/test_seq2seq.py -k loop, models/test_seq2seq.py -k steps, models/test_seq2seq.py -k fits",
         (
             "no input feeding",
-            "DecoderState(tuple(layers), context, state.position + 1, coverage)",
-            "DecoderState(tuple(layers), state.fed, state.position + 1, coverage)",
+            "DecoderState(layers, context, state.position + 1, coverage)",
+            "DecoderState(layers, state.fed, state.position + 1, coverage)",
         ),
         (
             "Bahdanau asks with the first layer",
@@ -224,6 +224,13 @@ MUTANTS = (
             "coverage_loss(weights[:, 0, 0], before.coverage)",
             "coverage_loss(weights[:, 0, 0], before.coverage + weights[:, 0, 0])",
         ),
+    ),
+    *in_file(
+        "models/seq2seq.py",
+        "models/test_seq2seq_dropout.py",
+        ("layers above each other are dropped alone", "between=above, kept=memory.kept)", "between=above)"),
+        ("steps drop nothing", "between=between, kept=memory.kept)", "between=between)"),
+        ("the encoder drops nothing", "rngs, inputs=kept, unroll=True)", "rngs, unroll=True)"),
     ),
     *in_file(
         "models/seq2seq_attention.py",

@@ -244,14 +244,30 @@ MUTANTS = (
     *in_file(
         "nn/recurrent.py",
         "models/test_seq2seq.py -k loop",
-        ("both directions read forwards", "is_reversed=is_reversed)", "is_reversed=False)"),
+        ("both directions read forwards", "kept=mask, is_reversed=is_reversed)", "kept=mask, is_reversed=False)"),
         ("the last of both is the same", "last.append(state[0])", "last.append(state[-1])"),
-        ("all layers begin as the first", "zip(above, others, strict=True)", "zip(above, states, strict=False)"),
+        (
+            "all layers begin as the first",
+            "mask in zip(above, others, masks, strict=True)",
+            "mask in zip(above, states, masks, strict=False)",
+        ),
         (
             "nothing between layers",
             "layer.gates(between(output))",
             "layer.gates(output)",
             "nn/test_recurrent.py -k run",
+        ),
+        (
+            "a step of all layers drops nothing",
+            "between(after[-1][0], number)), state, mask)",
+            "between(after[-1][0], number)), state)",
+            "nn/test_recurrent.py -k run",
+        ),
+        (
+            "both directions drop alike",
+            "token_mask, kept=mask, is_reversed",
+            "token_mask, kept=None if kept is None else kept[0], is_reversed",
+            "models/test_seq2seq_dropout.py -k loop",
         ),
     ),
 )

@@ -8,7 +8,7 @@ from flax import nnx
 
 from tests.nn.programs import draw, jitted, normal, params_of
 from tfx_jax.functional.recurrent import scan_cell
-from tfx_jax.nn.recurrent import CELLS, BidirectionalLayer, RecurrentLayer, run_layers
+from tfx_jax.nn.recurrent import CELLS, BidirectionalLayer, RecurrentLayer, run_layers, step_layers
 
 B, S, D, INPUTS = 3, 7, 6, 5
 LENGTHS = np.array([7, 4, 1])
@@ -81,23 +81,23 @@ def test_two_bidirectional_layers_are_those_of_pytorch():
     np.testing.assert_allclose(last, wanted_last, atol=1e-6)
 
 
+@pytest.mark.parametrize("is_dropping", [False, True])
 @pytest.mark.parametrize("cell", CELLS)
-def test_a_run_of_layers_is_a_loop_over_steps(cell):
+def test_a_run_of_layers_is_a_loop_over_steps(cell, is_dropping):
     """What stands between layers is between each two of them, and not behind the last."""
     layers = [draw(lambda: RecurrentLayer(CELLS[cell], D, D, rngs=nnx.Rngs(0)), seed=seed) for seed in range(3)]
     x, states = normal(1, B, S, D), normal(2, 3, CELLS[cell].num_states, B, D)
+    kept = np.maximum(normal(3, 3, B, D), 0) if is_dropping else None
 
     def run(layers, x, states):
-        return run_layers(layers, layers[0].gates(x), [tuple(state) for state in states], between=lambda y: y * y)
+        states = [tuple(state) for state in states]
+        return run_layers(layers, layers[0].gates(x), states, between=lambda y: y * y, kept=kept)
 
     def loop(layers, x, states):
         now, outputs = [tuple(state) for state in states], []
         for step in range(S):
-            y = x[:, step]
-            for number, layer in enumerate(layers):
-                now[number] = layer(layer.gates(y if number == 0 else y * y), now[number])
-                y = now[number][0]
-            outputs.append(y)
+            now = step_layers(layers, layers[0].gates(x[:, step]), now, between=lambda y, _: y * y, kept=kept)
+            outputs.append(now[-1][0])
         return jnp.stack(outputs, axis=1)
 
     np.testing.assert_allclose(jitted(run)(layers, x, states), jitted(loop)(layers, x, states), atol=1e-6)

@@ -24,9 +24,9 @@ from tfx_jax.models.seq2seq_attention import DecoderState, Memory, Window, atten
 from tfx_jax.nn.attention import AttentionFn, ShardAttention
 from tfx_jax.nn.auxiliary import AuxiliaryLoss, StepMetric
 from tfx_jax.nn.decoding import Decoder
-from tfx_jax.nn.dropout import drop
+from tfx_jax.nn.dropout import drop, dropout_mask
 from tfx_jax.nn.embedding import Embedding
-from tfx_jax.nn.recurrent import CELLS, BidirectionalLayer, RecurrentLayer, run_layers
+from tfx_jax.nn.recurrent import CELLS, BidirectionalLayer, RecurrentLayer, run_layers, step_layers
 from tfx_jax.nn.stack import scan_layers, stack_layers, unstack_layers
 
 VARIANTS = ("fixed", "bahdanau", "luong")
@@ -69,6 +69,9 @@ class Seq2SeqConfig:
     # Of an additive score ("bahdanau", "concat"): weight of the coverage loss, the paper's is 1. None: no coverage.
     coverage: float | None = at_least(0, None)
     dropout_rate: float = fraction(0.2)  # between layers, not between steps (Zaremba et al., 2014)
+    # Of what a layer's state tells its next one: the same units at all steps of a sequence (Gal and Ghahramani, 2016).
+    # They drop a layer's inputs alike; here `dropout_rate` drops these, anew at each step.
+    recurrent_dropout_rate: float = fraction(0.0)
     pad_id: int = 0  # the token that fills a row
     start_id: int = 1  # the one that the decoder reads first
     eos_id: int = 2  # the one that ends a sentence; for whoever searches, the model itself does not care
@@ -225,7 +228,7 @@ class Seq2Seq(nnx.Module):
         gates = self._first_gates(words, first.fed)
         if self.config.variant == "fixed":  # nothing is fed: a layer reads all that the one below has written
             above = functools.partial(drop, rate=self.config.dropout_rate, rngs=rngs)
-            output = run_layers(self._layers(), gates, first.layers, between=above)
+            output = run_layers(self._layers(), gates, first.layers, between=above, kept=memory.kept)
             return self._logits((output, jnp.broadcast_to(first.fed[:, None], output.shape)), words, rngs)
         inputs = gates.swapaxes(0, 1), self._step_keys(rngs, target.shape[1])
         advance = self._advance(memory, return_attention=return_attention)
@@ -253,16 +256,19 @@ class Seq2Seq(nnx.Module):
 
     def _read(self, source: Int[Array, "B S"], rngs: nnx.Rngs | None) -> Memory:
         """Runs the encoder."""
-        token_mask = source != self.config.pad_id
+        c, token_mask = self.config, source != self.config.pad_id
+        masks = functools.partial(dropout_mask, rate=c.recurrent_dropout_rate, rngs=rngs)
+        kept = masks((c.num_layers, 2, source.shape[0], c.d_model // 2))
 
-        def encode(layer: BidirectionalLayer, x: Array, rngs: nnx.Rngs | None) -> tuple[Array, Array]:
-            return layer(drop(x, self.config.dropout_rate, rngs), token_mask)
+        def encode(layer: BidirectionalLayer, x: Array, rngs: nnx.Rngs | None, *kept: Array) -> tuple[Array, Array]:
+            return layer(drop(x, c.dropout_rate, rngs), token_mask, *kept)
 
-        output, last = scan_layers(encode, self.encoder_layers, self.embedding(source), rngs, unroll=True)
+        output, last = scan_layers(encode, self.encoder_layers, self.embedding(source), rngs, inputs=kept, unroll=True)
         keys = None if self.w_key is None else narrow_product(output, self.w_key[...])[:, :, None]
         if keys is not None and self.b_score is not None:
             keys = add_bias(keys, self.b_score[...])
-        return Memory(output, keys, source_mask(source, self.config.pad_id), last[-1])
+        kept = masks((c.decoder_depth, source.shape[0], c.d_model))
+        return Memory(output, keys, source_mask(source, c.pad_id), last[-1], kept)
 
     def _first_state(self, memory: Memory) -> DecoderState:
         """What the decoder begins with: states made of the encoder's last, and nothing attended to yet."""
@@ -292,7 +298,7 @@ class Seq2Seq(nnx.Module):
         vector itself, twice), and, with `return_attention` or coverage, the weights, [B, 1, R / B, S]. A stack is taken
         apart here, outside of the loop over steps.
         """
-        below, *above = self._layers()
+        stack = self._layers()
         feed, readout = (param[...].astype(self.embedding.dtype) for param in (self.feed, self.readout))
         variant, rate = self.config.variant, self.config.dropout_rate
         has_weights = return_attention or self.config.coverage is not None
@@ -304,11 +310,8 @@ class Seq2Seq(nnx.Module):
                 context, weights = attend(state.layers[-1][0], state)
             if variant != "fixed":
                 gates = gates + narrow_product(context, feed)
-            first, *others = state.layers
-            layers = [below(gates, first)]
-            for number, (layer, before) in enumerate(zip(above, others, strict=True)):
-                told = dropout(layers[-1][0], rate, None if key is None else jax.random.fold_in(key, number))
-                layers.append(layer(layer.gates(told), before))
+            between = lambda x, number: dropout(x, rate, None if key is None else jax.random.fold_in(key, number))  # noqa: E731
+            layers = step_layers(stack, gates, state.layers, between=between, kept=memory.kept)
             output = layers[-1][0]
             if variant == "luong":
                 context, weights = attend(output, state)
@@ -317,7 +320,7 @@ class Seq2Seq(nnx.Module):
             coverage = state.coverage
             if coverage is not None and weights is not None:
                 coverage = coverage + weights.reshape(coverage.shape)
-            return DecoderState(tuple(layers), context, state.position + 1, coverage), (output, context), weights
+            return DecoderState(layers, context, state.position + 1, coverage), (output, context), weights
 
         return advance
 

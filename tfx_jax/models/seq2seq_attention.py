@@ -20,6 +20,7 @@ class Memory(NamedTuple):
     keys: Float[Array, "B S 1 D"] | None  # of the score "concat": multiplied once, not at every step
     mask: Bool[Array, "B 1 1 S"]
     last: Float[Array, "B D"]  # the last output of either direction, float32
+    kept: Float[Array, "L B D"] | None  # of training: what is dropped of the states of each layer, at all steps alike
 
 
 class DecoderState(NamedTuple):

@@ -1,5 +1,6 @@
 """Dropout of what modules compute, which has its key from their streams."""
 
+import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float
 
@@ -15,3 +16,8 @@ def drop(x: Float[Array, "*shape"], rate: float, rngs: nnx.Rngs | None) -> Float
       rngs: None means evaluation and returns `x` unchanged.
     """
     return dropout(x, rate, rngs.dropout() if rngs is not None and rate else None)
+
+
+def dropout_mask(shape: tuple[int, ...], rate: float, rngs: nnx.Rngs | None) -> Float[Array, "*shape"] | None:
+    """What `drop` would multiply an array by, for what is dropped alike at every step; None where it drops nothing."""
+    return drop(jnp.ones(shape), rate, rngs) if rngs is not None and rate else None

@@ -18,7 +18,7 @@ from tfx_jax.functional.recurrent import State, gru_cell, lstm_cell, narrow_prod
 class Cell(NamedTuple):
     """A recurrent cell: its step, how many blocks of H columns its matrices have, and the arrays of its state."""
 
-    step: Callable[[Array, State, Array], State]
+    step: Callable[[Array, State, Array, Array | None], State]
     num_gates: int
     num_states: int
 
@@ -46,9 +46,22 @@ class RecurrentLayer(nnx.Module):
         """What inputs add to the gates, float32: of a whole sequence one product."""
         return add_bias(narrow_product(x.astype(self.dtype), self.kernel[...]), self.bias[...])
 
-    def __call__(self, gates: Float[Array, "B GH"], state: State) -> State:
-        """Takes one step."""
-        return self.step(gates, state, self.weights)
+    def __call__(self, gates: Float[Array, "B GH"], state: State, kept: Float[Array, "B H"] | None = None) -> State:
+        """Takes one step; `kept` is a mask of dropout, as the cells have it."""
+        return self.step(gates, state, self.weights, kept)
+
+    def scan(
+        self,
+        gates: Float[Array, "B T GH"],
+        state: State,
+        token_mask: Bool[Array, "B T"] | None = None,
+        *,
+        kept: Float[Array, "B H"] | None = None,
+        is_reversed: bool = False,
+    ) -> tuple[Float[Array, "B T H"], State]:
+        """Runs along a sequence, see `scan_cell`, with one mask at all steps."""
+        step = lambda gates, state, recurrent: self.step(gates, state, recurrent, kept)  # noqa: E731
+        return scan_cell(step, gates, state, self.weights, token_mask, is_reversed=is_reversed)
 
     @property
     def weights(self) -> Array:
@@ -75,14 +88,21 @@ class BidirectionalLayer(nnx.Module):
         self.num_states = cell.num_states
 
     def __call__(
-        self, x: Float[Array, "B S I"], token_mask: Bool[Array, "B S"]
+        self, x: Float[Array, "B S I"], token_mask: Bool[Array, "B S"], kept: Float[Array, "2 B D/2"] | None = None
     ) -> tuple[Float[Array, "B S D"], Float[Array, "B D"]]:
-        """Returns both outputs at each position beside each other, and the last ones of either direction."""
+        """Returns both outputs at each position beside each other, and the last ones of either direction.
+
+        Args:
+          x: inputs.
+          token_mask: where there is one.
+          kept: masks of dropout of either direction, as the cells have them.
+        """
         outputs, last = [], []
-        for layer, is_reversed in ((self.forward, False), (self.backward, True)):
+        masks = (None, None) if kept is None else kept
+        for layer, mask, is_reversed in zip((self.forward, self.backward), masks, (False, True), strict=True):
             gates, zeros = layer.gates(x), jnp.zeros((x.shape[0], layer.recurrent.shape[0]))
             state = (zeros,) * self.num_states
-            read, state = scan_cell(layer.step, gates, state, layer.weights, token_mask, is_reversed=is_reversed)
+            read, state = layer.scan(gates, state, token_mask, kept=mask, is_reversed=is_reversed)
             outputs.append(read)
             last.append(state[0])
         return jnp.concatenate(outputs, axis=-1).astype(x.dtype), jnp.concatenate(last, axis=-1)
@@ -94,6 +114,7 @@ def run_layers(
     states: Sequence[State],
     *,
     between: Callable[[Array], Array],
+    kept: Float[Array, "L B H"] | None = None,
 ) -> Float[Array, "B T H"]:
     """Runs layers along whole sequences, one after the other: of each all products with inputs are one.
 
@@ -102,9 +123,36 @@ def run_layers(
       gates: what inputs add to the gates of the first.
       states: what each begins with.
       between: what becomes of a layer's outputs before the next one reads them, such as dropout.
+      kept: a mask of dropout for each layer, as the cells have it.
     """
     (first, *above), (state, *others) = layers, states
-    output, _ = scan_cell(first.step, gates, state, first.weights)
-    for layer, state in zip(above, others, strict=True):
-        output, _ = scan_cell(layer.step, layer.gates(between(output)), state, layer.weights)
+    mask, *masks = [None] * len(layers) if kept is None else kept
+    output, _ = first.scan(gates, state, kept=mask)
+    for layer, state, mask in zip(above, others, masks, strict=True):
+        output, _ = layer.scan(layer.gates(between(output)), state, kept=mask)
     return output
+
+
+def step_layers(
+    layers: Sequence[RecurrentLayer],
+    gates: Float[Array, "B GH"],
+    states: Sequence[State],
+    *,
+    between: Callable[[Array, int], Array],
+    kept: Float[Array, "L B H"] | None = None,
+) -> tuple[State, ...]:
+    """Takes one step of each layer, for what `run_layers` cannot run: a decoder that is told what it wrote before.
+
+    Args:
+      layers: from below.
+      gates: what inputs add to the gates of the first.
+      states: what each was before.
+      between: what becomes of the output of a layer, by its number, before the next one reads it.
+      kept: a mask of dropout for each layer, the same at every step.
+    """
+    (first, *above), (state, *others) = layers, states
+    mask, *masks = [None] * len(layers) if kept is None else kept
+    after = [first(gates, state, mask)]
+    for number, (layer, state, mask) in enumerate(zip(above, others, masks, strict=True)):
+        after.append(layer(layer.gates(between(after[-1][0], number)), state, mask))
+    return tuple(after)
