@@ -66,7 +66,7 @@ def test_a_training_goes_on_with_coverage(workdir, tmp_path, capfd):
     tiny.model.coverage, tiny.num_steps, tiny.mesh.data, tiny.init_from = 1.0, 1, 1, str(workdir)
     train(tiny, tmp_path / "covering")
     said = capfd.readouterr()
-    assert "drawn: auxiliary_loss, b_score, coverage_loss, w_coverage" in said.out + said.err
+    assert "drawn: attention/b_score, attention/w_coverage, auxiliary_loss, coverage_loss" in said.out + said.err
     model = load_run(tmp_path / "covering").config.model
     assert (model.variant, model.coverage) == ("bahdanau", 1.0)
     # Whoever does not say gets what was trained.

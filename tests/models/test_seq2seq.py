@@ -102,7 +102,7 @@ class Oracle:
         return x, np.concatenate([last["forward"], last["backward"]])
 
     def attend(self, query, memory, step):
-        p = self.params
+        p = self.params.get("attention", {})
         if (
             self.config.coverage is not None
         ):  # equation 11 of See et al. (2017), v^T tanh(W_h h_i + W_s s_t + w_c c_i + b)
@@ -124,7 +124,7 @@ class Oracle:
 
     def windowed(self, query, scores, step):
         """Equations 7, 9 and 10 of Luong et al. (2015): alignment inside a window, and the Gaussian of "local-p"."""
-        alignment, p, reach = self.config.alignment, self.params, self.config.window
+        alignment, p, reach = self.config.alignment, self.params.get("attention", {}), self.config.window
         if alignment == "global":
             return softmax(scores)
         centre = (
@@ -252,7 +252,7 @@ def test_steps_are_those_of_training_and_beams_keep_their_states(name):
 def test_a_beam_of_every_text_finds_the_best_of_them():
     """Of all that five tokens can write in three steps: padding is none of them, and the last step may only end."""
     sizes = SIZES | CASES["general-lstm"] | {"vocab_size": 6, "num_layers": 1, "num_decoder_layers": 1}
-    model = draw(lambda: Seq2Seq(Seq2SeqConfig(**sizes), rngs=nnx.Rngs(0)), seed=1, stddev=1.0)
+    model = draw(lambda: Seq2Seq(Seq2SeqConfig(**sizes), rngs=nnx.Rngs(0)), seed=14, stddev=1.0)
     source = np.array([[4, 3, 5, 2]], np.int32)
 
     def run(source):
@@ -305,7 +305,7 @@ def test_any_attention_that_takes_one_query_at_a_time_fits(name, variant):
     attention_fn, formula = OTHERS[name]
     config = Seq2SeqConfig(**SIZES | {"variant": variant, "cell": "gru"})
     model = draw(lambda: Seq2Seq(config, attention_fn=attention_fn, rngs=nnx.Rngs(0)))
-    assert not {"w_query", "w_key", "v"} & params_of(model).keys()
+    assert "attention" not in params_of(model)
     logits, oracle = forward(model, SOURCE, TARGET), Oracle(model)
     oracle.attend = formula
     for row, (s, t) in enumerate(zip(lengths(SOURCE), lengths(TARGET), strict=True)):
@@ -331,7 +331,7 @@ def test_a_window_around_an_attention_of_ones_own(alignment):
     """That its own scale is kept is seen with `scale=1.0` in the loop above: "dot" is such a one."""
     config = Seq2SeqConfig(**SIZES | {"alignment": alignment, "window": 1, "cell": "gru"})
     model = draw(lambda: Seq2Seq(config, attention_fn=dot_product_attention, rngs=nnx.Rngs(0)))
-    assert "w_query" not in params_of(model)
+    assert "w_query" not in params_of(model).get("attention", {})
     logits, oracle = forward(model, SOURCE, TARGET), Oracle(model)
 
     def attend(query, memory, step):
@@ -425,6 +425,7 @@ def test_flops_are_six_for_each_weight_and_position(name):
     }
     once, source, target = 0, 0, 0
     for path, size in sizes.items():
+        path = path.removeprefix("attention/")
         if path.endswith("bias") or path in ("v", "v_position", "w_coverage", "b_score"):
             continue
         if path == "initial" or (path == "feed" and config.variant == "fixed"):

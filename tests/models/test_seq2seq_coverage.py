@@ -99,15 +99,16 @@ def test_of_weight_0_it_is_seen_and_told_but_not_learnt():
     with jax.numpy_dtype_promotion("standard"):
         gradients = jitted(jax.grad(cross_entropy))(nnx.to_pure_dict(params))
     for name in ("w_coverage", "b_score", "v", "w_query"):
-        assert np.abs(gradients[name]).max() > 1e-4
-        np.testing.assert_allclose(np.array(params[name][...]) - state.params[name], gradients[name], atol=1e-6)
+        gradient, before, after = (tree["attention"][name] for tree in (gradients, params, state.params))
+        assert np.abs(gradient).max() > 1e-4
+        np.testing.assert_allclose(np.array(before[...]) - after, gradient, atol=1e-6)
 
 
 @functools.cache
 def strongly_covering(name):
     """A model that heeds its coverage so much that no step can do with that of another beam."""
     config = Seq2SeqConfig(**SIZES | CASES[name])
-    spread = lambda path: {"w_coverage": 4.0, "v": 3.0}.get(path, 0.7)  # noqa: E731
+    spread = lambda path: {"attention/w_coverage": 4.0, "attention/v": 3.0}.get(path, 0.7)  # noqa: E731
     return draw(lambda: Seq2Seq(config, rngs=nnx.Rngs(0)), stddev=spread, seed=1)
 
 
@@ -131,7 +132,8 @@ def test_coverage_moves_with_its_beam(name):
             text = found[row, beam][: np.argmax(found[row, beam] == 2) + 1]
             oracle, source = Oracle(model), SOURCE[row, : lengths(SOURCE)[row]]
             assert scores[row, beam] == pytest.approx(score_of(oracle, source, text), abs=2e-4)
-            oracle.params = oracle.params | {"w_coverage": np.zeros(len(oracle.params["w_coverage"]))}
+            attention = oracle.params["attention"]
+            oracle.params = oracle.params | {"attention": attention | {"w_coverage": 0 * attention["w_coverage"]}}
             uncovered.append(abs(scores[row, beam] - score_of(oracle, source, text)))
         assert max(uncovered) > 0.1
 
@@ -160,8 +162,9 @@ def test_it_begins_as_the_model_without_it_and_off_there_is_none_of_it():
     config = {**SIZES, "variant": "bahdanau"}
     covering = initial(lambda: Seq2Seq(Seq2SeqConfig(**config, coverage=1.0), rngs=nnx.Rngs(0)))
     plain = initial(lambda: Seq2Seq(Seq2SeqConfig(**config), rngs=nnx.Rngs(0)))
-    new = set(nnx.state(covering).keys()) - set(nnx.state(plain).keys())
-    assert new == {"w_coverage", "b_score", "auxiliary_loss", "coverage_loss"}
+    paths = [{"/".join(path) for path, _ in nnx.to_flat_state(nnx.state(model))} for model in (covering, plain)]
+    new = {"attention/w_coverage", "attention/b_score", "auxiliary_loss", "coverage_loss"}
+    assert paths[0] - paths[1] == new
     np.testing.assert_array_equal(forward(covering, SOURCE, TARGET), forward(plain, SOURCE, TARGET))
     cache, _ = jax.eval_shape(lambda model: model.init_cache(model.encode(SOURCE), max_length=4), plain)
     assert cache["state"].coverage is None

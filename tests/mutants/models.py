@@ -200,12 +200,9 @@ MUTANTS = (
         ),
         (
             "Bahdanau asks with the first layer",
-            "attend(state.layers[-1][0], state)",
-            "attend(state.layers[0][0], state)",
+            "attend(state.layers[-1][0], state,",
+            "attend(state.layers[0][0], state,",
         ),
-        ("scores are always scaled", "**-0.5 if self.config.scaled else 1.0", "**-0.5"),
-        ("scores are never scaled", "scale = self.config.d_model**-0.5 if self.config.scaled else 1.0", "scale = 1.0"),
-        ("an attention of one's own is forgotten", " if self.attention_fn is None else self.attention_fn", ""),
         ("a monotonic window stays where it is", "context, state.position + 1,", "context, state.position,"),
         ("a fixed context is not told", "return gates + (told if words.ndim == 2 else told[:, None])", "return gates"),
         (
@@ -241,8 +238,16 @@ MUTANTS = (
             "state.coverage.reshape(b, 1, -1, s)[:, :, ::-1]",
             "models/test_seq2seq_coverage.py -k beam",
         ),
-        ("a Gaussian as wide as the window", "window.size / 2", "float(window.size)"),
-        ("a place is predicted in the longest source", "memory.mask.sum(axis=-1)", "memory.mask.shape[-1] * 1"),
+        ("scores are always scaled", "size**-0.5 if scaled else 1.0", "size**-0.5"),
+        ("scores are never scaled", "size**-0.5 if scaled else 1.0", "1.0"),
+        (
+            "an attention of one's own is forgotten",
+            "self._scored() if self.attention_fn is None else self.attention_fn",
+            "functools.partial(dot_product_attention, scale=self.scale)",
+            "models/test_seq2seq.py -k fits",
+        ),
+        ("a Gaussian as wide as the window", "window / 2", "float(window)"),
+        ("a place is predicted in the longest source", "mask.sum(axis=-1)", "mask.shape[-1] * 1"),
         (
             "padding in front of a source has positions",
             "key_position=key_position,",

@@ -4,7 +4,7 @@ import copy
 import dataclasses
 import functools
 from collections.abc import Callable
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import jax
 import jax.numpy as jnp
@@ -20,7 +20,7 @@ from tfx_jax.functional.recurrent import narrow_product
 from tfx_jax.functional.search import BeamInvariant
 from tfx_jax.models.config import DTYPES
 from tfx_jax.models.encoder_decoder import shift_right, source_mask, with_padding
-from tfx_jax.models.seq2seq_attention import DecoderState, Memory, Window, attend_to_source, scored_attention
+from tfx_jax.models.seq2seq_attention import DecoderState, Memory, SourceAttention
 from tfx_jax.nn.attention import AttentionFn, ShardAttention
 from tfx_jax.nn.auxiliary import AuxiliaryLoss, StepMetric
 from tfx_jax.nn.decoding import Decoder
@@ -178,22 +178,26 @@ class Seq2Seq(nnx.Module):
         self.decoder_layers = (
             stack_layers(lambda rngs: above(rngs=rngs), c.decoder_depth - 1, rngs) if c.decoder_depth > 1 else None
         )
-        score = c.scored_by if attention_fn is None else ""
-        self.w_query = matrix(d, d) if score in ("concat", "general") else None
-        self.w_key = matrix(d, d) if score == "concat" else None
-        self.v = nnx.Param(nnx.initializers.normal(d**-0.5)(rngs.params(), (d,))) if score == "concat" else None
-        # w_c and b_attn of See's equation 11, zeros: a trained model to which coverage is added begins as what it was.
-        zeros = lambda: None if c.coverage is None else nnx.Param(jnp.zeros(d))  # noqa: E731
-        self.w_coverage, self.b_score = zeros(), zeros()
+        self.attention = (
+            SourceAttention(
+                d,
+                score=c.scored_by,
+                scaled=c.scaled,
+                alignment=c.alignment,
+                window=c.window,
+                has_coverage=c.coverage is not None,
+                attention_fn=attention_fn,
+                rngs=rngs,
+            )
+            if c.variant != "fixed"
+            else None
+        )
         # Luong's equation 5, or the maxout layer that Cho and Bahdanau have (Goodfellow et al., 2013).
         self.readout = matrix(2 * d, d) if c.variant == "luong" else matrix(3 * d, 2 * d)
         self.readout_bias = None if c.variant == "luong" else nnx.Param(jnp.zeros(2 * d))
-        is_predicted = c.alignment == "local-p"
-        self.w_position = matrix(d, d) if is_predicted else None
-        self.v_position = nnx.Param(nnx.initializers.normal(d**-0.5)(rngs.params(), (d,))) if is_predicted else None
         self.auxiliary_loss = None if c.coverage is None else AuxiliaryLoss(jnp.zeros(()))
         self.coverage_loss = None if c.coverage is None else StepMetric(jnp.zeros(()))
-        self.config, self.attention_fn = copy.deepcopy(c), attention_fn
+        self.config = copy.deepcopy(c)
 
     def __call__(
         self,
@@ -264,9 +268,7 @@ class Seq2Seq(nnx.Module):
             return layer(drop(x, c.dropout_rate, rngs), token_mask, *kept)
 
         output, last = scan_layers(encode, self.encoder_layers, self.embedding(source), rngs, inputs=kept, unroll=True)
-        keys = None if self.w_key is None else narrow_product(output, self.w_key[...])[:, :, None]
-        if keys is not None and self.b_score is not None:
-            keys = add_bias(keys, self.b_score[...])
+        keys = None if self.attention is None else self.attention.keys(output)
         kept = masks((c.decoder_depth, source.shape[0], c.d_model))
         return Memory(output, keys, source_mask(source, c.pad_id), last[-1], kept)
 
@@ -302,19 +304,22 @@ class Seq2Seq(nnx.Module):
         feed, readout = (param[...].astype(self.embedding.dtype) for param in (self.feed, self.readout))
         variant, rate = self.config.variant, self.config.dropout_rate
         has_weights = return_attention or self.config.coverage is not None
-        attend = functools.partial(self._attend, memory=memory, return_weights=has_weights)
+        attend = cast(SourceAttention, self.attention)  # a fixed context has none, and asks for none
 
         def advance(state: DecoderState, gates: Array, key: Array | None = None) -> Any:
             context, weights = state.fed, None
             if variant == "bahdanau":
-                context, weights = attend(state.layers[-1][0], state)
+                context, weights = attend(state.layers[-1][0], state, memory, return_weights=has_weights)
             if variant != "fixed":
                 gates = gates + narrow_product(context, feed)
-            between = lambda x, number: dropout(x, rate, None if key is None else jax.random.fold_in(key, number))  # noqa: E731
+
+            def between(x: Array, number: int) -> Array:
+                return dropout(x, rate, None if key is None else jax.random.fold_in(key, number))
+
             layers = step_layers(stack, gates, state.layers, between=between, kept=memory.kept)
             output = layers[-1][0]
             if variant == "luong":
-                context, weights = attend(output, state)
+                context, weights = attend(output, state, memory, return_weights=has_weights)
                 context, output = context.astype(readout.dtype), output.astype(readout.dtype)
                 output = context = attentional_vector(context, output, readout).astype(jnp.float32)
             coverage = state.coverage
@@ -327,19 +332,6 @@ class Seq2Seq(nnx.Module):
     def _layers(self) -> list[RecurrentLayer]:
         """The decoder's, from below."""
         return [self.first_layer, *([] if self.decoder_layers is None else unstack_layers(self.decoder_layers))]
-
-    def _attend(
-        self, query: Float[Array, "R D"], state: DecoderState, *, memory: Memory, return_weights: bool
-    ) -> tuple[Float[Array, "R D"], Float[Array, "B 1 W S"] | None]:
-        """Looks at the source by the score of the configuration; see `attend_to_source`."""
-        w, v = (None if x is None else x[...] for x in (self.w_query, self.v))
-        scale = self.config.d_model**-0.5 if self.config.scaled else 1.0
-        attend = scored_attention(w, v, scale=scale) if self.attention_fn is None else self.attention_fn
-        predicting = (None if x is None else x[...] for x in (self.w_position, self.v_position))
-        window = None if self.config.alignment == "global" else Window(self.config.window, *predicting)
-        w_coverage = None if self.w_coverage is None else self.w_coverage[...]
-        options = {"window": window, "w_coverage": w_coverage, "return_weights": return_weights}
-        return attend_to_source(query, state, memory, attention_fn=attend, **options)
 
     def _logits(
         self, outputs: tuple[Array, Array], words: Float[Array, "*batch D"], rngs: nnx.Rngs | None = None
