@@ -1,6 +1,6 @@
 r"""ESIM tells whether one sentence follows from another, read in order by LSTMs before and after alignment: SICK.
 
-Result: dev 69.6 % after 100 steps of a core, one seed; `small` to its end and the paper's sizes not yet run
+Result: dev 82.6 % at its best and 81.8 at last, one seed, 10 minutes of a busy core; the paper's sizes not yet run
 
 SICK (Marelli et al., 2014) as in `decomposable_sick`, with the same pairs, words and labels: the best of SemEval 2014,
 task 1, had 84.6 % of the test set; to say NEUTRAL always gives 56.7 %. Chen et al. (2017,
@@ -17,9 +17,15 @@ Pairs that are neutral or contradict each other are learned in the other order t
 tokens. Variants: `small`, for two CPU cores; `grammar`, the same model on built-in pairs, where the order of words
 tells which deed is denied; `paper`, the paper's sizes, dropout and learning rate; `test`.
 
-Measured: that it learns, seed 0, in half a minute of one busy core, with `--config.num_steps=100
---config.optimizer.warmup_steps=20 --config.eval_every=50`: 69.6 % of dev, where NEUTRAL always gives 56.4, and of
-`grammar` 72.5 % of 200 held-out pairs, by chance 33. All of `small` and `paper` are not yet run.
+Measured: `small`, seed 0, 1,500 steps in ten minutes of a core that others used too: accuracy on dev in percent, where
+NEUTRAL always gives 56.4 and the best of two seeds of `decomposable_sick` 80.2. It knows its training pairs by heart
+then (loss 0.03).
+
+    step            150     300     450     600     750     900   1,050   1,200   1,350   1,500
+    accuracy       68.0    78.6    80.2    81.0    80.6    80.4    81.4    82.6    82.2    81.8
+
+`grammar` has 72.5 % of 200 held-out pairs after 100 steps (`--config.num_steps=100 --config.optimizer.warmup_steps=20
+--config.eval_every=50`), by chance 33. `paper` is not yet run.
 """
 
 from tfx_jax.models.esim import EsimConfig
