@@ -462,6 +462,14 @@ MUTANTS = (
         ("more queries than keys are taken", "if query.shape[1] > key.shape[1]:", "if False:"),
     ),
     *in_file(
+        "functional/structured.py",
+        "functional/test_structured.py",
+        ("no hidden layer", "jnp.tanh(jnp.einsum", "(jnp.einsum"),
+        ("padding is pooled", "x[:, :, None], mask=seen)", "x[:, :, None])"),
+        ("each row overlaps with itself", "jnp.square(overlap - identity)", "jnp.square(overlap)"),
+        ("the norm is not squared", "jnp.square(overlap - identity)", "jnp.abs(overlap - identity)"),
+    ),
+    *in_file(
         "functional/recurrent.py",
         "models/test_seq2seq.py -k loop",
         (

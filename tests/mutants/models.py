@@ -361,6 +361,13 @@ MUTANTS += (
             "self.query[...].astype(events.dtype)",
             "0 * self.query[...].astype(events.dtype)",
         ),
+        (
+            "evaluation leaves a penalty",
+            "if rngs is not None:\n            self._learn",
+            "if True:\n            self._learn",
+        ),
+        ("the penalty has no weight", "self.config.penalty * mean, mean", "mean, mean"),
+        ("padding is penalised", "exists = event_mask.any(axis=1)", "exists = (event_mask | True).any(axis=1)"),
     ),
     *in_file(
         "models/decomposable.py",

@@ -19,9 +19,11 @@ B, T, V = 5, 4, 3
 DATA = EventData(num_train=300, num_heldout=60, num_variables=4, min_events=3, max_length=9)
 
 
-def test_loss_and_log_odds_are_those_of_the_logits(expected_loss, assert_losses):
+@pytest.mark.parametrize("pooling", ["additive", "structured"])
+def test_loss_and_log_odds_are_those_of_the_logits(pooling, expected_loss, assert_losses):
     rng = np.random.default_rng(0)
-    model = draw(lambda: Seq2Vec(Seq2VecConfig(V, 6, 5, 3), rngs=nnx.Rngs(0)))
+    config = Seq2VecConfig(V, 6, 5, 3, pooling=pooling)
+    model = draw(lambda: Seq2Vec(config, rngs=nnx.Rngs(0)))
     batch = {
         "variable": rng.integers(V, size=(B, T)).astype(np.int32),
         "value": rng.random((B, T)).astype(np.float32),
@@ -38,7 +40,7 @@ def test_loss_and_log_odds_are_those_of_the_logits(expected_loss, assert_losses)
     assert_losses(found, expected_loss(logits, batch["label"], batch["row_weights"])._replace(num_tokens=10))
     np.testing.assert_allclose(log_odds, logits[:, 1] - logits[:, 0], atol=1e-6)
     np.testing.assert_allclose(shares[0], log_odds, atol=1e-6)
-    np.testing.assert_allclose(shares[1], maps["pool/0/cross"][:, 0, 0], atol=1e-6)
+    np.testing.assert_allclose(shares[1], maps["pool/0/cross"][:, :, 0], atol=1e-6)
 
 
 @pytest.mark.parametrize("split", ["train", "validation"])

@@ -99,12 +99,16 @@ def _read(task: CaptioningTask | ImageClassificationTask, image: str, split: Spl
 
 
 def _list_events(arguments: argparse.Namespace) -> int:
-    """Prints the events of a record by falling weight, one a line: weight, name, value and, of what has any, time."""
+    """Prints the events of a record by falling weight, one a line: weight, name, value and, of what has any, time.
+
+    Where the weight is a mean over several rows of attention, that of each row follows.
+    """
     set_up_program()
     run, params = load_model(arguments, EventClassificationTask)
     probability, label, shares = run.task.attention(run.trained(params), arguments.split, arguments.row - 1)
     print(f"record {arguments.row} of {arguments.split}: label {label}, probability of label 1 {probability:.3f}")
     has_times = any(share.time for share in shares)
-    for name, value, time, weight in shares:
-        print(f"{weight:.4f}\t{printable(name)}\t{value:g}" + (f"\t{time:.2f}" if has_times else ""))
+    for name, value, time, weight, hops in shares:
+        behind = [f"{time:.2f}"] * has_times + [f"{hop:.4f}" for hop in hops if len(hops) > 1]
+        print("\t".join([f"{weight:.4f}", printable(name), f"{value:g}", *behind]))
     return 0

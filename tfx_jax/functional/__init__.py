@@ -81,6 +81,7 @@ from tfx_jax.functional.rollout import attention_rollout
 from tfx_jax.functional.search import BeamInvariant, greedy_search, sample, with_repetition_penalty
 from tfx_jax.functional.sparse import local_attention, sliding_window_attention
 from tfx_jax.functional.spec_augment import spec_augment
+from tfx_jax.functional.structured import redundancy_penalty, structured_pooling
 
 __all__ = [
     "BeamInvariant",
@@ -138,6 +139,7 @@ __all__ = [
     "orthogonal_features",
     "padding_mask",
     "quantize_rows",
+    "redundancy_penalty",
     "relative_attention",
     "relative_position_bias",
     "relative_position_bucket",
@@ -154,6 +156,7 @@ __all__ = [
     "sinusoidal_positions",
     "sliding_window_attention",
     "spec_augment",
+    "structured_pooling",
     "top_1_routing",
     "top_2_routing",
     "update_centroids",

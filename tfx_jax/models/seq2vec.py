@@ -1,4 +1,4 @@
-"""Sequence to vector with attention: events of a record, pooled by one learned query, and what became of it."""
+"""Sequence to vector with attention: events of a record, pooled by learned queries, and what became of it."""
 
 import copy
 import dataclasses
@@ -16,12 +16,14 @@ from tfx_jax.functional.additive import additive_attention
 from tfx_jax.functional.attention import dot_product_attention
 from tfx_jax.functional.attention_from_logits import attention_from_logits
 from tfx_jax.functional.masks import Mask
+from tfx_jax.functional.structured import redundancy_penalty, structured_pooling
 from tfx_jax.models.config import DTYPES
 from tfx_jax.nn.attention import ShardAttention
+from tfx_jax.nn.auxiliary import AuxiliaryLoss, StepMetric
 from tfx_jax.nn.dropout import drop
 from tfx_jax.nn.linear import Linear
 
-POOLINGS = ("additive", "dot", "mean")
+POOLINGS = ("additive", "dot", "mean", "structured")
 
 
 @documented
@@ -32,15 +34,19 @@ class Seq2VecConfig:
     The paper's "attention-based, time-aware" network pools embedded events of a health record in one weighted mean, and
     classifies that; its features, its functions of time and its sizes are those of records that are not public, and are
     not copied here. `pooling` says where the weights come from: "additive" and "dot" are scores against one learned
-    query, "mean" gives all events the same weight, which is the model without attention.
+    query, "mean" gives all events the same weight, which is the model without attention. "structured" has
+    `num_hops` rows of weights, each with a mean of its own, all of which are classified together, and `penalty` has
+    training keep the rows apart: Lin et al. (2017, https://arxiv.org/abs/1703.03130).
     """
 
     vocab_size: int = at_least(0, 0)  # variables; the task sets how many there are
     d_model: int = at_least(1, 32)  # of an event, and of what is pooled
-    d_ff: int = at_least(1, 32)  # of the hidden layers of the additive score and of the classifier
+    d_ff: int = at_least(1, 32)  # of the hidden layers of a score, additive or structured, and of the classifier
     num_knots: int = at_least(2, 9)  # of values and of times, equally far apart in [0, 1]
     num_classes: int = at_least(2, 2)
     pooling: str = one_of(POOLINGS, "additive")
+    num_hops: int = at_least(1, 4)  # of "structured": rows of attention, the paper's r
+    penalty: float = at_least(0, 1.0)  # of "structured": weight of ||A A^T - I||_F^2 in the loss of training; 0: none
     dropout_rate: float = fraction(0.3)  # of what is pooled and of the classifier's hidden layer
     event_dropout_rate: float = fraction(0.0)  # of whole events, as if they had not been measured
     dtype: str = one_of(DTYPES, "float32")  # of the computation; parameters, weights and logits stay float32
@@ -60,15 +66,26 @@ class Seq2VecConfig:
         del shard_attention
         return Seq2Vec(self, rngs=rngs)
 
+    @property
+    def rows_pooled(self) -> int:
+        """How many means of the events are classified."""
+        return self.num_hops if self.pooling == "structured" else 1
+
+    @property
+    def is_penalised(self) -> bool:
+        """Whether training adds the penalty to the loss."""
+        return self.pooling == "structured" and self.penalty > 0
+
     def training_flops(self, rows: int, num_events: int) -> int:
         """Counts the model FLOPs of a training step, see `tfx_jax.models.flops`; looking up costs none."""
-        keys = {"additive": self.d_model * self.d_ff + self.d_ff, "dot": self.d_model, "mean": 0}[self.pooling]
-        classifier = self.d_model * self.d_ff + self.d_ff * self.num_classes
-        return 6 * rows * (num_events * (keys + self.d_model) + classifier)
+        hops, d, f = self.rows_pooled, self.d_model, self.d_ff
+        keys = {"additive": d * f + f, "dot": d, "mean": 0, "structured": (d + hops) * f}[self.pooling]
+        overlap = hops * hops if self.is_penalised else 0
+        return 6 * rows * (num_events * (keys + hops * d + overlap) + hops * d * f + f * self.num_classes)
 
 
 class Seq2Vec(nnx.Module):
-    """Events embedded by variable, value and time; their weighted mean; a hidden layer and the logits of classes."""
+    """Events embedded by variable, value and time; their weighted means; a hidden layer and the logits of classes."""
 
     def __init__(self, config: Seq2VecConfig, *, rngs: nnx.Rngs):
         """Draws the parameters.
@@ -92,8 +109,13 @@ class Seq2Vec(nnx.Module):
             self.score = nnx.Param(jnp.zeros(c.d_ff))
         elif c.pooling == "dot":
             self.query = nnx.Param(jnp.zeros(c.d_model))
-        self.hidden = Linear(c.d_model, c.d_ff, kernel_init=init, dtype=dtype, rngs=rngs)
+        elif c.pooling == "structured":
+            self.key = nnx.Param(init(rngs.params(), (c.d_model, c.d_ff), jnp.float32))
+            self.score = nnx.Param(jnp.zeros((c.d_ff, c.num_hops)))
+        self.hidden = Linear(c.rows_pooled * c.d_model, c.d_ff, kernel_init=init, dtype=dtype, rngs=rngs)
         self.classifier = Linear(c.d_ff, c.num_classes, kernel_init=init, rngs=rngs)
+        self.auxiliary_loss = AuxiliaryLoss(jnp.zeros(())) if c.is_penalised else None
+        self.redundancy = StepMetric(jnp.zeros(())) if c.is_penalised else None
         self.config = copy.deepcopy(c)
 
     def __call__(
@@ -108,6 +130,8 @@ class Seq2Vec(nnx.Module):
     ) -> Any:
         """Classifies records; the order of their events means nothing.
 
+        In training, the penalty is left in `auxiliary_loss`, weighted, for the train step to add.
+
         Args:
           variable: what was measured, [B, T] in 0 .. vocab_size - 1.
           value: what was found, scaled to [0, 1], [B, T]; what is outside counts as the nearer end.
@@ -118,7 +142,8 @@ class Seq2Vec(nnx.Module):
 
         Returns:
           Logits of the classes, float32 [B, num_classes]; with `return_attention` a pair of these and
-          {"pool/0/cross": [B, 1, 1, T]}, the share of each event in what is pooled. A row without events pools zeros.
+          {"pool/0/cross": [B, N, 1, T]}, the share of each event in each of N means, of which only "structured" has
+          several. A row without events pools zeros.
         """
         c = self.config
         rate = 0.0 if rngs is None else c.event_dropout_rate
@@ -128,22 +153,34 @@ class Seq2Vec(nnx.Module):
         events = _between_knots(self.values[...], variable, value) + _between_knots(self.times[...][None], None, time)
         events = (math.sqrt(c.d_model) * events).astype(c.dtype)  # as words are, see `tfx_jax.nn.Embedding`
         pooled, weights = self._pool(events[:, :, None], event_mask[:, None, None])
-        hidden = jax.nn.relu(self.hidden(drop(pooled[:, 0, 0], self.config.dropout_rate, rngs)))
+        if rngs is not None:
+            self._learn_penalty(weights, event_mask)
+        hidden = jax.nn.relu(self.hidden(drop(pooled.reshape(len(pooled), -1), self.config.dropout_rate, rngs)))
         logits = self.classifier(drop(hidden, self.config.dropout_rate, rngs).astype(jnp.float32))
         return (logits, {"pool/0/cross": weights}) if return_attention else logits
 
-    def _pool(self, events: Float[Array, "B T 1 D"], mask: Mask) -> tuple[Float[Array, "B 1 1 D"], Array]:
-        """Attends to events from the one query, which is that of every row."""
+    def _pool(self, events: Float[Array, "B T 1 D"], mask: Mask) -> tuple[Float[Array, "B 1 N D"], Array]:
+        """Attends to events from the one query, or from each of several, which are those of every row."""
         c, rows = self.config, len(events)
         if c.pooling == "mean":
             scores = jnp.zeros((rows, 1, 1, events.shape[1]), jnp.float32)
             pooled, weights = attention_from_logits(scores, events, None, mask)
             return pooled.astype(events.dtype), weights
+        if c.pooling == "structured":
+            pooled, weights = structured_pooling(events[:, :, 0], self.key[...], self.score[...], mask[:, 0, 0])
+            return pooled[:, None], weights[:, :, None]
         attend: Any = dot_product_attention
         if c.pooling == "additive":
             attend = functools.partial(additive_attention, w_query=None, w_key=self.key[...], v=self.score[...])
         query = jnp.broadcast_to(self.query[...].astype(events.dtype), (rows, 1, 1, len(self.query)))
         return attend(query, events, events, mask=mask, return_weights=True)
+
+    def _learn_penalty(self, weights: Float[Array, "B N 1 T"], event_mask: Bool[Array, "B T"]) -> None:
+        """Leaves the penalty, a mean over the records that have events, where the train step finds it."""
+        if self.auxiliary_loss is not None and self.redundancy is not None:
+            exists = event_mask.any(axis=1).astype(jnp.float32)
+            mean = (redundancy_penalty(weights[:, :, 0]) * exists).sum() / jnp.maximum(exists.sum(), 1)
+            self.auxiliary_loss[...], self.redundancy[...] = self.config.penalty * mean, mean
 
 
 def _between_knots(

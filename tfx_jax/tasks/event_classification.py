@@ -69,12 +69,16 @@ class EventClassificationConfig:
 
 
 class EventShare(NamedTuple):
-    """An event and its share in what is pooled; the shares of a record sum to 1."""
+    """An event and its share in what is pooled; the shares of a record sum to 1.
+
+    `hops` has the share in each row of attention, of which only "structured" has several, and `weight` is their mean.
+    """
 
     name: str
     value: float
     time: float
     weight: float
+    hops: tuple[float, ...]
 
 
 class EventClassificationTask:
@@ -190,7 +194,9 @@ class EventClassificationTask:
         examples = ExampleList(self.encode(_One(records, record)), by="variable")
         ((log_odds, shares),) = model.predict(predict_shares, examples, self.batch_spec)
         names = [records.names[number] for number in record.variables]
-        columns = (names, record.values.tolist(), record.times.tolist(), shares)
+        by_event = list(zip(*shares, strict=True))
+        weights = [sum(hops) / len(hops) for hops in by_event]
+        columns = (names, record.values.tolist(), record.times.tolist(), weights, by_event)
         events = [EventShare(*event) for event in zip(*columns, strict=False)]  # behind the events, shares of padding
         return 1 / (1 + math.exp(-log_odds)), record.label, sorted(events, key=lambda event: -event.weight)
 
@@ -244,11 +250,11 @@ def predict_log_odds(model: Any, batch: dict[str, Array]) -> Float[Array, " B"]:
     return _log_odds(_logits(model, batch))
 
 
-def predict_shares(model: Any, batch: dict[str, Array]) -> tuple[Float[Array, " B"], Float[Array, "B T"]]:
-    """The log-odds of label 1, and the share of each event in what is pooled; for `TrainedModel.predict`."""
+def predict_shares(model: Any, batch: dict[str, Array]) -> tuple[Float[Array, " B"], Float[Array, "B N T"]]:
+    """The log-odds of label 1, and the share of each event in each mean that is pooled; for `TrainedModel.predict`."""
     logits, maps = _logits(model, batch, return_attention=True)
     (weights,) = maps.values()
-    return _log_odds(logits), weights[:, 0, 0]
+    return _log_odds(logits), weights[:, :, 0]
 
 
 def _logits(model: Any, batch: dict[str, Array], **options: Any) -> Any:

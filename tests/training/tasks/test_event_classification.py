@@ -33,10 +33,10 @@ def files(tmp_path):
     return {"data_dir": str(tmp_path), "train_file": "train.csv", "validation_file": "dev.csv"}
 
 
-def opened(workdir, **data):
+def opened(workdir, pooling="additive", **data):
     columns = {"dataset": "files", "label_column": "died", "exclude_columns": "name"}
     data = EventData(**{"max_length": 3, "tokens_per_batch": 6} | columns | data)
-    model = Seq2VecConfig(d_model=8, d_ff=4, num_knots=3)
+    model = Seq2VecConfig(d_model=8, d_ff=4, num_knots=3, pooling=pooling, num_hops=3)
     run = make_run(validate(ExperimentConfig(model=model, task=EventClassificationConfig(data))), workdir)
     assert type(run.task) is EventClassificationTask
     return run
@@ -86,8 +86,9 @@ def test_what_the_model_says_is_ranked(tmp_path):
     assert metrics["auroc"] == pytest.approx((ranks.sum() - positives * (positives + 1) / 2) / (positives * negatives))
 
 
-def test_shares_belong_to_their_events(files, tmp_path, draw_model):
-    run = opened(tmp_path, **files)
+@pytest.mark.parametrize(("pooling", "hops"), [("additive", 1), ("structured", 3)])
+def test_shares_belong_to_their_events(pooling, hops, files, tmp_path, draw_model):
+    run = opened(tmp_path, pooling, **files)
     params = jax.device_get(nnx.to_pure_dict(nnx.state(draw_model(run.make_model))))
     trained = run.trained(params)
     records = run.task.config.splits()["validation"]
@@ -100,8 +101,11 @@ def test_shares_belong_to_their_events(files, tmp_path, draw_model):
     model, example = nnx.merge(run.graphdef, jax.device_put(params)), run.task.encode(records)[1]
     events = [example[name][None] for name in ("variable", "value", "time", "event_mask")]
     _, maps = jax.jit(lambda: model(*events, return_attention=True))()
-    by_name = {share.name: share.weight for share in shares}
-    np.testing.assert_allclose(maps["pool/0/cross"][0, 0, 0], [by_name["pH"], by_name["HR"]], atol=1e-5)
+    weights, by_name = jax.device_get(maps["pool/0/cross"])[0, :, 0], {share.name: share for share in shares}
+    assert weights.shape == (hops, 2)
+    for name, event in zip(("pH", "HR"), weights.T, strict=True):
+        np.testing.assert_allclose(by_name[name].hops, event, atol=1e-5)
+        assert by_name[name].weight == pytest.approx(event.mean(), abs=1e-5)
     with pytest.raises(UserError, match=r"dev\.csv has no record 3: it has 2$"):
         run.task.attention(trained, "validation", 2)
 
@@ -137,6 +141,22 @@ def test_a_split_that_does_not_fit_is_refused(files, tmp_path, text, message):
 def test_what_does_not_go_together_is_refused(values, message, tmp_path):
     with pytest.raises(UserError, match=rf"^config\.task\.data\.{message}"):
         opened(tmp_path, **values)
+
+
+@pytest.mark.parametrize(("pooling", "columns"), [("additive", 4), ("structured", 7)])
+def test_every_row_of_attention_is_listed(pooling, columns, tmp_path, capsys):
+    """On the command line: behind weight, name, value and time, if there are several."""
+    fields = {"model.pooling": pooling, "model.num_hops": 3, "num_steps": 1, "mesh.data": 1}
+    asked = [f"--config.{name}={value}" for name, value in fields.items()]
+    experiment = ROOT / "experiments" / "seq2vec_cohort.py"
+    assert main(["train", f"--config={experiment}:test", f"--workdir={tmp_path}", *asked]) == 0
+    capsys.readouterr()
+    assert main(["attend", f"--workdir={tmp_path}", "--row=1"]) == 0
+    _, *lines = capsys.readouterr().out.splitlines()
+    rows = [line.split("\t") for line in lines]
+    assert {len(row) for row in rows} == {columns}
+    for weight, _, _, _, *hops in rows:
+        assert not hops or float(weight) == pytest.approx(np.mean([float(hop) for hop in hops]), abs=2e-4)
 
 
 @pytest.mark.slow
