@@ -361,7 +361,7 @@ def test_gradients_reach_every_parameter_and_are_those_of_differences(name):
     direction = jax.tree.map(lambda leaf: np.sign(leaf + 1e-30).astype(np.float32), grads)
     assert all(np.abs(leaf).max() > 0 for leaf in jax.tree.leaves(grads))
     slope = sum(np.vdot(leaf, sign) for leaf, sign in zip(*map(jax.tree.leaves, (grads, direction)), strict=True))
-    program, size = jitted(total), 1e-4
+    program, size = jitted(total), 1e-5 if "local-p" in name else 1e-4  # no window may pass a token on the way
     ends = [
         program(
             jax.tree.map(
