@@ -1,6 +1,6 @@
 r"""Recurrent networks with and without attention on Multi30k English-German, of which they are the old baselines.
 
-Result: validation BLEU En-De 38.39 with Luong's attention, 28.40 with a fixed context; Bahdanau's and De-En not yet run
+Result: validation BLEU En-De 38.39 with Luong's attention, 28.40 with a fixed context; the others not yet run
 
 The data are those of `transformer_tiny_multi30k`, whose Transformer reaches 40.06 BLEU on validation: 29,000 captions
 with joint BPE applied. Variants: `luong` (LSTM, general score, input feeding; the default), `bahdanau` (GRU) and
@@ -21,15 +21,15 @@ LSTMs and `fixed` of GRUs.
 
               step 4,000   8,000   sacreBLEU   exact match   loss   mean of the last five checkpoints
     luong          36.36   38.39       38.37         6.0 %   2.53                               38.27
-    fixed          25.71  28.39       28.38         3.0 %   2.72                               28.40
+    fixed          25.71   28.39       28.38         3.0 %   2.72                               28.40
 
     words of the source     4 to 10   11 to 12   13 to 14   15 to 17   18 to 43
     sentences                   232        200        186        213        183
     luong                     47.42      45.31      36.85      37.12      30.98
     fixed                     41.85      33.43      28.30      26.66      19.55
 
-Attention is 10 ahead; of the means, by 5.6 in the shortest sentences and by 11.4 in the longest; on `seq2seq_enja`, whose sentences
-are shorter and whose words are fewer, it was 2. The Transformer of `transformer_tiny_multi30k` has 1.7 more.
+Attention is 10 ahead; of the means, by 5.6 in the shortest sentences and by 11.4 in the longest. On `seq2seq_enja`, of
+shorter sentences and fewer words, it was 2. The Transformer of `transformer_tiny_multi30k` has 1.7 more.
 """
 
 from tfx_jax.models.seq2seq import Seq2SeqConfig

@@ -41,9 +41,9 @@ each 1,000 steps apart, and step 12,000 was 57 minutes after the start.
 
 Of every 14th tree of dev, 199 of them, the last average has 59.9 % greedily, 62.8 % with beam 4 and 63.8 % with the
 paper's beam 21 (60 tokens more than the input): `--config.task.decoding.beam_size=21`. After 1,200 steps F1 was 10.5 %
-with 4,000 subwords and 12.7 % with words. What is wrong is mostly the number of words: of these 199 sentences 136 have a
-tree with as many as they have, whose F1 is 75.9 %; 36 have too few and 27 too many, with 40.4 %, and are twice as long
-(36 words, not 18). The loss still falls.
+with 4,000 subwords and 12.7 % with words. What is wrong is mostly the number of words: 136 of these 199 sentences have
+a tree with as many as they have, whose F1 is 75.9 %; 36 have too few and 27 too many, with 40.4 %, and are twice as
+long (36 words, not 18). The loss still falls.
 """
 
 from tfx_jax.models.transformer import TransformerConfig
