@@ -214,8 +214,8 @@ MUTANTS = (
     *in_file(
         "models/seq2seq.py",
         "models/test_seq2seq_coverage.py -k equation, models/test_seq2seq_coverage.py -k padding",
-        ("coverage is not weighed", "(self.config.coverage or 0.0) * mean", "1.0 * mean"),
-        ("coverage of padded targets counts", "(losses.T * exists).sum()", "losses.sum()"),
+        ("coverage is not weighed", "scale=self.config.coverage or 0.0", "scale=1.0"),
+        ("coverage of padded targets counts", "losses.T, exists, scale", "losses.T, exists**0, scale"),
         (
             "coverage of what is looked at now",
             "coverage_loss(weights[:, 0, 0], before.coverage)",
@@ -366,7 +366,7 @@ MUTANTS += (
             "if rngs is not None:\n            self._learn",
             "if True:\n            self._learn",
         ),
-        ("the penalty has no weight", "self.config.penalty * mean, mean", "mean, mean"),
+        ("the penalty has no weight", "scale=self.config.penalty", "scale=1.0"),
         ("padding is penalised", "exists = event_mask.any(axis=1)", "exists = (event_mask | True).any(axis=1)"),
     ),
     *in_file(

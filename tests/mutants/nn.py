@@ -6,6 +6,13 @@ _STEPS = "models/test_gpt.py -k steps, models/test_transformer_decoding.py"
 
 MUTANTS = (
     *in_file(
+        "nn/auxiliary.py",
+        "models/test_seq2seq_coverage.py, models/test_seq2vec.py",
+        ("what does not exist counts", "(values * exists).sum()", "values.sum()"),
+        ("the loss is what the metric tells", "scale * mean, mean", "mean, mean"),
+        ("the metric is what the loss is", "scale * mean, mean", "scale * mean, scale * mean"),
+    ),
+    *in_file(
         "nn/pooling.py",
         "models/test_esim.py, models/test_long_encoder.py",
         ("padding is pooled", "jnp.where(token_mask[..., None], x.astype(jnp.float32), 0.0)", "x.astype(jnp.float32)"),

@@ -243,7 +243,7 @@ MUTANTS += (
             "variables = number[np.concatenate([record.variables for record in everything])]",
             "variables = np.concatenate([record.variables for record in everything]).astype(np.int32)",
         ),
-        ("one row of attention is all", "sum(hops) / len(hops)", "hops[0]"),
+        ("one row of attention is all", "sum(self.hops) / len(self.hops)", "self.hops[0]"),
         ("the least first", "key=lambda event: -event.weight", "key=lambda event: event.weight"),
         ("columns may be missing", "if name not in records.names:", "if False:"),
     ),

@@ -108,7 +108,7 @@ def _list_events(arguments: argparse.Namespace) -> int:
     probability, label, shares = run.task.attention(run.trained(params), arguments.split, arguments.row - 1)
     print(f"record {arguments.row} of {arguments.split}: label {label}, probability of label 1 {probability:.3f}")
     has_times = any(share.time for share in shares)
-    for name, value, time, weight, hops in shares:
-        behind = [f"{time:.2f}"] * has_times + [f"{hop:.4f}" for hop in hops if len(hops) > 1]
-        print("\t".join([f"{weight:.4f}", printable(name), f"{value:g}", *behind]))
+    for share in shares:
+        behind = [f"{share.time:.2f}"] * has_times + [f"{hop:.4f}" for hop in share.hops if len(share.hops) > 1]
+        print("\t".join([f"{share.weight:.4f}", printable(share.name), f"{share.value:g}", *behind]))
     return 0

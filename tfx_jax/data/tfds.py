@@ -80,7 +80,7 @@ def tfds_pairs(
     """
     tfds = import_tfds()
     root = default_data_dir(data_dir)
-    folder = _copy_here(root, name) if not is_local(root) else _find_version(root, name)
+    folder = _find_version(root, name) if is_local(root) else _copy_here(root, name)
     try:
         builder = tfds.builder_from_directory(folder)
     except Exception as error:  # of json, protobuf and the features, each its own

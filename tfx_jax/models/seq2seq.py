@@ -22,7 +22,7 @@ from tfx_jax.models.config import DTYPES
 from tfx_jax.models.encoder_decoder import shift_right, source_mask, with_padding
 from tfx_jax.models.seq2seq_attention import DecoderState, Memory, SourceAttention
 from tfx_jax.nn.attention import AttentionFn, ShardAttention
-from tfx_jax.nn.auxiliary import AuxiliaryLoss, StepMetric
+from tfx_jax.nn.auxiliary import AuxiliaryLoss, StepMetric, leave_mean
 from tfx_jax.nn.decoding import Decoder
 from tfx_jax.nn.dropout import drop, dropout_mask
 from tfx_jax.nn.embedding import Embedding
@@ -255,8 +255,7 @@ class Seq2Seq(nnx.Module):
         """Leaves the coverage loss, a mean over target tokens as theirs is, where the train step finds it."""
         if losses is not None and self.auxiliary_loss is not None and self.coverage_loss is not None:
             exists = (target != self.config.pad_id).astype(jnp.float32)
-            mean = (losses.T * exists).sum() / jnp.maximum(exists.sum(), 1)
-            self.auxiliary_loss[...], self.coverage_loss[...] = (self.config.coverage or 0.0) * mean, mean
+            leave_mean(self.auxiliary_loss, self.coverage_loss, losses.T, exists, scale=self.config.coverage or 0.0)
 
     def _read(self, source: Int[Array, "B S"], rngs: nnx.Rngs | None) -> Memory:
         """Runs the encoder."""

@@ -19,7 +19,7 @@ from tfx_jax.functional.masks import Mask
 from tfx_jax.functional.structured import redundancy_penalty, structured_pooling
 from tfx_jax.models.config import DTYPES
 from tfx_jax.nn.attention import ShardAttention
-from tfx_jax.nn.auxiliary import AuxiliaryLoss, StepMetric
+from tfx_jax.nn.auxiliary import AuxiliaryLoss, StepMetric, leave_mean
 from tfx_jax.nn.dropout import drop
 from tfx_jax.nn.linear import Linear
 
@@ -179,8 +179,8 @@ class Seq2Vec(nnx.Module):
         """Leaves the penalty, a mean over the records that have events, where the train step finds it."""
         if self.auxiliary_loss is not None and self.redundancy is not None:
             exists = event_mask.any(axis=1).astype(jnp.float32)
-            mean = (redundancy_penalty(weights[:, :, 0]) * exists).sum() / jnp.maximum(exists.sum(), 1)
-            self.auxiliary_loss[...], self.redundancy[...] = self.config.penalty * mean, mean
+            penalties = redundancy_penalty(weights[:, :, 0])
+            leave_mean(self.auxiliary_loss, self.redundancy, penalties, exists, scale=self.config.penalty)
 
 
 def _between_knots(

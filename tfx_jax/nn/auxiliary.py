@@ -4,8 +4,9 @@ A part writes into a Variable of its own when it is called in training; the trai
 task, so that neither the layers between nor the tasks know of it.
 """
 
+import jax.numpy as jnp
 from flax import nnx
-from jaxtyping import Array
+from jaxtyping import Array, Float
 
 
 class AuxiliaryLoss(nnx.Variable[Array]):
@@ -14,3 +15,16 @@ class AuxiliaryLoss(nnx.Variable[Array]):
 
 class StepMetric(nnx.Variable[Array]):
     """A scalar of this step: the trainer tells the mean over all that have the same name."""
+
+
+def leave_mean(
+    loss: AuxiliaryLoss,
+    metric: StepMetric,
+    values: Float[Array, "*shape"],
+    exists: Float[Array, "*shape"],
+    *,
+    scale: float,
+) -> None:
+    """Leaves the mean of the values that exist, 0 if none does: in the metric as it is, in the loss times `scale`."""
+    mean = (values * exists).sum() / jnp.maximum(exists.sum(), 1)
+    loss[...], metric[...] = scale * mean, mean

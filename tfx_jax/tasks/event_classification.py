@@ -69,16 +69,17 @@ class EventClassificationConfig:
 
 
 class EventShare(NamedTuple):
-    """An event and its share in what is pooled; the shares of a record sum to 1.
-
-    `hops` has the share in each row of attention, of which only "structured" has several, and `weight` is their mean.
-    """
+    """An event and its share in each row of attention, of which only "structured" has several."""
 
     name: str
     value: float
     time: float
-    weight: float
     hops: tuple[float, ...]
+
+    @property
+    def weight(self) -> float:
+        """The share in what is pooled, the mean of all rows; those of a record sum to 1."""
+        return sum(self.hops) / len(self.hops)
 
 
 class EventClassificationTask:
@@ -194,9 +195,7 @@ class EventClassificationTask:
         examples = ExampleList(self.encode(_One(records, record)), by="variable")
         ((log_odds, shares),) = model.predict(predict_shares, examples, self.batch_spec)
         names = [records.names[number] for number in record.variables]
-        by_event = list(zip(*shares, strict=True))
-        weights = [sum(hops) / len(hops) for hops in by_event]
-        columns = (names, record.values.tolist(), record.times.tolist(), weights, by_event)
+        columns = (names, record.values.tolist(), record.times.tolist(), zip(*shares, strict=True))
         events = [EventShare(*event) for event in zip(*columns, strict=False)]  # behind the events, shares of padding
         return 1 / (1 + math.exp(-log_odds)), record.label, sorted(events, key=lambda event: -event.weight)
 
