@@ -58,10 +58,7 @@ def main() -> None:
 
 
 def run(mutants: Sequence[Mutant], options: argparse.Namespace) -> list[tuple[Mutant, Outcome]]:
-    """Runs the nearest tests on each mutant, then runs the tests that failed on the library as it is.
-
-    A test that fails there too has not noticed anything, so its mutants count as survived.
-    """
+    """Runs the nearest tests on each mutant, then confirms the mutants that were killed."""
     nearest = NearestTests(ROOT)
     tasks = [Task(tuple(nearest.of(m, options.files)), f"tfx_jax/{m.file}", mutated(m)) for m in mutants]
     results = []
@@ -77,18 +74,30 @@ def run(mutants: Sequence[Mutant], options: argparse.Namespace) -> list[tuple[Mu
             )
             if options.json:
                 options.json.write_text(json.dumps([as_json(*result) for result in results], indent=1) + "\n")
-        killers = collections.defaultdict(set)
-        for test in {test for _, outcome in results for test in outcome.failed}:
-            killers[test.partition("::")[0]].add(test)
-        print(f"without a mutant: {sum(map(len, killers.values()))} tests that failed", flush=True)
-        checks = [Task(tuple(sorted(tests))) for tests in killers.values()]
-        broken = {test for _, outcome in runner.run(checks) for test in outcome.failed}
-    for test in sorted(broken):
-        print(f"fails without a mutant too: {test}")
-    results = [(m, o._replace(status="survived") if broken & {*o.failed} else o) for m, o in results]
+        results = confirm(results, runner)
     if options.json:
         options.json.write_text(json.dumps([as_json(*result) for result in results], indent=1) + "\n")
     return results
+
+
+def confirm(results: Sequence[tuple[Mutant, Outcome]], runner: Runner) -> list[tuple[Mutant, Outcome]]:
+    """Runs the tests that failed again, with the mutant and without one.
+
+    A test that passes with the mutant, or fails without one, has not noticed the mistake. So the mutant survived.
+    """
+    killed = [(mutant, outcome) for mutant, outcome in results if outcome.failed]
+    print(f"again, with and without a mutant: {len(killed)} tests that failed", flush=True)
+    with_mutant = [Task(outcome.failed[:1], f"tfx_jax/{mutant.file}", mutated(mutant)) for mutant, outcome in killed]
+    tests = collections.defaultdict(set)
+    for _, outcome in killed:
+        tests[outcome.failed[0].partition("::")[0]].add(outcome.failed[0])
+    without = [Task(tuple(sorted(names))) for names in tests.values()]
+    again = dict(runner.run([*with_mutant, *without]))
+    broken = {test for i in range(len(with_mutant), len(again)) for test in again[i].failed}
+    flaky = {mutant for i, (mutant, _) in enumerate(killed) if again[i].status == "survived"}
+    for test in sorted(broken | {outcome.failed[0] for mutant, outcome in killed if mutant in flaky}):
+        print(f"not counted, because it fails without a mutant or passes with it: {test}")
+    return [(m, o._replace(status="survived") if m in flaky or broken & {*o.failed} else o) for m, o in results]
 
 
 def mutated(mutant: Mutant) -> str:

@@ -65,14 +65,21 @@ class NearestTests:
             for file, text in self._texts.items()
             if file.startswith("tfx_jax/")
         }
+        self._library_names = {name for definitions in self._definitions.values() for name in definitions}
         self._tests = [file for file in self._texts if file.rpartition("/")[2].startswith("test_")]
 
     def of(self, mutant: Mutant, count: int) -> list[str]:
-        """Returns the `count` nearest files of tests, the nearest first; a file with doctests is its own nearest."""
+        """Returns the `count` nearest files of tests, the nearest first; a file with doctests comes before them.
+
+        Near is the mirror of the file, a test that mentions the function, its callers or what the mistake removes, and
+        a test that imports the file.
+        """
         file = f"tfx_jax/{mutant.file}"
         folder, _, name = mutant.file.removesuffix(".py").rpartition("/")
         distances = self._distances_to(file)
-        names = self._names_around(file, mutant.id.partition(":")[0].split("."))
+        replaced = self._texts[file].encode()[mutant.start : mutant.end].decode()
+        uses = dict.fromkeys(self._library_names.intersection(re.findall(r"\w+", replaced)), 2.0)
+        names = uses | self._names_around(file, mutant.id.partition(":")[0].split("."))
         mentions = {name: sum(name in self._words[test] for test in self._tests) for name in names}
 
         def score(test: str) -> tuple[float, int]:
