@@ -3,16 +3,17 @@
 import numpy as np
 
 
-def of_texts(oracle, query, key, *, bias=0.0, mask=True, segment_ids=None, is_causal=False):
+def of_texts(oracle, query, key, *, bias=None, mask=True, segment_ids=None, is_causal=False):
     """Weights, [B, N, T, S], of each text alone, in the columns of its tokens; padding sees nothing.
 
-    `oracle(query, key, bias=..., mask=..., is_causal=..., columns=...)` gives the weights of one text, whose tokens are
-    in `columns`; the queries are the last of them. A mask of all pairs says nothing about padding.
+    `oracle(query, key, columns=..., **options)` gives the weights of one text, whose tokens are in `columns`; the
+    queries are the last of them. It gets a bias, a mask and causality where there are any. A mask of all pairs says
+    nothing about padding.
     """
     (b, t, n, _), s = query.shape, key.shape[1]
     mask = np.asarray(mask)
     full = np.broadcast_to(mask, (b, n, t, s))
-    bias = np.broadcast_to(np.asarray(bias), (b, n, t, s))
+    options = {"is_causal": True} if is_causal else {}
     is_padding_mask = mask.ndim == 4 and mask.shape[2] == 1
     ids = np.ones((b, s), int) if segment_ids is None else np.asarray(segment_ids)
     weights = np.zeros((b, n, t, s))
@@ -22,11 +23,15 @@ def of_texts(oracle, query, key, *, bias=0.0, mask=True, segment_ids=None, is_ca
             columns = np.flatnonzero(exists & (ids[row] == segment))
             queries = columns[columns >= s - t] - (s - t)
             if t == 1:  # the columns behind the last token are a cache's room
-                queries = np.array([0] if ids[row, -1] == segment else [], int)
+                queries = np.array([0] if ids[row][ids[row] != 0][-1] == segment else [], int)
             if not len(queries) or not len(columns):
                 continue
             place = (slice(row, row + 1), slice(None), queries[:, None], columns)
+            if bias is not None:
+                options["bias"] = np.broadcast_to(bias, full.shape)[place]
+            if not full[place].all():
+                options["mask"] = full[place]
             part = query[row : row + 1, queries], key[row : row + 1, columns]
-            found = oracle(*part, bias=bias[place], mask=full[place], is_causal=is_causal, columns=columns)
-            weights[place] = found
+            weights[place] = oracle(*part, columns=columns, **options)
+            options.pop("mask", None)
     return weights
