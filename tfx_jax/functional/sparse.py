@@ -45,7 +45,8 @@ def local_attention(
     r"""Computes attention within blocks: position p sees position s where floor(p / b) = floor(s / b), b = block_size.
 
     The local attention of section 4.2 in "Generating Wikipedia by Summarizing Long Sequences" (Liu et al., 2018,
-    https://arxiv.org/abs/1801.10198) and of Long Range Arena. Time and memory grow as T * block_size.
+    https://arxiv.org/abs/1801.10198) and of Long Range Arena. Time and memory grow as T * block_size; packed texts,
+    whose blocks begin anywhere, cost up to three times as much.
 
     Args:
       query: queries, [B, T, N, H], at the last T of the S positions: T < S is decoding with a cache.
