@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from tests.functional.oracles.dense import mixed
-from tests.functional.oracles.sparse import local_pairs, weights_over, window_pairs
+from tests.functional.oracles.sparse import local_pairs, weights_of_texts, window_pairs
 from tfx_jax.functional import dot_product_attention, local_attention, sliding_window_attention
 
 
@@ -26,10 +26,9 @@ def _assert_follows(pairs, attend, t, s, is_causal):
     bias = random.normal(size=(1, 4, 1, s)).astype(np.float32)
     padding = random.random((2, 1, 1, s)) < 0.8
     ids = np.sort(random.integers(0, 3, size=(2, s)))
-    same = (ids[:, None, s - t :, None] == ids[:, None, None]) & (ids != 0)[:, None, None]
     attend = jax.jit(functools.partial(attend, is_causal=is_causal, return_weights=True))
     out, weights = attend(query, key, value, bias, padding, segment_ids=(ids[:, s - t :], ids))
-    want = weights_over(pairs, query, key, bias=bias, mask=padding & same, is_causal=is_causal)
+    want = weights_of_texts(pairs, query, key, bias=bias, mask=padding, segment_ids=ids, is_causal=is_causal)
     np.testing.assert_allclose(weights, want, atol=1e-5)
     np.testing.assert_allclose(out, mixed(want, value), atol=1e-5)
 
@@ -69,6 +68,30 @@ def test_sliding_window_attention_sees_the_band_and_nothing_else(t, s, window, b
     attend = functools.partial(sliding_window_attention, window=window, block_size=block_size)
     back, ahead = window if isinstance(window, tuple) else (window, window)
     _assert_follows(functools.partial(window_pairs, back=back, ahead=ahead), attend, t, s, is_causal)
+
+
+@pytest.mark.parametrize("name", ["local", "window"])
+def test_masks_of_any_shape_and_texts_in_any_order(name):
+    """Of one row, of each head, of all keys at once; padding is what no head may see. Texts may be interleaved."""
+    query, key, value = _inputs(11, 11)
+    random = np.random.default_rng(3)
+    ids = random.permuted(np.array([[0, 1, 1, 1, 1, 5, 5, 5, 5, 3, 3]] * 2), axis=1)
+    if name == "local":
+        attend, pairs = functools.partial(local_attention, block_size=3), functools.partial(local_pairs, block_size=3)
+    else:
+        attend = functools.partial(sliding_window_attention, window=2, block_size=4)
+        pairs = functools.partial(window_pairs, back=2, ahead=2)
+    shapes = {(1, 1, 1, 11): ids, (1, 4, 1, 11): None, (2, 4, 1, 11): ids, (2, 1, 1, 1): None}
+    masks = {shape: random.random(shape) < 0.6 for shape in shapes}
+    masks[2, 1, 1, 1] = np.array([True, False]).reshape(2, 1, 1, 1)
+
+    @jax.jit
+    def run(*arrays):
+        return [attend(*arrays, None, masks[shape], segment_ids=ids) for shape, ids in shapes.items()]
+
+    for out, (shape, ids) in zip(run(query, key, value), shapes.items(), strict=True):
+        want = weights_of_texts(pairs, query, key, mask=masks[shape], segment_ids=ids)
+        np.testing.assert_allclose(out, mixed(want, value), atol=1e-5)
 
 
 def test_gradients_of_decoding_with_a_cache_equal_those_of_dense_attention():
