@@ -194,7 +194,9 @@ def texts_of(search, tokens):
     return texts
 
 
-@pytest.mark.parametrize("name", [pytest.param(n, marks=() if n == "local" else pytest.mark.slow) for n in CAUSAL])
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=() if n in ("local", "lsh") else pytest.mark.slow) for n in CAUSAL]
+)
 def test_a_prompt_is_gone_on_with_whatever_padding_is_beside_it(name):
     model = make_model("gpt", name)
     prompt = TOKENS[:, :PROMPT]
