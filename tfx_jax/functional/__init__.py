@@ -34,7 +34,8 @@ from tfx_jax.functional.attention import dot_product_attention
 from tfx_jax.functional.attention_from_logits import attention_from_logits, attention_weights
 from tfx_jax.functional.axes import attention_over_axes
 from tfx_jax.functional.beam_search import BeamSearchResult, beam_search
-from tfx_jax.functional.bigbird import bigbird_attention, bigbird_block_mask
+from tfx_jax.functional.bigbird import bigbird_attention
+from tfx_jax.functional.bigbird_blocks import bigbird_block_mask
 from tfx_jax.functional.chunked import chunked_attention
 from tfx_jax.functional.clustered import routing_attention, update_centroids
 from tfx_jax.functional.decomposable import attend_both, decomposable_attention
@@ -49,7 +50,7 @@ from tfx_jax.functional.linear import add_bias, linear, linear_logits
 from tfx_jax.functional.log_mel import log_mel, mel_filters
 from tfx_jax.functional.longformer import longformer_attention
 from tfx_jax.functional.losses import label_smoothed_cross_entropy, z_loss
-from tfx_jax.functional.lsh import lsh_attention
+from tfx_jax.functional.lsh import lsh_attention, lsh_num_buckets
 from tfx_jax.functional.masks import Bias, Mask, SegmentIds, causal_mask, padding_mask, segment_mask
 from tfx_jax.functional.moe import (
     Routing,
@@ -133,6 +134,7 @@ __all__ = [
     "log_mel",
     "longformer_attention",
     "lsh_attention",
+    "lsh_num_buckets",
     "mel_filters",
     "mixture_of_experts",
     "nystrom_attention",
