@@ -623,8 +623,6 @@ PACKED = {
     "padding between": ((0, 1, 4, 5, 6), (8, 9, 11)),
     "padding between and in front": ((1, 2, 3, 5), (6, 7, 10, 11)),
 }
-NOT_YET = ("bigbird", "lsh", "routing", "nystrom")
-"""Attentions whose results still depend on padding or on the other texts of a row."""
 OF_TEXTS = {"coverage": _covering_weights_of_texts}
 """Oracles that know the columns of a text; those that count in tokens do so themselves."""
 
@@ -671,9 +669,7 @@ def _numbered(rows):
     return ids
 
 
-COUNTED = pytest.mark.parametrize(
-    "case", [case for case in ATTENTIONS if case.name not in NOT_YET], ids=lambda x: x.name
-)
+COUNTED = pytest.mark.parametrize("case", ATTENTIONS, ids=lambda x: x.name)
 
 
 @COUNTED
