@@ -13,6 +13,7 @@ from jaxtyping import Array, Int
 from tfx_jax.data.batching import Batch, BatchSpec, Example, ExampleList, LoaderOptions, train_batches
 from tfx_jax.data.conll import TaggedSentence, read_tagged
 from tfx_jax.data.hf_tokenizer import HFTokenizer
+from tfx_jax.data.lines import split_words
 from tfx_jax.data.splits import Split, Splits
 from tfx_jax.errors import UserError
 from tfx_jax.fields import at_least, documented, fraction, one_of
@@ -286,7 +287,7 @@ class TaggingTask:
 
     def answer(self, model: TrainedModel, rows: Sequence[Sequence[str]]) -> list[Prediction]:
         """Returns the tags of each sentence, whose words have spaces between them, and the words."""
-        sentences = [TaggedSentence(words := row[0].split(), [self.labels[0]] * len(words)) for row in rows]
+        sentences = [TaggedSentence(words := split_words(row[0]), [self.labels[0]] * len(words)) for row in rows]
         tags = self.predict(model, sentences)
         return [{"tags": found, "words": sentence.words} for found, sentence in zip(tags, sentences, strict=True)]
 

@@ -14,6 +14,7 @@ from jaxtyping import Array, Int
 
 from tfx_jax.data.batching import Batch, BatchSpec, Example, ExampleList, LoaderOptions, train_batches
 from tfx_jax.data.conll import TaggedSentence
+from tfx_jax.data.lines import split_words
 from tfx_jax.data.span_corruption import NUM_SENTINELS
 from tfx_jax.data.splits import Split, Splits
 from tfx_jax.data.squad import Question
@@ -339,7 +340,7 @@ _FORMATS: dict[type, TextFormat] = {
         _entity_labels,
         _score_tags,
         lambda data: ("sentence",),
-        lambda rows: [TaggedSentence(words := row[0].split(), ["O"] * len(words)) for row in rows],
+        lambda rows: [TaggedSentence(words := split_words(row[0]), ["O"] * len(words)) for row in rows],
     ),
     QuestionData: TextFormat(
         ANSWER_METRICS,

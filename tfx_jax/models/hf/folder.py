@@ -123,7 +123,7 @@ def read_json(path: epath.Path) -> dict[str, Any]:
       UserError: if there is none.
     """
     try:
-        values = json.loads(read_small_file(path).decode())
+        values = json.loads(read_small_file(path).decode("utf-8-sig"))
     except FileNotFoundError:
         raise UserError(f"{path} does not exist: --model and load() take a Hugging Face folder") from None
     except UserError:
