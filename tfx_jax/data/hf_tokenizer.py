@@ -175,6 +175,8 @@ def _from_marian(config: TokenizerConfig) -> HFTokenizer:
         vocabulary,
         config,
         text_of=lambda pieces: target.decode_pieces(pieces).replace("▁", " ").strip(),
+        more_spaces=config.option("more_spaces", ""),
+        dropped=config.option("dropped_characters", ""),
         front=">>.*?<<" if has_codes else None,  # the language to translate into
         is_pair_separated=False,
     )

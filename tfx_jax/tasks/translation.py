@@ -184,14 +184,19 @@ class TranslationTask:
     ) -> tuple[BleuScores, list[str], list[str]]:
         """Translates the source sides and scores them; returns the scores, the translations and the references.
 
-        Several processes share the sentences; each gets all the translations.
+        References are normalized as the text of training is, which the signature says where it changes one: a model
+        cannot write other forms. Segmented text loses its subword marks, as the tokenizer's output does. Several
+        processes share the sentences; each gets all the translations.
         """
         everything = [pairs[index] for index in range(len(pairs))]
-        references = [self._plain(pair["target"]) for pair in everything]
+        plain = [self.tokenizer.normalize(pair["target"]) for pair in everything]
+        references = [join_subwords(text) if self.config.data.tokenizer == "words" else text for text in plain]
         sources = [pair["source"] for pair in everything]
         hypotheses = model.share(lambda lines: translator(model.params, lines), sources)
         language, is_tokenised = self.config.data.scored_as
         scores = bleu_scores(hypotheses, references, language=language, is_tokenised=is_tokenised)
+        if any(reference.split() != pair["target"].split() for reference, pair in zip(plain, everything, strict=True)):
+            scores = scores._replace(signature=f"{scores.signature}|norm:{self.tokenizer.normalization}")
         return scores, hypotheses, references
 
     def attention_example(self, model: TrainedModel) -> PairAttention | None:
@@ -219,10 +224,6 @@ class TranslationTask:
             target_ids = self.tokenizer.encode_with_specials(target).ids
         pieces = self.tokenizer.pieces
         return PairAttention(pair_attention(model, source_ids, target_ids), pieces(source_ids), pieces(target_ids))
-
-    def _plain(self, reference: str) -> str:
-        """References of segmented text lose their subword marks, as the tokenizer's output does."""
-        return join_subwords(reference) if self.config.data.tokenizer == "words" else reference
 
 
 def check_output_length(model: ModelConfig, max_length: int, decoding: DecodingConfig, *, what: str) -> None:
