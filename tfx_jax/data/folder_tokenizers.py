@@ -9,6 +9,7 @@ import numpy as np
 import sentencepiece
 import tokenizers
 
+from tfx_jax.data.lines import list_of_texts
 from tfx_jax.data.streaming import TextStream
 from tfx_jax.data.tokenizer_config import TokenizerConfig
 from tfx_jax.errors import UserError
@@ -143,7 +144,8 @@ class PipelineTokenizer(HFTokenizer):
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         """`encode` of every text, on all cores."""
-        found = _guarded(self._pipeline.encode_batch_fast, list(texts), add_special_tokens=False)
+        texts = list_of_texts(texts, "texts")
+        found = _guarded(self._pipeline.encode_batch_fast, texts, add_special_tokens=False)
         return [text.ids for text in found]
 
     def encode_with_offsets(self, text: str) -> tuple[list[int], np.ndarray]:
@@ -236,7 +238,8 @@ class PieceTokenizer(HFTokenizer):
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         """`encode` of every text, on all cores."""
-        texts = [text.translate(self._replaced) for text in texts] if self._replaced else list(texts)
+        texts = list_of_texts(texts, "texts")
+        texts = [text.translate(self._replaced) for text in texts] if self._replaced else texts
         if not any(map(self._whole.search, texts)) and not any(map(self._front.match, texts)):
             return list(map(self._ids_of, texts, self._processor.encode(texts, out_type=int)))
         parts = [list(self._parts(text)) for text in texts]

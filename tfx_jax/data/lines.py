@@ -10,13 +10,15 @@ import os
 import re
 import unicodedata
 import zlib
-from collections.abc import Iterator
-from typing import NamedTuple
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple, TypeVar
 
 from etils import epath
 
 from tfx_jax.errors import UserError
 from tfx_jax.files import check_regular
+
+T = TypeVar("T")
 
 MAX_LINE_BYTES = 16 << 20
 """A line of a text is far below it; what is above is no text of lines, or was made to fill the memory."""
@@ -51,6 +53,17 @@ def is_blank(text: str) -> bool:
         character.isspace() or character in _INVISIBLE or unicodedata.category(character) in ("Cc", "Cs")
         for character in text
     )
+
+
+def list_of_texts(texts: Iterable[T], name: str) -> list[T]:
+    """Returns texts as a list.
+
+    Raises:
+      UserError: for a single string, whose characters would be taken for texts.
+    """
+    if isinstance(texts, str | bytes):
+        raise UserError(f"{name} must be a list of strings, not a single string: put it into [...]")
+    return list(texts)
 
 
 def split_words(line: str) -> list[str]:

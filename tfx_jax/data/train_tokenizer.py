@@ -334,8 +334,8 @@ def _unigram(training: _Training) -> tokenizers.Tokenizer:
     rare = _by_frequency(part.replace(" ", "") for part in text)[training.size - 1 :]
     text = [part for part in _without([*rare, "▅"], text) if part.strip()]
     # The longest parts that it allows, in bytes, are read; it has an unknown token of its own.
-    own = {"max_sentence_length": 2**30, "unk_id": 0, "bos_id": -1, "eos_id": -1}
-    model = _train_sentencepiece(text, "unigram", training.size + 1, **own)
+    own: dict[str, Any] = {"max_sentence_length": 2**30, "unk_id": 0, "bos_id": -1, "eos_id": -1}
+    model = _train_sentencepiece(text, "unigram", training.size + 1, normalization_rule_name="identity", **own)
     processor = sentencepiece.SentencePieceProcessor(model_proto=model)
     scores = {processor.id_to_piece(index): processor.get_score(index) for index in range(1, processor.vocab_size())}
     ids = training.ids(scores)
@@ -354,16 +354,14 @@ def _sentencepiece(training: _Training) -> dict[str, bytes]:
     text = [line for part in training.read() if (line := normalizer.normalize(part.translate(table)).strip())]
     ids = {f"{role}_id": index for index, role in enumerate(training.roles)}
     vocab_size = vocabulary_size(text) if training.size == _ALL else training.size + len(ids)
-    model = _train_sentencepiece(text, "bpe", vocab_size, rule=_RULE, split_digits=True, **ids)
+    model = _train_sentencepiece(text, "bpe", vocab_size, normalization_rule_name=_RULE, split_digits=True, **ids)
     processor = sentencepiece.SentencePieceProcessor(model_proto=model)
     vocabulary = {processor.id_to_piece(index): index for index in range(processor.vocab_size())}
     listed = json.dumps(vocabulary, ensure_ascii=False, indent=2).encode()
     return {"source.spm": model, "target.spm": model, "vocab.json": listed}
 
 
-def _train_sentencepiece(
-    text: list[str], kind: str, vocab_size: int, *, rule: str = "identity", **options: Any
-) -> bytes:
+def _train_sentencepiece(text: list[str], kind: str, vocab_size: int, **options: Any) -> bytes:
     """Learns a model; the text is no iterator, of which SentencePiece would turn an error, or Ctrl-C, into its own."""
     written = io.BytesIO()
     try:
@@ -374,7 +372,6 @@ def _train_sentencepiece(
             vocab_size=vocab_size,
             hard_vocab_limit=False,
             character_coverage=1.0,
-            normalization_rule_name=rule,
             minloglevel=2,
             **options,
         )

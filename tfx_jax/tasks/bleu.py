@@ -15,6 +15,7 @@ import unicodedata
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+from tfx_jax.data.lines import list_of_texts
 from tfx_jax.errors import UserError
 
 # What sacreBLEU should do with languages written without spaces between words, by their codes of ISO 639-1 and 639-3;
@@ -83,6 +84,7 @@ def bleu_scores(
     >>> f"{scores.tokenised:.1f}, with compounds split {scores.compound_split:.1f}, exact {scores.exact_match:.1f} %"
     '76.0, with compounds split 84.1, exact 0.0 %'
     """
+    hypotheses, references = list_of_texts(hypotheses, "hypotheses"), list_of_texts(references, "references")
     if len(hypotheses) != len(references):
         raise ValueError(f"{len(hypotheses)} hypotheses but {len(references)} references: each needs exactly one")
     if not hypotheses:

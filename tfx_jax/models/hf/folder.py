@@ -178,6 +178,10 @@ class Tensors:
                     self._place_of[name] = file, stored
                     self.shapes[name] = tuple(tensors.get_slice(stored).get_shape())
 
+    def add_name(self, name: str, of: str) -> None:
+        """Makes a tensor known by another name as well."""
+        self._place_of[name], self.shapes[name] = self._place_of[of], self.shapes[of]
+
     def read(self, names: Sequence[str]) -> Iterator[np.ndarray]:
         """Reads tensors one after the other, in the order of their names; each must exist."""
         position = 0
