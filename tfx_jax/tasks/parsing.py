@@ -48,7 +48,7 @@ class TreeData:
     dataset: str = one_of(("grammar", "files"), "grammar")  # the grammar is built in
     # files: the folder of those below, of which each may be several: "a.txt,b.txt", or "part-*.txt" in their order
     data_dir: str = ""
-    train_file: str = ""  # one tree a line, "(TOP (S (NP (DT a) ...", plain or .gz, without traces and function tags
+    train_file: str = ""  # trees, "(TOP (S (NP (DT a) ...", plain or .gz, without function tags
     validation_file: str = ""
     test_file: str = ""
     tokenizer: str = one_of(("sentencepiece", "words", "characters"), "sentencepiece")  # of the words

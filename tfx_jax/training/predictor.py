@@ -57,7 +57,7 @@ class Predictor:
             or of anything else, named by its place from 1.
         """
         parts = " and ".join(self.inputs)
-        rows = [(row,) if isinstance(row, str) else row for row in list_of_texts(inputs, "inputs")]
+        rows: list[Any] = [(row,) if isinstance(row, str) else row for row in list_of_texts(inputs, "inputs")]
         for number, row in enumerate(rows, 1):
             if not isinstance(row, Sequence) or not all(isinstance(part, str) for part in row):
                 raise UserError(f"input {number} is {row!r}, but must be {parts}, each a string")
