@@ -249,9 +249,10 @@ class SentencePairTask:
         """
         if target is None or is_blank(target):
             raise UserError("a pair needs its second sentence: --target=SENTENCE")
-        first, second = (
-            self.tokenizer.encode(self.config.plain(text))[: self.config.data.max_length] for text in (source, target)
-        )
+        limit = self.config.data.max_length
+        whole = self.tokenizer.encode_batch([self.config.plain(text) for text in (source, target)])
+        warn_shortened(whole, limit, what="sentences", effect="only their beginnings are read")
+        first, second = (ids[:limit] for ids in whole)
         pieces = self.tokenizer.pieces
         return PairAttention(pair_attention(model, first, second), pieces(first), pieces(second))
 

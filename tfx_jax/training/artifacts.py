@@ -172,7 +172,7 @@ def read_sealed(path: epath.Path) -> dict[str, Any]:
     Raises:
       ValueError: if it is no JSON object, or not the one that was written.
     """
-    values = json.loads(path.read_text())
+    values = json.loads(path.read_bytes().decode("utf-8-sig"))
     if not isinstance(values, dict):
         raise ValueError(f"it is a {type(values).__name__}, not an object")
     if values.pop(_SEAL, None) not in (None, _seal(values)):
