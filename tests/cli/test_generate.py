@@ -13,7 +13,8 @@ from flax import nnx
 
 from tfx_jax.cli import main
 from tfx_jax.data.hf_tokenizer import load_folder_tokenizer
-from tfx_jax.models import GPT, BertConfig, BertTagger, GPTConfig, hf
+from tfx_jax.data.train_tokenizer import train_or_load_folder
+from tfx_jax.models import GPT, T5, BertConfig, BertTagger, GPTConfig, T5Config, hf
 from tfx_jax.tasks.decoding import Sampling
 from tfx_jax.tasks.generation import Generator
 
@@ -153,3 +154,21 @@ def test_models_that_do_not_generate(generate, folder, tmp_path, draw_model):
     status, _, err = generate(model=tmp_path)
     assert status == 2
     assert err == f"tfx-jax generate: {tmp_path} holds a BertTagger, which generates no text\n"
+
+
+def test_a_byte_order_mark_is_no_prompt(generate):
+    options = ("--max-new-tokens=4", "--temperature=0")
+    assert generate(*options, lines=["\ufeffthe cat", "x"]) == generate(*options, lines=["the cat", "x"])
+
+
+@pytest.mark.parametrize("option", [(), ("--stream",), ("--json",)])
+def test_an_encoder_decoder_answers_what_shows_nothing_with_nothing(generate, tmp_path, draw_model, option):
+    tokenizer = train_or_load_folder(tmp_path, lambda: ["a b c d"], kind="words", family="t5", vocab_size=150)
+    sizes = {"vocab_size": tokenizer.vocab_size, "d_model": 8, "d_k": 4, "d_ff": 8, "num_heads": 2, "num_layers": 1}
+    hf.save(draw_model(lambda: T5(T5Config(**sizes), rngs=nnx.Rngs(0))), tmp_path)
+    lines = ["a b", "\u200b", "", "\xad\x01", "c"]
+    status, out, _ = generate("--max-new-tokens=12", "--temperature=9", *option, lines=lines, model=tmp_path)
+    assert status == 0
+    answers = out.splitlines()
+    texts = [json.loads(line)["text"] for line in answers] if option == ("--json",) else answers
+    assert [bool(text) for text in texts] == [True, False, False, False, True]

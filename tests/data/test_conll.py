@@ -79,3 +79,12 @@ def test_real_sentences(shared_data, part, sentences, words, begins):
     found = read_tagged(shared_data / "ner" / f"{part}.conll")
     assert (len(found), sum(len(sentence.words) for sentence in found)) == (sentences, words)
     assert sum(tag.startswith("B-") for sentence in found for tag in sentence.tags) == begins
+
+
+@pytest.mark.parametrize("gap", ["\t", " "])
+def test_marks_of_documents_are_no_words_whatever_columns_they_have(tmp_path, gap):
+    for mark in ("-DOCSTART-", f"-DOCSTART-{gap}O", "-DOCSTART- -X- -X- O", f"-DOCSTART-{gap}-X-{gap}O"):
+        text = f"{mark}\n\na{gap}O\nb{gap}B-x\n{mark}\nc{gap}O\n"
+        assert read_tagged(_write(tmp_path / "a", text)) == [(["a", "b"], ["O", "B-x"]), (["c"], ["O"])], mark
+    ((words, _),) = read_tagged(_write(tmp_path / "a", f"-DOCSTART-x{gap}O\n"))
+    assert words == ["-DOCSTART-x"]

@@ -2,6 +2,8 @@
 
 import json
 import random
+import re
+import unicodedata
 
 import numpy as np
 import pytest
@@ -12,7 +14,7 @@ from hypothesis import strategies as st
 
 from tests.data.tokenizers_made_here import BOS_ID, EOS_ID, PAD_ID, UNK_ID, make_tokenizer
 from tfx_jax.data.hf_tokenizer import load_folder_tokenizer
-from tfx_jax.data.lines import read_lines, read_text
+from tfx_jax.data.lines import is_blank, read_lines, read_text
 from tfx_jax.data.text import join_subwords, lines_of
 from tfx_jax.data.train_tokenizer import train_or_load_folder
 from tfx_jax.errors import UserError
@@ -129,7 +131,7 @@ def test_ids_are_those_of_sentencepiece(folder_of, text):
     folder = folder_of("sentencepiece")
     trained = load_folder_tokenizer(folder)
     processor = sentencepiece.SentencePieceProcessor(model_file=str(folder / "source.spm"))
-    ids = processor.encode(text)
+    ids = processor.encode(text.replace("\x85", " "))
     assert trained.encode(text) == trained.encode_with_offsets(text)[0] == ids
     assert trained.decode(ids) == processor.decode(ids).strip()
 
@@ -169,9 +171,38 @@ def test_digits_are_spelt_out():
     assert split.pieces(split.encode("345"))[-3:] == ["3", "4", "5"]
 
 
-def test_characters_are_kept():
-    keeping = make_tokenizer([*LINES, "ＡＢＣ abc ABC ？"], "sentencepiece", 80)
-    assert keeping.decode(keeping.encode("ＡＢＣ ？")) == "ＡＢＣ ？"
+# Forms of "café on\u202fthe hill ABC 12", by the rule of the default tokenizer and, where it is True, by NFC as well.
+FORMS = {
+    "cafe\u0301 on the hill ABC 12": True,
+    "ca\xadfé on th\u2060e hi\xadll ABC 12": True,
+    "café\ton\xa0the\u3000hill\u2028ABC\x8512": None,
+    "café  on \u200b the\rhill ABC\x0c12 ": None,
+    "café on the hi\x01ll ABC 12": False,
+    "café on the hill ＡＢＣ １２": False,
+    "\ufeffcafé on the hill ABC 12": False,
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_forms_of_a_text_have_the_same_ids_in_training_too(kind, tmp_path):
+    """Vocabulary building sees the text of encoding, and so does what scores translations."""
+    text = "café on the hill ABC 12"
+    forms = [form for form, is_nfc in FORMS.items() if kind == "sentencepiece" or is_nfc]
+    tokenizer = train(tmp_path / "a", [*LINES, text] * 3, kind, 150)
+    ids = tokenizer.encode(text)
+    assert UNK_ID not in ids
+    for form in forms:
+        assert tokenizer.encode(form) == tokenizer.encode_with_offsets(form)[0] == ids, ascii(form)
+        assert tokenizer.normalize(form) == tokenizer.decode(ids) == text
+        other = train(tmp_path / str(len(form)) / ascii(form), [*LINES, form] * 3, kind, 150)
+        assert other.pieces(range(200)) == tokenizer.pieces(range(200)), ascii(form)
+    assert tokenizer.normalization == ("nmt_nfkc" if kind == "sentencepiece" else "nfc")
+
+
+def test_normalization_spells_no_control_token(folder_of):
+    tokenizer = load_folder_tokenizer(folder_of("sentencepiece"))
+    for text in ("＜/s＞", "the ＜pad＞ <\xad/s>", "<\u2060s>"):
+        assert not {PAD_ID, BOS_ID, EOS_ID} & {*tokenizer.encode(text)}
 
 
 def test_a_small_text_yields_a_small_vocabulary():
@@ -287,10 +318,13 @@ def test_another_vocabulary_than_that_of_the_model(folder_of, tmp_path):
         train(tmp_path, kind="sentencepiece")
 
 
-@given(text=st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=40).filter(str.strip))
+@given(text=st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=40).filter(bool))
 @settings(deadline=None, max_examples=50)
 def test_any_characters_come_back(text):
+    if is_blank(text):
+        return
     trained = make_tokenizer([text], "characters")
+    text = unicodedata.normalize("NFC", re.sub("[\xad\u061c\u180e\u202a-\u202e\u2060-\u2069]", "", text))
     assert trained.vocab_size == len(set(text)) + 4
     ids = trained.encode(text)
     assert ids == [4 + sorted(set(text)).index(character) for character in text]
@@ -318,7 +352,7 @@ def test_japanese_round_trip(shared_data):
     lines = list(read_lines(shared_data / "enja" / "dev.ja"))
     trained = make_tokenizer(lines, "sentencepiece", 1500)
     for line in lines:
-        assert trained.decode(trained.encode(line)) == line
+        assert trained.decode(trained.encode(line)) == unicodedata.normalize("NFKC", line)
 
 
 @pytest.mark.parity

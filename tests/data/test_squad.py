@@ -59,7 +59,8 @@ def _first_question(contents):
         ("answers", [{"text": "上野", "answer_start": "9"}], "no 'answer_start' of type int"),
         ("answers", ["上野"], "no 'text' of type str"),
         ("question", None, "question 'q1': no 'question' of type str"),
-        ("id", 7, "no 'id' of type str"),
+        ("id", 7.5, "no 'id' of type str"),
+        ("id", True, "no 'id' of type str"),
     ],
 )
 def test_questions_that_are_not_as_they_should(tmp_path, field, value, message):
@@ -118,3 +119,9 @@ def test_not_json(tmp_path):
 def test_real_questions(shared_data, folder, part, count, answers):
     questions = read_questions(shared_data / folder / f"{part}.json.gz")
     assert (len(questions), sum(len(question.answers) for question in questions)) == (count, answers)
+
+
+def test_an_id_may_be_a_number(tmp_path):
+    contents = _contents()
+    _first_question(contents)["id"] = 7
+    assert read_questions(_write(tmp_path / "a.json", contents))[0].name == "7"

@@ -79,3 +79,13 @@ def test_the_stays_of_intensive_care(shared_data):
         )
         assert (len(table.values), table.labels.sum(), len(table.columns)) == (rows, deaths, 114)
         assert (~np.isnan(table.values)).sum(axis=1).min() > 0
+
+
+@pytest.mark.parametrize("name", ["", " ", "Unnamed: 0", '"\u200b"'])
+@pytest.mark.parametrize("header", ["{},HR,died", "HR,{},died"])
+def test_row_numbers_are_no_variable(write, name, header):
+    path = write(f"{header.format(name)}\n0,1,0\n1,2,1\n")
+    with pytest.raises(UserError, match=rf"line 1: column {1 + header.index('{') // 3} has no name"):
+        read_table(path, label_column="died")
+    if name.startswith("U"):
+        assert read_table(path, label_column="died", exclude=[name]).columns == ("HR",)

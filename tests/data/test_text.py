@@ -8,6 +8,7 @@ import os
 
 import numpy as np
 import pytest
+import regex
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -45,11 +46,16 @@ def test_pairs_of_a_tsv(tmp_path, suffix):
     assert _contents(text.read_tsv(path)) == [("a cat", "猫"), ("the dog", "犬")]
 
 
+_VISIBLE = regex.compile(r"[^\s\p{Cc}\p{Default_Ignorable_Code_Point}\u2800\ufff9-\ufffb]")
 _LINE = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\n\r\ufeff"), max_size=12)
 
 
 @given(
-    sides=st.lists(st.tuples(_LINE | st.sampled_from([" ", "\u3000 "]), _LINE | st.just("")), min_size=1, max_size=30)
+    sides=st.lists(
+        st.tuples(_LINE | st.sampled_from([" ", "\u3000 ", "\u200b", "\xad\x01"]), _LINE | st.just("")),
+        min_size=1,
+        max_size=30,
+    )
 )
 @settings(deadline=None, max_examples=100)
 def test_pairs_without_text_are_dropped_or_kept_when_told(tmp_path_factory, sides):
@@ -61,7 +67,7 @@ def test_pairs_without_text_are_dropped_or_kept_when_told(tmp_path_factory, side
     everything = text.read_pairs(*paths, keep_empty=True)
     assert _contents(everything) == sides
     assert everything.num_dropped == 0
-    with_text = [(source, target) for source, target in sides if source.strip() and target.strip()]
+    with_text = [pair for pair in sides if all(map(_VISIBLE.search, pair))]
     if with_text:
         pairs = text.read_pairs(*paths)
         assert _contents(pairs) == with_text

@@ -183,7 +183,7 @@ def test_a_line_that_is_no_tree_is_named(tmp_path, line, complaint):
 
 def test_a_file_without_trees_is_refused(tmp_path):
     (tmp_path / "trees").write_text("\n \n")
-    with pytest.raises(UserError, match=r"trees has no trees, only empty lines$"):
+    with pytest.raises(UserError, match=r"trees has no trees, only blank lines$"):
         read_trees(tmp_path / "trees")
 
 
@@ -195,3 +195,31 @@ def test_a_whole_treebank_comes_back(shared_data, file):
     assert [write_tree(tree) for tree in trees] == list(read_lines(path))
     for tree in trees:
         assert delinearise(tree.symbols, tree.words) == (tree, False)
+
+
+def test_a_tree_may_go_on_in_lines_that_begin_with_a_space(tmp_path):
+    """As in the Penn treebank; messages name the first line."""
+    text = "( (S\n    (NP (DT the)\n\t(NN dog))\n  (VP (VBZ barks)) ))\n\n( (S (NN x)\n  ) )\n(S (NN y))\n"
+    (tmp_path / "trees").write_text(text)
+    assert [write_tree(tree) for tree in read_trees(tmp_path / "trees")] == [
+        "( (S (NP (DT the) (NN dog)) (VP (VBZ barks))))",
+        "( (S (NN x)))",
+        "(S (NN y))",
+    ]
+    for text, line in (("(S (NN x)\n(S (NN y))\n", 1), ("(S (NN x))\n(S\n (NN y)\n", 2)):
+        (tmp_path / "trees").write_text(text)
+        with pytest.raises(UserError, match=rf"trees, line {line}: 1 bracket is not closed; a tree that goes on in"):
+            read_trees(tmp_path / "trees")
+
+
+def test_traces_are_no_words():
+    text = (
+        "(S (NP-SBJ-1 (NNP Joe)) (VP (VBD seemed) (S (NP-SBJ (-NONE- *-1)) (VP (TO to) (VP (VB go) "
+        "(SBAR (-NONE- 0) (S (-NONE- *T*-2))))))))"
+    )
+    tree = parse_tree(text)
+    assert tree.words == ["Joe", "seemed", "to", "go"]
+    assert write_tree(tree) == ("(S (NP-SBJ-1 (NNP Joe)) (VP (VBD seemed) (S (VP (TO to) (VP (VB go))))))")
+    _check_is_tree(linearise(tree))
+    with pytest.raises(UserError, match=r"^the tree has no words, only traces$"):
+        parse_tree("(S (NP (-NONE- *)))")

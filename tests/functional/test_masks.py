@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tfx_jax.functional import causal_mask, padding_mask, segment_mask
+from tfx_jax.functional import causal_mask, dot_product_attention, padding_mask, segment_mask
 
 SIZES = st.integers(0, 3)  # few, as each of them is a program
 OFFSETS = range(-7, 8)
@@ -79,3 +79,18 @@ def test_masks_combine_with_and():
     np.testing.assert_array_equal(
         np.asarray(mask)[:, 0], [[[1, 0, 0], [0, 1, 0], [0, 1, 1]], [[1, 0, 0], [1, 1, 0], [0, 0, 0]]]
     )
+
+
+def test_inputs_of_heads_by_length_are_told_what_the_layout_is():
+    """Queries and keys of [B, N, T, H]: of different lengths, or with a mask or a bias."""
+    query, key = np.zeros((2, 4, 7, 8), np.float32), np.zeros((2, 4, 5, 8), np.float32)
+    layout = r"the layout of query, key and value is \[batch, length, heads, size\]"
+    with pytest.raises(ValueError, match=rf"5 key heads do not divide 7 query heads; {layout}"):
+        dot_product_attention(query, key, key)
+    for shape in ((2, 4, 7, 7), (1, 4, 7, 7), (2, 1, 7, 7), (1, 1, 7, 7)):
+        with pytest.raises(ValueError, match=layout):
+            dot_product_attention(query, query, query, mask=np.ones(shape, bool))
+        with pytest.raises(ValueError, match=layout):
+            dot_product_attention(query, query, query, bias=np.zeros(shape, np.float32))
+    with pytest.raises(ValueError, match=r"got shape \(2, 4, 6, 7\)$"):
+        dot_product_attention(query, query, query, mask=np.ones((2, 4, 6, 7), bool))

@@ -315,3 +315,13 @@ class TestAlibi:
         attend = jax.jit(functools.partial(dot_product_attention, is_causal=True))
         got, want = attend(query, key, value, of_keys), attend(query, key, value, _alibi(4, 6, 9))
         np.testing.assert_allclose(got, want, atol=1e-5)
+
+
+def test_arrays_in_another_layout_are_named():
+    x = np.zeros((2, 3, 5, 4), np.float32)  # [batch, heads, length, size]
+    with pytest.raises(ValueError, match=r"must be \[batch, length, heads, size\], got 3 axes: \(3, 5, 4\)"):
+        rotary_embedding(x[0], np.arange(5))
+    with pytest.raises(ValueError, match=r"got \(5,\); x must be \[batch, length, heads, size\]$"):
+        rotary_embedding(x, np.arange(5))
+    with pytest.raises(ValueError, match=r"got \(6,\)$"):
+        rotary_embedding(x, np.arange(6))

@@ -167,3 +167,47 @@ def test_import_is_cheap():
     program = "import sys, tfx_jax.tasks.bleu; print(sorted({'sacrebleu', 'sacremoses', 'jax'} & set(sys.modules)))"
     loaded = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
     assert loaded.strip() == "[]"
+
+
+# A sentence of ten words or so with one wrong one, without spaces.
+UNSPACED = {
+    "th": ("แมวสีดำกำลังนอนหลับอยู่บนโซฟาในห้องนั่งเล่น", "แมวสีขาวกำลังนอนหลับอยู่บนโซฟาในห้องนั่งเล่น"),
+    "km": ("ឆ្មាខ្មៅកំពុងដេកនៅលើសាឡុងក្នុងបន្ទប់ទទួលភ្ញៀវ", "ឆ្មាសកំពុងដេកនៅលើសាឡុងក្នុងបន្ទប់ទទួលភ្ញៀវ"),
+    "lo": ("ແມວດຳກຳລັງນອນຢູ່ເທິງໂຊຟາໃນຫ້ອງຮັບແຂກ", "ແມວຂາວກຳລັງນອນຢູ່ເທິງໂຊຟາໃນຫ້ອງຮັບແຂກ"),
+    "my": ("ကြောင်အနက်ကလေးသည်ဧည့်ခန်းထဲကဆိုဖာပေါ်မှာအိပ်နေသည်", "ကြောင်အဖြူကလေးသည်ဧည့်ခန်းထဲကဆိုဖာပေါ်မှာအိပ်နေသည်"),
+    "ja": ("黒い猫が居間のソファの上で静かに眠っています。", "白い猫が居間のソファの上で静かに眠っています。"),
+    "zh": ("黑猫正在客厅的沙发上安静地睡觉。", "白猫正在客厅的沙发上安静地睡觉。"),
+    "bo": ("བྱི་ལ་ནག་པོ་ཁང་པའི་ནང་དུ་ཉལ་བཞིན་འདུག", "བྱི་ལ་དཀར་པོ་ཁང་པའི་ནང་དུ་ཉལ་བཞིན་འདུག"),
+}
+THREE_LETTERS = {"th": "tha", "km": "khm", "lo": "lao", "my": "mya", "ja": "jpn", "zh": "cmn", "bo": "bod"}
+
+
+@pytest.mark.parametrize("language", UNSPACED)
+def test_one_wrong_word_costs_little_without_spaces(language):
+    wrong, right = UNSPACED[language]
+    scores = bleu_scores([wrong], [right], language=language)
+    tokens = [[*side] for side in (wrong, right)]
+    assert scores.tokenised == pytest.approx(_oracle([tokens[0]], [tokens[1]]))
+    assert 50 < scores.tokenised < 100
+    assert 50 < scores.sacrebleu < 100
+    assert f"|tok:{'zh' if language == 'zh' else 'char'}|" in scores.signature
+    assert bleu_scores([wrong], [right], language=THREE_LETTERS[language]) == scores
+    assert bleu_scores([right], [right], language=language).sacrebleu == 100
+
+
+def test_korean_has_spaces():
+    right, wrong = (
+        "검은 고양이가 거실 소파 위에서 조용히 자고 있습니다 .",
+        "흰 고양이가 거실 소파 위에서 조용히 자고 있습니다 .",
+    )
+    scores = bleu_scores([wrong], [right], language="ko")
+    assert 50 < scores.sacrebleu < 100
+    assert "|tok:13a|" in scores.signature
+
+
+def test_composed_and_decomposed_letters_are_the_same():
+    for language in ("de", "ja"):
+        scores = bleu_scores(
+            ["Café für alle hier am See が"], ["Cafe\u0301 fu\u0308r alle hier am See か\u3099"], language=language
+        )
+        assert (scores.sacrebleu, scores.tokenised, scores.exact_match) == (100, 100, 100)

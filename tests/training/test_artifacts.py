@@ -16,7 +16,7 @@ from tfx_jax.errors import UserError
 from tfx_jax.tasks.duplication import DuplicationConfig
 from tfx_jax.tasks.long_range import LongRangeConfig
 from tfx_jax.training import artifacts
-from tfx_jax.training.artifacts import WorkdirArtifacts, check_artifact
+from tfx_jax.training.artifacts import WorkdirArtifacts, check_artifact, read_sealed, write_sealed
 from tfx_jax.training.config import save_config, tiny_variant
 from tfx_jax.training.run import load_run, make_run
 
@@ -221,3 +221,11 @@ def test_all_that_a_task_keeps_is_vouched_for(tmp_path, classes):
                 use()
         assert contents(damaged) == before
         shutil.rmtree(damaged)
+
+
+def test_a_byte_order_mark_is_no_json(tmp_path):
+    """An editor of Windows may put one in front of a config.json that is edited by hand."""
+    path = epath.Path(tmp_path / "config.json")
+    write_sealed(path, {"a": "é"})
+    path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes())
+    assert read_sealed(path) == {"a": "é"}

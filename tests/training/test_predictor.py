@@ -153,7 +153,8 @@ def test_lines_in_as_many_answers_out(workdir, monkeypatch, capfd):
     typed(monkeypatch, "".join(f"{line}\n" for line in LINES))
     assert main(["predict", f"--workdir={workdir}"]) == 0
     lines = capfd.readouterr().out.splitlines()
-    assert lines == [f"{answer['label']}\t{answer['probability']:.4f}" for answer in expected]
+    assert lines == [f"{answer['label']}\t{answer['probability']:.4f}" for answer in expected[:-1]] + [""]
+    assert expected[-1] == {"label": "", "probability": 0.0, "probabilities": {}}
     typed(monkeypatch, "".join(f"{line}\n" for line in LINES))
     assert main(["predict", f"--workdir={workdir}", "--json"]) == 0
     assert [json.loads(line) for line in capfd.readouterr().out.splitlines()] == expected
@@ -166,3 +167,61 @@ def test_a_line_of_other_parts_is_named(workdir, monkeypatch, capfd):
     assert capfd.readouterr().err.splitlines()[-1] == message
     with pytest.raises(UserError, match="input 2 has 1 parts, but there must be first text and second text"):
         load(workdir).predict([("a", "b"), "a b"])
+
+
+@pytest.mark.parametrize("inputs", ["a string", b"bytes", {"a": 1}.keys(), [None], [3, "a"], [("a", 1)]])
+def test_what_is_no_list_of_texts_is_refused(inputs, tmp_path):
+    run, params = opened((BertConfig, TaggingConfig, TaggedData), tmp_path)
+    predictor = Predictor(run, params)
+    if isinstance(inputs, str | bytes):
+        with pytest.raises(UserError, match=r"^inputs must be a list of strings, not a single string"):
+            predictor.predict(inputs)
+    elif isinstance(inputs, list):
+        with pytest.raises(UserError, match=r"^input 1 is .* but must be sentence, each a string"):
+            predictor.predict(inputs)
+    else:
+        assert len(predictor.predict(inputs)) == 1
+
+
+BLANK = ["", " ", "\u200b", "\xad", "\x01", "\u3000\u2060"]
+
+
+def test_tags_split_at_spaces_alone_and_what_did_not_fit_is_told(tmp_path, caplog):
+    run, params = opened((BertConfig, TaggingConfig, TaggedData), tmp_path)
+    predictor = Predictor(run, params)
+    words = ["1\xa0000", "the\u3000dog", "runs"]
+    (found,) = predictor.predict([f" {words[0]} {words[1]}\t{words[2]} "])
+    assert found["words"] == words
+    assert predictor.predict(BLANK) == [{"tags": [], "words": []}] * len(BLANK)
+    assert not caplog.records
+    (found,) = predictor.predict([" ".join(["dog"] * 70)])
+    assert len(found["tags"]) == 70
+    (record,) = caplog.records
+    assert record.message.startswith("1 of 1 sentences have more than 62 tokens: their ends are not read")
+    predictor.predict([" ".join(["dog"] * 70)])
+    assert len(caplog.records) == 1  # the same sentence again
+    predictor.predict(["dog", " ".join(["dog"] * 62), " ".join(["dog"] * 71)])
+    assert caplog.records[1].message.startswith("1 of 3 sentences")
+
+
+@pytest.mark.parametrize(
+    ("classes", "dataset", "make"),
+    [
+        ((BertConfig, ClassificationConfig, LabelledData), "grammar", str),
+        ((DecomposableConfig, SentencePairConfig, LabelledData), "grammar_pairs", lambda text: ("a dog", text)),
+        ((BertConfig, QuestionAnsweringConfig, QuestionData), "grammar", lambda text: (text, "a dog runs")),
+        pytest.param((T5Config, TextToTextConfig, LabelledData), "grammar", str, marks=pytest.mark.slow),
+        ((TransformerConfig, TranslationConfig, PairData), "grammar", str),
+        pytest.param((TransformerConfig, ParsingConfig, TreeData), "grammar", str, marks=pytest.mark.slow),
+    ],
+    ids=["classes", "pairs", "questions", "text to text", "translation", "parsing"],
+)
+def test_blank_lines_have_empty_answers_and_long_ones_are_told(classes, dataset, make, tmp_path, caplog):
+    run, params = opened(classes, tmp_path, dataset=dataset)
+    predictor = Predictor(run, params)
+    assert predictor.predict([make(text) for text in BLANK]) == [run.task.empty_answer] * len(BLANK)
+    assert not caplog.records
+    predictor.predict([make("the dog runs"), make(" ".join(["the dog runs"] * 30)), make("\u200b")])
+    (record,) = caplog.records
+    assert " of " in record.message
+    assert "have more than" in record.message

@@ -9,6 +9,7 @@ from tfx_jax.cli.attention_view import AttentionView
 from tfx_jax.cli.options import add_model_options, load_model, set_up_program
 from tfx_jax.cli.parser import Parser, at_least_one
 from tfx_jax.data.images import read_centre, read_image
+from tfx_jax.data.lines import is_blank
 from tfx_jax.data.splits import SPLITS, Split
 from tfx_jax.errors import UserError, printable
 from tfx_jax.tasks.captioning import CaptioningTask
@@ -48,7 +49,7 @@ def run(argv: Sequence[str]) -> int:
 
 def _attend_to_sentence(arguments: argparse.Namespace) -> int:
     """Draws every head, of a translation or of two sentences."""
-    if not arguments.source.strip():
+    if is_blank(arguments.source):
         raise UserError("--source is empty")
     set_up_program()
     run, params = load_model(arguments)

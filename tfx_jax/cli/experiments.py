@@ -83,7 +83,7 @@ def copy_experiment(name: str, folder: pathlib.Path) -> pathlib.Path:
 
 def lab_note(path: pathlib.Path) -> str:
     """The docstring of an experiment file."""
-    return ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
+    return ast.get_docstring(ast.parse(path.read_text(encoding="utf-8-sig"))) or ""
 
 
 def result(path: pathlib.Path) -> str:

@@ -14,6 +14,7 @@ from tfx_jax.cli.parser import Parser, at_least_one, beam_width, not_negative
 from tfx_jax.cli.progress import Progress
 from tfx_jax.data.folder_tokenizers import HFTokenizer
 from tfx_jax.data.hf_tokenizer import load_folder_tokenizer
+from tfx_jax.data.lines import is_blank
 from tfx_jax.data.streaming import TextStream
 from tfx_jax.errors import UserError
 from tfx_jax.hub import local_folder
@@ -28,7 +29,8 @@ def run(argv: Sequence[str]) -> int:
     parser = Parser(
         "generate",
         "Goes on with each line of standard input (a language model) or answers it (an encoder-decoder). Line breaks "
-        r"inside a text are written as \n, but not with --stream.",
+        r"inside a text are written as \n, but not with --stream. An encoder-decoder answers a line that shows nothing "
+        "with an empty one.",
     )
     add_folder_options(parser, "(config.json, safetensors, tokenizer)")
     parser.add_argument("--max-new-tokens", type=at_least_one, default=64, help="longest continuation")
@@ -78,6 +80,9 @@ def run(argv: Sequence[str]) -> int:
     progress = Progress("answered {} lines", count_lines(sys.stdin.buffer))
 
     def answer(chunk: list[str], first: int) -> list[str]:
+        blank = [not generator.continues_prompts and is_blank(line) for line in chunk]  # answered by nothing
+        if arguments.stream and blank[0]:
+            return [""]
         prompts = [
             _prompt(generator.continues_prompts, tokenizer, number, line)
             for number, line in enumerate(chunk, start=first)
@@ -86,6 +91,7 @@ def run(argv: Sequence[str]) -> int:
             sys.stdout.write(shown(chunk[0]))
         watcher.restart()
         found = generator(prompts, seed=arguments.seed, first=first)
+        found = [[] if is_empty else ids for ids, is_empty in zip(found, blank, strict=True)]
         progress.clear()
         texts = [_until(tokenizer.decode(ids), arguments.stop) for ids in found]
         if arguments.stream:

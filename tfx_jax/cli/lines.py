@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable, Iterator
 from typing import BinaryIO, TextIO
 
+from tfx_jax.data.lines import BYTE_ORDER_MARK
 from tfx_jax.errors import UserError, printable
 
 _OBEYED = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")  # all control characters but TAB and the end of a line
@@ -37,9 +38,10 @@ class LineReader:
         self._pieces: list[bytes] = []  # of a line whose end is still to come
         self._is_over = False
         self._number = 0
+        self._is_first = True  # whether the first line is still to come, which a byte order mark may begin
 
     def take(self, max_lines: int) -> list[str]:
-        """The next lines, decoded, without their line ends; none at the end of the stream.
+        """The next lines, decoded, without their line ends and a byte order mark; none at the end of the stream.
 
         Lines before one that cannot be decoded are given first, so that they are answered: it is the next call that
         raises.
@@ -72,10 +74,15 @@ class LineReader:
         self._is_over = not data
         ends = data.split(b"\n")
         self._pieces.append(ends[0])
-        if len(ends) > 1 or (self._is_over and any(self._pieces)):
-            self._lines.append(b"".join(self._pieces))
-            self._lines.extend(ends[1:-1])
-            self._pieces = [ends[-1]]
+        if len(ends) == 1 and not self._is_over:
+            return
+        line = b"".join(self._pieces)
+        if self._is_first:
+            line, self._is_first = line.removeprefix(BYTE_ORDER_MARK), False
+        if line or len(ends) > 1:
+            self._lines.append(line)
+        self._lines.extend(ends[1:-1])
+        self._pieces = [ends[-1]]
 
     def _has_more(self) -> bool:
         descriptor = _descriptor(self._stream)

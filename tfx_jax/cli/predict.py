@@ -21,7 +21,7 @@ def run(argv: Sequence[str]) -> int:
         "predict",
         "Answers standard input, line by line: the label of a text and how probable it is, the tags of its words, the "
         "answer to a question, a translation. What an input consists of (two texts; a question and its context) stands "
-        "on one line, a TAB in between.",
+        "on one line, a TAB in between. A line of which a part shows nothing has an empty answer.",
     )
     add_model_options(parser)
     parser.add_argument("--json", action="store_true", help="a line of JSON for each, with all probabilities")
@@ -60,7 +60,9 @@ def _parts(line: str, number: int, inputs: tuple[str, ...]) -> list[str]:
 
 
 def _spoken(answer: Prediction) -> str:
-    """The first value, on one line; behind a label its probability."""
+    """The first value, on one line; behind a label its probability. An empty answer is an empty line."""
     first = next(iter(answer.values()))
+    if not first:
+        return ""
     text = " ".join(first) if isinstance(first, list) else " ".join(first.split())
     return f"{text}\t{answer['probability']:.4f}" if "probability" in answer else text

@@ -18,7 +18,8 @@ def run(argv: Sequence[str]) -> int:
     parser = Parser(
         "translate",
         "Translates standard input, line by line, to standard output; UTF-8 both. What is typed, or comes slowly, is "
-        "answered at once; Ctrl-D ends it. A model that learned to parse writes the tree of each.",
+        "answered at once; Ctrl-D ends it. A model that learned to parse writes the tree of each. A line that shows "
+        "nothing, as of zero-width spaces, becomes an empty one.",
     )
     add_model_options(parser)
     add_decoding_options(parser)

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 
 from etils import epath
 
-from tfx_jax.data.lines import read_lines
+from tfx_jax.data.lines import is_blank, read_lines
 from tfx_jax.errors import UserError
 
 
@@ -32,7 +32,7 @@ def read_columns(path: epath.PathLike, names: Sequence[str]) -> Iterator[tuple[s
     for number, values in rows:
         where = f"{path}, line {number}"
         for name, value in zip(names, values, strict=True):
-            if not value.strip():
+            if is_blank(value):
                 raise UserError(f"{where}: nothing in the column {name!r}")
         yield where, [value.strip() for value in values]
 

@@ -51,16 +51,18 @@ class TextDocuments:
 
 
 def count_characters(path: epath.PathLike) -> int:
-    """Counts the characters of a file.
+    """Counts the characters of a file, of which a line end is one, CRLF too.
 
     Raises:
       UserError: as `read_pieces`.
     """
-    return sum(len(block.data.decode()) for block in read_blocks(path, cut_lines=True))
+    return sum(map(len, _texts(path)))
 
 
 def read_pieces(path: epath.PathLike, begin: int, end: int) -> Iterator[str]:
-    """Reads a UTF-8 file, plain or `.gz`, line ends included, in pieces that nearly every tokenizer reads as the whole.
+    """Reads a UTF-8 file, plain or `.gz`, in pieces that nearly every tokenizer reads as the whole.
+
+    Line ends are included, each as one newline.
 
     Args:
       path: of the file.
@@ -85,12 +87,21 @@ def document_lines(texts: TextDocuments) -> Iterator[str]:
 
 def _characters(path: epath.PathLike, begin: int, end: int) -> Iterator[str]:
     place = 0
-    for block in read_blocks(path, cut_lines=True):
-        part = block.data.decode()
+    for part in _texts(path):
         yield part[max(0, begin - place) : max(0, end - place)]
         place += len(part)
         if place >= end:
             return
+
+
+def _texts(path: epath.PathLike) -> Iterator[str]:
+    """The parts of a file, with the line ends of all systems as one."""
+    rest = ""
+    for block in read_blocks(path, cut_lines=True):
+        text = rest + block.data.decode()
+        rest = "\r" if text.endswith("\r") else ""  # "\n" may begin the next block
+        yield text.removesuffix("\r").replace("\r\n", "\n")
+    yield rest
 
 
 def _cut(parts: Iterable[str]) -> Iterator[str]:

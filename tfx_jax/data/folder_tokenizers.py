@@ -9,6 +9,7 @@ import numpy as np
 import sentencepiece
 import tokenizers
 
+from tfx_jax.data.lines import list_of_texts
 from tfx_jax.data.streaming import TextStream
 from tfx_jax.data.tokenizer_config import TokenizerConfig
 from tfx_jax.errors import UserError
@@ -44,6 +45,8 @@ class HFTokenizer(abc.ABC):
       mask_id: of a token to guess.
       cls_id: of what stands before a text that is classified.
       sep_id: of what stands behind each text.
+      normalization: the rule by which texts are normalized, such as "nmt_nfkc", where tokenizer_config.json states it,
+        which only we write and read; "" otherwise.
     """
 
     def __init__(
@@ -60,6 +63,7 @@ class HFTokenizer(abc.ABC):
         self.vocab_size = max(self._pieces, default=-1) + 1
         ids = config.special_ids(vocabulary, special)
         self.pad_id, self.bos_id, self.eos_id, self.unk_id, self.mask_id, self.cls_id, self.sep_id = ids
+        self.normalization = config.option("normalization", "")
         self._cleans_up = can_clean_up and config.option("clean_up_tokenization_spaces", False)
         shown = config.names.get("unk") if config.option("shows_unknown", False) else None
         self._hidden = {vocabulary[token] for token in special & vocabulary.keys() - {shown}}
@@ -75,6 +79,14 @@ class HFTokenizer(abc.ABC):
     @abc.abstractmethod
     def _text(self, ids: Sequence[int]) -> str:
         """The text of ids, `_hidden` ones left out, before spaces are cleaned up."""
+
+    @abc.abstractmethod
+    def _normalized(self, text: str) -> str:
+        """A text as the model sees it, before it is split."""
+
+    def normalize(self, text: str) -> str:
+        """The text that `decode` can give back at best: normalized, where `normalization` states a rule."""
+        return self._normalized(text) if self.normalization else text
 
     def encode(self, text: str) -> list[int]:
         """The ids of a text, without special tokens around it."""
@@ -132,7 +144,8 @@ class PipelineTokenizer(HFTokenizer):
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         """`encode` of every text, on all cores."""
-        found = _guarded(self._pipeline.encode_batch_fast, list(texts), add_special_tokens=False)
+        texts = list_of_texts(texts, "texts")
+        found = _guarded(self._pipeline.encode_batch_fast, texts, add_special_tokens=False)
         return [text.ids for text in found]
 
     def encode_with_offsets(self, text: str) -> tuple[list[int], np.ndarray]:
@@ -148,6 +161,9 @@ class PipelineTokenizer(HFTokenizer):
         """A text, or two, among the special tokens that the model was trained with."""
         found = _guarded(self._pipeline.encode, text, pair)
         return Inputs(found.ids, found.type_ids)
+
+    def _normalized(self, text: str) -> str:
+        return self._pipeline.normalizer.normalize_str(text) if self._pipeline.normalizer else text
 
     def _text(self, ids: Sequence[int]) -> str:
         return self._pipeline.decode([index for index in ids if index not in self._hidden], skip_special_tokens=False)
@@ -175,6 +191,7 @@ class PieceTokenizer(HFTokenizer):
         text_of: Callable[[list[str]], str],
         front: str | None = None,
         more_spaces: str = "",
+        dropped: str = "",
         is_pair_separated: bool,
     ):
         """Binds them.
@@ -186,6 +203,7 @@ class PieceTokenizer(HFTokenizer):
           text_of: joins pieces.
           front: pattern of what at the beginning of a text is one token.
           more_spaces: characters to take for spaces that the model does not know.
+          dropped: characters to leave out that the model does not know, which leaves out control characters.
           is_pair_separated: whether the first of two texts has an end of its own.
 
         Raises:
@@ -199,7 +217,8 @@ class PieceTokenizer(HFTokenizer):
         self._eos, self._unk = self.eos_id, self.unk_id
         self._processor, self._text_of = processor, text_of
         self._front = re.compile(front or "(?!)", re.DOTALL)
-        self._as_spaces = str.maketrans(more_spaces, " " * len(more_spaces))
+        # One character for another: offsets stay those of the text.
+        self._replaced = str.maketrans(more_spaces + dropped, " " * len(more_spaces) + "\x01" * len(dropped))
         self._is_pair_separated = is_pair_separated
         self._visible = {index: token for index, token in self._pieces.items() if index not in self._hidden}
         # A run of characters that SentencePiece does not know is a piece to it, which may spell a special token.
@@ -219,7 +238,8 @@ class PieceTokenizer(HFTokenizer):
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         """`encode` of every text, on all cores."""
-        texts = [text.translate(self._as_spaces) for text in texts] if self._as_spaces else list(texts)
+        texts = list_of_texts(texts, "texts")
+        texts = [text.translate(self._replaced) for text in texts] if self._replaced else texts
         if not any(map(self._whole.search, texts)) and not any(map(self._front.match, texts)):
             return list(map(self._ids_of, texts, self._processor.encode(texts, out_type=int)))
         parts = [list(self._parts(text)) for text in texts]
@@ -245,7 +265,7 @@ class PieceTokenizer(HFTokenizer):
 
         The space before a word belongs to no id. One without a character, such as a lone "▁", has that of the next.
         """
-        text = text.translate(self._as_spaces)
+        text = text.translate(self._replaced)
         ids: list[int] = []
         offsets: list[tuple[int, int]] = []
         start = 0
@@ -273,6 +293,9 @@ class PieceTokenizer(HFTokenizer):
             match = self._front.match(part)
             whole = part if number % 2 else match.group() if match else ""
             yield whole, part[len(whole) :]
+
+    def _normalized(self, text: str) -> str:
+        return self._processor.normalize(text.translate(self._replaced)).replace("▁", " ").strip()
 
     def _text(self, ids: Sequence[int]) -> str:
         return self._text_of([self._visible[index] for index in ids if index in self._visible])

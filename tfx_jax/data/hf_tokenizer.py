@@ -68,7 +68,7 @@ def _from_tokenizer_json(config: TokenizerConfig) -> HFTokenizer:
     path = config.folder / "tokenizer.json"
 
     def make(data: bytes) -> Any:
-        text = data.decode()
+        text = data.decode("utf-8-sig")
         values = json.loads(text)
         check_pipeline(values, path)
         if values.get("padding") or values.get("truncation"):  # whoever makes batches does both
@@ -93,7 +93,7 @@ def _from_merges(config: TokenizerConfig) -> HFTokenizer:
         config.name_by_default(**dict.fromkeys(("bos", "eos", "unk"), "<|endoftext|>"))
 
     def make(data: bytes) -> Any:
-        lines = data.decode().split("\n")
+        lines = [line.removesuffix("\r") for line in data.decode("utf-8-sig").split("\n")]
         merges = [tuple(line.split(" ")) for line in lines if line and not line.startswith("#version")]
         options = {"unk_token": config.names["unk"], "end_of_word_suffix": "</w>"} if is_gpt1 else {}
         return tokenizers.Tokenizer(tokenizers.models.BPE(vocabulary, merges, **options))
@@ -116,7 +116,7 @@ def _from_word_pieces(config: TokenizerConfig) -> HFTokenizer:
     config.require_family("vocab.txt", "bert", "distilbert", "electra")
     config.name_by_default(pad="[PAD]", unk="[UNK]", cls="[CLS]", sep="[SEP]", mask="[MASK]")
     path = config.folder / "vocab.txt"
-    lines = read(path, bytes.decode).removesuffix("\n").split("\n")
+    lines = read(path, lambda data: data.decode("utf-8-sig")).removesuffix("\n").split("\n")
     vocabulary = {line.removesuffix("\r"): index for index, line in enumerate(lines)}
     unk, cls, sep = (config.names[role] for role in ("unk", "cls", "sep"))
     for token in (unk, cls, sep):
@@ -175,6 +175,8 @@ def _from_marian(config: TokenizerConfig) -> HFTokenizer:
         vocabulary,
         config,
         text_of=lambda pieces: target.decode_pieces(pieces).replace("▁", " ").strip(),
+        more_spaces=config.option("more_spaces", ""),
+        dropped=config.option("dropped_characters", ""),
         front=">>.*?<<" if has_codes else None,  # the language to translate into
         is_pair_separated=False,
     )

@@ -21,7 +21,8 @@ def read_image(path: epath.PathLike, size: int) -> np.ndarray:
       size: pixels that both sides must have: whoever resizes, or cuts, knows what is lost.
 
     Returns:
-      Red, green and blue, [size, size, 3] uint8; what is transparent keeps its colour.
+      Red, green and blue, [size, size, 3] uint8; what is transparent keeps its colour. Gray of 16 bits or of floats is
+      scaled to 8 bits, and the picture is turned as its EXIF orientation says; both in `read_centre` too.
 
     Raises:
       UserError: if there is no such file, it is no picture, or it has another size.
@@ -55,8 +56,25 @@ def read_centre(path: epath.PathLike, size: int, num_channels: int) -> np.ndarra
 def _read(path: epath.PathLike, mode: str) -> PIL.Image.Image:
     try:
         with PIL.Image.open(io.BytesIO(epath.Path(path).read_bytes())) as picture:
-            return picture.convert(mode)
+            return _eight_bits(PIL.ImageOps.exif_transpose(picture), path).convert(mode)
     except FileNotFoundError:
         raise UserError(f"there is no image {path}") from None
+    except UserError:
+        raise
     except (OSError, ValueError, SyntaxError, PIL.Image.DecompressionBombError) as error:  # whatever Pillow raises
         raise UserError(f"{path} cannot be read as an image: {' '.join(str(error).split())}") from None
+
+
+def _eight_bits(picture: PIL.Image.Image, path: epath.PathLike) -> PIL.Image.Image:
+    """Scales gray of more than 8 bits, which Pillow would cut off at 255."""
+    if not picture.mode.startswith(("I", "F")):
+        return picture
+    values = np.asarray(picture).astype(np.float64)
+    low, high = float(values.min()), float(values.max())
+    is_float = picture.mode.startswith("F")
+    # Whole numbers have 16 bits. Floats go up to 1 or, where one is above, to 255.
+    most = (1 if high <= 1 else 255) if is_float else 65_535
+    if not (low >= 0 and high <= most):  # NaN too
+        allowed = "0 to 1 or 0 to 255" if is_float else "0 to 65535"
+        raise UserError(f"{path} has gray values from {low:g} to {high:g}, not {allowed}: convert it to 8 bits")
+    return PIL.Image.fromarray(np.rint(values * (255 / most)).astype(np.uint8))

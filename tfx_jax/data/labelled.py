@@ -6,7 +6,7 @@ from typing import NamedTuple
 from etils import epath
 
 from tfx_jax.data.columns import read_columns
-from tfx_jax.data.lines import read_lines
+from tfx_jax.data.lines import is_blank, read_lines
 from tfx_jax.errors import UserError
 
 
@@ -40,7 +40,7 @@ def read_labelled(path: epath.PathLike, labels: Collection[str] | None = None) -
     for number, line in enumerate(read_lines(path), start=1):
         where = f"{path}, line {number}"
         fields = [field.strip() for field in line.split("\t")]
-        if len(fields) != 2 or not all(fields):
+        if len(fields) != 2 or any(map(is_blank, fields)):
             raise UserError(f"{where}: {line[:40]!r} is not a label, one TAB and its text")
         label, text = fields
         examples.append(LabelledText(text, _known(label, labels, where)))

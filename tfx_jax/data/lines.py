@@ -1,15 +1,24 @@
-"""Files of UTF-8 text, plain or `.gz`, read as a stream: a few megabytes are in memory, whatever a file holds."""
+r"""Files of UTF-8 text, plain or `.gz`, read as a stream: a few megabytes are in memory, whatever a file holds.
+
+All readers of text and all verbs agree on three things. A byte order mark at the beginning is not text. A line ends
+with "\n" or "\r\n", and with none of Unicode's other line separators. A line without visible content, see `is_blank`,
+is treated as an empty one.
+"""
 
 import gzip
 import os
+import re
+import unicodedata
 import zlib
-from collections.abc import Iterator
-from typing import NamedTuple
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple, TypeVar
 
 from etils import epath
 
 from tfx_jax.errors import UserError
 from tfx_jax.files import check_regular
+
+T = TypeVar("T")
 
 MAX_LINE_BYTES = 16 << 20
 """A line of a text is far below it; what is above is no text of lines, or was made to fill the memory."""
@@ -18,6 +27,52 @@ _BLOCK_BYTES = 4 << 20
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 # Text shrinks to a third, or to a tenth where it says the same again and again, and zeros to a thousandth.
 _MAX_RATIO, _MAX_SMALL = 200, 256 << 20
+
+
+# Unicode's Default_Ignorable_Code_Point (soft hyphens, joiners, variation selectors, ...), marks of annotations, and
+# the empty cell of Braille.
+_INVISIBLE = frozenset(
+    chr(point)
+    for first, last in (
+        *((0xAD, 0xAD), (0x34F, 0x34F), (0x61C, 0x61C), (0x115F, 0x1160), (0x17B4, 0x17B5), (0x180B, 0x180F)),
+        *((0x200B, 0x200F), (0x202A, 0x202E), (0x2060, 0x206F), (0x2800, 0x2800), (0x3164, 0x3164), (0xFE00, 0xFE0F)),
+        *((0xFEFF, 0xFEFF), (0xFFA0, 0xFFA0), (0xFFF0, 0xFFFB), (0x1BCA0, 0x1BCA3), (0x1D173, 0x1D17A)),
+        (0xE0000, 0xE0FFF),
+    )
+    for point in range(first, last + 1)
+)
+
+
+def is_blank(text: str) -> bool:
+    r"""Returns whether a text shows nothing: it is empty, or all white space, controls and invisible characters.
+
+    >>> [is_blank(text) for text in ("", " \t\u3000", "\u200b\u00ad\x01\ufeff", "a", "\u200b.")]
+    [True, True, True, False, False]
+    """
+    return all(
+        character.isspace() or character in _INVISIBLE or unicodedata.category(character) in ("Cc", "Cs")
+        for character in text
+    )
+
+
+def list_of_texts(texts: Iterable[T], name: str) -> list[T]:
+    """Returns texts as a list.
+
+    Raises:
+      UserError: for a single string, whose characters would be taken for texts.
+    """
+    if isinstance(texts, str | bytes):
+        raise UserError(f"{name} must be a list of strings, not a single string: put it into [...]")
+    return list(texts)
+
+
+def split_words(line: str) -> list[str]:
+    r"""Splits a line at spaces, TABs and line ends; any other white space, such as U+00A0, is part of a word.
+
+    >>> split_words(" 1\u00a0000  euros\t.")
+    ['1\xa0000', 'euros', '.']
+    """
+    return [word for word in re.split("[ \t\r\n]+", line) if word]
 
 
 class Block(NamedTuple):

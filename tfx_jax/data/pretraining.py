@@ -7,6 +7,7 @@ from collections.abc import Collection, Sequence
 import numpy as np
 
 from tfx_jax.data.batching import Example
+from tfx_jax.data.lines import is_blank
 from tfx_jax.data.masked_lm import MaskedTokens, mask_tokens
 from tfx_jax.data.next_sentence import Sentence, next_sentence_pairs, pair_inputs
 
@@ -35,7 +36,7 @@ def split_sentences(text: str, *, is_tokenised: bool = False) -> list[str]:
     for line in text.split("\n"):
         places = [0, *(found.end() for found in end.finditer(line)), len(line)]
         sentences += [line[start:stop].strip() for start, stop in itertools.pairwise(places)]
-    return [sentence for sentence in sentences if sentence]
+    return [sentence for sentence in sentences if not is_blank(sentence)]
 
 
 class PretrainingExamples:

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from etils import epath
 
-from tfx_jax.data.lines import read_text
+from tfx_jax.data.lines import is_blank, read_text
 from tfx_jax.errors import UserError
 
 T = TypeVar("T")
@@ -25,7 +25,7 @@ class Question(NamedTuple):
     """A question, and where its context answers it.
 
     Attributes:
-      name: tells it from all others of the file ("id" in the file).
+      name: tells it from all others of the file ("id" in the file, which may be a number there).
       question: its text.
       context: the paragraph it is about.
       answers: one or more.
@@ -73,7 +73,7 @@ def _questions(contents: Any, where: str) -> Iterator[Question]:
             in_paragraph = f"{in_article}, paragraph {place}"
             context = _field(paragraph, "context", str, in_paragraph)
             for record in _field(paragraph, "qas", list, in_paragraph):
-                name = _field(record, "id", str, in_paragraph)
+                name = _name(record, in_paragraph)
                 in_question = f"{in_paragraph}, question {name!r}"
                 text = _field(record, "question", str, in_question)
                 answers = tuple(
@@ -84,9 +84,15 @@ def _questions(contents: Any, where: str) -> Iterator[Question]:
                 yield Question(name, text, context, answers)
 
 
+def _name(record: Any, where: str) -> str:
+    """The id of a question, which other data sets in this format write as a number."""
+    name = record.get("id") if isinstance(record, dict) else None
+    return str(name) if type(name) is int else _field(record, "id", str, where)
+
+
 def _answer(record: Any, context: str, where: str) -> Answer:
     text, start = _field(record, "text", str, where), _field(record, "answer_start", int, where)
-    if not text.strip() or start < 0:
+    if is_blank(text) or start < 0:
         raise UserError(f"{where}: {text!r} at character {start} is no answer")
     found = context[start : start + len(text)]
     if found != text:

@@ -2,6 +2,7 @@
 
 import csv
 import math
+import re
 from collections.abc import Collection
 from typing import Any, NamedTuple
 
@@ -9,7 +10,10 @@ import numpy as np
 from etils import epath
 
 from tfx_jax.data.columns import csv_lines
+from tfx_jax.data.lines import is_blank
 from tfx_jax.errors import UserError
+
+_INDEX = re.compile(r"Unnamed: \d+")  # what pandas calls a column without a name
 
 
 class Table(NamedTuple):
@@ -36,8 +40,9 @@ def read_table(path: epath.PathLike, *, label_column: str, exclude: Collection[s
 
     Raises:
       UserError: for a file that cannot be read, is empty or not UTF-8, has no rows or no column that is left, for a
-        column that is missing or named twice, for a row with another number of cells, for a cell that is no finite
-        number, and for a label that is neither 0 nor 1. An empty cell, or one that says NaN, was not measured.
+        column that is missing, without a name or named twice, for a row with another number of cells, for a cell that
+        is no finite number, and for a label that is neither 0 nor 1. An empty cell, or one that says NaN, was not
+        measured.
     """
     reader = csv.reader(csv_lines(path))
     try:
@@ -48,6 +53,12 @@ def read_table(path: epath.PathLike, *, label_column: str, exclude: Collection[s
 
 def _read_table(reader: Any, path: epath.PathLike, label_column: str, exclude: Collection[str]) -> Table:
     names = [name.strip() for name in next(reader)]
+    for number, name in enumerate(names, 1):
+        if is_blank(name) or (_INDEX.fullmatch(name) and name not in exclude):
+            raise UserError(
+                f"{path}, line 1: column {number} has no name ({name!r}), like the row numbers that pandas writes: "
+                "remove it (index=False) or name it"
+            )
     for name in dict.fromkeys((label_column, *exclude, *names)):
         if names.count(name) != 1:
             shown = ", ".join(names[:8]) + (", ..." if len(names) > 8 else "")
@@ -70,7 +81,7 @@ def _read_table(reader: Any, path: epath.PathLike, label_column: str, exclude: C
 
 
 def _number(cell: str, column: str, where: str) -> float:
-    if not cell.strip():
+    if is_blank(cell):
         return math.nan
     try:
         number = float(cell)

@@ -13,7 +13,7 @@ import numpy as np
 from etils import epath
 
 from tfx_jax.data.disk_array import DiskArray, UnnamedFile
-from tfx_jax.data.lines import BYTE_ORDER_MARK, Block, is_gzip, read_blocks
+from tfx_jax.data.lines import BYTE_ORDER_MARK, Block, is_blank, is_gzip, read_blocks
 from tfx_jax.errors import UserError
 from tfx_jax.files import is_local
 
@@ -181,8 +181,8 @@ def read_pairs(source_path: epath.PathLike, target_path: epath.PathLike, *, keep
     Args:
       source_path: plain or `.gz` file, local or `gs://`.
       target_path: the same for the other language.
-      keep_empty: keeps the pairs of which a side is empty or white space. They are left out by default, as nothing is
-        learnt from them; an evaluation, where every line counts, wants them.
+      keep_empty: keeps the pairs of which a side is blank, see `tfx_jax.data.lines.is_blank`. They are left out by
+        default, as nothing is learnt from them; an evaluation, where every line counts, wants them.
 
     Raises:
       UserError: for a file that cannot be read, is empty or not UTF-8, and for files with different numbers of lines.
@@ -210,7 +210,7 @@ class _Side:
     """The texts of one language; text i is what stands from `starts[i]` to `ends[i]`, without its line end.
 
     Attributes:
-      blank: which texts hold nothing but white space, [number of texts] bool.
+      blank: which texts show nothing, see `tfx_jax.data.lines.is_blank`, [number of texts] bool.
     """
 
     def __init__(self, content: "_Content", starts: np.ndarray, ends: np.ndarray, blank: np.ndarray):
@@ -307,12 +307,12 @@ def _positions(data: bytes, character: str) -> np.ndarray:
 
 
 def _blank(data: bytes, starts: np.ndarray, ends: np.ndarray) -> np.ndarray:
-    """Which of some texts hold nothing but white space, [number of texts] bool."""
-    # A blank text begins with white space or outside ASCII: most are settled by their first byte.
+    """Which of some texts are blank, see `is_blank`, [number of texts] bool."""
+    # A blank text begins with white space, a control character or outside ASCII: its first byte settles most.
     first = np.frombuffer(data, np.uint8)[np.minimum(starts, len(data) - 1)]
-    blank = (first <= ord(" ")) | (first >= 0x80)
+    blank = (first <= ord(" ")) | (first >= 0x7F)
     for index in np.flatnonzero(blank & (first != ord("\n"))):
-        blank[index] = not data[starts[index] : ends[index]].decode().strip()
+        blank[index] = is_blank(data[starts[index] : ends[index]].decode())
     return blank
 
 

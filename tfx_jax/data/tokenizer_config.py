@@ -163,7 +163,7 @@ def read_json(path: epath.Path) -> dict[str, Any]:
     Raises:
       UserError: if there is none.
     """
-    values = read(path, lambda data: json.loads(data.decode()))
+    values = read(path, lambda data: json.loads(data.decode("utf-8-sig")))
     if not isinstance(values, dict):
         raise UserError(f"{path} holds a {type(values).__name__}, not an object")
     return values

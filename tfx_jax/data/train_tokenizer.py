@@ -4,7 +4,6 @@ tokenizer = train_or_load_folder("runs/gpt", lambda: [read_text(path)], kind="ch
 """
 
 import collections
-import functools
 import io
 import itertools
 import json
@@ -20,10 +19,16 @@ from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 from tfx_jax.data.files import write_file
 from tfx_jax.data.folder_tokenizers import HFTokenizer
 from tfx_jax.data.hf_tokenizer import TOKENIZER_FILES, load_folder_tokenizer
+from tfx_jax.data.lines import is_blank
 from tfx_jax.data.tokenizer_config import read_json
 from tfx_jax.data.vocabulary import vocabulary_size
 from tfx_jax.errors import UserError
 
+# Characters that show nothing inside a word, such as the soft hyphen: `tokenizers` drops them with a normalizer, and
+# SentencePiece, whose rules keep them, by those of a control character.
+_DROPPED = "\xad\u061c\u180e" + "".join(map(chr, [*range(0x202A, 0x202F), *range(0x2060, 0x206A)]))
+_SPACES = "\x85"  # white space that SentencePiece's rules keep
+_RULE = "nmt_nfkc"
 _MARK = "##"  # WordPiece's, of what continues a word
 # Below any text's in Unigram: where normalization turns full-width letters into "</s>", they are text, not the token.
 _NEVER = -1000.0
@@ -98,22 +103,25 @@ def train_or_load_folder(
     Kinds:
 
     * "characters": each one, line breaks and spaces too, the most frequent first.
-    * "words": what stands between white space, the most frequent first; decoding joins them with single spaces.
+    * "words": what stands between white space, the most frequent first; decoding joins them with single spaces. Texts
+      are normalized: NFC, without soft hyphens and other characters that show nothing inside a word.
     * "wordpiece": BERT's (Devlin et al., 2019, https://arxiv.org/abs/1810.04805), cased: words and punctuation marks,
-      split into the longest pieces from the left.
+      split into the longest pieces from the left, after NFC.
     * "bpe": GPT-2's byte-level BPE (Radford et al., 2019, section 2.2), which has no unknown text.
     * "unigram": T5's, the language model of Kudo (2018, https://arxiv.org/abs/1804.10959), as SentencePiece trains it,
       on text after NFKC.
 
     Of the family "marian", whose ids are joint ones of two languages (Vaswani et al., 2017, section 5.1):
 
-    * "sentencepiece": byte pairs (Sennrich et al., 2016) of raw text with its characters as they are, as SentencePiece
-      (Kudo and Richardson, 2018, https://arxiv.org/abs/1808.06226) learns them; each digit is a token. The folder is
-      Marian's: one model as source.spm and target.spm, and vocab.json. transformers takes ">>x<<" at the beginning of
-      a text for one token, and we for text.
+    * "sentencepiece": byte pairs (Sennrich et al., 2016) of raw text, as SentencePiece (Kudo and Richardson, 2018,
+      https://arxiv.org/abs/1808.06226) learns them; each digit is a token. Texts are normalized by SentencePiece's
+      default rule "nmt_nfkc", which the model files hold: NFKC, any white space is a space, and control characters are
+      dropped. tokenizer_config.json adds what the rule leaves out: soft hyphens and their like are dropped
+      ("dropped_characters"), and U+0085 is a space ("more_spaces"). The folder is Marian's: one model as source.spm and
+      target.spm, and vocab.json. transformers takes ">>x<<" at the beginning of a text for one token, and we for text.
     * "words": as above, but of the same frequency in the order of their first appearance; decoding joins subwords that
       "@@" marks.
-    * "characters": as above, but in the order of code points.
+    * "characters": as above, but in the order of code points, and normalized as "words" are.
 
     Families, which decide the special tokens:
 
@@ -186,7 +194,7 @@ def _train(
             raise UserError("no text to train a tokenizer on: all its characters are invisible")
         return {token: index for index, token in enumerate([*first, *learnt, *last])}
 
-    if not any(text.strip() for text in read()):
+    if all(map(is_blank, read())):
         raise UserError("no text to train a tokenizer on: all of it is empty")
     made = _KINDS.get(family, _COMMON_KINDS)[kind](_Training(read, size, ids, roles))
     options = {
@@ -196,10 +204,10 @@ def _train(
         "model_input_names": ["input_ids", *["token_type_ids"] * has_types, "attention_mask"],
         **{f"{role}_token": token for role, token in roles.items()},
         **({"additional_special_tokens": list(last)} if last else {}),
-        **({"split_special_tokens": True, "shows_unknown": True} if is_plain else {}),
+        **({"split_special_tokens": True, "shows_unknown": True, "normalization": "nfc"} if is_plain else {}),
     }
     if isinstance(made, dict):
-        return made, options
+        return made, {**options, "normalization": _RULE, "dropped_characters": _DROPPED, "more_spaces": _SPACES}
     made.add_special_tokens([tokenizers.AddedToken(token, normalized=False, special=True) for token in special])
     if around:
         single, pair = around
@@ -208,26 +216,41 @@ def _train(
     return {"tokenizer.json": made.to_str(pretty=True).encode()}, options
 
 
-def _characters(training: _Training, arranged: Callable[[list[str]], Iterable[str]] = iter) -> tokenizers.Tokenizer:
+def _characters(training: _Training) -> tokenizers.Tokenizer:
     """BPE that merges nothing: unlike one word for each character, it can take a whole book at once."""
-    pieces = arranged(_by_frequency(training.read())[: training.size])
+    return _tokens_of_characters(training, _by_frequency(training.read())[: training.size])
+
+
+def _normalized_characters(training: _Training) -> tokenizers.Tokenizer:
+    pieces = _by_frequency(map(_plain().normalize_str, training.read()))[: training.size]
+    pipeline = _tokens_of_characters(training, sorted(pieces))
+    pipeline.normalizer = _plain()
+    return pipeline
+
+
+def _tokens_of_characters(training: _Training, pieces: list[str]) -> tokenizers.Tokenizer:
     pipeline = tokenizers.Tokenizer(models.BPE(training.ids(pieces), [], unk_token=training.roles.get("unk")))
     pipeline.decoder = decoders.Fuse()
     return pipeline
 
 
 def _words(training: _Training) -> tokenizers.Tokenizer:
-    return _tokens_between_spaces(training, _by_frequency(part.split() for part in training.read()))
+    pipeline = _tokens_between_spaces(
+        training, _by_frequency(_plain().normalize_str(part).split() for part in training.read())
+    )
+    pipeline.normalizer = _plain()
+    return pipeline
 
 
 def _joined_words(training: _Training) -> tokenizers.Tokenizer:
     """Words of which some are subwords, and none is a special token."""
-    counts = collections.Counter(word for part in training.read() for word in part.split())
+    counts = collections.Counter(word for part in training.read() for word in _plain().normalize_str(part).split())
     pipeline = _tokens_between_spaces(training, [word for word, _ in counts.most_common()])
     unk = training.roles["unk"]
     spelt = "|".join(re.escape(token) for token in training.roles.values() if token != unk)
     pipeline.normalizer = normalizers.Sequence(
         [
+            _plain(),
             normalizers.Replace(tokenizers.Regex("[\x1c-\x1f]"), " "),  # spaces to Python, and not to `tokenizers`
             normalizers.Replace(tokenizers.Regex(rf"(?<!\S)({spelt})(?!\S)"), unk),
         ]
@@ -237,6 +260,14 @@ def _joined_words(training: _Training) -> tokenizers.Tokenizer:
     joins = [decoders.Replace("@@ ", ""), decoders.Replace(tokenizers.Regex(r"@@\z"), "")]
     pipeline.decoder = decoders.Sequence([spaces, decoders.Fuse(), *joins])
     return pipeline
+
+
+def _dropping() -> Any:
+    return normalizers.Replace(tokenizers.Regex(f"[{_DROPPED}]"), "")
+
+
+def _plain() -> Any:
+    return normalizers.Sequence([_dropping(), normalizers.NFC()])
 
 
 def _tokens_between_spaces(training: _Training, words: list[str]) -> tokenizers.Tokenizer:
@@ -250,15 +281,18 @@ def _word_pieces(training: _Training) -> tokenizers.Tokenizer:
 
     def untrained(model: models.Model) -> tokenizers.Tokenizer:
         pipeline = tokenizers.Tokenizer(model)
-        pipeline.normalizer = normalizers.BertNormalizer(lowercase=False)
+        pipeline.normalizer = normalizers.Sequence([normalizers.NFC(), normalizers.BertNormalizer(lowercase=False)])
         pipeline.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
         pipeline.decoder = decoders.WordPiece()
         return pipeline
 
+    def text() -> Iterator[str]:
+        return map(normalizers.NFC().normalize_str, training.read())
+
     alphabet_only = trainers.WordPieceTrainer(vocab_size=0, show_progress=False)
-    alphabet = set(_learn(untrained(models.WordPiece()), training.read(), alphabet_only))
+    alphabet = set(_learn(untrained(models.WordPiece()), text(), alphabet_only))
     room, marked, rare = training.size, [], []
-    for character in filter(alphabet.__contains__, _by_frequency(training.read())):
+    for character in filter(alphabet.__contains__, _by_frequency(text())):
         forms = [form for form in (character, _MARK + character) if form in alphabet]
         if len(forms) <= room:
             room -= len(forms)
@@ -271,7 +305,7 @@ def _word_pieces(training: _Training) -> tokenizers.Tokenizer:
         special_tokens=sorted(marked),  # these it numbers in this order, and the others by code point
         show_progress=False,
     )
-    pieces = _learn(untrained(models.WordPiece()), _without(rare, training.read()), trainer)
+    pieces = _learn(untrained(models.WordPiece()), _without(rare, text()), trainer)
     return untrained(models.WordPiece(training.ids(pieces), unk_token=training.roles["unk"]))
 
 
@@ -293,15 +327,15 @@ def _bytes(training: _Training) -> tokenizers.Tokenizer:
 
 def _unigram(training: _Training) -> tokenizers.Tokenizer:
     """By SentencePiece, because the sums of the trainer in `tokenizers` have another order each time."""
-    normalizer = normalizers.Sequence([normalizers.Nmt(), normalizers.NFKC()])
+    normalizer = normalizers.Sequence([_dropping(), normalizers.Nmt(), normalizers.NFKC()])
     text = [" ".join(normalizer.normalize_str(part).split()) for part in training.read()]
     # One place is for the mark of a word's beginning. SentencePiece skips whatever has the character that it puts for
     # unknown ones.
     rare = _by_frequency(part.replace(" ", "") for part in text)[training.size - 1 :]
     text = [part for part in _without([*rare, "▅"], text) if part.strip()]
     # The longest parts that it allows, in bytes, are read; it has an unknown token of its own.
-    own = {"max_sentence_length": 2**30, "unk_id": 0, "bos_id": -1, "eos_id": -1}
-    model = _train_sentencepiece(text, "unigram", training.size + 1, **own)
+    own: dict[str, Any] = {"max_sentence_length": 2**30, "unk_id": 0, "bos_id": -1, "eos_id": -1}
+    model = _train_sentencepiece(text, "unigram", training.size + 1, normalization_rule_name="identity", **own)
     processor = sentencepiece.SentencePieceProcessor(model_proto=model)
     scores = {processor.id_to_piece(index): processor.get_score(index) for index in range(1, processor.vocab_size())}
     ids = training.ids(scores)
@@ -315,10 +349,12 @@ def _unigram(training: _Training) -> tokenizers.Tokenizer:
 
 def _sentencepiece(training: _Training) -> dict[str, bytes]:
     """Byte pairs, whose ids are those of SentencePiece itself."""
-    text = [line for line in training.read() if line.strip()]
+    normalizer = sentencepiece.SentencePieceNormalizer(rule_name=_RULE, escape_whitespaces=False)
+    table = str.maketrans(dict.fromkeys(_DROPPED, "") | dict.fromkeys(_SPACES, " "))
+    text = [line for part in training.read() if (line := normalizer.normalize(part.translate(table)).strip())]
     ids = {f"{role}_id": index for index, role in enumerate(training.roles)}
     vocab_size = vocabulary_size(text) if training.size == _ALL else training.size + len(ids)
-    model = _train_sentencepiece(text, "bpe", vocab_size, split_digits=True, **ids)
+    model = _train_sentencepiece(text, "bpe", vocab_size, normalization_rule_name=_RULE, split_digits=True, **ids)
     processor = sentencepiece.SentencePieceProcessor(model_proto=model)
     vocabulary = {processor.id_to_piece(index): index for index in range(processor.vocab_size())}
     listed = json.dumps(vocabulary, ensure_ascii=False, indent=2).encode()
@@ -336,7 +372,6 @@ def _train_sentencepiece(text: list[str], kind: str, vocab_size: int, **options:
             vocab_size=vocab_size,
             hard_vocab_limit=False,
             character_coverage=1.0,
-            normalization_rule_name="identity",
             minloglevel=2,
             **options,
         )
@@ -358,7 +393,7 @@ _KINDS: dict[str, _Kinds] = {
     "marian": {
         "sentencepiece": _sentencepiece,
         "words": _joined_words,
-        "characters": functools.partial(_characters, arranged=sorted),
+        "characters": _normalized_characters,
     }
 }
 

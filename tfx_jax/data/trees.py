@@ -8,16 +8,18 @@
 """
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from etils import epath
 
-from tfx_jax.data.lines import read_lines
+from tfx_jax.data import lines
+from tfx_jax.data.lines import is_blank, read_lines
 from tfx_jax.errors import UserError
 
 WORD = "XX"  # stands for a word whose tag is not said
 ROOT = "TOP"
+_TRACE = "-NONE-"  # tag of what is not said, such as "*T*-1"
 _BRACKETS = ("(", ")")
 _ESCAPES = str.maketrans({"(": "-LRB-", ")": "-RRB-"})
 
@@ -58,45 +60,69 @@ def split_words(sentence: str) -> list[str]:
     >>> split_words("BMP ( bone )")
     ['BMP', '-LRB-', 'bone', '-RRB-']
     """
-    return [word.translate(_ESCAPES) for word in sentence.split()]
+    return [word.translate(_ESCAPES) for word in lines.split_words(sentence)]
 
 
 def read_trees(path: epath.PathLike) -> list[Tree]:
-    """Reads the trees of a UTF-8 file, plain or `.gz`, one a line; empty lines are passed over.
+    """Reads the trees of a UTF-8 file, plain or `.gz`; blank lines are passed over.
+
+    A tree is a line, or a line and those after it that begin with a space or TAB, as in the Penn treebank's files.
 
     Raises:
-      UserError: for a file that cannot be read, is not UTF-8 or has no tree, and for a line that is not one tree.
+      UserError: for a file that cannot be read, is not UTF-8 or has no tree, and for lines that are not one tree.
     """
-    lines = enumerate(read_lines(path), start=1)
-    trees = [parse_tree(line, where=f"{path}, line {number}") for number, line in lines if line.strip()]
+    trees = [parse_tree(text, where=f"{path}, line {number}") for number, text in _texts(path)]
     if not trees:
-        raise UserError(f"{path} has no trees, only empty lines")
+        raise UserError(f"{path} has no trees, only blank lines")
     return trees
+
+
+def _texts(path: epath.PathLike) -> Iterator[tuple[int, str]]:
+    """Yields the number of the first line of each tree, and its text."""
+    begin, parts, depth = 0, list[str](), 0
+    for number, line in enumerate(read_lines(path), start=1):
+        if is_blank(line):
+            continue
+        if depth <= 0 or line[0] not in " \t":
+            if parts:
+                yield begin, " ".join(parts)
+            begin, parts, depth = number, [], 0
+        parts.append(line)
+        depth += line.count("(") - line.count(")")
+    if parts:
+        yield begin, " ".join(parts)
 
 
 def parse_tree(text: str, *, where: str = "the tree") -> Tree:
     """Reads a tree in the Penn treebank's format, "(NP (DT a) (NN dog))"; the label of a constituent may be missing.
 
+    Traces, whose tag is -NONE-, are not words: they are left out, and so are constituents of traces alone.
+
     Args:
-      text: one tree. White space between its parts does not matter.
+      text: one tree. How many spaces, TABs and line breaks stand between its parts does not matter.
       where: what messages call it.
 
     Raises:
       UserError: if it is not exactly one tree with a word in each constituent and a tag at each word.
     """
     tree, labels = Tree([], []), []
-    parts = re.findall(r"[()]|[^()\s]+", text)
+    parts = re.findall(r"[()]|[^() \t\r\n]+", text)
     place = 0
     while place < len(parts):
-        if tree.symbols and not labels:
+        if place and not labels:
             raise UserError(f"{where}: {' '.join(parts[place:])[:40]!r} stands behind the end of the tree")
         shape = "".join(part if part in _BRACKETS else "w" for part in parts[place : place + 4])
         if shape[0] == ")" and labels:
-            tree.symbols.append(f"){labels.pop()}")
+            label = labels.pop()
+            if tree.symbols[-1].startswith("("):  # it had but traces
+                tree.symbols.pop()
+            else:
+                tree.symbols.append(f"){label}")
             place += 1
         elif shape == "(ww)" and labels:
-            tree.symbols.append(parts[place + 1])
-            tree.words.append(parts[place + 2])
+            if parts[place + 1] != _TRACE:
+                tree.symbols.append(parts[place + 1])
+                tree.words.append(parts[place + 2])
             place += 4
         elif shape.startswith(("(w(", "((")):
             labels.append(parts[place + 1] if shape[1] == "w" else "")
@@ -106,9 +132,12 @@ def parse_tree(text: str, *, where: str = "the tree") -> Tree:
             here = " ".join(parts[place : place + 4])[:40]
             raise UserError(f"{where}: at {here!r} there is neither a constituent nor a word with its tag, (NN dog)")
     if labels:
-        raise UserError(f"{where}: {len(labels)} bracket{'s are' if len(labels) > 1 else ' is'} not closed")
+        raise UserError(
+            f"{where}: {len(labels)} bracket{'s are' if len(labels) > 1 else ' is'} not closed; a tree that goes on "
+            "in the next line goes on with a space there"
+        )
     if not tree.symbols:
-        raise UserError(f"{where} is empty")
+        raise UserError(f"{where} has no words, only traces" if parts else f"{where} is empty")
     return tree
 
 

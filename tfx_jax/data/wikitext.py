@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from etils import epath
 
-from tfx_jax.data.lines import read_lines
+from tfx_jax.data.lines import is_blank, read_lines
 from tfx_jax.errors import UserError
 
 _TITLE = re.compile(r" ?= ([^=].*) = ?")
@@ -44,8 +44,8 @@ def read_articles(path: epath.PathLike) -> Iterator[Article]:
     """
     article, lines, was_blank = None, [], True
     for number, (line, following) in enumerate(itertools.pairwise(itertools.chain(read_lines(path), [""])), start=1):
-        title = _TITLE.fullmatch(line) if was_blank and not following.strip() else None
-        was_blank = not line.strip()
+        title = _TITLE.fullmatch(line) if was_blank and is_blank(following) else None
+        was_blank = is_blank(line)
         if title:
             if article:
                 yield article
@@ -70,5 +70,5 @@ def running_text(text: str) -> str:
     >>> running_text(" = Title = \n \n They sold 1 @,@ 000 <unk> . ")
     'They sold 1,000 [UNK] .'
     """
-    lines = (line.strip() for line in text.split("\n") if line.strip() and not _HEADING.fullmatch(line))
+    lines = (line.strip() for line in text.split("\n") if not is_blank(line) and not _HEADING.fullmatch(line))
     return "\n".join(_JOINT.sub(r"\1", line).replace("<unk>", "[UNK]") for line in lines)

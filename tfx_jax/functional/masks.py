@@ -91,6 +91,9 @@ def refuse_segment_ids(segment_ids: SegmentIds | None, attention: str) -> None:
         )
 
 
+_LAYOUT = "; the layout of query, key and value is [batch, length, heads, size], not [batch, heads, length, size]"
+
+
 def check_shapes(query: Array, key: Array, value: Array, bias: Array | None, mask: Array | None) -> None:
     """Raises ValueError, with both sizes in it, for arrays that no attention takes."""
     for name, array in (("query", query), ("key", key), ("value", value)):
@@ -103,7 +106,8 @@ def check_shapes(query: Array, key: Array, value: Array, bias: Array | None, mas
     if query.shape[0] != key.shape[0]:
         raise ValueError(f"query and key batch sizes differ: {query.shape[0]} != {key.shape[0]}")
     if query.shape[2] % key.shape[2]:
-        raise ValueError(f"{key.shape[2]} key heads do not divide {query.shape[2]} query heads")
+        hint = _LAYOUT if query.shape[1] % key.shape[1] == 0 else ""
+        raise ValueError(f"{key.shape[2]} key heads do not divide {query.shape[2]} query heads{hint}")
     check_pairs(bias, mask, (query.shape[0], query.shape[2], query.shape[1], key.shape[1]))
 
 
@@ -113,6 +117,14 @@ def check_pairs(bias: Array | None, mask: Array | None, full: tuple[int, ...]) -
         if array is not None and (
             array.ndim != 4 or any(size not in (1, want) for size, want in zip(array.shape, full, strict=True))
         ):
-            raise ValueError(f"{name} must be broadcastable to [B, N, T, S] = {full}, got shape {array.shape}")
+            b, n, t, _ = full
+            # Whether it would fit if the axes of length and heads were exchanged in all arrays: n would be T.
+            is_exchanged = array.ndim == 4 and all(
+                size in (1, want) for size, want in zip(array.shape[:3], (b, t, n), strict=True)
+            )
+            raise ValueError(
+                f"{name} must be broadcastable to [B, N, T, S] = {full}, got shape {array.shape}"
+                f"{_LAYOUT if is_exchanged else ''}"
+            )
     if mask is not None and mask.dtype != jnp.bool_:
         raise ValueError(f"mask must be boolean (True = may attend), got {mask.dtype}; use bias for additive terms")

@@ -99,18 +99,21 @@ def rotary_embedding(
       Rotated `x`, same shape and dtype, computed in float32 at least, float64 in float64, angles too.
 
     Raises:
-      ValueError: if H is odd or `positions` do not fit.
+      ValueError: if `x` has another rank, H is odd or `positions` do not fit.
 
     >>> import jax
     >>> x = jnp.array([1.0, 0.0]).reshape(1, 1, 1, 2)
     >>> print(np.asarray(jax.jit(rotary_embedding)(x, jnp.array([1]))).round(2).ravel())
     [0.54 0.84]
     """
+    if x.ndim != 4:
+        raise ValueError(f"queries or keys must be [batch, length, heads, size], got {x.ndim} axes: {x.shape}")
     b, t, _, h = x.shape
     if h % 2:
         raise ValueError(f"head size must be even for a rotary embedding, got {h}")
     if positions.shape not in ((t,), (b, t)):
-        raise ValueError(f"positions must have shape [T] = {(t,)} or [B, T] = {(b, t)}, got {positions.shape}")
+        hint = "; x must be [batch, length, heads, size]" if positions.shape in ((x.shape[2],), (b, x.shape[2])) else ""
+        raise ValueError(f"positions must have shape [T] = {(t,)} or [B, T] = {(b, t)}, got {positions.shape}{hint}")
     dtype = np.promote_types(x.dtype, np.float32)
     angle = _angles(positions, h, base, dtype)[..., None, :]
     sin, cos = (x if x.ndim == 4 else x[None] for x in (jnp.sin(angle), jnp.cos(angle)))

@@ -8,6 +8,9 @@ from tfx_jax.tasks.prediction import TrainedModel
 Prediction = dict[str, Any]
 """What was found of one input, ready for JSON; the first value is what a person reads."""
 
+NO_CLASS: Prediction = {"label": "", "probability": 0.0, "probabilities": {}}
+"""The empty answer of a classifier."""
+
 
 @runtime_checkable
 class AnsweringTask(Protocol):
@@ -15,7 +18,10 @@ class AnsweringTask(Protocol):
 
     Attributes:
       inputs: what an input consists of, such as ("question", "context"): so many strings.
+      empty_answer: to an input of which a string shows nothing, see `tfx_jax.data.lines.is_blank`.
     """
+
+    empty_answer: Prediction
 
     @property
     def inputs(self) -> tuple[str, ...]:

@@ -1,8 +1,8 @@
 """The pre-training of BERT: masked language model and next sentence prediction (Devlin et al., 2019, section 3.1)."""
 
 import dataclasses
-import re
-from collections.abc import Callable, Mapping
+import itertools
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, cast
 
 import grain
@@ -13,6 +13,7 @@ from jaxtyping import Array, Float, Int
 
 from tfx_jax.data.batching import Batch, BatchSpec, ExampleSource, LoaderOptions, train_batches
 from tfx_jax.data.hf_tokenizer import HFTokenizer
+from tfx_jax.data.lines import is_blank
 from tfx_jax.data.pretraining import PretrainingExamples, make_examples, split_sentences
 from tfx_jax.data.splits import Split, Splits
 from tfx_jax.data.wikitext import running_text
@@ -92,7 +93,7 @@ class BertPretrainingConfig:
         if kind == "articles":
             texts = [running_text(text) for text in texts]
         elif kind == "file":
-            texts = [part for text in texts for part in re.split(r"\n\s*\n", text)]
+            texts = [part for text in texts for part in _between_blank_lines(text)]
         documents = [split_sentences(text, is_tokenised=kind == "articles") for text in texts]
         found = sum(map(bool, documents))
         if found < 2 or max(map(len, documents)) < 2:
@@ -101,6 +102,12 @@ class BertPretrainingConfig:
                 f'config.task.data.documents="{kind}" finds {found}{", none with two" * (found > 1)}'
             )
         return documents
+
+
+def _between_blank_lines(text: str) -> Iterator[str]:
+    for is_between, lines in itertools.groupby(text.split("\n"), is_blank):
+        if not is_between:
+            yield "\n".join(lines)
 
 
 class BertPretrainingTask:

@@ -11,14 +11,23 @@ https://arxiv.org/abs/1804.08771). The same translations score differently under
 
 import functools
 import re
+import unicodedata
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+from tfx_jax.data.lines import list_of_texts
 from tfx_jax.errors import UserError
 
-# What sacreBLEU should do with languages written without spaces; "13a" reads all the others. Of its tokenisers for
-# Japanese only "char" needs no further package.
-_UNSPACED = {"ja": "char", "zh": "zh"}
+# What sacreBLEU should do with languages written without spaces between words, by their codes of ISO 639-1 and 639-3;
+# "13a" reads all the others, such as Korean, whose spaces stand between phrases. sacreBLEU's tokenizers of words for
+# Japanese and Korean need further packages, and for the others it has none.
+_UNSPACED = {
+    **dict.fromkeys(("zh", "zho", "chi", "cmn", "yue", "wuu", "nan", "hak", "gan", "hsn", "lzh"), "zh"),
+    **dict.fromkeys(("ja", "jpn", "ojp"), "char"),
+    **dict.fromkeys(("th", "tha", "nod", "sou", "tts", "lo", "lao"), "char"),  # Thai and Lao scripts
+    **dict.fromkeys(("km", "khm", "my", "mya", "bur", "shn", "mnw", "ksw", "rki"), "char"),  # Khmer and Burmese scripts
+    **dict.fromkeys(("bo", "bod", "tib", "dz", "dzo", "khb", "tdd", "blt"), "char"),  # Tibetan, Dzongkha, Tai
+}
 
 _Sides = tuple[list[str], list[str]]  # hypotheses, references
 
@@ -51,16 +60,18 @@ def bleu_scores(
 ) -> BleuScores:
     """Scores translations against one reference each, over the whole set (Papineni et al., 2002).
 
-    Plain text is tokenised by Moses' rules for `language`, or into characters where the language is written without
-    spaces. Tokenised text (of Multi30k as it is published, say, with the marks of BPE removed) is taken as it is for
-    the tokenised figures, and detokenised for sacreBLEU, which is defined on plain text alone.
+    Both sides are compared in Unicode's form NFC. Plain text is tokenised by Moses' rules for `language`, or into
+    characters where the language is written without spaces (Chinese, Japanese, Thai, Lao, Khmer, Burmese, Tibetan).
+    Tokenised text (of Multi30k as it is published, say, with the marks of BPE removed) is taken as it is for the
+    tokenised figures, and detokenised for sacreBLEU, which is defined on plain text alone.
 
     Args:
       hypotheses: translations, one string each.
       references: what each should be, in the same order.
-      language: ISO 639-1 code of the language translated into.
+      language: ISO 639 code of the language translated into, of two or three letters.
       is_tokenised: whether both sides are Moses tokens separated by spaces already.
-      sacrebleu_tokenizer: a name sacreBLEU knows; None means "char" for Japanese, "zh" for Chinese, "13a" for others.
+      sacrebleu_tokenizer: a name sacreBLEU knows; None means "zh" for Chinese, "char" for the other languages
+        without spaces, "13a" for all others. The signature says which it was.
 
     Returns:
       The figures, see `BleuScores`.
@@ -73,15 +84,19 @@ def bleu_scores(
     >>> f"{scores.tokenised:.1f}, with compounds split {scores.compound_split:.1f}, exact {scores.exact_match:.1f} %"
     '76.0, with compounds split 84.1, exact 0.0 %'
     """
+    hypotheses, references = list_of_texts(hypotheses, "hypotheses"), list_of_texts(references, "references")
     if len(hypotheses) != len(references):
         raise ValueError(f"{len(hypotheses)} hypotheses but {len(references)} references: each needs exactly one")
     if not hypotheses:
         raise ValueError("no hypotheses to score")
+    hypotheses, references = (
+        [unicodedata.normalize("NFC", text) for text in side] for side in (hypotheses, references)
+    )
     if is_tokenised:
-        tokens = list(hypotheses), list(references)
+        tokens = hypotheses, references
         plain = _both_sides(lambda line: _detokenise(line, language), tokens)
     else:
-        plain = list(hypotheses), list(references)
+        plain = hypotheses, references
         tokens = _both_sides(lambda line: _tokenise(line, language), plain)
     score, signature = _corpus_bleu(plain, sacrebleu_tokenizer or _UNSPACED.get(language, "13a"), smoothing="exp")
     tokenised, _ = _corpus_bleu(tokens, "none", smoothing="none")

@@ -1,6 +1,7 @@
 """Classification of texts and of pairs of texts with a BERT (Devlin et al., 2019, section 4.1)."""
 
 import dataclasses
+import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, cast
 
@@ -29,13 +30,14 @@ from tfx_jax.models.bert import BertConfig
 from tfx_jax.models.bert_heads import BertClassifier
 from tfx_jax.models.config import ModelConfig, require_kind
 from tfx_jax.nn.attention import ShardAttention
-from tfx_jax.tasks.answers import Prediction, class_predictions
+from tfx_jax.tasks.answers import NO_CLASS, Prediction, class_predictions
 from tfx_jax.tasks.artifacts import setup_json
 from tfx_jax.tasks.bert_examples import bert_example, setup_bert_tokenizer
 from tfx_jax.tasks.cross_entropy import summed_cross_entropy
 from tfx_jax.tasks.loss import LossOutput
 from tfx_jax.tasks.planning import NO_DATA, planned_batch
 from tfx_jax.tasks.prediction import TrainedModel
+from tfx_jax.tasks.shortened import warn_shortened
 from tfx_jax.tasks.task import Artifacts, EvalResult, MetricInfo, PlannedTask
 from tfx_jax.tasks.text_files import GRAMMAR_SIZES, check_files, few_boundaries, has_file, split_paths
 from tfx_jax.toy_grammar import grammar_labelled, grammar_labelled_pairs
@@ -206,6 +208,9 @@ class ClassificationTask:
         check_labels(texts, self.labels)
         sides = zip(*(text[:-1] for text in texts), strict=True)
         firsts, *seconds = (self.tokenizer.encode_batch(side) for side in sides)
+        limit = self.config.data.max_length - 2 - len(seconds)
+        whole = [list(itertools.chain(*parts)) for parts in zip(firsts, *seconds, strict=True)]
+        warn_shortened(whole, limit, what="texts", effect="only their beginnings are read")
         return [
             bert_example(self.tokenizer, first, second, self.config.data.max_length)
             | {"label": np.array(number[text.label], np.int32), "row_weights": np.array(1, np.float32)}
@@ -224,6 +229,8 @@ class ClassificationTask:
         """Returns the likeliest label of each text or pair."""
         found = model.predict(predict_classes, ExampleList(self.encode(texts)), self.batch_spec)
         return [self.labels[index] for index in found]
+
+    empty_answer = NO_CLASS
 
     @property
     def inputs(self) -> tuple[str, ...]:

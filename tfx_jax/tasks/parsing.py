@@ -8,7 +8,7 @@ words, and how often that was necessary is a metric.
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 import grain
 import numpy as np
@@ -17,6 +17,7 @@ from jaxtyping import Array
 
 from tfx_jax.data.batching import Batch, BatchSpec, Example, ExampleList, LoaderOptions, train_batches
 from tfx_jax.data.hf_tokenizer import HFTokenizer
+from tfx_jax.data.lines import is_blank, list_of_texts
 from tfx_jax.data.splits import Split, Splits
 from tfx_jax.data.trees import Parse, Tree, delinearise, linearise, read_trees, split_words, write_tree
 from tfx_jax.errors import UserError
@@ -30,6 +31,7 @@ from tfx_jax.tasks.decoding import BeamSearch, DecodingConfig
 from tfx_jax.tasks.loss import LossOutput
 from tfx_jax.tasks.planning import NO_DATA, planned_batch
 from tfx_jax.tasks.prediction import TrainedModel
+from tfx_jax.tasks.shortened import warn_shortened
 from tfx_jax.tasks.task import Artifacts, EvalResult, MetricInfo, PlannedTask
 from tfx_jax.tasks.text_files import GRAMMAR_SIZES, check_batch, few_boundaries, has_file, split_paths
 from tfx_jax.tasks.translation import Translator, check_output_length, pair_flops, translation_loss
@@ -46,7 +48,7 @@ class TreeData:
     dataset: str = one_of(("grammar", "files"), "grammar")  # the grammar is built in
     # files: the folder of those below, of which each may be several: "a.txt,b.txt", or "part-*.txt" in their order
     data_dir: str = ""
-    train_file: str = ""  # one tree a line, "(TOP (S (NP (DT a) ...", plain or .gz, without traces and function tags
+    train_file: str = ""  # trees, "(TOP (S (NP (DT a) ...", plain or .gz, without function tags
     validation_file: str = ""
     test_file: str = ""
     tokenizer: str = one_of(("sentencepiece", "words", "characters"), "sentencepiece")  # of the words
@@ -263,6 +265,7 @@ class ParsingTask:
         return [write_tree(parse.tree) for parse in self.parse(model, sentences)]
 
     inputs = ("sentence",)
+    empty_answer: ClassVar[Prediction] = {"tree": ""}
 
     def answer(self, model: TrainedModel, rows: Sequence[Sequence[str]]) -> list[Prediction]:
         """Parses each sentence, whose words have spaces between them."""
@@ -303,9 +306,11 @@ class SentenceParser:
 
     def parse(self, params: Any, lines: Sequence[str]) -> list[Parse]:
         """Parses each line; the tree of one that is too long is flat, which counts as repaired."""
-        sentences = [split_words(line) for line in lines]
+        sentences = [[] if is_blank(line) else split_words(line) for line in list_of_texts(lines, "lines")]
         texts = [" ".join(words) for words in sentences]
-        lengths = map(len, self._translator.tokenizer.encode_batch(texts))
+        encoded = self._translator.tokenizer.encode_batch(texts)
+        warn_shortened(encoded, self._max_length - 1, what="sentences", effect="they are not read and get flat trees")
+        lengths = map(len, encoded)
         read = [text if length < self._max_length else "" for text, length in zip(texts, lengths, strict=True)]
         outputs = self._translator.translate_ids(params, read)
         eos_id = self._translator.tokenizer.eos_id

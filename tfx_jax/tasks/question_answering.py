@@ -4,7 +4,7 @@ import dataclasses
 import functools
 import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, cast
+from typing import Any, ClassVar, NamedTuple, cast
 
 import grain
 import jax.numpy as jnp
@@ -40,6 +40,7 @@ from tfx_jax.tasks.cross_entropy import is_first_choice, summed_cross_entropy
 from tfx_jax.tasks.loss import LossOutput, Metric
 from tfx_jax.tasks.planning import NO_DATA, planned_batch
 from tfx_jax.tasks.prediction import TrainedModel
+from tfx_jax.tasks.shortened import warn_shortened
 from tfx_jax.tasks.task import Artifacts, EvalResult, MetricInfo, PlannedTask
 from tfx_jax.tasks.text_files import GRAMMAR_SIZES, check_files, few_boundaries, has_file, split_paths
 from tfx_jax.toy_grammar import grammar_questions
@@ -208,6 +209,7 @@ class QuestionAnsweringTask:
         config, tokenizer = self.config, self.tokenizer
         contexts = {context: tokenizer.encode_with_offsets(context) for context in {item.context for item in questions}}
         encoded = tokenizer.encode_batch([item.question for item in questions])
+        warn_shortened(encoded, config.max_question_length, what="questions", effect="only their beginnings are read")
         for item, question in zip(questions, encoded, strict=True):
             context, offsets = contexts[item.context]
             windows = context_windows(
@@ -246,6 +248,7 @@ class QuestionAnsweringTask:
         return answers
 
     inputs = ("question", "context")
+    empty_answer: ClassVar[Prediction] = {"answer": ""}
 
     def answer(self, model: TrainedModel, rows: Sequence[Sequence[str]]) -> list[Prediction]:
         """Returns the answer to each question, a span of its context."""

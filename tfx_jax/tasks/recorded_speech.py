@@ -14,6 +14,7 @@ from etils import epath
 from jaxtyping import Array, Float, Int
 
 from tfx_jax.data.audio import TABLE, SoundFiles
+from tfx_jax.data.lines import is_blank
 from tfx_jax.data.splits import SPLITS, Split
 from tfx_jax.errors import UserError
 from tfx_jax.fields import at_least, documented, one_of, within
@@ -308,14 +309,14 @@ def _open_table(data: RecordedSpeech, path: epath.Path) -> FileUtterances:
     files = SoundFiles(path if is_zip else path.parent)
     name = TABLE if is_zip else path.name
     try:
-        lines = files.read(name).decode("utf-8").splitlines()
+        lines = files.read(name).decode("utf-8-sig").split("\n")
     except UnicodeDecodeError:
         raise UserError(f"{name} in {files.path} is not UTF-8") from None
     rows = []
     for number, line in enumerate(lines, start=1):
-        if line.strip():
+        if not is_blank(line):
             file, *transcript = line.split("\t")
-            if len(transcript) != 1 or not transcript[0].strip():
+            if len(transcript) != 1 or is_blank(transcript[0]):
                 raise UserError(f"{path}, line {number}: a line must be the name of a WAV file, one TAB, what it says")
             rows.append((file, " ".join(transcript[0].split())))
     if not rows:

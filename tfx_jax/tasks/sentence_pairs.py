@@ -14,12 +14,13 @@ from jaxtyping import Array, Float, Int
 from tfx_jax.data.batching import Batch, BatchSpec, Example, ExampleList, LoaderOptions, train_batches
 from tfx_jax.data.hf_tokenizer import HFTokenizer
 from tfx_jax.data.labelled import LabelledPair
+from tfx_jax.data.lines import is_blank
 from tfx_jax.data.splits import Split, Splits
 from tfx_jax.errors import UserError
 from tfx_jax.fields import documented, fraction
 from tfx_jax.models.config import MakesModel, ModelConfig, require_kind
 from tfx_jax.nn.attention import ShardAttention
-from tfx_jax.tasks.answers import Prediction, class_predictions
+from tfx_jax.tasks.answers import NO_CLASS, Prediction, class_predictions
 from tfx_jax.tasks.artifacts import setup_json, setup_tokenizer
 from tfx_jax.tasks.classification import (
     CLASS_METRICS,
@@ -35,6 +36,7 @@ from tfx_jax.tasks.cross_entropy import summed_cross_entropy
 from tfx_jax.tasks.loss import LossOutput
 from tfx_jax.tasks.planning import NO_DATA, planned_batch
 from tfx_jax.tasks.prediction import PairAttention, TrainedModel, drawable_pair, pair_attention
+from tfx_jax.tasks.shortened import warn_shortened
 from tfx_jax.tasks.task import Artifacts, EvalResult, MetricInfo, PlannedTask
 from tfx_jax.tasks.text_files import few_boundaries
 
@@ -183,6 +185,9 @@ class SentencePairTask:
         firsts, seconds = (
             self.tokenizer.encode_batch([self.config.plain(pair[side]) for pair in pairs]) for side in (0, 1)
         )
+        warn_shortened(
+            [*firsts, *seconds], self.config.data.max_length, what="sentences", effect="only their beginnings are read"
+        )
         return [
             self._padded(first, second)
             | {"label": np.array(number[pair.label], np.int32), "row_weights": np.array(1, np.float32)}
@@ -201,6 +206,8 @@ class SentencePairTask:
         """Returns the likeliest label of each pair."""
         examples = ExampleList(self.encode(pairs), by="premise")
         return [self.labels[index] for index in model.predict(predict_labels, examples, self.batch_spec)]
+
+    empty_answer = NO_CLASS
 
     @property
     def inputs(self) -> tuple[str, ...]:
@@ -240,11 +247,12 @@ class SentencePairTask:
         Raises:
           UserError: if there is no second sentence.
         """
-        if target is None or not target.strip():
+        if target is None or is_blank(target):
             raise UserError("a pair needs its second sentence: --target=SENTENCE")
-        first, second = (
-            self.tokenizer.encode(self.config.plain(text))[: self.config.data.max_length] for text in (source, target)
-        )
+        limit = self.config.data.max_length
+        whole = self.tokenizer.encode_batch([self.config.plain(text) for text in (source, target)])
+        warn_shortened(whole, limit, what="sentences", effect="only their beginnings are read")
+        first, second = (ids[:limit] for ids in whole)
         pieces = self.tokenizer.pieces
         return PairAttention(pair_attention(model, first, second), pieces(first), pieces(second))
 

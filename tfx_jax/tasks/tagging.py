@@ -13,6 +13,7 @@ from jaxtyping import Array, Int
 from tfx_jax.data.batching import Batch, BatchSpec, Example, ExampleList, LoaderOptions, train_batches
 from tfx_jax.data.conll import TaggedSentence, read_tagged
 from tfx_jax.data.hf_tokenizer import HFTokenizer
+from tfx_jax.data.lines import split_words
 from tfx_jax.data.splits import Split, Splits
 from tfx_jax.errors import UserError
 from tfx_jax.fields import at_least, documented, fraction, one_of
@@ -28,6 +29,7 @@ from tfx_jax.tasks.entities import entity_scores, repair_tags, tag_names
 from tfx_jax.tasks.loss import LossOutput
 from tfx_jax.tasks.planning import NO_DATA, planned_batch
 from tfx_jax.tasks.prediction import TrainedModel
+from tfx_jax.tasks.shortened import warn_shortened
 from tfx_jax.tasks.task import Artifacts, EvalResult, MetricInfo, PlannedTask
 from tfx_jax.tasks.text_files import GRAMMAR_SIZES, check_files, few_boundaries, has_file, split_paths
 from tfx_jax.tasks.word_characters import boundary_row, word_rows
@@ -149,10 +151,14 @@ class Subwords:
         "targets" [T] int32 has the `number` of the tag of each word where it begins, and IGNORED everywhere else.
         """
         pieces = iter(self.tokenizer.encode_batch([word for sentence in sentences for word in sentence.words]))
+        split = [[next(pieces) for _ in sentence.words] for sentence in sentences]
+        # A word without a piece gets one, see `align_tags`.
+        whole = [[piece for word in words for piece in word or [0]] for words in split]
+        _warn_shortened(whole, max_length)
         examples: list[Example] = []
-        for sentence in sentences:
+        for sentence, words in zip(sentences, split, strict=True):
             tokens, targets = align_tags(
-                [next(pieces) for _ in sentence.words],
+                words,
                 [number[tag] for tag in sentence.tags],
                 unk_id=cast(int, self.tokenizer.unk_id),
                 max_length=max_length - 2,
@@ -182,6 +188,14 @@ class Characters:
         """See `Subwords`."""
         width, examples = self.sizes["characters"], list[Example]()
         mark = boundary_row(width)[np.newaxis]
+        _warn_shortened([sentence.words for sentence in sentences], max_length)
+        warn_shortened(
+            [word.encode() for sentence in sentences for word in sentence.words],
+            width - 2,
+            what="words",
+            effect="only their beginnings are read",
+            unit="bytes",
+        )
         for words, tags in sentences:
             read = word_rows(words[: max_length - 2], width)
             targets = np.array([number[tag] for tag in tags[: max_length - 2]], np.int32)
@@ -197,6 +211,11 @@ class Characters:
     def training_flops(self, model: Any, shapes: Mapping[str, tuple[int, ...]]) -> int:
         """See `Subwords`."""
         return model.tagging_flops(*shapes["token_mask"])
+
+
+def _warn_shortened(sentences: Sequence[Sequence[Any]], max_length: int) -> None:
+    effect = "their ends are not read, and words there get the tag O: raise max_length or cut the sentences"
+    warn_shortened(sentences, max_length - 2, what="sentences", effect=effect)
 
 
 class TaggingTask:
@@ -283,10 +302,11 @@ class TaggingTask:
         return tags
 
     inputs = ("sentence",)
+    empty_answer: ClassVar[Prediction] = {"tags": [], "words": []}
 
     def answer(self, model: TrainedModel, rows: Sequence[Sequence[str]]) -> list[Prediction]:
         """Returns the tags of each sentence, whose words have spaces between them, and the words."""
-        sentences = [TaggedSentence(words := row[0].split(), [self.labels[0]] * len(words)) for row in rows]
+        sentences = [TaggedSentence(words := split_words(row[0]), [self.labels[0]] * len(words)) for row in rows]
         tags = self.predict(model, sentences)
         return [{"tags": found, "words": sentence.words} for found, sentence in zip(tags, sentences, strict=True)]
 

@@ -109,4 +109,4 @@ def _lines_or_articles(paths: Sequence[epath.Path], kind: str) -> Iterator[str]:
         if kind == "articles":
             yield from ("\n".join(article.lines) for article in read_articles(path))
         else:
-            yield from (line.removesuffix("\n") for line in read_lines(path, keep_ends=True))
+            yield from read_lines(path)

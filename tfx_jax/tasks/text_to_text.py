@@ -4,7 +4,7 @@ import dataclasses
 import functools
 import itertools
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import grain
 import jax.numpy as jnp
@@ -14,6 +14,7 @@ from jaxtyping import Array, Int
 
 from tfx_jax.data.batching import Batch, BatchSpec, Example, ExampleList, LoaderOptions, train_batches
 from tfx_jax.data.conll import TaggedSentence
+from tfx_jax.data.lines import split_words
 from tfx_jax.data.span_corruption import NUM_SENTINELS
 from tfx_jax.data.splits import Split, Splits
 from tfx_jax.data.squad import Question
@@ -40,6 +41,7 @@ from tfx_jax.tasks.planning import NO_DATA, planned_batch
 from tfx_jax.tasks.prediction import TrainedModel
 from tfx_jax.tasks.question_answering import ANSWER_METRICS, QuestionData, unanswered
 from tfx_jax.tasks.sentinels import SentinelTokenizer, setup_sentinel_tokenizer
+from tfx_jax.tasks.shortened import warn_shortened
 from tfx_jax.tasks.tagging import TaggedData
 from tfx_jax.tasks.task import Artifacts, EvalResult, MetricInfo, PlannedTask
 from tfx_jax.tasks.text_files import few_boundaries
@@ -205,6 +207,10 @@ class TextToTextTask:
         encoded = {
             name: self.tokenizer.encode_batch([getattr(example, name) for example in rendered]) for name in sides
         }
+        warn_shortened(encoded["source"], sides["source"] - 1, what="inputs", effect="only their beginnings are read")
+        warn_shortened(
+            encoded["target"], sides["target"] - 1, what="answers", effect="only their beginnings are learned"
+        )
         return [
             {
                 name: np.array([*ids[: sides[name] - 1], self.specials.eos_id], np.int32)
@@ -229,6 +235,8 @@ class TextToTextTask:
         write = functools.partial(write_targets, max_length=self.target_length, search=search)
         encoded = ExampleList(self.encode(examples), by="source")
         return [self.spell(tokens) for tokens in model.predict(write, encoded, self.batch_spec)]
+
+    empty_answer: ClassVar[Prediction] = {"answer": ""}
 
     @property
     def inputs(self) -> tuple[str, ...]:
@@ -339,7 +347,7 @@ _FORMATS: dict[type, TextFormat] = {
         _entity_labels,
         _score_tags,
         lambda data: ("sentence",),
-        lambda rows: [TaggedSentence(words := row[0].split(), ["O"] * len(words)) for row in rows],
+        lambda rows: [TaggedSentence(words := split_words(row[0]), ["O"] * len(words)) for row in rows],
     ),
     QuestionData: TextFormat(
         ANSWER_METRICS,

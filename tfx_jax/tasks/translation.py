@@ -12,6 +12,7 @@ from jaxtyping import Array
 
 from tfx_jax.data.batching import Batch, LoaderOptions
 from tfx_jax.data.hf_tokenizer import HFTokenizer
+from tfx_jax.data.lines import is_blank, list_of_texts
 from tfx_jax.data.pairs import pair_batches
 from tfx_jax.data.splits import Split, Splits
 from tfx_jax.data.text import PairSource, join_subwords, lines_of
@@ -28,6 +29,7 @@ from tfx_jax.tasks.loss import LossOutput
 from tfx_jax.tasks.pair_data import PairData
 from tfx_jax.tasks.planning import NO_DATA, planned_batch
 from tfx_jax.tasks.prediction import PairAttention, TrainedModel, drawable_pair, pair_attention
+from tfx_jax.tasks.shortened import warn_shortened
 from tfx_jax.tasks.task import Artifacts, EvalResult, MetricInfo, PlannedTask
 from tfx_jax.tasks.text_files import check_batch
 
@@ -130,6 +132,7 @@ class TranslationTask:
         return pair_flops(self.model_config, shapes)
 
     inputs = ("sentence",)
+    empty_answer: ClassVar[Prediction] = {"translation": ""}
 
     def answer(self, model: TrainedModel, rows: Sequence[Sequence[str]]) -> list[Prediction]:
         """Translates each sentence with the search of the configuration."""
@@ -184,14 +187,19 @@ class TranslationTask:
     ) -> tuple[BleuScores, list[str], list[str]]:
         """Translates the source sides and scores them; returns the scores, the translations and the references.
 
-        Several processes share the sentences; each gets all the translations.
+        References are normalized as the text of training is, which the signature says where it changes one: a model
+        cannot write other forms. Segmented text loses its subword marks, as the tokenizer's output does. Several
+        processes share the sentences; each gets all the translations.
         """
         everything = [pairs[index] for index in range(len(pairs))]
-        references = [self._plain(pair["target"]) for pair in everything]
+        plain = [self.tokenizer.normalize(pair["target"]) for pair in everything]
+        references = [join_subwords(text) if self.config.data.tokenizer == "words" else text for text in plain]
         sources = [pair["source"] for pair in everything]
         hypotheses = model.share(lambda lines: translator(model.params, lines), sources)
         language, is_tokenised = self.config.data.scored_as
         scores = bleu_scores(hypotheses, references, language=language, is_tokenised=is_tokenised)
+        if any(reference.split() != pair["target"].split() for reference, pair in zip(plain, everything, strict=True)):
+            scores = scores._replace(signature=f"{scores.signature}|norm:{self.tokenizer.normalization}")
         return scores, hypotheses, references
 
     def attention_example(self, model: TrainedModel) -> PairAttention | None:
@@ -219,10 +227,6 @@ class TranslationTask:
             target_ids = self.tokenizer.encode_with_specials(target).ids
         pieces = self.tokenizer.pieces
         return PairAttention(pair_attention(model, source_ids, target_ids), pieces(source_ids), pieces(target_ids))
-
-    def _plain(self, reference: str) -> str:
-        """References of segmented text lose their subword marks, as the tokenizer's output does."""
-        return join_subwords(reference) if self.config.data.tokenizer == "words" else reference
 
 
 def check_output_length(model: ModelConfig, max_length: int, decoding: DecodingConfig, *, what: str) -> None:
@@ -314,13 +318,17 @@ class Translator:
         self._driver = DecodeDriver(graphdef, search, eos_ids=(self._eos_id,), int8=int8)
 
     def __call__(self, params: Any, lines: Sequence[str]) -> list[str]:
-        """Translates each line; an empty one stays empty."""
+        """Translates each line; a blank one, see `tfx_jax.data.lines.is_blank`, becomes an empty one."""
         return [self.tokenizer.decode(ids) for ids in self.translate_ids(params, lines)]
 
     def translate_ids(self, params: Any, lines: Sequence[str]) -> list[list[int]]:
-        """Translates each line into token ids, the end of sentence included (nothing for an empty line)."""
-        wanted = [index for index, line in enumerate(lines) if line.strip()]
+        """Translates each line into token ids, the end of sentence included (nothing for a blank line)."""
+        lines = list_of_texts(lines, "lines")
+        wanted = [index for index, line in enumerate(lines) if not is_blank(line)]
         encoded = self.tokenizer.encode_batch([lines[index] for index in wanted])
+        warn_shortened(
+            encoded, self._max_source_length - 1, what="sentences", effect="only their beginnings are translated"
+        )
         found = self._driver(
             self._driver.decoder(params),
             [[*ids[: self._max_source_length - 1], self._eos_id] for ids in encoded],

@@ -78,7 +78,7 @@ class WorkdirArtifacts:
         with process0_first(name):
             files = _listed(folder, name)
             is_there = bool(files) and all((folder / file).exists() for file in files)
-            is_new = self._can_make and not is_there and not _has_checkpoints(folder)
+            is_new = self._can_make and not is_there and not has_checkpoints(folder)
             check_artifact(folder, name, may_be_missing=is_new)
             yield is_new
             if self._can_make and not is_there and is_primary():
@@ -98,11 +98,11 @@ def check_artifact(workdir: epath.PathLike, name: str, *, may_be_missing: bool =
         if not path.exists():
             if may_be_missing:
                 continue
-            if not _has_checkpoints(folder):
+            if not has_checkpoints(folder):
                 raise UserError(f"{path} is missing: train there first")
             raise UserError(f"{path} is missing, and the checkpoints beside it need it: {_REMEDY}")
         if files and _checksum(path) != files[file]:
-            remedy = _REMEDY if _has_checkpoints(folder) else "delete it, and the training's command makes it anew"
+            remedy = _REMEDY if has_checkpoints(folder) else "delete it, and the training's command makes it anew"
             raise UserError(f"{path} is damaged: its SHA-256 is not the one in {_MANIFEST}; {remedy}")
     if not files and not may_be_missing and is_primary():
         logging.warning("%s is used unchecked: it is not listed in %s", folder / name, folder / _MANIFEST)
@@ -113,7 +113,8 @@ def listed_artifacts(workdir: epath.PathLike) -> str:
     return json.dumps(_read_manifest(epath.Path(workdir)), sort_keys=True)
 
 
-def _has_checkpoints(folder: epath.Path) -> bool:
+def has_checkpoints(folder: epath.Path) -> bool:
+    """Whether a workdir has a checkpoint."""
     checkpoints = folder / "checkpoints"
     return checkpoints.is_dir() and any(path.name.isdigit() for path in checkpoints.iterdir())
 
@@ -171,7 +172,7 @@ def read_sealed(path: epath.Path) -> dict[str, Any]:
     Raises:
       ValueError: if it is no JSON object, or not the one that was written.
     """
-    values = json.loads(path.read_text())
+    values = json.loads(path.read_bytes().decode("utf-8-sig"))
     if not isinstance(values, dict):
         raise ValueError(f"it is a {type(values).__name__}, not an object")
     if values.pop(_SEAL, None) not in (None, _seal(values)):

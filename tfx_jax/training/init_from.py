@@ -90,7 +90,7 @@ def init_from_state(training: TrainSetup, init_from: epath.PathLike) -> tuple[Tr
 
 def _is_workdir(folder: epath.Path) -> bool:
     try:
-        values = json.loads((folder / "config.json").read_text())
+        values = json.loads((folder / "config.json").read_bytes().decode("utf-8-sig"))
     except (OSError, ValueError):
         raise UserError(f"config.init_from={folder} is no workdir of a training and no Hugging Face folder") from None
     return isinstance(values, dict) and "num_steps" in values

@@ -18,6 +18,7 @@ from tfx_jax.training.attention_picture import write_attention
 from tfx_jax.training.checkpoint import Checkpoints
 from tfx_jax.training.config import ExperimentConfig, check_config, save_config
 from tfx_jax.training.config_checks import validate
+from tfx_jax.training.data_files import check_data_files
 from tfx_jax.training.distributed import abort_together, is_primary, process0_first
 from tfx_jax.training.init_from import adopt_pretrained_config, init_from_state
 from tfx_jax.training.interrupt import StopRequest, stop_on_signals
@@ -94,6 +95,7 @@ def _train(config: ExperimentConfig, workdir: epath.Path, profile: range | None)
         contextlib.closing(Watchdog(config.hang_seconds)) as watchdog,
         out_of_memory_as_user_error(),
     ):
+        check_data_files(config.task.data, workdir)
         run = make_run(config, workdir, splits=splits)
         check_agreement(lambda: {"the tokenizer or the labels": listed_artifacts(workdir), **_sizes(splits)})
         trainer = _Trainer(run, workdir, checkpoints, watchdog, profile, has_validation="validation" in splits)

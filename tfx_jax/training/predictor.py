@@ -5,6 +5,7 @@ from typing import Any
 
 from etils import epath
 
+from tfx_jax.data.lines import is_blank, list_of_texts
 from tfx_jax.errors import UserError
 from tfx_jax.tasks.answers import AnsweringTask, Prediction
 from tfx_jax.tasks.prediction import OnBatch
@@ -44,20 +45,27 @@ class Predictor:
         """Answers inputs, in their order.
 
         Args:
-          inputs: each a string, or where it consists of several, so many strings.
+          inputs: a list, each element a string, or where an input consists of several, so many strings.
 
         Returns:
           For each a dictionary, whose keys depend on the task: "label", "probability" and "probabilities" of a
-          classifier, "tags" and "words", "answer", "translation", "tree".
+          classifier, "tags" and "words", "answer", "translation", "tree". An input of which a string shows nothing, see
+          `tfx_jax.data.lines.is_blank`, has an empty answer.
 
         Raises:
-          UserError: for an input that consists of another number of strings, named by its place from 1.
+          UserError: for a single string instead of a list, and for an input that consists of another number of strings
+            or of anything else, named by its place from 1.
         """
-        rows = [(row,) if isinstance(row, str) else tuple(row) for row in inputs]
+        parts = " and ".join(self.inputs)
+        rows: list[Any] = [(row,) if isinstance(row, str) else row for row in list_of_texts(inputs, "inputs")]
         for number, row in enumerate(rows, 1):
+            if not isinstance(row, Sequence) or not all(isinstance(part, str) for part in row):
+                raise UserError(f"input {number} is {row!r}, but must be {parts}, each a string")
             if len(row) != len(self.inputs):
-                raise UserError(f"input {number} has {len(row)} parts, but there must be {' and '.join(self.inputs)}")
-        return self._task.answer(self._model, rows) if rows else []
+                raise UserError(f"input {number} has {len(row)} parts, but there must be {parts}")
+        shown = [index for index, row in enumerate(rows) if not any(map(is_blank, row))]
+        found = dict(zip(shown, self._task.answer(self._model, [rows[i] for i in shown]) if shown else [], strict=True))
+        return [found.get(index, dict(self._task.empty_answer)) for index in range(len(rows))]
 
 
 def load(workdir: epath.PathLike) -> Predictor:

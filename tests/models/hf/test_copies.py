@@ -60,6 +60,22 @@ def test_a_copy_is_fine_and_another_matrix_is_refused(kind, tmp_path):
         change_tensors(tmp_path, lambda tensors, kept=kept: tensors.update(kept))
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_copy_does_for_an_original_that_was_left_out(kind, tmp_path):
+    """Savers that drop duplicates keep one of the names, whichever comes first."""
+    make, copies = KINDS[kind]
+    model = make()
+    hf.save(model, tmp_path)
+
+    def rename(tensors):
+        for copy, original in copies.items():
+            if original in tensors:
+                tensors[copy] = tensors.pop(original)
+
+    change_tensors(tmp_path, rename)
+    assert_same(hf.load(tmp_path), model)
+
+
 def test_a_head_that_is_not_read_may_hold_what_it_likes(tmp_path):
     model = test_bert_folders.make_bert("BertForSequenceClassification", labels=("a", "b"))
     hf.save(model, tmp_path)

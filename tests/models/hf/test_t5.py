@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
+from tests.models.hf import test_marian
 from tests.models.hf.folders import (
     LEFT_OUT,
     assert_comes_back,
@@ -18,6 +19,7 @@ from tests.models.hf.folders import (
     encoder_decoder_gradients,
 )
 from tests.nn.programs import draw, jitted
+from tfx_jax.errors import UserError
 from tfx_jax.models import T5, T5Config, hf
 
 V, T = 41, 19
@@ -61,6 +63,19 @@ def texts(config):
 @pytest.mark.parametrize("version", VERSIONS)
 def test_what_is_saved_is_loaded(tmp_path, version):
     assert_comes_back(make_model(version), tmp_path)
+
+
+@pytest.mark.parametrize("family", ["t5", "marian"])
+def test_generation_config_says_what_a_decoder_starts_with(tmp_path, family):
+    model = make_model("1.0") if family == "t5" else test_marian.make_model("opus")
+    hf.save(model, tmp_path)
+    (tmp_path / "generation_config.json").write_text('{"decoder_start_token_id": 5}')
+    assert hf.load(tmp_path).config.start_id == hf.load_config(tmp_path).start_id == 5
+    (tmp_path / "generation_config.json").write_text("{}")
+    assert hf.load(tmp_path).config.start_id == model.config.start_id
+    (tmp_path / "generation_config.json").write_text('{"decoder_start_token_id": [5]}')
+    with pytest.raises(UserError, match=r"generation_config.json: decoder_start_token_id is \[5\], not a token$"):
+        hf.load(tmp_path)
 
 
 def test_computes_in_the_dtype_asked_for(tmp_path):

@@ -3,6 +3,8 @@
 import dataclasses
 import json
 import shutil
+import types
+import unicodedata
 
 import jax
 import numpy as np
@@ -49,10 +51,22 @@ def own_text(folder, *overrides):
     return validate(load_config_file("transformer_files", [*files, *languages, *overrides]))
 
 
-def scores_of(config, hypotheses, references):
+def scores_of(config, hypotheses, references, normalize=str):
     pairs = [{"source": "", "target": reference} for reference in references]
-    task = TranslationTask(config.task, config.model, config.task.splits(), tokenizer=None)
+    tokenizer = types.SimpleNamespace(normalize=normalize, normalization="nmt_nfkc")
+    task = TranslationTask(config.task, config.model, config.task.splits(), tokenizer=tokenizer)
     return task.score(lambda params, lines: hypotheses, TrainedModel(None, {}), pairs)[0]
+
+
+def test_references_are_normalized_as_the_text_of_training_and_the_signature_says_so(folder):
+    references = ["Zwei Hunde spielen, im Schnee um １２ Uhr!", "Sie liest ein Buch."]
+    hypotheses = [unicodedata.normalize("NFKC", line) for line in references]
+    config = own_text(folder)
+    found = scores_of(config, hypotheses, references, lambda text: unicodedata.normalize("NFKC", text))
+    assert (found.exact_match, found.tokenised) == (100, 100)
+    assert found.signature.endswith("|norm:nmt_nfkc")
+    assert "norm:" not in scores_of(config, hypotheses, hypotheses).signature
+    assert scores_of(config, hypotheses, references).exact_match == 50
 
 
 def test_own_text_is_scored_in_its_own_language(folder):

@@ -178,6 +178,7 @@ def load(
     spoilt: list[str] = []
     done, total = 0, sum(map(math.prod, shapes.values()))
     try:
+        _take_copies({row.theirs for row in rows}, tensors, prefix, family.copies)
         _refuse_unknown(rows, set(tensors.shapes), prefix, shapes, family.ignored)
         _refuse_other_copies({row.theirs for row in rows}, tensors, prefix, family.copies)
         for name, param, names in read_params(rows, tensors, prefix, shapes, np.float32):
@@ -285,6 +286,7 @@ def _open(folder: epath.Path, architecture: str | None) -> tuple[Family, Any]:
     """The family of a folder, and the configuration of its model."""
     path = folder / "config.json"
     values = read_json(path)
+    values |= _start_of_generation(folder)
     family = _family_of(values if architecture is None else {"architectures": [architecture]}, path)
     fields = Fields(values, path)
     fields.require(quantization_config=None)
@@ -293,6 +295,16 @@ def _open(folder: epath.Path, architecture: str | None) -> tuple[Family, Any]:
         family = family._replace(rows=family.rows_of(fields))
     check_fields(config, f"{path}: the model's configuration")
     return family, config
+
+
+def _start_of_generation(folder: epath.Path) -> dict[str, int]:
+    """The token that generation_config.json says a decoder starts with, which precedes that of config.json."""
+    path = folder / "generation_config.json"
+    name = "decoder_start_token_id"
+    start = read_json(path).get(name) if path.exists() else None
+    if start is not None and (type(start) is not int or start < 0):
+        raise UserError(f"{path}: {name} is {start!r}, not a token")
+    return {} if start is None else {name: start}
 
 
 def _check_depth(config: Any, tensors: Tensors, folder: epath.Path) -> None:
@@ -324,6 +336,16 @@ def _refuse_unknown(
     for name in sorted(names - known):
         if pattern is None or not pattern.fullmatch(name):
             raise UserError(f"there is a tensor {name}, for which the model has no place")
+
+
+def _take_copies(theirs: set[str], tensors: Tensors, prefix: str, copies: Sequence[tuple[str, str]]) -> None:
+    """Reads a shared tensor from a copy where the folder leaves the original out, as savers that drop duplicates do."""
+    for pattern, original in copies:
+        if original in theirs and prefix + original not in tensors.shapes:
+            matching = re.compile(f"({re.escape(prefix)})?({pattern})")
+            copy = next((name for name in sorted(tensors.shapes.keys() - theirs) if matching.fullmatch(name)), None)
+            if copy is not None:
+                tensors.add_name(prefix + original, copy)
 
 
 def _refuse_other_copies(theirs: set[str], tensors: Tensors, prefix: str, copies: Sequence[tuple[str, str]]) -> None:

@@ -123,7 +123,7 @@ def read_json(path: epath.Path) -> dict[str, Any]:
       UserError: if there is none.
     """
     try:
-        values = json.loads(read_small_file(path).decode())
+        values = json.loads(read_small_file(path).decode("utf-8-sig"))
     except FileNotFoundError:
         raise UserError(f"{path} does not exist: --model and load() take a Hugging Face folder") from None
     except UserError:
@@ -177,6 +177,10 @@ class Tensors:
                         raise UserError(f"{folder} has a tensor {self._place_of[name][1]} and another, {stored}")
                     self._place_of[name] = file, stored
                     self.shapes[name] = tuple(tensors.get_slice(stored).get_shape())
+
+    def add_name(self, name: str, of: str) -> None:
+        """Makes a tensor known by another name as well."""
+        self._place_of[name], self.shapes[name] = self._place_of[of], self.shapes[of]
 
     def read(self, names: Sequence[str]) -> Iterator[np.ndarray]:
         """Reads tensors one after the other, in the order of their names; each must exist."""
