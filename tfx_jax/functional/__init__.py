@@ -48,6 +48,7 @@ from tfx_jax.functional.kernel_regression import kernel_regression
 from tfx_jax.functional.linear import add_bias, linear, linear_logits
 from tfx_jax.functional.log_mel import log_mel, mel_filters
 from tfx_jax.functional.longformer import longformer_attention
+from tfx_jax.functional.lookup import lookup
 from tfx_jax.functional.losses import label_smoothed_cross_entropy, z_loss
 from tfx_jax.functional.lsh import lsh_attention
 from tfx_jax.functional.masks import Bias, Mask, SegmentIds, causal_mask, padding_mask, segment_mask
@@ -132,6 +133,7 @@ __all__ = [
     "local_attention",
     "log_mel",
     "longformer_attention",
+    "lookup",
     "lsh_attention",
     "mel_filters",
     "mixture_of_experts",
