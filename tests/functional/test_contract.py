@@ -26,8 +26,16 @@ from tests.functional.oracles.favor import favor_weights, linear_weights
 from tests.functional.oracles.hard import most_probable
 from tests.functional.oracles.lsh import lsh_weights
 from tests.functional.oracles.nystrom import nystrom_weights
-from tests.functional.oracles.relative import relative_weights
-from tests.functional.oracles.sparse import block_pairs, local_pairs, longformer_pairs, weights_over, window_pairs
+from tests.functional.oracles.relative import relative_weights_of_texts
+from tests.functional.oracles.sparse import (
+    block_pairs,
+    local_pairs,
+    longformer_weights,
+    weights_of_texts,
+    weights_over,
+    window_pairs,
+)
+from tests.functional.oracles.texts import of_texts
 from tfx_jax.functional import (
     additive_attention,
     aligned_attention,
@@ -101,7 +109,11 @@ def _attend_transformer_xl(query, key, *args, **options):
 
 
 def _transformer_xl_weights(query, key, **options):
-    return relative_weights(query, key, **_transformer_xl(query, key), **options)
+    return relative_weights_of_texts(query, key, **_transformer_xl(query, key), **options)
+
+
+def _longformer_weights(query, key, **options):
+    return longformer_weights(query, key, window=2, is_global=_is_global(query.shape[1]), **options)
 
 
 def _parameters(**shapes):
@@ -128,14 +140,29 @@ def _covering_weights(query, key, **options):
     return covered_weights(query, key, **_ADDITIVE, **_coverage(query, key), **options)
 
 
+def _covering_weights_of_texts(query, key, **options):
+    parameters, shift = _ADDITIVE | _coverage(query, key), key.shape[1] - query.shape[1]
+
+    def oracle(query, key, columns, **options):
+        rows = np.maximum(columns[-query.shape[1] :] - shift, 0)
+        coverage = parameters["coverage"][:, :, rows[:, None], columns]
+        return covered_weights(query, key, **parameters | {"coverage": coverage}, **options)
+
+    return of_texts(oracle, query, key, **options)
+
+
 def _window_of(sigma):
     """Windows of 7 keys around places that follow from the query's number: whole, broken, and near the last key."""
 
     def place(t):
         return 1.375 * np.arange(t, dtype=np.float32)[None, None]
 
-    def attend(query, *arguments, **options):
-        return aligned_attention(query, *arguments, position=place(query.shape[1]), window=3, sigma=sigma, **options)
+    def attend(query, *arguments, number=None, **options):
+        """`number` counts the tokens of each text, [B, T]."""
+        position = place(query.shape[1])
+        if number is not None:
+            position, options["key_position"] = 1.375 * number[:, None].astype(jnp.float32), number
+        return aligned_attention(query, *arguments, position=position, window=3, sigma=sigma, **options)
 
     def oracle(query, key, **options):
         return aligned_weights(query, key, position=place(query.shape[1]), window=3, sigma=sigma, **options)
@@ -179,7 +206,7 @@ ATTENTIONS = (
     Attention(
         "local",
         functools.partial(local_attention, block_size=5),
-        functools.partial(weights_over, functools.partial(local_pairs, block_size=5)),
+        functools.partial(weights_of_texts, functools.partial(local_pairs, block_size=5)),
         takes=EVERYTHING - {"bias", "mask"},
         dense=functools.partial(local_attention, block_size=17),
         is_lean=True,
@@ -187,7 +214,7 @@ ATTENTIONS = (
     Attention(
         "window",
         functools.partial(sliding_window_attention, window=(3, 2), block_size=4),
-        functools.partial(weights_over, functools.partial(window_pairs, back=3, ahead=2)),
+        functools.partial(weights_of_texts, functools.partial(window_pairs, back=3, ahead=2)),
         takes=EVERYTHING - {"bias", "mask"},
         dense=functools.partial(sliding_window_attention, window=16),
         is_lean=True,
@@ -203,7 +230,7 @@ ATTENTIONS = (
     Attention(
         "longformer",
         _longformer,
-        functools.partial(weights_over, functools.partial(longformer_pairs, window=2, is_global=_is_global)),
+        _longformer_weights,
         takes=EVERYTHING - {"bias", "mask", "cross", "causal"},
         dense=functools.partial(_longformer, window=11),
         is_lean=True,
@@ -483,11 +510,12 @@ def test_bfloat16_is_close_and_stays_bfloat16(case):
 def test_equals_dense_attention_in_its_limit(case):
     inputs = _inputs(case)
     mask = _padding(inputs[1])
+    tokens = mask[:, 0, 0, -inputs[0].shape[1] :, None, None]  # some give padding zeros
     modes = (False, True) if "causal" in case.takes else (False,)
     got = jax.jit(lambda *x: [case.dense(*x, mask=mask, is_causal=is_causal) for is_causal in modes])(*inputs)
     for out, is_causal in zip(got, modes, strict=True):
         want = mixed(dense_weights(*inputs[:2], mask=mask, is_causal=is_causal), inputs[2])
-        np.testing.assert_allclose(out, want, atol=1e-5)
+        np.testing.assert_allclose(np.where(tokens, out, 0), np.where(tokens, want, 0), atol=1e-5)
 
 
 @every
@@ -570,13 +598,113 @@ def test_explicit_axes_change_no_value():
     np.testing.assert_allclose(got, _padded(case, inputs, mask).out, atol=1e-5)
 
 
-@having("segments")
-def test_packed_segments_see_themselves_only(case):
-    query, key, value = _inputs(case._replace(takes=case.takes - {"cross"}))
-    ids = np.array([[1] * 5 + [2] * 6 + [0], [3] * 12], np.int32)
-    same = (ids[:, None, :, None] == ids[:, None, None, :]) & (ids != 0)[:, None, :, None]
-    out = _attend(case)(query, key, value, segment_ids=ids)
-    np.testing.assert_allclose(out, mixed(case.oracle(query, key, mask=same), value), atol=1e-5)
+# Columns of the tokens of one text each; and of two texts, which begin anywhere, in rows that they share.
+PADDED = {
+    "right": range(7),
+    "left": range(5, 12),
+    "between": (0, 1, 4, 5, 6, 9, 11),
+    "on both sides and between": (2, 3, 7, 10),
+    "nothing": range(12),
+}
+PACKED = {
+    "side by side": (range(7), range(7, 12)),
+    "padding between": ((0, 1, 4, 5, 6), (8, 9, 11)),
+    "padding between and in front": ((1, 2, 3, 5), (6, 7, 10, 11)),
+}
+NOT_YET = ("bigbird", "lsh", "routing", "nystrom")
+"""Attentions whose results still depend on padding or on the other texts of a row."""
+OF_TEXTS = {"coverage": _covering_weights_of_texts}
+"""Oracles that know the columns of a text; those that count in tokens do so themselves."""
+
+
+def _rows(case, num_rows, num_queries=12):
+    """Inputs of rows of 12 columns; what padding holds is far from anything else."""
+    random = np.random.default_rng(5)
+    n, k = 4, 2 if "grouped" in case.takes else 4
+    shapes = (num_rows, num_queries, n, 8), (num_rows, 12, k, 8), (num_rows, 12, k, 6)
+    return [random.normal(size=shape).astype(np.float32) for shape in shapes]
+
+
+def _equals_each_text_alone(case, inputs, ids, **masks):
+    """Compares outputs, causal ones too, with the oracle of each text; `ids` [B, S] number them, 0 is padding."""
+    query, key, value = inputs
+    modes = (False, True) if "causal" in case.takes else (False,)
+    numbers = np.zeros(ids.shape, np.int32)
+    for row, row_ids in enumerate(ids):
+        for text in set(row_ids) - {0}:
+            numbers[row, row_ids == text] = np.arange((row_ids == text).sum())
+    given = {"number": numbers} if case.name.startswith("aligned") else {}
+    key, value = (np.where(ids[:, :, None, None] == 0, 50, x).astype(np.float32) for x in (key, value))
+
+    @jax.jit
+    def attend(query, key, value, masks, given):
+        return [case.attend(query, key, value, is_causal=mode, **masks, **given) for mode in modes]
+
+    oracle = OF_TEXTS.get(case.name, case.oracle)
+    if oracle is case.oracle and case.name not in ("relative", "longformer"):
+        oracle = functools.partial(of_texts, lambda query, key, columns, **options: case.oracle(query, key, **options))
+    has_room = query.shape[1] == 1 and "segment_ids" not in masks  # the query is a token, wherever the last key is
+    is_query = (ids[:, -query.shape[1] :] != 0)[:, :, None, None] | has_room
+    for out, mode in zip(attend(query, key, value, masks, given), modes, strict=True):
+        mask = (ids != 0)[:, None, None]
+        want = mixed(oracle(query, key, mask=mask, segment_ids=ids, is_causal=mode), value)
+        np.testing.assert_allclose(np.where(is_query, out, 0), np.where(is_query, want, 0), atol=2e-5)
+
+
+def _numbered(rows):
+    ids = np.zeros((len(rows), 12), np.int32)
+    for row, texts in enumerate(rows):
+        for text, columns in enumerate(texts):
+            ids[row, list(columns)] = (3, 7)[(text + row) % 2]  # whatever number
+    return ids
+
+
+COUNTED = pytest.mark.parametrize(
+    "case", [case for case in ATTENTIONS if case.name not in NOT_YET], ids=lambda x: x.name
+)
+
+
+@COUNTED
+def test_padding_wherever_it_is_changes_no_token(case):
+    ids = _numbered([[columns] for columns in PADDED.values()])
+    _equals_each_text_alone(case, _rows(case, len(ids)), (ids != 0).astype(np.int32), mask=(ids != 0)[:, None, None])
+
+
+@pytest.mark.parametrize(
+    "has_mask", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["alone", "beside a mask"]
+)
+@COUNTED
+def test_texts_of_a_row_change_no_token_of_each_other(case, has_mask):
+    """Nor does padding between their tokens, said by segments or by a mask besides."""
+    if "segments" not in case.takes:
+        pytest.skip("takes no segments")
+    ids = _numbered(PACKED.values())
+    masks = {"segment_ids": ids}
+    if has_mask:
+        exists = np.arange(12)[None] % 5 != 3
+        masks["mask"] = exists[:, None, None]
+        ids = np.where(exists, ids, 0)
+    _equals_each_text_alone(case, _rows(case, len(ids)), ids, **masks)
+
+
+@pytest.mark.parametrize("has_segments", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("num_queries", [1, pytest.param(4, marks=pytest.mark.slow)])
+@COUNTED
+def test_decoding_equals_the_text_alone(case, num_queries, has_segments):
+    """With padding between what was read, and for one query with a cache's room behind it."""
+    if "cross" not in case.takes or (has_segments and "segments" not in case.takes):
+        pytest.skip("self-attention alone, or no segments")
+    if case.name.startswith("aligned"):
+        pytest.skip("where each query looks is for the caller to say")
+    rows = [[columns] for columns in PADDED.values() if num_queries == 1 or max(columns) == 11]
+    ids = _numbered(rows + list(PACKED.values()) if has_segments else rows)
+    if has_segments:
+        query_ids = ids[:, -num_queries:]
+        masks = {"segment_ids": (query_ids, ids)}
+    else:
+        ids = (ids != 0).astype(np.int32)
+        masks = {"mask": (ids != 0)[:, None, None]}
+    _equals_each_text_alone(case, _rows(case, len(ids), num_queries), ids, **masks)
 
 
 @every

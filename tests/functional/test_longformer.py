@@ -7,8 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tests.functional.oracles.dense import dense_weights, mixed
-from tests.functional.oracles.sparse import longformer_pairs, weights_over
+from tests.functional.oracles.dense import mixed
+from tests.functional.oracles.sparse import longformer_weights
 from tfx_jax.functional import longformer_attention, sliding_window_attention
 
 B, T = 3, 37
@@ -30,17 +30,17 @@ def test_global_tokens_have_projections_of_their_own(most):
     random = np.random.default_rng(2)
     bias = random.normal(size=(1, 4, 1, T)).astype(np.float32)
     mask, ids = random.random((B, 1, 1, T)) < 0.8, np.sort(random.integers(0, 3, (B, T)))
-    same = (ids[:, None, :, None] == ids[:, None, None]) & (ids != 0)[:, None, None]
-    chosen = GLOBAL & (GLOBAL.cumsum(axis=1) <= most)
-    assert (chosen != GLOBAL).any() == (most == 3)
+    exists = GLOBAL & mask[:, 0, 0] & (ids != 0)  # padding is never global
+    chosen = exists & (exists.cumsum(axis=1) <= most)
+    assert (chosen != exists).any() == (most == 3)
     attend = functools.partial(longformer_attention, window=2, max_global_tokens=most, return_weights=True)
     named = dict(zip(("global_query", "global_key", "global_value"), own, strict=True))
     out, weights = jax.jit(attend)(*local, bias, mask, global_mask=GLOBAL, segment_ids=ids, **named)
     for row in range(B):
-        pairs = functools.partial(longformer_pairs, window=2, is_global=lambda _, row=row: chosen[row])
         (q, k, v), (gq, gk, gv) = ([x[row : row + 1] for x in each] for each in (local, own))
-        options = {"bias": bias, "mask": (mask & same)[row : row + 1]}
-        near, far = weights_over(pairs, q, k, **options), dense_weights(gq, gk, **options)
+        options = {"bias": bias, "mask": mask[row : row + 1], "segment_ids": ids[row : row + 1]}
+        near = longformer_weights(q, k, window=2, is_global=chosen[row], **options)
+        far = longformer_weights(gq, gk, window=T, is_global=chosen[row], **options)
         is_global = chosen[row][None, None, :, None]
         np.testing.assert_allclose(weights[row : row + 1], np.where(is_global, far, near), atol=1e-5)
         want = np.where(chosen[row][None, :, None, None], mixed(far, gv), mixed(near, v))

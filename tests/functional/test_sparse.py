@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from tests.functional.oracles.dense import mixed
-from tests.functional.oracles.sparse import local_pairs, weights_over, window_pairs
+from tests.functional.oracles.sparse import local_pairs, weights_of_texts, window_pairs
 from tfx_jax.functional import dot_product_attention, local_attention, sliding_window_attention
 
 
@@ -26,10 +26,9 @@ def _assert_follows(pairs, attend, t, s, is_causal):
     bias = random.normal(size=(1, 4, 1, s)).astype(np.float32)
     padding = random.random((2, 1, 1, s)) < 0.8
     ids = np.sort(random.integers(0, 3, size=(2, s)))
-    same = (ids[:, None, s - t :, None] == ids[:, None, None]) & (ids != 0)[:, None, None]
     attend = jax.jit(functools.partial(attend, is_causal=is_causal, return_weights=True))
     out, weights = attend(query, key, value, bias, padding, segment_ids=(ids[:, s - t :], ids))
-    want = weights_over(pairs, query, key, bias=bias, mask=padding & same, is_causal=is_causal)
+    want = weights_of_texts(pairs, query, key, bias=bias, mask=padding, segment_ids=ids, is_causal=is_causal)
     np.testing.assert_allclose(weights, want, atol=1e-5)
     np.testing.assert_allclose(out, mixed(want, value), atol=1e-5)
 

@@ -11,8 +11,9 @@ from tfx_jax.functional.attention import dot_product_attention
 from tfx_jax.functional.blocks import attend_in_blocks, check_over_keys, cut
 from tfx_jax.functional.empty import zeros_where_empty
 from tfx_jax.functional.explicit_axes import divided_as_queries
-from tfx_jax.functional.masks import Bias, Mask, SegmentIds, pair_of_segment_ids
+from tfx_jax.functional.masks import Bias, Mask, SegmentIds
 from tfx_jax.functional.sparse import SMALLEST_BLOCK, sliding_window_attention
+from tfx_jax.functional.token_order import attend_in_order, order_tokens
 from tfx_jax.functional.weights_on_request import weights_on_request
 
 
@@ -93,6 +94,45 @@ def longformer_attention(
     if global_mask.shape != (b, t):
         raise ValueError(f"global_mask must say it of every token, {(b, t)}, got shape {global_mask.shape}")
 
+    options |= {"window": window, "max_global_tokens": max_global_tokens, "dropout_rng": dropout_rng}
+    attend = functools.partial(_attend_globally, **options)
+    query_of = {"global_query": query if global_query is None else global_query, "global_mask": global_mask}
+    key_of = {
+        "global_key": key if global_key is None else global_key,
+        "global_value": value if global_value is None else global_value,
+    }
+    order = order_tokens(mask, segment_ids, b, t, t)
+    if order is None:
+        return attend(query, key, value, bias, mask, segment_ids=None, **query_of, **key_of)
+    # The first ones of the columns, and of tokens alone.
+    exists = order.to_columns(order.segment_ids[0] != 0)
+    global_mask = global_mask & exists
+    query_of["global_mask"] = global_mask & (jnp.cumsum(global_mask, axis=1) <= max_global_tokens)
+    query_of, key_of = jax.tree.map(order.of_queries, query_of), jax.tree.map(order.of_keys, key_of)
+    return attend_in_order(functools.partial(attend, **query_of, **key_of), query, key, value, bias, mask, order)
+
+
+def _attend_globally(
+    query: Array,
+    key: Array,
+    value: Array,
+    bias: Array | None,
+    mask: Array | None,
+    *,
+    window: int,
+    global_mask: Array,
+    max_global_tokens: int,
+    global_query: Array,
+    global_key: Array,
+    global_value: Array,
+    segment_ids: tuple[Array, Array] | None,
+    dropout_rng: Array | None,
+    return_weights: bool,
+    **options: Any,
+) -> Any:
+    """Attention with distances in columns, beside global tokens of which rows may have more than the most."""
+    b, t = query.shape[:2]
+    options["return_weights"] = return_weights
     # Over rows and keys as they are read below: those of one row or for all keys alike are repeated.
     bias, mask = (None if x is None else jnp.broadcast_to(x, (b, *x.shape[1:3], t)) for x in (bias, mask))
     size = min(max_global_tokens, t)
@@ -100,7 +140,6 @@ def longformer_attention(
     global_mask = global_mask & (number <= size)
     place = jnp.argsort(~global_mask, axis=1, stable=True)[:, :size]  # of the global tokens, and of others behind them
     taken = jnp.take_along_axis(global_mask, place, axis=1)
-    ids = None if segment_ids is None else pair_of_segment_ids(segment_ids, b, t, t)
     rngs = (None, None) if dropout_rng is None else jax.random.split(dropout_rng)
 
     # The keys of global tokens stand in front of all keys, which every block of queries sees beside its window.
@@ -116,17 +155,17 @@ def longformer_attention(
         is_first if mask is None else is_first & behind_global(mask, 3),
         num_in_front=size,
         window=min(window, t - 1),
-        segment_ids=None if ids is None else (ids[0], behind_global(ids[1], 1)),
+        segment_ids=None if segment_ids is None else (segment_ids[0], behind_global(segment_ids[1], 1)),
         dropout_rng=rngs[0],
         **options,
     )
     of_global: Any = dot_product_attention(
-        _picked(query if global_query is None else global_query, place, 1),
-        key if global_key is None else global_key,
-        value if global_value is None else global_value,
+        _picked(global_query, place, 1),
+        global_key,
+        global_value,
         bias,
         mask,
-        segment_ids=None if ids is None else (_picked(ids[0], place, 1), ids[1]),
+        segment_ids=None if segment_ids is None else (_picked(segment_ids[0], place, 1), segment_ids[1]),
         dropout_rng=rngs[1],
         **options,
     )

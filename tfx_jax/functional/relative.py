@@ -1,5 +1,8 @@
 """Attention by content and by distance, with which Transformer-XL reads on from one segment to the next."""
 
+import functools
+from typing import Any
+
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
@@ -9,6 +12,7 @@ from tfx_jax.functional.empty import zeros_where_empty
 from tfx_jax.functional.explicit_axes import divided_as_queries
 from tfx_jax.functional.masks import Bias, Mask, SegmentIds, check_shapes
 from tfx_jax.functional.positions import relative_shift
+from tfx_jax.functional.token_order import attend_in_order, order_tokens
 from tfx_jax.functional.weights_on_request import weights_on_request
 
 
@@ -73,23 +77,43 @@ def relative_attention(
     """
     check_shapes(query, key, value, bias, mask)
     _check_positions(query, key, relative_key, content_bias, position_bias, is_causal)
-    relative_key, u, v = (x.astype(query.dtype) for x in (relative_key, content_bias, position_bias))
-    dtype = np.promote_types(query.dtype, np.float32)
-    by_distance = jnp.einsum("BTNH,PNH->BNTP", query + v[None, None], relative_key, preferred_element_type=dtype)
-    by_distance = relative_shift(by_distance, key.shape[1]) * (query.shape[-1] ** -0.5 if scale is None else scale)
-    return dot_product_attention(
-        query + u[None, None],
-        key,
-        value,
-        by_distance if bias is None else by_distance + bias.astype(dtype),
-        mask,
+    attend = functools.partial(
+        _attend,
+        relative_key=relative_key,
+        content_bias=content_bias,
+        position_bias=position_bias,
         is_causal=is_causal,
         scale=scale,
-        segment_ids=segment_ids,
         dropout_rate=dropout_rate,
         dropout_rng=dropout_rng,
         return_weights=return_weights,
     )
+    order = order_tokens(mask, segment_ids, query.shape[0], query.shape[1], key.shape[1])
+    if order is None:
+        return attend(query, key, value, bias, mask, segment_ids=None)
+    return attend_in_order(attend, query, key, value, bias, mask, order)
+
+
+def _attend(
+    query: Array,
+    key: Array,
+    value: Array,
+    bias: Array | None,
+    mask: Array | None,
+    *,
+    relative_key: Array,
+    content_bias: Array,
+    position_bias: Array,
+    scale: float | None,
+    **options: Any,
+) -> Any:
+    """Attention with distances in columns."""
+    relative_key, u, v = (x.astype(query.dtype) for x in (relative_key, content_bias, position_bias))
+    dtype = np.promote_types(query.dtype, np.float32)
+    by_distance = jnp.einsum("BTNH,PNH->BNTP", query + v[None, None], relative_key, preferred_element_type=dtype)
+    by_distance = relative_shift(by_distance, key.shape[1]) * (query.shape[-1] ** -0.5 if scale is None else scale)
+    bias = by_distance if bias is None else by_distance + bias.astype(dtype)
+    return dot_product_attention(query + u[None, None], key, value, bias, mask, scale=scale, **options)
 
 
 def _check_positions(query: Array, key: Array, relative_key: Array, u: Array, v: Array, is_causal: bool) -> None:

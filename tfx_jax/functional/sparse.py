@@ -7,13 +7,15 @@ batch: large products of static shape, which is what accelerators are good at.
 import functools
 from typing import Any
 
+import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Int
 
 from tfx_jax.functional.blocks import attend_in_blocks, check_over_keys, cut
 from tfx_jax.functional.empty import zeros_where_empty
 from tfx_jax.functional.explicit_axes import divided_as_queries
 from tfx_jax.functional.masks import Bias, Mask, SegmentIds
+from tfx_jax.functional.token_order import TokenOrder, attend_in_order, order_tokens
 from tfx_jax.functional.weights_on_request import weights_on_request
 
 SMALLEST_BLOCK = 32
@@ -73,23 +75,24 @@ def local_attention(
     _check_positions(query, key, value, bias, mask)
     if block_size < 1:
         raise ValueError(f"block_size must be at least 1, got {block_size}")
-    block_size = min(block_size, key.shape[1])
-    return _banded(
-        query,
-        key,
-        value,
-        bias,
-        mask,
-        block_size=block_size,
-        first_row=(key.shape[1] - query.shape[1]) % block_size,
-        reach=(0, 0),
-        window=(block_size, 0 if is_causal else block_size),
-        scale=scale,
-        segment_ids=segment_ids,
-        dropout_rate=dropout_rate,
-        dropout_rng=dropout_rng,
-        return_weights=return_weights,
+    (b, t), s = query.shape[:2], key.shape[1]
+    block_size = min(block_size, s)
+    attend = functools.partial(
+        _banded, scale=scale, dropout_rate=dropout_rate, dropout_rng=dropout_rng, return_weights=return_weights
     )
+    window = (block_size - 1, 0 if is_causal else block_size - 1)
+    in_blocks = functools.partial(
+        attend, block_size=block_size, first_row=(s - t) % block_size, reach=(0, 0), window=window
+    )
+    order = order_tokens(mask, segment_ids, b, t, s)
+    if order is None:
+        return in_blocks(query, key, value, bias, mask, segment_ids=None)
+    if segment_ids is None and t == s:  # tokens come first, so blocks begin at multiples of their size
+        return attend_in_order(in_blocks, query, key, value, bias, mask, order)
+    # Blocks begin anywhere: they are segments, no farther apart than the window.
+    order = order._replace(segment_ids=_number_blocks(order, block_size))
+    near = functools.partial(attend, **_window_blocks(t, s, window))
+    return attend_in_order(near, query, key, value, bias, mask, order)
 
 
 @weights_on_request
@@ -153,27 +156,42 @@ def sliding_window_attention(
         raise ValueError(f"window must not be negative, got {window}")
     if block_size is not None and block_size < 1:
         raise ValueError(f"block_size must be at least 1, got {block_size}")
-    t, s = query.shape[1], key.shape[1]
-    back, ahead = min(back, s - 1), 0 if is_causal else min(ahead, t - 1)
-    if block_size is None:
-        num_blocks = -(-t // max(back, ahead, SMALLEST_BLOCK))
-        block_size = -(-t // num_blocks)  # evened out, so that the last block is not mostly padding
-    return _banded(
-        query,
-        key,
-        value,
-        bias,
-        mask,
-        block_size=block_size,
-        first_row=0,
-        reach=(back, ahead),
-        window=(back, ahead),
+    (b, t), s = query.shape[:2], key.shape[1]
+    attend = functools.partial(
+        _banded,
+        **_window_blocks(t, s, (back, 0 if is_causal else ahead), block_size),
         scale=scale,
-        segment_ids=segment_ids,
         dropout_rate=dropout_rate,
         dropout_rng=dropout_rng,
         return_weights=return_weights,
     )
+    order = order_tokens(mask, segment_ids, b, t, s)
+    if order is None:
+        return attend(query, key, value, bias, mask, segment_ids=None)
+    return attend_in_order(attend, query, key, value, bias, mask, order)
+
+
+def _window_blocks(
+    num_queries: int, num_keys: int, window: tuple[int, int], block_size: int | None = None
+) -> dict[str, Any]:
+    """Options of `_banded` for a sliding window."""
+    window = min(window[0], num_keys - 1), min(window[1], num_queries - 1)
+    if block_size is None:
+        num_blocks = -(-num_queries // max(*window, SMALLEST_BLOCK))
+        block_size = -(-num_queries // num_blocks)  # evened out, so that the last block is not mostly padding
+    return {"block_size": block_size, "first_row": 0, "reach": window, "window": window}
+
+
+def _number_blocks(order: TokenOrder, block_size: int) -> tuple[Int[Array, "B T"], Int[Array, "B S"]]:
+    """Numbers the blocks of all segments from 1; padding is 0."""
+    query_ids, key_ids = order.segment_ids
+    t, s = query_ids.shape[1], key_ids.shape[1]
+    places = jnp.arange(s)[None]
+    is_first = jnp.pad(key_ids[:, 1:] != key_ids[:, :-1], ((0, 0), (1, 0)), constant_values=True)
+    first = jax.lax.cummax(jnp.where(is_first, places, 0), axis=1)  # place of the first token of the segment
+    numbers = jnp.cumsum((places - first) % block_size == 0, axis=1, dtype=jnp.int32)
+    numbers = jnp.where(key_ids == 0, 0, numbers)
+    return jnp.where(query_ids == key_ids[:, s - t :], numbers[:, s - t :], 0), numbers
 
 
 def _banded(

@@ -3,6 +3,7 @@
 import numpy as np
 
 from tests.functional.oracles.dense import float64, per_query_head, softmax_over, visible
+from tests.functional.oracles.texts import of_texts
 
 
 def relative_weights(
@@ -20,3 +21,15 @@ def relative_weights(
         logits[b, n, i, j] = q @ k + q @ r_ij + u[n] @ k + v[n] @ r_ij
     scale = h**-0.5 if scale is None else scale
     return softmax_over(scale * logits + np.asarray(bias, np.float64), seen)
+
+
+def relative_weights_of_texts(query, key, *, relative_key, **options):
+    """The same of each text alone; `relative_key` has the distances of the whole row."""
+    num_keys = key.shape[1]
+
+    def oracle(query, key, columns, **options):
+        rows = slice(num_keys - len(columns), num_keys - 1 + query.shape[1])
+        return relative_weights(query, key, relative_key=relative_key[rows], **parameters, **options)
+
+    parameters = {name: options.pop(name) for name in ("content_bias", "position_bias")}
+    return of_texts(oracle, query, key, **options)
