@@ -569,9 +569,9 @@ family = {
     "local": functools.partial(local_attention, scale=SHARPNESS, block_size=16),
     "sliding window": functools.partial(sliding_window_attention, scale=SHARPNESS, window=8),
     "BigBird": functools.partial(bigbird_attention, scale=SHARPNESS, block_size=4, **blocks),
-    "LSH": functools.partial(lsh_attention, scale=SHARPNESS, rng=jax.random.key(1), num_hashes=4, chunk_size=16),
+    "LSH": functools.partial(lsh_attention, scale=SHARPNESS, rng=jax.random.key(1), num_buckets=8, chunk_size=16),
     # It normalises queries and keys, which then have H times the squared length of the others.
-    "routing": functools.partial(routing_attention, scale=SHARPNESS / H, centroids=centroids),
+    "routing": functools.partial(routing_attention, scale=SHARPNESS / H, centroids=centroids, window=T // NUM_TOPICS),
     "FAVOR+": functools.partial(
         favor_attention, scale=SHARPNESS, projection=orthogonal_features(jax.random.key(0), 256, H)
     ),

@@ -103,7 +103,7 @@ attentions = {
     "BigBird": functools.partial(
         bigbird_attention, block_size=64, num_global_blocks=2, num_window_blocks=3, num_random_blocks=3
     ),
-    "LSH": functools.partial(lsh_attention, rng=jax.random.key(0)),
+    "LSH": functools.partial(lsh_attention, rng=jax.random.key(0), num_buckets=(32, 32)),  # for the longest texts below
     "FAVOR+": functools.partial(favor_attention, projection=orthogonal_features(jax.random.key(0), 256, SIZE)),
     "linear": linear_attention,
 }
@@ -203,7 +203,7 @@ choices = {
     "window of 16": options("window", window=16, block_size=16),
     "window of 40": options("window", window=40, block_size=16),
     "local blocks": options("local", block_size=16),
-    "LSH": options("lsh", num_hashes=4, chunk_size=8),
+    "LSH": options("lsh", num_hashes=4, num_buckets=16, chunk_size=8),
     "FAVOR+": options("favor", num_features=64, block_size=16),
     "linear": options("linear", block_size=16),
 }
@@ -251,7 +251,7 @@ plt.show()
 # %%
 run, params = runs["LSH"]
 for rounds in (1, 2) if IS_TEST else (1, 2, 4, 8, 16):
-    attention = options("lsh", num_hashes=rounds, chunk_size=8)
+    attention = options("lsh", num_hashes=rounds, num_buckets=16, chunk_size=8)
     config = dataclasses.replace(run.config, model=dataclasses.replace(run.config.model, attention=attention))
     found = load_run(str(RUNS / "LSH"), config=config).evaluate(params).metrics["accuracy"]
     print(f"{rounds:>2} rounds {found:6.2f} %")
@@ -416,6 +416,7 @@ for num_layers in (2, 8, 32):
 #
 # ```sh
 # tfx-jax train --config=gpt_duplication:small --workdir=runs/lsh --config.model.attention.name=lsh \
-#   --config.model.attention.options.num_hashes=2 --config.model.attention.options.chunk_size=8
+#   --config.model.attention.options.num_hashes=2 --config.model.attention.options.num_buckets=16 \
+#   --config.model.attention.options.chunk_size=8
 # tfx-jax bench attention --function=lsh --length=16384
 # ```

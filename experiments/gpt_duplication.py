@@ -8,14 +8,16 @@ symbols of the second half; trained with 4 rounds of hashing, 99.9 % with 4 and 
 
     tfx-jax train --config=gpt_duplication:small --workdir=runs/duplication
     tfx-jax train --config=gpt_duplication:small --workdir=runs/lsh --config.model.attention.name=lsh \
-      --config.model.attention.options.num_hashes=2 --config.model.attention.options.chunk_size=8
+      --config.model.attention.options.num_hashes=2 --config.model.attention.options.num_buckets=16 \
+      --config.model.attention.options.chunk_size=8
     tfx-jax evaluate --workdir=runs/lsh --split=test
     tfx-jax plan --config=gpt_duplication:full --topology=v5e:1x1
 
 With another attention than it was trained with, a model is evaluated in Python:
 
     config = load_config(epath.Path("runs/lsh"))  # of tfx_jax.training.config; epath is etils.epath
-    config.model.attention = AttentionConfig("lsh", AttentionOptions(num_hashes=8, chunk_size=8))  # of tfx_jax.nn
+    options = AttentionOptions(num_hashes=8, num_buckets=16, chunk_size=8)  # of tfx_jax.nn
+    config.model.attention = AttentionConfig("lsh", options)  # of tfx_jax.nn
     run = make_run(config, "runs/lsh", can_make=False)  # of tfx_jax.training.run
     print(run.evaluate(load_best_params("runs/lsh")).summary)  # of tfx_jax.training.checkpoint
 

@@ -125,7 +125,11 @@ def rows(r: int) -> list[Row]:
     local = self_attention(functional.local_attention, block_size=r)
     blocks = {"num_global_blocks": 1, "num_window_blocks": 3, "num_random_blocks": 3}
     bigbird = self_attention(functional.bigbird_attention, block_size=r, **blocks)
-    routing = self_attention(functional.routing_attention, "centroids")
+
+    def routing(x: Array, weights: Any, rng: Array) -> Array:
+        window = -(-x.shape[0] // weights[0].shape[1])
+        return self_attention(functional.routing_attention, "centroids", window=window)(x, weights, rng)
+
     favor = self_attention(functional.favor_attention, "projection")
     linear = self_attention(functional.linear_attention)
     causal = self_attention(functional.linear_attention, is_causal=True, block_size=r)

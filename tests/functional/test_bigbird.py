@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from tests.functional.oracles.dense import dense_weights, mixed
-from tests.functional.oracles.sparse import block_pairs, weights_over
+from tests.functional.oracles.sparse import block_pairs
 from tfx_jax.functional import bigbird_attention, bigbird_block_mask, dot_product_attention
 
 BLOCKS = {"num_global_blocks": 2, "num_window_blocks": 3, "num_random_blocks": 2}
@@ -53,6 +53,15 @@ def test_a_full_pattern_is_dense_attention(more):
     np.testing.assert_allclose(got, mixed(dense_weights(*inputs[:2]), inputs[2]), atol=1e-5)
 
 
+def pairs_of_tokens(mask, block_size, **blocks):
+    """[B, 1, T, T]: the pattern of the tokens that a mask shows, as if there were no others."""
+    pairs = np.zeros((len(mask), 1, mask.shape[3], mask.shape[3]), bool)
+    for row, places in enumerate(map(np.flatnonzero, mask[:, 0, 0])):
+        seen = bigbird_block_mask(-(-len(places) // block_size), **blocks)
+        pairs[row, 0][np.ix_(places, places)] = block_pairs(seen, len(places), block_size)
+    return pairs
+
+
 @pytest.mark.parametrize(
     ("t", "block_size", "blocks", "seed"),
     [
@@ -72,17 +81,16 @@ def test_a_full_pattern_is_dense_attention(more):
     ],
 )
 def test_sees_its_pattern_and_nothing_else(t, block_size, blocks, seed):
-    """Values and maps equal the oracle's, with a bias, padding and packed segments."""
+    """Values and maps equal the oracle's, with a bias and padding."""
     query, key, value = _inputs(t)
     random = np.random.default_rng(1)
     bias = random.normal(size=(1, 4, 1, t)).astype(np.float32)
-    padding = random.random((2, 1, 1, t)) < 0.8
-    ids = np.sort(random.integers(0, 3, size=(2, t)))
-    same = (ids[:, None, :, None] == ids[:, None, None]) & (ids != 0)[:, None, None]
+    mask = random.random((2, 1, 1, t)) < 0.8
+    mask[1] = True
     attend = functools.partial(bigbird_attention, block_size=block_size, **blocks, seed=seed, return_weights=True)
-    out, weights = jax.jit(attend)(query, key, value, bias, padding, segment_ids=ids)
-    seen = block_pairs(bigbird_block_mask(-(-t // block_size), **blocks, seed=seed), t, block_size)
-    want = weights_over(lambda *_: seen, query, key, bias=bias, mask=padding & same)
+    out, weights = jax.jit(attend)(query, key, value, bias, mask)
+    seen = pairs_of_tokens(mask, block_size, **blocks, seed=seed)
+    want = dense_weights(query, key, bias=bias, mask=seen)
     np.testing.assert_allclose(weights, want, atol=1e-5)
     np.testing.assert_allclose(out, mixed(want, value), atol=1e-5)
 
@@ -104,11 +112,12 @@ def test_keys_of_the_first_block_count_several_times(t, shown):
     blocks = {"num_global_blocks": 1, "num_window_blocks": 3, "num_random_blocks": 0, "num_last_global_blocks": 1}
     attend = functools.partial(bigbird_attention, block_size=3, **blocks, first_block_times=4, return_weights=True)
     out, weights = jax.jit(attend)(query, key, value, None, padding)
-    seen = block_pairs(bigbird_block_mask(-(-t // 3), **blocks), t, 3)
-    terms = np.array(weights_over(lambda *_: seen, query, key, mask=True if padding is None else padding))
-    middle = slice(3, t - (t % 3 or 3))
-    terms[:, :, middle, :3] *= 4
-    want = terms / terms.sum(axis=-1, keepdims=True)
+    mask = np.ones((2, 1, 1, t), bool) if padding is None else padding
+    terms = np.array(dense_weights(query, key, mask=pairs_of_tokens(mask, 3, **blocks)))
+    for row, places in enumerate(map(np.flatnonzero, mask[:, 0, 0])):
+        middle = places[3 : len(places) - (len(places) % 3 or 3)]
+        terms[row][:, middle[:, None], places[:3]] *= 4
+    want = terms / np.maximum(terms.sum(axis=-1, keepdims=True), 1e-30)
     np.testing.assert_allclose(weights, want, atol=1e-5)
     np.testing.assert_allclose(out, mixed(want, value), atol=1e-5)
     for wrong in ({"first_block_times": 0}, {"num_last_global_blocks": -1}):
@@ -127,14 +136,55 @@ def test_a_mask_for_all_keys_alike_hides_no_more_and_no_less():
     np.testing.assert_array_equal(hidden[1], 0)
 
 
-def test_short_texts_are_attended_densely():
+@pytest.mark.parametrize("num_last", [0, 2])
+def test_short_texts_are_attended_densely(num_last):
+    """Also in a batch with longer ones: only their own tokens count."""
     inputs = _inputs(17)
-    dense, sparse = (
-        jax.jit(functools.partial(bigbird_attention, block_size=2, **BLOCKS, dense_length=length))(*inputs)
-        for length in (17, 16)
-    )
-    np.testing.assert_allclose(dense, mixed(dense_weights(*inputs[:2]), inputs[2]), atol=1e-5)
-    assert np.abs(sparse - dense).max() > 0.01
+    mask = np.arange(17) >= np.array([0, 7])[:, None, None, None]
+    blocks = {"num_global_blocks": 1, "num_window_blocks": 1, "num_random_blocks": 0}
+    options = {"block_size": 2, **blocks, "num_last_global_blocks": num_last, "return_weights": True}
+    want = dense_weights(*inputs[:2], mask=mask & mask.swapaxes(2, 3))
+    for length, is_dense in ((17, [True, True]), (16, [False, True]), (9, [False, False])):
+        attend = jax.jit(functools.partial(bigbird_attention, **options, dense_length=length))
+        out, weights = attend(*inputs, None, mask)
+        np.testing.assert_allclose(out, mixed(np.asarray(weights), inputs[2]), atol=1e-5)
+        for row in range(2):
+            assert np.allclose(weights[row], want[row], atol=1e-5) == is_dense[row]
+
+
+def _alone(attend, inputs, places):
+    """What each row gives without its other places, put back there; zeros elsewhere."""
+    out = np.zeros((*inputs[0].shape[:3], inputs[2].shape[-1]), np.float32)
+    for row, tokens in enumerate(places):
+        out[row, tokens] = attend(*(x[row : row + 1, tokens] for x in inputs))[0]
+    return out
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {},
+        {"num_last_global_blocks": 1, "first_block_times": 3, "dense_length": 14},
+        pytest.param({"num_last_global_blocks": 2, "num_random_blocks": 5}, marks=pytest.mark.slow),
+        pytest.param({"num_global_blocks": 0, "num_window_blocks": 5}, marks=pytest.mark.slow),
+    ],
+    ids=["plain", "as published", "many random", "no global"],
+)
+@pytest.mark.compiles(30, "each length alone is another program")
+def test_a_text_is_that_alone_wherever_its_padding_is(more):
+    inputs = _inputs(70)
+    attend = jax.jit(functools.partial(bigbird_attention, block_size=3, **BLOCKS | more))
+    random = np.random.default_rng(2)
+    for places in (
+        [np.arange(41), np.arange(33)],  # padding on the right
+        [np.arange(41) + 29, np.arange(33) + 37],  # on the left
+        [np.sort(random.permutation(70)[:41]), np.sort(random.permutation(70)[:33])],  # anywhere
+        [np.arange(5, 10), np.arange(7)],  # few tokens
+    ):
+        mask = np.zeros((2, 1, 1, 70), bool)
+        for row, tokens in enumerate(places):
+            mask[row, ..., tokens] = True
+        np.testing.assert_allclose(attend(*inputs, None, mask), _alone(attend, inputs, places), atol=1e-5)
 
 
 def test_gradients_equal_those_of_dense_attention_under_its_pattern():
@@ -216,8 +266,10 @@ def test_memory_of_the_base_model_is_linear_up_to_65536_tokens():
         ({"num_global_blocks": -1}, "-1 global and 2 random"),
         ({"num_random_blocks": -2}, "2 global and -2 random"),
         ({"num_window_blocks": 2}, "must be odd, the block itself in the middle, got 2"),
-        ({"mask": np.ones((1, 1, 6, 6), bool)}, r"mask of shape \(1, 1, 6, 6\) is over pairs"),
-        ({"segment_ids": np.ones((2, 5), np.int32)}, r"got \(\(2, 5\), \(2, 5\)\)"),
+        ({"mask": np.ones((1, 1, 6, 6), bool)}, r"\(1, 1, 6, 6\): a mask of pairs"),
+        ({"mask": np.ones((1, 4, 1, 6), bool)}, "mask must hide whole tokens"),
+        ({"bias": np.ones((1, 1, 6, 6), np.float32)}, r"bias of shape \(1, 1, 6, 6\) is over pairs"),
+        ({"segment_ids": np.ones((2, 6), np.int32)}, "BigBird attention cannot keep texts apart that share a row"),
     ],
 )
 def test_what_is_impossible_is_refused(options, message):

@@ -7,14 +7,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tests.functional.oracles.clustered import normalised, routing_centroids, routing_weights
+from tests.functional.oracles.clustered import normalized, routing_centroids, routing_weights
 from tests.functional.oracles.dense import dense_weights, mixed, per_query_head
 from tfx_jax.functional import routing_attention, update_centroids
 
 
-def _inputs(b=2, t=14, s=19, n=4, k=2, seed=0):
+def _inputs(b=2, t=19, n=4, k=2, seed=0):
     random = np.random.default_rng(seed)
-    shapes = (b, t, n, 8), (b, s, k, 8), (b, s, k, 6)
+    shapes = (b, t, n, 8), (b, t, k, 8), (b, t, k, 6)
     return tuple(random.normal(size=shape).astype(np.float32) for shape in shapes)
 
 
@@ -23,22 +23,23 @@ def _jitted(**options):
     return jax.jit(functools.partial(routing_attention, **options))
 
 
-def _padding(s=19):
-    return np.arange(s)[None, None, None] != 5
+def _padding():
+    return np.arange(19)[None, None, None] != 5
 
 
 @pytest.mark.parametrize("is_causal", [False, True])
-def test_one_cluster_is_dense_attention_on_normalised_vectors(is_causal):
+def test_one_cluster_is_dense_attention_on_normalized_vectors(is_causal):
     query, key, value = _inputs()
-    arrays = {"mask": _padding(), "segment_ids": (np.ones((2, 14), np.int32), np.ones((2, 19), np.int32))}
     one = np.ones((4, 1, 8), np.float32)
-    out, weights = _jitted(is_causal=is_causal, return_weights=True)(query, key, value, centroids=one, **arrays)
-    want = dense_weights(normalised(query), normalised(key), mask=_padding(), is_causal=is_causal)
+    attend = _jitted(window=50, is_causal=is_causal, return_weights=True)
+    out, weights = attend(query, key, value, centroids=one, mask=_padding())
+    pairs = _padding() & _padding().swapaxes(2, 3)
+    want = dense_weights(normalized(query), normalized(key), mask=pairs, is_causal=is_causal)
     np.testing.assert_allclose(out, mixed(want, value), atol=1e-5)
     np.testing.assert_allclose(weights, want, atol=1e-5)
 
 
-@pytest.mark.parametrize("options", [{"window": 9}, {"window": 2, "is_causal": True, "scale": 0.1}], ids=str)
+@pytest.mark.parametrize("options", [{"window": 13}, {"window": 2, "is_causal": True, "scale": 0.1}], ids=str)
 def test_equals_its_oracle(options):
     """The wide window puts most queries into several clusters; the narrow one leaves most out."""
     query, key, value = _inputs()
@@ -56,61 +57,69 @@ def test_equals_its_oracle(options):
 class TestCausality:
     """Weights never go to later tokens, but the choice of the clusters looks at them: both are documented."""
 
-    attend = staticmethod(_jitted(is_causal=True, return_weights=True))
+    attend = staticmethod(_jitted(window=4, is_causal=True, return_weights=True))
 
     def test_no_weight_goes_to_the_future(self):
-        query, _, value = _inputs(s=14, k=4)
+        query, _, value = _inputs(t=14, k=4)
         centroids = routing_centroids(query.shape)
         _, weights = self.attend(query, query, value, centroids=centroids)
         assert (np.triu(weights, 1) == 0).all()
 
     def test_the_choice_of_a_cluster_depends_on_the_future(self):
-        query, _, value = _inputs(s=14, k=4)
+        query, _, value = _inputs(t=14, k=4)
         centroids = routing_centroids(query.shape)
-        changed = np.concatenate([query[:, :7], _inputs(seed=1)[0][:, 7:]], axis=1)
+        changed = np.concatenate([query[:, :7], _inputs(t=14, seed=1)[0][:, 7:]], axis=1)
         before, after = (np.asarray(self.attend(x, x, value, centroids=centroids)[1]) for x in (query, changed))
         assert ((before[:, :, :7] > 0) != (after[:, :, :7] > 0)).any()
 
 
-def test_tokens_of_segment_0_take_no_place_in_a_cluster():
-    query, _, value = _inputs(s=14, k=4)
-    ids = (np.arange(14) < 9).astype(np.int32)[None].repeat(2, axis=0)
-    attend = functools.partial(_jitted(), centroids=routing_centroids(query.shape), segment_ids=ids)
-    padding = (ids == 0)[..., None, None]
-    before = np.asarray(attend(query, query, value))
-    np.testing.assert_array_equal(before[:, 9:], 0)
-    assert (before[:, :9] != 0).any()
-    junk = np.where(padding, 1000 * _inputs(seed=1)[0], query)
-    np.testing.assert_array_equal(before, attend(junk, junk, np.where(padding, np.float32(5), value)))
+@pytest.mark.parametrize("window", [4, 17])
+def test_a_text_is_that_alone_wherever_its_padding_is(window):
+    """Also where clusters take more than its tokens; and so do centroids move."""
+    inputs, wide = _inputs(), 40
+    centroids = routing_centroids(inputs[0].shape, 5)
+    attend, update = (
+        _jitted(window=window, return_weights=True),
+        jax.jit(functools.partial(update_centroids, decay=0.5)),
+    )
+    alone, moved = attend(*inputs, centroids=centroids), update(centroids, *inputs[:2])
+    random = np.random.default_rng(2)
+    for places in (np.arange(19), np.arange(19) + 21, np.sort(random.permutation(wide)[:19])):
+        padded = [9 * random.normal(size=(2, wide, *x.shape[2:])).astype(np.float32) for x in inputs]
+        for whole, part in zip(padded, inputs, strict=True):
+            whole[:, places] = part
+        mask = np.isin(np.arange(wide), places)[None, None, None]
+        out, weights = map(np.asarray, attend(*padded, mask=mask, centroids=centroids))
+        np.testing.assert_allclose(out[:, places], alone[0], atol=1e-5)
+        np.testing.assert_array_equal(np.delete(out, places, axis=1), 0)
+        np.testing.assert_allclose(weights[:, :, places[:, None], places], alone[1], atol=1e-5)
+        np.testing.assert_allclose(update(centroids, *padded[:2], mask), moved, atol=1e-5)
 
 
 def test_no_gradient_reaches_the_centroids():
     query, key, value = _inputs()
     centroids = routing_centroids(query.shape)
-    loss = lambda centroids: jnp.square(_jitted()(query, key, value, centroids=centroids)).sum()  # noqa: E731
+    loss = lambda centroids: jnp.square(_jitted(window=5)(query, key, value, centroids=centroids)).sum()  # noqa: E731
     np.testing.assert_array_equal(jax.jit(jax.grad(loss))(centroids), 0)
 
 
 def test_update_centroids_equals_the_paper_s_last_lines():
     query, key, _ = _inputs()
     centroids, mask = routing_centroids(query.shape, 5), _padding()
-    ids = np.ones((2, 14), np.int32), np.ones((2, 19), np.int32)
-    ids[0][1, 10:] = 0
     centroids[2, 4] = centroids[2, 3]  # gets no token: the first of two equals does
     update = jax.jit(update_centroids, static_argnames="decay")
-    got = np.asarray(update(centroids, query, key, mask, segment_ids=ids, decay=0.75))
+    got = np.asarray(update(centroids, query, key, mask, decay=0.75))
     want = centroids.astype(np.float64)
     for head in range(4):
-        queries = normalised(query)[ids[0] != 0][:, head]
-        keys = per_query_head(normalised(key), 4)[:, mask[0, 0, 0]][:, :, head].reshape(-1, 8)
-        tokens = np.concatenate([queries, keys])
+        tokens = np.concatenate([normalized(query), per_query_head(normalized(key), 4)])
+        tokens = tokens[:, mask[0, 0, 0], head].reshape(-1, 8)
         nearest = (tokens @ centroids[head].T.astype(np.float64)).argmax(axis=-1)
         for cluster in range(5):
             if (nearest == cluster).any():
                 want[head, cluster] = 0.75 * want[head, cluster] + 0.25 * tokens[nearest == cluster].mean(axis=0)
     np.testing.assert_allclose(got, want, atol=1e-5)
     np.testing.assert_array_equal(got[2, 4], centroids[2, 4])
-    np.testing.assert_array_equal(update(centroids, query, key, mask, segment_ids=ids, decay=1.0), centroids)
+    np.testing.assert_array_equal(update(centroids, query, key, mask, decay=1.0), centroids)
 
 
 def test_learned_clusters_find_the_nearest_keys_more_often_than_random_pairs_would():
@@ -123,9 +132,9 @@ def test_learned_clusters_find_the_nearest_keys_more_often_than_random_pairs_wou
     learned = first
     for _ in range(20):
         learned = step(learned, x, x)
-    closeness = normalised(x)[0, :, 0] @ normalised(x)[0, :, 0].T
+    closeness = normalized(x)[0, :, 0] @ normalized(x)[0, :, 0].T
     nearest = closeness >= np.sort(closeness, axis=-1)[:, -8:-7]
-    attend = _jitted(return_weights=True)
+    attend = _jitted(window=32, return_weights=True)
 
     def recall(centroids):
         found = np.asarray(attend(x, x, x, centroids=centroids)[1])[0, 0] > 0
@@ -140,7 +149,7 @@ def test_operations_grow_as_length_to_the_three_halves():
     def operations(length):
         like = jax.ShapeDtypeStruct((1, length, 1, 64), jnp.float32)
         centroids = jax.ShapeDtypeStruct((1, round(length**0.5), 64), jnp.float32)
-        compiled = _jitted().lower(like, like, like, centroids=centroids).compile()
+        compiled = _jitted(window=round(length**0.5)).lower(like, like, like, centroids=centroids).compile()
         return compiled.cost_analysis()["flops"]
 
     slope = np.log(operations(16384) / operations(1024)) / np.log(16)
@@ -155,13 +164,16 @@ def test_operations_grow_as_length_to_the_three_halves():
         ({"centroids": np.ones((2, 8), np.float32)}, r"got shape \(2, 8\)"),
         ({"bias": np.zeros((1, 1, 1, 4), np.float32)}, r"bias.*\(1, 1, 1, 4\)"),
         ({"mask": np.ones((1, 1, 4, 4), bool)}, r"\(1, 1, 4, 4\).*is_causal or segment_ids"),
-        ({"segment_ids": np.ones((1, 5), np.int32)}, r"\(1, 4\).*\(1, 5\)"),
+        ({"segment_ids": np.ones((1, 4), np.int32)}, "routing attention cannot keep texts apart that share a row"),
+        ({"value": np.ones((1, 5, 2, 8)), "key": np.ones((1, 5, 2, 8))}, "there are 4 queries and 5 keys"),
     ],
 )
 def test_errors_say_what_is_wrong(options, message):
     x = np.ones((1, 4, 2, 8), np.float32)
     with pytest.raises(ValueError, match=message):
-        routing_attention(x, x, x, **{"centroids": np.ones((2, 3, 8), np.float32), **options})
+        routing_attention(
+            x, **{"key": x, "value": x, "centroids": np.ones((2, 3, 8), np.float32), "window": 2} | options
+        )
 
 
 @pytest.mark.parametrize("decay", [-0.1, 1.1])

@@ -82,8 +82,15 @@ _projection = np.random.default_rng(0).normal(size=(24, 8)).astype(np.float32)
 BIGBIRD = {"num_global_blocks": 1, "num_window_blocks": 3, "num_random_blocks": 1}
 
 
-def _bigbird_pairs(t, _):
-    return block_pairs(bigbird_block_mask(6, **BIGBIRD), t, block_size=2)
+def _bigbird_weights(query, key, *, mask=True, **options):
+    """Dense weights over the pattern of the visible tokens of each row, as if there were no others."""
+    t = query.shape[1]
+    is_token = np.broadcast_to(mask, (len(query), 1, 1, t))[:, 0, 0]
+    pairs = np.zeros((len(query), 1, t, t), bool)
+    for row, places in enumerate(map(np.flatnonzero, is_token)):
+        blocks = bigbird_block_mask(-(-len(places) // 2), **BIGBIRD)
+        pairs[row, 0][np.ix_(places, places)] = block_pairs(blocks, len(places), block_size=2)
+    return dense_weights(query, key, mask=pairs, **options)
 
 
 def _is_global(t):
@@ -172,7 +179,7 @@ def _window_of(sigma):
 
 def _routing(query, *arguments, **options):
     centroids = routing_centroids(query.shape)
-    return routing_attention(query, *arguments, centroids=jnp.asarray(centroids), **options)
+    return routing_attention(query, *arguments, centroids=jnp.asarray(centroids), window=4, **options)
 
 
 def _ring(query, key, value, bias=None, mask=None, *, segment_ids=None, return_weights=False, **options):
@@ -222,9 +229,8 @@ ATTENTIONS = (
     Attention(
         "bigbird",
         functools.partial(bigbird_attention, block_size=2, **BIGBIRD),
-        functools.partial(weights_over, _bigbird_pairs),
-        takes=EVERYTHING - {"bias", "mask", "cross", "causal"},
-        dense=functools.partial(bigbird_attention, block_size=2, **BIGBIRD | {"num_random_blocks": 6}),
+        _bigbird_weights,
+        takes=frozenset({"grouped"}),
         is_lean=True,
     ),
     Attention(
@@ -268,8 +274,14 @@ ATTENTIONS = (
         takes=frozenset({"segments"}),
         is_lean=True,
     ),
-    # Later tokens change which tokens a cluster takes, and attention is on normalised vectors: see test_clustered.py.
-    Attention("routing", _routing, routing_weights, takes=frozenset({"segments", "cross", "grouped"}), is_lean=True),
+    # Later tokens change which tokens a cluster takes, and attention is on normalized vectors: see test_clustered.py.
+    Attention(
+        "routing",
+        _routing,
+        functools.partial(routing_weights, window=4),
+        takes=frozenset({"grouped"}),
+        is_lean=True,
+    ),
     # With so many rounds Z is the inverse, and weights add up to 1. With the paper's few, and where it equals dense
     # attention, which inverts an ill-conditioned matrix and so takes float64: see test_nystrom.py.
     Attention(
@@ -705,6 +717,14 @@ def test_decoding_equals_the_text_alone(case, num_queries, has_segments):
         ids = (ids != 0).astype(np.int32)
         masks = {"mask": (ids != 0)[:, None, None]}
     _equals_each_text_alone(case, _rows(case, len(ids), num_queries), ids, **masks)
+
+
+@pytest.mark.parametrize("case", [c for c in ATTENTIONS if "segments" not in c.takes], ids=lambda case: case.name)
+def test_packed_texts_are_refused_with_a_line(case):
+    inputs = _inputs(case)
+    ids = tuple(jax.ShapeDtypeStruct(x.shape[:2], jnp.int32) for x in inputs[:2])
+    with pytest.raises(ValueError, match=r"cannot keep texts apart that share a row"):
+        jax.eval_shape(lambda *inputs, ids: case.attend(*inputs, segment_ids=ids), *inputs, ids=ids)
 
 
 @every

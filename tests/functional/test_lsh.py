@@ -9,8 +9,8 @@ import pytest
 
 from tests.functional.oracles.dense import dense_weights, mixed
 from tests.functional.oracles.lsh import lsh_weights
-from tfx_jax.functional import lsh_attention
-from tfx_jax.functional.lsh import _bucket_factors, _buckets, _rotations
+from tfx_jax.functional import lsh_attention, lsh_num_buckets
+from tfx_jax.functional.lsh import _buckets, _rotations
 
 RNG = jax.random.key(3)
 LENGTH = 37  # a prime: no chunk size divides it
@@ -116,14 +116,43 @@ def test_what_a_hidden_token_is_changes_no_other_bit(by):
     np.testing.assert_array_equal(before[hidden[..., 0, 0]], 0)
 
 
-def test_segments_are_attended_to_as_if_alone():
+@pytest.mark.parametrize("is_causal", [False, True])
+def test_segments_are_attended_to_as_if_alone(is_causal):
+    """Wherever they begin: chunks are cut from each one's own tokens."""
     x, value = _inputs()
-    ids = np.broadcast_to((np.arange(LENGTH) >= 16).astype(np.int32) * 7 + 2, (2, LENGTH))
-    attend = _jitted(**SMALL, is_causal=True)
-    packed = np.asarray(attend(x, value, segment_ids=ids))
-    for part in (slice(16), slice(16, None)):
-        alone = lsh_weights(x[:, part], x[:, part], rng=RNG, is_causal=True, **SMALL)
-        np.testing.assert_allclose(packed[:, part], mixed(alone, value[:, part]), atol=1e-5)
+    segment = np.digitize(np.arange(LENGTH), [7, 23, 24]) * 7 + 2
+    attend = _jitted(**SMALL, is_causal=is_causal, return_weights=True)
+    out, weights = attend(x, value, segment_ids=np.broadcast_to(segment.astype(np.int32), (2, LENGTH)))
+    for part in (slice(7), slice(7, 23), slice(23, 24), slice(24, None)):
+        alone = lsh_weights(x[:, part], x[:, part], rng=RNG, is_causal=is_causal, **SMALL)
+        np.testing.assert_allclose(np.asarray(weights)[:, :, part, part], alone, atol=1e-5)
+        np.testing.assert_allclose(np.asarray(out)[:, part], mixed(alone, value[:, part]), atol=1e-5)
+
+
+@pytest.mark.parametrize("is_causal", [False, True])
+@pytest.mark.parametrize("chunk_size", [5, 64])
+def test_a_text_is_that_alone_wherever_its_padding_is(chunk_size, is_causal):
+    """Also where the array is shorter than a chunk and the padded one is not."""
+    options = SMALL | {"chunk_size": chunk_size, "is_causal": is_causal}
+    x, value = _inputs()
+    wide, attend = 80, _jitted(**options, return_weights=True)
+    random = np.random.default_rng(2)
+    alone = attend(x, value)
+    for places in (np.arange(LENGTH), np.arange(LENGTH) + 43, np.sort(random.permutation(wide)[:LENGTH])):
+        padded = [random.normal(size=(2, wide, *a.shape[2:])).astype(np.float32) for a in (x, value)]
+        for whole, part in zip(padded, (x, value), strict=True):
+            whole[:, places] = part
+        mask = np.isin(np.arange(wide), places)[None, None, None]
+        out, weights = map(np.asarray, attend(*padded, mask=mask))
+        np.testing.assert_allclose(out[:, places], alone[0], atol=1e-5)
+        np.testing.assert_allclose(weights[:, :, places[:, None], places], alone[1], atol=1e-5)
+
+
+def test_values_of_fewer_heads_are_shared():
+    x, value = _inputs(heads=4)
+    attend = jax.jit(functools.partial(lsh_attention, rng=RNG, **SMALL))
+    whole = attend(x, x, np.repeat(value[:, :, :2], 2, axis=2))
+    np.testing.assert_array_equal(attend(x, x[:, :, :2], value[:, :, :2]), whole)
 
 
 def test_a_token_that_sees_nobody_attends_to_itself():
@@ -177,6 +206,7 @@ def test_dropout_keeps_the_mean_and_repeats_with_its_key():
     ("length", "chunk_size", "factors"),
     [
         (10, 64, (1,)),
+        (32, 64, (1,)),
         (33, 64, (2,)),
         (1000, 64, (32,)),
         (4096, 64, (128,)),
@@ -184,15 +214,16 @@ def test_dropout_keeps_the_mean_and_repeats_with_its_key():
         (65536, 64, (32, 64)),
     ],
 )
-def test_default_buckets_fill_half_a_chunk(length, chunk_size, factors):
-    assert _bucket_factors(None, length, chunk_size) == factors
-    assert length / np.prod(factors) <= max(chunk_size / 2, length)
+def test_the_usual_buckets_fill_at_most_half_a_chunk(length, chunk_size, factors):
+    assert lsh_num_buckets(length, chunk_size=chunk_size) == factors
+    assert length / np.prod(factors) <= chunk_size / 2
 
 
 def test_training_on_65536_tokens_takes_memory_for_a_few_arrays_of_a_round():
     length, chunk_size = 65536, 64
     like = jax.ShapeDtypeStruct((1, length, 1, 64), jnp.float32)
-    loss = lambda x, value: jnp.square(lsh_attention(x, x, value, rng=RNG, is_causal=True)).sum()  # noqa: E731
+    options = {"rng": RNG, "num_buckets": lsh_num_buckets(length, chunk_size=chunk_size), "is_causal": True}
+    loss = lambda x, value: jnp.square(lsh_attention(x, x, value, **options)).sum()  # noqa: E731
     used = jax.jit(jax.grad(loss, argnums=(0, 1))).lower(like, like).compile().memory_analysis().temp_size_in_bytes
     logits_of_a_round = 4 * length * 2 * chunk_size
     assert used < 24 * logits_of_a_round < length**2  # a 20th of one float32 for each pair
@@ -217,13 +248,13 @@ def test_training_on_65536_tokens_takes_memory_for_a_few_arrays_of_a_round():
 def test_errors_say_what_is_wrong(options, message):
     x = np.ones((1, 4, 2, 8), np.float32)
     with pytest.raises(ValueError, match=message):
-        jax.eval_shape(lambda x: lsh_attention(x, x, x, rng=RNG, **options), x)
+        jax.eval_shape(lambda x: lsh_attention(x, x, x, **{"rng": RNG, "num_buckets": 2} | options), x)
 
 
-def test_refuses_keys_that_are_not_the_queries():
+def test_cross_attention_is_refused():
     x, others = np.ones((1, 4, 2, 8), np.float32), np.ones((1, 5, 2, 8), np.float32)
-    with pytest.raises(ValueError, match=r"\(1, 4, 2, 8\), got \(1, 5, 2, 8\)"):
-        lsh_attention(x, others, others, rng=RNG)
+    with pytest.raises(ValueError, match="LSH attention is self-attention, but there are 4 queries and 5 keys"):
+        lsh_attention(x, others, others, rng=RNG, num_buckets=2)
 
 
 def test_segments_do_not_see_each_other_though_all_share_one_bucket():
@@ -239,4 +270,4 @@ def test_segments_do_not_see_each_other_though_all_share_one_bucket():
 def test_forward_mode_is_refused():
     x, value = _inputs()
     with pytest.raises(TypeError, match="custom_vjp"):
-        jax.jit(lambda x: jax.jvp(lambda x: lsh_attention(x, x, value, rng=RNG), (x,), (x,))).lower(x)
+        jax.jit(lambda x: jax.jvp(lambda x: lsh_attention(x, x, value, rng=RNG, num_buckets=2), (x,), (x,))).lower(x)

@@ -28,7 +28,7 @@ OPTIONS = {
     "bigbird": {"block_size": 2, "num_global_blocks": 1, "num_window_blocks": 3, "num_random_blocks": 1},
     "lsh": {"num_hashes": 2, "num_buckets": 2, "chunk_size": 4},
     "favor": {"num_features": 16},
-    "routing": {"num_clusters": 3},
+    "routing": {"num_clusters": 3, "window": 4},
     "nystrom": {"num_landmarks": 4},
     "window,dense": {"window": 2},
     "local,window": {"block_size": 4, "window": 2},
@@ -194,10 +194,7 @@ def texts_of(search, tokens):
     return texts
 
 
-# Buckets of lsh follow the length of what it reads.
-@pytest.mark.parametrize(
-    "name", [pytest.param(n, marks=() if n == "local" else pytest.mark.slow) for n in CAUSAL if n != "lsh"]
-)
+@pytest.mark.parametrize("name", [pytest.param(n, marks=() if n == "local" else pytest.mark.slow) for n in CAUSAL])
 def test_a_prompt_is_gone_on_with_whatever_padding_is_beside_it(name):
     model = make_model("gpt", name)
     prompt = TOKENS[:, :PROMPT]
@@ -263,6 +260,8 @@ def test_what_does_not_fit_is_refused_with_a_line(kind, name, message):
     [
         ("window", {}, r"window attention needs attention\.options\.window"),
         ("dense", {"window": 3}, r"attention\.options\.window is not for dense attention, whose options: none"),
+        ("lsh", {"num_hashes": 3}, r"lsh attention needs attention\.options\.num_buckets"),
+        ("routing", {"num_clusters": 3}, r"routing attention needs attention\.options\.window"),
         ("lsh", {"window": 3}, r"whose options: num_hashes, num_buckets, chunk_size, seed"),
     ],
 )
@@ -274,7 +273,7 @@ def test_options_belong_to_their_attention(name, options, message):
 def test_texts_that_share_a_row_need_an_attention_that_keeps_them_apart():
     for name in HERE:
         attention = AttentionConfig(name, AttentionOptions(**OPTIONS.get(name, {})))
-        if name in ("favor", "linear", "nystrom"):
+        if name in ("favor", "linear", "nystrom", "bigbird", "routing"):
             with pytest.raises(ValueError, match=f"{name} attention cannot keep texts apart"):
                 attention.check(is_packed=True)
         else:

@@ -127,7 +127,7 @@ def test_padding_on_either_side_changes_nothing(left):
     columns = ((0, 0), (left, 5 - left))
     padded = np.pad(TOKENS, columns, constant_values=7)
     token_mask = np.pad(np.ones((B, T), bool), columns)
-    model = make_model(num_buckets=4)  # by default, there are more for longer texts
+    model = make_model()
     found = forward(model, padded, token_mask=token_mask)[:, left : left + T]
     np.testing.assert_allclose(found, forward(model, TOKENS), atol=1e-4)
 
@@ -176,7 +176,7 @@ def test_training_draws_dropout_and_rotations():
 @pytest.mark.parametrize("is_left", [False, True], ids=["right", "left"])
 def test_steps_equal_the_whole_at_once(num_beams, is_left):
     """Prompts of 6, 1 and 3 tokens, padded on either side, then tokens that each beam is given."""
-    model, lengths = make_model(num_buckets=4), np.array([6, 1, 3])
+    model, lengths = make_model(), np.array([6, 1, 3])
     columns = np.arange(6)[None]
     token_mask = columns >= 6 - lengths[:, None] if is_left else columns < lengths[:, None]
     later = np.random.default_rng(2).integers(0, V, (B * num_beams, 4))

@@ -22,7 +22,7 @@ OPTIONS = {
     "window": {"window": 32},
     "bigbird": {"block_size": 32, "num_global_blocks": 1, "num_window_blocks": 1, "num_random_blocks": 1},
     "lsh": {"num_buckets": 4, "chunk_size": 32},
-    "routing": {"num_clusters": 4},
+    "routing": {"num_clusters": 4, "window": 32},
 }
 CANNOT = {"cudnn": "is for NVIDIA GPUs: see test_lowers_for_cuda"}
 

@@ -59,7 +59,8 @@ def classifier_batch():
 @pytest.mark.slow
 def test_centroids_are_state_that_training_moves_and_evaluation_does_not():
     """On eight devices as on one; no gradient and no moment is of them."""
-    attention = AttentionConfig("routing", AttentionOptions(num_clusters=3, decay=0.5))  # of centroids that move fast
+    options = AttentionOptions(num_clusters=3, window=4, decay=0.5)  # of centroids that move fast
+    attention = AttentionConfig("routing", options)
     states = []
     for mesh in (make_mesh(1), make_mesh(8)):
         training = classifier_training(mesh, attention)
@@ -125,7 +126,7 @@ def test_the_command_line_names_an_attention_and_its_options():
 
 
 def test_a_workdir_remembers_its_attention(tmp_path):
-    config = configured("model.attention.name=lsh", "model.attention.options.num_hashes=3")
+    config = configured("model.attention.name=lsh", "model.attention.options.num_buckets=4")
     save_config(config, tmp_path)
     assert load_config(tmp_path).model.attention == config.model.attention
     with pytest.raises(UserError, match=r"model\.attention\.name='lsh', not 'dense'"):
@@ -136,6 +137,7 @@ def test_a_workdir_remembers_its_attention(tmp_path):
     ("overrides", "message"),
     [
         (["name=bigbird"], r"config\.model: bigbird attention needs attention\.options\.block_size"),
+        (["name=lsh"], r"config\.model: lsh attention needs attention\.options\.num_buckets"),
         (["name=window"], r"config\.model: window attention needs attention\.options\.window"),
         (["options.window=3"], r"config\.model\.attention\.options\.window is not for dense attention"),
         (["name=dense,chunked"], r"config\.model\.num_layers=1 is no multiple of the 2 layers of the pattern"),

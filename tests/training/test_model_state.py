@@ -18,7 +18,7 @@ from tfx_jax.training.run import load_run
 
 def config_of(num_steps):
     config = tiny_variant(default_config((LongEncoderConfig, LongRangeConfig, ListOpsData)))
-    config.model.attention = AttentionConfig("routing", AttentionOptions(num_clusters=2, decay=0.9))
+    config.model.attention = AttentionConfig("routing", AttentionOptions(num_clusters=2, window=4, decay=0.9))
     config.mesh.data, config.num_steps, config.checkpoint_every = 1, num_steps, 2
     return config
 

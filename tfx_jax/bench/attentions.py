@@ -28,13 +28,15 @@ def _implementation(name: str) -> Measured:
     return Measured(_plain(functional.dot_product_attention, implementation=name), is_exact=True)
 
 
-def _lsh(*_: int) -> Callable[..., Any]:
-    return functools.partial(functional.lsh_attention, rng=jax.random.key(0))
+def _lsh(length: int, num_heads: int, head_size: int) -> Callable[..., Any]:
+    num_buckets = functional.lsh_num_buckets(length, chunk_size=64)
+    return functools.partial(functional.lsh_attention, rng=jax.random.key(0), num_buckets=num_buckets)
 
 
 def _routing(length: int, num_heads: int, head_size: int) -> Callable[..., Any]:
-    centroids = jax.random.normal(jax.random.key(0), (num_heads, math.isqrt(length), head_size))
-    return functools.partial(functional.routing_attention, centroids=functional.layer_norm(centroids))
+    num_clusters = math.isqrt(length)
+    centroids = functional.layer_norm(jax.random.normal(jax.random.key(0), (num_heads, num_clusters, head_size)))
+    return functools.partial(functional.routing_attention, centroids=centroids, window=-(-length // num_clusters))
 
 
 def _favor(length: int, num_heads: int, head_size: int) -> Callable[..., Any]:

@@ -50,7 +50,7 @@ from tfx_jax.functional.log_mel import log_mel, mel_filters
 from tfx_jax.functional.longformer import longformer_attention
 from tfx_jax.functional.lookup import lookup
 from tfx_jax.functional.losses import label_smoothed_cross_entropy, z_loss
-from tfx_jax.functional.lsh import lsh_attention
+from tfx_jax.functional.lsh import lsh_attention, lsh_num_buckets
 from tfx_jax.functional.masks import Bias, Mask, SegmentIds, causal_mask, padding_mask, segment_mask
 from tfx_jax.functional.moe import (
     Routing,
@@ -135,6 +135,7 @@ __all__ = [
     "longformer_attention",
     "lookup",
     "lsh_attention",
+    "lsh_num_buckets",
     "mel_filters",
     "mixture_of_experts",
     "nystrom_attention",

@@ -1,7 +1,7 @@
 """BigBird: sparse attention over a window, some random blocks and a few global ones."""
 
-import functools
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -9,10 +9,11 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int, Shaped
 
 from tfx_jax.functional.attention import dot_product_attention
-from tfx_jax.functional.blocks import attend_in_blocks, check_over_keys, cut
+from tfx_jax.functional.blocks import cut
 from tfx_jax.functional.empty import zeros_where_empty
 from tfx_jax.functional.explicit_axes import divided_as_queries
-from tfx_jax.functional.masks import Bias, Mask, SegmentIds, pair_of_segment_ids
+from tfx_jax.functional.lsh import visible_tokens
+from tfx_jax.functional.masks import Bias, check_shapes, refuse_segment_ids
 from tfx_jax.functional.weights_on_request import weights_on_request
 
 
@@ -24,7 +25,7 @@ def bigbird_attention(
     key: Float[Array, "B T K H"],
     value: Float[Array, "B T K U"],
     bias: Bias | None = None,
-    mask: Mask | None = None,
+    mask: Bool[Array, "#B 1 1 #T"] | None = None,
     *,
     block_size: int,
     num_global_blocks: int,
@@ -36,12 +37,12 @@ def bigbird_attention(
     seed: int = 0,
     is_causal: bool = False,
     scale: float | None = None,
-    segment_ids: SegmentIds | None = None,
+    segment_ids: None = None,
     dropout_rate: float = 0.0,
     dropout_rng: Array | None = None,
     return_weights: bool = False,
 ) -> Float[Array, "B T N U"] | tuple[Float[Array, "B T N U"], Float[Array, "B N T T"]]:
-    r"""Computes self-attention of every block over its neighbours, some random blocks and the global blocks.
+    r"""Computes self-attention of every block over its neighbors, some random blocks and the global blocks.
 
     Section 2 and the block-sparse implementation (appendix D) of "Big Bird: Transformers for Longer Sequences" (Zaheer
     et al., 2020, https://arxiv.org/abs/2007.14062), with internal global tokens (ITC): the first blocks see all and are
@@ -52,25 +53,30 @@ def bigbird_attention(
     published: there the first block and the last are global, short texts are attended densely, and in evaluation every
     random block is the first one, whose keys so count several times in the softmax of all but the global queries.
 
+    **Padding.** Blocks are those of the tokens that `mask` shows, wherever these stand: the visible tokens of each row
+    are moved together before they are cut into blocks. Which random blocks a block sees follows from `seed` and the
+    number of blocks of its own text. So a text gets the same output alone, padded anywhere, or beside other texts of a
+    batch. Texts that share a row would share blocks: `segment_ids` is refused.
+
     Args:
       query: queries, [B, T, N, H].
       key: keys, [B, T, K, H]; K divides N.
       value: values, [B, T, K, U].
       bias: added to the scaled logits, the same for all queries: broadcastable to [B, N, 1, T].
-      mask: True where a key may be seen, by all queries alike: broadcastable to [B, N, 1, T].
+      mask: True for the tokens that may be seen, [B or 1, 1, 1, T]. A hidden token gets a zero output.
       block_size: tokens in a block, which need not divide T.
       num_global_blocks: blocks at the start that see all blocks and that all blocks see.
-      num_window_blocks: neighbours that a block sees, itself in the middle; odd. The window ends where the text ends.
+      num_window_blocks: neighbors that a block sees, itself in the middle; odd. The window ends where the text ends.
       num_random_blocks: blocks that a block sees besides, drawn without repetition from those neither global nor in its
         window; all of them where there are no more.
-      num_last_global_blocks: blocks at the end that are global as those at the start are; the last may be shorter.
+      num_last_global_blocks: blocks at the end of each text that are global like those at its start; the last may be
+        shorter.
       first_block_times: how often the keys of the first block count where the query is in no global block.
-      dense_length: tokens up to which this is dense attention.
-      seed: of the random blocks, which are the same in all heads and fixed when the function is traced. Give each
-        layer its own.
+      dense_length: visible tokens of a text up to which its attention is dense.
+      seed: of the random blocks, which are the same in all heads. Give each layer its own.
       is_causal: must be False: global tokens see the future and tell it to all, so BigBird has no causal form.
       scale: multiplies the logits; None means 1 / sqrt(H).
-      segment_ids: packed sequences, [B, T]; 0 is padding. Global blocks, too, then see their own segments alone.
+      segment_ids: refused.
       dropout_rate: probability in [0, 1) of dropping an attention weight.
       dropout_rng: PRNG key; None disables dropout.
       return_weights: also return the weights before dropout, with zeros outside the pattern: this does take T * T.
@@ -80,7 +86,8 @@ def bigbird_attention(
       float32 [B, N, T, T]. A query that sees no key gets zeros.
 
     Raises:
-      ValueError: if the sizes do not fit together, bias or mask are over pairs, or an option is impossible.
+      ValueError: if the sizes do not fit together, bias or mask are over pairs, segment_ids are given, or an option is
+        impossible.
 
     >>> blocks = {"num_global_blocks": 1, "num_window_blocks": 1, "num_random_blocks": 1}
     >>> attend = jax.jit(lambda x: bigbird_attention(x, x, x, block_size=2, **blocks, return_weights=True))
@@ -88,9 +95,64 @@ def bigbird_attention(
     >>> (np.asarray(weights)[0, 0] > 0).sum(axis=-1).tolist()
     [8, 8, 6, 6, 6, 6, 6, 6]
     """
-    check_over_keys(query, key, value, bias, mask)
+    _check(query, key, value, bias, mask, is_causal, block_size, num_last_global_blocks, first_block_times)
+    refuse_segment_ids(segment_ids, "BigBird attention")
+    num_global = num_global_blocks + num_last_global_blocks
+    _check_blocks(num_global, num_window_blocks, num_random_blocks)
+    b, t = query.shape[:2]
+    options: dict[str, Any] = {"scale": scale, "dropout_rate": dropout_rate, "return_weights": return_weights}
+    if t <= dense_length:
+        ids = None if mask is None else visible_tokens(None, mask, b, t).astype(jnp.int32)
+        return dot_product_attention(query, key, value, bias, segment_ids=ids, dropout_rng=dropout_rng, **options)
+    rngs = (None, None, None) if dropout_rng is None else tuple(jax.random.split(dropout_rng, 3))
+    layout = _layout(None if mask is None else visible_tokens(None, mask, b, t), t, block_size, num_last_global_blocks)
+    query, key, value = (layout.arrange(x, 1) for x in (query, key, value))
+    bias = bias if bias is None or bias.shape[3] == 1 else layout.arrange(bias, 3)
+    more_bias = None
+    if first_block_times > 1:
+        is_first = (layout.rank < block_size)[:, None, None]
+        more_bias = jnp.where(is_first, np.float32(np.log(first_block_times)), np.float32(0))
+    result = _attend(
+        query,
+        key,
+        value,
+        _blocks(-(-t // block_size), layout.num_blocks, num_global, num_window_blocks, num_random_blocks, seed),
+        is_token=layout.is_token,
+        bias=bias,
+        more_bias=more_bias,
+        block_size=block_size,
+        rngs=rngs[:2],
+        **options,
+    )
+    if dense_length and mask is not None:
+        num_slots = min(block_size * max(-(-dense_length // block_size), num_last_global_blocks), query.shape[1])
+        dense = _dense(query, key, value, bias, layout.is_token, num_slots, dropout_rng=rngs[2], **options)
+        is_short = layout.num_tokens <= dense_length
+        result = jax.tree.map(lambda x, y: jnp.where(is_short[:, None, None, None], x, y), dense, result)
+    if not return_weights:
+        return layout.restore(result, (1,))
+    return layout.restore(result[0], (1,)), layout.restore(result[1], (2, 3))
+
+
+def _check(
+    query: Array,
+    key: Array,
+    value: Array,
+    bias: Array | None,
+    mask: Array | None,
+    is_causal: bool,
+    block_size: int,
+    num_last_global_blocks: int,
+    first_block_times: int,
+) -> None:
+    check_shapes(query, key, value, bias, mask)
     if query.shape[1] != key.shape[1]:
         raise ValueError(f"BigBird is self-attention, but there are {query.shape[1]} queries and {key.shape[1]} keys")
+    if bias is not None and bias.shape[2] != 1:
+        raise ValueError(
+            f"bias of shape {bias.shape} is over pairs of queries and keys, which takes the memory that sparse"
+            " attention saves: pass [B, 1, 1, T], one for all queries"
+        )
     if is_causal:
         raise ValueError("BigBird has no causal form: its global tokens see the future and are seen by all")
     if block_size < 1:
@@ -100,108 +162,148 @@ def bigbird_attention(
             "first_block_times must be at least 1 and num_last_global_blocks not negative, got "
             f"{first_block_times} and {num_last_global_blocks}"
         )
-    t, last = query.shape[1], num_last_global_blocks * block_size
-    options: dict[str, Any] = {"scale": scale, "dropout_rate": dropout_rate, "return_weights": return_weights}
-    ids = None if segment_ids is None else pair_of_segment_ids(segment_ids, len(query), t, t)
-    if t <= dense_length:
-        return dot_product_attention(query, key, value, bias, mask, segment_ids=ids, dropout_rng=dropout_rng, **options)
-    over_keys = {"bias": bias, "mask": mask}
-    if first_block_times > 1:
-        is_first = (jnp.arange(t) < block_size)[None, None, None]
-        over_keys["more_bias"] = jnp.where(is_first, np.float32(np.log(first_block_times)), np.float32(0))
-    if num_last_global_blocks:  # they go to the front, where the others are
-        excess = -t % block_size
-        if excess:  # what fills the last block is hidden, whatever else is
-            shown = jnp.ones((1, 1, 1, t), jnp.bool_)
-            over_keys["mask"] = shown if mask is None else mask & shown
-        turned = functools.partial(_turned, excess=excess, by=last)
-        query, key, value = (turned(x, 1) for x in (query, key, value))
-        over_keys = {name: None if x is None else turned(x, 3) for name, x in over_keys.items()}
-        ids = None if ids is None else (turned(ids[0], 1), turned(ids[1], 1))
-    blocks = _blocks(
-        -(-t // block_size), num_global_blocks + num_last_global_blocks, num_window_blocks, num_random_blocks, seed
-    )
-    result = _attend(
-        query,
-        key,
-        value,
-        *blocks,
-        block_size=block_size,
-        segment_ids=ids,
-        dropout_rng=dropout_rng,
-        **over_keys,
-        **options,
-    )
-    if not num_last_global_blocks:
-        return result
-    if not return_weights:
-        return jnp.roll(result, -last, axis=1)[:, :t]
-    out, weights = result
-    return jnp.roll(out, -last, axis=1)[:, :t], jnp.roll(weights, (-last, -last), axis=(2, 3))[:, :, :t, :t]
 
 
-def _turned(x: Array, axis: int, *, excess: int, by: int) -> Array:
-    """Fills the last block with zeros and takes the last `by` to the front; what is alike for all keys stays."""
-    if x.shape[axis] == 1:
+def _check_blocks(num_global: int, num_window: int, num_random: int) -> None:
+    if min(num_global, num_random) < 0:
+        raise ValueError(f"there cannot be {num_global} global and {num_random} random blocks: both are at least 0")
+    if num_window < 1 or num_window % 2 == 0:
+        raise ValueError(f"num_window_blocks must be odd, the block itself in the middle, got {num_window}")
+
+
+class _Layout(NamedTuple):
+    """The tokens of each row in whole blocks: the last global blocks, then the others in their order.
+
+    Where there is no mask, all rows are alike, and arrays of rows have one.
+    """
+
+    arrange: Callable[[Array, int], Array]
+    """Moves tokens along an axis into their slots."""
+    restore: Callable[[Array, tuple[int, ...]], Array]
+    """Moves them back along some axes; zeros for hidden ones."""
+    rank: Int[Array, "#B slots"]
+    """Which of the visible tokens of its row is in each slot."""
+    is_token: Bool[Array, "#B slots"]
+    num_tokens: Int[Array, "#B"]
+    num_blocks: Int[Array, "#B"]
+
+
+def _layout(visible: Bool[Array, "B T"] | None, length: int, block_size: int, num_last: int) -> _Layout:
+    num_array_blocks = -(-length // block_size)
+    num_last, num_slots = min(num_last, num_array_blocks), num_array_blocks * block_size
+    num_tokens = jnp.full(1, length, jnp.int32) if visible is None else visible.sum(axis=1, dtype=jnp.int32)
+    num_blocks = -(-num_tokens // block_size)
+    slot = jnp.arange(num_slots, dtype=jnp.int32)[None]
+    # Slots of the last global blocks come first; a text of fewer blocks leaves the first of these empty.
+    first = jnp.where(slot < num_last * block_size, num_blocks[:, None] - num_last, -num_last) * block_size
+    rank = first + slot
+    is_token = (rank >= 0) & (rank < num_tokens[:, None])
+    is_token = is_token & ((slot < num_last * block_size) | (rank < (num_blocks[:, None] - num_last) * block_size))
+    if visible is None:
+
+        def arrange(x: Array, axis: int) -> Array:
+            padding = [(0, num_slots - length if i == axis else 0) for i in range(x.ndim)]
+            return jnp.roll(jnp.pad(x, padding), num_last * block_size, axis=axis)
+
+        def restore(x: Array, axes: tuple[int, ...]) -> Array:
+            for axis in axes:
+                x = jax.lax.slice_in_dim(jnp.roll(x, -num_last * block_size, axis=axis), 0, length, axis=axis)
+            return x
+
+        return _Layout(arrange, restore, rank, is_token, num_tokens, num_blocks)
+
+    place = jnp.argsort(~visible, axis=1, stable=True).astype(jnp.int32)  # of each visible token in its row
+    place = jnp.take_along_axis(place, jnp.clip(rank, 0, length - 1), axis=1)
+    of_token = jnp.cumsum(visible, axis=1, dtype=jnp.int32) - 1
+    is_last = of_token // block_size >= num_blocks[:, None] - num_last
+    of_token = of_token + block_size * jnp.where(is_last, num_last - num_blocks[:, None], num_last)
+
+    def moved(x: Array, index: Array, exists: Array, axis: int) -> Array:
+        shape = [len(index) if i == 0 else index.shape[1] if i == axis else 1 for i in range(x.ndim)]
+        moved = jnp.take_along_axis(x, index.reshape(shape), axis=axis)
+        return jnp.where(exists.reshape(shape), moved, jnp.zeros((), x.dtype))
+
+    def arrange(x: Array, axis: int) -> Array:
+        return moved(x, place, is_token, axis)
+
+    def restore(x: Array, axes: tuple[int, ...]) -> Array:
+        for axis in axes:
+            x = moved(x, jnp.clip(of_token, 0, num_slots - 1), visible, axis)
         return x
-    return jnp.roll(jnp.pad(x, [(0, excess if i == axis else 0) for i in range(x.ndim)]), by, axis=axis)
+
+    return _Layout(arrange, restore, rank, is_token, num_tokens, num_blocks)
+
+
+def _dense(
+    query: Array, key: Array, value: Array, bias: Array | None, is_token: Array, num_slots: int, **options: Any
+) -> Any:
+    """Dense attention among the first slots, and zeros for the others."""
+    first = [x[:, :num_slots] for x in (query, key, value)]
+    bias = bias if bias is None or bias.shape[3] == 1 else bias[..., :num_slots]
+    result = dot_product_attention(*first, bias, is_token[:, None, None, :num_slots], **options)
+    more = (0, query.shape[1] - num_slots)
+    if not isinstance(result, tuple):
+        return jnp.pad(result, ((0, 0), more, (0, 0), (0, 0)))
+    return jnp.pad(result[0], ((0, 0), more, (0, 0), (0, 0))), jnp.pad(result[1], ((0, 0), (0, 0), more, more))
 
 
 def _attend(
     query: Array,
     key: Array,
     value: Array,
-    window: np.ndarray,
-    random: np.ndarray,
+    blocks: tuple[Array, Array],
     *,
+    is_token: Bool[Array, "#B slots"],
     bias: Array | None,
-    mask: Array | None,
-    more_bias: Array | None = None,
+    more_bias: Array | None,
     block_size: int,
-    segment_ids: tuple[Array, Array] | None,
-    dropout_rng: Array | None,
+    rngs: tuple[Array | None, Array | None],
     return_weights: bool,
     **options: Any,
 ) -> Any:
     """Attention of the global blocks, which come first, and of the others, which have `more_bias` besides."""
-    t, num_blocks = query.shape[1], -(-query.shape[1] // block_size)
-    num_global = min((num_blocks - len(window)) * block_size, t)
-    rngs = (None, None) if dropout_rng is None else jax.random.split(dropout_rng)
-    of_global = dot_product_attention(
-        query[:, :num_global],
-        key,
-        value,
-        bias,
-        mask,
-        segment_ids=None if segment_ids is None else (segment_ids[0][:, :num_global], segment_ids[1]),
-        dropout_rng=rngs[0],
-        return_weights=return_weights,
-        **options,
-    )
-    if num_global == t:
+    window, random = blocks
+    (b, num_slots, n, _), num_rows = query.shape, window.shape[1]
+    num_global = num_slots - num_rows * block_size
+    options["return_weights"] = return_weights
+    mask = is_token[:, None, None]
+    attend: Callable[..., Any] = dot_product_attention
+    of_global = attend(query[:, :num_global], key, value, bias, mask, dropout_rng=rngs[0], **options)
+    if not num_rows:
         return of_global
-    of_others = attend_in_blocks(
-        query,
-        key,
-        value,
-        more_bias if bias is None else bias if more_bias is None else bias + more_bias,
-        mask,
-        cut_queries=functools.partial(
-            cut, start=num_global, num_blocks=len(window), block_size=block_size, span=block_size
-        ),
-        cut_keys=functools.partial(_keys, window=window, random=random, block_size=block_size),
-        columns=_columns(window, random, num_blocks, block_size),
-        allowed=jnp.ones((1, 1), jnp.bool_),
-        rows=slice(0, t - num_global),
-        segment_ids=segment_ids,
+    columns = _columns(window, random, num_global, block_size)
+
+    def over_keys(x: Array) -> Array:  # [#B, #N, 1, #slots] to [B * rows, #N, 1, J]
+        per_key = jnp.broadcast_to(x, (b, *x.shape[1:3], num_slots))[:, :, 0].swapaxes(1, 2)
+        return merged(_keys(per_key, window, random, block_size)).swapaxes(1, 2)[:, :, None]
+
+    def merged(x: Shaped[Array, "B rows *rest"]) -> Shaped[Array, "B*rows *rest"]:
+        return x.reshape(b * num_rows, *x.shape[2:])
+
+    if more_bias is not None:
+        bias = more_bias if bias is None else bias + more_bias
+    seen = jnp.broadcast_to(columns >= 0, (b, *columns.shape[1:]))
+    of_others = attend(
+        merged(cut(query, num_global, num_rows, block_size, block_size)),
+        *(merged(_keys(x, window, random, block_size)) for x in (key, value)),
+        None if bias is None else over_keys(bias),
+        over_keys(mask) & merged(seen)[:, None, None],
         dropout_rng=rngs[1],
-        return_weights=return_weights,
         **options,
     )
-    if isinstance(of_global, tuple):
-        out, weights = zip(of_global, of_others, strict=True)
-        return jnp.concatenate(out, axis=1), jnp.concatenate(weights, axis=2)
-    return jnp.concatenate([of_global, of_others], axis=1)
+    if not isinstance(of_global, tuple):
+        return jnp.concatenate([of_global, of_others.reshape(b, -1, *of_others.shape[2:])], axis=1)
+    out, weights = of_others
+    weights = weights.reshape(b, num_rows, *weights.shape[1:])  # [B, rows, N, I, J]
+    index = jnp.where(columns < 0, num_slots, columns)  # a negative index would count from the end
+
+    def place(block: Array, index: Array) -> Array:
+        return jnp.zeros((*block.shape[:-1], num_slots), block.dtype).at[..., index].set(block, mode="drop")
+
+    weights = jax.vmap(jax.vmap(place))(weights, jnp.broadcast_to(index, (b, *index.shape[1:])))
+    weights = weights.swapaxes(1, 2).reshape(b, n, -1, num_slots)
+    out = jnp.concatenate([of_global[0], out.reshape(b, -1, *out.shape[2:])], axis=1)
+    return out, jnp.concatenate([of_global[1], weights], axis=2)
 
 
 def bigbird_block_mask(
@@ -238,7 +340,9 @@ def bigbird_block_mask(
      [1 0 0 1 1]]
     """
     num_global = num_global_blocks + num_last_global_blocks
-    window, random = _blocks(num_blocks, num_global, num_window_blocks, num_random_blocks, seed)
+    _check_blocks(num_global, num_window_blocks, num_random_blocks)
+    options = num_global, num_window_blocks, num_random_blocks, seed
+    window, random = (x[0] for x in _blocks(num_blocks, np.array([num_blocks]), *options, numpy=np))
     num_global = num_blocks - len(window)
     seen = np.zeros((num_blocks, num_blocks + 1), bool)  # the empty slots, -1, fall into the last column
     seen[:num_global] = True
@@ -248,48 +352,89 @@ def bigbird_block_mask(
 
 
 def _blocks(
-    num_blocks: int, num_global: int, num_window: int, num_random: int, seed: int
-) -> tuple[Int[np.ndarray, "rows window"], Int[np.ndarray, "rows random"]]:
-    """Lists the window and the random blocks of each block that is not global; -1 where there is none."""
-    if min(num_global, num_random) < 0:
-        raise ValueError(f"there cannot be {num_global} global and {num_random} random blocks: both are at least 0")
-    if num_window < 1 or num_window % 2 == 0:
-        raise ValueError(f"num_window_blocks must be odd, the block itself in the middle, got {num_window}")
-    num_global = min(num_global, num_blocks)
-    side = min(num_window // 2, num_blocks - 1)
-    generator = np.random.default_rng(seed)
-    rows = np.arange(num_global, num_blocks)
-    window = rows[:, None] + np.arange(-side, side + 1)
-    window = np.where((window >= num_global) & (window < num_blocks), window, -1)
-    random = np.full((len(rows), min(num_random, max(len(rows) - 1, 0))), -1)
-    for row, near in enumerate(window):
-        first, width = near[near >= 0].min(), (near >= 0).sum()
-        others = len(rows) - width
-        # Drawn among the others as if the window were not there, which needs no list of all blocks for every row.
-        drawn = num_global + generator.choice(others, min(random.shape[1], others), replace=False)
-        random[row, : len(drawn)] = np.where(drawn < first, drawn, drawn + width)
-    return window, random
+    num_array_blocks: int,
+    num_blocks: Int[Array, "#B"] | Int[np.ndarray, "#B"],
+    num_global: int,
+    num_window: int,
+    num_random: int,
+    seed: int,
+    numpy: Any = jnp,
+) -> tuple[Any, Any]:
+    """Lists the window and the random blocks of each block that is not global; -1 where there is none.
+
+    Args:
+      num_array_blocks: blocks that an array has, the most of any row.
+      num_blocks: blocks of the text of each row, on which alone its random blocks depend.
+      num_global: blocks that come first and are global.
+      num_window: odd.
+      num_random: drawn for each block.
+      seed: of the random blocks.
+      numpy: the module that computes, `jax.numpy` or NumPy.
+
+    Returns:
+      int32 [#B, rows, window] and [#B, rows, random].
+    """
+    num_global = min(num_global, num_array_blocks)
+    side = min(num_window // 2, num_array_blocks - 1)
+    rows = numpy.arange(num_global, num_array_blocks, dtype=np.int32)[None, :, None]
+    num_blocks = num_blocks.astype(np.int32)[:, None, None]
+    window = rows + numpy.arange(-side, side + 1, dtype=np.int32)[None, None]
+    window = numpy.where((window >= num_global) & (window < num_blocks), window, -1)
+
+    first, end = numpy.maximum(rows - side, num_global), numpy.minimum(rows + side + 1, num_blocks)
+    others = numpy.maximum(num_blocks - num_global - (end - first), 0)
+    # Floyd's sampling without repetition: each number is drawn from 0 .. last, and is `last` if it was there before.
+    random = numpy.zeros((*np.broadcast_shapes(num_blocks.shape, rows.shape)[:2], 0), np.int32)
+    most = min(num_random, max(rows.size - 1, 0))  # there are no more others than that
+    for k in range(most, 0, -1):
+        last = others - k
+        drawn = (_hash(seed, rows, k, numpy) % numpy.maximum(last + 1, 1).astype(np.uint32)).astype(np.int32)
+        drawn = numpy.where((random == drawn).any(axis=-1, keepdims=True), last, drawn)
+        random = numpy.concatenate([random, numpy.where(last < 0, -1, drawn)], axis=-1)
+    # Drawn among the others as if the window were not there.
+    random = numpy.where(random < 0, -1, num_global + random)
+    random = numpy.where(random < first, random, random + end - first)
+    return window, numpy.where(rows < num_blocks, random, -1)
 
 
-def _columns(window: np.ndarray, random: np.ndarray, num_blocks: int, block_size: int) -> Int[Array, "rows J"]:
-    """Positions of the keys that `_keys` cuts out; -1 in blocks that are not there, or there already."""
-    num_global = num_blocks - len(window)
-    first = np.broadcast_to(np.arange(num_global), (len(window), num_global))
-    blocks = jnp.asarray(np.concatenate([first, window, random], axis=1)[:, :, None])
-    columns = jnp.where(blocks < 0, -1, blocks * block_size + jnp.arange(block_size)[None, None])
-    return columns.reshape(len(window), -1)
+def _hash(seed: int, row: Any, k: int, numpy: Any) -> Any:
+    """Pseudo-random uint32 of each row: rounds of the finalizer of MurmurHash3."""
+    x = numpy.zeros(row.shape, np.uint32)
+    for number in (np.uint32(seed % 2**32), row.astype(np.uint32), np.uint32(k)):
+        x = (x ^ number) + np.uint32(0x9E3779B9)
+        for shift, factor in ((16, 0x85EBCA6B), (13, 0xC2B2AE35)):
+            x = (x ^ (x >> np.uint32(shift))) * np.uint32(factor)
+        x = x ^ (x >> np.uint32(16))
+    return x
+
+
+def _columns(
+    window: Int[Array, "#B rows window"], random: Int[Array, "#B rows random"], num_global: int, block_size: int
+) -> Int[Array, "#B rows J"]:
+    """Slots of the keys that `_keys` cuts out; -1 in blocks that are not there, or there already."""
+    shape = (*random.shape[:2], num_global // block_size)
+    first = jnp.broadcast_to(jnp.arange(shape[2], dtype=jnp.int32)[None, None], shape)
+    window = jnp.broadcast_to(window, (*random.shape[:2], window.shape[2]))
+    blocks = jnp.concatenate([first, window, random], axis=2)[..., None]
+    columns = jnp.where(blocks < 0, -1, blocks * block_size + jnp.arange(block_size, dtype=jnp.int32)[None, None, None])
+    return columns.reshape(*random.shape[:2], -1)
 
 
 def _keys(
-    x: Shaped[Array, "B S *rest"], window: np.ndarray, random: np.ndarray, block_size: int
+    x: Shaped[Array, "B slots *rest"],
+    window: Int[Array, "#B rows window"],
+    random: Int[Array, "#B rows random"],
+    block_size: int,
 ) -> Shaped[Array, "B rows J *rest"]:
     """Cuts out for every block that is not global the global blocks, its window and its random blocks."""
-    num_rows, num_blocks = len(window), -(-x.shape[1] // block_size)
-    num_global, side = num_blocks - num_rows, window.shape[1] // 2
+    num_rows, num_blocks = window.shape[1], x.shape[1] // block_size
+    num_global, side = num_blocks - num_rows, window.shape[2] // 2
     batch, _, *rest = x.shape
     first = x[:, None, : num_global * block_size]
     first = jnp.broadcast_to(first, (batch, num_rows, *first.shape[2:]))
-    near = cut(x, (num_global - side) * block_size, num_rows, block_size, window.shape[1] * block_size)
-    blocks = cut(x, 0, num_blocks, block_size, block_size)
-    far = blocks[:, np.maximum(random, 0)].reshape(batch, num_rows, random.shape[1] * block_size, *rest)
+    near = cut(x, (num_global - side) * block_size, num_rows, block_size, window.shape[2] * block_size)
+    blocks = x.reshape(batch, num_blocks, block_size, *rest)
+    index = jnp.broadcast_to(jnp.maximum(random, 0), (batch, *random.shape[1:]))
+    far = jax.vmap(lambda blocks, index: blocks[index])(blocks, index)
+    far = far.reshape(batch, num_rows, random.shape[2] * block_size, *rest)
     return jnp.concatenate([first, near, far], axis=2)

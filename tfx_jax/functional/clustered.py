@@ -10,7 +10,7 @@ from tfx_jax.functional.attention import dot_product_attention
 from tfx_jax.functional.empty import zeros_where_empty
 from tfx_jax.functional.explicit_axes import divided_as_queries
 from tfx_jax.functional.lsh import visible_tokens
-from tfx_jax.functional.masks import Mask, SegmentIds, check_shapes, pair_of_segment_ids
+from tfx_jax.functional.masks import check_shapes, refuse_segment_ids
 from tfx_jax.functional.normalization import layer_norm
 from tfx_jax.functional.weights_on_request import weights_on_request
 
@@ -20,26 +20,26 @@ from tfx_jax.functional.weights_on_request import weights_on_request
 @zeros_where_empty
 def routing_attention(
     query: Float[Array, "B T N H"],
-    key: Float[Array, "B S K H"],
-    value: Float[Array, "B S K U"],
+    key: Float[Array, "B T K H"],
+    value: Float[Array, "B T K U"],
     bias: None = None,
-    mask: Bool[Array, "#B 1 1 #S"] | None = None,
+    mask: Bool[Array, "#B 1 1 #T"] | None = None,
     *,
     centroids: Float[Array, "N C H"],
-    window: int | None = None,
+    window: int,
     is_causal: bool = False,
     scale: float | None = None,
-    segment_ids: SegmentIds | None = None,
+    segment_ids: None = None,
     dropout_rate: float = 0.0,
     dropout_rng: Array | None = None,
     return_weights: bool = False,
-) -> Float[Array, "B T N U"] | tuple[Float[Array, "B T N U"], Float[Array, "B N T S"]]:
-    r"""Attention inside clusters of queries and keys (Routing Transformer), O(T^1.5) with sqrt(T) clusters.
+) -> Float[Array, "B T N U"] | tuple[Float[Array, "B T N U"], Float[Array, "B N T T"]]:
+    r"""Self-attention inside clusters of queries and keys (Routing Transformer), O(T^1.5) with sqrt(T) clusters.
 
     Algorithm 1 of "Efficient Content-Based Sparse Attention with Routing Transformers" (Roy et al., 2020,
-    https://arxiv.org/abs/2003.05997). Queries and keys are layer-normalised without gain and offset; each centroid
+    https://arxiv.org/abs/2003.05997). Queries and keys are layer-normalized without gain and offset; each centroid
     takes the `window` queries and the `window` keys that have the largest products with it; inside a cluster attention
-    is dense, on the *normalised* vectors:
+    is dense, on the *normalized* vectors:
 
         q = LayerNorm(query), k = LayerNorm(key),  out = softmax(scale * q k^T) value  within each cluster.
 
@@ -47,64 +47,67 @@ def routing_attention(
     authors' code; a query that no cluster took gets zeros. The centroids are state, not parameters: no gradient reaches
     them, and `update_centroids` moves them.
 
+    **Padding and packing.** Tokens that `mask` hides take no place in a cluster, as queries or as keys, so neither
+    padding nor other texts of a batch change the output of a text. Texts that share a row would compete for places:
+    `segment_ids` is refused.
+
     **Causality.** With `is_causal` no weight ever goes to a later token. *Which* tokens a cluster takes is nevertheless
     decided by comparing the whole sequence, so a later token may displace an earlier one and change its output. This
-    leak is in the published method and makes sampling differ from training; `lsh_attention` is free of it. The paper
-    shares queries and keys in decoders: pass the queries as `key`, which lets every query see itself.
+    leak is in the published method: a prefix alone differs, and sampling differs from training, so models that generate
+    refuse it. `lsh_attention` is free of it. The paper shares queries and keys in decoders: pass the queries as `key`,
+    which lets every query see itself.
 
     Args:
       query: queries, [B, T, N, H].
-      key: keys, [B, S, K, H]; K divides N, and query head n reads key head n // (N / K).
-      value: values, [B, S, K, U].
+      key: keys of the same tokens, [B, T, K, H]; K divides N, and query head n reads key head n // (N / K).
+      value: values, [B, T, K, U].
       bias: refused; logits exist for the pairs of one cluster only.
-      mask: True for the keys that may be seen, [B or 1, 1, 1, S]. It hides keys; padded *queries* still take places in
-        clusters unless `segment_ids` says that they are padding.
-      centroids: C of them for every query head, [N, C, H]; start with layer-normalised Gaussian vectors.
-      window: how many queries, and how many keys, a cluster takes. None means T / C and S / C, rounded up.
-      is_causal: query t sees keys 0 .. t + S - T only.
+      mask: True for the tokens that may be seen, [B or 1, 1, 1, T]. A hidden token gets a zero output.
+      centroids: C of them for every query head, [N, C, H]; start with layer-normalized Gaussian vectors.
+      window: how many queries, and how many keys, a cluster takes; more than T mean T. For T tokens about T / C are
+        usual. It is one number for texts of all lengths: were it to follow T, padding would change the output.
+      is_causal: query t sees keys 0 .. t only.
       scale: multiplies the logits; None means 1 / sqrt(H).
-      segment_ids: packed sequences, [B, T] for self-attention or a pair ([B, T], [B, S]); a query sees the keys of its
-        own segment, segment 0 is padding. All segments of a row compete for the places in its clusters.
+      segment_ids: refused.
       dropout_rate: probability in [0, 1) of dropping an attention weight.
       dropout_rng: PRNG key; None disables dropout.
       return_weights: also return the weights, before dropout, as a dense array with zeros outside the clusters.
 
     Returns:
       Weighted values, [B, T, N, U], in the dtype of `query`; with `return_weights` a pair of these and the weights,
-      [B, N, T, S], float32 (float64 for float64 inputs) as all logits and statistics are.
+      [B, N, T, T], float32 (float64 for float64 inputs) as all logits and statistics are.
 
     Raises:
-      ValueError: if the sizes do not fit together, `mask` is over pairs, `bias` is given, or `window` is below 1.
+      ValueError: if the sizes do not fit together, `mask` is over pairs, `bias` or `segment_ids` is given, or `window`
+        is below 1.
 
     >>> @jax.jit
     ... def attend(x, rng):
     ...     centroids = layer_norm(jax.random.normal(rng, (2, 8, 8)))
-    ...     return routing_attention(x, x, x, centroids=centroids, is_causal=True)
+    ...     return routing_attention(x, x, x, centroids=centroids, window=8)
     >>> attend(jnp.ones((1, 64, 2, 8)), jax.random.key(0)).shape
     (1, 64, 2, 8)
     """
-    check_shapes(query, key, value, None, mask)
-    _check_centroids(centroids, query)
-    if window is not None and window < 1:
+    _check_tokens(query, key, value, mask, centroids)
+    refuse_segment_ids(segment_ids, "routing attention")
+    if window < 1:
         raise ValueError(f"window must be at least 1, got {window}")
-    (b, t, n, _), s, num_clusters = query.shape, key.shape[1], centroids.shape[1]
-    query_window, key_window = (min(size, window or -(-size // num_clusters)) for size in (t, s))
-    query_segment, key_segment = _routed_segments(bias, mask, segment_ids, b, t, s)
+    (b, t, n, _), num_clusters = query.shape, centroids.shape[1]
+    window = min(window, t)
+    visible = visible_tokens(bias, mask, b, t)
 
     key, value = (jnp.repeat(x, n // x.shape[2], axis=2) for x in (key, value))
-    routed_query, routed_key = _normalised(query), _normalised(key)
-    query_at = _nearest(routed_query, centroids, query_segment != 0, query_window)
-    key_at = _nearest(routed_key, centroids, key_segment != 0, key_window)
-    query_segment, key_segment = _at(query_segment, query_at)[..., :, None], _at(key_segment, key_at)[..., None, :]
-    seen = (query_segment == key_segment) & (key_segment != 0)
+    routed_query, routed_key = _normalized(query), _normalized(key)
+    query_at, key_at = (_nearest(x, centroids, visible, window) for x in (routed_query, routed_key))
+    seen = _at(visible, query_at)[..., :, None] & _at(visible, key_at)[..., None, :]
     if is_causal:
-        seen = seen & (key_at[..., None, :] <= query_at[..., :, None] + s - t)
+        seen = seen & (key_at[..., None, :] <= query_at[..., :, None])
 
     out, weights = dot_product_attention(  # dense inside the clusters, which become its heads
         _tokens_at(routed_query.astype(query.dtype), query_at),
         _tokens_at(routed_key.astype(key.dtype), key_at),
         _tokens_at(value, key_at),
-        mask=seen.reshape(b, n * num_clusters, query_window, key_window),
+        mask=seen.reshape(b, n * num_clusters, window, window),
         scale=scale,
         dropout_rate=dropout_rate,
         dropout_rng=dropout_rng,
@@ -118,22 +121,21 @@ def routing_attention(
         return out
     batch, head = _batch_and_head(query_at)
     pairs = batch[..., None], head[..., None], query_at[..., :, None], key_at[..., None, :]
-    dense = jnp.zeros((b, n, t, s), weights.dtype).at[pairs].add(weights.reshape(seen.shape))
+    dense = jnp.zeros((b, n, t, t), weights.dtype).at[pairs].add(weights.reshape(seen.shape))
     return out, dense * share[..., None]
 
 
 def update_centroids(
     centroids: Float[Array, "N C H"],
     query: Float[Array, "B T N H"],
-    key: Float[Array, "B S K H"],
-    mask: Bool[Array, "#B 1 1 #S"] | None = None,
+    key: Float[Array, "B T K H"],
+    mask: Bool[Array, "#B 1 1 #T"] | None = None,
     *,
     decay: float = 0.999,
-    segment_ids: SegmentIds | None = None,
 ) -> Float[Array, "N C H"]:
     """One step of online spherical k-means: each centroid moves towards the mean of the tokens nearest to it.
 
-    The last lines of Algorithm 1 of Roy et al. (2020, https://arxiv.org/abs/2003.05997): every layer-normalised query
+    The last lines of Algorithm 1 of Roy et al. (2020, https://arxiv.org/abs/2003.05997): every layer-normalized query
     and key is assigned to the centroid that it has the largest product with, and
 
         centroid <- decay * centroid + (1 - decay) * mean of its queries and keys.
@@ -143,10 +145,9 @@ def update_centroids(
     Args:
       centroids: [N, C, H].
       query: the queries that `routing_attention` got, [B, T, N, H].
-      key: its keys, [B, S, K, H].
-      mask: True for the keys that count, [B or 1, 1, 1, S].
+      key: its keys, [B, T, K, H].
+      mask: True for the tokens whose queries and keys count, [B or 1, 1, 1, T].
       decay: how much of the old centroids stays, in [0, 1]; the paper takes 0.999.
-      segment_ids: as for `routing_attention`; queries and keys of segment 0 do not count.
 
     Returns:
       The new centroids, [N, C, H], in the dtype of the old ones, with no gradient to queries and keys.
@@ -162,11 +163,10 @@ def update_centroids(
     """
     if not 0.0 <= decay <= 1.0:
         raise ValueError(f"decay must be in [0, 1], got {decay}")
-    check_shapes(query, key, key, None, mask)
-    _check_centroids(centroids, query)
-    (b, t, n, _), s = query.shape, key.shape[1]
-    counts = jnp.concatenate(_routed_segments(None, mask, segment_ids, b, t, s), axis=1) != 0
-    tokens = jnp.concatenate([_normalised(query), _normalised(jnp.repeat(key, n // key.shape[2], axis=2))], axis=1)
+    _check_tokens(query, key, key, mask, centroids)
+    b, t, n, _ = query.shape
+    counts = jnp.tile(visible_tokens(None, mask, b, t), (1, 2))
+    tokens = jnp.concatenate([_normalized(query), _normalized(jnp.repeat(key, n // key.shape[2], axis=2))], axis=1)
     tokens = jax.lax.stop_gradient(tokens)
     old = centroids.astype(tokens.dtype)
     nearest = jnp.einsum("BTNH,NCH->BNTC", tokens, old).argmax(axis=-1)
@@ -176,22 +176,17 @@ def update_centroids(
     return jnp.where(size > 0, decay * old + (1 - decay) * mean, old).astype(centroids.dtype)
 
 
-def _check_centroids(centroids: Array, query: Array) -> None:
+def _check_tokens(query: Array, key: Array, value: Array, mask: Array | None, centroids: Array) -> None:
+    check_shapes(query, key, value, None, mask)
+    if query.shape[1] != key.shape[1]:
+        raise ValueError(
+            f"routing attention is self-attention, but there are {query.shape[1]} queries and {key.shape[1]} keys"
+        )
     if centroids.ndim != 3 or (centroids.shape[0], centroids.shape[2]) != query.shape[2:]:
         raise ValueError(f"centroids must be [N, C, H] with N, H = {query.shape[2:]}, got shape {centroids.shape}")
 
 
-def _routed_segments(
-    bias: Array | None, mask: Mask | None, segment_ids: SegmentIds | None, batch: int, num_queries: int, num_keys: int
-) -> tuple[Int[Array, "B T"], Int[Array, "B S"]]:
-    """The segments of queries and keys, 0 for those that neither see nor are seen."""
-    query_ids, key_ids = jnp.ones((batch, num_queries), jnp.int32), jnp.ones((batch, num_keys), jnp.int32)
-    if segment_ids is not None:
-        query_ids, key_ids = pair_of_segment_ids(segment_ids, batch, num_queries, num_keys)
-    return query_ids, jnp.where(visible_tokens(bias, mask, batch, num_keys), key_ids, 0)
-
-
-def _normalised(x: Float[Array, "B T N H"]) -> Float[Array, "B T N H"]:
+def _normalized(x: Float[Array, "B T N H"]) -> Float[Array, "B T N H"]:
     """The vectors that are compared with the centroids, and with each other."""
     return layer_norm(x.astype(np.promote_types(x.dtype, np.float32)))
 

@@ -18,7 +18,7 @@ from jaxtyping import Array, Bool, Float
 
 from tfx_jax.functional.empty import zeros_where_empty
 from tfx_jax.functional.explicit_axes import divided_as_queries
-from tfx_jax.functional.masks import Bias, Mask, check_shapes
+from tfx_jax.functional.masks import Bias, Mask, check_shapes, refuse_segment_ids
 from tfx_jax.functional.orthogonal import orthogonal_of_normal
 from tfx_jax.functional.weights_on_request import weights_on_request
 
@@ -92,6 +92,7 @@ def favor_attention(
     is_causal: bool = False,
     scale: float | None = None,
     block_size: int = 128,
+    segment_ids: None = None,
     dropout_rate: float = 0.0,
     dropout_rng: Array | None = None,
     return_weights: bool = False,
@@ -113,6 +114,7 @@ def favor_attention(
       is_causal: query t sees keys 0 .. t + S - T only.
       scale: multiplies the estimated logits; None means 1 / sqrt(H).
       block_size: as in `linear_attention`.
+      segment_ids: refused.
       dropout_rate: must be 0.
       dropout_rng: unused.
       return_weights: also return the weights, dense.
@@ -142,6 +144,7 @@ def favor_attention(
         is_causal=is_causal,
         scale=size**-0.5 if scale is None else scale,
         block_size=block_size,
+        segment_ids=segment_ids,
         dropout_rate=dropout_rate,
         dropout_rng=dropout_rng,
         return_weights=return_weights,
@@ -162,6 +165,7 @@ def linear_attention(
     is_causal: bool = False,
     scale: float | None = None,
     block_size: int = 128,
+    segment_ids: None = None,
     dropout_rate: float = 0.0,
     dropout_rng: Array | None = None,
     return_weights: bool = False,
@@ -181,6 +185,7 @@ def linear_attention(
       is_causal: query t sees keys 0 .. t + S - T only.
       scale: queries and keys are multiplied by its root before the feature map; None means 1, as in the paper.
       block_size: tokens of a causal block, a power of two. Gradients keep M * U numbers for each block.
+      segment_ids: refused: the sums are over all keys of a row.
       dropout_rate: must be 0: no weight exists that could be dropped. Drop the output instead.
       dropout_rng: unused, for the sake of the common signature.
       return_weights: also return the weights, as dense attention would have them: quadratic in memory.
@@ -197,6 +202,7 @@ def linear_attention(
     [0.0, 0.5, 1.0]
     """
     check_shapes(query, key, value, bias, mask)
+    refuse_segment_ids(segment_ids, "linear attention")
     _check_options(bias, mask, scale, block_size, dropout_rate)
     (b, t, n, _), (s, k) = query.shape, key.shape[1:3]
     dtype = np.promote_types(query.dtype, np.float32)

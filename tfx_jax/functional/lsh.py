@@ -23,14 +23,14 @@ _HIDDEN_SEGMENT = np.iinfo(np.int32).max
 @zeros_where_empty
 def lsh_attention(
     query: Float[Array, "B T N H"],
-    key: Float[Array, "B T N H"],
-    value: Float[Array, "B T N U"],
+    key: Float[Array, "B T K H"],
+    value: Float[Array, "B T K U"],
     bias: None = None,
     mask: Bool[Array, "#B 1 1 #T"] | None = None,
     *,
     rng: Array,
+    num_buckets: int | tuple[int, ...],
     num_hashes: int = 4,
-    num_buckets: int | tuple[int, ...] | None = None,
     chunk_size: int = 64,
     is_causal: bool = False,
     scale: float | None = None,
@@ -50,11 +50,11 @@ def lsh_attention(
 
     which is the softmax over the union of all P_i^(r): a key found twice counts once.
 
-    Sorting takes O(T log T), and hashing a token into n buckets O(n) with one factor, O(sqrt(n)) with two, the default
-    for long sequences, and O(log n) with factors of two.
+    Sorting takes O(T log T), and hashing a token into n buckets O(n) with one factor, O(sqrt(n)) with two and O(log n)
+    with factors of two.
 
     **Shared queries and keys.** A key is the query of its token at unit length, k_j = q_j / |q_j|, so that both hash
-    alike. Pass the queries as `key`: the argument is there for the common signature and only its shape is looked at.
+    alike. Pass the queries as `key`: the argument is there for the common signature and its values are not read.
     Because q_i . k_i would win every softmax, a token attends to itself only when it sees nothing else.
 
     **Causality.** As published, later tokens decide where the borders of the chunks fall, and so whether a query
@@ -62,25 +62,30 @@ def lsh_attention(
     With `is_causal` a query therefore reaches exactly the last `chunk_size` earlier tokens of its bucket, which costs
     the same. Nothing later then changes its output but for rounding: terms may be added in another order.
 
+    **Padding and packing.** Chunks are counted from the first visible token of each segment, and the number of buckets
+    is given. So a text gets the same output alone, padded on any side, beside other texts in a batch or packed with
+    them, and with `is_causal` a prefix of it does too. Rounding aside: a token on the border of a bucket may cross it.
+
     The gradient is a `jax.custom_vjp`: there is no `jax.jvp` of this function itself.
 
     Args:
       query: queries, [B, T, N, H], keys at the same time.
-      key: not read; the shape of `query`, [B, T, N, H].
-      value: values, [B, T, N, U].
+      key: not read, [B, T, K, H].
+      value: values, [B, T, K, U]; K divides N, and query head n reads value head n // (N / K).
       bias: refused; logits exist for the pairs of one bucket only.
       mask: True for the tokens that may be seen, [B or 1, 1, 1, T]. A hidden token is hidden as a query too: it leaves
         the sorted order, gets a zero output and changes that of no other token.
       rng: PRNG key of the rotations. The paper draws new ones at every step; a fixed one makes evaluation repeatable.
-      num_hashes: rounds; more of them find more of the near keys. The paper trains with 4 and evaluates with 8.
       num_buckets: an even number, or 1; a tuple of them is hashed factor by factor and means their product, which
-        takes less work than one rotation into very many buckets. None means 2 T / chunk_size, so that buckets fill
-        half a chunk, rounded up to a power of two and in two factors when above 128.
+        takes less work than one rotation into very many buckets. `lsh_num_buckets` gives the usual number for texts of
+        a given length. Models need one number for texts of all lengths: another number is another hash.
+      num_hashes: rounds; more of them find more of the near keys. The paper trains with 4 and evaluates with 8.
       chunk_size: tokens in a chunk of the sorted sequence.
       is_causal: a token sees itself and earlier ones only.
       scale: multiplies the logits; None means 1 / sqrt(H). The authors' code passes 1.
-      segment_ids: packed sequences, [B, T]; tokens see their own segment, and segment 0 is padding.
-      dropout_rate: probability in [0, 1) of dropping an attention weight, anew in every round.
+      segment_ids: packed sequences, [B, T]; tokens see their own segment, and segment 0 is padding. Without `is_causal`
+        this doubles the keys that are compared, because chunks then begin anywhere.
+      dropout_rate: probability in [0, 1) of dropping an attention weight, drawn for each round.
       dropout_rng: PRNG key; None disables dropout.
       return_weights: also return the weights, before dropout, as a dense array with zeros outside the buckets.
 
@@ -89,20 +94,23 @@ def lsh_attention(
       [B, N, T, T], float32 (float64 for float64 inputs) as all logits and statistics are.
 
     Raises:
-      ValueError: if the sizes do not fit together, `key` or the heads of `value` differ from the query's, `mask` is
-        over pairs, `bias` is given, or a number of hashes, buckets or tokens cannot be.
+      ValueError: if the sizes do not fit together, `key` has another length than `query`, `mask` is over pairs, `bias`
+        is given, or a number of hashes, buckets or tokens cannot be.
 
-    >>> attend = jax.jit(lambda x, rng: lsh_attention(x, x, x, rng=rng, chunk_size=16, is_causal=True))
+    >>> hashing = {"num_buckets": 8, "chunk_size": 16, "is_causal": True}
+    >>> attend = jax.jit(lambda x, rng: lsh_attention(x, x, x, rng=rng, **hashing))
     >>> attend(jnp.ones((1, 100, 2, 8)), jax.random.key(0)).shape
     (1, 100, 2, 8)
     """
     check_shapes(query, key, value, None, mask)
-    if key.shape != query.shape:
-        raise ValueError(f"queries are the keys as well: key must have their shape {query.shape}, got {key.shape}")
+    if key.shape[1] != query.shape[1]:
+        raise ValueError(
+            f"LSH attention is self-attention, but there are {query.shape[1]} queries and {key.shape[1]} keys"
+        )
     if num_hashes < 1 or chunk_size < 1:
         raise ValueError(f"num_hashes and chunk_size must be at least 1, got {num_hashes} and {chunk_size}")
     b, t, n, h = query.shape
-    factors = _bucket_factors(num_buckets, t, chunk_size)
+    factors = _bucket_factors(num_buckets)
     scale = 1 / math.sqrt(h) if scale is None else scale
     chunk_size = min(chunk_size, t)
     visible, segment = visible_tokens(bias, mask, b, t), jnp.zeros((b, t), jnp.int32)
@@ -112,6 +120,10 @@ def lsh_attention(
         segment = pair_of_segment_ids(segment_ids, b, t, t)[0].astype(jnp.int32)
         visible = visible & (segment != 0)
 
+    value = jnp.repeat(value, n // value.shape[2], axis=2)
+    # A chunk and the one before it; where chunks begin at any place of the array, also parts of those beside the two.
+    around = (2, 1) if segment_ids is not None and not is_causal else (1, 0)
+
     # Hidden tokens, and those that fill the last chunk, are sorted behind all others.
     excess = -t % chunk_size
     query, value = (jnp.pad(x, ((0, 0), (0, excess), (0, 0), (0, 0))).swapaxes(1, 2) for x in (query, value))
@@ -120,7 +132,7 @@ def lsh_attention(
     )
     order, places = _sorted(segment, _buckets(query, _rotations(rng, num_hashes, n, h, factors)))
     out, is_alone = _attend_in_chunks(
-        query, value, order, places, chunk_size, is_causal, scale, dropout_rate, dropout_rng
+        query, value, order, places, chunk_size, around, is_causal, scale, dropout_rate, dropout_rng
     )
 
     alone_rng = None if dropout_rng is None else jax.random.fold_in(dropout_rng, num_hashes)
@@ -133,19 +145,35 @@ def lsh_attention(
     return out, weights + itself[:, :, :t] * jnp.eye(t, dtype=weights.dtype)[None, None]
 
 
+def lsh_num_buckets(length: int, *, chunk_size: int) -> tuple[int, ...]:
+    """Returns the number of buckets for which tokens of one text fill half a chunk on average, as factors.
+
+    Args:
+      length: the tokens of a typical or longest text. Not the length of an array: padding would change the hashes.
+      chunk_size: as in `lsh_attention`.
+
+    Returns:
+      2 * length / chunk_size, rounded up to a power of two; in two factors when above 128.
+
+    >>> lsh_num_buckets(1_000, chunk_size=64), lsh_num_buckets(65_536, chunk_size=64)
+    ((32,), (32, 64))
+    """
+    bits = math.ceil(math.log2(max(1.0, 2 * length / chunk_size)))
+    return (2**bits,) if bits <= 7 else (2 ** (bits // 2), 2 ** (bits - bits // 2))
+
+
 class _Places(NamedTuple):
     """Where the rounds of hashing put the tokens; each array is [rounds, B, N, T]."""
 
     rank: Array
     """The place of each token in the sorted sequence."""
+    rank_in_segment: Array
+    """The same, counted from the first token of its segment."""
     group: Array
     """One number for each bucket of each segment, from 1; 0 for hidden tokens."""
 
 
-def _bucket_factors(num_buckets: int | tuple[int, ...] | None, length: int, chunk_size: int) -> tuple[int, ...]:
-    if num_buckets is None:
-        bits = math.ceil(math.log2(max(1.0, 2 * length / chunk_size)))
-        return (2**bits,) if bits <= 7 else (2 ** (bits // 2), 2 ** (bits - bits // 2))
+def _bucket_factors(num_buckets: int | tuple[int, ...]) -> tuple[int, ...]:
     factors = num_buckets if isinstance(num_buckets, tuple) else (num_buckets,)
     if any(factor < 1 or (factor > 1 and factor % 2) for factor in factors):
         raise ValueError(f"num_buckets must be 1 or even (a rotated axis and its opposite), got {num_buckets}")
@@ -178,10 +206,11 @@ def _sorted(segment: Int[Array, "B T"], bucket: Int[Array, "rounds B N T"]) -> t
     position = jax.lax.broadcasted_iota(jnp.int32, bucket.shape, bucket.ndim - 1)
     *sorted_by, order = jax.lax.sort((segments, bucket, position), num_keys=3)
     rank = jnp.argsort(order, axis=-1).astype(jnp.int32)
-    is_new = jnp.any(jnp.stack([jnp.diff(x, axis=-1) != 0 for x in sorted_by]), axis=0).astype(jnp.int32)
-    group = 1 + jnp.pad(jnp.cumsum(is_new, axis=-1), ((0, 0),) * 3 + ((1, 0),))
-    group = jnp.take_along_axis(group, rank, axis=-1)
-    return order, _Places(rank, jnp.where(segments == _HIDDEN_SEGMENT, 0, group))
+    changes = [jnp.pad(jnp.diff(x, axis=-1) != 0, ((0, 0),) * 3 + ((1, 0),)) for x in sorted_by]
+    first = jax.lax.cummax(jnp.where(changes[0], position, 0), axis=position.ndim - 1)
+    group = 1 + jnp.cumsum(changes[0] | changes[1], axis=-1, dtype=jnp.int32)
+    first, group = (jnp.take_along_axis(x, rank, axis=-1) for x in (first, group))
+    return order, _Places(rank, rank - first, jnp.where(segments == _HIDDEN_SEGMENT, 0, group))
 
 
 def _reaches(query: _Places, key: _Places, chunk_size: int, is_causal: bool) -> Array:
@@ -190,7 +219,7 @@ def _reaches(query: _Places, key: _Places, chunk_size: int, is_causal: bool) -> 
     if is_causal:  # ranks count the tokens of the bucket in between, all of them earlier than the query
         near = (back > 0) & (back <= chunk_size)
     else:
-        chunks_back = query.rank // chunk_size - key.rank // chunk_size
+        chunks_back = query.rank_in_segment // chunk_size - key.rank_in_segment // chunk_size
         near = (back != 0) & (chunks_back >= 0) & (chunks_back <= 1)
     return near & (query.group == key.group) & (key.group > 0)
 
@@ -201,6 +230,7 @@ def _attend_in_chunks(
     order: Int[Array, "rounds B N T"],
     places: _Places,
     chunk_size: int,
+    around: tuple[int, int],
     is_causal: bool,
     scale: float,
     dropout_rate: float,
@@ -218,9 +248,9 @@ def _attend_in_chunks(
         order, rank, index = this_round
         q, v = (chunked(_permuted(x, order, rank), 2) for x in (query, value))
         in_chunks = _Places(*(chunked(jnp.take_along_axis(x, order[None], axis=-1), 3) for x in places))
-        seen, times = _reached_in_chunks(in_chunks, index, chunk_size, is_causal)
+        seen, times = _reached_in_chunks(in_chunks, index, chunk_size, around, is_causal)
 
-        keys = _after_previous(q, 2)
+        keys = _with_neighbors(q, 2, around)
         logits = jnp.einsum("BNXIH,BNXJH->BNXIJ", q, keys, preferred_element_type=dtype)
         logits = logits * scale * _inverse_length(keys)[..., None, :] - jnp.log(times.astype(dtype))
         logits = jnp.where(seen, logits, nothing)
@@ -232,17 +262,19 @@ def _attend_in_chunks(
 
         terms = dropout(terms, dropout_rate, None if dropout_rng is None else jax.random.fold_in(dropout_rng, index))
         terms = (terms / total[..., None]).astype(value.dtype)
-        out = jnp.einsum("BNXIJ,BNXJU->BNXIU", terms, _after_previous(v, 2), preferred_element_type=dtype)
+        out = jnp.einsum("BNXIJ,BNXJU->BNXIU", terms, _with_neighbors(v, 2, around), preferred_element_type=dtype)
         return tuple(_permuted(x.reshape(*rank.shape, -1), rank, order) for x in (z, out))
 
     z, out = jax.lax.map(attend, (order, places.rank, jnp.arange(order.shape[0])))
     return (jax.nn.softmax(z, axis=0) * out).sum(axis=0), (z == nothing).all(axis=(0, -1))
 
 
-def _reached_in_chunks(places: _Places, index: Array, chunk_size: int, is_causal: bool) -> tuple[Array, Array]:
+def _reached_in_chunks(
+    places: _Places, index: Array, chunk_size: int, around: tuple[int, int], is_causal: bool
+) -> tuple[Array, Array]:
     """Which keys the queries of each chunk reach in round `index`, and in how many rounds (at least 1)."""
     of_queries = _Places(*(x[..., :, None] for x in places))
-    of_keys = _Places(*(_after_previous(x, 3)[..., None, :] for x in places))
+    of_keys = _Places(*(_with_neighbors(x, 3, around)[..., None, :] for x in places))
     times = _reaches(of_queries, of_keys, chunk_size, is_causal).sum(axis=0, dtype=jnp.int32)
     of_queries, of_keys = (_Places(*(x[index] for x in places)) for places in (of_queries, of_keys))
     return _reaches(of_queries, of_keys, chunk_size, is_causal), jnp.maximum(times, 1)
@@ -266,11 +298,13 @@ def _inverse_length(x: Float[Array, "*batch H"]) -> Float[Array, "*batch"]:
     return jax.lax.rsqrt(jnp.square(x.astype(dtype)).sum(axis=-1) + 1e-12)  # finite for a vector of zeros
 
 
-def _after_previous(chunks: Array, axis: int) -> Array:
-    """Each chunk (along `axis`) behind the one before it; the first is behind zeros."""
-    padding = ((0, 0),) * axis + ((1, 0),) + ((0, 0),) * (chunks.ndim - axis - 1)
-    previous = jax.lax.slice_in_dim(jnp.pad(chunks, padding), 0, chunks.shape[axis], axis=axis)
-    return jnp.concatenate([previous, chunks], axis=axis + 1)
+def _with_neighbors(chunks: Array, axis: int, around: tuple[int, int]) -> Array:
+    """Each chunk (along `axis`) between as many as `around` says before and after it; zeros beyond the ends."""
+    padding = [(0, 0)] * chunks.ndim
+    padding[axis] = around
+    padded, num_chunks = jnp.pad(chunks, padding), chunks.shape[axis]
+    shifted = [jax.lax.slice_in_dim(padded, i, i + num_chunks, axis=axis) for i in range(sum(around) + 1)]
+    return jnp.concatenate(shifted, axis=axis + 1)
 
 
 @jax.custom_vjp
@@ -298,7 +332,7 @@ def visible_tokens(bias: Array | None, mask: Mask | None, batch: int, num_keys: 
         return jnp.ones((batch, num_keys), jnp.bool_)
     if mask.shape[1:3] != (1, 1):
         raise ValueError(
-            f"mask must hide whole keys, [B or 1, 1, 1, S], got shape {mask.shape}: a mask of pairs would be an array "
-            "of T x S; pass is_causal or segment_ids"
+            f"mask must hide whole tokens, [B or 1, 1, 1, S], got shape {mask.shape}: a mask of pairs would be an array"
+            " of T x S; pass is_causal or segment_ids, where the attention takes them"
         )
     return jnp.broadcast_to(mask[:, 0, 0], (batch, num_keys))

@@ -83,6 +83,14 @@ def pair_of_segment_ids(
     return query_ids, key_ids
 
 
+def refuse_segment_ids(segment_ids: SegmentIds | None, attention: str) -> None:
+    """Raises ValueError where an attention is given packed texts that it cannot keep apart."""
+    if segment_ids is not None:
+        raise ValueError(
+            f"{attention} cannot keep texts apart that share a row, so it takes no segment_ids: unpack them"
+        )
+
+
 def check_shapes(query: Array, key: Array, value: Array, bias: Array | None, mask: Array | None) -> None:
     """Raises ValueError, with both sizes in it, for arrays that no attention takes."""
     for name, array in (("query", query), ("key", key), ("value", value)):

@@ -13,7 +13,7 @@ from jaxtyping import Array, Bool, Float, Int
 from tfx_jax.errors import UserError
 from tfx_jax.fields import at_least, documented, fraction, one_of
 from tfx_jax.functional.linear import add_bias
-from tfx_jax.functional.lsh import lsh_attention
+from tfx_jax.functional.lsh import lsh_attention, lsh_num_buckets
 from tfx_jax.functional.reversible import reversible_stack
 from tfx_jax.models.config import DTYPES
 from tfx_jax.models.padding import count, hide_padding, left_aligned
@@ -43,7 +43,7 @@ class ReformerConfig:
     attention_dropout_rate: float = fraction(0.0)  # of the attention weights
     full_attention: bool = False  # whether every earlier token is seen, whatever its hash
     num_hashes: int = at_least(1, 4)  # rounds; parameters do not depend on them: more can be taken to evaluate
-    num_buckets: int | None = at_least(1, None)  # of a round, an even number; None: two for each chunk
+    num_buckets: int | None = at_least(1, None)  # of a round, an even number; None: two per chunk of max_length tokens
     chunk_size: int = at_least(1, 64)  # earlier tokens of its bucket that a token sees
     feed_forward_chunk_size: int | None = at_least(1, None)  # positions computed at once; None: all
     activation: str = one_of(ACTIVATIONS, "relu")
@@ -101,7 +101,8 @@ class SharedAttention(nnx.Module):
         """Attends; `rng` draws rotations and dropout, without it the rotations are those of evaluation."""
         c = self.config
         rotations, for_weights, for_output = [None] * 3 if rng is None else jax.random.split(rng, 3)
-        hashing: dict[str, Any] = {"num_hashes": c.num_hashes, "num_buckets": c.num_buckets, "chunk_size": c.chunk_size}
+        num_buckets = c.num_buckets or lsh_num_buckets(c.max_length, chunk_size=c.chunk_size)
+        hashing: dict[str, Any] = {"num_hashes": c.num_hashes, "num_buckets": num_buckets, "chunk_size": c.chunk_size}
         if c.full_attention:
             hashing = {"num_hashes": 1, "num_buckets": 1, "chunk_size": x.shape[1]}
         attend = functools.partial(lsh_attention, rng=jax.random.key(0) if rotations is None else rotations, **hashing)

@@ -12,11 +12,13 @@ from tfx_jax.fields import at_least, documented, within
 class AttentionOptions:
     """Options of attention cores; None leaves what the function itself has, and most belong to some cores only."""
 
-    window: int | None = None  # window: tokens that a position sees on each side; routing: that a cluster takes
+    window: int | None = (
+        None  # window: tokens seen on each side; routing: tokens of a cluster, about length / num_clusters
+    )
     block_size: int | None = None  # local, bigbird, window, favor, linear: tokens that are computed together
     chunk_size: int | None = None  # lsh, chunked: likewise
     num_hashes: int | None = None  # lsh: rounds of hashing
-    num_buckets: int | None = None  # lsh: of each round
+    num_buckets: int | None = None  # lsh: of each round, even; 2 x length / chunk_size fill half a chunk each
     num_global_blocks: int | None = None  # bigbird: that see and are seen by all
     num_window_blocks: int | None = None  # bigbird: around each block
     num_random_blocks: int | None = None  # bigbird: for each block

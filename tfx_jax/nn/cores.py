@@ -191,9 +191,14 @@ CORES = {
     "local": Core(local_attention, ("block_size",), ("block_size",), takes_bias=False),
     "window": Core(sliding_window_attention, ("window", "block_size"), ("window",), takes_bias=False),
     "bigbird": Core(
-        bigbird_attention, (*_BIGBIRD, *_PUBLISHED_BIGBIRD), _BIGBIRD, can_be_causal=False, takes_bias=False
+        bigbird_attention,
+        (*_BIGBIRD, *_PUBLISHED_BIGBIRD),
+        _BIGBIRD,
+        can_be_causal=False,
+        takes_bias=False,
+        takes_segments=False,
     ),
-    "lsh": Core(_lsh, ("num_hashes", "num_buckets", "chunk_size", "seed"), takes_bias=False),
+    "lsh": Core(_lsh, ("num_hashes", "num_buckets", "chunk_size", "seed"), ("num_buckets",), takes_bias=False),
     "favor": Core(_favor, ("num_features", "block_size", "seed"), **_WITHOUT_PAIRS),
     "linear": Core(linear_attention, ("block_size",), **_WITHOUT_PAIRS),
     "nystrom": Core(nystrom_attention, ("num_landmarks", "num_iterations"), can_be_causal=False, **_WITHOUT_PAIRS),
@@ -201,9 +206,14 @@ CORES = {
     "additive": Core(AdditiveAttention, ("d_hidden",)),
     "general": Core(GeneralAttention),
     "relative": Core(RelativeAttention),
-    # A later token may take the place of an earlier one in a cluster, and so change what was said before it.
+    # Tokens compete for places in a cluster: a later one changes the output of an earlier one, a text that of another.
     "routing": Core(
-        RoutingAttention, ("num_clusters", "window", "decay"), ("num_clusters",), can_be_causal=False, takes_bias=False
+        RoutingAttention,
+        ("num_clusters", "window", "decay"),
+        ("num_clusters", "window"),
+        can_be_causal=False,
+        takes_bias=False,
+        takes_segments=False,
     ),
 }
 """All cores by the names that a configuration uses."""

@@ -10,7 +10,7 @@ from jaxtyping import Array, Float
 
 from tfx_jax.functional.additive import additive_attention, general_attention
 from tfx_jax.functional.clustered import routing_attention, update_centroids
-from tfx_jax.functional.masks import Mask, SegmentIds
+from tfx_jax.functional.masks import Mask
 from tfx_jax.functional.normalization import layer_norm
 from tfx_jax.functional.positions import sinusoidal_positions
 from tfx_jax.functional.relative import relative_attention
@@ -128,7 +128,7 @@ class RoutingAttention(nnx.Module):
         del param_dtype
         drawn = jax.random.normal(rngs.params(), (num_heads, options.num_clusters or 1, d_k))
         self.centroids = nnx.BatchStat(layer_norm(drawn))
-        self.window = options.window
+        self.window = options.window or 1
         self.decay = 0.999 if options.decay is None else options.decay
 
     def __call__(
@@ -139,21 +139,12 @@ class RoutingAttention(nnx.Module):
         bias: None = None,
         mask: Mask | None = None,
         *,
-        segment_ids: SegmentIds | None = None,
         is_training: bool = False,
         **options: Any,
     ) -> Any:
-        """Attends, and moves the centroids if `is_training`; see `tfx_jax.functional.routing_attention`.
-
-        It is self-attention: a token that `mask` hides as a key takes no place in a cluster as a query either, and
-        moves no centroid.
-        """
+        """Attends, and moves the centroids if `is_training`; see `tfx_jax.functional.routing_attention`."""
         centroids = self.centroids[...]
-        if mask is not None and segment_ids is None:
-            segment_ids = jnp.broadcast_to(mask[:, 0, 0], key.shape[:2]).astype(jnp.int32)
         if is_training:
-            self.centroids[...] = update_centroids(
-                centroids, query, key, mask, decay=self.decay, segment_ids=segment_ids
-            )
-        options |= {"centroids": centroids, "window": self.window, "segment_ids": segment_ids}
+            self.centroids[...] = update_centroids(centroids, query, key, mask, decay=self.decay)
+        options |= {"centroids": centroids, "window": self.window}
         return routing_attention(query, key, value, bias, mask, **options)

@@ -5,18 +5,18 @@ import numpy as np
 from tests.functional.oracles.dense import float64, per_query_head, softmax_over, visible
 
 
-def normalised(x):
+def normalized(x):
     """LayerNorm without gain and offset."""
     (x,) = float64(x)
-    centred = x - x.mean(axis=-1, keepdims=True)
-    return centred / np.sqrt((centred**2).mean(axis=-1, keepdims=True) + 1e-6)
+    centered = x - x.mean(axis=-1, keepdims=True)
+    return centered / np.sqrt((centered**2).mean(axis=-1, keepdims=True) + 1e-6)
 
 
 def routing_centroids(query_shape, num_clusters=None):
-    """As many normalised Gaussian centroids as the square root of the length, float32 [N, C, H]."""
+    """As many normalized Gaussian centroids as the square root of the length, float32 [N, C, H]."""
     _, t, n, h = query_shape
     shape = (n, num_clusters or round(t**0.5), h)
-    return normalised(np.random.default_rng(0).normal(size=shape)).astype(np.float32)
+    return normalized(np.random.default_rng(0).normal(size=shape)).astype(np.float32)
 
 
 def nearest(vectors, centroid, counts, window):
@@ -30,18 +30,16 @@ def nearest(vectors, centroid, counts, window):
     return tokens[best_first[:window]]
 
 
-def routing_weights(query, key, *, mask=True, is_causal=False, centroids=None, window=None, scale=None, bias=None):
-    """The weights of every pair, [B, N, T, S]; `mask` hides keys or, as packed segments do, pairs."""
-    (b, t, n, h), s = query.shape, key.shape[1]
-    padding, seen = visible(query, key, mask), visible(query, key, mask, is_causal)
+def routing_weights(query, key, *, window, mask=True, is_causal=False, centroids=None, scale=None, bias=None):
+    """The weights of every pair, [B, N, T, T]; `mask` hides tokens, [B, 1, 1, T]."""
+    b, t, n, h = query.shape
+    is_token, seen = visible(query, key, mask)[:, 0, 0], visible(query, key, mask, is_causal)
     centroids = routing_centroids(query.shape) if centroids is None else np.asarray(centroids, np.float64)
-    query_window, key_window = (min(size, window or -(-size // centroids.shape[1])) for size in (t, s))
-    query, key = normalised(query), per_query_head(normalised(key), n)
-    weights, times = np.zeros((b, n, t, s)), np.zeros((b, n, t, 1))
+    query, key = normalized(query), per_query_head(normalized(key), n)
+    weights, times = np.zeros((b, n, t, t)), np.zeros((b, n, t, 1))
     for batch, head, cluster in np.ndindex(*weights.shape[:2], centroids.shape[1]):
         q, k, centroid = query[batch, :, head], key[batch, :, head], centroids[head, cluster]
-        of_queries = nearest(q, centroid, padding[batch, head].any(axis=1), query_window)
-        of_keys = nearest(k, centroid, padding[batch, head].any(axis=0), key_window)
+        of_queries, of_keys = (nearest(x, centroid, is_token[batch], window) for x in (q, k))
         pairs = np.ix_(of_queries, of_keys)
         logits = q[of_queries] @ k[of_keys].T * (h**-0.5 if scale is None else scale)
         if of_keys.size:

@@ -15,17 +15,21 @@ def hashed(vectors, rotation):
 
 
 def reached(buckets, segments, chunk_size, is_causal):
-    """For one round, which keys each token reaches in its own chunk and the one before, bool [T, T]; hidden: None."""
+    """For one round, which keys each token reaches in its own chunk and the one before, bool [T, T]; hidden: None.
+
+    Chunks are cut from the tokens of each segment alone.
+    """
     tokens = [i for i, segment in enumerate(segments) if segment is not None]
-    order = sorted(tokens, key=lambda i: (segments[i], buckets[i], i))
     reach = np.zeros((len(segments), len(segments)), bool)
-    for place, i in enumerate(order):
-        for other, j in enumerate(order):
-            if is_causal:
-                near = j < i and place - other <= chunk_size
-            else:
-                near = place // chunk_size - other // chunk_size in (0, 1)
-            reach[i, j] = near and i != j and (segments[i], buckets[i]) == (segments[j], buckets[j])
+    for segment in {segments[i] for i in tokens}:
+        order = sorted((i for i in tokens if segments[i] == segment), key=lambda i: (buckets[i], i))
+        for place, i in enumerate(order):
+            for other, j in enumerate(order):
+                if is_causal:
+                    near = j < i and place - other <= chunk_size
+                else:
+                    near = place // chunk_size - other // chunk_size in (0, 1)
+                reach[i, j] = near and i != j and buckets[i] == buckets[j]
     return reach
 
 
