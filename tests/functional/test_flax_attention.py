@@ -9,7 +9,27 @@ import pytest
 from flax import linen, nnx
 
 from tests.functional.test_contract import ATTENTIONS
-from tfx_jax.functional import dot_product_attention, flax_attention_fn
+from tfx_jax.functional import (
+    additive_attention,
+    aligned_attention,
+    bigbird_attention,
+    chunked_attention,
+    dot_product_attention,
+    favor_attention,
+    flax_attention_fn,
+    general_attention,
+    hard_attention,
+    linear_attention,
+    local_attention,
+    longformer_attention,
+    lsh_attention,
+    nystrom_attention,
+    orthogonal_features,
+    relative_attention,
+    routing_attention,
+    sinusoidal_positions,
+    sliding_window_attention,
+)
 
 D, N, K, H = 24, 4, 2, 6
 DENSE = flax_attention_fn(dot_product_attention)
@@ -107,3 +127,114 @@ def test_any_attention_fits(attention, framework):
         layer = linen.MultiHeadAttention(N, qkv_features=4 * size, attention_fn=attention_fn)
         out = jax.eval_shape(functools.partial(_call_linen, layer), x)
     assert out.shape == x.shape
+
+
+def _by_distance(query, key, *arguments, **options):
+    """Relative attention with encodings of the distances, however many there are."""
+    distances = jnp.arange(key.shape[1] - 1, -query.shape[1], -1)
+    relative_key = sinusoidal_positions(distances, H)[:, None] * jnp.ones((1, N, 1))
+    biases = {name: jnp.full((N, H), 0.3) for name in ("content_bias", "position_bias")}
+    return relative_attention(query, key, *arguments, relative_key=relative_key, **biases, **options)
+
+
+def _parameters(*shapes):
+    return [jnp.asarray(_draw(*shape, seed=seed)) for seed, shape in enumerate(shapes)]
+
+
+_W, _V = _parameters((H, H), (H,))
+STEPPING = {
+    "dense": dot_product_attention,
+    "chunked": functools.partial(chunked_attention, chunk_size=2),
+    "window": functools.partial(sliding_window_attention, window=2),
+    "wide window": functools.partial(sliding_window_attention, window=(3, 2), block_size=2),
+    "local": functools.partial(local_attention, block_size=3),
+    "relative": _by_distance,
+    "hard": hard_attention,
+    "additive": functools.partial(additive_attention, w_query=_W, w_key=_W + 1, v=_V),
+    "general": functools.partial(general_attention, w=_W),
+    "linear": linear_attention,
+    "favor": functools.partial(favor_attention, projection=orthogonal_features(jax.random.key(0), 8, H)),
+    "aligned": functools.partial(aligned_attention, position=jnp.full((1, 1, 1), 2.0), window=2),
+}
+QUICK = ("window", "local", "relative", "linear")
+LENGTH, ROOM = 7, 3
+
+
+def _decoded_by_nnx(attention_fn, x, is_causal):
+    layer = nnx.MultiHeadAttention(N, D, decode=True, rngs=nnx.Rngs(0), attention_fn=attention_fn)
+    layer.init_cache((2, LENGTH + ROOM, D))
+    graphdef, state = nnx.split(layer)
+
+    @jax.jit
+    def step(state, x):
+        layer = nnx.merge(graphdef, state)
+        out = layer(x, is_causal=is_causal)
+        return nnx.state(layer), out
+
+    outs = []
+    for place in range(LENGTH):
+        state, out = step(state, x[:, place : place + 1])
+        outs.append(out)
+    return np.concatenate(outs, axis=1)
+
+
+def _decoded_by_linen(attention_fn, x, parameters):
+    layer = linen.MultiHeadAttention(N, decode=True, attention_fn=attention_fn)
+    cache = jax.jit(lambda x: layer.init(jax.random.key(0), x)["cache"])(np.zeros((2, LENGTH + ROOM, D), np.float32))
+    step = jax.jit(lambda cache, x: layer.apply({"params": parameters, "cache": cache}, x, mutable=["cache"]))
+    outs = []
+    for place in range(LENGTH):
+        out, new = step(cache, x[:, place : place + 1])
+        cache = new["cache"]
+        outs.append(out)
+    return np.concatenate(outs, axis=1)
+
+
+def _cases(quick):
+    return [name if name in quick else pytest.param(name, marks=pytest.mark.slow) for name in STEPPING]
+
+
+@pytest.mark.parametrize("is_causal", [False, True], ids=["as it is", "asked for causality"])
+@pytest.mark.parametrize("name", _cases(QUICK))
+def test_decoding_in_nnx_equals_a_causal_pass(name, is_causal):
+    """Also if the layer is told once more that it is causal, which its mask says already."""
+    x = _draw(2, LENGTH, D)
+    attention_fn = flax_attention_fn(STEPPING[name])
+    layer = nnx.MultiHeadAttention(N, D, decode=False, rngs=nnx.Rngs(0), attention_fn=attention_fn)
+    graphdef, state = nnx.split(layer)
+    expected = jax.jit(lambda state, x: nnx.merge(graphdef, state)(x, is_causal=True))(state, x)
+    np.testing.assert_allclose(_decoded_by_nnx(attention_fn, x, is_causal), expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", _cases(("local",)))
+def test_decoding_in_linen_equals_a_causal_pass(name):
+    x = _draw(2, LENGTH, D)
+    causal = flax_attention_fn(functools.partial(STEPPING[name], is_causal=True))
+    layer = linen.MultiHeadAttention(N, attention_fn=causal)
+    parameters = jax.jit(lambda x: layer.init(jax.random.key(0), x)["params"])(x)
+    expected = jax.jit(lambda x: layer.apply({"params": parameters}, x))(x)
+    found = _decoded_by_linen(flax_attention_fn(STEPPING[name]), x, parameters)
+    np.testing.assert_allclose(found, expected, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("attend", "message"),
+    [
+        (functools.partial(routing_attention, centroids=jnp.ones((N, 2, H))), "routing.*all tokens.*decode=True"),
+        (functools.partial(lsh_attention, rng=jax.random.key(0)), "queries are the keys as well"),
+        (functools.partial(longformer_attention, window=2), "self-attention, but there are 1 queries and 10 keys"),
+        (nystrom_attention, "of one sequence, but there are 1 queries and 10 keys"),
+        (
+            functools.partial(
+                bigbird_attention, block_size=2, num_global_blocks=1, num_window_blocks=3, num_random_blocks=0
+            ),
+            "self-attention, but there are 1 queries and 10 keys",
+        ),
+    ],
+    ids=["routing", "lsh", "longformer", "nystrom", "bigbird"],
+)
+def test_attentions_of_whole_sequences_refuse_to_decode(attend, message):
+    query, key = (jax.ShapeDtypeStruct((2, length, N, H), jnp.float32) for length in (1, 10))
+    mask = jax.ShapeDtypeStruct((2, 1, 1, 10), jnp.bool_)
+    with pytest.raises(ValueError, match=message):
+        jax.eval_shape(lambda q, k, mask: flax_attention_fn(attend)(q, k, k, mask=mask), query, key, mask)

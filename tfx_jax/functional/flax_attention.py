@@ -1,6 +1,7 @@
 """Attention functions for the slot that Flax's own layers have for one."""
 
 import contextlib
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -8,6 +9,8 @@ import jax
 import jax.numpy as jnp
 from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float
+
+from tfx_jax.functional.clustered import routing_attention
 
 
 def flax_attention_fn(attention: Callable[..., Any]) -> Callable[..., Array]:
@@ -18,6 +21,10 @@ def flax_attention_fn(attention: Callable[..., Any]) -> Callable[..., Array]:
     left in the layer, as its own function does. Two things stay as they are in ours: a query that sees no key gets
     zeros, where Flax gives it the mean of all values; and dropout drops each weight by itself, whatever
     `broadcast_dropout` says.
+
+    With `decode=True` one query meets a cache of full length, whose mask shows what is written: the query is the last
+    of these tokens, and sees none after it, whatever `is_causal` says. An attention that needs the queries of all
+    tokens at once raises ValueError.
 
     Args:
       attention: any attention of `tfx_jax.functional` with its options bound, or a function with their signature. It
@@ -58,7 +65,10 @@ def flax_attention_fn(attention: Callable[..., Any]) -> Callable[..., Array]:
         query, key, value = (x.astype(dtype).reshape(-1, *x.shape[-3:]) for x in (query, key, value))
         options: dict[str, Any] = {"bias": _with_one_batch_axis(bias, batch)}
         options["mask"] = _with_one_batch_axis(None if mask is None else mask.astype(bool), batch)
-        if is_causal and t != key.shape[1]:  # Flax aligns both at their beginnings, this library at their ends
+        is_step = t == 1 < key.shape[1] and mask is not None  # of decode=True: the mask hides the cache's room
+        if is_step:
+            _check_step(attention)
+        elif is_causal and t != key.shape[1]:  # Flax aligns both at their beginnings, this library at their ends
             options["mask"] = _and(options["mask"], jnp.tril(jnp.ones((t, key.shape[1]), bool)))
         elif is_causal:
             options["is_causal"] = True
@@ -75,6 +85,14 @@ def flax_attention_fn(attention: Callable[..., Any]) -> Callable[..., Array]:
         return found.reshape(*batch, t, n, found.shape[-1])
 
     return attend
+
+
+def _check_step(attention: Callable[..., Any]) -> None:
+    """Refuses an attention that takes one query for many keys, but not as a causal pass does."""
+    while isinstance(attention, functools.partial):
+        attention = attention.func
+    if attention is routing_attention:
+        raise ValueError("routing attention clusters all tokens at once, so a layer with decode=True cannot use it")
 
 
 def _with_one_batch_axis(x: Array | None, batch: list[int]) -> Array | None:

@@ -327,8 +327,7 @@ class GPTDecoder(nnx.Module):
     def encode(self, inputs: Int[Array, "B P"], token_mask: Bool[Array, "B P"] | None = None) -> Prompt:
         """Reads prompts."""
         token_mask = jnp.ones(inputs.shape, bool) if token_mask is None else token_mask
-        # Columns are positions only where no padding is in front.
-        if self.fused is None or any(step.sees is not None for step in self.fused.steps):
+        if self.fused is None:  # which writes behind the last token
             inputs, token_mask = left_aligned(inputs, token_mask)
         places = jnp.arange(inputs.shape[1])[None]
         last = jnp.max(jnp.where(token_mask, places, 0), axis=1, keepdims=True)
