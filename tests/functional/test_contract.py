@@ -32,7 +32,6 @@ from tests.functional.oracles.sparse import (
     local_pairs,
     longformer_weights,
     weights_of_texts,
-    weights_over,
     window_pairs,
 )
 from tests.functional.oracles.texts import of_texts
