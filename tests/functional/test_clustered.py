@@ -73,6 +73,37 @@ class TestCausality:
         assert ((before[:, :, :7] > 0) != (after[:, :, :7] > 0)).any()
 
 
+class TestAlgorithm1WithAMask:
+    """Where the PyPI package routing-transformer 1.6.1 differs from the paper, which this function follows.
+
+    Without causality both agree. Causal, the package adds a learned key and value to each cluster, which the paper does
+    not have. Without these, it gives a query whose cluster has later keys only the mean of their values. With shared
+    queries and keys, it makes keys unit vectors and hides a token from itself, as the Reformer does; Algorithm 1 has
+    LayerNorm of both and the lower triangle of A, diagonal included.
+    """
+
+    def test_later_values_change_nothing_where_a_cluster_has_no_earlier_key(self):
+        query, key, value = _inputs()
+        centroids = routing_centroids(query.shape, 4)
+        attend = _jitted(window=5, is_causal=True)
+        later = np.where(np.arange(19)[None, :, None, None] >= 7, value + 100, value)
+        before, after = (np.asarray(attend(query, key, x, centroids=centroids)) for x in (value, later))
+        np.testing.assert_array_equal(before[:, :7], after[:, :7])
+        _, everything = _jitted(window=5, return_weights=True)(query, key, value, centroids=centroids)
+        blind = (np.tril(everything).sum(axis=-1) == 0) & (np.asarray(everything).sum(axis=-1) > 0)
+        assert blind[:, :, :7].any()  # taken by a cluster, with later keys only
+        np.testing.assert_array_equal(before.swapaxes(1, 2)[blind], 0)
+
+    def test_a_token_sees_itself_where_queries_are_the_keys(self):
+        query, _, value = _inputs(k=4)
+        attend = _jitted(window=5, is_causal=True, return_weights=True)
+        weights = np.asarray(attend(query, query, value, centroids=routing_centroids(query.shape, 4))[1])
+        taken = weights.sum(axis=-1) > 0
+        assert 0.5 < taken.mean() < 1
+        assert (np.diagonal(weights, axis1=2, axis2=3)[taken] > 0).all()
+        np.testing.assert_allclose(weights[taken].sum(axis=-1), 1, atol=1e-5)
+
+
 @pytest.mark.parametrize("window", [4, 17])
 def test_a_text_is_that_alone_wherever_its_padding_is(window):
     """Also where clusters take more than its tokens; and so do centroids move."""

@@ -133,6 +133,12 @@ def test_a_core_drops_weights_or_says_that_it_cannot(name):
         ("BertConfig", "lsh", {"attention.options.num_buckets": 3}, "lsh attention: num_buckets must be 1 or even"),
         ("BertConfig", "nystrom", {"attention.options.num_iterations": 10**9}, "num_iterations must be at most 100"),
         ("BertConfig", "routing", {"attention.options.num_clusters": 0}, "num_clusters must be at least 1, got 0"),
+        (
+            "BertConfig",
+            "routing",
+            {"attention.options.window": 0},
+            "routing attention: window must be at least 1, got 0",
+        ),
         ("BertConfig", "routing", {"attention.options.decay": 1.5}, "decay must be at most 1, got 1.5"),
     ],
 )

@@ -34,7 +34,8 @@ from tfx_jax.functional.attention import dot_product_attention
 from tfx_jax.functional.attention_from_logits import attention_from_logits, attention_weights
 from tfx_jax.functional.axes import attention_over_axes
 from tfx_jax.functional.beam_search import BeamSearchResult, beam_search
-from tfx_jax.functional.bigbird import bigbird_attention, bigbird_block_mask
+from tfx_jax.functional.bigbird import bigbird_attention
+from tfx_jax.functional.bigbird_blocks import bigbird_block_mask
 from tfx_jax.functional.chunked import chunked_attention
 from tfx_jax.functional.clustered import routing_attention, update_centroids
 from tfx_jax.functional.decomposable import attend_both, decomposable_attention

@@ -128,7 +128,7 @@ class RoutingAttention(nnx.Module):
         del param_dtype
         drawn = jax.random.normal(rngs.params(), (num_heads, options.num_clusters or 1, d_k))
         self.centroids = nnx.BatchStat(layer_norm(drawn))
-        self.window = options.window or 1
+        self.window = 1 if options.window is None else options.window  # a configuration without it is refused
         self.decay = 0.999 if options.decay is None else options.decay
 
     def __call__(
