@@ -39,13 +39,13 @@ $(STAMP): requirements.lock pyproject.toml
 	@touch $@
 
 test: setup  ## run the tests but the slow ones; what needs PyTorch, transformers, Keras or ../shared/data skips without it
-	@$(BIN)/pytest -n 2 --dist worksteal -m "not slow" $(ARGS)
+	@$(BIN)/pytest -n 2 --dist worksteal --durations=20 -m "not slow" $(ARGS)
 
 test-all: setup  ## run all tests, notebooks and interrupted trainings too
 	@$(BIN)/pytest -n 2 --dist worksteal $(ARGS)
 
-mutants: setup  ## break the library on purpose, and see what the tests miss (ARGS="--only lsh --jobs 1" for a part)
-	@$(BIN)/python -m tests.mutants $(ARGS)
+mutants: setup  ## break the library at sampled places, and report what the tests miss (ARGS="--only=^nn/ --count=20")
+	@$(BIN)/python -m tests.mutation $(ARGS)
 
 lint: setup  ## check format, style and types
 	@$(BIN)/ruff format --check .

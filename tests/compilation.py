@@ -126,32 +126,23 @@ def kept_folder() -> pathlib.Path:
 
 
 class CompileBudget:
-    """Counts the programs that each test compiles, refuses too many, and lists the dearest tests at the end."""
+    """Counts the programs that each test compiles, and fails a test that compiles too many."""
 
     def __init__(self) -> None:
         import jax
 
-        self._programs, self._seconds = 0, 0.0
+        self._programs = 0
         jax.monitoring.register_event_duration_secs_listener(self._listen)
 
     def _listen(self, event: str, duration: float, **_: object) -> None:
         if event == _COMPILED:
             self._programs += 1
-            self._seconds += duration
-
-    @pytest.hookimpl(wrapper=True)
-    def pytest_runtest_setup(self, item):
-        before = self._programs
-        result = yield
-        item.user_properties.append(("programs of fixtures", self._programs - before))
-        return result
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_call(self, item):
-        programs, seconds = self._programs, self._seconds
+        before = self._programs
         result = yield
-        used = self._programs - programs
-        item.user_properties += [("programs", used), ("seconds of compiling", self._seconds - seconds)]
+        used = self._programs - before
         mark = item.get_closest_marker("compiles")
         if mark is not None and (len(mark.args) != 2 or not isinstance(mark.args[0], int) or not mark.args[1]):
             pytest.fail("say how many programs and why: @pytest.mark.compiles(number, 'reason')", pytrace=False)
@@ -163,18 +154,3 @@ class CompileBudget:
                 pytrace=False,
             )
         return result
-
-
-def print_dearest(terminal_reporter, number: int = 20) -> None:
-    """Lists the tests that compiled most, of all workers."""
-    tests = []
-    for report in (r for reports in terminal_reporter.stats.values() for r in reports if hasattr(r, "when")):
-        if report.when == "call":
-            told = dict(report.user_properties)
-            programs = told.get("programs", 0)
-            tests.append((programs + told.get("programs of fixtures", 0), programs, report.duration, report.nodeid))
-    terminal_reporter.write_sep("-", f"{sum(test[0] for test in tests)} programs; the dearest {number} tests")
-    for both, programs, seconds, name in sorted(tests, reverse=True)[:number]:
-        terminal_reporter.write_line(
-            f"{programs:4d} programs, {both - programs:4d} of fixtures {seconds:6.1f} s  {name}"
-        )

@@ -5,7 +5,7 @@ import gc
 import os
 import pathlib
 
-from tests.compilation import CompileBudget, SharedCache, compile_quickly, kept_folder, print_dearest
+from tests.compilation import CompileBudget, SharedCache, compile_quickly, kept_folder
 
 compile_quickly(os.environ)
 os.environ.setdefault("JAX_PLATFORMS", "cpu")  # where libtpu is installed, only tests that ask for it load it
@@ -46,10 +46,6 @@ def pytest_runtest_teardown(item, nextitem):
     """
     if nextitem is not None and nextitem.path != item.path:
         gc.freeze()
-
-
-def pytest_terminal_summary(terminalreporter):
-    print_dearest(terminalreporter)
 
 
 @pytest.fixture(autouse=True)

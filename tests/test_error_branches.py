@@ -1,4 +1,4 @@
-"""Errors that no other test meets, found with `tests/error_branches.py`; and that it finds what it should."""
+"""Errors that no other test reaches."""
 
 import json
 import pathlib
@@ -12,7 +12,6 @@ import pytest
 from etils import epath
 from flax import nnx
 
-from tests import error_branches
 from tests.training.configs import changed, default_config, with_values
 from tfx_jax.cli import convert, generate, main
 from tfx_jax.cli.options import load_trained
@@ -45,32 +44,6 @@ from tfx_jax.training.config_checks import validate
 from tfx_jax.training.init_from import init_from_state
 from tfx_jax.training.sharded_attention import _attend_in_a_ring
 from tfx_jax.training.workdir import find_workdir, make_workdir
-
-
-def test_places_are_found_and_noted(tmp_path):
-    (tmp_path / "here").mkdir()
-    (tmp_path / "here/a.py").write_text(
-        'raise UserError("a")\n\n\ndef f():\n    return UserError(\n        "b"\n    )\n'
-    )
-    assert error_branches.places(tmp_path) == ["here/a.py:1", "here/a.py:5"]
-    everywhere = error_branches.places()
-    assert len(everywhere) > 300
-    recorder = error_branches.Recorder(tmp_path / "here")
-
-    class NotedError(UserError):
-        def __init__(self, *arguments):
-            recorder(self, *arguments)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("tfx_jax.training.config_checks.UserError", NotedError)
-        with pytest.raises(NotedError, match="spike_factor must be 0 or above 1"):
-            validate(changed(spike_factor=0.5))
-    (noted,) = [path.name.replace("|", "/") for path in (tmp_path / "here").glob("training*")]
-    assert noted in everywhere
-    line = int(noted.partition(":")[2])
-    source = (error_branches.ROOT / "training/config_checks.py").read_text().splitlines()
-    assert "config.spike_factor must be 0 or above 1" in source[line - 1]
-
 
 VIT = (ViTConfig, ImageClassificationConfig, ImageData)
 SPEECH = (ConformerConfig, SpeechRecognitionConfig, RecordedSpeech)

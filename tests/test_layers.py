@@ -1,4 +1,4 @@
-"""The architecture as tests: imports point down, `functional` stays light, a file can be read in one sitting."""
+"""The architecture as tests: imports point down, and `functional` stays light."""
 
 import ast
 import graphlib

@@ -88,6 +88,7 @@ def test_what_cannot_be_is_refused():
         ({"global_mask": np.ones((B, 1), bool)}, r"must say it of every token, \(3, 37\), got shape \(3, 1\)"),
         ({"window": -1}, "window must not be negative"),
         ({"max_global_tokens": 0}, "max_global_tokens not 0"),
+        ({"mask": np.ones((B, 1, 1, T), np.int32)}, "mask must be boolean"),
     ):
         with pytest.raises(ValueError, match=message):
             longformer_attention(query, key, value, **{"window": 2} | options)

@@ -70,6 +70,30 @@ def test_sliding_window_attention_sees_the_band_and_nothing_else(t, s, window, b
     _assert_follows(functools.partial(window_pairs, back=back, ahead=ahead), attend, t, s, is_causal)
 
 
+@pytest.mark.parametrize("name", ["local", "window"])
+def test_masks_of_any_shape_and_texts_in_any_order(name):
+    """Of one row, of each head, of all keys at once; padding is what no head may see. Texts may be interleaved."""
+    query, key, value = _inputs(11, 11)
+    random = np.random.default_rng(3)
+    ids = random.permuted(np.array([[0, 1, 1, 1, 1, 5, 5, 5, 5, 3, 3]] * 2), axis=1)
+    if name == "local":
+        attend, pairs = functools.partial(local_attention, block_size=3), functools.partial(local_pairs, block_size=3)
+    else:
+        attend = functools.partial(sliding_window_attention, window=2, block_size=4)
+        pairs = functools.partial(window_pairs, back=2, ahead=2)
+    shapes = {(1, 1, 1, 11): ids, (1, 4, 1, 11): None, (2, 4, 1, 11): ids, (2, 1, 1, 1): None}
+    masks = {shape: random.random(shape) < 0.6 for shape in shapes}
+    masks[2, 1, 1, 1] = np.array([True, False]).reshape(2, 1, 1, 1)
+
+    @jax.jit
+    def run(*arrays):
+        return [attend(*arrays, None, masks[shape], segment_ids=ids) for shape, ids in shapes.items()]
+
+    for out, (shape, ids) in zip(run(query, key, value), shapes.items(), strict=True):
+        want = weights_of_texts(pairs, query, key, mask=masks[shape], segment_ids=ids)
+        np.testing.assert_allclose(out, mixed(want, value), atol=1e-5)
+
+
 def test_gradients_of_decoding_with_a_cache_equal_those_of_dense_attention():
     query, key, value = _inputs(5, 13)
     bias = np.random.default_rng(1).normal(size=(2, 1, 1, 13)).astype(np.float32)

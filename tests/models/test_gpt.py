@@ -13,6 +13,7 @@ from flax import nnx
 from tests.nn.programs import count_draws, count_rematerialised, draw, initial, jitted, params_of, started
 from tfx_jax.functional import beam_search, greedy_search
 from tfx_jax.models import GPT, GPTConfig
+from tfx_jax.nn import AttentionConfig, AttentionOptions
 
 B, T, V = 3, 9, 41
 CONFIG = GPTConfig(vocab_size=V, max_length=24, num_layers=2, d_model=12, num_heads=3)
@@ -127,6 +128,59 @@ def test_padding_on_either_side_changes_nothing(options, left):
     np.testing.assert_allclose(found, forward(model, TOKENS), atol=2e-5)
 
 
+NEAR = {
+    "window,dense": {"window": 2},
+    "local": {"block_size": 4},
+    "relative": {},
+    "window,local,relative": {"window": 3, "block_size": 3},
+}
+"""Attentions that count tokens, by name: padding and other texts of a row may be anywhere."""
+near = pytest.mark.parametrize(
+    "name", [*list(NEAR)[:2], *(pytest.param(x, marks=pytest.mark.slow) for x in list(NEAR)[2:])]
+)
+
+
+def make_near(name):
+    options = AttentionOptions(**NEAR[name])
+    return make_model(attention=AttentionConfig(name, options), num_layers=len(name.split(",")))
+
+
+@near
+def test_distances_are_counted_between_tokens(name):
+    """Padding on the left, on the right and in between, and texts that begin anywhere, which share a row."""
+    model = make_near(name)
+    alone, shorter = (np.asarray(forward(model, tokens)) for tokens in (TOKENS[:1], TOKENS[1:2, :5]))
+    columns = [range(9), range(6, 15), (0, 1, 3, 4, 7, 8, 11, 12, 14), (1, 2, 3, 5, 6, 9, 10, 11, 12)]
+    rows, token_mask = np.full((4, 15), 7), np.zeros((4, 15), bool)
+    for row, places in enumerate(columns):
+        rows[row, list(places)], token_mask[row, list(places)] = TOKENS[0], True
+    found = np.asarray(forward(model, rows, token_mask=token_mask))
+    np.testing.assert_allclose(found[token_mask], np.concatenate([alone[0]] * 4), atol=2e-5)
+
+    packed, ids, positions = np.full((1, 15), 7), np.zeros((1, 15), int), np.zeros((1, 15), int)
+    first, second = np.arange(9), np.array([9, 10, 12, 13, 14])
+    packed[0, first], packed[0, second] = TOKENS[0], TOKENS[1, :5]
+    ids[0, first], ids[0, second] = 4, 2
+    positions[0, first], positions[0, second] = np.arange(9), np.arange(5)
+    found = np.asarray(forward(model, packed, segment_ids=ids, positions=positions))[0]
+    np.testing.assert_allclose(found[first], alone[0], atol=2e-5)
+    np.testing.assert_allclose(found[second], shorter[0], atol=2e-5)
+
+
+@near
+def test_steps_count_tokens_as_the_whole_does(name):
+    """Prompts with padding in front, between and behind, and tokens that are given."""
+    model = make_near(name)
+    token_mask = np.array([[1, 1, 1, 1, 1, 1], [0, 1, 0, 1, 1, 0], [1, 0, 0, 0, 1, 1]], bool)
+    later = np.random.default_rng(2).integers(0, V, (B, 4))
+    logits = np.asarray(_step_by_step(model, TOKENS[:, :6], token_mask, later))
+    for row in range(B):
+        text = np.concatenate([TOKENS[row, :6][token_mask[row]], later[row]])
+        padded = np.pad(text, (0, 10 - len(text)))[None]  # one program
+        alone = np.asarray(forward(model, padded))[0, : len(text)]
+        np.testing.assert_allclose(logits[:, row], alone[-5:], rtol=1e-5, atol=3e-5)
+
+
 def test_packed_texts_do_not_see_each_other():
     """Apart, the texts are two rows: behind the shorter stands what it does not see."""
     model, apart = make_model(), np.zeros((2, 5), int)
@@ -205,7 +259,8 @@ def test_steps_equal_the_whole_at_once(options, num_beams, is_left):
 def _step_by_step(model, prompt, token_mask, later):
     num_beams = later.shape[0] // B
     step_fn, cache, start = started(model.decoder(), prompt, token_mask, max_length=5, num_beams=num_beams)
-    cache |= {"beam_ancestry": jnp.repeat(cache["beam_ancestry"], num_beams, axis=0)}  # as a search does
+    if num_beams > 1:
+        cache |= {"beam_ancestry": jnp.repeat(cache["beam_ancestry"], num_beams, axis=0)}  # as a search does
     given = jnp.concatenate([jnp.repeat(start, num_beams)[:, None], later], axis=1)
     return jax.lax.scan(lambda cache, tokens: step_fn(tokens, cache)[::-1], cache, given.T)[1]
 

@@ -255,3 +255,21 @@ def test_every_parameter_gets_a_gradient():
     for leaf in jax.tree.leaves(gradients):
         assert np.isfinite(leaf).all()
         assert np.abs(leaf).max() > 1e-2
+
+
+@pytest.mark.parametrize("is_training", [False, True])
+def test_an_attention_with_running_statistics_is_told_when_it_trains(is_training):
+    received = {}
+
+    def attention_fn(query, key, value, **options):
+        received.update(options)
+        return jnp.zeros((*query.shape[:3], value.shape[-1]))
+
+    attention_fn.learns_by_itself = True
+
+    def attend(x):
+        layer = MultiHeadAttention(D, N, attention_fn=attention_fn, rngs=nnx.Rngs(0))
+        layer(x, rngs=nnx.Rngs(0) if is_training else None)
+
+    jax.eval_shape(attend, normal(0, B, T, D))
+    assert received.get("is_training") is (True if is_training else None)

@@ -1,10 +1,15 @@
-"""Attention cores that own parameters, against their formulas in float64."""
+"""Attention cores that own parameters, against their formulas in float64; and which cores decode from a cache."""
 
+import functools
+
+import jax
 import numpy as np
 from flax import nnx
 
-from tests.nn.programs import draw, jitted, normal, params_of
+from tests.nn.programs import draw, initial, jitted, normal, params_of
+from tfx_jax.functional import hard_attention
 from tfx_jax.nn import AttentionConfig
+from tfx_jax.nn.step_attention import step_attention
 
 B, T, S, N, H = 2, 3, 5, 2, 4
 
@@ -32,3 +37,19 @@ def test_the_relative_core_scores_content_and_distance():
     weights = np.exp(logits - logits.max(axis=-1, keepdims=True))
     weights /= weights.sum(axis=-1, keepdims=True)
     np.testing.assert_allclose(found, np.einsum("bnts,bsnh->btnh", weights, v), atol=2e-5)
+
+
+def test_the_biases_of_the_relative_core_start_at_zero():
+    start = params_of(initial(lambda: AttentionConfig("relative").make(N, H, rngs=nnx.Rngs(0))), np.float64)
+    assert not start["content_bias"].any()
+    assert not start["position_bias"].any()
+    assert start["relative_key"].any()
+
+
+def test_hard_attention_decodes_from_a_cache_unless_it_draws():
+    scaled = functools.partial(hard_attention, scale=0.5)
+    for core in (hard_attention, scaled):
+        step = step_attention(core)
+        assert step is not None
+        assert step.attention_fn is core
+    assert step_attention(functools.partial(scaled, rng=jax.random.key(0))) is None

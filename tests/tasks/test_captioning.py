@@ -17,7 +17,7 @@ from tfx_jax.tasks.captioning import captioning_loss, moving_average, object_wei
 B, T, V, PLACES, SIDE = 3, 4, 5, 9, 12
 CAPTIONS = np.array([[3, 4, 1, 2], [4, 2, 0, 0], [0, 0, 0, 0]], np.int32)
 BOXES = np.zeros((B, T, 4), np.int32)
-BOXES[0, 0], BOXES[0, 2], BOXES[1, 0] = (0, 3, 4, 6), (5, 8, 12, 9), (11, 11, 12, 12)
+BOXES[0, 0], BOXES[0, 2], BOXES[1, 0] = (4, 4, 8, 8), (5, 8, 12, 9), (11, 11, 12, 12)
 
 
 class Told:

@@ -52,7 +52,8 @@ def longformer_attention(
       key: keys, [B, T, K, H]; K divides N.
       value: values, [B, T, K, U].
       bias: added to the scaled logits, the same for all queries: broadcastable to [B, N, 1, T].
-      mask: True where a key may be seen, by all queries alike: broadcastable to [B, N, 1, T].
+      mask: True where a key may be seen, by all queries alike: broadcastable to [B, N, 1, T]. A token that no head may
+        see is padding: it takes up no room in a window, is never global, and gets zeros.
       window: how many tokens a position sees on each side, besides itself.
       global_mask: which tokens are global, [B, T]; None means none, which is `sliding_window_attention`.
       max_global_tokens: of each row so many are global at most, the first ones; the others are as if they were not.

@@ -47,7 +47,9 @@ def relative_attention(
       key: keys, [B, S, K, H], of the memory and of the segment; K divides N.
       value: values, [B, S, K, U].
       bias: added to the scaled logits, broadcastable to [B, N, T, S].
-      mask: True where a query may attend, broadcastable to [B, N, T, S].
+      mask: True where a query may attend, broadcastable to [B, N, T, S]. Of a mask alike for all queries, [B, N, 1, S],
+        what no head may see is padding: distances are counted without it, and it gets zeros. A single query is the last
+        of the tokens. A mask of all pairs hides pairs, and leaves distances as they are.
       relative_key: r, an encoding of every distance projected as the paper's W_{k,R} does, the longest first: row p is
         for distance S - 1 - p. [S, N, H], down to 0, suffices when `is_causal`; otherwise [S + T - 1, N, H], down to
         1 - T.
@@ -55,7 +57,7 @@ def relative_attention(
       position_bias: v, [N, H].
       is_causal: query t sees keys 0 .. t + S - T only.
       scale: multiplies the logits; None means 1 / sqrt(H).
-      segment_ids: packed sequences, [B, T] or a pair ([B, T], [B, S]); 0 is padding.
+      segment_ids: packed sequences, [B, T] or a pair ([B, T], [B, S]); 0 is padding, which distances leave out.
       dropout_rate: probability in [0, 1) of dropping an attention weight.
       dropout_rng: PRNG key; None disables dropout.
       return_weights: also return the weights before dropout.

@@ -1,5 +1,7 @@
 """Attention within blocks and within sliding windows, in memory linear in the length.
 
+Positions count the tokens of a text: padding, wherever it is, and other texts of the row take up no room.
+
 Both are dense attention of each block of queries over the few keys that the block may see, with the blocks as more
 batch: large products of static shape, which is what accelerators are good at.
 """
@@ -43,18 +45,20 @@ def local_attention(
     r"""Computes attention within blocks: position p sees position s where floor(p / b) = floor(s / b), b = block_size.
 
     The local attention of section 4.2 in "Generating Wikipedia by Summarizing Long Sequences" (Liu et al., 2018,
-    https://arxiv.org/abs/1801.10198) and of Long Range Arena. Time and memory grow as T * block_size.
+    https://arxiv.org/abs/1801.10198) and of Long Range Arena. Time and memory grow as T * block_size; packed texts,
+    whose blocks begin anywhere, cost up to three times as much.
 
     Args:
       query: queries, [B, T, N, H], at the last T of the S positions: T < S is decoding with a cache.
       key: keys, [B, S, K, H]; K divides N.
       value: values, [B, S, K, U].
       bias: added to the scaled logits, the same for all queries: broadcastable to [B, N, 1, S].
-      mask: True where a key may be seen, by all queries alike: broadcastable to [B, N, 1, S].
-      block_size: tokens in a block, which need not divide T or S. From S on, this is dense attention.
+      mask: True where a key may be seen, by all queries alike: broadcastable to [B, N, 1, S]. A token that no head may
+        see is padding, and gets zeros. A single query, T = 1, is the last of the tokens, wherever the last column is.
+      block_size: tokens in a block, which need not divide T or S. From S on, this is dense attention of the tokens.
       is_causal: within its block, a position sees itself and what precedes it.
       scale: multiplies the logits; None means 1 / sqrt(H).
-      segment_ids: packed sequences, [B, T] or a pair ([B, T], [B, S]); 0 is padding.
+      segment_ids: packed sequences, [B, T] or a pair ([B, T], [B, S]); 0 is padding. Each counts its positions from 0.
       dropout_rate: probability in [0, 1) of dropping an attention weight.
       dropout_rng: PRNG key; None disables dropout.
       return_weights: also return the weights before dropout, with zeros outside the blocks: this does take T * S.
@@ -125,14 +129,15 @@ def sliding_window_attention(
       key: keys, [B, S, K, H]; K divides N.
       value: values, [B, S, K, U].
       bias: added to the scaled logits, the same for all queries: broadcastable to [B, N, 1, S].
-      mask: True where a key may be seen, by all queries alike: broadcastable to [B, N, 1, S].
+      mask: True where a key may be seen, by all queries alike: broadcastable to [B, N, 1, S]. A token that no head may
+        see is padding, and gets zeros. A single query, T = 1, is the last of the tokens, wherever the last column is.
       window: how many tokens a position sees on each side, besides itself; a pair tells the two sides apart. From
-        S - 1 on, this is dense attention.
+        S - 1 on, this is dense attention of the tokens.
       block_size: how many queries are computed together, a matter of speed alone: more waste keys outside the window,
         fewer copy the keys more often. None means the wider side of the window, but not below 32.
       is_causal: no tokens ahead: a position sees itself and the `window` tokens that precede it.
       scale: multiplies the logits; None means 1 / sqrt(H).
-      segment_ids: packed sequences, [B, T] or a pair ([B, T], [B, S]); 0 is padding.
+      segment_ids: packed sequences, [B, T] or a pair ([B, T], [B, S]); 0 is padding. Each counts its positions from 0.
       dropout_rate: probability in [0, 1) of dropping an attention weight.
       dropout_rng: PRNG key; None disables dropout.
       return_weights: also return the weights before dropout, with zeros outside the band: this does take T * S.
