@@ -10,6 +10,7 @@ from scipy.special import log_softmax, softmax
 
 from tfx_jax.errors import UserError
 from tfx_jax.models import GPT, T5, GPTConfig, T5Config, Transformer, TransformerConfig
+from tfx_jax.nn import AttentionConfig, AttentionOptions
 from tfx_jax.tasks.decoding import BeamSearch, Sampling
 from tfx_jax.tasks.generation import Generator
 
@@ -233,3 +234,30 @@ def test_refusals():
     ):
         with pytest.raises(UserError, match=match):
             Sampling(**options)
+
+
+ATTENTIONS = {
+    "lsh": {"num_buckets": 4, "chunk_size": 4},
+    "local": {"block_size": 4},
+    "window,dense": {"window": 2},
+    "relative": {},
+}
+
+
+@pytest.mark.parametrize("kind", ["gpt", "transformer"])
+@pytest.mark.parametrize("name", [pytest.param(n, marks=() if n == "lsh" else pytest.mark.slow) for n in ATTENTIONS])
+def test_a_continuation_depends_on_no_other_prompt_and_on_no_other_limit(kind, name):
+    attention = AttentionConfig(name, AttentionOptions(**ATTENTIONS[name]))
+    sizes = {"num_layers": 2, "d_model": 16, "num_heads": 2, "d_ff": 16, "attention": attention}
+    if kind == "gpt":
+        model = drawn(lambda: GPT(GPTConfig(V, max_length=100, **sizes), rngs=nnx.Rngs(0)))
+    else:
+        model = drawn(lambda: Transformer(TransformerConfig(V, **sizes), rngs=nnx.Rngs(0)))
+    rng = np.random.default_rng(0)
+    prompts = [rng.integers(3, V, length).tolist() for length in (5, 40, 19)]  # padded to 16, 64 and 32 tokens
+    generate = Generator(model, max_new_tokens=6, search=Sampling())
+    alone = [generate([prompt], first=number)[0] for number, prompt in enumerate(prompts)]
+    assert len({tuple(text) for text in alone}) == 3
+    for limit in (6, 30):
+        found = Generator(model, max_new_tokens=limit, search=Sampling())(prompts)
+        assert [text[:6] for text in found] == alone

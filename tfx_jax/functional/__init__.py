@@ -49,6 +49,7 @@ from tfx_jax.functional.kernel_regression import kernel_regression
 from tfx_jax.functional.linear import add_bias, linear, linear_logits
 from tfx_jax.functional.log_mel import log_mel, mel_filters
 from tfx_jax.functional.longformer import longformer_attention
+from tfx_jax.functional.lookup import lookup
 from tfx_jax.functional.losses import label_smoothed_cross_entropy, z_loss
 from tfx_jax.functional.lsh import lsh_attention, lsh_num_buckets
 from tfx_jax.functional.masks import Bias, Mask, SegmentIds, causal_mask, padding_mask, segment_mask
@@ -133,6 +134,7 @@ __all__ = [
     "local_attention",
     "log_mel",
     "longformer_attention",
+    "lookup",
     "lsh_attention",
     "lsh_num_buckets",
     "mel_filters",

@@ -9,6 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int, Num
 
+from tfx_jax.functional.lookup import lookup
+
 
 def sinusoidal_positions(
     positions: Int[Array, "*shape"], d_model: int, *, base: float = 10_000.0, is_interleaved: bool = True
@@ -77,7 +79,7 @@ def learned_positions(table: Float[Array, "P D"], positions: Int[Array, "*shape"
     """
     if positions.ndim and positions.shape[-1] > table.shape[0]:
         raise ValueError(f"{positions.shape[-1]} positions, but the table of learned positions has {table.shape[0]}")
-    return table.at[positions].get(mode="fill", fill_value=jnp.nan, wrap_negative_indices=False)
+    return lookup(table, positions)
 
 
 def rotary_embedding(

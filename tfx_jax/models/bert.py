@@ -14,7 +14,7 @@ from tfx_jax.functional.linear import add_bias
 from tfx_jax.functional.longformer import longformer_attention
 from tfx_jax.models.config import DTYPES, layer_pattern
 from tfx_jax.models.flops import stack_flops
-from tfx_jax.models.gpt import count
+from tfx_jax.models.padding import count, hide_padding
 from tfx_jax.nn.attention import MultiHeadAttention, ShardAttention
 from tfx_jax.nn.cores import AttentionConfig, AttentionFn
 from tfx_jax.nn.dropout import drop
@@ -252,8 +252,8 @@ class Bert(nnx.Module):
           return_attention: also return every attention map.
 
         Returns:
-          A `BertOutput`; with `return_attention` a pair of it and {"encoder/0/self": [B, N, T, T], ...}. What stands
-          where there is no token means nothing. The pooler takes the first column: pad on the right if it matters.
+          A `BertOutput`; with `return_attention` a pair of it and {"encoder/0/self": [B, N, T, T], ...}. The vectors
+          of padding are arbitrary. The pooler takes the first token of each row.
 
         Raises:
           ValueError: if T is more than the model's max_length, or there cannot be global tokens.
@@ -264,10 +264,9 @@ class Bert(nnx.Module):
             raise ValueError("there is a global_mask, but the model has max_global_tokens=0")
         if positions is None:
             positions = jnp.arange(tokens.shape[1])[None] if token_mask is None else count(token_mask)
-        x = self.embedding(tokens) + self.token_types(
-            jnp.zeros_like(tokens) if token_type_ids is None else token_type_ids
-        )
-        x = self.norm(add_bias(x, self.positions(self.config.first_position + positions)))
+        token_type_ids = jnp.zeros_like(tokens) if token_type_ids is None else hide_padding(token_type_ids, token_mask)
+        x = self.embedding(hide_padding(tokens, token_mask)) + self.token_types(token_type_ids)
+        x = self.norm(add_bias(x, self.positions(self.config.first_position + hide_padding(positions, token_mask))))
         x = drop(x, self.config.dropout_rate, rngs)
         mask = None if token_mask is None else token_mask[:, None, None, :]
 
@@ -276,10 +275,17 @@ class Bert(nnx.Module):
             return layer(x, mask=mask, rngs=rngs, return_weights=return_attention, **options)
 
         x, maps = scan_layers(encode, self.encoder_layers, x, rngs, remat=self.config.remat, unroll=self.config.unroll)
-        output = BertOutput(x, None if self.pooler is None else jnp.tanh(self.pooler(x[:, 0])))
+        output = BertOutput(x, None if self.pooler is None else jnp.tanh(self.pooler(_first(x, token_mask))))
         if not return_attention:
             return output
         return output, {f"encoder/{index}/self": weights for index, weights in enumerate(maps["self"])}
+
+
+def _first(x: Float[Array, "B T D"], token_mask: Bool[Array, "B T"] | None) -> Float[Array, "B D"]:
+    """Returns the vector of the first token of each row."""
+    if token_mask is None:
+        return x[:, 0]
+    return jnp.take_along_axis(x, jnp.argmax(token_mask, axis=1)[:, None, None], axis=1)[:, 0]
 
 
 def make_dense(config: BertConfig, d_out: int, *, dtype: Any = jnp.float32, rngs: nnx.Rngs) -> Linear:

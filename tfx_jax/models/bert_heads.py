@@ -100,11 +100,14 @@ class BertWithHead(nnx.Module):
     ) -> Any:
         """Scores texts: float32 logits as the class says; with `return_attention` a pair of these and the maps.
 
-        Arguments and maps are those of a `Bert`. Of a Longformer that classifies, the first column is global unless
+        Arguments and maps are those of a `Bert`. Of a Longformer that classifies, the first token is global unless
         `global_mask` says otherwise.
         """
         if global_mask is None and self.first_is_global and self.config.max_global_tokens:
-            global_mask = jnp.broadcast_to(jnp.arange(tokens.shape[1]) == 0, tokens.shape)
+            first = (
+                jnp.zeros((tokens.shape[0], 1), int) if token_mask is None else jnp.argmax(token_mask, 1, keepdims=True)
+            )
+            global_mask = jnp.arange(tokens.shape[1])[None] == first
         result = self.bert(
             tokens,
             token_type_ids,

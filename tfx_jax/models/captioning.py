@@ -18,7 +18,7 @@ from tfx_jax.functional.linear import add_bias, linear_logits
 from tfx_jax.functional.recurrent import lstm_cell, narrow_product
 from tfx_jax.functional.search import BeamInvariant
 from tfx_jax.models.config import DTYPES
-from tfx_jax.models.encoder_decoder import shift_right
+from tfx_jax.models.encoder_decoder import check_token_ids, shift_right
 from tfx_jax.nn.attention import ShardAttention
 from tfx_jax.nn.decoding import Decoder
 from tfx_jax.nn.dropout import drop
@@ -148,8 +148,7 @@ class Captioner(nnx.Module):
         c.validate()
         if c.variant not in VARIANTS:
             raise ValueError(f"variant={c.variant!r} is none of {', '.join(VARIANTS)}")
-        if not 0 <= c.start_id < c.vocab_size:
-            raise ValueError(f"start_id={c.start_id} is no token of a vocabulary of {c.vocab_size}")
+        check_token_ids(c)
         d, features, dtype = c.d_model, c.channels[-1], jnp.dtype(c.dtype)
         glorot, he = nnx.initializers.glorot_uniform(), nnx.initializers.he_normal()
         matrix = lambda rows, columns: nnx.Param(glorot(rngs.params(), (rows, columns)))  # noqa: E731

@@ -14,6 +14,7 @@ from tfx_jax.fields import at_least, documented, fraction, one_of
 from tfx_jax.functional.attention import dot_product_attention
 from tfx_jax.functional.decomposable import attend_both, decomposable_attention
 from tfx_jax.models.config import DTYPES
+from tfx_jax.models.padding import padding_last
 from tfx_jax.nn.attention import ShardAttention
 from tfx_jax.nn.dropout import drop
 from tfx_jax.nn.embedding import Embedding
@@ -139,7 +140,7 @@ class DecomposableAttention(nnx.Module):
         """Classifies pairs of sentences.
 
         Args:
-          premise: tokens, [B, T], padded with `config.pad_id`.
+          premise: tokens, [B, T], `config.pad_id` where there is none.
           hypothesis: likewise, [B, S].
           rngs: stream `dropout`; None means evaluation.
           return_attention: also return the alignments.
@@ -147,10 +148,12 @@ class DecomposableAttention(nnx.Module):
         Returns:
           Logits of the labels, float32 [B, labels]; with `return_attention` a pair of these and the weights by which
           the words of each sentence are aligned with those of the other, {"decoder/0/cross": [B, 1, S, T],
-          "encoder/0/cross": [B, 1, T, S]}: the premise is read as a source is, and the hypothesis as a target.
+          "encoder/0/cross": [B, 1, T, S]}: the premise is read as a source is, and the hypothesis as a target;
+          the columns of padding are last.
         """
-        masks = [(tokens != self.config.pad_id)[:, None, None] for tokens in (premise, hypothesis)]
-        a, b = (self._words(tokens, mask, rngs) for tokens, mask in zip((premise, hypothesis), masks, strict=True))
+        sentences = [padding_last(tokens, self.config.pad_id) for tokens in (premise, hypothesis)]
+        masks = [(tokens != self.config.pad_id)[:, None, None] for tokens in sentences]
+        a, b = (self._words(tokens, mask, rngs) for tokens, mask in zip(sentences, masks, strict=True))
         attend = functools.partial(self.attend, rngs=rngs)
         logits = decomposable_attention(
             a,

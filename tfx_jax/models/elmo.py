@@ -12,6 +12,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from tfx_jax.fields import at_least, documented, fraction, one_of
 from tfx_jax.functional.linear import add_bias
+from tfx_jax.functional.lookup import lookup
 from tfx_jax.functional.recurrent import State, lstm_cell, narrow_product, scan_cell
 from tfx_jax.models.config import DTYPES
 from tfx_jax.nn.dropout import drop
@@ -174,8 +175,8 @@ class CharacterEncoder(nnx.Module):
             without any gets a vector too, of no meaning.
         """
         rows = characters.reshape(-1, characters.shape[-1])
-        exists = rows > 0
-        vectors = jnp.take(self.table[...], jnp.maximum(rows - 1, 0), axis=0)
+        exists = rows != 0
+        vectors = lookup(self.table[...], rows - 1)
         vectors = jnp.where(exists[..., None], vectors, 0.0)
         x = jnp.concatenate([convolution(vectors, exists) for convolution in self.filters], axis=-1)
         for layer in self.highway:

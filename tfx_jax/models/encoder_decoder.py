@@ -1,7 +1,7 @@
 """What models with an encoder and a decoder have in common."""
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
@@ -16,6 +16,25 @@ class EncoderMemory(NamedTuple):
 
     output: Float[Array, "B S D"]
     mask: Bool[Array, "B 1 1 S"]
+
+
+class TokenIds(Protocol):
+    """Special tokens of a configuration."""
+
+    vocab_size: int
+    pad_id: int
+    start_id: int
+
+
+def check_token_ids(config: TokenIds) -> None:
+    """Checks that special tokens have a vector.
+
+    Raises:
+      ValueError: if one is outside the vocabulary.
+    """
+    for name in ("pad_id", "start_id"):
+        if not 0 <= getattr(config, name) < config.vocab_size:
+            raise ValueError(f"{name}={getattr(config, name)} is no token of a vocabulary of {config.vocab_size}")
 
 
 def with_padding(tokens: Int[Array, "B S"], token_mask: Bool[Array, "B S"] | None, pad_id: int) -> Int[Array, "B S"]:

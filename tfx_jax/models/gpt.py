@@ -15,6 +15,7 @@ from tfx_jax.functional.linear import add_bias
 from tfx_jax.functional.masks import SegmentIds
 from tfx_jax.models.config import DTYPES, layer_pattern
 from tfx_jax.models.flops import stack_flops
+from tfx_jax.models.padding import count, hide_padding, left_aligned
 from tfx_jax.nn.attention import MultiHeadAttention, ShardAttention
 from tfx_jax.nn.cache import KVCache
 from tfx_jax.nn.cores import AttentionConfig, AttentionFn
@@ -230,7 +231,7 @@ class GPT(nnx.Module):
           float32 logits, [B, T, V]; with `return_attention` a pair of these and {"decoder/0/self": [B, N, T, T], ...}.
 
         Raises:
-          ValueError: if T is more than the model's max_length.
+          ValueError: if T is more than the model's max_length, or the attention takes no `segment_ids`.
         """
         if tokens.shape[1] > self.config.max_length:
             raise ValueError(f"{tokens.shape[1]} tokens, but the model has max_length={self.config.max_length}")
@@ -254,10 +255,12 @@ class GPT(nnx.Module):
         """The output of the last layer and what `EncoderLayer` returns besides, stacked over layers like `caches`."""
         if positions is None:
             positions = jnp.arange(tokens.shape[1])[None] if token_mask is None else count(token_mask)
-        x = self._embed(tokens, positions, rngs)
         mask = None if token_mask is None else token_mask[:, None, None, :]
-        if token_mask is None and segment_ids is not None:
-            token_mask = (segment_ids[0] if isinstance(segment_ids, tuple) else segment_ids) != 0
+        if segment_ids is not None:
+            self.config.attention.check(is_packed=True)
+            in_segment = (segment_ids[0] if isinstance(segment_ids, tuple) else segment_ids) != 0
+            token_mask = in_segment if token_mask is None else token_mask & in_segment
+        x = self._embed(hide_padding(tokens, token_mask), hide_padding(positions, token_mask), rngs)
 
         def layer_fn(
             layer: EncoderLayer, x: Array, rngs: nnx.Rngs | None, cache: KVCache | None = None
@@ -373,24 +376,3 @@ class GPTDecoder(nnx.Module):
         exists = jnp.arange(tokens.shape[1])[None] < lengths[:, None]
         x = at_last(self.model._read(tokens, exists, None, None, None)[0], lengths)
         return self.model.embedding.attend(x if self.model.norm is None else self.model.norm(x))[:, 0]
-
-
-def left_aligned(
-    tokens: Int[Array, "B T"], token_mask: Bool[Array, "B T"]
-) -> tuple[Int[Array, "B T"], Bool[Array, "B T"]]:
-    """Moves the tokens that exist to the front of each row, in their order.
-
-    >>> left_aligned(jnp.array([[0, 7, 0, 8]]), jnp.array([[False, True, False, True]]))[0].tolist()
-    [[7, 8, 0, 0]]
-    """
-    order = jnp.argsort(~token_mask, axis=1, stable=True)
-    return jnp.take_along_axis(tokens, order, axis=1), jnp.take_along_axis(token_mask, order, axis=1)
-
-
-def count(token_mask: Bool[Array, "B T"]) -> Int[Array, "B T"]:
-    """The position of each token among those of its row that exist; padding has that of the token before it.
-
-    >>> count(jnp.array([[False, True, True, False]])).tolist()
-    [[0, 0, 1, 1]]
-    """
-    return jnp.maximum(jnp.cumsum(token_mask, axis=1) - 1, 0)

@@ -16,6 +16,7 @@ from tfx_jax.functional.linear import add_bias
 from tfx_jax.functional.positions import sinusoidal_positions
 from tfx_jax.models.config import DTYPES, layer_pattern
 from tfx_jax.models.flops import stack_flops
+from tfx_jax.models.padding import padding_last
 from tfx_jax.nn.attention import MultiHeadAttention, ShardAttention
 from tfx_jax.nn.cores import AttentionConfig, AttentionFn
 from tfx_jax.nn.dropout import drop
@@ -147,15 +148,15 @@ class LongEncoder(nnx.Module):
         """Classifies sequences, or pairs of which each is read alone by the same layers.
 
         Args:
-          tokens: ids, [B, T], 0 for padding.
+          tokens: ids, [B, T], 0 for padding, wherever it is.
           other_tokens: of pairs the second ones, [B, T].
           rngs: stream `dropout`; None means evaluation.
           return_attention: also return every attention map.
 
         Returns:
           Logits of the labels, float32 [B, labels]; with `return_attention` a pair of these and
-          {"encoder/0/self": [B, N, T, T], ...}, of pairs [2 B, N, T, T], both sides of each one after the other. A
-          sequence without tokens is a vector of zeros.
+          {"encoder/0/self": [B, N, T, T], ...}, of pairs [2 B, N, T, T], both sides of each one after the other, the
+          columns of padding last. A sequence without tokens is a vector of zeros.
 
         Raises:
           ValueError: if there are not as many sequences as `config.num_sequences`.
@@ -179,7 +180,8 @@ class LongEncoder(nnx.Module):
         self, tokens: Int[Array, "B T"], rngs: nnx.Rngs | None, return_attention: bool
     ) -> tuple[Float[Array, "B D"], Any]:
         """Returns the mean over the tokens of each sequence, float32, and attention maps if they are asked for."""
-        c, token_mask = self.config, tokens != 0
+        c, tokens = self.config, padding_last(tokens, 0)  # columns are positions
+        token_mask = tokens != 0
         x = add_bias(self.embedding(tokens), sinusoidal_positions(jnp.arange(tokens.shape[1]), c.d_model))
         x = drop(x, c.dropout_rate, rngs)
         mask = token_mask[:, None, None, :]

@@ -16,7 +16,7 @@ from tfx_jax.functional.linear import add_bias
 from tfx_jax.functional.lsh import lsh_attention, lsh_num_buckets
 from tfx_jax.functional.reversible import reversible_stack
 from tfx_jax.models.config import DTYPES
-from tfx_jax.models.gpt import count, left_aligned
+from tfx_jax.models.padding import count, hide_padding, left_aligned
 from tfx_jax.nn.attention import ShardAttention
 from tfx_jax.nn.decoding import Decoder
 from tfx_jax.nn.dropout import drop
@@ -223,8 +223,10 @@ class Reformer(nnx.Module):
             raise ValueError(f"{tokens.shape[1]} tokens, but the model has max_length={self.config.max_length}")
         if positions is None:
             positions = jnp.arange(tokens.shape[1])[None] if token_mask is None else count(token_mask)
-        x = self._embed(tokens, positions, rngs)
         mask = None if token_mask is None else token_mask[:, None, None, :]
+        if segment_ids is not None:
+            token_mask = segment_ids != 0 if token_mask is None else token_mask & (segment_ids != 0)
+        x = self._embed(hide_padding(tokens, token_mask), hide_padding(positions, token_mask), rngs)
         if return_attention:
             streams, maps = self._with_maps(x, mask, segment_ids, rngs)
             return self._score(streams), maps
@@ -322,5 +324,7 @@ class ReformerDecoder(nnx.Module):
 
     def _score_last(self, tokens: Int[Array, "R C"], lengths: Int[Array, " R"], _: None) -> Float[Array, "R V"]:
         model, exists = self.model, jnp.arange(tokens.shape[1])[None] < lengths[:, None]
-        streams = model._run(model._embed(tokens, count(exists), None), exists[:, None, None], None, None)
+        streams = model._run(
+            model._embed(hide_padding(tokens, exists), count(exists), None), exists[:, None, None], None, None
+        )
         return model._score(at_last(streams, lengths))[:, 0]

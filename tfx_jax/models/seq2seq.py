@@ -19,7 +19,7 @@ from tfx_jax.functional.linear import add_bias
 from tfx_jax.functional.recurrent import narrow_product
 from tfx_jax.functional.search import BeamInvariant
 from tfx_jax.models.config import DTYPES
-from tfx_jax.models.encoder_decoder import shift_right, source_mask, with_padding
+from tfx_jax.models.encoder_decoder import check_token_ids, shift_right, source_mask, with_padding
 from tfx_jax.models.seq2seq_attention import DecoderState, Memory, SourceAttention
 from tfx_jax.nn.attention import AttentionFn, ShardAttention
 from tfx_jax.nn.auxiliary import AuxiliaryLoss, StepMetric, leave_mean
@@ -156,8 +156,7 @@ class Seq2Seq(nnx.Module):
         for name, choices in allowed.items():
             if (value := getattr(c, name)) not in choices:
                 raise ValueError(f"{name}={value!r} is none of {', '.join(choices)}")
-        if not 0 <= c.start_id < c.vocab_size:
-            raise ValueError(f"start_id={c.start_id} is no token of a vocabulary of {c.vocab_size}")
+        check_token_ids(c)
         if c.variant == "fixed" and attention_fn is not None:
             raise ValueError('variant="fixed" has no attention: leave attention_fn out, or take another variant')
         if c.coverage is not None and attention_fn is not None:

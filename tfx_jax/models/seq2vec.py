@@ -15,6 +15,7 @@ from tfx_jax.fields import at_least, documented, fraction, one_of
 from tfx_jax.functional.additive import additive_attention
 from tfx_jax.functional.attention import dot_product_attention
 from tfx_jax.functional.attention_from_logits import attention_from_logits
+from tfx_jax.functional.lookup import lookup
 from tfx_jax.functional.masks import Mask
 from tfx_jax.functional.structured import redundancy_penalty, structured_pooling
 from tfx_jax.models.config import DTYPES
@@ -197,4 +198,4 @@ def _between_knots(
     share = (place - below.astype(place.dtype))[..., None]
     rows = tables.reshape(num_tables * num_knots, size)
     first = below if index is None else below + index * num_knots
-    return (1.0 - share) * jnp.take(rows, first, axis=0) + share * jnp.take(rows, first + 1, axis=0)
+    return (1.0 - share) * lookup(rows, first) + share * lookup(rows, first + 1)

@@ -16,6 +16,7 @@ from tfx_jax.functional.positions import relative_position_bias
 from tfx_jax.models.config import DTYPES, layer_pattern
 from tfx_jax.models.encoder_decoder import (
     EncoderMemory,
+    check_token_ids,
     init_decoder,
     input_mask,
     named_maps,
@@ -25,6 +26,7 @@ from tfx_jax.models.encoder_decoder import (
     with_padding,
 )
 from tfx_jax.models.flops import EncoderDecoderSizes, encoder_decoder_sizes
+from tfx_jax.models.padding import padding_last
 from tfx_jax.nn.attention import MultiHeadAttention, ShardAttention
 from tfx_jax.nn.cores import AttentionConfig, AttentionFn
 from tfx_jax.nn.decoding import Decoder
@@ -192,8 +194,7 @@ class T5(nnx.Module):
         c.attention.check(is_causal=True, has_bias=True)
         if c.activation not in ACTIVATIONS:
             raise ValueError(f"activation={c.activation!r} is none of {', '.join(ACTIVATIONS)}")
-        if not 0 <= c.start_id < c.vocab_size:
-            raise ValueError(f"start_id={c.start_id} is no token of a vocabulary of {c.vocab_size}")
+        check_token_ids(c)
         dtype = jnp.dtype(c.dtype)
         residual = functools.partial(
             Residual,
@@ -273,16 +274,19 @@ class T5(nnx.Module):
         """Scores every next target token, given the source and the target tokens before it (teacher forcing).
 
         Args:
-          source: source tokens, `config.pad_id` where there is none.
-          target: target tokens to be predicted; the decoder reads them shifted right behind `config.start_id`.
+          source: source tokens, `config.pad_id` where there is none: behind them, in front or in between.
+          target: target tokens to be predicted, padding behind them alone; the decoder reads them shifted right, behind
+            `config.start_id`.
           rngs: stream `dropout`; None means evaluation.
           return_attention: also return every attention map.
 
         Returns:
           float32 logits, [B, T, V]; with `return_attention` a pair of these and a dictionary with the keys
-          "encoder/0/self" [B, N, S, S], "decoder/0/self" [B, N, T, T], "decoder/0/cross" [B, N, T, S] and so on.
+          "encoder/0/self" [B, N, S, S], "decoder/0/self" [B, N, T, T], "decoder/0/cross" [B, N, T, S] and so on;
+          columns of padding are last.
         """
-        memory, encoder_maps = self.encode(source, rngs=rngs, return_attention=return_attention)
+        source = padding_last(source, self.config.pad_id)
+        memory, encoder_maps = self._encode(source, rngs, return_attention)
         mask = source_mask(source, self.config.pad_id)
         inputs = shift_right(target, self.config.start_id)
         x, decoder_maps = self._decode(inputs, memory, mask, rngs, return_attention)
@@ -313,7 +317,16 @@ class T5(nnx.Module):
     def encode(
         self, source: Int[Array, "B S"], *, rngs: nnx.Rngs | None = None, return_attention: bool = False
     ) -> tuple[Float[Array, "B S D"], dict[str, Array]]:
-        """Returns the encoder's output and its attention maps (an empty dictionary unless asked for)."""
+        """Returns the encoder's output and its attention maps (an empty dictionary unless asked for).
+
+        Padding is moved behind the tokens of each row, in the output and the maps as well.
+        """
+        return self._encode(padding_last(source, self.config.pad_id), rngs, return_attention)
+
+    def _encode(
+        self, source: Int[Array, "B S"], rngs: nnx.Rngs | None = None, return_attention: bool = False
+    ) -> tuple[Float[Array, "B S D"], dict[str, Array]]:
+        """Encodes rows whose padding is behind the tokens, where columns are positions."""
         mask = source_mask(source, self.config.pad_id)
         bias = self.encoder_bias(source.shape[1], source.shape[1])
         x = drop(self.embedding(source), self.config.dropout_rate, rngs)
@@ -365,8 +378,8 @@ class T5Decoder(nnx.Module):
 
     def encode(self, inputs: Int[Array, "B S"], token_mask: Bool[Array, "B S"] | None = None) -> EncoderMemory:
         """Reads sources."""
-        source = with_padding(inputs, token_mask, self.pad_id)
-        return EncoderMemory(self.model.encode(source)[0], source_mask(source, self.pad_id))
+        source = padding_last(with_padding(inputs, token_mask, self.pad_id), self.pad_id)
+        return EncoderMemory(self.model._encode(source)[0], source_mask(source, self.pad_id))
 
     def init_cache(
         self, memory: EncoderMemory, *, max_length: int, num_beams: int = 1

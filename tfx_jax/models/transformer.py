@@ -15,6 +15,7 @@ from tfx_jax.functional.positions import sinusoidal_positions
 from tfx_jax.models.config import DTYPES, layer_pattern
 from tfx_jax.models.encoder_decoder import (
     EncoderMemory,
+    check_token_ids,
     init_decoder,
     input_mask,
     named_maps,
@@ -24,6 +25,7 @@ from tfx_jax.models.encoder_decoder import (
     with_padding,
 )
 from tfx_jax.models.flops import EncoderDecoderSizes, encoder_decoder_sizes
+from tfx_jax.models.padding import padding_last
 from tfx_jax.nn.attention import MultiHeadAttention, ShardAttention
 from tfx_jax.nn.cores import AttentionConfig, AttentionFn
 from tfx_jax.nn.decoding import Decoder
@@ -154,8 +156,7 @@ class Transformer(nnx.Module):
         c.validate()
         if c.activation not in ACTIVATIONS:
             raise ValueError(f"activation={c.activation!r} is none of {', '.join(ACTIVATIONS)}")
-        if not 0 <= c.start_id < c.vocab_size:
-            raise ValueError(f"start_id={c.start_id} is no token of a vocabulary of {c.vocab_size}")
+        check_token_ids(c)
         c.attention.check(is_causal=True)
         dtype = jnp.dtype(c.dtype)
         attention = functools.partial(
@@ -224,16 +225,19 @@ class Transformer(nnx.Module):
         """Scores every next target token, given the source and the target tokens before it (teacher forcing).
 
         Args:
-          source: source tokens, `config.pad_id` where there is none.
-          target: target tokens to be predicted; the decoder reads them shifted right behind the start token.
+          source: source tokens, `config.pad_id` where there is none: behind them, in front or in between.
+          target: target tokens to be predicted, padding behind them alone; the decoder reads them shifted right, behind
+            the start token.
           rngs: stream `dropout`; None means evaluation.
           return_attention: also return every attention map.
 
         Returns:
           float32 logits, [B, T, V]; with `return_attention` a pair of these and a dictionary with the keys
-          "encoder/0/self" [B, N, S, S], "decoder/0/self" [B, N, T, T], "decoder/0/cross" [B, N, T, S] and so on.
+          "encoder/0/self" [B, N, S, S], "decoder/0/self" [B, N, T, T], "decoder/0/cross" [B, N, T, S] and so on;
+          columns of padding are last.
         """
-        memory, encoder_maps = self.encode(source, rngs=rngs, return_attention=return_attention)
+        source = padding_last(source, self.config.pad_id)
+        memory, encoder_maps = self._encode(source, rngs, return_attention)
         mask = source_mask(source, self.config.pad_id)
         inputs = shift_right(target, self.config.start_id)
         x, decoder_maps = self._decode(inputs, memory, mask, rngs, return_attention)
@@ -263,7 +267,16 @@ class Transformer(nnx.Module):
     def encode(
         self, source: Int[Array, "B S"], *, rngs: nnx.Rngs | None = None, return_attention: bool = False
     ) -> tuple[Float[Array, "B S D"], dict[str, Array]]:
-        """Returns the encoder's output and its attention maps (an empty dictionary unless asked for)."""
+        """Returns the encoder's output and its attention maps (an empty dictionary unless asked for).
+
+        Padding is moved behind the tokens of each row, in the output and the maps as well.
+        """
+        return self._encode(padding_last(source, self.config.pad_id), rngs, return_attention)
+
+    def _encode(
+        self, source: Int[Array, "B S"], rngs: nnx.Rngs | None = None, return_attention: bool = False
+    ) -> tuple[Float[Array, "B S D"], dict[str, Array]]:
+        """Encodes rows whose padding is behind the tokens, where columns are positions."""
         x = self._embed(source, jnp.arange(source.shape[1]), self.source_positions, rngs)
         mask = source_mask(source, self.config.pad_id)
 
@@ -331,8 +344,8 @@ class TransformerDecoder(nnx.Module):
 
     def encode(self, inputs: Int[Array, "B S"], token_mask: Bool[Array, "B S"] | None = None) -> EncoderMemory:
         """Reads sources."""
-        source = with_padding(inputs, token_mask, self.pad_id)
-        return EncoderMemory(self.model.encode(source)[0], source_mask(source, self.pad_id))
+        source = padding_last(with_padding(inputs, token_mask, self.pad_id), self.pad_id)
+        return EncoderMemory(self.model._encode(source)[0], source_mask(source, self.pad_id))
 
     def init_cache(
         self, memory: EncoderMemory, *, max_length: int, num_beams: int = 1

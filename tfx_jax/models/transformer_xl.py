@@ -14,6 +14,7 @@ from jaxtyping import Array, Bool, Float, Int
 from tfx_jax.errors import UserError
 from tfx_jax.fields import at_least, documented, fraction, one_of
 from tfx_jax.models.config import DTYPES
+from tfx_jax.models.padding import hide_padding
 from tfx_jax.nn.attention import MultiHeadAttention, ShardAttention
 from tfx_jax.nn.cores import AttentionConfig
 from tfx_jax.nn.dropout import drop
@@ -238,7 +239,7 @@ class TransformerXL(nnx.Module):
         if window is not None:
             back = m + jnp.arange(t)[:, None] - jnp.arange(m + t)[None]
             mask = mask & (back <= window)[None, None]
-        x = drop(self.embedding(tokens), self.config.dropout_rate, rngs)
+        x = drop(self.embedding(hide_padding(tokens, token_mask)), self.config.dropout_rate, rngs)
 
         def layer_fn(layer: TransformerXLLayer, x: Array, rngs: nnx.Rngs | None, memory: Array) -> tuple[Array, Array]:
             return layer(x, memory, mask, rngs=rngs), _last(jnp.concatenate([memory, x], axis=1), memory_length)

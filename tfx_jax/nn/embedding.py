@@ -8,6 +8,7 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
 
 from tfx_jax.functional.linear import linear_logits
+from tfx_jax.functional.lookup import lookup
 from tfx_jax.functional.positions import learned_positions
 
 
@@ -46,8 +47,8 @@ class Embedding(nnx.Module):
         self.dtype = dtype
 
     def __call__(self, tokens: Int[Array, "*batch"]) -> Float[Array, "*batch D"]:
-        """Looks tokens up and scales."""
-        return jnp.take(self.table[...], tokens, axis=0).astype(self.dtype) * self.scale
+        """Looks tokens up and scales; the vector of an id outside 0 .. V - 1 is NaN."""
+        return lookup(self.table[...], tokens).astype(self.dtype) * self.scale
 
     def attend(self, x: Float[Array, "*batch D"]) -> Float[Array, "*batch V"]:
         """Scores every token of the vocabulary against `x`; float32 logits."""

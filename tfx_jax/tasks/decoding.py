@@ -216,7 +216,7 @@ class DecodeDriver:
           The new tokens of each, the end included.
 
         Raises:
-          UserError: for an input of no token, or of more than the model has room for.
+          UserError: for an input of no token, of an id outside the vocabulary, or of more tokens than fit.
         """
 
         def padded(length: int) -> int:
@@ -226,7 +226,7 @@ class DecodeDriver:
             return max(length, min([power, *(limit for limit in limits if limit is not None)]))
 
         for number, ids in enumerate(inputs, start=first + 1):
-            _check_room(decoder, number, len(ids), max_new_tokens(len(ids)))
+            _check_prompt(decoder, number, ids, max_new_tokens(len(ids)))
         outputs: list[list[int]] = [[] for _ in inputs]
         for num_rows, members in _batches([len(ids) for ids in inputs], padded, tokens_per_batch):
             # Rows that are added repeat the first, and end at once.
@@ -249,10 +249,13 @@ class DecodeDriver:
         return outputs
 
 
-def _check_room(decoder: Decoder, number: int, length: int, max_new_tokens: int) -> None:
+def _check_prompt(decoder: Decoder, number: int, ids: Sequence[int], max_new_tokens: int) -> None:
     """Refuses an input that the model cannot read."""
+    length = len(ids)
     if not length:
         raise UserError(f"prompt {number} has no token")
+    if strange := [token for token in (min(ids), max(ids)) if not 0 <= token < decoder.vocab_size]:
+        raise UserError(f"prompt {number} has the token id {strange[0]}; use ids in 0 .. {decoder.vocab_size - 1}")
     room = decoder.max_input_length(max_new_tokens)
     if room is not None and length > room:
         raise UserError(

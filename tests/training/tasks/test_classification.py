@@ -13,6 +13,7 @@ from tfx_jax.cli import evaluate as evaluate_cli
 from tfx_jax.cli import train as train_cli
 from tfx_jax.errors import UserError
 from tfx_jax.models.bert import BertConfig
+from tfx_jax.nn import AttentionConfig, AttentionOptions
 from tfx_jax.tasks.classification import ClassificationConfig, ClassificationTask, LabelledData
 from tfx_jax.training.config import ExperimentConfig
 from tfx_jax.training.config_checks import validate
@@ -94,6 +95,35 @@ def test_metrics_do_not_depend_on_the_size_of_batches(run, tmp_path, draw_model)
     one_by_one = opened(tmp_path, dataset=run.config.task.data.dataset, tokens_per_batch=12)
     assert one_by_one.task.labels == run.task.labels
     assert one_by_one.task.predict(one_by_one.trained(params), texts) == found
+
+
+ATTENTIONS = {
+    "lsh": {"num_buckets": 4, "chunk_size": 4},
+    "local": {"block_size": 4},
+    "window,relative": {"window": 2},
+}
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=() if n == "lsh" else pytest.mark.slow) for n in ATTENTIONS])
+def test_an_answer_does_not_depend_on_a_longer_text_beside_it(name, tmp_path, draw_model):
+    config = tiny_config(dataset="grammar", max_length=32)
+    config.model.attention = AttentionConfig(name, AttentionOptions(**ATTENTIONS[name]))
+    config.model.num_layers = 2
+    run = make_run(validate(config), tmp_path)
+    assert isinstance(run.task, ClassificationTask)
+    trained = run.trained(jax.device_get(nnx.to_pure_dict(nnx.state(draw_model(run.make_model)))))
+    short, middle, long = ([text_of(count)] for count in (3, 8, 40))
+    alone = [run.task.answer(trained, [row])[0] for row in (short, middle, long)]
+    beside = run.task.answer(trained, [long, short, middle])
+    for one, other in zip(alone, [beside[1], beside[2], beside[0]], strict=True):
+        assert one["label"] == other["label"]
+        np.testing.assert_allclose(
+            list(one["probabilities"].values()), list(other["probabilities"].values()), atol=1e-5
+        )
+
+
+def text_of(num_words):
+    return " ".join(("my aunt found the banana that you bought " * 5).split()[:num_words])
 
 
 def test_batches_hold_every_text_once_an_epoch(run):
