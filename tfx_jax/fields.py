@@ -23,6 +23,10 @@ MAX_BEAMS = 10_000
 """That a search may keep: nobody gains by more than some tens, and memory grows with them."""
 
 
+MAX_LENGTH_PENALTY = 7
+"""Largest exponent of a beam search's length penalty: ((5 + L) / 6)^7 is finite in float32 up to L = 1,000,000."""
+
+
 def at_least(least: float, default: T) -> T:
     """Declares a field of a dataclass whose numbers are not below `least`; None, where allowed, is let through."""
     return dataclasses.field(default=default, metadata={"at_least": least})
@@ -66,10 +70,7 @@ def check_fields(config: Any, name: str = "config") -> None:
         most = metadata.get("at_most", _LARGEST)
         if isinstance(value, int if "at_most" not in metadata else (int, float)) and value > most:
             raise UserError(f"{path} must be at most {most}, got {_shown(value)}")
-        numbers: tuple[Any, ...] = value if isinstance(value, tuple) else (value,)
-        for number in numbers:
-            if isinstance(number, int) and not -_LARGEST <= number <= max(most, _LARGEST):
-                raise UserError(f"{path} must be of 31 bits, got {_shown(number)}")
+        _check_integers(path, value, max(most, _LARGEST))
         if "at_least" in metadata and not value >= metadata["at_least"]:
             raise UserError(f"{path} must be at least {metadata['at_least']}, got {_shown(value)}")
         if "is_fraction" in metadata and not 0.0 <= value < 1.0:
@@ -93,6 +94,13 @@ def _check_type(path: str, value: Any, hint: Any) -> None:
     kinds = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
     names = " or ".join(_type_name(kind) for kind in kinds)
     raise UserError(f"{path} must be {names}, got {_shown(value)}")
+
+
+def _check_integers(path: str, value: Any, most: float) -> None:
+    """Raises UserError unless a value, or each item of a tuple, fits into the integers of a device."""
+    for number in value if isinstance(value, tuple) else (value,):
+        if isinstance(number, int) and not -_LARGEST <= number <= most:
+            raise UserError(f"{path} must be of 31 bits, got {_shown(number)}")
 
 
 def _has_type(value: Any, hint: Any) -> bool:

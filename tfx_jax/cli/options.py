@@ -12,7 +12,7 @@ import jax
 from flax import nnx
 
 from tfx_jax.cli.overrides import override
-from tfx_jax.cli.parser import Parser, beam_width, folder, not_negative
+from tfx_jax.cli.parser import Parser, beam_width, folder, length_penalty
 from tfx_jax.data.hf_tokenizer import HFTokenizer
 from tfx_jax.errors import UserError, printable
 from tfx_jax.training.checkpoint import load_best_params, load_params
@@ -76,7 +76,7 @@ def add_decoding_options(parser: Parser) -> None:
     parser.add_argument(
         "--length-penalty",
         "--alpha",
-        type=not_negative,
+        type=length_penalty,
         help="exponent of the length penalty; the configuration's by default",
     )
     parser.add_argument("--int8", action="store_true", help="decode with weights of 8 bits: faster, not exact")

@@ -18,7 +18,7 @@ from jaxtyping import Array, Bool, Float
 
 from tfx_jax.functional.empty import zeros_where_empty
 from tfx_jax.functional.explicit_axes import divided_as_queries
-from tfx_jax.functional.masks import Bias, Mask, check_shapes
+from tfx_jax.functional.masks import Bias, Mask, SegmentIds, check_shapes
 from tfx_jax.functional.orthogonal import orthogonal_of_normal
 from tfx_jax.functional.weights_on_request import weights_on_request
 
@@ -48,6 +48,8 @@ def orthogonal_features(rng: Array, num_features: int, size: int) -> Float[Array
     >>> bool(np.abs(rows @ rows.T - np.diag(np.square(rows).sum(axis=1))).max() < 1e-5)
     True
     """
+    if num_features < 1 or size < 1:
+        raise ValueError(f"num_features and size must be at least 1, got {num_features} and {size}")
     rng_directions, rng_lengths = jax.random.split(rng)
     num_blocks = -(-num_features // size)
     normal = jax.random.normal(rng_directions, (num_blocks, size, size))
@@ -92,6 +94,7 @@ def favor_attention(
     is_causal: bool = False,
     scale: float | None = None,
     block_size: int = 128,
+    segment_ids: SegmentIds | None = None,
     dropout_rate: float = 0.0,
     dropout_rng: Array | None = None,
     return_weights: bool = False,
@@ -113,6 +116,7 @@ def favor_attention(
       is_causal: query t sees keys 0 .. t + S - T only.
       scale: multiplies the estimated logits; None means 1 / sqrt(H).
       block_size: as in `linear_attention`.
+      segment_ids: must be None: it sums over all keys of a row.
       dropout_rate: must be 0.
       dropout_rng: unused.
       return_weights: also return the weights, dense.
@@ -142,6 +146,7 @@ def favor_attention(
         is_causal=is_causal,
         scale=size**-0.5 if scale is None else scale,
         block_size=block_size,
+        segment_ids=segment_ids,
         dropout_rate=dropout_rate,
         dropout_rng=dropout_rng,
         return_weights=return_weights,
@@ -162,6 +167,7 @@ def linear_attention(
     is_causal: bool = False,
     scale: float | None = None,
     block_size: int = 128,
+    segment_ids: SegmentIds | None = None,
     dropout_rate: float = 0.0,
     dropout_rng: Array | None = None,
     return_weights: bool = False,
@@ -181,6 +187,7 @@ def linear_attention(
       is_causal: query t sees keys 0 .. t + S - T only.
       scale: queries and keys are multiplied by its root before the feature map; None means 1, as in the paper.
       block_size: tokens of a causal block, a power of two. Gradients keep M * U numbers for each block.
+      segment_ids: must be None: it sums over all keys of a row.
       dropout_rate: must be 0: no weight exists that could be dropped. Drop the output instead.
       dropout_rng: unused, for the sake of the common signature.
       return_weights: also return the weights, as dense attention would have them: quadratic in memory.
@@ -197,7 +204,7 @@ def linear_attention(
     [0.0, 0.5, 1.0]
     """
     check_shapes(query, key, value, bias, mask)
-    _check_options(bias, mask, scale, block_size, dropout_rate)
+    _check_options(bias, mask, scale, block_size, dropout_rate, segment_ids)
     (b, t, n, _), (s, k) = query.shape, key.shape[1:3]
     dtype = np.promote_types(query.dtype, np.float32)
     root = 1.0 if scale is None else math.sqrt(scale)
@@ -365,7 +372,12 @@ def _causal(
 
 
 def _check_options(
-    bias: Bias | None, mask: Mask | None, scale: float | None, block_size: int, dropout_rate: float
+    bias: Bias | None,
+    mask: Mask | None,
+    scale: float | None,
+    block_size: int,
+    dropout_rate: float,
+    segment_ids: SegmentIds | None,
 ) -> None:
     if bias is not None:
         raise ValueError("linear attention takes no bias: it never forms the logits of pairs that a bias is added to")
@@ -373,6 +385,10 @@ def _check_options(
         raise ValueError(
             f"linear attention takes a padding mask only, [B, 1, 1, S], got shape {mask.shape}: it sums over keys "
             "before it meets a query. Pass is_causal=True for causality; it has no segment_ids: give each its own row"
+        )
+    if segment_ids is not None:
+        raise ValueError(
+            "linear attention has no segment_ids: it sums over all keys of a row; give each text its own row"
         )
     if dropout_rate:
         raise ValueError(f"linear attention has no weights to drop, got dropout_rate={dropout_rate}; drop the output")

@@ -8,7 +8,7 @@ from jaxtyping import Array, Bool, Float
 from tfx_jax.functional.attention_from_logits import attention_from_logits, dot_product_logits, dot_product_weights
 from tfx_jax.functional.empty import zeros_where_empty
 from tfx_jax.functional.explicit_axes import divided_as_queries
-from tfx_jax.functional.masks import check_shapes
+from tfx_jax.functional.masks import SegmentIds, check_shapes
 from tfx_jax.functional.weights_on_request import weights_on_request
 
 # Of what the iteration multiplies: inverses have large entries of both signs, and the products are small.
@@ -29,6 +29,7 @@ def nystrom_attention(
     num_iterations: int = 6,
     is_causal: bool = False,
     scale: float | None = None,
+    segment_ids: SegmentIds | None = None,
     dropout_rate: float = 0.0,
     dropout_rng: Array | None = None,
     return_weights: bool = False,
@@ -68,6 +69,7 @@ def nystrom_attention(
       num_iterations: rounds; the paper takes 6.
       is_causal: must be False: landmarks are means over the future too.
       scale: multiplies the logits; None means 1 / sqrt(H).
+      segment_ids: must be None: landmarks are of a whole row.
       dropout_rate: must be 0: no weight of a pair exists that could be dropped. Drop the output instead.
       dropout_rng: unused, for the sake of the common signature.
       return_weights: also return the weights, dense: quadratic in memory.
@@ -88,7 +90,7 @@ def nystrom_attention(
     b, t = query.shape[:2]
     if key.shape[1] != t:
         raise ValueError(f"landmarks are of one sequence, but there are {t} queries and {key.shape[1]} keys")
-    _check_options(bias, mask, is_causal, num_landmarks, num_iterations, dropout_rate)
+    _check_options(bias, mask, is_causal, num_landmarks, num_iterations, dropout_rate, segment_ids)
     visible = jnp.ones((b, t), jnp.bool_) if mask is None else jnp.broadcast_to(mask[:, 0, 0], (b, t))
     is_of = _segments(visible, min(num_landmarks, t))
     is_landmark = is_of.any(axis=1)
@@ -152,6 +154,7 @@ def _check_options(
     num_landmarks: int,
     num_iterations: int,
     dropout_rate: float,
+    segment_ids: SegmentIds | None,
 ) -> None:
     if bias is not None:
         raise ValueError("Nyström attention takes no bias: it never forms the logits of pairs that a bias is added to")
@@ -159,6 +162,10 @@ def _check_options(
         raise ValueError(
             f"Nyström attention takes a padding mask only, [B, 1, 1, T], got shape {mask.shape}: all queries share the "
             "landmarks. It has neither is_causal nor segment_ids: give each text its own row"
+        )
+    if segment_ids is not None:
+        raise ValueError(
+            "Nyström attention has no segment_ids: landmarks are of a whole row; give each text its own row"
         )
     if is_causal:
         raise ValueError("Nyström attention has no causal form: landmarks are means over the future too")

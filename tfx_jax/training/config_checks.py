@@ -63,6 +63,7 @@ def _check_model(config: ExperimentConfig) -> None:
                 is_float32=config.model.dtype == "float32",
                 drops=drops if getattr(model, drops) else None,
                 num_heads=model.num_heads,
+                num_kv_heads=getattr(model, "num_kv_heads", None),
                 d_k=getattr(model, "d_k", None) or config.model.d_model // model.num_heads,
             )
             check_pattern(model)
