@@ -111,6 +111,7 @@ def run(argv: Sequence[str]) -> int:
 
 def _check(arguments: argparse.Namespace) -> None:
     check_one_source(arguments)
+    _search(arguments)  # refuses what is out of range before a model is loaded
     if arguments.beam > 1 and (arguments.stop or arguments.stream):
         raise UserError("--stop and --stream show a text as it grows, but with --beam there are several until the end")
     if arguments.beam > 1 and arguments.repetition_penalty != 1:
