@@ -61,9 +61,11 @@ def check_fields(config: Any, name: str = "config") -> None:
     for field in dataclasses.fields(config):
         value: Any = getattr(config, field.name)
         path, metadata = f"{name}.{field.name}", field.metadata
-        _check_type(path, value, hints[field.name])
-        if hasattr(value, "__dataclass_fields__"):
+        is_part = hasattr(value, "__dataclass_fields__")
+        if is_part:  # before its own type: a protocol looks at properties, which need fields of the right types
             check_fields(value, path)
+        _check_type(path, value, hints[field.name])
+        if is_part:
             continue
         if value is None:
             continue
