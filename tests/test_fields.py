@@ -20,6 +20,7 @@ class Inner:
 class Outer:
     size: int = at_least(1, 6)
     limit: int | None = at_least(1, None)
+    widths: tuple[int, ...] = (1, 2)
     weight: float = at_least(0, 0.0)
     free: float = -7.0
     inner: Inner = dataclasses.field(default_factory=Inner)
@@ -57,6 +58,17 @@ def test_what_is_declared_may_be_set(name, value):
     [
         ("size", 0, "config.size must be at least 1, got 0"),
         ("size", -3, "config.size must be at least 1, got -3"),
+        ("size", "6", "config.size must be a whole number, got '6'"),
+        ("size", True, "config.size must be a whole number, got True"),
+        ("size", None, "config.size must be a whole number, got None"),
+        ("size", 2.0, "config.size must be a whole number, got 2.0"),
+        ("size", 10**400, "config.size must be at most 2147483647, got a number of more than 30 digits"),
+        ("limit", "", "config.limit must be a whole number or None, got ''"),
+        ("free", -(2**31), "config.free must be of 31 bits, got -2147483648"),
+        ("widths", 3, "config.widths must be a list of whole numbers, got 3"),
+        ("widths", (1, "a"), "config.widths must be a list of whole numbers, got (1, 'a')"),
+        ("widths", (1, 2**31), "config.widths must be of 31 bits, got 2147483648"),
+        ("inner", 1, "config.inner must be of the class Inner, got 1"),
         ("limit", 0, "config.limit must be at least 1, got 0"),
         ("weight", -0.5, "config.weight must be at least 0, got -0.5"),
         ("weight", math.nan, "config.weight must be at least 0, got nan"),

@@ -8,10 +8,12 @@ import io
 import math
 import textwrap
 import tokenize
+import types
+import typing
 from collections.abc import Iterable
 from typing import Any, TypeVar, cast
 
-from tfx_jax.errors import UserError
+from tfx_jax.errors import UserError, printable
 
 T = TypeVar("T")
 Kind = TypeVar("Kind", bound=type)
@@ -19,6 +21,10 @@ Kind = TypeVar("Kind", bound=type)
 _LARGEST = 2**31 - 1  # what counts and sizes become on devices
 MAX_BEAMS = 10_000
 """That a search may keep: nobody gains by more than some tens, and memory grows with them."""
+
+
+MAX_LENGTH_PENALTY = 7
+"""Largest exponent of a beam search's length penalty: ((5 + L) / 6)^7 is finite in float32 up to L = 1,000,000."""
 
 
 def at_least(least: float, default: T) -> T:
@@ -49,27 +55,78 @@ def check_fields(config: Any, name: str = "config") -> None:
       name: what messages call it.
 
     Raises:
-      UserError: if a value is not allowed; the message names the field.
+      UserError: if a value is not allowed or of another type; the message names the field.
     """
+    hints = _hints(type(config))
     for field in dataclasses.fields(config):
         value: Any = getattr(config, field.name)
         path, metadata = f"{name}.{field.name}", field.metadata
-        if hasattr(value, "__dataclass_fields__"):
+        is_part = hasattr(value, "__dataclass_fields__")
+        if is_part:  # before its own type: a protocol looks at properties, which need fields of the right types
             check_fields(value, path)
-        elif value is None:
+        _check_type(path, value, hints[field.name])
+        if is_part:
+            continue
+        if value is None:
             continue
         most = metadata.get("at_most", _LARGEST)
         if isinstance(value, int if "at_most" not in metadata else (int, float)) and value > most:
-            raise UserError(f"{path} must be at most {most}, got {value}")
+            raise UserError(f"{path} must be at most {most}, got {_shown(value)}")
+        _check_integers(path, value, max(most, _LARGEST))
         if "at_least" in metadata and not value >= metadata["at_least"]:
-            raise UserError(f"{path} must be at least {metadata['at_least']}, got {value}")
+            raise UserError(f"{path} must be at least {metadata['at_least']}, got {_shown(value)}")
         if "is_fraction" in metadata and not 0.0 <= value < 1.0:
-            raise UserError(f"{path} must be in [0, 1), got {value}")
+            raise UserError(f"{path} must be in [0, 1), got {_shown(value)}")
         if "choices" in metadata and value not in metadata["choices"]:
             listed = " or ".join(f'"{choice}"' for choice in metadata["choices"])
             raise UserError(f"{path} must be {listed}, got {value!r}")
         if isinstance(value, float) and not math.isfinite(value):
             raise UserError(f"{path} must be finite, got {value}")
+
+
+@functools.cache
+def _hints(kind: type) -> dict[str, Any]:
+    return typing.get_type_hints(kind)
+
+
+def _check_type(path: str, value: Any, hint: Any) -> None:
+    """Raises UserError unless a value has the type that a field is annotated with; whole numbers are floats too."""
+    if _has_type(value, hint):
+        return
+    kinds = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
+    names = " or ".join(_type_name(kind) for kind in kinds)
+    raise UserError(f"{path} must be {names}, got {_shown(value)}")
+
+
+def _check_integers(path: str, value: Any, most: float) -> None:
+    """Raises UserError unless a value, or each item of a tuple, fits into the integers of a device."""
+    for number in value if isinstance(value, tuple) else (value,):
+        if isinstance(number, int) and not -_LARGEST <= number <= most:
+            raise UserError(f"{path} must be of 31 bits, got {_shown(number)}")
+
+
+def _has_type(value: Any, hint: Any) -> bool:
+    if isinstance(hint, types.UnionType):
+        return any(_has_type(value, kind) for kind in typing.get_args(hint))
+    if typing.get_origin(hint) is tuple:
+        return isinstance(value, tuple) and all(_has_type(item, typing.get_args(hint)[0]) for item in value)
+    if hint in (int, float):
+        return isinstance(value, (int, hint)) and not isinstance(value, bool)
+    return isinstance(value, hint)
+
+
+def _type_name(kind: Any) -> str:
+    if typing.get_origin(kind) is tuple:
+        return f"a list of {_type_name(typing.get_args(kind)[0]).partition(' ')[2]}s"
+    names = {int: "a whole number", float: "a number", str: "a string", bool: "true or false", type(None): "None"}
+    return names.get(kind) or f"of the class {kind.__name__}"
+
+
+def _shown(value: Any) -> str:
+    """A value as messages quote it: NumPy and Python refuse to print integers of thousands of digits."""
+    if isinstance(value, int) and abs(value) > 10**30:
+        return "a number of more than 30 digits"
+    return printable(repr(value), 100)
 
 
 def documented(kind: Kind) -> Kind:

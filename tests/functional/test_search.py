@@ -411,6 +411,12 @@ def test_result_is_a_pytree_with_documented_types():
     chex.assert_type(found, [jnp.int32, jnp.float32])
 
 
+def test_a_length_penalty_beyond_float32_is_refused():
+    options = {"cache": None, "start_tokens": np.array([BOS]), "beam_size": 2, "max_length": 512, "eos_id": 2}
+    with pytest.raises(ValueError, match="length_penalty=40 is too large for max_length=512"):
+        beam_search(table_step(ENDS_SOON), **options, length_penalty=40)
+
+
 @pytest.mark.parametrize("search", [greedy_search, beam_search])
 @pytest.mark.parametrize(
     ("changed", "message"),

@@ -227,7 +227,7 @@ def test_refusals():
         with pytest.raises(UserError, match="a beam search wants one token that ends a text"):
             Generator(make_model(), max_new_tokens=4, search=BeamSearch(2), **options)
     for options, match in (
-        ({"temperature": -1}, "temperature must be at least 0, got -1"),
+        ({"temperature": -1}, "temperature must be 0 or at least 1e-30, got -1"),
         ({"top_k": 0}, "top_k must be at least 1, got 0"),
         ({"top_p": 1.5}, "top_p must be above 0 and at most 1, got 1.5"),
         ({"repetition_penalty": 0}, "repetition_penalty must be above 0, got 0"),

@@ -193,6 +193,8 @@ def test_all_that_a_task_keeps_is_vouched_for(tmp_path, classes):
     config.task.data.tokenizer = "sentencepiece" if hasattr(config.task.data, "sort_buffer") else "words"
     if "max_length" in {field.name for field in dataclasses.fields(config.task.data)}:
         config.task.data.max_length = 128
+        if hasattr(config.model, "max_length"):
+            config.model.max_length = 128
     workdir = tmp_path / "run"
     workdir.mkdir()
     save_config(config, epath.Path(workdir))

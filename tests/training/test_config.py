@@ -147,12 +147,11 @@ def test_a_flipped_bit_is_noticed(workdir, bit):
 def test_a_config_that_was_changed_on_purpose_loses_its_checksum(workdir):
     save_config(ExperimentConfig(), workdir)
     path = workdir / "config.json"
-    values = json.loads(path.read_text()) | {"seed": 7}
-    path.write_text(json.dumps(values))
-    with pytest.raises(UserError, match="its sha256 is that of other values; whoever changed them on purpose removes"):
+    path.write_text(path.read_text().replace('"seed": 0', '"seed": 7'))
+    with pytest.raises(UserError, match='not those that were saved; after an intended edit, delete its line "sha256"'):
         load_config(workdir)
-    del values["sha256"]
-    path.write_text(json.dumps(values))
+    lines = path.read_text().replace('"seed": 0', '"seed": 7').splitlines()
+    path.write_text("\n".join(line for line in lines if '"sha256"' not in line))
     assert load_config(workdir) == changed(seed=7)
 
 

@@ -6,7 +6,7 @@ from tfx_jax.cli.options import add_nonfinite_option, set_up_program
 from tfx_jax.cli.parser import Parser, folder
 from tfx_jax.cli.progress import Progress
 from tfx_jax.training.checkpoint import average_checkpoints
-from tfx_jax.training.config import load_config
+from tfx_jax.training.run import load_run
 
 
 def run(argv: Sequence[str]) -> int:
@@ -19,14 +19,15 @@ def run(argv: Sequence[str]) -> int:
     add_nonfinite_option(parser)
     arguments = parser.parse_args(argv)
     set_up_program()
-    keep_last = load_config(arguments.workdir).keep_last
-    last = keep_last if arguments.last is None else arguments.last
+    run = load_run(arguments.workdir)
+    last = run.config.keep_last if arguments.last is None else arguments.last
     progress = Progress("read {} checkpoints")
     steps = average_checkpoints(
         arguments.workdir,
         last,
         or_fewer=arguments.last is None,
         allow_nonfinite=arguments.allow_nonfinite,
+        check=run.check_params,
         on_checkpoint=progress.update,
     )
     progress.clear()

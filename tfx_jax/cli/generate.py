@@ -10,7 +10,7 @@ import numpy as np
 
 from tfx_jax.cli.lines import LineReader, answered, count_lines, shown
 from tfx_jax.cli.options import add_folder_options, check_one_source, load_trained, set_up_program
-from tfx_jax.cli.parser import Parser, at_least_one, beam_width, not_negative
+from tfx_jax.cli.parser import Parser, at_least_one, beam_width, length_penalty, not_negative, seed
 from tfx_jax.cli.progress import Progress
 from tfx_jax.data.folder_tokenizers import HFTokenizer
 from tfx_jax.data.hf_tokenizer import load_folder_tokenizer
@@ -44,12 +44,12 @@ def run(argv: Sequence[str]) -> int:
     )
     parser.add_argument("--beam", type=beam_width, default=1, help="beam width; above 1 nothing is drawn")
     parser.add_argument(
-        "--length-penalty", "--alpha", type=not_negative, default=0.6, help="of the beam search's length penalty"
+        "--length-penalty", "--alpha", type=length_penalty, default=0.6, help="of the beam search's length penalty"
     )
     parser.add_argument("--stop", action="append", default=[], metavar="TEXT", help="end before it; may be repeated")
     parser.add_argument("--stream", action="store_true", help="one line at a time, each token as soon as it is there")
     parser.add_argument("--batch", type=at_least_one, default=8, help="lines at a time, if so many are there")
-    parser.add_argument("--seed", type=int, default=0, help="of the draws")
+    parser.add_argument("--seed", type=seed, default=0, help="of the draws")
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32", help="of the computation")
     parser.add_argument("--int8", action="store_true", help="weights of 8 bits: faster, not exact")
     parser.add_argument("--json", action="store_true", help="print one JSON object a line: prompt, text, tokens")
@@ -117,6 +117,7 @@ def run(argv: Sequence[str]) -> int:
 
 def _check(arguments: argparse.Namespace) -> None:
     check_one_source(arguments)
+    _search(arguments)  # refuses what is out of range before a model is loaded
     if arguments.beam > 1 and (arguments.stop or arguments.stream):
         raise UserError("--stop and --stream show a text as it grows, but with --beam there are several until the end")
     if arguments.beam > 1 and arguments.repetition_penalty != 1:

@@ -12,7 +12,7 @@ import jax
 from flax import nnx
 
 from tfx_jax.cli.overrides import override
-from tfx_jax.cli.parser import Parser, beam_width, folder, not_negative
+from tfx_jax.cli.parser import Parser, beam_width, folder, length_penalty
 from tfx_jax.data.hf_tokenizer import HFTokenizer
 from tfx_jax.errors import UserError, printable
 from tfx_jax.training.checkpoint import load_best_params, load_params
@@ -55,12 +55,10 @@ def load_trained(arguments: argparse.Namespace, dtype: str | None = None) -> tup
     Raises:
       UserError: if there is none, or it has no tokenizer.
     """
-    run, params = load_model(arguments)
+    run, params = load_model(arguments, dtype=dtype)
     tokenizer = getattr(run.task, "tokenizer", None)
     if tokenizer is None:
         raise UserError(f"{arguments.workdir} holds a model without a tokenizer: it neither reads nor writes text")
-    if dtype is not None:
-        run.task.model_config.dtype = dtype
     return nnx.merge(run.graphdef, jax.device_put(params)), tokenizer
 
 
@@ -78,7 +76,7 @@ def add_decoding_options(parser: Parser) -> None:
     parser.add_argument(
         "--length-penalty",
         "--alpha",
-        type=not_negative,
+        type=length_penalty,
         help="exponent of the length penalty; the configuration's by default",
     )
     parser.add_argument("--int8", action="store_true", help="decode with weights of 8 bits: faster, not exact")
@@ -89,37 +87,23 @@ def load_model(
     kind: type[AnyTask] | tuple[type[AnyTask], ...] | None = None,
     *,
     overrides: Sequence[str] = (),
+    dtype: str | None = None,
 ) -> tuple[Run[AnyTask], Any]:
     """Opens the run, whose task must be of a kind or one of several, and the parameters `add_model_options` chose.
 
     Raises:
-      UserError: if there are none, or the model that `overrides` of the configuration make has others.
+      UserError: if there are none, or they are not those of the model that the configuration describes.
     """
     config = validate(override(load_config(arguments.workdir), overrides)) if overrides else None
     run, options = load_run(arguments.workdir, kind, config=config), {"allow_nonfinite": arguments.allow_nonfinite}
+    if dtype is not None:  # before anything is made of it
+        run.task.model_config.dtype = dtype
     if arguments.step is None:
         params = load_best_params(arguments.workdir, **options)
     else:
         params = load_params(arguments.workdir, None if arguments.step == "latest" else arguments.step, **options)
-    if overrides:
-        _check_shapes(run, params)
+    run.check_params(params)
     return run, params
-
-
-def _check_shapes(run: Run[Any], params: Any) -> None:
-    """Raises UserError unless a model has the parameters, and the model state, that were trained."""
-    wanted, given = (
-        {jax.tree_util.keystr(path, simple=True, separator="/"): leaf.shape for path, leaf in leaves}
-        for leaves in map(
-            jax.tree_util.tree_leaves_with_path, (nnx.to_pure_dict(nnx.state(nnx.eval_shape(run.make_model))), params)
-        )
-    )
-    for name in sorted(wanted.keys() | given.keys()):
-        if wanted.get(name) != given.get(name):
-            raise UserError(
-                f"the configuration asks for {name} {wanted.get(name, 'nowhere')}, but what was trained has "
-                f"{given.get(name, 'none')}: override fields that change no parameter"
-            )
 
 
 def set_up_program() -> None:

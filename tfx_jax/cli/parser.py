@@ -5,7 +5,7 @@ import math
 from typing import Any, NoReturn
 
 from tfx_jax.errors import UserError
-from tfx_jax.fields import MAX_BEAMS
+from tfx_jax.fields import MAX_BEAMS, MAX_LENGTH_PENALTY
 
 
 class Parser(argparse.ArgumentParser):
@@ -56,4 +56,19 @@ def not_negative(text: str) -> float:
         number = math.nan
     if not 0 <= number < math.inf:
         raise argparse.ArgumentTypeError(f'"{text}" is not a number of at least 0')
+    return number
+
+
+def seed(text: str) -> int:
+    """Reads a seed from the command line: JAX takes the low 32 bits of any other."""
+    if not text.isdecimal() or len(text) > 10 or not int(text) < 2**32:
+        raise argparse.ArgumentTypeError(f'"{text}" is not a whole number of 0 to {2**32 - 1}')
+    return int(text)
+
+
+def length_penalty(text: str) -> float:
+    """Reads the exponent of a beam search's length penalty from the command line."""
+    number = not_negative(text)
+    if number > MAX_LENGTH_PENALTY:
+        raise argparse.ArgumentTypeError(f"{text} is more than {MAX_LENGTH_PENALTY}")
     return number

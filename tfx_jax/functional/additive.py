@@ -237,8 +237,13 @@ def _multiplied(
             f"kernel of the {name} must have shape [{size}, F] or [{heads}, {size}, F] to fit a {name} of shape "
             f"{x.shape}, got {kernel.shape}"
         )
-    axes = "BTNH,HF->BTNF" if kernel.ndim == 2 else "BTNH,NHF->BTNF"
-    return jnp.einsum(axes, x, kernel.astype(x.dtype), preferred_element_type=dtype)
+    kernel = kernel.astype(x.dtype)
+    if kernel.ndim == 2:
+        return jnp.einsum("BTNH,HF->BTNF", x, kernel, preferred_element_type=dtype)
+    # With heads first: of bfloat16, XLA for CPUs (jax 0.10) cannot run the product whose batch axis is inside.
+    rows = x.transpose(2, 0, 1, 3).reshape(heads, -1, size)
+    product = jnp.einsum("NXH,NHF->NXF", rows, kernel, preferred_element_type=dtype)
+    return product.reshape(heads, *x.shape[:2], -1).transpose(1, 2, 0, 3)
 
 
 def _additive_scores(

@@ -12,6 +12,7 @@ from tfx_jax.functional.masks import (
     Bias,
     Mask,
     SegmentIds,
+    check_floats,
     check_pairs,
     check_shapes,
     combine_masks,
@@ -153,6 +154,7 @@ def attention_from_logits(
     ([[[[1.5]]]], [[0.25, 0.25, 0.25, 0.25]])
     """
     check_pairs(bias, mask, logits.shape)
+    check_floats(logits=logits, value=value)
     (b, n, _, s), k = logits.shape, value.shape[2]
     if value.shape[:2] != (b, s) or n % k:
         raise ValueError(f"values {value.shape} do not fit logits [B, N, T, S] = {logits.shape}")

@@ -98,8 +98,13 @@ def beam_search(
     buffer, limits = check_arguments(cache, start_tokens, max_length, length_limits, eos_id, pad_id)
     # One table for scores and bound alike: they must agree to the last bit for the bound to hold.
     lengths = np.arange(1.0, max_length + 1)
-    penalties = ((5 + lengths) / 6) ** length_penalty if length_penalty_fn is None else length_penalty_fn(lengths)
-    penalties = np.broadcast_to(np.asarray(penalties, np.float32), lengths.shape)
+    with np.errstate(over="ignore"):  # refused below
+        penalties = ((5 + lengths) / 6) ** length_penalty if length_penalty_fn is None else length_penalty_fn(lengths)
+        penalties = np.broadcast_to(np.asarray(penalties, np.float32), lengths.shape)
+    if length_penalty_fn is None and not np.isfinite(penalties[-1]):
+        raise ValueError(
+            f"length_penalty={length_penalty} is too large for max_length={max_length}: published are 0 to 2"
+        )
     if not (penalties[0] > 0 and np.all(np.diff(penalties) >= 0)):
         raise ValueError("length_penalty_fn must give every length a positive number, and longer ones no less")
     penalties = jnp.asarray(penalties)

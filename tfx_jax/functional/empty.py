@@ -6,6 +6,8 @@ from typing import Any, ParamSpec, TypeVar, cast
 
 import jax.numpy as jnp
 
+from tfx_jax.functional.masks import check_heads
+
 P = ParamSpec("P")
 R = TypeVar("R")
 
@@ -29,6 +31,7 @@ def zeros_where_empty(attention: Callable[P, R]) -> Callable[P, R]:
     @functools.wraps(attention)
     def attend(*args: P.args, **kwargs: P.kwargs) -> R:
         query, key, value = bind_inputs(args, kwargs)
+        check_heads(query, key, value)
         if query.size and key.size:
             return attention(*args, **kwargs)
         (b, t, n, _), s, u = query.shape, key.shape[1], value.shape[-1]

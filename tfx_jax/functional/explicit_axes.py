@@ -15,6 +15,12 @@ Arguments = ParamSpec("Arguments")
 R = TypeVar("R")
 
 
+def _canonical(x: Any) -> Any:
+    if isinstance(x, np.ndarray) and x.dtype in (np.float64, np.complex128):
+        return x.astype(jax.dtypes.canonicalize_dtype(x.dtype))
+    return x
+
+
 def divided_as_queries(attention: Callable[Arguments, R]) -> Callable[Arguments, R]:
     """Lets an attention take arrays of a mesh with explicit axes.
 
@@ -32,6 +38,8 @@ def divided_as_queries(attention: Callable[Arguments, R]) -> Callable[Arguments,
 
     @functools.wraps(attention)
     def attend(*args: Arguments.args, **kwargs: Arguments.kwargs) -> R:
+        # float64 of NumPy becomes float32 unless jax_enable_x64 is set; once here, instead of with a warning per use.
+        args, kwargs = jax.tree.map(_canonical, (args, kwargs), is_leaf=lambda x: x is None)
         sharding = jax.typeof(bind_inputs(args, kwargs)[0]).sharding
         axes = sharding.mesh.explicit_axes
         if not axes:

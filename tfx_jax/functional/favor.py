@@ -48,6 +48,8 @@ def orthogonal_features(rng: Array, num_features: int, size: int) -> Float[Array
     >>> bool(np.abs(rows @ rows.T - np.diag(np.square(rows).sum(axis=1))).max() < 1e-5)
     True
     """
+    if num_features < 1 or size < 1:
+        raise ValueError(f"num_features and size must be at least 1, got {num_features} and {size}")
     rng_directions, rng_lengths = jax.random.split(rng)
     num_blocks = -(-num_features // size)
     normal = jax.random.normal(rng_directions, (num_blocks, size, size))

@@ -5,6 +5,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float
 
 from tfx_jax.functional.attention_from_logits import attention_from_logits
+from tfx_jax.functional.masks import check_floats
 from tfx_jax.functional.weights_on_request import weights_on_request
 
 
@@ -54,6 +55,7 @@ def kernel_regression(
         raise ValueError(f"values must be [S] or [S, U] for {points.shape[0]} points, got shape {values.shape}")
     if mask is not None and mask.ndim != 2:
         raise ValueError(f"mask must have rank 2, [T, S], got shape {mask.shape}")
+    check_floats(query_points=query_points, points=points, values=values)
     dtype = np.promote_types(points.dtype, np.float32)
     (t, s), d = (query_points.shape[0], points.shape[0]), points.size // points.shape[0]
     width = jnp.broadcast_to(jnp.asarray(inverse_bandwidth, dtype), (d,))

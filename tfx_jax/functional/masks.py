@@ -3,6 +3,8 @@
 Also the types of an attention's arguments, and the checks that all attentions make of them.
 """
 
+from typing import Any
+
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
@@ -94,11 +96,27 @@ def refuse_segment_ids(segment_ids: SegmentIds | None, attention: str) -> None:
 _LAYOUT = "; the layout of query, key and value is [batch, length, heads, size], not [batch, heads, length, size]"
 
 
+def check_floats(**arrays: Any) -> None:
+    """Raises ValueError for an array of integers, booleans or complex numbers, by its name."""
+    for name, array in arrays.items():
+        if array is not None and not jnp.issubdtype(array.dtype, jnp.floating):
+            raise ValueError(f"{name} must hold floating-point numbers, got {array.dtype}: cast it to float32")
+
+
+def check_heads(query: Array, key: Array, value: Array) -> None:
+    """Raises ValueError for inputs that hold no floating-point numbers, or have no head or no feature."""
+    check_floats(query=query, key=key, value=value)
+    for name, array in (("query", query), ("key", key)):
+        if array.ndim == 4 and 0 in array.shape[2:]:
+            raise ValueError(f"{name} must have a head and a feature, [batch, length, heads, size], got {array.shape}")
+
+
 def check_shapes(query: Array, key: Array, value: Array, bias: Array | None, mask: Array | None) -> None:
     """Raises ValueError, with both sizes in it, for arrays that no attention takes."""
     for name, array in (("query", query), ("key", key), ("value", value)):
         if array.ndim != 4:
             raise ValueError(f"{name} must have rank 4, [batch, length, heads, size], got shape {array.shape}")
+    check_heads(query, key, value)
     if query.shape[-1] != key.shape[-1]:
         raise ValueError(f"query and key head sizes differ: {query.shape[-1]} != {key.shape[-1]}")
     if key.shape[:3] != value.shape[:3]:
@@ -126,5 +144,6 @@ def check_pairs(bias: Array | None, mask: Array | None, full: tuple[int, ...]) -
                 f"{name} must be broadcastable to [B, N, T, S] = {full}, got shape {array.shape}"
                 f"{_LAYOUT if is_exchanged else ''}"
             )
+    check_floats(bias=bias)
     if mask is not None and mask.dtype != jnp.bool_:
         raise ValueError(f"mask must be boolean (True = may attend), got {mask.dtype}; use bias for additive terms")

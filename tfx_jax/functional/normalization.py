@@ -5,6 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
+from tfx_jax.functional.masks import check_floats
+
 
 def layer_norm(
     x: Float[Array, "*batch D"],
@@ -29,6 +31,7 @@ def layer_norm(
     >>> layer_norm(jnp.array([1.0, 3.0])).round(3).tolist()
     [-1.0, 1.0]
     """
+    check_floats(x=x)
     dtype = np.promote_types(x.dtype, np.float32)  # NumPy's: JAX's own refuses under strict promotion
     centred = x.astype(dtype) - x.mean(axis=-1, keepdims=True, dtype=dtype)
     y = centred * jax.lax.rsqrt(jnp.square(centred).mean(axis=-1, keepdims=True) + epsilon)
@@ -58,6 +61,7 @@ def rms_norm(
     >>> rms_norm(jnp.array([4.0, 0.0, 0.0, 0.0])).round(3).tolist()
     [2.0, 0.0, 0.0, 0.0]
     """
+    check_floats(x=x)
     dtype = np.promote_types(x.dtype, np.float32)
     y = x.astype(dtype)
     y = y * jax.lax.rsqrt(jnp.square(y).mean(axis=-1, keepdims=True) + epsilon)

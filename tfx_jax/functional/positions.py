@@ -10,6 +10,7 @@ import numpy as np
 from jaxtyping import Array, Float, Int, Num
 
 from tfx_jax.functional.lookup import lookup
+from tfx_jax.functional.masks import check_floats
 
 
 def sinusoidal_positions(
@@ -39,7 +40,7 @@ def sinusoidal_positions(
     [[0.   1.   0.   1.  ]
      [0.84 0.54 0.01 1.  ]]
     """
-    if d_model % 2:
+    if d_model < 2 or d_model % 2:
         raise ValueError(f"d_model must be even for sinusoidal positions, got {d_model}")
     angle = _angles(positions, d_model, base)
     if not is_interleaved:
@@ -110,6 +111,7 @@ def rotary_embedding(
     """
     if x.ndim != 4:
         raise ValueError(f"queries or keys must be [batch, length, heads, size], got {x.ndim} axes: {x.shape}")
+    check_floats(x=x)
     b, t, _, h = x.shape
     if h % 2:
         raise ValueError(f"head size must be even for a rotary embedding, got {h}")
@@ -260,6 +262,8 @@ def alibi_slopes(num_heads: int) -> Float[Array, " N"]:
     >>> alibi_slopes(4).tolist(), alibi_slopes(3).tolist()
     ([0.25, 0.0625, 0.015625, 0.00390625], [0.0625, 0.00390625, 0.25])
     """
+    if num_heads < 1:
+        raise ValueError(f"num_heads must be at least 1, got {num_heads}")
     below = 1 << (num_heads.bit_length() - 1)
     exponents = [-8 * (i + 1) / below for i in range(below)]
     exponents += [-4 * (i + 1) / below for i in range(0, 2 * (num_heads - below), 2)]

@@ -21,6 +21,9 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
+LEAST_TEMPERATURE = 1e-30
+"""Above it the best log-probability, -log(V) at least, stays finite when it is divided."""
+
 Cache = Any
 StepFn = Callable[[Int[Array, " R"], Cache], tuple[Float[Array, "R V"], Cache]]
 
@@ -123,8 +126,10 @@ def sample(
     Raises:
       ValueError: if an argument is out of range, or a shape contradicts the number of rows.
     """
-    if not temperature >= 1e-30:  # so that the best log-probability, -log(V) at least, stays finite
-        raise ValueError(f"temperature={temperature} is below 1e-30; for the most probable token use greedy_search")
+    if not LEAST_TEMPERATURE <= temperature < jnp.inf:
+        raise ValueError(
+            f"temperature={temperature} is not in [{LEAST_TEMPERATURE}, inf); greedy_search takes the best token"
+        )
     if top_k is not None and top_k < 1:
         raise ValueError(f"top_k={top_k} keeps no token; give at least 1, or None to keep all")
     if top_p is not None and not 0 < top_p <= 1:

@@ -5,6 +5,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float
 
 from tfx_jax.functional.attention_from_logits import attention_from_logits
+from tfx_jax.functional.masks import check_floats
 
 
 def structured_pooling(
@@ -32,6 +33,7 @@ def structured_pooling(
     >>> [part.shape for part in pool(jnp.ones((2, 5, 4)), jnp.ones((4, 6)), jnp.ones((6, 3)))]
     [(2, 3, 4), (2, 3, 5)]
     """
+    check_floats(x=x)
     dtype = np.promote_types(x.dtype, np.float32)
     hidden = jnp.tanh(jnp.einsum("BSD,DF->BSF", x, w_1.astype(x.dtype), preferred_element_type=dtype))
     scores = jnp.einsum("BSF,FN->BNS", hidden, w_2.astype(dtype))[:, :, None]

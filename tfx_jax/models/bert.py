@@ -58,7 +58,7 @@ class BertConfig:
     """
 
     vocab_size: int = at_least(0, 30_522)
-    num_segments: int = 2
+    num_segments: int = at_least(0, 2)
     max_length: int = at_least(1, 512)  # tokens: the learned positions
     first_position: int = at_least(0, 0)  # row of the table of positions that the first token has; 2 in Longformer
     num_layers: int = at_least(1, 12)
@@ -69,7 +69,7 @@ class BertConfig:
     attention_dropout_rate: float = fraction(0.1)  # of the attention weights
     head_dropout_rate: float | None = fraction(None)  # of what classifiers read; None: dropout_rate
     activation: str = one_of(ACTIVATIONS, "gelu")  # "gelu" is the exact one
-    layer_norm_epsilon: float = 1e-12
+    layer_norm_epsilon: float = at_least(0, 1e-12)
     attention: AttentionConfig = dataclasses.field(default_factory=AttentionConfig)  # of every layer
     max_global_tokens: int = at_least(0, 0)  # beside "window" attention, with projections of their own: Longformer
     labels: tuple[str, ...] = ("LABEL_0", "LABEL_1")  # names of the classes, for models that classify

@@ -49,9 +49,9 @@ class CaptionerConfig:
     variant: str = one_of(VARIANTS, "soft")
     soft_share: float = fraction(0.5)  # of "hard": of the training images so many get the expected feature all the same
     dropout_rate: float = fraction(0.0)  # of embeddings and of the layer before the logits
-    pad_id: int = 0  # the token that fills a row
-    start_id: int = 1  # the one that the decoder reads first
-    eos_id: int = 2  # the one that ends a caption; for whoever searches, the model itself does not care
+    pad_id: int = at_least(0, 0)  # the token that fills a row
+    start_id: int = at_least(0, 1)  # the one that the decoder reads first
+    eos_id: int = at_least(0, 2)  # the one that ends a caption; for whoever searches, the model itself does not care
     dtype: str = one_of(DTYPES, "float32")  # of products; parameters, states and logits stay float32
 
     kind: ClassVar[str] = "captioner"

@@ -18,6 +18,7 @@ DTYPES = ("float32", "bfloat16")
 """Of the computation; parameters, logits and statistics stay float32."""
 
 
+@runtime_checkable
 class ModelConfig(Protocol):
     """The sizes of a model: a dataclass, which stands above its model in the file of its paper.
 

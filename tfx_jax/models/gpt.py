@@ -69,7 +69,7 @@ class GPTConfig:
     pre_norm: bool = True  # x + f(norm(x)) and a norm at the end, since GPT-2; GPT has norm(x + f(x))
     use_bias: bool = True  # whether projections, feed-forward layers and norms have offsets
     activation: str = one_of(ACTIVATIONS, "gelu_tanh")
-    layer_norm_epsilon: float = 1e-5
+    layer_norm_epsilon: float = at_least(0, 1e-5)
     attention: AttentionConfig = dataclasses.field(default_factory=AttentionConfig)
     experts: ExpertsConfig = dataclasses.field(default_factory=ExpertsConfig)
     dtype: str = one_of(DTYPES, "float32")  # of the computation; parameters, logits and statistics stay float32

@@ -22,6 +22,8 @@ def count(token_mask: Bool[Array, "B T"]) -> Int[Array, "B T"]:
     >>> count(jnp.array([[False, True, True, False]])).tolist()
     [[0, 0, 1, 1]]
     """
+    if token_mask.dtype != jnp.bool_:
+        raise ValueError(f"token_mask must be boolean (True = the token exists), got {token_mask.dtype}")
     return jnp.maximum(jnp.cumsum(token_mask, axis=1) - 1, 0)
 
 

@@ -72,9 +72,9 @@ class Seq2SeqConfig:
     # Of what a layer's state tells its next one: the same units at all steps of a sequence (Gal and Ghahramani, 2016).
     # They drop a layer's inputs alike; here `dropout_rate` drops these, anew at each step.
     recurrent_dropout_rate: float = fraction(0.0)
-    pad_id: int = 0  # the token that fills a row
-    start_id: int = 1  # the one that the decoder reads first
-    eos_id: int = 2  # the one that ends a sentence; for whoever searches, the model itself does not care
+    pad_id: int = at_least(0, 0)  # the token that fills a row
+    start_id: int = at_least(0, 1)  # the one that the decoder reads first
+    eos_id: int = at_least(0, 2)  # the one that ends a sentence; for whoever searches, the model itself does not care
     dtype: str = one_of(DTYPES, "float32")  # of products; parameters, states and logits stay float32
 
     kind: ClassVar[str] = "encoder_decoder"

@@ -71,15 +71,15 @@ class T5Config:
     activation: str = one_of(ACTIVATIONS, "relu")
     is_gated: bool = False  # whether hidden units are multiplied by a second projection (Shazeer, 2020)
     is_tied: bool = True  # the output layer is the embedding, of x / sqrt(d_model); or it has a matrix of its own
-    num_buckets: int = 32  # of distances, see `tfx_jax.functional.relative_position_bucket`
+    num_buckets: int = at_least(1, 32)  # of distances, see `tfx_jax.functional.relative_position_bucket`
     max_distance: int = at_least(1, 128)  # tokens, from which on all distances share a bucket
     dropout_rate: float = fraction(0.1)  # of inputs, sublayers' and last outputs, attention weights, hidden units
-    norm_epsilon: float = 1e-6
+    norm_epsilon: float = at_least(0, 1e-6)
     attention: AttentionConfig = dataclasses.field(default_factory=AttentionConfig)  # to oneself; to a source: dense
     experts: ExpertsConfig = dataclasses.field(default_factory=ExpertsConfig)  # as in the Switch Transformer
-    pad_id: int = 0  # the token that fills a row
-    start_id: int = 0  # the one that the decoder reads first
-    eos_id: int = 1  # the one that ends a text; for whoever searches, the model itself does not care
+    pad_id: int = at_least(0, 0)  # the token that fills a row
+    start_id: int = at_least(0, 0)  # the one that the decoder reads first
+    eos_id: int = at_least(0, 1)  # the one that ends a text; for whoever searches, the model itself does not care
     dtype: str = one_of(DTYPES, "float32")  # of the computation; parameters, logits and statistics stay float32
     remat: str = one_of(REMATS, "none")  # what the backward pass computes again: "full" layers, all but "dots"
     unroll: bool = False  # whether layers are compiled one by one: slow to compile, faster on a TPU, see `scan_layers`

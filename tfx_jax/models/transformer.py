@@ -68,7 +68,9 @@ class TransformerConfig:
     scale_embedding: bool = True  # whether the vectors of tokens are multiplied by sqrt(d_model)
     attention_bias: bool = False  # whether the attention's projections have offsets
     logits_bias: bool = False  # whether the output layer has an offset for each token
-    layer_norm_epsilon: float = 1e-5  # the paper's text has none; that of Marian, and of PyTorch's Transformer
+    layer_norm_epsilon: float = at_least(
+        0, 1e-5
+    )  # the paper's text has none; that of Marian, and of PyTorch's Transformer
     attention: AttentionConfig = dataclasses.field(default_factory=AttentionConfig)  # to oneself; to a source: dense
     experts: ExpertsConfig = dataclasses.field(default_factory=ExpertsConfig)
     pad_id: int = PAD_ID  # the token that fills a row

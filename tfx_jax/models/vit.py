@@ -50,7 +50,7 @@ class ViTConfig:
     dropout_rate: float = fraction(0.0)  # of each sublayer's output and of the sums of patches and positions
     attention_dropout_rate: float = fraction(0.0)  # of the attention weights
     activation: str = one_of(ACTIVATIONS, "gelu")  # "gelu" is the exact one
-    layer_norm_epsilon: float = 1e-6
+    layer_norm_epsilon: float = at_least(0, 1e-6)
     attention: AttentionConfig = dataclasses.field(default_factory=AttentionConfig)  # of every layer
     labels: tuple[str, ...] = tuple(f"LABEL_{index}" for index in range(1000))  # names of the classes
     problem_type: str | None = None  # Hugging Face's word for the loss of a classifier; nothing here depends on it

@@ -74,8 +74,13 @@ class MultiHeadAttention(nnx.Module):
             if they were one matrix. The paper is silent; attention then starts flatter.
 
         Raises:
-          ValueError: if `d_k` is None and num_heads does not divide d_model, or num_kv_heads not num_heads.
+          ValueError: if a size is below 1, `d_k` is None and num_heads does not divide d_model, or num_kv_heads does
+            not divide num_heads.
         """
+        sizes = {"d_model": d_model, "num_heads": num_heads, "d_k": d_k, "d_v": d_v, "num_kv_heads": num_kv_heads}
+        for name, size in sizes.items():
+            if size is not None and size < 1:
+                raise ValueError(f"{name} must be at least 1, got {size}")
         if d_k is None:
             if d_model % num_heads:
                 raise ValueError(f"d_model={d_model} is not divisible by num_heads={num_heads}; give d_k")

@@ -31,7 +31,9 @@ class AttentionOptions:
     num_landmarks: int | None = None  # nystrom: means of segments that stand for all tokens
     num_iterations: int | None = within(0, 100, None)  # nystrom: rounds of the pseudo-inverse
     d_hidden: int | None = at_least(1, None)  # additive: units of the hidden layer; None: the size of a head
-    seed: int | None = None  # lsh, favor: of the rotations or features, the same ones at every step; None: 0
+    seed: int | None = within(
+        0, 2**32 - 1, None
+    )  # lsh, favor: of the rotations or features, the same ones at every step; None: 0
 
     @property
     def given(self) -> dict[str, Any]:

@@ -53,6 +53,7 @@ class AttentionConfig:
         is_float32: bool = False,
         drops: str | None = None,
         num_heads: int = 1,
+        num_kv_heads: int | None = None,
         d_k: int = 8,
     ) -> None:
         """Checks that there is such a core, that the options are its own, and that it does what a model needs.
@@ -64,6 +65,7 @@ class AttentionConfig:
           is_float32: whether it computes in float32.
           drops: the field by which training drops attention weights; None where it drops none.
           num_heads: N.
+          num_kv_heads: K; None means N.
           d_k: size of a head.
 
         Raises:
@@ -91,6 +93,8 @@ class AttentionConfig:
                 raise ValueError(f"{name} attention takes no bias for each pair of positions, which this model adds")
             if is_packed and not core.takes_segments:
                 raise ValueError(f"{name} attention cannot keep texts apart that share a row")
+            if num_kv_heads not in (None, num_heads) and not core.takes_grouped_queries:
+                raise ValueError(f"{name} attention needs as many key heads as query heads: leave num_kv_heads out")
             if drops is not None and not core.can_drop:
                 raise ValueError(f"{drops} must be 0 with {name} attention, which can drop no weights")
             if is_float32 and core.needs_bfloat16:
@@ -172,6 +176,8 @@ class Core(NamedTuple):
     can_be_causal: bool = True
     takes_bias: bool = True
     takes_segments: bool = True
+    takes_grouped_queries: bool = True
+    """Whether there may be fewer heads of keys and values than of queries."""
     can_drop: bool = True
     """Whether it forms weights, of which training may drop some."""
     needs_bfloat16: bool = False
@@ -186,7 +192,7 @@ CORES = {
     "dense": Core(dot_product_attention),
     "chunked": Core(chunked_attention, ("chunk_size",)),
     "splash": Core(dot_product_attention, takes_bias=False, can_drop=False),
-    "flash": Core(dot_product_attention, can_drop=False),
+    "flash": Core(dot_product_attention, takes_grouped_queries=False, can_drop=False),
     "cudnn": Core(dot_product_attention, can_drop=False, needs_bfloat16=True),
     "local": Core(local_attention, ("block_size",), ("block_size",), takes_bias=False),
     "window": Core(sliding_window_attention, ("window", "block_size"), ("window",), takes_bias=False),
@@ -198,7 +204,13 @@ CORES = {
         takes_bias=False,
         takes_segments=False,
     ),
-    "lsh": Core(_lsh, ("num_hashes", "num_buckets", "chunk_size", "seed"), ("num_buckets",), takes_bias=False),
+    "lsh": Core(
+        _lsh,
+        ("num_hashes", "num_buckets", "chunk_size", "seed"),
+        ("num_buckets",),
+        takes_bias=False,
+        takes_grouped_queries=False,
+    ),
     "favor": Core(_favor, ("num_features", "block_size", "seed"), **_WITHOUT_PAIRS),
     "linear": Core(linear_attention, ("block_size",), **_WITHOUT_PAIRS),
     "nystrom": Core(nystrom_attention, ("num_landmarks", "num_iterations"), can_be_causal=False, **_WITHOUT_PAIRS),

@@ -37,11 +37,15 @@ class AdditiveAttention(nnx.Module):
         self.w_key = nnx.Param(draw(rngs.params(), (num_heads, d_k, d_hidden), param_dtype))
         self.v = nnx.Param(nnx.initializers.normal(d_hidden**-0.5)(rngs.params(), (num_heads, d_hidden), param_dtype))
 
-    def __call__(self, query: Float[Array, "B T N H"], *arguments: Any, **options: Any) -> Any:
-        """Attends; see `tfx_jax.functional.additive_attention`. Keys have as many heads as queries."""
+    def __call__(
+        self, query: Float[Array, "B T N H"], key: Float[Array, "B S K H"], *arguments: Any, **options: Any
+    ) -> Any:
+        """Attends; see `tfx_jax.functional.additive_attention`. Each query head has its own view of its key head."""
         dtype = query.dtype
+        if key.shape[2] and not query.shape[2] % key.shape[2]:
+            key = jnp.repeat(key, query.shape[2] // key.shape[2], axis=2)  # [B, S, N, H]
         weights = {name: getattr(self, name)[...].astype(dtype) for name in ("w_query", "w_key", "v")}
-        return additive_attention(query, *arguments, **weights, **options)
+        return additive_attention(query, key, *arguments, **weights, **options)
 
 
 class GeneralAttention(nnx.Module):
@@ -62,7 +66,7 @@ class GeneralAttention(nnx.Module):
         self.w = nnx.Param(jnp.tile(jnp.eye(d_k, dtype=param_dtype)[None] * d_k**-0.5, (num_heads, 1, 1)))
 
     def __call__(self, query: Float[Array, "B T N H"], *arguments: Any, **options: Any) -> Any:
-        """Attends; see `tfx_jax.functional.general_attention`. Keys have as many heads as queries."""
+        """Attends; see `tfx_jax.functional.general_attention`."""
         return general_attention(query, *arguments, w=self.w[...].astype(query.dtype), **options)
 
 

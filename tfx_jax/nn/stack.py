@@ -175,4 +175,7 @@ def _interleaved(columns: list[Any]) -> Any:
     """Joins such columns in the order of the layers."""
     if len(columns) == 1:
         return columns[0]
-    return jax.tree.map(lambda *leaves: jnp.stack(leaves, axis=1).reshape(-1, *leaves[0].shape[1:]), *columns)
+    return jax.tree.map(
+        lambda *leaves: jnp.stack(leaves, axis=1).reshape(len(leaves) * leaves[0].shape[0], *leaves[0].shape[1:]),
+        *columns,
+    )

@@ -6,6 +6,7 @@
 import dataclasses
 import functools
 import itertools
+import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -17,9 +18,9 @@ from jax.experimental import io_callback
 from jaxtyping import Array, Bool, Int, PRNGKeyArray, Shaped
 
 from tfx_jax.errors import UserError
-from tfx_jax.fields import MAX_BEAMS, at_least, documented, within
+from tfx_jax.fields import MAX_BEAMS, MAX_LENGTH_PENALTY, at_least, documented, within
 from tfx_jax.functional.beam_search import beam_search
-from tfx_jax.functional.search import Cache, StepFn, greedy_search, sample, with_repetition_penalty
+from tfx_jax.functional.search import LEAST_TEMPERATURE, Cache, StepFn, greedy_search, sample, with_repetition_penalty
 from tfx_jax.nn.decoding import Decoder
 from tfx_jax.tasks.prediction import to_device, to_host
 
@@ -36,7 +37,7 @@ class DecodingConfig:
     """How a task searches for texts: by default with the beam of Vaswani et al. (2017), section 6.1."""
 
     beam_size: int = within(1, MAX_BEAMS, 4)
-    length_penalty: float = at_least(0, 0.6)  # alpha of the paper
+    length_penalty: float = within(0, MAX_LENGTH_PENALTY, 0.6)  # alpha of the paper
     extra_length: int = at_least(0, 50)  # an output may be this many tokens longer than its input
 
     def tiny(self) -> None:
@@ -68,8 +69,8 @@ class Sampling:
 
     def __post_init__(self):
         """Refuses what is out of range."""
-        if not self.temperature >= 0:
-            raise UserError(f"temperature must be at least 0, got {self.temperature}")
+        if self.temperature != 0 and not LEAST_TEMPERATURE <= self.temperature < math.inf:
+            raise UserError(f"temperature must be 0 or at least {LEAST_TEMPERATURE}, got {self.temperature}")
         if self.top_k is not None and self.top_k < 1:
             raise UserError(f"top_k must be at least 1, got {self.top_k}")
         if self.top_p is not None and not 0 < self.top_p <= 1:
@@ -216,7 +217,8 @@ class DecodeDriver:
           The new tokens of each, the end included.
 
         Raises:
-          UserError: for an input of no token, of an id outside the vocabulary, or of more tokens than fit.
+          UserError: for an input of no token, of an id outside the vocabulary, or of more tokens than fit; for a `seed`
+            of more than 32 bits.
         """
 
         def padded(length: int) -> int:
@@ -225,6 +227,8 @@ class DecodeDriver:
             limits = max_input_length, decoder.max_input_length(max_new_tokens(power))
             return max(length, min([power, *(limit for limit in limits if limit is not None)]))
 
+        if not 0 <= seed < 2**32:
+            raise UserError(f"seed must be in 0 .. {2**32 - 1}, got {seed}")
         for number, ids in enumerate(inputs, start=first + 1):
             _check_prompt(decoder, number, ids, max_new_tokens(len(ids)))
         outputs: list[list[int]] = [[] for _ in inputs]

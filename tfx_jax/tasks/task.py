@@ -7,7 +7,7 @@ knows neither the trainer nor the other tasks: what two of them share is a funct
 
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import grain
 import jax
@@ -101,6 +101,7 @@ class Artifacts(Protocol):
         ...
 
 
+@runtime_checkable
 class TaskConfig(Protocol):
     """The configuration of a task: a dataclass, which stands above the task in the same file.
 

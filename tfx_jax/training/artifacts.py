@@ -162,8 +162,8 @@ def _unreadable(path: epath.Path, error: OSError) -> UserError:
 
 
 def write_sealed(path: epath.Path, values: dict[str, Any]) -> None:
-    """Writes a JSON object that holds its own checksum."""
-    write_file(path, (json.dumps(values | {_SEAL: _seal(values)}, indent=2) + "\n").encode())
+    """Writes a JSON object that holds its own checksum, on its first line: without this line it still is JSON."""
+    write_file(path, (json.dumps({_SEAL: _seal(values)} | values, indent=2) + "\n").encode())
 
 
 def read_sealed(path: epath.Path) -> dict[str, Any]:
@@ -176,7 +176,7 @@ def read_sealed(path: epath.Path) -> dict[str, Any]:
     if not isinstance(values, dict):
         raise ValueError(f"it is a {type(values).__name__}, not an object")
     if values.pop(_SEAL, None) not in (None, _seal(values)):
-        raise ValueError(f"its {_SEAL} is that of other values; whoever changed them on purpose removes it")
+        raise ValueError(f'its values are not those that were saved; after an intended edit, delete its line "{_SEAL}"')
     return values
 
 

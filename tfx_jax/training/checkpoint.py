@@ -211,6 +211,7 @@ def average_checkpoints(
     *,
     or_fewer: bool = False,
     allow_nonfinite: bool = False,
+    check: Callable[[Params], object] | None = None,
     on_checkpoint: Callable[[int, int], object] | None = None,
 ) -> list[int]:
     """Averages the parameters of the newest checkpoints (Vaswani et al., 2017, section 6.1) into `workdir/average`.
@@ -222,6 +223,7 @@ def average_checkpoints(
       last: how many checkpoints.
       or_fewer: whether a young training, which has not saved so many, gives all it has.
       allow_nonfinite: whether a parameter may be NaN or infinite.
+      check: raises for parameters that are not those of the model, such as `Run.check_params`.
       on_checkpoint: is told, after each, how many of how many are read.
 
     Returns:
@@ -242,6 +244,8 @@ def average_checkpoints(
 
         def load(step: int) -> Params:
             params = _load_step(checkpointer, step, allow_nonfinite)
+            if check is not None:
+                check(params)
             if on_checkpoint is not None:
                 on_checkpoint(steps.index(step) + 1, len(steps))
             return params

@@ -29,10 +29,12 @@ class OptimizerConfig:
     schedule: str = one_of(("inverse_sqrt", "cosine", "linear"), "inverse_sqrt")
     final_fraction: float = fraction(0.0)  # of the peak, where "cosine" and "linear" end
     warmup_steps: int = at_least(1, 4_000)
-    peak_learning_rate: float | None = None  # None: (d_model * warmup_steps)^-0.5; of Adafactor, warmup_steps^-0.5
+    peak_learning_rate: float | None = at_least(
+        0, None
+    )  # None: (d_model * warmup_steps)^-0.5; of Adafactor, warmup_steps^-0.5
     b1: float = fraction(0.9)  # this and the next two: of Adam and AdamW
     b2: float = fraction(0.98)
-    epsilon: float = 1e-9
+    epsilon: float = at_least(0, 1e-9)
     weight_decay: float = at_least(0, 0.0)  # of AdamW and Adafactor, times the learning rate; not of biases and gains
     clip_norm: float = at_least(0, 0.0)  # a gradient with a larger norm over all parameters is scaled to it; 0: never
 
@@ -42,11 +44,13 @@ class OptimizerConfig:
 class MeshConfig:
     """How many devices share what; the product is at most the number of devices, which several processes all take."""
 
-    data: int = -1  # rows of a batch, each device with the whole model; -1: all devices that the others leave
-    fsdp: int = 1  # rows of a batch, and the parameters, which are gathered layer by layer
-    expert: int = 1  # rows of a batch, and the experts of a mixture
-    sequence: int = 1  # positions of a sequence, by ring attention
-    tensor: int = 1  # heads, hidden units and vocabulary
+    data: int = at_least(
+        -1, -1
+    )  # rows of a batch, each device with the whole model; -1: all devices that the others leave
+    fsdp: int = at_least(1, 1)  # rows of a batch, and the parameters, which are gathered layer by layer
+    expert: int = at_least(1, 1)  # rows of a batch, and the experts of a mixture
+    sequence: int = at_least(1, 1)  # positions of a sequence, by ring attention
+    tensor: int = at_least(1, 1)  # heads, hidden units and vocabulary
 
 
 @documented
@@ -177,7 +181,7 @@ def load_config(workdir: epath.PathLike) -> ExperimentConfig:
         return _from_dict(ExperimentConfig, read_sealed(path))
     except OSError as error:
         raise UserError(f"cannot read {path}: {error.strerror or one_line(error)}") from None
-    except (ValueError, TypeError, AttributeError, KeyError) as error:
+    except (ValueError, TypeError, AttributeError, KeyError, RecursionError) as error:
         raise UserError(
             f"{path} is damaged or from another version ({error}): put back a copy, or delete it and run the "
             "training's command again, which writes it"

@@ -2,12 +2,15 @@
 
 import re
 
+from etils import epath
+
 from tfx_jax.errors import UserError
 from tfx_jax.fields import check_fields
 from tfx_jax.files import check_store
 from tfx_jax.models.config import SelfAttentionConfig, check_pattern
 from tfx_jax.nn.moe import ExpertsConfig
-from tfx_jax.training.config import ExperimentConfig
+from tfx_jax.training.config import ExperimentConfig, load_config
+from tfx_jax.training.workdir import find_workdir
 
 
 def validate(config: ExperimentConfig) -> ExperimentConfig:
@@ -33,6 +36,19 @@ def validate(config: ExperimentConfig) -> ExperimentConfig:
     return config
 
 
+def load_valid_config(workdir: epath.PathLike) -> ExperimentConfig:
+    """Reads the configuration of a workdir and checks it as `train` does, since the file may have been edited.
+
+    Raises:
+      UserError: as `load_config` and `validate`; the message names the file.
+    """
+    config = load_config(workdir)
+    try:
+        return validate(config)
+    except UserError as error:
+        raise UserError(f"{find_workdir(workdir) / 'config.json'}: {error}") from None
+
+
 def _check_model(config: ExperimentConfig) -> None:
     """Whether the sizes fit each other, and there is such an attention, which the model and the task can have."""
     model = config.model
@@ -47,6 +63,7 @@ def _check_model(config: ExperimentConfig) -> None:
                 is_float32=config.model.dtype == "float32",
                 drops=drops if getattr(model, drops) else None,
                 num_heads=model.num_heads,
+                num_kv_heads=getattr(model, "num_kv_heads", None),
                 d_k=getattr(model, "d_k", None) or config.model.d_model // model.num_heads,
             )
             check_pattern(model)
@@ -59,6 +76,8 @@ def _check_model(config: ExperimentConfig) -> None:
 def _check_mesh(config: ExperimentConfig) -> None:
     """Whether the axes of the mesh divide what they are to divide."""
     model, mesh = config.model, config.mesh
+    if not mesh.data:
+        raise UserError("config.mesh.data must be at least 1, or -1 for all devices that the others leave, got 0")
     for axis, names in (("tensor", ("num_heads", "d_ff")), ("fsdp", ("d_model",))):
         for name in names:
             size = getattr(model, name, 0)  # 0: a model without, None: four times d_model

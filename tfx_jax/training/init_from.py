@@ -16,7 +16,8 @@ from tfx_jax.models import hf
 from tfx_jax.nn.cores import AttentionConfig
 from tfx_jax.training.artifacts import check_artifact
 from tfx_jax.training.checkpoint import load_best_params
-from tfx_jax.training.config import ExperimentConfig, load_config
+from tfx_jax.training.config import ExperimentConfig
+from tfx_jax.training.config_checks import load_valid_config
 from tfx_jax.training.sharding import TrainSetup
 from tfx_jax.training.step import Params, TrainState
 
@@ -99,7 +100,7 @@ def _is_workdir(folder: epath.Path) -> bool:
 def _initial_config(folder: epath.Path) -> Any:
     if not _is_workdir(folder):
         return hf.load_config(folder)
-    model: Any = load_config(folder).model
+    model: Any = load_valid_config(folder).model
     return dataclasses.replace(model, vocab_size=load_folder_tokenizer(tokenizer_folder(folder)).vocab_size)
 
 

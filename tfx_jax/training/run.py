@@ -21,7 +21,8 @@ from tfx_jax.nn.attention import ShardAttention
 from tfx_jax.tasks.prediction import OnBatch, TrainedModel, to_host
 from tfx_jax.tasks.task import EvalResult, Task
 from tfx_jax.training.artifacts import WorkdirArtifacts
-from tfx_jax.training.config import ExperimentConfig, load_config
+from tfx_jax.training.config import ExperimentConfig
+from tfx_jax.training.config_checks import load_valid_config, validate
 from tfx_jax.training.distributed import gather_lists
 from tfx_jax.training.init_from import tokenizer_folder
 from tfx_jax.training.sharded_attention import computable
@@ -51,7 +52,26 @@ class Run(Generic[AnyTask]):
     @functools.cached_property
     def graphdef(self) -> nnx.GraphDef[Any]:
         """The model without its parameters."""
-        return nnx.graphdef(nnx.eval_shape(self.make_model))
+        return nnx.graphdef(self._abstract_model)
+
+    def check_params(self, params: Params) -> None:
+        """Compares parameters, and the model state, with those of the model that the configuration describes.
+
+        Raises:
+          UserError: if a name or a shape differs, as after `num_layers` was edited in `config.json`.
+        """
+        expected, given = (
+            {jax.tree_util.keystr(path, simple=True, separator="/"): tuple(leaf.shape) for path, leaf in leaves}
+            for leaves in map(
+                jax.tree_util.tree_leaves_with_path, (nnx.to_pure_dict(nnx.state(self._abstract_model)), params)
+            )
+        )
+        for name in sorted(expected.keys() | given.keys()):
+            if expected.get(name) != given.get(name):
+                raise UserError(
+                    f"the configuration describes a parameter {name} of shape {expected.get(name, 'none')}, but the "
+                    f"checkpoint has {given.get(name, 'none')}: config.json or an override changes a size of the model"
+                )
 
     @property
     def make_carry(self) -> Callable[[], Any]:
@@ -70,7 +90,12 @@ class Run(Generic[AnyTask]):
         )
 
     def trained(self, params: Params, on_batch: OnBatch | None = None) -> TrainedModel:
-        """Returns the model with these parameters; all that were made here share what they compile."""
+        """Returns the model with these parameters; all that were made here share what they compile.
+
+        Raises:
+          UserError: as `check_params`.
+        """
+        self.check_params(params)
         return self._trained.replace(params, on_batch)
 
     def evaluate(self, params: Params, split: Split = "validation", *, on_batch: OnBatch | None = None) -> EvalResult:
@@ -105,6 +130,10 @@ class Run(Generic[AnyTask]):
         first = self.task.metrics[0]
         rank = -metrics[first.name] if first.is_loss else metrics[first.name]
         return rank if math.isfinite(rank) else -math.inf
+
+    @functools.cached_property
+    def _abstract_model(self) -> Any:
+        return nnx.eval_shape(self.make_model)
 
     @functools.cached_property
     def _trained(self) -> TrainedModel:
@@ -151,9 +180,10 @@ def load_run(
       config: in place of that of the training, such as one with another attention for the same parameters.
 
     Raises:
-      UserError: if there is none, or one of another kind, or a file that it needs is missing or damaged.
+      UserError: if there is none, or one of another kind, a file that it needs is missing or damaged, or `validate`
+        refuses the configuration.
     """
-    config = load_config(workdir) if config is None else config
+    config = load_valid_config(workdir) if config is None else validate(config)
     if isinstance(config.model, SelfAttentionConfig):
         attention = computable(config.model.attention, jax.default_backend())
         config = dataclasses.replace(config, model=dataclasses.replace(cast(Any, config.model), attention=attention))

@@ -23,6 +23,7 @@ from jax.typing import DTypeLike
 from tfx_jax.errors import UserError
 from tfx_jax.fields import check_fields
 from tfx_jax.hub import local_folder
+from tfx_jax.models.config import DTYPES
 from tfx_jax.models.finite import is_finite, nonfinite
 from tfx_jax.models.gpt import GPT
 from tfx_jax.models.hf import bert, bigbird, gpt, longformer, marian, t5, vit
@@ -160,11 +161,16 @@ def load(
 
     Raises:
       UserError: for a folder that is damaged, has a parameter that is NaN or infinite, or holds what our model of the
-        family cannot express.
+        family cannot express; for a `dtype` other than float32 and bfloat16.
     """
+    name = jnp.dtype(dtype).name
+    if name not in DTYPES:
+        raise UserError(
+            f"dtype must be {' or '.join(DTYPES)}, got {name}: activations of T5 and others overflow float16"
+        )
     folder = local_folder(path)
     family, config = _open(folder, architecture)
-    config.dtype = jnp.dtype(dtype).name
+    config.dtype = name
     tensors = Tensors(folder, family.renamed)
     _check_depth(config, tensors, folder)
     try:

@@ -1,0 +1,44 @@
+"""Numbers on the command line: each flag has a range, and one line names the flag outside it."""
+
+import pytest
+
+from tfx_jax.cli import main
+from tfx_jax.errors import UserError
+from tfx_jax.models import hf
+from tfx_jax.tasks.decoding import Sampling
+
+HUGE = str(2**64)
+
+
+@pytest.mark.parametrize(
+    ("flag", "values"),
+    [
+        ("seed", ["-1", str(2**32), HUGE, "1" * 5000, "1.5", "x", ""]),
+        ("length-penalty", ["-1", "40", "1e400", "nan", "x"]),
+        ("temperature", ["-1", "1e-31", "1e400", "nan", "x"]),
+        ("top-k", ["0", "-1", HUGE, "x"]),
+        ("top-p", ["0", "-1", "1.5", "nan", "x"]),
+        ("repetition-penalty", ["-1", "0", "nan", "1e400", "x"]),
+        ("beam", ["0", "-1", HUGE, "x"]),
+        ("max-new-tokens", ["0", "-1", HUGE, "x"]),
+        ("batch", ["0", "-1", HUGE, "x"]),
+    ],
+)
+def test_generate_refuses_numbers_out_of_range_before_it_loads_a_model(flag, values, capfd, tmp_path):
+    for value in values:
+        assert main(["generate", f"--workdir={tmp_path / 'none'}", f"--{flag}={value}"]) == 2
+        (line,) = capfd.readouterr().err.splitlines()
+        assert flag in line.replace("_", "-"), line
+        assert line.isprintable()
+
+
+@pytest.mark.parametrize("temperature", [-1.0, 1e-31, float("nan"), float("inf")])
+def test_sampling_refuses_temperatures_that_leave_no_finite_logit(temperature):
+    with pytest.raises(UserError, match=r"^temperature must be 0 or at least 1e-30, got"):
+        Sampling(temperature=temperature)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "int8", "float64"])
+def test_models_compute_in_float32_and_bfloat16_alone(dtype, tmp_path):
+    with pytest.raises(UserError, match=f"^dtype must be float32 or bfloat16, got {dtype}"):
+        hf.load(tmp_path, dtype=dtype)

@@ -1,0 +1,70 @@
+"""Sizes of layers: below one they are refused, and grouped queries work where the core can score them."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from tfx_jax.models import BertConfig
+from tfx_jax.models.bert import Bert
+from tfx_jax.nn import MultiHeadAttention
+from tfx_jax.nn.attention_options import AttentionOptions
+from tfx_jax.nn.cores import CORES, KERNEL_PLATFORMS, AttentionConfig
+from tfx_jax.nn.stack import _interleaved
+
+OPTIONS = {
+    "local": {"block_size": 4},
+    "window": {"window": 2},
+    "bigbird": {"block_size": 2, "num_global_blocks": 1, "num_window_blocks": 1, "num_random_blocks": 1},
+    "lsh": {"num_buckets": 2},
+    "routing": {"num_clusters": 2, "window": 4},
+}
+
+
+@pytest.mark.parametrize("number", [0, -1])
+@pytest.mark.parametrize("name", ["d_model", "num_heads", "d_k", "d_v", "num_kv_heads"])
+def test_sizes_of_attention_below_one_are_refused(name, number):
+    sizes = {"d_model": 8, "num_heads": 2} | {name: number}
+    with pytest.raises(ValueError, match=f"^{name} must be at least 1, got {number}$"):
+        MultiHeadAttention(**sizes, rngs=nnx.Rngs(0))
+
+
+@pytest.mark.parametrize("name", [name for name in CORES if name not in KERNEL_PLATFORMS])
+def test_every_core_takes_grouped_queries_or_its_configuration_refuses_them(name):
+    """What the table says is what the core does."""
+    config = AttentionConfig(name, AttentionOptions(**OPTIONS.get(name, {})))
+    if not CORES[name].takes_grouped_queries:
+        with pytest.raises(ValueError, match=f"^{name} attention needs as many key heads as query heads"):
+            config.check(num_heads=4, num_kv_heads=2)
+        return
+    config.check(num_heads=4, num_kv_heads=2)
+
+    def attend(x):
+        core = config.make(4, 8, rngs=nnx.Rngs(0))
+        return MultiHeadAttention(32, 4, num_kv_heads=2, attention_fn=core, rngs=nnx.Rngs(1))(x)
+
+    assert jax.eval_shape(attend, jnp.ones((2, 6, 32))).shape == (2, 6, 32)
+
+
+def test_additive_attention_with_grouped_queries_is_that_of_repeated_key_heads():
+    core = AttentionConfig("additive").make(4, 8, rngs=nnx.Rngs(0))
+    random = np.random.default_rng(0)
+    query, key, value = (random.normal(size=(1, 5, n, 8)).astype(np.float32) for n in (4, 2, 2))
+    grouped, whole = jax.jit(
+        lambda q, k, v: (core(q, k, v), core(q, jnp.repeat(k, 2, axis=2), jnp.repeat(v, 2, axis=2)))
+    )(query, key, value)
+    np.testing.assert_allclose(grouped, whole, atol=1e-6)
+
+
+def test_columns_without_elements_are_joined():
+    joined = jax.eval_shape(_interleaved, [jnp.zeros((3, 0, 2)), jnp.zeros((3, 0, 2))])
+    assert joined.shape == (6, 0, 2)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.int32])
+def test_bert_refuses_a_mask_that_is_not_boolean(dtype):
+    config = BertConfig(vocab_size=8, max_length=4, num_layers=1, d_model=8, num_heads=2)
+    tokens = np.ones((1, 4), np.int32)
+    with pytest.raises(ValueError, match=f"token_mask must be boolean .*got {np.dtype(dtype)}"):
+        jax.eval_shape(lambda: Bert(config, rngs=nnx.Rngs(0))(tokens, token_mask=np.ones((1, 4), dtype)))
