@@ -5,7 +5,7 @@ from typing import Any
 
 from etils import epath
 
-from tfx_jax.errors import UserError
+from tfx_jax.errors import UserError, check_text
 from tfx_jax.tasks.answers import AnsweringTask, Prediction
 from tfx_jax.tasks.prediction import OnBatch
 from tfx_jax.training.checkpoint import load_best_params
@@ -51,12 +51,15 @@ class Predictor:
           classifier, "tags" and "words", "answer", "translation", "tree".
 
         Raises:
-          UserError: for an input that consists of another number of strings, named by its place from 1.
+          UserError: for an input of another number of strings, or with half of a surrogate pair, named by its place
+            from 1.
         """
         rows = [(row,) if isinstance(row, str) else tuple(row) for row in inputs]
         for number, row in enumerate(rows, 1):
             if len(row) != len(self.inputs):
                 raise UserError(f"input {number} has {len(row)} parts, but there must be {' and '.join(self.inputs)}")
+            for part in row:
+                check_text(part, f"input {number}")
         return self._task.answer(self._model, rows) if rows else []
 
 
