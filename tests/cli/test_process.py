@@ -114,6 +114,14 @@ def test_standard_output_that_cannot_be_written(shell, message):
     assert found.returncode == 2
 
 
+@pytest.mark.parametrize("arguments", [["--help"], ["--version"], [], ["average", "--help"]])
+def test_help_that_cannot_be_written(arguments):
+    code = SHOWING.replace("def run(argv):", "def run(argv):\n    print('usage')\n    sys.exit(0)")
+    found = start(arguments, code=code, shell=">/dev/full")
+    assert found.stderr.decode() == "tfx-jax: cannot write to standard output: No space left on device\n"
+    assert found.returncode == 2
+
+
 def test_what_is_written_in_part_is_written_to_its_end(tmp_path):
     """To a pipe that is full at first."""
     reading, writing = os.pipe()

@@ -46,11 +46,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if argv is None else argv)
     if not arguments or arguments[0] in ("-h", "--help", "help"):
         print(_USAGE, end="")
-        return 0 if arguments else 2
+        return _flushed(0 if arguments else 2)
     if arguments[0] in ("-V", "--version"):
         packages = ", ".join(f"{name} {importlib.metadata.version(name)}" for name in ("jax", "jaxlib", "flax"))
         print(f"tfx-jax {__version__} ({packages}, Python {platform.python_version()})")
-        return 0
+        return _flushed(0)
     if sys.platform == "win32":  # trainings lock their folder, and input is waited for, as POSIX does it
         print("tfx-jax: the command is for Linux and macOS: on Windows, run it in WSL", file=sys.stderr)
         return 2
@@ -70,6 +70,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         status = _module(verb).run(arguments)
         sys.stdout.flush()
         return status
+    except SystemExit:  # of `VERB --help`
+        if status := _flushed(0):
+            raise SystemExit(status) from None
+        raise
     except BrokenPipeError:
         # Whoever read our output has had enough (`| head`). Python would complain once more when it flushes at exit.
         sys.stdout = None
@@ -102,6 +106,19 @@ def _module(verb: str) -> Any:
         return importlib.import_module(f"tfx_jax.cli.{verb}")
     except ValueError as error:
         raise UserError(f"JAX cannot start ({one_line(error)}): correct or unset this variable (JAX_...)") from None
+
+
+def _flushed(status: int) -> int:
+    """Flushes standard output, which Python would do at exit with two lines of its own where that fails."""
+    try:
+        if sys.stdout is not None:
+            sys.stdout.flush()
+    except BrokenPipeError:
+        sys.stdout, status = None, 141
+    except OSError as error:
+        print(f"tfx-jax: cannot write to standard output: {error.strerror}", file=sys.stderr)
+        sys.stdout, status = None, 2
+    return status
 
 
 def _can_flush_output() -> bool:
@@ -145,7 +162,7 @@ def _line(error: Exception) -> str | None:
         return f"{place}: {told}; TFX_JAX_TRACEBACK=1 shows where that was met"
     reason = str(error).partition("\n")[0]
     if isinstance(error, RuntimeError) and "Unable to initialize backend" in reason:
-        return f"{printable(reason, 300)}: correct or unset the variable JAX_PLATFORMS, or free the device"
+        return f"{printable(reason, 300)}: correct or unset the variables JAX_..., or free the device"
     if isinstance(error, MemoryError) or "RESOURCE_EXHAUSTED" in reason:
         return f"out of memory ({printable(reason, 160) or 'no more to be had'}): give it less at once"
     return None

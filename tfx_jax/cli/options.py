@@ -143,6 +143,7 @@ def set_up_program() -> None:
       UserError: if too few files may be open at once.
     """
     check_file_limit()
+    os.environ["MPLBACKEND"] = "agg"  # pictures are files: neither a window nor another notebook's backend
     for name, value in _JAX_OPTIONS.items():
         if name.upper() in os.environ:
             jax.config.update(name, value)

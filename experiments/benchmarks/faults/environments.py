@@ -18,7 +18,7 @@ from experiments.benchmarks.faults.command import Ended, fresh, judge
 from experiments.benchmarks.faults.damage import LINES
 from experiments.benchmarks.faults.subjects import EXPERIMENTS, TINY, training
 
-SECONDS = 100.0
+SECONDS = 300.0
 """That a verb may take."""
 
 VARIABLES: dict[str, tuple[str, ...]] = {
