@@ -3,6 +3,7 @@
 import io
 import os
 import resource
+import signal
 import subprocess
 import sys
 import tempfile
@@ -207,3 +208,24 @@ def test_streams_of_others_stay_as_they_are():
     stream.write("日本 \udcff")
     stream.flush()
     assert stream.buffer.getvalue() == "日本 \\udcff".encode()
+
+
+@pytest.mark.slow
+def test_a_closed_session_saves(tmp_path):
+    """SIGHUP, and nobody who reads standard error any more: saved, status 129."""
+    command = [
+        sys.executable,
+        "-m",
+        "tfx_jax",
+        "train",
+        "--config=transformer_demo:test",
+        f"--workdir={tmp_path / 'w'}",
+    ]
+    options = {"num_steps": 100_000, "checkpoint_every": 100_000, "model.num_layers": 1, "task.data.tokenizer": "words"}
+    flags = [f"--config.{name}={value}" for name, value in options.items()]
+    with subprocess.Popen([*command, *flags], stderr=subprocess.PIPE, text=True) as training:
+        assert any(line.startswith("step ") for line in training.stderr)
+        training.send_signal(signal.SIGHUP)
+        training.stderr.close()
+        assert training.wait(200) == 129
+    assert [path.name.isdigit() for path in (tmp_path / "w/checkpoints").iterdir()] == [True]

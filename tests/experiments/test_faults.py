@@ -215,7 +215,7 @@ def test_text_forms_of_files(tmp_path, monkeypatch):
     """The forms, and files without any."""
     monkeypatch.chdir(tmp_path)
     for name, (write, read) in texts.FILES.items():
-        (tmp_path / name).write_bytes(write(list(texts.LINES[:3])))
+        (tmp_path / name).write_bytes(write(list(texts.LINES)))
         assert read(name)
     kinds = set()
     for number in range(60):

@@ -20,10 +20,9 @@ in parts, after what it found was mended; of lines, a trial is a thousand:
 | texts | byte order marks, line ends, normalization, invalid UTF-8: as many lines out, the same text alike | 40 | 2 |
 | trainings | in processes of their own: full disks, two trainers, one process of two that dies | 0 | - |
 
-Of the last four kinds but one, the figures are of the day they were written, before what they found was fixed: a field
-of another type was read, a byte order mark on standard input was text, and an environment without a compilation cache
-took longer than a verb may. A trial is the "same" as without its fault, a "line" that refuses, or bad: a "loss" of what
-was saved; "silent", other results without a word; "traceback", or a process that died; "raw", a control character or a
-status that says nothing; "hang", 30 seconds of a core; "memory", 2 GiB more than before. One process at a time, JAX
-imported once.
+Configurations, workdirs, environments and texts have the figures of their first run, without any fix for what they
+found: fields of another type were read, a byte order mark on standard input was text, and compiling took longer than a
+verb was given. A trial is the "same" as without its fault, a "line" that refuses, or bad: a "loss" of what was saved;
+"silent", other results without a word; "traceback", or a process that died; "raw", a control character or a status that
+says nothing; "hang", 30 seconds of a core; "memory", 2 GiB more than before. One process at a time, JAX imported once.
 """

@@ -88,7 +88,7 @@ def edit(path: pathlib.Path, random: np.random.Generator) -> tuple[str, bool]:
         done, must_refuse = f"{place}{field}={str(json.dumps(value))[:60]}, before {before!r}", False
         if isinstance(before, bool | int | float | str) and value is not None:
             is_number = isinstance(before, float) and type(value) is int
-            must_refuse = type(value) is not type(before) and not is_number and before is not None
+            must_refuse = type(value) is not type(before) and not is_number
         if place.endswith("model.") and field in SIZES[:-1] and value != before:
             must_refuse = True
     path.write_text(json.dumps(values, indent=2))

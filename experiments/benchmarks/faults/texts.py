@@ -27,8 +27,7 @@ VERBS = (
     ("predict", "labels", ["--json"]),
     ("generate", "language", ["--max-new-tokens=2", "--temperature=0"]),
 )
-LINES = ("the dog barks .", "how many glasses of milk did they drink ?", "a café über 日本 の 犬", "")
-"""The last is empty: a form may be put in its place."""
+LINES = ("the dog barks .", "how many glasses of milk did they drink ?", "a café über 日本 の 犬")
 
 SAME: dict[str, Callable[[bytes], bytes]] = {
     "as it is": lambda data: data,
@@ -83,6 +82,11 @@ BROKEN: dict[str, bytes] = {
 """Bytes in a line that are no UTF-8."""
 
 
+def _pairs(path: str) -> list[Any]:
+    pairs = read_pairs(path, path)
+    return [pairs[number] for number in range(len(pairs))]
+
+
 def _questions(lines: list[str]) -> bytes:
     asked = [
         {"id": str(i), "question": line, "answers": [{"text": "dog", "answer_start": 4}]}
@@ -109,7 +113,7 @@ FILES: dict[str, tuple[Callable[[list[str]], bytes], Callable[[str], Any]]] = {
         ).encode(),
         lambda path: [row for _, row in read_columns(path, ["text", "label"])],
     ),
-    "a.en": (lambda lines: "".join(f"{line}\n" for line in lines).encode(), lambda path: list(read_pairs(path, path))),
+    "a.en": (lambda lines: "".join(f"{line}\n" for line in lines).encode(), lambda path: _pairs(path)),
     "a.json": (_questions, read_questions),
     "a.conll": (
         lambda lines: "".join(f"{line.replace(' ', '') or 'x'}\tO\n\n" for line in lines).encode(),
@@ -146,7 +150,7 @@ def prepare(folder: pathlib.Path) -> Callable[[np.random.Generator], Trial]:
 
 def form(random: np.random.Generator, write: Callable[[list[str]], bytes]) -> tuple[bytes, bytes, str, bool | None]:
     """Draws a form: the plain bytes, those in the form, its name, whether both say the same (None: it is no text)."""
-    lines = list(LINES[:3])
+    lines: list[str] = list(LINES)
     place, kind = int(random.integers(len(lines))), random.random()
     plain = write(lines)
     if kind < 0.35:

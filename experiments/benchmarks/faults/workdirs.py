@@ -11,6 +11,7 @@ import socket
 from collections.abc import Callable
 
 import numpy as np
+from etils import epath
 
 from experiments.benchmarks.faults.campaign import BAD, Trial
 from experiments.benchmarks.faults.command import call, fresh, judge, shown
@@ -103,5 +104,5 @@ def _list(workdir: pathlib.Path, random: np.random.Generator) -> str:
     path = workdir / "artifacts.json"
     names = ("../outside/secret", "/dev/zero", "tokenizer/../../outside/secret", "tokenizer/../config.json", "..", "")
     name = names[int(random.integers(len(names)))]
-    write_sealed(path, {"files": {**json.loads(path.read_text())["files"], name: "0" * 64}})
+    write_sealed(epath.Path(path), {"files": {**json.loads(path.read_text())["files"], name: "0" * 64}})
     return f"artifacts.json names {name!r}"
