@@ -44,7 +44,6 @@ VARIABLES: dict[str, tuple[str, ...]] = {
     "MPLBACKEND": ("bogus", "qtagg"),
     "COLUMNS": ("0", "-1", "x", "1"),
     "TERM": ("dumb", "x", ""),
-    "FORCE_COLOR": ("1",),
     "TZ": ("x", ":/dev/zero"),
 }
 SHELLS = (
@@ -96,8 +95,8 @@ def prepare(folder: pathlib.Path) -> Callable[[np.random.Generator], Trial]:
         what = f"{limit}; {told} tfx-jax {shlex.join(command)} {shell}".encode("unicode_escape").decode()
         doing(what)
         ended = run(command, ordinary | variables, shell, limit)
-        is_piped = ">" in shell.replace("2>", "")
-        trial = judge(ended, what, lambda: is_piped or command[0] == "attend" or ended.out == known[number])
+        is_other = "<&-" in shell or ">" in shell.replace("2>", "")  # nothing is read, or is caught
+        trial = judge(ended, what, lambda: is_other or command[0] == "attend" or ended.out == known[number])
         # Where nobody can read what it says, its status is all there is.
         is_mute = "2>" in shell and trial.outcome == "raw" and ended.status == 2 and not ended.err
         return Trial(what, "line", "not to be seen") if is_mute else trial
