@@ -14,6 +14,22 @@ class UserError(ValueError):
         return printable(super().__str__())
 
 
+def check_text(text: str, name: str) -> None:
+    """Checks that a string can be written in UTF-8, as every tokenizer needs.
+
+    Raises:
+      UserError: if it has half of a surrogate pair, such as the first half of an emoji; `name` says whose text it is.
+    """
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        half = f"U+{ord(text[error.start]):04X}"
+        raise UserError(
+            f"{name}: character {error.start + 1} is half of a surrogate pair ({half}), which UTF-8 cannot hold: "
+            "delete it, or add the other half"
+        ) from None
+
+
 def printable(text: str, limit: int | None = None) -> str:
     r"""Escapes whatever would move the cursor, break the line or hide: text from a file or a server may do all that.
 

@@ -1,9 +1,14 @@
-"""Files and folders that somebody names: no pipe that never ends, no file that fills the memory, no store unreached."""
+"""Files and folders from elsewhere: no pipe that never ends, no file that fills the memory, no store unreached."""
 
 import contextlib
+import errno
+import json
 import os
 import pathlib
+import re
 import stat
+from collections.abc import Iterable
+from typing import Any, BinaryIO, cast
 
 from etils import epath
 
@@ -14,30 +19,130 @@ MAX_BYTES = 256 << 20
 
 
 def read_small_file(path: epath.PathLike, max_bytes: int = MAX_BYTES) -> bytes:
-    """Reads a file that has to be one, local or remote.
+    """Reads a regular file, local or remote, of at most `max_bytes`.
 
     Raises:
       OSError: if it cannot be read; FileNotFoundError if it does not exist.
       UserError: if it is a pipe, a device or the like, or has more than `max_bytes`.
     """
-    check_regular(path)
-    file = epath.Path(path)
-    size = file.stat().length
-    if size > max_bytes:
-        raise UserError(f"{path} has {size:,} bytes, more than the {max_bytes:,} that such a file may have")
-    return file.read_bytes()
+    with open_regular(path) as file:
+        size = os.fstat(file.fileno()).st_size if is_local(path) else epath.Path(path).stat().length
+        # A file of /proc has size 0, and a file may grow meanwhile: the read is bounded, too.
+        data = b"" if size > max_bytes else file.read(max_bytes + 1)
+    if max(size, len(data)) > max_bytes:
+        raise UserError(f"{path} has {max(size, len(data)):,} bytes; such a file may have at most {max_bytes:,}")
+    return data
+
+
+def open_regular(path: epath.PathLike) -> BinaryIO:
+    """Opens a file for reading in binary mode, local or remote, and never waits for the writer of a pipe.
+
+    Raises:
+      OSError: if it cannot be opened; FileNotFoundError if it does not exist.
+      UserError: if it is a pipe, a device or the like.
+    """
+    if not is_local(path):
+        return cast(BinaryIO, epath.Path(path).open("rb"))
+    check_regular(path)  # opening a device may already have an effect
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        _check_mode(os.fstat(descriptor).st_mode, path)  # of what was opened, whatever has the name by now
+        return open(descriptor, "rb")
+    except BaseException:
+        os.close(descriptor)
+        raise
 
 
 def check_regular(path: epath.PathLike) -> None:
-    """Checks that a local path is a file with contents of its own; what is elsewhere always is.
+    """Checks that a local path leads to a regular file; remote files always are regular.
 
     Raises:
-      OSError: if the path cannot be looked at.
+      OSError: if the path cannot be looked at, or is a folder.
       UserError: if it is a pipe, a device or the like, which may never end.
     """
-    local = pathlib.Path(path)
-    if is_local(path) and not stat.S_ISREG(mode := local.stat().st_mode) and not stat.S_ISDIR(mode):
-        raise UserError(f"{path} is no file but a pipe or a device")
+    if is_local(path):
+        _check_mode(pathlib.Path(path).stat().st_mode, path)
+
+
+def _check_mode(mode: int, path: epath.PathLike) -> None:
+    if stat.S_ISDIR(mode):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), os.fspath(path))
+    if not stat.S_ISREG(mode):
+        raise UserError(f"{path} is a pipe, a device or a socket, not a file: replace it with a file")
+
+
+def check_tree(folder: epath.PathLike, *, data_folder: str, max_bytes: int = MAX_BYTES) -> None:
+    """Checks all files of a folder that another library is going to read.
+
+    Args:
+      folder: local; nothing is checked in a store, or where there is no folder.
+      data_folder: the name of folders whose files may have any size; other files are read as a whole.
+      max_bytes: of these other files.
+
+    Raises:
+      OSError: if a folder cannot be listed.
+      UserError: if there is a pipe, a device or the like, a link to nowhere or a description that is too large.
+    """
+    if not is_local(folder) or not pathlib.Path(folder).is_dir():
+        return
+    waiting, seen = [pathlib.Path(folder)], set[tuple[int, int]]()
+    while waiting:
+        for path in sorted(waiting.pop().iterdir()):
+            try:
+                found = path.stat()
+            except FileNotFoundError:
+                if not path.is_symlink():
+                    continue  # deleted meanwhile, as a training in the folder does with old checkpoints
+                raise UserError(f"{path} is a link to nowhere: delete it, or put back what it names") from None
+            except OSError as error:  # a link to itself
+                raise UserError(f"cannot read {path}: {error.strerror or one_line(error)}") from None
+            if stat.S_ISDIR(found.st_mode):
+                if (found.st_dev, found.st_ino) not in seen:  # links may lead in circles
+                    seen.add((found.st_dev, found.st_ino))
+                    waiting.append(path)
+                continue
+            _check_mode(found.st_mode, path)
+            if path.parent.name != data_folder and found.st_size > max_bytes:
+                raise UserError(f"{path} has {found.st_size:,} bytes; such a file may have at most {max_bytes:,}")
+
+
+def check_no_links(folder: epath.PathLike, names: Iterable[str]) -> None:
+    """Checks, before something is written there, that nothing of these names in a local folder is a symbolic link.
+
+    A folder from elsewhere could otherwise have files written, replaced or deleted in any other place.
+
+    Raises:
+      UserError: names the link.
+    """
+    for name in names:
+        path = pathlib.Path(folder) / name
+        if is_local(folder) and path.is_symlink():
+            raise UserError(
+                f"{path} is a symbolic link, through which nothing is written: replace it with what it names, or take "
+                "another --workdir (which may itself be a link)"
+            )
+
+
+def parse_json(text: str | bytes) -> Any:
+    """Parses JSON in UTF-8, with or without a byte order mark.
+
+    Raises:
+      ValueError: if it is not JSON, not UTF-8 or nested too deep, or if a string has half of a surrogate pair, which
+        no text can hold.
+    """
+    if isinstance(text, bytes):
+        text = text.decode("utf-8-sig")
+    try:
+        values = json.loads(text)
+    except RecursionError:
+        raise ValueError("it is nested too deep") from None
+    if re.search(r"\\u[dD][89a-fA-F]", text):
+        try:
+            json.dumps(values, ensure_ascii=False).encode()
+        except UnicodeEncodeError as error:
+            half = ord(error.object[error.start])
+            raise ValueError(f'a string has half of a surrogate pair, "\\u{half:04x}"') from None
+    return values
 
 
 _STORES = ("gs", "s3", "az", "hf")  # that etils reads, each by a client that has to be installed

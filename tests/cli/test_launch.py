@@ -145,7 +145,7 @@ def test_what_is_begun_is_what_dry_run_writes(target, capfd, programs):
     ("status", "restarts", "goes_back"),
     [
         *[(status, 0, False) for status in (0, 1, 2, 137)],
-        *[(status, restarts, True) for status in (130, 143) for restarts in (0, 99)],
+        *[(status, restarts, True) for status in (129, 130, 143) for restarts in (0, 99)],
         *[(75, restarts, restarts < 10) for restarts in (0, 9, 10)],
     ],
 )

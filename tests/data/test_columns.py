@@ -57,6 +57,7 @@ def test_a_line_break_in_quotes_is_text(tmp_path):
         ("a.csv", "text,label\n", r"a\.csv has no texts, only a line of column names"),
         ("a.jsonl", '{"text": "a", "label": "b"}\n{"text": "a"\n', r"a\.jsonl, line 2: no JSON \("),
         ("a.jsonl", '{"text": "a", "label": "b"}\n[1]\n', r"a\.jsonl, line 2: a list, not an object"),
+        ("a.jsonl", '{"text": "\\ud83d", "label": "b"}\n', r"a\.jsonl, line 1: no JSON \(a string has half of a surro"),
         ("a.jsonl", '{"text": "a"}\n', r"a\.jsonl, line 1: no field 'label'; there are text"),
         ("a.jsonl", '{"text": "a", "label": null}\n', r"line 1: the field 'label' is no text but null"),
         ("a.jsonl", '{"text": "a", "label": ["b"]}\n', r"line 1: the field 'label' is no text but \[\"b\"\]"),

@@ -149,7 +149,7 @@ def test_a_damaged_archive_is_told_after_the_lines_before_the_damage(tmp_path):
 
 def test_a_pipe_is_not_waited_for(tmp_path):
     os.mkfifo(tmp_path / "lines")
-    with pytest.raises(UserError, match="lines is no file but a pipe or a device"):
+    with pytest.raises(UserError, match="lines is a pipe, a device or a socket, not a file"):
         _lines(tmp_path / "lines")
 
 

@@ -1,5 +1,6 @@
 """The fault campaign itself, and a small seeded part of it; whole it is `python -m experiments.benchmarks.faults`."""
 
+import json
 import shutil
 from unittest import mock
 
@@ -7,7 +8,19 @@ import numpy as np
 import pytest
 
 from experiments.benchmarks import faults
-from experiments.benchmarks.faults import campaign, commands, damage, folders, kills, lines, trainings
+from experiments.benchmarks.faults import (
+    campaign,
+    commands,
+    configurations,
+    damage,
+    environments,
+    folders,
+    kills,
+    lines,
+    texts,
+    trainings,
+    workdirs,
+)
 from experiments.benchmarks.faults.__main__ import KINDS
 from experiments.benchmarks.faults.campaign import BAD, Campaign, Record, draw, failures, table
 from experiments.benchmarks.faults.command import Ended, call, judge
@@ -160,6 +173,72 @@ def test_damage(trained, tmp_path):
                 np.testing.assert_array_equal(found[1], parameters, what)
     assert 3 <= len(said) < 60
     assert all(line.isprintable() and len(line) > 20 for line in said)
+
+
+def test_hostile_workdirs(trained, tmp_path, monkeypatch):
+    """What is read is what was saved, or a line says that it is not; nothing outside is touched."""
+    expected, said = _read(trained, 9), []
+    for number in range(30):
+        here = tmp_path / str(number)
+        shutil.copytree(trained, here / "workdir")
+        (here / "outside" / "7").mkdir(parents=True)
+        (here / "outside" / "secret").write_text("of somebody")
+        monkeypatch.chdir(here)
+        what = workdirs.harm(here / "workdir", here / "outside", draw("workdirs", 0, number))
+        try:
+            found = _read(here / "workdir", 9)
+        except UserError as error:
+            said.append(str(error))
+        else:
+            assert found[0] == expected[0], what
+            np.testing.assert_array_equal(found[1], expected[1], what)
+        assert workdirs.contents(here / "outside") == {"7": "", "secret": "of somebody"}
+    assert 3 <= len(said) < 30
+    assert all(line.isprintable() and len(line) > 20 for line in said)
+
+
+def test_edits_of_a_configuration(trained, tmp_path):
+    """Each is valid JSON that differs from what was saved in one field."""
+    saved, refusable = json.loads((trained / "config.json").read_text()), 0
+    del saved["sha256"]
+    for number in range(50):
+        shutil.copy(trained / "config.json", tmp_path / "config.json")
+        what, must_refuse = configurations.edit(tmp_path / "config.json", draw("configurations", 0, number))
+        edited = json.loads((tmp_path / "config.json").read_text())
+        is_same = json.dumps(edited) == json.dumps(saved)
+        assert not (is_same and must_refuse), what
+        refusable += must_refuse
+    assert 10 < refusable < 45
+
+
+def test_text_forms_of_files(tmp_path, monkeypatch):
+    """The forms, and files without any."""
+    monkeypatch.chdir(tmp_path)
+    for name, (write, read) in texts.FILES.items():
+        (tmp_path / name).write_bytes(write(list(texts.LINES)))
+        assert read(name)
+    kinds = set()
+    for number in range(60):
+        plain, data, _, is_same = texts.form(draw("texts", 0, number), texts.FILES["a.en"][0])
+        kinds.add(is_same)
+        if is_same is None:
+            with pytest.raises(UnicodeDecodeError):
+                data.decode()
+        else:
+            assert (
+                data.decode("utf-8-sig").replace("\r\n", "\n").rstrip("\n") == plain.decode().rstrip("\n")
+                or not is_same
+            )
+    assert kinds == {True, False, None}
+
+
+def test_an_environment_of_its_own(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert environments.run(["experiments", "no_such"], {"LC_ALL": "C"}).status == 2
+    assert environments.run(["--help"], {}, ">/dev/full").status == 2
+    assert b"usage: tfx-jax VERB" in environments.run(["--help"], {"PYTHONIOENCODING": "utf-16"}, "2>&-").out
+    monkeypatch.setattr(environments, "SECONDS", 0.01)
+    assert "no end after" in environments.run(["--help"], {}).traceback
 
 
 def test_lines_are_any_characters():

@@ -526,6 +526,7 @@ print(json.dumps(report))
     for way in ("fail_and_wait", "fail_and_leave", "fail_and_save_again"):
         assert report[way].startswith(f"cannot save step 12 in {workdir / 'checkpoints'} (")
         assert report[way].endswith("); the last good checkpoint is step 9; make room and run the same command again")
+
     assert report["fail_after_an_error"] == "the loss is nan"  # a failed save does not hide what went wrong before
     assert "average" in report["average"]
     chex.assert_trees_all_equal(restore(workdir)[0], host_state(9))
@@ -559,7 +560,7 @@ def test_full_disk(tmp_path):
 
 @pytest.mark.parametrize(
     ("number", "remedy"),
-    [(errno.ENOSPC, "make room"), (errno.EROFS, "make the folder writable"), (errno.EIO, "mend that")],
+    [(errno.ENOSPC, "make room"), (errno.EROFS, "make the folder writable"), (errno.EIO, "fix this")],
 )
 def test_average_that_cannot_be_written_says_what_helps(workdir, monkeypatch, number, remedy):
     def refuse(*_, **__):

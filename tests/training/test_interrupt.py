@@ -9,7 +9,7 @@ import pytest
 from tfx_jax.training.interrupt import stop_on_signals
 
 
-@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_signal_is_noted_and_nothing_raised(signum):
     with stop_on_signals() as stop:
         assert stop.signum is None
@@ -36,7 +36,7 @@ def test_interrupt_after_sigterm_raises_but_a_second_sigterm_does_not():
 
 
 def test_handlers_are_restored_even_after_an_error():
-    before = [signal.getsignal(signum) for signum in (signal.SIGTERM, signal.SIGINT)]
+    before = [signal.getsignal(signum) for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)]
     error = RuntimeError("boom")
 
     def fail():
@@ -46,7 +46,18 @@ def test_handlers_are_restored_even_after_an_error():
 
     with pytest.raises(RuntimeError, match="boom"):
         fail()
-    assert [signal.getsignal(signum) for signum in (signal.SIGTERM, signal.SIGINT)] == before
+    assert [signal.getsignal(signum) for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)] == before
+
+
+def test_nohup_keeps_a_training_alive():
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with stop_on_signals() as stop:
+            os.kill(os.getpid(), signal.SIGHUP)
+            assert stop.signum is None
+        assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)
 
 
 def test_other_threads_get_a_request_that_nothing_sets():

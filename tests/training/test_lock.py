@@ -54,7 +54,7 @@ def test_full_disk_is_one_line(tmp_path):
 @pytest.mark.parametrize("number", [errno.EIO, errno.ESTALE, errno.ENOENT, errno.ETIMEDOUT])
 def test_a_disk_that_fails_is_one_line(tmp_path, number):
     path, reason = str(tmp_path / "part-3"), os.strerror(number)
-    message = rf"^{path}: {reason}: mend that and run the same command again$"
+    message = rf"^{path}: {reason}: fix this and run the same command again$"
     with pytest.raises(UserError, match=message), report_storage_errors(tmp_path):
         raise OSError(number, reason, path)
 

@@ -38,7 +38,7 @@ def test_the_whole_path_of_a_store_is_its_own(tmp_path, monkeypatch):
 
 def test_no_room_helps_where_a_store_fails():
     error = ValueError(f'ABORTED: Error opening "zarr3" driver: Error reading {RUN}/checkpoints/6: HTTP 503')
-    assert checkpoint._remedy(error) == "mend that"
+    assert checkpoint._remedy(error) == "fix this"
 
 
 @contextlib.contextmanager
@@ -185,7 +185,7 @@ def test_a_program_whose_save_failed_ends_soon_and_loses_nothing(store, text, tm
         assert process.wait(timeout=30) == 2
         assert time.monotonic() - said < 12
     # Of two clients that ask for the same, whichever is the first.
-    told = rf"{RUN} cannot be reached .*:|cannot save step 6 in {RUN}/.*; the last good .* step 3; mend that and"
+    told = rf"{RUN} cannot be reached .*:|cannot save step 6 in {RUN}/.*; the last good .* step 3; fix this and"
     assert re.fullmatch(f"tfx-jax train: ({told}) run the same command again\n", line), line
     store.fails = None
     assert saved == {name: store.objects[name] for name in saved}

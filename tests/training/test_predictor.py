@@ -160,6 +160,12 @@ def test_lines_in_as_many_answers_out(workdir, monkeypatch, capfd):
     assert [json.loads(line) for line in capfd.readouterr().out.splitlines()] == expected
 
 
+@pytest.mark.parametrize("inputs", [[("a", "b"), ("a", "b \ud83d")], [("a", "b"), ("\ude00", "b")]])
+def test_half_an_emoji_is_named(workdir, inputs):
+    with pytest.raises(UserError, match=r"^input 2: character [13] is half of a surrogate pair \(U\+D"):
+        load(workdir).predict(inputs)
+
+
 def test_a_line_of_other_parts_is_named(workdir, monkeypatch, capfd):
     typed(monkeypatch, "a\tb\na b\n")
     assert main(["predict", f"--workdir={workdir}"]) == 2

@@ -17,7 +17,7 @@ from tfx_jax.cli.progress import Progress
 from tfx_jax.data.hf_tokenizer import TOKENIZER_FILES, HFTokenizer
 from tfx_jax.data.tokenizer_template import write_template
 from tfx_jax.errors import UserError
-from tfx_jax.files import is_local
+from tfx_jax.files import is_local, read_small_file
 from tfx_jax.hub import local_folder
 from tfx_jax.models import hf
 from tfx_jax.models.hf.folder import Tensors, read_json
@@ -135,7 +135,7 @@ def _copy(source: pathlib.Path | epath.Path, output: pathlib.Path) -> list[str]:
         for name in _COPIED:
             (output / name).unlink(missing_ok=True)
         for name in names:
-            (output / name).write_bytes((source / name).read_bytes())
+            (output / name).write_bytes(read_small_file(source / name))
     except OSError as error:
         raise UserError(f"cannot write to {output}: {error}") from None
     return names

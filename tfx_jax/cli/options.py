@@ -1,6 +1,7 @@
 """What the verbs share: how a trained model is chosen, and the device set-up of every program."""
 
 import argparse
+import contextlib
 import logging
 import os
 import pathlib
@@ -13,6 +14,7 @@ from flax import nnx
 
 from tfx_jax.cli.overrides import override
 from tfx_jax.cli.parser import Parser, beam_width, folder, length_penalty
+from tfx_jax.cli.process import check_file_limit
 from tfx_jax.data.hf_tokenizer import HFTokenizer
 from tfx_jax.errors import UserError, printable
 from tfx_jax.training.checkpoint import load_best_params, load_params
@@ -106,15 +108,37 @@ def load_model(
     return run, params
 
 
+# Options of JAX with which training fails or differs; the environment may have them for another program.
+_JAX_OPTIONS: dict[str, Any] = {
+    "jax_enable_x64": False,
+    "jax_numpy_dtype_promotion": "standard",
+    "jax_numpy_rank_promotion": "allow",
+    "jax_transfer_guard": "allow",
+    **{f"jax_transfer_guard_{way}": "allow" for way in ("host_to_device", "device_to_device", "device_to_host")},
+}
+
+
 def set_up_program() -> None:
-    """Quiet logs, and a compilation cache that makes the second start of a program quick."""
+    """Sets up the process: the limit of open files, quiet logs, JAX's options and its compilation cache.
+
+    The cache makes the second start of a program quick.
+
+    Raises:
+      UserError: if too few files may be open at once.
+    """
+    check_file_limit()
+    os.environ["MPLBACKEND"] = "agg"  # pictures are files: neither a window nor another notebook's backend
+    for name, value in _JAX_OPTIONS.items():
+        if name.upper() in os.environ:
+            jax.config.update(name, value)
     for name in ("absl", "asyncio", "gcsfs"):  # where Orbax logs, with tracebacks, the errors that it raises too
         logging.getLogger(name).setLevel(logging.CRITICAL)
     logging.setLogRecordFactory(_Record)
     sys.unraisablehook = _report_unraisable
     if not os.environ.get("JAX_COMPILATION_CACHE_DIR"):
-        base = pathlib.Path(os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache")
-        jax.config.update("jax_compilation_cache_dir", str(base / "tfx_jax" / "xla"))
+        with contextlib.suppress(RuntimeError):  # a user without a home folder has no cache
+            base = pathlib.Path(os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache")
+            jax.config.update("jax_compilation_cache_dir", str(base / "tfx_jax" / "xla"))
     least = {"jax_persistent_cache_min_compile_time_secs": 0.5, "jax_persistent_cache_min_entry_size_bytes": -1}
     for name, value in least.items():
         if name.upper() not in os.environ:

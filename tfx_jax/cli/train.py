@@ -16,13 +16,16 @@ from tfx_jax.training.distributed import initialize_from_env
 from tfx_jax.training.loop import train
 from tfx_jax.training.profiling import parse_steps
 
-CONFIG_HELP = "experiment by name (tfx-jax experiments) or file, with :variant behind it if it has variants"
+CONFIG_HELP = (
+    "experiment by name (tfx-jax experiments) or file, with :variant behind it if it has variants; a file is executed "
+    "as Python code"
+)
 
 
 def run(argv: Sequence[str]) -> int:
     """Trains; the exit status is 0, 128 + the number of the signal that stopped it, or 75 after a hang.
 
-    143 (SIGTERM) and 75 mean that the same command, run again, goes on.
+    129 (SIGHUP), 130 (SIGINT), 143 (SIGTERM) and 75 mean that the same command, rerun, resumes.
     """
     parser = Parser("train", "Trains an experiment, or goes on with one that was interrupted.")
     parser.add_argument("--config", required=True, help=CONFIG_HELP)

@@ -10,6 +10,7 @@ from etils import epath
 
 from tfx_jax.data.lines import is_blank, read_lines
 from tfx_jax.errors import UserError
+from tfx_jax.files import parse_json
 
 
 def read_columns(path: epath.PathLike, names: Sequence[str]) -> Iterator[tuple[str, list[str]]]:
@@ -91,8 +92,8 @@ def _json_lines(path: epath.PathLike, names: Sequence[str]) -> Iterator[tuple[in
     for number, line in enumerate(read_lines(path), start=1):
         where = f"{path}, line {number}"
         try:
-            row = json.loads(line)
-        except (ValueError, RecursionError) as error:
+            row = parse_json(line)
+        except ValueError as error:
             raise UserError(f"{where}: no JSON ({error})") from None
         if not isinstance(row, dict):
             raise UserError(f"{where}: a {type(row).__name__}, not an object")

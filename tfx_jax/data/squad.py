@@ -8,6 +8,7 @@ from etils import epath
 
 from tfx_jax.data.lines import is_blank, read_text
 from tfx_jax.errors import UserError
+from tfx_jax.files import parse_json
 
 T = TypeVar("T")
 
@@ -59,11 +60,13 @@ def read_questions(*paths: epath.PathLike) -> list[Question]:
 
 def _read(path: epath.PathLike) -> Any:
     try:
-        return json.loads(read_text(path, _MAX_BYTES))
+        return parse_json(read_text(path, _MAX_BYTES))
+    except UserError:
+        raise
     except json.JSONDecodeError as error:
         raise UserError(f"{path}, line {error.lineno}: not JSON ({error.msg})") from None
-    except RecursionError:
-        raise UserError(f"{path}: nested too deep to be SQuAD's format") from None
+    except ValueError as error:
+        raise UserError(f"{path} is not in SQuAD's format ({error})") from None
 
 
 def _questions(contents: Any, where: str) -> Iterator[Question]:

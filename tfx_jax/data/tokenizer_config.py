@@ -1,13 +1,12 @@
 """What a Hugging Face folder says about its tokenizer beside the vocabulary: special tokens, options, the family."""
 
-import json
 from collections.abc import Callable, Collection, Mapping
 from typing import Any, NamedTuple, TypeVar
 
 from etils import epath
 
 from tfx_jax.errors import UserError
-from tfx_jax.files import read_small_file
+from tfx_jax.files import parse_json, read_small_file
 
 # Where a folder names no token for a role, a special token of such a name has it.
 _USUAL_NAMES = {
@@ -163,7 +162,7 @@ def read_json(path: epath.Path) -> dict[str, Any]:
     Raises:
       UserError: if there is none.
     """
-    values = read(path, lambda data: json.loads(data.decode("utf-8-sig")))
+    values = read(path, parse_json)
     if not isinstance(values, dict):
         raise UserError(f"{path} holds a {type(values).__name__}, not an object")
     return values

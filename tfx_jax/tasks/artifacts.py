@@ -11,6 +11,7 @@ from tfx_jax.data.files import write_file
 from tfx_jax.data.hf_tokenizer import TOKENIZER_FILES, HFTokenizer, load_folder_tokenizer
 from tfx_jax.data.train_tokenizer import train_or_load_folder
 from tfx_jax.errors import UserError
+from tfx_jax.files import parse_json, read_small_file
 from tfx_jax.models.config import ModelConfig
 from tfx_jax.tasks.task import Artifacts
 
@@ -73,7 +74,9 @@ def setup_json(artifacts: Artifacts, name: str, make: Callable[[], Any]) -> Any:
         if is_new and not path.exists():
             write_file(path, (json.dumps(make(), ensure_ascii=False) + "\n").encode())
         try:
-            return json.loads(path.read_text(encoding="utf-8"))
+            return parse_json(read_small_file(path))
+        except UserError:
+            raise
         except ValueError as error:
             raise UserError(f"{path} is damaged ({error}): put back a copy") from None
 
@@ -86,4 +89,4 @@ def _copy_tokenizer(source: epath.Path, folder: epath.Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     for name in names:
         if not (folder / name).exists():
-            write_file(folder / name, (source / name).read_bytes())
+            write_file(folder / name, read_small_file(source / name))

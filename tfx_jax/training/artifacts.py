@@ -12,6 +12,7 @@ import contextlib
 import hashlib
 import json
 import logging
+import pathlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -19,6 +20,7 @@ from etils import epath
 
 from tfx_jax.data.files import write_file
 from tfx_jax.errors import UserError, one_line
+from tfx_jax.files import parse_json, read_small_file
 from tfx_jax.training.distributed import is_primary, process0_first
 
 _MANIFEST = "artifacts.json"
@@ -136,9 +138,16 @@ def _read_manifest(folder: epath.Path) -> dict[str, str]:
         values = read_sealed(path)
         if values.keys() != {"files"}:
             raise ValueError("it has no files")
-        return dict(values["files"])
+        files = dict(values["files"])
+        for name in files:
+            parts = pathlib.PurePosixPath(name).parts
+            if not parts or ".." in parts or name != "/".join(parts) or name.startswith("/"):
+                raise ValueError(f"{name!r} is no file of the workdir")
+        return files
     except OSError as error:
         raise _unreadable(path, error) from None
+    except UserError:
+        raise
     except (ValueError, TypeError) as error:
         raise UserError(f"{path} is damaged ({error}): put back a copy, or delete it to go on unchecked") from None
 
@@ -152,7 +161,7 @@ def _add(folder: epath.Path, name: str) -> None:
 
 def _checksum(path: epath.Path) -> str:
     try:
-        return hashlib.sha256(path.read_bytes()).hexdigest()
+        return hashlib.sha256(read_small_file(path)).hexdigest()
     except OSError as error:
         raise _unreadable(path, error) from None
 
@@ -170,9 +179,11 @@ def read_sealed(path: epath.Path) -> dict[str, Any]:
     """Reads what `write_sealed` wrote; an object without a checksum is taken as it is.
 
     Raises:
+      OSError: if it cannot be read.
+      UserError: if it is a pipe, a device or the like.
       ValueError: if it is no JSON object, or not the one that was written.
     """
-    values = json.loads(path.read_bytes().decode("utf-8-sig"))
+    values = parse_json(read_small_file(path))
     if not isinstance(values, dict):
         raise ValueError(f"it is a {type(values).__name__}, not an object")
     if values.pop(_SEAL, None) not in (None, _seal(values)):

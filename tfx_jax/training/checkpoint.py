@@ -16,7 +16,7 @@ from orbax.checkpoint import path as orbax_path
 from orbax.checkpoint import v1 as ocp
 
 from tfx_jax.errors import UserError, printable
-from tfx_jax.files import absolute, reach
+from tfx_jax.files import absolute, check_no_links, check_tree, reach
 from tfx_jax.models.finite import is_finite, nonfinite
 from tfx_jax.training.checkpoint_steps import ReadableSteps, check_metrics, clear_empty, complete_steps
 from tfx_jax.training.checksums import all_checksums
@@ -27,7 +27,8 @@ from tfx_jax.training.step import Params, TrainState, average_trees, merge_trees
 _STORAGE_ERRORS = (OSError, ValueError, KeyError, TypeError, RuntimeError)
 
 _FORBIDDEN = ("Read-only file system", "Permission denied", "not permitted")
-_FAULTY = ("Input/output error", "Stale file handle", "timed out", "gs://")
+_NO_ROOM = ("No space left", "quota", "File too large")
+_DATA = "d"  # Orbax's folders of array data
 
 _policies = ocp.training.preservation_policies
 
@@ -252,6 +253,7 @@ def average_checkpoints(
 
         mean = average_trees(load, steps)
     path = absolute(workdir) / "average"
+    check_no_links(workdir, [path.name])
     try:
         metadata: dict[str, Any] = {"checksums": all_checksums({"params": mean}, {})}
         ocp.save(path, mean, overwrite=True, custom_metadata=metadata)
@@ -263,6 +265,7 @@ def average_checkpoints(
 
 
 def _checkpointer(directory: epath.Path, **options: Any) -> ocp.training.Checkpointer:
+    check_tree(directory, data_folder=_DATA)
     check_metrics(directory)
     steps: Any = ReadableSteps(orbax_path.step.standard_name_format())
     return ocp.training.Checkpointer(absolute(directory), step_name_format=steps, **options)
@@ -363,6 +366,7 @@ def _load_average(workdir: epath.Path, allow_nonfinite: bool) -> Params:
     path = absolute(workdir) / "average"
     if not path.is_dir():
         raise UserError(f"{workdir} has no average: run tfx-jax average --workdir={workdir} first")
+    check_tree(path, data_folder=_DATA)
     try:
         described = ocp.metadata(path)
         params = ocp.load(path, _as_numpy(described.metadata))
@@ -388,13 +392,17 @@ def _as_numpy(metadata: Any) -> Any:
 
 def _line(error: BaseException) -> str:
     """The first line of what caused an error in the end, or its kind where that says nothing."""
+    return printable(_cause(error), 200) or type(error).__name__
+
+
+def _cause(error: BaseException) -> str:
     while error.__cause__ is not None:
         error = error.__cause__
-    return printable(next(iter(str(error).splitlines()), ""), 200) or type(error).__name__
+    return next(iter(str(error).splitlines()), "")
 
 
 def _remedy(error: BaseException) -> str:
     """What a user can do about an error of writing; tensorstore's are texts, without a number."""
-    line, remedies = _line(error), {"make the folder writable": _FORBIDDEN, "mend that": _FAULTY}
+    line, remedies = _cause(error), {"make the folder writable": _FORBIDDEN, "make room": _NO_ROOM}
     found = (remedy for remedy, reasons in remedies.items() if any(reason in line for reason in reasons))
-    return next(found, "make room")
+    return next(found, "fix this")

@@ -1,13 +1,13 @@
 """Folders of checkpoints of which one is damaged or empty: it is met when it is loaded, and not when the others are."""
 
 import datetime
-import json
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from etils import epath
 
 from tfx_jax.errors import UserError, one_line
+from tfx_jax.files import parse_json, read_small_file
 
 
 def check_metrics(directory: epath.Path) -> None:
@@ -18,8 +18,10 @@ def check_metrics(directory: epath.Path) -> None:
     """
     for path in sorted(directory.glob("*/metrics/metrics")):
         try:
-            if not isinstance(json.loads(path.read_text()), dict):
+            if not isinstance(parse_json(read_small_file(path)), dict):
                 raise ValueError("no object")
+        except UserError:
+            raise
         except OSError as error:
             raise UserError(f"cannot read {path}: {error.strerror or one_line(error)}") from None
         except ValueError as error:

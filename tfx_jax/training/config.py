@@ -181,6 +181,8 @@ def load_config(workdir: epath.PathLike) -> ExperimentConfig:
         return _from_dict(ExperimentConfig, read_sealed(path))
     except OSError as error:
         raise UserError(f"cannot read {path}: {error.strerror or one_line(error)}") from None
+    except UserError:
+        raise
     except (ValueError, TypeError, AttributeError, KeyError, RecursionError) as error:
         raise UserError(
             f"{path} is damaged or from another version ({error}): put back a copy, or delete it and run the "

@@ -1,7 +1,6 @@
 """Where a training starts from other parameters than drawn ones: `config.init_from`."""
 
 import dataclasses
-import json
 from typing import Any
 
 import jax
@@ -11,6 +10,7 @@ from flax import nnx
 
 from tfx_jax.data.hf_tokenizer import load_folder_tokenizer
 from tfx_jax.errors import UserError
+from tfx_jax.files import parse_json, read_small_file
 from tfx_jax.hub import local_folder
 from tfx_jax.models import hf
 from tfx_jax.nn.cores import AttentionConfig
@@ -91,7 +91,9 @@ def init_from_state(training: TrainSetup, init_from: epath.PathLike) -> tuple[Tr
 
 def _is_workdir(folder: epath.Path) -> bool:
     try:
-        values = json.loads((folder / "config.json").read_bytes().decode("utf-8-sig"))
+        values = parse_json(read_small_file(folder / "config.json"))
+    except UserError:
+        raise
     except (OSError, ValueError):
         raise UserError(f"config.init_from={folder} is no workdir of a training and no Hugging Face folder") from None
     return isinstance(values, dict) and "num_steps" in values

@@ -1,4 +1,4 @@
-"""Leaving a training cleanly on SIGTERM and Ctrl-C."""
+"""Leaving a training cleanly on SIGTERM, SIGHUP and Ctrl-C."""
 
 import contextlib
 import signal
@@ -32,9 +32,10 @@ class StopRequest:
 
 @contextlib.contextmanager
 def stop_on_signals() -> Iterator[StopRequest]:
-    """Turns SIGTERM and SIGINT into a request that the training loop reads between two steps.
+    """Turns SIGTERM, SIGINT and SIGHUP into a request that the training loop reads between two steps.
 
-    A second Ctrl-C interrupts at once, as ever. Outside the main thread, where Python delivers no signals, nothing is
+    SIGHUP, which a closed terminal or ssh session sends, stays ignored under `nohup`.
+    A second Ctrl-C interrupts at once. Outside the main thread, where Python delivers no signals, nothing is
     installed. In several processes SIGTERM stays with JAX, which listens to it and tells the other processes.
     """
     request = StopRequest()
@@ -49,7 +50,9 @@ def stop_on_signals() -> Iterator[StopRequest]:
         if jax.process_count() > 1:
             signal.raise_signal(signal.SIGTERM)
 
-    ours = (signal.SIGINT,) if jax.process_count() > 1 else (signal.SIGTERM, signal.SIGINT)
+    ours = [signal.SIGINT] if jax.process_count() > 1 else [signal.SIGTERM, signal.SIGINT]
+    if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
+        ours.append(signal.SIGHUP)
     before = {signum: signal.signal(signum, ask) for signum in ours}
     try:
         yield request

@@ -7,7 +7,9 @@ import logging
 import os
 import pathlib
 import socket
+import stat
 from collections.abc import Iterator
+from typing import TextIO
 
 from etils import epath
 
@@ -15,6 +17,8 @@ from tfx_jax.errors import UserError, is_of_store, one_line
 from tfx_jax.files import is_local
 
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_HOLDER = "process "  # what a lock file begins with
+_MAX_LOCK = 1_000  # characters
 
 
 @contextlib.contextmanager
@@ -32,7 +36,7 @@ def report_storage_errors(workdir: epath.PathLike) -> Iterator[None]:
         elif error.errno in _NO_ROOM:
             told = f"cannot write {error.filename or workdir} ({error.strerror}): make room and"
         elif error.filename is not None:
-            told = f"{error.filename}: {error.strerror}: mend that and"
+            told = f"{error.filename}: {error.strerror}: fix this and"
         else:
             raise
         raise UserError(f"{told} run the same command again") from None
@@ -52,17 +56,41 @@ def locked(workdir: epath.Path) -> Iterator[None]:
     if not is_local(workdir):
         yield
         return
-    with (pathlib.Path(workdir) / "train.lock").open("a+") as file:
+    with _open_lock(pathlib.Path(workdir) / "train.lock") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            file.seek(0)
-            holder = file.read().strip() or "another process"
+            holder = file.read(_MAX_LOCK).strip() or "another process"
             raise UserError(f"{workdir} is in use by {holder}: wait until it ends, or take another --workdir") from None
         except OSError as error:
             logging.warning("%s cannot be locked (%s): let no other training use it", workdir, error.strerror)
         with contextlib.suppress(OSError):  # a full disk is no reason to stop here
-            file.truncate(0)
-            file.write(f"process {os.getpid()} on {socket.gethostname()}\n")
+            file.seek(0)
+            file.truncate()
+            file.write(f"{_HOLDER}{os.getpid()} on {socket.gethostname()}\n")
             file.flush()
         yield
+
+
+def _open_lock(path: pathlib.Path) -> TextIO:
+    """Opens the lock file for reading and writing; a workdir from elsewhere may have anything in its place.
+
+    Raises:
+      UserError: if it is a link, no regular file, or holds anything but what `locked` writes.
+    """
+    refused = UserError(f"{path} is not the lock of a training: delete it and rerun the command")
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
+    except OSError as error:
+        if path.is_symlink() or error.errno in (errno.EISDIR, errno.ENXIO):  # ENXIO: a socket
+            raise refused from None
+        raise
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise refused
+    file = open(descriptor, "r+", encoding="utf-8", errors="replace")  # noqa: SIM115  closed by the caller
+    if (holder := file.read(_MAX_LOCK)) and not holder.startswith(_HOLDER):
+        file.close()
+        raise refused
+    file.seek(0)
+    return file

@@ -6,7 +6,7 @@ from typing import Any
 from etils import epath
 
 from tfx_jax.data.lines import is_blank, list_of_texts
-from tfx_jax.errors import UserError
+from tfx_jax.errors import UserError, check_text
 from tfx_jax.tasks.answers import AnsweringTask, Prediction
 from tfx_jax.tasks.prediction import OnBatch
 from tfx_jax.training.checkpoint import load_best_params
@@ -53,8 +53,8 @@ class Predictor:
           `tfx_jax.data.lines.is_blank`, has an empty answer.
 
         Raises:
-          UserError: for a single string instead of a list, and for an input that consists of another number of strings
-            or of anything else, named by its place from 1.
+          UserError: for a single string instead of a list, and for an input of another number of strings, of anything
+            else, or with half of a surrogate pair, named by its place from 1.
         """
         parts = " and ".join(self.inputs)
         rows: list[Any] = [(row,) if isinstance(row, str) else row for row in list_of_texts(inputs, "inputs")]
@@ -63,6 +63,8 @@ class Predictor:
                 raise UserError(f"input {number} is {row!r}, but must be {parts}, each a string")
             if len(row) != len(self.inputs):
                 raise UserError(f"input {number} has {len(row)} parts, but there must be {parts}")
+            for part in row:
+                check_text(part, f"input {number}")
         shown = [index for index, row in enumerate(rows) if not any(map(is_blank, row))]
         found = dict(zip(shown, self._task.answer(self._model, [rows[i] for i in shown]) if shown else [], strict=True))
         return [found.get(index, dict(self._task.empty_answer)) for index in range(len(rows))]

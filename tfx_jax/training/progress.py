@@ -20,6 +20,7 @@ from tensorboardX.record_writer import masked_crc32c
 from tensorboardX.summary import text as text_summary
 
 from tfx_jax.errors import printable
+from tfx_jax.files import open_regular
 
 _KEPT_LINES = 20  # of a training that stay on a terminal
 
@@ -195,17 +196,17 @@ def read_history(workdir: epath.PathLike) -> History:
 
 def _read_events(path: epath.Path) -> Iterator[Event]:
     """Reads TensorFlow's record format, length, its checksum, event, its checksum, up to the first that is damaged."""
-    data, at = path.read_bytes(), 0
-    while at + 16 <= len(data):
-        length, checksum = struct.unpack_from("<QI", data, at)
-        end = at + 12 + length
-        if masked_crc32c(data[at : at + 8]) != checksum or end + 4 > len(data):
-            return
-        record = data[at + 12 : end]
-        if (masked_crc32c(record),) != struct.unpack_from("<I", data, end):
-            return
-        yield Event.FromString(record)
-        at = end + 4
+    left = path.stat().length
+    with open_regular(path) as file:
+        while len(header := file.read(12)) == 12:
+            length, checksum = struct.unpack("<QI", header)
+            left -= 12 + length + 4
+            if masked_crc32c(header[:8]) != checksum or left < 0:
+                return
+            record = file.read(length)
+            if struct.pack("<I", masked_crc32c(record)) != file.read(4):
+                return
+            yield Event.FromString(record)
 
 
 def clock(seconds: float) -> str:

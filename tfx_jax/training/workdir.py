@@ -5,7 +5,10 @@ import os
 from etils import epath
 
 from tfx_jax.errors import UserError, one_line
-from tfx_jax.files import is_local, reach
+from tfx_jax.files import check_no_links, is_local, reach
+
+# Folders in which a training writes and deletes. Files of the workdir itself are replaced, links included.
+_WRITTEN_THROUGH = ("checkpoints", "tensorboard", "tokenizer", "profile")
 
 
 def make_workdir(workdir: epath.PathLike) -> epath.Path:
@@ -23,6 +26,7 @@ def make_workdir(workdir: epath.PathLike) -> epath.Path:
         raise UserError(f"{path} cannot be made ({error.strerror or error}): take another --workdir") from None
     except Exception as error:  # whatever the client of a store raises
         raise UserError(f"{path} cannot be reached ({one_line(error)})") from None
+    check_no_links(path, _WRITTEN_THROUGH)
     if is_local(path) and not os.access(path, os.W_OK | os.X_OK):
         raise UserError(f"{path} cannot be written into: take another --workdir, or change its permissions")
     return path

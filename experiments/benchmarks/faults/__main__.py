@@ -5,7 +5,18 @@ import pathlib
 import sys
 from collections.abc import Sequence
 
-from experiments.benchmarks.faults import commands, damage, folders, kills, lines, trainings
+from experiments.benchmarks.faults import (
+    commands,
+    configurations,
+    damage,
+    environments,
+    folders,
+    kills,
+    lines,
+    texts,
+    trainings,
+    workdirs,
+)
 from experiments.benchmarks.faults.campaign import BAD, WAITING, Campaign, Prepare, Record, failures, table
 
 KINDS: dict[str, Prepare] = {
@@ -14,6 +25,10 @@ KINDS: dict[str, Prepare] = {
     "commands": commands.prepare,
     "folders": folders.prepare,
     "lines": lines.prepare,
+    "configurations": configurations.prepare,
+    "workdirs": workdirs.prepare,
+    "environments": environments.prepare,
+    "texts": texts.prepare,
     "trainings": trainings.prepare,
 }
 
@@ -21,7 +36,9 @@ KINDS: dict[str, Prepare] = {
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the campaign; the exit status is 1 if anything came to what it must not."""
     parser = argparse.ArgumentParser(description="Makes faults, and counts what comes of them.")
-    parser.add_argument("--kinds", default="kills,damage,commands,folders,lines", help="of faults, commas in between")
+    parser.add_argument(
+        "--kinds", default=",".join(kind for kind in KINDS if kind != "trainings"), help="of faults, commas in between"
+    )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--first", type=int, default=0, help="number of the first trial")
     parser.add_argument("--count", type=int, default=100, help="trials of each kind")
@@ -32,7 +49,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.error(f"there are the kinds {', '.join(KINDS)}, and no {', '.join(unknown)}")
     records: list[Record] = []
     for kind in kinds:
-        waiting = 10 * WAITING if kind in ("kills", "trainings") else WAITING  # which have processes of their own
+        waiting = (
+            10 * WAITING if kind in ("kills", "environments", "trainings") else WAITING
+        )  # which have processes of their own
         campaign = Campaign(kind, KINDS[kind], arguments.output, waiting=waiting)
         numbers = range(arguments.first, arguments.first + arguments.count)
         records += campaign.run(arguments.seed, numbers, _report)

@@ -23,7 +23,7 @@ from tfx_jax.errors import UserError
 from tfx_jax.training.checkpoint import load_best_params, load_params
 from tfx_jax.training.run import load_run
 
-_LINES = b"how many glasses of milk did they drink ?\nthe dog barks .\n"
+LINES = b"how many glasses of milk did they drink ?\nthe dog barks .\n"
 
 READ = ["read"]
 """What every verb does before it computes: the configuration, the tokenizer and the parameters; a second's tenth."""
@@ -78,7 +78,7 @@ def prepare(folder: pathlib.Path) -> Callable[[np.random.Generator], Trial]:
 def _ask(verb: Sequence[str]) -> _Answer:
     if verb[0] == "read":
         return _read(verb[1] if len(verb) > 1 else None)
-    ended = call([*verb, "--workdir=workdir"], _LINES)
+    ended = call([*verb, "--workdir=workdir"], LINES)
     if ended.status != 0:
         return _Answer(ended, None)
     files = [pathlib.Path("new/model.safetensors"), pathlib.Path("new/config.json")]

@@ -20,13 +20,13 @@ EXPERIMENTS = {
     "labels": "bert_banking77:test",
 }
 
-_TINY = ("--config.num_steps=4", "--config.checkpoint_every=2", "--config.log_every=2", "--config.model.num_layers=1")
+TINY = ("--config.num_steps=4", "--config.checkpoint_every=2", "--config.log_every=2", "--config.model.num_layers=1")
 
 
 def training(name: str, folder: pathlib.Path) -> pathlib.Path:
     """The workdir of a finished training of one of EXPERIMENTS, with an average of its checkpoints."""
     workdir = folder / "subjects" / name
-    train = ["train", f"--config={EXPERIMENTS[name]}", f"--workdir={workdir}", *_TINY]
+    train = ["train", f"--config={EXPERIMENTS[name]}", f"--workdir={workdir}", *TINY]
     return made(workdir, train, ["average", f"--workdir={workdir}"])
 
 

@@ -97,16 +97,16 @@ def test_labels_that_nobody_has_are_not_made(tmp_path, count):
 def test_a_pipe_or_a_device_is_not_read(folder, name):
     (folder / name).unlink()
     os.mkfifo(folder / name)
-    assert_refused(folder, f"{name} is no file but a pipe or a device")
+    assert_refused(folder, f"{name} is a pipe, a device or a socket, not a file")
     (folder / name).unlink()
     (folder / name).symlink_to("/dev/zero")
-    assert_refused(folder, f"{name} is no file but a pipe or a device")
+    assert_refused(folder, f"{name} is a pipe, a device or a socket, not a file")
 
 
 def test_a_description_is_small_and_not_deep(folder):
     with (folder / "config.json").open("wb") as file:
         file.truncate(300 << 20)  # of no blocks on the disk
-    assert_refused(folder, r"config.json has 314,572,800 bytes, more than the 268,435,456 that such a file may have")
+    assert_refused(folder, r"config.json has 314,572,800 bytes; such a file may have at most 268,435,456")
     (folder / "config.json").write_text("[" * 200_000)
     assert_refused(folder, r"config.json cannot be read")
 

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from tfx_jax.cli.parser import Parser, at_least_one
 from tfx_jax.errors import UserError
 
-SAVED = (130, 143)  # exit status of a training that saved after SIGINT or SIGTERM: run it again and it goes on
+SAVED = (129, 130, 143)  # exit status of a run that saved after SIGHUP, SIGINT or SIGTERM: rerunning it resumes
 MISTAKE = 2  # exit status of a mistake of the user's: running it again cannot help
 
 

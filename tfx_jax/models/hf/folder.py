@@ -13,7 +13,7 @@ import safetensors.numpy
 from etils import epath
 
 from tfx_jax.errors import UserError
-from tfx_jax.files import check_regular, read_small_file
+from tfx_jax.files import check_regular, parse_json, read_small_file
 
 _WEIGHTS = "model.safetensors"
 _INDEX = "model.safetensors.index.json"
@@ -123,12 +123,12 @@ def read_json(path: epath.Path) -> dict[str, Any]:
       UserError: if there is none.
     """
     try:
-        values = json.loads(read_small_file(path).decode("utf-8-sig"))
+        values = parse_json(read_small_file(path))
     except FileNotFoundError:
         raise UserError(f"{path} does not exist: --model and load() take a Hugging Face folder") from None
     except UserError:
         raise
-    except (ValueError, OSError, RecursionError) as error:
+    except (ValueError, OSError) as error:
         raise UserError(f"{path} cannot be read ({error})") from None
     if not isinstance(values, dict):
         raise UserError(f"{path} holds a {type(values).__name__}, not an object")
