@@ -54,16 +54,13 @@ import matplotlib.pyplot as plt
 import numpy as np
 from IPython.display import display
 
+from tfx_jax.metrics import bleu_scores
 from tfx_jax.models import TransformerConfig
 from tfx_jax.models.seq2seq import Seq2SeqConfig
-from tfx_jax.tasks.bleu import bleu_scores
-from tfx_jax.tasks.pair_data import PairData
-from tfx_jax.tasks.translation import TranslationConfig
-from tfx_jax.toy_grammar import GrammarPairs
+from tfx_jax.synthetic.grammar import GrammarPairs
+from tfx_jax.tasks import PairData, TranslationConfig
+from tfx_jax.training import ExperimentConfig, OptimizerConfig, load_run, tiny_variant, train
 from tfx_jax.training.checkpoint import load_params
-from tfx_jax.training.config import ExperimentConfig, OptimizerConfig, tiny_variant
-from tfx_jax.training.loop import train
-from tfx_jax.training.run import load_run
 
 VARIANT = os.environ.get("TFX_JAX_VARIANT", "demo")  # "test" runs in seconds, but learns nothing
 
@@ -202,7 +199,7 @@ runs["Bahdanau"] = learn("bahdanau", recurrent_model("bahdanau"))
 # The weights $\alpha$ are a row for each word written. Nobody told the model which word translates which:
 
 # %%
-from tfx_jax.training.attention_plot import plot_attention
+from tfx_jax.training.reporting.attention_plot import plot_attention
 
 SENTENCE = "my aunt found the banana that taro 's friend bought yesterday ."
 
@@ -317,6 +314,6 @@ for name, values in curves.items():
 # tfx-jax experiments | grep seq2seq
 # ```
 #
-# `tfx_jax/functional/recurrent.py` has the cells, `tfx_jax/functional/additive.py` the scores, and
+# `tfx_jax/functional/recurrent.py` has the cells, `tfx_jax/functional/attention/additive.py` the scores, and
 # `tfx_jax/models/seq2seq.py` the three models of this notebook. The next step of the story is the
 # [attention family](https://colab.research.google.com/github/tfx-jax/tfx-jax/blob/main/colab/attention_family.ipynb).

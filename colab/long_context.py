@@ -76,13 +76,9 @@ from tfx_jax.functional import (
 from tfx_jax.models import GPTConfig
 from tfx_jax.models.transformer_xl import TransformerXLConfig
 from tfx_jax.nn import AttentionConfig, AttentionOptions
-from tfx_jax.tasks.duplication import DuplicationConfig, DuplicationData
-from tfx_jax.tasks.recurrent_language_modeling import RecurrentLanguageModelConfig
-from tfx_jax.tasks.text_data import TextData
+from tfx_jax.tasks import DuplicationConfig, DuplicationData, RecurrentLanguageModelConfig, TextData
+from tfx_jax.training import ExperimentConfig, OptimizerConfig, load_run, train
 from tfx_jax.training.checkpoint import load_params
-from tfx_jax.training.config import ExperimentConfig, OptimizerConfig
-from tfx_jax.training.loop import train
-from tfx_jax.training.run import load_run
 
 IS_TEST = os.environ.get("TFX_JAX_VARIANT") == "test"  # runs in seconds, but learns nothing
 RUNS = pathlib.Path("runs/colab_long_context" + ("_test" if IS_TEST else ""))

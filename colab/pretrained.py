@@ -68,9 +68,9 @@ plt.rcParams.update({"axes.spines.top": False, "axes.spines.right": False, "lege
 # tokenizer, which turns text into numbers. Here we write one ourselves. Its parameters are random: it has read nothing.
 
 # %%
-from tfx_jax.data.train_tokenizer import train_or_load_folder
+from tfx_jax.data.tokenizers import train_or_load_folder
 from tfx_jax.models import GPT, GPTConfig, hf
-from tfx_jax.toy_grammar import grammar_documents
+from tfx_jax.synthetic.grammar import grammar_documents
 
 documents = grammar_documents("train", 2_000)  # lists of sentences, about one person or thing each
 print(*documents[0], sep="\n", end="\n\n")
@@ -93,7 +93,7 @@ for path in sorted(RANDOM_GPT.iterdir()):
 # works with it too, and its sentences will be better than ours.
 
 # %%
-from tfx_jax.data.hf_tokenizer import load_folder_tokenizer
+from tfx_jax.data.tokenizers import load_folder_tokenizer
 
 FOLDER = RANDOM_GPT
 
@@ -123,8 +123,7 @@ for token in np.argsort(-probabilities)[:3].tolist():
 # No token stands out: one in six hundred would be 0.17 %. A model like that babbles:
 
 # %%
-from tfx_jax.tasks.decoding import Sampling
-from tfx_jax.tasks.generation import Generator
+from tfx_jax.generation import Generator, Sampling
 
 
 def continued(model, folder, prompts, max_new_tokens=24, **sampling):
@@ -145,10 +144,8 @@ print(*continued(model, FOLDER, [PROMPT]))
 # with `TextData(dataset="files", ...)`; that is when a GPU helps.)
 
 # %%
-from tfx_jax.tasks.language_modeling import LanguageModelConfig
-from tfx_jax.tasks.text_data import TextData
-from tfx_jax.training.config import ExperimentConfig, OptimizerConfig
-from tfx_jax.training.loop import train
+from tfx_jax.tasks import LanguageModelConfig, TextData
+from tfx_jax.training import ExperimentConfig, OptimizerConfig, train
 
 data = TextData(dataset="grammar", documents="articles", tokenizer="bpe", max_length=128, tokens_per_batch=2_048)
 config = ExperimentConfig(
@@ -170,9 +167,9 @@ result = train(config, WORKDIR)
 # The training has left its own folder, with checkpoints to go on from. We make one out of it that anyone can load.
 
 # %%
-from tfx_jax.data.hf_tokenizer import TOKENIZER_FILES
+from tfx_jax.data.tokenizers.hf_tokenizer import TOKENIZER_FILES
+from tfx_jax.training import load_run
 from tfx_jax.training.checkpoint import load_params
-from tfx_jax.training.run import load_run
 
 
 def save_with_tokenizer(model, folder, tokenizer_folder, **fields):
@@ -259,8 +256,8 @@ written = generator([tokenizer.encode("ken saw")], seed=1)
 # text, without any labels or answers. This time we train by hand, to see the pieces. First, rows of text:
 
 # %%
-from tfx_jax.data.masked_lm import mask_tokens
-from tfx_jax.toy_grammar import grammar_labelled, grammar_questions
+from tfx_jax.data.objectives import mask_tokens
+from tfx_jax.synthetic.grammar import grammar_labelled, grammar_questions
 
 corpus = documents[:1_000]
 corpus += [[example.text] for example in grammar_labelled("train", 3_000)]
@@ -347,7 +344,7 @@ def fit(model, loss_fn, make_rows, num_steps, learning_rate):
 
 # %%
 from tfx_jax.models import BertConfig, BertMaskedLM
-from tfx_jax.tasks.bert_pretraining import pretraining_loss
+from tfx_jax.tasks import pretraining_loss
 
 bert_sizes = BertConfig(
     vocab_size=bert_tokenizer.vocab_size,
@@ -427,7 +424,7 @@ plt.show()
 # be, and `init_from` names the folder to start with.
 
 # %%
-from tfx_jax.training.predictor import load
+from tfx_jax.training import load
 
 FILES = RUNS / "files"
 FILES.mkdir(parents=True, exist_ok=True)
@@ -463,7 +460,7 @@ for example in labelled[:8]:
 # How many of 200 held-out sentences get their label? By chance it would be one in twelve.
 
 # %%
-from tfx_jax.tasks.classification import ClassificationConfig, LabelledData
+from tfx_jax.tasks import ClassificationConfig, LabelledData
 
 sentences = LabelledData(
     dataset="files",
@@ -494,9 +491,9 @@ for text, answer in zip(TEXTS, load(RUNS / "classifier").predict(TEXTS), strict=
 # same one with random parameters. F1 counts names that are exactly right.
 
 # %%
-from tfx_jax.tasks.tagging import TaggedData, TaggingConfig
-from tfx_jax.toy_grammar import grammar_tagged
-from tfx_jax.training.progress import read_history
+from tfx_jax.synthetic.grammar import grammar_tagged
+from tfx_jax.tasks import TaggedData, TaggingConfig
+from tfx_jax.training.reporting.progress import read_history
 
 tagged, held_out_tagged = grammar_tagged("train", 200), grammar_tagged("test", 200)
 for name, examples in (("train.conll", tagged), ("held_out.conll", held_out_tagged)):
@@ -528,7 +525,7 @@ plt.show()
 # knows that *rabbit* is a word like *dog*, and needs no label for it.
 
 # %%
-from tfx_jax.tasks.entities import entities_of_tags
+from tfx_jax.metrics import entities_of_tags
 
 COLOURS = {"person": "#cfe8ff", "animal": "#ffe0b3", "place": "#d5f0d0", "thing": "#ead9f7", "time": "#ffd6d6"}
 
@@ -554,7 +551,7 @@ display(HTML("".join(in_colour(sentence["words"], sentence["tags"]) for sentence
 # text is read in several windows that overlap.
 
 # %%
-from tfx_jax.tasks.question_answering import QuestionAnsweringConfig, QuestionData
+from tfx_jax.tasks import QuestionAnsweringConfig, QuestionData
 
 windows = QuestionData(dataset="grammar", max_length=LENGTH, max_answer_length=8, tokens_per_batch=2_000)
 task = QuestionAnsweringConfig(windows, stride=12, max_question_length=16)
@@ -585,8 +582,8 @@ display(HTML("".join(paragraphs)))
 # Every model returns its attention maps if asked. Choose a layer and heads, and point at a word:
 
 # %%
-from tfx_jax.cli.attention_view import AttentionView
-from tfx_jax.training.attention_plot import plot_attention
+from tfx_jax.cli.support.attention_view import AttentionView
+from tfx_jax.training.reporting.attention_plot import plot_attention
 
 SENTENCE = "my mother 's dog ate the meat because it was hungry ."
 

@@ -203,7 +203,7 @@ plt.show()
 # verb last and the clause in front. To translate is to reorder.
 
 # %%
-from tfx_jax.toy_grammar import GrammarPairs
+from tfx_jax.synthetic.grammar import GrammarPairs
 
 training_pairs = GrammarPairs("train")
 print(f"{len(training_pairs):,} pairs, among them\n")
@@ -275,9 +275,8 @@ print("logits", logits.shape)
 # from, what its loss is and how well a translation is scored.
 
 # %% tags=["config"]
-from tfx_jax.tasks.pair_data import PairData
-from tfx_jax.tasks.translation import TranslationConfig
-from tfx_jax.training.config import ExperimentConfig, OptimizerConfig, tiny_variant
+from tfx_jax.tasks import PairData, TranslationConfig
+from tfx_jax.training import ExperimentConfig, OptimizerConfig, tiny_variant
 
 VARIANT = os.environ.get("TFX_JAX_VARIANT", "demo")  # "test" runs in seconds, but learns nothing
 
@@ -298,7 +297,7 @@ if VARIANT == "test":
 # and when you run it again it goes on where it stopped.
 
 # %%
-from tfx_jax.training.loop import train
+from tfx_jax.training import train
 
 WORKDIR = f"runs/colab_{VARIANT}"
 result = train(config, WORKDIR)
@@ -324,8 +323,8 @@ plt.show()
 # direction, so we take their mean over the last checkpoints, which translates better than any of them.
 
 # %%
+from tfx_jax.training import load_run
 from tfx_jax.training.checkpoint import average_checkpoints, load_params
-from tfx_jax.training.run import load_run
 
 run = load_run(WORKDIR)
 average_checkpoints(WORKDIR, last=min(config.keep_last, result.step // config.checkpoint_every))
@@ -359,7 +358,7 @@ for name, weights in maps.items():
     print(f"{name:<16} [heads, queries, keys] = {weights.shape}")
 
 # %%
-from tfx_jax.training.attention_plot import clean_piece, plot_attention
+from tfx_jax.training.reporting.attention_plot import clean_piece, plot_attention
 
 display(plot_attention(maps, source_pieces, target_pieces, target_inputs=["<s>", *target_pieces[:-1]]))
 

@@ -34,8 +34,8 @@ limits" for "get disposable virtual card" five times, or the other way round.
 """
 
 from tfx_jax.models.bert import BertConfig
-from tfx_jax.tasks.classification import ClassificationConfig, LabelledData
-from tfx_jax.training.config import ExperimentConfig, tiny_variant
+from tfx_jax.tasks import ClassificationConfig, LabelledData
+from tfx_jax.training import ExperimentConfig, tiny_variant
 
 
 def get_config(variant: str = "small") -> ExperimentConfig:

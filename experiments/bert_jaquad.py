@@ -31,8 +31,8 @@ and no pre-training: that is what limits it, and with 2 layers, a window of 256 
 """
 
 from tfx_jax.models.bert import BertConfig
-from tfx_jax.tasks.question_answering import QuestionAnsweringConfig, QuestionData
-from tfx_jax.training.config import ExperimentConfig, tiny_variant
+from tfx_jax.tasks import QuestionAnsweringConfig, QuestionData
+from tfx_jax.training import ExperimentConfig, tiny_variant
 
 
 def get_config(variant: str = "small") -> ExperimentConfig:

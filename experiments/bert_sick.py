@@ -43,10 +43,8 @@ be known from these 4,500 pairs only. `base`: not yet run.
 import dataclasses
 
 from tfx_jax.models.bert import BertConfig
-from tfx_jax.tasks.bert_pretraining import BertPretrainingConfig
-from tfx_jax.tasks.classification import ClassificationConfig, LabelledData
-from tfx_jax.tasks.text_data import TextData
-from tfx_jax.training.config import ExperimentConfig, tiny_variant
+from tfx_jax.tasks import BertPretrainingConfig, ClassificationConfig, LabelledData, TextData
+from tfx_jax.training import ExperimentConfig, tiny_variant
 
 _SMALL = BertConfig(vocab_size=4_000, num_layers=2, d_model=128, num_heads=4, max_length=64, init="matching")
 

@@ -38,9 +38,8 @@ What limits the model is time: it saw 16 million tokens and its loss still falls
 """
 
 from tfx_jax.models.bert import BertConfig
-from tfx_jax.tasks.bert_pretraining import BertPretrainingConfig
-from tfx_jax.tasks.text_data import TextData
-from tfx_jax.training.config import ExperimentConfig, tiny_variant
+from tfx_jax.tasks import BertPretrainingConfig, TextData
+from tfx_jax.training import ExperimentConfig, tiny_variant
 
 
 def get_config(variant: str = "small") -> ExperimentConfig:

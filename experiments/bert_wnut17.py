@@ -36,8 +36,8 @@ wanted here. Drawn as `model.init="matching"` does, the model had 13.2 from scra
 """
 
 from tfx_jax.models.bert import BertConfig
-from tfx_jax.tasks.tagging import TaggedData, TaggingConfig
-from tfx_jax.training.config import ExperimentConfig, tiny_variant
+from tfx_jax.tasks import TaggedData, TaggingConfig
+from tfx_jax.training import ExperimentConfig, tiny_variant
 
 
 def get_config(variant: str = "small") -> ExperimentConfig:

@@ -14,7 +14,8 @@ Images of your own, all of one size, with a table of lines FILE, TAB, caption:
 
 No download, and no published figure: Xu et al. (2015, https://arxiv.org/abs/1502.03044) train on photographs, with a
 VGG network that was trained before; here the convolutions are small and learn with the decoder. An image of 48 pixels
-has one to three shapes, and one caption that is right (`tfx_jax.toy_shapes`). Every image of validation and test has
+has one to three shapes, and one caption that is right (`tfx_jax.synthetic.shapes`). Every image of validation and
+test has
 a shape that no training image has in that colour and place, so that exact match asks for more than to remember.
 "Attention on the object" is the weight on the places of the grid that the object of a colour or a shape word touches;
 attention that is the same everywhere has 17.6 %.
@@ -45,8 +46,8 @@ after 1,000 steps: rewards of whole captions are noisy, and drown what the image
 """
 
 from tfx_jax.models.captioning import CaptionerConfig
-from tfx_jax.tasks.captioning import CaptioningConfig
-from tfx_jax.training.config import ExperimentConfig, tiny_variant
+from tfx_jax.tasks import CaptioningConfig
+from tfx_jax.training import ExperimentConfig, tiny_variant
 
 
 def get_config(variant: str = "soft") -> ExperimentConfig:

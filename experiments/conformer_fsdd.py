@@ -43,9 +43,8 @@ not yet run.
 """
 
 from tfx_jax.models.conformer import ConformerConfig
-from tfx_jax.tasks.recorded_speech import RecordedSpeech
-from tfx_jax.tasks.speech_recognition import MaskConfig, SpeechRecognitionConfig
-from tfx_jax.training.config import ExperimentConfig, tiny_variant
+from tfx_jax.tasks import MaskConfig, RecordedSpeech, SpeechRecognitionConfig
+from tfx_jax.training import ExperimentConfig, tiny_variant
 
 
 def get_config(variant: str = "small") -> ExperimentConfig:

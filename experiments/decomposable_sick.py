@@ -36,9 +36,8 @@ with intra-sentence attention it had 68.5 after as many steps, its best.
 """
 
 from tfx_jax.models.decomposable import DecomposableConfig
-from tfx_jax.tasks.classification import LabelledData
-from tfx_jax.tasks.sentence_pairs import SentencePairConfig
-from tfx_jax.training.config import ExperimentConfig, tiny_variant
+from tfx_jax.tasks import LabelledData, SentencePairConfig
+from tfx_jax.training import ExperimentConfig, tiny_variant
 
 
 def get_config(variant: str = "small") -> ExperimentConfig:

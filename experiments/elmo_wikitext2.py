@@ -30,9 +30,8 @@ Measured: `small`, seed 0, beside many other programs; mean of both directions o
 """
 
 from tfx_jax.models.elmo import CharacterConfig, ElmoConfig
-from tfx_jax.tasks.bidirectional_language_modeling import BidirectionalLanguageModelConfig
-from tfx_jax.tasks.text_data import TextData
-from tfx_jax.training.config import ExperimentConfig, tiny_variant
+from tfx_jax.tasks import BidirectionalLanguageModelConfig, TextData
+from tfx_jax.training import ExperimentConfig, tiny_variant
 
 
 def get_config(variant: str = "small") -> ExperimentConfig:

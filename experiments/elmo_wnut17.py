@@ -32,8 +32,8 @@ for 10.4 %, and 49.8 for 42.2 %, of seed 0. `bert_wnut17` has 20.6, pre-trained 
 """
 
 from tfx_jax.models.elmo import ElmoConfig, ElmoTaggerConfig
-from tfx_jax.tasks.tagging import TaggedData, TaggingConfig
-from tfx_jax.training.config import ExperimentConfig, tiny_variant
+from tfx_jax.tasks import TaggedData, TaggingConfig
+from tfx_jax.training import ExperimentConfig, tiny_variant
 
 
 def get_config(variant: str = "small") -> ExperimentConfig:

@@ -29,9 +29,8 @@ then (loss 0.03).
 """
 
 from tfx_jax.models.esim import EsimConfig
-from tfx_jax.tasks.classification import LabelledData
-from tfx_jax.tasks.sentence_pairs import SentencePairConfig
-from tfx_jax.training.config import ExperimentConfig, tiny_variant
+from tfx_jax.tasks import LabelledData, SentencePairConfig
+from tfx_jax.training import ExperimentConfig, tiny_variant
 
 
 def get_config(variant: str = "small") -> ExperimentConfig:

@@ -24,9 +24,8 @@ half times through the text.
 """
 
 from tfx_jax.models.gpt import GPTConfig
-from tfx_jax.tasks.language_modeling import LanguageModelConfig
-from tfx_jax.tasks.text_data import TextData
-from tfx_jax.training.config import ExperimentConfig, tiny_variant
+from tfx_jax.tasks import LanguageModelConfig, TextData
+from tfx_jax.training import ExperimentConfig, tiny_variant
 
 
 def get_config(variant: str = "small") -> ExperimentConfig:

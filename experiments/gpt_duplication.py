@@ -39,8 +39,8 @@ rounds of LSH, 99.94 % with 2, 96.3 % with 1. The model of "dense" has 1.4 to 2.
 """
 
 from tfx_jax.models.gpt import GPTConfig
-from tfx_jax.tasks.duplication import DuplicationConfig, DuplicationData
-from tfx_jax.training.config import ExperimentConfig, tiny_variant
+from tfx_jax.tasks import DuplicationConfig, DuplicationData
+from tfx_jax.training import ExperimentConfig, tiny_variant
 
 
 def get_config(variant: str = "full") -> ExperimentConfig:

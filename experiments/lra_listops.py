@@ -9,7 +9,7 @@ attention. Who guesses has a tenth.
 
     tfx-jax train --config=lra_listops --workdir=runs/lra_listops --config.model.attention.name=favor
     tfx-jax plan --config=lra_listops:paper --topology=v5e:2x2
-    python -m experiments.benchmarks.long_range --workdir=runs/lra --tasks=listops
+    python -m benchmarks.long_range --workdir=runs/lra --tasks=listops
 
 The last command trains each attention once, one after the other, and draws what becomes of them. Nothing is downloaded:
 the expressions, 96,000, 2,000 and 2,000 of the published depth, arguments, operators and lengths, are drawn in the
@@ -50,9 +50,8 @@ else the machine had to do. `paper`: not yet run; dense attention needs 8.2 of t
 """
 
 from tfx_jax.models.long_encoder import LongEncoderConfig
-from tfx_jax.tasks.long_range import LongRangeConfig
-from tfx_jax.tasks.long_range_data import ListOpsData
-from tfx_jax.training.config import ExperimentConfig, tiny_variant
+from tfx_jax.tasks import ListOpsData, LongRangeConfig
+from tfx_jax.training import ExperimentConfig, tiny_variant
 
 
 def get_config(variant: str = "small") -> ExperimentConfig:

@@ -11,7 +11,7 @@ article of the validation split is one of the training's. No figure of the paper
 
     tfx-jax train --config=lra_matching --workdir=runs/lra_matching --config.task.data.data_dir=DIR
     tfx-jax plan --config=lra_matching:paper --topology=v5e:2x2
-    python -m experiments.benchmarks.long_range --workdir=runs/lra --data_dir=DIR --tasks=matching
+    python -m benchmarks.long_range --workdir=runs/lra --data_dir=DIR --tasks=matching
 
 DIR holds train.txt.gz and valid.txt.gz, the articles of WikiText-2; those of WikiText-103 have the same format. 20,000
 pairs are drawn for training and 2,000 for validation, always the same ones. Variants: `paper`, the authors' sizes;
@@ -39,9 +39,8 @@ estimate, says the plan.
 """
 
 from tfx_jax.models.long_encoder import LongEncoderConfig
-from tfx_jax.tasks.long_range import LongRangeConfig
-from tfx_jax.tasks.long_range_data import PassagePairData
-from tfx_jax.training.config import ExperimentConfig, tiny_variant
+from tfx_jax.tasks import LongRangeConfig, PassagePairData
+from tfx_jax.training import ExperimentConfig, tiny_variant
 
 
 def get_config(variant: str = "small") -> ExperimentConfig:

@@ -11,7 +11,7 @@ validation split are none of the training's. No figure of the paper can be compa
 
     tfx-jax train --config=lra_text --workdir=runs/lra_text --config.task.data.data_dir=DIR
     tfx-jax plan --config=lra_text:paper --topology=v5e:2x2
-    python -m experiments.benchmarks.long_range --workdir=runs/lra --data_dir=DIR --tasks=text
+    python -m benchmarks.long_range --workdir=runs/lra --data_dir=DIR --tasks=text
 
 DIR holds train.txt.gz and valid.txt.gz, the articles of WikiText-2: 666 and 77 passages of 1,000 to 4,000 bytes, which
 is little to learn from, or 7,819 and 869 of 128 to 256 bytes, of which two stand in both, where articles begin alike.
@@ -40,9 +40,8 @@ compiler's estimate, says the plan.
 """
 
 from tfx_jax.models.long_encoder import LongEncoderConfig
-from tfx_jax.tasks.long_range import LongRangeConfig
-from tfx_jax.tasks.long_range_data import SectionData
-from tfx_jax.training.config import ExperimentConfig, tiny_variant
+from tfx_jax.tasks import LongRangeConfig, SectionData
+from tfx_jax.training import ExperimentConfig, tiny_variant
 
 
 def get_config(variant: str = "small") -> ExperimentConfig:

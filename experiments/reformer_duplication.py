@@ -6,7 +6,7 @@ Section 5 of "Reformer" (Kitaev et al., 2020, https://arxiv.org/abs/2001.04451):
 symbols of 127; one layer, d_model = d_ff = 256, 4 heads, 150,000 steps. The first command makes its Table 2: it trains
 with full attention and with 8, 4, 2 and 1 rounds, and evaluates each of these models with all of them.
 
-    python -m experiments.benchmarks.reformer_duplication --workdir=runs/table_2
+    python -m benchmarks.reformer_duplication --workdir=runs/table_2
     tfx-jax train --config=reformer_duplication:small --workdir=runs/lsh-4
     tfx-jax evaluate --workdir=runs/lsh-4 --split=test
     tfx-jax plan --config=reformer_duplication:full --topology=v5e:1x1
@@ -33,8 +33,8 @@ and leaves out the token itself, serves a model that was trained with hashing. `
 """
 
 from tfx_jax.models.reformer import ReformerConfig
-from tfx_jax.tasks.duplication import DuplicationConfig, DuplicationData
-from tfx_jax.training.config import ExperimentConfig, tiny_variant
+from tfx_jax.tasks import DuplicationConfig, DuplicationData
+from tfx_jax.training import ExperimentConfig, tiny_variant
 
 
 def get_config(variant: str = "full") -> ExperimentConfig:

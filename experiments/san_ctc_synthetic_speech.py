@@ -21,9 +21,8 @@ Measured: `small`, seed 0, 1,000 steps of up to 2,048 frames in 5 minutes on two
 """
 
 from tfx_jax.models.san_ctc import SanCTCConfig
-from tfx_jax.tasks.speech_data import SpeechData
-from tfx_jax.tasks.speech_recognition import SpeechRecognitionConfig
-from tfx_jax.training.config import ExperimentConfig, tiny_variant
+from tfx_jax.tasks import SpeechData, SpeechRecognitionConfig
+from tfx_jax.training import ExperimentConfig, tiny_variant
 
 
 def get_config(variant: str = "small") -> ExperimentConfig:

@@ -5,7 +5,8 @@ Result: 99.6 % of 500 test sentences exactly right with Luong's attention, 99.0 
     tfx-jax train --config=seq2seq_demo --workdir=runs/seq2seq
 
 There is no paper behind it: the models are those of Cho et al. (2014), Bahdanau et al. (2015) and Luong et al. (2015),
-the text is what `transformer_demo` learns (`tfx_jax.toy_grammar`), and so are all of its batches. The variants are
+the text is what `transformer_demo` learns (`tfx_jax.synthetic.grammar`), and so are all of its batches. The variants
+are
 `luong` (the default; LSTM, general score), `bahdanau` (GRU) and `fixed` (GRU, no attention), each with one layer on
 either side. What is to be seen is the paper's own finding, that a fixed vector falls behind as sentences grow, and the
 alignment, which crosses from one word order to the other:
@@ -26,8 +27,8 @@ of the test split, beam 4, and tokenised BLEU by the words of their source (`ble
 """
 
 from tfx_jax.models.seq2seq import Seq2SeqConfig
-from tfx_jax.tasks.translation import TranslationConfig
-from tfx_jax.training.config import ExperimentConfig, tiny_variant
+from tfx_jax.tasks import TranslationConfig
+from tfx_jax.training import ExperimentConfig, tiny_variant
 
 CELLS = {"luong": "lstm", "bahdanau": "gru", "fixed": "gru"}
 

@@ -12,7 +12,7 @@ that in Japanese to English, and at least 3 less of `fixed`, whose loss grows wi
     tfx-jax train --config=seq2seq_enja:luong_jaen --workdir=runs/luong_jaen --config.task.data.data_dir=DIR
     tfx-jax average --workdir=runs/luong_jaen
     tfx-jax evaluate --workdir=runs/luong_jaen --step=average
-    python experiments/benchmarks/bleu_by_length.py --output=runs/bleu_by_length.png --step=average \
+    python benchmarks/bleu_by_length.py --output=runs/bleu_by_length.png --step=average \
         --workdirs fixed=runs/fixed_jaen Bahdanau=runs/bahdanau_jaen Luong=runs/luong_jaen
 
 DIR holds train.en.gz, train.ja.gz, dev.en and dev.ja.
@@ -44,8 +44,8 @@ word before in the readout 4.63. The other direction: not yet run.
 """
 
 from tfx_jax.models.seq2seq import Seq2SeqConfig
-from tfx_jax.tasks.translation import TranslationConfig
-from tfx_jax.training.config import ExperimentConfig, tiny_variant
+from tfx_jax.tasks import TranslationConfig
+from tfx_jax.training import ExperimentConfig, tiny_variant
 
 ATTENTIONS = ("luong", "bahdanau", "fixed")
 LANGUAGES = {"enja": ("en", "ja"), "jaen": ("ja", "en")}

@@ -10,7 +10,7 @@ those of `seq2seq_enja`.
     tfx-jax train --config=seq2seq_multi30k:luong --workdir=runs/luong --config.task.data.data_dir=DIR
     tfx-jax average --workdir=runs/luong
     tfx-jax evaluate --workdir=runs/luong --step=average
-    python experiments/benchmarks/bleu_by_length.py --output=runs/bleu_by_length.png --step=average \
+    python benchmarks/bleu_by_length.py --output=runs/bleu_by_length.png --step=average \
         --workdirs fixed=runs/fixed Luong=runs/luong
 
 DIR holds train.en.gz, train.de.gz, valid.en and valid.de, BPE applied.
@@ -33,8 +33,8 @@ shorter sentences and fewer words, it was 2. The Transformer of `transformer_tin
 """
 
 from tfx_jax.models.seq2seq import Seq2SeqConfig
-from tfx_jax.tasks.translation import TranslationConfig
-from tfx_jax.training.config import ExperimentConfig, tiny_variant
+from tfx_jax.tasks import TranslationConfig
+from tfx_jax.training import ExperimentConfig, tiny_variant
 
 CELLS = {"luong": "lstm", "bahdanau": "gru", "fixed": "gru"}
 

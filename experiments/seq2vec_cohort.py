@@ -38,9 +38,8 @@ the planted events and the others look elsewhere, so that the mean of the rows, 
 """
 
 from tfx_jax.models.seq2vec import Seq2VecConfig
-from tfx_jax.tasks.event_classification import EventClassificationConfig
-from tfx_jax.tasks.event_data import EventData
-from tfx_jax.training.config import ExperimentConfig, tiny_variant
+from tfx_jax.tasks import EventClassificationConfig, EventData
+from tfx_jax.training import ExperimentConfig, tiny_variant
 
 
 def get_config(variant: str = "small") -> ExperimentConfig:

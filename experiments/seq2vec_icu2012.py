@@ -12,7 +12,7 @@ what it means is learned from its own values. Columns that are known at discharg
     tfx-jax train --config=seq2vec_icu2012 --workdir=runs/mean --config.task.data.data_dir=DIR \
         --config.model.pooling=mean
     tfx-jax attend --workdir=runs/icu --row=1
-    python experiments/benchmarks/gradient_boosting.py --config=seq2vec_icu2012 --config.task.data.data_dir=DIR
+    python benchmarks/gradient_boosting.py --config=seq2vec_icu2012 --config.task.data.data_dir=DIR
 
 DIR holds train.csv.gz (3,600 stays, 499 deaths) and dev.csv.gz (400, 55). For your own table, with labels 0 and 1:
 
@@ -44,9 +44,8 @@ best (600 steps), and 0.893 from a tenth of that (400).
 """
 
 from tfx_jax.models.seq2vec import Seq2VecConfig
-from tfx_jax.tasks.event_classification import EventClassificationConfig
-from tfx_jax.tasks.event_data import EventData
-from tfx_jax.training.config import ExperimentConfig, tiny_variant
+from tfx_jax.tasks import EventClassificationConfig, EventData
+from tfx_jax.training import ExperimentConfig, tiny_variant
 
 
 def get_config(variant: str = "small") -> ExperimentConfig:

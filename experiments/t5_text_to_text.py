@@ -39,11 +39,8 @@ these tasks teach it; BERT's head for tags (bert_wnut17.py, 20.6 %) marks names 
 import dataclasses
 
 from tfx_jax.models.t5 import T5Config
-from tfx_jax.tasks.classification import LabelledData
-from tfx_jax.tasks.question_answering import QuestionData
-from tfx_jax.tasks.tagging import TaggedData
-from tfx_jax.tasks.text_to_text import TextToTextConfig
-from tfx_jax.training.config import ExperimentConfig, tiny_variant
+from tfx_jax.tasks import LabelledData, QuestionData, TaggedData, TextToTextConfig
+from tfx_jax.training import ExperimentConfig, tiny_variant
 
 _DATA = {
     "banking77": LabelledData(train_file="train.tsv", validation_file="dev.tsv", max_length=96),

@@ -29,9 +29,8 @@ as large did not change that (4.83 after 500 steps). `small`: not yet run.
 """
 
 from tfx_jax.models.t5 import T5Config
-from tfx_jax.tasks.span_corruption import SpanCorruptionConfig
-from tfx_jax.tasks.text_data import TextData
-from tfx_jax.training.config import ExperimentConfig, tiny_variant
+from tfx_jax.tasks import SpanCorruptionConfig, TextData
+from tfx_jax.training import ExperimentConfig, tiny_variant
 
 
 def get_config(variant: str = "tiny") -> ExperimentConfig:

@@ -4,7 +4,7 @@ Result: 98.8 % of 500 held-out sentences exactly right after 4 min 15 s on two c
 
     tfx-jax train --config=transformer_demo --workdir=runs/demo
 
-is what `make demo` runs first. There is no paper behind it: the grammar (`tfx_jax.toy_grammar`) exists to have
+is what `make demo` runs first. There is no paper behind it: the grammar (`tfx_jax.synthetic.grammar`) exists to have
 something real to translate without downloading anything, with word order that crosses from one language to the other.
 The target is an exact match of at least 95 % on 500 sentences whose combinations of words were held out.
 
@@ -15,8 +15,8 @@ cores for, exact match was 85.2 % at step 500, 95.8 % at 1,000 and 97.2 % at 1,5
 """
 
 from tfx_jax.models.transformer import TransformerConfig
-from tfx_jax.tasks.translation import TranslationConfig
-from tfx_jax.training.config import ExperimentConfig, tiny_variant
+from tfx_jax.tasks import TranslationConfig
+from tfx_jax.training import ExperimentConfig, tiny_variant
 
 
 def get_config(variant: str = "demo") -> ExperimentConfig:

@@ -25,8 +25,8 @@ tokenised BLEU on the 500 lines of dev, beam 4, the average being that of steps 
 """
 
 from tfx_jax.models.transformer import TransformerConfig
-from tfx_jax.tasks.translation import TranslationConfig
-from tfx_jax.training.config import ExperimentConfig, tiny_variant
+from tfx_jax.tasks import TranslationConfig
+from tfx_jax.training import ExperimentConfig, tiny_variant
 
 
 def get_config(variant: str = "enja") -> ExperimentConfig:

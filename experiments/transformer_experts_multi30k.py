@@ -8,7 +8,7 @@ Result: validation BLEU, both languages: 42.14 with eight experts, 41.59 without
     cat val.de.tsv val.fr.tsv > val.tsv
     tfx-jax train --config=transformer_experts_multi30k:sparse --workdir=runs/sparse --config.task.data.data_dir=DIR
     tfx-jax train --config=transformer_experts_multi30k:dense --workdir=runs/dense --config.task.data.data_dir=DIR
-    python experiments/benchmarks/expert_shares.py --workdir=runs/sparse
+    python benchmarks/expert_shares.py --workdir=runs/sparse
 
 The first four lines, in bash, in a folder with the files of Multi30k (github.com/multi30k/dataset, data/task1/raw),
 make DIR: a source begins with the language that it is to be translated to (Johnson et al., 2017,
@@ -42,8 +42,8 @@ English in either case, they hardly do (10).
 """
 
 from tfx_jax.models.transformer import TransformerConfig
-from tfx_jax.tasks.translation import TranslationConfig
-from tfx_jax.training.config import ExperimentConfig, tiny_variant
+from tfx_jax.tasks import TranslationConfig
+from tfx_jax.training import ExperimentConfig, tiny_variant
 
 
 def get_config(variant: str = "sparse") -> ExperimentConfig:

@@ -14,7 +14,7 @@ DIR holds my.en and my.de, UTF-8, plain or .gz, whose lines i translate each oth
 target's decides how translations are tokenised and scored. Plain text is expected; of tokens with spaces between them
 say `--config.task.data.is_tokenised=true`. Without `--config.task.data.validation_source` and `validation_target`, 500
 pairs, or a tenth if that is less, are set aside for evaluation. The vocabulary goes by the size of the text
-(`tfx_jax.data.vocabulary`), from some thousand subwords for a thousand pairs to 32,000 for a million, unless
+(`tfx_jax.data.tokenizers.train`), from some thousand subwords for a thousand pairs to 32,000 for a million, unless
 `--config.model.vocab_size` is given.
 
 Variants: `small`, for up to some hundred thousand pairs and two CPU cores: Transformer-tiny (Wu et al., 2021, "Good for
@@ -26,8 +26,8 @@ Measured: not yet run. `small` has the sizes and the schedule of `transformer_ti
 """
 
 from tfx_jax.models.transformer import TransformerConfig
-from tfx_jax.tasks.translation import TranslationConfig
-from tfx_jax.training.config import ExperimentConfig, tiny_variant
+from tfx_jax.tasks import TranslationConfig
+from tfx_jax.training import ExperimentConfig, tiny_variant
 
 
 def get_config(variant: str = "small") -> ExperimentConfig:

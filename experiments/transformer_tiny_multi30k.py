@@ -25,8 +25,8 @@ the mean of 200 steps. `paper`: not yet run.
 """
 
 from tfx_jax.models.transformer import TransformerConfig
-from tfx_jax.tasks.translation import TranslationConfig
-from tfx_jax.training.config import ExperimentConfig, tiny_variant
+from tfx_jax.tasks import TranslationConfig
+from tfx_jax.training import ExperimentConfig, tiny_variant
 
 
 def get_config(variant: str = "paper") -> ExperimentConfig:

@@ -47,8 +47,8 @@ long (36 words, not 18). The loss still falls.
 """
 
 from tfx_jax.models.transformer import TransformerConfig
-from tfx_jax.tasks.parsing import ParsingConfig
-from tfx_jax.training.config import ExperimentConfig, tiny_variant
+from tfx_jax.tasks import ParsingConfig
+from tfx_jax.training import ExperimentConfig, tiny_variant
 
 
 def get_config(variant: str = "craft") -> ExperimentConfig:

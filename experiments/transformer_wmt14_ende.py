@@ -61,8 +61,8 @@ import operator
 from typing import Any
 
 from tfx_jax.models.transformer import TransformerConfig
-from tfx_jax.tasks.translation import TranslationConfig
-from tfx_jax.training.config import ExperimentConfig, tiny_variant
+from tfx_jax.tasks import TranslationConfig
+from tfx_jax.training import ExperimentConfig, tiny_variant
 
 # What each row changes in the base model. d_k and d_v follow the number of heads and d_model, as they do in the paper.
 TABLE_3: dict[str, dict[str, Any]] = {

@@ -30,9 +30,8 @@ worth are in its first 16 characters; beyond the 64 that were trained with it ga
 """
 
 from tfx_jax.models.transformer_xl import TransformerXLConfig
-from tfx_jax.tasks.recurrent_language_modeling import RecurrentLanguageModelConfig
-from tfx_jax.tasks.text_data import TextData
-from tfx_jax.training.config import ExperimentConfig, tiny_variant
+from tfx_jax.tasks import RecurrentLanguageModelConfig, TextData
+from tfx_jax.training import ExperimentConfig, tiny_variant
 
 
 def get_config(variant: str = "small") -> ExperimentConfig:

@@ -36,9 +36,8 @@ not yet run.
 """
 
 from tfx_jax.models.vit import ViTConfig
-from tfx_jax.tasks.image_classification import ImageClassificationConfig
-from tfx_jax.tasks.image_data import ImageData
-from tfx_jax.training.config import ExperimentConfig, tiny_variant
+from tfx_jax.tasks import ImageClassificationConfig, ImageData
+from tfx_jax.training import ExperimentConfig, tiny_variant
 
 
 def get_config(variant: str = "digits") -> ExperimentConfig:

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from tfx_jax.training import topologies
+from tfx_jax.planning import topologies
 
 jax.config.update("jax_num_cpu_devices", 8)
 jax.config.update("jax_default_matmul_precision", "highest")

@@ -12,12 +12,12 @@ import pytest
 from flax import nnx
 
 from tfx_jax import cli
-from tfx_jax.cli.parser import Parser
+from tfx_jax.cli.support.parser import Parser
 from tfx_jax.cli.train import load_config_file
-from tfx_jax.data.train_tokenizer import train_or_load_folder
+from tfx_jax.data.tokenizers.train import train_or_load_folder
 from tfx_jax.models import GPT, BertConfig, BertMaskedLM, GPTConfig, hf
 from tfx_jax.training import loop
-from tfx_jax.training.config_checks import validate
+from tfx_jax.training.config import validate
 
 ROOT = pathlib.Path(__file__).parents[1]
 PAGES = ["README.md", "docs/formats.md", "docs/results.md", "docs/from_laptop_to_pod.md", "docs/speed.md"]

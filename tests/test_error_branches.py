@@ -14,11 +14,11 @@ from flax import nnx
 
 from tests.training.configs import changed, default_config, with_values
 from tfx_jax.cli import convert, generate, main
-from tfx_jax.cli.options import load_trained
-from tfx_jax.data.audio import SoundFiles
-from tfx_jax.data.lines import read_text
-from tfx_jax.data.tokenizer_config import TokenizerConfig
-from tfx_jax.data.trees import parse_tree
+from tfx_jax.cli.support.options import load_trained
+from tfx_jax.data.sources.audio import SoundFiles
+from tfx_jax.data.sources.lines import read_text
+from tfx_jax.data.sources.trees import parse_tree
+from tfx_jax.data.tokenizers.hf_tokenizer import TokenizerConfig
 from tfx_jax.errors import UserError
 from tfx_jax.functional import linear_attention
 from tfx_jax.models import BertConfig, ConformerConfig, GPTConfig, ViTConfig, hf
@@ -27,22 +27,22 @@ from tfx_jax.models.decomposable import DecomposableConfig
 from tfx_jax.models.hf.folder import Fields
 from tfx_jax.models.seq2seq import Seq2Seq, Seq2SeqConfig
 from tfx_jax.models.transformer_xl import TransformerXL
-from tfx_jax.tasks import artifacts, bert_examples, next_token
-from tfx_jax.tasks.bert_pretraining import BertPretrainingConfig
-from tfx_jax.tasks.duplication import DuplicationConfig, DuplicationData
-from tfx_jax.tasks.event_classification import EventClassificationTask
-from tfx_jax.tasks.image_classification import ImageClassificationConfig
-from tfx_jax.tasks.image_data import ImageData
-from tfx_jax.tasks.recorded_speech import RecordedSpeech, _open_table
-from tfx_jax.tasks.sentence_pairs import SentencePairConfig, SentencePairTask
-from tfx_jax.tasks.speech_data import SpeechData
-from tfx_jax.tasks.speech_recognition import SpeechRecognitionConfig
-from tfx_jax.tasks.text_to_text import TextToTextTask
-from tfx_jax.training import distributed
-from tfx_jax.training.artifacts import WorkdirArtifacts, check_artifact, write_sealed
-from tfx_jax.training.config_checks import validate
+from tfx_jax.tasks import artifacts
+from tfx_jax.tasks.events import EventClassificationTask
+from tfx_jax.tasks.sequence.duplication import DuplicationConfig, DuplicationData
+from tfx_jax.tasks.speech.recorded_speech import RecordedSpeech, _open_table
+from tfx_jax.tasks.speech.speech_data import SpeechData
+from tfx_jax.tasks.speech.speech_recognition import SpeechRecognitionConfig
+from tfx_jax.tasks.text import bert_examples, next_token
+from tfx_jax.tasks.text.bert_pretraining import BertPretrainingConfig
+from tfx_jax.tasks.text.sentence_pairs import SentencePairConfig, SentencePairTask
+from tfx_jax.tasks.text.text_to_text import TextToTextTask
+from tfx_jax.tasks.vision.image_classification import ImageClassificationConfig, ImageData
+from tfx_jax.training.checkpoint.artifacts import WorkdirArtifacts, check_artifact, write_sealed
+from tfx_jax.training.config import validate
 from tfx_jax.training.init_from import init_from_state
-from tfx_jax.training.sharded_attention import _attend_in_a_ring
+from tfx_jax.training.sharding import distributed
+from tfx_jax.training.sharding.attention import _attend_in_a_ring
 from tfx_jax.training.workdir import find_workdir, make_workdir
 
 VIT = (ViTConfig, ImageClassificationConfig, ImageData)
@@ -254,7 +254,7 @@ MODEL = types.SimpleNamespace()
 )
 def test_tokenizers_of_elsewhere_that_lack_tokens(module, name, call, message, monkeypatch):
     monkeypatch.setattr(f"tfx_jax.tasks.{module}.{name}", lambda _, model, *__, **___: (NO_TOKENS, model))
-    monkeypatch.setattr("tfx_jax.tasks.sentence_pairs.setup_json", lambda *_: ["a", "b"])
+    monkeypatch.setattr("tfx_jax.tasks.text.sentence_pairs.setup_json", lambda *_: ["a", "b"])
     with pytest.raises(UserError, match=message):
         call(types.SimpleNamespace(folder="workdir"))
 

@@ -7,13 +7,14 @@ import types
 
 import pytest
 
-from tfx_jax.cli import lines, main, options
-from tfx_jax.cli.progress import Progress
-from tfx_jax.data import download
-from tfx_jax.data.prepare import Archives, Prepared
+from tfx_jax.cli import main
+from tfx_jax.cli.support import lines, options
+from tfx_jax.cli.support.progress import Progress
+from tfx_jax.data.sources import download
+from tfx_jax.data.sources.prepare import Archives, Prepared
 from tfx_jax.errors import UserError, printable
-from tfx_jax.tasks.event_classification import EventShare
-from tfx_jax.training import progress as training
+from tfx_jax.tasks.events import EventShare
+from tfx_jax.training.reporting import progress as training
 
 HOSTILE = "\x1b[2J\x1b]0;owned\x07\r\n\u2028\u202e\u200b\x9b31m\udcff\0"
 

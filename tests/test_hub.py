@@ -15,12 +15,12 @@ from flax import nnx
 
 from tfx_jax import hub as hub_module
 from tfx_jax.cli import main
-from tfx_jax.data.hf_tokenizer import load_folder_tokenizer
-from tfx_jax.data.train_tokenizer import train_or_load_folder
+from tfx_jax.data.tokenizers.hf_tokenizer import load_folder_tokenizer
+from tfx_jax.data.tokenizers.train import train_or_load_folder
 from tfx_jax.errors import UserError
 from tfx_jax.hub import local_folder
 from tfx_jax.models import GPT, GPTConfig, hf
-from tfx_jax.tasks.language_modeling import LanguageModelConfig
+from tfx_jax.tasks.text.language_modeling import LanguageModelConfig
 from tfx_jax.training.config import ExperimentConfig
 from tfx_jax.training.init_from import adopt_pretrained_config, tokenizer_folder
 

@@ -10,51 +10,28 @@ import sys
 import pytest
 
 ROOT = pathlib.Path(__file__).parents[1]
-MAY_IMPORT = {
-    "functional": {"functional"},
-    "nn": {"functional", "nn", "fields", "errors"},
-    "models": {"functional", "nn", "models", "fields", "errors", "files", "hub"},
-    "tasks": {"functional", "nn", "models", "tasks", "data", "toy_grammar", "toy_shapes", "fields", "errors", "files"},
-    "training": {
-        "functional",
-        "nn",
-        "models",
-        "tasks",
-        "training",
-        "data",
-        "toy_grammar",
-        "fields",
-        "errors",
-        "files",
-        "hub",
-    },
-    "bench": {"functional", "nn", "models", "tasks", "training", "bench", "data", "toy_grammar", "errors"},
-    "cli": {
-        "functional",
-        "nn",
-        "models",
-        "tasks",
-        "training",
-        "bench",
-        "cli",
-        "data",
-        "toy_grammar",
-        "errors",
-        "files",
-        "fields",
-        "hub",
-    },
-    "data": {"data", "errors", "files", "hub"},
-    "toy_grammar": {"toy_grammar", "data", "errors"},
-    "toy_shapes": set(),
+ORDER = ("functional", "nn", "models", "generation", "tasks", "training", "planning", "cli")
+"""A package imports those before it."""
+BESIDE = {
+    "errors": set(),
     "fields": {"errors"},
     "files": {"errors"},
     "hub": {"errors", "files"},
-    "errors": set(),
-    # At first use: see test_imports.py.
-    "__init__": {"functional", "nn", "models", "tasks", "training", "data", "toy_grammar"},
-    "__main__": {"cli"},
+    "arrays": set(),
+    "data": {"errors", "files", "hub"},
+    "synthetic": {"data", "errors"},
+    "metrics": {"data", "errors"},
 }
+"""What the others may use; `functional` uses none of it."""
+ANYWHERE = {"nn", "models", "generation"}  # which know no data
+MAY_IMPORT = {name: {name, *others} for name, others in BESIDE.items()}
+MAY_IMPORT |= {
+    name: {*ORDER[: place + 1], *({} if name == "functional" else BESIDE)}
+    - ({"data", "synthetic", "metrics"} if name in ANYWHERE else set())
+    for place, name in enumerate(ORDER)
+}
+# At first use: see test_imports.py.
+MAY_IMPORT |= {"__init__": {*ORDER, *BESIDE}, "__main__": {"cli"}}
 SOURCES = sorted((ROOT / "tfx_jax").rglob("*.py"))
 FILES = [*SOURCES, *sorted((ROOT / "experiments").rglob("*.py"))]
 
@@ -108,7 +85,7 @@ def test_functional_imports_three_packages(path):
 
 def test_one_file_knows_orbax():
     knowing = {_label(path) for path in SOURCES if any(name.startswith("orbax") for name in _imports(path))}
-    assert knowing <= {"tfx_jax/training/checkpoint.py"}
+    assert knowing <= {"tfx_jax/training/checkpoint/checkpoints.py"}
 
 
 def test_seconds_are_not_counted_by_a_clock_that_may_be_set():
@@ -118,4 +95,4 @@ def test_seconds_are_not_counted_by_a_clock_that_may_be_set():
     )
     paths = [*FILES, *sorted((ROOT / "colab").rglob("*.py"))]
     reading = {_label(path): len(clock.findall(path.read_text(encoding="utf-8"))) for path in paths}
-    assert {name: count for name, count in reading.items() if count} == {"tfx_jax/training/progress.py": 2}
+    assert {name: count for name, count in reading.items() if count} == {"tfx_jax/training/reporting/progress.py": 2}

@@ -1,17 +1,28 @@
 """Attention and Transformers in JAX: pure functions, Flax modules and the experiments that train them.
 
-Its packages are `tfx_jax.functional` (jax and numpy only), `tfx_jax.nn`, `tfx_jax.models`, `tfx_jax.data`,
-`tfx_jax.toy_grammar`, `tfx_jax.tasks` and `tfx_jax.training`; each is imported when it is first used, so that
-`import tfx_jax` costs nothing.
+Packages: `functional` (jax and numpy only), `nn`, `models`, `generation`, `data`, `synthetic`, `metrics`, `tasks`,
+`training` and `planning`. Each is imported when it is first used, so that `import tfx_jax` costs nothing.
 """
 
 import importlib
 from typing import TYPE_CHECKING, Any
 
-__all__ = ["__version__", "data", "functional", "models", "nn", "tasks", "toy_grammar", "training"]
+__all__ = [
+    "__version__",
+    "data",
+    "functional",
+    "generation",
+    "metrics",
+    "models",
+    "nn",
+    "planning",
+    "synthetic",
+    "tasks",
+    "training",
+]
 
 if TYPE_CHECKING:
-    from tfx_jax import data, functional, models, nn, tasks, toy_grammar, training
+    from tfx_jax import data, functional, generation, metrics, models, nn, planning, synthetic, tasks, training
 
     __version__: str
 else:  # hidden from type checkers, which would take any name for a module

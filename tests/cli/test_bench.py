@@ -9,11 +9,11 @@ import pytest
 from jax.experimental.compilation_cache import compilation_cache
 
 from tests.cli.test_cli import EXPERIMENT, fails_with
-from tfx_jax import toy_grammar
-from tfx_jax.bench import measure, workloads
 from tfx_jax.cli import main
 from tfx_jax.cli.bench import as_text
 from tfx_jax.models.transformer import TransformerConfig
+from tfx_jax.planning import measure, workloads
+from tfx_jax.synthetic import grammar as toy_grammar
 
 TOY = TransformerConfig(vocab_size=40, num_layers=1, d_model=16, num_heads=2, d_ff=24)
 MEASURED = {

@@ -19,8 +19,8 @@ import pytest
 
 import tfx_jax
 from tfx_jax.cli import VERBS, main
-from tfx_jax.cli.options import set_up_program
-from tfx_jax.training.checkpoint import Checkpoints, load_params
+from tfx_jax.cli.support.options import set_up_program
+from tfx_jax.training.checkpoint.checkpoints import Checkpoints, load_params
 from tfx_jax.training.config import load_config
 from tfx_jax.training.step import TrainState
 

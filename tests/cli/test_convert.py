@@ -10,7 +10,8 @@ import pytest
 import safetensors.numpy
 from flax import nnx
 
-from tfx_jax.cli import main, progress
+from tfx_jax.cli import main
+from tfx_jax.cli.support import progress
 from tfx_jax.models import GPT, GPTConfig, hf
 from tfx_jax.models.hf.folder import Fields
 

@@ -12,11 +12,11 @@ import tokenizers
 from flax import nnx
 
 from tfx_jax.cli import main
-from tfx_jax.data.hf_tokenizer import load_folder_tokenizer
-from tfx_jax.data.train_tokenizer import train_or_load_folder
+from tfx_jax.data.tokenizers.hf_tokenizer import load_folder_tokenizer
+from tfx_jax.data.tokenizers.train import train_or_load_folder
+from tfx_jax.generation.decoding import Sampling
+from tfx_jax.generation.text import Generator
 from tfx_jax.models import GPT, T5, BertConfig, BertTagger, GPTConfig, T5Config, hf
-from tfx_jax.tasks.decoding import Sampling
-from tfx_jax.tasks.generation import Generator
 
 PROMPTS = ("the cat", "", "日本 a dog", "x")
 

@@ -215,7 +215,7 @@ def _runs(pid):
 
 @pytest.mark.slow
 @pytest.mark.skipif(
-    importlib.util.find_spec("tfx_jax.training.distributed") is None, reason="train takes no --coordinator yet"
+    importlib.util.find_spec("tfx_jax.training.sharding.distributed") is None, reason="train takes no --coordinator yet"
 )
 def test_two_processes_train_one_model(tmp_path, capfd):
     train = ["train", f"--config={ROOT}/experiments/transformer_demo.py:test", f"--workdir={tmp_path}/run"]

@@ -5,10 +5,10 @@ import re
 
 import pytest
 
-from tfx_jax.bench import plan as planning
-from tfx_jax.bench.chips import CHIPS
 from tfx_jax.cli import main
 from tfx_jax.cli import plan as verb
+from tfx_jax.planning import plan as planning
+from tfx_jax.planning.chips import CHIPS
 
 DEMO = ["plan", "--config=transformer_demo:test", "--topology=cpu:8", "--config.model.vocab_size=100"]
 

@@ -7,8 +7,8 @@ import pytest
 
 from tests.data.statmt import NEWS, archives, checksums_of, path_of, serve
 from tfx_jax.cli import main
-from tfx_jax.data import prepare
-from tfx_jax.training.checkpoint import load_params
+from tfx_jax.data.sources import prepare
+from tfx_jax.training.checkpoint.checkpoints import load_params
 
 pytest.importorskip("tensorflow_datasets")
 

@@ -4,8 +4,8 @@ import pytest
 
 from tfx_jax.cli import main
 from tfx_jax.errors import UserError
+from tfx_jax.generation.decoding import Sampling
 from tfx_jax.models import hf
-from tfx_jax.tasks.decoding import Sampling
 
 HUGE = str(2**64)
 

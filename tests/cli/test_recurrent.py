@@ -9,8 +9,8 @@ import pytest
 
 from tfx_jax.cli import main
 from tfx_jax.models import Seq2SeqConfig
-from tfx_jax.tasks.translation import TranslationConfig
-from tfx_jax.training.checkpoint import load_params
+from tfx_jax.tasks.text.translation import TranslationConfig
+from tfx_jax.training.checkpoint.checkpoints import load_params
 from tfx_jax.training.config import ExperimentConfig, tiny_variant
 from tfx_jax.training.init_from import adopt_pretrained_config
 from tfx_jax.training.loop import train

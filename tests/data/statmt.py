@@ -11,7 +11,7 @@ import tarfile
 import time
 
 from tests.serving import serving
-from tfx_jax.data.download import Checksum
+from tfx_jax.data.sources.download import Checksum
 
 EUROPARL = "http://www.statmt.org/wmt13/training-parallel-europarl-v7.tgz"
 CRAWL = "http://www.statmt.org/wmt13/training-parallel-commoncrawl.tgz"

@@ -13,12 +13,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.data.tokenizers_made_here import BOS_ID, EOS_ID, PAD_ID, UNK_ID, make_tokenizer
-from tfx_jax.data.hf_tokenizer import load_folder_tokenizer
-from tfx_jax.data.lines import is_blank, read_lines, read_text
-from tfx_jax.data.text import join_subwords, lines_of
-from tfx_jax.data.train_tokenizer import train_or_load_folder
+from tfx_jax.data.sources.lines import is_blank, read_lines, read_text
+from tfx_jax.data.sources.text import join_subwords, lines_of
+from tfx_jax.data.tokenizers.hf_tokenizer import load_folder_tokenizer
+from tfx_jax.data.tokenizers.train import train_or_load_folder
 from tfx_jax.errors import UserError
-from tfx_jax.toy_grammar import GrammarPairs
+from tfx_jax.synthetic.grammar import GrammarPairs
 
 KINDS = ("sentencepiece", "words", "characters")
 FILES = {

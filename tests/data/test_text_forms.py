@@ -8,20 +8,20 @@ import pytest
 import regex
 import scipy.io.wavfile
 
-from tfx_jax.cli.lines import LineReader
-from tfx_jax.data import text
-from tfx_jax.data.columns import read_columns
-from tfx_jax.data.conll import read_tagged
-from tfx_jax.data.hf_tokenizer import load_folder_tokenizer
-from tfx_jax.data.labelled import read_labelled
-from tfx_jax.data.lines import is_blank, read_lines
-from tfx_jax.data.squad import read_questions
-from tfx_jax.data.tables import read_table
-from tfx_jax.data.trees import read_trees
-from tfx_jax.data.wikitext import read_articles
+from tfx_jax.cli.support.lines import LineReader
+from tfx_jax.data.sources import text
+from tfx_jax.data.sources.columns import read_columns
+from tfx_jax.data.sources.conll import read_tagged
+from tfx_jax.data.sources.labeled import read_labelled
+from tfx_jax.data.sources.lines import is_blank, read_lines
+from tfx_jax.data.sources.squad import read_questions
+from tfx_jax.data.sources.tables import read_table
+from tfx_jax.data.sources.trees import read_trees
+from tfx_jax.data.sources.wikitext import read_articles
+from tfx_jax.data.tokenizers.hf_tokenizer import load_folder_tokenizer
 from tfx_jax.errors import UserError
-from tfx_jax.tasks.recorded_speech import RecordedSpeech
-from tfx_jax.tasks.text_data import TextData
+from tfx_jax.tasks.speech.recorded_speech import RecordedSpeech
+from tfx_jax.tasks.text.text_data import TextData
 
 MARK = "\ufeff"
 SEPARATORS = "\u2028\u2029\x85\x0b\x0c\x1c\r"  # at which `str.splitlines` would end a line

@@ -2,7 +2,7 @@
 
 import tempfile
 
-from tfx_jax.data.train_tokenizer import train_or_load_folder
+from tfx_jax.data.tokenizers.train import train_or_load_folder
 
 PAD_ID, BOS_ID, EOS_ID, UNK_ID = range(4)
 

@@ -7,10 +7,10 @@ import re
 import jax
 import pytest
 
-from tfx_jax.bench.plan import plan_training
 from tfx_jax.cli.train import load_config_file
-from tfx_jax.training.config_checks import validate
-from tfx_jax.training.topologies import TOPOLOGIES
+from tfx_jax.planning.plan import plan_training
+from tfx_jax.planning.topologies import TOPOLOGIES
+from tfx_jax.training.config import validate
 
 ROOT = pathlib.Path(__file__).parents[2]
 FILES = sorted((ROOT / "experiments").glob("*.py"))

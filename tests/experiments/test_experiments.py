@@ -6,7 +6,7 @@ import pytest
 
 from tfx_jax.cli.train import load_config_file
 from tfx_jax.errors import UserError
-from tfx_jax.training.config_checks import validate
+from tfx_jax.training.config import validate
 
 ROOT = pathlib.Path(__file__).parents[2]
 FILES = sorted((ROOT / "experiments").glob("*.py"))

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.functional.oracles.dense import softmax_over, visible
+from tests.functional.attention.oracles.dense import softmax_over, visible
 from tests.functional.oracles.positions import t5_bucket, transformer_xl_scores, turned
 from tfx_jax.functional import (
     alibi_bias,

@@ -12,7 +12,7 @@ from flax import nnx
 from tests.nn.programs import started
 from tfx_jax.errors import UserError
 from tfx_jax.functional import dot_product_attention, greedy_search, sliding_window_attention
-from tfx_jax.functional.beam_search import beam_search
+from tfx_jax.functional.search import beam_search
 from tfx_jax.models import GPT, T5, Bert, BertConfig, GPTConfig, T5Config, Transformer, TransformerConfig, hf
 from tfx_jax.models.vit import ViT, ViTConfig
 from tfx_jax.nn import AttentionConfig, AttentionOptions, ExpertsConfig, MultiHeadAttention
@@ -36,7 +36,11 @@ OPTIONS = {
     "additive,dense": {},
     "window,dense,dense": {"window": 2},
 }
-KERNELS = ("splash", "flash", "cudnn")  # of accelerators that are not here: tests/functional/test_kernels.py
+KERNELS = (
+    "splash",
+    "flash",
+    "cudnn",
+)  # of accelerators that are not here: tests/functional/attention/test_implementations.py
 HERE = [name for name in CORES if name not in KERNELS]
 CAUSAL = [name for name in HERE if CORES[name].can_be_causal]
 WITH_BIAS = [name for name in CAUSAL if CORES[name].takes_bias]

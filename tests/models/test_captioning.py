@@ -12,7 +12,7 @@ from scipy.special import expit, log_softmax, softmax, xlogy
 from tests.nn.programs import draw, initial, jitted, normal, params_of, started
 from tests.tiers import slow_but
 from tfx_jax.errors import UserError
-from tfx_jax.functional.beam_search import beam_search
+from tfx_jax.functional.search import beam_search
 from tfx_jax.models.captioning import Captioner, CaptionerConfig
 from tfx_jax.nn.decoding import DecodingModel
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from tests.functional.oracles.decomposable import decomposable
+from tests.functional.attention.oracles.decomposable import decomposable
 from tests.nn.programs import count_draws, draw, initial, jitted, params_of
 from tfx_jax.models import DecomposableAttention, DecomposableConfig
 

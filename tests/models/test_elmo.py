@@ -12,10 +12,18 @@ from flax import nnx
 from scipy.special import expit, log_softmax, softmax
 
 from tests.nn.programs import draw, jitted, params_of
-from tfx_jax.models.elmo import LSTM, CharacterConfig, Elmo, ElmoConfig, ElmoLanguageModel, ElmoTaggerConfig
-from tfx_jax.models.elmo_tagger import ElmoTagger, scalar_mix
-from tfx_jax.tasks.bidirectional_language_modeling import bidirectional_language_model_loss
-from tfx_jax.tasks.tagging import IGNORED, tagging_loss
+from tfx_jax.models.elmo import (
+    LSTM,
+    CharacterConfig,
+    Elmo,
+    ElmoConfig,
+    ElmoLanguageModel,
+    ElmoTagger,
+    ElmoTaggerConfig,
+    scalar_mix,
+)
+from tfx_jax.tasks.text.bidirectional_language_modeling import bidirectional_language_model_loss
+from tfx_jax.tasks.text.tagging import IGNORED, tagging_loss
 from tfx_jax.training.step import new_state, split_variables, update
 
 B, T, W, V, D, H = 3, 5, 9, 11, 6, 7

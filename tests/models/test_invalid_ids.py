@@ -7,9 +7,9 @@ import pytest
 from tests.models import test_padding_independence as padding
 from tests.nn.programs import started
 from tfx_jax.errors import UserError
+from tfx_jax.generation.text import Generator
 from tfx_jax.models.elmo import NUM_CHARACTERS
-from tfx_jax.tasks.cross_entropy import is_first_choice
-from tfx_jax.tasks.generation import Generator
+from tfx_jax.tasks.loss import is_first_choice
 
 V = padding.V
 VALID = np.random.default_rng(0).integers(3, V, (3, 6)).astype(np.int32)

@@ -18,6 +18,7 @@ from flax import nnx
 
 import tfx_jax.models
 from tests.nn.programs import draw, started
+from tfx_jax.generation.decoding import BeamSearch, Greedy, decode
 from tfx_jax.models import (
     GPT,
     T5,
@@ -57,9 +58,12 @@ from tfx_jax.models.config import SelfAttentionConfig, check_pattern
 from tfx_jax.models.elmo import CharacterConfig, ElmoTaggerConfig
 from tfx_jax.nn import AttentionConfig, AttentionOptions, ExpertsConfig
 from tfx_jax.nn.cores import CORES
-from tfx_jax.tasks.decoding import BeamSearch, Greedy, decode
 
-NOT_ON_CPU = ("splash", "flash", "cudnn")  # kernels of accelerators: tests/functional/test_kernels.py has their masks
+NOT_ON_CPU = (
+    "splash",
+    "flash",
+    "cudnn",
+)  # kernels of accelerators: tests/functional/attention/test_implementations.py has their masks
 
 # Attentions by a label, which is their name and what is not a default. Every name of CORES has one.
 _BIGBIRD = {"block_size": 2, "num_global_blocks": 1, "num_window_blocks": 3, "num_random_blocks": 1}

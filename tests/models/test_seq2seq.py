@@ -14,7 +14,7 @@ from tests.nn.programs import draw, initial, jitted, params_of, started
 from tests.tiers import slow_but
 from tfx_jax.errors import UserError
 from tfx_jax.functional import chunked_attention, dot_product_attention, linear_attention
-from tfx_jax.functional.beam_search import beam_search
+from tfx_jax.functional.search import beam_search
 from tfx_jax.models.seq2seq import Seq2Seq, Seq2SeqConfig
 from tfx_jax.nn.decoding import DecodingModel
 

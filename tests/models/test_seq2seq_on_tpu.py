@@ -4,10 +4,9 @@ import jax
 import pytest
 
 from tests.tiers import slow_but
-from tfx_jax.bench.plan import plan_training
 from tfx_jax.models.seq2seq import ALIGNMENTS, VARIANTS, Seq2SeqConfig
-from tfx_jax.tasks.pair_data import PairData
-from tfx_jax.tasks.translation import TranslationConfig
+from tfx_jax.planning.plan import plan_training
+from tfx_jax.tasks.text.translation import PairData, TranslationConfig
 from tfx_jax.training.config import ExperimentConfig
 
 

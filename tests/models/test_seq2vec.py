@@ -12,7 +12,7 @@ from scipy.special import log_softmax
 
 from tests.nn.programs import count_draws, draw, initial, jitted, normal, params_of
 from tfx_jax.models import Seq2Vec, Seq2VecConfig
-from tfx_jax.tasks.event_classification import event_loss
+from tfx_jax.tasks.events import event_loss
 from tfx_jax.training.step import new_state, split_variables, update
 
 B, T, V, D, F, K, N = 4, 6, 5, 7, 8, 3, 9

@@ -11,8 +11,7 @@ from flax import nnx
 
 from tests.tiers import slow_but
 from tfx_jax.models import Transformer, TransformerConfig
-from tfx_jax.training.config import flat
-from tfx_jax.training.config_checks import validate
+from tfx_jax.training.config import flat, validate
 
 ROOT = pathlib.Path(__file__).parents[2]
 GOLDEN = pathlib.Path(__file__).parent / "golden"

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from tests.functional.oracles.dense import softmax_over
+from tests.functional.attention.oracles.dense import softmax_over
 from tests.nn.programs import count_draws, draw, jitted, params_of, started
 from tfx_jax.errors import UserError
 from tfx_jax.models.transformer_xl import Memories, TransformerXL, TransformerXLConfig

@@ -10,12 +10,12 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from tests.tiers import slow_but
-from tfx_jax.bench.measure import without_compilation_cache
 from tfx_jax.functional import decomposable_attention, dot_product_attention, kernel_regression
 from tfx_jax.nn import AttentionConfig, AttentionOptions
 from tfx_jax.nn.cores import CORES
-from tfx_jax.training.sharded_attention import shard_attention
-from tfx_jax.training.sharding import make_mesh
+from tfx_jax.planning.measure import without_compilation_cache
+from tfx_jax.training.sharding.attention import shard_attention
+from tfx_jax.training.sharding.strategies import make_mesh
 
 OPTIONS = {
     "local": {"block_size": 64},

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tfx_jax.tasks.cross_entropy import is_first_choice, summed_cross_entropy
+from tfx_jax.tasks.loss import is_first_choice, summed_cross_entropy
 
 
 def draw(shape, num_classes, seed=0):

@@ -9,11 +9,20 @@ from flax import nnx
 from scipy.stats import rankdata
 
 from tests.nn.programs import draw
-from tfx_jax.data.tables import Table
+from tfx_jax.data.sources.tables import Table
 from tfx_jax.errors import UserError
 from tfx_jax.models import Seq2Vec, Seq2VecConfig
-from tfx_jax.tasks.event_classification import event_loss, predict_log_odds, predict_shares
-from tfx_jax.tasks.event_data import Cohort, EventData, TableRows, fit_scales, is_cause, rank_values
+from tfx_jax.tasks.events import (
+    Cohort,
+    EventData,
+    TableRows,
+    event_loss,
+    fit_scales,
+    is_cause,
+    predict_log_odds,
+    predict_shares,
+    rank_values,
+)
 
 B, T, V = 5, 4, 3
 DATA = EventData(num_train=300, num_heldout=60, num_variables=4, min_events=3, max_length=9)

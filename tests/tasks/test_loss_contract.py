@@ -11,24 +11,23 @@ import pytest
 from flax import nnx
 
 from tfx_jax import models
-from tfx_jax.models.elmo import CharacterConfig, ElmoConfig, ElmoLanguageModel, ElmoTaggerConfig
-from tfx_jax.models.elmo_tagger import ElmoTagger
+from tfx_jax.models.elmo import CharacterConfig, ElmoConfig, ElmoLanguageModel, ElmoTagger, ElmoTaggerConfig
 from tfx_jax.models.transformer_xl import TransformerXL, TransformerXLConfig
-from tfx_jax.tasks.bert_pretraining import pretraining_loss
-from tfx_jax.tasks.bidirectional_language_modeling import bidirectional_language_model_loss
-from tfx_jax.tasks.captioning import captioning_loss
-from tfx_jax.tasks.classification import classification_loss
-from tfx_jax.tasks.duplication import duplicate, duplication_loss
-from tfx_jax.tasks.event_classification import event_loss
-from tfx_jax.tasks.image_classification import image_classification_loss
-from tfx_jax.tasks.language_modeling import language_model_loss
-from tfx_jax.tasks.long_range import long_range_loss
-from tfx_jax.tasks.question_answering import span_loss
-from tfx_jax.tasks.recurrent_language_modeling import recurrent_language_model_loss
-from tfx_jax.tasks.sentence_pairs import sentence_pair_loss
-from tfx_jax.tasks.speech_recognition import recognition_loss
-from tfx_jax.tasks.tagging import IGNORED, tagging_loss
-from tfx_jax.tasks.translation import translation_loss
+from tfx_jax.tasks.events import event_loss
+from tfx_jax.tasks.sequence.duplication import duplicate, duplication_loss
+from tfx_jax.tasks.sequence.long_range import long_range_loss
+from tfx_jax.tasks.speech.speech_recognition import recognition_loss
+from tfx_jax.tasks.text.bert_pretraining import pretraining_loss
+from tfx_jax.tasks.text.bidirectional_language_modeling import bidirectional_language_model_loss
+from tfx_jax.tasks.text.classification import classification_loss
+from tfx_jax.tasks.text.language_modeling import language_model_loss
+from tfx_jax.tasks.text.question_answering import span_loss
+from tfx_jax.tasks.text.recurrent_language_modeling import recurrent_language_model_loss
+from tfx_jax.tasks.text.sentence_pairs import sentence_pair_loss
+from tfx_jax.tasks.text.tagging import IGNORED, tagging_loss
+from tfx_jax.tasks.text.translation import translation_loss
+from tfx_jax.tasks.vision.captioning import captioning_loss
+from tfx_jax.tasks.vision.image_classification import image_classification_loss
 from tfx_jax.training.step import new_state, update
 
 V, ROWS, T, PAD = 29, 6, 13, 7  # rows and length as in conftest.py

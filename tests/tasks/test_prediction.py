@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from tfx_jax.data.batching import BatchSpec, ExampleList, eval_batches
-from tfx_jax.data.process_shard import ProcessShard
+from tfx_jax.data.batching.batches import BatchSpec, ExampleList, ProcessShard, eval_batches
 from tfx_jax.tasks.loss import Metric
 from tfx_jax.tasks.prediction import TrainedModel
 

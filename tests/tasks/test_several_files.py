@@ -3,8 +3,8 @@
 import pytest
 
 from tfx_jax.errors import UserError
-from tfx_jax.tasks.pair_data import PairData
-from tfx_jax.tasks.text_data import TextData
+from tfx_jax.tasks.text.text_data import TextData
+from tfx_jax.tasks.text.translation import PairData
 
 
 @pytest.fixture

@@ -18,33 +18,42 @@ from tfx_jax.models import (
     TransformerXLConfig,
     ViTConfig,
 )
-from tfx_jax.tasks.bert_pretraining import BertPretrainingConfig
-from tfx_jax.tasks.bidirectional_language_modeling import BidirectionalLanguageModelConfig
-from tfx_jax.tasks.caption_data import CaptionData
-from tfx_jax.tasks.captioning import CaptioningConfig
-from tfx_jax.tasks.classification import ClassificationConfig, LabelledData
-from tfx_jax.tasks.duplication import DuplicationConfig, DuplicationData
-from tfx_jax.tasks.event_classification import EventClassificationConfig
-from tfx_jax.tasks.event_data import EventData
-from tfx_jax.tasks.image_classification import ImageClassificationConfig
-from tfx_jax.tasks.image_data import ImageData
-from tfx_jax.tasks.language_modeling import LanguageModelConfig
-from tfx_jax.tasks.long_range import LongRangeConfig
-from tfx_jax.tasks.long_range_data import ListOpsData, PassagePairData, SectionData
-from tfx_jax.tasks.pair_data import PairData
-from tfx_jax.tasks.parsing import ParsingConfig, TreeData
-from tfx_jax.tasks.question_answering import QuestionAnsweringConfig, QuestionData
-from tfx_jax.tasks.recorded_speech import RecordedSpeech
-from tfx_jax.tasks.recurrent_language_modeling import RecurrentLanguageModelConfig
-from tfx_jax.tasks.sentence_pairs import SentencePairConfig
-from tfx_jax.tasks.span_corruption import SpanCorruptionConfig
-from tfx_jax.tasks.speech_data import SpeechData
-from tfx_jax.tasks.speech_recognition import SpeechRecognitionConfig
-from tfx_jax.tasks.tagging import TaggedData, TaggingConfig
-from tfx_jax.tasks.text_data import TextData
-from tfx_jax.tasks.text_to_text import TextToTextConfig
-from tfx_jax.tasks.translation import TranslationConfig
-from tfx_jax.training.config import ExperimentConfig
+from tfx_jax.tasks import (
+    BertPretrainingConfig,
+    BidirectionalLanguageModelConfig,
+    CaptionData,
+    CaptioningConfig,
+    ClassificationConfig,
+    DuplicationConfig,
+    DuplicationData,
+    EventClassificationConfig,
+    EventData,
+    ImageClassificationConfig,
+    ImageData,
+    LabelledData,
+    LanguageModelConfig,
+    ListOpsData,
+    LongRangeConfig,
+    PairData,
+    ParsingConfig,
+    PassagePairData,
+    QuestionAnsweringConfig,
+    QuestionData,
+    RecordedSpeech,
+    RecurrentLanguageModelConfig,
+    SectionData,
+    SentencePairConfig,
+    SpanCorruptionConfig,
+    SpeechData,
+    SpeechRecognitionConfig,
+    TaggedData,
+    TaggingConfig,
+    TextData,
+    TextToTextConfig,
+    TranslationConfig,
+    TreeData,
+)
+from tfx_jax.training import ExperimentConfig
 
 TRAININGS = [
     (TransformerConfig, TranslationConfig, PairData),

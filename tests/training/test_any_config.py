@@ -13,9 +13,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.training.configs import TRAININGS, default_config, title
-from tfx_jax.bench.plan import plan_step
 from tfx_jax.errors import UserError
 from tfx_jax.nn.cores import CORES
+from tfx_jax.planning.plan import plan_step
 from tfx_jax.training.config import flat, tiny_variant
 
 MORE = int(os.environ.get("TFX_JAX_CONFIGURATIONS", "0"))

@@ -13,12 +13,11 @@ from tfx_jax.cli.train import load_config_file
 from tfx_jax.errors import UserError
 from tfx_jax.models import GPT, BertClassifier, BertConfig, GPTConfig
 from tfx_jax.nn import AttentionConfig, AttentionOptions
-from tfx_jax.tasks.classification import classification_loss
-from tfx_jax.tasks.language_modeling import language_model_loss
-from tfx_jax.training.config import OptimizerConfig, load_config, save_config
-from tfx_jax.training.config_checks import validate
+from tfx_jax.tasks.text.classification import classification_loss
+from tfx_jax.tasks.text.language_modeling import language_model_loss
+from tfx_jax.training.config import OptimizerConfig, load_config, save_config, validate
 from tfx_jax.training.optimizer import make_optimizer
-from tfx_jax.training.sharding import make_mesh, shard_batch, shard_training
+from tfx_jax.training.sharding.strategies import make_mesh, shard_batch, shard_training
 
 EXPERIMENTS = pathlib.Path(__file__).parents[2] / "experiments"
 OPTIONS = {

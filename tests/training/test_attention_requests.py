@@ -11,19 +11,18 @@ from flax import nnx
 from tests.models.test_attention_cores import OPTIONS
 from tests.training.configs import TRAININGS, default_config, with_values
 from tests.training.tiny import tiny_config
-from tfx_jax.bench.plan import plan_step
-from tfx_jax.data.batching import LoaderOptions
+from tfx_jax.data.batching.batches import LoaderOptions
 from tfx_jax.errors import UserError
-from tfx_jax.functional.chunked import chunked_attention
+from tfx_jax.functional.attention.chunked import chunked_attention
 from tfx_jax.models.config import SelfAttentionConfig
 from tfx_jax.models.transformer_xl import TransformerXLConfig
 from tfx_jax.nn import AttentionConfig, AttentionOptions
 from tfx_jax.nn.cores import CORES
-from tfx_jax.training.config import save_config, tiny_variant
-from tfx_jax.training.config_checks import validate
+from tfx_jax.planning.plan import plan_step
+from tfx_jax.training.config import save_config, tiny_variant, validate
 from tfx_jax.training.run import load_run, make_run
-from tfx_jax.training.sharded_attention import computable, shard_attention
-from tfx_jax.training.sharding import make_mesh
+from tfx_jax.training.sharding.attention import computable, shard_attention
+from tfx_jax.training.sharding.strategies import make_mesh
 
 # A Transformer-XL has an attention of its own, and says so of any other name.
 FAMILIES = {

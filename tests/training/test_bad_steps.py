@@ -10,9 +10,9 @@ import pytest
 
 from tests.training.tiny import tiny_config, train, whole_state
 from tfx_jax.errors import UserError
-from tfx_jax.tasks import translation
 from tfx_jax.tasks.loss import Metric
-from tfx_jax.training.meter import MetricAccumulator
+from tfx_jax.tasks.text import translation
+from tfx_jax.training.reporting.meter import MetricAccumulator
 from tfx_jax.training.step import Metrics
 
 translation_loss = translation.translation_loss

@@ -10,14 +10,14 @@ from flax import nnx
 
 from tests.tiers import slow_but
 from tfx_jax.models import T5, Seq2Seq, Seq2SeqConfig, T5Config, Transformer, TransformerConfig
-from tfx_jax.tasks.parsing import ParsingConfig
-from tfx_jax.tasks.question_answering import QuestionData
-from tfx_jax.tasks.span_corruption import SpanCorruptionConfig
-from tfx_jax.tasks.tagging import TaggedData
-from tfx_jax.tasks.text_data import TextData
-from tfx_jax.tasks.text_to_text import TextToTextConfig
-from tfx_jax.tasks.translation import TranslationConfig
-from tfx_jax.training.checkpoint import load_params
+from tfx_jax.tasks.text.parsing import ParsingConfig
+from tfx_jax.tasks.text.question_answering import QuestionData
+from tfx_jax.tasks.text.span_corruption import SpanCorruptionConfig
+from tfx_jax.tasks.text.tagging import TaggedData
+from tfx_jax.tasks.text.text_data import TextData
+from tfx_jax.tasks.text.text_to_text import TextToTextConfig
+from tfx_jax.tasks.text.translation import TranslationConfig
+from tfx_jax.training.checkpoint.checkpoints import load_params
 from tfx_jax.training.config import ExperimentConfig, load_config, tiny_variant
 from tfx_jax.training.loop import train
 from tfx_jax.training.run import load_run

@@ -13,12 +13,12 @@ from tests.training.configs import TRAININGS, changed, default_config, title
 from tfx_jax import tasks
 from tfx_jax.errors import UserError
 from tfx_jax.models import BertConfig, GPTConfig, T5Config
-from tfx_jax.tasks.classification import LabelledData
-from tfx_jax.tasks.language_modeling import LanguageModelConfig
-from tfx_jax.tasks.question_answering import QuestionAnsweringConfig
-from tfx_jax.tasks.tagging import TaggedData, TaggingConfig
-from tfx_jax.tasks.text_data import TextData
-from tfx_jax.tasks.text_to_text import TextToTextConfig
+from tfx_jax.tasks.text.classification import LabelledData
+from tfx_jax.tasks.text.language_modeling import LanguageModelConfig
+from tfx_jax.tasks.text.question_answering import QuestionAnsweringConfig
+from tfx_jax.tasks.text.tagging import TaggedData, TaggingConfig
+from tfx_jax.tasks.text.text_data import TextData
+from tfx_jax.tasks.text.text_to_text import TextToTextConfig
 from tfx_jax.training.config import ExperimentConfig, MeshConfig, flat, load_config, save_config, unknown_field
 
 
@@ -219,7 +219,7 @@ def test_what_does_not_say_its_class_is_a_translation(workdir):
     path = workdir / "config.json"
     values = json.loads(path.read_text())
     classes = values["model"].pop("class"), values["task"].pop("class")
-    assert classes == ("tfx_jax.models.transformer.TransformerConfig", "tfx_jax.tasks.translation.TranslationConfig")
+    assert classes == ("tfx_jax.models.TransformerConfig", "tfx_jax.tasks.TranslationConfig")
     assert "class" not in values["task"]["data"]  # a translation has no others
     del values["sha256"]
     path.write_text(json.dumps(values))
@@ -235,17 +235,17 @@ def test_what_does_not_say_its_class_is_a_translation(workdir):
         "antigravity.Config",
         "tfx_jax.cli.main",
         "tfx_jax.cli.bench.Config",
-        "tfx_jax.tasks.translation",
-        "tfx_jax.tasks.translation.translation_loss",
-        "tfx_jax.tasks.translation.TranslationTask",
-        "tfx_jax.tasks.translation.NoSuch",
-        "tfx_jax.tasks.nowhere.Config",
-        "tfx_jax.tasks..translation.TranslationConfig",
+        "tfx_jax.tasks.text",
+        "tfx_jax.tasks.translation_loss",
+        "tfx_jax.tasks.TranslationTask",
+        "tfx_jax.tasks.NoSuch",
+        "tfx_jax.tasks.text.TranslationConfig",
+        "tfx_jax.tasks..TranslationConfig",
         "tfx_jax.models.__init__.Any\n",
-        "../tfx_jax.tasks.translation.TranslationConfig",
+        "../tfx_jax.tasks.TranslationConfig",
         "",
         None,
-        ["tfx_jax.tasks.translation.TranslationConfig"],
+        ["tfx_jax.tasks.TranslationConfig"],
         {"class": "antigravity.Config"},
     ],
 )

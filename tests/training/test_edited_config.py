@@ -17,10 +17,9 @@ from tfx_jax.cli import main
 from tfx_jax.errors import UserError
 from tfx_jax.models import GPTConfig
 from tfx_jax.nn.cores import CORES
-from tfx_jax.tasks.language_modeling import LanguageModelConfig
-from tfx_jax.tasks.text_data import TextData
-from tfx_jax.training.config import save_config, tiny_variant
-from tfx_jax.training.config_checks import load_valid_config
+from tfx_jax.tasks.text.language_modeling import LanguageModelConfig
+from tfx_jax.tasks.text.text_data import TextData
+from tfx_jax.training.config import load_valid_config, save_config, tiny_variant
 from tfx_jax.training.loop import train
 from tfx_jax.training.run import load_run, make_run
 

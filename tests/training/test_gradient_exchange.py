@@ -5,10 +5,10 @@ import re
 import pytest
 
 from tests.training.configs import default_config
-from tfx_jax.bench import plan
 from tfx_jax.models import GPTConfig
-from tfx_jax.tasks.language_modeling import LanguageModelConfig
-from tfx_jax.tasks.text_data import TextData
+from tfx_jax.planning import plan
+from tfx_jax.tasks.text.language_modeling import LanguageModelConfig
+from tfx_jax.tasks.text.text_data import TextData
 from tfx_jax.training.config import tiny_variant
 
 

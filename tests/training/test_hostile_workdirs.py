@@ -9,11 +9,11 @@ import pytest
 
 from tests.training.tiny import tiny_config, train, write_text
 from tfx_jax.errors import UserError
-from tfx_jax.training.artifacts import check_artifact, write_sealed
-from tfx_jax.training.checkpoint import average_checkpoints, load_best_params, load_params
+from tfx_jax.training.checkpoint.artifacts import check_artifact, write_sealed
+from tfx_jax.training.checkpoint.checkpoints import average_checkpoints, load_best_params, load_params
+from tfx_jax.training.guards.lock import locked
 from tfx_jax.training.init_from import adopt_pretrained_config
-from tfx_jax.training.lock import locked
-from tfx_jax.training.progress import read_history
+from tfx_jax.training.reporting.progress import read_history
 from tfx_jax.training.run import load_run
 from tfx_jax.training.workdir import make_workdir
 

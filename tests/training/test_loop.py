@@ -15,9 +15,9 @@ from tests.training.tiny import tiny_config, train, whole_state
 from tfx_jax.errors import UserError
 from tfx_jax.tasks.loss import Metric
 from tfx_jax.tasks.task import EvalResult
-from tfx_jax.tasks.translation import TranslationTask
+from tfx_jax.tasks.text.translation import TranslationTask
 from tfx_jax.training import loop
-from tfx_jax.training.checkpoint import load_params
+from tfx_jax.training.checkpoint.checkpoints import load_params
 
 config_of_two = functools.partial(tiny_config, num_devices=2)
 

@@ -11,7 +11,7 @@ import pytest
 from jax.sharding import Mesh, NamedSharding
 
 from tfx_jax.errors import UserError
-from tfx_jax.training.sharding import (
+from tfx_jax.training.sharding.strategies import (
     BATCH,
     held_batch_shards,
     make_mesh,

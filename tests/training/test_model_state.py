@@ -8,9 +8,8 @@ import numpy as np
 from tests.training.configs import default_config
 from tfx_jax.models.long_encoder import LongEncoderConfig
 from tfx_jax.nn import AttentionConfig, AttentionOptions
-from tfx_jax.tasks.long_range import LongRangeConfig
-from tfx_jax.tasks.long_range_data import ListOpsData
-from tfx_jax.training.checkpoint import load_params
+from tfx_jax.tasks.sequence.long_range import ListOpsData, LongRangeConfig
+from tfx_jax.training.checkpoint.checkpoints import load_params
 from tfx_jax.training.config import tiny_variant
 from tfx_jax.training.loop import train
 from tfx_jax.training.run import load_run

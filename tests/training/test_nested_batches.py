@@ -12,12 +12,12 @@ import pytest
 from flax import nnx
 
 from tests.training.tiny import whole_state
-from tfx_jax.data.batching import BatchSpec, ExampleList, LoaderOptions, train_batches
-from tfx_jax.data.splits import Splits
+from tfx_jax.data.batching.batches import BatchSpec, ExampleList, LoaderOptions, train_batches
+from tfx_jax.data.sources.splits import Splits
 from tfx_jax.tasks.loss import LossOutput, Metric
 from tfx_jax.tasks.task import EvalResult, MetricInfo
 from tfx_jax.training import config as configs
-from tfx_jax.training.checkpoint import load_params
+from tfx_jax.training.checkpoint.checkpoints import load_params
 from tfx_jax.training.config import ExperimentConfig
 from tfx_jax.training.loop import train
 

@@ -21,12 +21,12 @@ from tests.training.tiny import tiny_config, train
 from tfx_jax import cli
 from tfx_jax.errors import UserError
 from tfx_jax.files import absolute
-from tfx_jax.training import checkpoint
-from tfx_jax.training.checkpoint import average_checkpoints, load_params
+from tfx_jax.training.checkpoint import checkpoints as checkpoint
+from tfx_jax.training.checkpoint.checkpoints import average_checkpoints, load_params
 
 RUN = "gs://bucket/run"
 # What writes TensorBoard's file to a store tries for two minutes, too.
-NO_RECORDS = "tfx_jax.training.progress.Progress._open_records", lambda *_: None
+NO_RECORDS = "tfx_jax.training.reporting.progress.Progress._open_records", lambda *_: None
 FAILURES = {503: "made to fail, 503", 401: "made to fail, 401", 0.0: "Server disconnected", 3.0: "FSTimeoutError"}
 
 

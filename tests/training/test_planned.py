@@ -7,10 +7,9 @@ from flax import nnx
 
 from tests.tiers import slow_but
 from tests.training.configs import TRAININGS, default_config, title
-from tfx_jax.data.batching import LoaderOptions
-from tfx_jax.tasks.text_to_text import TextToTextConfig
-from tfx_jax.training.config import tiny_variant
-from tfx_jax.training.config_checks import validate
+from tfx_jax.data.batching.batches import LoaderOptions
+from tfx_jax.tasks.text.text_to_text import TextToTextConfig
+from tfx_jax.training.config import tiny_variant, validate
 from tfx_jax.training.run import make_run
 
 CASES = {title(classes): classes for classes in TRAININGS}

@@ -14,18 +14,16 @@ from tfx_jax.cli import main
 from tfx_jax.errors import UserError
 from tfx_jax.models import BertConfig, GPTConfig, T5Config, TransformerConfig
 from tfx_jax.models.decomposable import DecomposableConfig
-from tfx_jax.tasks.classification import ClassificationConfig, LabelledData
-from tfx_jax.tasks.language_modeling import LanguageModelConfig
-from tfx_jax.tasks.pair_data import PairData
-from tfx_jax.tasks.parsing import ParsingConfig, TreeData
-from tfx_jax.tasks.question_answering import QuestionAnsweringConfig, QuestionData
-from tfx_jax.tasks.sentence_pairs import SentencePairConfig, SentencePairTask
-from tfx_jax.tasks.tagging import TaggedData, TaggingConfig
-from tfx_jax.tasks.text_data import TextData
-from tfx_jax.tasks.text_to_text import TextToTextConfig
-from tfx_jax.tasks.translation import TranslationConfig
-from tfx_jax.training.config import tiny_variant
-from tfx_jax.training.config_checks import validate
+from tfx_jax.tasks.text.classification import ClassificationConfig, LabelledData
+from tfx_jax.tasks.text.language_modeling import LanguageModelConfig
+from tfx_jax.tasks.text.parsing import ParsingConfig, TreeData
+from tfx_jax.tasks.text.question_answering import QuestionAnsweringConfig, QuestionData
+from tfx_jax.tasks.text.sentence_pairs import SentencePairConfig, SentencePairTask
+from tfx_jax.tasks.text.tagging import TaggedData, TaggingConfig
+from tfx_jax.tasks.text.text_data import TextData
+from tfx_jax.tasks.text.text_to_text import TextToTextConfig
+from tfx_jax.tasks.text.translation import PairData, TranslationConfig
+from tfx_jax.training.config import tiny_variant, validate
 from tfx_jax.training.loop import train
 from tfx_jax.training.predictor import Predictor, load
 from tfx_jax.training.run import make_run

@@ -17,27 +17,26 @@ import tfx_jax.tasks
 from tests.training.configs import TRAININGS
 from tfx_jax.errors import UserError
 from tfx_jax.models import GPTConfig
-from tfx_jax.tasks.bert_pretraining import BertPretrainingConfig
-from tfx_jax.tasks.bidirectional_language_modeling import BidirectionalLanguageModelConfig
-from tfx_jax.tasks.captioning import CaptioningConfig
-from tfx_jax.tasks.classification import ClassificationConfig
-from tfx_jax.tasks.duplication import DuplicationConfig
-from tfx_jax.tasks.event_classification import EventClassificationConfig
-from tfx_jax.tasks.image_classification import ImageClassificationConfig
-from tfx_jax.tasks.language_modeling import LanguageModelConfig, LanguageModelTask
-from tfx_jax.tasks.long_range import LongRangeConfig
-from tfx_jax.tasks.parsing import ParsingConfig, ParsingTask
-from tfx_jax.tasks.question_answering import QuestionAnsweringConfig
-from tfx_jax.tasks.recurrent_language_modeling import RecurrentLanguageModelConfig
-from tfx_jax.tasks.sentence_pairs import SentencePairConfig
-from tfx_jax.tasks.span_corruption import SpanCorruptionConfig
-from tfx_jax.tasks.speech_recognition import SpeechRecognitionConfig
-from tfx_jax.tasks.tagging import TaggingConfig
+from tfx_jax.tasks.events import EventClassificationConfig
+from tfx_jax.tasks.sequence.duplication import DuplicationConfig
+from tfx_jax.tasks.sequence.long_range import LongRangeConfig
+from tfx_jax.tasks.speech.speech_recognition import SpeechRecognitionConfig
 from tfx_jax.tasks.task import MetricInfo
-from tfx_jax.tasks.text_to_text import TextToTextConfig
-from tfx_jax.tasks.translation import TranslationConfig, TranslationTask
-from tfx_jax.training.config import ExperimentConfig, save_config, tiny_variant
-from tfx_jax.training.config_checks import validate
+from tfx_jax.tasks.text.bert_pretraining import BertPretrainingConfig
+from tfx_jax.tasks.text.bidirectional_language_modeling import BidirectionalLanguageModelConfig
+from tfx_jax.tasks.text.classification import ClassificationConfig
+from tfx_jax.tasks.text.language_modeling import LanguageModelConfig, LanguageModelTask
+from tfx_jax.tasks.text.parsing import ParsingConfig, ParsingTask
+from tfx_jax.tasks.text.question_answering import QuestionAnsweringConfig
+from tfx_jax.tasks.text.recurrent_language_modeling import RecurrentLanguageModelConfig
+from tfx_jax.tasks.text.sentence_pairs import SentencePairConfig
+from tfx_jax.tasks.text.span_corruption import SpanCorruptionConfig
+from tfx_jax.tasks.text.tagging import TaggingConfig
+from tfx_jax.tasks.text.text_to_text import TextToTextConfig
+from tfx_jax.tasks.text.translation import TranslationConfig, TranslationTask
+from tfx_jax.tasks.vision.captioning import CaptioningConfig
+from tfx_jax.tasks.vision.image_classification import ImageClassificationConfig
+from tfx_jax.training.config import ExperimentConfig, save_config, tiny_variant, validate
 from tfx_jax.training.run import Run, load_run, make_run
 
 KINDS = {

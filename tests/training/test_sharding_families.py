@@ -22,16 +22,16 @@ from tfx_jax.models import (
     Transformer,
     TransformerConfig,
 )
-from tfx_jax.models.bert_heads import BertPretraining
+from tfx_jax.models.bert import BertPretraining
 from tfx_jax.nn import AttentionConfig, AttentionOptions, ExpertsConfig
-from tfx_jax.tasks.bert_pretraining import pretraining_loss
-from tfx_jax.tasks.language_modeling import language_model_loss
-from tfx_jax.tasks.long_range import long_range_loss
-from tfx_jax.tasks.speech_recognition import recognition_loss
-from tfx_jax.tasks.translation import translation_loss
+from tfx_jax.tasks.sequence.long_range import long_range_loss
+from tfx_jax.tasks.speech.speech_recognition import recognition_loss
+from tfx_jax.tasks.text.bert_pretraining import pretraining_loss
+from tfx_jax.tasks.text.language_modeling import language_model_loss
+from tfx_jax.tasks.text.translation import translation_loss
 from tfx_jax.training.config import OptimizerConfig
 from tfx_jax.training.optimizer import make_optimizer
-from tfx_jax.training.sharding import make_mesh, shard_batch, shard_training
+from tfx_jax.training.sharding.strategies import make_mesh, shard_batch, shard_training
 
 B, T, V = 8, 8, 24
 SIZES = {"vocab_size": V, "num_layers": 2, "d_model": 16, "num_heads": 4, "d_ff": 32, "dropout_rate": 0.1}

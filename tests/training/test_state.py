@@ -12,8 +12,8 @@ from flax import nnx
 
 from tfx_jax.nn import AuxiliaryLoss, StepMetric
 from tfx_jax.tasks.loss import LossOutput
-from tfx_jax.training.checkpoint import Checkpoints, load_params
-from tfx_jax.training.sharding import make_mesh, shard_batch, shard_training
+from tfx_jax.training.checkpoint.checkpoints import Checkpoints, load_params
+from tfx_jax.training.sharding.strategies import make_mesh, shard_batch, shard_training
 from tfx_jax.training.step import init_state, update
 
 B, T, D = 16, 5, 3

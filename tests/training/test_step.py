@@ -13,10 +13,10 @@ from flax import nnx
 from tests.training.tiny import BagOfWords
 from tfx_jax.models.transformer import Transformer, TransformerConfig
 from tfx_jax.tasks.loss import LossOutput, Metric
-from tfx_jax.tasks.translation import translation_loss
+from tfx_jax.tasks.text.translation import translation_loss
 from tfx_jax.training.config import OptimizerConfig
 from tfx_jax.training.optimizer import make_optimizer
-from tfx_jax.training.sharding import DATA_PARALLEL, make_mesh, shard_batch, state_shardings
+from tfx_jax.training.sharding.strategies import DATA_PARALLEL, make_mesh, shard_batch, state_shardings
 from tfx_jax.training.step import init_state, jit_update, update
 
 B, S, T, V = 16, 5, 7, 11

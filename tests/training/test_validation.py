@@ -5,17 +5,16 @@ import pytest
 from tests.training.configs import TRAININGS, changed, default_config, title, with_values
 from tfx_jax.errors import UserError
 from tfx_jax.models import BertConfig, GPTConfig, Seq2SeqConfig, T5Config, TransformerConfig
-from tfx_jax.tasks.bert_pretraining import BertPretrainingConfig
-from tfx_jax.tasks.classification import ClassificationConfig
-from tfx_jax.tasks.language_modeling import LanguageModelConfig
-from tfx_jax.tasks.question_answering import QuestionAnsweringConfig
-from tfx_jax.tasks.span_corruption import SpanCorruptionConfig
-from tfx_jax.tasks.tagging import TaggingConfig
-from tfx_jax.tasks.text_data import TextData
-from tfx_jax.tasks.text_to_text import TextToTextConfig
-from tfx_jax.tasks.translation import TranslationConfig
-from tfx_jax.training.config import ExperimentConfig, tiny_variant
-from tfx_jax.training.config_checks import validate
+from tfx_jax.tasks.text.bert_pretraining import BertPretrainingConfig
+from tfx_jax.tasks.text.classification import ClassificationConfig
+from tfx_jax.tasks.text.language_modeling import LanguageModelConfig
+from tfx_jax.tasks.text.question_answering import QuestionAnsweringConfig
+from tfx_jax.tasks.text.span_corruption import SpanCorruptionConfig
+from tfx_jax.tasks.text.tagging import TaggingConfig
+from tfx_jax.tasks.text.text_data import TextData
+from tfx_jax.tasks.text.text_to_text import TextToTextConfig
+from tfx_jax.tasks.text.translation import TranslationConfig
+from tfx_jax.training.config import ExperimentConfig, tiny_variant, validate
 
 
 def of(model, task, **values):

@@ -11,11 +11,12 @@ import numpy as np
 import PIL.Image
 from flax import nnx
 
-from tfx_jax.functional.dropout import dropout
+from tfx_jax.functional.layers import dropout
 from tfx_jax.models import TransformerConfig
-from tfx_jax.training import loop, progress
-from tfx_jax.training.checkpoint import Checkpoints
+from tfx_jax.training import loop
+from tfx_jax.training.checkpoint.checkpoints import Checkpoints
 from tfx_jax.training.config import ExperimentConfig
+from tfx_jax.training.reporting import progress
 
 
 class BagOfWords(nnx.Module):

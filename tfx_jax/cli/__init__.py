@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from tfx_jax import __version__
-from tfx_jax.cli import process
-from tfx_jax.cli.large_pages import restart_with_large_pages
+from tfx_jax.cli.support import process
+from tfx_jax.cli.support.large_pages import restart_with_large_pages
 from tfx_jax.errors import UserError, is_of_store, one_line, printable
 
 VERBS = {

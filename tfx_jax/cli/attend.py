@@ -5,20 +5,20 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from tfx_jax.cli.attention_view import AttentionView
-from tfx_jax.cli.options import add_model_options, load_model, set_up_program
-from tfx_jax.cli.parser import Parser, at_least_one
-from tfx_jax.data.images import read_centre, read_image
-from tfx_jax.data.lines import is_blank
-from tfx_jax.data.splits import SPLITS, Split
+from tfx_jax.cli.support.attention_view import AttentionView
+from tfx_jax.cli.support.options import add_model_options, load_model, set_up_program
+from tfx_jax.cli.support.parser import Parser, at_least_one
+from tfx_jax.data.sources.images import read_centre, read_image
+from tfx_jax.data.sources.lines import is_blank
+from tfx_jax.data.sources.splits import SPLITS, Split
 from tfx_jax.errors import UserError, printable
-from tfx_jax.tasks.captioning import CaptioningTask
-from tfx_jax.tasks.event_classification import EventClassificationTask
-from tfx_jax.tasks.image_classification import ImageClassificationTask
-from tfx_jax.tasks.sentence_pairs import SentencePairTask
-from tfx_jax.tasks.translation import TranslationTask
-from tfx_jax.training.attention_plot import save_attention, save_figure
-from tfx_jax.training.image_plot import plot_maps
+from tfx_jax.tasks.events import EventClassificationTask
+from tfx_jax.tasks.text.sentence_pairs import SentencePairTask
+from tfx_jax.tasks.text.translation import TranslationTask
+from tfx_jax.tasks.vision.captioning import CaptioningTask
+from tfx_jax.tasks.vision.image_classification import ImageClassificationTask
+from tfx_jax.training.reporting.attention_plot import save_attention, save_figure
+from tfx_jax.training.reporting.image_plot import plot_maps
 
 
 def run(argv: Sequence[str]) -> int:

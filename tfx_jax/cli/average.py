@@ -2,10 +2,10 @@
 
 from collections.abc import Sequence
 
-from tfx_jax.cli.options import add_nonfinite_option, set_up_program
-from tfx_jax.cli.parser import Parser, folder
-from tfx_jax.cli.progress import Progress
-from tfx_jax.training.checkpoint import average_checkpoints
+from tfx_jax.cli.support.options import add_nonfinite_option, set_up_program
+from tfx_jax.cli.support.parser import Parser, folder
+from tfx_jax.cli.support.progress import Progress
+from tfx_jax.training.checkpoint.checkpoints import average_checkpoints
 from tfx_jax.training.run import load_run
 
 

@@ -10,16 +10,16 @@ from typing import Any, NamedTuple, NoReturn
 
 import jax
 
-from tfx_jax.bench import workloads
-from tfx_jax.bench.attentions import ATTENTIONS
-from tfx_jax.bench.data import data
-from tfx_jax.bench.measure import SMALLER_WORK, Workload, measured, without_compilation_cache
-from tfx_jax.cli.options import set_up_program
-from tfx_jax.cli.overrides import OVERRIDES_HELP
-from tfx_jax.cli.parser import Parser, at_least_one
+from tfx_jax.cli.support.options import set_up_program
+from tfx_jax.cli.support.overrides import OVERRIDES_HELP
+from tfx_jax.cli.support.parser import Parser, at_least_one
 from tfx_jax.cli.train import CONFIG_HELP, load_config_file
 from tfx_jax.errors import UserError
-from tfx_jax.training.memory import out_of_memory_as_user_error
+from tfx_jax.planning import workloads
+from tfx_jax.planning.attentions import ATTENTIONS
+from tfx_jax.planning.input_pipeline import data
+from tfx_jax.planning.measure import SMALLER_WORK, Workload, measured, without_compilation_cache
+from tfx_jax.training.guards.memory import out_of_memory_as_user_error
 
 Options = argparse.Namespace
 

@@ -11,11 +11,10 @@ import numpy as np
 from etils import epath
 from flax import nnx
 
-from tfx_jax.cli.options import add_folder_options, check_one_source, load_trained, set_up_program
-from tfx_jax.cli.parser import Parser
-from tfx_jax.cli.progress import Progress
-from tfx_jax.data.hf_tokenizer import TOKENIZER_FILES, HFTokenizer
-from tfx_jax.data.tokenizer_template import write_template
+from tfx_jax.cli.support.options import add_folder_options, check_one_source, load_trained, set_up_program
+from tfx_jax.cli.support.parser import Parser
+from tfx_jax.cli.support.progress import Progress
+from tfx_jax.data.tokenizers.hf_tokenizer import TOKENIZER_FILES, HFTokenizer, write_template
 from tfx_jax.errors import UserError
 from tfx_jax.files import is_local, read_small_file
 from tfx_jax.hub import local_folder

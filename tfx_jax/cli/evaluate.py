@@ -4,13 +4,13 @@ import argparse
 import json
 from collections.abc import Sequence
 
-from tfx_jax.cli.options import add_decoding_options, add_model_options, load_model, set_up_program
-from tfx_jax.cli.overrides import OVERRIDES_HELP
-from tfx_jax.cli.parser import Parser
-from tfx_jax.cli.progress import Progress
-from tfx_jax.data.text import PairSource, read_pairs
+from tfx_jax.cli.support.options import add_decoding_options, add_model_options, load_model, set_up_program
+from tfx_jax.cli.support.overrides import OVERRIDES_HELP
+from tfx_jax.cli.support.parser import Parser
+from tfx_jax.cli.support.progress import Progress
+from tfx_jax.data.sources.text import PairSource, read_pairs
 from tfx_jax.errors import UserError
-from tfx_jax.tasks.translation import TranslationTask
+from tfx_jax.tasks.text.translation import TranslationTask
 from tfx_jax.training.run import Run
 from tfx_jax.training.step import Params
 

@@ -8,20 +8,19 @@ from typing import Any
 
 import numpy as np
 
-from tfx_jax.cli.lines import LineReader, answered, count_lines, shown
-from tfx_jax.cli.options import add_folder_options, check_one_source, load_trained, set_up_program
-from tfx_jax.cli.parser import Parser, at_least_one, beam_width, length_penalty, not_negative, seed
-from tfx_jax.cli.progress import Progress
-from tfx_jax.data.folder_tokenizers import HFTokenizer
-from tfx_jax.data.hf_tokenizer import load_folder_tokenizer
-from tfx_jax.data.lines import is_blank
-from tfx_jax.data.streaming import TextStream
+from tfx_jax.cli.support.lines import LineReader, answered, count_lines, shown
+from tfx_jax.cli.support.options import add_folder_options, check_one_source, load_trained, set_up_program
+from tfx_jax.cli.support.parser import Parser, at_least_one, beam_width, length_penalty, not_negative, seed
+from tfx_jax.cli.support.progress import Progress
+from tfx_jax.data.sources.lines import is_blank
+from tfx_jax.data.tokenizers.hf_tokenizer import HFTokenizer, load_folder_tokenizer
+from tfx_jax.data.tokenizers.streaming import TextStream
 from tfx_jax.errors import UserError
+from tfx_jax.generation.decoding import BeamSearch, Sampling, Search
+from tfx_jax.generation.text import Generator
 from tfx_jax.hub import local_folder
 from tfx_jax.models import hf
 from tfx_jax.nn.decoding import DecodingModel
-from tfx_jax.tasks.decoding import BeamSearch, Sampling, Search
-from tfx_jax.tasks.generation import Generator
 
 
 def run(argv: Sequence[str]) -> int:

@@ -9,15 +9,15 @@ from typing import Any
 
 import jax
 
-from tfx_jax.bench.plan import Plan, alternatives, plan_training, variants
-from tfx_jax.cli.options import set_up_program
-from tfx_jax.cli.overrides import OVERRIDES_HELP
-from tfx_jax.cli.parser import Parser, at_least_one
-from tfx_jax.cli.progress import Progress
+from tfx_jax.cli.support.options import set_up_program
+from tfx_jax.cli.support.overrides import OVERRIDES_HELP
+from tfx_jax.cli.support.parser import Parser, at_least_one
+from tfx_jax.cli.support.progress import Progress
 from tfx_jax.cli.train import CONFIG_HELP, load_config_file
 from tfx_jax.errors import UserError
+from tfx_jax.planning.plan import Plan, alternatives, plan_training, variants
+from tfx_jax.planning.topologies import absent_devices
 from tfx_jax.training.config import ExperimentConfig
-from tfx_jax.training.topologies import absent_devices
 
 _GIB = 2**30
 

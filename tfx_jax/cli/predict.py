@@ -4,12 +4,12 @@ import json
 import sys
 from collections.abc import Sequence
 
-from tfx_jax.cli.lines import LineReader, answered, count_lines, shown
-from tfx_jax.cli.options import add_model_options, load_model, set_up_program
-from tfx_jax.cli.parser import Parser
-from tfx_jax.cli.progress import Progress
+from tfx_jax.cli.support.lines import LineReader, answered, count_lines, shown
+from tfx_jax.cli.support.options import add_model_options, load_model, set_up_program
+from tfx_jax.cli.support.parser import Parser
+from tfx_jax.cli.support.progress import Progress
 from tfx_jax.errors import UserError
-from tfx_jax.tasks.answers import Prediction
+from tfx_jax.tasks.text.answers import Prediction
 from tfx_jax.training.predictor import Predictor
 
 _LINES_AT_A_TIME = 2_048  # sorted by length together; what was answered is written before more is read

@@ -6,15 +6,15 @@ import traceback
 from collections.abc import Sequence
 
 from tfx_jax.cli.experiments import experiment_file
-from tfx_jax.cli.fields_help import fields_help
-from tfx_jax.cli.options import set_up_program
-from tfx_jax.cli.overrides import OVERRIDES_HELP, override
-from tfx_jax.cli.parser import Parser, folder
+from tfx_jax.cli.support.fields_help import fields_help
+from tfx_jax.cli.support.options import set_up_program
+from tfx_jax.cli.support.overrides import OVERRIDES_HELP, override
+from tfx_jax.cli.support.parser import Parser, folder
 from tfx_jax.errors import UserError
 from tfx_jax.training.config import ExperimentConfig
-from tfx_jax.training.distributed import initialize_from_env
 from tfx_jax.training.loop import train
-from tfx_jax.training.profiling import parse_steps
+from tfx_jax.training.reporting.profiling import parse_steps
+from tfx_jax.training.sharding.distributed import initialize_from_env
 
 CONFIG_HELP = (
     "experiment by name (tfx-jax experiments) or file, with :variant behind it if it has variants; a file is executed "

@@ -6,14 +6,14 @@ from collections.abc import Sequence
 import numpy as np
 from etils import epath
 
-from tfx_jax.cli.lines import shown
-from tfx_jax.cli.options import add_model_options, load_model, set_up_program
-from tfx_jax.cli.parser import Parser, beam_width
-from tfx_jax.data.audio import read_wav
+from tfx_jax.cli.support.lines import shown
+from tfx_jax.cli.support.options import add_model_options, load_model, set_up_program
+from tfx_jax.cli.support.parser import Parser, beam_width
+from tfx_jax.data.sources.audio import read_wav
 from tfx_jax.errors import UserError
-from tfx_jax.tasks.recorded_speech import RecordedSpeech, in_frames
-from tfx_jax.tasks.speech_data import Utterance
-from tfx_jax.tasks.speech_recognition import SpeechRecognitionTask
+from tfx_jax.tasks.speech.recorded_speech import RecordedSpeech, in_frames
+from tfx_jax.tasks.speech.speech_data import Utterance
+from tfx_jax.tasks.speech.speech_recognition import SpeechRecognitionTask
 
 _SILENT_FRAMES = 10
 """Silence that a file gets on either side, a tenth of a second: what is cut tightly is heard better with it."""

@@ -3,12 +3,12 @@
 import sys
 from collections.abc import Sequence
 
-from tfx_jax.cli.lines import LineReader, answered, count_lines, shown
-from tfx_jax.cli.options import add_decoding_options, add_model_options, load_model, set_up_program
-from tfx_jax.cli.parser import Parser
-from tfx_jax.cli.progress import Progress
-from tfx_jax.tasks.parsing import ParsingTask
-from tfx_jax.tasks.translation import TranslationTask
+from tfx_jax.cli.support.lines import LineReader, answered, count_lines, shown
+from tfx_jax.cli.support.options import add_decoding_options, add_model_options, load_model, set_up_program
+from tfx_jax.cli.support.parser import Parser
+from tfx_jax.cli.support.progress import Progress
+from tfx_jax.tasks.text.parsing import ParsingTask
+from tfx_jax.tasks.text.translation import TranslationTask
 
 _LINES_AT_A_TIME = 2_048  # sorted by length together; what was translated is written before more is read
 

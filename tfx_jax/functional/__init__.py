@@ -28,31 +28,63 @@ R      rows of a decoding step, B * W
 `#` before a letter means that the axis may have size 1 and is then broadcast.
 """
 
-from tfx_jax.functional.additive import additive_attention, attentional_vector, coverage_loss, general_attention
-from tfx_jax.functional.aligned import aligned_attention, aligned_position
-from tfx_jax.functional.attention import dot_product_attention
-from tfx_jax.functional.attention_from_logits import attention_from_logits, attention_weights
-from tfx_jax.functional.axes import attention_over_axes
-from tfx_jax.functional.beam_search import BeamSearchResult, beam_search
-from tfx_jax.functional.bigbird import bigbird_attention
-from tfx_jax.functional.bigbird_blocks import bigbird_block_mask
-from tfx_jax.functional.chunked import chunked_attention
-from tfx_jax.functional.clustered import routing_attention, update_centroids
-from tfx_jax.functional.decomposable import attend_both, decomposable_attention
-from tfx_jax.functional.dropout import dropout
-from tfx_jax.functional.favor import favor_attention, linear_attention, orthogonal_features
-from tfx_jax.functional.feed_forward import feed_forward
-from tfx_jax.functional.flax_attention import flax_attention_fn
-from tfx_jax.functional.hard import hard_attention, score_function_loss
-from tfx_jax.functional.int8 import int8_product, quantize_rows
-from tfx_jax.functional.kernel_regression import kernel_regression
-from tfx_jax.functional.linear import add_bias, linear, linear_logits
-from tfx_jax.functional.log_mel import log_mel, mel_filters
-from tfx_jax.functional.longformer import longformer_attention
-from tfx_jax.functional.lookup import lookup
+from tfx_jax.functional.attention import (
+    Bias,
+    Mask,
+    SegmentIds,
+    additive_attention,
+    aligned_attention,
+    aligned_position,
+    attend_both,
+    attention_from_logits,
+    attention_over_axes,
+    attention_rollout,
+    attention_weights,
+    attentional_vector,
+    bigbird_attention,
+    bigbird_block_mask,
+    causal_mask,
+    chunked_attention,
+    coverage_loss,
+    decomposable_attention,
+    dot_product_attention,
+    favor_attention,
+    flax_attention_fn,
+    general_attention,
+    hard_attention,
+    kernel_regression,
+    linear_attention,
+    local_attention,
+    longformer_attention,
+    lsh_attention,
+    lsh_num_buckets,
+    nystrom_attention,
+    orthogonal_features,
+    padding_mask,
+    redundancy_penalty,
+    relative_attention,
+    ring_attention,
+    routing_attention,
+    score_function_loss,
+    segment_mask,
+    sliding_window_attention,
+    structured_pooling,
+    update_centroids,
+)
+from tfx_jax.functional.audio import log_mel, mel_filters, spec_augment
+from tfx_jax.functional.layers import (
+    add_bias,
+    dropout,
+    feed_forward,
+    int8_product,
+    layer_norm,
+    linear,
+    linear_logits,
+    lookup,
+    quantize_rows,
+    rms_norm,
+)
 from tfx_jax.functional.losses import label_smoothed_cross_entropy, z_loss
-from tfx_jax.functional.lsh import lsh_attention, lsh_num_buckets
-from tfx_jax.functional.masks import Bias, Mask, SegmentIds, causal_mask, padding_mask, segment_mask
 from tfx_jax.functional.moe import (
     Routing,
     combine,
@@ -64,8 +96,6 @@ from tfx_jax.functional.moe import (
     top_1_routing,
     top_2_routing,
 )
-from tfx_jax.functional.normalization import layer_norm, rms_norm
-from tfx_jax.functional.nystrom import nystrom_attention
 from tfx_jax.functional.positions import (
     alibi_bias,
     alibi_slopes,
@@ -76,14 +106,15 @@ from tfx_jax.functional.positions import (
     rotary_embedding,
     sinusoidal_positions,
 )
-from tfx_jax.functional.relative import relative_attention
 from tfx_jax.functional.reversible import reversible_stack
-from tfx_jax.functional.ring import ring_attention
-from tfx_jax.functional.rollout import attention_rollout
-from tfx_jax.functional.search import BeamInvariant, greedy_search, sample, with_repetition_penalty
-from tfx_jax.functional.sparse import local_attention, sliding_window_attention
-from tfx_jax.functional.spec_augment import spec_augment
-from tfx_jax.functional.structured import redundancy_penalty, structured_pooling
+from tfx_jax.functional.search import (
+    BeamInvariant,
+    BeamSearchResult,
+    beam_search,
+    greedy_search,
+    sample,
+    with_repetition_penalty,
+)
 
 __all__ = [
     "BeamInvariant",

@@ -9,8 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int, Num
 
-from tfx_jax.functional.lookup import lookup
-from tfx_jax.functional.masks import check_floats
+from tfx_jax.functional.attention.masks import check_floats
+from tfx_jax.functional.layers import lookup
 
 
 def sinusoidal_positions(

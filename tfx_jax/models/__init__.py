@@ -1,8 +1,9 @@
 """One file for each paper: its Config above its Model."""
 
-from tfx_jax.models.bert import Bert, BertConfig
-from tfx_jax.models.bert_heads import (
+from tfx_jax.models.bert import (
+    Bert,
     BertClassifier,
+    BertConfig,
     BertMaskedLM,
     BertNextSentence,
     BertPretraining,
@@ -12,8 +13,7 @@ from tfx_jax.models.bert_heads import (
 from tfx_jax.models.captioning import Captioner, CaptionerConfig
 from tfx_jax.models.conformer import Conformer, ConformerConfig
 from tfx_jax.models.decomposable import DecomposableAttention, DecomposableConfig
-from tfx_jax.models.elmo import Elmo, ElmoConfig, ElmoLanguageModel
-from tfx_jax.models.elmo_tagger import ElmoTagger
+from tfx_jax.models.elmo import Elmo, ElmoConfig, ElmoLanguageModel, ElmoTagger
 from tfx_jax.models.esim import Esim, EsimConfig
 from tfx_jax.models.gpt import GPT, GPTConfig
 from tfx_jax.models.long_encoder import LongEncoder, LongEncoderConfig

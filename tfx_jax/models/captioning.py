@@ -12,17 +12,16 @@ from jaxtyping import Array, Bool, Float, Int, Shaped
 
 from tfx_jax.errors import UserError
 from tfx_jax.fields import at_least, documented, fraction, one_of
-from tfx_jax.functional.additive import additive_attention
-from tfx_jax.functional.hard import hard_attention
-from tfx_jax.functional.linear import add_bias, linear_logits
+from tfx_jax.functional.attention.additive import additive_attention
+from tfx_jax.functional.attention.hard import hard_attention
+from tfx_jax.functional.layers import add_bias, linear_logits
 from tfx_jax.functional.recurrent import lstm_cell, narrow_product
 from tfx_jax.functional.search import BeamInvariant
 from tfx_jax.models.config import DTYPES
 from tfx_jax.models.encoder_decoder import check_token_ids, shift_right
 from tfx_jax.nn.attention import ShardAttention
+from tfx_jax.nn.basic import Embedding, LearnedPositions, drop
 from tfx_jax.nn.decoding import Decoder
-from tfx_jax.nn.dropout import drop
-from tfx_jax.nn.embedding import Embedding, LearnedPositions
 
 VARIANTS = ("soft", "hard")
 _LEAST = 1e-30  # of a probability whose logarithm is taken: the gradient at 0 has to be a number

@@ -25,7 +25,7 @@ class ModelConfig(Protocol):
     Attributes:
       kind: what the model computes, which decides the tasks that it can be trained on: "encoder_decoder" takes sources
         and targets and gives the logits of the targets, "decoder" gives the logits of what follows each token, "bert"
-        is the body below the heads of `tfx_jax.models.bert_heads`, "ctc" takes frames and gives the logits of labels
+        is the body below the heads of `tfx_jax.models.bert`, "ctc" takes frames and gives the logits of labels
         at fewer steps, of which the configuration's `num_steps(num_frames)` count, "elmo" takes the characters of
         words, for `tfx_jax.models.elmo` and its tagger, "captioner" takes images and captions and gives the logits of
         these, "events" takes the variables, values and times of events and gives the logits of classes, "sentence_pair"

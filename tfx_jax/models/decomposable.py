@@ -11,14 +11,12 @@ from flax import nnx
 from jaxtyping import Array, Bool, Float, Int
 
 from tfx_jax.fields import at_least, documented, fraction, one_of
-from tfx_jax.functional.attention import dot_product_attention
-from tfx_jax.functional.decomposable import attend_both, decomposable_attention
+from tfx_jax.functional.attention.decomposable import attend_both, decomposable_attention
+from tfx_jax.functional.attention.dot_product import dot_product_attention
 from tfx_jax.models.config import DTYPES
 from tfx_jax.models.padding import padding_last
 from tfx_jax.nn.attention import ShardAttention
-from tfx_jax.nn.dropout import drop
-from tfx_jax.nn.embedding import Embedding
-from tfx_jax.nn.linear import Linear
+from tfx_jax.nn.basic import Embedding, Linear, drop
 
 INITS = ("plain", "matching")
 """Ways to draw the parameters, see `DecomposableConfig.init`."""

@@ -11,13 +11,10 @@ from flax import nnx
 from jaxtyping import Array, Bool, Float, Int
 
 from tfx_jax.fields import at_least, documented, fraction, one_of
-from tfx_jax.functional.decomposable import attend_both
+from tfx_jax.functional.attention.decomposable import attend_both
 from tfx_jax.models.config import DTYPES
 from tfx_jax.nn.attention import ShardAttention
-from tfx_jax.nn.dropout import drop
-from tfx_jax.nn.embedding import Embedding
-from tfx_jax.nn.linear import Linear
-from tfx_jax.nn.pooling import max_over_tokens, mean_over_tokens
+from tfx_jax.nn.basic import Embedding, Linear, drop, max_over_tokens, mean_over_tokens
 from tfx_jax.nn.recurrent import CELLS, BidirectionalLayer
 
 

@@ -11,22 +11,19 @@ from flax import nnx
 from jaxtyping import Array, Bool, Float, Int
 
 from tfx_jax.fields import at_least, documented, fraction, one_of
-from tfx_jax.functional.linear import add_bias
-from tfx_jax.functional.masks import SegmentIds
+from tfx_jax.functional.attention.masks import SegmentIds
+from tfx_jax.functional.layers import add_bias
 from tfx_jax.models.config import DTYPES, layer_pattern
 from tfx_jax.models.flops import stack_flops
 from tfx_jax.models.padding import count, hide_padding, left_aligned
 from tfx_jax.nn.attention import MultiHeadAttention, ShardAttention
+from tfx_jax.nn.basic import ACTIVATIONS, Embedding, FeedForward, LayerNorm, LearnedPositions, drop
 from tfx_jax.nn.cache import KVCache
 from tfx_jax.nn.cores import AttentionConfig, AttentionFn
 from tfx_jax.nn.decoding import Decoder
-from tfx_jax.nn.dropout import drop
-from tfx_jax.nn.embedding import Embedding, LearnedPositions
-from tfx_jax.nn.feed_forward import ACTIVATIONS, FeedForward
 from tfx_jax.nn.fused_decoder import FusedKVCache, arrange, fused_step, init_fused_cache
 from tfx_jax.nn.layers import EncoderLayer, Residual
 from tfx_jax.nn.moe import ExpertsConfig, MixtureOfExperts
-from tfx_jax.nn.normalization import LayerNorm
 from tfx_jax.nn.replay import at_last, init_replay, replay_step
 from tfx_jax.nn.stack import REMATS, scan_layers, stack_layers
 

@@ -12,20 +12,15 @@ from flax import nnx
 from jaxtyping import Array, Float, Int
 
 from tfx_jax.fields import at_least, documented, fraction, one_of
-from tfx_jax.functional.linear import add_bias
+from tfx_jax.functional.layers import add_bias
 from tfx_jax.functional.positions import sinusoidal_positions
 from tfx_jax.models.config import DTYPES, layer_pattern
 from tfx_jax.models.flops import stack_flops
 from tfx_jax.models.padding import padding_last
 from tfx_jax.nn.attention import MultiHeadAttention, ShardAttention
+from tfx_jax.nn.basic import ACTIVATIONS, Embedding, FeedForward, LayerNorm, Linear, drop, mean_over_tokens
 from tfx_jax.nn.cores import AttentionConfig, AttentionFn
-from tfx_jax.nn.dropout import drop
-from tfx_jax.nn.embedding import Embedding
-from tfx_jax.nn.feed_forward import ACTIVATIONS, FeedForward
 from tfx_jax.nn.layers import EncoderLayer, Residual
-from tfx_jax.nn.linear import Linear
-from tfx_jax.nn.normalization import LayerNorm
-from tfx_jax.nn.pooling import mean_over_tokens
 from tfx_jax.nn.stack import REMATS, scan_layers, stack_layers
 
 

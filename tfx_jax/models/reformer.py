@@ -12,18 +12,14 @@ from jaxtyping import Array, Bool, Float, Int
 
 from tfx_jax.errors import UserError
 from tfx_jax.fields import at_least, documented, fraction, one_of
-from tfx_jax.functional.linear import add_bias
-from tfx_jax.functional.lsh import lsh_attention, lsh_num_buckets
+from tfx_jax.functional.attention.lsh import lsh_attention, lsh_num_buckets
+from tfx_jax.functional.layers import add_bias
 from tfx_jax.functional.reversible import reversible_stack
 from tfx_jax.models.config import DTYPES
 from tfx_jax.models.padding import count, hide_padding, left_aligned
 from tfx_jax.nn.attention import ShardAttention
+from tfx_jax.nn.basic import ACTIVATIONS, Embedding, FeedForward, LayerNorm, LearnedPositions, Linear, drop
 from tfx_jax.nn.decoding import Decoder
-from tfx_jax.nn.dropout import drop
-from tfx_jax.nn.embedding import Embedding, LearnedPositions
-from tfx_jax.nn.feed_forward import ACTIVATIONS, FeedForward
-from tfx_jax.nn.linear import Linear
-from tfx_jax.nn.normalization import LayerNorm
 from tfx_jax.nn.replay import at_last, init_replay, replay_step
 from tfx_jax.nn.stack import stack_layers, unstack_layers
 

@@ -12,17 +12,16 @@ from flax import nnx
 from jaxtyping import Array, Bool, Float, Int
 
 from tfx_jax.fields import at_least, documented, fraction, one_of
-from tfx_jax.functional.additive import additive_attention
-from tfx_jax.functional.attention import dot_product_attention
-from tfx_jax.functional.attention_from_logits import attention_from_logits
-from tfx_jax.functional.lookup import lookup
-from tfx_jax.functional.masks import Mask
-from tfx_jax.functional.structured import redundancy_penalty, structured_pooling
+from tfx_jax.functional.attention.additive import additive_attention
+from tfx_jax.functional.attention.dense import attention_from_logits
+from tfx_jax.functional.attention.dot_product import dot_product_attention
+from tfx_jax.functional.attention.masks import Mask
+from tfx_jax.functional.attention.structured import redundancy_penalty, structured_pooling
+from tfx_jax.functional.layers import lookup
 from tfx_jax.models.config import DTYPES
 from tfx_jax.nn.attention import ShardAttention
 from tfx_jax.nn.auxiliary import AuxiliaryLoss, StepMetric, leave_mean
-from tfx_jax.nn.dropout import drop
-from tfx_jax.nn.linear import Linear
+from tfx_jax.nn.basic import Linear, drop
 
 POOLINGS = ("additive", "dot", "mean", "structured")
 

@@ -11,7 +11,7 @@ from flax import nnx
 from jaxtyping import Array, Bool, Float, Int
 
 from tfx_jax.fields import at_least, documented, fraction, one_of
-from tfx_jax.functional.attention import dot_product_attention
+from tfx_jax.functional.attention.dot_product import dot_product_attention
 from tfx_jax.functional.positions import relative_position_bias
 from tfx_jax.models.config import DTYPES, layer_pattern
 from tfx_jax.models.encoder_decoder import (
@@ -28,15 +28,12 @@ from tfx_jax.models.encoder_decoder import (
 from tfx_jax.models.flops import EncoderDecoderSizes, encoder_decoder_sizes
 from tfx_jax.models.padding import padding_last
 from tfx_jax.nn.attention import MultiHeadAttention, ShardAttention
+from tfx_jax.nn.basic import ACTIVATIONS, Embedding, FeedForward, RMSNorm, drop
 from tfx_jax.nn.cores import AttentionConfig, AttentionFn
 from tfx_jax.nn.decoding import Decoder
-from tfx_jax.nn.dropout import drop
-from tfx_jax.nn.embedding import Embedding
-from tfx_jax.nn.feed_forward import ACTIVATIONS, FeedForward
 from tfx_jax.nn.fused_decoder import arrange, fused_step
 from tfx_jax.nn.layers import DecoderLayer, EncoderLayer, Residual
 from tfx_jax.nn.moe import ExpertsConfig, MixtureOfExperts
-from tfx_jax.nn.normalization import RMSNorm
 from tfx_jax.nn.replay import replay_step
 from tfx_jax.nn.stack import REMATS, scan_layers, stack_layers
 

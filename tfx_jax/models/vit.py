@@ -13,16 +13,13 @@ from flax import nnx
 from jaxtyping import Array, Float
 
 from tfx_jax.fields import at_least, documented, fraction, one_of
-from tfx_jax.functional.linear import add_bias
+from tfx_jax.functional.layers import add_bias
 from tfx_jax.models.config import DTYPES, layer_pattern
 from tfx_jax.models.flops import stack_flops
 from tfx_jax.nn.attention import MultiHeadAttention, ShardAttention
+from tfx_jax.nn.basic import ACTIVATIONS, FeedForward, LayerNorm, LearnedPositions, drop
 from tfx_jax.nn.cores import AttentionConfig, AttentionFn
-from tfx_jax.nn.dropout import drop
-from tfx_jax.nn.embedding import LearnedPositions
-from tfx_jax.nn.feed_forward import ACTIVATIONS, FeedForward
 from tfx_jax.nn.layers import EncoderLayer, Residual
-from tfx_jax.nn.normalization import LayerNorm
 from tfx_jax.nn.stack import REMATS, scan_layers, stack_layers
 
 # Layers, width and heads of Dosovitskiy et al. (2021), table 1, and the sides of the patches that they report.

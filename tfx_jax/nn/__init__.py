@@ -7,14 +7,11 @@ go in and come out, so a module is a pytree that `jax.jit`, `jax.grad`, `jax.vma
 from tfx_jax.nn.attention import MultiHeadAttention
 from tfx_jax.nn.attention_options import AttentionOptions
 from tfx_jax.nn.auxiliary import AuxiliaryLoss, StepMetric
+from tfx_jax.nn.basic import Embedding, FeedForward, LayerNorm, LearnedPositions, Linear, RMSNorm
 from tfx_jax.nn.cores import AttentionConfig
 from tfx_jax.nn.decoding import Decoder, DecodingModel
-from tfx_jax.nn.embedding import Embedding, LearnedPositions
-from tfx_jax.nn.feed_forward import FeedForward
 from tfx_jax.nn.layers import DecoderLayer, EncoderLayer
-from tfx_jax.nn.linear import Linear
 from tfx_jax.nn.moe import ExpertsConfig, MixtureOfExperts
-from tfx_jax.nn.normalization import LayerNorm, RMSNorm
 from tfx_jax.nn.stack import scan_layers, stack_layers, unstack_layers
 
 __all__ = [

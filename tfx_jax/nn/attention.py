@@ -9,11 +9,11 @@ from flax import nnx
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
-from tfx_jax.functional.attention import dot_product_attention
-from tfx_jax.functional.axes import attention_over_axes
-from tfx_jax.functional.masks import Bias, Mask, SegmentIds
+from tfx_jax.functional.attention.axial import attention_over_axes
+from tfx_jax.functional.attention.dot_product import dot_product_attention
+from tfx_jax.functional.attention.masks import Bias, Mask, SegmentIds
+from tfx_jax.nn.basic import Linear
 from tfx_jax.nn.cores import AttentionFn
-from tfx_jax.nn.linear import Linear
 
 ShardAttention = Callable[..., Any]
 """Calls an attention function on a mesh: `shard_attention(attention_fn, query, key, value, ...)`."""

@@ -17,14 +17,14 @@ from jax.typing import DTypeLike
 from jaxtyping import Array
 
 from tfx_jax.fields import documented
-from tfx_jax.functional.attention import dot_product_attention
-from tfx_jax.functional.bigbird import bigbird_attention
-from tfx_jax.functional.chunked import chunked_attention
-from tfx_jax.functional.favor import favor_attention, linear_attention, orthogonal_features
-from tfx_jax.functional.hard import hard_attention
-from tfx_jax.functional.lsh import lsh_attention
-from tfx_jax.functional.nystrom import nystrom_attention
-from tfx_jax.functional.sparse import local_attention, sliding_window_attention
+from tfx_jax.functional.attention.bigbird import bigbird_attention
+from tfx_jax.functional.attention.chunked import chunked_attention
+from tfx_jax.functional.attention.dot_product import dot_product_attention
+from tfx_jax.functional.attention.hard import hard_attention
+from tfx_jax.functional.attention.kernel_features import favor_attention, linear_attention, orthogonal_features
+from tfx_jax.functional.attention.local import local_attention, sliding_window_attention
+from tfx_jax.functional.attention.lsh import lsh_attention
+from tfx_jax.functional.attention.nystrom import nystrom_attention
 from tfx_jax.nn.attention_options import AttentionOptions
 from tfx_jax.nn.learned_attention import AdditiveAttention, GeneralAttention, RelativeAttention, RoutingAttention
 

@@ -1,4 +1,4 @@
-"""What a model has to be able to do to write: the protocol through which `tfx_jax.tasks.decoding` drives all of them.
+"""Protocols of models that generate: `tfx_jax.generation` drives every model through them.
 
 It is here, below the models, so that a model needs nothing but its own file to satisfy it, and above the searches of
 `tfx_jax.functional.search`, which know of no model: they call `Decoder.step`.

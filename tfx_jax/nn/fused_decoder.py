@@ -17,14 +17,13 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float, Int
 
 from tfx_jax.errors import UserError
-from tfx_jax.functional.masks import Bias, Mask
+from tfx_jax.functional.attention.masks import Bias, Mask
 from tfx_jax.functional.search import BeamInvariant
 from tfx_jax.nn.attention import MultiHeadAttention
+from tfx_jax.nn.basic import FeedForward, Linear
 from tfx_jax.nn.cores import AttentionFn
-from tfx_jax.nn.feed_forward import FeedForward
 from tfx_jax.nn.fused_linear import FusedFeedForward, FusedLinear
 from tfx_jax.nn.layers import DecoderLayer, EncoderLayer, Residual
-from tfx_jax.nn.linear import Linear
 from tfx_jax.nn.moe import MixtureOfExperts
 from tfx_jax.nn.stack import LayerGroup, map_layers, unstack_layers
 from tfx_jax.nn.step_attention import StepAttention, step_attention

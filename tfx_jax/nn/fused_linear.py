@@ -7,8 +7,8 @@ from flax import nnx
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
-from tfx_jax.functional.int8 import int8_product, quantize_rows
-from tfx_jax.nn.feed_forward import FeedForward
+from tfx_jax.functional.layers import int8_product, quantize_rows
+from tfx_jax.nn.basic import FeedForward
 
 
 class FusedLinear(nnx.Module):

@@ -8,13 +8,11 @@ from flax import nnx
 from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float
 
-from tfx_jax.functional.masks import Bias, Mask
+from tfx_jax.functional.attention.masks import Bias, Mask
 from tfx_jax.nn.attention import MultiHeadAttention
+from tfx_jax.nn.basic import FeedForward, LayerNorm, drop
 from tfx_jax.nn.cache import KVCache
-from tfx_jax.nn.dropout import drop
-from tfx_jax.nn.feed_forward import FeedForward
 from tfx_jax.nn.moe import MixtureOfExperts
-from tfx_jax.nn.normalization import LayerNorm
 
 
 class Residual(nnx.Module):

@@ -8,12 +8,12 @@ from flax import nnx
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
-from tfx_jax.functional.additive import additive_attention, general_attention
-from tfx_jax.functional.clustered import routing_attention, update_centroids
-from tfx_jax.functional.masks import Mask
-from tfx_jax.functional.normalization import layer_norm
+from tfx_jax.functional.attention.additive import additive_attention, general_attention
+from tfx_jax.functional.attention.masks import Mask
+from tfx_jax.functional.attention.relative import relative_attention
+from tfx_jax.functional.attention.routing import routing_attention, update_centroids
+from tfx_jax.functional.layers import layer_norm
 from tfx_jax.functional.positions import sinusoidal_positions
-from tfx_jax.functional.relative import relative_attention
 from tfx_jax.nn.attention_options import AttentionOptions
 
 

@@ -24,7 +24,7 @@ from tfx_jax.functional.moe import (
     top_2_routing,
 )
 from tfx_jax.nn.auxiliary import AuxiliaryLoss, StepMetric
-from tfx_jax.nn.feed_forward import FeedForward
+from tfx_jax.nn.basic import FeedForward
 from tfx_jax.nn.stack import stack_layers
 
 _ROUTINGS = {1: top_1_routing, 2: top_2_routing}
@@ -103,7 +103,7 @@ class MixtureOfExperts(nnx.Module):
     `auxiliary_loss`, for the train step to add. Evaluation drops none: an answer does not depend on other tokens.
 
     Attributes:
-      on_mesh: set by who trains the model on a mesh, see `tfx_jax.training.sharded_experts`.
+      on_mesh: set by who trains the model on a mesh, see `tfx_jax.training.sharding.experts`.
     """
 
     on_mesh: ExpertsOnMesh | None = None

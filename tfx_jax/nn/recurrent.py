@@ -10,8 +10,8 @@ from flax import nnx
 from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float
 
-from tfx_jax.functional.linear import add_bias
-from tfx_jax.functional.orthogonal import orthogonal_of_normal
+from tfx_jax.functional.attention.kernel_features import orthogonal_of_normal
+from tfx_jax.functional.layers import add_bias
 from tfx_jax.functional.recurrent import State, gru_cell, lstm_cell, narrow_product, scan_cell
 
 

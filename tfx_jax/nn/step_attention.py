@@ -7,10 +7,10 @@ from typing import NamedTuple
 
 from jaxtyping import Array, Bool, Int
 
-from tfx_jax.functional.attention import dot_product_attention
-from tfx_jax.functional.chunked import chunked_attention
-from tfx_jax.functional.hard import hard_attention
-from tfx_jax.functional.sparse import local_attention, sliding_window_attention
+from tfx_jax.functional.attention.chunked import chunked_attention
+from tfx_jax.functional.attention.dot_product import dot_product_attention
+from tfx_jax.functional.attention.hard import hard_attention
+from tfx_jax.functional.attention.local import local_attention, sliding_window_attention
 from tfx_jax.nn.cores import AttentionFn
 
 

@@ -8,8 +8,8 @@ from typing import Any, TypeVar, cast
 from etils import epath
 
 from tfx_jax.data.files import write_file
-from tfx_jax.data.hf_tokenizer import TOKENIZER_FILES, HFTokenizer, load_folder_tokenizer
-from tfx_jax.data.train_tokenizer import train_or_load_folder
+from tfx_jax.data.tokenizers.hf_tokenizer import TOKENIZER_FILES, HFTokenizer, load_folder_tokenizer
+from tfx_jax.data.tokenizers.train import train_or_load_folder
 from tfx_jax.errors import UserError
 from tfx_jax.files import parse_json, read_small_file
 from tfx_jax.models.config import ModelConfig
@@ -27,7 +27,7 @@ def setup_tokenizer(
       artifacts: of the workdir.
       model: the configuration of the model, whose vocabulary is how many tokens there are at most.
       texts: begins the training text anew, in pieces.
-      kind: see `tfx_jax.data.train_tokenizer.train_or_load_folder`.
+      kind: see `tfx_jax.data.tokenizers.train.train_or_load_folder`.
       family: which special tokens it has, likewise.
 
     Returns:

@@ -6,8 +6,7 @@ from typing import Any, cast
 import jax
 import numpy as np
 
-from tfx_jax.data.batching import LoaderOptions
-from tfx_jax.data.bucketing import training_buckets
+from tfx_jax.data.batching.batches import LoaderOptions, training_buckets
 
 NO_DATA: Any = None
 """Stands where a planned task would have its splits or its tokenizer, which its loss does not ask for."""
@@ -35,7 +34,7 @@ def planned_batch(
       length: of the examples; None means `data.max_length`.
 
     Raises:
-      UserError: as `tfx_jax.data.bucketing.training_buckets` does.
+      UserError: as `tfx_jax.data.batching.batches.training_buckets` does.
     """
     length = -(-(length or cast(int, data.max_length)) // options.length_multiple) * options.length_multiple
     (bucket,) = training_buckets((length,), data.tokens_per_batch, options.batch_multiple, options.shard)

@@ -9,10 +9,9 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 from flax import nnx
-from jax.experimental import multihost_utils
 
-from tfx_jax.data.batching import Batch, BatchSpec, ExampleSource, eval_batches
-from tfx_jax.data.process_shard import WHOLE, ProcessShard
+from tfx_jax.arrays import to_device, to_host
+from tfx_jax.data.batching.batches import WHOLE, Batch, BatchSpec, ExampleSource, ProcessShard, eval_batches
 from tfx_jax.errors import UserError
 from tfx_jax.tasks.loss import Metric, add_metrics
 
@@ -25,25 +24,6 @@ OnBatch = Callable[[int, int], object]
 
 def _alone(mine: Any) -> Any:
     return mine
-
-
-def to_device(tree: Any) -> Any:
-    """Copies NumPy arrays to a device; arrays that are on devices stay where they are."""
-    return jax.tree.map(lambda leaf: leaf if isinstance(leaf, jax.Array) else jax.device_put(leaf), tree)
-
-
-def to_host(tree: Any) -> Any:
-    """Copies arrays to the host, as NumPy, wherever their pieces are; every process gets the whole of each.
-
-    If some are spread over several processes, all of these call it.
-    """
-
-    def here(leaf: Any) -> Any:
-        if not isinstance(leaf, jax.Array) or leaf.is_fully_addressable or leaf.is_fully_replicated:
-            return leaf
-        return multihost_utils.process_allgather(leaf, tiled=True)
-
-    return jax.device_get(jax.tree.map(here, tree))
 
 
 class TrainedModel:

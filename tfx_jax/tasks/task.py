@@ -14,8 +14,8 @@ import jax
 from etils import epath
 from flax import nnx
 
-from tfx_jax.data.batching import Batch, LoaderOptions
-from tfx_jax.data.splits import Split, Splits
+from tfx_jax.data.batching.batches import Batch, LoaderOptions
+from tfx_jax.data.sources.splits import Split, Splits
 from tfx_jax.models.config import ModelConfig
 from tfx_jax.nn.attention import ShardAttention
 from tfx_jax.tasks.loss import LossOutput
@@ -90,7 +90,7 @@ class Artifacts(Protocol):
         ...
 
     def checked(self, name: str) -> AbstractContextManager[bool]:
-        """Checks a file or folder of the workdir before the block reads it, see `tfx_jax.training.artifacts`.
+        """Verifies the checksum of a file or folder of the workdir before the block reads it.
 
         Yields:
           Whether the block is to make it, because this is the first training there.
@@ -157,7 +157,7 @@ class Task(Protocol):
 
     A task whose examples go on from one batch to the next has `make_carry()` besides: what the first batch begins with,
     arrays [B, ...]. Its loss takes the carry as a fourth argument, which may be left out, and returns the next one;
-    `tfx_jax.tasks.recurrent_language_modeling` is an example.
+    `tfx_jax.tasks.text.recurrent_language_modeling` is an example.
 
     A task whose models have attention that one can look at has `attention_example(model)` besides, of a `TrainedModel`:
     the `PairAttention` or `ImageAttention` of one example of the validation split, always the same, or None where none
@@ -186,7 +186,7 @@ class Task(Protocol):
         ...
 
     def train_data(self, options: LoaderOptions) -> grain.IterDataset[Batch]:
-        """Returns endless training batches, with iterators of the class `tfx_jax.data.prefetch.PrefetchedIterator`."""
+        """Returns endless training batches; their iterators are `PrefetchedIterator`s."""
         ...
 
     def loss(self, model: Any, batch: dict[str, Any], rngs: nnx.Rngs | None) -> LossOutput:

@@ -8,17 +8,16 @@ import numpy as np
 from etils import epath
 from flax import nnx
 
-from tfx_jax.data.hf_tokenizer import load_folder_tokenizer
+from tfx_jax.data.tokenizers.hf_tokenizer import load_folder_tokenizer
 from tfx_jax.errors import UserError
 from tfx_jax.files import parse_json, read_small_file
 from tfx_jax.hub import local_folder
 from tfx_jax.models import hf
 from tfx_jax.nn.cores import AttentionConfig
-from tfx_jax.training.artifacts import check_artifact
-from tfx_jax.training.checkpoint import load_best_params
-from tfx_jax.training.config import ExperimentConfig
-from tfx_jax.training.config_checks import load_valid_config
-from tfx_jax.training.sharding import TrainSetup
+from tfx_jax.training.checkpoint.artifacts import check_artifact
+from tfx_jax.training.checkpoint.checkpoints import load_best_params
+from tfx_jax.training.config import ExperimentConfig, load_valid_config
+from tfx_jax.training.sharding.strategies import TrainSetup
 from tfx_jax.training.step import Params, TrainState
 
 # What an experiment decides whatever it starts from, beside dropout.

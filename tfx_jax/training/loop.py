@@ -10,20 +10,15 @@ import jax
 import numpy as np
 from etils import epath
 
-from tfx_jax.data.splits import SPLITS, Splits
+from tfx_jax.data.sources.splits import SPLITS, Splits
 from tfx_jax.errors import UserError
-from tfx_jax.training.agreement import check_agreement, library
-from tfx_jax.training.artifacts import listed_artifacts
-from tfx_jax.training.attention_picture import write_attention
-from tfx_jax.training.checkpoint import Checkpoints
-from tfx_jax.training.config import ExperimentConfig, check_config, save_config
-from tfx_jax.training.config_checks import validate
-from tfx_jax.training.data_files import check_data_files
-from tfx_jax.training.distributed import abort_together, is_primary, process0_first
-from tfx_jax.training.init_from import adopt_pretrained_config, init_from_state
-from tfx_jax.training.interrupt import StopRequest, stop_on_signals
-from tfx_jax.training.lock import locked, report_storage_errors
-from tfx_jax.training.memory import (
+from tfx_jax.training.checkpoint.artifacts import listed_artifacts
+from tfx_jax.training.checkpoint.checkpoints import Checkpoints
+from tfx_jax.training.checkpoint.data_files import check_data_files
+from tfx_jax.training.config import ExperimentConfig, check_config, save_config, validate
+from tfx_jax.training.guards.interrupt import StopRequest, stop_on_signals
+from tfx_jax.training.guards.lock import locked, report_storage_errors
+from tfx_jax.training.guards.memory import (
     check_state,
     device_memory,
     out_of_memory_as_user_error,
@@ -31,16 +26,19 @@ from tfx_jax.training.memory import (
     state_memory,
     step_memory,
 )
-from tfx_jax.training.meter import MetricAccumulator
+from tfx_jax.training.guards.watchdog import Watchdog
+from tfx_jax.training.init_from import adopt_pretrained_config, init_from_state
 from tfx_jax.training.optimizer import learning_rate
-from tfx_jax.training.profiling import Profile
-from tfx_jax.training.progress import Progress
-from tfx_jax.training.report import config_table, write_report
+from tfx_jax.training.reporting.attention_picture import write_attention
+from tfx_jax.training.reporting.meter import MetricAccumulator
+from tfx_jax.training.reporting.profiling import Profile
+from tfx_jax.training.reporting.progress import Progress
+from tfx_jax.training.reporting.report import config_table, write_report
 from tfx_jax.training.run import Run, make_run
-from tfx_jax.training.sharding import TrainSetup, make_mesh, shard_batch
+from tfx_jax.training.sharding.distributed import abort_together, check_agreement, is_primary, library, process0_first
+from tfx_jax.training.sharding.strategies import TrainSetup, make_mesh, shard_batch
 from tfx_jax.training.step import Metrics, TrainState
 from tfx_jax.training.train_setup import base_rng, make_train_setup
-from tfx_jax.training.watchdog import Watchdog
 from tfx_jax.training.workdir import find_workdir, make_workdir
 
 _MOST_BAD_STEPS = 20  # in a row

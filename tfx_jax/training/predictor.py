@@ -5,11 +5,11 @@ from typing import Any
 
 from etils import epath
 
-from tfx_jax.data.lines import is_blank, list_of_texts
+from tfx_jax.data.sources.lines import is_blank, list_of_texts
 from tfx_jax.errors import UserError, check_text
-from tfx_jax.tasks.answers import AnsweringTask, Prediction
 from tfx_jax.tasks.prediction import OnBatch
-from tfx_jax.training.checkpoint import load_best_params
+from tfx_jax.tasks.text.answers import AnsweringTask, Prediction
+from tfx_jax.training.checkpoint.checkpoints import load_best_params
 from tfx_jax.training.run import Run, load_run
 
 
@@ -50,7 +50,7 @@ class Predictor:
         Returns:
           For each a dictionary, whose keys depend on the task: "label", "probability" and "probabilities" of a
           classifier, "tags" and "words", "answer", "translation", "tree". An input of which a string shows nothing, see
-          `tfx_jax.data.lines.is_blank`, has an empty answer.
+          `tfx_jax.data.sources.lines.is_blank`, has an empty answer.
 
         Raises:
           UserError: for a single string instead of a list, and for an input of another number of strings, of anything

@@ -12,21 +12,20 @@ from etils import epath
 from flax import nnx
 from jax.sharding import Mesh
 
-from tfx_jax.data.batching import Batch, LoaderOptions
-from tfx_jax.data.process_shard import ProcessShard
-from tfx_jax.data.splits import Split, Splits
+from tfx_jax.arrays import to_host
+from tfx_jax.data.batching.batches import Batch, LoaderOptions, ProcessShard
+from tfx_jax.data.sources.splits import Split, Splits
 from tfx_jax.errors import UserError
 from tfx_jax.models.config import SelfAttentionConfig
 from tfx_jax.nn.attention import ShardAttention
-from tfx_jax.tasks.prediction import OnBatch, TrainedModel, to_host
+from tfx_jax.tasks.prediction import OnBatch, TrainedModel
 from tfx_jax.tasks.task import EvalResult, Task
-from tfx_jax.training.artifacts import WorkdirArtifacts
-from tfx_jax.training.config import ExperimentConfig
-from tfx_jax.training.config_checks import load_valid_config, validate
-from tfx_jax.training.distributed import gather_lists
+from tfx_jax.training.checkpoint.artifacts import WorkdirArtifacts
+from tfx_jax.training.config import ExperimentConfig, load_valid_config, validate
 from tfx_jax.training.init_from import tokenizer_folder
-from tfx_jax.training.sharded_attention import computable
-from tfx_jax.training.sharding import num_batch_shards, process_shard, spread_rows
+from tfx_jax.training.sharding.attention import computable
+from tfx_jax.training.sharding.distributed import gather_lists
+from tfx_jax.training.sharding.strategies import num_batch_shards, process_shard, spread_rows
 from tfx_jax.training.step import Params
 
 AnyTask = TypeVar("AnyTask", bound=Task)

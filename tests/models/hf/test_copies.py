@@ -10,7 +10,7 @@ from tests.models.hf import test_bert_folders, test_folder, test_long_folders, t
 from tests.models.hf.folders import assert_refused, assert_same, change_tensors
 from tests.nn.programs import draw
 from tfx_jax.models import GPT, hf
-from tfx_jax.models.bert_heads import BertMaskedLM
+from tfx_jax.models.bert import BertMaskedLM
 
 
 def _gpt_1():

@@ -10,7 +10,7 @@ from tests.models.hf.folders import assert_comes_back
 from tests.nn.programs import draw
 from tfx_jax.models import Bert, BertClassifier, BertConfig, BertMaskedLM, BertTagger, hf
 from tfx_jax.nn import AttentionConfig, AttentionOptions
-from tfx_jax.tasks.classification import ClassificationConfig
+from tfx_jax.tasks.text.classification import ClassificationConfig
 from tfx_jax.training.config import ExperimentConfig
 from tfx_jax.training.init_from import adopt_pretrained_config
 

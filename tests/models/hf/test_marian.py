@@ -21,9 +21,9 @@ from tests.models.hf.folders import (
 )
 from tests.nn.programs import draw, jitted, params_of
 from tests.tiers import slow_but
+from tfx_jax.generation.decoding import BeamSearch, DecodeDriver
 from tfx_jax.models import Transformer, TransformerConfig, hf
 from tfx_jax.nn import AttentionConfig, AttentionOptions
-from tfx_jax.tasks.decoding import BeamSearch, DecodeDriver
 
 V, T = 41, 13
 SIZES = {"vocab_size": V, "num_layers": 3, "num_decoder_layers": 2, "d_model": 12, "num_heads": 3, "d_ff": 20}

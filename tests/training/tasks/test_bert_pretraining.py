@@ -14,13 +14,12 @@ from tfx_jax.cli import evaluate as evaluate_cli
 from tfx_jax.cli import train as train_cli
 from tfx_jax.errors import UserError
 from tfx_jax.models.bert import BertConfig
-from tfx_jax.tasks.bert_pretraining import BertPretrainingConfig, BertPretrainingTask, max_predictions
-from tfx_jax.tasks.text_data import TextData
-from tfx_jax.toy_grammar import grammar_documents
-from tfx_jax.training.config import ExperimentConfig
-from tfx_jax.training.config_checks import validate
+from tfx_jax.synthetic.grammar import grammar_documents
+from tfx_jax.tasks.text.bert_pretraining import BertPretrainingConfig, BertPretrainingTask, max_predictions
+from tfx_jax.tasks.text.text_data import TextData
+from tfx_jax.training.config import ExperimentConfig, validate
 from tfx_jax.training.run import load_run, make_run
-from tfx_jax.training.sharding import make_mesh
+from tfx_jax.training.sharding.strategies import make_mesh
 
 FILE = pathlib.Path(__file__).parents[3] / "experiments" / "bert_wikitext2.py"
 ARRAYS = {"tokens", "token_type_ids", "token_mask", "targets", "weights", "next_sentence_label", "row_weights"}

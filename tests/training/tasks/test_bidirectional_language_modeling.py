@@ -15,13 +15,12 @@ from tfx_jax.cli import evaluate as evaluate_cli
 from tfx_jax.cli import train as train_cli
 from tfx_jax.errors import UserError
 from tfx_jax.models.elmo import CharacterConfig, ElmoConfig
-from tfx_jax.tasks.bidirectional_language_modeling import BidirectionalLanguageModelConfig
-from tfx_jax.tasks.text_data import TextData
-from tfx_jax.tasks.word_characters import word_rows
-from tfx_jax.training.config import ExperimentConfig
-from tfx_jax.training.config_checks import validate
+from tfx_jax.tasks.text.bidirectional_language_modeling import BidirectionalLanguageModelConfig
+from tfx_jax.tasks.text.text_data import TextData
+from tfx_jax.tasks.text.word_characters import word_rows
+from tfx_jax.training.config import ExperimentConfig, validate
 from tfx_jax.training.run import make_run
-from tfx_jax.training.sharding import make_mesh
+from tfx_jax.training.sharding.strategies import make_mesh
 
 FILE = pathlib.Path(__file__).parents[3] / "experiments" / "elmo_wikitext2.py"
 TEXT = "a bb a\n\n   \ncäsar bb a unheardof\n\tbb \n"

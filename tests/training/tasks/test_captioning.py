@@ -15,15 +15,13 @@ from tfx_jax.cli import evaluate as evaluate_cli
 from tfx_jax.cli import train as train_cli
 from tfx_jax.errors import UserError
 from tfx_jax.models import CaptionerConfig
-from tfx_jax.tasks.caption_data import Captioned
-from tfx_jax.tasks.captioning import CaptioningConfig, CaptioningTask
-from tfx_jax.toy_shapes import COLOURS, SHAPES
-from tfx_jax.training.checkpoint import load_params
-from tfx_jax.training.config import ExperimentConfig, tiny_variant
-from tfx_jax.training.config_checks import validate
+from tfx_jax.synthetic.shapes import COLOURS, SHAPES
+from tfx_jax.tasks.vision.captioning import Captioned, CaptioningConfig, CaptioningTask
+from tfx_jax.training.checkpoint.checkpoints import load_params
+from tfx_jax.training.config import ExperimentConfig, tiny_variant, validate
 from tfx_jax.training.loop import train
 from tfx_jax.training.run import load_run, make_run
-from tfx_jax.training.sharding import make_mesh
+from tfx_jax.training.sharding.strategies import make_mesh
 
 FILE = pathlib.Path(__file__).parents[3] / "experiments" / "captioning_shapes.py"
 

@@ -14,11 +14,10 @@ from tfx_jax.cli import train as train_cli
 from tfx_jax.errors import UserError
 from tfx_jax.models.bert import BertConfig
 from tfx_jax.nn import AttentionConfig, AttentionOptions
-from tfx_jax.tasks.classification import ClassificationConfig, ClassificationTask, LabelledData
-from tfx_jax.training.config import ExperimentConfig
-from tfx_jax.training.config_checks import validate
+from tfx_jax.tasks.text.classification import ClassificationConfig, ClassificationTask, LabelledData
+from tfx_jax.training.config import ExperimentConfig, validate
 from tfx_jax.training.run import make_run
-from tfx_jax.training.sharding import make_mesh
+from tfx_jax.training.sharding.strategies import make_mesh
 
 EXPERIMENTS = pathlib.Path(__file__).parents[3] / "experiments"
 

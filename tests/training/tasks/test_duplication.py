@@ -12,13 +12,12 @@ from tfx_jax.cli import main
 from tfx_jax.errors import UserError
 from tfx_jax.models import GPTConfig
 from tfx_jax.nn import AttentionConfig, AttentionOptions
-from tfx_jax.tasks.duplication import DuplicationConfig, DuplicationTask
-from tfx_jax.training.checkpoint import load_params
-from tfx_jax.training.config import ExperimentConfig, load_config, tiny_variant
-from tfx_jax.training.config_checks import validate
+from tfx_jax.tasks.sequence.duplication import DuplicationConfig, DuplicationTask
+from tfx_jax.training.checkpoint.checkpoints import load_params
+from tfx_jax.training.config import ExperimentConfig, load_config, tiny_variant, validate
 from tfx_jax.training.loop import train
 from tfx_jax.training.run import load_run, make_run
-from tfx_jax.training.sharding import make_mesh
+from tfx_jax.training.sharding.strategies import make_mesh
 
 LENGTH = 16
 

@@ -13,13 +13,11 @@ from tests.training.tasks.told import Told, no_answer
 from tfx_jax.cli import main
 from tfx_jax.errors import UserError
 from tfx_jax.models.seq2vec import Seq2VecConfig
-from tfx_jax.tasks.event_classification import EventClassificationConfig, EventClassificationTask
-from tfx_jax.tasks.event_data import EventData, is_cause
-from tfx_jax.training.checkpoint import load_best_params
-from tfx_jax.training.config import ExperimentConfig
-from tfx_jax.training.config_checks import validate
+from tfx_jax.tasks.events import EventClassificationConfig, EventClassificationTask, EventData, is_cause
+from tfx_jax.training.checkpoint.checkpoints import load_best_params
+from tfx_jax.training.config import ExperimentConfig, validate
 from tfx_jax.training.run import load_run, make_run
-from tfx_jax.training.sharding import make_mesh
+from tfx_jax.training.sharding.strategies import make_mesh
 
 ROOT = pathlib.Path(__file__).parents[3]
 TRAIN = "HR,died,pH,name\n60,0,7.3,a\n70,1,,b\n,0,,c\n80,1,7.5,d\n"

@@ -14,19 +14,23 @@ from flax import nnx
 from tests.training.configs import with_values
 from tests.training.tasks.told import Told
 from tests.training.tiny import pictures
-from tfx_jax.data.images import read_centre
-from tfx_jax.data.splits import SPLITS
+from tfx_jax.data.sources.images import read_centre
+from tfx_jax.data.sources.splits import SPLITS
 from tfx_jax.errors import UserError
 from tfx_jax.functional import attention_rollout
 from tfx_jax.models import ViTConfig
-from tfx_jax.tasks.image_classification import ImageClassificationConfig, changed, image_classification_loss, normalised
-from tfx_jax.tasks.image_data import Digits
-from tfx_jax.training.checkpoint import load_params
-from tfx_jax.training.config import ExperimentConfig, tiny_variant
-from tfx_jax.training.config_checks import validate
+from tfx_jax.tasks.vision.image_classification import (
+    Digits,
+    ImageClassificationConfig,
+    changed,
+    image_classification_loss,
+    normalised,
+)
+from tfx_jax.training.checkpoint.checkpoints import load_params
+from tfx_jax.training.config import ExperimentConfig, tiny_variant, validate
 from tfx_jax.training.loop import train
 from tfx_jax.training.run import load_run, make_run
-from tfx_jax.training.sharding import make_mesh
+from tfx_jax.training.sharding.strategies import make_mesh
 
 
 def tiny_config(**values):

@@ -14,20 +14,20 @@ from flax import nnx
 from tests.data.tokenizers_made_here import make_tokenizer
 from tests.tiers import slow_but
 from tfx_jax.cli import main
-from tfx_jax.data.hf_tokenizer import load_folder_tokenizer
+from tfx_jax.data.tokenizers.hf_tokenizer import load_folder_tokenizer
 from tfx_jax.errors import UserError
 from tfx_jax.models import BertConfig, GPTConfig, hf
 from tfx_jax.tasks import prediction
-from tfx_jax.tasks.classification import ClassificationConfig
-from tfx_jax.tasks.language_modeling import LanguageModelConfig, LanguageModelTask
-from tfx_jax.tasks.next_token import token_stream
-from tfx_jax.tasks.text_data import TextData
+from tfx_jax.tasks.text.classification import ClassificationConfig
+from tfx_jax.tasks.text.language_modeling import LanguageModelConfig, LanguageModelTask
+from tfx_jax.tasks.text.next_token import token_stream
+from tfx_jax.tasks.text.text_data import TextData
 from tfx_jax.training import run as run_module
-from tfx_jax.training.checkpoint import load_params
+from tfx_jax.training.checkpoint.checkpoints import load_params
 from tfx_jax.training.config import ExperimentConfig, load_config, tiny_variant
 from tfx_jax.training.loop import train
 from tfx_jax.training.run import load_run, make_run
-from tfx_jax.training.sharding import make_mesh, state_shardings
+from tfx_jax.training.sharding.strategies import make_mesh, state_shardings
 
 TEXT = "\n".join(f"{word} and {other} ." for word in "abcdefgh" for other in "qrstuvwxyz") + "\n"
 

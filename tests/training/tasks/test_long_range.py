@@ -9,18 +9,23 @@ import pytest
 from flax import nnx
 
 from tests.training.tasks.told import Told
-from tfx_jax.data.listops import evaluate
-from tfx_jax.data.passages import byte_ids
+from tfx_jax.data.sources.wikitext import byte_ids
 from tfx_jax.errors import UserError
 from tfx_jax.models.long_encoder import LongEncoderConfig
-from tfx_jax.tasks.long_range import LongRangeConfig, LongRangeTask, long_range_loss
-from tfx_jax.tasks.long_range_data import ListOpsData, PassagePairData, SectionData
-from tfx_jax.training.checkpoint import load_params
-from tfx_jax.training.config import ExperimentConfig, tiny_variant
-from tfx_jax.training.config_checks import validate
+from tfx_jax.synthetic.listops import evaluate
+from tfx_jax.tasks.sequence.long_range import (
+    ListOpsData,
+    LongRangeConfig,
+    LongRangeTask,
+    PassagePairData,
+    SectionData,
+    long_range_loss,
+)
+from tfx_jax.training.checkpoint.checkpoints import load_params
+from tfx_jax.training.config import ExperimentConfig, tiny_variant, validate
 from tfx_jax.training.loop import train
 from tfx_jax.training.run import load_run, make_run
-from tfx_jax.training.sharding import make_mesh
+from tfx_jax.training.sharding.strategies import make_mesh
 
 WORDS = {"A": "aaaa bbbb cccc dddd", "B": "eeee ffff gggg hhhh", "C": "iiii jjjj kkkk llll"}
 SMALL = {"num_layers": 1, "d_model": 16, "num_heads": 2, "d_ff": 32}

@@ -8,11 +8,11 @@ import types
 import pytest
 
 from tfx_jax.cli import main
-from tfx_jax.data.trees import parse_tree
+from tfx_jax.data.sources.trees import parse_tree
 from tfx_jax.errors import UserError
 from tfx_jax.models import TransformerConfig
-from tfx_jax.tasks.parsing import ParsingConfig, ParsingTask
-from tfx_jax.training.checkpoint import load_params
+from tfx_jax.tasks.text.parsing import ParsingConfig, ParsingTask
+from tfx_jax.training.checkpoint.checkpoints import load_params
 from tfx_jax.training.config import ExperimentConfig, tiny_variant
 from tfx_jax.training.init_from import adopt_pretrained_config
 from tfx_jax.training.loop import train

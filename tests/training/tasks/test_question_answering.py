@@ -12,23 +12,23 @@ from tests.training.tasks.told import Told, no_answer
 from tfx_jax.cli import evaluate as evaluate_cli
 from tfx_jax.cli import train as train_cli
 from tfx_jax.cli.train import load_config_file
-from tfx_jax.data.splits import Splits
-from tfx_jax.data.squad import Answer, Question
+from tfx_jax.data.sources.splits import Splits
+from tfx_jax.data.sources.squad import Answer, Question
 from tfx_jax.errors import UserError
+from tfx_jax.metrics.answers import answer_scores
 from tfx_jax.models.bert import BertConfig
 from tfx_jax.tasks import artifacts
-from tfx_jax.tasks.answer_scores import answer_scores
-from tfx_jax.tasks.answer_windows import NO_ANSWER, Spans
-from tfx_jax.tasks.question_answering import (
+from tfx_jax.tasks.text.question_answering import (
+    NO_ANSWER,
     QuestionAnsweringConfig,
     QuestionAnsweringTask,
     QuestionData,
+    Spans,
     _window_examples,
 )
-from tfx_jax.training.config import ExperimentConfig
-from tfx_jax.training.config_checks import validate
+from tfx_jax.training.config import ExperimentConfig, validate
 from tfx_jax.training.run import make_run
-from tfx_jax.training.sharding import make_mesh
+from tfx_jax.training.sharding.strategies import make_mesh
 
 FILE = pathlib.Path(__file__).parents[3] / "experiments" / "bert_jaquad.py"
 SIZES = {"max_length": 32, "tokens_per_batch": 320}

@@ -15,13 +15,12 @@ from tests.training.tasks.told import Told
 from tfx_jax.cli import main, transcribe
 from tfx_jax.errors import UserError
 from tfx_jax.functional import log_mel
+from tfx_jax.metrics.edit_distance import recognition_scores
 from tfx_jax.models import ConformerConfig
-from tfx_jax.tasks.recognition_scores import recognition_scores
-from tfx_jax.tasks.recorded_speech import DIGITS, RecordedSpeech, Sound, SpokenDigits, Tones, heard
-from tfx_jax.tasks.speech_recognition import SpeechRecognitionConfig, recognition_loss
-from tfx_jax.training.checkpoint import load_params
-from tfx_jax.training.config import ExperimentConfig, tiny_variant
-from tfx_jax.training.config_checks import validate
+from tfx_jax.tasks.speech.recorded_speech import DIGITS, RecordedSpeech, Sound, SpokenDigits, Tones, heard
+from tfx_jax.tasks.speech.speech_recognition import SpeechRecognitionConfig, recognition_loss
+from tfx_jax.training.checkpoint.checkpoints import load_params
+from tfx_jax.training.config import ExperimentConfig, tiny_variant, validate
 from tfx_jax.training.loop import train
 from tfx_jax.training.run import load_run, make_run
 

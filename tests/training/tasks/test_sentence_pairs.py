@@ -15,12 +15,11 @@ from tfx_jax.cli import main
 from tfx_jax.errors import UserError
 from tfx_jax.models.decomposable import DecomposableConfig
 from tfx_jax.models.esim import EsimConfig
-from tfx_jax.tasks.classification import LabelledData
-from tfx_jax.tasks.sentence_pairs import SentencePairConfig, SentencePairTask
-from tfx_jax.training.config import ExperimentConfig
-from tfx_jax.training.config_checks import validate
+from tfx_jax.tasks.text.classification import LabelledData
+from tfx_jax.tasks.text.sentence_pairs import SentencePairConfig, SentencePairTask
+from tfx_jax.training.config import ExperimentConfig, validate
 from tfx_jax.training.run import make_run
-from tfx_jax.training.sharding import make_mesh
+from tfx_jax.training.sharding.strategies import make_mesh
 
 EXPERIMENTS = pathlib.Path(__file__).parents[3] / "experiments"
 MODELS = {

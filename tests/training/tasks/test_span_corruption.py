@@ -11,18 +11,17 @@ from flax import nnx
 
 from tfx_jax.cli import main
 from tfx_jax.cli.train import load_config_file
-from tfx_jax.data.span_corruption import span_corruption_lengths
+from tfx_jax.data.objectives.span_corruption import span_corruption_lengths
 from tfx_jax.errors import UserError
 from tfx_jax.models import T5Config, TransformerConfig
-from tfx_jax.tasks.span_corruption import SpanCorruptionConfig, SpanCorruptionTask
-from tfx_jax.tasks.text_data import TextData
-from tfx_jax.toy_grammar import grammar_documents
-from tfx_jax.training.checkpoint import load_params
-from tfx_jax.training.config import ExperimentConfig, tiny_variant
-from tfx_jax.training.config_checks import validate
+from tfx_jax.synthetic.grammar import grammar_documents
+from tfx_jax.tasks.text.span_corruption import SpanCorruptionConfig, SpanCorruptionTask
+from tfx_jax.tasks.text.text_data import TextData
+from tfx_jax.training.checkpoint.checkpoints import load_params
+from tfx_jax.training.config import ExperimentConfig, tiny_variant, validate
 from tfx_jax.training.loop import train
 from tfx_jax.training.run import load_run, make_run
-from tfx_jax.training.sharding import make_mesh
+from tfx_jax.training.sharding.strategies import make_mesh
 
 
 def tiny_config(**data):

@@ -11,20 +11,19 @@ from tests.training.configs import with_values
 from tests.training.tasks.told import Told
 from tfx_jax.cli import evaluate as evaluate_cli
 from tfx_jax.cli import train as train_cli
-from tfx_jax.data.batching import LoaderOptions
+from tfx_jax.data.batching.batches import LoaderOptions
 from tfx_jax.errors import UserError
 from tfx_jax.models import SanCTCConfig
-from tfx_jax.tasks.speech_data import SpeechData, SyntheticSpeech, Utterance
-from tfx_jax.tasks.speech_recognition import (
+from tfx_jax.tasks.speech.speech_data import SpeechData, SyntheticSpeech, Utterance
+from tfx_jax.tasks.speech.speech_recognition import (
     SpeechRecognitionConfig,
     SpeechRecognitionTask,
 )
-from tfx_jax.training.checkpoint import load_params
-from tfx_jax.training.config import ExperimentConfig, tiny_variant
-from tfx_jax.training.config_checks import validate
+from tfx_jax.training.checkpoint.checkpoints import load_params
+from tfx_jax.training.config import ExperimentConfig, tiny_variant, validate
 from tfx_jax.training.loop import train
 from tfx_jax.training.run import load_run, make_run
-from tfx_jax.training.sharding import make_mesh
+from tfx_jax.training.sharding.strategies import make_mesh
 
 FILE = pathlib.Path(__file__).parents[3] / "experiments" / "san_ctc_synthetic_speech.py"
 

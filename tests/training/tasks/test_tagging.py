@@ -14,25 +14,24 @@ from tests.training.tasks.told import Told, no_answer
 from tfx_jax.cli import convert as convert_cli
 from tfx_jax.cli import evaluate as evaluate_cli
 from tfx_jax.cli import train as train_cli
-from tfx_jax.data.batching import ExampleList
-from tfx_jax.data.conll import TaggedSentence
+from tfx_jax.data.batching.batches import ExampleList
+from tfx_jax.data.sources.conll import TaggedSentence
 from tfx_jax.errors import UserError
+from tfx_jax.metrics.entities import entity_scores
 from tfx_jax.models import hf
 from tfx_jax.models.bert import BertConfig
 from tfx_jax.models.elmo import CharacterConfig, ElmoConfig, ElmoTaggerConfig
-from tfx_jax.tasks.bert_pretraining import BertPretrainingConfig
-from tfx_jax.tasks.bidirectional_language_modeling import BidirectionalLanguageModelConfig
-from tfx_jax.tasks.entities import entity_scores
-from tfx_jax.tasks.tagging import IGNORED, TaggedData, TaggingConfig, TaggingTask, predict_tags
-from tfx_jax.tasks.text_data import TextData
-from tfx_jax.tasks.word_characters import word_rows
-from tfx_jax.toy_grammar import grammar_documents
-from tfx_jax.training.checkpoint import Checkpoints, load_params
-from tfx_jax.training.config import ExperimentConfig, save_config
-from tfx_jax.training.config_checks import validate
+from tfx_jax.synthetic.grammar import grammar_documents
+from tfx_jax.tasks.text.bert_pretraining import BertPretrainingConfig
+from tfx_jax.tasks.text.bidirectional_language_modeling import BidirectionalLanguageModelConfig
+from tfx_jax.tasks.text.tagging import IGNORED, TaggedData, TaggingConfig, TaggingTask, predict_tags
+from tfx_jax.tasks.text.text_data import TextData
+from tfx_jax.tasks.text.word_characters import word_rows
+from tfx_jax.training.checkpoint.checkpoints import Checkpoints, load_params
+from tfx_jax.training.config import ExperimentConfig, save_config, validate
 from tfx_jax.training.init_from import adopt_pretrained_config, init_from_state
 from tfx_jax.training.run import load_run, make_run
-from tfx_jax.training.sharding import make_mesh
+from tfx_jax.training.sharding.strategies import make_mesh
 from tfx_jax.training.train_setup import make_train_setup
 
 FILE = pathlib.Path(__file__).parents[3] / "experiments" / "bert_wnut17.py"

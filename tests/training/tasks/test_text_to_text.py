@@ -10,21 +10,20 @@ from flax import nnx
 
 from tests.training.tasks.told import Told, no_answer
 from tfx_jax.cli import main
-from tfx_jax.data.conll import TaggedSentence
-from tfx_jax.data.labelled import LabelledText
+from tfx_jax.data.sources.conll import TaggedSentence
+from tfx_jax.data.sources.labeled import LabelledText
 from tfx_jax.errors import UserError
 from tfx_jax.models import T5Config, TransformerConfig
-from tfx_jax.tasks.classification import LabelledData
-from tfx_jax.tasks.question_answering import QuestionData
-from tfx_jax.tasks.tagging import TaggedData
-from tfx_jax.tasks.text_to_text import TextToTextConfig, TextToTextTask
-from tfx_jax.training.checkpoint import load_params
-from tfx_jax.training.config import ExperimentConfig, save_config, tiny_variant
-from tfx_jax.training.config_checks import validate
+from tfx_jax.tasks.text.classification import LabelledData
+from tfx_jax.tasks.text.question_answering import QuestionData
+from tfx_jax.tasks.text.tagging import TaggedData
+from tfx_jax.tasks.text.text_to_text import TextToTextConfig, TextToTextTask
+from tfx_jax.training.checkpoint.checkpoints import load_params
+from tfx_jax.training.config import ExperimentConfig, save_config, tiny_variant, validate
 from tfx_jax.training.init_from import adopt_pretrained_config
 from tfx_jax.training.loop import train
 from tfx_jax.training.run import load_run, make_run
-from tfx_jax.training.sharding import make_mesh
+from tfx_jax.training.sharding.strategies import make_mesh
 
 DATA = {
     "texts": LabelledData(),

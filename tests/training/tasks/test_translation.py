@@ -16,19 +16,17 @@ from flax import nnx
 from tests.nn.programs import draw
 from tests.tiers import slow_but
 from tfx_jax.cli.train import load_config_file
-from tfx_jax.data.batching import LoaderOptions
-from tfx_jax.data.hf_tokenizer import load_folder_tokenizer
+from tfx_jax.data.batching.batches import LoaderOptions
+from tfx_jax.data.tokenizers.hf_tokenizer import load_folder_tokenizer
 from tfx_jax.errors import UserError
+from tfx_jax.generation.decoding import BeamSearch
 from tfx_jax.models import TransformerConfig, hf
-from tfx_jax.tasks.decoding import BeamSearch
-from tfx_jax.tasks.pair_data import PairData
 from tfx_jax.tasks.prediction import TrainedModel
-from tfx_jax.tasks.translation import TranslationTask, Translator
-from tfx_jax.training.config import save_config
-from tfx_jax.training.config_checks import validate
+from tfx_jax.tasks.text.translation import PairData, TranslationTask, Translator
+from tfx_jax.training.config import save_config, validate
 from tfx_jax.training.init_from import adopt_pretrained_config
 from tfx_jax.training.run import load_run, make_run
-from tfx_jax.training.sharding import make_mesh, state_shardings
+from tfx_jax.training.sharding.strategies import make_mesh, state_shardings
 
 GERMAN = ["Ein Mann schläft.", "Zwei Hunde spielen, im Schnee!", "Sie liest ein Buch."]
 ENGLISH = ["A man sleeps.", "Two dogs play, in the snow!", "She reads a book."]

@@ -13,9 +13,9 @@ from typing import NoReturn
 from tfx_jax.cli import VERBS
 from tfx_jax.cli.launch import jobset, local, slurm, tpu_vm, xpk
 from tfx_jax.cli.launch.plan import Plan
-from tfx_jax.cli.parser import Parser
+from tfx_jax.cli.support.parser import Parser
 from tfx_jax.errors import UserError
-from tfx_jax.training.topologies import has_libtpu
+from tfx_jax.planning.topologies import has_libtpu
 
 TARGETS = {"local": local, "tpu-vm": tpu_vm, "xpk": xpk, "jobset": jobset, "slurm": slurm}
 

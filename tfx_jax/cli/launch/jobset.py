@@ -19,7 +19,7 @@ from tfx_jax.cli.launch.plan import (
     literal,
     require_shared_workdir,
 )
-from tfx_jax.cli.parser import Parser, at_least_one
+from tfx_jax.cli.support.parser import Parser, at_least_one
 from tfx_jax.errors import UserError
 
 SUMMARY = "TPU slices of a GKE cluster, by a JobSet (0.10.1 or newer)"

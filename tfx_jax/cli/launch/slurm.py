@@ -7,8 +7,8 @@ import shlex
 from collections.abc import Sequence
 
 from tfx_jax.cli.launch.plan import SAVED, Plan, add_grace_option, execute
-from tfx_jax.cli.parser import Parser, at_least_one
-from tfx_jax.training.distributed import RESTART
+from tfx_jax.cli.support.parser import Parser, at_least_one
+from tfx_jax.training.sharding.distributed import RESTART
 
 SUMMARY = "GPU nodes of a Slurm cluster"
 

@@ -7,7 +7,7 @@ import shlex
 from collections.abc import Sequence
 
 from tfx_jax.cli.launch.plan import Plan, dns_label, execute, require_shared_workdir
-from tfx_jax.cli.parser import Parser
+from tfx_jax.cli.support.parser import Parser
 from tfx_jax.errors import UserError
 
 SUMMARY = "every host of a Cloud TPU VM, by ssh"

@@ -7,10 +7,10 @@ import shlex
 from collections.abc import Sequence
 
 from tfx_jax.cli.launch.plan import Plan, add_grace_option, dns_label, execute, literal, require_shared_workdir
-from tfx_jax.cli.parser import Parser, at_least_one
+from tfx_jax.cli.support.parser import Parser, at_least_one
 from tfx_jax.errors import UserError
-from tfx_jax.training.distributed import RESTART
-from tfx_jax.training.topologies import TOPOLOGIES
+from tfx_jax.planning.topologies import TOPOLOGIES
+from tfx_jax.training.sharding.distributed import RESTART
 
 SUMMARY = "TPU slices of a GKE cluster, through XPK"
 

@@ -3,9 +3,10 @@
 import re
 from typing import Any
 
-from tfx_jax.models.bert import Bert, BertConfig
-from tfx_jax.models.bert_heads import (
+from tfx_jax.models.bert import (
+    Bert,
     BertClassifier,
+    BertConfig,
     BertMaskedLM,
     BertNextSentence,
     BertPretraining,

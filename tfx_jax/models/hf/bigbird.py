@@ -2,8 +2,7 @@
 
 from typing import Any
 
-from tfx_jax.models.bert import Bert, BertConfig
-from tfx_jax.models.bert_heads import BertMaskedLM, BertPretraining, BertTagger
+from tfx_jax.models.bert import Bert, BertConfig, BertMaskedLM, BertPretraining, BertTagger
 from tfx_jax.models.hf import bert
 from tfx_jax.models.hf.folder import Fields
 from tfx_jax.models.hf.names import Row, dense, under

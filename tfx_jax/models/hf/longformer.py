@@ -3,8 +3,7 @@
 import re
 from typing import Any
 
-from tfx_jax.models.bert import Bert, BertConfig
-from tfx_jax.models.bert_heads import BertClassifier, BertMaskedLM, BertQuestionAnswering, BertTagger
+from tfx_jax.models.bert import Bert, BertClassifier, BertConfig, BertMaskedLM, BertQuestionAnswering, BertTagger
 from tfx_jax.models.hf import bert
 from tfx_jax.models.hf.folder import Fields
 from tfx_jax.models.hf.names import Row, dense, linear, norm, under, vector

@@ -1,0 +1,104 @@
+"""Edited configurations: fields of a workdir's config.json with hostile values, and verbs that read it.
+
+A verb refuses in one line, or answers as another value of the field allows. A value of another type, and a size that
+the parameters do not have, must be refused: to ignore them is silent.
+"""
+
+import json
+import pathlib
+import shutil
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from benchmarks.faults.campaign import BAD, Trial
+from benchmarks.faults.command import call, fresh, judge, shown
+from benchmarks.faults.damage import LINES
+from benchmarks.faults.subjects import training
+
+VERBS = {
+    "translation": (["translate"], ["evaluate", "--json"], ["attend", "--source=the dog barks .", "--html=map.html"]),
+    "labels": (["predict", "--json"], ["evaluate"]),
+    "language": (["generate", "--max-new-tokens=2", "--temperature=0"], ["evaluate"], ["convert", "--output=new"]),
+}
+VALUES: tuple[Any, ...] = (
+    *(None, True, False, 0, -1, 1, 2, 3, 7, 10**6, 2**31, 10**30, 0.5, -0.5, 1e300, float("nan"), float("inf")),
+    *(
+        "",
+        "x",
+        "dense",
+        "float16",
+        "\x1b[2J",
+        "日本" * 9,
+        "a" * 3_000,
+        "../..",
+        [],
+        [1],
+        [[1]],
+        ["a"],
+        {},
+        {"class": "x"},
+    ),
+    {"class": "tfx_jax.models.gpt.GPTConfig"},
+)
+SIZES = ("vocab_size", "num_layers", "d_model", "d_ff", "max_length")
+"""Fields of a model that are shapes of its parameters; "max_length" is one where positions are learned."""
+
+
+def prepare(folder: pathlib.Path) -> Callable[[np.random.Generator], Trial]:
+    """Trains the models."""
+    here, originals = folder / "here", {name: training(name, folder.parent) for name in VERBS}
+
+    def attempt(random: np.random.Generator) -> Trial:
+        name = list(VERBS)[int(random.integers(len(VERBS)))]
+        command = [*VERBS[name][int(random.integers(len(VERBS[name])))], "--workdir=workdir"]
+        fresh(here)
+        shutil.copytree(originals[name], here / "workdir")
+        done, must_refuse = edit(here / "workdir/config.json", random)
+        trial = judge(call(command, LINES), f"{name}: {done}; {shown(command)}")
+        if trial.outcome not in BAD and trial.outcome != "line" and must_refuse:
+            return Trial(trial.what, "silent", "the value was ignored")
+        return trial
+
+    return attempt
+
+
+def edit(path: pathlib.Path, random: np.random.Generator) -> tuple[str, bool]:
+    """Changes, removes or adds a field; returns what was done, and whether every verb must refuse it."""
+    values = json.loads(path.read_text())
+    del values["sha256"]
+    parts = [(name, part) for name, part in leaves(values) if isinstance(part, dict)]
+    place, part = parts[int(random.integers(len(parts)))]
+    kind = random.random()
+    if kind < 0.08 and part:
+        field = list(part)[int(random.integers(len(part)))]
+        del part[field]
+        done, must_refuse = f"{place}{field} deleted", False
+    elif kind < 0.16:
+        part["no_such_field"] = 1
+        done, must_refuse = f"{place}no_such_field=1", True
+    else:
+        field = list(part)[int(random.integers(len(part)))]
+        before = part[field]
+        value = VALUES[int(random.integers(len(VALUES)))]
+        if type(before) is int and random.random() < 0.5:
+            value = before + int(random.choice([-1, 1, before or 2]))
+        part[field] = value
+        done, must_refuse = f"{place}{field}={str(json.dumps(value))[:60]}, before {before!r}", False
+        if isinstance(before, bool | int | float | str) and value is not None:
+            is_number = isinstance(before, float) and type(value) is int
+            must_refuse = type(value) is not type(before) and not is_number
+        if place.endswith("model.") and field in SIZES[:-1] and value != before:
+            must_refuse = True
+    path.write_text(json.dumps(values, indent=2))
+    return done, must_refuse
+
+
+def leaves(values: Any, name: str = "") -> list[tuple[str, Any]]:
+    """The values of nested objects, these included, by the dotted names before them."""
+    found = [(name, values)]
+    for field, value in values.items():
+        if isinstance(value, dict):
+            found += leaves(value, f"{name}{field}.")
+    return found

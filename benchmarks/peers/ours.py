@@ -1,0 +1,95 @@
+"""Our side: what `tfx-jax bench` measures, at the sizes that every side has, and JAX's own attention."""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+from flax import nnx
+
+from benchmarks.peers.sizes import LABEL_SMOOTHING, RECURRENT_SIZES, SIZES
+from benchmarks.peers.worker import Workload
+from tfx_jax.models.seq2seq import Seq2SeqConfig
+from tfx_jax.models.transformer import Transformer, TransformerConfig
+from tfx_jax.nn.attention import ShardAttention
+from tfx_jax.planning import workloads
+from tfx_jax.tasks import PairData, TranslationConfig, translation_loss
+from tfx_jax.training import ExperimentConfig
+from tfx_jax.training.sharding.strategies import make_mesh
+from tfx_jax.training.step import TrainState
+from tfx_jax.training.train_setup import make_train_setup
+
+
+def config_of(model: str, dtype: str, **overrides: Any) -> TransformerConfig:
+    """Our configuration of a size."""
+    return TransformerConfig(**SIZES[model]._asdict() | overrides, dtype=dtype)
+
+
+def training(*, model: str, rows: int, length: int, dtype: str, count: str = "tokens") -> Workload:
+    """A step of `tfx-jax train`, counted in target tokens or in model FLOPs."""
+    ours = workloads.training(config_of(model, dtype), batch=rows, length=length)
+    assert ours.flops is not None
+    return Workload(ours.run, ours.target_tokens if count == "tokens" else ours.flops)
+
+
+def recurrent_training(*, model: str, rows: int, length: int, is_attending: bool, dtype: str) -> Workload:
+    """The same of a `Seq2Seq` of LSTMs, with Luong's attention, its scores as PyTorch's side has them, or without."""
+    variant = "luong" if is_attending else "fixed"
+    config = Seq2SeqConfig(**RECURRENT_SIZES[model]._asdict(), variant=variant, scaled=False, dtype=dtype)
+    task = TranslationConfig(PairData(max_length=length, tokens_per_batch=rows * length))
+    ours, plan = workloads.planned_training(ExperimentConfig(config, task))
+    assert plan.batch["target"] == (rows, length)
+    return Workload(ours.run, ours.target_tokens)
+
+
+def compiling(*, model: str, rows: int, length: int) -> dict[str, float]:
+    """Seconds from the step's function to the end of the first step."""
+    ours = workloads.training(config_of(model, "float32"), batch=rows, length=length)
+    return {"trace": ours.trace_seconds, "compile": ours.compile_seconds, "first step": ours.first_seconds}
+
+
+def decoding(
+    *, model: str, rows: int, beam: int, source_length: int, length: int, dtype: str, int8: bool = False
+) -> Workload:
+    """Beam search of `tfx-jax translate` to a forced length."""
+    sizes = {"batch": rows, "beam_size": beam, "source_length": source_length, "length": length}
+    ours = workloads.decoding(config_of(model, dtype), int8=int8, **sizes)
+    # The last token is the end of sentence, which not every side generates.
+    best = ours.run()[:, : length - 1]
+    return Workload(ours.run, ours.target_tokens, {"best": best.tolist()})
+
+
+def attention(
+    *, function: str, rows: int, length: int, heads: int, head_size: int, is_causal: bool, dtype: str
+) -> Workload:
+    """Forward and backward pass of one of our functions."""
+    sizes: dict[str, Any] = {"batch": rows, "length": length, "num_heads": heads, "head_size": head_size}
+    return Workload(workloads.attention(function, is_causal=is_causal, dtype=dtype, **sizes).run, 1)
+
+
+def jax_nn_attention(
+    *, rows: int, length: int, heads: int, head_size: int, is_causal: bool, dtype: str, implementation: str
+) -> Workload:
+    """The same of `jax.nn.dot_product_attention`."""
+    options: dict[str, Any] = {"implementation": implementation}
+    attend = functools.partial(jax.nn.dot_product_attention, **options)
+    program = workloads.attention_program(attend, is_causal, with_gradient=True)
+    arrays = jax.random.normal(jax.random.key(0), (4, rows, length, heads, head_size), dtype)
+    return Workload(lambda: jax.block_until_ready(program(*arrays)), 1)
+
+
+def step_and_state(config: TransformerConfig) -> tuple[Callable[..., Any], TrainState]:
+    """The trainer's step for a model, for any batches, and the first state."""
+
+    def make_model(shard_attention: ShardAttention | None) -> Transformer:
+        return Transformer(config, shard_attention=shard_attention, rngs=nnx.Rngs(params=0))
+
+    experiment = ExperimentConfig(model=config)
+    loss_fn = functools.partial(translation_loss, label_smoothing=LABEL_SMOOTHING)
+    step_fn, first_state, _ = make_train_setup(experiment, make_model, loss_fn, make_mesh())
+    return step_fn, first_state()
+
+
+def parameters(model: str) -> Any:
+    """What `decoding` draws: for a side that takes our weights."""
+    return nnx.to_pure_dict(nnx.state(Transformer(config_of(model, "float32"), rngs=nnx.Rngs(params=0))))

@@ -1,0 +1,118 @@
+"""A GPT-2 of 124 million parameters from a Hugging Face folder: loading it and generating with it, here and there.
+
+The weights are random, drawn once by us and saved with `tfx_jax.models.hf`; both sides read the same folder. Their
+speed does not depend on what they are.
+"""
+
+# pyright: reportMissingImports=false
+import pathlib
+import resource
+import sys
+import time
+from typing import Any
+
+import numpy as np
+
+from benchmarks.peers.worker import Workload, cores
+
+
+def prepare(*, folder: str) -> dict[str, float]:
+    """Writes the folder, once."""
+    if not (pathlib.Path(folder) / "config.json").exists():
+        import jax
+        from flax import nnx
+
+        from tfx_jax.models import GPT, GPTConfig, hf
+
+        hf.save(jax.jit(lambda: GPT(GPTConfig.published("gpt2"), rngs=nnx.Rngs(0)))(), folder)
+    return {}
+
+
+def load(*, folder: str, measure: str) -> dict[str, float]:
+    """Reads the folder into our model; `measure` is "seconds" or "memory"."""
+    start = time.perf_counter()
+    import jax
+
+    from tfx_jax.models import hf
+
+    jax.devices()
+    imports = time.perf_counter() - start
+    run = lambda: sum(float(np.asarray(leaf).sum()) for leaf in jax.tree.leaves(hf.load(folder)))  # noqa: E731
+    return _measured(run, imports, measure)
+
+
+def load_by_transformers(*, folder: str, measure: str) -> dict[str, float]:
+    """Reads it into theirs."""
+    start = time.perf_counter()
+    import torch
+    import transformers
+
+    make = transformers.GPT2LMHeadModel.from_pretrained  # which is what imports most of it
+    imports = time.perf_counter() - start
+    torch.set_num_threads(cores())
+    return _measured(lambda: sum(float(parameter.sum()) for parameter in make(folder).parameters()), imports, measure)
+
+
+def _measured(run: Any, imports: float, measure: str) -> dict[str, float]:
+    """The seconds of imports and of `run`; or the most memory that the process ever had, GiB.
+
+    Both sides add all parameters up: transformers leaves them in the file until they are used.
+    """
+    start = time.perf_counter()
+    run()
+    seconds = time.perf_counter() - start
+    unit = 1 if sys.platform == "darwin" else 1024
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 2**30
+    return {"import": imports, "load": seconds} if measure == "seconds" else {"peak": peak}
+
+
+def generate(*, folder: str, rows: int, prompt_length: int, length: int, dtype: str) -> Workload:
+    """The most probable continuation to a forced length, by our `Generator`."""
+    from tfx_jax.generation import Generator, Sampling
+    from tfx_jax.models import hf
+
+    prepare(folder=folder)
+    model = hf.load(folder, dtype=dtype)
+    generator = Generator(model, max_new_tokens=length, search=Sampling(temperature=0))
+    prompts = _prompts(rows, prompt_length).tolist()
+
+    def run() -> list[list[int]]:
+        return generator(prompts)
+
+    best = run()
+    assert all(len(tokens) == length for tokens in best)
+    return Workload(run, rows * length, {"best": best})
+
+
+def generate_by_transformers(
+    *, folder: str, rows: int, prompt_length: int, length: int, dtype: str, device: str
+) -> Workload:
+    """The same by `generate`, with its cache."""
+    import torch
+    import transformers
+
+    torch.set_num_threads(cores())
+    prepare(folder=folder)
+    net = transformers.GPT2LMHeadModel.from_pretrained(folder).to(device, getattr(torch, dtype)).eval()
+    prompts = torch.tensor(_prompts(rows, prompt_length), device=device)
+    options = {"do_sample": False, "use_cache": True, "eos_token_id": None, "pad_token_id": 0}
+
+    def run() -> Any:
+        with torch.inference_mode():
+            tokens = net.generate(
+                prompts,
+                attention_mask=torch.ones_like(prompts),
+                min_new_tokens=length,
+                max_new_tokens=length,
+                **options,
+            )
+        return tokens[:, prompt_length:].cpu()
+
+    found = run()
+    assert found.shape == (rows, length)
+    about = {"beams": [[row] for row in found.tolist()], "transformers": transformers.__version__}
+    return Workload(run, rows * length, about)
+
+
+def _prompts(rows: int, length: int) -> np.ndarray:
+    return np.random.default_rng(0).integers(0, 50_257, (rows, length))

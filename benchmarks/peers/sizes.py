@@ -1,0 +1,52 @@
+"""What every side is given alike: the sizes of the models and the tokens; without JAX, which not every side has."""
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+
+class Sizes(NamedTuple):
+    """Of a post-norm encoder-decoder Transformer with one embedding for both ends and sinusoids."""
+
+    vocab_size: int
+    num_layers: int
+    d_model: int
+    num_heads: int
+    d_ff: int
+    dropout_rate: float
+
+
+SIZES = {
+    "small": Sizes(97, 2, 32, 4, 64, 0.1),  # for the tests
+    "tiny": Sizes(10_000, 4, 128, 4, 256, 0.3),
+    "base": Sizes(37_000, 6, 512, 8, 2048, 0.1),
+    "big": Sizes(37_000, 6, 1024, 16, 4096, 0.3),
+}
+
+
+class RecurrentSizes(NamedTuple):
+    """Of an encoder-decoder of LSTMs with one embedding for both ends."""
+
+    vocab_size: int
+    num_layers: int  # of either side; the encoder's have two directions
+    d_model: int
+    dropout_rate: float
+
+
+RECURRENT_SIZES = {
+    "small": RecurrentSizes(97, 2, 32, 0.1),  # for the tests
+    "enja": RecurrentSizes(4_000, 1, 256, 0.2),  # experiments/seq2seq_enja.py
+    "base": RecurrentSizes(4_000, 2, 512, 0.2),
+}
+LABEL_SMOOTHING = 0.1
+ADAM: dict[str, Any] = {"b1": 0.9, "b2": 0.98, "eps": 1e-9}
+LAYER_NORM_EPSILON = 1e-5
+PAD_ID, BOS_ID, EOS_ID = 0, 1, 2  # those of the tokenizers of translation
+
+
+def pairs(vocab_size: int, rows: int, length: int) -> tuple[np.ndarray, np.ndarray]:
+    """Source and target tokens without padding, [rows, length] int32: those that `tfx_jax.planning` draws."""
+    source, target = (
+        np.random.default_rng(seed).integers(EOS_ID + 1, vocab_size, (rows, length), np.int32) for seed in (0, 1)
+    )
+    return source, target

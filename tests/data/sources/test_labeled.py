@@ -1,0 +1,83 @@
+import collections
+import gzip
+
+import pytest
+
+from tfx_jax.data.sources.labeled import read_labelled, read_labelled_pairs
+from tfx_jax.data.sources.lines import read_lines
+from tfx_jax.errors import UserError
+
+HEADER = "pair_ID\tsentence_A\tsentence_B\trelatedness_score\tentailment_judgment"
+
+
+def _write(path, *lines):
+    data = "\n".join(lines).encode()
+    path.write_bytes(gzip.compress(data) if path.suffix == ".gz" else data)
+    return path
+
+
+@pytest.mark.parametrize("name", ["a.tsv", "a.tsv.gz"])
+def test_labelled_texts(tmp_path, name):
+    path = _write(tmp_path / name, "greeting\thello  there\r", " farewell \t さようなら ", "")
+    assert read_labelled(path) == [("hello  there", "greeting"), ("さようなら", "farewell")]
+    assert read_labelled(path, labels=["greeting", "farewell", "other"]) == read_labelled(path)
+
+
+@pytest.mark.parametrize("line", ["hello", "", "a\tb\tc", "\thello", "greeting\t ", "greeting hello"])
+def test_lines_that_are_not_a_label_and_a_text(tmp_path, line):
+    path = _write(tmp_path / "a.tsv", "greeting\thello", line, "greeting\thi")
+    with pytest.raises(UserError, match=r"a\.tsv, line 2: .* is not a label, one TAB and its text"):
+        read_labelled(path)
+
+
+def test_unknown_label(tmp_path):
+    path = _write(tmp_path / "a.tsv", "greeting\thello", "greting\thi")
+    with pytest.raises(UserError, match=r"a\.tsv, line 2: the label 'greting' is none of the 2 known ones"):
+        read_labelled(path, labels={"greeting", "farewell"})
+    pairs = _write(tmp_path / "b.tsv", HEADER, "1\ta\tb\t3\tYES")
+    with pytest.raises(UserError, match=r"b\.tsv, line 2: the label 'YES' is none of the 2 known ones"):
+        read_labelled_pairs(pairs, labels={"NEUTRAL", "ENTAILMENT"})
+
+
+def test_pairs_by_the_names_of_their_columns(tmp_path):
+    path = _write(tmp_path / "a.tsv", HEADER, "1\ta b\tc\t3.5\tNEUTRAL\r", "2\td\te\t\tENTAILMENT", "")
+    assert read_labelled_pairs(path) == [("a b", "c", "NEUTRAL"), ("d", "e", "ENTAILMENT")]
+    turned = _write(tmp_path / "b.tsv.gz", "gold\thypothesis\tpremise", "no\tx\ty")
+    columns = {"first_column": "premise", "second_column": "hypothesis", "label_column": "gold"}
+    assert read_labelled_pairs(turned, **columns) == [("y", "x", "no")]
+
+
+@pytest.mark.parametrize(
+    ("lines", "message"),
+    [
+        (["a\tb\tc", "1\t2\t3"], r"line 1: 0 columns named 'sentence_A'; there are a, b, c"),
+        ([HEADER + "\tsentence_B", "1"], "line 1: 2 columns named 'sentence_B'"),
+        ([HEADER], "has no pairs, only a line of column names"),
+        ([HEADER, "1\ta\tb\t3\tNEUTRAL", "2\ta\tb\tNEUTRAL"], "line 3: 4 columns, but line 1 names 5"),
+        ([HEADER, ""], None),
+        ([HEADER, "", "1\ta\tb\t3\tNEUTRAL"], "line 2: 1 columns, but line 1 names 5"),
+        ([HEADER, "1\ta\t \t3\tNEUTRAL"], "line 2: nothing in the column 'sentence_B'"),
+        ([HEADER, "1\ta\tb\t3\t"], "line 2: nothing in the column 'entailment_judgment'"),
+    ],
+)
+def test_files_that_are_not_pairs(tmp_path, lines, message):
+    with pytest.raises(UserError, match=message or "has no pairs") as caught:
+        read_labelled_pairs(_write(tmp_path / "a.tsv", *lines))
+    assert "a.tsv" in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.data
+def test_real_intents(shared_data):
+    labels = list(read_lines(shared_data / "banking77" / "labels.txt"))
+    train, dev = (read_labelled(shared_data / "banking77" / f"{part}.tsv", labels) for part in ("train", "dev"))
+    assert (len(train), len(dev)) == (9000, 1003)
+    assert {example.label for example in train} == set(labels)
+
+
+@pytest.mark.data
+def test_real_pairs(shared_data):
+    pairs = read_labelled_pairs(shared_data / "nli" / "train.tsv", {"NEUTRAL", "ENTAILMENT", "CONTRADICTION"})
+    counts = collections.Counter(pair.label for pair in pairs)
+    assert counts == {"NEUTRAL": 2536, "ENTAILMENT": 1299, "CONTRADICTION": 665}
+    assert pairs[0].second.startswith("A group of boys in a yard")

@@ -1,0 +1,263 @@
+"""Generation against loops that read everything anew for each token; ends, stops, shapes, refusals."""
+
+import functools
+
+import jax
+import numpy as np
+import pytest
+from flax import nnx
+from scipy.special import log_softmax, softmax
+
+from tfx_jax.errors import UserError
+from tfx_jax.generation.decoding import BeamSearch, Sampling
+from tfx_jax.generation.text import Generator
+from tfx_jax.models import GPT, T5, GPTConfig, T5Config, Transformer, TransformerConfig
+from tfx_jax.nn import AttentionConfig, AttentionOptions
+
+V, MAX_LENGTH = 23, 40
+PROMPTS = [[3, 1, 4, 1, 5], [9], [2, 6, 5]]
+GREEDY = Sampling(temperature=0)
+
+
+def drawn(make, seed=0):
+    """A model whose parameters are drawn by NumPy, which compiles nothing; gains stay near 1."""
+    graphdef, params = nnx.split(nnx.eval_shape(make))
+    rng = np.random.default_rng(seed)
+
+    def draw(path, leaf):
+        mean = 1.0 if jax.tree_util.keystr(path).endswith("['scale']") else 0.0
+        return jax.device_put(rng.normal(mean, 0.5, leaf.shape).astype(leaf.dtype))  # `jnp.asarray` would compile
+
+    return nnx.merge(graphdef, jax.tree_util.tree_map_with_path(draw, nnx.to_pure_dict(params)))
+
+
+@functools.cache
+def make_model():
+    config = GPTConfig(vocab_size=V, max_length=MAX_LENGTH, num_layers=1, d_model=16, num_heads=2)
+    return drawn(lambda: GPT(config, rngs=nnx.Rngs(0)))
+
+
+@jax.jit
+def next_logits(model, tokens, length):
+    return model(tokens)[0, length - 1]
+
+
+def logits_after(tokens):
+    """Of what may follow the tokens, which are read anew, in float64."""
+    padded = np.zeros((1, MAX_LENGTH), np.int32)
+    padded[0, : len(tokens)] = tokens
+    return np.asarray(next_logits(make_model(), padded, len(tokens)), np.float64)
+
+
+def naive(prompt, length, choose):
+    """One token at a time, everything read anew."""
+    tokens = list(prompt)
+    for _ in range(length):
+        tokens.append(choose(logits_after(tokens), tokens))
+    return tokens[len(prompt) :]
+
+
+def most_probable(logits, _):
+    return int(logits.argmax())
+
+
+def penalised(penalty):
+    def choose(logits, tokens):
+        for token in set(tokens):
+            logits[token] *= 1 / penalty if logits[token] > 0 else penalty
+        return int(logits.argmax())
+
+    return choose
+
+
+@functools.cache
+def greedy_tokens():
+    return [naive(prompt, 12, most_probable) for prompt in PROMPTS]
+
+
+@functools.cache
+def greedy_generator():
+    return Generator(make_model(), max_new_tokens=12, search=GREEDY)
+
+
+def test_takes_the_most_probable_token_for_prompts_of_any_length():
+    assert greedy_generator()(PROMPTS) == greedy_tokens()
+    assert len({token for tokens in greedy_tokens() for token in tokens}) > 4
+
+
+def test_top_k_of_one_is_greedy_and_so_is_a_low_temperature():
+    for sampling in (Sampling(top_k=1), Sampling(temperature=1e-6), Sampling(top_p=1e-6)):
+        assert Generator(make_model(), max_new_tokens=12, search=sampling)(PROMPTS) == greedy_tokens()
+
+
+@pytest.mark.parametrize("penalty", [1.5, pytest.param(0.7, marks=pytest.mark.slow)])
+def test_repetition_penalty(penalty):
+    sampling = Sampling(temperature=0, repetition_penalty=penalty)
+    want = [naive(prompt, 12, penalised(penalty)) for prompt in PROMPTS]
+    assert want != greedy_tokens()
+    assert Generator(make_model(), max_new_tokens=12, search=sampling)(PROMPTS) == want
+
+
+def test_draws_depend_on_seed_and_row_alone():
+    generator = Generator(make_model(), max_new_tokens=12, search=Sampling(top_k=9, top_p=0.9))
+    first = generator(PROMPTS, seed=1)
+    assert first == generator(PROMPTS, seed=1) != generator(PROMPTS, seed=2)
+    assert generator([PROMPTS[0], [8] * 9], seed=1)[0] == first[0]
+    assert generator([PROMPTS[1], [8] * 9], seed=1, first=1)[0] == first[1]
+
+
+def test_draws_have_the_probabilities_of_the_model():
+    """Of 4,096 rows with one prompt, each token's share is within 4 standard errors of its softmax."""
+    found = Generator(make_model(), max_new_tokens=1)([PROMPTS[0]] * 4096, seed=3)
+    shares = np.bincount([token for (token,) in found], minlength=V) / 4096
+    want = softmax(logits_after(PROMPTS[0]))
+    assert (np.abs(shares - want) < 4 * np.sqrt(want * (1 - want) / 4096) + 1e-6).all()
+
+
+@pytest.mark.parametrize("num_ends", [pytest.param(number, marks=pytest.mark.slow) for number in (1, 2)] + [3])
+def test_any_of_several_ends_ends_a_text_and_is_left_out(num_ends):
+    ends = tuple(dict.fromkeys(tokens[number + 2] for number, tokens in enumerate(greedy_tokens())))[:num_ends]
+    want = []
+    for tokens in greedy_tokens():
+        places = [place for place, token in enumerate(tokens) if token in ends]
+        want.append(tokens[: places[0]] if places else tokens)
+    assert Generator(make_model(), eos_ids=ends, max_new_tokens=12, search=GREEDY)(PROMPTS) == want
+
+
+def test_a_prompt_may_consist_of_the_end():
+    """GPT-2 has one token for both ends of a text."""
+    want = naive([7], 5, most_probable)
+    end = next(token for token in range(V) if token not in want)
+    assert Generator(make_model(), eos_ids=[end], max_new_tokens=5, search=GREEDY)([[end]]) != [[]]
+
+
+def test_an_observer_sees_every_token_but_the_last_and_may_stop_rows():
+    shown = []
+
+    def observe(tokens):
+        shown.append(tokens.copy())
+        return np.array([False, len(shown) == 4, False, False])
+
+    generator = Generator(make_model(), max_new_tokens=12, search=GREEDY, observer=observe)
+    found = generator(PROMPTS)
+    whole = greedy_tokens()
+    assert found == [whole[0], whole[1][:3], whole[2]]  # the first call comes before any token
+    assert (shown[0] == -1).all()
+    assert [step[0] for step in shown[1:]] == whole[0][:-1]
+    assert [step[1] for step in shown[1:]] == [*whole[1][:3], *[-1] * 8]
+
+
+def test_few_programs_for_many_shapes():
+    generator = Generator(make_model(), max_new_tokens=12, search=GREEDY)  # of which no other test knows
+    generator(PROMPTS)  # four rows of 16
+    before = generator._driver._run._cache_size()
+    for rows in (3, 4):
+        for length in (2, 9, 16):
+            assert len(generator([[1] * length] * rows)) == rows
+    assert generator._driver._run._cache_size() == before
+    assert len(generator([[1] * 17])) == 1
+    assert generator._driver._run._cache_size() == before + 1
+    assert generator([]) == []
+
+
+def test_eight_bits_run():
+    assert len(Generator(make_model(), max_new_tokens=4, search=GREEDY, int8=True)(PROMPTS)[0]) == 4
+
+
+def log_prob(prompt, tokens):
+    """Of a continuation, under the model."""
+    return sum(log_softmax(logits_after([*prompt, *tokens[:place]]))[token] for place, token in enumerate(tokens))
+
+
+def test_a_beam_finds_what_is_at_least_as_probable_as_greedy():
+    end = greedy_tokens()[0][4]
+    options = {"eos_ids": [end], "max_new_tokens": 5}
+    found = Generator(make_model(), search=BeamSearch(8, 0.0), **options)(PROMPTS)
+    greedy = Generator(make_model(), search=GREEDY, **options)(PROMPTS)
+    for prompt, best, first in zip(PROMPTS, found, greedy, strict=True):
+        # With its end, which a beam search adds at the limit at the latest.
+        assert log_prob(prompt, [*best, end]) >= log_prob(prompt, [*first[:4], end]) - 1e-4
+    assert found != greedy
+
+
+@pytest.mark.parametrize(
+    ("kind", "beam_size"),
+    [
+        ("t5", 1),
+        ("transformer", 3),
+        pytest.param("t5", 3, marks=pytest.mark.slow),
+        pytest.param("transformer", 1, marks=pytest.mark.slow),
+    ],
+)
+def test_encoder_decoders_answer(kind, beam_size):
+    """Sources of two lengths in one batch, as if each were alone; with a beam of 1, as teacher forcing would."""
+    if kind == "t5":
+        make = functools.partial(T5, T5Config(vocab_size=V, num_layers=1, d_model=8, num_heads=2, d_k=4, d_ff=16))
+    else:
+        make = functools.partial(
+            Transformer, TransformerConfig(vocab_size=V, num_layers=1, d_model=8, num_heads=2, d_ff=16, start_id=0)
+        )
+    model = drawn(lambda: make(rngs=nnx.Rngs(0)), seed=3)
+    search = GREEDY if beam_size == 1 else BeamSearch(beam_size)
+    generator = Generator(model, eos_ids=[2], max_new_tokens=6, search=search)
+    together = generator([[5, 6, 7, 2], [9, 2]])
+    assert together == [generator([[5, 6, 7, 2]])[0], generator([[9, 2]])[0]]
+    assert together[0] != together[1]
+    assert all(token not in (-1, 2) and 0 <= token < V for tokens in together for token in tokens)
+    if beam_size == 1:
+        next_logits = jax.jit(lambda target: model(np.array([[9, 2]], np.int32), target)[0])
+        target = np.zeros((1, 7), np.int32)
+        for place in range(6):
+            target[0, place] = next_logits(target)[place].argmax()
+        ends = np.flatnonzero(target[0] == 2)
+        assert together[1] == target[0, : ends[0] if ends.size else 6].tolist()
+
+
+def test_refusals():
+    with pytest.raises(UserError, match="prompt 6 has no token"):
+        greedy_generator()([[1], []], first=4)
+    with pytest.raises(UserError, match="prompt 1 has 29 tokens: with max_new_tokens=12 the model has room for 28"):
+        greedy_generator()([[1] * 29])
+    assert len(greedy_generator()([[1] * 28])[0]) == 12
+    with pytest.raises(UserError, match="max_new_tokens must be at least 1, got 0"):
+        Generator(make_model(), max_new_tokens=0)
+    with pytest.raises(UserError, match="max_new_tokens=40 leaves no room for a prompt, as the model takes 40 tokens"):
+        Generator(make_model(), max_new_tokens=40)
+    for options in ({}, {"eos_ids": (1, 2)}, {"eos_ids": (1,), "observer": lambda tokens: tokens < 0}):
+        with pytest.raises(UserError, match="a beam search wants one token that ends a text"):
+            Generator(make_model(), max_new_tokens=4, search=BeamSearch(2), **options)
+    for options, match in (
+        ({"temperature": -1}, "temperature must be 0 or at least 1e-30, got -1"),
+        ({"top_k": 0}, "top_k must be at least 1, got 0"),
+        ({"top_p": 1.5}, "top_p must be above 0 and at most 1, got 1.5"),
+        ({"repetition_penalty": 0}, "repetition_penalty must be above 0, got 0"),
+    ):
+        with pytest.raises(UserError, match=match):
+            Sampling(**options)
+
+
+ATTENTIONS = {
+    "lsh": {"num_buckets": 4, "chunk_size": 4},
+    "local": {"block_size": 4},
+    "window,dense": {"window": 2},
+    "relative": {},
+}
+
+
+@pytest.mark.parametrize("kind", ["gpt", "transformer"])
+@pytest.mark.parametrize("name", [pytest.param(n, marks=() if n == "lsh" else pytest.mark.slow) for n in ATTENTIONS])
+def test_a_continuation_depends_on_no_other_prompt_and_on_no_other_limit(kind, name):
+    attention = AttentionConfig(name, AttentionOptions(**ATTENTIONS[name]))
+    sizes = {"num_layers": 2, "d_model": 16, "num_heads": 2, "d_ff": 16, "attention": attention}
+    if kind == "gpt":
+        model = drawn(lambda: GPT(GPTConfig(V, max_length=100, **sizes), rngs=nnx.Rngs(0)))
+    else:
+        model = drawn(lambda: Transformer(TransformerConfig(V, **sizes), rngs=nnx.Rngs(0)))
+    rng = np.random.default_rng(0)
+    prompts = [rng.integers(3, V, length).tolist() for length in (5, 40, 19)]  # padded to 16, 64 and 32 tokens
+    generate = Generator(model, max_new_tokens=6, search=Sampling())
+    alone = [generate([prompt], first=number)[0] for number, prompt in enumerate(prompts)]
+    assert len({tuple(text) for text in alone}) == 3
+    for limit in (6, 30):
+        found = Generator(model, max_new_tokens=limit, search=Sampling())(prompts)
+        assert [text[:6] for text in found] == alone

@@ -1,0 +1,1 @@
+"""What the verbs of `tfx-jax` share: options, overrides, input lines and progress."""

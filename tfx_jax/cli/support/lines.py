@@ -1,0 +1,143 @@
+"""Lines of standard input, taken as they come: many at a time from a file, one by one from a person who waits."""
+
+import collections
+import os
+import re
+import select
+import stat
+import sys
+from collections.abc import Callable, Iterator
+from typing import BinaryIO, TextIO
+
+from tfx_jax.data.sources.lines import BYTE_ORDER_MARK
+from tfx_jax.errors import UserError, printable
+
+_OBEYED = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")  # all control characters but TAB and the end of a line
+_BLOCK = 1 << 16  # bytes asked for at once; a pipe holds as many
+
+
+class LineReader:
+    """Reads the lines of a stream in chunks, and waits only while it has none to give.
+
+    Attributes:
+      is_terminal: whether a person types the lines, who is shown a prompt on stderr.
+    """
+
+    def __init__(self, stream: BinaryIO, *, pause: float = 0.05, screen: TextIO | None = None):
+        """Reads nothing yet.
+
+        Args:
+          stream: standard input, say; one without a file descriptor counts as a file.
+          pause: seconds without input after which the lines that are there make a chunk. Whoever writes a pipe fast
+            needs less to write on.
+          screen: where who types is asked to; None means stderr.
+        """
+        self._stream, self._pause, self._screen = stream, pause, screen or sys.stderr
+        self.is_terminal = stream.isatty()
+        self._lines: collections.deque[bytes] = collections.deque()
+        self._pieces: list[bytes] = []  # of a line whose end is still to come
+        self._is_over = False
+        self._number = 0
+        self._is_first = True  # whether the first line is still to come, which a byte order mark may begin
+
+    def take(self, max_lines: int) -> list[str]:
+        """The next lines, decoded, without their line ends and a byte order mark; none at the end of the stream.
+
+        Lines before one that cannot be decoded are given first, so that they are answered: it is the next call that
+        raises.
+
+        Raises:
+          UserError: at a line that is not UTF-8.
+        """
+        if self.is_terminal and not self._is_over and not self._lines:
+            self._ask("> ")
+        while not self._is_over and len(self._lines) < max_lines and (not self._lines or self._has_more()):
+            self._read()
+        if self.is_terminal and self._is_over and not self._lines:
+            self._ask("\n")
+        taken: list[str] = []
+        while self._lines and len(taken) < max_lines:
+            try:
+                taken.append(self._lines[0].rstrip(b"\r").decode())
+            except UnicodeDecodeError as error:
+                if taken:
+                    break
+                number = self._number + 1
+                raise UserError(f"standard input, line {number}: not UTF-8 ({error.reason})") from None
+            self._lines.popleft()
+            self._number += 1
+        return taken
+
+    def _read(self) -> None:
+        """Waits for input and cuts it into lines; a terminal ends once only, so that it is not read after that."""
+        data = self._stream.read1(_BLOCK)  # pyright: ignore[reportAttributeAccessIssue]
+        self._is_over = not data
+        ends = data.split(b"\n")
+        self._pieces.append(ends[0])
+        if len(ends) == 1 and not self._is_over:
+            return
+        line = b"".join(self._pieces)
+        if self._is_first:
+            line, self._is_first = line.removeprefix(BYTE_ORDER_MARK), False
+        if line or len(ends) > 1:
+            self._lines.append(line)
+        self._lines.extend(ends[1:-1])
+        self._pieces = [ends[-1]]
+
+    def _has_more(self) -> bool:
+        descriptor = _descriptor(self._stream)
+        return descriptor is None or bool(select.select([descriptor], [], [], self._pause)[0])
+
+    def _ask(self, prompt: str) -> None:
+        if self._screen.isatty():
+            self._screen.write(prompt)
+            self._screen.flush()
+
+
+def answered(lines: list[str], answer: Callable[[list[str], int], list[str]], number: int) -> Iterator[list[str]]:
+    """Answers lines together and, where one of them has no answer, all those before it.
+
+    Args:
+      lines: some.
+      answer: from lines and the number of the first to their answers, or a UserError.
+      number: of the first, from 0.
+
+    Raises:
+      UserError: at the line that has no answer.
+    """
+    try:
+        answers = answer(lines, number)
+    except UserError:
+        if len(lines) < 2:
+            raise
+        half = len(lines) // 2
+        yield from answered(lines[:half], answer, number)
+        yield from answered(lines[half:], answer, number + half)
+        return
+    yield answers
+
+
+def shown(answer: str) -> str:
+    """What of an answer goes to standard output: all, but to a terminal nothing that it would obey.
+
+    Anybody may have taught a model its words. Invisible letters stay, of which some languages have need.
+    """
+    return _OBEYED.sub(lambda found: printable(found[0]), answer) if sys.stdout.isatty() else answer
+
+
+def count_lines(stream: BinaryIO) -> int | None:
+    """Counts the lines that are left to read of a file, and leaves them there; None for a pipe or a terminal."""
+    descriptor = _descriptor(stream)
+    if descriptor is None or not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        return None
+    count, last, place = 0, b"\n", os.lseek(descriptor, 0, os.SEEK_CUR)
+    while block := os.pread(descriptor, 1 << 20, place):
+        count, last, place = count + block.count(b"\n"), block[-1:], place + len(block)
+    return count + (last != b"\n")
+
+
+def _descriptor(stream: BinaryIO) -> int | None:
+    try:
+        return stream.fileno()
+    except OSError:  # io.UnsupportedOperation: bytes in memory
+        return None

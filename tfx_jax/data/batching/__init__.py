@@ -1,0 +1,37 @@
+"""Batches of examples for training and evaluation.
+
+Start with `batches`: `BatchSpec`, `train_batches` and `eval_batches`. `packing` joins documents, `pairs` buckets
+sentence pairs by length, and `text_streams` reads one text in parallel streams.
+"""
+
+from tfx_jax.data.batching.batches import (
+    Batch,
+    BatchSpec,
+    Example,
+    ExampleList,
+    ExampleSource,
+    LoaderOptions,
+    ProcessShard,
+    eval_batches,
+    train_batches,
+)
+from tfx_jax.data.batching.packing import PackedDocuments, TokenBlocks
+from tfx_jax.data.batching.pairs import pair_batches
+from tfx_jax.data.batching.text_streams import StreamDataset, TextStreams
+
+__all__ = [
+    "Batch",
+    "BatchSpec",
+    "Example",
+    "ExampleList",
+    "ExampleSource",
+    "LoaderOptions",
+    "PackedDocuments",
+    "ProcessShard",
+    "StreamDataset",
+    "TextStreams",
+    "TokenBlocks",
+    "eval_batches",
+    "pair_batches",
+    "train_batches",
+]

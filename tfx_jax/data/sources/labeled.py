@@ -1,0 +1,113 @@
+"""Labelled texts and pairs of texts, in files of columns."""
+
+from collections.abc import Collection, Sequence
+from typing import NamedTuple
+
+from etils import epath
+
+from tfx_jax.data.sources.columns import read_columns
+from tfx_jax.data.sources.lines import is_blank, read_lines
+from tfx_jax.errors import UserError
+
+
+class LabelledText(NamedTuple):
+    """A text and what it is."""
+
+    text: str
+    label: str
+
+
+class LabelledPair(NamedTuple):
+    """Two texts and how they are related."""
+
+    first: str
+    second: str
+    label: str
+
+
+def read_labelled(path: epath.PathLike, labels: Collection[str] | None = None) -> list[LabelledText]:
+    """Reads lines of the form label, TAB, text from a UTF-8 file, plain or `.gz`.
+
+    Args:
+      path: of the file.
+      labels: the labels there may be, those of the training split, say; None allows any.
+
+    Raises:
+      UserError: for a file that cannot be read, is empty or not UTF-8, for a line without exactly one TAB or with
+        nothing on a side of it, and for another label.
+    """
+    examples = []
+    for number, line in enumerate(read_lines(path), start=1):
+        where = f"{path}, line {number}"
+        fields = [field.strip() for field in line.split("\t")]
+        if len(fields) != 2 or any(map(is_blank, fields)):
+            raise UserError(f"{where}: {line[:40]!r} is not a label, one TAB and its text")
+        label, text = fields
+        examples.append(LabelledText(text, _known(label, labels, where)))
+    return examples
+
+
+def read_labelled_columns(
+    path: epath.PathLike, labels: Collection[str] | None = None, *, text_column: str, label_column: str
+) -> list[LabelledText]:
+    """Reads texts and labels from a file with named columns, see `tfx_jax.data.sources.columns.read_columns`.
+
+    Args:
+      path: of the file.
+      labels: the labels there may be; None allows any.
+      text_column: name of the column of the text.
+      label_column: name of the column of the label.
+
+    Raises:
+      UserError: as `read_columns`, for a file without rows, and for another label.
+    """
+    rows = list(read_columns(path, (text_column, label_column)))
+    if not rows:
+        raise UserError(f"{path} has no texts, only a line of column names")
+    return [LabelledText(text, _known(label, labels, where)) for where, (text, label) in rows]
+
+
+def read_labelled_pairs(
+    path: epath.PathLike,
+    labels: Collection[str] | None = None,
+    *,
+    first_column: str = "sentence_A",
+    second_column: str = "sentence_B",
+    label_column: str = "entailment_judgment",
+) -> list[LabelledPair]:
+    """Reads pairs from a file with named columns, by default those of SICK; see `read_columns`.
+
+    Args:
+      path: of the file.
+      labels: the labels there may be; None allows any.
+      first_column: name of the column of the first text, of the premise, say.
+      second_column: name of the column of the second text.
+      label_column: name of the column of the label.
+
+    Raises:
+      UserError: as `read_columns`, for a file without rows, and for another label.
+    """
+    rows = list(read_columns(path, (first_column, second_column, label_column)))
+    if not rows:
+        raise UserError(f"{path} has no pairs, only a line of column names")
+    return [LabelledPair(first, second, _known(label, labels, where)) for where, (first, second, label) in rows]
+
+
+def check_repeated(texts: Sequence[LabelledText] | Sequence[LabelledPair], path: epath.PathLike) -> None:
+    """Checks that labels of a training split come again and again: where most come once, they are something else.
+
+    Raises:
+      UserError: if there are more than half as many labels as texts, of 20 or more.
+    """
+    labels = {text.label for text in texts}
+    if len(texts) >= 20 and 2 * len(labels) > len(texts):
+        raise UserError(
+            f"{path} has {len(labels):,} labels for {len(texts):,} texts, such as {min(labels)[:40]!r}: are the "
+            "columns turned? A line is label, TAB, text, unless config.task.data.label_column names a column"
+        )
+
+
+def _known(label: str, labels: Collection[str] | None, where: str) -> str:
+    if labels is not None and label not in labels:
+        raise UserError(f"{where}: the label {label!r} is none of the {len(labels)} known ones")
+    return label

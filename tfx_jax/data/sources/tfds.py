@@ -1,0 +1,196 @@
+"""Sentence pairs from a TFDS translation data set, without TensorFlow.
+
+The data set must lie on disk as array records (`file_format="array_record"` when it was prepared): those can be read at
+random, and by Python alone. The code that prepared it is not needed any more. A data set in a bucket is copied to this
+machine first, once: reading single records over the network would keep the devices waiting.
+"""
+
+import os
+import pathlib
+import re
+import shutil
+import sys
+import urllib.parse
+from collections.abc import Sequence
+from typing import Any
+
+from etils import epath
+
+from tfx_jax.data.sources.text import Pair
+from tfx_jax.errors import UserError
+from tfx_jax.files import is_local
+
+
+class TfdsPairs:
+    """Two languages of a TFDS data source, as a source of pairs."""
+
+    def __init__(self, records: Any, source_language: str, target_language: str, *, folder: epath.PathLike = ""):
+        """Takes a TFDS data source whose elements map a language to its sentence, str or bytes.
+
+        Args:
+          records: the data source.
+          source_language: whose sentences are to be translated.
+          target_language: whose sentences are their translations.
+          folder: of the data set, which is named where a record is damaged.
+        """
+        self._records, self._folder = records, folder
+        self._languages = {"source": source_language, "target": target_language}
+
+    def __len__(self) -> int:
+        return len(self._records)
+
+    def __getitem__(self, index: int) -> Pair:
+        return self.__getitems__([index])[0]
+
+    def __getitems__(self, indices: Sequence[int]) -> list[Pair]:
+        """Many pairs in one call, which reads array records many times faster.
+
+        Raises:
+          UserError: if one is damaged.
+        """
+        try:
+            return [self._pair(record) for record in self._records.__getitems__(indices)]
+        except IndexError:
+            raise
+        except Exception as error:  # of array_record, protobuf and the features, each its own
+            raise _damaged(self._folder, error) from None
+
+    def _pair(self, record: dict[str, str | bytes]) -> Pair:
+        return {side: _as_text(record[language]) for side, language in self._languages.items()}
+
+
+def tfds_pairs(
+    name: str, split: str, *, data_dir: epath.PathLike = "", source_language: str, target_language: str
+) -> TfdsPairs:
+    """Opens a prepared translation data set.
+
+    No text is read or checked up front: pairs with an empty side, which some corpora have, are left to `batches`, which
+    skips them.
+
+    Args:
+      name: data set and configuration, "wmt14_translate/de-en": the newest version on disk, unless ":1.0.0" follows.
+      split: "train", or a part of it, "train[:90%]".
+      data_dir: where TFDS keeps its data sets, local or `gs://` (which needs gcsfs, and room for a copy in
+        XDG_CACHE_HOME or ~/.cache); by default TFDS_DATA_DIR or ~/tensorflow_datasets.
+      source_language: the language to translate from, "de".
+      target_language: the language to translate to, "en".
+
+    Raises:
+      UserError: if TFDS is not installed, or there is no such data set, split or language, or it is not array records.
+    """
+    tfds = import_tfds()
+    root = default_data_dir(data_dir)
+    folder = _find_version(root, name) if is_local(root) else _copy_here(root, name)
+    try:
+        builder = tfds.builder_from_directory(folder)
+    except Exception as error:  # of json, protobuf and the features, each its own
+        raise _damaged(folder, error) from None
+    for language in (source_language, target_language):
+        if language not in (builder.info.features or {}):
+            raise UserError(
+                f"{name} has no language {language!r}; it has {', '.join(builder.info.features or ())}: "
+                "choose two as config.task.data.source_language and target_language"
+            )
+    try:
+        records = builder.as_data_source(split)
+        _check_shards(folder, builder, name)
+    except NotImplementedError:
+        raise UserError(
+            f"{folder} is stored as {builder.info.file_format}, not as array records: "
+            f"run `tfx-jax prepare {name.partition(':')[0]}` with another --data-dir"
+        ) from None
+    except ValueError as error:
+        raise UserError(f"{name}: {' '.join(str(error).split())}") from None  # names the splits there are
+    return TfdsPairs(records, source_language, target_language, folder=folder)
+
+
+def _damaged(folder: epath.PathLike, error: Exception) -> UserError:
+    why = next(iter(str(error).splitlines()), "")[:100] or type(error).__name__
+    return UserError(f"the data set in {folder} is damaged ({why}): delete it, then prepare or copy it again")
+
+
+def import_tfds() -> Any:
+    """TensorFlow Datasets, imported at first use: it is an extra, and slow to import.
+
+    Raises:
+      UserError: if it is not installed.
+    """
+    try:
+        import array_record  # noqa: F401  what reads the files: TFDS imports it too late to tell the user
+        import tensorflow_datasets
+
+        return tensorflow_datasets
+    except ImportError as error:
+        raise UserError(f"TFDS data sets need more packages ({error}): install tfx-jax[tfds]") from None
+
+
+def default_data_dir(data_dir: epath.PathLike = "") -> epath.Path:
+    """The folder asked for, or where TFDS keeps its data sets."""
+    return epath.Path(data_dir or os.environ.get("TFDS_DATA_DIR", "~/tensorflow_datasets")).expanduser()
+
+
+def _find_version(data_dir: epath.Path, name: str) -> epath.Path:
+    """The folder of the version asked for, or of the newest; `name` is data_set/configuration[:version]."""
+    name, _, version = name.partition(":")
+    folder = data_dir / name
+    versions = [
+        child
+        for child in (folder.iterdir() if folder.is_dir() else ())
+        # TFDS gives a version its name when it is complete, and may leave one half made beside it.
+        if re.fullmatch(r"\d+(\.\d+)*", child.name)
+        and version in ("", child.name)
+        and (child / "dataset_info.json").exists()
+    ]
+    if not versions:
+        raise UserError(
+            f"{folder / version} holds no prepared TFDS data set: run `tfx-jax prepare {name} --data-dir=DIR`, "
+            "then train with --config.task.data.data_dir=DIR"
+        )
+    return max(versions, key=lambda child: [int(number) for number in child.name.split(".")])
+
+
+def _check_shards(folder: epath.Path, builder: Any, name: str) -> None:
+    """Notices a copy or a disk that lost something at the start of a training, not in its middle."""
+    from array_record.python.array_record_module import ArrayRecordReader
+
+    for split in builder.info.splits.values():
+        for path, length in zip(split.filepaths, split.shard_lengths, strict=True):
+            try:
+                found = ArrayRecordReader(os.fspath(path)).num_records()
+            except RuntimeError:
+                found = None
+            if found != length:
+                command = f"tfx-jax prepare {name.partition(':')[0]}"
+                raise UserError(f"{path} is missing or damaged: delete {folder}, then run `{command}` or copy it again")
+
+
+def _copy_here(data_dir: epath.Path, name: str) -> epath.Path:
+    """The folder of a copy on this machine, made at the first call and never again; other processes wait for it."""
+    import fcntl
+
+    try:
+        remote = _find_version(data_dir, name)
+        cache = pathlib.Path(os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache") / "tfx_jax" / "tfds"
+        local = cache / urllib.parse.quote(os.fspath(data_dir), safe="") / remote.relative_to(data_dir)
+        local.parent.mkdir(parents=True, exist_ok=True)
+        with local.with_name(f"{local.name}.lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not local.exists():
+                print(f"copying {remote} to {local}", file=sys.stderr)
+                partial = local.with_name(f"{local.name}.partial")
+                shutil.rmtree(partial, ignore_errors=True)
+                partial.mkdir()
+                for path in remote.iterdir():
+                    path.copy(partial / path.name)
+                partial.rename(local)
+        return epath.Path(local)
+    except UserError:
+        raise
+    except Exception as error:  # every file system raises its own
+        hint = ": install what is missing" if isinstance(error, ImportError) else ""
+        why = " ".join(str(error).split())
+        raise UserError(f"cannot copy {data_dir}/{name} to this machine: {why}{hint}") from None
+
+
+def _as_text(sentence: str | bytes) -> str:
+    return sentence.decode() if isinstance(sentence, bytes) else sentence

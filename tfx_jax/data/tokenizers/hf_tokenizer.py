@@ -1,0 +1,749 @@
+"""Tokenizers in Hugging Face's folder format: reading, checking, encoding and decoding."""
+
+import abc
+import json
+import re
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, TypeVar
+
+import numpy as np
+import sentencepiece
+import tokenizers
+from etils import epath
+
+from tfx_jax.data.files import write_file
+from tfx_jax.data.sources.lines import list_of_texts
+from tfx_jax.data.tokenizers.streaming import TextStream
+from tfx_jax.errors import UserError
+from tfx_jax.files import parse_json, read_small_file
+from tfx_jax.hub import local_folder
+
+# Where a folder names no token for a role, a special token of such a name has it.
+_USUAL_NAMES = {
+    "pad": ("<pad>", "[PAD]"),
+    "bos": ("<s>", "<|endoftext|>"),
+    "eos": ("</s>", "<|endoftext|>"),
+    "unk": ("<unk>", "[UNK]"),
+    "mask": ("<mask>", "[MASK]"),
+    "cls": ("[CLS]",),
+    "sep": ("[SEP]",),
+}
+
+_ADDED_TOKEN_OPTIONS = ("single_word", "lstrip", "rstrip", "normalized", "special")
+
+T = TypeVar("T")
+
+
+class SpecialIds(NamedTuple):
+    """The ids of special tokens; None where there is none."""
+
+    pad_id: int | None = None
+    bos_id: int | None = None
+    eos_id: int | None = None
+    unk_id: int | None = None
+    mask_id: int | None = None
+    cls_id: int | None = None
+    sep_id: int | None = None
+
+
+class TokenizerConfig:
+    """The JSON files beside a vocabulary; each may be missing.
+
+    Attributes:
+      folder: where they are.
+      options: what tokenizer_config.json holds.
+      names: of special tokens, by role ("pad", "bos", "eos", "unk", "mask", "cls", "sep").
+      special: names of all special tokens, also of those without a role.
+      added: tokens that are not in the vocabulary's own file, or are more than words there, by id; options such as
+        "lstrip", "normalized" and "special" for each, and its name as "content".
+    """
+
+    def __init__(self, folder: epath.Path):
+        """Reads them.
+
+        Raises:
+          UserError: if one is damaged.
+        """
+        self.folder = folder
+        self.options = self._read("tokenizer_config.json")
+        self._configs = [self._read("config.json"), self._read("generation_config.json")]
+        named = {**self._read("special_tokens_map.json"), **{k: v for k, v in self.options.items() if v is not None}}
+        self.names = {role: self._name(named[f"{role}_token"]) for role in _USUAL_NAMES if named.get(f"{role}_token")}
+        others = named.get("additional_special_tokens") or named.get("extra_special_tokens") or []
+        if not isinstance(others, list | dict):
+            raise UserError(f"{folder}: the additional special tokens are {others!r}, not a list or an object of them")
+        self.added = self._added()
+        self.special = {
+            *self.names.values(),
+            *(self._name(token) for token in (others.values() if isinstance(others, dict) else others)),
+            *(token["content"] for token in self.added.values() if token.get("special")),
+        }
+        for token in self.added.values():
+            token["special"] = token["content"] in self.special
+            token.setdefault("normalized", not token["special"])
+
+    @property
+    def family(self) -> str | None:
+        """The model that the tokenizer belongs to, such as "gpt2" or "bert"; None if no file says it."""
+        config = self._configs[0]
+        name = str(self.options.get("tokenizer_class") or config.get("tokenizer_class") or "").lower()
+        family = name.removesuffix("fast").removesuffix("tokenizer")
+        if family in ("", "pretrained", "tokenizersbackend"):  # any tokenizer.json
+            family = str(config.get("model_type") or "").lower().replace("-", "")
+        return family or None
+
+    def require_family(self, file: str, *families: str) -> None:
+        """Refuses a file of a family whose tokenizer does more than the file says."""
+        if self.family not in (None, *families):
+            raise UserError(
+                f"{self.folder / file} belongs to a tokenizer of {self.family}, which is read from tokenizer.json only"
+            )
+
+    def option(self, name: str, default: T) -> T:
+        """A field of tokenizer_config.json, which has the type of `default`; that, if it does not say or says null."""
+        value = self.options.get(name)
+        if value is None:
+            return default
+        if type(value) is not type(default):
+            raise UserError(
+                f"{self.folder / 'tokenizer_config.json'}: {name} is {value!r}, not a {type(default).__name__}"
+            )
+        return value
+
+    def name_by_default(self, **names: str) -> None:
+        """Names tokens that have a role in a family, for the roles ("pad", ...) to which no file gives a name."""
+        self.names = {**names, **self.names}
+        self.special |= set(self.names.values())
+
+    def special_ids(self, vocabulary: Mapping[str, int], special: Collection[str]) -> SpecialIds:
+        """Which ids have a role: by the token's name, by the id in config.json, or by one of the usual names.
+
+        Args:
+          vocabulary: of all tokens.
+          special: those that may be found by a usual name.
+        """
+        ids = set(vocabulary.values())
+
+        def find(role: str) -> int | None:
+            if role in self.names:
+                return vocabulary.get(self.names[role])
+            for config in self._configs:
+                found = config.get(f"{role}_token_id")
+                found = found[0] if isinstance(found, list) and found else found
+                if type(found) is int and found in ids:
+                    return found
+            return next(
+                (vocabulary[name] for name in _USUAL_NAMES[role] if name in special and name in vocabulary), None
+            )
+
+        return SpecialIds(**{f"{role}_id": find(role) for role in _USUAL_NAMES})
+
+    def _added(self) -> dict[int, dict[str, Any]]:
+        tokens = self.options.get("added_tokens_decoder")
+        file = "added_tokens.json" if tokens is None else "tokenizer_config.json"
+        if tokens is None:
+            tokens = {index: {"content": name} for name, index in self._read(file).items()}
+        found = {}
+        try:
+            for index, token in tokens.items():
+                options = {name: token[name] for name in _ADDED_TOKEN_OPTIONS if name in token}
+                if not all(type(value) is bool for value in options.values()):
+                    raise ValueError
+                found[int(index)] = {"content": self._name(token), **options}
+        except (TypeError, ValueError, AttributeError) as error:
+            if isinstance(error, UserError):
+                raise
+            raise UserError(f"{self.folder / file} is damaged: its added tokens are no names with ids") from None
+        return found
+
+    def _name(self, token: Any) -> str:
+        name = token.get("content") if isinstance(token, dict) else token
+        if not isinstance(name, str) or not name:
+            raise UserError(f"{self.folder}: the special token {token!r} has no name")
+        return name
+
+    def _read(self, name: str) -> dict[str, Any]:
+        return read_json(self.folder / name) if (self.folder / name).exists() else {}
+
+
+def read_json(path: epath.Path) -> dict[str, Any]:
+    """Reads a JSON object.
+
+    Raises:
+      UserError: if there is none.
+    """
+    values = read(path, parse_json)
+    if not isinstance(values, dict):
+        raise UserError(f"{path} holds a {type(values).__name__}, not an object")
+    return values
+
+
+def read(path: epath.Path, parse: Callable[[bytes], T]) -> T:
+    """Reads a file.
+
+    Raises:
+      UserError: if that cannot be done, or `parse` fails in any way.
+    """
+    try:
+        return parse(read_small_file(path))
+    except UserError:
+        raise
+    except OSError as error:
+        raise UserError(f"cannot read {path}: {error.strerror or error}") from None
+    except BaseException as error:
+        # What is written in Rust also fails with exceptions that are no `Exception`.
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise
+        reason = " ".join(str(error).split())[:200]
+        raise UserError(f"{path} is damaged ({reason}): fetch it again") from None
+
+
+_MAX_GROWTH = 1_000  # of a text by its normalizers; those of published tokenizers make of a character a few
+_MAX_SPECIALS = 100  # that a template puts around a text
+
+
+def check_pipeline(values: Mapping[str, Any], path: Any) -> None:
+    """Checks a tokenizer.json that has been read.
+
+    Args:
+      values: what it holds.
+      path: its name, for messages.
+
+    Raises:
+      UserError: if its normalizers would make a text many times longer, or its template would put many tokens around
+        it.
+    """
+    growth = 1
+    for step in _steps(values.get("normalizer"), "normalizers"):
+        content = step.get("content", step.get("prepend"))
+        if isinstance(content, str):
+            pattern = step.get("pattern")
+            matched = pattern.get("String") if isinstance(pattern, dict) else None
+            growth *= max(1, len(content) // max(1, len(matched) if isinstance(matched, str) else 1))
+        if growth > _MAX_GROWTH:
+            raise UserError(f"{path}: its normalizers would make a text more than {_MAX_GROWTH:,} times longer")
+    for step in _steps(values.get("post_processor"), "processors"):
+        for name in ("single", "pair"):
+            template = step.get(name)
+            if isinstance(template, Sequence) and len(template) > _MAX_SPECIALS:
+                raise UserError(f"{path}: its template for a {name} has {len(template):,} parts: no model needs those")
+
+
+def _steps(part: Any, name: str) -> list[Mapping[str, Any]]:
+    """The steps of a part that may be a sequence of others, as deep as it is nested."""
+    found, waiting = [], [part]
+    while waiting:
+        step = waiting.pop()
+        if isinstance(step, Mapping):
+            found.append(step)
+            if isinstance(inner := step.get(name), list):
+                waiting += inner
+    return found
+
+
+_MORE_SPACES = "▁\N{ZERO WIDTH SPACE}"  # what SentencePiece takes for spaces, beside Unicode's
+_NO_SPACE = "\x85"  # which Unicode has, but SentencePiece has not
+
+
+class Inputs(NamedTuple):
+    """A text, or two, as a model is trained to see them.
+
+    Attributes:
+      ids: tokens, special ones included.
+      token_types: 0 for each token of the first text and 1 for each of the second, if the model tells them apart.
+    """
+
+    ids: list[int]
+    token_types: list[int]
+
+
+class HFTokenizer(abc.ABC):
+    """What every tokenizer of a folder can do; `load_folder_tokenizer` makes them.
+
+    A special token that a text spells, such as "[MASK]", becomes that token, unless tokenizer_config.json says
+    `split_special_tokens`: then it is text like any other, and can neither end nor pad anything.
+
+    Attributes:
+      vocab_size: one more than the highest id.
+      pad_id: of padding; this and the following are None where there is none.
+      bos_id: of the beginning of a text.
+      eos_id: of its end.
+      unk_id: of what the vocabulary does not have.
+      mask_id: of a token to guess.
+      cls_id: of what stands before a text that is classified.
+      sep_id: of what stands behind each text.
+      normalization: the rule by which texts are normalized, such as "nmt_nfkc", where tokenizer_config.json states it,
+        which only we write and read; "" otherwise.
+    """
+
+    def __init__(
+        self, vocabulary: Mapping[str, int], config: TokenizerConfig, *, special: set[str], can_clean_up: bool = True
+    ):
+        """Takes the ids of all tokens, and which tokens are special."""
+        for index, token in config.added.items():
+            if vocabulary.get(token["content"]) != index:
+                raise UserError(f"{config.folder} adds a token {token['content']!r} as {index}, which is not its id")
+        self._pieces = {index: token for token, index in vocabulary.items()}
+        if len(self._pieces) != len(vocabulary):
+            twice = next(token for token, index in vocabulary.items() if self._pieces[index] != token)
+            raise UserError(f"{config.folder}: the id {vocabulary[twice]} of {twice!r} has another token too")
+        self.vocab_size = max(self._pieces, default=-1) + 1
+        ids = config.special_ids(vocabulary, special)
+        self.pad_id, self.bos_id, self.eos_id, self.unk_id, self.mask_id, self.cls_id, self.sep_id = ids
+        self.normalization = config.option("normalization", "")
+        self._cleans_up = can_clean_up and config.option("clean_up_tokenization_spaces", False)
+        shown = config.names.get("unk") if config.option("shows_unknown", False) else None
+        self._hidden = {vocabulary[token] for token in special & vocabulary.keys() - {shown}}
+
+    @abc.abstractmethod
+    def encode_with_offsets(self, text: str) -> tuple[list[int], np.ndarray]:
+        """`encode`, and the first character of each id and the one behind its last, [number of ids, 2] int64."""
+
+    @abc.abstractmethod
+    def encode_with_specials(self, text: str, pair: str | None = None) -> Inputs:
+        """A text, or two, among the special tokens that the model was trained with."""
+
+    @abc.abstractmethod
+    def _text(self, ids: Sequence[int]) -> str:
+        """The text of ids, `_hidden` ones left out, before spaces are cleaned up."""
+
+    @abc.abstractmethod
+    def _normalized(self, text: str) -> str:
+        """A text as the model sees it, before it is split."""
+
+    def normalize(self, text: str) -> str:
+        """The text that `decode` can give back at best: normalized, where `normalization` states a rule."""
+        return self._normalized(text) if self.normalization else text
+
+    def encode(self, text: str) -> list[int]:
+        """The ids of a text, without special tokens around it."""
+        return self.encode_with_offsets(text)[0]
+
+    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
+        """`encode` of every text."""
+        return [self.encode(text) for text in texts]
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """The text of all ids; special tokens, and ids that the vocabulary does not have, are left out.
+
+        The unknown token remains where tokenizer_config.json says `shows_unknown`, which only we write and read.
+        """
+        text = self._text([int(index) for index in ids])
+        return _clean_up(text) if self._cleans_up else text
+
+    def stream(self) -> TextStream:
+        """The text of ids that are still being generated, in parts; together they are what `decode` gives.
+
+        Spaces before punctuation marks, which some folders want removed, remain.
+        """
+        return TextStream(self._text)
+
+    def pieces(self, ids: Iterable[int]) -> list[str]:
+        """What each id stands for, spelt as in the vocabulary; "" for an id that it does not have."""
+        return [self._pieces.get(int(index), "") for index in ids]
+
+
+class PipelineTokenizer(HFTokenizer):
+    """A tokenizer that the library `tokenizers` runs: byte-level BPE, WordPiece, or whatever a tokenizer.json says."""
+
+    def __init__(self, pipeline: Any, config: TokenizerConfig):
+        """Takes a `tokenizers.Tokenizer`, which becomes this object's own.
+
+        Raises:
+          UserError: if an id belongs to two tokens.
+        """
+        for _, token in sorted(config.added.items()):
+            pipeline.add_tokens([tokenizers.AddedToken(**token)])
+        known = {token.content for token in pipeline.get_added_tokens_decoder().values() if token.special}
+        vocabulary = pipeline.get_vocab(with_added_tokens=True)
+        pipeline.add_special_tokens(sorted((config.special & vocabulary.keys()) - known))
+        # A tokenizer.json may cut and fill every text to the length of some training.
+        pipeline.no_truncation()
+        pipeline.no_padding()
+        pipeline.encode_special_tokens = config.option("split_special_tokens", False)
+        self._pipeline = pipeline
+        can_clean_up = type(pipeline.model).__name__ != "BPE"  # whose spaces are those of the text
+        super().__init__(vocabulary, config, special=known | config.special, can_clean_up=can_clean_up)
+
+    def encode(self, text: str) -> list[int]:
+        """The ids of a text, without special tokens around it."""
+        return _guarded(self._pipeline.encode, text, add_special_tokens=False).ids
+
+    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
+        """`encode` of every text, on all cores."""
+        texts = list_of_texts(texts, "texts")
+        found = _guarded(self._pipeline.encode_batch_fast, texts, add_special_tokens=False)
+        return [text.ids for text in found]
+
+    def encode_with_offsets(self, text: str) -> tuple[list[int], np.ndarray]:
+        """`encode`, and the first character of each id and the one behind its last, [number of ids, 2] int64.
+
+        Ids that share a character, as parts of it in byte-level BPE, all have the whole of it. There, the space before
+        a word belongs to the word's first id.
+        """
+        found = _guarded(self._pipeline.encode, text, add_special_tokens=False)
+        return found.ids, np.array(found.offsets, np.int64).reshape(-1, 2)
+
+    def encode_with_specials(self, text: str, pair: str | None = None) -> Inputs:
+        """A text, or two, among the special tokens that the model was trained with."""
+        found = _guarded(self._pipeline.encode, text, pair)
+        return Inputs(found.ids, found.type_ids)
+
+    def _normalized(self, text: str) -> str:
+        return self._pipeline.normalizer.normalize_str(text) if self._pipeline.normalizer else text
+
+    def _text(self, ids: Sequence[int]) -> str:
+        return self._pipeline.decode([index for index in ids if index not in self._hidden], skip_special_tokens=False)
+
+
+def _guarded(encode: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
+    """Calls the library, whose panics are no `Exception`: a pattern of a stranger may give up on some text."""
+    try:
+        return encode(*arguments, **options)
+    except BaseException as error:
+        if type(error).__name__ != "PanicException":
+            raise
+        raise UserError(f"the tokenizer cannot read a text: {error}") from None
+
+
+class PieceTokenizer(HFTokenizer):
+    """A SentencePiece model whose pieces have their ids in a vocabulary: T5's is its own, Marian's another."""
+
+    def __init__(
+        self,
+        processor: sentencepiece.SentencePieceProcessor,
+        vocabulary: Mapping[str, int],
+        config: TokenizerConfig,
+        *,
+        text_of: Callable[[list[str]], str],
+        front: str | None = None,
+        more_spaces: str = "",
+        dropped: str = "",
+        is_pair_separated: bool,
+    ):
+        """Binds them.
+
+        Args:
+          processor: splits texts.
+          vocabulary: ids of the pieces; those that it lacks are unknown.
+          config: of the folder.
+          text_of: joins pieces.
+          front: pattern of what at the beginning of a text is one token.
+          more_spaces: characters to take for spaces that the model does not know.
+          dropped: characters to leave out that the model does not know, which leaves out control characters.
+          is_pair_separated: whether the first of two texts has an end of its own.
+
+        Raises:
+          UserError: if an id belongs to two tokens, or the end of sentence or the unknown token has none.
+        """
+        vocabulary = {**{token["content"]: index for index, token in config.added.items()}, **vocabulary}
+        special = config.special & vocabulary.keys()
+        super().__init__(vocabulary, config, special=special)
+        if self.eos_id is None or self.unk_id is None:
+            raise UserError(f"{config.folder}: the vocabulary lacks the end of sentence or the unknown token")
+        self._eos, self._unk = self.eos_id, self.unk_id
+        self._processor, self._text_of = processor, text_of
+        self._front = re.compile(front or "(?!)", re.DOTALL)
+        # One character for another: offsets stay those of the text.
+        self._replaced = str.maketrans(more_spaces + dropped, " " * len(more_spaces) + "\x01" * len(dropped))
+        self._is_pair_separated = is_pair_separated
+        self._visible = {index: token for index, token in self._pieces.items() if index not in self._hidden}
+        # A run of characters that SentencePiece does not know is a piece to it, which may spell a special token.
+        spelt = special if config.option("split_special_tokens", False) else set()
+        self._ids = {token: index for token, index in vocabulary.items() if token not in spelt}
+        self._id_by_number = [
+            self._ids.get(processor.id_to_piece(number), self._unk) for number in range(processor.vocab_size())
+        ]
+        self._unknown_number = processor.unk_id()
+        whole = {*special, *(token["content"] for token in config.added.values())} - spelt
+        pattern = "|".join(map(re.escape, sorted(whole, key=len, reverse=True))) or "(?!)"
+        self._whole = re.compile(f"({pattern})")
+
+    def encode(self, text: str) -> list[int]:
+        """The ids of a text, without special tokens around it."""
+        return self.encode_batch([text])[0]
+
+    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
+        """`encode` of every text, on all cores."""
+        texts = list_of_texts(texts, "texts")
+        texts = [text.translate(self._replaced) for text in texts] if self._replaced else texts
+        if not any(map(self._whole.search, texts)) and not any(map(self._front.match, texts)):
+            return list(map(self._ids_of, texts, self._processor.encode(texts, out_type=int)))
+        parts = [list(self._parts(text)) for text in texts]
+        rests = [rest for found in parts for _, rest in found]
+        ids = map(self._ids_of, rests, self._processor.encode(rests, out_type=int))
+        return [
+            [
+                index
+                for whole, _ in found
+                for index in ([self._ids.get(whole, self._unk), *next(ids)] if whole else next(ids))
+            ]
+            for found in parts
+        ]
+
+    def _ids_of(self, text: str, numbers: list[int]) -> list[int]:
+        """The ids of a text's pieces, given their numbers in the model; only what it does not know has to be spelt."""
+        if self._unknown_number in numbers:
+            return [self._ids.get(piece, self._unk) for piece in self._processor.encode(text, out_type=str)]
+        return list(map(self._id_by_number.__getitem__, numbers))
+
+    def encode_with_offsets(self, text: str) -> tuple[list[int], np.ndarray]:
+        """`encode`, and the first character of each id and the one behind its last, [number of ids, 2] int64.
+
+        The space before a word belongs to no id. One without a character, such as a lone "▁", has that of the next.
+        """
+        text = text.translate(self._replaced)
+        ids: list[int] = []
+        offsets: list[tuple[int, int]] = []
+        start = 0
+        for whole, rest in self._parts(text):
+            if whole:
+                ids.append(self._ids.get(whole, self._unk))
+                offsets.append((start, start + len(whole)))
+            found = self._processor.encode(rest, return_type="offset_mapping")
+            ids += (self._ids.get(piece, self._unk) for piece in found["pieces"])
+            start += len(whole)
+            offsets += (_shown(text, start + first, start + end) for first, end in found["offsets"])
+            start += len(rest)
+        return ids, np.array(offsets, np.int64).reshape(-1, 2)
+
+    def encode_with_specials(self, text: str, pair: str | None = None) -> Inputs:
+        """A text, or two, and the end of sentence."""
+        ids = self.encode(text)
+        if pair is not None:
+            ids += [self._eos] * self._is_pair_separated + self.encode(pair)
+        return Inputs([*ids, self._eos], [0] * (len(ids) + 1))
+
+    def _parts(self, text: str) -> Iterator[tuple[str, str]]:
+        """Yields what is one token, or "", and the text behind it."""
+        for number, part in enumerate(self._whole.split(text)):
+            match = self._front.match(part)
+            whole = part if number % 2 else match.group() if match else ""
+            yield whole, part[len(whole) :]
+
+    def _normalized(self, text: str) -> str:
+        return self._processor.normalize(text.translate(self._replaced)).replace("▁", " ").strip()
+
+    def _text(self, ids: Sequence[int]) -> str:
+        return self._text_of([self._visible[index] for index in ids if index in self._visible])
+
+
+def _shown(text: str, begin: int, end: int) -> tuple[int, int]:
+    """A stretch of characters without the white space before it, of one character at least."""
+    while begin < len(text) and text[begin] != _NO_SPACE and (text[begin].isspace() or text[begin] in _MORE_SPACES):
+        begin += 1
+    return begin, max(end, min(begin + 1, len(text)))
+
+
+def _clean_up(text: str) -> str:
+    """Removes the spaces that splitting English has left, in the order in which transformers does."""
+    for spaced in (" .", " ?", " !", " ,", " ' ", " n't", " 'm", " 's", " 've", " 're"):
+        text = text.replace(spaced, spaced.strip())
+    return text
+
+
+# Of all families: what has to be copied with a model.
+TOKENIZER_FILES = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "merges.txt",
+    "vocab.txt",
+    "spiece.model",
+    "source.spm",
+    "target.spm",
+)
+
+
+def load_folder_tokenizer(folder: epath.PathLike) -> HFTokenizer:
+    """Reads the tokenizer of a Hugging Face folder.
+
+    It is tokenizer.json, of any family; or else vocab.json and merges.txt of GPT-2 or GPT; vocab.txt of BERT;
+    spiece.model of T5; source.spm, target.spm and vocab.json of Marian, where `encode` splits the source language and
+    `decode` joins the target language.
+
+    Args:
+      folder: local or gs://, or the name of a model on the Hugging Face hub.
+
+    Raises:
+      UserError: if there is none, or a file is damaged.
+    """
+    folder = local_folder(folder)
+    if not folder.is_dir():
+        raise UserError(f"{folder} is not a folder")
+    config = TokenizerConfig(folder)
+    for files, make in (
+        (["tokenizer.json"], _from_tokenizer_json),
+        (["vocab.json", "merges.txt"], _from_merges),
+        (["vocab.txt"], _from_word_pieces),
+        (["spiece.model"], _from_t5),
+        (["source.spm", "target.spm", "vocab.json"], _from_marian),
+    ):
+        if all((folder / file).exists() for file in files):
+            return make(config)
+    raise UserError(
+        f"{folder} has no tokenizer: neither tokenizer.json, nor vocab.json and merges.txt, nor vocab.txt, nor "
+        "spiece.model, nor source.spm, target.spm and vocab.json"
+    )
+
+
+def _from_tokenizer_json(config: TokenizerConfig) -> HFTokenizer:
+    path = config.folder / "tokenizer.json"
+
+    def make(data: bytes) -> Any:
+        text = data.decode("utf-8-sig")
+        values = json.loads(text)
+        check_pipeline(values, path)
+        if values.get("padding") or values.get("truncation"):  # whoever makes batches does both
+            text = json.dumps({**values, "padding": None, "truncation": None})
+        pipeline = tokenizers.Tokenizer.from_str(text)
+        pipeline.encode("a 本")  # one whose parts do not fit together fails only here
+        return pipeline
+
+    return PipelineTokenizer(read(path, make), config)
+
+
+def _from_merges(config: TokenizerConfig) -> HFTokenizer:
+    """GPT-2's byte-level BPE (Radford et al., 2019, section 2.2), or GPT's, whose pieces say where a word ends."""
+    config.require_family("vocab.json", "gpt2", "openaigpt")
+    vocabulary = _read_vocabulary(config)
+    is_gpt1 = config.family == "openaigpt" or (
+        config.family is None and any(token.endswith("</w>") for token in vocabulary)
+    )
+    if is_gpt1:
+        config.name_by_default(unk="<unk>")
+    else:
+        config.name_by_default(**dict.fromkeys(("bos", "eos", "unk"), "<|endoftext|>"))
+
+    def make(data: bytes) -> Any:
+        lines = [line.removesuffix("\r") for line in data.decode("utf-8-sig").split("\n")]
+        merges = [tuple(line.split(" ")) for line in lines if line and not line.startswith("#version")]
+        options = {"unk_token": config.names["unk"], "end_of_word_suffix": "</w>"} if is_gpt1 else {}
+        return tokenizers.Tokenizer(tokenizers.models.BPE(vocabulary, merges, **options))
+
+    pipeline = read(config.folder / "merges.txt", make)
+    if is_gpt1:
+        pipeline.normalizer = tokenizers.normalizers.BertNormalizer(lowercase=True)
+        pipeline.pre_tokenizer = tokenizers.pre_tokenizers.BertPreTokenizer()
+        pipeline.decoder = tokenizers.decoders.BPEDecoder(suffix="</w>")
+    else:
+        pipeline.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(
+            add_prefix_space=config.option("add_prefix_space", False)
+        )
+        pipeline.decoder = tokenizers.decoders.ByteLevel()
+    return PipelineTokenizer(pipeline, config)
+
+
+def _from_word_pieces(config: TokenizerConfig) -> HFTokenizer:
+    """BERT's (Devlin et al., 2019): words and punctuation marks, split into the longest pieces from the left."""
+    config.require_family("vocab.txt", "bert", "distilbert", "electra")
+    config.name_by_default(pad="[PAD]", unk="[UNK]", cls="[CLS]", sep="[SEP]", mask="[MASK]")
+    path = config.folder / "vocab.txt"
+    lines = read(path, lambda data: data.decode("utf-8-sig")).removesuffix("\n").split("\n")
+    vocabulary = {line.removesuffix("\r"): index for index, line in enumerate(lines)}
+    unk, cls, sep = (config.names[role] for role in ("unk", "cls", "sep"))
+    for token in (unk, cls, sep):
+        if token not in vocabulary:
+            raise UserError(f"{path} has no {token}, which every BERT needs: fetch it again")
+    pipeline = tokenizers.Tokenizer(tokenizers.models.WordPiece(vocabulary, unk_token=unk))
+    lowercase = config.option("do_lower_case", True)
+    pipeline.normalizer = tokenizers.normalizers.BertNormalizer(
+        lowercase=lowercase,
+        handle_chinese_chars=config.option("tokenize_chinese_chars", True),
+        strip_accents=config.option("strip_accents", lowercase),
+    )
+    pipeline.pre_tokenizer = tokenizers.pre_tokenizers.BertPreTokenizer()
+    pipeline.decoder = tokenizers.decoders.WordPiece()
+    pipeline.post_processor = tokenizers.processors.TemplateProcessing(
+        single=f"{cls} $A {sep}",
+        pair=f"{cls} $A {sep} $B:1 {sep}:1",
+        special_tokens=[(cls, vocabulary[cls]), (sep, vocabulary[sep])],
+    )
+    return PipelineTokenizer(pipeline, config)
+
+
+def _from_t5(config: TokenizerConfig) -> HFTokenizer:
+    """T5's (Raffel et al., 2020): SentencePiece, and sentinels that count down from the end of the vocabulary."""
+    config.require_family("spiece.model", "t5", "mt5", "umt5")
+    processor = _read_sentencepiece(config, "spiece.model")
+    vocabulary = {processor.id_to_piece(index): index for index in range(processor.vocab_size())}
+    num_sentinels = config.option("extra_ids", 100)
+    sentinels = [f"<extra_id_{number}>" for number in reversed(range(num_sentinels))]
+    vocabulary |= {token: processor.vocab_size() + place for place, token in enumerate(sentinels)}
+    config.name_by_default(pad="<pad>", eos="</s>", unk="<unk>")
+    config.special.update(sentinels)
+    return PieceTokenizer(
+        processor,
+        vocabulary,
+        config,
+        text_of=processor.decode_pieces,
+        more_spaces="\x85",  # at which transformers splits: of all white space SentencePiece lacks it alone
+        is_pair_separated=True,
+    )
+
+
+def _from_marian(config: TokenizerConfig) -> HFTokenizer:
+    """Marian's: one SentencePiece model for each language, and one vocabulary for both."""
+    config.require_family("source.spm", "marian")
+    if config.option("separate_vocabs", False):
+        raise UserError(
+            f"{config.folder}: separate_vocabs is true, but only one vocabulary for both sides is supported"
+        )
+    source, target = (_read_sentencepiece(config, f"{side}.spm") for side in ("source", "target"))
+    config.name_by_default(pad="<pad>", eos="</s>", unk="<unk>")
+    vocabulary = _read_vocabulary(config)
+    has_codes = any(token.startswith(">>") and token.endswith("<<") for token in vocabulary)
+    return PieceTokenizer(
+        source,
+        vocabulary,
+        config,
+        text_of=lambda pieces: target.decode_pieces(pieces).replace("▁", " ").strip(),
+        more_spaces=config.option("more_spaces", ""),
+        dropped=config.option("dropped_characters", ""),
+        front=">>.*?<<" if has_codes else None,  # the language to translate into
+        is_pair_separated=False,
+    )
+
+
+def _read_vocabulary(config: TokenizerConfig) -> dict[str, int]:
+    path = config.folder / "vocab.json"
+    vocabulary = read_json(path)
+    for token, index in vocabulary.items():
+        if type(index) is not int or not 0 <= index < 2**31:
+            raise UserError(f"{path}: the id of {token!r} is {index!r}, not a number")
+    return vocabulary
+
+
+def _read_sentencepiece(config: TokenizerConfig, file: str) -> sentencepiece.SentencePieceProcessor:
+    # Empty bytes would pass for a model here and fail at the first use.
+    return read(config.folder / file, lambda data: sentencepiece.SentencePieceProcessor(model_proto=data or b"\0"))
+
+
+def write_template(folder: epath.PathLike, tokenizer: HFTokenizer, *, first: int | None, last: int) -> bool:
+    """Has the tokenizer.json of a folder put special tokens around a text, unless it does.
+
+    Args:
+      folder: of the file; without one there is nothing to do, as the other kinds of tokenizers put them there always.
+      tokenizer: what `load_folder_tokenizer` reads of the folder.
+      first: the token before the first text, or None.
+      last: the token behind each text.
+
+    Returns:
+      Whether the file was changed.
+    """
+    path, before = epath.Path(folder) / "tokenizer.json", [] if first is None else [first]
+    if not path.exists() or tokenizer.encode_with_specials("a").ids == [*before, *tokenizer.encode("a"), last]:
+        return False
+    pipeline = tokenizers.Tokenizer.from_file(str(path))
+    token = dict(zip([*before, last], tokenizer.pieces([*before, last]), strict=True))
+    start = "".join(f"{token[index]} " for index in before)
+    pipeline.post_processor = tokenizers.processors.TemplateProcessing(
+        single=f"{start}$A {token[last]}",
+        # Only models that have a token before the first text tell a second one by its type.
+        pair=f"{start}$A {token[last]} $B:1 {token[last]}:1" if before else f"$A {token[last]} $B {token[last]}",
+        special_tokens=[(text, index) for index, text in token.items()],
+    )
+    write_file(path, pipeline.to_str(pretty=True).encode())
+    return True

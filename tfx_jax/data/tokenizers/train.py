@@ -1,0 +1,432 @@
+"""Training of tokenizers: SentencePiece, WordPiece, byte-level BPE, characters and words."""
+
+import collections
+import io
+import itertools
+import json
+import math
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import sentencepiece
+import tokenizers
+from etils import epath
+from tokenizers import decoders, models, normalizers, pre_tokenizers, processors, trainers
+
+from tfx_jax.data.files import write_file
+from tfx_jax.data.sources.lines import is_blank
+from tfx_jax.data.tokenizers.hf_tokenizer import TOKENIZER_FILES, HFTokenizer, load_folder_tokenizer, read_json
+from tfx_jax.errors import UserError
+
+_NUM_SPECIALS = 4  # padding, beginning, end and unknown
+
+
+def vocabulary_size(lines: Sequence[str]) -> int:
+    """Chooses the size of a joint vocabulary: every character, and 32 subwords for the root of each pair of lines.
+
+    A small text wants a small vocabulary (Sennrich and Zhang, 2019, https://arxiv.org/abs/1905.11901), or most of its
+    subwords occur too seldom to be learnt. A text grows with the square of its vocabulary, roughly (Heaps' law), hence
+    the root; 32 of them are 32,000 subwords, as many as published systems have, for a million pairs.
+
+    Args:
+      lines: of both languages, so that two of them are a pair.
+
+    >>> vocabulary_size(["ein haus", "a house"] * 10_000)  # 8 letters, the space and 4 special tokens besides
+    3213
+    """
+    return _NUM_SPECIALS + len(set().union(*lines)) + round(32 * math.sqrt(len(lines) / 2))
+
+
+# Characters that show nothing inside a word, such as the soft hyphen: `tokenizers` drops them with a normalizer, and
+# SentencePiece, whose rules keep them, by those of a control character.
+_DROPPED = "\xad\u061c\u180e" + "".join(map(chr, [*range(0x202A, 0x202F), *range(0x2060, 0x206A)]))
+_SPACES = "\x85"  # white space that SentencePiece's rules keep
+_RULE = "nmt_nfkc"
+_MARK = "##"  # WordPiece's, of what continues a word
+# Below any text's in Unigram: where normalization turns full-width letters into "</s>", they are text, not the token.
+_NEVER = -1000.0
+_ALL = 2**31  # more than there are of anything
+_SIZED_BY_TEXT = ("sentencepiece", "words", "characters")
+# Written first: without a vocabulary, a folder with these has no tokenizer.
+_BEFORE_VOCABULARY = ("tokenizer_config.json", "source.spm", "target.spm")
+
+
+class _Family(NamedTuple):
+    """What the models of a family expect of a tokenizer, whatever its kind.
+
+    Attributes:
+      roles: special tokens by role, in the order of their ids, from 0.
+      last: special tokens that have the highest ids, in the order of these.
+      around: templates of one text and of two, as a model sees them; none if they stand alone.
+      has_types: whether the model tells the first text from the second.
+      is_plain: whether a text that spells a special token is text like any other, and an unknown token is shown.
+    """
+
+    roles: dict[str, str]
+    last: tuple[str, ...] = ()
+    around: tuple[str, str] | None = None
+    has_types: bool = False
+    is_plain: bool = False
+
+
+_FAMILIES = {
+    "gpt": _Family({"bos": "<|endoftext|>", "eos": "<|endoftext|>", "unk": "<unk>"}),
+    "bert": _Family(
+        {"pad": "[PAD]", "unk": "[UNK]", "cls": "[CLS]", "sep": "[SEP]", "mask": "[MASK]"},
+        around=("[CLS] $A [SEP]", "[CLS] $A [SEP] $B:1 [SEP]:1"),
+        has_types=True,
+    ),
+    "t5": _Family(
+        {"pad": "<pad>", "eos": "</s>", "unk": "<unk>"},
+        last=tuple(f"<extra_id_{number}>" for number in reversed(range(100))),
+        around=("$A </s>", "$A </s> $B </s>"),
+    ),
+    "marian": _Family(
+        {"pad": "<pad>", "bos": "<s>", "eos": "</s>", "unk": "<unk>"}, around=("$A </s>", "$A $B </s>"), is_plain=True
+    ),
+}
+
+
+class _Training(NamedTuple):
+    """What a kind of tokenizer is made of.
+
+    Attributes:
+      read: begins the text anew, without any special tokens that it spells, unless they are text.
+      size: how many pieces there may be, beside special tokens; `_ALL` if that goes by the text.
+      ids: of pieces in their order, and no more than may be, and of all special tokens.
+      roles: special tokens by role.
+    """
+
+    read: Callable[[], Iterator[str]]
+    size: int
+    ids: Callable[[Iterable[str]], dict[str, int]]
+    roles: Mapping[str, str]
+
+
+def train_or_load_folder(
+    folder: epath.PathLike, texts: Callable[[], Iterable[str]], *, kind: str, family: str, vocab_size: int
+) -> HFTokenizer:
+    """Loads the tokenizer of a folder; at first use it is trained and written there.
+
+    Files, tokenizer.json and tokenizer_config.json as a rule, are written each at once or not at all, and the same
+    texts always give the same files. `tfx_jax.data.tokenizers.hf_tokenizer` reads them, and so do transformers and
+    the library
+    `tokenizers`. A special token that a text spells, such as "[MASK]" or "<unk>", is that token, and nothing is learnt
+    from its letters; but in the family "marian" it is text like any other, which cannot end or pad a sentence.
+
+    Kinds:
+
+    * "characters": each one, line breaks and spaces too, the most frequent first.
+    * "words": what stands between white space, the most frequent first; decoding joins them with single spaces. Texts
+      are normalized: NFC, without soft hyphens and other characters that show nothing inside a word.
+    * "wordpiece": BERT's (Devlin et al., 2019, https://arxiv.org/abs/1810.04805), cased: words and punctuation marks,
+      split into the longest pieces from the left, after NFC.
+    * "bpe": GPT-2's byte-level BPE (Radford et al., 2019, section 2.2), which has no unknown text.
+    * "unigram": T5's, the language model of Kudo (2018, https://arxiv.org/abs/1804.10959), as SentencePiece trains it,
+      on text after NFKC.
+
+    Of the family "marian", whose ids are joint ones of two languages (Vaswani et al., 2017, section 5.1):
+
+    * "sentencepiece": byte pairs (Sennrich et al., 2016) of raw text, as SentencePiece (Kudo and Richardson, 2018,
+      https://arxiv.org/abs/1808.06226) learns them; each digit is a token. Texts are normalized by SentencePiece's
+      default rule "nmt_nfkc", which the model files hold: NFKC, any white space is a space, and control characters are
+      dropped. tokenizer_config.json adds what the rule leaves out: soft hyphens and their like are dropped
+      ("dropped_characters"), and U+0085 is a space ("more_spaces"). The folder is Marian's: one model as source.spm and
+      target.spm, and vocab.json. transformers takes ">>x<<" at the beginning of a text for one token, and we for text.
+    * "words": as above, but of the same frequency in the order of their first appearance; decoding joins subwords that
+      "@@" marks.
+    * "characters": as above, but in the order of code points, and normalized as "words" are.
+
+    Families, which decide the special tokens:
+
+    * "gpt": "<|endoftext|>" = 0 at the beginning and end of texts, "<unk>" = 1 (no such for "bpe").
+    * "bert": "[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]" = 0 to 4; texts become [CLS] A [SEP] B [SEP].
+    * "t5": "<pad>", "</s>", "<unk>" = 0 to 2, and the sentinels "<extra_id_99>" to "<extra_id_0>" as the highest ids;
+      each text ends with "</s>".
+    * "marian": "<pad>", "<s>", "</s>", "<unk>" = 0 to 3; texts end with "</s>"; decoding shows what is unknown.
+
+    Args:
+      folder: local or gs://; made if missing. One with a tokenizer from elsewhere is taken as it is.
+      texts: begins the training text anew, in parts such as lines or documents; called, perhaps more than once, only if
+        there is something to train. A part is read as a whole, which takes up to some 200 times its size in memory.
+      kind: see above.
+      family: see above.
+      vocab_size: how many ids at most, the special ones included; a small text yields fewer. Where not even all
+        characters fit, the rarest become unknown, or "sentencepiece" refuses. 0: all words or characters, or what
+        suits the size of the text for "sentencepiece"; the other kinds need a number.
+
+    Raises:
+      UserError: for an unknown kind or family, no text, a vocabulary too small for anything but special tokens, and a
+        folder whose tokenizer is another one, has more ids than that, or is damaged.
+    """
+    for name, value, known in (("family", family, _FAMILIES), ("kind", kind, _KINDS.get(family, _COMMON_KINDS))):
+        if value not in known:
+            raise UserError(f"unknown {name} of tokenizer {value!r}: use one of {', '.join(known)}")
+    folder, made_as = epath.Path(folder), f"{kind}, {family}"
+    if not any((folder / file).exists() for file in TOKENIZER_FILES if file not in _BEFORE_VOCABULARY):
+        files, options = _train(texts, kind, family, vocab_size)
+        folder.mkdir(parents=True, exist_ok=True)
+        settings = json.dumps({**options, "made_as": made_as}, indent=2)
+        write_file(folder / "tokenizer_config.json", settings.encode())
+        for name, content in files.items():
+            write_file(folder / name, content)
+    config = folder / "tokenizer_config.json"
+    found = read_json(config).get("made_as", made_as) if config.exists() else made_as
+    if found != made_as:
+        raise UserError(f"the tokenizer of {folder} was made as {found!r}, not {made_as!r}: name another folder")
+    tokenizer = load_folder_tokenizer(folder)
+    if tokenizer.vocab_size > (vocab_size or _ALL):
+        raise UserError(
+            f"the tokenizer of {folder} has {tokenizer.vocab_size} ids, but vocab_size is {vocab_size}: "
+            "raise it, or name another folder"
+        )
+    return tokenizer
+
+
+def _train(
+    texts: Callable[[], Iterable[str]], kind: str, family: str, vocab_size: int
+) -> tuple[dict[str, bytes], dict[str, Any]]:
+    """The files of the vocabulary, in the order in which they are written, and what tokenizer_config.json says."""
+    roles, last, around, has_types, is_plain = _FAMILIES[family]
+    if kind == "bpe" and family == "gpt":
+        roles = {role: token for role, token in roles.items() if role != "unk"}
+    first = list(dict.fromkeys(roles.values()))
+    special = [*first, *last]
+    needed = len(special) + {"bpe": 256, "unigram": 2}.get(kind, 1)
+    if vocab_size < needed and (vocab_size or kind not in _SIZED_BY_TEXT):
+        raise UserError(f"vocab_size is {vocab_size}, but {kind} for {family} need {needed} at least")
+    size = vocab_size - len(special) if vocab_size else _ALL
+    spelt = re.compile("(?!)" if is_plain else "|".join(map(re.escape, special)))
+
+    def read() -> Iterator[str]:
+        for text in texts():
+            yield from filter(None, spelt.split(text))
+
+    def ids(pieces: Iterable[str]) -> dict[str, int]:
+        learnt = [piece for piece in pieces if piece not in special][:size]
+        if not learnt:
+            raise UserError("no text to train a tokenizer on: all its characters are invisible")
+        return {token: index for index, token in enumerate([*first, *learnt, *last])}
+
+    if all(map(is_blank, read())):
+        raise UserError("no text to train a tokenizer on: all of it is empty")
+    made = _KINDS.get(family, _COMMON_KINDS)[kind](_Training(read, size, ids, roles))
+    options = {
+        "tokenizer_class": "MarianTokenizer" if isinstance(made, dict) else "PreTrainedTokenizerFast",
+        "clean_up_tokenization_spaces": False,
+        # GPT-2 would take types for words.
+        "model_input_names": ["input_ids", *["token_type_ids"] * has_types, "attention_mask"],
+        **{f"{role}_token": token for role, token in roles.items()},
+        **({"additional_special_tokens": list(last)} if last else {}),
+        **({"split_special_tokens": True, "shows_unknown": True, "normalization": "nfc"} if is_plain else {}),
+    }
+    if isinstance(made, dict):
+        return made, {**options, "normalization": _RULE, "dropped_characters": _DROPPED, "more_spaces": _SPACES}
+    made.add_special_tokens([tokenizers.AddedToken(token, normalized=False, special=True) for token in special])
+    if around:
+        single, pair = around
+        known = [(token, made.token_to_id(token)) for token in first if token in single]
+        made.post_processor = processors.TemplateProcessing(single=single, pair=pair, special_tokens=known)
+    return {"tokenizer.json": made.to_str(pretty=True).encode()}, options
+
+
+def _characters(training: _Training) -> tokenizers.Tokenizer:
+    """BPE that merges nothing: unlike one word for each character, it can take a whole book at once."""
+    return _tokens_of_characters(training, _by_frequency(training.read())[: training.size])
+
+
+def _normalized_characters(training: _Training) -> tokenizers.Tokenizer:
+    pieces = _by_frequency(map(_plain().normalize_str, training.read()))[: training.size]
+    pipeline = _tokens_of_characters(training, sorted(pieces))
+    pipeline.normalizer = _plain()
+    return pipeline
+
+
+def _tokens_of_characters(training: _Training, pieces: list[str]) -> tokenizers.Tokenizer:
+    pipeline = tokenizers.Tokenizer(models.BPE(training.ids(pieces), [], unk_token=training.roles.get("unk")))
+    pipeline.decoder = decoders.Fuse()
+    return pipeline
+
+
+def _words(training: _Training) -> tokenizers.Tokenizer:
+    pipeline = _tokens_between_spaces(
+        training, _by_frequency(_plain().normalize_str(part).split() for part in training.read())
+    )
+    pipeline.normalizer = _plain()
+    return pipeline
+
+
+def _joined_words(training: _Training) -> tokenizers.Tokenizer:
+    """Words of which some are subwords, and none is a special token."""
+    counts = collections.Counter(word for part in training.read() for word in _plain().normalize_str(part).split())
+    pipeline = _tokens_between_spaces(training, [word for word, _ in counts.most_common()])
+    unk = training.roles["unk"]
+    spelt = "|".join(re.escape(token) for token in training.roles.values() if token != unk)
+    pipeline.normalizer = normalizers.Sequence(
+        [
+            _plain(),
+            normalizers.Replace(tokenizers.Regex("[\x1c-\x1f]"), " "),  # spaces to Python, and not to `tokenizers`
+            normalizers.Replace(tokenizers.Regex(rf"(?<!\S)({spelt})(?!\S)"), unk),
+        ]
+    )
+    # To this decoder nothing goes on with a word, as none begins with a space: one is put before all but the first.
+    spaces = decoders.WordPiece(prefix=" ", cleanup=False)
+    joins = [decoders.Replace("@@ ", ""), decoders.Replace(tokenizers.Regex(r"@@\z"), "")]
+    pipeline.decoder = decoders.Sequence([spaces, decoders.Fuse(), *joins])
+    return pipeline
+
+
+def _dropping() -> Any:
+    return normalizers.Replace(tokenizers.Regex(f"[{_DROPPED}]"), "")
+
+
+def _plain() -> Any:
+    return normalizers.Sequence([_dropping(), normalizers.NFC()])
+
+
+def _tokens_between_spaces(training: _Training, words: list[str]) -> tokenizers.Tokenizer:
+    pipeline = tokenizers.Tokenizer(models.WordLevel(training.ids(words), unk_token=training.roles["unk"]))
+    pipeline.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    return pipeline
+
+
+def _word_pieces(training: _Training) -> tokenizers.Tokenizer:
+    """In two passes, because the trainer numbers marked characters by chance, and breaks ties by these numbers."""
+
+    def untrained(model: models.Model) -> tokenizers.Tokenizer:
+        pipeline = tokenizers.Tokenizer(model)
+        pipeline.normalizer = normalizers.Sequence([normalizers.NFC(), normalizers.BertNormalizer(lowercase=False)])
+        pipeline.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+        pipeline.decoder = decoders.WordPiece()
+        return pipeline
+
+    def text() -> Iterator[str]:
+        return map(normalizers.NFC().normalize_str, training.read())
+
+    alphabet_only = trainers.WordPieceTrainer(vocab_size=0, show_progress=False)
+    alphabet = set(_learn(untrained(models.WordPiece()), text(), alphabet_only))
+    room, marked, rare = training.size, [], []
+    for character in filter(alphabet.__contains__, _by_frequency(text())):
+        forms = [form for form in (character, _MARK + character) if form in alphabet]
+        if len(forms) <= room:
+            room -= len(forms)
+            marked += forms[1:]
+        else:
+            rare.append(character)
+    trainer = trainers.WordPieceTrainer(
+        vocab_size=training.size,
+        min_frequency=2,
+        special_tokens=sorted(marked),  # these it numbers in this order, and the others by code point
+        show_progress=False,
+    )
+    pieces = _learn(untrained(models.WordPiece()), _without(rare, text()), trainer)
+    return untrained(models.WordPiece(training.ids(pieces), unk_token=training.roles["unk"]))
+
+
+def _bytes(training: _Training) -> tokenizers.Tokenizer:
+    pipeline = tokenizers.Tokenizer(models.BPE())
+    pipeline.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    pipeline.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=training.size,
+        min_frequency=2,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    pieces = _learn(pipeline, training.read(), trainer)
+    merges = json.loads(pipeline.to_str())["model"]["merges"]
+    pipeline.model = models.BPE(training.ids(pieces), [tuple(pair) for pair in merges])
+    return pipeline
+
+
+def _unigram(training: _Training) -> tokenizers.Tokenizer:
+    """By SentencePiece, because the sums of the trainer in `tokenizers` have another order each time."""
+    normalizer = normalizers.Sequence([_dropping(), normalizers.Nmt(), normalizers.NFKC()])
+    text = [" ".join(normalizer.normalize_str(part).split()) for part in training.read()]
+    # One place is for the mark of a word's beginning. SentencePiece skips whatever has the character that it puts for
+    # unknown ones.
+    rare = _by_frequency(part.replace(" ", "") for part in text)[training.size - 1 :]
+    text = [part for part in _without([*rare, "▅"], text) if part.strip()]
+    # The longest parts that it allows, in bytes, are read; it has an unknown token of its own.
+    own: dict[str, Any] = {"max_sentence_length": 2**30, "unk_id": 0, "bos_id": -1, "eos_id": -1}
+    model = _train_sentencepiece(text, "unigram", training.size + 1, normalization_rule_name="identity", **own)
+    processor = sentencepiece.SentencePieceProcessor(model_proto=model)
+    scores = {processor.id_to_piece(index): processor.get_score(index) for index in range(1, processor.vocab_size())}
+    ids = training.ids(scores)
+    model = models.Unigram([(piece, scores.get(piece, _NEVER)) for piece in ids], ids[training.roles["unk"]])
+    pipeline = tokenizers.Tokenizer(model)
+    pipeline.normalizer = normalizer
+    pipeline.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.WhitespaceSplit(), pre_tokenizers.Metaspace()])
+    pipeline.decoder = decoders.Metaspace()
+    return pipeline
+
+
+def _sentencepiece(training: _Training) -> dict[str, bytes]:
+    """Byte pairs, whose ids are those of SentencePiece itself."""
+    normalizer = sentencepiece.SentencePieceNormalizer(rule_name=_RULE, escape_whitespaces=False)
+    table = str.maketrans(dict.fromkeys(_DROPPED, "") | dict.fromkeys(_SPACES, " "))
+    text = [line for part in training.read() if (line := normalizer.normalize(part.translate(table)).strip())]
+    ids = {f"{role}_id": index for index, role in enumerate(training.roles)}
+    vocab_size = vocabulary_size(text) if training.size == _ALL else training.size + len(ids)
+    model = _train_sentencepiece(text, "bpe", vocab_size, normalization_rule_name=_RULE, split_digits=True, **ids)
+    processor = sentencepiece.SentencePieceProcessor(model_proto=model)
+    vocabulary = {processor.id_to_piece(index): index for index in range(processor.vocab_size())}
+    listed = json.dumps(vocabulary, ensure_ascii=False, indent=2).encode()
+    return {"source.spm": model, "target.spm": model, "vocab.json": listed}
+
+
+def _train_sentencepiece(text: list[str], kind: str, vocab_size: int, **options: Any) -> bytes:
+    """Learns a model; the text is no iterator, of which SentencePiece would turn an error, or Ctrl-C, into its own."""
+    written = io.BytesIO()
+    try:
+        sentencepiece.SentencePieceTrainer.train(  # pyright: ignore[reportAttributeAccessIssue]
+            sentence_iterator=iter(text),
+            model_writer=written,
+            model_type=kind,
+            vocab_size=vocab_size,
+            hard_vocab_limit=False,
+            character_coverage=1.0,
+            minloglevel=2,
+            **options,
+        )
+    except RuntimeError as error:
+        reason = " ".join(str(error).rsplit("] ", 1)[-1].split())  # behind a place in its code and a condition there
+        raise UserError(f"cannot train a {kind} model of {vocab_size} pieces on this text: {reason}") from None
+    return written.getvalue()
+
+
+_Kinds = dict[str, Callable[[_Training], tokenizers.Tokenizer | dict[str, bytes]]]
+_COMMON_KINDS: _Kinds = {
+    "characters": _characters,
+    "words": _words,
+    "wordpiece": _word_pieces,
+    "bpe": _bytes,
+    "unigram": _unigram,
+}
+_KINDS: dict[str, _Kinds] = {
+    "marian": {
+        "sentencepiece": _sentencepiece,
+        "words": _joined_words,
+        "characters": _normalized_characters,
+    }
+}
+
+
+def _learn(pipeline: tokenizers.Tokenizer, text: Iterator[str], trainer: Any) -> list[str]:
+    """Trains; returns the pieces in the order of their ids."""
+    pipeline.train_from_iterator(text, trainer)
+    vocabulary = pipeline.get_vocab()
+    return sorted(vocabulary, key=lambda piece: vocabulary[piece])
+
+
+def _by_frequency(text: Iterable[Iterable[str]]) -> list[str]:
+    """The characters or words of parts, the most frequent first, those of the same frequency by code points."""
+    counts = collections.Counter(itertools.chain.from_iterable(text))
+    return sorted(counts, key=lambda token: (-counts[token], token))
+
+
+def _without(rare: list[str], text: Iterable[str]) -> Iterator[str]:
+    """A text with spaces for some characters."""
+    table = str.maketrans(dict.fromkeys(rare, " "))
+    return (part.translate(table) for part in text)

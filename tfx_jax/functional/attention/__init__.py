@@ -1,0 +1,78 @@
+"""Attention functions of arrays, all under the signature of `dot_product_attention`.
+
+Read `dense` first: the formula. `masks` holds masks and argument checks, `chunked` the formula in linear memory,
+`implementations` the kernels of accelerators, and `dot_product` chooses among these. Every other module is one
+published attention.
+"""
+
+from tfx_jax.functional.attention.additive import (
+    additive_attention,
+    attentional_vector,
+    coverage_loss,
+    general_attention,
+)
+from tfx_jax.functional.attention.aligned import aligned_attention, aligned_position
+from tfx_jax.functional.attention.axial import attention_over_axes
+from tfx_jax.functional.attention.bigbird import bigbird_attention, bigbird_block_mask
+from tfx_jax.functional.attention.chunked import chunked_attention
+from tfx_jax.functional.attention.decomposable import attend_both, decomposable_attention
+from tfx_jax.functional.attention.dense import attention_from_logits, attention_weights
+from tfx_jax.functional.attention.dot_product import dot_product_attention
+from tfx_jax.functional.attention.flax_attention import flax_attention_fn
+from tfx_jax.functional.attention.hard import hard_attention, score_function_loss
+from tfx_jax.functional.attention.kernel_features import favor_attention, linear_attention, orthogonal_features
+from tfx_jax.functional.attention.kernel_regression import kernel_regression
+from tfx_jax.functional.attention.local import local_attention, sliding_window_attention
+from tfx_jax.functional.attention.longformer import longformer_attention
+from tfx_jax.functional.attention.lsh import lsh_attention, lsh_num_buckets
+from tfx_jax.functional.attention.masks import Bias, Mask, SegmentIds, causal_mask, padding_mask, segment_mask
+from tfx_jax.functional.attention.nystrom import nystrom_attention
+from tfx_jax.functional.attention.relative import relative_attention
+from tfx_jax.functional.attention.ring import ring_attention
+from tfx_jax.functional.attention.rollout import attention_rollout
+from tfx_jax.functional.attention.routing import routing_attention, update_centroids
+from tfx_jax.functional.attention.structured import redundancy_penalty, structured_pooling
+
+__all__ = [
+    "Bias",
+    "Mask",
+    "SegmentIds",
+    "additive_attention",
+    "aligned_attention",
+    "aligned_position",
+    "attend_both",
+    "attention_from_logits",
+    "attention_over_axes",
+    "attention_rollout",
+    "attention_weights",
+    "attentional_vector",
+    "bigbird_attention",
+    "bigbird_block_mask",
+    "causal_mask",
+    "chunked_attention",
+    "coverage_loss",
+    "decomposable_attention",
+    "dot_product_attention",
+    "favor_attention",
+    "flax_attention_fn",
+    "general_attention",
+    "hard_attention",
+    "kernel_regression",
+    "linear_attention",
+    "local_attention",
+    "longformer_attention",
+    "lsh_attention",
+    "lsh_num_buckets",
+    "nystrom_attention",
+    "orthogonal_features",
+    "padding_mask",
+    "redundancy_penalty",
+    "relative_attention",
+    "ring_attention",
+    "routing_attention",
+    "score_function_loss",
+    "segment_mask",
+    "sliding_window_attention",
+    "structured_pooling",
+    "update_centroids",
+]

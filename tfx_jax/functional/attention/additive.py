@@ -1,0 +1,279 @@
+"""The scores that came before the scaled dot product: additive (Bahdanau) and general (Luong).
+
+Luong's other two scores need no function of their own: "dot" is `dot_product_attention` with `scale=1.0`, and "concat",
+which multiplies the concatenation [query; key] with one matrix, is `additive_attention` with the two halves of it.
+"""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float
+
+from tfx_jax.functional.attention.dense import attention_from_logits
+from tfx_jax.functional.attention.dot_product import dot_product_attention
+from tfx_jax.functional.attention.masks import Bias, Mask, SegmentIds
+from tfx_jax.functional.attention.wrappers import divided_as_queries, weights_on_request, zeros_where_empty
+
+
+@weights_on_request
+@divided_as_queries
+@zeros_where_empty
+def additive_attention(
+    query: Float[Array, "B T N H"],
+    key: Float[Array, "B S K J"],
+    value: Float[Array, "B S K U"],
+    bias: Bias | None = None,
+    mask: Mask | None = None,
+    *,
+    w_query: Float[Array, "H F"] | Float[Array, "N H F"] | None,
+    w_key: Float[Array, "J F"] | Float[Array, "K J F"] | None,
+    v: Float[Array, " F"] | Float[Array, "N F"],
+    coverage: Float[Array, "#B #N #T #S"] | None = None,
+    w_coverage: Float[Array, " F"] | Float[Array, "N F"] | None = None,
+    is_causal: bool = False,
+    scale: float | None = None,
+    segment_ids: SegmentIds | None = None,
+    dropout_rate: float = 0.0,
+    dropout_rng: Array | None = None,
+    return_weights: bool = False,
+) -> Float[Array, "B T N U"] | tuple[Float[Array, "B T N U"], Float[Array, "B N T S"]]:
+    r"""Computes softmax(v . tanh(W_q q + W_k k)) V for every head: a hidden layer scores each pair.
+
+    Section 3.1 and appendix A.1.2 of Bahdanau et al. (2015, https://arxiv.org/abs/1409.0473). The concatenated form
+    v . tanh(W [q; k]), which is "concat" of Luong et al. (2015, https://arxiv.org/abs/1508.04025), is the same with
+    `w_query, w_key = jnp.split(w, [H])`. Bind the parameters to make it an attention like any other:
+    `functools.partial(additive_attention, w_query=..., w_key=..., v=...)`.
+
+    With `coverage` c, the attention that a key had from earlier queries, the hidden layer knows what was looked at:
+    v . tanh(W_q q + W_k k + w_c c), equation 11 of See et al. (2017, https://arxiv.org/abs/1704.04368), after Tu et al.
+    (2016). Who attends one query at a time adds the weights of each to it, and `coverage_loss` asks for new places.
+
+    The hidden layer of all pairs, [B, N, T, S, F], is never held, in the gradient neither: queries are scored a block
+    at a time, and no block is larger than the scores or the keys.
+
+    Args:
+      query: queries, [B, T, N, H].
+      key: keys, [B, S, K, J]; K divides N, and the sizes of queries and keys may differ.
+      value: values, [B, S, K, U].
+      bias: added to the scores, broadcastable to [B, N, T, S]. Minus infinity
+        hides a key, but `mask` does so with less.
+      mask: True where a query may attend, broadcastable to [B, N, T, S]. A query that sees no key gets zeros.
+      w_query: [H, F] for all heads, or [N, H, F] with one for each. None means that `query` has been multiplied.
+      w_key: [J, F] or [K, J, F]. None means that `key` has been multiplied, which a decoder that attends once a step
+        does before its first step.
+      v: [F] or [N, F].
+      coverage: c of each pair, broadcastable to [B, N, T, S]; it has a gradient.
+      w_coverage: w_c, [F] or [N, F]; given with `coverage`.
+      is_causal: query t sees keys 0 .. t + S - T only.
+      scale: multiplies the scores; None means 1.
+      segment_ids: packed sequences, [B, T] or a pair ([B, T], [B, S]).
+      dropout_rate: probability in [0, 1) of dropping an attention weight.
+      dropout_rng: PRNG key; None disables dropout.
+      return_weights: also return the softmax weights, before dropout.
+
+    Returns:
+      Weighted values, [B, T, N, U], in the dtype of `query`; with `return_weights` a pair of these and the weights,
+      [B, N, T, S]. Hidden layer, scores and weights are float32 (float64 for float64 inputs) whatever the inputs.
+
+    Raises:
+      ValueError: if the sizes do not fit together, or a mask is not boolean or not of rank 4.
+
+    >>> x = jnp.ones((1, 3, 2, 4))
+    >>> parameters = {"w_query": jnp.ones((4, 5)), "w_key": jnp.ones((4, 5)), "v": jnp.ones(5)}
+    >>> jax.jit(additive_attention)(x, x, x, **parameters).shape
+    (1, 3, 2, 4)
+    """
+    hidden_query, hidden_key = _multiplied(query, w_query, "query"), _multiplied(key, w_key, "key")
+    n, f = hidden_query.shape[2:]
+    if hidden_key.shape[3] != f or v.shape not in ((f,), (n, f)):
+        raise ValueError(
+            f"widths of the hidden layer differ: {f} of queries, {hidden_key.shape[3]} of keys, v {v.shape}"
+        )
+    if n % hidden_key.shape[2]:
+        raise ValueError(f"{hidden_key.shape[2]} key heads do not divide {n} query heads")
+    covered = _covered(coverage, w_coverage, hidden_query, key.shape[1])
+    v = jnp.broadcast_to(v.astype(hidden_query.dtype), (n, f))
+    scores = _additive_scores(hidden_query, hidden_key, v, covered)
+    out, weights = attention_from_logits(
+        scores if scale is None else scores * scale,
+        value,
+        bias,
+        mask,
+        is_causal=is_causal,
+        segment_ids=segment_ids,
+        dropout_rate=dropout_rate,
+        dropout_rng=dropout_rng,
+    )
+    out = out.astype(query.dtype)
+    return (out, weights) if return_weights else out
+
+
+@weights_on_request
+@divided_as_queries
+@zeros_where_empty
+def general_attention(
+    query: Float[Array, "B T N H"],
+    key: Float[Array, "B S K J"],
+    value: Float[Array, "B S K U"],
+    bias: Bias | None = None,
+    mask: Mask | None = None,
+    *,
+    w: Float[Array, "H J"] | Float[Array, "N H J"],
+    is_causal: bool = False,
+    scale: float | None = None,
+    segment_ids: SegmentIds | None = None,
+    dropout_rate: float = 0.0,
+    dropout_rng: Array | None = None,
+    return_weights: bool = False,
+) -> Float[Array, "B T N U"] | tuple[Float[Array, "B T N U"], Float[Array, "B N T S"]]:
+    r"""Computes softmax(q . W k) V for every head: a dot product in which queries and keys may differ in size.
+
+    "General" in section 3.1 of Luong et al. (2015, https://arxiv.org/abs/1508.04025), also called bilinear. With
+    the identity for W it is their "dot".
+
+    Args:
+      query: queries, [B, T, N, H].
+      key: keys, [B, S, K, J].
+      value: values, [B, S, K, U].
+      bias: as in `dot_product_attention`, and so are all that are not named here.
+      mask: True where a query may attend, broadcastable to [B, N, T, S].
+      w: [H, J] for all heads, or [N, H, J] with one for each.
+      is_causal: query t sees keys 0 .. t + S - T only.
+      scale: multiplies the scores; None means 1.
+      segment_ids: packed sequences, [B, T] or a pair ([B, T], [B, S]).
+      dropout_rate: probability in [0, 1) of dropping an attention weight.
+      dropout_rng: PRNG key; None disables dropout.
+      return_weights: also return the softmax weights, before dropout.
+
+    Returns:
+      What `dot_product_attention` returns.
+
+    Raises:
+      ValueError: if the sizes do not fit together, or a mask is not boolean or not of rank 4.
+
+    >>> query, key = jnp.ones((1, 3, 2, 4)), jnp.ones((1, 5, 2, 6))
+    >>> jax.jit(general_attention)(query, key, key, w=jnp.ones((4, 6))).shape
+    (1, 3, 2, 6)
+    """
+    return dot_product_attention(
+        _multiplied(query, w, "query").astype(query.dtype),
+        key,
+        value,
+        bias,
+        mask,
+        is_causal=is_causal,
+        scale=1.0 if scale is None else scale,
+        segment_ids=segment_ids,
+        dropout_rate=dropout_rate,
+        dropout_rng=dropout_rng,
+        return_weights=return_weights,
+    )
+
+
+def attentional_vector(
+    context: Float[Array, "*shape U"], state: Float[Array, "*shape H"], w: Float[Array, "U+H D"]
+) -> Float[Array, "*shape D"]:
+    """Joins what attention found to the state that asked, tanh([context; state] W): equation 5 of Luong et al. (2015).
+
+    It is what Luong's decoder predicts the next word from. Bahdanau's decoder has no such vector: its context enters
+    the recurrent cell of the next state, together with the previous word.
+
+    >>> attentional_vector(jnp.zeros((2, 3)), jnp.zeros((2, 4)), jnp.ones((7, 5))).shape
+    (2, 5)
+    """
+    return jnp.tanh(jnp.concatenate([context, state], axis=-1) @ w.astype(state.dtype))
+
+
+def coverage_loss(weights: Float[Array, "*batch S"], coverage: Float[Array, "*batch S"]) -> Float[Array, "*batch"]:
+    """Sums min(a, c) over keys: how much of a query's attention goes where earlier ones have been.
+
+    Equation 12 of See et al. (2017, https://arxiv.org/abs/1704.04368), which adds it to the loss of each target token.
+    It is 0 for the first query and for one that looks at new places only, and never more than the sum of its weights.
+
+    Args:
+      weights: a, the attention of each query.
+      coverage: c, the sum of the weights of the queries before it (equation 10).
+
+    >>> coverage_loss(jnp.array([0.25, 0.75, 0.0]), jnp.array([0.5, 0.5, 1.0])).item()
+    0.75
+    """
+    return jnp.minimum(weights, coverage).sum(axis=-1)
+
+
+def _covered(
+    coverage: Array | None, w_coverage: Array | None, query: Float[Array, "B T N F"], num_keys: int
+) -> tuple[Float[Array, "B N T S"], Float[Array, "N F"]] | None:
+    """Coverage and its vectors, checked, as large as they can be, in the dtype of `query`; None if there is neither."""
+    if coverage is None and w_coverage is None:
+        return None
+    if coverage is None or w_coverage is None:
+        raise ValueError("coverage and w_coverage go together: give both or neither")
+    b, t, n, f = query.shape
+    full = b, n, t, num_keys
+    if coverage.ndim != 4 or any(size not in (1, want) for size, want in zip(coverage.shape, full, strict=True)):
+        raise ValueError(f"coverage must be broadcastable to [B, N, T, S] = {full}, got shape {coverage.shape}")
+    if w_coverage.shape not in ((f,), (n, f)):
+        raise ValueError(f"w_coverage must have shape [{f}] or [{n}, {f}], got {w_coverage.shape}")
+    coverage, w_coverage = coverage.astype(query.dtype), w_coverage.astype(query.dtype)
+    return jnp.broadcast_to(coverage, full), jnp.broadcast_to(w_coverage, (n, f))
+
+
+def _multiplied(
+    x: Float[Array, "B T N H"], kernel: Float[Array, "H F"] | Float[Array, "N H F"] | None, name: str
+) -> Float[Array, "B T N F"]:
+    """Multiplies every head with the kernel, or its own kernel, in float32 at least."""
+    if x.ndim != 4:
+        raise ValueError(f"{name} must have rank 4, [batch, length, heads, size], got shape {x.shape}")
+    dtype = np.promote_types(x.dtype, np.float32)
+    if kernel is None:
+        return x.astype(dtype)
+    heads, size = x.shape[2:]
+    if kernel.ndim not in (2, 3) or kernel.shape[-2] != size or kernel.shape[:-2] not in ((), (heads,)):
+        raise ValueError(
+            f"kernel of the {name} must have shape [{size}, F] or [{heads}, {size}, F] to fit a {name} of shape "
+            f"{x.shape}, got {kernel.shape}"
+        )
+    kernel = kernel.astype(x.dtype)
+    if kernel.ndim == 2:
+        return jnp.einsum("BTNH,HF->BTNF", x, kernel, preferred_element_type=dtype)
+    # With heads first: of bfloat16, XLA for CPUs (jax 0.10) cannot run the product whose batch axis is inside.
+    rows = x.transpose(2, 0, 1, 3).reshape(heads, -1, size)
+    product = jnp.einsum("NXH,NHF->NXF", rows, kernel, preferred_element_type=dtype)
+    return product.reshape(heads, *x.shape[:2], -1).transpose(1, 2, 0, 3)
+
+
+def _additive_scores(
+    query: Float[Array, "B T N F"],
+    key: Float[Array, "B S K F"],
+    v: Float[Array, "N F"],
+    covered: tuple[Float[Array, "B N T S"], Float[Array, "N F"]] | None = None,
+) -> Float[Array, "B N T S"]:
+    """Scores v . tanh(q + k), with coverage v . tanh(q + k + w c), of all pairs, a block of queries at a time."""
+    b, t, n, f = query.shape
+    s, k = key.shape[1:3]
+    # Blocks of ceil(T / F) queries: their hidden layer has about as many elements as the scores, or the keys if T < F.
+    block = -(-t // min(t, f))
+    num_blocks = -(-t // block)
+
+    def blocks_of(x: Float[Array, "B T N X"]) -> Float[Array, "blocks B K G C X"]:
+        padded = jnp.pad(x, ((0, 0), (0, num_blocks * block - t), (0, 0), (0, 0)))
+        return padded.reshape(b, num_blocks, block, k, n // k, x.shape[-1]).transpose(1, 0, 3, 4, 2, 5)
+
+    blocks = blocks_of(query)
+    key = key.transpose(0, 2, 1, 3)[:, :, None, None]
+    v = v.reshape(1, k, n // k, 1, 1, f)
+    coverage = None if covered is None else blocks_of(covered[0].swapaxes(1, 2))
+    w = None if covered is None else covered[1].reshape(v.shape)
+
+    @functools.partial(jax.checkpoint, prevent_cse=False)  # backward computes tanh again; a scan needs no CSE barrier
+    def block_scores(rows: tuple[Float[Array, "B K G C F"], Float[Array, "B K G C S"] | None]) -> Array:
+        query, coverage = rows
+        hidden = query[..., None, :] + key
+        if coverage is not None and w is not None:
+            hidden = hidden + coverage[..., None] * w
+        return (v * jnp.tanh(hidden)).sum(axis=-1)  # a sum fuses with tanh, a dot does not
+
+    scores = jax.lax.map(block_scores, (blocks, coverage))
+    return jnp.moveaxis(scores, 0, 3).reshape(b, n, num_blocks * block, s)[:, :, :t]

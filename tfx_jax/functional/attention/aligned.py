@@ -1,0 +1,131 @@
+"""Local attention of one sequence to another (Luong et al., 2015): a window of keys around a place that each query has.
+
+`tfx_jax.functional.local_attention` is another one: blocks of a single sequence, in which queries and keys both stand.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Int
+
+from tfx_jax.functional.attention.dense import weighted_values
+from tfx_jax.functional.attention.dot_product import dot_product_attention
+from tfx_jax.functional.attention.masks import Bias, Mask, SegmentIds, check_pairs
+from tfx_jax.functional.attention.wrappers import divided_as_queries, weights_on_request, zeros_where_empty
+from tfx_jax.functional.layers import dropout
+
+
+@weights_on_request
+@divided_as_queries
+@zeros_where_empty
+def aligned_attention(
+    query: Float[Array, "B T N H"],
+    key: Float[Array, "B S K H"],
+    value: Float[Array, "B S K U"],
+    bias: Bias | None = None,
+    mask: Mask | None = None,
+    *,
+    position: Float[Array, "#B #N #T"],
+    window: int,
+    sigma: float | None = None,
+    key_position: Int[Array, "#B S"] | None = None,
+    attention_fn: Callable[..., Any] = dot_product_attention,
+    is_causal: bool = False,
+    scale: float | None = None,
+    segment_ids: SegmentIds | None = None,
+    dropout_rate: float = 0.0,
+    dropout_rng: Array | None = None,
+    return_weights: bool = False,
+) -> Float[Array, "B T N U"] | tuple[Float[Array, "B T N U"], Float[Array, "B N T S"]]:
+    r"""Attends within [p - D, p + D], p = `position` of the query, D = `window`, rather to what is near p.
+
+    Section 3.2 of Luong et al. (2015, https://arxiv.org/abs/1508.04025). The weights are those of `attention_fn` over
+    the keys of the window alone, each times exp(-(s - p)^2 / (2 sigma^2)) of its key's position s (equation 10), and
+    not normalised again: they add up to 1 at most. Of their "local-m", p is the position of the target and there is no
+    Gaussian; of "local-p", p is an `aligned_position` and sigma = D / 2. What of a window lies outside of the keys is
+    left out, so that a query whose whole window does gets zeros. All pairs are scored nevertheless.
+
+    Args:
+      query: queries, [B, T, N, H].
+      key: keys, [B, S, K, H]; K divides N.
+      value: values, [B, S, K, U].
+      bias: added to the scores, broadcastable to [B, N, T, S].
+      mask: True where a query may attend, broadcastable to [B, N, T, S].
+      position: p, where each query looks, a real number; broadcastable to [B, N, T]. It has a gradient, if there is a
+        Gaussian.
+      window: D, how far a key may be from it.
+      sigma: the standard deviation of the Gaussian; None means none.
+      key_position: s of each key, [B, S] or [1, S]; None counts them from 0. Where padding precedes the keys of a row,
+        it does not.
+      attention_fn: what scores pairs: an attention that takes a mask of all pairs and returns its weights.
+      is_causal: query t sees keys 0 .. t + S - T only.
+      scale: multiplies the scores; None is the default of `attention_fn`.
+      segment_ids: packed sequences, [B, T] or a pair ([B, T], [B, S]).
+      dropout_rate: probability in [0, 1) of dropping an attention weight.
+      dropout_rng: PRNG key; None disables dropout.
+      return_weights: also return the weights, before dropout.
+
+    Returns:
+      Weighted values, [B, T, N, U], in the dtype of `query`; with `return_weights` a pair of these and the weights,
+      float32 [B, N, T, S]. A query that sees no key gets zeros.
+
+    Raises:
+      ValueError: if the window is negative, sigma not positive, a position does not fit, or a mask is not boolean or
+        not of rank 4; or if `attention_fn` raises it.
+
+    >>> x = jnp.ones((1, 4, 1, 2))
+    >>> attend = jax.jit(lambda p: aligned_attention(x, x, x, position=p, window=1, return_weights=True)[1])
+    >>> attend(jnp.array([0, 1.5, 3, 5])[None, None])[0, 0].tolist()
+    [[0.5, 0.5, 0.0, 0.0], [0.0, 0.5, 0.5, 0.0], [0.0, 0.0, 0.5, 0.5], [0.0, 0.0, 0.0, 0.0]]
+    """
+    (b, t, n, _), s = query.shape, key.shape[1]
+    if window < 0 or (sigma is not None and not sigma > 0):
+        raise ValueError(f"window must not be negative, and sigma positive, got {window} and {sigma}")
+    check_pairs(bias, mask, (b, n, t, s))
+    _check_place("position", position.shape, (b, n, t))
+    places = jnp.arange(s)[None] if key_position is None else key_position
+    _check_place("key_position", places.shape, (b, s))
+    distance = places.astype(jnp.float32)[:, None, None] - position.astype(jnp.float32)[..., None]
+    near = jnp.abs(distance) <= window
+    seen = near if mask is None else near & mask
+    # What is not asked for is not passed on: it would take the place of what `attention_fn` has bound itself.
+    asked = {"is_causal": is_causal, "scale": scale, "segment_ids": segment_ids}
+    options = {name: option for name, option in asked.items() if option is not None and option is not False}
+    if sigma is None:
+        dropping = {} if dropout_rng is None else {"dropout_rate": dropout_rate, "dropout_rng": dropout_rng}
+        wanted = {"return_weights": True} if return_weights else {}
+        return attention_fn(query, key, value, bias, seen, **options, **dropping, **wanted)
+    _, aligned = attention_fn(query, key, value, bias, seen, return_weights=True, **options)
+    weights = aligned * jnp.exp(-0.5 * jnp.square(distance / sigma)).astype(aligned.dtype)
+    out = weighted_values(dropout(weights, dropout_rate, dropout_rng), value).astype(query.dtype)
+    return (out, weights) if return_weights else out
+
+
+def aligned_position(
+    query: Float[Array, "*batch H"], length: Array, *, w: Float[Array, "H F"], v: Float[Array, " F"]
+) -> Float[Array, "*batch"]:
+    """Predicts where a query looks, S * sigmoid(v . tanh(W q)), S = `length`: equation 9 of Luong et al. (2015).
+
+    Args:
+      query: states, of any leading axes.
+      length: S, how many keys each may see, of any dtype, broadcastable to [*batch].
+      w: W.
+      v: v.
+
+    Returns:
+      Positions in [0, S], float32 at least.
+
+    >>> aligned_position(jnp.ones((1, 2)), jnp.array([7.0]), w=jnp.ones((2, 3)), v=jnp.zeros(3)).tolist()
+    [3.5]
+    """
+    dtype = np.promote_types(query.dtype, np.float32)
+    hidden = jnp.tanh(jnp.einsum("...H,HF->...F", query, w.astype(query.dtype), preferred_element_type=dtype))
+    return length.astype(dtype) * jax.nn.sigmoid(jnp.einsum("...F,F->...", hidden, v.astype(dtype)))
+
+
+def _check_place(name: str, shape: tuple[int, ...], full: tuple[int, ...]) -> None:
+    if len(shape) != len(full) or any(size not in (1, want) for size, want in zip(shape, full, strict=True)):
+        raise ValueError(f"{name} must be broadcastable to {full}, got shape {shape}")

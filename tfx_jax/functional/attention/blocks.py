@@ -1,0 +1,115 @@
+"""What the attentions over part of the pairs share: dense attention of blocks of queries over keys of their own."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int, Shaped
+
+from tfx_jax.functional.attention.dot_product import dot_product_attention
+from tfx_jax.functional.attention.masks import Bias, Mask, SegmentIds, check_shapes, pair_of_segment_ids, segment_mask
+
+
+def attend_in_blocks(
+    query: Array,
+    key: Array,
+    value: Array,
+    bias: Bias | None,
+    mask: Mask | None,
+    *,
+    cut_queries: Callable[[Array], Array],
+    cut_keys: Callable[[Array], Array],
+    columns: Int[Array, "blocks J"],
+    allowed: Bool[Array, "#I #J"],
+    rows: slice,
+    segment_ids: SegmentIds | None,
+    return_weights: bool,
+    **options: Any,
+) -> Any:
+    """Dense attention of each block of I queries over its own J keys, the blocks as more batch.
+
+    Args:
+      query: as in the public functions, like the rest.
+      key: keys.
+      value: values.
+      bias: over keys.
+      mask: over keys.
+      cut_queries: cuts [B, T, ...] into [B, blocks, I, ...].
+      cut_keys: cuts [B, S, ...] into [B, blocks, J, ...].
+      columns: position of each of these keys; no key where it is not one of 0 .. S - 1.
+      allowed: which of its keys a query may see, in every block alike.
+      rows: which of the blocks * I queries are no padding.
+      segment_ids: as in the public functions.
+      return_weights: also return the map, [B, N, T, S].
+      options: of dense attention.
+    """
+    (b, t, n, _), s, (num_blocks, _) = query.shape, key.shape[1], columns.shape
+
+    def merged(x: Array) -> Array:
+        return jnp.broadcast_to(x, (b, num_blocks, *x.shape[2:])).reshape(b * num_blocks, *x.shape[2:])
+
+    def over_keys(x: Array) -> Array:  # [#B, #N, 1, #S] to [#B, blocks, #N, 1, J]
+        per_key = jnp.broadcast_to(x, (*x.shape[:3], s))[:, :, 0].swapaxes(1, 2)
+        return jnp.moveaxis(cut_keys(per_key), 3, 2)[:, :, :, None]
+
+    seen = (allowed[None] & ((columns >= 0) & (columns < s))[:, None])[None, :, None]
+    if mask is not None:
+        seen = seen & over_keys(mask)
+    if segment_ids is not None:
+        query_ids, key_ids = pair_of_segment_ids(segment_ids, b, t, s)
+        seen = seen & jax.vmap(segment_mask, 1, 1)(cut_queries(query_ids), cut_keys(key_ids))
+    outputs = dot_product_attention(
+        merged(cut_queries(query)),
+        merged(cut_keys(key)),
+        merged(cut_keys(value)),
+        None if bias is None else merged(over_keys(bias)),
+        merged(seen),
+        return_weights=return_weights,
+        **options,
+    )
+    out, weights = outputs if isinstance(outputs, tuple) else (outputs, None)
+    out = out.reshape(b, -1, *out.shape[2:])[:, rows]
+    if weights is None:
+        return out
+    weights = weights.reshape(b, num_blocks, *weights.shape[1:])
+    return out, _spread(weights, columns, s).reshape(b, n, -1, s)[:, :, rows]
+
+
+def _spread(
+    weights: Float[Array, "B blocks N I J"], columns: Int[Array, "blocks J"], num_keys: int
+) -> Float[Array, "B N blocks I S"]:
+    """Puts the weights of each block in the columns of its keys."""
+
+    def place(block: Array, columns: Array) -> Array:
+        return jnp.zeros((*block.shape[:-1], num_keys), block.dtype).at[..., columns].set(block, mode="drop")
+
+    # A negative index would count from the end.
+    return jax.vmap(place, (1, 0), 2)(weights, jnp.where(columns < 0, num_keys, columns))
+
+
+def cut(
+    x: Shaped[Array, "B S *rest"], start: int, num_blocks: int, block_size: int, span: int
+) -> Shaped[Array, "B blocks span *rest"]:
+    """Cuts out start + i * block_size .. + span for each block i; zeros beyond the ends. The spans may overlap."""
+    pieces = -(-span // block_size)
+    end = start + (num_blocks + pieces - 1) * block_size
+    # A negative number of zeros cuts off.
+    x = jax.lax.pad(x, jnp.zeros((), x.dtype), [(0, 0, 0), (-start, end - x.shape[1], 0), *[(0, 0, 0)] * (x.ndim - 2)])
+    batch, _, *rest = x.shape
+    shifted = [
+        x[:, i * block_size : (i + num_blocks) * block_size].reshape(batch, num_blocks, block_size, *rest)
+        for i in range(pieces)
+    ]
+    return jnp.concatenate(shifted, axis=2)[:, :, :span]
+
+
+def check_over_keys(query: Array, key: Array, value: Array, bias: Array | None, mask: Array | None) -> None:
+    """Refuses what no attention takes, and a bias or a mask that differs between queries."""
+    check_shapes(query, key, value, bias, mask)
+    for name, array in (("bias", bias), ("mask", mask)):
+        if array is not None and array.shape[2] != 1:
+            raise ValueError(
+                f"{name} of shape {array.shape} is over pairs of queries and keys, which takes the memory that sparse"
+                " attention saves: pass [B, 1, 1, S], one for all queries, besides is_causal and segment_ids"
+            )

@@ -1,0 +1,133 @@
+"""Hard attention: every query reads one key, and learns where to look from how well it went."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from tfx_jax.functional.attention.dot_product import dot_product_attention
+from tfx_jax.functional.attention.masks import Bias, Mask, SegmentIds
+from tfx_jax.functional.attention.wrappers import divided_as_queries, zeros_where_empty
+from tfx_jax.functional.layers import dropout
+
+
+@divided_as_queries
+@zeros_where_empty
+def hard_attention(
+    query: Float[Array, "B T N H"],
+    key: Float[Array, "B S K H"],
+    value: Float[Array, "B S K U"],
+    bias: Bias | None = None,
+    mask: Mask | None = None,
+    *,
+    attention_fn: Callable[..., Any] = dot_product_attention,
+    rng: Array | None = None,
+    is_causal: bool = False,
+    scale: float | None = None,
+    segment_ids: SegmentIds | None = None,
+    dropout_rate: float = 0.0,
+    dropout_rng: Array | None = None,
+    return_weights: bool = False,
+    return_log_prob: bool = False,
+    return_probs: bool = False,
+) -> Array | tuple[Array, ...]:
+    r"""Reads one value for every query, drawn with the probabilities that are the weights of a soft attention.
+
+    Section 4.1 of "Show, Attend and Tell" (Xu et al., 2015, https://arxiv.org/abs/1502.03044): s ~ Categorical(softmax
+    weights), out = v_s. The choice has no gradient, so queries and keys learn from its probability instead, by
+    `score_function_loss`; values learn as usual, through `out`.
+
+    Args:
+      query: queries, [B, T, N, H].
+      key: keys, [B, S, K, H]; K divides N.
+      value: values, [B, S, K, U].
+      bias: added to the scores, broadcastable to [B, N, T, S]. Minus infinity
+        hides a key, but `mask` does so with less.
+      mask: True where a query may attend, broadcastable to [B, N, T, S]. A query that sees no key gets zeros.
+      attention_fn: the soft attention whose weights are the probabilities; the paper's is an `additive_attention`.
+      rng: PRNG key of the draw. None means evaluation: the most probable key.
+      is_causal: query t sees keys 0 .. t + S - T only.
+      scale: multiplies the scores; None is the default of `attention_fn`.
+      segment_ids: packed sequences, [B, T] or a pair ([B, T], [B, S]).
+      dropout_rate: probability in [0, 1) of dropping the weight of the chosen key, which is all that a query reads.
+      dropout_rng: PRNG key; None disables dropout.
+      return_weights: also return the weights, [B, N, T, S]: 1 for the chosen key and 0 for the others.
+      return_log_prob: also return the log-probability of each choice, [B, N, T], with a gradient; 0 for a query that
+        had none. The probability of several choices is the product of theirs: add up what led to one reward.
+      return_probs: also return the probabilities themselves, [B, N, T, S], with a gradient: for their entropy, or for
+        the value that is expected.
+
+    Returns:
+      The chosen values, [B, T, N, U], in the dtype of `query`, alone or followed by what else was asked for: weights,
+      log-probabilities, probabilities. These are float32 (float64 for float64 inputs).
+
+    Raises:
+      ValueError: if `attention_fn` raises it.
+
+    >>> x = jnp.eye(3)[None, :, None]
+    >>> jax.jit(hard_attention)(x, x, x)[0, :, 0].tolist()
+    [[1.0, 0.0, 0.0], [0.0, 1.0, 0.0], [0.0, 0.0, 1.0]]
+    >>> draw = jax.jit(lambda x, rng: hard_attention(x, x, x, rng=rng, return_log_prob=True))
+    >>> out, log_prob = draw(x, jax.random.key(0))
+    >>> out.shape, log_prob.shape
+    ((1, 3, 1, 3), (1, 1, 3))
+    """
+    _, soft = attention_fn(
+        query, key, value, bias, mask, is_causal=is_causal, scale=scale, segment_ids=segment_ids, return_weights=True
+    )
+    (b, n, t, s), (k, u) = soft.shape, value.shape[2:]
+    logits = jnp.log(jax.lax.stop_gradient(soft))
+    chosen = logits.argmax(axis=-1) if rng is None else jax.random.categorical(rng, logits)
+    probability = jnp.take_along_axis(soft, chosen[..., None], axis=-1)[..., 0]
+    has_key = probability > 0
+
+    read = jnp.take_along_axis(value.transpose(0, 2, 1, 3), chosen.reshape(b, k, -1)[..., None], axis=2)
+    kept = dropout(has_key.astype(value.dtype), dropout_rate, dropout_rng)
+    out = (read.reshape(b, n, t, u) * kept[..., None]).transpose(0, 2, 1, 3).astype(query.dtype)
+
+    results = [out]
+    if return_weights:
+        results.append(jnp.where(has_key[..., None], jax.nn.one_hot(chosen, s, dtype=soft.dtype), 0))
+    if return_log_prob:
+        results.append(jnp.log(jnp.where(has_key, probability, 1)))
+    if return_probs:
+        results.append(soft)
+    return tuple(results) if len(results) > 1 else out
+
+
+def score_function_loss(
+    log_prob: Float[Array, "*shape"],
+    reward: Float[Array, "*shape"],
+    baseline: float | Float[Array, ""] | Float[Array, "*shape"] = 0.0,
+) -> Float[Array, "*shape"]:
+    r"""A loss whose gradient is that of the expected -reward, for rewards that follow from a draw.
+
+    -(reward - baseline) log_prob, with a gradient through `log_prob` alone: the gradient of E[r] is
+    E[(r - b) grad log p] (Williams, 1992, https://doi.org/10.1007/BF00992696; section 4.1 of Xu et al., 2015) for
+    every b that does not depend on the draw. A b near the mean reward makes it much less noisy: Xu et al. take a moving
+    average of rewards past, others a prediction that has a loss of its own. Where the reward itself has a gradient, as
+    that of a network that reads what was drawn, add -reward to the loss.
+
+    Args:
+      log_prob: log-probability of all that was drawn for one reward, any shape.
+      reward: what came of it, same shape. Xu et al. take the log-likelihood of the caption.
+      baseline: one number, or one for each reward.
+
+    Returns:
+      The loss of each reward; take the mean. Its value means nothing, its gradient does.
+
+    Raises:
+      ValueError: if shapes differ: a choice would be paid with another one's reward.
+
+    >>> loss = lambda log_prob: score_function_loss(log_prob, jnp.array([3.0, 1.0]), baseline=2.0).sum()
+    >>> jax.grad(loss)(jnp.array([-0.5, -0.5])).tolist()
+    [-1.0, 1.0]
+    """
+    if log_prob.shape != reward.shape or jnp.shape(baseline) not in ((), reward.shape):
+        raise ValueError(
+            f"log_prob {log_prob.shape}, reward {reward.shape} and baseline {jnp.shape(baseline)} differ in shape: add "
+            "up the log-probabilities of the choices that led to one reward"
+        )
+    return -jax.lax.stop_gradient(reward - baseline) * log_prob

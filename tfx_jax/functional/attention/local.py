@@ -1,0 +1,260 @@
+"""Attention within blocks and within sliding windows, in memory linear in the length.
+
+Positions count the tokens of a text: padding, wherever it is, and other texts of the row take up no room.
+
+Both are dense attention of each block of queries over the few keys that the block may see, with the blocks as more
+batch: large products of static shape, which is what accelerators are good at.
+"""
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+from tfx_jax.functional.attention.blocks import attend_in_blocks, check_over_keys, cut
+from tfx_jax.functional.attention.masks import Bias, Mask, SegmentIds
+from tfx_jax.functional.attention.token_order import TokenOrder, attend_in_order, order_tokens
+from tfx_jax.functional.attention.wrappers import divided_as_queries, weights_on_request, zeros_where_empty
+
+SMALLEST_BLOCK = 32
+"""Products of fewer queries leave matrix units idle."""
+
+
+@weights_on_request
+@divided_as_queries
+@zeros_where_empty
+def local_attention(
+    query: Float[Array, "B T N H"],
+    key: Float[Array, "B S K H"],
+    value: Float[Array, "B S K U"],
+    bias: Bias | None = None,
+    mask: Mask | None = None,
+    *,
+    block_size: int,
+    is_causal: bool = False,
+    scale: float | None = None,
+    segment_ids: SegmentIds | None = None,
+    dropout_rate: float = 0.0,
+    dropout_rng: Array | None = None,
+    return_weights: bool = False,
+) -> Float[Array, "B T N U"] | tuple[Float[Array, "B T N U"], Float[Array, "B N T S"]]:
+    r"""Computes attention within blocks: position p sees position s where floor(p / b) = floor(s / b), b = block_size.
+
+    The local attention of section 4.2 in "Generating Wikipedia by Summarizing Long Sequences" (Liu et al., 2018,
+    https://arxiv.org/abs/1801.10198) and of Long Range Arena. Time and memory grow as T * block_size; packed texts,
+    whose blocks begin anywhere, cost up to three times as much.
+
+    Args:
+      query: queries, [B, T, N, H], at the last T of the S positions: T < S is decoding with a cache.
+      key: keys, [B, S, K, H]; K divides N.
+      value: values, [B, S, K, U].
+      bias: added to the scaled logits, the same for all queries: broadcastable to [B, N, 1, S].
+      mask: True where a key may be seen, by all queries alike: broadcastable to [B, N, 1, S]. A token that no head may
+        see is padding, and gets zeros. A single query, T = 1, is the last of the tokens, wherever the last column is.
+      block_size: tokens in a block, which need not divide T or S. From S on, this is dense attention of the tokens.
+      is_causal: within its block, a position sees itself and what precedes it.
+      scale: multiplies the logits; None means 1 / sqrt(H).
+      segment_ids: packed sequences, [B, T] or a pair ([B, T], [B, S]); 0 is padding. Each counts its positions from 0.
+      dropout_rate: probability in [0, 1) of dropping an attention weight.
+      dropout_rng: PRNG key; None disables dropout.
+      return_weights: also return the weights before dropout, with zeros outside the blocks: this does take T * S.
+
+    Returns:
+      Weighted values, [B, T, N, U], in the dtype of `query`; with `return_weights` a pair of these and the weights,
+      float32 [B, N, T, S]. A query that sees no key gets zeros.
+
+    Raises:
+      ValueError: if the sizes do not fit together, or bias or mask are over pairs.
+
+    >>> import jax
+    >>> attend = jax.jit(lambda x: local_attention(x, x, x, block_size=2, return_weights=True))
+    >>> out, weights = attend(jnp.ones((1, 4, 1, 2)))
+    >>> weights[0, 0].tolist()
+    [[0.5, 0.5, 0.0, 0.0], [0.5, 0.5, 0.0, 0.0], [0.0, 0.0, 0.5, 0.5], [0.0, 0.0, 0.5, 0.5]]
+    """
+    _check_positions(query, key, value, bias, mask)
+    if block_size < 1:
+        raise ValueError(f"block_size must be at least 1, got {block_size}")
+    (b, t), s = query.shape[:2], key.shape[1]
+    block_size = min(block_size, s)
+    attend = functools.partial(
+        _banded, scale=scale, dropout_rate=dropout_rate, dropout_rng=dropout_rng, return_weights=return_weights
+    )
+    window = (block_size - 1, 0 if is_causal else block_size - 1)
+    in_blocks = functools.partial(
+        attend, block_size=block_size, first_row=(s - t) % block_size, reach=(0, 0), window=window
+    )
+    order = order_tokens(mask, segment_ids, b, t, s)
+    if order is None:
+        return in_blocks(query, key, value, bias, mask, segment_ids=None)
+    if segment_ids is None and t == s:  # tokens come first, so blocks begin at multiples of their size
+        return attend_in_order(in_blocks, query, key, value, bias, mask, order)
+    # Blocks begin anywhere: they are segments, no farther apart than the window.
+    order = order._replace(segment_ids=_number_blocks(order, block_size))
+    near = functools.partial(attend, **_window_blocks(t, s, window))
+    return attend_in_order(near, query, key, value, bias, mask, order)
+
+
+@weights_on_request
+@divided_as_queries
+@zeros_where_empty
+def sliding_window_attention(
+    query: Float[Array, "B T N H"],
+    key: Float[Array, "B S K H"],
+    value: Float[Array, "B S K U"],
+    bias: Bias | None = None,
+    mask: Mask | None = None,
+    *,
+    window: int | tuple[int, int],
+    block_size: int | None = None,
+    is_causal: bool = False,
+    scale: float | None = None,
+    segment_ids: SegmentIds | None = None,
+    dropout_rate: float = 0.0,
+    dropout_rng: Array | None = None,
+    return_weights: bool = False,
+) -> Float[Array, "B T N U"] | tuple[Float[Array, "B T N U"], Float[Array, "B N T S"]]:
+    r"""Computes attention in a band: position p sees position s where -ahead <= p - s <= back, window = (back, ahead).
+
+    The restricted self-attention of section 4 in "Attention Is All You Need" (Vaswani et al., 2017,
+    https://arxiv.org/abs/1706.03762) and the sliding window of section 3.1 in "Longformer" (Beltagy et al., 2020,
+    https://arxiv.org/abs/2004.05150). Time and memory grow as T * window.
+
+    Args:
+      query: queries, [B, T, N, H], at the last T of the S positions: T < S is decoding with a cache.
+      key: keys, [B, S, K, H]; K divides N.
+      value: values, [B, S, K, U].
+      bias: added to the scaled logits, the same for all queries: broadcastable to [B, N, 1, S].
+      mask: True where a key may be seen, by all queries alike: broadcastable to [B, N, 1, S]. A token that no head may
+        see is padding, and gets zeros. A single query, T = 1, is the last of the tokens, wherever the last column is.
+      window: how many tokens a position sees on each side, besides itself; a pair tells the two sides apart. From
+        S - 1 on, this is dense attention of the tokens.
+      block_size: how many queries are computed together, a matter of speed alone: more waste keys outside the window,
+        fewer copy the keys more often. None means the wider side of the window, but not below 32.
+      is_causal: no tokens ahead: a position sees itself and the `window` tokens that precede it.
+      scale: multiplies the logits; None means 1 / sqrt(H).
+      segment_ids: packed sequences, [B, T] or a pair ([B, T], [B, S]); 0 is padding. Each counts its positions from 0.
+      dropout_rate: probability in [0, 1) of dropping an attention weight.
+      dropout_rng: PRNG key; None disables dropout.
+      return_weights: also return the weights before dropout, with zeros outside the band: this does take T * S.
+
+    Returns:
+      Weighted values, [B, T, N, U], in the dtype of `query`; with `return_weights` a pair of these and the weights,
+      float32 [B, N, T, S]. A query that sees no key gets zeros.
+
+    Raises:
+      ValueError: if the sizes do not fit together, or bias or mask are over pairs.
+
+    >>> import jax
+    >>> attend = jax.jit(lambda x: sliding_window_attention(x, x, x, window=1, is_causal=True, return_weights=True))
+    >>> out, weights = attend(jnp.ones((1, 3, 1, 2)))
+    >>> weights[0, 0].tolist()
+    [[1.0, 0.0, 0.0], [0.5, 0.5, 0.0], [0.0, 0.5, 0.5]]
+    """
+    _check_positions(query, key, value, bias, mask)
+    back, ahead = window if isinstance(window, tuple) else (window, window)
+    if back < 0 or ahead < 0:
+        raise ValueError(f"window must not be negative, got {window}")
+    if block_size is not None and block_size < 1:
+        raise ValueError(f"block_size must be at least 1, got {block_size}")
+    (b, t), s = query.shape[:2], key.shape[1]
+    attend = functools.partial(
+        _banded,
+        **_window_blocks(t, s, (back, 0 if is_causal else ahead), block_size),
+        scale=scale,
+        dropout_rate=dropout_rate,
+        dropout_rng=dropout_rng,
+        return_weights=return_weights,
+    )
+    order = order_tokens(mask, segment_ids, b, t, s)
+    if order is None:
+        return attend(query, key, value, bias, mask, segment_ids=None)
+    return attend_in_order(attend, query, key, value, bias, mask, order)
+
+
+def _window_blocks(
+    num_queries: int, num_keys: int, window: tuple[int, int], block_size: int | None = None
+) -> dict[str, Any]:
+    """Options of `_banded` for a sliding window."""
+    window = min(window[0], num_keys - 1), min(window[1], num_queries - 1)
+    if block_size is None:
+        num_blocks = -(-num_queries // max(*window, SMALLEST_BLOCK))
+        block_size = -(-num_queries // num_blocks)  # evened out, so that the last block is not mostly padding
+    return {"block_size": block_size, "first_row": 0, "reach": window, "window": window}
+
+
+def _number_blocks(order: TokenOrder, block_size: int) -> tuple[Int[Array, "B T"], Int[Array, "B S"]]:
+    """Numbers the blocks of all segments from 1; padding is 0."""
+    query_ids, key_ids = order.segment_ids
+    t, s = query_ids.shape[1], key_ids.shape[1]
+    places = jnp.arange(s)[None]
+    is_first = jnp.pad(key_ids[:, 1:] != key_ids[:, :-1], ((0, 0), (1, 0)), constant_values=True)
+    first = jax.lax.cummax(jnp.where(is_first, places, 0), axis=1)  # place of the first token of the segment
+    numbers = jnp.cumsum((places - first) % block_size == 0, axis=1, dtype=jnp.int32)
+    numbers = jnp.where(key_ids == 0, 0, numbers)
+    return jnp.where(query_ids == key_ids[:, s - t :], numbers[:, s - t :], 0), numbers
+
+
+def _banded(
+    query: Array,
+    key: Array,
+    value: Array,
+    bias: Bias | None,
+    mask: Mask | None,
+    *,
+    block_size: int,
+    first_row: int,
+    reach: tuple[int, int],
+    window: tuple[int, int],
+    segment_ids: SegmentIds | None,
+    **options: Any,
+) -> Any:
+    """Attention of blocks of consecutive queries over consecutive keys.
+
+    Args:
+      query: as in the public functions, like the rest.
+      key: keys.
+      value: values.
+      bias: over keys.
+      mask: over keys.
+      block_size: queries in a block.
+      first_row: place of the first query in its block.
+      reach: how many keys a block is given before its first and after its last position.
+      window: within these, a query sees `back` keys before itself and `ahead` keys after.
+      segment_ids: as in the public functions.
+      options: passed on.
+    """
+    t, s = query.shape[1], key.shape[1]
+    num_blocks = -(-(first_row + t) // block_size)
+    if num_blocks == 1:  # as in decoding: no more queries than there are, and no keys beyond the ends
+        block_size, first_row, reach = t, 0, (min(reach[0] + first_row, s - t), 0)
+    first_column = s - t - first_row - reach[0]
+    span = reach[0] + block_size + reach[1]
+    distance = jnp.arange(block_size)[:, None] + reach[0] - jnp.arange(span)[None]
+    return attend_in_blocks(
+        query,
+        key,
+        value,
+        bias,
+        mask,
+        cut_queries=functools.partial(
+            cut, start=-first_row, num_blocks=num_blocks, block_size=block_size, span=block_size
+        ),
+        cut_keys=functools.partial(cut, start=first_column, num_blocks=num_blocks, block_size=block_size, span=span),
+        columns=first_column + block_size * jnp.arange(num_blocks)[:, None] + jnp.arange(span)[None],
+        allowed=(distance <= window[0]) & (distance >= -window[1]),
+        rows=slice(first_row, first_row + t),
+        segment_ids=segment_ids,
+        **options,
+    )
+
+
+def _check_positions(query: Array, key: Array, value: Array, bias: Array | None, mask: Array | None) -> None:
+    check_over_keys(query, key, value, bias, mask)
+    if query.shape[1] > key.shape[1]:
+        raise ValueError(
+            f"{query.shape[1]} queries but {key.shape[1]} keys: near and far mean nothing between two different"
+            " sequences; the queries must be the last positions of the keys"
+        )

@@ -1,0 +1,171 @@
+"""Attention by way of landmarks, from the Nyströmformer: three thin softmaxes in place of a wide one."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Float
+
+from tfx_jax.functional.attention.dense import attention_from_logits, dot_product_logits, dot_product_weights
+from tfx_jax.functional.attention.masks import check_shapes, refuse_segment_ids
+from tfx_jax.functional.attention.wrappers import divided_as_queries, weights_on_request, zeros_where_empty
+
+# Of what the iteration multiplies: inverses have large entries of both signs, and the products are small.
+_PRECISION = jax.lax.Precision.HIGHEST
+
+
+@weights_on_request
+@divided_as_queries
+@zeros_where_empty
+def nystrom_attention(
+    query: Float[Array, "B T N H"],
+    key: Float[Array, "B T K H"],
+    value: Float[Array, "B T K U"],
+    bias: None = None,
+    mask: Bool[Array, "#B 1 1 #T"] | None = None,
+    *,
+    num_landmarks: int = 64,
+    num_iterations: int = 6,
+    is_causal: bool = False,
+    scale: float | None = None,
+    segment_ids: None = None,
+    dropout_rate: float = 0.0,
+    dropout_rng: Array | None = None,
+    return_weights: bool = False,
+) -> Float[Array, "B T N U"] | tuple[Float[Array, "B T N U"], Float[Array, "B N T T"]]:
+    r"""Approximates softmax self-attention through M landmarks, in time and memory linear in T.
+
+    "Nyströmformer: A Nyström-Based Algorithm for Approximating Self-Attention" (Xiong et al., 2021,
+    https://arxiv.org/abs/2102.03902), equations 13 to 17, without the convolution of values that its models add. With
+    Q~ and K~ the means of M segments of the queries and of the keys,
+
+        out = softmax(scale * Q K~^T) Z softmax(scale * Q~ K^T) V,
+
+    where Z is what `num_iterations` rounds make of the pseudo-inverse of A = softmax(scale * Q~ K~^T):
+
+        Z_0 = A^T / (|A|_1 |A|_inf),  Z_{j+1} = Z_j (13 I - A Z_j (15 I - A Z_j (7 I - A Z_j))) / 4.
+
+    Every matrix has the norms of its own, as in the paper; the authors' code takes the largest of the whole batch, by
+    which rows change each other.
+
+    **Weights.** They are the product of the four matrices. Where Z is the inverse of A they add up to 1 for every
+    query, but some may be negative. Where every token is a landmark of its own they are those of dense attention. Six
+    rounds are short of that wherever A is far from the identity. In float32 more of them help until about sixteen:
+    beyond, rounding grows by 13/4 with each in the directions that A maps to zero, where landmarks are alike, and forty
+    may end in NaN.
+
+    **Padding.** Segments divide the tokens that `mask` shows, evenly up to one, wherever they stand. A hidden token is
+    in no mean, as a query or as a key: it changes the output of no other token, nor does more padding. Of fewer tokens
+    than M each is a landmark, and the others are not there.
+
+    Args:
+      query: queries, [B, T, N, H].
+      key: keys of the same tokens, [B, T, K, H]; K divides N, and query head n reads key head n // (N / K).
+      value: values, [B, T, K, U].
+      bias: refused: the logits of pairs, which a bias is added to, are never formed.
+      mask: True for the tokens that may be seen, [B or 1, 1, 1, T].
+      num_landmarks: M, the paper's m, to which 64 are often enough; more than T mean T.
+      num_iterations: rounds; the paper takes 6.
+      is_causal: must be False: landmarks are means over the future too.
+      scale: multiplies the logits; None means 1 / sqrt(H).
+      segment_ids: refused: landmarks are means over all texts of a row.
+      dropout_rate: must be 0: no weight of a pair exists that could be dropped. Drop the output instead.
+      dropout_rng: unused, for the sake of the common signature.
+      return_weights: also return the weights, dense: quadratic in memory.
+
+    Returns:
+      [B, T, N, U] in the dtype of `query`; with `return_weights` a pair of these and the weights, [B, N, T, T]. All is
+      float32 inside (float64 for float64 inputs) whatever the inputs. Without any token to see it is zeros.
+
+    Raises:
+      ValueError: if the sizes do not fit together, the mask is of pairs, or an option is out of range.
+
+    >>> attend = jax.jit(nystrom_attention, static_argnames=("num_landmarks", "return_weights"))
+    >>> out, weights = attend(*jnp.ones((3, 1, 6, 2, 4)), num_landmarks=3, return_weights=True)
+    >>> out.shape, (6 * weights[0, 0, 0]).round().tolist()
+    ((1, 6, 2, 4), [1.0, 1.0, 1.0, 1.0, 1.0, 1.0])
+    """
+    check_shapes(query, key, value, None, mask)
+    b, t = query.shape[:2]
+    if key.shape[1] != t:
+        raise ValueError(f"landmarks are of one sequence, but there are {t} queries and {key.shape[1]} keys")
+    refuse_segment_ids(segment_ids, "Nyström attention")
+    _check_options(bias, mask, is_causal, num_landmarks, num_iterations, dropout_rate)
+    visible = jnp.ones((b, t), jnp.bool_) if mask is None else jnp.broadcast_to(mask[:, 0, 0], (b, t))
+    is_of = _segments(visible, min(num_landmarks, t))
+    is_landmark = is_of.any(axis=1)
+
+    result_dtype, dtype = query.dtype, np.promote_types(query.dtype, np.float32)
+    query, key, value = (x.astype(dtype) for x in (query, key, value))
+    query_landmarks, key_landmarks = _means(query, is_of), _means(key, is_of)
+    to_landmarks = dot_product_weights(query, key_landmarks, mask=is_landmark[:, None, None], scale=scale)
+    pairs = is_landmark[:, None, :, None] & is_landmark[:, None, None]
+    between = dot_product_weights(query_landmarks, key_landmarks, mask=pairs, scale=scale)
+    logits = dot_product_logits(query_landmarks, key, scale)
+    found, from_landmarks = attention_from_logits(logits, value, mask=visible[:, None, None])
+
+    inverse = pseudo_inverse(between, num_iterations)
+    found = jnp.matmul(inverse, found.swapaxes(1, 2), precision=_PRECISION)
+    out = (to_landmarks @ found).swapaxes(1, 2).astype(result_dtype)
+    if not return_weights:
+        return out
+    return out, to_landmarks @ jnp.matmul(inverse, from_landmarks, precision=_PRECISION)
+
+
+def pseudo_inverse(matrix: Float[Array, "*batch M M"], num_iterations: int) -> Float[Array, "*batch M M"]:
+    """Approximates the Moore-Penrose inverse by products alone: equation 14 of Xiong et al. (2021).
+
+    Rows and columns of zeros stay out of it: the result has zeros there too. The inverse of nothing but zeros is zeros.
+
+    >>> jax.jit(pseudo_inverse, static_argnums=1)(jnp.array([[1.0, 0.5], [0.0, 0.5]]), 6).round(3).tolist()
+    [[1.0, -1.0], [0.0, 2.0]]
+    """
+    sizes = jnp.abs(matrix)
+    norms = sizes.sum(axis=-2).max(axis=-1) * sizes.sum(axis=-1).max(axis=-1)
+    inverse = matrix.mT / jnp.where(norms > 0, norms, jnp.ones((), norms.dtype))[..., None, None]
+    identity = jnp.broadcast_to(jnp.eye(matrix.shape[-1], dtype=matrix.dtype), matrix.shape)
+    for _ in range(num_iterations):
+        product = jnp.matmul(matrix, inverse, precision=_PRECISION)
+        factor = 7 * identity - product
+        for multiple in (15, 13):
+            factor = multiple * identity - jnp.matmul(product, factor, precision=_PRECISION)
+        inverse = jnp.matmul(inverse, factor, precision=_PRECISION) / 4
+    return inverse
+
+
+def _segments(visible: Bool[Array, "B T"], num_landmarks: int) -> Bool[Array, "B T M"]:
+    """Which segment each visible token is in; hidden ones are in none, and of M some are empty if there are fewer."""
+    rank = jnp.cumsum(visible, axis=1) - 1
+    segment = rank * num_landmarks // jnp.maximum(visible.sum(axis=1, keepdims=True), 1)
+    return (segment[..., None] == jnp.arange(num_landmarks)[None, None]) & visible[..., None]
+
+
+def _means(x: Float[Array, "B T N H"], is_of: Bool[Array, "B T M"]) -> Float[Array, "B M N H"]:
+    """The mean of each segment; zeros where it is empty."""
+    member = is_of.astype(x.dtype)
+    sums = jnp.einsum("BTM,BTNH->BMNH", member, x)
+    return sums / jnp.maximum(member.sum(axis=1), 1)[..., None, None]
+
+
+def _check_options(
+    bias: Array | None,
+    mask: Array | None,
+    is_causal: bool,
+    num_landmarks: int,
+    num_iterations: int,
+    dropout_rate: float,
+) -> None:
+    if bias is not None:
+        raise ValueError("Nyström attention takes no bias: it never forms the logits of pairs that a bias is added to")
+    if mask is not None and mask.shape[1:3] != (1, 1):
+        raise ValueError(
+            f"Nyström attention takes a padding mask only, [B, 1, 1, T], got shape {mask.shape}: all queries share the "
+            "landmarks. It has neither is_causal nor segment_ids: give each text its own row"
+        )
+    if is_causal:
+        raise ValueError("Nyström attention has no causal form: landmarks are means over the future too")
+    if num_landmarks < 1 or num_iterations < 0:
+        raise ValueError(
+            f"num_landmarks must be at least 1, num_iterations not negative: {num_landmarks} and {num_iterations}"
+        )
+    if dropout_rate:
+        raise ValueError(f"Nyström attention has no weights to drop, got dropout_rate={dropout_rate}; drop the output")

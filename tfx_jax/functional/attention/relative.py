@@ -1,0 +1,130 @@
+"""Attention by content and by distance, with which Transformer-XL reads on from one segment to the next."""
+
+import functools
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float
+
+from tfx_jax.functional.attention.dot_product import dot_product_attention
+from tfx_jax.functional.attention.masks import Bias, Mask, SegmentIds, check_shapes
+from tfx_jax.functional.attention.token_order import attend_in_order, order_tokens
+from tfx_jax.functional.attention.wrappers import divided_as_queries, weights_on_request, zeros_where_empty
+from tfx_jax.functional.positions import relative_shift
+
+
+@weights_on_request
+@divided_as_queries
+@zeros_where_empty
+def relative_attention(
+    query: Float[Array, "B T N H"],
+    key: Float[Array, "B S K H"],
+    value: Float[Array, "B S K U"],
+    bias: Bias | None = None,
+    mask: Mask | None = None,
+    *,
+    relative_key: Float[Array, "P N H"],
+    content_bias: Float[Array, "N H"],
+    position_bias: Float[Array, "N H"],
+    is_causal: bool = False,
+    scale: float | None = None,
+    segment_ids: SegmentIds | None = None,
+    dropout_rate: float = 0.0,
+    dropout_rng: Array | None = None,
+    return_weights: bool = False,
+) -> Float[Array, "B T N U"] | tuple[Float[Array, "B T N U"], Float[Array, "B N T S"]]:
+    r"""Computes softmax(scale * ((q_i + u) k_j^T + (q_i + v) r_{i-j}^T) + bias) V, with i - j the distance.
+
+    Section 3.3 of "Transformer-XL" (Dai et al., 2019, https://arxiv.org/abs/1901.02860): by content, by distance, and
+    the two biases u and v. The recurrence of section 3.2 needs nothing else: `key` and `value` are those of the memory
+    followed by those of the segment, `is_causal` lets query t see keys up to t + S - T, and distances count on.
+
+    Args:
+      query: queries, [B, T, N, H], at the last T of the S positions.
+      key: keys, [B, S, K, H], of the memory and of the segment; K divides N.
+      value: values, [B, S, K, U].
+      bias: added to the scaled logits, broadcastable to [B, N, T, S].
+      mask: True where a query may attend, broadcastable to [B, N, T, S]. Of a mask alike for all queries, [B, N, 1, S],
+        what no head may see is padding: distances are counted without it, and it gets zeros. A single query is the last
+        of the tokens. A mask of all pairs hides pairs, and leaves distances as they are.
+      relative_key: r, an encoding of every distance projected as the paper's W_{k,R} does, the longest first: row p is
+        for distance S - 1 - p. [S, N, H], down to 0, suffices when `is_causal`; otherwise [S + T - 1, N, H], down to
+        1 - T.
+      content_bias: u, [N, H].
+      position_bias: v, [N, H].
+      is_causal: query t sees keys 0 .. t + S - T only.
+      scale: multiplies the logits; None means 1 / sqrt(H).
+      segment_ids: packed sequences, [B, T] or a pair ([B, T], [B, S]); 0 is padding, which distances leave out.
+      dropout_rate: probability in [0, 1) of dropping an attention weight.
+      dropout_rng: PRNG key; None disables dropout.
+      return_weights: also return the weights before dropout.
+
+    Returns:
+      Weighted values, [B, T, N, U], in the dtype of `query`; with `return_weights` a pair of these and the weights,
+      float32 [B, N, T, S]. A query that sees no key gets zeros.
+
+    Raises:
+      ValueError: if the sizes do not fit together.
+
+    >>> x, near = jnp.zeros((1, 3, 1, 2)), jnp.array([[[0.0, 0.0]], [[0.0, 0.0]], [[9.0, 9.0]]])
+    >>> biases = {"content_bias": jnp.zeros((1, 2)), "position_bias": jnp.ones((1, 2))}
+    >>> import jax
+    >>> attend = jax.jit(relative_attention, static_argnames=("is_causal", "return_weights"))
+    >>> out, weights = attend(x, x, x, relative_key=near, **biases, is_causal=True, return_weights=True)
+    >>> weights[0, 0].round(2).tolist()
+    [[1.0, 0.0, 0.0], [0.0, 1.0, 0.0], [0.0, 0.0, 1.0]]
+    """
+    check_shapes(query, key, value, bias, mask)
+    _check_positions(query, key, relative_key, content_bias, position_bias, is_causal)
+    attend = functools.partial(
+        _attend,
+        relative_key=relative_key,
+        content_bias=content_bias,
+        position_bias=position_bias,
+        is_causal=is_causal,
+        scale=scale,
+        dropout_rate=dropout_rate,
+        dropout_rng=dropout_rng,
+        return_weights=return_weights,
+    )
+    order = order_tokens(mask, segment_ids, query.shape[0], query.shape[1], key.shape[1])
+    if order is None:
+        return attend(query, key, value, bias, mask, segment_ids=None)
+    return attend_in_order(attend, query, key, value, bias, mask, order)
+
+
+def _attend(
+    query: Array,
+    key: Array,
+    value: Array,
+    bias: Array | None,
+    mask: Array | None,
+    *,
+    relative_key: Array,
+    content_bias: Array,
+    position_bias: Array,
+    scale: float | None,
+    **options: Any,
+) -> Any:
+    """Attention with distances in columns."""
+    relative_key, u, v = (x.astype(query.dtype) for x in (relative_key, content_bias, position_bias))
+    dtype = np.promote_types(query.dtype, np.float32)
+    by_distance = jnp.einsum("BTNH,PNH->BNTP", query + v[None, None], relative_key, preferred_element_type=dtype)
+    by_distance = relative_shift(by_distance, key.shape[1]) * (query.shape[-1] ** -0.5 if scale is None else scale)
+    bias = by_distance if bias is None else by_distance + bias.astype(dtype)
+    return dot_product_attention(query + u[None, None], key, value, bias, mask, scale=scale, **options)
+
+
+def _check_positions(query: Array, key: Array, relative_key: Array, u: Array, v: Array, is_causal: bool) -> None:
+    (_, t, n, h), s = query.shape, key.shape[1]
+    lengths = (s, s + t - 1) if is_causal else (s + t - 1,)
+    if relative_key.shape not in [(length, n, h) for length in lengths]:
+        needed = " or ".join(f"[{length}, {n}, {h}]" for length in lengths)
+        raise ValueError(
+            f"relative_key must have shape {needed} for {t} queries and {s} keys with is_causal={is_causal},"
+            f" got {relative_key.shape}"
+        )
+    for name, array in (("content_bias", u), ("position_bias", v)):
+        if array.shape != (n, h):
+            raise ValueError(f"{name} must have shape [N, H] = {(n, h)}, got {array.shape}")

@@ -1,0 +1,196 @@
+"""Dense attention, exactly, over a sequence that no single device could hold."""
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from tfx_jax.functional.attention.chunked import (
+    Keys,
+    Options,
+    Queries,
+    Residuals,
+    add_gradients,
+    as_cotangents,
+    attend,
+    before_any_key,
+    finish,
+    join_queries,
+    no_gradients,
+    split_inputs,
+)
+from tfx_jax.functional.attention.dense import dot_product_weights
+from tfx_jax.functional.attention.masks import Bias, Mask, SegmentIds, causal_mask, check_shapes, pair_of_segment_ids
+from tfx_jax.functional.attention.wrappers import weights_on_request
+
+
+@weights_on_request
+def ring_attention(
+    query: Float[Array, "B T N H"],
+    key: Float[Array, "B S K H"],
+    value: Float[Array, "B S K U"],
+    bias: Bias | None = None,
+    mask: Mask | None = None,
+    *,
+    axis_name: str,
+    is_causal: bool = False,
+    scale: float | None = None,
+    chunk_size: int = 512,
+    segment_ids: SegmentIds | None = None,
+    dropout_rate: float = 0.0,
+    dropout_rng: Array | None = None,
+    return_weights: bool = False,
+) -> Float[Array, "B T N U"] | tuple[Float[Array, "B T N U"], Float[Array, "B N T _"]]:
+    r"""Computes softmax(scale * Q K^T + bias) V of a sequence that is sharded over the devices of a mesh axis.
+
+    Each device keeps its queries, and the blocks of keys and values travel around the ring until every device has seen
+    all of them, one at a time: "Ring Attention with Blockwise Transformers" (Liu et al., 2023, algorithm 1 of
+    https://arxiv.org/abs/2310.01889). In the gradient the blocks travel once more, and their gradients with them. On
+    each device a block is met as by `chunked_attention`, whose memory, dropout and custom gradient this shares.
+
+    For use inside `jax.shard_map`; T and S below are what one device holds, the same for all, in the order of the axis:
+
+        attend = jax.shard_map(
+            functools.partial(ring_attention, axis_name="sequence", is_causal=True),
+            mesh=mesh,
+            in_specs=jax.P("data", "sequence"),
+            out_specs=jax.P("data", "sequence"),
+        )
+
+    With `is_causal` the first device is done after one block while the last one needs all of them: the time is that of
+    the last.
+
+    Args:
+      query: queries of this device, [B, T, N, H].
+      key: keys of this device, [B, S, K, H]; K divides N.
+      value: values of this device, [B, S, K, U].
+      bias: added to the scaled logits of all queries alike, broadcastable to [B, N, 1, S]; it belongs to this device's
+        keys and travels with them.
+      mask: True where a key of this device may be attended to, broadcastable to [B, N, 1, S]; travels as well.
+      axis_name: the mesh axis that shards the sequence.
+      is_causal: query t of all queries sees keys 0 .. t + (all keys) - (all queries) of all keys.
+      scale: multiplies the logits, a Python number; None means 1 / sqrt(H).
+      chunk_size: the most queries and the most keys that meet at once.
+      segment_ids: packed sequences, [B, T] or a pair ([B, T], [B, S]), of this device; segment 0 is padding.
+      dropout_rate: probability in [0, 1) of dropping an attention weight.
+      dropout_rng: PRNG key, the same on all devices of the axis; None disables dropout.
+      return_weights: also return the weights before dropout. This gathers all keys, and is meant for looking at maps.
+
+    Returns:
+      Weighted values of this device's queries, [B, T, N, U], in the dtype of `query`, zero for a query without keys;
+      with `return_weights` a pair of these and their weights over the keys of all devices, [B, N, T, S * devices].
+
+    Raises:
+      ValueError: if the sizes do not fit together, or a mask or a bias differs between queries.
+
+    >>> mesh = jax.make_mesh((1,), ("sequence",), axis_types=(jax.sharding.AxisType.Auto,))
+    >>> whole = jax.P(None, "sequence")
+    >>> attend = functools.partial(ring_attention, axis_name="sequence", is_causal=True)
+    >>> x = jnp.ones((1, 3, 2, 4))
+    >>> attend = jax.jit(jax.shard_map(attend, mesh=mesh, in_specs=(whole, whole, whole), out_specs=whole))
+    >>> attend(x, x, x).shape
+    (1, 3, 2, 4)
+    """
+    for name, array in (("mask", mask), ("bias", bias)):
+        if array is not None and array.ndim == 4 and array.shape[2] > 1:
+            raise ValueError(
+                f"{name} must be [B or 1, N or 1, 1, S]: it travels with the keys and cannot differ between "
+                f"{query.shape[1]} queries, got shape {array.shape}; use is_causal for causality and segment_ids for "
+                "packing"
+            )
+    check_shapes(query, key, value, bias, mask)
+    (b, t, _, h), s = query.shape, key.shape[1]
+    ids = None if segment_ids is None else pair_of_segment_ids(segment_ids, b, t, s)
+    queries, keys = split_inputs(query, key, value, bias, mask, ids, dropout_rng, chunk_size)
+    options = Options(h**-0.5 if scale is None else scale, is_causal, dropout_rate, t, s)
+    out = join_queries(_ring(options, axis_name, queries, keys, dropout_rng), t)
+    if not return_weights:
+        return out
+    return out, _weights_over_all_keys(query, key, bias, mask, ids, axis_name, is_causal, scale)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+def _ring(
+    options: Options, axis_name: str, queries: Queries, keys: Keys, rng: Array | None
+) -> Float[Array, "I B K G T U"]:
+    return _forward(options, axis_name, queries, keys, rng)[0]
+
+
+def _forward(
+    options: Options, axis_name: str, queries: Queries, keys: Keys, rng: Array | None
+) -> tuple[Float[Array, "I B K G T U"], Residuals]:
+    def hop(state: Any, number: Array) -> tuple[Any, None]:
+        running, block = state
+        shift, block_rng = _meeting(options, axis_name, number, rng)
+        running = attend(options, queries, block, running, shift, block_rng)
+        return (running, _pass_on(block, axis_name)), None
+
+    state = before_any_key(queries, keys), keys
+    (running, _), _ = jax.lax.scan(hop, state, jnp.arange(jax.lax.axis_size(axis_name)))
+    saved = finish(running, queries.query.dtype)
+    return saved.out, Residuals(queries, keys, rng, saved)
+
+
+def _backward(options: Options, axis_name: str, residuals: Residuals, cotangent: Array) -> tuple[Queries, Keys, None]:
+    queries, keys, rng, saved = residuals
+
+    def hop(state: Any, number: Array) -> tuple[Any, None]:
+        (query_gradients, block_gradients), block = state
+        shift, block_rng = _meeting(options, axis_name, number, rng)
+        gradients = query_gradients, block_gradients
+        query_gradients, block_gradients = add_gradients(
+            options, queries, block, saved, cotangent, gradients, shift, block_rng
+        )
+        # After as many hops as there are devices both are at home again.
+        block_gradients, block = _pass_on((block_gradients, block), axis_name)
+        return ((query_gradients, block_gradients), block), None
+
+    state = no_gradients(queries, keys), keys
+    (gradients, _), _ = jax.lax.scan(hop, state, jnp.arange(jax.lax.axis_size(axis_name)))
+    return *as_cotangents(gradients, queries, keys), None
+
+
+_ring.defvjp(_forward, _backward)
+
+
+def _meeting(options: Options, axis_name: str, number: Array, rng: Array | None) -> tuple[Array, Array | None]:
+    """Of this device's queries and the block that hop `number` brought: the causal shift, and a key of their own."""
+    size, here = jax.lax.axis_size(axis_name), jax.lax.axis_index(axis_name)
+    origin = (here - number) % size
+    queries_before, keys_before = here * options.num_queries, origin * options.num_keys
+    shift = queries_before - keys_before + size * (options.num_keys - options.num_queries)
+    return shift, None if rng is None else jax.random.fold_in(rng, here * size + origin)
+
+
+def _weights_over_all_keys(
+    query: Float[Array, "B T N H"],
+    key: Float[Array, "B S K H"],
+    bias: Bias | None,
+    mask: Mask | None,
+    ids: tuple[Array, Array] | None,
+    axis_name: str,
+    is_causal: bool,
+    scale: float | None,
+) -> Float[Array, "B N T _"]:
+    t, s = query.shape[1], key.shape[1]
+    size, here = jax.lax.axis_size(axis_name), jax.lax.axis_index(axis_name)
+
+    def gather(x: Array, axis: int) -> Array:
+        x = jnp.broadcast_to(x, (*x.shape[:axis], s, *x.shape[axis + 1 :]))
+        return jax.lax.all_gather(x, axis_name, axis=axis, tiled=True)
+
+    key = gather(key, 1)
+    bias, mask = (None if x is None else gather(x, 3) for x in (bias, mask))
+    if is_causal:
+        causal = causal_mask(t, s * size, offset=here * t + size * (s - t))
+        mask = causal if mask is None else mask & causal
+    ids = None if ids is None else (ids[0], gather(ids[1], 1))
+    return dot_product_weights(query, key, bias, mask, scale=scale, segment_ids=ids)
+
+
+def _pass_on(block: Any, axis_name: str) -> Any:
+    """Gives what this device holds to the next one."""
+    size = jax.lax.axis_size(axis_name)
+    return jax.lax.ppermute(block, axis_name, [(device, (device + 1) % size) for device in range(size)])

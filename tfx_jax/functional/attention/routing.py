@@ -1,0 +1,229 @@
+"""Attention inside learned clusters, from the Routing Transformer, and the online k-means that learns them."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.typing import DTypeLike
+from jaxtyping import Array, Bool, Float, Int
+
+from tfx_jax.functional.attention.dot_product import dot_product_attention
+from tfx_jax.functional.attention.lsh import visible_tokens
+from tfx_jax.functional.attention.masks import check_shapes, refuse_segment_ids
+from tfx_jax.functional.attention.wrappers import divided_as_queries, weights_on_request, zeros_where_empty
+from tfx_jax.functional.layers import layer_norm
+
+
+@weights_on_request
+@divided_as_queries
+@zeros_where_empty
+def routing_attention(
+    query: Float[Array, "B T N H"],
+    key: Float[Array, "B T K H"],
+    value: Float[Array, "B T K U"],
+    bias: None = None,
+    mask: Bool[Array, "#B 1 1 #T"] | None = None,
+    *,
+    centroids: Float[Array, "N C H"],
+    window: int,
+    is_causal: bool = False,
+    scale: float | None = None,
+    segment_ids: None = None,
+    dropout_rate: float = 0.0,
+    dropout_rng: Array | None = None,
+    return_weights: bool = False,
+) -> Float[Array, "B T N U"] | tuple[Float[Array, "B T N U"], Float[Array, "B N T T"]]:
+    r"""Self-attention inside clusters of queries and keys (Routing Transformer), O(T^1.5) with sqrt(T) clusters.
+
+    Algorithm 1 of "Efficient Content-Based Sparse Attention with Routing Transformers" (Roy et al., 2020,
+    https://arxiv.org/abs/2003.05997). Queries and keys are layer-normalized without gain and offset; each centroid
+    takes the `window` queries and the `window` keys that have the largest products with it; inside a cluster attention
+    is dense, on the *normalized* vectors:
+
+        q = LayerNorm(query), k = LayerNorm(key),  out = softmax(scale * q k^T) value  within each cluster.
+
+    A query that several clusters took gets the mean of their outputs (of those in which it sees a key), as in the
+    authors' code; a query that no cluster took gets zeros. The centroids are state, not parameters: no gradient reaches
+    them, and `update_centroids` moves them.
+
+    **Padding and packing.** Tokens that `mask` hides take no place in a cluster, as queries or as keys, so neither
+    padding nor other texts of a batch change the output of a text. Texts that share a row would compete for places:
+    `segment_ids` is refused.
+
+    **Causality.** With `is_causal` no weight ever goes to a later token. *Which* tokens a cluster takes is nevertheless
+    decided by comparing the whole sequence, so a later token may displace an earlier one and change its output. This
+    leak is in the published method: a prefix alone differs, and sampling differs from training, so models that generate
+    refuse it. `lsh_attention` is free of it. The paper shares queries and keys in decoders: pass the queries as `key`,
+    which lets every query see itself.
+
+    Args:
+      query: queries, [B, T, N, H].
+      key: keys of the same tokens, [B, T, K, H]; K divides N, and query head n reads key head n // (N / K).
+      value: values, [B, T, K, U].
+      bias: refused; logits exist for the pairs of one cluster only.
+      mask: True for the tokens that may be seen, [B or 1, 1, 1, T]. A hidden token gets a zero output.
+      centroids: C of them for every query head, [N, C, H]; start with layer-normalized Gaussian vectors.
+      window: how many queries, and how many keys, a cluster takes; more than T mean T. For T tokens about T / C are
+        usual. It is one number for texts of all lengths: were it to follow T, padding would change the output.
+      is_causal: query t sees keys 0 .. t only.
+      scale: multiplies the logits; None means 1 / sqrt(H).
+      segment_ids: refused.
+      dropout_rate: probability in [0, 1) of dropping an attention weight.
+      dropout_rng: PRNG key; None disables dropout.
+      return_weights: also return the weights, before dropout, as a dense array with zeros outside the clusters.
+
+    Returns:
+      Weighted values, [B, T, N, U], in the dtype of `query`; with `return_weights` a pair of these and the weights,
+      [B, N, T, T], float32 (float64 for float64 inputs) as all logits and statistics are.
+
+    Raises:
+      ValueError: if the sizes do not fit together, `mask` is over pairs, `bias` or `segment_ids` is given, or `window`
+        is below 1.
+
+    >>> @jax.jit
+    ... def attend(x, rng):
+    ...     centroids = layer_norm(jax.random.normal(rng, (2, 8, 8)))
+    ...     return routing_attention(x, x, x, centroids=centroids, window=8)
+    >>> attend(jnp.ones((1, 64, 2, 8)), jax.random.key(0)).shape
+    (1, 64, 2, 8)
+    """
+    _check_tokens(query, key, value, mask, centroids)
+    refuse_segment_ids(segment_ids, "routing attention")
+    if window < 1:
+        raise ValueError(f"window must be at least 1, got {window}")
+    (b, t, n, _), num_clusters = query.shape, centroids.shape[1]
+    window = min(window, t)
+    visible = visible_tokens(bias, mask, b, t)
+
+    key, value = (jnp.repeat(x, n // x.shape[2], axis=2) for x in (key, value))
+    routed_query, routed_key = _normalized(query), _normalized(key)
+    query_at, key_at = (_nearest(x, centroids, visible, window) for x in (routed_query, routed_key))
+    seen = _at(visible, query_at)[..., :, None] & _at(visible, key_at)[..., None, :]
+    if is_causal:
+        seen = seen & (key_at[..., None, :] <= query_at[..., :, None])
+
+    out, weights = dot_product_attention(  # dense inside the clusters, which become its heads
+        _tokens_at(routed_query.astype(query.dtype), query_at),
+        _tokens_at(routed_key.astype(key.dtype), key_at),
+        _tokens_at(value, key_at),
+        mask=seen.reshape(b, n * num_clusters, window, window),
+        scale=scale,
+        dropout_rate=dropout_rate,
+        dropout_rng=dropout_rng,
+        return_weights=True,
+    )
+    out = out.swapaxes(1, 2).reshape(*query_at.shape, -1)
+    share = _shares(query_at, seen.any(axis=-1), t, weights.dtype)
+    out = _added_up(out.astype(share.dtype), query_at, t) * share[..., None]
+    out = out.swapaxes(1, 2).astype(query.dtype)
+    if not return_weights:
+        return out
+    batch, head = _batch_and_head(query_at)
+    pairs = batch[..., None], head[..., None], query_at[..., :, None], key_at[..., None, :]
+    dense = jnp.zeros((b, n, t, t), weights.dtype).at[pairs].add(weights.reshape(seen.shape))
+    return out, dense * share[..., None]
+
+
+def update_centroids(
+    centroids: Float[Array, "N C H"],
+    query: Float[Array, "B T N H"],
+    key: Float[Array, "B T K H"],
+    mask: Bool[Array, "#B 1 1 #T"] | None = None,
+    *,
+    decay: float = 0.999,
+) -> Float[Array, "N C H"]:
+    """One step of online spherical k-means: each centroid moves towards the mean of the tokens nearest to it.
+
+    The last lines of Algorithm 1 of Roy et al. (2020, https://arxiv.org/abs/2003.05997): every layer-normalized query
+    and key is assigned to the centroid that it has the largest product with, and
+
+        centroid <- decay * centroid + (1 - decay) * mean of its queries and keys.
+
+    The paper prints sums; as in the authors' code we divide by the number of tokens. A centroid that gets none stays.
+
+    Args:
+      centroids: [N, C, H].
+      query: the queries that `routing_attention` got, [B, T, N, H].
+      key: its keys, [B, T, K, H].
+      mask: True for the tokens whose queries and keys count, [B or 1, 1, 1, T].
+      decay: how much of the old centroids stays, in [0, 1]; the paper takes 0.999.
+
+    Returns:
+      The new centroids, [N, C, H], in the dtype of the old ones, with no gradient to queries and keys.
+
+    Raises:
+      ValueError: if the sizes do not fit together or `decay` is outside [0, 1].
+
+    >>> centroids = jnp.array([[[1.0, -1.0], [-1.0, 1.0]]])
+    >>> x = jnp.array([[3.0, 0.0], [7.0, 2.0]])[None, :, None]
+    >>> update = jax.jit(lambda centroids, x: update_centroids(centroids, x, x, decay=0.5))
+    >>> update(centroids, x).round(3).tolist()  # both are near the first, and equal to it
+    [[[1.0, -1.0], [-1.0, 1.0]]]
+    """
+    if not 0.0 <= decay <= 1.0:
+        raise ValueError(f"decay must be in [0, 1], got {decay}")
+    _check_tokens(query, key, key, mask, centroids)
+    b, t, n, _ = query.shape
+    counts = jnp.tile(visible_tokens(None, mask, b, t), (1, 2))
+    tokens = jnp.concatenate([_normalized(query), _normalized(jnp.repeat(key, n // key.shape[2], axis=2))], axis=1)
+    tokens = jax.lax.stop_gradient(tokens)
+    old = centroids.astype(tokens.dtype)
+    nearest = jnp.einsum("BTNH,NCH->BNTC", tokens, old).argmax(axis=-1)
+    member = jax.nn.one_hot(nearest, old.shape[1], dtype=tokens.dtype) * counts[:, None, :, None].astype(tokens.dtype)
+    size = member.sum(axis=(0, 2))[..., None]
+    mean = jnp.einsum("BNTC,BTNH->NCH", member, tokens) / jnp.maximum(size, 1)
+    return jnp.where(size > 0, decay * old + (1 - decay) * mean, old).astype(centroids.dtype)
+
+
+def _check_tokens(query: Array, key: Array, value: Array, mask: Array | None, centroids: Array) -> None:
+    check_shapes(query, key, value, None, mask)
+    if query.shape[1] != key.shape[1]:
+        raise ValueError(
+            f"routing attention is self-attention, but there are {query.shape[1]} queries and {key.shape[1]} keys"
+        )
+    if centroids.ndim != 3 or (centroids.shape[0], centroids.shape[2]) != query.shape[2:]:
+        raise ValueError(f"centroids must be [N, C, H] with N, H = {query.shape[2:]}, got shape {centroids.shape}")
+
+
+def _normalized(x: Float[Array, "B T N H"]) -> Float[Array, "B T N H"]:
+    """The vectors that are compared with the centroids, and with each other."""
+    return layer_norm(x.astype(np.promote_types(x.dtype, np.float32)))
+
+
+def _nearest(
+    x: Float[Array, "B T N H"], centroids: Float[Array, "N C H"], counts: Bool[Array, "B T"], window: int
+) -> Int[Array, "B N C I"]:
+    """The positions, in their order, of the `window` tokens nearest to each centroid; hidden ones come last."""
+    closeness = jnp.einsum("BTNH,NCH->BNCT", jax.lax.stop_gradient(x), jax.lax.stop_gradient(centroids).astype(x.dtype))
+    _, positions = jax.lax.top_k(jnp.where(counts[:, None, None], closeness, -jnp.inf), window)
+    return jnp.sort(positions, axis=-1)
+
+
+def _at(x: Array, positions: Int[Array, "B N C I"]) -> Array:
+    """What x [B, T] has at the positions, [B, N, C, I]."""
+    return jnp.take_along_axis(x[:, None, None], positions, axis=-1)
+
+
+def _tokens_at(x: Float[Array, "B T N H"], positions: Int[Array, "B N C I"]) -> Float[Array, "B I N*C H"]:
+    """The tokens at the positions, with the clusters of a head as heads of their own."""
+    b, n, c, i = positions.shape
+    tokens = jnp.take_along_axis(x.swapaxes(1, 2), positions.reshape(b, n, c * i, 1), axis=2)
+    return tokens.reshape(b, n * c, i, -1).swapaxes(1, 2)
+
+
+def _batch_and_head(positions: Int[Array, "B N C I"]) -> tuple[Array, Array]:
+    """Indices of the leading axes, to go with positions."""
+    batch, head = jnp.arange(positions.shape[0]), jnp.arange(positions.shape[1])
+    return batch[:, None, None, None], head[None, :, None, None]
+
+
+def _added_up(x: Float[Array, "B N C I U"], positions: Int[Array, "B N C I"], length: int) -> Float[Array, "B N T U"]:
+    """Adds what the clusters say of a token at its position."""
+    b, n, *_, u = x.shape
+    return jnp.zeros((b, n, length, u), x.dtype).at[(*_batch_and_head(positions), positions)].add(x)
+
+
+def _shares(
+    positions: Int[Array, "B N C I"], sees: Bool[Array, "B N C I"], length: int, dtype: DTypeLike
+) -> Float[Array, "B N T"]:
+    """One over the number of clusters in which a token sees something; 1 where there are none."""
+    return 1 / jnp.maximum(_added_up(sees[..., None].astype(dtype), positions, length)[..., 0], 1)

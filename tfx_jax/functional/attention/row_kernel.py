@@ -1,0 +1,245 @@
+"""Attention of whole rows in fast memory: a Pallas kernel for TPUs, for sequences that are short enough, with dropout.
+
+All keys of a head fit beside a block of queries, so a softmax is simply that of its row: nothing is rescaled, the
+gradient computes the weights once more from queries and keys, and nothing but these is kept for it. Arrays stay as the
+projections make them, [B, T, N * H]: a program takes the heads that share 128 lanes, two of 64, and tells them apart by
+zeros in the lanes of the others, which cost a product nothing that its narrow heads would not cost anyway.
+"""
+
+import functools
+from typing import Any, NamedTuple, cast
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Float, Int, UInt32
+
+from tfx_jax.functional.layers import hash_words, hashed, num_kept_levels, rescaled
+
+LANES = 128
+"""Of a TPU's vector unit: lengths have to be multiples, and so has the width of the heads that share them."""
+
+LONGEST_ROW = 1024
+"""The most queries or keys whose gradient is known to fit the fast memory of a v5e, in float32 with heads of 256."""
+
+_BLOCK = 256  # queries that are computed at once; causality skips the keys behind the last of them
+
+
+class _Options(NamedTuple):
+    """What is known when the kernel is traced."""
+
+    scale: float
+    is_causal: bool
+    dropout_rate: float  # 0 without a key
+    head_size: int
+    num_heads: int
+
+    @property
+    def width(self) -> int:
+        """Lanes of a program."""
+        return max(self.head_size, LANES)
+
+    @property
+    def heads(self) -> range:
+        """Those of a program."""
+        return range(self.width // self.head_size)
+
+
+def row_attention(
+    query: Float[Array, "B T N H"],
+    key: Float[Array, "B S N H"],
+    value: Float[Array, "B S N H"],
+    mask: Bool[Array, "#B 1 1 S"] | None = None,
+    *,
+    is_causal: bool = False,
+    scale: float,
+    dropout_rate: float = 0.0,
+    dropout_rng: Array | None = None,
+) -> Float[Array, "B T N H"]:
+    """Computes `tfx_jax.functional.dot_product_attention` of at most `LONGEST_ROW` queries and keys.
+
+    Args:
+      query: [B, T, N, H]; H divides LANES or is a multiple, N * H is a multiple, and so are T and S.
+      key: [B, S, N, H].
+      value: [B, S, N, H].
+      mask: of keys that exist, [B or 1, 1, 1, S].
+      is_causal: query t sees keys 0 .. t + S - T only; T is at most S then.
+      scale: multiplies the logits.
+      dropout_rate: probability in [0, 1) of dropping a weight; those that the formula drops with the same key.
+      dropout_rng: PRNG key; None disables dropout.
+
+    Returns:
+      [B, T, N, H] in the dtype of `query`; softmax and sums are float32.
+    """
+    (b, t, n, h), s = query.shape, key.shape[1]
+    words = None if num_kept_levels(dropout_rate) is None or dropout_rng is None else hash_words(dropout_rng)
+    options = _Options(scale, is_causal, 0.0 if words is None else dropout_rate, h, n)
+    words = jnp.zeros(2, jnp.uint32) if words is None else words
+    seen = None if mask is None else jnp.broadcast_to(mask[:, 0], (b, 1, s)).astype(jnp.int32)
+    query, key, value = (x.reshape(*x.shape[:2], n * h) for x in (query, key, value))
+    return cast(Array, _attend(options, words, query, key, value, seen)).reshape(b, t, n, h)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _attend(
+    options: _Options,
+    words: UInt32[Array, "2"],
+    query: Float[Array, "B T D"],
+    key: Float[Array, "B S D"],
+    value: Float[Array, "B S D"],
+    seen: Int[Array, "B 1 S"] | None,
+) -> Float[Array, "B T D"]:
+    arrays = (query, key, value)
+    return _call(_mix, options, words, seen, arrays, results=[query], num_products=2)[0]
+
+
+def _forward(options: _Options, *arrays: Any) -> tuple[Float[Array, "B T D"], Any]:
+    return _attend(options, *arrays), arrays
+
+
+def _backward(options: _Options, kept: Any, gradient: Float[Array, "B T D"]) -> tuple[Any, ...]:
+    words, query, key, value, seen = kept
+    arrays = (query, key, value, gradient)
+    results = [query, key, value]
+    gradients = _call(_mix_gradient, options, words, seen, arrays, results=results, num_products=5)
+    return None, *gradients, None
+
+
+_attend.defvjp(_forward, _backward)
+
+
+def _call(
+    kernel: Any,
+    options: _Options,
+    words: Array,
+    seen: Array | None,
+    arrays: tuple[Array, ...],
+    *,
+    results: list[Array],
+    num_products: int,
+) -> list[Array]:
+    """Runs a kernel for every row of the batch and the heads of every tile of lanes."""
+    from jax.experimental import pallas as pl  # a second to import
+    from jax.experimental.pallas import tpu
+
+    (b, t, d), s = arrays[0].shape, arrays[1].shape[1]
+    masks = [] if seen is None else [seen]
+
+    def block(x: Array) -> Any:
+        return pl.BlockSpec((1, x.shape[1], options.width), lambda row, tile, *_: (row, 0, tile))
+
+    num_bytes = sum(x.size * x.dtype.itemsize for x in (*arrays, *results))
+    pairs = b * t * s * options.num_heads
+    call = pl.pallas_call(
+        functools.partial(kernel, options, seen is not None),
+        grid_spec=tpu.PrefetchScalarGridSpec(
+            num_scalar_prefetch=1,
+            grid=(b, d // options.width),
+            in_specs=[
+                *(pl.BlockSpec((1, 1, s), lambda row, tile, *_: (row, 0, 0)) for _ in masks),
+                *map(block, arrays),
+            ],
+            out_specs=[block(x) for x in results],
+            scratch_shapes=[tpu.VMEM((s, options.width), jnp.float32) for _ in results[1:]],
+        ),
+        out_shape=[jax.ShapeDtypeStruct(x.shape, x.dtype) for x in results],
+        compiler_params=tpu.CompilerParams(dimension_semantics=("parallel", "parallel")),
+        cost_estimate=pl.CostEstimate(
+            flops=2 * num_products * pairs * options.head_size, transcendentals=pairs, bytes_accessed=num_bytes
+        ),
+        name="row_attention",
+    )
+    return cast(list[Array], call(words, *masks, *arrays))
+
+
+def _mix(options: _Options, is_masked: bool, words: Any, *refs: Any) -> None:
+    """The kernel of the output."""
+    mask, (query, key, value, out) = _with_mask(is_masked, refs)
+    for rows, columns in _blocks(query.shape[1], key.shape[1], options.is_causal):
+        mixed = jnp.zeros((rows.stop - rows.start, options.width), jnp.float32)
+        for head in options.heads:
+            weights, dropped = _weights(options, words, mask, query, key, rows, columns, head)
+            own = jnp.dot(dropped(weights).astype(value.dtype), value[0, columns], preferred_element_type=jnp.float32)
+            mixed += _only(own, head, options)
+        out[0, rows] = mixed.astype(out.dtype)
+
+
+def _mix_gradient(options: _Options, is_masked: bool, words: Any, *refs: Any) -> None:
+    """The kernel of the gradients: equations 13 to 16 of FlashAttention (Dao et al., 2022, appendix B.2), by rows."""
+    mask, (query, key, value, gradient, *results) = _with_mask(is_masked, refs)
+    for_query, for_key, for_value, key_sum, value_sum = results
+    key_sum[...], value_sum[...] = jnp.zeros_like(key_sum), jnp.zeros_like(value_sum)
+    for rows, columns in _blocks(query.shape[1], key.shape[1], options.is_causal):
+        query_sum = jnp.zeros((rows.stop - rows.start, options.width), jnp.float32)
+        for head in options.heads:
+            weights, dropped = _weights(options, words, mask, query, key, rows, columns, head)
+            towards_out = _only(gradient[0, rows], head, options)
+            value_sum[columns] += _dot(dropped(weights).astype(value.dtype), towards_out, 0)
+            for_weights = dropped(_dot(towards_out, value[0, columns], 1))
+            for_logits = weights * (for_weights - (weights * for_weights).sum(axis=1, keepdims=True)) * options.scale
+            for_logits = for_logits.astype(query.dtype)
+            key_sum[columns] += _dot(for_logits, _only(query[0, rows], head, options), 0)
+            own = jnp.dot(for_logits, key[0, columns], preferred_element_type=jnp.float32)
+            query_sum += _only(own, head, options)
+        for_query[0, rows] = query_sum.astype(for_query.dtype)
+    for_key[0], for_value[0] = key_sum[...].astype(for_key.dtype), value_sum[...].astype(for_value.dtype)
+
+
+def _with_mask(is_masked: bool, refs: tuple[Any, ...]) -> tuple[Any, tuple[Any, ...]]:
+    return (refs[0][0] != 0, refs[1:]) if is_masked else (None, refs)
+
+
+def _blocks(t: int, s: int, is_causal: bool) -> list[tuple[slice, slice]]:
+    """Blocks of queries, each with the keys that any of them may see, in whole tiles.
+
+    >>> _blocks(512, 512, True)
+    [(slice(0, 256, None), slice(0, 256, None)), (slice(256, 512, None), slice(0, 512, None))]
+    """
+    rows = [slice(start, min(start + _BLOCK, t)) for start in range(0, t, _BLOCK)]
+    return [(block, slice(0, -(-(block.stop + s - t) // LANES) * LANES if is_causal else s)) for block in rows]
+
+
+def _weights(
+    options: _Options, words: Any, mask: Any, query: Any, key: Any, rows: slice, columns: slice, head: int
+) -> tuple[Float[Array, "T S"], Any]:
+    """The softmax weights of one head, and what drops some of such an array and rescales the others."""
+    from jax.experimental import pallas as pl
+
+    t, s = query.shape[1], key.shape[1]
+    logits = _dot(_only(query[0, rows], head, options), key[0, columns], 1) * options.scale
+    row, column = (jax.lax.broadcasted_iota(jnp.int32, logits.shape, axis) for axis in (0, 1))
+    row += rows.start
+    seen = None if mask is None else mask[:, columns]
+    if options.is_causal:
+        past = column <= row + (s - t)
+        seen = past if seen is None else past & seen
+    weights = _softmax(logits, seen)
+    if not options.dropout_rate:
+        return weights, lambda x: x
+    number = pl.program_id(0) * options.num_heads + pl.program_id(1) * len(options.heads) + head
+    places = ((number * t + row) * s + column).astype(jnp.uint32)  # of the dense weights [B, N, T, S]
+    bits = hashed(places, words[0], words[1])
+    return weights, lambda x: rescaled(x, bits, options.dropout_rate)
+
+
+def _softmax(logits: Float[Array, "T S"], seen: Bool[Array, "#T S"] | None) -> Float[Array, "T S"]:
+    """As `masked_softmax`, zeros in a row without keys."""
+    if seen is not None:
+        logits = jnp.where(seen, logits, 0.7 * float(np.finfo(np.float32).min))
+    weights = jnp.exp(logits - logits.max(axis=1, keepdims=True))
+    weights = weights / weights.sum(axis=1, keepdims=True)
+    return weights if seen is None else jnp.where(seen, weights, jnp.zeros((), weights.dtype))
+
+
+def _only(x: Float[Array, "T W"], head: int, options: _Options) -> Float[Array, "T W"]:
+    """Zeros in the lanes of other heads."""
+    if len(options.heads) == 1:
+        return x
+    lane = jax.lax.broadcasted_iota(jnp.int32, x.shape, 1)
+    size = options.head_size
+    return jnp.where((lane >= head * size) & (lane < (head + 1) * size), x, jnp.zeros((), x.dtype))
+
+
+def _dot(x: Array, y: Array, axis: int) -> Float[Array, "_ _"]:
+    """Sums over the same axis of both, in float32."""
+    return jax.lax.dot_general(x, y, (((axis,), (axis,)), ((), ())), preferred_element_type=jnp.float32)

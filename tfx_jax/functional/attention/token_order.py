@@ -1,0 +1,133 @@
+"""Attention by distance or by block, counted in tokens: padding between two tokens takes up no room.
+
+Tokens are moved together before the attention, and its results back to their columns afterwards.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Int, Num, Shaped
+
+from tfx_jax.functional.attention.masks import Bias, Mask, SegmentIds, pair_of_segment_ids
+
+
+class TokenOrder(NamedTuple):
+    """Columns in the order in which the tokens of each segment follow one another.
+
+    Attributes:
+      queries: the column of each query, [B, T]; None leaves them where they are.
+      keys: the column of each key, [B, S].
+      segment_ids: of queries and keys in this order; 0 is padding, which neither sees nor is seen.
+    """
+
+    queries: Int[Array, "B T"] | None
+    keys: Int[Array, "B S"]
+    segment_ids: tuple[Int[Array, "B T"], Int[Array, "B S"]]
+
+    def of_queries(self, x: Shaped[Array, "B T *rest"]) -> Shaped[Array, "B T *rest"]:
+        """Returns what belongs to the queries in their order."""
+        return x if self.queries is None else _take(x, self.queries, 1)
+
+    def of_keys(self, x: Shaped[Array, "B S *rest"]) -> Shaped[Array, "B S *rest"]:
+        """Returns what belongs to the keys in their order."""
+        return _take(x, self.keys, 1)
+
+    def of_pairs(self, x: Shaped[Array, "#B #N #T #S"] | None) -> Shaped[Array, "B #N #T #S"] | None:
+        """Returns a bias or a mask in the order of the queries and of the keys."""
+        if x is None:
+            return None
+        x = jnp.broadcast_to(x, (len(self.keys), *x.shape[1:]))
+        if self.queries is not None and x.shape[2] > 1:
+            x = _take(x, self.queries, 2)
+        return x if x.shape[3] == 1 else _take(x, self.keys, 3)
+
+    def to_columns(self, x: Shaped[Array, "B T *rest"]) -> Shaped[Array, "B T *rest"]:
+        """Moves what belongs to the queries back to their columns."""
+        return x if self.queries is None else _take(x, jnp.argsort(self.queries, axis=1), 1)
+
+    def restore(self, outputs: Any) -> Any:
+        """Moves outputs [B, T, N, U], and beside them weights [B, N, T, S] if there are any, back to their columns."""
+        if not isinstance(outputs, tuple):
+            return self.to_columns(outputs)
+        out, weights = outputs
+        weights = self.to_columns(weights.swapaxes(1, 2)).swapaxes(1, 2)
+        return self.to_columns(out), _take(weights, jnp.argsort(self.keys, axis=1), 3)
+
+
+def order_tokens(
+    mask: Mask | None, segment_ids: SegmentIds | None, batch: int, num_queries: int, num_keys: int
+) -> TokenOrder | None:
+    """Finds which columns hold tokens, and puts those of each segment side by side.
+
+    A column is padding if its key is in segment 0 or hidden from all heads and queries. Between different segments and
+    with T = S, the order does not matter; with 1 < T < S, segments must follow one another, at most with padding in
+    between.
+
+    Args:
+      mask: of the keys, [#B, #N, 1, #S]; a mask of all pairs tells nothing about padding.
+      segment_ids: as in the public functions.
+      batch: B.
+      num_queries: T. The queries are in the last T columns. A single query is the last of the tokens: the columns
+        behind it are a cache's room.
+      num_keys: S.
+
+    Returns:
+      The order: tokens first if T = S, and otherwise last, so that the queries remain the last ones. None if every
+      column holds a token of the same text.
+    """
+    is_padding_mask = mask is not None and mask.shape[2] == 1
+    if segment_ids is None and not is_padding_mask:
+        return None
+    ones = (jnp.ones((batch, size), jnp.int32) for size in (num_queries, num_keys))
+    ids = ones if segment_ids is None else pair_of_segment_ids(segment_ids, batch, num_queries, num_keys)
+    query_ids, key_ids = (x.astype(jnp.int32) for x in ids)
+    exists = key_ids != 0
+    if mask is not None and is_padding_mask:
+        exists = exists & mask.any(axis=(1, 2))
+    if num_queries == 1:
+        exists = exists & (key_ids == query_ids)
+    key_ids = jnp.where(exists, key_ids, 0)
+    if num_queries == num_keys:
+        last = jnp.iinfo(jnp.int32).max
+        keys = queries = jnp.argsort(jnp.where(exists, key_ids, last), axis=1, stable=True)
+    else:
+        keys = jnp.argsort(exists, axis=1, stable=True)
+        queries = jnp.argsort(exists[:, num_keys - num_queries :], axis=1, stable=True)
+    if num_queries == 1:
+        return TokenOrder(None, keys, (query_ids, _take(key_ids, keys, 1)))
+    query_ids = jnp.where(exists[:, num_keys - num_queries :], query_ids, 0)
+    return TokenOrder(queries, keys, (_take(query_ids, queries, 1), _take(key_ids, keys, 1)))
+
+
+def attend_in_order(
+    attend: Callable[..., Any],
+    query: Num[Array, "B T N H"],
+    key: Num[Array, "B S K H"],
+    value: Num[Array, "B S K U"],
+    bias: Bias | None,
+    mask: Mask | None,
+    order: TokenOrder,
+) -> Any:
+    """Calls `attend(query, key, value, bias, mask, segment_ids=...)` on tokens in order, and restores their columns."""
+    # The segments have what a mask says that is alike for all heads and queries.
+    is_done = mask is None or mask.shape[1:3] == (1, 1)
+    outputs = attend(
+        order.of_queries(query),
+        order.of_keys(key),
+        order.of_keys(value),
+        order.of_pairs(bias),
+        None if is_done else order.of_pairs(mask),
+        segment_ids=order.segment_ids,
+    )
+    return order.restore(outputs)
+
+
+def _take(x: Shaped[Array, "B ..."], order: Int[Array, "B _"], axis: int) -> Shaped[Array, "B ..."]:
+    """Reorders an axis, each row in its own way."""
+
+    def take(row: Array, order: Array) -> Array:
+        return jnp.take(row, order, axis=axis - 1, mode="clip", unique_indices=True)
+
+    return jax.vmap(take)(x, order)

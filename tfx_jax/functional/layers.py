@@ -1,0 +1,361 @@
+"""Layers without parameters: linear maps, normalization, feed-forward, dropout, int8 products."""
+
+import functools
+import math
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.typing import DTypeLike
+from jaxtyping import Array, Float, Int, Int8, UInt32
+
+from tfx_jax.functional.attention.masks import check_floats
+
+
+def lookup(table: Float[Array, "V D"], ids: Int[Array, "*shape"]) -> Float[Array, "*shape D"]:
+    """Looks up rows of a table, such as the vectors of tokens.
+
+    Args:
+      table: [V, D].
+      ids: 0 .. V - 1, any shape.
+
+    Returns:
+      [*shape, D] in the dtype of `table`. The row of an id outside 0 .. V - 1 is NaN. Negative ids do not count from
+      the end.
+
+    >>> lookup(jnp.array([[0.5], [0.25]]), jnp.array([1, 0, -1, 2])).tolist()
+    [[0.25], [0.5], [nan], [nan]]
+    """
+    return table.at[ids].get(mode="fill", fill_value=jnp.nan, wrap_negative_indices=False)
+
+
+def linear(
+    x: Float[Array, "*batch_and_in"],
+    kernel: Float[Array, "*in_and_out"],
+    bias: Float[Array, "*out"] | None = None,
+    *,
+    num_axes: int = 1,
+) -> Float[Array, "*batch_and_out"]:
+    """Computes x W + b in the precision of `x`, and the gradients of W and b in theirs.
+
+    As mixed precision is meant to be (Micikevicius et al., 2018, https://arxiv.org/abs/1710.03740, section 3.1): a
+    product of bfloat16 is summed in float32 in any case, and here the sum over all tokens is not rounded before it
+    becomes a gradient, nor is that of the devices that share the tokens. In one precision it is a product like others;
+    in two it is a `jax.custom_vjp`, which has no `jax.jvp`.
+
+    Args:
+      x: [*batch, *in], of which the last `num_axes` are summed over.
+      kernel: W, [*in, *out], in the dtype of `x` or one of more precision.
+      bias: b, [*out]; None means 0.
+      num_axes: how many axes *in is.
+
+    Returns:
+      [*batch, *out] in the dtype of `x`.
+
+    >>> gradient = jax.grad(lambda kernel: linear(jnp.ones((3, 2), jnp.bfloat16), kernel)[0, 0].astype(jnp.float32))
+    >>> gradient(jnp.ones((2, 1))).dtype
+    dtype('float32')
+    """
+    if x.dtype == kernel.dtype:
+        y = _product(x, kernel, tuple(range(num_axes)), x.dtype)
+        return y if bias is None else add_bias(y, bias)
+    # As matrices: a TPU fills its lanes with the last axis, and sums over tokens run twice as fast where that is all
+    # features instead of one head's 64. In one precision, as on CPUs, this would cost some percent.
+    batch, out = x.shape[: x.ndim - num_axes], kernel.shape[num_axes:]
+    matrix = kernel.reshape(math.prod(kernel.shape[:num_axes]), math.prod(out))
+    y = _product(x.reshape(*batch, matrix.shape[0]), matrix, (0,), x.dtype)
+    return (y if bias is None else add_bias(y, bias.reshape(-1))).reshape(*batch, *out)
+
+
+def add_bias(x: Float[Array, "*batch_and_out"], bias: Float[Array, "*out"]) -> Float[Array, "*batch_and_out"]:
+    """Adds a parameter for the last axes, such as learned positions; its gradient as in `linear`.
+
+    Args:
+      x: [*batch, *out].
+      bias: [*out], in the dtype of `x` or one of more precision.
+
+    Returns:
+      [*batch, *out] in the dtype of `x`.
+    """
+    dtype = np.promote_types(x.dtype, bias.dtype)  # NumPy's: JAX's own refuses under strict promotion
+    return (x.astype(dtype) + bias.astype(dtype).reshape((1,) * (x.ndim - bias.ndim) + bias.shape)).astype(x.dtype)
+
+
+def linear_logits(x: Float[Array, "*batch D"], table: Float[Array, "V D"]) -> Float[Array, "*batch V"]:
+    """Scores each row of a matrix against `x`, in float32 at least; gradients as in `linear`.
+
+    Args:
+      x: [*batch, D].
+      table: such as the vectors of a vocabulary, [V, D], in the dtype of `x` or one of more precision.
+
+    Returns:
+      [*batch, V].
+    """
+    return _product(x, table, (1,), np.promote_types(x.dtype, np.float32))
+
+
+def _product(x: Array, kernel: Array, axes: tuple[int, ...], dtype: DTypeLike) -> Array:
+    """Sums over the last axes of `x` and these of `kernel`, which are its first or its last."""
+    if x.dtype == kernel.dtype:
+        return _dot(x, kernel, axes, dtype)
+    return _mixed_product(x, kernel, axes, jnp.dtype(dtype), kernel.dtype)
+
+
+def _dot(x: Array, kernel: Array, axes: tuple[int, ...], dtype: DTypeLike) -> Array:
+    last = tuple(range(x.ndim - len(axes), x.ndim))
+    return jax.lax.dot_general(x, kernel, ((last, axes), ((), ())), preferred_element_type=dtype)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3, 4))
+def _mixed_product(x: Array, kernel: Array, axes: tuple[int, ...], dtype: DTypeLike, kernel_dtype: DTypeLike) -> Array:
+    del kernel_dtype
+    return _dot(x, kernel.astype(x.dtype), axes, dtype)
+
+
+def _forward(
+    x: Array, kernel: Array, axes: tuple[int, ...], dtype: DTypeLike, kernel_dtype: DTypeLike
+) -> tuple[Array, tuple[Array, Array]]:
+    del kernel_dtype
+    narrow = kernel.astype(x.dtype)
+    return _dot(x, narrow, axes, dtype), (x, narrow)
+
+
+def _backward(
+    axes: tuple[int, ...], dtype: DTypeLike, kernel_dtype: DTypeLike, kept: tuple[Array, Array], gradient: Array
+) -> tuple[Array, Array]:
+    del dtype
+    (x, kernel), gradient = kept, gradient.astype(kept[0].dtype)
+    others = tuple(axis for axis in range(kernel.ndim) if axis not in axes)
+    batch = tuple(range(x.ndim - len(axes)))
+    sides = (x, gradient) if axes[0] == 0 else (gradient, x)
+    of_kernel = jax.lax.dot_general(*sides, ((batch, batch), ((), ())), preferred_element_type=kernel_dtype)
+    return _dot(gradient, kernel, others, x.dtype), of_kernel
+
+
+_mixed_product.defvjp(_forward, _backward)
+
+
+def layer_norm(
+    x: Float[Array, "*batch D"],
+    scale: Float[Array, " D"] | None = None,
+    bias: Float[Array, " D"] | None = None,
+    *,
+    epsilon: float = 1e-6,
+) -> Float[Array, "*batch D"]:
+    """Gives each token mean 0 and variance 1 over its D features, then a gain and an offset (Ba et al., 2016).
+
+    Unlike batch normalisation, nothing depends on the other tokens, so batch size and padding do not matter.
+
+    Args:
+      x: [*batch, D], any float dtype.
+      scale: the gain; None means 1.
+      bias: the offset; None means 0.
+      epsilon: added to the (biased) variance.
+
+    Returns:
+      [*batch, D] in the dtype of `x`; the statistics are float32 (float64 for float64 inputs).
+
+    >>> layer_norm(jnp.array([1.0, 3.0])).round(3).tolist()
+    [-1.0, 1.0]
+    """
+    check_floats(x=x)
+    dtype = np.promote_types(x.dtype, np.float32)  # NumPy's: JAX's own refuses under strict promotion
+    centred = x.astype(dtype) - x.mean(axis=-1, keepdims=True, dtype=dtype)
+    y = centred * jax.lax.rsqrt(jnp.square(centred).mean(axis=-1, keepdims=True) + epsilon)
+    trailing = (1,) * (x.ndim - 1) + (-1,)
+    if scale is not None:
+        y = y * scale.astype(dtype).reshape(trailing)
+    if bias is not None:
+        y = y + bias.astype(dtype).reshape(trailing)
+    return y.astype(x.dtype)
+
+
+def rms_norm(
+    x: Float[Array, "*batch D"], scale: Float[Array, " D"] | None = None, *, epsilon: float = 1e-6
+) -> Float[Array, "*batch D"]:
+    """Gives each token a root mean square of 1 over its D features, then a gain (Zhang and Sennrich, 2019).
+
+    Layer normalisation without the mean and the offset (https://arxiv.org/abs/1910.07467).
+
+    Args:
+      x: [*batch, D], any float dtype.
+      scale: the gain; None means 1.
+      epsilon: added to the mean square.
+
+    Returns:
+      [*batch, D] in the dtype of `x`; the statistics are float32 (float64 for float64 inputs).
+
+    >>> rms_norm(jnp.array([4.0, 0.0, 0.0, 0.0])).round(3).tolist()
+    [2.0, 0.0, 0.0, 0.0]
+    """
+    check_floats(x=x)
+    dtype = np.promote_types(x.dtype, np.float32)
+    y = x.astype(dtype)
+    y = y * jax.lax.rsqrt(jnp.square(y).mean(axis=-1, keepdims=True) + epsilon)
+    if scale is not None:
+        y = y * scale.astype(dtype).reshape((1,) * (x.ndim - 1) + (-1,))
+    return y.astype(x.dtype)
+
+
+def feed_forward(
+    x: Float[Array, "*batch D"],
+    up: Float[Array, "D F"],
+    down: Float[Array, "F D"],
+    up_bias: Float[Array, " F"] | None = None,
+    down_bias: Float[Array, " D"] | None = None,
+    *,
+    gate: Float[Array, "D F"] | None = None,
+    activation_fn: Callable[[Array], Array] = jax.nn.relu,
+    dropout_rate: float = 0.0,
+    dropout_rng: Array | None = None,
+) -> Float[Array, "*batch D"]:
+    """Computes max(0, x W1 + b1) W2 + b2 at every position (equation 2 of Vaswani et al., 2017).
+
+    Args:
+      x: [*batch, D].
+      up: the paper's W1.
+      down: W2.
+      up_bias: b1; None means 0.
+      down_bias: b2; None means 0.
+      gate: multiplies the hidden units by x gate (Shazeer, 2020, https://arxiv.org/abs/2002.05202); None means by 1.
+      activation_fn: the paper's ReLU.
+      dropout_rate: of the hidden units; the paper has none there.
+      dropout_rng: PRNG key; None disables dropout.
+
+    Returns:
+      [*batch, D] in the dtype of `x`; parameters may have more precision, see `tfx_jax.functional.layers`.
+
+    >>> array = jax.numpy.array
+    >>> feed_forward(array([2.0]), array([[1.0, -1.0]]), array([[3.0], [5.0]])).tolist()
+    [6.0]
+    """
+    hidden = activation_fn(linear(x, up, up_bias))
+    hidden = hidden if gate is None else hidden * linear(x, gate)
+    hidden = dropout(hidden, dropout_rate, dropout_rng)
+    return linear(hidden, down, down_bias)
+
+
+_LARGEST = 127
+
+
+def quantize_rows(matrix: Float[Array, "*rows D"]) -> tuple[Int8[Array, "*rows D"], Float[Array, "*rows"]]:
+    """Rounds each row to 255 levels, symmetric about 0; its largest element keeps its value.
+
+    Args:
+      matrix: any float dtype.
+
+    Returns:
+      The integers and the float32 scale of each row, 1 for a row of zeros. Their product is within half a scale of the
+      element, which is 1/254 of the largest in its row. The scale of a row that is not finite is not either, so that
+      what is computed from it shows that.
+
+    >>> import jax
+    >>> values, scales = jax.jit(quantize_rows)(jnp.array([[0.4, -1.0], [0.0, 0.0]]))
+    >>> values.tolist(), (1 / scales).round().tolist()
+    ([[51, -127], [0, 0]], [127.0, 1.0])
+    """
+    matrix = matrix.astype(jnp.float32)
+    largest = jnp.abs(matrix).max(axis=-1, keepdims=True)
+    scales = jnp.where(largest == 0, 1.0, largest / _LARGEST)
+    return jnp.round(matrix / scales).astype(jnp.int8), scales[..., 0]
+
+
+def int8_product(
+    x: Float[Array, "*rows D"], values: Int8[Array, "N D"], scales: Float[Array, " N"]
+) -> Float[Array, "*rows N"]:
+    """Computes x W^T from integers: each row of `x` is rounded as the rows of W were, and sums are exact.
+
+    Args:
+      x: [*rows, D], any float dtype.
+      values: W as `quantize_rows` gives it, [N, D].
+      scales: of its rows, [N].
+
+    Returns:
+      float32, [*rows, N].
+
+    >>> import jax
+    >>> quantised = jax.jit(quantize_rows)(jnp.array([[0.5, -1.0]]))
+    >>> jax.jit(int8_product)(jnp.array([2.0, -4.0]), *quantised).round().tolist()
+    [5.0]
+    """
+    rounded, row_scales = quantize_rows(x)
+    sums = jnp.einsum("...D,ND->...N", rounded, values, preferred_element_type=jnp.int32)
+    return sums.astype(jnp.float32) * row_scales[..., None] * scales.reshape((1,) * (x.ndim - 1) + (-1,))
+
+
+_LEVELS = 1 << 16
+
+
+def dropout(x: Float[Array, "*shape"], rate: float, rng: Array | None) -> Float[Array, "*shape"]:
+    """Zeroes each element with probability `rate` and scales the rest to keep the mean (Srivastava et al., 2014).
+
+    The key is asked for two words only; they choose a hash of each element's place, sixteen bits of which decide. That
+    is a dozen integer operations an element, which fuse with what comes before and after, on every kind of device, and
+    the mask does not depend on how the array is sharded. Arrays of more than 2^32 elements repeat it.
+
+    Args:
+      x: any shape, any float dtype.
+      rate: probability of a zero, in [0, 1), rounded to a multiple of 1/65536; the scale uses the rounded value, so the
+        expectation is exact.
+      rng: PRNG key of any implementation; None means evaluation and returns `x` unchanged.
+
+    Returns:
+      Array of the shape and dtype of `x`.
+
+    Raises:
+      ValueError: if `rate` is outside [0, 1).
+
+    >>> dropout(jnp.ones(3), 0.5, None).tolist()
+    [1.0, 1.0, 1.0]
+    """
+    if not 0.0 <= rate < 1.0:
+        raise ValueError(f"dropout rate must be in [0, 1), got {rate}")
+    if rng is None or num_kept_levels(rate) is None:
+        return x
+    return rescaled(x, hashed(_places(x.shape), *hash_words(rng)), rate)
+
+
+def num_kept_levels(rate: float) -> int | None:
+    """How many of 65,536 equally likely hashes keep an element, at least one; None if all do."""
+    kept = _LEVELS - round(rate * _LEVELS)
+    return None if kept == _LEVELS else max(kept, 1)
+
+
+def hash_words(rng: Array) -> UInt32[Array, "2"]:
+    """What a key chooses a hash by."""
+    return jax.random.bits(rng, (2,), jnp.uint32)
+
+
+def hashed(places: UInt32[Array, "*shape"], first: Array, second: Array) -> UInt32[Array, "*shape"]:
+    """A hash of each place that two words choose from 2^64; the same in a kernel as outside."""
+    return _mixed(_mixed(places ^ first) ^ second)
+
+
+def rescaled(x: Float[Array, "*shape"], bits: UInt32[Array, "*shape"], rate: float) -> Float[Array, "*shape"]:
+    """Zeroes the elements that the upper half of their `bits` drops at a rate above 0, and scales the rest."""
+    kept = num_kept_levels(rate)
+    assert kept is not None
+    keep = (bits >> 16).astype(jnp.int32) < kept
+    # Rounded to bfloat16, the scale itself would be wrong: by 0.16 % at rate 0.1, and for every element alike.
+    scaled = x.astype(np.promote_types(x.dtype, np.float32)) * (_LEVELS / kept)
+    return jnp.where(keep, scaled.astype(x.dtype), jnp.zeros((), x.dtype))
+
+
+def _places(shape: tuple[int, ...]) -> UInt32[Array, "*shape"]:
+    """The number of each element in row-major order, modulo 2^32."""
+    places = jnp.zeros((), jnp.uint32)
+    for axis in range(len(shape)):
+        stride = math.prod(shape[axis + 1 :]) % 2**32
+        places = places + jax.lax.broadcasted_iota(jnp.uint32, shape, axis) * np.uint32(stride)
+    return places
+
+
+def _mixed(bits: UInt32[Array, "*shape"]) -> UInt32[Array, "*shape"]:
+    """A bijection of 32 bits each of which flips half of the others.
+
+    Wellons's `lowbias32`, found by search for the least bias (2018, https://nullprogram.com/blog/2018/07/31/).
+    """
+    bits = (bits ^ (bits >> 16)) * np.uint32(0x7FEB352D)
+    bits = (bits ^ (bits >> 15)) * np.uint32(0x846CA68B)
+    return bits ^ (bits >> 16)

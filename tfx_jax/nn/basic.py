@@ -1,0 +1,226 @@
+"""Basic layers with parameters: `Linear`, `Embedding`, normalization, `FeedForward`, dropout, pooling."""
+
+import functools
+import math
+from collections.abc import Callable, Sequence
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax.typing import DTypeLike
+from jaxtyping import Array, Bool, Float, Int
+
+from tfx_jax.functional.layers import dropout, feed_forward, layer_norm, linear, linear_logits, lookup, rms_norm
+from tfx_jax.functional.positions import learned_positions
+
+
+class Linear(nnx.Module):
+    """`tfx_jax.functional.layers` from and to one axis or several, with a kernel [*in, *out].
+
+    Unlike `nnx.LinearGeneral`, whose parameters it draws, it computes their gradients in their own precision.
+    """
+
+    def __init__(
+        self,
+        in_features: int | Sequence[int],
+        out_features: int | Sequence[int],
+        *,
+        use_bias: bool = True,
+        kernel_init: nnx.Initializer,
+        dtype: DTypeLike = jnp.float32,
+        param_dtype: DTypeLike = jnp.float32,
+        rngs: nnx.Rngs,
+    ):
+        """Draws the parameters.
+
+        Args:
+          in_features: sizes of the last axes of what it is given.
+          out_features: sizes of the axes that take their place.
+          use_bias: whether it has an offset.
+          kernel_init: draws the kernel as a matrix [in, out].
+          dtype: of the computation.
+          param_dtype: of the parameters.
+          rngs: stream `params`.
+        """
+        self.in_features = (in_features,) if isinstance(in_features, int) else tuple(in_features)
+        out = (out_features,) if isinstance(out_features, int) else tuple(out_features)
+        matrix = kernel_init(rngs.params(), (math.prod(self.in_features), math.prod(out)), param_dtype)
+        self.kernel = nnx.Param(matrix.reshape(*self.in_features, *out))
+        self.bias = nnx.Param(nnx.initializers.zeros(rngs.params(), out, param_dtype)) if use_bias else None
+        self.dtype = dtype
+
+    def __call__(self, x: Float[Array, "*batch_and_in"]) -> Float[Array, "*batch_and_out"]:
+        """Maps the last axes."""
+        bias = None if self.bias is None else self.bias[...]
+        return linear(x.astype(self.dtype), self.kernel[...], bias, num_axes=len(self.in_features))
+
+
+class Embedding(nnx.Module):
+    """One matrix [V, D] for source tokens, target tokens and the pre-softmax layer (Press and Wolf, 2017).
+
+    Section 3.4 of Vaswani et al. (2017): looked up, the vectors are multiplied by sqrt(d_model), which gives them unit
+    variance at the start; as the output layer the matrix is used as it is. Tie by calling one module twice.
+    """
+
+    def __init__(
+        self,
+        vocab_size: int,
+        d_model: int,
+        *,
+        scale: float | None = None,
+        init_stddev: float | None = None,
+        dtype: DTypeLike = jnp.float32,
+        param_dtype: DTypeLike = jnp.float32,
+        rngs: nnx.Rngs,
+    ):
+        """Draws the matrix from a normal distribution.
+
+        Args:
+          vocab_size: V.
+          d_model: D.
+          scale: of the vectors that are looked up; None means sqrt(d_model). BERT, GPT and T5 have 1.
+          init_stddev: of the numbers drawn; None means d_model^-0.5.
+          dtype: of the computation.
+          param_dtype: of the matrix.
+          rngs: stream `params`.
+        """
+        init = nnx.initializers.normal(d_model**-0.5 if init_stddev is None else init_stddev)
+        self.table = nnx.Param(init(rngs.params(), (vocab_size, d_model), param_dtype))
+        self.scale = math.sqrt(d_model) if scale is None else scale
+        self.dtype = dtype
+
+    def __call__(self, tokens: Int[Array, "*batch"]) -> Float[Array, "*batch D"]:
+        """Looks tokens up and scales; the vector of an id outside 0 .. V - 1 is NaN."""
+        return lookup(self.table[...], tokens).astype(self.dtype) * self.scale
+
+    def attend(self, x: Float[Array, "*batch D"]) -> Float[Array, "*batch V"]:
+        """Scores every token of the vocabulary against `x`; float32 logits."""
+        return linear_logits(x.astype(self.dtype), self.table[...])
+
+
+class LearnedPositions(nnx.Module):
+    """A learned vector for each of `max_length` positions, drawn with `init_stddev` (None means d_model^-0.5)."""
+
+    def __init__(
+        self,
+        max_length: int,
+        d_model: int,
+        *,
+        init_stddev: float | None = None,
+        param_dtype: DTypeLike = jnp.float32,
+        rngs: nnx.Rngs,
+    ):
+        init = nnx.initializers.normal(d_model**-0.5 if init_stddev is None else init_stddev)
+        self.table = nnx.Param(init(rngs.params(), (max_length, d_model), param_dtype))
+
+    def __call__(self, positions: Int[Array, "*shape"]) -> Float[Array, "*shape D"]:
+        """Looks positions up; see `tfx_jax.functional.learned_positions`."""
+        return learned_positions(self.table[...], positions)
+
+
+class LayerNorm(nnx.Module):
+    """Layer normalisation (Ba et al., 2016) with a learned gain and, with `use_bias`, offset for each feature."""
+
+    def __init__(
+        self, d_model: int, *, epsilon: float = 1e-6, use_bias: bool = True, param_dtype: DTypeLike = jnp.float32
+    ):
+        self.scale = nnx.Param(jnp.ones(d_model, param_dtype))
+        self.bias = nnx.Param(jnp.zeros(d_model, param_dtype)) if use_bias else None
+        self.epsilon = epsilon
+
+    def __call__(self, x: Float[Array, "*batch D"]) -> Float[Array, "*batch D"]:
+        """Normalises the last axis; see `tfx_jax.functional.layer_norm`."""
+        bias = None if self.bias is None else self.bias[...]
+        return layer_norm(x, self.scale[...], bias, epsilon=self.epsilon)
+
+
+class RMSNorm(nnx.Module):
+    """Normalisation by the root mean square (Zhang and Sennrich, 2019) with a learned gain for each feature."""
+
+    def __init__(self, d_model: int, *, epsilon: float = 1e-6, param_dtype: DTypeLike = jnp.float32):
+        self.scale = nnx.Param(jnp.ones(d_model, param_dtype))
+        self.epsilon = epsilon
+
+    def __call__(self, x: Float[Array, "*batch D"]) -> Float[Array, "*batch D"]:
+        """Normalises the last axis; see `tfx_jax.functional.rms_norm`."""
+        return rms_norm(x, self.scale[...], epsilon=self.epsilon)
+
+
+# By the names that configurations have for them.
+ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
+    "relu": jax.nn.relu,
+    "gelu": functools.partial(jax.nn.gelu, approximate=False),
+    "gelu_tanh": functools.partial(jax.nn.gelu, approximate=True),
+    "swish": jax.nn.swish,
+}
+
+
+class FeedForward(nnx.Module):
+    """Two linear maps around an activation, the same at every position (Vaswani et al., 2017, section 3.3)."""
+
+    def __init__(
+        self,
+        d_model: int,
+        d_ff: int,
+        *,
+        activation_fn: Callable[[Array], Array] = jax.nn.relu,
+        use_bias: bool = True,
+        is_gated: bool = False,
+        dropout_rate: float = 0.0,
+        dtype: DTypeLike = jnp.float32,
+        param_dtype: DTypeLike = jnp.float32,
+        rngs: nnx.Rngs,
+    ):
+        init = nnx.initializers.glorot_uniform()
+        self.up = nnx.Param(init(rngs.params(), (d_model, d_ff), param_dtype))
+        self.up_bias = nnx.Param(jnp.zeros(d_ff, param_dtype)) if use_bias else None
+        self.gate = nnx.Param(init(rngs.params(), (d_model, d_ff), param_dtype)) if is_gated else None
+        self.down = nnx.Param(init(rngs.params(), (d_ff, d_model), param_dtype))
+        self.down_bias = nnx.Param(jnp.zeros(d_model, param_dtype)) if use_bias else None
+        self.activation_fn = activation_fn
+        self.dropout_rate = dropout_rate
+        self.dtype = dtype
+
+    def __call__(self, x: Float[Array, "*batch D"], *, rngs: nnx.Rngs | None = None) -> Float[Array, "*batch D"]:
+        """Transforms every position alone; `rngs=None` means evaluation."""
+        biases_and_gate = (self.up_bias, self.down_bias, self.gate)
+        up_bias, down_bias, gate = (None if p is None else p[...] for p in biases_and_gate)
+        return feed_forward(
+            x.astype(self.dtype),
+            self.up[...],
+            self.down[...],
+            up_bias,
+            down_bias,
+            gate=gate,
+            activation_fn=self.activation_fn,
+            dropout_rate=self.dropout_rate,
+            dropout_rng=rngs.dropout() if rngs is not None and self.dropout_rate else None,
+        )
+
+
+def drop(x: Float[Array, "*shape"], rate: float, rngs: nnx.Rngs | None) -> Float[Array, "*shape"]:
+    """Drops elements as `tfx_jax.functional.layers` does, with a key of the stream `dropout`.
+
+    Args:
+      x: any shape.
+      rate: probability of a zero; of 0 no key is taken, so that what is random elsewhere does not depend on it.
+      rngs: None means evaluation and returns `x` unchanged.
+    """
+    return dropout(x, rate, rngs.dropout() if rngs is not None and rate else None)
+
+
+def dropout_mask(shape: tuple[int, ...], rate: float, rngs: nnx.Rngs | None) -> Float[Array, "*shape"] | None:
+    """What `drop` would multiply an array by, for what is dropped alike at every step; None where it drops nothing."""
+    return drop(jnp.ones(shape), rate, rngs) if rngs is not None and rate else None
+
+
+def mean_over_tokens(x: Float[Array, "B T D"], token_mask: Bool[Array, "B T"]) -> Float[Array, "B D"]:
+    """Returns the mean of the vectors where there is a token, float32 [B, D]; zeros for a row without any."""
+    kept = jnp.where(token_mask[..., None], x.astype(jnp.float32), 0.0)
+    return kept.sum(axis=1) / jnp.maximum(token_mask.sum(axis=1, keepdims=True), 1).astype(jnp.float32)
+
+
+def max_over_tokens(x: Float[Array, "B T D"], token_mask: Bool[Array, "B T"]) -> Float[Array, "B D"]:
+    """Returns the largest number of each column where there is a token, float32 [B, D]; zeros for a row without any."""
+    largest = jnp.where(token_mask[..., None], x.astype(jnp.float32), -jnp.inf).max(axis=1)
+    return jnp.where(token_mask.any(axis=1, keepdims=True), largest, 0.0)

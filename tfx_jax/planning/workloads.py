@@ -1,0 +1,270 @@
+"""What is measured of a model and of its attention: training steps, beam search, attention by itself.
+
+Each function makes a `Workload`: all that runs only once has run when it returns, its first unit of work included.
+"""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from jaxtyping import Array, Int
+
+from tfx_jax.errors import UserError
+from tfx_jax.generation.decoding import BeamSearch, decode
+from tfx_jax.models.transformer import EOS_ID, Transformer, TransformerConfig
+from tfx_jax.nn.attention import ShardAttention
+from tfx_jax.planning.attentions import ATTENTIONS
+from tfx_jax.planning.measure import Compilation, Workload, compile_apart, timed
+from tfx_jax.planning.plan import Plan, plan_step, read_plan
+from tfx_jax.tasks.text.translation import translation_loss
+from tfx_jax.training.config import ExperimentConfig
+from tfx_jax.training.sharding.strategies import make_mesh, num_batch_shards, shard_batch
+from tfx_jax.training.train_setup import base_rng, make_train_setup
+
+MODELS: dict[str, Callable[..., TransformerConfig]] = {
+    # That of experiments/transformer_tiny_multi30k.py, with a vocabulary as Multi30k has it.
+    "tiny": functools.partial(
+        TransformerConfig, vocab_size=10_000, num_layers=4, d_model=128, num_heads=4, d_ff=256, dropout_rate=0.3
+    ),
+    "base": TransformerConfig,
+    "big": TransformerConfig.big,
+}
+"""Called with fields to override, such as `dtype`."""
+
+
+def training(model: TransformerConfig, *, batch: int, length: int) -> Workload:
+    """One update of a model: the trainer's own program on all devices, for `batch` sentence pairs without padding.
+
+    Dropout is the model's, label smoothing 0.1, the optimizer the paper's. The batch is on the devices already.
+
+    Args:
+      model: what to train.
+      batch: sentence pairs.
+      length: tokens of each side.
+
+    Raises:
+      UserError: if the devices cannot share the rows, or have not the memory.
+    """
+    mesh = make_mesh()
+    if batch % num_batch_shards(mesh):
+        raise UserError(f"{num_batch_shards(mesh)} devices cannot share a batch of {batch} rows equally")
+    config = ExperimentConfig(model=model)
+
+    def make_model(shard_attention: ShardAttention | None) -> Transformer:
+        return Transformer(model, shard_attention=shard_attention, rngs=nnx.Rngs(params=config.seed))
+
+    loss_fn = functools.partial(translation_loss, label_smoothing=0.1)
+    step_fn, first_state, _ = make_train_setup(config, make_model, loss_fn, mesh)
+    state, rng = first_state(), base_rng(config)
+    sides = {side: _sentences(model, batch, length, seed) for seed, side in enumerate(("source", "target"))}
+    on_devices = shard_batch(sides, mesh)
+    compilation = compile_apart(step_fn, state, on_devices, rng)
+
+    def run() -> None:
+        nonlocal state
+        state, metrics = step_fn(state, on_devices, rng)
+        jax.block_until_ready((state, metrics))
+
+    return _ready(run, compilation, batch * length, model.training_flops(batch, length, length), num_devices=mesh.size)
+
+
+def planned_training(config: ExperimentConfig) -> tuple[Workload, Plan]:
+    """One update of an experiment on all devices, with a batch of random tokens in its largest shape, and its plan.
+
+    Args:
+      config: of the experiment; its data is not read.
+
+    Raises:
+      UserError: as `tfx_jax.planning.plan.plan_training` does, or if the devices have not the memory.
+    """
+    step = plan_step(config, jax.devices())
+    state, rng = step.setup.first_state(), base_rng(config)
+    batch = {
+        name: jax.device_put(_example(name, array, config.model.vocab_size), array.sharding)
+        for name, array in step.batch.items()
+    }
+    compilation = compile_apart(step.setup.step_fn, state, batch, rng)
+    plan = read_plan(step, compilation.program)
+
+    def run() -> None:
+        nonlocal state
+        state, metrics = step.setup.step_fn(state, batch, rng)
+        jax.block_until_ready((state, metrics))
+
+    return _ready(run, compilation, plan.tokens, plan.model_flops, num_devices=plan.num_devices), plan
+
+
+class ForcedLength(nnx.Module):
+    """A decoder that ends no text before it has to, so that what a search costs does not hang on its weights.
+
+    The last step of the search allows nothing but EOS. Before it, EOS is impossible here: nothing is ever finished, so
+    the search cannot stop early either, and every hypothesis has exactly as many tokens as there is room for. All else
+    is the search's own work: every step ranks, reorders and caches as for a trained model.
+    """
+
+    continues_inputs = False
+
+    def __init__(self, decoder: Any):
+        """Takes the decoder of a model."""
+        self.decoder = decoder
+
+    @property
+    def vocab_size(self) -> int:
+        """The decoder's own."""
+        return self.decoder.vocab_size
+
+    @property
+    def pad_id(self) -> int:
+        """The decoder's own."""
+        return self.decoder.pad_id
+
+    def max_input_length(self, max_new_tokens: int) -> int | None:
+        """The decoder's own."""
+        return self.decoder.max_input_length(max_new_tokens)
+
+    def encode(self, inputs: Int[Array, "B S"], token_mask: Any = None) -> Any:
+        """As the decoder does."""
+        return self.decoder.encode(inputs, token_mask)
+
+    def init_cache(self, memory: Any, *, max_length: int, num_beams: int = 1) -> tuple[Any, Int[Array, " B"]]:
+        """Makes the decoder's cache; how many steps must not end is counted besides."""
+        cache, start = self.decoder.init_cache(memory, max_length=max_length, num_beams=num_beams)
+        return (jnp.full((), max_length - 1, jnp.int32), cache), start
+
+    def step(self, tokens: Int[Array, " R"], cache: Any) -> tuple[Array, Any]:
+        """Takes the decoder's step."""
+        num_left, inner = cache
+        logits, inner = self.decoder.step(tokens, inner)
+        end = jnp.where(num_left > 0, -jnp.inf, logits[:, EOS_ID])
+        return logits.at[:, EOS_ID].set(end), (num_left - 1, inner)
+
+
+def decoding(
+    model: TransformerConfig, *, batch: int, beam_size: int, source_length: int, length: int, int8: bool = False
+) -> Workload:
+    """The beam search of `tfx-jax translate` for one batch, with random weights and targets of a forced length.
+
+    Args:
+      model: what to search with.
+      batch: sentences, none of them padded.
+      beam_size: hypotheses of each.
+      source_length: tokens of each source.
+      length: tokens of every hypothesis, EOS included.
+      int8: whether the decoder's weights have 8 bits, see `tfx_jax.tasks.text.translation.Translator`.
+
+    Raises:
+      UserError: if the device has not the memory.
+    """
+
+    def make_model() -> Transformer:
+        return Transformer(model, rngs=nnx.Rngs(params=0))
+
+    decoder = ForcedLength(jax.jit(make_model)().decoder(int8=int8))
+    source = _sentences(model, batch, source_length, seed=0)
+    search: dict[str, Any] = {"search": BeamSearch(beam_size), "eos_ids": (EOS_ID,), "max_length": length}
+    program = jax.jit(functools.partial(decode, **search))
+    arguments = decoder, source, np.ones(source.shape, bool)
+    compilation = compile_apart(program, *arguments)
+
+    def run() -> np.ndarray:
+        return np.asarray(program(*arguments))  # fetched, as for a translation
+
+    return _ready(
+        run, compilation, batch * length, model.flop_sizes.decoding_flops(batch, beam_size, source_length, length)
+    )
+
+
+def attention(
+    function: str,
+    *,
+    length: int,
+    batch: int = 1,
+    num_heads: int = 8,
+    head_size: int = 64,
+    is_causal: bool = False,
+    with_gradient: bool = True,
+    dtype: str = "float32",
+) -> Workload:
+    """Self-attention of normal inputs on one device, forward and, `with_gradient`, backward.
+
+    FLOPs are those of exact attention: two products for each query and each key that it sees, four more backward.
+
+    Args:
+      function: a name in `ATTENTIONS`.
+      length: tokens of a sequence.
+      batch: sequences.
+      num_heads: of queries, keys and values alike.
+      head_size: likewise.
+      is_causal: whether later tokens are hidden.
+      with_gradient: whether the gradients of query, key and value are computed too.
+      dtype: of the arrays.
+
+    Raises:
+      UserError: if there is no such function, it cannot do this here, or the device has not the memory.
+    """
+    if function not in ATTENTIONS:
+        raise UserError(f"unknown function {function!r}; there are {', '.join(ATTENTIONS)}")
+    chosen = ATTENTIONS[function]
+    program = attention_program(chosen.make(length, num_heads, head_size), is_causal, with_gradient)
+    like = jax.ShapeDtypeStruct((batch, length, num_heads, head_size), jnp.dtype(dtype))
+    try:
+        compilation = compile_apart(program, like, like, like, like)
+    except ValueError as error:  # what a kernel or a method cannot do
+        raise UserError(f"{function}: {' '.join(str(error).split())}") from None
+    rngs = jax.random.split(jax.random.key(1), 4)
+    arrays = [jax.random.normal(rng, like.shape, like.dtype) for rng in rngs]
+
+    def run() -> None:
+        jax.block_until_ready(compilation.program(*arrays))
+
+    pairs = length * (length + 1) // 2 if is_causal else length**2
+    products = 6 if with_gradient else 2
+    return _ready(
+        run,
+        compilation,
+        batch * length,
+        2 * products * batch * num_heads * head_size * pairs if chosen.is_exact else None,
+    )
+
+
+def attention_program(attend: Callable[..., Any], is_causal: bool, with_gradient: bool) -> Any:
+    """The jitted function of query, key, value and the output's gradient, which the forward pass alone leaves out."""
+    attend = functools.partial(attend, is_causal=is_causal)
+
+    def forward_and_backward(query: Array, key: Array, value: Array, gradient: Array) -> Any:
+        out, pull_back = jax.vjp(attend, query, key, value)
+        return out, pull_back(gradient)
+
+    return jax.jit(forward_and_backward if with_gradient else lambda query, key, value, _: attend(query, key, value))
+
+
+def _ready(
+    run: Callable[[], Any], compilation: Compilation, target_tokens: int, flops: int | None, *, num_devices: int = 1
+) -> Workload:
+    """What is compiled and has all it needs; runs its first unit."""
+    return Workload(
+        run=run,
+        trace_seconds=compilation.trace_seconds,
+        compile_seconds=compilation.compile_seconds,
+        first_seconds=timed(run)[1],
+        target_tokens=target_tokens,
+        flops=flops,
+        program_bytes=compilation.program_bytes,
+        num_devices=num_devices,
+    )
+
+
+def _example(name: str, like: jax.ShapeDtypeStruct, vocab_size: int) -> np.ndarray:
+    """Random tokens without padding; of labels, weights and masks, ones, which are always among what they may be."""
+    if name not in ("source", "target", "inputs", "tokens"):
+        return np.ones(like.shape, like.dtype)
+    return np.random.default_rng(0).integers(1, vocab_size, like.shape).astype(like.dtype)
+
+
+def _sentences(model: TransformerConfig, rows: int, length: int, seed: int) -> np.ndarray:
+    """Random tokens without padding, [rows, length] int32; none is special."""
+    return np.random.default_rng(seed).integers(EOS_ID + 1, model.vocab_size, (rows, length), np.int32)

@@ -1,0 +1,1 @@
+"""Synthetic data, for demos and tests: a bilingual grammar, shapes with captions, ListOps."""

@@ -1,0 +1,120 @@
+"""Documents in the built-in grammar: sentences about one noun."""
+
+import functools
+from collections import defaultdict
+from typing import Any
+
+from tfx_jax.synthetic.grammar import rules
+from tfx_jax.synthetic.grammar.derivation import Derivation
+from tfx_jax.synthetic.grammar.facts import Action, Comparison, Position, Profession, Quality, World
+from tfx_jax.synthetic.grammar.inflection import be, inflect, with_article
+from tfx_jax.synthetic.grammar.lexicon import Adjective, Noun, Pair
+from tfx_jax.synthetic.grammar.phrases import definite
+from tfx_jax.synthetic.grammar.rules import STATEMENT
+
+_SHORTEST, _LONGEST = 4, 10  # documents, in sentences
+_EXCLUSIVE = ("big small", "new old", "long short", "expensive cheap", "hot cold", "red white black")
+
+# What is known of a noun ---------------------------------------------------------------------------------------------
+
+
+def exclude_each_other(one: Adjective, other: Adjective) -> bool:
+    """Whether nothing is both, as far as these sentences go: big and small, red and white."""
+    pair = {one.english, other.english}
+    return len(pair) == 2 and any(pair <= set(group.split()) for group in _EXCLUSIVE)
+
+
+@functools.cache
+def _topics(world: World) -> dict[Noun, dict[str, list[Any]]]:
+    """All that documents may tell of each noun, by kind; only nouns of which there is enough to tell."""
+    topics: dict[Noun, dict[str, list[Any]]] = defaultdict(lambda: defaultdict(list))
+    for noun, facts in world.done_by.items():
+        topics[noun]["done by"] = [fact for fact in facts if fact.verb.aspect != "state"]
+    for noun, facts in world.done_to.items():
+        if noun is not None:
+            topics[noun]["done to"] = [
+                fact for fact in facts if fact.verb.aspect != "state" and not fact.verb.is_generic
+            ]
+    for kind, groups in (
+        ("quality", world.qualities),
+        ("comparison", world.comparisons),
+        ("position", world.positions),
+        ("profession", world.professions),
+    ):
+        for facts in groups.values():
+            for fact in facts:
+                topics[fact.noun][kind].append(fact)
+    return {
+        noun: {kind: facts for kind, facts in kinds.items() if facts}
+        for noun, kinds in topics.items()
+        if noun.form in ("name", "kin", "count", "mass", "pair")
+        and len(kinds["done by"]) + len(kinds["done to"]) >= _SHORTEST
+    }
+
+
+# Documents -----------------------------------------------------------------------------------------------------------
+
+
+def document(draw: Derivation) -> list[str] | None:
+    """The girl saw a dog. My mother met the girl. The girl is taller than taro."""
+    topics = _topics(draw.world)
+    topic = draw.dice.choose(tuple(topics))
+    wanted = _SHORTEST + draw.dice.below(_LONGEST - _SHORTEST + 1)
+    told: list[tuple[Any, ...]] = []
+    sentences = []
+    for _ in range(3 * wanted):
+        kind = draw.dice.choose(tuple(topics[topic]))
+        fact = draw.dice.choose(topics[topic][kind])
+        if all(_go_together(fact, other) for other in told):
+            told.append(draw.tell(fact))
+            sentences.append(_sentence(draw, topic, fact).english)
+        if len(sentences) == wanted:
+            break
+    return sentences if len(sentences) >= _SHORTEST else None
+
+
+def _go_together(one: tuple[Any, ...], other: tuple[Any, ...]) -> bool:
+    """Whether a document may tell both facts of its noun: neither twice the same, nor one against the other."""
+    if type(one) is not type(other):
+        return True
+    if isinstance(one, Position | Profession):
+        return False
+    if isinstance(one, Quality) and isinstance(other, Quality):
+        return one.adjective is not other.adjective and not exclude_each_other(one.adjective, other.adjective)
+    if isinstance(one, Comparison) and isinstance(other, Comparison):
+        return one.other is not other.other
+    return one != other
+
+
+def _sentence(draw: Derivation, topic: Noun, fact: tuple[Any, ...]) -> Pair:
+    """Tells a fact about the topic."""
+    known = definite(topic)
+    if isinstance(fact, Action):
+        tense = "past"
+        if fact.verb.aspect == "activity" and draw.dice.chance(15):
+            tense = "past progressive"
+        negative = draw.dice.chance(10)
+        more = draw.circumstances(fact, tense)
+        subject = known
+        if fact.object is topic:
+            more["OBJECT"] = known.marked(fact.verb.particle)
+            subject = draw.noun_phrase(fact.subject)
+        return STATEMENT(CLAUSE=draw.clause(fact, tense, subject, more, negative=negative))
+    is_ = Pair(be("present", known.agreement), "")
+    if isinstance(fact, Comparison):
+        adjective = Pair(fact.adjective.comparative, inflect(fact.adjective.japanese, "present"))
+        other = draw.noun_phrase(fact.other, is_object=True, is_plain=True)
+        return rules.COMPARED(SUBJECT=known.topic(), BE=is_, OTHER=Pair(*other[:2]), ADJECTIVE=adjective)
+    if isinstance(fact, Position):
+        landmark = definite(fact.landmark)
+        exists = "い-る" if topic.tags & {"people", "animal"} else "ある"
+        place = Pair(
+            f"{fact.preposition.english} {landmark.english}",
+            " ".join(filter(None, (landmark.japanese, fact.preposition.japanese, "に"))),
+        )
+        return rules.LOCATED(SUBJECT=known.topic(), BE=is_._replace(japanese=inflect(exists, "present")), PLACE=place)
+    if isinstance(fact, Profession):
+        complement = Pair(with_article(fact.job.english), inflect(f"{fact.job.japanese} な", "present"))
+    else:
+        complement = Pair(fact[1].english, inflect(fact[1].japanese, "present"))
+    return STATEMENT(CLAUSE=rules.BE(SUBJECT=known.topic(), BE=is_, COMPLEMENT=complement))

@@ -1,0 +1,237 @@
+"""Pairs of sentences in the built-in grammar: the first entails the second, contradicts it, or leaves it open."""
+
+import functools
+from collections import defaultdict
+
+from tfx_jax.data.sources.labeled import LabelledPair
+from tfx_jax.synthetic.grammar import rules
+from tfx_jax.synthetic.grammar.derivation import Derivation
+from tfx_jax.synthetic.grammar.documents import exclude_each_other
+from tfx_jax.synthetic.grammar.facts import Action, Quality, World
+from tfx_jax.synthetic.grammar.inflection import be, inflect
+from tfx_jax.synthetic.grammar.lexicon import Noun, Pair
+from tfx_jax.synthetic.grammar.phrases import NounPhrase, definite, kind_of
+from tfx_jax.synthetic.grammar.rules import CLAUSE, NOTHING, RELATIVE, STATEMENT, Rule, Slots
+
+ENTAILMENT, NEUTRAL, CONTRADICTION = LABELS = ("ENTAILMENT", "NEUTRAL", "CONTRADICTION")
+_NEGATIVE_PERCENT = 30  # of second sentences, whatever their labels, and of clauses that decide nothing
+_ALSO = Rule("CLAUSE CONJUNCTION OTHER .", "CLAUSE CONJUNCTION OTHER 。")
+_ASIDE = Rule("NOUN , PRONOUN CLAUSE ,", "CLAUSE NOUN")  # about somebody who needs no telling apart
+
+
+@functools.cache
+def _deeds_of(world: World) -> dict[Noun, list[Action]]:
+    """What each noun does, other than the pronouns."""
+    return {
+        noun: deeds
+        for noun, facts in world.done_by.items()
+        if noun.form != "pronoun" and (deeds := [fact for fact in facts if _is_deed(fact)])
+    }
+
+
+def _is_deed(fact: Action) -> bool:
+    has_pronoun = fact.object is not None and fact.object.form == "pronoun"
+    return fact.verb.aspect != "state" and not fact.verb.takes_recipient and not has_pronoun
+
+
+@functools.cache
+def _deeds_to(world: World) -> dict[Noun, list[Action]]:
+    """What is done to each noun."""
+    deeds = defaultdict(list)
+    for facts in _deeds_of(world).values():
+        for fact in facts:
+            if fact.object is not None:
+                deeds[fact.object].append(fact)
+    return dict(deeds)
+
+
+@functools.cache
+def _qualities_of(world: World) -> dict[Noun, list[Quality]]:
+    qualities = defaultdict(list)
+    for facts in world.qualities.values():
+        for fact in facts:
+            if fact.noun.form != "pronoun":
+                qualities[fact.noun].append(fact)
+    return dict(qualities)
+
+
+def entailment(draw: Derivation) -> LabelledPair | None:
+    """The girl who saw a dog did not sleep. The girl slept. None where there is not enough to tell.
+
+    Whether there is depends on the second sentence alone, so that the labels stay equally likely for each of them.
+    """
+    negative = draw.dice.chance(_NEGATIVE_PERCENT)
+    label = draw.dice.choose(LABELS)
+    if draw.dice.chance(20):
+        quality = draw.fact(draw.world.qualities)
+        is_nameable = quality.noun.form in ("name", "kin", "count", "mass", "pair")
+        if not is_nameable or quality.noun not in _deeds_to(draw.world):
+            return None
+        first, second = _about_quality(draw, quality, label, negative), _being(quality, negative)
+    else:
+        deeds = draw.dice.choose(tuple(_deeds_of(draw.world).values()))
+        deed = draw.tell(draw.dice.choose(deeds))
+        if not any(_is_independent(deed, other) for other in deeds):
+            return None
+        first, second = _about_deed(draw, deed, label, negative), _doing(draw, deed, negative)
+    return LabelledPair(first.english, STATEMENT(CLAUSE=second).english, label)
+
+
+def _is_independent(deed: Action, other: Action) -> bool:
+    """Whether somebody may have done either without the other: whoever met the girl saw her, but who knows the boy."""
+    return (other.verb.english != deed.verb.english and other.object is not deed.object) or (
+        other.verb is deed.verb and deed.object is not None and other.object is not deed.object
+    )
+
+
+# Deeds ---------------------------------------------------------------------------------------------------------------
+
+
+def _about_deed(draw: Derivation, deed: Action, label: str, negative: bool) -> Pair:
+    """What entails, contradicts or leaves open that somebody did, or did not do, something."""
+    others = [other for other in _deeds_of(draw.world)[deed.subject] if _is_independent(deed, other)]
+    other = draw.tell(draw.dice.choose(others))
+    is_denied = draw.dice.chance(_NEGATIVE_PERCENT)
+    if label != NEUTRAL:
+        told = deed, negative == (label == ENTAILMENT)
+        clause = _doing(draw, *told, without=deed)
+        is_longer = clause != _doing(draw, *told)  # or else it would be the second sentence, or just that denied
+        if draw.dice.chance(50) and (is_longer or (label == CONTRADICTION and draw.dice.chance(20))):
+            return STATEMENT(CLAUSE=clause)
+        return _both(draw, told, (other, is_denied), without=deed)
+    lookalike = _lookalike(draw, deed)
+    if lookalike and draw.dice.chance(50):
+        return lookalike
+    same_verb = [other for other in others if other.verb is deed.verb]
+    if same_verb and draw.dice.chance(50):
+        other = draw.tell(draw.dice.choose(same_verb))
+    if draw.dice.chance(50):
+        return STATEMENT(CLAUSE=_doing(draw, other, is_denied, without=deed))
+    third = draw.dice.choose(others)
+    if third is other:
+        return STATEMENT(CLAUSE=_doing(draw, other, is_denied, without=deed))
+    return _both(draw, (other, is_denied), (draw.tell(third), draw.dice.chance(_NEGATIVE_PERCENT)), without=deed)
+
+
+def _lookalike(draw: Derivation, deed: Action) -> Pair | None:
+    """Almost the words of a deed, but somebody else does it: the boy who met the girl saw the dog."""
+    rivals = (
+        [
+            rival
+            for rival in _deeds_to(draw.world).get(deed.object, ())
+            if rival.verb is deed.verb and rival.subject is not deed.subject
+        ]
+        if deed.object
+        else []
+    )
+    pairs = [
+        (rival, meeting)
+        for rival in rivals
+        for meeting in _deeds_to(draw.world).get(deed.subject, ())
+        if meeting.subject is rival.subject and meeting != rival
+    ]
+    if not pairs:
+        return None
+    rival, meeting = draw.dice.choose(pairs)
+    is_denied = draw.dice.chance(_NEGATIVE_PERCENT)
+    return _both(draw, (draw.tell(rival), is_denied), (draw.tell(meeting), False), without=deed)
+
+
+def _both(draw: Derivation, one: tuple[Action, bool], other: tuple[Action, bool], *, without: Action) -> Pair:
+    """Two things that one subject did or did not do, in either order: the girl who slept did not see the dog."""
+    first, second = (one, other) if draw.dice.chance(50) else (other, one)
+    subject = definite(one[0].subject)
+    if one[0].subject.form == "count" and draw.dice.chance(60):
+        pronoun = Pair("who" if "people" in one[0].subject.tags else "that", "")
+        clause = _doing(draw, *first, subject=NounPhrase("", ""))
+        subject = NounPhrase(*RELATIVE(NOUN=Pair(*subject[:2]), PRONOUN=pronoun, CLAUSE=clause))
+        return STATEMENT(CLAUSE=_doing(draw, *second, subject=subject, without=without))
+    return _ALSO(
+        CLAUSE=_doing(draw, *first),
+        CONJUNCTION=Pair("and" if first[1] == second[1] else ", but", ""),
+        OTHER=_doing(draw, *second, subject=NounPhrase("", ""), without=without),
+    )
+
+
+def _doing(
+    draw: Derivation,
+    deed: Action,
+    negative: bool,
+    *,
+    subject: NounPhrase | None = None,
+    thing: NounPhrase | None = None,
+    without: Action | None = None,
+) -> Pair:
+    """The girl saw the dog; with circumstances if those may be told that are `without` the nouns of another deed.
+
+    Never with any when negative: who did not swim yesterday may have swum.
+    """
+    slots: Slots = {}
+    if without is not None and not negative:
+        forbidden = {noun.english for noun in (without.subject, without.object) if noun is not None}
+        slots = {
+            name: pair
+            for name, pair in draw.circumstances(deed, "past").items()
+            if name in ("TIME", "PLACE", "MEANS") and not forbidden & set(pair.english.split())
+        }
+    if deed.object is not None:
+        thing = thing or (kind_of if deed.verb.is_generic else definite)(deed.object)
+        slots["OBJECT"] = thing.marked(deed.verb.particle)
+    return draw.clause(deed, "past", subject or definite(deed.subject), slots, negative=negative)
+
+
+# Qualities -----------------------------------------------------------------------------------------------------------
+
+
+def _about_quality(draw: Derivation, quality: Quality, label: str, negative: bool) -> Pair:
+    """What entails, contradicts or leaves open that something is, or is not, so."""
+    noun, adjective = quality
+    deed = draw.tell(draw.dice.choose(_deeds_to(draw.world)[noun]))
+    others = [other for other in _qualities_of(draw.world)[noun] if other.adjective is not adjective]
+    opposites = [other for other in others if exclude_each_other(adjective, other.adjective)]
+    if label == NEUTRAL:
+        is_denied = draw.dice.chance(_NEGATIVE_PERCENT)
+        same = [other for other in draw.world.qualities[adjective] if other.noun not in (noun, deed.subject)]
+        rest = [other for other in [*others, *same] if other not in opposites and other.noun.form != "pronoun"]
+        if not rest or draw.dice.chance(30):
+            return STATEMENT(CLAUSE=_doing(draw, deed, is_denied, without=deed))
+        told = draw.tell(draw.dice.choose(rest))
+        return _told_quality(draw, told, is_denied, deed if told.noun is noun else None)
+    is_so = negative == (label == CONTRADICTION)
+    if not is_so and opposites and draw.dice.chance(50):
+        return _told_quality(draw, draw.tell(draw.dice.choose(opposites)), False, deed)
+    return _told_quality(draw, quality, not is_so, deed)
+
+
+def _told_quality(draw: Derivation, quality: Quality, negative: bool, deed: Action | None) -> Pair:
+    """The dog that ken saw is big; ken saw the big dog; the dog is very big."""
+    noun, adjective = quality
+    if deed is None:
+        return STATEMENT(CLAUSE=_being(quality, negative))
+    is_named = noun.form in ("name", "kin")
+    kind = 0 if negative else draw.dice.below(3)
+    if kind == 1 and adjective.comparative:
+        return STATEMENT(CLAUSE=_being(quality, negative, degree="very"))
+    if kind == 2 and not is_named and not adjective.is_predicate:
+        known = definite(noun)
+        english = known.english.replace("the ", f"the {adjective.english} ", 1)
+        return STATEMENT(CLAUSE=_doing(draw, deed, False, thing=known._replace(english=english), without=deed))
+    verb = draw.predicate(deed, "past", "singular")
+    time = draw.time("past") if draw.dice.chance(50) else NOTHING
+    clause = CLAUSE(SUBJECT=definite(deed.subject).marked("が"), TIME=time, **verb)
+    rule = _ASIDE if is_named else RELATIVE
+    known = definite(noun)
+    pronoun = Pair("who" if "people" in noun.tags else "that", "")
+    subject = NounPhrase(*rule(NOUN=Pair(*known[:2]), PRONOUN=pronoun, CLAUSE=clause), known.agreement)
+    return STATEMENT(CLAUSE=_being(quality, negative, subject=subject))
+
+
+def _being(quality: Quality, negative: bool, *, degree: str = "", subject: NounPhrase | None = None) -> Pair:
+    subject = subject or definite(quality.noun)
+    verb = be("present", subject.agreement)
+    return rules.BE(
+        SUBJECT=subject.topic(),
+        BE=Pair(f"{verb} not" if negative else verb, ""),
+        DEGREE=Pair(degree, ""),
+        COMPLEMENT=Pair(quality.adjective.english, inflect(quality.adjective.japanese, "present", negative=negative)),
+    )

@@ -1,0 +1,213 @@
+"""What the sentences of the built-in grammar are about: facts, each owned by one split.
+
+A fact is a tuple of words, and what it says is all it is: that a dog is big is one fact, whether a sentence spends its
+verb on it ("the dog is big") or an adjective ("the big dog slept").
+"""
+
+import functools
+import hashlib
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from typing import Any, NamedTuple, TypeVar
+
+from tfx_jax.data.sources.splits import Split
+from tfx_jax.synthetic.grammar.lexicon import (
+    ADJECTIVES,
+    ERRANDS,
+    EXCUSES,
+    NOUNS,
+    POSITIONS,
+    REASONS,
+    REQUESTED,
+    VERBS,
+    Adjective,
+    Noun,
+    Pair,
+    Verb,
+    select,
+)
+
+Fact = TypeVar("Fact", bound=tuple[Any, ...])
+
+_SHARES: tuple[Split, ...] = ("validation", "test") + ("train",) * 18  # of twenty
+_COMPARABLE = {  # things of the same kind
+    *("people", "animal", "food", "drink", "text", "machine", "garment", "instrument", "container"),
+    *("furniture", "vehicle", "building", "city", "event", "subject"),
+}
+
+
+class Action(NamedTuple):
+    """A girl sees a dog; a boy runs."""
+
+    subject: Noun
+    verb: Verb
+    object: Noun | None
+
+
+class Quality(NamedTuple):
+    """A dog is big."""
+
+    noun: Noun
+    adjective: Adjective
+
+
+class Comparison(NamedTuple):
+    """A dog is bigger than a cat."""
+
+    noun: Noun
+    adjective: Adjective
+    other: Noun
+
+
+class Position(NamedTuple):
+    """A book is on a table."""
+
+    noun: Noun
+    preposition: Pair
+    landmark: Noun
+
+
+class Profession(NamedTuple):
+    """A mother is a doctor."""
+
+    noun: Noun
+    job: Noun
+
+
+def spell(fact: Iterable[Any]) -> str:
+    """The content words of a fact, in English.
+
+    >>> spell(Quality(NOUNS["dog"], ADJECTIVES[0]))
+    'dog big'
+    """
+    return " ".join(str(getattr(part, "english", part)) for part in fact if part is not None)
+
+
+def owner(fact: Iterable[Any]) -> Split:
+    """The one split that may tell this fact: training has nine tenths of all, validation and test share the rest."""
+    digest = hashlib.blake2b(spell(fact).encode(), digest_size=4).digest()
+    return _SHARES[int.from_bytes(digest, "little") % len(_SHARES)]
+
+
+def _is_reflexive(subject: Noun, other: Noun | None) -> bool:
+    """Whether somebody would do it to himself, which both languages say in another way."""
+    return subject is other or (other is not None and {subject.english, other.english} == {"i", "we"})
+
+
+def _actions() -> Iterator[Action]:
+    for verb in VERBS:
+        for subject in select(verb.subjects):
+            for thing in select(verb.objects) or (None,):
+                if not _is_reflexive(subject, thing):
+                    yield Action(subject, verb, thing)
+
+
+def _inquiries_about_subject() -> Iterator[Action]:
+    for verb in VERBS:
+        yield from (Action(NOUNS["who"], verb, thing) for thing in select(verb.objects) or (None,))
+
+
+def _inquiries_about_object() -> Iterator[Action]:
+    for verb in VERBS:
+        if verb.objects and verb.asks:
+            yield from (Action(subject, verb, NOUNS[verb.asks]) for subject in select(verb.subjects))
+
+
+def _comparisons() -> Iterator[Comparison]:
+    for adjective in ADJECTIVES:
+        nouns = select(adjective.nouns) if adjective.comparative else ()
+        for noun in nouns:
+            for other in nouns:
+                if noun.tags & other.tags & _COMPARABLE and not _is_reflexive(noun, other):
+                    yield Comparison(noun, adjective, other)
+
+
+def _positions() -> Iterator[Position]:
+    for preposition, things, landmarks in POSITIONS:
+        for landmark in select(landmarks):
+            yield from (Position(thing, preposition, landmark) for thing in select(things) if thing is not landmark)
+
+
+def _qualities() -> Iterator[Quality]:
+    for adjective in ADJECTIVES:
+        yield from (Quality(noun, adjective) for noun in select(adjective.nouns))
+
+
+def _professions() -> Iterator[Profession]:
+    for job in select("job"):
+        yield from (Profession(noun, job) for noun in select("pronoun name kin man woman"))
+
+
+def _has_motive(action: Action) -> bool:
+    """Whether the lexicon knows why somebody would do this, and a pronoun for this somebody."""
+    known = action.subject.form in ("pronoun", "name") or action.subject.tags & {"male", "female", "animal"}
+    return bool(known) and action.verb.english in (REASONS | EXCUSES)
+
+
+def _is_handling(action: Action) -> bool:
+    """Whether the object is some thing of which more may be said."""
+    return action.object is not None and not (action.verb.is_generic or action.verb.takes_recipient)
+
+
+def _is_countable(action: Action) -> bool:
+    """Whether one may ask how many."""
+    return _is_handling(action) and bool(action.object and action.object.counter) and action.verb.particle == "を"
+
+
+def _is_trip(action: Action) -> bool:
+    return action.object is not None and action.verb.particle == "へ"
+
+
+def _is_requested(action: Action) -> bool:
+    return action.subject is NOUNS["you"] and action.verb.english in REQUESTED
+
+
+def _grouped(facts: Iterable[Fact], attribute: str) -> dict[Any, list[Fact]]:
+    groups = defaultdict(list)
+    for fact in facts:
+        groups[getattr(fact, attribute)].append(fact)
+    return dict(groups)
+
+
+class World:
+    """The facts that one split owns, in groups to choose from: a group for each verb, adjective or preposition."""
+
+    def __init__(self, split: Split):
+        self._split = split
+        actions = list(filter(self.owns, _actions()))
+        events = [action for action in actions if action.verb.aspect != "state"]
+        qualities = list(filter(self.owns, _qualities()))
+        self.actions = _grouped(actions, "verb")
+        self.events = _grouped(events, "verb")
+        self.activities = _grouped((action for action in events if action.verb.aspect == "activity"), "verb")
+        self.incidents = _grouped((action for action in events if action.verb.aspect != "activity"), "verb")
+        self.trips = _grouped((action for action in events if _is_trip(action)), "verb")
+        self.motivated = _grouped((action for action in events if _has_motive(action)), "verb")
+        self.handlings = _grouped((action for action in actions if _is_handling(action)), "verb")
+        self.countable = _grouped((action for action in actions if _is_countable(action)), "verb")
+        self.requested = _grouped((action for action in events if _is_requested(action)), "verb")
+        self.inquiries_about_subject = _grouped(filter(self.owns, _inquiries_about_subject()), "verb")
+        self.inquiries_about_object = _grouped(filter(self.owns, _inquiries_about_object()), "verb")
+        self.qualities = _grouped(qualities, "adjective")
+        self.comparisons = _grouped(filter(self.owns, _comparisons()), "adjective")
+        self.positions = _grouped(filter(self.owns, _positions()), "preposition")
+        self.professions = _grouped(filter(self.owns, _professions()), "job")
+        # What is known of one noun, to be told beside what the sentence is about.
+        self.done_by = _grouped(actions, "subject")
+        self.done_to = _grouped(actions, "object")
+        self.errands_of = _grouped((action for action in events if action.verb.english in ERRANDS), "subject")
+        self.qualities_of = _grouped((fact for fact in qualities if not fact.adjective.is_predicate), "noun")
+
+    def owns(self, fact: Iterable[Any]) -> bool:
+        """Whether the split may tell a fact."""
+        return owner(fact) == self._split
+
+
+@functools.cache
+def world(split: Split) -> World:
+    """The facts of a split, listed once for each process.
+
+    >>> sum(map(len, world("test").actions.values())) < sum(map(len, world("train").actions.values()))
+    True
+    """
+    return World(split)

@@ -1,0 +1,61 @@
+"""Sentences of the built-in grammar, by what they do."""
+
+from collections.abc import Callable, Sequence
+
+from tfx_jax.data.sources.labeled import LabelledText
+from tfx_jax.synthetic.grammar import sentences
+from tfx_jax.synthetic.grammar.derivation import Derivation
+from tfx_jax.synthetic.grammar.lexicon import Pair
+from tfx_jax.synthetic.grammar.rules import CLAUSE_OF_LONG_SUBJECT, STATEMENT
+
+
+def action(draw: Derivation) -> Pair:
+    """The girl who did not sleep saw a dog."""
+    return _deed(draw, negative=False)
+
+
+def denial(draw: Derivation) -> Pair:
+    """The girl who saw a dog did not sleep."""
+    return _deed(draw, negative=True)
+
+
+def _deed(draw: Derivation, *, negative: bool) -> Pair:
+    fact = draw.fact(draw.world.actions)
+    tense = draw.tense(fact, negative=negative)
+    subject = draw.relative(fact.subject, without=fact.object) if draw.dice.chance(50) else None
+    subject = subject or draw.noun_phrase(fact.subject)
+    more = draw.circumstances(fact, tense)
+    clause = draw.clause(fact, tense, subject, more, negative=negative, rule=CLAUSE_OF_LONG_SUBJECT)
+    return STATEMENT(CLAUSE=clause)
+
+
+KINDS: dict[str, Sequence[Callable[[Derivation], Pair]]] = {  # label: what makes such sentences, among others
+    "action": (action,),
+    "denial": (denial,),
+    "description": (sentences.quality, sentences.quality, sentences.profession),
+    "comparison": (sentences.comparison,),
+    "position": (sentences.there_is,),
+    "thought": (sentences.think,),
+    "reason": (sentences.because,),
+    "moment": (sentences.when,),
+    "compound": (sentences.and_, sentences.but),
+    "request": (sentences.request,),
+    "yes-no question": (sentences.question, sentences.question, sentences.quality, sentences.profession),
+    "open question": (sentences.who, sentences.what, sentences.where_or_when, sentences.how_many),
+}
+_LABELS = tuple(KINDS)
+
+
+def labelled(draw: Derivation) -> LabelledText | None:
+    """A sentence with its label; None if the construction did not come out as one of this kind."""
+    label = draw.dice.choose(_LABELS)
+    for _ in range(20):
+        again = Derivation(draw.dice, draw.world)
+        construct = again.dice.choose(KINDS[label])
+        english = construct(again).english
+        is_right = english.endswith("?") == label.endswith("question")
+        if construct is sentences.but:  # it falls back on a plain statement where there is no contrast
+            is_right = " , but " in english
+        if is_right:
+            return LabelledText(english, label)
+    return None

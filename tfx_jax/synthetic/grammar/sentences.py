@@ -1,0 +1,377 @@
+"""The constructions of the built-in grammar: every kind of sentence it makes.
+
+A construction draws facts, puts them into phrases and hands these to a synchronous rule.
+"""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from tfx_jax.synthetic.grammar import lexicon, rules
+from tfx_jax.synthetic.grammar.derivation import Derivation
+from tfx_jax.synthetic.grammar.facts import Action
+from tfx_jax.synthetic.grammar.inflection import (
+    Tense,
+    be,
+    english_number,
+    inflect,
+    japanese_number,
+    verb_group,
+    with_article,
+)
+from tfx_jax.synthetic.grammar.lexicon import NOUNS, Noun, Pair, Verb, select
+from tfx_jax.synthetic.grammar.phrases import NounPhrase, plural, possessive, the
+from tfx_jax.synthetic.grammar.rules import CLAUSE, NOTHING, STATEMENT
+
+Drawn = TypeVar("Drawn", bound=tuple[Any, ...])
+
+_SPEAKERS = select("i we")  # who need not ask what they do
+_TOPICAL = [adjective for adjective in lexicon.ADJECTIVES if " が " in adjective.japanese]  # two が would be ugly
+_THIRD_PERSONS = select("he she they")  # who, in a second clause, would be taken for the subject of the first
+
+# What somebody does --------------------------------------------------------------------------------------------------
+
+
+def statement(draw: Derivation) -> Pair:
+    """The girl saw a dog in the park yesterday."""
+    return STATEMENT(CLAUSE=_statement(draw, draw.fact(draw.world.actions)))
+
+
+def _statement(draw: Derivation, action: Action) -> Pair:
+    negative = draw.dice.chance(15)
+    tense = draw.tense(action, negative=negative)
+    is_new = not negative and tense in ("past", "past progressive") and action.verb.aspect != "state"
+    subject = draw.noun_phrase(action.subject, is_new=is_new)
+    return draw.clause(action, tense, subject, draw.circumstances(action, tense), negative=negative)
+
+
+def with_relative_subject(draw: Derivation) -> Pair:
+    """The girl who bought the book went to the park yesterday."""
+    action = draw.fact(draw.world.actions)
+    subject = draw.relative(action.subject, without=action.object)
+    if subject is None:
+        return STATEMENT(CLAUSE=_statement(draw, action))
+    tense = draw.tense(action)
+    more = draw.circumstances(action, tense)
+    return STATEMENT(CLAUSE=draw.clause(action, tense, subject, more, rule=rules.CLAUSE_OF_LONG_SUBJECT))
+
+
+def with_relative_object(draw: Derivation) -> Pair:
+    """The teacher read the letter that the girl wrote."""
+    action = draw.fact(draw.world.handlings)
+    assert action.object is not None
+    thing = draw.relative(action.object, without=action.subject)
+    if thing is None:
+        return STATEMENT(CLAUSE=_statement(draw, action))
+    negative = draw.dice.chance(15)
+    tense = draw.tense(action, negative=negative)
+    subject = draw.noun_phrase(action.subject)
+    more = {"OBJECT": thing.marked(action.verb.particle)}
+    return STATEMENT(CLAUSE=draw.clause(action, tense, subject, more, negative=negative))
+
+
+def question(draw: Derivation) -> Pair:
+    """Did the girl see a dog in the park yesterday?"""
+    action = draw.fact(draw.world.actions, without=_SPEAKERS)
+    tense = draw.tense(action, is_question=True)
+    return _question(draw, action, tense, OBJECT=draw.object(action), **draw.circumstances(action, tense))
+
+
+def _question(draw: Derivation, action: Action, tense: Tense, **slots: Pair) -> Pair:
+    subject = draw.noun_phrase(action.subject)
+    predicate = draw.predicate(action, tense, subject.agreement, inverted=True)
+    return rules.QUESTION(SUBJECT=subject.topic(), **predicate, **slots)
+
+
+def who(draw: Derivation) -> Pair:
+    """Who saw a dog in the park yesterday?"""
+    action = draw.fact(draw.world.inquiries_about_subject)
+    tense = draw.tense(action, is_question=True)
+    somebody = NounPhrase("who", NOUNS["who"].japanese, is_known=False)
+    return rules.WHO(CLAUSE=draw.clause(action, tense, somebody, draw.circumstances(action, tense)))
+
+
+def what(draw: Derivation) -> Pair:
+    """What did the girl see? Where did she go?"""
+    action = draw.fact(draw.world.inquiries_about_object, without=_SPEAKERS)
+    asked, verb = action.object, action.verb
+    assert asked is not None
+    tense = draw.tense(action, is_question=True)
+    if asked is NOUNS["where"]:  # not "where did she go to"
+        action = action._replace(verb=dataclasses.replace(verb, english=verb.english.split()[0]))
+    unknown = Pair("", f"{asked.japanese} {verb.particle}")
+    return _question(draw, action, tense, ASKED=Pair(asked.english, ""), OBJECT=unknown)
+
+
+def where_or_when(draw: Derivation) -> Pair:
+    """Where did the girl see the dog? When did she see it?"""
+    action = draw.fact(draw.world.events, without=_SPEAKERS)
+    tense = "past" if action.verb.aspect in ("accident", "reaction") or draw.dice.chance(60) else "future"
+    thing = draw.object(action, is_new=False)
+    if action.verb.places and draw.dice.chance(60):
+        return _question(draw, action, tense, OBJECT=thing, ASKED=Pair("where", ""), PLACE=Pair("", "どこ で"))
+    return _question(draw, action, tense, OBJECT=thing, ASKED=Pair("when", ""), TIME=Pair("", "いつ"))
+
+
+def how_many(draw: Derivation) -> Pair:
+    """How many dogs did the girl see? How many cups of tea did she drink?"""
+    action = draw.fact(draw.world.countable, without=_SPEAKERS)
+    noun = action.object
+    assert noun is not None
+    asked = Pair(f"how many {draw.mention(noun, Pair(plural(noun), '')).english}", "")
+    counted = Pair("", f"{noun.japanese} {action.verb.particle} 何 {noun.counter}")
+    return _question(draw, action, draw.tense(action, is_question=True), ASKED=asked, OBJECT=counted)
+
+
+def request(draw: Derivation) -> Pair:
+    """Please open the window. Please do not open the window."""
+    action = draw.fact(draw.world.requested)
+    negative = draw.dice.chance(30)
+    slots = draw.predicate(action, "present", "plural")
+    slots["VERB"] = slots["VERB"]._replace(japanese=inflect(action.verb.japanese, "request", negative=negative))
+    negation = Pair("do not", "") if negative else NOTHING
+    return rules.REQUEST(NEGATION=negation, OBJECT=draw.object(action, is_new=not negative), **slots)
+
+
+# Two clauses ---------------------------------------------------------------------------------------------------------
+
+
+def and_(draw: Derivation) -> Pair:
+    """The girl went to the park and ate an apple."""
+    trip = draw.fact(draw.world.trips)
+    subject = draw.noun_phrase(trip.subject)
+    predicate = draw.predicate(trip, "past", subject.agreement)
+    predicate["VERB"] = predicate["VERB"]._replace(japanese=inflect(trip.verb.japanese, "and"))
+    action = draw.tell(draw.dice.choose(draw.world.errands_of[trip.subject]))
+    other = CLAUSE(OBJECT=draw.object(action), **draw.predicate(action, "past", subject.agreement))
+    return rules.AND(CLAUSE=CLAUSE(SUBJECT=subject.topic(), OBJECT=draw.object(trip), **predicate), OTHER=other)
+
+
+def but(draw: Derivation) -> Pair:
+    """The girl ate an apple, but the boy ate a cake."""
+    action = draw.fact(draw.world.actions)
+    other = draw.dice.choose(draw.world.actions[action.verb])
+    is_contrast = other.subject is not action.subject and other.object is not action.object
+    if not is_contrast or other.subject in _THIRD_PERSONS:
+        return STATEMENT(CLAUSE=_statement(draw, action))
+    draw.tell(other)
+    return rules.BUT(
+        CLAUSE=draw.clause(action, "past", draw.noun_phrase(action.subject)),
+        OTHER=draw.clause(other, "past", draw.noun_phrase(other.subject)),
+    )
+
+
+def when(draw: Derivation) -> Pair:
+    """The girl was reading a book when the boy opened the door."""
+    action = draw.fact(draw.world.activities)
+    event = draw.fact(draw.world.incidents, without=[action.subject, *_THIRD_PERSONS])
+    subject, other = draw.noun_phrase(action.subject), draw.noun_phrase(event.subject)
+    predicate = draw.predicate(event, "past", other.agreement, style="plain")
+    return rules.WHEN(
+        CLAUSE=draw.clause(action, "past progressive", subject),
+        OTHER=CLAUSE(SUBJECT=other.marked("が"), OBJECT=draw.object(event), **predicate),
+    )
+
+
+def because(draw: Derivation) -> Pair:
+    """The girl slept because she was tired. The boy did not go to school because it was snowing."""
+    action = draw.fact(draw.world.motivated)
+    negative = action.verb.english in lexicon.EXCUSES
+    reason = draw.dice.choose((lexicon.EXCUSES if negative else lexicon.REASONS)[action.verb.english].split())
+    subject = draw.noun_phrase(action.subject)
+    if reason in lexicon.WEATHER:
+        cause = lexicon.WEATHER[reason]
+    else:
+        pronoun = _pronoun(action.subject, subject)
+        feeling = next(adjective for adjective in lexicon.ADJECTIVES if adjective.english == reason)
+        english = f"{pronoun} {be('past', subject.agreement)} {reason}"
+        cause = Pair(english, inflect(feeling.japanese, "past", style="plain"))
+    return rules.BECAUSE(CLAUSE=draw.clause(action, "past", subject, negative=negative), REASON=cause)
+
+
+def _pronoun(noun: Noun, phrase: NounPhrase) -> str:
+    if noun.form == "pronoun":
+        return noun.english
+    if phrase.agreement == "plural":
+        return "they"
+    return "he" if "male" in noun.tags else "she" if "female" in noun.tags else "it"
+
+
+def think(draw: Derivation) -> Pair:
+    """My mother thinks that the dog is big."""
+    quality = draw.fact(draw.world.qualities, without=_TOPICAL)
+    thinkers = select("he she kin name" if quality.noun.english in ("i", "we") else "i kin name")
+    thinker = draw.noun_phrase(draw.dice.choose([noun for noun in thinkers if noun is not quality.noun]))
+    thinks = Pair("think", "思い ます") if thinker.agreement == "i" else Pair("thinks", "思っ て い ます")
+    subject = draw.noun_phrase(quality.noun, is_plain=True)
+    thought = rules.BE(
+        SUBJECT=subject.marked("が"),
+        BE=Pair(be("present", subject.agreement), ""),
+        COMPLEMENT=Pair(quality.adjective.english, inflect(quality.adjective.japanese, "present", style="plain")),
+    )
+    return rules.THINK(SUBJECT=thinker.topic(), THINK=thinks, CLAUSE=thought)
+
+
+# What something is ---------------------------------------------------------------------------------------------------
+
+
+def quality(draw: Derivation) -> Pair:
+    """The dog is very big. The book that the girl bought was not interesting. Is the dog big?"""
+    noun, adjective = draw.fact(draw.world.qualities)
+    subject = (draw.relative(noun) if draw.dice.chance(25) else None) or draw.noun_phrase(noun, is_plain=True)
+    return _being(draw, subject, adjective.english, adjective.japanese, is_gradable=bool(adjective.comparative))
+
+
+def profession(draw: Derivation) -> Pair:
+    """My mother is a doctor. We were not teachers. Is your father a pilot?"""
+    fact = draw.fact(draw.world.professions)
+    subject = draw.noun_phrase(fact.noun, is_plain=True)
+    is_plural = subject.agreement == "plural" and fact.noun.english != "you"
+    english = plural(fact.job) if is_plural else with_article(fact.job.english)
+    return _being(draw, subject, english, f"{fact.job.japanese} な")
+
+
+def _being(draw: Derivation, subject: NounPhrase, english: str, japanese: str, *, is_gradable: bool = False) -> Pair:
+    """Says or asks what the subject is; `japanese` is the dictionary form of a predicate."""
+    tense = "past" if draw.dice.chance(30) else "present"
+    verb = be(tense, subject.agreement)
+    if draw.dice.chance(20) and subject.english not in ("i", "we"):
+        return rules.IS_IT(
+            BE=Pair(verb, ""), SUBJECT=subject.topic(), COMPLEMENT=Pair(english, inflect(japanese, tense))
+        )
+    negative = draw.dice.chance(30)
+    is_very = is_gradable and not negative and draw.dice.chance(25)
+    return STATEMENT(
+        CLAUSE=rules.BE(
+            SUBJECT=subject.topic(),
+            BE=Pair(f"{verb} not" if negative else verb, ""),
+            DEGREE=Pair("very", "とても") if is_very else NOTHING,
+            COMPLEMENT=Pair(english, inflect(japanese, tense, negative=negative)),
+        )
+    )
+
+
+def comparison(draw: Derivation) -> Pair:
+    """The dog is bigger than the cat."""
+    fact = draw.fact(draw.world.comparisons)
+    subject, other = (
+        draw.noun_phrase(fact.noun, is_plain=True),
+        draw.noun_phrase(fact.other, is_object=True, is_plain=True),
+    )
+    adjective = Pair(fact.adjective.comparative, inflect(fact.adjective.japanese, "present"))
+    verb = Pair(be("present", subject.agreement), "")
+    return rules.COMPARED(
+        SUBJECT=subject.topic(), BE=verb, OTHER=Pair(other.english, other.japanese), ADJECTIVE=adjective
+    )
+
+
+# Where something is --------------------------------------------------------------------------------------------------
+
+
+def there_is(draw: Derivation) -> Pair:
+    """There are three books on the table. How many dogs are there in the garden? My bag is under the desk."""
+    fact = draw.fact(draw.world.positions)
+    noun = fact.noun
+    landmark = draw.mention(fact.landmark, the(fact.landmark))
+    place = Pair(
+        f"{fact.preposition.english} {landmark.english}",
+        " ".join(filter(None, (landmark.japanese, fact.preposition.japanese, "に"))),
+    )
+    tense = "past" if draw.dice.chance(30) else "present"
+    exists = "い-る" if noun.tags & {"people", "animal"} else "ある"
+
+    def being(agreement: str, *, negative: bool = False) -> Pair:
+        return Pair(be(tense, agreement), inflect(exists, tense, negative=negative))
+
+    kind = draw.dice.below(10)
+    if kind < 3:
+        subject = draw.noun_phrase(noun)
+        return rules.LOCATED(SUBJECT=subject.topic(), BE=being(subject.agreement), PLACE=place)
+    if kind == 3 and noun.form == "count":
+        thing = draw.mention(noun, Pair(f"no {noun.english}", f"{noun.japanese} は"))
+        return rules.THERE_IS(THING=thing, BE=being("singular", negative=True), PLACE=place)
+    if kind == 4 and noun.counter:
+        asked = Pair(f"how many {draw.mention(noun, Pair(plural(noun), '')).english}", "")
+        thing = Pair("", f"{noun.japanese} が 何 {noun.counter}")
+        return rules.IS_THERE(ASKED=asked, BE=being("plural"), THING=thing, PLACE=place)
+    news = draw.new(noun)
+    thing = Pair(news.english, f"{news.japanese} が {news.count}".rstrip())
+    return (rules.IS_THERE if kind == 5 else rules.THERE_IS)(THING=thing, BE=being(news.agreement), PLACE=place)
+
+
+# Numbers -------------------------------------------------------------------------------------------------------------
+
+
+def price(draw: Derivation) -> Pair:
+    """These shoes cost three thousand two hundred yen."""
+    goods = select("garment text plate pen umbrella knife flower ticket watch bag cake")
+    noun, _, amount = _owned(draw, lambda: (draw.dice.choose(goods), "cost", 100 + draw.dice.below(9900)))
+    subject = draw.noun_phrase(noun)
+    _, costs = verb_group("cost", "cost", "present", subject.agreement)
+    return rules.COST(SUBJECT=subject.topic(), COST=Pair(costs, ""), AMOUNT=_number(amount))
+
+
+def age(draw: Derivation) -> Pair:
+    """My grandfather is seventy two years old."""
+
+    def propose() -> tuple[Noun, str, int]:
+        nouns, youngest, oldest = draw.dice.choose(lexicon.AGES)
+        return draw.dice.choose(select(nouns)), "age", youngest + draw.dice.below(oldest - youngest + 1)
+
+    noun, _, years = _owned(draw, propose)
+    subject = draw.noun_phrase(noun, is_plain=True)
+    return rules.AGE(SUBJECT=subject.topic(), BE=Pair(be("present", subject.agreement), ""), AGE=_number(years))
+
+
+def birthday(draw: Derivation) -> Pair:
+    """My father's birthday is may 3."""
+    owner, _, date = _owned(draw, lambda: (draw.dice.choose(select("pronoun name kin")), "birthday", draw.date()))
+    return rules.BIRTHDAY(OWNER=possessive(owner), DATE=date)
+
+
+def schedule(draw: Derivation) -> Pair:
+    """The meeting starts at nine thirty."""
+
+    def propose() -> tuple[Noun, Verb, Pair]:
+        verb = draw.dice.choose(lexicon.SCHEDULED_VERBS)
+        return draw.dice.choose(select(verb.subjects)), verb, draw.clock()
+
+    noun, verb, clock = _owned(draw, propose)
+    action = Action(noun, verb, None)
+    tense, day = draw.dice.choose(lexicon.SCHEDULED_DAYS)
+    time = Pair(f"at {clock.english} {day.english}".rstrip(), f"{day.japanese} {clock.japanese} に".lstrip())
+    return STATEMENT(CLAUSE=draw.clause(action, tense, the(noun), {"TIME": time}))
+
+
+def _number(number: int) -> Pair:
+    return Pair(english_number(number), japanese_number(number))
+
+
+def _owned(draw: Derivation, propose: Callable[[], Drawn]) -> Drawn:
+    """Proposes facts until the split owns one: those with a number are too many to list."""
+    while not draw.world.owns(fact := propose()):
+        pass
+    return draw.tell(fact)
+
+
+CONSTRUCTIONS: tuple[Callable[[Derivation], Pair], ...] = (  # each as often as it is listed
+    *(statement,) * 21,
+    *(with_relative_subject,) * 7,
+    *(with_relative_object,) * 8,
+    *(question,) * 7,
+    *(who,) * 2,
+    *(what,) * 3,
+    *(where_or_when,) * 4,
+    *(how_many,) * 3,
+    *(request,) * 3,
+    *(and_,) * 4,
+    *(but,) * 4,
+    *(when,) * 4,
+    *(because,) * 4,
+    *(think,) * 3,
+    *(quality,) * 9,
+    *(profession,) * 2,
+    *(comparison,) * 3,
+    *(there_is,) * 6,
+    *(price, age, birthday, schedule),
+)

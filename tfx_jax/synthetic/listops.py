@@ -1,0 +1,137 @@
+"""ListOps: nested lists of digits under operators, whose value is a digit (Nangia and Bowman, 2018).
+
+Drawn as Long Range Arena draws them (Tay et al., 2020, https://arxiv.org/abs/2011.04006): an expression is nested with
+probability 0.25 and else a digit, a nested one has 2 to `max_args` arguments under one of four operators, each alike,
+and what is shorter or longer than asked for is drawn again. Every expression follows from a seed, the name of its split
+and its number; its checksum decides which split it may be in, so that no split has an expression of another.
+"""
+
+import functools
+import random
+import zlib
+from collections.abc import Callable, Sequence
+
+import numpy as np
+from jaxtyping import UInt8
+
+from tfx_jax.data.sources.splits import Split
+from tfx_jax.errors import UserError
+
+VOCABULARY = ("[PAD]", *map(str, range(10)), "[MIN", "[MAX", "[MED", "[SM", "]")
+"""The tokens by their ids; a digit d has the id d + 1."""
+
+_NESTED = 0.25  # the probability that an expression is no digit
+_CLOSE = VOCABULARY.index("]")
+_DIGITS = range(1, 11)
+_MOST_DRAWS = 100_000  # for one expression
+
+
+def _median(values: list[int]) -> int:
+    """The lower half of the sum of the two in the middle: published as `int(np.median(values))`."""
+    values, count = sorted(values), len(values)
+    return (values[(count - 1) // 2] + values[count // 2]) // 2
+
+
+_OPERATORS: dict[int, Callable[[list[int]], int]] = {
+    VOCABULARY.index("[MIN"): min,
+    VOCABULARY.index("[MAX"): max,
+    VOCABULARY.index("[MED"): _median,
+    VOCABULARY.index("[SM"): lambda values: sum(values) % 10,
+}
+_OPERATOR_IDS = tuple(_OPERATORS)
+
+
+def tokenize(text: str) -> UInt8[np.ndarray, " T"]:
+    """Returns the ids of an expression whose tokens have spaces between them.
+
+    Raises:
+      ValueError: for a token that is none of `VOCABULARY`.
+
+    >>> tokenize("[MAX 2 9 ]").tolist()
+    [12, 3, 10, 15]
+    """
+    return np.array([VOCABULARY.index(token) for token in text.split()], np.uint8)
+
+
+def evaluate(tokens: Sequence[int] | np.ndarray) -> int:
+    """Returns the value of an expression, a digit.
+
+    [MIN, [MAX and [MED are the least, the greatest and the median of the arguments, rounded down where there are two
+    in the middle; [SM is their sum modulo 10.
+
+    Args:
+      tokens: ids, [T].
+
+    Raises:
+      ValueError: if they are not exactly one expression.
+
+    >>> evaluate(tokenize("[MAX 2 9 [MIN 4 7 ] 0 ]")), evaluate(tokenize("[SM 8 [MED 1 4 6 9 ] ]"))
+    (9, 3)
+    """
+    open_lists: list[list[int]] = [[]]  # of an operator and its arguments so far; the outermost has no operator
+    for token in map(int, tokens):
+        if token in _OPERATORS:
+            open_lists.append([token])
+        elif token == _CLOSE and len(open_lists) > 1 and len(open_lists[-1]) > 1:
+            operator, *values = open_lists.pop()
+            open_lists[-1].append(_OPERATORS[operator](values))
+        elif token in _DIGITS:
+            open_lists[-1].append(token - 1)
+        else:
+            raise ValueError(f"{VOCABULARY[token]!r} stands where no expression can go on")
+    if len(open_lists) != 1 or len(open_lists[0]) != 1:
+        raise ValueError(f"{len(tokens)} tokens are not exactly one expression")
+    return open_lists[0][0]
+
+
+def draw_expression(
+    seed: int, split: Split, index: int, *, max_depth: int, max_args: int, min_length: int, max_length: int
+) -> UInt8[np.ndarray, " T"]:
+    """Draws an expression of a split.
+
+    Args:
+      seed: other seeds have other expressions.
+      split: where the expression belongs.
+      index: its number there.
+      max_depth: how many levels there may be, the digits of the innermost lists included.
+      max_args: arguments that an operator has at most; at least 2.
+      min_length: tokens that it has at least, brackets included.
+      max_length: tokens that it has at most.
+
+    Returns:
+      Its tokens, uint8 [T].
+
+    Raises:
+      UserError: if 100,000 draws bring none.
+    """
+    rng = random.Random(f"{seed} {split} {index}")
+    grow = functools.partial(_grow, rng.random, max_depth=max_depth, max_args=max_args, max_length=max_length)
+    for _ in range(_MOST_DRAWS):
+        tokens: list[int] = []
+        if grow(tokens, 1) and len(tokens) >= min_length and _split_of(tokens) == split:
+            return np.array(tokens, np.uint8)
+    raise UserError(
+        f"{_MOST_DRAWS:,} draws brought no expression of {min_length} to {max_length} tokens: allow shorter ones, or "
+        f"more than max_depth={max_depth} and max_args={max_args}"
+    )
+
+
+def _grow(
+    draw: Callable[[], float], tokens: list[int], depth: int, *, max_depth: int, max_args: int, max_length: int
+) -> bool:
+    """Appends an expression to `tokens`; False as soon as they are too many, which leaves it unfinished."""
+    if depth == max_depth or draw() > _NESTED:
+        tokens.append(1 + int(10 * draw()))
+        return len(tokens) <= max_length
+    tokens.append(_OPERATOR_IDS[int(len(_OPERATOR_IDS) * draw())])
+    for _ in range(2 + int((max_args - 1) * draw())):
+        if not _grow(draw, tokens, depth + 1, max_depth=max_depth, max_args=max_args, max_length=max_length):
+            return False
+    tokens.append(_CLOSE)
+    return len(tokens) <= max_length
+
+
+def _split_of(tokens: list[int]) -> Split:
+    """An eighth of all expressions is for the validation split, another one for the test split."""
+    place = zlib.crc32(bytes(tokens)) % 8
+    return "validation" if place == 0 else "test" if place == 1 else "train"

@@ -1,0 +1,468 @@
+"""Classification of event records: irregular time series with a label."""
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
+
+import grain
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from jaxtyping import Array, Float
+
+from tfx_jax.data.batching.batches import Batch, BatchSpec, Example, ExampleList, LoaderOptions, train_batches
+from tfx_jax.data.sources.splits import SPLITS, Split, Splits
+from tfx_jax.data.sources.tables import Table, read_table
+from tfx_jax.errors import UserError
+from tfx_jax.fields import at_least, documented, fraction, one_of
+from tfx_jax.metrics.ranking import auroc, average_precision, with_interval
+from tfx_jax.models.config import ModelConfig, require_kind
+from tfx_jax.models.seq2vec import Seq2VecConfig
+from tfx_jax.nn.attention import ShardAttention
+from tfx_jax.tasks.artifacts import setup_json
+from tfx_jax.tasks.files import check_batch, few_boundaries, has_file, split_path
+from tfx_jax.tasks.loss import LossOutput, summed_cross_entropy
+from tfx_jax.tasks.planning import NO_DATA, planned_batch
+from tfx_jax.tasks.prediction import TrainedModel
+from tfx_jax.tasks.task import Artifacts, EvalResult, MetricInfo, PlannedTask
+
+_QUANTILES = np.linspace(0.0, 1.0, 101)
+
+
+class Record(NamedTuple):
+    """What was measured, and what became of it.
+
+    Attributes:
+      variables: which of the variables each event is of, int [T].
+      values: what was found, float [T].
+      times: when, float [T] in [0, 1].
+      label: 0 or 1.
+    """
+
+    variables: np.ndarray
+    values: np.ndarray
+    times: np.ndarray
+    label: int
+
+
+class Records(Protocol):
+    """Random access to records; how many events each has is known before any is made.
+
+    Attributes:
+      source: what messages call them.
+      names: of the variables.
+    """
+
+    source: str
+    names: tuple[str, ...]
+
+    @property
+    def lengths(self) -> np.ndarray:
+        """Events of each record, [number of records] int."""
+        ...
+
+    def __len__(self) -> int:
+        """The number of records."""
+        ...
+
+    def __getitem__(self, index: int) -> Record:
+        """The record with this index."""
+        ...
+
+
+@documented
+@dataclasses.dataclass
+class EventData:
+    """Which records there are, and how much of them makes a batch.
+
+    "files": a row of a table is a record, a column is a variable, and a cell with a number is an event; empty cells are
+    none. A table says nothing of when its numbers were measured, so the time of every event is 0. Where columns are
+    statistics of one series, such as "HR_first" and "HR_last", each is a variable with a meaning of its own to learn:
+    that "last" is late is told by nothing else, and no hour is made up for it.
+
+    "synthetic": a cohort of records, made when they are asked for. Events of `num_variables` variables have values of
+    the standard normal distribution at any time; the label is 1 if and only if variable 0 was found above `threshold`
+    between the times `window_start` and `window_end`. High values of it at other times, low ones in time and all other
+    variables are distractors.
+    """
+
+    dataset: str = one_of(("synthetic", "files"), "synthetic")
+    data_dir: str = ""  # files: the folder that the names below are relative to
+    train_file: str = ""  # comma-separated values, plain or .gz, whose first line names the columns
+    validation_file: str = ""
+    test_file: str = ""
+    label_column: str = ""  # 0 or 1
+    exclude_columns: str = ""  # names of columns that are no inputs, with commas between
+    seed: int = at_least(0, 0)  # synthetic: this and the following; the training's seed changes no record
+    num_train: int = at_least(1, 20_000)
+    num_heldout: int = at_least(1, 1_000)  # records of the validation split, and of the test split
+    num_variables: int = at_least(2, 20)
+    min_events: int = at_least(1, 30)  # of a record
+    cause_rate: float = fraction(0.15)  # of the events are of variable 0, on average
+    threshold: float = 0.5
+    window_start: float = fraction(0.3)
+    window_end: float = fraction(0.6)
+    max_length: int = at_least(1, 50)  # events of a record
+    tokens_per_batch: int = at_least(1, 3_200)  # events of a global batch, padding included
+
+    def has_split(self, split: Split) -> bool:
+        """Tells whether the configuration names a split; a cohort has all of them."""
+        return has_file(self, split)
+
+    def load(self, split: Split) -> Records:
+        """Reads the records of a split, or says how they are drawn.
+
+        Raises:
+          UserError: if they cannot be read, or a row has more than `max_length` numbers.
+        """
+        if self.dataset == "synthetic":
+            return Cohort(self, split)
+        path = split_path(self, split)
+        exclude = [name.strip() for name in self.exclude_columns.split(",") if name.strip()]
+        rows = TableRows(read_table(path, label_column=self.label_column, exclude=exclude), str(path))
+        if (most := rows.lengths.max()) > self.max_length:
+            raise UserError(f"{path} has a row of {most} numbers, more than config.task.data.max_length")
+        return rows
+
+    def validate(self, model: ModelConfig) -> None:
+        """Checks how fields go together.
+
+        Raises:
+          UserError: if they do not.
+        """
+        del model
+        name = "config.task.data"
+        check_batch(self, what="record")
+        if self.dataset == "files" and not self.label_column:
+            raise UserError(f'{name}.label_column must name a column for {name}.dataset="files"')
+        if self.dataset == "synthetic" and self.max_length < self.min_events:
+            raise UserError(f"{name}.max_length={self.max_length} is less than min_events={self.min_events}")
+        if not self.window_start < self.window_end:
+            raise UserError(f"{name}.window_end={self.window_end} must be after window_start={self.window_start}")
+
+    def tiny(self) -> None:
+        """Sets a little cohort."""
+        self.dataset, self.num_train, self.num_heldout, self.num_variables = "synthetic", 256, 64, 5
+        self.min_events, self.max_length, self.tokens_per_batch = 6, 8, 256
+
+
+class TableRows:
+    """The rows of a table as records."""
+
+    def __init__(self, table: Table, source: str):
+        """Takes a table, and what messages call it."""
+        self.source, self.names, self.table = source, table.columns, table
+        self._is_measured = ~np.isnan(table.values)
+
+    @property
+    def lengths(self) -> np.ndarray:
+        """Numbers of each row."""
+        return self._is_measured.sum(axis=1)
+
+    def __len__(self) -> int:
+        return len(self.table.labels)
+
+    def __getitem__(self, index: int) -> Record:
+        variables = np.flatnonzero(self._is_measured[index])
+        values = self.table.values[index, variables]
+        return Record(variables, values, np.zeros(len(variables)), int(self.table.labels[index]))
+
+
+class Cohort:
+    """Synthetic records, of which each depends on the seed, the split and its index alone; see `EventData`."""
+
+    def __init__(self, data: EventData, split: Split):
+        """Draws how many events each record has, but none of these."""
+        self._data, self._split = data, SPLITS.index(split)
+        self.source = f"the cohort's {split} split"
+        self.names = tuple(f"variable {number}" for number in range(data.num_variables))
+        count = data.num_train if split == "train" else data.num_heldout
+        rng = np.random.default_rng((data.seed, self._split))
+        self.lengths = rng.integers(data.min_events, data.max_length, count, endpoint=True)
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    def __getitem__(self, index: int) -> Record:
+        if not 0 <= index < len(self):
+            raise IndexError(index)
+        data, count = self._data, self.lengths[index]
+        rng = np.random.default_rng((data.seed, self._split, index))
+        variables = np.where(rng.random(count) < data.cause_rate, 0, rng.integers(1, data.num_variables, count))
+        values, times = rng.standard_normal(count), rng.random(count)
+        return Record(variables, values, times, int(is_cause(data, variables, values, times).any()))
+
+
+def is_cause(data: EventData, variables: np.ndarray, values: np.ndarray, times: np.ndarray) -> np.ndarray:
+    """Which events of a cohort are the cause of a label 1, bool [T]."""
+    return (variables == 0) & (values > data.threshold) & (data.window_start <= times) & (times < data.window_end)
+
+
+def fit_scales(records: Records) -> list[dict[str, Any]]:
+    """Finds how values of each variable are ranked among those of the records.
+
+    Returns:
+      For each variable its name, and "values" with their "ranks": up to 101 quantiles in increasing order, and the
+      share of the values that are below, equal ones counting half. A variable without any values ranks all as 0.5.
+    """
+    everything = [records[index] for index in range(len(records))]
+    variables, values = (np.concatenate([record[part] for record in everything]) for part in (0, 1))
+    scales = []
+    for number, name in enumerate(records.names):
+        found = values[variables == number]
+        quantiles = np.quantile(found, _QUANTILES) if len(found) else np.zeros(1)
+        levels, group = np.unique(quantiles, return_inverse=True)
+        shares = _QUANTILES if len(found) else np.full(1, 0.5)
+        ranks = np.bincount(group, weights=shares) / np.bincount(group)
+        scales.append({"name": name, "values": levels.tolist(), "ranks": ranks.tolist()})
+    return scales
+
+
+def rank_values(scales: Sequence[Mapping[str, Any]], variables: np.ndarray, values: np.ndarray) -> np.ndarray:
+    """Scales values to [0, 1] by rank, linearly between those that `fit_scales` found; float32 [T].
+
+    >>> scales = [{"name": "pH", "values": [7.0, 7.4], "ranks": [0.0, 1.0]}]
+    >>> rank_values(scales, np.array([0, 0]), np.array([7.1, 9.0])).round(2).tolist()
+    [0.25, 1.0]
+    """
+    ranks = np.zeros(len(values), np.float32)
+    for number in np.unique(variables):
+        is_of, scale = variables == number, scales[number]
+        ranks[is_of] = np.interp(values[is_of], scale["values"], scale["ranks"])
+    return ranks
+
+
+@documented
+@dataclasses.dataclass
+class EventClassificationConfig:
+    """To tell from its events whether the label of a record is 1."""
+
+    data: EventData = dataclasses.field(default_factory=EventData)
+
+    def validate(self, model: ModelConfig) -> None:
+        """See `tfx_jax.tasks.task.TaskConfig`."""
+        require_kind(model, "events", "event classification")
+        self.data.validate(model)
+
+    def tiny(self) -> None:
+        """See `tfx_jax.tasks.task.TaskConfig`."""
+        self.data.tiny()
+
+    def splits(self) -> Splits[Records]:
+        """Returns the records of each split."""
+        return Splits(self.data.has_split, self.data.load)
+
+    def setup(self, model: Seq2VecConfig, splits: Splits[Records], artifacts: Artifacts) -> "EventClassificationTask":
+        """See `tfx_jax.tasks.task.TaskConfig`; the model gets as many variables as the training split has."""
+        scales = setup_json(artifacts, "variables.json", lambda: fit_scales(splits["train"]))
+        model = dataclasses.replace(model, vocab_size=len(scales), num_classes=2)
+        return EventClassificationTask(self, model, splits, scales)
+
+    def planned(self, model: Seq2VecConfig, options: LoaderOptions) -> PlannedTask:
+        """See `tfx_jax.tasks.task.TaskConfig`; a table is taken to have `max_length` variables."""
+        num_variables = self.data.num_variables if self.data.dataset == "synthetic" else self.data.max_length
+        batch = planned_batch(
+            self.data,
+            options,
+            dtypes={"variable": np.int32, "value": np.float32, "time": np.float32, "event_mask": np.bool_},
+            scalars={"label": np.int32, "row_weights": np.float32},
+        )
+        model = dataclasses.replace(model, vocab_size=num_variables, num_classes=2)
+        return PlannedTask(EventClassificationTask(self, model, NO_DATA, NO_DATA), batch)
+
+
+class EventShare(NamedTuple):
+    """An event and its share in each row of attention, of which only "structured" has several."""
+
+    name: str
+    value: float
+    time: float
+    hops: tuple[float, ...]
+
+    @property
+    def weight(self) -> float:
+        """The share in what is pooled, the mean of all rows; those of a record sum to 1."""
+        return sum(self.hops) / len(self.hops)
+
+
+class EventClassificationTask:
+    """Classification of records of events.
+
+    Attributes:
+      scales: of each variable its name, and how its values are ranked; see `fit_scales`.
+    """
+
+    metrics = (
+        MetricInfo("auroc", "AUROC", digits=4, note="ties count half"),
+        MetricInfo("average_precision", "average precision", digits=4),
+    )
+    unit = "event"
+
+    def __init__(
+        self,
+        config: EventClassificationConfig,
+        model_config: Seq2VecConfig,
+        splits: Splits[Records],
+        scales: Sequence[Mapping[str, Any]],
+    ):
+        """Takes what `EventClassificationConfig.setup` made."""
+        self.config, self.model_config, self.scales = config, model_config, scales
+        self._splits = splits
+
+    def make_model(self, *, shard_attention: ShardAttention | None = None, rngs: nnx.Rngs) -> Any:
+        """See `tfx_jax.tasks.task.Task`."""
+        return self.model_config.make(shard_attention=shard_attention, rngs=rngs)
+
+    @property
+    def batch_spec(self) -> BatchSpec:
+        """How examples become batches: those with about as many events together."""
+        data = self.config.data
+        return BatchSpec(few_boundaries(data.max_length), data.tokens_per_batch)
+
+    def train_data(self, options: LoaderOptions) -> grain.IterDataset[Batch]:
+        """See `tfx_jax.tasks.task.Task`."""
+        examples = ExampleList(self.encode(self._splits["train"]), by="variable")
+        return train_batches(lambda epoch: examples, self.batch_spec, options)
+
+    def encode(self, records: Records) -> list[Example]:
+        """Returns an example for each record.
+
+        Raises:
+          UserError: if their variables are not those of the training split.
+        """
+        number = self._check_names(records)
+        everything = [records[index] for index in range(len(records))]
+        edges = np.cumsum([len(record.variables) for record in everything])[:-1]
+        variables = number[np.concatenate([record.variables for record in everything])]
+        values = rank_values(self.scales, variables, np.concatenate([record.values for record in everything]))
+        return [
+            {
+                "variable": variable,
+                "value": value,
+                "time": record.times.astype(np.float32),
+                "event_mask": np.ones(len(variable), bool),
+                "label": np.array(record.label, np.int32),
+                "row_weights": np.array(1, np.float32),
+            }
+            for variable, value, record in zip(
+                np.split(variables, edges), np.split(values, edges), everything, strict=True
+            )
+        ]
+
+    def loss(self, model: Any, batch: dict[str, Array], rngs: nnx.Rngs | None) -> LossOutput:
+        """See `event_loss`."""
+        return event_loss(model, batch, rngs)
+
+    def training_flops(self, shapes: Mapping[str, tuple[int, ...]]) -> int:
+        """See `tfx_jax.tasks.task.Task`."""
+        return self.model_config.training_flops(*shapes["variable"])
+
+    def predict(self, model: TrainedModel, records: Records) -> list[float]:
+        """Returns the log-odds of each record's label being 1; the true one is not looked at."""
+        return model.predict(predict_log_odds, ExampleList(self.encode(records), by="variable"), self.batch_spec)
+
+    def evaluate(self, model: TrainedModel, split: Split = "validation") -> EvalResult:
+        """Scores every record of a split, with what 95 % of 1,000 bootstrap samples of them give.
+
+        Raises:
+          UserError: if all of its labels are equal: nothing is ranked then.
+        """
+        records = self._splits[split]
+        labels = np.array([records[index].label for index in range(len(records))])
+        if len({*labels.tolist()}) < 2:
+            raise UserError(f"{records.source} has the label {labels[0]} alone: its AUROC needs records of both")
+        log_odds = self.predict(model, records)
+        found = [with_interval(scorer, log_odds, labels) for scorer in (auroc, average_precision)]
+        told = ", ".join(f"{metric.title} {interval}" for metric, interval in zip(self.metrics, found, strict=True))
+        metrics = {metric.name: interval.value for metric, interval in zip(self.metrics, found, strict=True)}
+        return EvalResult(metrics, f"{told}, {len(labels):,} records, {labels.sum():,} of label 1")
+
+    def attention(self, model: TrainedModel, split: Split, index: int) -> tuple[float, int, list[EventShare]]:
+        """Says which events of a record its score is made of.
+
+        Args:
+          model: the trained one.
+          split: where the record is.
+          index: of the record, from 0.
+
+        Returns:
+          The probability that the model gives to label 1, the true label, and the events by falling share.
+
+        Raises:
+          UserError: if the split has no such record.
+        """
+        records = self._splits[split]
+        if not 0 <= index < len(records):
+            raise UserError(f"{records.source} has no record {index + 1}: it has {len(records):,}")
+        record = records[index]
+        examples = ExampleList(self.encode(_One(records, record)), by="variable")
+        ((log_odds, shares),) = model.predict(predict_shares, examples, self.batch_spec)
+        names = [records.names[number] for number in record.variables]
+        columns = (names, record.values.tolist(), record.times.tolist(), zip(*shares, strict=True))
+        events = [EventShare(*event) for event in zip(*columns, strict=False)]  # behind the events, shares of padding
+        return 1 / (1 + math.exp(-log_odds)), record.label, sorted(events, key=lambda event: -event.weight)
+
+    def _check_names(self, records: Records) -> np.ndarray:
+        """Returns the number of each variable of the records; raises UserError unless they are the known ones."""
+        number = {scale["name"]: place for place, scale in enumerate(self.scales)}
+        for name in records.names:
+            if name not in number:
+                raise UserError(f"{records.source}: the training split has no column {name!r}: exclude it")
+        for name in number:
+            if name not in records.names:
+                raise UserError(f"{records.source}: no column {name!r}, which the training split has")
+        return np.array([number[name] for name in records.names], np.int32)
+
+
+class _One:
+    """One record of many, alone."""
+
+    def __init__(self, records: Records, record: Record):
+        self.source, self.names, self._record = records.source, records.names, record
+
+    @property
+    def lengths(self) -> np.ndarray:
+        return np.array([len(self._record.variables)])
+
+    def __len__(self) -> int:
+        return 1
+
+    def __getitem__(self, index: int) -> Record:
+        return [self._record][index]
+
+
+def event_loss(model: Any, batch: dict[str, Array], rngs: nnx.Rngs | None) -> LossOutput:
+    """Sums the cross entropy of the labels of records.
+
+    Args:
+      model: of the kind "events": `model(variable, value, time, event_mask, rngs=...)` gives the logits of classes.
+      batch: "variable" [B, T] int32, "value" and "time" [B, T] float32, "event_mask" [B, T] bool, "label" [B] int32
+        and "row_weights" [B] float32, 0 for padding.
+      rngs: stream `dropout`; None means evaluation.
+
+    Returns:
+      What `summed_cross_entropy` gives for records; `num_tokens` counts the events read.
+    """
+    output = summed_cross_entropy(_logits(model, batch, rngs=rngs), batch["label"], batch["row_weights"])
+    return output._replace(num_tokens=batch["event_mask"].sum(dtype=jnp.float32))
+
+
+def predict_log_odds(model: Any, batch: dict[str, Array]) -> Float[Array, " B"]:
+    """The log-odds of label 1; for `TrainedModel.predict`."""
+    return _log_odds(_logits(model, batch))
+
+
+def predict_shares(model: Any, batch: dict[str, Array]) -> tuple[Float[Array, " B"], Float[Array, "B N T"]]:
+    """The log-odds of label 1, and the share of each event in each mean that is pooled; for `TrainedModel.predict`."""
+    logits, maps = _logits(model, batch, return_attention=True)
+    (weights,) = maps.values()
+    return _log_odds(logits), weights[:, :, 0]
+
+
+def _logits(model: Any, batch: dict[str, Array], **options: Any) -> Any:
+    return model(batch["variable"], batch["value"], batch["time"], batch["event_mask"], **options)
+
+
+def _log_odds(logits: Float[Array, "B 2"]) -> Float[Array, " B"]:
+    return logits[:, 1] - logits[:, 0]

@@ -1,0 +1,430 @@
+"""Long Range Arena: ListOps, byte-level text classification and document matching."""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, NamedTuple, Protocol
+
+import grain
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from jaxtyping import Array, Int
+
+from tfx_jax.data.batching.batches import Batch, BatchSpec, Example, LoaderOptions, train_batches
+from tfx_jax.data.sources.splits import SPLITS, Split, Splits
+from tfx_jax.data.sources.wikitext import (
+    NUM_BYTE_IDS,
+    byte_ids,
+    cut_passages,
+    draw_pair,
+    read_articles,
+    running_text,
+    sections,
+)
+from tfx_jax.errors import UserError
+from tfx_jax.fields import at_least, documented, fraction, one_of
+from tfx_jax.models.config import ModelConfig, require_kind
+from tfx_jax.models.long_encoder import LongEncoderConfig
+from tfx_jax.nn.attention import ShardAttention
+from tfx_jax.synthetic.grammar import grammar_documents, grammar_labelled
+from tfx_jax.synthetic.listops import VOCABULARY, draw_expression, evaluate
+from tfx_jax.tasks.files import check_batch, has_file, split_paths
+from tfx_jax.tasks.loss import LossOutput, summed_cross_entropy
+from tfx_jax.tasks.planning import NO_DATA, planned_batch
+from tfx_jax.tasks.prediction import TrainedModel
+from tfx_jax.tasks.task import Artifacts, EvalResult, MetricInfo, PlannedTask
+from tfx_jax.tasks.text.classification import CLASS_METRICS, class_result, class_scores
+
+_GRAMMAR_SIZES: dict[Split, int] = {"train": 256, "validation": 64, "test": 64}
+_GRAMMAR_LABELS = ("question", "statement")
+
+
+class LabelledSequence(NamedTuple):
+    """One sequence, or two that are compared, and what it is.
+
+    Attributes:
+      sequences: ids, [T] each; 0 is padding, and is none of them.
+      label: of the labels of the data.
+    """
+
+    sequences: tuple[np.ndarray, ...]
+    label: str
+
+
+LabelledSequences = Sequence[LabelledSequence]
+
+
+class SequenceData(Protocol):
+    """What the data of long sequences have in common.
+
+    Attributes:
+      vocab_size: how many ids there are, padding included.
+      num_sequences: of an example: 1 or 2.
+    """
+
+    max_length: int
+    tokens_per_batch: int
+    vocab_size: ClassVar[int]
+    num_sequences: ClassVar[int]
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """All labels there are, in the order of their ids."""
+        ...
+
+    def has_split(self, split: Split) -> bool:
+        """Tells whether the configuration names a split."""
+        ...
+
+    def load(self, split: Split) -> LabelledSequences:
+        """Reads or makes a split.
+
+        Raises:
+          UserError: if that is not possible.
+        """
+        ...
+
+    def validate(self) -> None:
+        """Checks how fields go together.
+
+        Raises:
+          UserError: if they do not.
+        """
+        ...
+
+    def tiny(self) -> None:
+        """Sets what is made in no time, without files."""
+        ...
+
+
+@documented
+@dataclasses.dataclass
+class ListOpsData:
+    """Expressions of ListOps, all made before a training starts: a minute for the published 100,000."""
+
+    seed: int = at_least(0, 0)  # of the expressions; the training's seed changes none
+    max_depth: int = at_least(2, 10)  # this and the next three as published
+    max_args: int = at_least(2, 10)
+    min_length: int = at_least(1, 500)  # tokens
+    max_length: int = at_least(1, 2_000)
+    num_train: int = at_least(1, 96_000)
+    num_heldout: int = at_least(1, 2_000)  # expressions of the validation split, and of the test split
+    tokens_per_batch: int = at_least(1, 64_000)  # positions of a global batch, padding included
+
+    vocab_size: ClassVar[int] = len(VOCABULARY)
+    num_sequences: ClassVar[int] = 1
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """The digits."""
+        return tuple(map(str, range(10)))
+
+    def has_split(self, split: Split) -> bool:
+        """There are all splits."""
+        return split in SPLITS
+
+    def load(self, split: Split) -> LabelledSequences:
+        """See `SequenceData`."""
+        names = ("max_depth", "max_args", "min_length", "max_length")
+        limits: dict[str, int] = {name: getattr(self, name) for name in names}
+        count = self.num_train if split == "train" else self.num_heldout
+        drawn = (draw_expression(self.seed, split, index, **limits) for index in range(count))
+        return [LabelledSequence((tokens,), str(evaluate(tokens))) for tokens in drawn]
+
+    def validate(self) -> None:
+        """See `SequenceData`."""
+        _check_lengths(self)
+
+    def tiny(self) -> None:
+        """See `SequenceData`."""
+        self.max_depth, self.max_args, self.min_length, self.max_length = 3, 4, 4, 24
+        self.num_train, self.num_heldout, self.tokens_per_batch = 256, 64, 192
+
+
+@documented
+@dataclasses.dataclass
+class SectionData:
+    """Passages of articles, byte by byte, labelled with the heading of the section that they are from.
+
+    "files" are articles as those of WikiText, whole ones to each split; a section is cut into passages that follow one
+    another. "grammar" is for tests: built-in sentences, which are questions or statements.
+    """
+
+    dataset: str = one_of(("grammar", "files"), "grammar")
+    # files: the folder of those below, of which each may be several: "a.txt,b.txt", or "part-*.txt" in their order
+    data_dir: str = ""
+    train_file: str = ""
+    validation_file: str = ""
+    test_file: str = ""
+    # files: the headings, with commas between; sections of all others are left out
+    headings: str = "Aftermath,Background,Description,History,Legacy,Plot,Production,Reception"
+    min_length: int = at_least(1, 1_000)  # bytes; of shorter passages there is no example
+    max_length: int = at_least(1, 4_000)
+    tokens_per_batch: int = at_least(1, 128_000)  # positions of a global batch, padding included
+
+    vocab_size: ClassVar[int] = NUM_BYTE_IDS
+    num_sequences: ClassVar[int] = 1
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """The headings."""
+        if self.dataset == "grammar":
+            return _GRAMMAR_LABELS
+        return tuple(heading.strip() for heading in self.headings.split(","))
+
+    def has_split(self, split: Split) -> bool:
+        """Tells whether the configuration names a split."""
+        return has_file(self, split)
+
+    def load(self, split: Split) -> LabelledSequences:
+        """See `SequenceData`."""
+        if self.dataset == "grammar":
+            texts = grammar_labelled(split, _GRAMMAR_SIZES[split])
+            ids = (byte_ids(text.text)[: self.max_length] for text in texts)
+            kinds = (_GRAMMAR_LABELS[not text.label.endswith("question")] for text in texts)
+            return [LabelledSequence((one,), kind) for one, kind in zip(ids, kinds, strict=True)]
+        paths, limits = split_paths(self, split), {"min_length": self.min_length, "max_length": self.max_length}
+        found = [
+            LabelledSequence((passage,), heading)
+            for path in paths
+            for article in read_articles(path)
+            for heading, text in sections(article)
+            if heading in self.labels
+            for passage in cut_passages(text, **limits)
+        ]
+        if not found:
+            raise UserError(
+                f"{paths[0]} has no passage of config.task.data.min_length={self.min_length} bytes under these headings"
+            )
+        return found
+
+    def validate(self) -> None:
+        """See `SequenceData`."""
+        _check_lengths(self)
+        if len(set(self.labels)) < max(2, len(self.labels)) or not all(self.labels):
+            raise UserError(f"config.task.data.headings={self.headings!r} must be two or more, each once")
+
+    def tiny(self) -> None:
+        """See `SequenceData`."""
+        self.dataset, self.min_length, self.max_length, self.tokens_per_batch = "grammar", 8, 48, 384
+
+
+@documented
+@dataclasses.dataclass
+class PassagePairData:
+    """Pairs of passages, byte by byte: every second pair is of the same article, the others are of two.
+
+    "files" are articles as those of WikiText, whole ones to each split; "grammar" are built-in documents, for tests.
+    """
+
+    dataset: str = one_of(("grammar", "files"), "grammar")
+    # files: the folder of those below, of which each may be several: "a.txt,b.txt", or "part-*.txt" in their order
+    data_dir: str = ""
+    train_file: str = ""
+    validation_file: str = ""
+    test_file: str = ""
+    seed: int = at_least(0, 0)  # of the pairs; the training's seed changes none
+    num_train: int = at_least(2, 20_000)
+    num_heldout: int = at_least(2, 2_000)  # pairs of the validation split, and of the test split
+    min_length: int = at_least(1, 1_000)  # bytes; what is left of an article and shorter is dropped
+    max_length: int = at_least(1, 4_000)  # of each passage
+    tokens_per_batch: int = at_least(1, 128_000)  # positions of each side of a global batch, padding included
+
+    vocab_size: ClassVar[int] = NUM_BYTE_IDS
+    num_sequences: ClassVar[int] = 2
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """Whether a pair is of two articles or of one."""
+        return ("different", "same")
+
+    def has_split(self, split: Split) -> bool:
+        """Tells whether the configuration names a split."""
+        return has_file(self, split)
+
+    def load(self, split: Split) -> LabelledSequences:
+        """See `SequenceData`."""
+        if self.dataset == "grammar":
+            texts = [" ".join(lines) for lines in grammar_documents(split, _GRAMMAR_SIZES[split])]
+            source = f"the built-in {split} split"
+        else:
+            paths = split_paths(self, split)
+            source = str(paths[0])
+            texts = [running_text("\n".join(article.lines)) for path in paths for article in read_articles(path)]
+        limits = {"min_length": self.min_length, "max_length": self.max_length}
+        cut = (cut_passages(text, **limits) for text in texts)
+        articles = [passages for passages in cut if len(passages) > 1]
+        if len(articles) < 2:
+            raise UserError(f"{source} has {len(articles)} articles of two passages, where two are needed")
+        count = self.num_train if split == "train" else self.num_heldout
+        key = (self.seed, SPLITS.index(split))
+        return [
+            LabelledSequence(draw_pair(articles, (*key, index), is_same=index % 2 == 1), self.labels[index % 2])
+            for index in range(count)
+        ]
+
+    def validate(self) -> None:
+        """See `SequenceData`."""
+        _check_lengths(self)
+
+    def tiny(self) -> None:
+        """See `SequenceData`."""
+        self.dataset, self.min_length, self.max_length, self.tokens_per_batch = "grammar", 16, 48, 384
+        self.num_train, self.num_heldout = 256, 64
+
+
+def _check_lengths(data: Any) -> None:
+    check_batch(data, what="sequence")
+    if data.min_length > data.max_length:
+        raise UserError(
+            f"config.task.data.min_length={data.min_length} is more than config.task.data.max_length={data.max_length}"
+        )
+
+
+_ARRAYS = ("tokens", "other_tokens")
+
+
+@documented
+@dataclasses.dataclass
+class LongRangeConfig:
+    """To give each long sequence, or each pair of them, a label."""
+
+    data: ListOpsData | SectionData | PassagePairData = dataclasses.field(default_factory=ListOpsData)
+    label_smoothing: float = fraction(0.0)
+
+    can_shard_positions: ClassVar[bool] = True
+
+    def validate(self, model: ModelConfig) -> None:
+        """See `tfx_jax.tasks.task.TaskConfig`."""
+        require_kind(model, "long_sequence", "classification of long sequences")
+        self.data.validate()
+
+    def tiny(self) -> None:
+        """See `tfx_jax.tasks.task.TaskConfig`."""
+        self.data.tiny()
+
+    def splits(self) -> Splits[LabelledSequences]:
+        """Returns the sequences and labels of each split."""
+        return Splits(self.data.has_split, self.data.load)
+
+    def setup(
+        self, model: LongEncoderConfig, splits: Splits[LabelledSequences], artifacts: Artifacts
+    ) -> "LongRangeTask":
+        """See `tfx_jax.tasks.task.TaskConfig`; there are no artifacts: ids and labels follow from the configuration."""
+        del artifacts
+        return LongRangeTask(self, self._fitted(model), splits)
+
+    def planned(self, model: LongEncoderConfig, options: LoaderOptions) -> PlannedTask:
+        """See `tfx_jax.tasks.task.TaskConfig`."""
+        batch = planned_batch(
+            self.data,
+            options,
+            dtypes=dict.fromkeys(_ARRAYS[: self.data.num_sequences], np.int32),
+            scalars={"label": np.int32, "row_weights": np.float32},
+        )
+        return PlannedTask(LongRangeTask(self, self._fitted(model), NO_DATA), batch)
+
+    def _fitted(self, model: LongEncoderConfig) -> LongEncoderConfig:
+        data = self.data
+        sizes = {"vocab_size": data.vocab_size, "num_sequences": data.num_sequences}
+        return dataclasses.replace(model, labels=data.labels, **sizes)
+
+
+class SequenceExamples:
+    """Sequences as an `ExampleSource`: arrays are made when they are asked for, since many of them are long."""
+
+    def __init__(self, sequences: LabelledSequences, labels: tuple[str, ...]):
+        """Takes the sequences, and all labels in the order of their ids."""
+        self._sequences, self._number = sequences, {label: index for index, label in enumerate(labels)}
+        self.lengths = np.array([max(map(len, one.sequences)) for one in sequences], np.int64)
+
+    def __len__(self) -> int:
+        return len(self._sequences)
+
+    def __getitem__(self, index: int) -> Example:
+        arrays, label = self._sequences[index]
+        tokens = {name: array.astype(np.int32) for name, array in zip(_ARRAYS, arrays, strict=False)}
+        return tokens | {"label": np.array(self._number[label], np.int32), "row_weights": np.array(1, np.float32)}
+
+
+class LongRangeTask:
+    """Classification of long sequences.
+
+    Attributes:
+      labels: all of them, in the order of their ids.
+    """
+
+    metrics: tuple[MetricInfo, ...] = CLASS_METRICS
+    unit = "token"
+
+    def __init__(self, config: LongRangeConfig, model_config: LongEncoderConfig, splits: Splits[LabelledSequences]):
+        """Takes what `LongRangeConfig.setup` made."""
+        self.config, self.model_config = config, model_config
+        self.labels = model_config.labels
+        self._splits = splits
+
+    def make_model(self, *, shard_attention: ShardAttention | None = None, rngs: nnx.Rngs) -> Any:
+        """See `tfx_jax.tasks.task.Task`."""
+        return self.model_config.make(shard_attention=shard_attention, rngs=rngs)
+
+    @property
+    def batch_spec(self) -> BatchSpec:
+        """How examples become batches: all padded to the greatest length."""
+        return BatchSpec((self.config.data.max_length,), self.config.data.tokens_per_batch)
+
+    def train_data(self, options: LoaderOptions) -> grain.IterDataset[Batch]:
+        """See `tfx_jax.tasks.task.Task`."""
+        examples, multiple = self.encode(self._splits["train"]), options.length_multiple
+        length = -(-self.config.data.max_length // multiple) * multiple
+        return train_batches(lambda epoch: examples, self.batch_spec._replace(boundaries=(length,)), options)
+
+    def encode(self, sequences: LabelledSequences) -> SequenceExamples:
+        """Returns an example for each sequence or pair."""
+        return SequenceExamples(sequences, self.labels)
+
+    def loss(self, model: Any, batch: dict[str, Array], rngs: nnx.Rngs | None) -> LossOutput:
+        """See `long_range_loss`."""
+        return long_range_loss(model, batch, rngs, label_smoothing=self.config.label_smoothing)
+
+    def training_flops(self, shapes: Mapping[str, tuple[int, ...]]) -> int:
+        """See `tfx_jax.tasks.task.Task`."""
+        return self.model_config.training_flops(*shapes["tokens"])
+
+    def predict(self, model: TrainedModel, sequences: LabelledSequences) -> list[str]:
+        """Returns the likeliest label of each sequence or pair; the true one is not looked at."""
+        found = model.predict(predict_labels, self.encode(sequences), self.batch_spec)
+        return [self.labels[index] for index in found]
+
+    def evaluate(self, model: TrainedModel, split: Split = "validation") -> EvalResult:
+        """Classifies everything in a split."""
+        sequences = self._splits[split]
+        references = [one.label for one in sequences]
+        return class_result(class_scores(self.predict(model, sequences), references, self.labels), len(sequences))
+
+
+def long_range_loss(
+    model: Any, batch: dict[str, Array], rngs: nnx.Rngs | None, *, label_smoothing: float = 0.0
+) -> LossOutput:
+    """Sums the cross entropy of the labels of sequences.
+
+    Args:
+      model: of the kind "long_sequence": `model(tokens, other_tokens, rngs=...)` gives each row the logits of its
+        labels.
+      batch: "tokens" and, of pairs, "other_tokens" [B, T] int32, 0 for padding, "label" [B] int32 and "row_weights"
+        [B] float32, 0 for padding.
+      rngs: stream `dropout`; None means evaluation.
+      label_smoothing: see `summed_cross_entropy`.
+
+    Returns:
+      What `summed_cross_entropy` gives for rows; `num_tokens` counts those read.
+    """
+    sides = [batch[name] for name in _ARRAYS if name in batch]
+    output = summed_cross_entropy(
+        model(*sides, rngs=rngs), batch["label"], batch["row_weights"], label_smoothing=label_smoothing
+    )
+    return output._replace(num_tokens=(jnp.stack(sides) != 0).sum(dtype=jnp.float32))
+
+
+def predict_labels(model: Any, batch: dict[str, Array]) -> Int[Array, " B"]:
+    """The id of each row's likeliest label; for `TrainedModel.predict`."""
+    return model(*(batch[name] for name in _ARRAYS if name in batch)).argmax(axis=-1)

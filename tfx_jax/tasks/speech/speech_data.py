@@ -1,0 +1,170 @@
+"""Utterances to recognise: built-in synthetic speech, frames that sound like characters."""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol, cast
+
+import numpy as np
+
+from tfx_jax.data.sources.splits import SPLITS, Split
+from tfx_jax.errors import UserError
+from tfx_jax.fields import at_least, documented, one_of
+from tfx_jax.models.config import ModelConfig
+from tfx_jax.models.san_ctc import SanCTCConfig
+from tfx_jax.tasks.files import check_batch
+
+_TEMPLATE_FRAMES = 6
+
+
+class Utterance(NamedTuple):
+    """What was said.
+
+    Attributes:
+      frames: features of the sound, float32 [T, F], or its samples, int16 [T, samples of a frame].
+      transcript: the characters.
+    """
+
+    frames: np.ndarray
+    transcript: str
+
+
+class Utterances(Protocol):
+    """Random access to utterances; what is said, and in how many frames, is known before a sound is made or read."""
+
+    @property
+    def characters(self) -> str:
+        """What transcripts are made of, each once."""
+        ...
+
+    @property
+    def lengths(self) -> np.ndarray:
+        """Frames of each utterance, [number of utterances] int."""
+        ...
+
+    @property
+    def transcripts(self) -> Sequence[str]:
+        """What is said in each utterance."""
+        ...
+
+    def __len__(self) -> int:
+        """The number of utterances."""
+        ...
+
+    def __getitem__(self, index: int) -> Utterance:
+        """The utterance with this index."""
+        ...
+
+
+@documented
+@dataclasses.dataclass
+class SpeechData:
+    """Which utterances there are, and how much of them makes a batch.
+
+    The synthetic ones are made when they are asked for: a character is a template of six random frames, spoken slower
+    or faster, with noise on it; characters are drawn alike, so that there is nothing but the sound to tell them by.
+    """
+
+    dataset: str = one_of(("synthetic",), "synthetic")
+    seed: int = at_least(0, 0)  # of the templates and of all utterances; the training's seed changes none
+    characters: str = "abcdefghijklmnopqrstuvwxyz"
+    num_features: int = at_least(1, 16)  # of a frame
+    num_train: int = at_least(1, 10_000)  # utterances
+    num_heldout: int = at_least(1, 200)  # of the validation split, and of the test split
+    max_characters: int = at_least(1, 8)  # of an utterance, which has at least one
+    min_frames: int = at_least(1, 4)  # of a character
+    max_frames: int = at_least(1, 10)
+    max_silence: int = at_least(0, 6)  # frames before, after and between characters
+    noise: float = at_least(0, 0.5)  # standard deviation, of templates whose numbers have 1
+    max_length: int = at_least(1, 128)  # frames; of a longer utterance the last characters are not said
+    tokens_per_batch: int = at_least(1, 2_048)  # frames of a global batch, padding included
+
+    @property
+    def frame(self) -> tuple[int, type[np.generic]]:
+        """How many numbers a frame of an example has, and of which kind."""
+        return self.num_features, np.float32
+
+    @property
+    def sound(self) -> None:
+        """Frames are what a model hears: there is no sound."""
+        return
+
+    def has_split(self, split: Split) -> bool:
+        """Tells whether there is a split."""
+        return split in SPLITS
+
+    def load(self, split: Split) -> Utterances:
+        """Returns the utterances of a split."""
+        return SyntheticSpeech(self, split)
+
+    def validate(self, model: ModelConfig) -> None:
+        """Checks how fields go together.
+
+        Raises:
+          UserError: if they do not.
+        """
+        check_batch(self, what="utterance")
+        name = "config.task.data"
+        if not self.characters or len({*self.characters}) < len(self.characters):
+            raise UserError(f"{name}.characters must be some, each once, got {self.characters!r}")
+        if self.max_frames < self.min_frames:
+            raise UserError(f"{name}.max_frames={self.max_frames} is less than min_frames={self.min_frames}")
+        if self.max_length < (longest := self.max_frames + 2 * self.max_silence):
+            raise UserError(f"{name}.max_length={self.max_length} may hold no character: {longest} frames are enough")
+        if self.min_frames < (least := 2 * cast(SanCTCConfig, model).subsampling):  # a blank between equal characters
+            raise UserError(
+                f"{name}.min_frames={self.min_frames} must be at least {least}, two steps of the model for a character"
+            )
+
+    def tiny(self) -> None:
+        """Sets a little that is easily learned."""
+        self.dataset, self.characters, self.num_features = "synthetic", "abcd", 8
+        self.num_train, self.num_heldout, self.max_characters, self.noise = 200, 20, 5, 0.2
+        self.min_frames, self.max_frames, self.max_silence = 8, 10, 3
+        self.max_length, self.tokens_per_batch = 64, 512
+
+
+class SyntheticSpeech:
+    """The utterances of a split, of which each depends on the seed, the split and its index alone.
+
+    Attributes:
+      characters: see `Utterances`.
+      templates: what the characters sound like, float32 [characters, 6, F]; the same in every split.
+      lengths: frames of each utterance.
+      transcripts: see `Utterances`.
+    """
+
+    def __init__(self, data: SpeechData, split: Split):
+        """Draws what is said and for how long, but none of the frames."""
+        self._data, self._split, self.characters = data, SPLITS.index(split), data.characters
+        shape = (len(data.characters), _TEMPLATE_FRAMES, data.num_features)
+        self.templates = np.random.default_rng((data.seed, len(SPLITS))).normal(size=shape).astype(np.float32)
+        count = data.num_train if split == "train" else data.num_heldout
+        plans = [self._plan(index) for index in range(count)]
+        self.transcripts = ["".join(data.characters[character] for character in said) for said, _, _ in plans]
+        self.lengths = np.array([parts.sum() for _, parts, _ in plans], np.int64)
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    def __getitem__(self, index: int) -> Utterance:
+        if not 0 <= index < len(self):
+            raise IndexError(index)
+        characters, parts, rng = self._plan(index)
+        data, frames = self._data, np.zeros((parts.sum(), self._data.num_features), np.float32)
+        ends = np.cumsum(parts)
+        for character, end, count in zip(characters, ends[1::2], parts[1::2], strict=True):
+            frames[end - count : end] = self.templates[character, np.arange(count) * _TEMPLATE_FRAMES // count]
+        frames += data.noise * rng.standard_normal(frames.shape, np.float32)
+        return Utterance(frames, self.transcripts[index])
+
+    def _plan(self, index: int) -> tuple[np.ndarray, np.ndarray, np.random.Generator]:
+        """Draws characters, and the frames of silence, character, silence, ..., silence; the noise comes next."""
+        data = self._data
+        rng = np.random.default_rng((data.seed, self._split, index))
+        count = int(rng.integers(1, data.max_characters + 1))
+        characters = rng.integers(len(data.characters), size=count)
+        parts = np.empty(2 * count + 1, np.int64)
+        parts[::2] = rng.integers(data.max_silence + 1, size=count + 1)
+        parts[1::2] = rng.integers(data.min_frames, data.max_frames + 1, size=count)
+        fits = int(np.searchsorted(np.cumsum(parts)[2::2], data.max_length, side="right"))
+        return characters[:fits], parts[: 2 * fits + 1], rng

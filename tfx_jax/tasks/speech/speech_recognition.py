@@ -1,0 +1,319 @@
+"""Speech recognition: frames of sound in, characters out, aligned by nobody (CTC: Graves et al., 2006)."""
+
+import dataclasses
+import functools
+import itertools
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol, cast
+
+import grain
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from flax import nnx
+from jaxtyping import Array, Float, Int
+
+from tfx_jax.data.batching.batches import Batch, BatchSpec, Example, ExampleList, LoaderOptions, train_batches
+from tfx_jax.data.sources.splits import Split, Splits
+from tfx_jax.errors import UserError
+from tfx_jax.fields import MAX_BEAMS, at_least, documented, fraction, within
+from tfx_jax.functional.audio import spec_augment
+from tfx_jax.generation.ctc import BLANK, collapse, prefix_beam_search
+from tfx_jax.metrics.edit_distance import recognition_scores
+from tfx_jax.models.config import MakesModel, ModelConfig, require_kind
+from tfx_jax.nn.attention import ShardAttention
+from tfx_jax.tasks.artifacts import setup_json
+from tfx_jax.tasks.files import few_boundaries
+from tfx_jax.tasks.loss import LossOutput, Metric
+from tfx_jax.tasks.planning import NO_DATA, planned_batch
+from tfx_jax.tasks.prediction import TrainedModel
+from tfx_jax.tasks.speech.recorded_speech import RecordedSpeech, Sound, heard
+from tfx_jax.tasks.speech.speech_data import SpeechData, Utterance, Utterances
+from tfx_jax.tasks.task import Artifacts, EvalResult, MetricInfo, PlannedTask
+
+
+class CTCConfig(MakesModel, Protocol):
+    """The configuration of a model of the kind "ctc"."""
+
+    num_features: int
+
+    def num_steps(self, num_frames: Any) -> Any:
+        """Returns how many steps that many frames become, of a number or of an array of integers."""
+        ...
+
+    def training_flops(self, rows: int, num_frames: int) -> int:
+        """Counts the model FLOPs of a training step, see `tfx_jax.models.flops`."""
+        ...
+
+
+@documented
+@dataclasses.dataclass
+class MaskConfig:
+    """What training hides of utterances, see `tfx_jax.functional.audio`; by default nothing."""
+
+    num_time_masks: int = at_least(0, 0)
+    max_time_share: float = fraction(0.05)  # of a mask over time, in frames of the utterance
+    num_frequency_masks: int = at_least(0, 0)
+    max_frequencies: int = at_least(0, 27)  # of a mask over frequency
+
+
+@documented
+@dataclasses.dataclass
+class SpeechRecognitionConfig:
+    """To write down what is said."""
+
+    data: SpeechData | RecordedSpeech = dataclasses.field(default_factory=SpeechData)
+    masks: MaskConfig = dataclasses.field(default_factory=MaskConfig)
+    beam_size: int = within(1, MAX_BEAMS, 1)  # prefixes that decoding keeps; 1: the labels of the likeliest path
+
+    def validate(self, model: ModelConfig) -> None:
+        """See `tfx_jax.tasks.task.TaskConfig`."""
+        require_kind(model, "ctc", "speech recognition")
+        self.data.validate(model)
+
+    def tiny(self) -> None:
+        """See `tfx_jax.tasks.task.TaskConfig`."""
+        self.data.tiny()
+
+    def splits(self) -> Splits[Utterances]:
+        """Returns the utterances of each split."""
+        return Splits(self.data.has_split, self.data.load)
+
+    def setup(self, model: CTCConfig, splits: Splits[Utterances], artifacts: Artifacts) -> "SpeechRecognitionTask":
+        """See `tfx_jax.tasks.task.TaskConfig`; the model gets the labels and the features that there are."""
+        characters = setup_json(artifacts, "characters.json", lambda: list(splits["train"].characters))
+        return SpeechRecognitionTask(self, self._resized(model, characters), splits, tuple(characters))
+
+    def planned(self, model: CTCConfig, options: LoaderOptions) -> PlannedTask:
+        """See `tfx_jax.tasks.task.TaskConfig`; of recorded speech, with as many labels as the model has."""
+        characters = getattr(self.data, "characters", "?" * max(1, model.vocab_size - 1))
+        size, dtype = self.data.frame
+        batch = planned_batch(
+            self.data,
+            options,
+            dtypes={"frames": dtype, "labels": np.int32},
+            lengths={"labels": self.data.max_characters},
+            sizes={"frames": size},
+            scalars={"num_frames": np.int32, "num_labels": np.int32},
+        )
+        model = self._resized(model, characters)
+        return PlannedTask(SpeechRecognitionTask(self, model, NO_DATA, tuple(characters)), batch)
+
+    def _resized(self, model: CTCConfig, characters: Sequence[str]) -> CTCConfig:
+        """The model with a label for each character and one for none, and the features that there are."""
+        sizes: dict[str, Any] = {"vocab_size": 1 + len(characters), "num_features": self.data.num_features}
+        return dataclasses.replace(cast(Any, model), **sizes)
+
+
+class SpeechRecognitionTask:
+    """Speech recognition with CTC.
+
+    Attributes:
+      characters: that can be written; the label of the first is 1.
+    """
+
+    unit = "frame"
+
+    def __init__(
+        self,
+        config: SpeechRecognitionConfig,
+        model_config: CTCConfig,
+        splits: Splits[Utterances],
+        characters: tuple[str, ...],
+    ):
+        """Takes what `SpeechRecognitionConfig.setup` made."""
+        self.config, self.model_config, self.characters = config, model_config, characters
+        self._splits = splits
+
+    @property
+    def metrics(self) -> tuple[MetricInfo, ...]:
+        """Of recorded speech, whose transcripts have words, first the errors in these."""
+        cer = MetricInfo(
+            "cer", "character error rate", " %", is_loss=True, note="edits over the references' characters"
+        )
+        exact_match = MetricInfo("exact_match", "exact match", " %")
+        if self.config.data.sound is None:
+            return cer, exact_match
+        wer = MetricInfo("wer", "word error rate", " %", is_loss=True, note="edits over words")
+        return wer, cer, exact_match
+
+    def make_model(self, *, shard_attention: ShardAttention | None = None, rngs: nnx.Rngs) -> Any:
+        """See `tfx_jax.tasks.task.Task`."""
+        return self.model_config.make(shard_attention=shard_attention, rngs=rngs)
+
+    @property
+    def batch_spec(self) -> BatchSpec:
+        """How examples become batches: those of similar length together, all with room for as many labels."""
+        data = self.config.data
+        fixed_lengths = {"labels": data.max_characters}
+        return BatchSpec(few_boundaries(data.max_length), data.tokens_per_batch, fixed_lengths=fixed_lengths)
+
+    def train_data(self, options: LoaderOptions) -> grain.IterDataset[Batch]:
+        """See `tfx_jax.tasks.task.Task`; utterances that are too long, or said too fast, are left out.
+
+        Raises:
+          UserError: if that leaves none.
+        """
+        utterances, longest = self._splits["train"], self.config.data.max_length
+        examples, needed = _Examples(self, utterances), np.array([*map(steps_needed, utterances.transcripts)])
+        fits = (examples.lengths <= longest) & (needed <= self.model_config.num_steps(examples.lengths))
+        if not fits.any():
+            raise UserError(
+                f"no training utterance has at most max_length={longest} frames, and as many steps of the model as "
+                f"its transcript takes: the first has {examples.lengths[0]} frames for {utterances.transcripts[0]!r}"
+            )
+        examples.lengths = np.where(fits, examples.lengths, -1)
+        return train_batches(lambda epoch: examples, self.batch_spec, options)
+
+    def encode(self, utterances: Sequence[Utterance] | Utterances) -> list[Example]:
+        """Returns an example for each utterance.
+
+        Raises:
+          UserError: for a character that the training split has not, a transcript that is longer than
+            `max_characters`, or one that no alignment fits into the steps of the model.
+        """
+        number = {character: label for label, character in enumerate(self.characters, BLANK + 1)}
+        return [self._example(utterances[index], number) for index in range(len(utterances))]
+
+    def loss(self, model: Any, batch: dict[str, Array], rngs: nnx.Rngs | None) -> LossOutput:
+        """See `recognition_loss`."""
+        data, masks = self.config.data, self.config.masks
+        if data.sound is not None:
+            batch = batch | {"frames": heard(batch["frames"], batch["num_frames"], data.sound)}
+        if rngs is not None and masks.num_time_masks + masks.num_frequency_masks:
+            options = dataclasses.asdict(masks)
+            frames = spec_augment(batch["frames"], batch["num_frames"], rngs.dropout(), **options)
+            batch = batch | {"frames": frames}
+        return recognition_loss(model, batch, rngs)
+
+    def training_flops(self, shapes: Mapping[str, tuple[int, ...]]) -> int:
+        """See `tfx_jax.tasks.task.Task`."""
+        rows, num_frames, _ = shapes["frames"]
+        return self.model_config.training_flops(rows, num_frames)
+
+    def predict(self, model: TrainedModel, utterances: Sequence[Utterance] | Utterances) -> list[str]:
+        """Returns the transcript that each utterance's likeliest path gives; the true ones are not looked at."""
+        unknown = [Utterance(utterances[index].frames, "") for index in range(len(utterances))]
+        examples, sound = ExampleList(self.encode(unknown), by="frames"), self.config.data.sound
+        if self.config.beam_size == 1:
+            paths = model.predict(functools.partial(predict_path, sound=sound), examples, self.batch_spec)
+            found = [collapse(path) for path in paths]
+        else:
+            scores = model.predict(functools.partial(predict_scores, sound=sound), examples, self.batch_spec)
+            found = [
+                prefix_beam_search(np.array(rows)[:num_steps], self.config.beam_size) for rows, num_steps in scores
+            ]
+        return ["".join(self.characters[label - BLANK - 1] for label in labels) for labels in found]
+
+    def evaluate(self, model: TrainedModel, split: Split = "validation") -> EvalResult:
+        """Writes down every utterance of a split."""
+        utterances = self._splits[split]
+        references = utterances.transcripts
+        scores = recognition_scores(self.predict(model, utterances), references)
+        told = ", ".join(f"{metric.title} {metric.format(getattr(scores, metric.name))}" for metric in self.metrics)
+        values = {metric.name: getattr(scores, metric.name) for metric in self.metrics}
+        return EvalResult(values, f"{told}, {len(references):,} utterances")
+
+    def _example(self, utterance: Utterance, number: Mapping[str, int]) -> Example:
+        frames, transcript = utterance
+        if strange := {*transcript} - number.keys():
+            raise UserError(f"the character {min(strange)!r} is none of the {len(number)} of the training split")
+        if len(transcript) > (most := self.config.data.max_characters):
+            raise UserError(f"a transcript of {len(transcript)} characters is longer than max_characters={most}")
+        labels = np.array([number[character] for character in transcript], np.int32)
+        needed, steps = steps_needed(transcript), self.model_config.num_steps(len(frames))
+        if needed > steps:
+            raise UserError(f"{transcript!r} needs {needed} steps, but {len(frames)} frames are {steps} of the model's")
+        counts = {"num_frames": len(frames), "num_labels": len(labels)}
+        arrays = {name: np.array(value, np.int32) for name, value in counts.items()}
+        return {"frames": frames.astype(self.config.data.frame[1]), "labels": labels} | arrays
+
+
+def steps_needed(transcript: str) -> int:
+    """Steps that the shortest alignment of a transcript takes: a blank stands between equal characters."""
+    return len(transcript) + sum(left == right for left, right in itertools.pairwise(transcript))
+
+
+class _Examples:
+    """The examples of utterances, each made when it is asked for."""
+
+    def __init__(self, task: SpeechRecognitionTask, utterances: Utterances):
+        self._task, self._utterances, self.lengths = task, utterances, utterances.lengths
+
+    def __len__(self) -> int:
+        return len(self._utterances)
+
+    def __getitem__(self, index: int) -> Example:
+        (example,) = self._task.encode([self._utterances[index]])
+        return example
+
+
+def recognition_loss(model: Any, batch: dict[str, Array], rngs: nnx.Rngs | None) -> LossOutput:
+    """Sums the negative log likelihood of transcripts, over all their alignments (Graves et al., 2006, section 4).
+
+    Args:
+      model: of the kind "ctc": `model(frames, num_frames, rngs=...)` gives the logits of the labels at each step, of
+        which 0 is the blank, and `model.config.num_steps(num_frames)` says how many steps count.
+      batch: "frames" [B, T, F] float32, "num_frames" [B] int32, 0 for padding, "labels" [B, N] int32 and "num_labels"
+        [B] int32.
+      rngs: stream `dropout`; None means evaluation.
+
+    Returns:
+      The summed loss in nats and the number of characters as its weight; the metric "utterance_nll", of which the
+      weight is the number of utterances; `num_tokens` counts the frames read. All float32 scalars.
+    """
+    frames, num_frames, labels = batch["frames"], batch["num_frames"], batch["labels"]
+    logits = model(frames, num_frames, rngs=rngs)
+    is_row = num_frames > 0
+    nll = jnp.where(is_row, ctc_nll(logits, model.config.num_steps(num_frames), labels, batch["num_labels"]), 0.0)
+    weight = jnp.where(is_row, batch["num_labels"], 0).sum(dtype=jnp.float32)
+    metrics = {"utterance_nll": Metric(nll.sum(), is_row.sum(dtype=jnp.float32))}
+    return LossOutput(nll.sum(), weight, metrics, num_tokens=num_frames.sum(dtype=jnp.float32))
+
+
+def ctc_nll(
+    logits: Float[Array, "B S V"], num_steps: Int[Array, " B"], labels: Int[Array, "B N"], num_labels: Int[Array, " B"]
+) -> Float[Array, " B"]:
+    """Computes the negative log likelihood of labels over all alignments, by `optax.ctc_loss`.
+
+    Args:
+      logits: unnormalised scores of the labels at each step, of which `BLANK` is one.
+      num_steps: how many steps of each row count.
+      labels: what is said, behind it anything.
+      num_labels: how many labels of each row count. Where no alignment fits into the steps, the value is about 1e5.
+
+    Returns:
+      Nats, float32 [B].
+    """
+    step_padding = jnp.arange(logits.shape[1])[None] >= num_steps[:, None]
+    label_padding = jnp.arange(labels.shape[1])[None] >= num_labels[:, None]
+    labels = jnp.where(label_padding, BLANK, labels)
+    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):  # optax relies on both
+        return optax.ctc_loss(
+            logits, step_padding.astype(jnp.float32), labels, label_padding.astype(jnp.float32), blank_id=BLANK
+        )
+
+
+def predict_path(model: Any, batch: dict[str, Array], *, sound: Sound | None = None) -> Int[Array, "B S"]:
+    """The likeliest label of each step, `BLANK` where there is none; for `TrainedModel.predict`.
+
+    `batch` as for `recognition_loss`, without labels; with a `sound`, frames are of samples.
+    """
+    logits, num_steps = _logits(model, batch, sound)
+    exists = jnp.arange(logits.shape[1])[None] < num_steps[:, None]
+    return jnp.where(exists, logits.argmax(axis=-1), BLANK)
+
+
+def predict_scores(
+    model: Any, batch: dict[str, Array], *, sound: Sound | None = None
+) -> tuple[Float[Array, "B S V"], Int[Array, " B"]]:
+    """The log-probabilities of the labels at each step, and how many steps count; arguments as of `predict_path`."""
+    logits, num_steps = _logits(model, batch, sound)
+    return jax.nn.log_softmax(logits, axis=-1), num_steps
+
+
+def _logits(model: Any, batch: dict[str, Array], sound: Sound | None) -> tuple[Array, Array]:
+    frames, num_frames = batch["frames"], batch["num_frames"]
+    logits = model(frames if sound is None else heard(frames, num_frames, sound), num_frames)
+    return logits, model.config.num_steps(num_frames)

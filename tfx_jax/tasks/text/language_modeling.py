@@ -1,0 +1,185 @@
+"""Language modeling: a model reads a text and predicts every token from those before it (Radford et al., 2018)."""
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import grain
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from jaxtyping import Array
+
+from tfx_jax.data.batching.batches import Batch, BatchSpec, ExampleSource, LoaderOptions, train_batches
+from tfx_jax.data.batching.packing import PackedDocuments, TokenBlocks
+from tfx_jax.data.sources.documents import TextDocuments, encode_documents
+from tfx_jax.data.sources.splits import Split, Splits
+from tfx_jax.data.tokenizers.hf_tokenizer import HFTokenizer
+from tfx_jax.fields import at_least, documented, fraction
+from tfx_jax.models.config import DecoderConfig, ModelConfig, require_kind
+from tfx_jax.nn.attention import ShardAttention
+from tfx_jax.tasks.loss import LossOutput, summed_cross_entropy
+from tfx_jax.tasks.planning import NO_DATA, planned_batch
+from tfx_jax.tasks.prediction import TrainedModel
+from tfx_jax.tasks.task import Artifacts, EvalResult, PlannedTask
+from tfx_jax.tasks.text.next_token import PERPLEXITY_METRICS, perplexity_result, setup_gpt_tokenizer, token_stream
+from tfx_jax.tasks.text.text_data import TextData
+
+
+@documented
+@dataclasses.dataclass
+class LanguageModelConfig:
+    """To predict every next token of plain text."""
+
+    data: TextData = dataclasses.field(default_factory=TextData)
+    is_packed: bool = False  # whether documents share a row without seeing each other; or all are one stream
+    label_smoothing: float = fraction(0.0)
+    z_loss: float = at_least(0, 0.0)  # weight of log^2 Z in the loss of a token; PaLM has 1e-4
+
+    def validate(self, model: ModelConfig) -> None:
+        """See `tfx_jax.tasks.task.TaskConfig`."""
+        require_kind(model, "decoder", "language modeling")
+        self.data.validate(model)
+
+    def tiny(self) -> None:
+        """See `tfx_jax.tasks.task.TaskConfig`."""
+        self.data.tiny()
+
+    def splits(self) -> Splits[TextDocuments]:
+        """Returns the documents of each split."""
+        return Splits(self.data.has_split, self.data.load)
+
+    def setup(self, model: DecoderConfig, splits: Splits[TextDocuments], artifacts: Artifacts) -> "LanguageModelTask":
+        """See `tfx_jax.tasks.task.TaskConfig`."""
+        kind = self.data.tokenizer
+        tokenizer, model = setup_gpt_tokenizer(artifacts, model, lambda: splits["train"].to_train(kind), kind=kind)
+        return LanguageModelTask(self, model, splits, tokenizer)
+
+    def planned(self, model: DecoderConfig, options: LoaderOptions) -> PlannedTask:
+        """See `tfx_jax.tasks.task.TaskConfig`."""
+        names = ("inputs", "targets", "segment_ids", "positions") if self.is_packed else ("inputs", "targets")
+        dtypes = dict.fromkeys(names, np.int32) | {"weights": np.float32}
+        batch = planned_batch(self.data, options, dtypes=dtypes)
+        return PlannedTask(LanguageModelTask(self, model, NO_DATA, NO_DATA), batch)
+
+
+class LanguageModelTask:
+    """Language modeling on a text, of which a stream is cut into rows at other places in each epoch.
+
+    Documents that are packed are so once.
+
+    Attributes:
+      tokenizer: turns text into tokens.
+    """
+
+    metrics = PERPLEXITY_METRICS
+    unit = "token"
+
+    def __init__(
+        self,
+        config: LanguageModelConfig,
+        model_config: DecoderConfig,
+        splits: Splits[TextDocuments],
+        tokenizer: HFTokenizer,
+    ):
+        """Takes what `LanguageModelConfig.setup` made."""
+        self.config, self.model_config, self.tokenizer = config, model_config, tokenizer
+        self._splits = splits
+        self._eval_examples: dict[Split, ExampleSource] = {}
+
+    def make_model(self, *, shard_attention: ShardAttention | None = None, rngs: nnx.Rngs) -> Any:
+        """See `tfx_jax.tasks.task.Task`."""
+        return self.model_config.make(shard_attention=shard_attention, rngs=rngs)
+
+    @property
+    def batch_spec(self) -> BatchSpec:
+        """How examples become batches: all are equally long."""
+        return BatchSpec((self.config.data.max_length,), self.config.data.tokens_per_batch)
+
+    def train_data(self, options: LoaderOptions) -> grain.IterDataset[Batch]:
+        """See `tfx_jax.tasks.task.Task`."""
+        return train_batches(self.make_epochs(options.seed), self.batch_spec, options)
+
+    def make_epochs(self, seed: int) -> Callable[[int], ExampleSource]:
+        """Returns the training examples by the number of the epoch: a stream cut elsewhere, or packed rows."""
+        length = self.config.data.max_length
+        if self.config.is_packed:
+            documents = encode_documents(self.tokenizer, self._splits["train"], eos_id=self.tokenizer.eos_id)
+            rows = PackedDocuments(*documents, length, pad_id=0, min_tokens=2)  # an end alone teaches nothing
+            return lambda epoch: rows
+        stream = self._stream("train")
+
+        def cut(epoch: int) -> TokenBlocks:
+            start = int(np.random.default_rng((seed, epoch)).integers(length)) if epoch else 0
+            return TokenBlocks(stream[min(start, max(len(stream) - length - 1, 0)) :], length)
+
+        cut(0)  # a text that is too short is an error now, not in a thread
+        return cut
+
+    def loss(self, model: Any, batch: dict[str, Array], rngs: nnx.Rngs | None) -> LossOutput:
+        """See `language_model_loss`."""
+        config = self.config
+        return language_model_loss(
+            model, batch, rngs, label_smoothing=config.label_smoothing, z_loss_weight=config.z_loss
+        )
+
+    def training_flops(self, shapes: Mapping[str, tuple[int, ...]]) -> int:
+        """See `tfx_jax.tasks.task.Task`."""
+        rows, length = shapes["inputs"]
+        return self.model_config.training_flops(rows, length, num_predicted=length)
+
+    def eval_examples(self, split: Split) -> ExampleSource:
+        """Returns every token of a split in rows of `max_length`: the first of a row is predicted from one other.
+
+        They are made once, and the same whatever the seed of the training.
+        """
+        if split not in self._eval_examples:
+            self._eval_examples[split] = TokenBlocks(self._stream(split), self.config.data.max_length, pad_id=0)
+        return self._eval_examples[split]
+
+    def predict_metrics(self, model: Any, batch: dict[str, Array]) -> dict[str, Any]:
+        """Returns the metrics that the loss gives without dropout."""
+        return self.loss(model, batch, None).metrics
+
+    def evaluate(self, model: TrainedModel, split: Split = "validation") -> EvalResult:
+        """Scores every token of a text but the first."""
+        nll = model.sum_metrics(self.predict_metrics, self.eval_examples(split), self.batch_spec)["nll"]
+        return perplexity_result(nll)
+
+    def _stream(self, split: Split) -> np.ndarray:
+        return token_stream(self.tokenizer, self._splits[split], documents=self.config.data.documents)
+
+
+def language_model_loss(
+    model: Any,
+    batch: dict[str, Array],
+    rngs: nnx.Rngs | None,
+    *,
+    label_smoothing: float = 0.0,
+    z_loss_weight: float = 0.0,
+) -> LossOutput:
+    """Sums the cross entropy of the tokens that follow (Radford et al., 2018, equation 1).
+
+    Args:
+      model: of the kind "decoder": `model(inputs, positions=..., segment_ids=..., rngs=...)` gives the logits of what
+        follows each token.
+      batch: "inputs" and "targets" [B, T] int32, "weights" [B, T] float32, and for packed documents "segment_ids" and
+        "positions" [B, T] int32, as in `tfx_jax.data.batching.packing`. Padding of weight 0 stands behind the tokens
+        or has
+        segment 0.
+      rngs: stream `dropout`; None means evaluation.
+      label_smoothing: see `summed_cross_entropy`.
+      z_loss_weight: see `summed_cross_entropy`.
+
+    Returns:
+      What `summed_cross_entropy` gives; with segments, `num_tokens` counts those read: the last of a document predicts
+      nothing.
+    """
+    segment_ids = batch.get("segment_ids")
+    logits = model(batch["inputs"], positions=batch.get("positions"), segment_ids=segment_ids, rngs=rngs)
+    output = summed_cross_entropy(
+        logits, batch["targets"], batch["weights"], label_smoothing=label_smoothing, z_loss_weight=z_loss_weight
+    )
+    if segment_ids is None:
+        return output
+    return output._replace(num_tokens=(segment_ids != 0).sum(dtype=jnp.float32))

@@ -1,0 +1,325 @@
+"""Constituency parsing as translation: a sentence in, its tree out (Vinyals et al., 2015; Vaswani et al., 2017).
+
+"Grammar as a Foreign Language" (https://arxiv.org/abs/1412.7449) and section 6.3 of "Attention Is All You Need". The
+source is words, as subwords; the target is the linearised tree, of whose symbols each is one token, behind those of the
+words in the one vocabulary that the model has. What a model writes is repaired until it is a tree over exactly these
+words, and how often that was necessary is a metric.
+"""
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar, cast
+
+import grain
+import numpy as np
+from flax import nnx
+from jaxtyping import Array
+
+from tfx_jax.data.batching.batches import Batch, BatchSpec, Example, ExampleList, LoaderOptions, train_batches
+from tfx_jax.data.sources.lines import is_blank, list_of_texts
+from tfx_jax.data.sources.splits import Split, Splits
+from tfx_jax.data.sources.trees import Parse, Tree, delinearise, linearise, read_trees, split_words, write_tree
+from tfx_jax.data.tokenizers.hf_tokenizer import HFTokenizer
+from tfx_jax.errors import UserError
+from tfx_jax.fields import at_least, documented, fraction, one_of
+from tfx_jax.generation.decoding import BeamSearch, DecodingConfig
+from tfx_jax.metrics.brackets import bracket_scores
+from tfx_jax.models.config import EncoderDecoderConfig, ModelConfig, require_kind
+from tfx_jax.nn.attention import ShardAttention
+from tfx_jax.synthetic.grammar import grammar_trees
+from tfx_jax.tasks.artifacts import check_special_ids, setup_json, setup_tokenizer
+from tfx_jax.tasks.files import GRAMMAR_SIZES, check_batch, few_boundaries, has_file, split_paths
+from tfx_jax.tasks.loss import LossOutput
+from tfx_jax.tasks.planning import NO_DATA, planned_batch
+from tfx_jax.tasks.prediction import TrainedModel
+from tfx_jax.tasks.shortened import warn_shortened
+from tfx_jax.tasks.task import Artifacts, EvalResult, MetricInfo, PlannedTask
+from tfx_jax.tasks.text.answers import Prediction
+from tfx_jax.tasks.text.translation import Translator, check_output_length, pair_flops, translation_loss
+
+_SEARCH_TOKENS = 8_192  # source positions times beams of a batch that is searched: as many as a beam of 4 translates
+
+
+@documented
+@dataclasses.dataclass
+class TreeData:
+    """Where trees come from, and how much of them makes an example and a batch."""
+
+    dataset: str = one_of(("grammar", "files"), "grammar")  # the grammar is built in
+    # files: the folder of those below, of which each may be several: "a.txt,b.txt", or "part-*.txt" in their order
+    data_dir: str = ""
+    train_file: str = ""  # trees, "(TOP (S (NP (DT a) ...", plain or .gz, without function tags
+    validation_file: str = ""
+    test_file: str = ""
+    tokenizer: str = one_of(("sentencepiece", "words", "characters"), "sentencepiece")  # of the words
+    # Tokens of a sentence or of its tree, the end included. Longer training trees are left out; a longer sentence is
+    # not read when parsed: its tree is flat, and is scored as that.
+    max_length: int = at_least(2, 256)
+    tokens_per_batch: int = at_least(1, 4_096)  # positions of each side of a global batch, padding included
+
+    def has_split(self, split: Split) -> bool:
+        """Tells whether the configuration names a split."""
+        return has_file(self, split)
+
+    def load(self, split: Split) -> Sequence[Tree]:
+        """Reads a split.
+
+        Raises:
+          UserError: if it cannot be read.
+        """
+        if self.dataset == "grammar":
+            return grammar_trees(split, GRAMMAR_SIZES[split])
+        return [tree for path in split_paths(self, split) for tree in read_trees(path)]
+
+    def tiny(self) -> None:
+        """Sets a little built-in treebank."""
+        self.dataset, self.max_length, self.tokens_per_batch = "grammar", 64, 512
+
+
+@documented
+@dataclasses.dataclass
+class ParsingConfig:
+    """To write the constituency tree of a sentence; the search is the paper's (section 6.3)."""
+
+    data: TreeData = dataclasses.field(default_factory=TreeData)
+    write_tags: bool = False  # whether the tree has the tags of its words, or XX for each, as in the papers
+    label_smoothing: float = fraction(0.1)
+    z_loss: float = at_least(0, 0.0)  # weight of log^2 Z in the loss of a token
+    decoding: DecodingConfig = dataclasses.field(
+        default_factory=lambda: DecodingConfig(beam_size=21, length_penalty=0.3, extra_length=300)
+    )
+
+    def validate(self, model: ModelConfig) -> None:
+        """See `tfx_jax.tasks.task.TaskConfig`."""
+        require_kind(model, "encoder_decoder", "parsing")
+        check_batch(self.data, what="tree")
+        check_output_length(model, self.data.max_length, self.decoding, what="tree")
+
+    def tiny(self) -> None:
+        """See `tfx_jax.tasks.task.TaskConfig`."""
+        self.data.tiny()
+        self.decoding.beam_size, self.decoding.extra_length = 2, 16
+
+    def splits(self) -> Splits[Sequence[Tree]]:
+        """Returns the trees of each split."""
+        return Splits(self.data.has_split, self.data.load)
+
+    def setup(self, model: EncoderDecoderConfig, splits: Splits[Sequence[Tree]], artifacts: Artifacts) -> "ParsingTask":
+        """See `tfx_jax.tasks.task.TaskConfig`. The tokens of symbols come on top of `model.vocab_size`.
+
+        A model to start from keeps its tokens: what they mean is the same if its training trees had the same symbols.
+
+        Raises:
+          UserError: also if the model to start from has no tokens left for the symbols.
+        """
+        tokenizer, model = setup_tokenizer(
+            artifacts,
+            model,
+            lambda: (" ".join(tree.words) for tree in splits["train"]),
+            kind=self.data.tokenizer,
+            family="marian",
+        )
+        check_special_ids(model, tokenizer, artifacts)
+        symbols = setup_json(
+            artifacts,
+            "symbols.json",
+            lambda: sorted({symbol for tree in splits["train"] for symbol in self.target(tree)}),
+        )
+        size = tokenizer.vocab_size + len(symbols)
+        if artifacts.starts_from_model and model.vocab_size < size:
+            raise UserError(
+                f"config.init_from names a model of {model.vocab_size} tokens, but {tokenizer.vocab_size} of words and "
+                f"{len(symbols)} symbols of trees make {size}: start from a model that was trained to parse"
+            )
+        if not artifacts.starts_from_model:
+            model = dataclasses.replace(cast(Any, model), vocab_size=size)
+        return ParsingTask(self, model, splits, tokenizer, symbols)
+
+    def planned(self, model: EncoderDecoderConfig, options: LoaderOptions) -> PlannedTask:
+        """See `tfx_jax.tasks.task.TaskConfig`."""
+        batch = planned_batch(self.data, options, dtypes=dict.fromkeys(("source", "target"), np.int32))
+        return PlannedTask(ParsingTask(self, model, NO_DATA, NO_DATA, []), batch)
+
+    def target(self, tree: Tree) -> list[str]:
+        """Returns the symbols that are written for a tree."""
+        return linearise(tree, with_tags=self.write_tags)
+
+
+class ParsingTask:
+    """Parsing with an encoder and a decoder.
+
+    Attributes:
+      tokenizer: turns words into tokens.
+      symbols: of the training trees; their tokens follow those of the tokenizer.
+    """
+
+    metrics = (
+        MetricInfo("f1", "bracket F1", " %", note="as EVALB counts with COLLINS.prm"),
+        MetricInfo("precision", "precision", " %"),
+        MetricInfo("recall", "recall", " %"),
+        MetricInfo("exact_match", "exact match", " %", digits=1),
+        MetricInfo("repaired", "repaired trees", " %", is_loss=True),
+    )
+    unit = "target token"
+
+    def __init__(
+        self,
+        config: ParsingConfig,
+        model_config: EncoderDecoderConfig,
+        splits: Splits[Sequence[Tree]],
+        tokenizer: HFTokenizer,
+        symbols: Sequence[str],
+    ):
+        """Takes what `ParsingConfig.setup` made."""
+        self.config, self.model_config, self.tokenizer, self.symbols = config, model_config, tokenizer, symbols
+        self._splits = splits
+        self._parser: SentenceParser | None = None
+
+    def make_model(self, *, shard_attention: ShardAttention | None = None, rngs: nnx.Rngs) -> Any:
+        """See `tfx_jax.tasks.task.Task`."""
+        return self.model_config.make(shard_attention=shard_attention, rngs=rngs)
+
+    @property
+    def batch_spec(self) -> BatchSpec:
+        """How examples become batches: those of similar length together."""
+        data, pad_id = self.config.data, cast(int, self.tokenizer.pad_id)
+        return BatchSpec(few_boundaries(data.max_length), data.tokens_per_batch, {"source": pad_id, "target": pad_id})
+
+    def train_data(self, options: LoaderOptions) -> grain.IterDataset[Batch]:
+        """See `tfx_jax.tasks.task.Task`.
+
+        Raises:
+          UserError: if all trees are too long.
+        """
+        encoded, limit = self.encode(self._splits["train"]), self.config.data.max_length
+        examples = ExampleList(encoded, by="target")
+        lengths = np.array([max(map(len, example.values())) for example in encoded])
+        if lengths.min() > limit:
+            raise UserError(f"no training tree has at most {limit} tokens: raise config.task.data.max_length")
+        examples.lengths = np.where(lengths <= limit, lengths, -1)
+        return train_batches(lambda epoch: examples, self.batch_spec, options, num_examples=len(encoded))
+
+    def encode(self, trees: Sequence[Tree]) -> list[Example]:
+        """Returns trees as {"source" [S], "target" [T]}, int32, each side with its end.
+
+        Raises:
+          UserError: for a symbol that the training split has not.
+        """
+        eos_id = cast(int, self.tokenizer.eos_id)
+        ids = {symbol: token for token, symbol in enumerate(self.symbols, start=self.tokenizer.vocab_size)}
+        sources = self.tokenizer.encode_batch([" ".join(tree.words) for tree in trees])
+        targets = [self.config.target(tree) for tree in trees]
+        for symbol in (symbol for target in targets for symbol in target):
+            if symbol not in ids:
+                raise UserError(f"the symbol {symbol!r} of a tree is none of the {len(ids)} of the training split")
+        return [
+            {
+                "source": np.array([*source, eos_id], np.int32),
+                "target": np.array([*map(ids.__getitem__, target), eos_id], np.int32),
+            }
+            for source, target in zip(sources, targets, strict=True)
+        ]
+
+    def loss(self, model: Any, batch: dict[str, Array], rngs: nnx.Rngs | None) -> LossOutput:
+        """See `translation_loss`."""
+        config = self.config
+        return translation_loss(model, batch, rngs, label_smoothing=config.label_smoothing, z_loss_weight=config.z_loss)
+
+    def training_flops(self, shapes: Mapping[str, tuple[int, ...]]) -> int:
+        """See `tfx_jax.tasks.task.Task`."""
+        return pair_flops(self.model_config, shapes)
+
+    def translator(
+        self,
+        graphdef: nnx.GraphDef[Any],
+        *,
+        beam_size: int | None = None,
+        length_penalty: float | None = None,
+        int8: bool = False,
+        on_batch: Callable[[int], object] | None = None,
+    ) -> "SentenceParser":
+        """Makes what parses with the search of the configuration, or with another; see `TranslationTask.translator`."""
+        decoding, max_length = self.config.decoding, self.config.data.max_length
+        beam_size = decoding.beam_size if beam_size is None else beam_size
+        translator = Translator(
+            graphdef,
+            self.tokenizer,
+            search=BeamSearch(beam_size, decoding.length_penalty if length_penalty is None else length_penalty),
+            extra_length=decoding.extra_length,
+            max_source_length=max_length,
+            tokens_per_batch=max(max_length, _SEARCH_TOKENS // beam_size),
+            int8=int8,
+            on_batch=on_batch,
+        )
+        return SentenceParser(translator, self.symbols, max_length=max_length)
+
+    def parse(self, model: TrainedModel, sentences: Sequence[str]) -> list[Parse]:
+        """Parses sentences, words with spaces between them; several processes share them, and each gets all."""
+        if self._parser is None:  # it keeps what it compiles
+            self._parser = self.translator(model.graphdef)
+        parser = self._parser
+        return model.share(lambda lines: parser.parse(model.params, lines), sentences)
+
+    def predict(self, model: TrainedModel, sentences: Sequence[str]) -> list[str]:
+        """Returns the trees of sentences as text, a line for each."""
+        return [write_tree(parse.tree) for parse in self.parse(model, sentences)]
+
+    inputs = ("sentence",)
+    empty_answer: ClassVar[Prediction] = {"tree": ""}
+
+    def answer(self, model: TrainedModel, rows: Sequence[Sequence[str]]) -> list[Prediction]:
+        """Parses each sentence, whose words have spaces between them."""
+        return [{"tree": tree} for tree in self.predict(model, [row[0] for row in rows])]
+
+    def evaluate(self, model: TrainedModel, split: Split = "validation") -> EvalResult:
+        """Parses every sentence of a split."""
+        trees = self._splits[split]
+        return self.score(self.parse(model, [" ".join(tree.words) for tree in trees]), trees)
+
+    def score(self, parses: Sequence[Parse], trees: Sequence[Tree]) -> EvalResult:
+        """Scores parses of the sentences of trees."""
+        scores = bracket_scores([parse.tree for parse in parses], trees)
+        repaired = 100 * sum(parse.is_repaired for parse in parses) / len(parses)
+        return EvalResult(
+            {**{metric.name: getattr(scores, metric.name) for metric in self.metrics[:-1]}, "repaired": repaired},
+            f"bracket F1 {scores.f1:.2f} %, precision {scores.precision:.2f} %, recall {scores.recall:.2f} %, exact "
+            f"match {scores.exact_match:.1f} %, {repaired:.1f} % of {len(parses):,} trees repaired",
+        )
+
+
+class SentenceParser:
+    """Parses sentences; compiles once for each batch shape."""
+
+    def __init__(self, translator: Translator, symbols: Sequence[str], *, max_length: int):
+        """Takes what writes tokens.
+
+        Args:
+          translator: reads sentences, and gives tokens.
+          symbols: whose tokens follow those of its tokenizer.
+          max_length: sentences of more tokens, the end included, are not read.
+        """
+        self._translator, self._symbols, self._max_length = translator, symbols, max_length
+
+    def __call__(self, params: Any, lines: Sequence[str]) -> list[str]:
+        """Returns the tree of each line as text; an empty one stays empty."""
+        return [write_tree(parse.tree) for parse in self.parse(params, lines)]
+
+    def parse(self, params: Any, lines: Sequence[str]) -> list[Parse]:
+        """Parses each line; the tree of one that is too long is flat, which counts as repaired."""
+        sentences = [[] if is_blank(line) else split_words(line) for line in list_of_texts(lines, "lines")]
+        texts = [" ".join(words) for words in sentences]
+        encoded = self._translator.tokenizer.encode_batch(texts)
+        warn_shortened(encoded, self._max_length - 1, what="sentences", effect="they are not read and get flat trees")
+        lengths = map(len, encoded)
+        read = [text if length < self._max_length else "" for text, length in zip(texts, lengths, strict=True)]
+        outputs = self._translator.translate_ids(params, read)
+        eos_id = self._translator.tokenizer.eos_id
+        return [
+            delinearise([self._symbol(token) for token in ids if token != eos_id], words)
+            for words, ids in zip(sentences, outputs, strict=True)
+        ]
+
+    def _symbol(self, token: int) -> str:
+        """What a token says of a tree: nothing, if it is one of words."""
+        place = token - self._translator.tokenizer.vocab_size
+        return self._symbols[place] if 0 <= place < len(self._symbols) else ""

@@ -1,0 +1,502 @@
+"""Extractive question answering (SQuAD): windows over long contexts, answer spans, exact match and F1."""
+
+import dataclasses
+import functools
+import itertools
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, ClassVar, NamedTuple, cast
+
+import grain
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from jaxtyping import Array, Bool, Float, Int
+
+from tfx_jax.data.batching.batches import Batch, BatchSpec, Example, ExampleList, LoaderOptions, train_batches
+from tfx_jax.data.objectives.next_sentence import NUM_PAIR_SPECIALS, pair_inputs
+from tfx_jax.data.sources.splits import Split, Splits
+from tfx_jax.data.sources.squad import Answer, Question, read_questions
+from tfx_jax.data.tokenizers.hf_tokenizer import HFTokenizer
+from tfx_jax.errors import UserError
+from tfx_jax.fields import at_least, documented, one_of
+from tfx_jax.metrics.answers import answer_scores, character_exact_match, character_f1
+from tfx_jax.models.bert import BertConfig, BertQuestionAnswering
+from tfx_jax.models.config import ModelConfig, require_kind
+from tfx_jax.nn.attention import ShardAttention
+from tfx_jax.synthetic.grammar import grammar_questions
+from tfx_jax.tasks.files import GRAMMAR_SIZES, check_files, few_boundaries, has_file, split_paths
+from tfx_jax.tasks.loss import LossOutput, Metric, is_first_choice, summed_cross_entropy
+from tfx_jax.tasks.planning import NO_DATA, planned_batch
+from tfx_jax.tasks.prediction import TrainedModel
+from tfx_jax.tasks.shortened import warn_shortened
+from tfx_jax.tasks.task import Artifacts, EvalResult, MetricInfo, PlannedTask
+from tfx_jax.tasks.text.answers import Prediction
+from tfx_jax.tasks.text.bert_examples import setup_bert_tokenizer
+
+NO_ANSWER = 0  # the position of [CLS], the target of a window without the answer
+
+
+class Windows(NamedTuple):
+    """A question with W stretches of its context, each laid out as [CLS] question [SEP] context [SEP].
+
+    Attributes:
+      ids: tokens, [W, L] int32.
+      token_types: 0 for the question, 1 for the context and 0 for padding, [W, L] int32.
+      context_mask: where tokens of the context stand, [W, L] bool.
+      starts: which token of the context is the first of each window, [W] int32.
+      offset: at which position of a window its first token of the context stands.
+    """
+
+    ids: np.ndarray
+    token_types: np.ndarray
+    context_mask: np.ndarray
+    starts: np.ndarray
+    offset: int
+
+
+class Spans(NamedTuple):
+    """The best span of each row.
+
+    Attributes:
+      first: position of its first token, [B] int32.
+      last: position of its last token, not before `first`, [B] int32.
+      score: sum of both logits, [B] float32; -inf if the row has no context, and `first` and `last` mean nothing then.
+    """
+
+    first: Int[Array, "B"]
+    last: Int[Array, "B"]
+    score: Float[Array, "B"]
+
+
+def context_windows(
+    question: Sequence[int],
+    context: Sequence[int],
+    *,
+    max_length: int,
+    stride: int,
+    cls_id: int,
+    sep_id: int,
+    pad_id: int,
+    max_question_length: int = 64,
+) -> Windows:
+    """Lays a question out with as many windows of its context as it takes to show every token.
+
+    Args:
+      question: tokens; those beyond `max_question_length` are cut off.
+      context: tokens.
+      max_length: L, of a window; BERT takes 384.
+      stride: how many tokens of the context a window begins after the one before; BERT takes 128. If fewer fit into a
+        window, it is as many as fit.
+      cls_id: of [CLS].
+      sep_id: of [SEP].
+      pad_id: of padding.
+      max_question_length: in tokens.
+
+    Raises:
+      ValueError: if no token of the context fits beside the question, or the stride is not positive.
+    """
+    question = question[:max_question_length]
+    room = max_length - len(question) - NUM_PAIR_SPECIALS
+    if room < 1 or stride < 1:
+        raise ValueError(f"max_length={max_length} leaves {room} tokens for the context, with a stride of {stride}")
+    step = min(stride, room)
+    starts = range(0, max(1, len(context) - room + step), step)
+    rows = [
+        pair_inputs(
+            question, context[start : start + room], max_length=max_length, cls_id=cls_id, sep_id=sep_id, pad_id=pad_id
+        )
+        for start in starts
+    ]
+    ids, token_types = (np.stack(side) for side in zip(*rows, strict=True))
+    offset = len(question) + 2
+    shown = np.array([[min(len(context) - start, room)] for start in starts])
+    positions = np.arange(max_length) - offset
+    context_mask = (positions >= 0) & (positions < shown)
+    return Windows(ids, token_types, context_mask, np.array(starts, np.int32), offset)
+
+
+def answer_positions(windows: Windows, first: int, last: int) -> tuple[np.ndarray, np.ndarray]:
+    """Where an answer stands in each window.
+
+    Args:
+      windows: of its context.
+      first: token of the context with which the answer begins.
+      last: token with which it ends.
+
+    Returns:
+      Positions of both tokens, each [W] int32; NO_ANSWER for both where the window does not show the whole answer.
+    """
+    shown = windows.context_mask.sum(axis=1)
+    inside = (first >= windows.starts) & (last < windows.starts + shown)
+    begin, end = (np.where(inside, token - windows.starts + windows.offset, NO_ANSWER) for token in (first, last))
+    return begin.astype(np.int32), end.astype(np.int32)
+
+
+def best_answer(windows: Windows, spans: Spans) -> tuple[int, int] | None:
+    """The highest scoring span of all windows of a question, in tokens of its context.
+
+    Args:
+      windows: W of them.
+      spans: the best span of each, from `best_spans`.
+
+    Returns:
+      Its first and its last token, or None if no window shows any token of the context.
+    """
+    scores = np.asarray(spans.score)
+    window = int(scores.argmax())
+    if scores[window] == -np.inf:
+        return None
+    shift = int(windows.starts[window]) - windows.offset
+    return int(spans.first[window]) + shift, int(spans.last[window]) + shift
+
+
+def token_span(offsets: np.ndarray, begin: int, end: int) -> tuple[int, int]:
+    """The tokens that cover some characters.
+
+    Args:
+      offsets: the first character of each token and the one behind its last, [T, 2] int, in order.
+      begin: first of the characters.
+      end: the one behind the last.
+
+    Returns:
+      The first and the last token that share a character with them.
+
+    Raises:
+      ValueError: if none does.
+
+    >>> token_span(np.array([[0, 3], [3, 8], [9, 12]]), 4, 10)
+    (1, 2)
+    """
+    shared = np.flatnonzero((offsets[:, 0] < end) & (offsets[:, 1] > begin))
+    if not shared.size:
+        raise ValueError(f"no token covers characters {begin} to {end}")
+    return int(shared[0]), int(shared[-1])
+
+
+def text_of_span(context: str, offsets: np.ndarray, first: int, last: int) -> str:
+    """The characters that some tokens cover, without white space at the ends; `offsets` as for `token_span`.
+
+    >>> text_of_span("ein rotes Haus", np.array([[0, 3], [3, 9], [9, 14]]), 1, 2)
+    'rotes Haus'
+    """
+    return context[offsets[first, 0] : offsets[last, 1]].strip()
+
+
+Questions = Sequence[Question]
+
+
+@documented
+@dataclasses.dataclass
+class QuestionData:
+    """Where questions on texts come from, and how much of them makes an example and a batch."""
+
+    dataset: str = one_of(("grammar", "files"), "grammar")  # the grammar is built in
+    # files: the folder of those below, of which each may be several: "a.txt,b.txt", or "part-*.txt" in their order
+    data_dir: str = ""
+    train_file: str = ""  # SQuAD's format
+    validation_file: str = ""
+    test_file: str = ""
+    scoring: str = one_of(("words", "characters"), "words")  # as SQuAD compares answers, or as JaQuAD does
+    tokenizer: str = "wordpiece"  # or another of `tfx_jax.data.tokenizers.train.KINDS`; without effect with init_from
+    max_length: int = at_least(1, 384)  # tokens of a window: question, a stretch of the context and special ones
+    max_answer_length: int = at_least(1, 30)  # tokens
+    tokens_per_batch: int = at_least(1, 12_288)  # positions of a global batch, padding included
+
+    def has_split(self, split: Split) -> bool:
+        """Tells whether the configuration names a split."""
+        return has_file(self, split)
+
+    def load(self, split: Split) -> Questions:
+        """Reads the questions of a split with their contexts and answers.
+
+        Raises:
+          UserError: if it cannot be read.
+        """
+        if self.dataset == "grammar":
+            return grammar_questions(split, GRAMMAR_SIZES[split])
+        return read_questions(*split_paths(self, split))
+
+    def score(self, answers: Mapping[str, str], questions: Questions) -> EvalResult:
+        """Scores answers by the name of their question; of several right answers the nearest counts."""
+        by_characters: dict[str, Any] = {"exact_match_fn": character_exact_match, "f1_fn": character_f1}
+        exact_match, f1 = answer_scores(
+            answers,
+            {question.name: [answer.text for answer in question.answers] for question in questions},
+            **(by_characters if self.scoring == "characters" else {}),
+        )
+        summary = f"F1 {f1:.2f} %, exact match {exact_match:.2f} %, {len(questions):,} questions"
+        return EvalResult({"f1": f1, "exact_match": exact_match}, summary)
+
+    def validate(self, model: ModelConfig) -> None:
+        """See `check_files`."""
+        check_files(self, model, what="row")
+
+    def tiny(self) -> None:
+        """Sets a little built-in text."""
+        self.dataset, self.scoring, self.max_length, self.tokens_per_batch = "grammar", "words", 64, 512
+
+
+ANSWER_METRICS = (MetricInfo("f1", "F1", " %"), MetricInfo("exact_match", "exact match", " %"))
+"""What `QuestionData.score` gives."""
+
+
+@documented
+@dataclasses.dataclass
+class QuestionAnsweringConfig:
+    """To find the answer to a question in a text, which is read in windows."""
+
+    data: QuestionData = dataclasses.field(default_factory=QuestionData)
+    stride: int = at_least(1, 128)  # tokens of the context from one window to the next
+    max_question_length: int = at_least(1, 64)  # tokens; the rest is cut off
+
+    def validate(self, model: ModelConfig) -> None:
+        """See `tfx_jax.tasks.task.TaskConfig`."""
+        require_kind(model, "bert", "question answering")
+        self.data.validate(model)
+        if self.data.max_length < self.max_question_length + NUM_PAIR_SPECIALS + 1:
+            raise UserError(
+                f"config.task.data.max_length={self.data.max_length} leaves no token for the context beside a question "
+                f"of max_question_length={self.max_question_length} and {NUM_PAIR_SPECIALS} special ones"
+            )
+
+    def tiny(self) -> None:
+        """See `tfx_jax.tasks.task.TaskConfig`."""
+        self.data.tiny()
+        self.stride = self.max_question_length = 16
+
+    def splits(self) -> Splits[Questions]:
+        """Returns the questions of each split."""
+        return Splits(self.data.has_split, self.data.load)
+
+    def setup(self, model: BertConfig, splits: Splits[Questions], artifacts: Artifacts) -> "QuestionAnsweringTask":
+        """See `tfx_jax.tasks.task.TaskConfig`."""
+        tokenizer, model = setup_bert_tokenizer(
+            artifacts, model, lambda: _texts(splits["train"]), kind=self.data.tokenizer
+        )
+        return QuestionAnsweringTask(self, model, splits, tokenizer)
+
+    def planned(self, model: BertConfig, options: LoaderOptions) -> PlannedTask:
+        """See `tfx_jax.tasks.task.TaskConfig`."""
+        dtypes = dict.fromkeys(("tokens", "token_type_ids"), np.int32) | {"token_mask": np.bool_}
+        batch = planned_batch(
+            self.data,
+            options,
+            dtypes=dtypes | {"context_mask": np.bool_},
+            scalars={"first": np.int32, "last": np.int32, "row_weights": np.float32},
+        )
+        return PlannedTask(QuestionAnsweringTask(self, model, NO_DATA, NO_DATA), batch)
+
+
+class EncodedQuestion(NamedTuple):
+    """A question as the model reads it.
+
+    Attributes:
+      windows: of its context.
+      offsets: the first character of each token of the context and the one behind its last, [S, 2] int64.
+    """
+
+    windows: Windows
+    offsets: np.ndarray
+
+
+class QuestionAnsweringTask:
+    """Question answering with a BERT.
+
+    As in the authors' program, all windows are trained on, and those that do not show the whole answer are to point at
+    [CLS]; of several answers of a training question the first is learned; and windows compete with the sums of both
+    logits, though training compares none with another.
+
+    Attributes:
+      tokenizer: turns text into tokens.
+    """
+
+    metrics = ANSWER_METRICS
+    unit = "token"
+
+    def __init__(
+        self,
+        config: QuestionAnsweringConfig,
+        model_config: BertConfig,
+        splits: Splits[Questions],
+        tokenizer: HFTokenizer,
+    ):
+        """Takes what `QuestionAnsweringConfig.setup` made."""
+        self.config, self.model_config, self.tokenizer = config, model_config, tokenizer
+        self._splits = splits
+
+    def make_model(self, *, shard_attention: ShardAttention | None = None, rngs: nnx.Rngs) -> BertQuestionAnswering:
+        """See `tfx_jax.tasks.task.Task`."""
+        return BertQuestionAnswering(self.model_config, shard_attention=shard_attention, rngs=rngs)
+
+    @property
+    def batch_spec(self) -> BatchSpec:
+        """How windows become batches: those of similar length together."""
+        data, pad_values = self.config.data, {"tokens": cast(int, self.tokenizer.pad_id)}
+        return BatchSpec(few_boundaries(data.max_length), data.tokens_per_batch, pad_values)
+
+    def train_data(self, options: LoaderOptions) -> grain.IterDataset[Batch]:
+        """See `tfx_jax.tasks.task.Task`."""
+        questions = self._splits["train"]
+        pairs = zip(questions, self.encode(questions), strict=True)
+        examples = ExampleList([example for pair in pairs for example in _window_examples(*pair)])
+        return train_batches(lambda epoch: examples, self.batch_spec, options)
+
+    def encode(self, questions: Questions) -> Iterator[EncodedQuestion]:
+        """Splits questions and contexts into tokens, each context once, and lays them out in windows."""
+        config, tokenizer = self.config, self.tokenizer
+        contexts = {context: tokenizer.encode_with_offsets(context) for context in {item.context for item in questions}}
+        encoded = tokenizer.encode_batch([item.question for item in questions])
+        warn_shortened(encoded, config.max_question_length, what="questions", effect="only their beginnings are read")
+        for item, question in zip(questions, encoded, strict=True):
+            context, offsets = contexts[item.context]
+            windows = context_windows(
+                question,
+                context,
+                max_length=config.data.max_length,
+                stride=config.stride,
+                cls_id=cast(int, tokenizer.cls_id),
+                sep_id=cast(int, tokenizer.sep_id),
+                pad_id=cast(int, tokenizer.pad_id),
+                max_question_length=config.max_question_length,
+            )
+            yield EncodedQuestion(windows, offsets)
+
+    def loss(self, model: BertQuestionAnswering, batch: dict[str, Array], rngs: nnx.Rngs | None) -> LossOutput:
+        """See `span_loss`."""
+        return span_loss(model, batch, rngs)
+
+    def training_flops(self, shapes: Mapping[str, tuple[int, ...]]) -> int:
+        """See `tfx_jax.tasks.task.Task`."""
+        return self.model_config.training_flops(*shapes["tokens"], num_predicted=0)
+
+    def predict(self, model: TrainedModel, questions: Questions) -> dict[str, str]:
+        """Returns the answer to each question by its name; it is empty if the context has no token."""
+        encoded = list(self.encode(questions))
+        examples = [window for pair in zip(questions, encoded, strict=True) for window in _window_examples(*pair)]
+        best = functools.partial(predict_spans, max_answer_length=self.config.data.max_answer_length)
+        found = iter(model.predict(best, ExampleList(examples), self.batch_spec))
+        answers = {}
+        for question, (windows, offsets) in zip(questions, encoded, strict=True):
+            columns: list[Any] = [
+                np.array(side) for side in zip(*itertools.islice(found, len(windows.ids)), strict=True)
+            ]
+            span = best_answer(windows, Spans(*columns))
+            answers[question.name] = "" if span is None else text_of_span(question.context, offsets, *span)
+        return answers
+
+    inputs = ("question", "context")
+    empty_answer: ClassVar[Prediction] = {"answer": ""}
+
+    def answer(self, model: TrainedModel, rows: Sequence[Sequence[str]]) -> list[Prediction]:
+        """Returns the answer to each question, a span of its context."""
+        answers = self.predict(model, unanswered(rows))
+        return [{"answer": answers[str(number)]} for number in range(len(rows))]
+
+    def evaluate(self, model: TrainedModel, split: Split = "validation") -> EvalResult:
+        """Answers every question of a split."""
+        questions = self._splits[split]
+        return self.config.data.score(self.predict(model, questions), questions)
+
+
+def unanswered(rows: Sequence[Sequence[str]]) -> Questions:
+    """Returns questions and contexts as those of the data, named by their places, with an answer that is nowhere."""
+    answers = (Answer("", 0),)
+    return [Question(str(number), question, context, answers) for number, (question, context) in enumerate(rows)]
+
+
+def _texts(questions: Questions) -> Iterable[str]:
+    """Returns all questions, and each context once."""
+    return itertools.chain(
+        (question.question for question in questions), dict.fromkeys(question.context for question in questions)
+    )
+
+
+def _window_examples(question: Question, encoded: EncodedQuestion) -> list[Example]:
+    """Returns the windows of a question without their padding, and where its first answer stands in each."""
+    windows, offsets = encoded
+    text, begin = question.answers[0]
+    try:
+        firsts, lasts = answer_positions(windows, *token_span(offsets, begin, begin + len(text)))
+    except ValueError:  # no token: what the tokenizer drops, such as control characters
+        firsts = lasts = np.full(len(windows.ids), NO_ANSWER, np.int32)
+    shown = windows.context_mask.sum(axis=1)
+    lengths = windows.offset + shown + (shown > 0)  # a context that is there has a [SEP] behind it
+    return [
+        {
+            "tokens": ids[:length],
+            "token_type_ids": types[:length],
+            "token_mask": np.ones(length, bool),
+            "context_mask": mask[:length],
+            "first": first,
+            "last": last,
+            "row_weights": np.array(1, np.float32),
+        }
+        for ids, types, mask, length, first, last in zip(*windows[:3], lengths, firsts, lasts, strict=True)
+    ]
+
+
+def span_loss(model: BertQuestionAnswering, batch: dict[str, Array], rngs: nnx.Rngs | None) -> LossOutput:
+    """Sums the mean of the cross entropies of an answer's first and last token (Devlin et al., 2019, section 4.2).
+
+    Other than in the authors' program, whose softmax is over all positions, it is over those that may be answers: the
+    context and [CLS]. The rest is never predicted, so nothing has to be learned about it.
+
+    Args:
+      model: gives each token the logits of being first and last.
+      batch: "tokens" and "token_type_ids" [B, T] int32, "token_mask" and "context_mask" [B, T] bool, "first" and
+        "last" [B] int32, and "row_weights" [B] float32, 0 for padding, whose answer is NO_ANSWER. An answer outside
+        the context makes the loss infinite.
+      rngs: stream `dropout`; None means evaluation.
+
+    Returns:
+      What `summed_cross_entropy` gives for rows, but "accuracy" says how many have both ends right; `num_tokens` counts
+      the tokens read.
+    """
+    logits = jnp.stack(model(batch["tokens"], batch["token_type_ids"], token_mask=batch["token_mask"], rngs=rngs))
+    may_be = batch["context_mask"] | (jnp.arange(logits.shape[-1]) == NO_ANSWER)[None]
+    logits = jnp.where(may_be[None], logits, -jnp.inf)
+    targets = jnp.stack([batch["first"], batch["last"]])
+    halves = jnp.stack([batch["row_weights"] / 2] * 2)
+    output = summed_cross_entropy(logits, targets, halves)
+    are_right = is_first_choice(logits, targets).all(axis=0)
+    output.metrics["accuracy"] = Metric((are_right * batch["row_weights"]).sum(), output.weight)
+    return output._replace(num_tokens=batch["token_mask"].sum(dtype=jnp.float32))
+
+
+def predict_spans(model: BertQuestionAnswering, batch: dict[str, Array], *, max_answer_length: int) -> Spans:
+    """The best span of each row, see `best_spans`; for `TrainedModel.predict`, with `functools.partial`.
+
+    `batch` as for `span_loss`, without answers.
+    """
+    start, end = model(batch["tokens"], batch["token_type_ids"], token_mask=batch["token_mask"])
+    return best_spans(start, end, batch["context_mask"], max_answer_length=max_answer_length)
+
+
+def best_spans(
+    start_logits: Float[Array, "B T"],
+    end_logits: Float[Array, "B T"],
+    context_mask: Bool[Array, "B T"],
+    *,
+    max_answer_length: int,
+) -> Spans:
+    """Finds argmax over i <= j of start_logits[i] + end_logits[j], as section 4.2 of the paper defines the answer.
+
+    Of equal spans it is the one that begins first, then the one that ends first. Memory is O(B T max_answer_length);
+    may be jitted, with `max_answer_length` static.
+
+    Args:
+      start_logits: that the answer begins at a position.
+      end_logits: that it ends at a position.
+      context_mask: where it may begin and end.
+      max_answer_length: in tokens; BERT takes 30.
+    """
+    num_rows, length = start_logits.shape
+    width = min(max_answer_length, length)
+    starts = jnp.where(context_mask, start_logits.astype(jnp.float32), -jnp.inf)
+    ends = jnp.where(context_mask, end_logits.astype(jnp.float32), -jnp.inf)
+    ends = jnp.pad(ends, ((0, 0), (0, width - 1)), constant_values=-jnp.inf)
+    reach = np.arange(length)[:, np.newaxis] + np.arange(width)[np.newaxis]  # [T, width]: where spans from t on end
+    scores = (starts[:, :, np.newaxis] + ends[:, reach]).reshape(num_rows, -1)
+    best = scores.argmax(axis=1).astype(jnp.int32)
+    first = best // width
+    return Spans(first, first + best % width, scores.max(axis=1))

@@ -1,0 +1,219 @@
+"""Language modeling of a text that goes on from batch to batch, by a model with a memory (Dai et al., 2019)."""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any, Protocol, TypeVar
+
+import grain
+import jax
+import numpy as np
+from flax import nnx
+from jaxtyping import Array
+
+from tfx_jax.data.batching.batches import Batch, BatchSpec, ExampleSource, LoaderOptions
+from tfx_jax.data.batching.packing import TokenBlocks
+from tfx_jax.data.batching.text_streams import StreamDataset, TextStreams
+from tfx_jax.data.sources.documents import TextDocuments
+from tfx_jax.data.sources.splits import Split, Splits
+from tfx_jax.data.tokenizers.hf_tokenizer import HFTokenizer
+from tfx_jax.errors import UserError
+from tfx_jax.fields import at_least, documented, fraction
+from tfx_jax.models.config import MakesModel, ModelConfig, require_kind
+from tfx_jax.nn.attention import ShardAttention
+from tfx_jax.tasks.loss import LossOutput, summed_cross_entropy
+from tfx_jax.tasks.planning import NO_DATA, planned_batch
+from tfx_jax.tasks.prediction import TrainedModel
+from tfx_jax.tasks.task import Artifacts, EvalResult, PlannedTask
+from tfx_jax.tasks.text.next_token import PERPLEXITY_METRICS, perplexity_result, setup_gpt_tokenizer, token_stream
+from tfx_jax.tasks.text.text_data import TextData
+
+Self = TypeVar("Self", bound="Memory")
+
+
+class Memory(Protocol):
+    """What a model remembers of the texts of B rows: a pytree of arrays [B, ...]."""
+
+    def forget(self: Self, rows: Array) -> Self:
+        """Empties the memory of rows, [B] bool."""
+        ...
+
+
+class RecurrentDecoderConfig(MakesModel, Protocol):
+    """The configuration of a model of the kind "recurrent_decoder"."""
+
+    @property
+    def memory_length_of_evaluation(self) -> int:
+        """How many positions evaluation remembers."""
+        ...
+
+    def init_memories(self, rows: int, memory_length: int | None = None) -> Memory:
+        """Makes the memories of texts that begin; None is the length of training."""
+        ...
+
+    def training_flops(self, rows: int, length: int) -> int:
+        """Counts the model FLOPs of a training step, see `tfx_jax.models.flops`."""
+        ...
+
+
+@documented
+@dataclasses.dataclass
+class RecurrentLanguageModelConfig:
+    """To predict every next token of plain text, each row of a batch going on where it was in the last one.
+
+    `data.max_length` is the length of a segment, and a batch has `data.tokens_per_batch // data.max_length` rows.
+    """
+
+    data: TextData = dataclasses.field(default_factory=TextData)
+    eval_rows: int = at_least(1, 8)  # parts of a text that are evaluated side by side, each from an empty memory
+    label_smoothing: float = fraction(0.0)
+    z_loss: float = at_least(0, 0.0)  # weight of log^2 Z in the loss of a token; PaLM has 1e-4
+
+    def validate(self, model: ModelConfig) -> None:
+        """See `tfx_jax.tasks.task.TaskConfig`."""
+        require_kind(model, "recurrent_decoder", "recurrent language modeling")
+        self.data.validate(model)
+
+    def tiny(self) -> None:
+        """See `tfx_jax.tasks.task.TaskConfig`."""
+        self.data.tiny()
+
+    def splits(self) -> Splits[TextDocuments]:
+        """Returns the documents of each split."""
+        return Splits(self.data.has_split, self.data.load)
+
+    def setup(
+        self, model: RecurrentDecoderConfig, splits: Splits[TextDocuments], artifacts: Artifacts
+    ) -> "RecurrentLanguageModelTask":
+        """See `tfx_jax.tasks.task.TaskConfig`."""
+        kind = self.data.tokenizer
+        tokenizer, model = setup_gpt_tokenizer(artifacts, model, lambda: splits["train"].to_train(kind), kind=kind)
+        return RecurrentLanguageModelTask(self, model, splits, tokenizer)
+
+    def planned(self, model: RecurrentDecoderConfig, options: LoaderOptions) -> PlannedTask:
+        """See `tfx_jax.tasks.task.TaskConfig`."""
+        dtypes = {"inputs": np.int32, "targets": np.int32, "weights": np.float32}
+        batch = planned_batch(self.data, options, dtypes=dtypes, scalars={"begins": np.bool_})
+        return PlannedTask(RecurrentLanguageModelTask(self, model, NO_DATA, NO_DATA), batch)
+
+
+class RecurrentLanguageModelTask:
+    """Language modeling whose carry is what the model remembers of each row.
+
+    Attributes:
+      tokenizer: turns text into tokens.
+      rows: of a training batch, on any mesh, so that memories fit wherever the training goes on.
+    """
+
+    metrics = PERPLEXITY_METRICS
+    unit = "token"
+
+    def __init__(
+        self,
+        config: RecurrentLanguageModelConfig,
+        model_config: RecurrentDecoderConfig,
+        splits: Splits[TextDocuments],
+        tokenizer: HFTokenizer,
+    ):
+        """Takes what `RecurrentLanguageModelConfig.setup` made."""
+        self.config, self.model_config, self.tokenizer = config, model_config, tokenizer
+        self.rows = config.data.tokens_per_batch // config.data.max_length
+        self._splits = splits
+
+    def make_model(self, *, shard_attention: ShardAttention | None = None, rngs: nnx.Rngs) -> Any:
+        """See `tfx_jax.tasks.task.Task`."""
+        return self.model_config.make(shard_attention=shard_attention, rngs=rngs)
+
+    def make_carry(self) -> Memory:
+        """Makes what the first batch begins with: nothing is remembered."""
+        return self.model_config.init_memories(self.rows)
+
+    def train_data(self, options: LoaderOptions) -> grain.IterDataset[Batch]:
+        """See `tfx_jax.tasks.task.Task`; the text is read in its order, whatever the seed.
+
+        Raises:
+          UserError: if the devices cannot share the rows equally, or the text is too short.
+        """
+        if self.rows % options.batch_multiple:
+            raise UserError(
+                f"config.task.data.tokens_per_batch={self.config.data.tokens_per_batch} makes {self.rows} rows of "
+                f"max_length={self.config.data.max_length}, which must be a multiple of {options.batch_multiple}, the "
+                "devices that share them times config.accumulate"
+            )
+        streams = TextStreams(self._stream("train"), self.rows, self.config.data.max_length)
+        return StreamDataset(streams, options.shard)
+
+    def loss(
+        self, model: Any, batch: dict[str, Array], rngs: nnx.Rngs | None, carry: Memory | None = None
+    ) -> LossOutput:
+        """See `recurrent_language_model_loss`."""
+        config = self.config
+        return recurrent_language_model_loss(
+            model, batch, rngs, carry, label_smoothing=config.label_smoothing, z_loss_weight=config.z_loss
+        )
+
+    def training_flops(self, shapes: Mapping[str, tuple[int, ...]]) -> int:
+        """See `tfx_jax.tasks.task.Task`."""
+        return self.model_config.training_flops(*shapes["inputs"])
+
+    def eval_examples(self, split: Split) -> tuple[ExampleSource, BatchSpec]:
+        """Returns a split in `eval_rows` long rows of whole segments, and how they become one batch."""
+        stream, segment, rows = self._stream(split), self.config.data.max_length, self.config.eval_rows
+        length = max(-(-(len(stream) - 1) // (rows * segment)), 1) * segment
+        return TokenBlocks(stream, length, pad_id=0), BatchSpec((length,), rows * length)
+
+    def predict_metrics(self, model: Any, batch: dict[str, Array]) -> dict[str, Any]:
+        """Returns the metrics of long rows, read segment by segment with the memory of evaluation."""
+        rows, length = batch["inputs"].shape
+        segment, memory_length = self.config.data.max_length, self.model_config.memory_length_of_evaluation
+        segments = {
+            name: batch[name].reshape(rows, length // segment, segment).swapaxes(0, 1)
+            for name in ("inputs", "targets", "weights")
+        }
+
+        def read(memories: Memory, segment: dict[str, Array]) -> tuple[Memory, Any]:
+            output = recurrent_language_model_loss(model, segment, None, memories)
+            return output.carry, output.metrics
+
+        _, metrics = jax.lax.scan(read, self.model_config.init_memories(rows, memory_length), segments)
+        return jax.tree.map(lambda parts: parts.sum(axis=0), metrics)
+
+    def evaluate(self, model: TrainedModel, split: Split = "validation") -> EvalResult:
+        """Scores every token of a text but the first."""
+        nll = model.sum_metrics(self.predict_metrics, *self.eval_examples(split))["nll"]
+        return perplexity_result(nll)
+
+    def _stream(self, split: Split) -> np.ndarray:
+        return token_stream(self.tokenizer, self._splits[split], documents=self.config.data.documents)
+
+
+def recurrent_language_model_loss(
+    model: Any,
+    batch: dict[str, Array],
+    rngs: nnx.Rngs | None,
+    carry: Memory | None = None,
+    *,
+    label_smoothing: float = 0.0,
+    z_loss_weight: float = 0.0,
+) -> LossOutput:
+    """Sums the cross entropy of the tokens that follow, given those before them and what the model remembers.
+
+    Args:
+      model: of the kind "recurrent_decoder": `model(inputs, memories, rngs=...)` gives the logits of what follows each
+        token, and the next memories.
+      batch: "inputs" and "targets" [B, T] int32, "weights" [B, T] float32, and maybe "begins" [B] bool: which rows
+        begin a text, so that they remember nothing.
+      rngs: stream `dropout`; None means evaluation.
+      carry: what the model remembers of each row; None means nothing.
+      label_smoothing: see `summed_cross_entropy`.
+      z_loss_weight: see `summed_cross_entropy`.
+
+    Returns:
+      What `summed_cross_entropy` gives, with the next memories as the carry.
+    """
+    if carry is not None and "begins" in batch:
+        carry = carry.forget(batch["begins"])
+    logits, memories = model(batch["inputs"], carry, rngs=rngs)
+    output = summed_cross_entropy(
+        logits, batch["targets"], batch["weights"], label_smoothing=label_smoothing, z_loss_weight=z_loss_weight
+    )
+    return output._replace(carry=memories)

@@ -1,0 +1,294 @@
+"""Classification of pairs of sentences by a model that reads each of them, such as decomposable attention."""
+
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Protocol, cast
+
+import grain
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from jaxtyping import Array, Float, Int
+
+from tfx_jax.data.batching.batches import Batch, BatchSpec, Example, ExampleList, LoaderOptions, train_batches
+from tfx_jax.data.sources.labeled import LabelledPair
+from tfx_jax.data.sources.lines import is_blank
+from tfx_jax.data.sources.splits import Split, Splits
+from tfx_jax.data.tokenizers.hf_tokenizer import HFTokenizer
+from tfx_jax.errors import UserError
+from tfx_jax.fields import documented, fraction
+from tfx_jax.models.config import MakesModel, ModelConfig, require_kind
+from tfx_jax.nn.attention import ShardAttention
+from tfx_jax.tasks.artifacts import setup_json, setup_tokenizer
+from tfx_jax.tasks.files import few_boundaries
+from tfx_jax.tasks.loss import LossOutput, summed_cross_entropy
+from tfx_jax.tasks.planning import NO_DATA, planned_batch
+from tfx_jax.tasks.prediction import PairAttention, TrainedModel, drawable_pair, pair_attention
+from tfx_jax.tasks.shortened import warn_shortened
+from tfx_jax.tasks.task import Artifacts, EvalResult, MetricInfo, PlannedTask
+from tfx_jax.tasks.text.answers import NO_CLASS, Prediction, class_predictions
+from tfx_jax.tasks.text.classification import (
+    CLASS_METRICS,
+    LabelledData,
+    check_labels,
+    check_validation,
+    class_result,
+    class_scores,
+    inputs_of,
+    labels_of,
+)
+
+Pairs = Sequence[LabelledPair]
+
+
+class SentencePairModelConfig(MakesModel, Protocol):
+    """The configuration of a model of the kind "sentence_pair".
+
+    Attributes:
+      labels: the classes, which the task sets.
+      pad_id: the token that fills a row, likewise.
+    """
+
+    labels: tuple[str, ...]
+    pad_id: int
+
+    def training_flops(self, rows: int, length: int) -> int:
+        """Counts the model FLOPs of a training step, see `tfx_jax.models.flops`."""
+        ...
+
+
+def _pair_data() -> LabelledData:
+    return LabelledData(dataset="grammar_pairs", tokenizer="words")
+
+
+@documented
+@dataclasses.dataclass
+class SentencePairConfig:
+    """To say how two sentences are related."""
+
+    data: LabelledData = dataclasses.field(default_factory=_pair_data)
+    lowercase: bool = False  # whether texts are lower-cased before anything else
+    swapped_labels: str = ""  # those of pairs that are learned in the other order too, with commas between
+    label_smoothing: float = fraction(0.0)
+
+    def validate(self, model: ModelConfig) -> None:
+        """See `tfx_jax.tasks.task.TaskConfig`."""
+        require_kind(model, "sentence_pair", "classification of sentence pairs")
+        self.data.validate(model)
+        if self.data.dataset == "grammar" or (self.data.dataset == "files" and not self.data.second_column):
+            raise UserError(
+                'config.task.data has single texts: choose config.task.data.dataset="grammar_pairs", or name '
+                "first_column, second_column and label_column of files"
+            )
+
+    def tiny(self) -> None:
+        """See `tfx_jax.tasks.task.TaskConfig`."""
+        self.data.tiny()
+        self.data.dataset, self.swapped_labels = "grammar_pairs", ""
+
+    def splits(self) -> Splits[Pairs]:
+        """Returns the pairs and labels of each split."""
+        return Splits(self.data.has_split, lambda split: cast(Pairs, self.data.load(split)))
+
+    def setup(self, model: SentencePairModelConfig, splits: Splits[Pairs], artifacts: Artifacts) -> "SentencePairTask":
+        """See `tfx_jax.tasks.task.TaskConfig`."""
+        tokenizer, model = setup_tokenizer(
+            artifacts, model, lambda: self.texts(splits["train"]), kind=self.data.tokenizer, family="bert"
+        )
+        labels = setup_json(artifacts, "labels.json", lambda: labels_of(splits["train"]))
+        if tokenizer.pad_id is None:
+            raise UserError(f"the tokenizer of {artifacts.folder} has no token for padding")
+        model = dataclasses.replace(cast(Any, model), labels=tuple(labels), pad_id=tokenizer.pad_id)
+        return SentencePairTask(self, model, splits, tokenizer)
+
+    def planned(self, model: SentencePairModelConfig, options: LoaderOptions) -> PlannedTask:
+        """See `tfx_jax.tasks.task.TaskConfig`."""
+        batch = planned_batch(
+            self.data,
+            options,
+            dtypes=dict.fromkeys(("premise", "hypothesis"), np.int32),
+            scalars={"label": np.int32, "row_weights": np.float32},
+        )
+        model = dataclasses.replace(cast(Any, model), labels=("one", "other"))
+        return PlannedTask(SentencePairTask(self, model, NO_DATA, NO_DATA), batch)
+
+    def plain(self, text: str) -> str:
+        """A text as the tokenizer reads it."""
+        return text.lower() if self.lowercase else text
+
+    def texts(self, pairs: Pairs) -> Iterator[str]:
+        """Both sentences of all pairs, as the tokenizer reads them."""
+        return (self.plain(text) for pair in pairs for text in (pair.first, pair.second))
+
+
+class SentencePairTask:
+    """Classification of sentence pairs.
+
+    Attributes:
+      tokenizer: turns text into tokens.
+      labels: those of the training split, in the order of their ids.
+    """
+
+    metrics: tuple[MetricInfo, ...] = CLASS_METRICS
+    unit = "token"
+
+    def __init__(
+        self,
+        config: SentencePairConfig,
+        model_config: SentencePairModelConfig,
+        splits: Splits[Pairs],
+        tokenizer: HFTokenizer,
+    ):
+        """Takes what `SentencePairConfig.setup` made."""
+        self.config, self.model_config, self.tokenizer = config, model_config, tokenizer
+        self.labels = model_config.labels
+        self._splits = splits
+
+    def make_model(self, *, shard_attention: ShardAttention | None = None, rngs: nnx.Rngs) -> Any:
+        """See `tfx_jax.tasks.task.Task`."""
+        return self.model_config.make(shard_attention=shard_attention, rngs=rngs)
+
+    @property
+    def batch_spec(self) -> BatchSpec:
+        """How examples become batches: those of similar length together."""
+        data, pad_id = self.config.data, self.model_config.pad_id
+        pad_values = {"premise": pad_id, "hypothesis": pad_id}
+        return BatchSpec(few_boundaries(data.max_length), data.tokens_per_batch, pad_values)
+
+    def train_data(self, options: LoaderOptions) -> grain.IterDataset[Batch]:
+        """See `tfx_jax.tasks.task.Task`.
+
+        Raises:
+          UserError: if a label whose pairs are to be swapped is none of the training split.
+        """
+        check_validation(self._splits, self.labels)
+        swapped = {label.strip() for label in self.config.swapped_labels.split(",") if label.strip()}
+        if unknown := swapped - {*self.labels}:
+            raise UserError(
+                f"config.task.swapped_labels: {min(unknown)!r} is none of the labels {', '.join(self.labels)}"
+            )
+        pairs = self._splits["train"]
+        others = [LabelledPair(pair.second, pair.first, pair.label) for pair in pairs if pair.label in swapped]
+        examples = ExampleList(self.encode([*pairs, *others]), by="premise")
+        return train_batches(lambda epoch: examples, self.batch_spec, options)
+
+    def encode(self, pairs: Pairs) -> list[Example]:
+        """Returns an example for each pair, whose sentences are cut and then padded to the longer one.
+
+        Raises:
+          UserError: for a label that the training split has not.
+        """
+        number = {label: index for index, label in enumerate(self.labels)}
+        check_labels(pairs, self.labels)
+        firsts, seconds = (
+            self.tokenizer.encode_batch([self.config.plain(pair[side]) for pair in pairs]) for side in (0, 1)
+        )
+        warn_shortened(
+            [*firsts, *seconds], self.config.data.max_length, what="sentences", effect="only their beginnings are read"
+        )
+        return [
+            self._padded(first, second)
+            | {"label": np.array(number[pair.label], np.int32), "row_weights": np.array(1, np.float32)}
+            for first, second, pair in zip(firsts, seconds, pairs, strict=True)
+        ]
+
+    def loss(self, model: Any, batch: dict[str, Array], rngs: nnx.Rngs | None) -> LossOutput:
+        """See `sentence_pair_loss`."""
+        return sentence_pair_loss(model, batch, rngs, label_smoothing=self.config.label_smoothing)
+
+    def training_flops(self, shapes: Mapping[str, tuple[int, ...]]) -> int:
+        """See `tfx_jax.tasks.task.Task`."""
+        return self.model_config.training_flops(*shapes["premise"])
+
+    def predict(self, model: TrainedModel, pairs: Pairs) -> list[str]:
+        """Returns the likeliest label of each pair."""
+        examples = ExampleList(self.encode(pairs), by="premise")
+        return [self.labels[index] for index in model.predict(predict_labels, examples, self.batch_spec)]
+
+    empty_answer = NO_CLASS
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """See `tfx_jax.tasks.text.answers.AnsweringTask`."""
+        return inputs_of(self.config.data)
+
+    def answer(self, model: TrainedModel, rows: Sequence[Sequence[str]]) -> list[Prediction]:
+        """Returns the likeliest label of each pair, and the probabilities of all."""
+        pairs = [LabelledPair(first, second, self.labels[0]) for first, second in rows]
+        examples = ExampleList(self.encode(pairs), by="premise")
+        return class_predictions(self.labels, model.predict(label_probabilities, examples, self.batch_spec))
+
+    def evaluate(self, model: TrainedModel, split: Split = "validation") -> EvalResult:
+        """Classifies every pair of a split."""
+        pairs = self._splits[split]
+        return class_result(
+            class_scores(self.predict(model, pairs), [pair.label for pair in pairs], self.labels), len(pairs)
+        )
+
+    def attention_example(self, model: TrainedModel) -> PairAttention | None:
+        """See `tfx_jax.tasks.task.Task`."""
+        texts = ((pair.first, pair.second) for pair in self._splits["validation"])
+        pair = drawable_pair(texts, lambda text: self.tokenizer.encode(self.config.plain(text)))
+        return None if pair is None else self.attention(model, *pair)
+
+    def attention(self, model: TrainedModel, source: str, target: str | None = None) -> PairAttention:
+        """Computes the alignments of one pair.
+
+        Args:
+          model: the trained one.
+          source: the first sentence, or premise.
+          target: the second one, or hypothesis.
+
+        Returns:
+          Both maps by name, [1, S, T] and [1, T, S] float32, and the words of each sentence.
+
+        Raises:
+          UserError: if there is no second sentence.
+        """
+        if target is None or is_blank(target):
+            raise UserError("a pair needs its second sentence: --target=SENTENCE")
+        limit = self.config.data.max_length
+        whole = self.tokenizer.encode_batch([self.config.plain(text) for text in (source, target)])
+        warn_shortened(whole, limit, what="sentences", effect="only their beginnings are read")
+        first, second = (ids[:limit] for ids in whole)
+        pieces = self.tokenizer.pieces
+        return PairAttention(pair_attention(model, first, second), pieces(first), pieces(second))
+
+    def _padded(self, first: Sequence[int], second: Sequence[int]) -> Example:
+        sides = [list(side)[: self.config.data.max_length] for side in (first, second)]
+        tokens = np.full((2, max(map(len, sides))), self.model_config.pad_id, np.int32)
+        for row, side in zip(tokens, sides, strict=True):
+            row[: len(side)] = side
+        return {"premise": tokens[0], "hypothesis": tokens[1]}
+
+
+def sentence_pair_loss(
+    model: Any, batch: dict[str, Array], rngs: nnx.Rngs | None, *, label_smoothing: float = 0.0
+) -> LossOutput:
+    """Sums the cross entropy of the labels of pairs.
+
+    Args:
+      model: of the kind "sentence_pair": `model(premise, hypothesis, rngs=...)` gives each pair the logits of its
+        labels; `model.config.pad_id` is padding.
+      batch: "premise" and "hypothesis" [B, T] int32, "label" [B] int32 and "row_weights" [B] float32, 0 for padding.
+      rngs: stream `dropout`; None means evaluation.
+      label_smoothing: see `summed_cross_entropy`.
+
+    Returns:
+      What `summed_cross_entropy` gives for rows; `num_tokens` counts those read.
+    """
+    logits = model(batch["premise"], batch["hypothesis"], rngs=rngs)
+    output = summed_cross_entropy(logits, batch["label"], batch["row_weights"], label_smoothing=label_smoothing)
+    sides = jnp.stack([batch["premise"], batch["hypothesis"]])
+    return output._replace(num_tokens=(sides != model.config.pad_id).sum(dtype=jnp.float32))
+
+
+def label_probabilities(model: Any, batch: dict[str, Array]) -> Float[Array, "B C"]:
+    """The probabilities of each pair's labels; for `TrainedModel.predict`."""
+    return jax.nn.softmax(model(batch["premise"], batch["hypothesis"]).astype(jnp.float32))
+
+
+def predict_labels(model: Any, batch: dict[str, Array]) -> Int[Array, " B"]:
+    """The id of each pair's likeliest label; for `TrainedModel.predict`."""
+    return model(batch["premise"], batch["hypothesis"]).argmax(axis=-1)

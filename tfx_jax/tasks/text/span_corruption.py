@@ -1,0 +1,178 @@
+"""Span corruption: spans of a text are dropped, and the model writes them down (Raffel et al., 2020, section 3.1.4)."""
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import grain
+import numpy as np
+from flax import nnx
+from jaxtyping import Array
+
+from tfx_jax.data.batching.batches import Batch, BatchSpec, ExampleSource, LoaderOptions, train_batches
+from tfx_jax.data.objectives.span_corruption import (
+    NUM_SENTINELS,
+    CorruptedTexts,
+    longest_text,
+    num_sentinels,
+    span_corruption_lengths,
+)
+from tfx_jax.data.sources.documents import TextDocuments, encode_documents
+from tfx_jax.data.sources.splits import Split, Splits
+from tfx_jax.errors import UserError
+from tfx_jax.fields import at_least, documented, fraction
+from tfx_jax.models.config import EncoderDecoderConfig, ModelConfig, require_kind
+from tfx_jax.nn.attention import ShardAttention
+from tfx_jax.tasks.loss import LossOutput
+from tfx_jax.tasks.planning import NO_DATA, planned_batch
+from tfx_jax.tasks.prediction import TrainedModel
+from tfx_jax.tasks.task import Artifacts, EvalResult, MetricInfo, PlannedTask
+from tfx_jax.tasks.text.sentinels import SentinelTokenizer, setup_sentinel_tokenizer
+from tfx_jax.tasks.text.text_data import TextData
+from tfx_jax.tasks.text.translation import pair_flops, translation_loss
+
+_EVALUATION_SEED = 0  # of the spans: the same for all trainings, so that their losses compare
+
+
+@documented
+@dataclasses.dataclass
+class SpanCorruptionConfig:
+    """To write down the spans that are dropped from plain text.
+
+    All documents are one stream, without anything between them, as the authors' program has it
+    (`reduce_concat_tokens`). It is cut into texts whose sources, spans dropped, have `data.max_length` tokens.
+    """
+
+    data: TextData = dataclasses.field(default_factory=TextData)
+    label_smoothing: float = fraction(0.0)
+    z_loss: float = at_least(0, 0.0)  # weight of log^2 Z in the loss of a token
+
+    def validate(self, model: ModelConfig) -> None:
+        """See `tfx_jax.tasks.task.TaskConfig`."""
+        require_kind(model, "encoder_decoder", "span corruption")
+        self.data.validate(model)
+        length = self.data.max_length
+        if length < 3:
+            raise UserError(f"config.task.data.max_length={length} has no room for a span, its surroundings and an end")
+        needed = num_sentinels(longest_text(length))
+        if needed > NUM_SENTINELS:
+            raise UserError(
+                f"config.task.data.max_length={length} means {needed} sentinels in a target, but T5's tokenizers have "
+                f"{NUM_SENTINELS}: lower it"
+            )
+
+    def tiny(self) -> None:
+        """See `tfx_jax.tasks.task.TaskConfig`."""
+        self.data.tiny()
+
+    def splits(self) -> Splits[TextDocuments]:
+        """Returns the documents of each split."""
+        return Splits(self.data.has_split, self.data.load)
+
+    def setup(
+        self, model: EncoderDecoderConfig, splits: Splits[TextDocuments], artifacts: Artifacts
+    ) -> "SpanCorruptionTask":
+        """See `tfx_jax.tasks.task.TaskConfig`."""
+        kind = self.data.tokenizer
+        sentinel, model = setup_sentinel_tokenizer(artifacts, model, lambda: splits["train"].to_train(kind), kind=kind)
+        return SpanCorruptionTask(self, model, splits, sentinel)
+
+    def planned(self, model: EncoderDecoderConfig, options: LoaderOptions) -> PlannedTask:
+        """See `tfx_jax.tasks.task.TaskConfig`."""
+        source_length, target_length = span_corruption_lengths(longest_text(self.data.max_length))
+        batch = planned_batch(
+            self.data,
+            options,
+            dtypes=dict.fromkeys(("source", "target"), np.int32),
+            lengths={"target": target_length},
+            length=source_length,
+        )
+        return PlannedTask(SpanCorruptionTask(self, model, NO_DATA, SentinelTokenizer(NO_DATA, NO_DATA)), batch)
+
+
+class SpanCorruptionTask:
+    """Span corruption of a text; each epoch is cut at other places, and drops other spans.
+
+    Attributes:
+      tokenizer: turns text into tokens.
+      specials: its special tokens.
+    """
+
+    metrics = (
+        MetricInfo("loss", "loss", " nats", digits=4, is_loss=True),
+        MetricInfo("accuracy", "token accuracy", " %"),
+    )
+    unit = "target token"
+
+    def __init__(
+        self,
+        config: SpanCorruptionConfig,
+        model_config: EncoderDecoderConfig,
+        splits: Splits[TextDocuments],
+        tokenizer: SentinelTokenizer,
+    ):
+        """Takes what `SpanCorruptionConfig.setup` made."""
+        self.config, self.model_config = config, model_config
+        self.tokenizer, self.specials = tokenizer
+        self._splits = splits
+        self._text_length = longest_text(config.data.max_length)
+        self._eval_examples: dict[Split, ExampleSource] = {}
+
+    def make_model(self, *, shard_attention: ShardAttention | None = None, rngs: nnx.Rngs) -> Any:
+        """See `tfx_jax.tasks.task.Task`."""
+        return self.model_config.make(shard_attention=shard_attention, rngs=rngs)
+
+    @property
+    def batch_spec(self) -> BatchSpec:
+        """How examples become batches: all sources are equally long, and so are all targets."""
+        source_length, target_length = span_corruption_lengths(self._text_length)
+        pad_values = {"source": self.specials.pad_id, "target": self.specials.pad_id}
+        return BatchSpec((source_length,), self.config.data.tokens_per_batch, pad_values, {"target": target_length})
+
+    def train_data(self, options: LoaderOptions) -> grain.IterDataset[Batch]:
+        """See `tfx_jax.tasks.task.Task`."""
+        return train_batches(self.make_epochs(options.seed), self.batch_spec, options)
+
+    def make_epochs(self, seed: int) -> Callable[[int], CorruptedTexts]:
+        """Returns the training examples by the number of the epoch: cut at other places, with other spans."""
+        stream = self._stream("train")
+
+        def cut(epoch: int) -> CorruptedTexts:
+            start = int(np.random.default_rng((seed, epoch)).integers(self._text_length)) if epoch else 0
+            return self._corrupted(stream, (seed, epoch), start=start)
+
+        cut(0)  # a text that is too short is an error now, not in a thread
+        return cut
+
+    def loss(self, model: Any, batch: dict[str, Array], rngs: nnx.Rngs | None) -> LossOutput:
+        """See `translation_loss`."""
+        config = self.config
+        return translation_loss(model, batch, rngs, label_smoothing=config.label_smoothing, z_loss_weight=config.z_loss)
+
+    def training_flops(self, shapes: Mapping[str, tuple[int, ...]]) -> int:
+        """See `tfx_jax.tasks.task.Task`."""
+        return pair_flops(self.model_config, shapes)
+
+    def eval_examples(self, split: Split) -> ExampleSource:
+        """Returns the texts of a split, their spans the same each time."""
+        if split not in self._eval_examples:
+            self._eval_examples[split] = self._corrupted(self._stream(split), (_EVALUATION_SEED,))
+        return self._eval_examples[split]
+
+    def predict_metrics(self, model: Any, batch: dict[str, Array]) -> dict[str, Any]:
+        """Returns the metrics that the loss gives without dropout."""
+        return self.loss(model, batch, None).metrics
+
+    def evaluate(self, model: TrainedModel, split: Split = "validation") -> EvalResult:
+        """Scores every target token."""
+        found = model.sum_metrics(self.predict_metrics, self.eval_examples(split), self.batch_spec)
+        nll, accuracy = found["nll"], found["accuracy"]
+        values = {"loss": float(nll.mean), "accuracy": 100 * float(accuracy.mean)}
+        shown = ", ".join(f"{metric.title} {metric.format(values[metric.name])}" for metric in self.metrics)
+        return EvalResult(values, f"{shown}, {nll.weight:,.0f} target tokens")
+
+    def _corrupted(self, stream: np.ndarray, seed: tuple[int, ...], *, start: int = 0) -> CorruptedTexts:
+        return CorruptedTexts(stream, self._text_length, seed, start=start, **self.specials._asdict())
+
+    def _stream(self, split: Split) -> np.ndarray:
+        return encode_documents(self.tokenizer, self._splits[split]).tokens

@@ -1,0 +1,406 @@
+"""Tagging of words, such as names, with a BERT (Devlin et al., 2019) or above an ELMo (Peters et al., 2018)."""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, cast
+
+import grain
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from jaxtyping import Array, Int
+
+from tfx_jax.data.batching.batches import Batch, BatchSpec, Example, ExampleList, LoaderOptions, train_batches
+from tfx_jax.data.sources.conll import TaggedSentence, read_tagged
+from tfx_jax.data.sources.lines import split_words
+from tfx_jax.data.sources.splits import Split, Splits
+from tfx_jax.data.tokenizers.hf_tokenizer import HFTokenizer
+from tfx_jax.errors import UserError
+from tfx_jax.fields import at_least, documented, fraction, one_of
+from tfx_jax.metrics.entities import entity_scores, repair_tags, tag_names
+from tfx_jax.models.bert import BertTagger
+from tfx_jax.models.config import ModelConfig, require_kind
+from tfx_jax.models.elmo import ElmoTagger
+from tfx_jax.nn.attention import ShardAttention
+from tfx_jax.synthetic.grammar import grammar_tagged
+from tfx_jax.tasks.artifacts import setup_json
+from tfx_jax.tasks.files import GRAMMAR_SIZES, check_files, few_boundaries, has_file, split_paths
+from tfx_jax.tasks.loss import LossOutput, summed_cross_entropy
+from tfx_jax.tasks.planning import NO_DATA, planned_batch
+from tfx_jax.tasks.prediction import TrainedModel
+from tfx_jax.tasks.shortened import warn_shortened
+from tfx_jax.tasks.task import Artifacts, EvalResult, MetricInfo, PlannedTask
+from tfx_jax.tasks.text.answers import Prediction
+from tfx_jax.tasks.text.bert_examples import bert_example, setup_bert_tokenizer
+from tfx_jax.tasks.text.word_characters import boundary_row, word_rows
+
+IGNORED = -1  # the target of what begins no word, such as a subword that is no first one; no id of a tag
+
+TaggedSentences = Sequence[TaggedSentence]
+
+
+@documented
+@dataclasses.dataclass
+class TaggedData:
+    """Where tagged sentences come from, and how much of them makes an example and a batch."""
+
+    dataset: str = one_of(("grammar", "files"), "grammar")  # the grammar is built in
+    # files: the folder of those below, of which each may be several: "a.txt,b.txt", or "part-*.txt" in their order
+    data_dir: str = ""
+    train_file: str = ""  # lines of word, TAB, BIO tag, or CoNLL-2003's; an empty line between sentences
+    validation_file: str = ""
+    test_file: str = ""
+    # Or another of `tfx_jax.data.tokenizers.train.KINDS`; without effect with init_from, and for a model of characters.
+    tokenizer: str = "wordpiece"
+    max_length: int = at_least(1, 128)  # tokens of a sentence, special ones included; words beyond count as outside
+    tokens_per_batch: int = at_least(1, 2_048)  # positions of a global batch, padding included
+
+    def has_split(self, split: Split) -> bool:
+        """Tells whether the configuration names a split."""
+        return has_file(self, split)
+
+    def load(self, split: Split) -> TaggedSentences:
+        """Reads a split; an entity that begins with I begins with B.
+
+        Raises:
+          UserError: if it cannot be read.
+        """
+        if self.dataset == "grammar":
+            return grammar_tagged(split, GRAMMAR_SIZES[split])
+        sentences = (sentence for path in split_paths(self, split) for sentence in read_tagged(path))
+        return [TaggedSentence(sentence.words, repair_tags(sentence.tags)) for sentence in sentences]
+
+    def validate(self, model: ModelConfig) -> None:
+        """See `check_files`."""
+        check_files(self, model, what="row")
+
+    def tiny(self) -> None:
+        """Sets a little built-in text."""
+        self.dataset, self.max_length, self.tokens_per_batch = "grammar", 64, 512
+
+
+@documented
+@dataclasses.dataclass
+class TaggingConfig:
+    """To give each word a BIO tag: a BERT reads subwords, of which the first one tells it, an ELMo characters."""
+
+    data: TaggedData = dataclasses.field(default_factory=TaggedData)
+    label_smoothing: float = fraction(0.0)
+
+    def validate(self, model: ModelConfig) -> None:
+        """See `tfx_jax.tasks.task.TaskConfig`."""
+        require_kind(model, ("bert", "elmo"), "tagging")
+        self.data.validate(model)
+
+    def tiny(self) -> None:
+        """See `tfx_jax.tasks.task.TaskConfig`."""
+        self.data.tiny()
+
+    def splits(self) -> Splits[TaggedSentences]:
+        """Returns the words and tags of each split."""
+        return Splits(self.data.has_split, self.data.load)
+
+    def setup(self, model: Any, splits: Splits[TaggedSentences], artifacts: Artifacts) -> "TaggingTask":
+        """See `tfx_jax.tasks.task.TaskConfig`."""
+        if model.kind == "elmo":
+            encoding = Characters(model.word_length)
+        else:
+            tokenizer, model = setup_bert_tokenizer(
+                artifacts, model, lambda: (" ".join(words) for words, _ in splits["train"]), kind=self.data.tokenizer
+            )
+            encoding = Subwords(tokenizer)
+        labels = tuple(setup_json(artifacts, "labels.json", lambda: _labels(splits["train"])))
+        return TaggingTask(self, dataclasses.replace(model, labels=labels), splits, encoding)
+
+    def planned(self, model: Any, options: LoaderOptions) -> PlannedTask:
+        """See `tfx_jax.tasks.task.TaskConfig`."""
+        encoding = Characters(model.word_length) if model.kind == "elmo" else Subwords(NO_DATA)
+        dtypes = {**encoding.dtypes, "token_mask": np.bool_, "targets": np.int32}
+        batch = planned_batch(self.data, options, dtypes=dtypes, sizes=encoding.sizes)
+        model = dataclasses.replace(model, labels=("O", "B-X", "I-X"))
+        return PlannedTask(TaggingTask(self, model, NO_DATA, encoding), batch)
+
+
+class Subwords:
+    """What a BERT reads of sentences: subwords between special tokens.
+
+    Attributes:
+      tagger: the class of the model.
+      tokenizer: turns words into tokens; None where the model has none.
+      dtypes: of the arrays of an example that the model reads beside "token_mask" [T].
+      sizes: of the last axes of those that have one behind T.
+    """
+
+    tagger = BertTagger
+    dtypes: ClassVar[Mapping[str, Any]] = {"tokens": np.int32, "token_type_ids": np.int32}
+    sizes: ClassVar[Mapping[str, int]] = {}
+
+    def __init__(self, tokenizer: HFTokenizer):
+        """Takes what turns words into tokens."""
+        self.tokenizer = tokenizer
+
+    @property
+    def pad_values(self) -> Mapping[str, int]:
+        """What padding is, where it is not 0."""
+        return {"tokens": cast(int, self.tokenizer.pad_id)}
+
+    def encode(self, sentences: TaggedSentences, number: Mapping[str, int], max_length: int) -> list[Example]:
+        """Returns an example for each sentence, as much of it as `max_length` holds.
+
+        "targets" [T] int32 has the `number` of the tag of each word where it begins, and IGNORED everywhere else.
+        """
+        pieces = iter(self.tokenizer.encode_batch([word for sentence in sentences for word in sentence.words]))
+        split = [[next(pieces) for _ in sentence.words] for sentence in sentences]
+        # A word without a piece gets one, see `align_tags`.
+        whole = [[piece for word in words for piece in word or [0]] for words in split]
+        _warn_shortened(whole, max_length)
+        examples: list[Example] = []
+        for sentence, words in zip(sentences, split, strict=True):
+            tokens, targets = align_tags(
+                words,
+                [number[tag] for tag in sentence.tags],
+                unk_id=cast(int, self.tokenizer.unk_id),
+                max_length=max_length - 2,
+            )
+            example = bert_example(self.tokenizer, tokens.tolist(), [], max_length)
+            examples.append(example | {"targets": np.pad(targets, 1, constant_values=IGNORED)})
+        return examples
+
+    def training_flops(self, model: Any, shapes: Mapping[str, tuple[int, ...]]) -> int:
+        """See `tfx_jax.tasks.task.Task`, of a model with this configuration."""
+        return model.training_flops(*shapes["tokens"], num_predicted=0)
+
+
+class Characters:
+    """What a tagger of characters reads of sentences: words between two marks, as in pre-training; see `Subwords`."""
+
+    tagger = ElmoTagger
+    tokenizer = None
+    dtypes: ClassVar[Mapping[str, Any]] = {"characters": np.int32}
+    pad_values: ClassVar[Mapping[str, int]] = {}
+
+    def __init__(self, word_length: int):
+        """Takes how many characters of a word are read, see `word_rows`."""
+        self.sizes = {"characters": word_length}
+
+    def encode(self, sentences: TaggedSentences, number: Mapping[str, int], max_length: int) -> list[Example]:
+        """See `Subwords`."""
+        width, examples = self.sizes["characters"], list[Example]()
+        mark = boundary_row(width)[np.newaxis]
+        _warn_shortened([sentence.words for sentence in sentences], max_length)
+        warn_shortened(
+            [word.encode() for sentence in sentences for word in sentence.words],
+            width - 2,
+            what="words",
+            effect="only their beginnings are read",
+            unit="bytes",
+        )
+        for words, tags in sentences:
+            read = word_rows(words[: max_length - 2], width)
+            targets = np.array([number[tag] for tag in tags[: max_length - 2]], np.int32)
+            examples.append(
+                {
+                    "characters": np.concatenate([mark, read, mark]),
+                    "token_mask": np.ones(len(read) + 2, bool),
+                    "targets": np.pad(targets, 1, constant_values=IGNORED),
+                }
+            )
+        return examples
+
+    def training_flops(self, model: Any, shapes: Mapping[str, tuple[int, ...]]) -> int:
+        """See `Subwords`."""
+        return model.tagging_flops(*shapes["token_mask"])
+
+
+def _warn_shortened(sentences: Sequence[Sequence[Any]], max_length: int) -> None:
+    effect = "their ends are not read, and words there get the tag O: raise max_length or cut the sentences"
+    warn_shortened(sentences, max_length - 2, what="sentences", effect=effect)
+
+
+class TaggingTask:
+    """Tagging of words.
+
+    Attributes:
+      encoding: turns words into what the model reads.
+      tokenizer: of a model that has one, else None.
+      labels: all tags of the training split, in the order of their ids.
+    """
+
+    metrics = (
+        MetricInfo("f1", "entity F1", " %", note="exact entities of all labels"),
+        MetricInfo("precision", "precision", " %"),
+        MetricInfo("recall", "recall", " %"),
+    )
+    unit = "word"
+
+    def __init__(
+        self,
+        config: TaggingConfig,
+        model_config: Any,
+        splits: Splits[TaggedSentences],
+        encoding: Subwords | Characters,
+    ):
+        """Takes what `TaggingConfig.setup` made."""
+        self.config, self.model_config, self.encoding = config, model_config, encoding
+        self.tokenizer: Any = encoding.tokenizer
+        self.labels: tuple[str, ...] = model_config.labels
+        self._splits = splits
+
+    def make_model(self, *, shard_attention: ShardAttention | None = None, rngs: nnx.Rngs) -> BertTagger | ElmoTagger:
+        """See `tfx_jax.tasks.task.Task`."""
+        return self.encoding.tagger(self.model_config, shard_attention=shard_attention, rngs=rngs)
+
+    @property
+    def batch_spec(self) -> BatchSpec:
+        """How examples become batches: those of similar length together."""
+        data, pad_values = self.config.data, {**self.encoding.pad_values, "targets": IGNORED}
+        return BatchSpec(few_boundaries(data.max_length), data.tokens_per_batch, pad_values)
+
+    def train_data(self, options: LoaderOptions) -> grain.IterDataset[Batch]:
+        """See `tfx_jax.tasks.task.Task`."""
+        if "validation" in self._splits:  # or the first evaluation would stumble over it
+            self._numbers(self._splits["validation"], "the validation split")
+        examples = ExampleList(self.encode(self._splits["train"]), by="targets")
+        return train_batches(lambda epoch: examples, self.batch_spec, options)
+
+    def encode(self, sentences: TaggedSentences) -> list[Example]:
+        """Returns an example for each sentence, as much of it as `max_length` holds.
+
+        Raises:
+          UserError: for a tag that the training split has not.
+        """
+        return self.encoding.encode(sentences, self._numbers(sentences), self.config.data.max_length)
+
+    def _numbers(self, sentences: TaggedSentences, where: str = "") -> dict[str, int]:
+        """The ids of all tags, which those of the sentences must be among; errors name a sentence of `where`."""
+        ids = {label: index for index, label in enumerate(self.labels)}
+        for number, sentence in enumerate(sentences, 1):
+            for tag in sentence.tags:
+                if tag not in ids:
+                    place = f"{where}, sentence {number}: " if where else ""
+                    raise UserError(f"{place}the tag {tag!r} is none of the {len(ids)} of the training split")
+        return ids
+
+    def loss(self, model: BertTagger | ElmoTagger, batch: dict[str, Array], rngs: nnx.Rngs | None) -> LossOutput:
+        """See `tagging_loss`."""
+        return tagging_loss(model, batch, rngs, label_smoothing=self.config.label_smoothing)
+
+    def training_flops(self, shapes: Mapping[str, tuple[int, ...]]) -> int:
+        """See `tfx_jax.tasks.task.Task`."""
+        return self.encoding.training_flops(self.model_config, shapes)
+
+    def predict(self, model: TrainedModel, sentences: TaggedSentences) -> list[list[str]]:
+        """Returns the tags of the words of each sentence; words that did not fit into the example are outside."""
+        examples = self.encode(sentences)
+        found = model.predict(predict_tags, ExampleList(examples, by="targets"), self.batch_spec)
+        tags = []
+        for predicted, example, sentence in zip(found, examples, sentences, strict=True):
+            targets = example["targets"]
+            ids = tags_of_words(np.array(predicted)[: len(targets)], targets, len(sentence.words))
+            tags.append([self.labels[tag] for tag in ids])
+        return tags
+
+    inputs = ("sentence",)
+    empty_answer: ClassVar[Prediction] = {"tags": [], "words": []}
+
+    def answer(self, model: TrainedModel, rows: Sequence[Sequence[str]]) -> list[Prediction]:
+        """Returns the tags of each sentence, whose words have spaces between them, and the words."""
+        sentences = [TaggedSentence(words := split_words(row[0]), [self.labels[0]] * len(words)) for row in rows]
+        tags = self.predict(model, sentences)
+        return [{"tags": found, "words": sentence.words} for found, sentence in zip(tags, sentences, strict=True)]
+
+    def evaluate(self, model: TrainedModel, split: Split = "validation") -> EvalResult:
+        """Tags every sentence of a split."""
+        sentences = self._splits[split]
+        tags = self.predict(model, sentences)
+        precision, recall, f1, support = entity_scores(tags, [sentence.tags for sentence in sentences])
+        summary = f"entity F1 {f1:.2f} %, precision {precision:.2f} %, recall {recall:.2f} %, {support:,} entities"
+        return EvalResult({"f1": f1, "precision": precision, "recall": recall}, summary)
+
+
+def _labels(sentences: TaggedSentences) -> list[str]:
+    """Returns "O", and B and I of each label of an entity."""
+    return tag_names(tag[2:] for sentence in sentences for tag in sentence.tags if tag != "O")
+
+
+def align_tags(
+    pieces: Sequence[Sequence[int]], tags: Sequence[int], *, unk_id: int, max_length: int | None = None
+) -> tuple[np.ndarray, np.ndarray]:
+    """Gives the tag of each word to its first subword, as BERT's tagging does (Devlin et al., 2019, section 5.3).
+
+    Args:
+      pieces: subwords of each word. A word without any, such as a character that the tokenizer drops, gets `unk_id`.
+      tags: id of each word's tag.
+      unk_id: of an unknown subword.
+      max_length: subwords beyond it are left out; None leaves none out.
+
+    Returns:
+      Subwords and their targets, both [T] int32; the target is IGNORED where a word goes on.
+
+    Raises:
+      ValueError: if there is not one tag for each word.
+
+    >>> align_tags([[5, 6], [7]], [2, 0], unk_id=1)
+    (array([5, 6, 7], dtype=int32), array([ 2, -1,  0], dtype=int32))
+    """
+    if len(pieces) != len(tags):
+        raise ValueError(f"{len(pieces)} words but {len(tags)} tags: each word needs exactly one")
+    words = [word if len(word) else [unk_id] for word in pieces]
+    ids = [piece for word in words for piece in word]
+    targets = [target for word, tag in zip(words, tags, strict=True) for target in (tag, *[IGNORED] * (len(word) - 1))]
+    return np.array(ids[:max_length], np.int32), np.array(targets[:max_length], np.int32)
+
+
+def tagging_loss(
+    model: BertTagger | ElmoTagger,
+    batch: dict[str, Array],
+    rngs: nnx.Rngs | None,
+    *,
+    label_smoothing: float = 0.0,
+) -> LossOutput:
+    """Sums the cross entropy of the tags of words, read off their first subwords (Devlin et al., 2019, section 5.3).
+
+    Args:
+      model: gives each token the logits of its tags.
+      batch: "tokens" and "token_type_ids" [B, T] int32 or "characters" [B, T, W] int32, "token_mask" [B, T] bool and
+        "targets" [B, T] int32, the id of a tag or IGNORED, as `align_tags` gives them; special tokens and padding are
+        IGNORED.
+      rngs: stream `dropout`; None means evaluation.
+      label_smoothing: see `summed_cross_entropy`.
+
+    Returns:
+      What `summed_cross_entropy` gives for words; `num_tokens` counts the tokens read.
+    """
+    logits = _logits(model, batch, rngs)
+    is_word = batch["targets"] != IGNORED
+    output = summed_cross_entropy(
+        logits, jnp.where(is_word, batch["targets"], 0), is_word.astype(jnp.float32), label_smoothing=label_smoothing
+    )
+    return output._replace(num_tokens=batch["token_mask"].sum(dtype=jnp.float32))
+
+
+def predict_tags(model: BertTagger | ElmoTagger, batch: dict[str, Array]) -> Int[Array, "B T"]:
+    """The likeliest tag of each token, its id; for `TrainedModel.predict`.
+
+    `batch` as for `tagging_loss`, without targets.
+    """
+    return _logits(model, batch, None).argmax(axis=-1)
+
+
+def _logits(model: Any, batch: dict[str, Array], rngs: nnx.Rngs | None) -> Array:
+    """Calls a tagger with what it reads, whichever that is."""
+    inputs = [batch[name] for name in ("characters", "tokens", "token_type_ids") if name in batch]
+    return model(*inputs, token_mask=batch["token_mask"], rngs=rngs)
+
+
+def tags_of_words(predictions: np.ndarray, targets: np.ndarray, num_words: int, *, outside_id: int = 0) -> list[int]:
+    """Undoes `align_tags`: the predictions at the first subwords, in order.
+
+    Args:
+      predictions: id of a tag for each subword, [T] int.
+      targets: what `align_tags` gave, [T] int, or longer rows of which the rest is IGNORED.
+      num_words: in the sentence; words that were left out are outside.
+      outside_id: of "O".
+    """
+    found = np.asarray(predictions)[np.asarray(targets) != IGNORED].tolist()
+    return found + [outside_id] * (num_words - len(found))

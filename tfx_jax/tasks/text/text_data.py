@@ -1,0 +1,112 @@
+"""Plain text, as the tasks of pre-training read it."""
+
+import dataclasses
+import functools
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
+
+from etils import epath
+
+from tfx_jax.data.sources.documents import TextDocuments, count_characters, read_pieces
+from tfx_jax.data.sources.lines import read_lines
+from tfx_jax.data.sources.splits import Split
+from tfx_jax.data.sources.wikitext import read_articles
+from tfx_jax.errors import UserError
+from tfx_jax.fields import at_least, documented, fraction, one_of
+from tfx_jax.models.config import ModelConfig
+from tfx_jax.synthetic.grammar import grammar_documents
+from tfx_jax.tasks.files import check_files, has_file, split_paths
+
+_GRAMMAR_DOCUMENTS = {"train": 2_000, "validation": 100, "test": 100}
+
+
+@documented
+@dataclasses.dataclass
+class TextData:
+    """Where plain text comes from, and how much of it makes an example and a batch."""
+
+    dataset: str = one_of(("grammar", "files"), "grammar")  # the grammar is built in
+    # files: the folder of those below, of which each may be several: "a.txt,b.txt", or "part-*.txt" in their order
+    data_dir: str = ""
+    train_file: str = ""  # UTF-8, plain or .gz
+    validation_file: str = ""
+    test_file: str = ""
+    validation_share: float = fraction(0.0)  # without a file of its own, validation is this part of the training text
+    # A document is a whole "file" (for BERT, what stands between its empty lines), each of its "lines" or, in WikiText,
+    # each of its "articles".
+    documents: str = one_of(("file", "lines", "articles"), "file")
+    tokenizer: str = "wordpiece"  # or another of `tfx_jax.data.tokenizers.train.KINDS`; without effect with init_from
+    max_length: int = at_least(1, 256)  # tokens of an example
+    tokens_per_batch: int = at_least(1, 16_384)  # positions of a global batch
+
+    def has_split(self, split: Split) -> bool:
+        """Tells whether the configuration names a split, or takes it from the end of the training text."""
+        return has_file(self, split) or (split == "validation" and self.validation_share > 0)
+
+    def load(self, split: Split) -> TextDocuments:
+        """Opens the documents of a split; lines, empty ones too, are without their line breaks.
+
+        Raises:
+          UserError: if it cannot be read, now or while iterating.
+        """
+        if self.dataset == "grammar":
+            return _grammar_documents(split, self.documents)
+        if self.validation_share and split != "test":
+            return self._open("train", is_held_out=split == "validation")
+        return self._open(split)
+
+    def validate(self, model: ModelConfig) -> None:
+        """Checks how fields go together.
+
+        Raises:
+          UserError: if they do not.
+        """
+        check_files(self, model, what="row")
+        if self.validation_file and self.validation_share:
+            raise UserError("config.task.data.validation_file and validation_share exclude each other: set one")
+
+    def tiny(self) -> None:
+        """Sets a little built-in text."""
+        self.dataset, self.max_length, self.tokens_per_batch = "grammar", 64, 512
+        self.documents = "lines" if self.documents == "lines" else "file"
+
+    def _open(self, split: Split, *, is_held_out: bool | None = None) -> TextDocuments:
+        """The documents of the files of a split: all, or those before the end that is held out, or that end.
+
+        All is read once here, so that what cannot be read is an error before anything is trained.
+        """
+        paths = split_paths(self, split)
+        if self.documents == "file":
+            sizes = [count_characters(path) for path in paths]
+            begin, end = self._bounds(sum(sizes), is_held_out)
+            return TextDocuments(lambda: _files(paths, sizes, begin, end))
+        read = functools.partial(_lines_or_articles, paths, self.documents)
+        begin, end = self._bounds(sum(1 for _ in read()), is_held_out)
+        return TextDocuments(lambda: ([document] for document in itertools.islice(read(), begin, end)))
+
+    def _bounds(self, size: int, is_held_out: bool | None) -> tuple[int, int]:
+        middle = size if is_held_out is None else int(size * (1 - self.validation_share))
+        return (middle, size) if is_held_out else (0, middle)
+
+
+def _grammar_documents(split: Split, kind: str) -> TextDocuments:
+    texts = ["\n".join(sentences) for sentences in grammar_documents(split, _GRAMMAR_DOCUMENTS[split])]
+    if kind != "articles":
+        texts = "\n".join(texts).split("\n") if kind == "lines" else ["\n\n".join(texts)]
+    return TextDocuments(lambda: ([text] for text in texts))
+
+
+def _files(paths: Sequence[epath.Path], sizes: Sequence[int], begin: int, end: int) -> Iterator[Iterable[str]]:
+    """Files in pieces, of the characters from `begin` to `end` of them all."""
+    for path, size in zip(paths, sizes, strict=True):
+        if begin < size and end > 0:
+            yield read_pieces(path, max(0, begin), end)
+        begin, end = begin - size, end - size
+
+
+def _lines_or_articles(paths: Sequence[epath.Path], kind: str) -> Iterator[str]:
+    for path in paths:
+        if kind == "articles":
+            yield from ("\n".join(article.lines) for article in read_articles(path))
+        else:
+            yield from read_lines(path)

@@ -1,0 +1,154 @@
+"""Tasks as text to text (Raffel et al., 2020, section 2.4 and appendix D): examples are written, and answers read.
+
+What is read from a target is what the example has: nothing of a task is lost on the way.
+"""
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+from tfx_jax.data.sources.conll import TaggedSentence
+from tfx_jax.data.sources.labeled import LabelledPair, LabelledText
+from tfx_jax.data.sources.squad import Question
+from tfx_jax.metrics.entities import Entity, entities_of_tags, tags_of_entities
+from tfx_jax.tasks.text.classification import ClassScores, class_scores
+
+NO_LABEL = ""
+"""What is predicted where an answer is no label; no data have it."""
+
+# In this order: a mark, or the text up to the next one.
+_MARKS = re.compile(r"<extra_id_(\d+)>|([^<]+|<)")
+
+
+class Rendered(NamedTuple):
+    """What a model reads and what it is to write."""
+
+    source: str
+    target: str
+
+
+def label_text(label: str) -> str:
+    """A label in words, which a tokenizer of text knows better than it knows names.
+
+    >>> label_text("Refund_not_showing_up")
+    'refund not showing up'
+    """
+    return " ".join(label.replace("_", " ").lower().split())
+
+
+def labels_by_text(labels: Iterable[str]) -> dict[str, str]:
+    """The labels by their texts.
+
+    Raises:
+      ValueError: if two read alike.
+
+    >>> labels_by_text(["ENTAILMENT", "card_arrival"])
+    {'entailment': 'ENTAILMENT', 'card arrival': 'card_arrival'}
+    """
+    found: dict[str, str] = {}
+    for label in labels:
+        other = found.setdefault(label_text(label), label)
+        if other != label:
+            raise ValueError(f"the labels {other!r} and {label!r} read alike in words")
+    return found
+
+
+def render_labelled(example: LabelledText | LabelledPair) -> Rendered:
+    """A text or a pair with a label, written as the paper writes CoLA and MRPC.
+
+    >>> render_labelled(LabelledPair("A man sings.", "Nobody sings.", "CONTRADICTION"))
+    Rendered(source='classify sentence1: A man sings. sentence2: Nobody sings.', target='contradiction')
+    """
+    if isinstance(example, LabelledPair):
+        source = f"classify sentence1: {example.first} sentence2: {example.second}"
+    else:
+        source = f"classify sentence: {example.text}"
+    return Rendered(source, label_text(example.label))
+
+
+def read_label(text: str, labels: Mapping[str, str]) -> str:
+    """The label that a text is, or NO_LABEL; `labels` are those of `labels_by_text`.
+
+    >>> read_label(" card  arrival", labels_by_text(["card_arrival"]))
+    'card_arrival'
+    """
+    return labels.get(label_text(text), NO_LABEL)
+
+
+def label_scores(predictions: Sequence[str], references: Sequence[str], labels: Sequence[str]) -> ClassScores:
+    """`class_scores` of predictions that may be NO_LABEL, which are wrong, and count for no class.
+
+    >>> label_scores(["a", "", "b", "b"], ["a", "b", "b", "b"], ["a", "b"])
+    ClassScores(accuracy=75.0, macro_f1=90.0)
+    """
+    # NO_LABEL as a class has an F1 of 0, and so is in the mean as one class too many.
+    accuracy, macro_f1 = class_scores(predictions, references, [*labels, NO_LABEL])
+    return ClassScores(accuracy, macro_f1 * ((len(labels) + 1) / len(labels)))
+
+
+def render_tagged(sentence: TaggedSentence, *, num_marks: int) -> Rendered:
+    """A sentence whose words have T5's sentinels for marks, and its entities: the marks of their words, and a label.
+
+    Marks are the "sentinel" formats of "Transforming Sequence Tagging Into A Seq2Seq Task" (Raman et al., 2022,
+    https://arxiv.org/abs/2203.08378), where words that are written again may come out as others. There, each word has
+    its tag in the target; here, entities alone, as most words are outside. Words beyond `num_marks` have no mark, and
+    their entities are left out.
+
+    >>> sentence = TaggedSentence(["Joe", "Doe", "saw", "Rome"], ["B-person", "I-person", "O", "B-place"])
+    >>> source, target = render_tagged(sentence, num_marks=100)
+    >>> source
+    'tag: <extra_id_0> Joe <extra_id_1> Doe <extra_id_2> saw <extra_id_3> Rome'
+    >>> target
+    '<extra_id_0> <extra_id_1> person <extra_id_3> place'
+    """
+    marked = [f"{_mark(number)} {word}" for number, word in enumerate(sentence.words[:num_marks])]
+    entities = [
+        f"{' '.join(map(_mark, range(start, end)))} {label_text(label)}"
+        for label, start, end in entities_of_tags(sentence.tags)
+        if end <= num_marks
+    ]
+    return Rendered(" ".join(["tag:", *marked, *sentence.words[num_marks:]]), " ".join(entities))
+
+
+def read_tags(text: str, num_words: int, labels: Mapping[str, str]) -> list[str]:
+    """The tags of a sentence, from entities as `render_tagged` writes them.
+
+    What is none is passed over: marks that do not follow one another or that no word has, an unknown label, and words
+    of an entity that was read before.
+
+    Args:
+      text: with marks spelled out.
+      num_words: of the sentence.
+      labels: those of `labels_by_text`.
+
+    >>> read_tags("<extra_id_1> <extra_id_2> place <extra_id_0> bird", 4, labels_by_text(["place"]))
+    ['O', 'B-place', 'I-place', 'O']
+    """
+    entities: list[Entity] = []
+    taken: set[int] = set()
+    marks: list[int] = []
+    words = ""
+    # A last mark, which ends the last entity.
+    for number, piece in [*_MARKS.findall(text), ("0", "")]:
+        if piece:
+            words += piece
+            continue
+        if words.strip() and marks:
+            span = range(marks[0], marks[0] + len(marks))
+            label = read_label(words, labels)
+            if marks == list(span) and span.stop <= num_words and not taken & set(span) and label != NO_LABEL:
+                entities.append(Entity(label, span.start, span.stop))
+                taken |= set(span)
+        if words.strip():
+            marks, words = [], ""
+        marks.append(int(number))
+    return tags_of_entities(entities, num_words)
+
+
+def render_question(question: Question) -> Rendered:
+    """A question, its context, and the first of its answers, written as the paper writes SQuAD."""
+    return Rendered(f"question: {question.question} context: {question.context}", question.answers[0].text)
+
+
+def _mark(number: int) -> str:
+    return f"<extra_id_{number}>"

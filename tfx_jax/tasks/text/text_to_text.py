@@ -1,0 +1,387 @@
+"""Tasks as text to text: a model reads an example and writes the answer (Raffel et al., 2020, section 2.4)."""
+
+import dataclasses
+import functools
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar, NamedTuple
+
+import grain
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from jaxtyping import Array, Int
+
+from tfx_jax.data.batching.batches import Batch, BatchSpec, Example, ExampleList, LoaderOptions, train_batches
+from tfx_jax.data.objectives.span_corruption import NUM_SENTINELS
+from tfx_jax.data.sources.conll import TaggedSentence
+from tfx_jax.data.sources.lines import split_words
+from tfx_jax.data.sources.splits import Split, Splits
+from tfx_jax.data.sources.squad import Question
+from tfx_jax.errors import UserError
+from tfx_jax.fields import at_least, documented, fraction
+from tfx_jax.generation.decoding import BeamSearch, DecodingConfig, Greedy, Search, decode
+from tfx_jax.metrics.entities import entities_of_tags, entity_scores
+from tfx_jax.models.config import EncoderDecoderConfig, ModelConfig, require_kind
+from tfx_jax.nn.attention import ShardAttention
+from tfx_jax.tasks.artifacts import setup_json
+from tfx_jax.tasks.files import few_boundaries
+from tfx_jax.tasks.loss import LossOutput
+from tfx_jax.tasks.planning import NO_DATA, planned_batch
+from tfx_jax.tasks.prediction import TrainedModel
+from tfx_jax.tasks.shortened import warn_shortened
+from tfx_jax.tasks.task import Artifacts, EvalResult, MetricInfo, PlannedTask
+from tfx_jax.tasks.text.answers import Prediction
+from tfx_jax.tasks.text.classification import (
+    CLASS_METRICS,
+    LabelledData,
+    LabelledTexts,
+    check_labels,
+    class_result,
+    inputs_of,
+    labels_of,
+    unlabelled,
+)
+from tfx_jax.tasks.text.question_answering import ANSWER_METRICS, QuestionData, unanswered
+from tfx_jax.tasks.text.sentinels import SentinelTokenizer, setup_sentinel_tokenizer
+from tfx_jax.tasks.text.tagging import TaggedData
+from tfx_jax.tasks.text.text_formats import (
+    NO_LABEL,
+    Rendered,
+    label_scores,
+    label_text,
+    labels_by_text,
+    read_label,
+    read_tags,
+    render_labelled,
+    render_question,
+    render_tagged,
+)
+from tfx_jax.tasks.text.translation import pair_flops, translation_loss
+
+
+@documented
+@dataclasses.dataclass
+class TextToTextConfig:
+    """To write the label of a text, the entities of a sentence or the answer to a question, as the data say.
+
+    As in the paper, a source longer than `data.max_length` is cut.
+    """
+
+    data: LabelledData | TaggedData | QuestionData = dataclasses.field(default_factory=LabelledData)
+    label_smoothing: float = fraction(0.0)
+    z_loss: float = at_least(0, 0.0)  # weight of log^2 Z in the loss of a token
+    decoding: DecodingConfig = dataclasses.field(default_factory=DecodingConfig)
+
+    def validate(self, model: ModelConfig) -> None:
+        """See `tfx_jax.tasks.task.TaskConfig`."""
+        require_kind(model, "encoder_decoder", "text to text")
+        self.data.validate(model)
+
+    def tiny(self) -> None:
+        """See `tfx_jax.tasks.task.TaskConfig`."""
+        self.data.tiny()
+        self.decoding.tiny()
+
+    def splits(self) -> Splits[Any]:
+        """Returns the examples of each split."""
+        return Splits(self.data.has_split, self.data.load)
+
+    def setup(self, model: EncoderDecoderConfig, splits: Splits[Any], artifacts: Artifacts) -> "TextToTextTask":
+        """See `tfx_jax.tasks.task.TaskConfig`."""
+        text_format = _FORMATS[type(self.data)]
+        sentinel, model = setup_sentinel_tokenizer(
+            artifacts,
+            model,
+            lambda: itertools.chain(*map(text_format.render, splits["train"])),
+            kind=self.data.tokenizer,
+        )
+
+        def targets() -> dict[str, Any]:
+            examples = splits["train"]
+            encoded = sentinel.tokenizer.encode_batch([text_format.render(example).target for example in examples])
+            length, limit = max(map(len, encoded)) + 1, getattr(self.data, "max_answer_length", None)
+            return {
+                "labels": text_format.labels_of(examples),
+                "length": length if limit is None else min(length, limit + 1),
+            }
+
+        found = setup_json(artifacts, "targets.json", targets)
+        num_positions = getattr(model, "learned_positions", 0)
+        if 0 < num_positions < found["length"]:
+            raise UserError(
+                f"the longest target has {found['length']} tokens, which is more than "
+                f"config.model.learned_positions={num_positions}"
+            )
+        return TextToTextTask(
+            self, model, splits, sentinel, text_format, labels=found["labels"], target_length=found["length"]
+        )
+
+    def planned(self, model: EncoderDecoderConfig, options: LoaderOptions) -> PlannedTask:
+        """See `tfx_jax.tasks.task.TaskConfig`; targets are taken to be as long as an answer may be, or as sources."""
+        length = getattr(self.data, "max_answer_length", self.data.max_length - 1) + 1
+        batch = planned_batch(
+            self.data, options, dtypes=dict.fromkeys(("source", "target"), np.int32), lengths={"target": length}
+        )
+        text_format, tokenizer = _FORMATS[type(self.data)], SentinelTokenizer(NO_DATA, NO_DATA)
+        task = TextToTextTask(self, model, NO_DATA, tokenizer, text_format, labels=[], target_length=length)
+        return PlannedTask(task, batch)
+
+
+class TextFormat(NamedTuple):
+    """How the examples of some data are written, and what is written is scored.
+
+    Attributes:
+      metrics: what `score` gives.
+      render: the source and the target of an example.
+      labels_of: the labels of examples; none for data without.
+      score: of the answers to examples, the labels by their texts as a model writes them, the labels and the data.
+      inputs: what an input consists of, of the data.
+      unanswered: inputs as examples, whose targets mean nothing.
+    """
+
+    metrics: tuple[MetricInfo, ...]
+    render: Callable[[Any], Rendered]
+    labels_of: Callable[[Any], list[str]]
+    score: Callable[[Sequence[str], Any, Mapping[str, str], Sequence[str], Any], EvalResult]
+    inputs: Callable[[Any], tuple[str, ...]]
+    unanswered: Callable[[Sequence[Sequence[str]]], Sequence[Any]]
+
+
+class TextToTextTask:
+    """A task that is learned as text to text.
+
+    Attributes:
+      metrics: those of the data.
+      tokenizer: turns text into tokens.
+      specials: its special tokens.
+      labels: those of the training split.
+      target_length: tokens of the longest target of the training split, its end included; answers are no longer.
+    """
+
+    unit = "target token"
+
+    def __init__(
+        self,
+        config: TextToTextConfig,
+        model_config: EncoderDecoderConfig,
+        splits: Splits[Any],
+        tokenizer: SentinelTokenizer,
+        text_format: TextFormat,
+        *,
+        labels: list[str],
+        target_length: int,
+    ):
+        """Takes what `TextToTextConfig.setup` made.
+
+        Raises:
+          UserError: if an answer cannot tell two labels apart.
+        """
+        self.config, self.model_config = config, model_config
+        self.tokenizer, self.specials = tokenizer
+        self.metrics = text_format.metrics
+        self.labels, self.target_length = labels, target_length
+        self._splits, self._format = splits, text_format
+        self._check_labels()
+
+    def make_model(self, *, shard_attention: ShardAttention | None = None, rngs: nnx.Rngs) -> Any:
+        """See `tfx_jax.tasks.task.Task`."""
+        return self.model_config.make(shard_attention=shard_attention, rngs=rngs)
+
+    @property
+    def batch_spec(self) -> BatchSpec:
+        """How examples become batches: sources of similar length together, all targets equally wide."""
+        data, pad_values = self.config.data, {"source": self.specials.pad_id, "target": self.specials.pad_id}
+        widths = {"target": self.target_length}
+        return BatchSpec(few_boundaries(data.max_length), data.tokens_per_batch, pad_values, widths)
+
+    def train_data(self, options: LoaderOptions) -> grain.IterDataset[Batch]:
+        """See `tfx_jax.tasks.task.Task`."""
+        examples = ExampleList(self.encode(self._splits["train"]), by="source")
+        return train_batches(lambda epoch: examples, self.batch_spec, options)
+
+    def encode(self, examples: Sequence[Any]) -> list[Example]:
+        """Returns examples as {"source" [S], "target" [T]}, int32, each with its end."""
+        rendered = [self._format.render(example) for example in examples]
+        sides = {"source": self.config.data.max_length, "target": self.target_length}
+        encoded = {
+            name: self.tokenizer.encode_batch([getattr(example, name) for example in rendered]) for name in sides
+        }
+        warn_shortened(encoded["source"], sides["source"] - 1, what="inputs", effect="only their beginnings are read")
+        warn_shortened(
+            encoded["target"], sides["target"] - 1, what="answers", effect="only their beginnings are learned"
+        )
+        return [
+            {
+                name: np.array([*ids[: sides[name] - 1], self.specials.eos_id], np.int32)
+                for name, ids in zip(sides, both, strict=True)
+            }
+            for both in zip(*encoded.values(), strict=True)
+        ]
+
+    def loss(self, model: Any, batch: dict[str, Array], rngs: nnx.Rngs | None) -> LossOutput:
+        """See `translation_loss`."""
+        config = self.config
+        return translation_loss(model, batch, rngs, label_smoothing=config.label_smoothing, z_loss_weight=config.z_loss)
+
+    def training_flops(self, shapes: Mapping[str, tuple[int, ...]]) -> int:
+        """See `tfx_jax.tasks.task.Task`."""
+        return pair_flops(self.model_config, shapes)
+
+    def predict(self, model: TrainedModel, examples: Sequence[Any]) -> list[str]:
+        """Returns what the model writes for examples, whose targets it does not see; sentinels are spelled out."""
+        decoding = self.config.decoding
+        search = Greedy() if decoding.beam_size == 1 else BeamSearch(decoding.beam_size, decoding.length_penalty)
+        write = functools.partial(write_targets, max_length=self.target_length, search=search)
+        encoded = ExampleList(self.encode(examples), by="source")
+        return [self.spell(tokens) for tokens in model.predict(write, encoded, self.batch_spec)]
+
+    empty_answer: ClassVar[Prediction] = {"answer": ""}
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """See `tfx_jax.tasks.text.answers.AnsweringTask`."""
+        return self._format.inputs(self.config.data)
+
+    def answer(self, model: TrainedModel, rows: Sequence[Sequence[str]]) -> list[Prediction]:
+        """Returns what the model writes for each input."""
+        return [{"answer": text} for text in self.predict(model, self._format.unanswered(rows))]
+
+    def evaluate(self, model: TrainedModel, split: Split = "validation") -> EvalResult:
+        """Answers every source of a split by a search and scores that."""
+        examples = self._splits[split]
+        return self.score(self.predict(model, examples), examples)
+
+    def score(self, answers: Sequence[str], examples: Sequence[Any]) -> EvalResult:
+        """Scores what a model wrote for each example."""
+        return self._format.score(answers, examples, self.labels_as_written, self.labels, self.config.data)
+
+    def spell(self, ids: Sequence[int]) -> str:
+        """Returns the text of tokens up to the end, sentinels spelled out."""
+        number = {sentinel: place for place, sentinel in enumerate(self.specials.sentinels)}
+        text = list(itertools.takewhile(lambda token: token != self.specials.eos_id, ids))
+        parts = []
+        for is_sentinel, group in itertools.groupby(text, key=number.__contains__):
+            if is_sentinel:
+                parts += [f"<extra_id_{number[token]}>" for token in group]
+            else:
+                parts.append(self.tokenizer.decode(group).strip())
+        return " ".join(parts)
+
+    def as_written(self, text: str) -> str:
+        """Returns a text as a model writes it at best: with what the tokenizer leaves of it."""
+        return self.spell(self.tokenizer.encode(text))
+
+    @functools.cached_property
+    def labels_as_written(self) -> dict[str, str]:
+        """The labels by their texts as a model writes them."""
+        return {label_text(self.as_written(text)): label for text, label in labels_by_text(self.labels).items()}
+
+    def _check_labels(self) -> None:
+        try:
+            lost = set(self.labels) - set(self.labels_as_written.values()) | {self.labels_as_written.get(NO_LABEL)}
+        except ValueError as error:
+            raise UserError(f"{error}: rename one") from None
+        for label in self.labels:
+            if label in lost:
+                raise UserError(f"the tokenizer cannot spell the label {label!r} apart from others: rename it")
+
+
+def _score_labels(
+    answers: Sequence[str],
+    examples: LabelledTexts,
+    by_text: Mapping[str, str],
+    labels: Sequence[str],
+    data: LabelledData,
+) -> EvalResult:
+    """Scores labels; an answer that is none is wrong."""
+    del data
+    check_labels(examples, labels)
+    found = [read_label(answer, by_text) for answer in answers]
+    result = class_result(label_scores(found, [example.label for example in examples], labels), len(found))
+    strange = found.count(NO_LABEL)
+    return result._replace(summary=f"{result.summary}, {strange:,} of them without a label") if strange else result
+
+
+def _score_tags(
+    answers: Sequence[str],
+    examples: Sequence[TaggedSentence],
+    by_text: Mapping[str, str],
+    labels: Sequence[str],
+    data: TaggedData,
+) -> EvalResult:
+    """Scores entities; what is none in the answer is passed over."""
+    del labels, data
+    found = [read_tags(answer, len(example.words), by_text) for answer, example in zip(answers, examples, strict=True)]
+    precision, recall, f1, support = entity_scores(found, [example.tags for example in examples])
+    summary = f"entity F1 {f1:.2f} % (precision {precision:.2f} %, recall {recall:.2f} %), {support:,} entities"
+    return EvalResult({"f1": f1, "precision": precision, "recall": recall}, summary)
+
+
+def _score_answers(
+    answers: Sequence[str],
+    examples: Sequence[Question],
+    by_text: Mapping[str, str],
+    labels: Sequence[str],
+    data: QuestionData,
+) -> EvalResult:
+    del by_text, labels
+    return data.score({example.name: answer for example, answer in zip(examples, answers, strict=True)}, examples)
+
+
+def _entity_labels(examples: Sequence[TaggedSentence]) -> list[str]:
+    return sorted({entity.label for example in examples for entity in entities_of_tags(example.tags)})
+
+
+_FORMATS: dict[type, TextFormat] = {
+    LabelledData: TextFormat(
+        CLASS_METRICS, render_labelled, labels_of, _score_labels, inputs_of, functools.partial(unlabelled, label="")
+    ),
+    TaggedData: TextFormat(
+        (
+            MetricInfo("f1", "entity F1", " %"),
+            MetricInfo("precision", "precision", " %"),
+            MetricInfo("recall", "recall", " %"),
+        ),
+        functools.partial(render_tagged, num_marks=NUM_SENTINELS),
+        _entity_labels,
+        _score_tags,
+        lambda data: ("sentence",),
+        lambda rows: [TaggedSentence(words := split_words(row[0]), ["O"] * len(words)) for row in rows],
+    ),
+    QuestionData: TextFormat(
+        ANSWER_METRICS,
+        render_question,
+        lambda examples: [],
+        _score_answers,
+        lambda data: ("question", "context"),
+        unanswered,
+    ),
+}
+
+
+def write_targets(
+    model: Any, batch: Mapping[str, Array], *, max_length: int, search: Search = Greedy()
+) -> Int[Array, "B L"]:
+    """What a model answers to sources; for `TrainedModel.predict`.
+
+    Args:
+      model: its configuration says which tokens pad, start and end.
+      batch: "source" [B, S] int32; rows of padding alone are free.
+      max_length: L, how many tokens an answer has at most, its end included.
+      search: how tokens are chosen.
+
+    Returns:
+      Tokens, the end included, padding behind them.
+    """
+    c, token_mask = model.config, batch["source"] != model.config.pad_id
+    tokens = decode(
+        model.decoder(),
+        batch["source"],
+        token_mask,
+        length_limits=jnp.where(token_mask.any(axis=1), max_length, 1),
+        search=search,
+        eos_ids=(c.eos_id,),
+        max_length=max_length,
+    )
+    return jnp.where(tokens < 0, c.pad_id, tokens)

@@ -1,0 +1,474 @@
+"""Translation: sentence pairs from files, TFDS or the built-in grammar, beam search, BLEU."""
+
+import dataclasses
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar, cast
+
+import grain
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from jaxtyping import Array
+
+from tfx_jax.data.batching.batches import Batch, LoaderOptions
+from tfx_jax.data.batching.pairs import pair_batches
+from tfx_jax.data.sources.lines import is_blank, list_of_texts
+from tfx_jax.data.sources.splits import Split, Splits
+from tfx_jax.data.sources.text import PairSource, join_pairs, join_subwords, lines_of, read_pairs, read_tsv, split_pairs
+from tfx_jax.data.sources.tfds import tfds_pairs
+from tfx_jax.data.tokenizers.hf_tokenizer import HFTokenizer
+from tfx_jax.errors import UserError
+from tfx_jax.fields import at_least, documented, fraction, one_of
+from tfx_jax.generation.decoding import BeamSearch, DecodeDriver, DecodingConfig, Search
+from tfx_jax.metrics.bleu import BleuScores, bleu_scores
+from tfx_jax.models.config import EncoderDecoderConfig, ModelConfig, require_kind
+from tfx_jax.nn.attention import ShardAttention
+from tfx_jax.synthetic.grammar import GrammarPairs
+from tfx_jax.tasks.artifacts import check_special_ids, setup_tokenizer
+from tfx_jax.tasks.files import check_batch, named_paths
+from tfx_jax.tasks.loss import LossOutput, summed_cross_entropy
+from tfx_jax.tasks.planning import NO_DATA, planned_batch
+from tfx_jax.tasks.prediction import PairAttention, TrainedModel, drawable_pair, pair_attention
+from tfx_jax.tasks.shortened import warn_shortened
+from tfx_jax.tasks.task import Artifacts, EvalResult, MetricInfo, PlannedTask
+from tfx_jax.tasks.text.answers import Prediction
+
+
+@documented
+@dataclasses.dataclass
+class PairData:
+    """Where sentence pairs come from and how they become batches."""
+
+    dataset: str = "grammar"  # "grammar" (built in), "files", or a TFDS name such as "wmt14_translate/de-en"
+    # TFDS: where the data set was prepared; files: the folder of those below, of which each may be several, "a.en,b.en"
+    # or "part-*.en" in their order, and their targets as many
+    data_dir: str = ""
+    train_source: str = ""  # files: one sentence a line, plain or .gz; a .tsv holds both sides and needs no target
+    train_target: str = ""
+    validation_source: str = ""
+    validation_target: str = ""
+    test_source: str = ""
+    test_target: str = ""
+    # files: without a validation file, up to so many pairs, and a tenth, are set aside for it
+    validation_pairs: int = at_least(0, 0)
+    source_language: str = ""  # codes such as "de", which files and TFDS need; the grammar is English to Japanese
+    target_language: str = ""  # decides how translations are tokenised and scored
+    is_tokenised: bool = False  # files and TFDS: the text is tokens with spaces between them, as the grammar's is
+    # "words": text is segmented, as with "@@ "; a model to start from brings its own, which should be of the same kind
+    tokenizer: str = one_of(("sentencepiece", "words", "characters"), "sentencepiece")
+    max_length: int = at_least(1, 256)  # tokens of a sentence, its end included; longer training pairs are left out
+    tokens_per_batch: int = at_least(1, 25_000)  # positions of each side of a global batch, padding included (paper)
+    sort_buffer: int = at_least(1, 65_536)  # pairs that are sorted by length together
+
+    def has_split(self, split: Split) -> bool:
+        """Tells whether the configuration names a split; files need not have one for validation or test."""
+        return self.dataset != "files" or bool(getattr(self, f"{split}_source")) or self._is_set_aside(split)
+
+    def load(self, split: Split) -> PairSource:
+        """Opens a split. Evaluation splits keep their empty lines, as every line counts there.
+
+        Raises:
+          UserError: if it cannot be read.
+        """
+        if self.dataset == "grammar":
+            return GrammarPairs(split)
+        if self.dataset == "files":
+            return self._open_files(split)
+        return tfds_pairs(
+            self.dataset,
+            split,
+            data_dir=self.data_dir,
+            source_language=self.source_language,
+            target_language=self.target_language,
+        )
+
+    @property
+    def scored_as(self) -> tuple[str, bool]:
+        """The code of the language translated into, without its region, and whether its text is tokens already."""
+        if self.dataset == "grammar":
+            return "ja", True
+        return self.target_language.replace("_", "-").partition("-")[0], self.is_tokenised
+
+    def validate(self) -> None:
+        """Checks the languages: what a target is in decides how it is tokenised and scored, so it is said.
+
+        Raises:
+          UserError: if one is missing, is no code, or contradicts the names of files.
+        """
+        languages = {"source": self.source_language, "target": self.target_language}
+        said = self.source_language or "en", self.target_language or "ja"
+        if self.dataset == "grammar" and said != ("en", "ja"):
+            raise UserError(
+                f'config.task.data.dataset="grammar" is English to Japanese, not {said[0]} to {said[1]}: '
+                "leave its languages out, or name another dataset"
+            )
+        if self.dataset != "files":  # TFDS knows what languages a data set has
+            return
+        for side, language in languages.items():
+            if not re.fullmatch("[a-z]{2,3}([-_][A-Za-z0-9]+)*", language):
+                given = f", got {language!r}" if language else ""
+                raise UserError(
+                    f'config.task.data.{side}_language must be the code of a language, such as "en" or "de"{given}: it '
+                    f"says what the {side} side of the files is"
+                )
+        if languages["source"] != languages["target"]:
+            self._check_file_names(languages)
+
+    def tiny(self) -> None:
+        """Sets a little built-in text."""
+        self.dataset, self.tokenizer, self.is_tokenised = "grammar", "sentencepiece", False
+        self.source_language = self.target_language = ""
+        self.max_length, self.tokens_per_batch, self.sort_buffer = 64, 512, 256
+
+    def _check_file_names(self, languages: dict[str, str]) -> None:
+        for side, other in (("source", "target"), ("target", "source")):
+            for split in ("train", "validation", "test"):
+                file = getattr(self, f"{split}_{side}")
+                names = (name.strip().removesuffix(".gz") for name in file.split(","))
+                if any(name.endswith(f".{languages[other]}") for name in names):
+                    raise UserError(
+                        f"config.task.data.{split}_{side}={file} looks like the {other} side, whose language is "
+                        f"{languages[other]}: exchange files or languages"
+                    )
+
+    def _is_set_aside(self, split: Split) -> bool:
+        return split == "validation" and not self.validation_source and self.validation_pairs > 0
+
+    def _open_files(self, split: Split) -> PairSource:
+        if split == "test" or not self._is_set_aside("validation"):
+            return self._read_files(split)
+        pairs = self._read_files("train")
+        if len(pairs) < 10:  # a tenth would be none
+            raise UserError(
+                f"{self.train_source} has too few pairs to set some aside: name config.task.data.validation_source"
+            )
+        return split_pairs(pairs, self.validation_pairs)[split == "validation"]
+
+    def _read_files(self, split: Split) -> PairSource:
+        source, target = getattr(self, f"{split}_source"), getattr(self, f"{split}_target")
+        keep_empty, sources = split != "train", named_paths(self.data_dir, source)
+        if not target:
+            if not all(path.name.removesuffix(".gz").endswith(".tsv") for path in sources):
+                raise UserError(f"config.task.data.{split}_target names no file; only a .tsv holds both sides")
+            return join_pairs([read_tsv(path, keep_empty=keep_empty) for path in sources])
+        targets = named_paths(self.data_dir, target)
+        if len(sources) != len(targets):
+            raise UserError(
+                f"config.task.data.{split}_source names {len(sources)} files and {split}_target {len(targets)}: each "
+                "file of one must be the translation of the file of the other in the same place"
+            )
+        files = zip(sources, targets, strict=True)
+        return join_pairs([read_pairs(*sides, keep_empty=keep_empty) for sides in files])
+
+
+# SentencePiece learns nothing new from more lines than this, and an endless source has to stop somewhere.
+_TOKENIZER_PAIRS = 1_000_000
+_GRAMMAR_TOKENIZER_PAIRS = 20_000
+
+
+@documented
+@dataclasses.dataclass
+class TranslationConfig:
+    """To translate sentences of one language into another, with one tokenizer for both."""
+
+    can_shard_positions: ClassVar[bool] = True  # `config.mesh.sequence` may divide them
+
+    data: PairData = dataclasses.field(default_factory=PairData)
+    label_smoothing: float = fraction(0.1)
+    z_loss: float = at_least(0, 0.0)  # weight of log^2 Z in the loss of a token; PaLM has 1e-4
+    decoding: DecodingConfig = dataclasses.field(default_factory=DecodingConfig)
+
+    def validate(self, model: ModelConfig) -> None:
+        """See `tfx_jax.tasks.task.TaskConfig`."""
+        require_kind(model, "encoder_decoder", "translation")
+        self.data.validate()
+        check_batch(self.data, what="sentence")
+        check_output_length(model, self.data.max_length, self.decoding, what="translation")
+
+    def tiny(self) -> None:
+        """See `tfx_jax.tasks.task.TaskConfig`."""
+        self.data.tiny()
+        self.decoding.tiny()
+
+    def splits(self) -> Splits[PairSource]:
+        """Returns the sentence pairs of each split."""
+        return Splits(self.data.has_split, self.data.load, field="source")
+
+    def setup(self, model: EncoderDecoderConfig, splits: Splits[PairSource], artifacts: Artifacts) -> "TranslationTask":
+        """See `tfx_jax.tasks.task.TaskConfig`."""
+        limit = _GRAMMAR_TOKENIZER_PAIRS if self.data.dataset == "grammar" else _TOKENIZER_PAIRS
+        tokenizer, model = setup_tokenizer(
+            artifacts, model, lambda: lines_of(splits["train"], limit), kind=self.data.tokenizer, family="marian"
+        )
+        check_special_ids(model, tokenizer, artifacts)
+        return TranslationTask(self, model, splits, tokenizer)
+
+    def planned(self, model: EncoderDecoderConfig, options: LoaderOptions) -> PlannedTask:
+        """See `tfx_jax.tasks.task.TaskConfig`."""
+        batch = planned_batch(self.data, options, dtypes=dict.fromkeys(("source", "target"), np.int32))
+        return PlannedTask(TranslationTask(self, model, NO_DATA, NO_DATA), batch)
+
+
+class TranslationTask:
+    """Translation of sentences.
+
+    Attributes:
+      tokenizer: the joint tokenizer of both languages.
+    """
+
+    metrics = (
+        MetricInfo("bleu", "BLEU", note="tokenised"),
+        MetricInfo("exact_match", "exact match", " %", digits=1),
+    )
+    unit = "target token"
+
+    def __init__(
+        self,
+        config: TranslationConfig,
+        model_config: EncoderDecoderConfig,
+        splits: Splits[PairSource],
+        tokenizer: HFTokenizer,
+    ):
+        """Takes what `TranslationConfig.setup` made."""
+        self.config, self.model_config, self.tokenizer = config, model_config, tokenizer
+        self._splits = splits
+        self._translator: Translator | None = None
+
+    def make_model(self, *, shard_attention: ShardAttention | None = None, rngs: nnx.Rngs) -> Any:
+        """See `tfx_jax.tasks.task.Task`."""
+        return self.model_config.make(shard_attention=shard_attention, rngs=rngs)
+
+    def train_data(self, options: LoaderOptions) -> grain.IterDataset[Batch]:
+        """See `tfx_jax.tasks.task.Task`."""
+        data = self.config.data
+        return pair_batches(
+            self._splits["train"],
+            self.tokenizer,
+            options,
+            tokens_per_batch=data.tokens_per_batch,
+            max_length=data.max_length,
+            sort_buffer=data.sort_buffer,
+        )
+
+    def loss(self, model: Any, batch: dict[str, Array], rngs: nnx.Rngs | None) -> LossOutput:
+        """See `translation_loss`."""
+        config = self.config
+        return translation_loss(model, batch, rngs, label_smoothing=config.label_smoothing, z_loss_weight=config.z_loss)
+
+    def training_flops(self, shapes: Mapping[str, tuple[int, ...]]) -> int:
+        """See `tfx_jax.tasks.task.Task`."""
+        return pair_flops(self.model_config, shapes)
+
+    inputs = ("sentence",)
+    empty_answer: ClassVar[Prediction] = {"translation": ""}
+
+    def answer(self, model: TrainedModel, rows: Sequence[Sequence[str]]) -> list[Prediction]:
+        """Translates each sentence with the search of the configuration."""
+        translations = self.translator(model.graphdef)(model.params, [row[0] for row in rows])
+        return [{"translation": translation} for translation in translations]
+
+    def translator(
+        self,
+        graphdef: nnx.GraphDef[Any],
+        *,
+        beam_size: int | None = None,
+        length_penalty: float | None = None,
+        int8: bool = False,
+        on_batch: Callable[[int], object] | None = None,
+    ) -> "Translator":
+        """Makes what translates with the search of the configuration, or with another beam.
+
+        Args:
+          graphdef: of the model.
+          beam_size: None means that of the configuration.
+          length_penalty: likewise.
+          int8: as for `Translator`.
+          on_batch: as for `Translator`.
+        """
+        decoding = self.config.decoding
+        return Translator(
+            graphdef,
+            self.tokenizer,
+            search=BeamSearch(
+                decoding.beam_size if beam_size is None else beam_size,
+                decoding.length_penalty if length_penalty is None else length_penalty,
+            ),
+            extra_length=decoding.extra_length,
+            max_source_length=self.config.data.max_length,
+            int8=int8,
+            on_batch=on_batch,
+        )
+
+    def evaluate(self, model: TrainedModel, split: Split = "validation") -> EvalResult:
+        """Translates the source sides of a split and scores them."""
+        if self._translator is None:  # it keeps what it compiles
+            self._translator = self.translator(model.graphdef)
+        scores, _, _ = self.score(self._translator, model, self._splits[split])
+        return EvalResult(
+            {"bleu": scores.tokenised, "exact_match": scores.exact_match},
+            f"BLEU {scores.tokenised:.2f} (tokenised), {scores.sacrebleu:.2f} (sacreBLEU), "
+            f"exact match {scores.exact_match:.1f} %",
+        )
+
+    def score(
+        self, translator: "Translator", model: TrainedModel, pairs: PairSource
+    ) -> tuple[BleuScores, list[str], list[str]]:
+        """Translates the source sides and scores them; returns the scores, the translations and the references.
+
+        References are normalized as the text of training is, which the signature says where it changes one: a model
+        cannot write other forms. Segmented text loses its subword marks, as the tokenizer's output does. Several
+        processes share the sentences; each gets all the translations.
+        """
+        everything = [pairs[index] for index in range(len(pairs))]
+        plain = [self.tokenizer.normalize(pair["target"]) for pair in everything]
+        references = [join_subwords(text) if self.config.data.tokenizer == "words" else text for text in plain]
+        sources = [pair["source"] for pair in everything]
+        hypotheses = model.share(lambda lines: translator(model.params, lines), sources)
+        language, is_tokenised = self.config.data.scored_as
+        scores = bleu_scores(hypotheses, references, language=language, is_tokenised=is_tokenised)
+        if any(reference.split() != pair["target"].split() for reference, pair in zip(plain, everything, strict=True)):
+            scores = scores._replace(signature=f"{scores.signature}|norm:{self.tokenizer.normalization}")
+        return scores, hypotheses, references
+
+    def attention_example(self, model: TrainedModel) -> PairAttention | None:
+        """See `tfx_jax.tasks.task.Task`: of a pair with its reference, as when it trains."""
+        pairs = self._splits["validation"]
+        texts = ((pair["source"], pair["target"]) for pair in map(pairs.__getitem__, range(len(pairs))))
+        pair = drawable_pair(texts, lambda text: self.tokenizer.encode_with_specials(text).ids)
+        return None if pair is None else self.attention(model, *pair)
+
+    def attention(self, model: TrainedModel, source: str, target: str | None = None) -> PairAttention:
+        """Computes every attention map of one sentence pair.
+
+        Args:
+          model: the trained one.
+          source: the sentence to read.
+          target: its translation; None means the model's own.
+
+        Returns:
+          Maps by name, each [N, T, S] float32, the source's pieces and the target's, the end of sentence included.
+        """
+        source_ids = self.tokenizer.encode_with_specials(source).ids
+        if target is None:
+            (target_ids,) = self.translator(model.graphdef).translate_ids(model.params, [source])
+        else:
+            target_ids = self.tokenizer.encode_with_specials(target).ids
+        pieces = self.tokenizer.pieces
+        return PairAttention(pair_attention(model, source_ids, target_ids), pieces(source_ids), pieces(target_ids))
+
+
+def check_output_length(model: ModelConfig, max_length: int, decoding: DecodingConfig, *, what: str) -> None:
+    """Checks that a model with learned positions has one for every token that it may write.
+
+    Args:
+      model: what writes.
+      max_length: of what it reads.
+      decoding: says how much longer an output may be.
+      what: messages call an output.
+
+    Raises:
+      UserError: if it has not.
+    """
+    num_positions, longest = getattr(model, "learned_positions", 0), max_length + decoding.extra_length
+    if num_positions and num_positions < longest:
+        raise UserError(
+            f"config.model.learned_positions={num_positions} is less than data.max_length + decoding.extra_length "
+            f"= {longest}: a {what} may be that long"
+        )
+
+
+def pair_flops(model: EncoderDecoderConfig, shapes: Mapping[str, tuple[int, ...]]) -> int:
+    """Counts the model FLOPs of a training step on a batch of "source" and "target"."""
+    rows, source_length = shapes["source"]
+    return model.training_flops(rows, source_length, shapes["target"][-1])
+
+
+def translation_loss(
+    model: Any,
+    batch: dict[str, Array],
+    rngs: nnx.Rngs | None,
+    *,
+    label_smoothing: float = 0.0,
+    z_loss_weight: float = 0.0,
+) -> LossOutput:
+    """Sums the label-smoothed cross entropy over target tokens, for any task with a text in and a text out.
+
+    Args:
+      model: of the kind "encoder_decoder": `model(source, target, rngs=...)` gives the logits of every target token,
+        `model.config.pad_id` is padding.
+      batch: "source" [B, S] and "target" [B, T], int32, with padding behind the texts.
+      rngs: stream `dropout`; None means evaluation.
+      label_smoothing: see `summed_cross_entropy`.
+      z_loss_weight: see `summed_cross_entropy`.
+
+    Returns:
+      What `summed_cross_entropy` gives.
+    """
+    target = batch["target"]
+    logits = model(batch["source"], target, rngs=rngs)
+    weights = (target != model.config.pad_id).astype(jnp.float32)
+    return summed_cross_entropy(logits, target, weights, label_smoothing=label_smoothing, z_loss_weight=z_loss_weight)
+
+
+class Translator:
+    """Translates sentences; compiles once for each batch shape."""
+
+    def __init__(
+        self,
+        graphdef: nnx.GraphDef[Any],
+        tokenizer: HFTokenizer,
+        *,
+        search: Search = BeamSearch(),
+        extra_length: int = 50,
+        max_source_length: int = 256,
+        tokens_per_batch: int = 2_048,
+        int8: bool = False,
+        on_batch: Callable[[int], object] | None = None,
+    ):
+        """Remembers the model without its parameters and the options of the search.
+
+        Args:
+          graphdef: of a `tfx_jax.nn.decoding.DecodingModel`, such as `tfx_jax.models.Transformer`.
+          tokenizer: the one the model was trained with.
+          search: how tokens are chosen; the default is that of Vaswani et al. (2017), section 6.1.
+          extra_length: how many tokens an output may be longer than its input.
+          max_source_length: longer inputs are cut to this many tokens, end of sentence included.
+          tokens_per_batch: source positions of a batch.
+          int8: see `DecodeDriver`.
+          on_batch: is told after each batch how many lines it has translated.
+        """
+        self.tokenizer = tokenizer
+        self._on_batch = on_batch
+        self._extra_length = extra_length
+        self._max_source_length = max_source_length
+        self._tokens_per_batch = tokens_per_batch
+        self._eos_id = cast(int, tokenizer.eos_id)
+        self._driver = DecodeDriver(graphdef, search, eos_ids=(self._eos_id,), int8=int8)
+
+    def __call__(self, params: Any, lines: Sequence[str]) -> list[str]:
+        """Translates each line; a blank one, see `tfx_jax.data.sources.lines.is_blank`, becomes an empty one."""
+        return [self.tokenizer.decode(ids) for ids in self.translate_ids(params, lines)]
+
+    def translate_ids(self, params: Any, lines: Sequence[str]) -> list[list[int]]:
+        """Translates each line into token ids, the end of sentence included (nothing for a blank line)."""
+        lines = list_of_texts(lines, "lines")
+        wanted = [index for index, line in enumerate(lines) if not is_blank(line)]
+        encoded = self.tokenizer.encode_batch([lines[index] for index in wanted])
+        warn_shortened(
+            encoded, self._max_source_length - 1, what="sentences", effect="only their beginnings are translated"
+        )
+        found = self._driver(
+            self._driver.decoder(params),
+            [[*ids[: self._max_source_length - 1], self._eos_id] for ids in encoded],
+            max_new_tokens=lambda length: length + self._extra_length,
+            max_input_length=self._max_source_length,
+            tokens_per_batch=self._tokens_per_batch,
+            on_batch=self._on_batch,
+        )
+        if self._on_batch is not None and len(wanted) < len(lines):
+            self._on_batch(len(lines) - len(wanted))
+        outputs: list[list[int]] = [[] for _ in lines]
+        for index, ids in zip(wanted, found, strict=True):
+            outputs[index] = ids
+        return outputs

@@ -1,0 +1,480 @@
+"""Image captioning: images with captions from files or built-in shapes."""
+
+import dataclasses
+import functools
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
+
+import grain
+import jax
+import jax.numpy as jnp
+import numpy as np
+from etils import epath
+from flax import nnx
+from jaxtyping import Array, Bool, Float, Int
+
+from tfx_jax.data.batching.batches import (
+    Batch,
+    BatchSpec,
+    Example,
+    ExampleList,
+    ExampleSource,
+    LoaderOptions,
+    train_batches,
+)
+from tfx_jax.data.sources.images import read_image
+from tfx_jax.data.sources.splits import SPLITS, Split, Splits
+from tfx_jax.data.sources.text import PairSource, read_tsv
+from tfx_jax.data.tokenizers.hf_tokenizer import HFTokenizer
+from tfx_jax.errors import UserError
+from tfx_jax.fields import at_least, documented, one_of
+from tfx_jax.functional.attention.hard import score_function_loss
+from tfx_jax.functional.losses import label_smoothed_cross_entropy
+from tfx_jax.generation.decoding import BeamSearch, DecodingConfig, Search, decode
+from tfx_jax.metrics.bleu import bleu_scores
+from tfx_jax.models.captioning import CaptionerConfig
+from tfx_jax.models.config import ModelConfig, require_kind
+from tfx_jax.nn.attention import ShardAttention
+from tfx_jax.synthetic.shapes import IMAGE_SIZE, MAX_WORDS, draw_scene
+from tfx_jax.tasks.artifacts import check_special_ids, setup_tokenizer
+from tfx_jax.tasks.files import check_batch, has_file, split_path
+from tfx_jax.tasks.loss import LossOutput, Metric, summed_cross_entropy
+from tfx_jax.tasks.planning import NO_DATA, planned_batch
+from tfx_jax.tasks.prediction import ImageAttention, TrainedModel
+from tfx_jax.tasks.task import Artifacts, EvalResult, MetricInfo, PlannedTask
+
+
+class Captioned(NamedTuple):
+    """An image and what it shows.
+
+    Attributes:
+      image: red, green and blue, [height, width, 3] uint8.
+      caption: a sentence.
+      boxes: for each word of the caption, rows and columns of the object that it names: (top, left, bottom, right), the
+        last two exclusive, or zeros; [words, 4] int32, or [0, 4] where nobody knows.
+    """
+
+    image: np.ndarray
+    caption: str = ""
+    boxes: np.ndarray = np.zeros((0, 4), np.int32)
+
+
+class CaptionedImages(Protocol):
+    """Random access to images with captions."""
+
+    def __len__(self) -> int:
+        """The number of images."""
+        ...
+
+    def __getitem__(self, index: int) -> Captioned:
+        """The image with this index."""
+        ...
+
+    def captions(self) -> Iterator[str]:
+        """Yields captions to make a vocabulary of."""
+        ...
+
+
+@documented
+@dataclasses.dataclass
+class CaptionData:
+    """Which images there are, and how much of them makes a batch."""
+
+    dataset: str = one_of(("shapes", "files"), "shapes")  # the first built in, see `tfx_jax.synthetic.shapes`
+    seed: int = at_least(0, 0)  # of the shapes; the training's seed changes none
+    num_train: int = at_least(1, 1_000_000)  # shapes: images
+    num_heldout: int = at_least(1, 1_000)  # shapes: images of the validation split, and of the test split
+    data_dir: str = ""  # files: the folder that the names below, and those in them, are relative to
+    # files: lines of the form file of an image, TAB, caption; several of them may name one image
+    train_file: str = ""
+    validation_file: str = ""
+    test_file: str = ""
+    image_size: int = at_least(1, IMAGE_SIZE)  # pixels of both sides of every image, as the model has it
+    tokenizer: str = one_of(("words", "sentencepiece", "characters"), "words")
+    max_length: int = at_least(1, MAX_WORDS + 1)  # tokens of a caption, its end included; longer ones are cut
+    tokens_per_batch: int = at_least(1, 1_024)  # positions of the captions of a global batch, padding included
+
+    @property
+    def knows_objects(self) -> bool:
+        """Whether there is a box for each word that names an object."""
+        return self.dataset == "shapes"
+
+    def has_split(self, split: Split) -> bool:
+        """Tells whether there is a split."""
+        return has_file(self, split)
+
+    def load(self, split: Split) -> CaptionedImages:
+        """Returns the images of a split.
+
+        Raises:
+          UserError: if its table cannot be read.
+        """
+        if self.dataset == "shapes":
+            return ShapeImages(self, split)
+        return FileImages(read_tsv(split_path(self, split)), epath.Path(self.data_dir), self.image_size)
+
+    def validate(self, model: ModelConfig) -> None:
+        """Checks how fields go together.
+
+        Raises:
+          UserError: if they do not.
+        """
+        check_batch(self, what="caption")
+        name = "config.task.data"
+        if (size := getattr(model, "image_size", self.image_size)) != self.image_size:
+            raise UserError(f"config.model.image_size={size} is not {name}.image_size={self.image_size}")
+        if self.dataset == "files":
+            return
+        if self.image_size != IMAGE_SIZE:
+            raise UserError(
+                f"{name}.image_size={self.image_size} must be {IMAGE_SIZE}, the size of the built-in images"
+            )
+        if self.tokenizer != "words":
+            raise UserError(f'{name}.tokenizer must be "words" for shapes: each word has its own box')
+        if self.max_length <= MAX_WORDS:
+            raise UserError(
+                f"{name}.max_length={self.max_length} must be more than {MAX_WORDS}, the words of the longest caption"
+            )
+
+    def tiny(self) -> None:
+        """Sets a little that is quickly drawn."""
+        self.dataset, self.tokenizer, self.image_size = "shapes", "words", IMAGE_SIZE
+        self.num_train, self.num_heldout = 64, 16
+        self.max_length, self.tokens_per_batch = MAX_WORDS + 1, 256
+
+
+class ShapeImages:
+    """Coloured shapes, of which each image depends on the seed, the split and its index alone."""
+
+    def __init__(self, data: CaptionData, split: Split):
+        """Draws nothing yet."""
+        self._key, self._held_out = (data.seed, SPLITS.index(split)), split != "train"
+        self._count = data.num_train if split == "train" else data.num_heldout
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __getitem__(self, index: int) -> Captioned:
+        if not 0 <= index < self._count:
+            raise IndexError(index)
+        scene = draw_scene((*self._key, index), held_out=self._held_out)
+        boxes = [(0, 0, 0, 0) if number < 0 else scene.shapes[number].box for number in scene.named]
+        return Captioned(scene.image, " ".join(scene.words), np.array(boxes, np.int32))
+
+    def captions(self) -> Iterator[str]:
+        """Yields enough of them to have each word."""
+        for index in range(min(self._count, 1_000)):
+            yield self[index].caption
+
+
+class FileImages:
+    """Images of a table of files and captions, each read when it is asked for."""
+
+    def __init__(self, table: PairSource, folder: epath.Path, size: int):
+        """Takes the table, of which nothing but captions is read yet.
+
+        Args:
+          table: files as sources, captions as targets.
+          folder: that the files are relative to.
+          size: pixels that both sides of each image must have.
+        """
+        self._table, self._folder, self._size = table, folder, size
+
+    def __len__(self) -> int:
+        return len(self._table)
+
+    def __getitem__(self, index: int) -> Captioned:
+        """The image with this index.
+
+        Raises:
+          UserError: if it cannot be read, or has another size.
+        """
+        pair = self._table[index]
+        return Captioned(read_image(self._folder / pair["source"], self._size), pair["target"])
+
+    def captions(self) -> Iterator[str]:
+        """Yields all."""
+        for index in range(len(self)):
+            yield self._table[index]["target"]
+
+
+BASELINE_DECAY = 0.9
+"""Of the moving average of rewards (Xu et al., 2015, section 4.1)."""
+
+
+@documented
+@dataclasses.dataclass
+class CaptioningConfig:
+    """To describe images."""
+
+    data: CaptionData = dataclasses.field(default_factory=CaptionData)
+    attention_penalty: float = at_least(0, 1.0)  # lambda of equation 14, of a model with soft attention
+    score_weight: float = at_least(0, 1.0)  # lambda_r of section 4.1, of a model with hard attention
+    entropy_weight: float = at_least(0, 0.01)  # lambda_e, likewise
+    decoding: DecodingConfig = dataclasses.field(default_factory=lambda: DecodingConfig(extra_length=0))
+
+    def validate(self, model: ModelConfig) -> None:
+        """See `tfx_jax.tasks.task.TaskConfig`."""
+        require_kind(model, "captioner", "captioning")
+        self.data.validate(model)
+
+    def tiny(self) -> None:
+        """See `tfx_jax.tasks.task.TaskConfig`."""
+        self.data.tiny()
+        self.decoding.beam_size = 1
+
+    def splits(self) -> Splits[CaptionedImages]:
+        """Returns the images of each split."""
+        return Splits(self.data.has_split, self.data.load)
+
+    def setup(self, model: CaptionerConfig, splits: Splits[CaptionedImages], artifacts: Artifacts) -> "CaptioningTask":
+        """See `tfx_jax.tasks.task.TaskConfig`."""
+        texts = lambda: splits["train"].captions()  # noqa: E731
+        tokenizer, model = setup_tokenizer(artifacts, model, texts, kind=self.data.tokenizer, family="marian")
+        check_special_ids(model, tokenizer, artifacts)
+        return CaptioningTask(self, model, splits, tokenizer)
+
+    def planned(self, model: CaptionerConfig, options: LoaderOptions) -> PlannedTask:
+        """See `tfx_jax.tasks.task.TaskConfig`."""
+        dtypes = {"caption": np.int32, "boxes": np.int32}
+        batch = planned_batch(self.data, options, dtypes=dtypes, sizes={"boxes": 4})
+        shape = (*batch["caption"].shape[:1], model.image_size, model.image_size, 3)
+        batch["image"] = jax.ShapeDtypeStruct(shape, np.dtype(np.uint8))
+        return PlannedTask(CaptioningTask(self, model, NO_DATA, NO_DATA), batch)
+
+
+class CaptioningTask:
+    """Captioning of images.
+
+    Attributes:
+      tokenizer: of the captions.
+    """
+
+    unit = "caption token"
+
+    def __init__(
+        self,
+        config: CaptioningConfig,
+        model_config: CaptionerConfig,
+        splits: Splits[CaptionedImages],
+        tokenizer: HFTokenizer,
+    ):
+        """Takes what `CaptioningConfig.setup` made."""
+        self.config, self.model_config, self.tokenizer = config, model_config, tokenizer
+        self._splits = splits
+
+    @property
+    def metrics(self) -> tuple[MetricInfo, ...]:
+        """Those of built-in images, whose captions are the only right ones, or of files, where none is."""
+        exact_match = MetricInfo("exact_match", "exact match", " %")
+        accuracy = MetricInfo("accuracy", "accuracy", " %", note="tokens, given the right ones before them")
+        if not self.config.data.knows_objects:
+            return MetricInfo("bleu", "sacreBLEU"), accuracy, exact_match
+        note = "at words that name one, given those before"
+        return exact_match, accuracy, MetricInfo("on_object", "attention on the object", " %", note=note)
+
+    def make_model(self, *, shard_attention: ShardAttention | None = None, rngs: nnx.Rngs) -> Any:
+        """See `tfx_jax.tasks.task.Task`."""
+        return self.model_config.make(shard_attention=shard_attention, rngs=rngs)
+
+    @property
+    def batch_spec(self) -> BatchSpec:
+        """How examples become batches: all captions have as much room, for they are short."""
+        data = self.config.data
+        fixed_lengths = {"image": self.model_config.image_size}
+        return BatchSpec((data.max_length,), data.tokens_per_batch, fixed_lengths=fixed_lengths)
+
+    def train_data(self, options: LoaderOptions) -> grain.IterDataset[Batch]:
+        """See `tfx_jax.tasks.task.Task`."""
+        examples = _Examples(self, self._splits["train"])
+        return train_batches(lambda epoch: examples, self.batch_spec, options)
+
+    def images(self, split: Split) -> CaptionedImages:
+        """Returns the images of a split."""
+        return self._splits[split]
+
+    def encode(self, images: Sequence[Captioned]) -> list[Example]:
+        """Returns an example for each image: "image" [Y, X, 3] uint8, "caption" [T] int32, "boxes" [T, 4] int32.
+
+        A box is that of the object that the token names, or zeros. Captions of more than `max_length` tokens are cut.
+        """
+        examples = []
+        for image, caption, known in images:
+            *ids, eos_id = self.tokenizer.encode_with_specials(caption).ids
+            ids = [*ids[: self.config.data.max_length - 1], eos_id]
+            boxes = np.zeros((len(ids), 4), np.int32)
+            boxes[: len(known)] = known
+            examples.append({"image": image, "caption": np.array(ids, np.int32), "boxes": boxes})
+        return examples
+
+    def loss(self, model: Any, batch: dict[str, Array], rngs: nnx.Rngs | None) -> LossOutput:
+        """See `captioning_loss`."""
+        c = self.config
+        return captioning_loss(
+            model,
+            batch,
+            rngs,
+            attention_penalty=c.attention_penalty,
+            score_weight=c.score_weight,
+            entropy_weight=c.entropy_weight,
+        )
+
+    def training_flops(self, shapes: Mapping[str, tuple[int, ...]]) -> int:
+        """See `tfx_jax.tasks.task.Task`."""
+        return self.model_config.training_flops(*shapes["caption"])
+
+    def predict(self, model: TrainedModel, images: Sequence[np.ndarray]) -> list[str]:
+        """Returns a caption for each image, [height, width, 3] uint8."""
+        examples = ExampleList(self.encode([Captioned(image) for image in images]), by="caption")
+        return [self.tokenizer.decode(ids) for ids in self._write(model, examples)]
+
+    def evaluate(self, model: TrainedModel, split: Split = "validation") -> EvalResult:
+        """Describes every image of a split, and scores each token of its caption given the right ones before it."""
+        images = self._splits[split]
+        references = [images[index].caption for index in range(len(images))]
+        examples = _Examples(self, images)
+        written = [self.tokenizer.decode(ids) for ids in self._write(model, examples)]
+        sums = model.sum_metrics(_metrics, examples, self.batch_spec)
+        scores = bleu_scores(written, references)
+        found = {"bleu": scores.sacrebleu, "exact_match": scores.exact_match}
+        found |= {name: 100 * float(sums[name].mean) for name in ("accuracy", "on_object")}
+        found = {metric.name: found[metric.name] for metric in self.metrics}
+        told = ", ".join(f"{metric.title} {metric.format(found[metric.name])}" for metric in self.metrics)
+        return EvalResult(found, f"{told}, {len(references):,} images")
+
+    def attention_example(self, model: TrainedModel) -> ImageAttention:
+        """See `tfx_jax.tasks.task.Task`."""
+        example = self._splits["validation"][0]
+        return self.attention(model, example.image, example.caption)
+
+    def attention(self, model: TrainedModel, image: np.ndarray, caption: str | None = None) -> ImageAttention:
+        """Computes where the model looks for each token of a caption, its end included; without one, of its own."""
+        caption = self.predict(model, [image])[0] if caption is None else caption
+        (example,), size = self.encode([Captioned(image, caption)]), self.model_config.grid_size
+        (weights,) = model.map_batches(_weights, [{name: array[None] for name, array in example.items()}])
+        titles = self.tokenizer.pieces(example["caption"].tolist())
+        return ImageAttention(image, titles, weights[0].reshape(-1, size, size), " ".join(titles[:-1]))
+
+    def _write(self, model: TrainedModel, examples: ExampleSource) -> list[list[int]]:
+        """The tokens of the captions that a search finds, the end included."""
+        decoding, length = self.config.decoding, self.config.data.max_length
+        search = BeamSearch(decoding.beam_size, decoding.length_penalty)
+        options = {"search": search, "eos_id": self.model_config.eos_id, "max_length": length + decoding.extra_length}
+        found = model.predict(functools.partial(write_captions, **options), examples, self.batch_spec)
+        return [[token for token in tokens if token >= 0] for tokens in found]
+
+
+class _Examples:
+    """The examples of images, each made when it is asked for; equally long, so that batches mix captions."""
+
+    def __init__(self, task: CaptioningTask, images: CaptionedImages):
+        self._task, self._images = task, images
+        self.lengths = np.full(len(images), task.config.data.max_length)
+
+    def __len__(self) -> int:
+        return len(self._images)
+
+    def __getitem__(self, index: int) -> Example:
+        (example,) = self._task.encode([self._images[index]])
+        return example
+
+
+def captioning_loss(
+    model: Any,
+    batch: dict[str, Array],
+    rngs: nnx.Rngs | None,
+    *,
+    attention_penalty: float = 1.0,
+    score_weight: float = 1.0,
+    entropy_weight: float = 0.01,
+) -> LossOutput:
+    """Sums the cross entropy of captions, and what makes a model look where it should.
+
+    Soft attention: lambda sum_i (1 - sum_t alpha_ti)^2 for each caption, equation 14. Hard attention, in training: the
+    score function of equation 12, whose reward is the log-likelihood of the whole caption, less the moving average that
+    the model keeps, and the entropy of the choices. That loss has their gradient but not their value, which would mean
+    nothing.
+
+    Args:
+      model: of the kind "captioner": `model.teach(image, caption, rngs=...)` gives a
+        `tfx_jax.models.captioning.Captions`; `model.baseline` is None for soft attention, or a Variable that this
+        changes if `rngs` is given.
+      batch: "image" [B, Y, X, 3], "caption" [B, T] int32, padding behind it, and "boxes" [B, T, 4] int32: rows and
+        columns (top, left, bottom, right) of the object that a token names, or zeros.
+      rngs: stream `dropout`; None means evaluation.
+      attention_penalty: lambda.
+      score_weight: lambda_r.
+      entropy_weight: lambda_e.
+
+    Returns:
+      What `summed_cross_entropy` gives, with the metrics "on_object", see `object_weights`, "entropy", in nats, and of
+      soft attention "penalty", that of a caption.
+    """
+    caption = batch["caption"]
+    weights = (caption != model.config.pad_id).astype(jnp.float32)
+    found = model.teach(batch["image"], caption, rngs=rngs)
+    output = summed_cross_entropy(found.logits, caption, weights)
+    boxes = jnp.where(weights[..., None] > 0, batch["boxes"], 0)
+    metrics = output.metrics | {
+        "on_object": object_weights(found.weights, boxes, model.config.image_size),
+        "entropy": Metric((found.entropy * weights).sum(), weights.sum()),
+    }
+    is_row = weights.any(axis=1)
+    if model.baseline is None:
+        seen = (found.weights * weights[..., None]).sum(axis=1)
+        penalty = jnp.where(is_row, jnp.square(1 - seen).sum(axis=1), 0.0).sum()
+        metrics["penalty"] = Metric(penalty, is_row.sum(dtype=jnp.float32))
+        return output._replace(loss=output.loss + attention_penalty * penalty, metrics=metrics)
+    if rngs is None:
+        return output._replace(metrics=metrics)
+    nll = label_smoothed_cross_entropy(found.logits, caption)
+    reward = -jax.lax.stop_gradient((nll * weights).sum(axis=1))
+    is_drawn = found.is_drawn & is_row
+    score = score_function_loss((found.log_prob * weights).sum(axis=1), reward, model.baseline[...])
+    added = score_weight * jnp.where(is_drawn, score, 0.0).sum() - entropy_weight * (found.entropy * weights).sum()
+    model.baseline[...] = moving_average(model.baseline[...], reward, is_drawn)
+    return output._replace(loss=output.loss + added - jax.lax.stop_gradient(added), metrics=metrics)
+
+
+def moving_average(
+    average: Float[Array, ""], rewards: Float[Array, " B"], counts: Bool[Array, " B"]
+) -> Float[Array, ""]:
+    """Returns b_k = 0.9 b_(k-1) + 0.1 r_k, r_k being the mean of the rewards that count; of none, the same."""
+    number = counts.sum()
+    mean = jnp.where(counts, rewards, 0.0).sum() / jnp.maximum(number, 1)
+    return jnp.where(number > 0, BASELINE_DECAY * average + (1 - BASELINE_DECAY) * mean, average)
+
+
+def object_weights(weights: Float[Array, "B T L"], boxes: Int[Array, "B T 4"], image_size: int) -> Metric:
+    """Sums how much of the attention is on the object that a token names, over the tokens that name one.
+
+    Args:
+      weights: of the places of a square grid, row by row.
+      boxes: of the objects, in pixels, or zeros; a place counts if it has a pixel of the box.
+      image_size: pixels of a side.
+    """
+    size = round(weights.shape[-1] ** 0.5)
+    start = jnp.arange(size)[None, None] * (image_size // size)
+    top, left, bottom, right = (boxes[..., side, None] for side in range(4))
+    rows = (start < bottom) & (start + image_size // size > top)
+    columns = (start < right) & (start + image_size // size > left)
+    inside = (rows[..., :, None] & columns[..., None, :]).reshape(weights.shape)
+    names = boxes[..., 2] > 0
+    return Metric(jnp.where(inside & names[..., None], weights, 0.0).sum(), names.sum(dtype=jnp.float32))
+
+
+def write_captions(
+    model: Any, batch: dict[str, Array], *, search: Search, eos_id: int, max_length: int
+) -> Int[Array, "B L"]:
+    """The best caption of each image, its end included, and -1 behind it; for `TrainedModel.predict`."""
+    return decode(model.decoder(), batch["image"], search=search, eos_ids=(eos_id,), max_length=max_length)
+
+
+def _metrics(model: Any, batch: dict[str, Array]) -> dict[str, Metric]:
+    """Those of the loss without dropout; for `TrainedModel.sum_metrics`."""
+    return captioning_loss(model, batch, None).metrics
+
+
+def _weights(model: Any, batch: dict[str, Array]) -> Float[Array, "B T L"]:
+    """Where the model looks; for `TrainedModel.map_batches`."""
+    return model.teach(batch["image"], batch["caption"]).weights

@@ -1,0 +1,469 @@
+"""Image classification: labeled images from files or built-in sets."""
+
+import dataclasses
+import importlib
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, Protocol, cast
+
+import grain
+import jax
+import jax.numpy as jnp
+import numpy as np
+from etils import epath
+from flax import nnx
+from jaxtyping import Array, Float, Int, UInt8
+
+from tfx_jax.data.batching.batches import Batch, BatchSpec, Example, LoaderOptions, train_batches
+from tfx_jax.data.sources.images import IMAGE_SUFFIXES, read_centre
+from tfx_jax.data.sources.splits import SPLITS, Split, Splits
+from tfx_jax.errors import UserError
+from tfx_jax.fields import at_least, documented, fraction, one_of
+from tfx_jax.functional.attention.rollout import attention_rollout
+from tfx_jax.models.config import ModelConfig, require_kind
+from tfx_jax.models.vit import ViTConfig
+from tfx_jax.nn.attention import ShardAttention
+from tfx_jax.synthetic.shapes import IMAGE_SIZE, draw_scene
+from tfx_jax.tasks.artifacts import setup_json
+from tfx_jax.tasks.files import check_batch
+from tfx_jax.tasks.loss import LossOutput, summed_cross_entropy
+from tfx_jax.tasks.planning import NO_DATA, planned_batch
+from tfx_jax.tasks.prediction import ImageAttention, TrainedModel
+from tfx_jax.tasks.task import Artifacts, EvalResult, PlannedTask
+from tfx_jax.tasks.text.classification import CLASS_METRICS, class_result, class_scores
+
+
+class LabelledImage(NamedTuple):
+    """An image and its class.
+
+    Attributes:
+      image: [height, width, channels] uint8.
+      label: the name of its class.
+    """
+
+    image: np.ndarray
+    label: str
+
+
+class LabelledImages(Protocol):
+    """Random access to images with classes."""
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """The names of all classes."""
+        ...
+
+    def __len__(self) -> int:
+        """The number of images."""
+        ...
+
+    def __getitem__(self, index: int) -> LabelledImage:
+        """The image with this index."""
+        ...
+
+
+@documented
+@dataclasses.dataclass
+class ImageData:
+    """Which images there are, how many of them make a batch, and how training changes them."""
+
+    # shapes: built in, see `tfx_jax.synthetic.shapes`, of which there are one to three; digits: those of
+    # scikit-learn, 8 x 8
+    # pixels, grey; folder: files in a folder for each class, such as train/cat/1.png
+    dataset: str = one_of(("shapes", "digits", "folder"), "shapes")
+    seed: int = at_least(0, 0)  # of the shapes, and of the splits of the digits; the training's seed changes none
+    num_train: int = at_least(1, 20_000)  # shapes: images
+    num_heldout: int = at_least(1, 1_000)  # shapes: images of the validation split, and of the test split
+    data_dir: str = ""  # folder: that the names below are relative to
+    train_folder: str = "train"
+    validation_folder: str = "val"
+    test_folder: str = ""
+    image_size: int = at_least(1, IMAGE_SIZE)  # pixels of both sides; of files, the middle is cut out and resized
+    num_channels: int = at_least(1, 3)  # 3 for red, green and blue, 1 for grey
+    max_shift: int = at_least(0, 0)  # training: pixels that an image is moved by, at most, along each axis
+    is_mirrored: bool = False  # training: whether every other image has its left and right exchanged
+    tokens_per_batch: int = at_least(1, 64)  # images of a global batch
+
+    @property
+    def max_length(self) -> int:
+        """What an image counts in `tokens_per_batch`."""
+        return 1
+
+    def has_split(self, split: Split) -> bool:
+        """Tells whether there is a split."""
+        return self.dataset != "folder" or bool(self._folder(split))
+
+    def load(self, split: Split) -> LabelledImages:
+        """Returns the images of a split.
+
+        Raises:
+          UserError: if there are none, or scikit-learn is not installed that has the digits.
+        """
+        if self.dataset == "shapes":
+            return CountedShapes(self, split)
+        if self.dataset == "digits":
+            return Digits(self.seed, split)
+        return FolderImages(epath.Path(self.data_dir) / self._folder(split), self.image_size, self.num_channels)
+
+    def validate(self, model: ModelConfig) -> None:
+        """Checks how fields go together.
+
+        Raises:
+          UserError: if they do not.
+        """
+        check_batch(self, what="image")
+        name, of_model = "config.task.data", cast(ViTConfig, model)
+        for field in ("image_size", "num_channels"):
+            if getattr(of_model, field) != getattr(self, field):
+                raise UserError(
+                    f"config.model.{field}={getattr(of_model, field)} is not {name}.{field}={getattr(self, field)}"
+                )
+        size, channels = {"shapes": (IMAGE_SIZE, 3), "digits": (8, 1)}.get(self.dataset, (self.image_size, 0))
+        if self.image_size != size:
+            raise UserError(f"{name}.image_size={self.image_size} must be {size}, the size of {self.dataset}")
+        if channels and self.num_channels != channels:
+            raise UserError(f"{name}.num_channels={self.num_channels} must be {channels}, those of {self.dataset}")
+        if self.num_channels not in (1, 3):
+            raise UserError(f"{name}.num_channels={self.num_channels} must be 3, red, green and blue, or 1, grey")
+        if self.max_shift >= self.image_size:
+            raise UserError(f"{name}.max_shift={self.max_shift} would move images of {self.image_size} pixels away")
+
+    def tiny(self) -> None:
+        """Sets a few images that are quickly drawn."""
+        self.dataset, self.image_size, self.num_channels = "shapes", IMAGE_SIZE, 3
+        self.num_train, self.num_heldout, self.tokens_per_batch = 64, 16, 16
+
+    def _folder(self, split: Split) -> str:
+        return getattr(self, f"{split}_folder")
+
+
+class CountedShapes:
+    """Coloured shapes, of which each image depends on the seed, the split and its index alone; the class is how many.
+
+    Attributes:
+      labels: see `LabelledImages`.
+    """
+
+    labels = ("1", "2", "3")
+
+    def __init__(self, data: ImageData, split: Split):
+        """Draws nothing yet."""
+        self._key, self._held_out = (data.seed, SPLITS.index(split)), split != "train"
+        self._count = data.num_train if split == "train" else data.num_heldout
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __getitem__(self, index: int) -> LabelledImage:
+        if not 0 <= index < self._count:
+            raise IndexError(index)
+        scene = draw_scene((*self._key, index), held_out=self._held_out)
+        return LabelledImage(scene.image, str(len(scene.shapes)))
+
+
+class Digits:
+    """The 1,797 handwritten digits that come with scikit-learn, of Alpaydin and Kaynak (1998).
+
+    They are shuffled, and a tenth is held out for validation, another for the test.
+
+    Attributes:
+      labels: see `LabelledImages`.
+    """
+
+    labels = tuple("0123456789")
+
+    def __init__(self, seed: int, split: Split):
+        """Reads the digits.
+
+        Raises:
+          UserError: if scikit-learn is not installed.
+        """
+        try:
+            datasets = importlib.import_module("sklearn.datasets")
+        except ImportError:
+            raise UserError('dataset="digits" is in scikit-learn: pip install scikit-learn') from None
+        images, labels = datasets.load_digits(return_X_y=True)
+        order = np.random.default_rng(seed).permutation(len(labels))
+        count = len(labels) // 10 + 1
+        held_out = {"train": order[2 * count :], "validation": order[:count], "test": order[count : 2 * count]}
+        chosen = held_out[split]
+        self._images = np.rint(images[chosen] * (255 / 16)).astype(np.uint8).reshape(-1, 8, 8, 1)
+        self._numbers = labels[chosen]
+
+    def __len__(self) -> int:
+        return len(self._numbers)
+
+    def __getitem__(self, index: int) -> LabelledImage:
+        return LabelledImage(self._images[index], self.labels[self._numbers[index]])
+
+
+class FolderImages:
+    """Files in a folder for each class, as torchvision's `ImageFolder` has them, each read when it is asked for.
+
+    Attributes:
+      labels: the names of the folders, in alphabetical order.
+    """
+
+    def __init__(self, folder: epath.Path, size: int, num_channels: int):
+        """Lists the files, at any depth below the folder of their class; others than images are passed over.
+
+        Args:
+          folder: with a folder for each class; those whose names begin with a dot are none.
+          size: pixels of both sides of what is read.
+          num_channels: 3 or 1.
+
+        Raises:
+          UserError: if there is no such folder, or a class has no image.
+        """
+        if not folder.is_dir():
+            raise UserError(f"there is no folder {folder}")
+        classes = [path for path in sorted(folder.iterdir()) if path.is_dir() and not path.name.startswith(".")]
+        if not classes:
+            raise UserError(f"{folder} has no folder for each class, such as {folder / 'cat'}")
+        self.labels = tuple(path.name for path in classes)
+        self._files: list[tuple[epath.Path, str]] = []
+        for path in classes:
+            found = _image_files(path)
+            if not found:
+                raise UserError(f"{path} has no image, a file that ends with one of {', '.join(IMAGE_SUFFIXES)}")
+            self._files += [(file, path.name) for file in found]
+        self._size, self._num_channels = size, num_channels
+
+    def __len__(self) -> int:
+        return len(self._files)
+
+    def __getitem__(self, index: int) -> LabelledImage:
+        """The image with this index.
+
+        Raises:
+          UserError: if it cannot be read.
+        """
+        path, label = self._files[index]
+        return LabelledImage(read_centre(path, self._size, self._num_channels), label)
+
+
+def _image_files(folder: epath.Path) -> list[epath.Path]:
+    """All images below a folder, in alphabetical order of their paths, wherever it is."""
+    found: list[epath.Path] = []
+    for path in sorted(folder.iterdir()):
+        if path.is_dir():
+            found += _image_files(path)
+        elif path.suffix.lower() in IMAGE_SUFFIXES and not path.name.startswith("."):
+            found.append(path)
+    return found
+
+
+@documented
+@dataclasses.dataclass
+class ImageClassificationConfig:
+    """To give each image a label."""
+
+    data: ImageData = dataclasses.field(default_factory=ImageData)
+    label_smoothing: float = fraction(0.0)
+
+    def validate(self, model: ModelConfig) -> None:
+        """See `tfx_jax.tasks.task.TaskConfig`."""
+        require_kind(model, "image_classifier", "classification of images")
+        self.data.validate(model)
+
+    def tiny(self) -> None:
+        """See `tfx_jax.tasks.task.TaskConfig`."""
+        self.data.tiny()
+
+    def splits(self) -> Splits[LabelledImages]:
+        """Returns the images of each split."""
+        return Splits(self.data.has_split, self.data.load, field="folder")
+
+    def setup(
+        self, model: ViTConfig, splits: Splits[LabelledImages], artifacts: Artifacts
+    ) -> "ImageClassificationTask":
+        """See `tfx_jax.tasks.task.TaskConfig`; the model gets the labels that there are."""
+        labels = setup_json(artifacts, "labels.json", lambda: list(splits["train"].labels))
+        return ImageClassificationTask(self, dataclasses.replace(model, labels=tuple(labels)), splits)
+
+    def planned(self, model: ViTConfig, options: LoaderOptions) -> PlannedTask:
+        """See `tfx_jax.tasks.task.TaskConfig`; classes are as many as the model has labels."""
+        batch = planned_batch(self.data, options, dtypes={}, scalars={"label": np.int32, "row_weights": np.float32})
+        shape = (*batch["label"].shape, model.image_size, model.image_size, model.num_channels)
+        batch["image"] = jax.ShapeDtypeStruct(shape, np.dtype(np.uint8))
+        return PlannedTask(ImageClassificationTask(self, model, NO_DATA), batch)
+
+
+class ImageClassificationTask:
+    """Classification of images.
+
+    Attributes:
+      labels: those of the training split, in the order of their ids.
+    """
+
+    metrics = CLASS_METRICS
+    unit = "image"
+
+    def __init__(self, config: ImageClassificationConfig, model_config: ViTConfig, splits: Splits[LabelledImages]):
+        """Takes what `ImageClassificationConfig.setup` made."""
+        self.config, self.model_config, self.labels = config, model_config, model_config.labels
+        self._splits = splits
+
+    def make_model(self, *, shard_attention: ShardAttention | None = None, rngs: nnx.Rngs) -> Any:
+        """See `tfx_jax.tasks.task.Task`."""
+        return self.model_config.make(shard_attention=shard_attention, rngs=rngs)
+
+    @property
+    def batch_spec(self) -> BatchSpec:
+        """How examples become batches: all images are of one size."""
+        data = self.config.data
+        return BatchSpec((1,), data.tokens_per_batch, fixed_lengths={"image": self.model_config.image_size})
+
+    def train_data(self, options: LoaderOptions) -> grain.IterDataset[Batch]:
+        """See `tfx_jax.tasks.task.Task`."""
+        examples = _Examples(self, self.images("train"))
+        return train_batches(lambda epoch: examples, self.batch_spec, options)
+
+    def images(self, split: Split) -> LabelledImages:
+        """Returns the images of a split.
+
+        Raises:
+          UserError: if it has a label that the training split has not.
+        """
+        images = self._splits[split]
+        if strange := {*images.labels} - {*self.labels}:
+            raise UserError(f"the label {min(strange)!r} is none of the {len(self.labels)} of the training split")
+        return images
+
+    def encode(self, images: Sequence[LabelledImage]) -> list[Example]:
+        """Returns an example for each image: "image" [Y, X, C] uint8, "label" int32 and "row_weights" float32."""
+        number = {label: index for index, label in enumerate(self.labels)}
+        return [
+            {"image": image, "label": np.array(number[label], np.int32), "row_weights": np.array(1, np.float32)}
+            for image, label in images
+        ]
+
+    def loss(self, model: Any, batch: dict[str, Array], rngs: nnx.Rngs | None) -> LossOutput:
+        """See `image_classification_loss`."""
+        c = self.config
+        return image_classification_loss(
+            model,
+            batch,
+            rngs,
+            label_smoothing=c.label_smoothing,
+            max_shift=c.data.max_shift,
+            is_mirrored=c.data.is_mirrored,
+        )
+
+    def training_flops(self, shapes: Mapping[str, tuple[int, ...]]) -> int:
+        """See `tfx_jax.tasks.task.Task`."""
+        return self.model_config.training_flops(shapes["image"][0])
+
+    def predict(self, model: TrainedModel, images: Sequence[np.ndarray]) -> list[str]:
+        """Returns the likeliest label of each image, [height, width, channels] uint8."""
+        examples = _Examples(self, [LabelledImage(image, self.labels[0]) for image in images])
+        found = model.predict(predict_classes, examples, self.batch_spec)
+        return [self.labels[predicted] for predicted, _ in found]
+
+    def evaluate(self, model: TrainedModel, split: Split = "validation") -> EvalResult:
+        """Classifies every image of a split."""
+        found = model.predict(predict_classes, _Examples(self, self.images(split)), self.batch_spec)
+        predicted, wanted = ([self.labels[pair[side]] for pair in found] for side in (0, 1))
+        return class_result(class_scores(predicted, wanted, self.labels), len(found), "images")
+
+    def attention_example(self, model: TrainedModel) -> ImageAttention:
+        """See `tfx_jax.tasks.task.Task`."""
+        return self.attention(model, self.images("validation")[0].image)
+
+    def attention(self, model: TrainedModel, image: np.ndarray) -> ImageAttention:
+        """Computes what the class token sees of an image, through all layers and in each, the mean of its heads."""
+        ((logits, rollout, layers),) = model.map_batches(_class_attention, [{"image": image[None]}])
+        maps = np.concatenate([rollout, layers[:, 0]])
+        side = self.model_config.image_size // self.model_config.patch_size
+        titles = ["rollout", *(f"layer {number}" for number in range(1, 1 + len(layers)))]
+        return ImageAttention(image, titles, maps.reshape(-1, side, side), self.labels[int(logits[0].argmax())])
+
+
+class _Examples:
+    """The examples of images, each made when it is asked for; all alike long."""
+
+    def __init__(self, task: ImageClassificationTask, images: LabelledImages | Sequence[LabelledImage]):
+        self._task, self._images, self.lengths = task, images, np.ones(len(images), np.int64)
+
+    def __len__(self) -> int:
+        return len(self._images)
+
+    def __getitem__(self, index: int) -> Example:
+        (example,) = self._task.encode([self._images[index]])
+        return example
+
+
+def image_classification_loss(
+    model: Any,
+    batch: dict[str, Array],
+    rngs: nnx.Rngs | None,
+    *,
+    label_smoothing: float = 0.0,
+    max_shift: int = 0,
+    is_mirrored: bool = False,
+) -> LossOutput:
+    """Sums the cross entropy of the classes of images.
+
+    Args:
+      model: of the kind "image_classifier": `model(images, rngs=...)` gives the logits of the classes.
+      batch: "image" [B, Y, X, C] uint8, "label" [B] int32, the id of a class, and "row_weights" [B] float32, 0 for
+        padding.
+      rngs: stream `dropout`, which also changes images as `changed` does; None means evaluation.
+      label_smoothing: see `summed_cross_entropy`.
+      max_shift: see `changed`.
+      is_mirrored: see `changed`.
+
+    Returns:
+      What `summed_cross_entropy` gives for rows; `num_tokens` counts the images read.
+    """
+    image = batch["image"]
+    if rngs is not None and (max_shift or is_mirrored):
+        image = changed(image, rngs.dropout(), max_shift=max_shift, is_mirrored=is_mirrored)
+    logits = model(normalised(image), rngs=rngs)
+    output = summed_cross_entropy(logits, batch["label"], batch["row_weights"], label_smoothing=label_smoothing)
+    return output._replace(num_tokens=batch["row_weights"].sum())
+
+
+def normalised(image: UInt8[Array, "B Y X C"]) -> Float[Array, "B Y X C"]:
+    """Takes 0 to 255 to -1 to 1, float32, which is what published Vision Transformers read."""
+    return image.astype(jnp.float32) / 127.5 - 1.0
+
+
+def changed(
+    image: UInt8[Array, "B Y X C"], rng: Array, *, max_shift: int, is_mirrored: bool
+) -> UInt8[Array, "B Y X C"]:
+    """Moves each image by a whole number of pixels, and mirrors every other one.
+
+    Args:
+      image: of which each row draws for itself; what comes in from outside is black.
+      rng: PRNG key.
+      max_shift: each axis is moved by -max_shift to max_shift pixels, all alike likely.
+      is_mirrored: whether left and right are exchanged with probability 1/2.
+    """
+    b, *sides, _ = image.shape
+    for_shifts, for_mirrors = jax.random.split(rng)
+    if is_mirrored:
+        mirror = jax.random.bernoulli(for_mirrors, 0.5, (b,))[:, None, None, None]
+        image = jnp.where(mirror, image[:, :, ::-1], image)
+    if max_shift:
+        pad = (max_shift, max_shift)
+        starts = jax.random.randint(for_shifts, (2, b), 0, 2 * max_shift + 1)
+        padded = jnp.pad(image, ((0, 0), pad, pad, (0, 0)))
+        # Rows, then columns: a gather along one axis each keeps images where they are when devices share the batch.
+        for axis, (side, start) in enumerate(zip(sides, starts, strict=True), start=1):
+            places = jnp.expand_dims(start[:, None] + jnp.arange(side)[None], (3 - axis, 3))
+            padded = jnp.take_along_axis(padded, places, axis=axis)
+        image = padded
+    return image
+
+
+def predict_classes(model: Any, batch: dict[str, Array]) -> tuple[Int[Array, " B"], Int[Array, " B"]]:
+    """The id of each image's likeliest class, and its label; for `TrainedModel.predict`."""
+    return model(normalised(batch["image"])).argmax(axis=-1), batch["label"]
+
+
+def _class_attention(model: Any, batch: dict[str, Array]) -> tuple[Array, Array, Array]:
+    """Logits [B, V], and the patches that the class token sees: through all layers [B, P], in each [L, B, P]."""
+    logits, maps = model(normalised(batch["image"]), return_attention=True)
+    layers = [maps[f"encoder/{index}/self"] for index in range(len(maps))]
+    of_layers = jnp.stack([weights.mean(axis=1)[:, 0, 1:] for weights in layers]).astype(jnp.float32)
+    return logits, attention_rollout(layers)[:, 0, 1:], of_layers

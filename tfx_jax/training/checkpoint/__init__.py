@@ -1,0 +1,22 @@
+"""Checkpoints of a run and the files beside them.
+
+`checkpoints` saves, restores and averages parameters; `artifacts` keeps tokenizers and labels with their checksums.
+"""
+
+from tfx_jax.training.checkpoint.artifacts import WorkdirArtifacts
+from tfx_jax.training.checkpoint.checkpoints import (
+    Checkpoints,
+    average_checkpoints,
+    load_best_params,
+    load_params,
+    saved_checksums,
+)
+
+__all__ = [
+    "Checkpoints",
+    "WorkdirArtifacts",
+    "average_checkpoints",
+    "load_best_params",
+    "load_params",
+    "saved_checksums",
+]

@@ -1,0 +1,128 @@
+"""Record of the files a run trains on, so that a resumed run cannot go on with other ones.
+
+For each file or folder that the configuration names for training and validation, `data.json` in the workdir has the
+size and a BLAKE2b checksum of names, sizes and contents. Contents are read once: a later start that finds the same
+names, sizes and modification times takes the checksum from `data.json`. Of more than 1 GiB, 1,024 blocks of 1 MiB are
+read, evenly spaced. In a store (gs://, s3://) only sizes are compared. A table of images or sounds is recorded, not the
+files that it names.
+"""
+
+import hashlib
+import json
+import os
+import pathlib
+from collections.abc import Iterator
+from typing import Any
+
+from etils import epath
+
+from tfx_jax.errors import UserError
+from tfx_jax.files import is_local
+from tfx_jax.tasks.files import named_paths
+from tfx_jax.training.checkpoint.artifacts import has_checkpoints, read_sealed, write_sealed
+from tfx_jax.training.sharding.distributed import is_primary, process0_first
+
+_RECORD = "data.json"
+_FROM_FILES = ("files", "folder", "fsdd")  # data sets whose files the configuration names
+_FIELDS = [f"{split}_{kind}" for split in ("train", "validation") for kind in ("file", "folder", "source", "target")]
+_BLOCK, _NUM_BLOCKS = 1 << 20, 1 << 10
+
+_Record = dict[str, Any]
+
+
+def check_data_files(data: Any, workdir: epath.Path) -> None:
+    """Records the data files of a run; where it has checkpoints, they must be those that were recorded before.
+
+    Args:
+      data: `config.task.data`.
+      workdir: of the run. Process 0 does the work.
+
+    Raises:
+      UserError: if a file is another one, is new, or is missing.
+    """
+    with process0_first(_RECORD):
+        if is_primary():
+            _check(data, workdir)
+
+
+def _check(data: Any, workdir: epath.Path) -> None:
+    path = workdir / _RECORD
+    try:
+        known: dict[str, _Record] = read_sealed(path)["files"] if path.exists() else {}
+        found = {name: _record(file, known.get(name, {})) for name, file in _named(data).items()}
+    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+        if isinstance(error, UserError):
+            raise
+        raise UserError(f"{path} cannot be used ({error}): delete it to go on with the data as they are") from None
+    if known and has_checkpoints(workdir):
+        remedy = f"bring the old data back, or train in a new workdir: the checkpoints in {workdir} belong to them"
+        for name in sorted(known.keys() | found.keys()):
+            old, new = known.get(name), found.get(name)
+            if old is None and name.partition(":")[0] in {other.partition(":")[0] for other in known}:
+                raise UserError(f"config.task.data.{name} is new: {remedy}")
+            if new is None:
+                raise UserError(f"config.task.data.{name} is gone: {remedy}")
+            if old is not None and any(old.get(part) != new[part] for part in ("size", "checksum")):
+                part = "size" if old.get("size") != new["size"] else "content"
+                raise UserError(f"config.task.data.{name} was changed, its {part} is another one: {remedy}")
+    if found != known:
+        write_sealed(path, {"files": found})
+
+
+def _named(data: Any) -> dict[str, epath.Path]:
+    """What the configuration names, by field and name."""
+    if getattr(data, "dataset", "") not in _FROM_FILES:
+        return {}
+    fields = {field: getattr(data, field, "") for field in _FIELDS}
+    return {
+        f"{field}: {os.fspath(path)}": path
+        for field, names in fields.items()
+        if names
+        for path in named_paths(data.data_dir, names)
+        if path.exists()
+    }
+
+
+def _record(path: epath.Path, known: _Record) -> _Record:
+    if not is_local(path):
+        return {"size": path.stat().length, "checksum": "", "stamp": ""}
+    files = list(_files(pathlib.Path(path)))
+    described = [(name, stat.st_size, stat.st_mtime_ns) for name, _, stat in files]
+    stamp = hashlib.blake2b(json.dumps(described).encode(), digest_size=16).hexdigest()
+    if known.get("stamp") == stamp:
+        return known
+    sizes = [stat.st_size for _, _, stat in files]
+    state = hashlib.blake2b(json.dumps([(name, size) for name, size, _ in described]).encode(), digest_size=16)
+    for block in _blocks([file for _, file, _ in files], sizes):
+        state.update(block)
+    return {"size": sum(sizes), "checksum": state.hexdigest(), "stamp": stamp}
+
+
+def _files(path: pathlib.Path) -> Iterator[tuple[str, pathlib.Path, os.stat_result]]:
+    """The name, path and status of a file, or of all files of a folder."""
+    if not path.is_dir():
+        yield "", path, path.stat()
+        return
+    for folder, folders, names in os.walk(path):
+        folders.sort()
+        for name in sorted(names):
+            file = pathlib.Path(folder) / name
+            if file.is_file():
+                yield os.fspath(file.relative_to(path)), file, file.stat()
+
+
+def _blocks(files: list[pathlib.Path], sizes: list[int]) -> Iterator[bytes]:
+    """All bytes of files, or of many, blocks that are evenly spaced in what they are one behind the other."""
+    total, begin = sum(sizes), 0
+    # Each block begins at a multiple of `step`; without gaps it is the block's own size.
+    step = max(_BLOCK, total // _NUM_BLOCKS)
+    for path, size in zip(files, sizes, strict=True):
+        with path.open("rb") as file:
+            start = begin - begin % step
+            while start < begin + size:
+                first, last = max(start, begin), min(start + _BLOCK, begin + size)
+                if last > first:
+                    file.seek(first - begin)
+                    yield file.read(last - first)
+                start += step
+        begin += size

@@ -1,0 +1,1 @@
+"""Guards of a run: signals, locks, memory checks and the watchdog."""

@@ -1,0 +1,112 @@
+"""A trace of a few steps for `tfx-jax train --profile=START:STOP`: all that the host and the devices did."""
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+from etils import epath
+
+from tfx_jax.errors import UserError
+from tfx_jax.training.reporting.meter import MetricAccumulator
+
+
+def parse_steps(text: str, num_steps: int) -> range:
+    """Reads START:STOP, the steps START to STOP - 1 of 1 to `num_steps`.
+
+    Raises:
+      UserError: if it says anything else.
+
+    >>> parse_steps("10:13", 100)
+    range(10, 13)
+    """
+    start, colon, stop = text.partition(":")
+    if not (colon and start.isdecimal() and stop.isdecimal() and 1 <= int(start) < int(stop)):
+        raise UserError(f"--profile={text} is not START:STOP with 1 <= START < STOP, for example --profile=10:15")
+    if int(start) > num_steps:
+        raise UserError(f"--profile={text} starts after the last step, {num_steps}")
+    return range(int(start), int(stop))
+
+
+class Profile:
+    """Traces some steps of a training into `workdir/profile`, where TensorBoard's profile plug-in and Perfetto read it.
+
+    A trace that cannot be made is reported in one line and stops nothing.
+    """
+
+    def __init__(
+        self,
+        workdir: epath.PathLike,
+        steps: range | None,
+        *,
+        first_step: int,
+        meter: MetricAccumulator,
+        message: Callable[[str], None],
+    ):
+        """Says in one line if some of the steps are done already.
+
+        Args:
+          workdir: the trace goes to its folder `profile`.
+          steps: what to trace; None for nothing.
+          first_step: where the run starts; steps up to it are done.
+          meter: counts the writing of a trace as saving.
+          message: shows a line.
+        """
+        self._directory = epath.Path(workdir) / "profile"
+        self._steps = steps or range(0)
+        self._meter = meter
+        self._message = message
+        self._is_tracing = False
+        if self._steps and self._steps.start <= first_step:
+            left = range(first_step + 1, self._steps.stop)
+            message(
+                f"profile: steps up to {first_step} are done already, "
+                + (f"tracing {_name(left)}" if left else "there is none left to trace")
+            )
+            self._steps = left
+
+    @contextlib.contextmanager
+    def step(self, step: int, state: Any) -> Iterator[None]:
+        """Goes around a whole step; `state`, which the step starts from, is waited for where a trace begins or ends."""
+        if self._is_tracing and step not in self._steps:
+            jax.block_until_ready(state)
+            self.close()
+        elif self._steps and step == self._steps.start:
+            jax.block_until_ready(state)
+            self._start()
+        if not self._is_tracing:
+            yield
+            return
+        self._last = step
+        with jax.profiler.StepTraceAnnotation("train", step_num=step):
+            yield
+
+    def close(self) -> None:
+        """Writes the trace, if one is being made."""
+        if not self._is_tracing:
+            return
+        self._is_tracing = False
+        try:
+            with self._meter.timed("save"):
+                jax.profiler.stop_trace()
+            self._message(f"profile: traced {_name(range(self._steps.start, self._last + 1))} into {self._directory}")
+        except Exception as error:  # whatever the profiler's own code raises
+            self._message(f"profile: no trace: {error}")
+
+    def _start(self) -> None:
+        try:
+            self._directory.mkdir(parents=True, exist_ok=True)
+            with self._meter.timed("save"):
+                jax.profiler.start_trace(self._directory)
+            self._is_tracing, self._last = True, self._steps.start
+        except Exception as error:  # such as that of another trace under way
+            self._message(f"profile: no trace: {error}")
+
+
+def _name(steps: range) -> str:
+    """Names some steps.
+
+    >>> _name(range(10, 13)), _name(range(4, 5))
+    ('steps 10 to 12', 'step 4')
+    """
+    return f"step {steps.start}" if len(steps) == 1 else f"steps {steps.start} to {steps.stop - 1}"

@@ -1,0 +1,157 @@
+"""Attention on a mesh: how what it takes and gives lies there, and what each device computes by itself."""
+
+import dataclasses
+import functools
+from typing import Any
+
+import jax
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+from jaxtyping import Array
+
+from tfx_jax.errors import UserError, one_line
+from tfx_jax.functional.attention.dot_product import dot_product_attention
+from tfx_jax.functional.attention.implementations import are_rows_best, best_kernels
+from tfx_jax.functional.attention.ring import ring_attention
+from tfx_jax.nn.attention import ShardAttention
+from tfx_jax.nn.cores import KERNEL_PLATFORMS, AttentionConfig, AttentionFn, kernel_of
+from tfx_jax.training.sharding.mesh_axes import BATCH_AXES, num_batch_shards
+
+_HEADS = P(BATCH_AXES, "sequence", "tensor", None)
+_WEIGHTS = P(BATCH_AXES, "tensor", "sequence")
+
+
+def shard_attention(mesh: Mesh) -> ShardAttention:
+    """Makes what calls the attention of a model that is trained on a mesh.
+
+    Attention is where a layer's activations say how they lie: rows over the axes of a batch, heads over "tensor".
+    Without that, the compiler would rather divide activations as FSDP divides the matrices, and exchange them. Where
+    a fast kernel may compute it, each device calls its own; where "sequence" divides positions, dense attention becomes
+    `ring_attention`.
+    """
+    return functools.partial(_attend_in_a_ring if mesh.shape["sequence"] > 1 else _attend, mesh)
+
+
+def check_kernels(attention: AttentionConfig, mesh: Mesh) -> None:
+    """Raises UserError if a model names a kernel that the devices of a mesh do not have."""
+    platform = mesh.devices.flat[0].platform
+    for name in attention.names:
+        needed = KERNEL_PLATFORMS.get(name)
+        if needed is not None and platform != needed:
+            raise UserError(
+                f'config.model.attention.name="{name}" needs a {needed.upper()}, and this is a {platform}: '
+                '"chunked" runs anywhere'
+            )
+
+
+def computable(attention: AttentionConfig, platform: str) -> AttentionConfig:
+    """The same values on any platform: instead of a kernel that it has not, the formula that the kernel computes."""
+    names = ["dense" if KERNEL_PLATFORMS.get(name, platform) != platform else name for name in attention.names]
+    return dataclasses.replace(attention, name=",".join(names))
+
+
+def _attend(mesh: Mesh, core: AttentionFn, query: Array, key: Array, value: Array, *args: Any, **options: Any) -> Any:
+    is_even = query.shape[0] % num_batch_shards(mesh) == 0 and key.shape[2] % mesh.shape["tensor"] == 0
+    if kernel := kernel_of(core):
+        if not is_even:
+            raise UserError(
+                f'config.model.attention.name="{kernel}" needs rows and key heads that the mesh divides evenly, got '
+                f"{query.shape[0]} rows over {num_batch_shards(mesh)} devices and {key.shape[2]} key heads over "
+                f"{mesh.shape['tensor']}"
+            )
+        try:
+            return _attend_on_each_device(mesh, core, query, key, value, *args, **options)
+        except ValueError as error:  # of sizes that the kernel does not have
+            raise UserError(f'config.model.attention.name="{kernel}": {one_line(error)}') from None
+    if core is dot_product_attention and is_even:
+        if mesh.devices.flat[0].platform == "tpu" and are_rows_best(query, key, value, *args, **options):
+            rows = functools.partial(core, implementation="rows")
+            return _attend_on_each_device(mesh, rows, query, key, value, *args, **options)
+        if best_kernels(query, key, value, *args, **options):
+            return _attend_on_each_device(mesh, core, query, key, value, *args, **options)
+    if mesh.size == 1:
+        return core(query, key, value, *args, **options)
+    place = functools.partial(jax.lax.with_sharding_constraint, shardings=NamedSharding(mesh, _HEADS))
+    result = core(place(query), place(key), place(value), *args, **options)
+    return (place(result[0]), result[1]) if options.get("return_weights") else place(result)
+
+
+def _attend_on_each_device(
+    mesh: Mesh,
+    core: AttentionFn,
+    query: Array,
+    key: Array,
+    value: Array,
+    bias: Array | None = None,
+    mask: Array | None = None,
+    *,
+    segment_ids: Any = None,
+    dropout_rng: Array | None = None,
+    return_weights: bool = False,
+    **options: Any,
+) -> Any:
+    """Calls a function of its rows and heads on each device, for what no compiler divides: kernels."""
+    arrays = {"query": query, "key": key, "value": value, "bias": bias, "mask": mask}
+    arrays |= {"segment_ids": segment_ids, "dropout_rng": dropout_rng}
+    arrays = {name: x for name, x in arrays.items() if x is not None}
+
+    def spec(name: str, x: Any) -> Any:
+        if name in ("bias", "mask"):
+            return P(BATCH_AXES if x.shape[0] > 1 else None, "tensor" if x.shape[1] > 1 else None)
+        return {"segment_ids": P(BATCH_AXES), "dropout_rng": P()}.get(name, _HEADS)
+
+    def on_a_device(arrays: dict[str, Any]) -> Any:
+        if dropout_rng is not None:  # each device counts the places of its own weights
+            arrays = arrays | {"dropout_rng": _own_rng(arrays["dropout_rng"])}
+        return core(**arrays, return_weights=return_weights, **options)
+
+    return jax.shard_map(
+        on_a_device,
+        mesh=mesh,
+        in_specs=({name: spec(name, x) for name, x in arrays.items()},),
+        out_specs=(_HEADS, _WEIGHTS) if return_weights else _HEADS,
+        check_vma=False,  # kernels do not say over which axes their results differ
+    )(arrays)
+
+
+def _attend_in_a_ring(
+    mesh: Mesh,
+    core: AttentionFn,
+    query: Array,
+    key: Array,
+    value: Array,
+    bias: Array | None = None,
+    mask: Array | None = None,
+    *,
+    dropout_rng: Array | None = None,
+    return_weights: bool = False,
+    **options: Any,
+) -> Any:
+    """Calls `ring_attention` of whole arrays; `bias` and `mask` are alike for all heads and queries."""
+    if core is not dot_product_attention:
+        raise UserError("config.mesh.sequence divides positions, which is for dense attention only: leave it at 1")
+    arrays = {"query": query, "key": key, "value": value, "bias": bias, "mask": mask, "dropout_rng": dropout_rng}
+    arrays = {name: x for name, x in arrays.items() if x is not None}
+    of_keys = {
+        name: P(BATCH_AXES if x.shape[0] > 1 else None, None, None, "sequence")
+        for name, x in arrays.items()
+        if name in ("bias", "mask")
+    }
+    specs = dict.fromkeys(arrays, _HEADS) | of_keys | {"dropout_rng": P()}
+
+    def on_a_device(arrays: dict[str, Array]) -> Any:
+        if dropout_rng is not None:  # the devices of one ring draw alike, those of other rows and heads do not
+            arrays = arrays | {"dropout_rng": _own_rng(arrays["dropout_rng"])}
+        return ring_attention(**arrays, axis_name="sequence", return_weights=return_weights, **options)
+
+    return jax.shard_map(
+        on_a_device,
+        mesh=mesh,
+        in_specs=({name: specs[name] for name in arrays},),
+        out_specs=(_HEADS, _WEIGHTS) if return_weights else _HEADS,
+    )(arrays)
+
+
+def _own_rng(rng: Array) -> Array:
+    """The key of the rows and heads of a device, within `jax.shard_map`."""
+    return jax.random.fold_in(rng, jax.lax.axis_index((*BATCH_AXES, "tensor")))
