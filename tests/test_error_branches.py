@@ -13,7 +13,7 @@ from etils import epath
 from flax import nnx
 
 from tests.training.configs import changed, default_config, with_values
-from tfx_jax.cli import convert, generate, main
+from tfx_jax.cli import convert, main
 from tfx_jax.cli.support.options import load_trained
 from tfx_jax.data.sources.audio import SoundFiles
 from tfx_jax.data.sources.lines import read_text
@@ -261,8 +261,9 @@ def test_tokenizers_of_elsewhere_that_lack_tokens(module, name, call, message, m
 
 def test_a_line_without_tokens_and_nothing_to_start_with():
     tokenizer = types.SimpleNamespace(encode=lambda line: [], bos_id=None, eos_id=None)
-    with pytest.raises(UserError, match="line 8 has no token, and the folder names none to start with"):
-        generate._prompt(True, tokenizer, 7, "")
+    generator: Any = types.SimpleNamespace(_tokenizer=tokenizer, continues_prompts=True)
+    with pytest.raises(UserError, match="prompt 8 has no tokens, and the tokenizer has no token to start a text with"):
+        TextGenerator._encode(generator, "", 8)
 
 
 def test_a_model_to_start_from_without_a_tokenizer(tmp_path):

@@ -23,11 +23,11 @@ BESIDE = {
     "metrics": {"data", "errors"},
 }
 """What the others may use; `functional` uses none of it."""
-ANYWHERE = {"nn", "models", "generation"}  # which know no data
+WITHOUT_DATA = {"nn", "models"}
 MAY_IMPORT = {name: {name, *others} for name, others in BESIDE.items()}
 MAY_IMPORT |= {
     name: {*ORDER[: place + 1], *({} if name == "functional" else BESIDE)}
-    - ({"data", "synthetic", "metrics"} if name in ANYWHERE else set())
+    - ({"data", "synthetic", "metrics"} if name in WITHOUT_DATA else set())
     for place, name in enumerate(ORDER)
 }
 # At first use: see test_imports.py.

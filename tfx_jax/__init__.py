@@ -1,5 +1,11 @@
 """Attention and Transformers in JAX: pure functions, Flax modules and the experiments that train them.
 
+    import tfx_jax as tfx
+
+    tfx.train(config, "runs/topics")
+    tfx.load("runs/topics").predict(["The market fell."])
+    tfx.generate(tfx.load("gpt2"), "Once upon")
+
 Packages: `functional` (jax and numpy only), `nn`, `models`, `generation`, `data`, `synthetic`, `metrics`, `tasks`,
 `training` and `planning`. Each is imported when it is first used, so that `import tfx_jax` costs nothing.
 """
@@ -11,33 +17,42 @@ __all__ = [
     "__version__",
     "data",
     "functional",
+    "generate",
     "generation",
+    "load",
     "metrics",
     "models",
     "nn",
     "planning",
     "synthetic",
     "tasks",
+    "train",
     "training",
 ]
 
+_FUNCTIONS = {"generate": "generation", "load": "training", "train": "training"}
+
 if TYPE_CHECKING:
     from tfx_jax import data, functional, generation, metrics, models, nn, planning, synthetic, tasks, training
+    from tfx_jax.generation import generate
+    from tfx_jax.training import load, train
 
     __version__: str
 else:  # hidden from type checkers, which would take any name for a module
 
     def __getattr__(name: str) -> Any:
-        """Imports a package, or asks which version is installed, at first use."""
+        """Imports a package or function at first use."""
         if name == "__version__":
             from importlib.metadata import version
 
             return version("tfx-jax")
+        if name in _FUNCTIONS:
+            return getattr(importlib.import_module(f"tfx_jax.{_FUNCTIONS[name]}"), name)
         if name in __all__:
             return importlib.import_module(f"tfx_jax.{name}")
         raise AttributeError(f"module 'tfx_jax' has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
-    """Lists the packages too that were not used yet."""
+    """Includes packages and functions that are not imported yet."""
     return sorted({*globals(), *__all__} - {"TYPE_CHECKING", "Any", "importlib"})

@@ -4,6 +4,7 @@ import functools
 import io
 import json
 import sys
+import types
 
 import jax
 import numpy as np
@@ -11,12 +12,14 @@ import pytest
 import tokenizers
 from flax import nnx
 
+import tfx_jax
 from tfx_jax.cli import main
 from tfx_jax.data.tokenizers.hf_tokenizer import load_folder_tokenizer
 from tfx_jax.data.tokenizers.train import train_or_load_folder
+from tfx_jax.errors import UserError
 from tfx_jax.generation.decoding import Sampling
 from tfx_jax.generation.text import Generator
-from tfx_jax.models import GPT, T5, BertConfig, BertTagger, GPTConfig, T5Config, hf
+from tfx_jax.models import GPT, T5, Bert, BertConfig, BertTagger, GPTConfig, T5Config, hf
 
 PROMPTS = ("the cat", "", "日本 a dog", "x")
 
@@ -172,3 +175,33 @@ def test_an_encoder_decoder_answers_what_shows_nothing_with_nothing(generate, tm
     answers = out.splitlines()
     texts = [json.loads(line)["text"] for line in answers] if option == ("--json",) else answers
     assert [bool(text) for text in texts] == [True, False, False, False, True]
+
+
+def test_python_generates_what_the_command_does(generate, folder):
+    """The same texts for the same options, one prompt or several; streaming shows them in parts."""
+    options = {"max_new_tokens": 24, "temperature": 0.8, "top_p": 0.9, "seed": 3}
+    status, out, _ = generate("--json", *(f"--{name.replace('_', '-')}={x}" for name, x in options.items()))
+    expected = [json.loads(line)["text"] for line in out.splitlines()]
+    model, parts = tfx_jax.load(folder), []
+    assert (status, tfx_jax.generate(model, PROMPTS, **options)) == (0, expected)
+    assert tfx_jax.generate(model, PROMPTS[0], on_text=parts.append, **options) == expected[0] == "".join(parts)
+    assert len(parts) > 1
+    end = expected[0][5:7]
+    assert tfx_jax.generate(model, PROMPTS[0], stop=end, **options) == expected[0].partition(end)[0]
+
+
+def test_python_says_what_cannot_be_generated(folder):
+    model = tfx_jax.load(folder)
+    with pytest.raises(UserError, match="is a pretrained model without a task"):
+        model.predict(["a text"])
+    with pytest.raises(UserError, match="a stop string must not be empty"):
+        tfx_jax.generate(model, "x", stop=[""])
+    with pytest.raises(UserError, match="need a single growing text"):
+        tfx_jax.generate(model, "x", beam_size=2, on_text=print)
+    with pytest.raises(UserError, match="Bert does not generate text"):
+        tfx_jax.generate(types.SimpleNamespace(model=Bert.__new__(Bert), tokenizer=model.tokenizer, eos_ids=()), "x")
+
+
+def test_nothing_is_loaded_from_a_folder_of_neither_kind(tmp_path):
+    with pytest.raises(UserError, match="neither the workdir of a run nor a Hugging Face folder"):
+        tfx_jax.load(tmp_path)

@@ -3,21 +3,16 @@
 import argparse
 import json
 import sys
-from collections.abc import Callable, Sequence
-from typing import Any
-
-import numpy as np
+from collections.abc import Sequence
 
 from tfx_jax.cli.support.lines import LineReader, answered, count_lines, shown
 from tfx_jax.cli.support.options import add_folder_options, check_one_source, load_trained, set_up_program
 from tfx_jax.cli.support.parser import Parser, at_least_one, beam_width, length_penalty, not_negative, seed
 from tfx_jax.cli.support.progress import Progress
-from tfx_jax.data.sources.lines import is_blank
-from tfx_jax.data.tokenizers.hf_tokenizer import HFTokenizer, load_folder_tokenizer
-from tfx_jax.data.tokenizers.streaming import TextStream
+from tfx_jax.data.tokenizers.hf_tokenizer import load_folder_tokenizer
 from tfx_jax.errors import UserError
 from tfx_jax.generation.decoding import BeamSearch, Sampling, Search
-from tfx_jax.generation.text import Generator
+from tfx_jax.generation.text import TextGenerator
 from tfx_jax.hub import local_folder
 from tfx_jax.models import hf
 from tfx_jax.nn.decoding import DecodingModel
@@ -66,42 +61,37 @@ def run(argv: Sequence[str]) -> int:
     if not isinstance(model, DecodingModel):
         source = arguments.model or arguments.workdir
         raise UserError(f"{source} holds a {type(model).__name__}, which generates no text")
-    watcher = _Watcher(tokenizer, arguments.stop, sys.stdout.write if arguments.stream else None)
-    generator = Generator(
+
+    def write(text: str) -> None:
+        sys.stdout.write(shown(text))
+        sys.stdout.flush()
+
+    generator = TextGenerator(
         model,
+        tokenizer,
         eos_ids=eos_ids,
         max_new_tokens=arguments.max_new_tokens,
         search=_search(arguments),
+        stop=arguments.stop,
+        on_text=write if arguments.stream else None,
         int8=arguments.int8,
-        observer=watcher if arguments.stream or arguments.stop else None,
     )
     reader, num_lines = LineReader(sys.stdin.buffer), 0
     progress = Progress("answered {} lines", count_lines(sys.stdin.buffer))
 
     def answer(chunk: list[str], first: int) -> list[str]:
-        blank = [not generator.continues_prompts and is_blank(line) for line in chunk]  # answered by nothing
-        if arguments.stream and blank[0]:
-            return [""]
-        prompts = [
-            _prompt(generator.continues_prompts, tokenizer, number, line)
-            for number, line in enumerate(chunk, start=first)
-        ]
         if arguments.stream and generator.continues_prompts:
             sys.stdout.write(shown(chunk[0]))
-        watcher.restart()
-        found = generator(prompts, seed=arguments.seed, first=first)
-        found = [[] if is_empty else ids for ids, is_empty in zip(found, blank, strict=True)]
+        outputs = generator(chunk, seed=arguments.seed, first=first)
         progress.clear()
-        texts = [_until(tokenizer.decode(ids), arguments.stop) for ids in found]
         if arguments.stream:
-            watcher.finish(texts[0])
             return [""]
         if arguments.json:
-            told = zip(chunk, texts, found, strict=True)
-            answers = ({"prompt": line, "text": text, "tokens": len(ids)} for line, text, ids in told)
-            return [json.dumps(one, ensure_ascii=False) for one in answers]
+            pairs = zip(chunk, outputs, strict=True)
+            objects = ({"prompt": line, "text": out.text, "tokens": out.num_tokens} for line, out in pairs)
+            return [json.dumps(one, ensure_ascii=False) for one in objects]
         beginnings = chunk if generator.continues_prompts else [""] * len(chunk)
-        return [_on_one_line(line + text) for line, text in zip(beginnings, texts, strict=True)]
+        return [_on_one_line(line + out.text) for line, out in zip(beginnings, outputs, strict=True)]
 
     while chunk := reader.take(1 if arguments.stream else arguments.batch):
         for answers in answered(chunk, answer, num_lines):
@@ -132,64 +122,7 @@ def _search(arguments: argparse.Namespace) -> Search:
     return sampling if arguments.beam == 1 else BeamSearch(arguments.beam, arguments.length_penalty)
 
 
-def _prompt(is_continued: bool, tokenizer: HFTokenizer, number: int, line: str) -> list[int]:
-    """Token ids of a line as the model was trained to see them."""
-    if not is_continued:
-        return tokenizer.encode_with_specials(line).ids
-    ids = tokenizer.encode(line)
-    if ids:
-        return ids
-    start = tokenizer.eos_id if tokenizer.bos_id is None else tokenizer.bos_id
-    if start is None:
-        raise UserError(f"line {number + 1} has no token, and the folder names none to start with")
-    return [start]
-
-
-def _until(text: str, stops: Sequence[str]) -> str:
-    """The text before the first of the strings that end it."""
-    return text[: min((place for stop in stops if (place := text.find(stop)) >= 0), default=len(text))]
-
-
 def _on_one_line(text: str) -> str:
     return (
         text.replace("\\", "\\\\").replace("\r", "\\r").replace("\n", "\\n") if "\n" in text or "\r" in text else text
     )
-
-
-class _Watcher:
-    """Sees the tokens of a batch as they come: prints the first row, and ends rows at the strings that stop."""
-
-    def __init__(self, tokenizer: HFTokenizer, stops: Sequence[str], write: Callable[[str], Any] | None):
-        self._tokenizer, self._stops, self._write = tokenizer, stops, write
-        self.restart()
-
-    def restart(self) -> None:
-        """Before a batch."""
-        self._streams: dict[int, TextStream] = {}
-        self._texts: dict[int, str] = {}
-        self._num_written = 0
-
-    def __call__(self, tokens: np.ndarray) -> np.ndarray:
-        is_over = np.zeros(tokens.shape, bool)
-        for row, token in enumerate(tokens.tolist()):
-            if token < 0:
-                continue
-            stream = self._streams.setdefault(row, self._tokenizer.stream())
-            text = self._texts[row] = self._texts.get(row, "") + stream.push(token)
-            is_over[row] = _until(text, self._stops) != text
-        if self._write is not None and 0 in self._texts:
-            self._show(self._texts[0], held_back=max(map(len, self._stops), default=1) - 1)
-        return is_over
-
-    def finish(self, text: str) -> None:
-        """Writes what is left of the first row's text."""
-        self._show(text, held_back=0)
-
-    def _show(self, text: str, held_back: int) -> None:
-        """Writes what is new of a text, but for characters that may turn out to begin what stops it."""
-        text = _until(text, self._stops)
-        certain = max(self._num_written, len(text) - held_back)
-        if self._write is not None and certain > self._num_written:
-            self._write(shown(text[self._num_written : certain]))
-            sys.stdout.flush()
-            self._num_written = certain

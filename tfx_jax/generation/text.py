@@ -1,11 +1,20 @@
-"""Generation: how a language model goes on with prompts, or an encoder-decoder answers them."""
+"""Text generation: a language model continues prompts, an encoder-decoder answers them.
 
-from collections.abc import Sequence
+`generate` takes and returns text, `TextGenerator` does so for many prompts with one compiled program, and `Generator`
+works on token ids.
+"""
 
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
 from flax import nnx
 
+from tfx_jax.data.sources.lines import is_blank
+from tfx_jax.data.tokenizers.hf_tokenizer import HFTokenizer
+from tfx_jax.data.tokenizers.streaming import TextStream
 from tfx_jax.errors import UserError
-from tfx_jax.generation.decoding import DecodeDriver, Observer, Sampling, Search
+from tfx_jax.generation.decoding import BeamSearch, DecodeDriver, Observer, Sampling, Search
 from tfx_jax.nn.decoding import DecodingModel
 
 
@@ -71,3 +80,222 @@ class Generator:
             self._decoder, prompts, max_new_tokens=lambda _: self._max_new_tokens, seed=seed, first=first
         )
         return [ids[:-1] if ids and ids[-1] in self._eos_ids else ids for ids in found]
+
+
+class GeneratedText(NamedTuple):
+    """The output for one prompt."""
+
+    text: str
+    """Without the prompt, and cut before a stop string."""
+    num_tokens: int
+    """Generated tokens, without the end-of-sequence token; those of a stop string count."""
+
+
+class TextGenerator:
+    """Continues prompts, or answers them, as text."""
+
+    def __init__(
+        self,
+        model: DecodingModel,
+        tokenizer: HFTokenizer,
+        *,
+        eos_ids: Sequence[int] = (),
+        max_new_tokens: int = 64,
+        search: Search = Sampling(),
+        stop: Sequence[str] = (),
+        on_text: Callable[[str], object] | None = None,
+        int8: bool = False,
+    ):
+        """Prepares the model for decoding.
+
+        Args:
+          model: any model that generates; it is not changed.
+          tokenizer: its tokenizer.
+          eos_ids: tokens that end a text.
+          max_new_tokens: limit for each prompt, the end-of-sequence token included.
+          search: greedy search, sampling or beam search.
+          stop: strings that end a text; they are not part of it.
+          on_text: called with each new part of the text of the first prompt as soon as it is final.
+          int8: decode with int8 weights, see `DecodeDriver`.
+
+        Raises:
+          UserError: if the model has no room for that many tokens, or `stop` or `on_text` is combined with beam search,
+            which has no single growing text.
+        """
+        if not all(stop):
+            raise UserError("a stop string must not be empty")
+        if isinstance(search, BeamSearch) and (stop or on_text is not None):
+            raise UserError("stop strings and streaming need a single growing text: use sampling or greedy search")
+        self._tokenizer, self._stop = tokenizer, tuple(stop)
+        self._observer = _StopObserver(tokenizer, self._stop, on_text)
+        is_observed = bool(stop) or on_text is not None
+        self._generator = Generator(
+            model,
+            eos_ids=eos_ids,
+            max_new_tokens=max_new_tokens,
+            search=search,
+            int8=int8,
+            observer=self._observer if is_observed else None,
+        )
+
+    @property
+    def continues_prompts(self) -> bool:
+        """Whether the model continues a prompt; otherwise it answers it."""
+        return self._generator.continues_prompts
+
+    def __call__(self, prompts: Sequence[str], *, seed: int = 0, first: int = 0) -> list[GeneratedText]:
+        """Generates a text for each prompt.
+
+        Args:
+          prompts: texts.
+          seed: sampling seed. The samples of a prompt depend on it and on the prompt's number only.
+          first: number of the first prompt, for callers that process prompts in parts.
+
+        Raises:
+          UserError: for a prompt that is longer than the model can read, named by its number from 1.
+        """
+        blank = [not self.continues_prompts and is_blank(prompt) for prompt in prompts]  # has no answer
+        self._observer.restart(is_silent=any(blank[:1]))
+        outputs = self._generator(
+            [self._encode(prompt, number) for number, prompt in enumerate(prompts, first + 1)], seed=seed, first=first
+        )
+        outputs = [[] if has_no_answer else ids for ids, has_no_answer in zip(outputs, blank, strict=True)]
+        texts = [_until(self._tokenizer.decode(ids), self._stop) for ids in outputs]
+        if texts:
+            self._observer.finish(texts[0])
+        return [GeneratedText(text, len(ids)) for text, ids in zip(texts, outputs, strict=True)]
+
+    def _encode(self, prompt: str, number: int) -> list[int]:
+        """Returns the token ids of a prompt as the model was trained to see them."""
+        tokenizer = self._tokenizer
+        if not self.continues_prompts:
+            return tokenizer.encode_with_specials(prompt).ids
+        start = tokenizer.eos_id if tokenizer.bos_id is None else tokenizer.bos_id
+        ids = tokenizer.encode(prompt) or ([] if start is None else [start])
+        if not ids:
+            raise UserError(f"prompt {number} has no tokens, and the tokenizer has no token to start a text with")
+        return ids
+
+
+class TextModel(Protocol):
+    """A model with its tokenizer, such as `tfx_jax.load` returns."""
+
+    @property
+    def model(self) -> Any:
+        """The module."""
+        ...
+
+    @property
+    def tokenizer(self) -> HFTokenizer | None:
+        """The tokenizer; None if the model reads no text."""
+        ...
+
+    @property
+    def eos_ids(self) -> Sequence[int]:
+        """Tokens that end a text."""
+        ...
+
+
+def generate(
+    model: TextModel,
+    prompts: str | Sequence[str],
+    *,
+    max_new_tokens: int = 64,
+    temperature: float = 1.0,
+    top_k: int | None = None,
+    top_p: float | None = None,
+    repetition_penalty: float = 1.0,
+    beam_size: int = 1,
+    length_penalty: float = 0.6,
+    stop: Sequence[str] = (),
+    on_text: Callable[[str], object] | None = None,
+    seed: int = 0,
+    int8: bool = False,
+) -> str | list[str]:
+    """Continues prompts with a language model, or answers them with an encoder-decoder.
+
+        model = tfx_jax.load("gpt2")
+        tfx_jax.generate(model, "Once upon", top_p=0.95, stop=["THE END"], on_text=functools.partial(print, end=""))
+
+    Args:
+      model: what `tfx_jax.load` returns.
+      prompts: one text, or several.
+      max_new_tokens: limit for each prompt.
+      temperature: divides the logits; 0 means greedy search.
+      top_k: sample from that many of the most probable tokens.
+      top_p: sample from the fewest tokens that together have this probability.
+      repetition_penalty: above 1, tokens that occurred before are less probable.
+      beam_size: above 1, beam search instead of sampling.
+      length_penalty: exponent of the length penalty of beam search.
+      stop: strings that end a text; they are not part of it.
+      on_text: called with each new part of the first text as soon as it is final: streaming.
+      seed: sampling seed.
+      int8: decode with int8 weights: faster, not exact.
+
+    Returns:
+      The generated text without the prompt; a list of them for several prompts.
+
+    Raises:
+      UserError: if the model does not generate text, or an argument is out of range.
+    """
+    if not isinstance(model.model, DecodingModel) or model.tokenizer is None:
+        raise UserError(f"{type(model.model).__name__} does not generate text")
+    search: Search = Sampling(temperature, top_k, top_p, repetition_penalty)
+    if beam_size > 1:
+        search = BeamSearch(beam_size, length_penalty)
+    generator = TextGenerator(
+        model.model,
+        model.tokenizer,
+        eos_ids=model.eos_ids,
+        max_new_tokens=max_new_tokens,
+        search=search,
+        stop=(stop,) if isinstance(stop, str) else stop,
+        on_text=on_text,
+        int8=int8,
+    )
+    texts = [output.text for output in generator([prompts] if isinstance(prompts, str) else prompts, seed=seed)]
+    return texts[0] if isinstance(prompts, str) else texts
+
+
+def _until(text: str, stops: Sequence[str]) -> str:
+    """Returns the text before the first stop string."""
+    return text[: min((place for stop in stops if (place := text.find(stop)) >= 0), default=len(text))]
+
+
+class _StopObserver:
+    """Observes the tokens of a batch as they are generated: streams the first text, ends texts at stop strings."""
+
+    def __init__(self, tokenizer: HFTokenizer, stops: Sequence[str], on_text: Callable[[str], object] | None):
+        self._tokenizer, self._stops, self._on_text = tokenizer, stops, on_text
+        self.restart()
+
+    def restart(self, *, is_silent: bool = False) -> None:
+        """Forgets the last batch; `is_silent` shows nothing of the next one."""
+        self._is_silent = is_silent
+        self._streams: dict[int, TextStream] = {}
+        self._texts: dict[int, str] = {}
+        self._num_shown = 0
+
+    def __call__(self, tokens: np.ndarray) -> np.ndarray:
+        is_finished = np.zeros(tokens.shape, bool)
+        for row, token in enumerate(tokens.tolist()):
+            if token < 0:
+                continue
+            stream = self._streams.setdefault(row, self._tokenizer.stream())
+            text = self._texts[row] = self._texts.get(row, "") + stream.push(token)
+            is_finished[row] = _until(text, self._stops) != text
+        if self._on_text is not None and 0 in self._texts:
+            # The last characters may turn out to begin a stop string.
+            self._show(self._texts[0], num_withheld=max(map(len, self._stops), default=1) - 1)
+        return is_finished
+
+    def finish(self, text: str) -> None:
+        """Shows the rest of the first text."""
+        self._show(text, num_withheld=0)
+
+    def _show(self, text: str, num_withheld: int) -> None:
+        text = _until(text, self._stops)
+        final = max(self._num_shown, len(text) - num_withheld)
+        if self._on_text is not None and not self._is_silent and final > self._num_shown:
+            self._on_text(text[self._num_shown : final])
+            self._num_shown = final

@@ -7,11 +7,12 @@ packages beside them.
 
 from tfx_jax.training.config import ExperimentConfig, MeshConfig, OptimizerConfig, load_config, tiny_variant, validate
 from tfx_jax.training.loop import Result, train
-from tfx_jax.training.predictor import Predictor, load
+from tfx_jax.training.predictor import LoadedModel, Predictor, load
 from tfx_jax.training.run import Run, load_run, make_run
 
 __all__ = [
     "ExperimentConfig",
+    "LoadedModel",
     "MeshConfig",
     "OptimizerConfig",
     "Predictor",

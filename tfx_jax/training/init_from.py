@@ -10,7 +10,6 @@ from flax import nnx
 
 from tfx_jax.data.tokenizers.hf_tokenizer import load_folder_tokenizer
 from tfx_jax.errors import UserError
-from tfx_jax.files import parse_json, read_small_file
 from tfx_jax.hub import local_folder
 from tfx_jax.models import hf
 from tfx_jax.nn.cores import AttentionConfig
@@ -19,6 +18,7 @@ from tfx_jax.training.checkpoint.checkpoints import load_best_params
 from tfx_jax.training.config import ExperimentConfig, load_valid_config
 from tfx_jax.training.sharding.strategies import TrainSetup
 from tfx_jax.training.step import Params, TrainState
+from tfx_jax.training.workdir import is_workdir
 
 # What an experiment decides whatever it starts from, beside dropout.
 _KEPT = ("attention", "coverage", "dtype", "remat", "unroll", "tagger")
@@ -51,7 +51,7 @@ def adopt_pretrained_config(config: ExperimentConfig) -> ExperimentConfig:
 def tokenizer_folder(init_from: epath.PathLike) -> epath.Path:
     """The folder of the tokenizer that a model to start from was trained with; UserError if it is damaged."""
     folder = local_folder(init_from)
-    if not _is_workdir(folder):
+    if not is_workdir(folder):
         return folder
     check_artifact(folder, "tokenizer")
     return folder / "tokenizer"
@@ -88,25 +88,15 @@ def init_from_state(training: TrainSetup, init_from: epath.PathLike) -> tuple[Tr
     return state._replace(params=params, model_state=model_state), f"{text}; drawn: {', '.join(new)}" if new else text
 
 
-def _is_workdir(folder: epath.Path) -> bool:
-    try:
-        values = parse_json(read_small_file(folder / "config.json"))
-    except UserError:
-        raise
-    except (OSError, ValueError):
-        raise UserError(f"config.init_from={folder} is no workdir of a training and no Hugging Face folder") from None
-    return isinstance(values, dict) and "num_steps" in values
-
-
 def _initial_config(folder: epath.Path) -> Any:
-    if not _is_workdir(folder):
+    if not is_workdir(folder):
         return hf.load_config(folder)
     model: Any = load_valid_config(folder).model
     return dataclasses.replace(model, vocab_size=load_folder_tokenizer(tokenizer_folder(folder)).vocab_size)
 
 
 def _initial_params(folder: epath.Path) -> Params:
-    if _is_workdir(folder):
+    if is_workdir(folder):
         return load_best_params(folder)
     model = hf.load(folder)
     params = nnx.to_pure_dict(nnx.state(model))

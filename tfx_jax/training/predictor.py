@@ -1,16 +1,23 @@
-"""A trained model in one call, for whoever wants its answers and nothing else."""
+"""Loading a trained or pretrained model for use: predictions and text generation."""
 
 from collections.abc import Sequence
 from typing import Any
 
+import jax
 from etils import epath
+from flax import nnx
 
 from tfx_jax.data.sources.lines import is_blank, list_of_texts
+from tfx_jax.data.tokenizers.hf_tokenizer import HFTokenizer, load_folder_tokenizer
 from tfx_jax.errors import UserError, check_text
+from tfx_jax.hub import local_folder
+from tfx_jax.models import hf
+from tfx_jax.nn.decoding import DecodingModel
 from tfx_jax.tasks.prediction import OnBatch
 from tfx_jax.tasks.text.answers import AnsweringTask, Prediction
 from tfx_jax.training.checkpoint.checkpoints import load_best_params
 from tfx_jax.training.run import Run, load_run
+from tfx_jax.training.workdir import is_workdir
 
 
 class Predictor:
@@ -70,12 +77,77 @@ class Predictor:
         return [found.get(index, dict(self._task.empty_answer)) for index in range(len(rows))]
 
 
-def load(workdir: epath.PathLike) -> Predictor:
-    """Opens what was trained in a folder, with the parameters of its best checkpoint.
+class LoadedModel:
+    """A trained or pretrained model, for predictions and for text generation.
 
-        answers = tfx_jax.training.predictor.load("runs/topics").predict(["The market fell.", "They won."])
+    Attributes:
+      model: the module, with its parameters.
+      tokenizer: its tokenizer; None for a model that reads no text.
+      eos_ids: tokens that end a generated text.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        tokenizer: HFTokenizer | None = None,
+        *,
+        eos_ids: Sequence[int] = (),
+        predictor: Predictor | None = None,
+        reason: str = "",
+    ):
+        """Joins the parts.
+
+        Args:
+          model: the module.
+          tokenizer: its tokenizer.
+          eos_ids: tokens that end a generated text.
+          predictor: answers inputs; None if the model has no task with answers.
+          reason: why there is no predictor.
+        """
+        self.model, self.tokenizer, self.eos_ids = model, tokenizer, tuple(eos_ids)
+        self._predictor, self._reason = predictor, reason
+
+    def predict(self, inputs: Sequence[str | Sequence[str]]) -> list[Prediction]:
+        """Returns labels, tags, answers or translations; see `Predictor.predict`.
+
+        Raises:
+          UserError: as `Predictor.predict`, and if the model has no task that answers text.
+        """
+        if self._predictor is None:
+            raise UserError(self._reason)
+        return self._predictor.predict(inputs)
+
+
+def load(source: epath.PathLike) -> LoadedModel:
+    """Loads the best checkpoint of a run, or a pretrained model.
+
+        tfx_jax.load("runs/topics").predict(["The market fell.", "They won."])
+        tfx_jax.generate(tfx_jax.load("gpt2"), "Once upon")
+
+    Args:
+      source: the workdir of a run, a Hugging Face folder, or the name of a model on the hub.
 
     Raises:
-      UserError: if there is none, it is damaged, or its task does not answer lines of text.
+      UserError: if nothing can be loaded from there, or it is damaged.
     """
-    return Predictor(load_run(workdir), load_best_params(workdir))
+    folder = local_folder(source)
+    if is_workdir(folder):
+        run, params = load_run(folder), load_best_params(folder)
+        run.check_params(params)
+        tokenizer = getattr(run.task, "tokenizer", None)
+        is_answering = isinstance(run.task, AnsweringTask)
+        return LoadedModel(
+            nnx.merge(run.graphdef, jax.device_put(params)),
+            tokenizer,
+            eos_ids=() if tokenizer is None or tokenizer.eos_id is None else (tokenizer.eos_id,),
+            predictor=Predictor(run, params) if is_answering else None,
+            reason=f"{source} was trained as a {type(run.task).__name__}, which answers no text: use tfx_jax.generate",
+        )
+    model, reason = hf.load(folder), f"{source} is a pretrained model without a task: fine-tune it, or use generate"
+    try:
+        tokenizer = load_folder_tokenizer(folder)
+    except UserError:
+        if isinstance(model, DecodingModel):  # which is of no use without one
+            raise
+        tokenizer = None
+    return LoadedModel(model, tokenizer, eos_ids=hf.end_ids(folder), reason=reason)

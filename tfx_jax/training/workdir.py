@@ -5,7 +5,7 @@ import os
 from etils import epath
 
 from tfx_jax.errors import UserError, one_line
-from tfx_jax.files import check_no_links, is_local, reach
+from tfx_jax.files import check_no_links, is_local, parse_json, reach, read_small_file
 
 # Folders in which a training writes and deletes. Files of the workdir itself are replaced, links included.
 _WRITTEN_THROUGH = ("checkpoints", "tensorboard", "tokenizer", "profile")
@@ -41,3 +41,20 @@ def find_workdir(workdir: epath.PathLike) -> epath.Path:
     if not os.fspath(workdir):
         raise UserError("--workdir is empty: name a folder")
     return reach(workdir)
+
+
+def is_workdir(folder: epath.Path) -> bool:
+    """Returns whether a folder is the workdir of a run; a Hugging Face folder has a `config.json` too.
+
+    Raises:
+      UserError: if it is neither.
+    """
+    try:
+        values = parse_json(read_small_file(folder / "config.json"))
+    except UserError:
+        raise
+    except (OSError, ValueError):
+        raise UserError(
+            f"{folder} is neither the workdir of a run nor a Hugging Face folder: it has no readable config.json"
+        ) from None
+    return isinstance(values, dict) and "num_steps" in values

@@ -235,7 +235,7 @@ def test_a_training_starts_from_another(trained, tmp_path, capsys, is_folder):
 def test_what_a_training_cannot_start_from(trained, tmp_path):
     config = tiny_config()
     for source, message in (
-        (str(tmp_path), "is no workdir of a training and no Hugging Face folder"),
+        (str(tmp_path), "is neither the workdir of a run nor a Hugging Face folder"),
         (str(trained[0]), "has a GPTConfig, but the experiment has a BertConfig"),
     ):
         config.init_from = source
