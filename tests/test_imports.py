@@ -4,6 +4,8 @@ import pathlib
 import subprocess
 import sys
 
+import pytest
+
 ROOT = pathlib.Path(__file__).parents[1]
 HEAVY = ("flax", "optax", "orbax", "matplotlib", "grain", "sentencepiece", "torch")
 TIMED_IMPORT = """
@@ -51,3 +53,27 @@ except AttributeError as error:
     print(error)
 """
     assert _run(program) == "module 'tfx_jax' has no attribute 'funtional'\n"
+
+
+# Forks, so that each module is the first of the library to be imported, and JAX is imported once.
+IMPORT_EACH = """
+import importlib, os, sys
+import flax.nnx, grain, jax, optax, orbax.checkpoint
+for name in sys.argv[1:]:
+    if not (child := os.fork()):
+        try:
+            importlib.import_module(name)
+        except ImportError as error:
+            print(name, error)
+        os._exit(0)
+    os.waitpid(child, 0)
+"""
+
+
+@pytest.mark.slow
+def test_any_module_can_be_imported_first():
+    """The doors import their packages, so a cycle shows only in some orders."""
+    paths = [path.relative_to(ROOT).with_suffix("") for path in sorted((ROOT / "tfx_jax").rglob("*.py"))]
+    names = [".".join(path.parts).removesuffix(".__init__") for path in paths if path.name != "__main__"]
+    command = [sys.executable, "-c", IMPORT_EACH, *names]
+    assert subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout == ""

@@ -186,7 +186,7 @@ def test_translations_are_answers_to_sources():
 
 def test_the_command_line_generates_with_it(monkeypatch, capsys):
     class Letters:
-        eos_id = EOS_ID
+        eos_id, bos_id = EOS_ID, None
 
         def encode(self, line):
             return [ord(letter) - ord("a") for letter in line]

@@ -12,7 +12,7 @@ from flax import nnx
 
 from tests.nn.programs import draw, initial, jitted, normal, params_of
 from tfx_jax.functional import dot_product_attention
-from tfx_jax.nn import MultiHeadAttention
+from tfx_jax.nn import LayerNorm, Linear, MultiHeadAttention, RMSNorm
 
 B, T, S, D, N, K, H, U = 2, 5, 7, 12, 4, 2, 3, 6
 D_KEY, D_VALUE, D_OUT = 8, 10, 9
@@ -273,3 +273,29 @@ def test_an_attention_with_running_statistics_is_told_when_it_trains(is_training
 
     jax.eval_shape(attend, normal(0, B, T, D))
     assert received.get("is_training") is (True if is_training else None)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        ({"num_heads": 8, "in_features": 512}, r" \(got in_features\)"),
+        ({"num_heads": 8, "in_features": 512, "qkv_features": 64, "decode": False}, " .*in_features, qkv_features"),
+        ({"d_model": 512}, ""),
+    ],
+)
+def test_arguments_of_flax_are_named_with_ours(arguments, named):
+    message = (
+        f"^MultiHeadAttention takes d_model and num_heads{named}.*: write MultiHeadAttention\\(512, 8, rngs=rngs\\);"
+    )
+    with pytest.raises(TypeError, match=message):
+        MultiHeadAttention(**arguments, rngs=nnx.Rngs(0))
+
+
+def test_what_a_flax_user_types_works():
+    def shapes():
+        rngs = nnx.Rngs(0)
+        x = Linear(3, 4, rngs=rngs)(jnp.ones((2, 3)))
+        return RMSNorm(4, rngs=rngs)(LayerNorm(4, rngs=rngs)(x)), Linear(3, 4, rngs=rngs).kernel[...]
+
+    out, kernel = jax.eval_shape(shapes)
+    assert (out.shape, kernel.shape) == ((2, 4), (3, 4))

@@ -22,8 +22,10 @@ def _embedding(**options):
     return draw(lambda: Embedding(V, D, **options, rngs=nnx.Rngs(0)))
 
 
-def test_looks_up_and_scales_by_the_root_of_the_width():
-    embedding, tokens = _embedding(), np.array([[0, 6, 2], [2, 2, 5]])
+def test_looks_up_and_scales_when_asked():
+    plain, tokens = _embedding(), np.array([[0, 6, 2]])
+    np.testing.assert_array_equal(_look_up(plain, tokens), np.asarray(plain.table)[tokens])
+    embedding, tokens = _embedding(scale=math.sqrt(D)), np.array([[0, 6, 2], [2, 2, 5]])
     want = np.asarray(embedding.table)[tokens] * math.sqrt(D)
     np.testing.assert_allclose(_look_up(embedding, tokens), want, rtol=1e-6)
 
@@ -35,7 +37,7 @@ def test_scores_tokens_with_the_unscaled_table():
 
 
 def test_starts_with_unit_variance_of_vectors_and_logits():
-    embedding = initial(lambda: Embedding(4_000, 64, rngs=nnx.Rngs(0)))
+    embedding = initial(lambda: Embedding(4_000, 64, scale=8.0, rngs=nnx.Rngs(0)))
     vectors = _look_up(embedding, np.arange(4_000))
     np.testing.assert_allclose([vectors.mean(), vectors.std()], [0, 1], atol=0.01)
     logits = _score(embedding, normal(1, 50, 64))  # as layer normalisation leaves them

@@ -217,8 +217,8 @@ class Bert(nnx.Module):
 
         of_tokens = _init_stddev(c)
         beside = {"init_stddev": of_tokens / 5 if c.init == "matching" else of_tokens, "rngs": rngs}
-        self.embedding = Embedding(c.vocab_size, c.d_model, scale=1.0, init_stddev=of_tokens, dtype=dtype, rngs=rngs)
-        self.token_types = Embedding(c.num_segments, c.d_model, scale=1.0, dtype=dtype, **beside)
+        self.embedding = Embedding(c.vocab_size, c.d_model, init_stddev=of_tokens, dtype=dtype, rngs=rngs)
+        self.token_types = Embedding(c.num_segments, c.d_model, dtype=dtype, **beside)
         self.positions = LearnedPositions(c.first_position + c.max_length, c.d_model, **beside)
         self.norm = LayerNorm(c.d_model, epsilon=c.layer_norm_epsilon)
         self.encoder_layers = stack_layers(layer_pattern(make_layer, c.attention), c.num_layers, rngs)

@@ -159,7 +159,7 @@ class Captioner(nnx.Module):
             for c_in, c_out, padding in zip((3, *c.channels), c.channels, paddings, strict=False)
         )
         self.positions = LearnedPositions(c.grid_size**2, features, rngs=rngs)
-        self.embedding = Embedding(c.vocab_size, d, scale=1.0, init_stddev=0.1, dtype=dtype, rngs=rngs)
+        self.embedding = Embedding(c.vocab_size, d, init_stddev=0.1, dtype=dtype, rngs=rngs)
         self.initial = matrix(features, 2 * d)
         self.initial_bias = nnx.Param(jnp.zeros(2 * d))
         self.kernel, self.feed = matrix(d, 4 * d), matrix(features, 4 * d)

@@ -112,7 +112,7 @@ class DecomposableAttention(nnx.Module):
         dtype, width = jnp.dtype(c.dtype), 2 * c.d_model if c.intra_attention else c.d_model
         norm = 3.0 if c.init == "matching" else 1.0
         stddev = norm * c.d_embedding**-0.5
-        self.embedding = Embedding(c.vocab_size, c.d_embedding, scale=1.0, init_stddev=stddev, dtype=dtype, rngs=rngs)
+        self.embedding = Embedding(c.vocab_size, c.d_embedding, init_stddev=stddev, dtype=dtype, rngs=rngs)
         init = nnx.initializers.lecun_normal()
         self.projection = Linear(c.d_embedding, c.d_model, use_bias=False, kernel_init=init, dtype=dtype, rngs=rngs)
         if c.intra_attention:

@@ -3,6 +3,7 @@
 import copy
 import dataclasses
 import functools
+import math
 from typing import Any, ClassVar
 
 import jax
@@ -78,7 +79,7 @@ class Esim(nnx.Module):
             raise ValueError("a classifier needs labels, of which the configuration has none")
         read = functools.partial(BidirectionalLayer, CELLS["lstm"], 2 * d, dtype=dtype, rngs=rngs)
         dense = functools.partial(Linear, kernel_init=nnx.initializers.glorot_uniform(), rngs=rngs)
-        self.embedding = Embedding(c.vocab_size, c.d_embedding, dtype=dtype, rngs=rngs)
+        self.embedding = Embedding(c.vocab_size, c.d_embedding, scale=math.sqrt(c.d_embedding), dtype=dtype, rngs=rngs)
         self.encoder = read(input_size=c.d_embedding)
         self.projection = dense(8 * d, d, dtype=dtype)
         self.composition = read(input_size=d)

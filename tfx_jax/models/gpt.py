@@ -198,7 +198,7 @@ class GPT(nnx.Module):
             return EncoderLayer(attention, feed_forward, residual)
 
         init = {"init_stddev": _INIT_STDDEV, "rngs": rngs}
-        self.embedding = Embedding(c.vocab_size, c.d_model, scale=1.0, dtype=dtype, **init)
+        self.embedding = Embedding(c.vocab_size, c.d_model, dtype=dtype, **init)
         self.positions = LearnedPositions(c.max_length, c.d_model, **init)
         self.decoder_layers = stack_layers(layer_pattern(make_layer, c.attention, c.experts), c.num_layers, rngs)
         self.norm = make_norm(c.d_model, epsilon=c.layer_norm_epsilon) if c.pre_norm else None

@@ -123,7 +123,7 @@ class LongEncoder(nnx.Module):
             feed_forward = FeedForward(c.d_model, c.d_ff, **sizes, dtype=dtype, rngs=rngs)
             return EncoderLayer(attention, feed_forward, residual)
 
-        self.embedding = Embedding(c.vocab_size, c.d_model, scale=1.0, init_stddev=1.0, dtype=dtype, rngs=rngs)
+        self.embedding = Embedding(c.vocab_size, c.d_model, init_stddev=1.0, dtype=dtype, rngs=rngs)
         self.encoder_layers = stack_layers(layer_pattern(make_layer, c.attention), c.num_layers, rngs)
         self.norm = LayerNorm(c.d_model)
         widths = [c.d_model, c.d_ff] if c.num_sequences == 1 else [4 * c.d_model, c.d_ff, c.d_ff // 2]

@@ -181,7 +181,7 @@ class Reformer(nnx.Module):
         c = copy.deepcopy(config)
         c.validate()
         init = {"init_stddev": 0.02, "rngs": rngs}
-        self.embedding = Embedding(c.vocab_size, c.d_model, scale=1.0, dtype=jnp.float32, **init)
+        self.embedding = Embedding(c.vocab_size, c.d_model, dtype=jnp.float32, **init)
         self.positions = LearnedPositions(c.max_length, c.d_model, **init)
         self.attention_layers = stack_layers(lambda rngs: SharedAttention(c, shard_attention, rngs), c.num_layers, rngs)
         self.feed_forward_layers = stack_layers(lambda rngs: ChunkedFeedForward(c, rngs), c.num_layers, rngs)

@@ -3,6 +3,7 @@
 import copy
 import dataclasses
 import functools
+import math
 from collections.abc import Callable
 from typing import Any, ClassVar, NamedTuple, cast
 
@@ -278,7 +279,7 @@ class Seq2Seq(nnx.Module):
         cell, d, dtype = CELLS[c.cell], c.d_model, jnp.dtype(c.dtype)
         glorot = nnx.initializers.glorot_uniform()
         matrix = lambda rows, columns: nnx.Param(glorot(rngs.params(), (rows, columns)))  # noqa: E731
-        self.embedding = Embedding(c.vocab_size, d, dtype=dtype, rngs=rngs)
+        self.embedding = Embedding(c.vocab_size, d, scale=math.sqrt(d), dtype=dtype, rngs=rngs)
         self.encoder_layers = stack_layers(
             lambda rngs: BidirectionalLayer(cell, d, dtype=dtype, rngs=rngs), c.num_layers, rngs
         )

@@ -3,6 +3,7 @@
 import copy
 import dataclasses
 import functools
+import math
 from typing import Any, ClassVar
 
 import jax.numpy as jnp
@@ -197,7 +198,7 @@ class Transformer(nnx.Module):
                 self_attention(own, rngs), attention(rngs=rngs), feed_forward(is_sparse, rngs), residual
             )
 
-        scale = None if c.scale_embedding else 1.0
+        scale = math.sqrt(c.d_model) if c.scale_embedding else 1.0
         self.embedding = Embedding(c.vocab_size, c.d_model, scale=scale, dtype=dtype, rngs=rngs)
         self.encoder_layers = stack_layers(layer_pattern(encoder_layer, c.attention, c.experts), c.num_layers, rngs)
         self.decoder_layers = stack_layers(

@@ -3,6 +3,7 @@
 import copy
 import dataclasses
 import functools
+import math
 from collections.abc import Callable
 from typing import ClassVar, NamedTuple
 
@@ -181,7 +182,7 @@ class TransformerXL(nnx.Module):
                 attention, feed_forward, functools.partial(Residual, c.d_model, dropout_rate=c.dropout_rate)
             )
 
-        self.embedding = Embedding(c.vocab_size, c.d_model, dtype=dtype, rngs=rngs)
+        self.embedding = Embedding(c.vocab_size, c.d_model, scale=math.sqrt(c.d_model), dtype=dtype, rngs=rngs)
         self.decoder_layers = stack_layers(make_layer, c.num_layers, rngs)
         self.config = copy.deepcopy(c)
 

@@ -29,8 +29,8 @@ class MultiHeadAttention(nnx.Module):
 
     def __init__(
         self,
-        d_model: int,
-        num_heads: int,
+        d_model: int | None = None,
+        num_heads: int | None = None,
         *,
         d_k: int | None = None,
         d_v: int | None = None,
@@ -47,6 +47,7 @@ class MultiHeadAttention(nnx.Module):
         dtype: DTypeLike = jnp.float32,
         param_dtype: DTypeLike = jnp.float32,
         rngs: nnx.Rngs,
+        **flax_arguments: Any,
     ):
         """Draws the projections.
 
@@ -72,11 +73,20 @@ class MultiHeadAttention(nnx.Module):
           param_dtype: of the parameters.
           rngs: stream `params` draws the parameters: Glorot uniform, query, key and value with half the variance, as
             if they were one matrix. The paper is silent; attention then starts flatter.
+          flax_arguments: must be empty; the error says what the arguments of `flax.nnx.MultiHeadAttention` are called
+            here.
 
         Raises:
+          TypeError: for a missing size or an unknown argument.
           ValueError: if a size is below 1, `d_k` is None and num_heads does not divide d_model, or num_kv_heads does
             not divide num_heads.
         """
+        if d_model is None or num_heads is None or flax_arguments:
+            named = f" (got {', '.join(flax_arguments)})" if flax_arguments else ""
+            raise TypeError(
+                f"MultiHeadAttention takes d_model and num_heads{named}: write MultiHeadAttention(512, 8, rngs=rngs); "
+                "Flax's in_features is d_model, qkv_features is num_heads * d_k, out_features is d_out"
+            )
         sizes = {"d_model": d_model, "num_heads": num_heads, "d_k": d_k, "d_v": d_v, "num_kv_heads": num_kv_heads}
         for name, size in sizes.items():
             if size is not None and size < 1:

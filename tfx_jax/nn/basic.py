@@ -13,6 +13,8 @@ from jaxtyping import Array, Bool, Float, Int
 from tfx_jax.functional.layers import dropout, feed_forward, layer_norm, linear, linear_logits, lookup, rms_norm
 from tfx_jax.functional.positions import learned_positions
 
+_LECUN_NORMAL = nnx.initializers.lecun_normal()
+
 
 class Linear(nnx.Module):
     """`tfx_jax.functional.layers` from and to one axis or several, with a kernel [*in, *out].
@@ -26,7 +28,7 @@ class Linear(nnx.Module):
         out_features: int | Sequence[int],
         *,
         use_bias: bool = True,
-        kernel_init: nnx.Initializer,
+        kernel_init: nnx.Initializer = _LECUN_NORMAL,
         dtype: DTypeLike = jnp.float32,
         param_dtype: DTypeLike = jnp.float32,
         rngs: nnx.Rngs,
@@ -37,7 +39,7 @@ class Linear(nnx.Module):
           in_features: sizes of the last axes of what it is given.
           out_features: sizes of the axes that take their place.
           use_bias: whether it has an offset.
-          kernel_init: draws the kernel as a matrix [in, out].
+          kernel_init: initializes the kernel as a matrix [in, out]; LeCun normal as in Flax by default.
           dtype: of the computation.
           param_dtype: of the parameters.
           rngs: stream `params`.
@@ -58,8 +60,8 @@ class Linear(nnx.Module):
 class Embedding(nnx.Module):
     """One matrix [V, D] for source tokens, target tokens and the pre-softmax layer (Press and Wolf, 2017).
 
-    Section 3.4 of Vaswani et al. (2017): looked up, the vectors are multiplied by sqrt(d_model), which gives them unit
-    variance at the start; as the output layer the matrix is used as it is. Tie by calling one module twice.
+    Tie both ends of a model by calling one module twice. With `scale=sqrt(d_model)` (Vaswani et al., 2017, section 3.4)
+    the vectors that are looked up start with unit variance; the output layer uses the matrix without the scale.
     """
 
     def __init__(
@@ -67,7 +69,7 @@ class Embedding(nnx.Module):
         vocab_size: int,
         d_model: int,
         *,
-        scale: float | None = None,
+        scale: float = 1.0,
         init_stddev: float | None = None,
         dtype: DTypeLike = jnp.float32,
         param_dtype: DTypeLike = jnp.float32,
@@ -78,7 +80,7 @@ class Embedding(nnx.Module):
         Args:
           vocab_size: V.
           d_model: D.
-          scale: of the vectors that are looked up; None means sqrt(d_model). BERT, GPT and T5 have 1.
+          scale: multiplies the vectors that are looked up. Vaswani et al. (2017) use sqrt(d_model).
           init_stddev: of the numbers drawn; None means d_model^-0.5.
           dtype: of the computation.
           param_dtype: of the matrix.
@@ -86,7 +88,7 @@ class Embedding(nnx.Module):
         """
         init = nnx.initializers.normal(d_model**-0.5 if init_stddev is None else init_stddev)
         self.table = nnx.Param(init(rngs.params(), (vocab_size, d_model), param_dtype))
-        self.scale = math.sqrt(d_model) if scale is None else scale
+        self.scale = scale
         self.dtype = dtype
 
     def __call__(self, tokens: Int[Array, "*batch"]) -> Float[Array, "*batch D"]:
@@ -122,7 +124,13 @@ class LayerNorm(nnx.Module):
     """Layer normalisation (Ba et al., 2016) with a learned gain and, with `use_bias`, offset for each feature."""
 
     def __init__(
-        self, d_model: int, *, epsilon: float = 1e-6, use_bias: bool = True, param_dtype: DTypeLike = jnp.float32
+        self,
+        d_model: int,
+        *,
+        epsilon: float = 1e-6,
+        use_bias: bool = True,
+        param_dtype: DTypeLike = jnp.float32,
+        rngs: nnx.Rngs | None = None,  # unused, as in Flax: parameters start as ones and zeros
     ):
         self.scale = nnx.Param(jnp.ones(d_model, param_dtype))
         self.bias = nnx.Param(jnp.zeros(d_model, param_dtype)) if use_bias else None
@@ -137,7 +145,14 @@ class LayerNorm(nnx.Module):
 class RMSNorm(nnx.Module):
     """Normalisation by the root mean square (Zhang and Sennrich, 2019) with a learned gain for each feature."""
 
-    def __init__(self, d_model: int, *, epsilon: float = 1e-6, param_dtype: DTypeLike = jnp.float32):
+    def __init__(
+        self,
+        d_model: int,
+        *,
+        epsilon: float = 1e-6,
+        param_dtype: DTypeLike = jnp.float32,
+        rngs: nnx.Rngs | None = None,  # unused, as in Flax: parameters start as ones
+    ):
         self.scale = nnx.Param(jnp.ones(d_model, param_dtype))
         self.epsilon = epsilon
 

@@ -1,7 +1,8 @@
 """Batches of examples for training and evaluation.
 
-Start with `batches`: `BatchSpec`, `train_batches` and `eval_batches`. `packing` joins documents, `pairs` buckets
-sentence pairs by length, and `text_streams` reads one text in parallel streams.
+Start with `batches`: `BatchSpec`, `train_batches` and `eval_batches`. `documents` tokenizes plain text onto disk,
+`packing` joins documents, `pairs` buckets sentence pairs by length, and `text_streams` reads one text in parallel
+streams.
 """
 
 from tfx_jax.data.batching.batches import (
@@ -15,6 +16,7 @@ from tfx_jax.data.batching.batches import (
     eval_batches,
     train_batches,
 )
+from tfx_jax.data.batching.documents import TextDocuments, encode_documents
 from tfx_jax.data.batching.packing import PackedDocuments, TokenBlocks
 from tfx_jax.data.batching.pairs import pair_batches
 from tfx_jax.data.batching.text_streams import StreamDataset, TextStreams
@@ -29,8 +31,10 @@ __all__ = [
     "PackedDocuments",
     "ProcessShard",
     "StreamDataset",
+    "TextDocuments",
     "TextStreams",
     "TokenBlocks",
+    "encode_documents",
     "eval_batches",
     "pair_batches",
     "train_batches",

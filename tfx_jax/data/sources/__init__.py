@@ -8,7 +8,6 @@ from tfx_jax.data.sources.audio import SoundFiles, read_wav
 from tfx_jax.data.sources.columns import read_columns
 from tfx_jax.data.sources.conll import TaggedSentence, read_tagged
 from tfx_jax.data.sources.disk_array import DiskArray
-from tfx_jax.data.sources.documents import TextDocuments, encode_documents
 from tfx_jax.data.sources.images import read_centre, read_image
 from tfx_jax.data.sources.labeled import (
     LabelledPair,
@@ -40,9 +39,7 @@ __all__ = [
     "Splits",
     "Table",
     "TaggedSentence",
-    "TextDocuments",
     "Tree",
-    "encode_documents",
     "join_pairs",
     "read_articles",
     "read_centre",

@@ -11,8 +11,8 @@ from flax import nnx
 from jaxtyping import Array
 
 from tfx_jax.data.batching.batches import Batch, BatchSpec, Example, LoaderOptions, train_batches
+from tfx_jax.data.batching.documents import TextDocuments, document_lines
 from tfx_jax.data.sources.disk_array import DiskArray
-from tfx_jax.data.sources.documents import TextDocuments, document_lines
 from tfx_jax.data.sources.splits import Split, Splits
 from tfx_jax.data.tokenizers.hf_tokenizer import HFTokenizer
 from tfx_jax.errors import UserError

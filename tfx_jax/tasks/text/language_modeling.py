@@ -11,8 +11,8 @@ from flax import nnx
 from jaxtyping import Array
 
 from tfx_jax.data.batching.batches import Batch, BatchSpec, ExampleSource, LoaderOptions, train_batches
+from tfx_jax.data.batching.documents import TextDocuments, encode_documents
 from tfx_jax.data.batching.packing import PackedDocuments, TokenBlocks
-from tfx_jax.data.sources.documents import TextDocuments, encode_documents
 from tfx_jax.data.sources.splits import Split, Splits
 from tfx_jax.data.tokenizers.hf_tokenizer import HFTokenizer
 from tfx_jax.fields import at_least, documented, fraction

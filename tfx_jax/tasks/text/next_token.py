@@ -6,7 +6,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from tfx_jax.data.sources.documents import TextDocuments, encode_documents
+from tfx_jax.data.batching.documents import TextDocuments, encode_documents
 from tfx_jax.data.tokenizers.hf_tokenizer import HFTokenizer
 from tfx_jax.errors import UserError
 from tfx_jax.models.config import ModelConfig

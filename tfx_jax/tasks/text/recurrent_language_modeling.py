@@ -11,9 +11,9 @@ from flax import nnx
 from jaxtyping import Array
 
 from tfx_jax.data.batching.batches import Batch, BatchSpec, ExampleSource, LoaderOptions
+from tfx_jax.data.batching.documents import TextDocuments
 from tfx_jax.data.batching.packing import TokenBlocks
 from tfx_jax.data.batching.text_streams import StreamDataset, TextStreams
-from tfx_jax.data.sources.documents import TextDocuments
 from tfx_jax.data.sources.splits import Split, Splits
 from tfx_jax.data.tokenizers.hf_tokenizer import HFTokenizer
 from tfx_jax.errors import UserError

@@ -10,6 +10,7 @@ from flax import nnx
 from jaxtyping import Array
 
 from tfx_jax.data.batching.batches import Batch, BatchSpec, ExampleSource, LoaderOptions, train_batches
+from tfx_jax.data.batching.documents import TextDocuments, encode_documents
 from tfx_jax.data.objectives.span_corruption import (
     NUM_SENTINELS,
     CorruptedTexts,
@@ -17,7 +18,6 @@ from tfx_jax.data.objectives.span_corruption import (
     num_sentinels,
     span_corruption_lengths,
 )
-from tfx_jax.data.sources.documents import TextDocuments, encode_documents
 from tfx_jax.data.sources.splits import Split, Splits
 from tfx_jax.errors import UserError
 from tfx_jax.fields import at_least, documented, fraction

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from etils import epath
 
-from tfx_jax.data.sources.documents import TextDocuments, count_characters, read_pieces
+from tfx_jax.data.batching.documents import TextDocuments, count_characters, read_pieces
 from tfx_jax.data.sources.lines import read_lines
 from tfx_jax.data.sources.splits import Split
 from tfx_jax.data.sources.wikitext import read_articles

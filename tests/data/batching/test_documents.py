@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 from tests.data.tokenizers_made_here import make_tokenizer
-from tfx_jax.data.sources import documents, lines
-from tfx_jax.data.sources.documents import TextDocuments, encode_documents
+from tfx_jax.data.batching import documents
+from tfx_jax.data.batching.documents import TextDocuments, encode_documents
+from tfx_jax.data.sources import lines
 from tfx_jax.data.tokenizers.train import train_or_load_folder
 from tfx_jax.errors import UserError
 from tfx_jax.synthetic.grammar import grammar_documents
