@@ -354,7 +354,7 @@ def test_models_that_neither_read_nor_hear(capfd, monkeypatch):
     run.config.task = types.SimpleNamespace(data=SpeechData())
     # In this order: whichever of them is imported only now takes its function from the last.
     for verb in ("transcribe", "attend", "options"):
-        monkeypatch.setattr(f"tfx_jax.cli.{verb}.load_model", lambda *_: (run, {}))
+        monkeypatch.setattr(f"tfx_jax.cli.{verb}.load_model", lambda *_, **__: (run, {}))
     run.trained = lambda params: params
     with pytest.raises(UserError, match="digits holds a model without a tokenizer: it neither reads nor writes text"):
         load_trained(types.SimpleNamespace(workdir="digits"))

@@ -73,6 +73,8 @@ def check_fields(config: Any, name: str = "config") -> None:
         if isinstance(value, int if "at_most" not in metadata else (int, float)) and value > most:
             raise UserError(f"{path} must be at most {most}, got {_shown(value)}")
         _check_integers(path, value, max(most, _LARGEST))
+        if isinstance(value, float) and not math.isfinite(value):
+            raise UserError(f"{path} must be finite, got {value}")
         if "at_least" in metadata and not value >= metadata["at_least"]:
             raise UserError(f"{path} must be at least {metadata['at_least']}, got {_shown(value)}")
         if "is_fraction" in metadata and not 0.0 <= value < 1.0:
@@ -80,8 +82,6 @@ def check_fields(config: Any, name: str = "config") -> None:
         if "choices" in metadata and value not in metadata["choices"]:
             listed = " or ".join(f'"{choice}"' for choice in metadata["choices"])
             raise UserError(f"{path} must be {listed}, got {value!r}")
-        if isinstance(value, float) and not math.isfinite(value):
-            raise UserError(f"{path} must be finite, got {value}")
 
 
 @functools.cache

@@ -200,7 +200,7 @@ def test_evaluate_takes_another_configuration_for_the_same_parameters(workdir, c
     narrow = ["--config.model.attention.name=window", "--config.model.attention.options.window=1"]
     assert evaluated(*narrow)["sentences"] == 3
     message = fails_with(capfd, ["evaluate", f"--workdir={workdir}", "--config.model.d_ff=8"])
-    assert "decoder_layers/feed_forward/down (1, 8, 32), but what was trained has (1, 64, 32)" in message
+    assert "decoder_layers/feed_forward/down of shape (1, 8, 32), but the checkpoint has (1, 64, 32)" in message
     message = fails_with(capfd, ["evaluate", f"--workdir={workdir}", "--config.model.attention.name=bigbird"])
     assert "bigbird attention" in message
 

@@ -75,7 +75,7 @@ def test_every_file_as_a_pipe_or_a_device(workdir):
     assert {"config.json", "artifacts.json", "tokenizer.json", "metrics", "_METADATA", "manifest.ocdbt"} <= {
         path.name for path in files
     }
-    used = ("report.md", "learning_curves.png", "train.lock")  # not read by these
+    used = ("report.md", "learning_curves.png", "train.lock", "data.json")  # not read by these
     for number, path in enumerate(path for path in files if path.name not in used):
         path.rename(workdir.with_name("kept"))
         (put_pipe, put_device)[number % 2](path)

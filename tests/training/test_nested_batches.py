@@ -57,6 +57,9 @@ class LinearConfig:
     def validate(self):
         pass
 
+    def tiny(self, *, max_length):
+        pass
+
 
 @dataclasses.dataclass
 class RegressionData:

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import PIL.Image
+from etils import epath
 from flax import nnx
 
 from tfx_jax.functional.layers import dropout
@@ -117,7 +118,7 @@ def pictures(workdir):
     return [
         (event.step, PIL.Image.open(io.BytesIO(value.image.encoded_image_string)))
         for path in sorted((workdir / "tensorboard").iterdir())
-        for event in progress._read_events(path)
+        for event in progress._read_events(epath.Path(path))
         for value in event.summary.value
         if value.tag == "validation/attention"
     ]

@@ -27,7 +27,7 @@ def lookup(table: Float[Array, "V D"], ids: Int[Array, "*shape"]) -> Float[Array
     >>> lookup(jnp.array([[0.5], [0.25]]), jnp.array([1, 0, -1, 2])).tolist()
     [[0.25], [0.5], [nan], [nan]]
     """
-    return table.at[ids].get(mode="fill", fill_value=jnp.nan, wrap_negative_indices=False)
+    return jnp.asarray(table).at[ids].get(mode="fill", fill_value=jnp.nan, wrap_negative_indices=False)
 
 
 def linear(

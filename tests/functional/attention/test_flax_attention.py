@@ -224,7 +224,10 @@ def test_decoding_in_linen_equals_a_causal_pass(name):
             functools.partial(routing_attention, centroids=jnp.ones((N, 2, H)), window=4),
             "routing.*all tokens.*decode=True",
         ),
-        (functools.partial(lsh_attention, rng=jax.random.key(0), num_buckets=2), "queries are the keys as well"),
+        (
+            functools.partial(lsh_attention, rng=jax.random.key(0), num_buckets=2),
+            "self-attention, but there are 1 queries and 10 keys",
+        ),
         (functools.partial(longformer_attention, window=2), "self-attention, but there are 1 queries and 10 keys"),
         (nystrom_attention, "of one sequence, but there are 1 queries and 10 keys"),
         (
