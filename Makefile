@@ -73,7 +73,7 @@ colab: setup  ## make the notebooks from their py:percent sources
 	@# Format 4.4 is the last without cell ids, which would be other random ones each time.
 	@sed -i.ids -e '/^   "id": /d' -e 's/"nbformat_minor": 5/"nbformat_minor": 4/' colab/*.ipynb && rm colab/*.ipynb.ids
 
-lock:  ## resolve requirements.lock anew; ARGS=--upgrade takes newer releases
+lock:  ## resolve requirements.lock again; ARGS=--upgrade takes newer releases
 	@$(found_python) -m venv --clear .venv-lock && .venv-lock/bin/pip install --quiet uv
 	@UV_CUSTOM_COMPILE_COMMAND="make lock" .venv-lock/bin/uv pip compile --quiet --universal --generate-hashes \
 	  --no-emit-index-url --no-emit-find-links --python-version 3.11 --extra dev $(ARGS) pyproject.toml \

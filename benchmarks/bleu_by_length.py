@@ -5,7 +5,7 @@ r"""BLEU by the length of the source, of several trained translation models: Fig
 
 prints a table, writes it beside the figure (runs/bleu_by_length.md), and draws a line for each model. All must have the
 same sentences; their words are what stands between spaces, and `--groups` parts them by length into groups of about as
-many sentences. BLEU is tokenised, of the search that each configuration names.
+many sentences. BLEU is tokenized, of the search that each configuration names.
 What the paper shows (https://arxiv.org/abs/1409.0473) is a fixed context that falls behind as sentences grow.
 """
 
@@ -77,8 +77,8 @@ def groups_by_length(sources: Sequence[str], num_groups: int) -> list[Group]:
 
 
 def bleu_of_groups(translated: Translated, groups: Sequence[Group]) -> list[float]:
-    """Tokenised BLEU of each group."""
-    language, is_tokenised = translated.scored_as
+    """Tokenized BLEU of each group."""
+    language, is_tokenized = translated.scored_as
     sides = (np.array(side, dtype=object) for side in (translated.hypotheses, translated.references))
     hypotheses, references = sides
     return [
@@ -86,8 +86,8 @@ def bleu_of_groups(translated: Translated, groups: Sequence[Group]) -> list[floa
             hypotheses[group.indices].tolist(),
             references[group.indices].tolist(),
             language=language,
-            is_tokenised=is_tokenised,
-        ).tokenised
+            is_tokenized=is_tokenized,
+        ).tokenized
         for group in groups
     ]
 

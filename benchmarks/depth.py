@@ -1,4 +1,4 @@
-r"""What depth costs: the time to compile a training step, and the memory it takes with each kind of rematerialisation.
+r"""What depth costs: the time to compile a training step, and the memory it takes with each kind of rematerialization.
 
     python benchmarks/depth.py
 
@@ -8,7 +8,7 @@ but for its depth, with dropout, Adam and float32; options choose otherwise.
 
 Time is that of Python, which traces and lowers the step, and that of XLA, each of one compilation. Memory is what XLA
 plans besides arguments and results: "forward" of the loss alone, "step" of a whole training step, whose gradients,
-4 bytes a parameter, are in it. The part that rematerialisation can save is given without them.
+4 bytes a parameter, are in it. The part that rematerialization can save is given without them.
 
 Measured (`--unrolled=6`; two CPU cores, jax 0.10.2, other work beside it, 4 minutes). Seconds to trace and lower, and
 to compile: 0.8 and 10.3 with 6 + 6 layers, 1.3 and 13.1 with 24 + 24, 0.8 and 10.4 with 96 + 96; unrolled, 2.1 and 24.8
@@ -94,7 +94,7 @@ def num_params(config: TransformerConfig) -> int:
 
 
 def times_table(found: dict[tuple[int, str], dict[str, Compiled]]) -> str:
-    """Of `found[layers, how]`, with "none" for a scan without rematerialisation."""
+    """Of `found[layers, how]`, with "none" for a scan without rematerialization."""
     lines = ["| layers | stack | trace and lower, s | compile, s |", "|---|---|---|---|"]
     for (layers, how), programs in found.items():
         if how in ("none", "unrolled"):
@@ -104,7 +104,7 @@ def times_table(found: dict[tuple[int, str], dict[str, Compiled]]) -> str:
 
 
 def memory_table(found: dict[tuple[int, str], dict[str, Compiled]], params: dict[int, int]) -> str:
-    """In MiB, with the part besides the gradients relative to the same depth without rematerialisation."""
+    """In MiB, with the part besides the gradients relative to the same depth without rematerialization."""
     header = ["layers", "parameters, M", "remat", "forward", "step", "step without gradients", "relative"]
     lines = ["| " + " | ".join(header) + " |", "|---" * len(header) + "|"]
     for (layers, how), programs in found.items():

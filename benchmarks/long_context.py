@@ -204,7 +204,7 @@ def timed(program: jax.stages.Compiled, arrays: Sequence[jax.Array]) -> float:
 
 
 def measure(length: int, table: tuple[bool, bool], earlier: list[Cell], arguments: argparse.Namespace) -> list[Cell]:
-    """Compiles what there is of every function at one length, then runs all in turn."""
+    """Compiles every variant of every function at one length, then runs all in turn."""
     prepare = model_program if arguments.models else function_program
     cells, runs, budget = [], [], arguments.seconds
     for name in arguments.functions:

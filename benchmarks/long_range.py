@@ -34,7 +34,7 @@ from tfx_jax.cli.train import load_config_file
 from tfx_jax.errors import UserError
 from tfx_jax.nn import AttentionConfig, AttentionOptions
 from tfx_jax.planning.plan import plan_training
-from tfx_jax.tasks.sequence.long_range import LabelledSequences, SequenceData
+from tfx_jax.tasks.sequence.long_range import LabeledSequences, SequenceData
 from tfx_jax.training import ExperimentConfig, Result, load_config, train
 from tfx_jax.training.reporting.progress import read_history
 
@@ -99,7 +99,7 @@ def make_config(task: str, attention: str, arguments: argparse.Namespace, overri
 
 
 def measure(task: str, attention: str, config: ExperimentConfig, folder: pathlib.Path) -> Measured:
-    """Trains, or goes on with a training, and measures it; what was measured before is read.
+    """Trains or resumes, and measures; what was measured before is read.
 
     Raises:
       SystemExit: if a signal ended the training, which has been saved.
@@ -148,7 +148,7 @@ def baselines(config: ExperimentConfig) -> dict[str, float]:
     return found
 
 
-def _counted(sequences: LabelledSequences, data: SequenceData) -> tuple[np.ndarray, np.ndarray]:
+def _counted(sequences: LabeledSequences, data: SequenceData) -> tuple[np.ndarray, np.ndarray]:
     """Returns how often each sequence has each token, [sequences, V], and the ids of their labels."""
     counts = [np.bincount(one.sequences[0], minlength=data.vocab_size) for one in sequences]
     return np.array(counts), np.array([data.labels.index(one.label) for one in sequences])
@@ -179,8 +179,8 @@ def plot_trade_offs(found: Sequence[Measured], beside: dict[str, dict[str, float
         points = [one for one in found if one.task == task]
         most = max(one.memory for one in points)
         for one in points:
-            colour = f"C{list(ATTENTIONS).index(one.attention)}"
-            panel.scatter(one.speed, one.accuracy, s=900 * one.memory / most, color=colour, alpha=0.6)
+            color = f"C{list(ATTENTIONS).index(one.attention)}"
+            panel.scatter(one.speed, one.accuracy, s=900 * one.memory / most, color=color, alpha=0.6)
             place = {"xytext": (8, 8), "textcoords": "offset points", "fontsize": 8}
             panel.annotate(f"{one.attention}, {one.memory / 2**20:,.0f} MiB", (one.speed, one.accuracy), **place)
         draw_baselines(panel, beside[task])

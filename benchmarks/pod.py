@@ -205,7 +205,7 @@ def _row(cell: dict[str, Any]) -> list[str]:
 
 def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0], allow_abbrev=False)
-    parser.add_argument("--output", type=pathlib.Path, required=True, help="folder of pod.json, which is gone on with")
+    parser.add_argument("--output", type=pathlib.Path, required=True, help="folder of pod.json, which is resumed")
     parser.add_argument("--page", type=pathlib.Path, help="Markdown to write the tables into")
     parser.add_argument("--only", default="*", help="patterns of MODEL/POD/STRATEGY, with commas")
     arguments = parser.parse_args(argv)

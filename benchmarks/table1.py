@@ -114,7 +114,7 @@ class Row(NamedTuple):
 
 
 def rows(r: int) -> list[Row]:
-    """The lines of the table. What the cost of an attention does not grow with is r: neighbours, blocks, features."""
+    """The lines of the table. What the cost of an attention does not grow with is r: neighbors, blocks, features."""
 
     def lsh(x: Array, weights: Any, rng: Array) -> Array:
         halvings = round(math.log2(2 * x.shape[0] / r))  # buckets of half a chunk, found at a cost of log n

@@ -119,7 +119,7 @@ plt.show()
 # $$f(x) = \sum_i \operatorname{softmax}_i\left(-\tfrac{1}{2} ((x - x_i)\, w)^2\right) y_i$$
 #
 # Upper row: which points each point reads. Lower row: the curve. A larger $w$ narrows the band, until each point reads
-# nobody but itself and the curve runs after the noise.
+# no one but itself and the curve runs after the noise.
 
 # %%
 from tfx_jax.functional import kernel_regression
@@ -183,7 +183,7 @@ for name, estimate in estimates.items():
 #
 # A toy translation. Ten English words have vectors, and their French counterparts other ones, which have nothing to do
 # with them. A French word asks, English words answer with their vectors. The parameters are trained on random sentences
-# to return the vector of the right word; where to look, nobody tells them.
+# to return the vector of the right word; where to look, no one tells them.
 
 # %%
 from tfx_jax.functional import additive_attention, dot_product_attention, general_attention
@@ -527,7 +527,7 @@ plt.show()
 # | function | a query reads | paper |
 # |---|---|---|
 # | `local_attention` | its block | [Liu et al. (2018)](https://arxiv.org/abs/1801.10198) |
-# | `sliding_window_attention` | its neighbours | [Beltagy et al. (2020)](https://arxiv.org/abs/2004.05150) |
+# | `sliding_window_attention` | its neighbors | [Beltagy et al. (2020)](https://arxiv.org/abs/2004.05150) |
 # | `bigbird_attention` | near, random, global blocks | [Zaheer et al. (2020)](https://arxiv.org/abs/2007.14062) |
 # | `lsh_attention` | what hashes alike | [Kitaev et al. (2020)](https://arxiv.org/abs/2001.04451) |
 # | `routing_attention` | its cluster, found by online k-means | [Roy et al. (2020)](https://arxiv.org/abs/2003.05997) |
@@ -570,7 +570,7 @@ family = {
     "sliding window": functools.partial(sliding_window_attention, scale=SHARPNESS, window=8),
     "BigBird": functools.partial(bigbird_attention, scale=SHARPNESS, block_size=4, **blocks),
     "LSH": functools.partial(lsh_attention, scale=SHARPNESS, rng=jax.random.key(1), num_buckets=8, chunk_size=16),
-    # It normalises queries and keys, which then have H times the squared length of the others.
+    # It normalizes queries and keys, which then have H times the squared length of the others.
     "routing": functools.partial(routing_attention, scale=SHARPNESS / H, centroids=centroids, window=T // NUM_TOPICS),
     "FAVOR+": functools.partial(
         favor_attention, scale=SHARPNESS, projection=orthogonal_features(jax.random.key(0), 256, H)

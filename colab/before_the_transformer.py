@@ -196,7 +196,7 @@ runs["Bahdanau"] = learn("bahdanau", recurrent_model("bahdanau"))
 # %% [markdown]
 # ## 4. What it looks at
 #
-# The weights $\alpha$ are a row for each word written. Nobody told the model which word translates which:
+# The weights $\alpha$ are a row for each word written. No one told the model which word translates which:
 
 # %%
 from tfx_jax.training.reporting.attention_plot import plot_attention
@@ -216,7 +216,7 @@ show_alignment("Bahdanau")
 # %% [markdown]
 # This is Figure 3 of [Bahdanau et al. (2015)](https://arxiv.org/abs/1409.0473) for our two languages. The verb, last in
 # Japanese, reaches back to the left; the clause moves in front of its noun. A state of a recurrent encoder has read its
-# neighbours too, in both directions, so a step may rest one word beside the one that you would choose.
+# neighbors too, in both directions, so a step may rest one word beside the one that you would choose.
 #
 # ## 5. The same with products alone
 #
@@ -248,9 +248,9 @@ def bleu_by_length(name):
     for shortest, longest in RANGES:
         chosen = [n for n, sentence in enumerate(sentences) if shortest <= len(sentence.split()) <= longest]
         scores = bleu_scores(
-            [translations[n] for n in chosen], [references[n] for n in chosen], language="ja", is_tokenised=True
+            [translations[n] for n in chosen], [references[n] for n in chosen], language="ja", is_tokenized=True
         )
-        found.append(scores.tokenised)
+        found.append(scores.tokenized)
     return found
 
 
@@ -276,7 +276,7 @@ for name, values in curves.items():
 # %% [markdown]
 # ## 7. Attention without recurrence
 #
-# Two things are left that attention did not mend. The states are still made one after another, so a sentence of $n$
+# Two things are left that attention did not fix. The states are still made one after another, so a sentence of $n$
 # words costs $n$ steps that no machine can take at the same time; and what the first word says reaches the last one
 # through all the states between them. Vaswani et al. asked what the recurrence was still for. If the decoder may look
 # at every source word, a source word may look at every other: *self-attention*. A layer is then a few products of

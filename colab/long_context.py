@@ -278,7 +278,7 @@ _, axes = plt.subplots(figsize=(6.5, 3.8), layout="constrained")
 for scale in (0.5, 1.0, 1.5, 2.0):
     errors = [float(relative_error(scale, number)) for number in numbers]
     axes.loglog(numbers, errors, marker="o", base=2, label=f"numbers of standard deviation {scale}")
-axes.axhline(1, color="grey", linewidth=0.8)
+axes.axhline(1, color="gray", linewidth=0.8)
 axes.set(xlabel="features", ylabel="relative error")
 axes.legend()
 plt.show()

@@ -127,7 +127,7 @@ from tfx_jax.generation import Generator, Sampling
 
 
 def continued(model, folder, prompts, max_new_tokens=24, **sampling):
-    """How a model goes on with prompts."""
+    """How a model continues prompts."""
     tokenizer = load_folder_tokenizer(folder)
     generator = Generator(model, eos_ids=hf.end_ids(folder), max_new_tokens=max_new_tokens, search=Sampling(**sampling))
     found = generator([tokenizer.encode(prompt) for prompt in prompts])
@@ -257,10 +257,10 @@ written = generator([tokenizer.encode("ken saw")], seed=1)
 
 # %%
 from tfx_jax.data.objectives import mask_tokens
-from tfx_jax.synthetic.grammar import grammar_labelled, grammar_questions
+from tfx_jax.synthetic.grammar import grammar_labeled, grammar_questions
 
 corpus = documents[:1_000]
-corpus += [[example.text] for example in grammar_labelled("train", 3_000)]
+corpus += [[example.text] for example in grammar_labeled("train", 3_000)]
 corpus += [
     [question.question, *question.context.replace(" . ", " .\n").split("\n")]
     for question in grammar_questions("train", 2_000)
@@ -367,7 +367,7 @@ hf.save(bert, BERT_FOLDER)  # beside its tokenizer
 
 
 def smooth(losses):
-    """Means of neighbours, to see the trend."""
+    """Means of neighbors, to see the trend."""
     width = max(1, len(losses) // 40)
     return np.convolve(losses, np.ones(width) / width, mode="valid")
 
@@ -380,7 +380,7 @@ axes.legend()
 plt.show()
 
 # %% [markdown]
-# First the model learns which words are frequent, the plateau; then it finds out that the neighbours of a gap tell what
+# First the model learns which words are frequent, the plateau; then it finds out that the neighbors of a gap tell what
 # fits. The jump is where the texts become longer: at places behind the 24th it had never seen a word. (BERT was trained
 # like that as well, on long texts at the end only, because they cost more.)
 #
@@ -413,7 +413,7 @@ for panel, sentence, place, scores in zip(panels, SENTENCES, tokens == MASK, log
 plt.show()
 
 # %% [markdown]
-# The last gap leaves one word, the others a class of words: relatives, cities, what a cake may be. Nobody has told the
+# The last gap leaves one word, the others a class of words: relatives, cities, what a cake may be. No one has told the
 # model what a city is.
 #
 # ## 4. Fine-tune
@@ -450,19 +450,19 @@ def fine_tune(name, task, num_steps, learning_rate, init_from=BERT_FOLDER):
 # Twelve kinds of sentences, and only 200 examples in all:
 
 # %%
-labelled, held_out = grammar_labelled("train", 200), grammar_labelled("test", 200)
-for name, examples in (("train.tsv", labelled), ("held_out.tsv", held_out)):
+labeled, held_out = grammar_labeled("train", 200), grammar_labeled("test", 200)
+for name, examples in (("train.tsv", labeled), ("held_out.tsv", held_out)):
     (FILES / name).write_text("".join(f"{example.label}\t{example.text}\n" for example in examples))
-for example in labelled[:8]:
+for example in labeled[:8]:
     print(f"{example.label:<16} {example.text}")
 
 # %% [markdown]
 # How many of 200 held-out sentences get their label? By chance it would be one in twelve.
 
 # %%
-from tfx_jax.tasks import ClassificationConfig, LabelledData
+from tfx_jax.tasks import ClassificationConfig, LabeledData
 
-sentences = LabelledData(
+sentences = LabeledData(
     dataset="files",
     data_dir=str(FILES),
     train_file="train.tsv",
@@ -474,7 +474,7 @@ scores = fine_tune("classifier", ClassificationConfig(sentences), num_steps=120,
 print(f"{scores['accuracy']:.1f} % right")
 
 # %% [markdown]
-# The training has left a folder, and whoever wants its answers needs no more than that:
+# The training has left a folder, which is all that a prediction needs:
 
 # %%
 TEXTS = ["my sister bought a cake .", "is the elephant bigger than the dog ?"]
@@ -511,11 +511,11 @@ RANDOM_BERT = RUNS / "random_bert"
 save_with_tokenizer(BertMaskedLM(bert_sizes, rngs=nnx.Rngs(1)), RANDOM_BERT, BERT_FOLDER)
 
 figure, axes = plt.subplots(figsize=(6, 3.4), layout="constrained")
-for name, start, colour in (("from scratch", RANDOM_BERT, "#d55e00"), ("pretrained", BERT_FOLDER, "#0072b2")):
+for name, start, color in (("from scratch", RANDOM_BERT, "#d55e00"), ("pretrained", BERT_FOLDER, "#0072b2")):
     workdir = f"tagger_{start.name}"
     scores = fine_tune(workdir, TaggingConfig(words), num_steps=150, learning_rate=0.001, init_from=start)
     steps, losses = read_history(RUNS / workdir).curve("train/loss")
-    axes.plot(steps, losses, color=colour, label=f"{name}: F1 {scores['f1']:.0f} % on held-out sentences")
+    axes.plot(steps, losses, color=color, label=f"{name}: F1 {scores['f1']:.0f} % on held-out sentences")
 axes.set(xlabel="step", ylabel="loss of a word, nats", ylim=0)
 figure.legend(loc="outside upper left")
 plt.show()
@@ -527,21 +527,21 @@ plt.show()
 # %%
 from tfx_jax.metrics import entities_of_tags
 
-COLOURS = {"person": "#cfe8ff", "animal": "#ffe0b3", "place": "#d5f0d0", "thing": "#ead9f7", "time": "#ffd6d6"}
+COLORS = {"person": "#cfe8ff", "animal": "#ffe0b3", "place": "#d5f0d0", "thing": "#ead9f7", "time": "#ffd6d6"}
 
 
-def in_colour(words, tags):
-    """A sentence as HTML, entities on coloured ground."""
+def in_color(words, tags):
+    """A sentence as HTML, entities on colored ground."""
     words = [html.escape(word) for word in words]
     for entity in reversed(entities_of_tags(tags)):
         name = " ".join(words[entity.start : entity.end])
-        style = f"background:{COLOURS[entity.label]};color:black;border-radius:4px;padding:1px 4px"
+        style = f"background:{COLORS[entity.label]};color:black;border-radius:4px;padding:1px 4px"
         words[entity.start : entity.end] = [f'<span style="{style}">{name} <small>{entity.label}</small></span>']
     return f"<p>{' '.join(words)}</p>"
 
 
 found = load(RUNS / "tagger_bert").predict([" ".join(sentence.words) for sentence in held_out_tagged[:8]])
-display(HTML("".join(in_colour(sentence["words"], sentence["tags"]) for sentence in found)))
+display(HTML("".join(in_color(sentence["words"], sentence["tags"]) for sentence in found)))
 
 # %% [markdown]
 # ### Answer
@@ -597,7 +597,7 @@ AttentionView(maps, pieces, pieces)
 display(plot_attention(maps, pieces, pieces))
 
 # %% [markdown]
-# Diagonals! Some heads do nothing but look at the neighbour. [Clark et al. (2019)](https://arxiv.org/abs/1906.04341)
+# Diagonals! Some heads do nothing but look at the neighbor. [Clark et al. (2019)](https://arxiv.org/abs/1906.04341)
 # found such heads in BERT, for the word before, the word behind and the separator. Ours, in the mean over 100 held-out
 # sentences:
 
@@ -638,7 +638,7 @@ again = hf.load(TAGGER_FOLDER)
 print(type(again).__name__, again.config.labels)
 
 # %% [markdown]
-# From a shell, `generate` goes on with text and `convert` writes such folders: of a training, or of a folder anew, in
+# From a shell, `generate` continues text and `convert` writes such folders: of a training, or of a folder again, in
 # the precision that you ask for.
 #
 # ```sh

@@ -161,7 +161,7 @@ plt.show()
 
 # %% [markdown]
 # A hidden key has weight zero, and the rest of its row still sums to one. (The row of the padding itself is computed,
-# too, but nobody reads the result.)
+# too, but no one reads the result.)
 #
 # ## 2. Positions
 #
@@ -223,7 +223,7 @@ for index in range(6):
 # encoder left it. Every attention has several heads, which can look for different things.
 #
 # `TransformerConfig()` is the base model of the paper. This one is much smaller, to learn in minutes. Two more things
-# differ: *pre-norm* normalises what enters each sublayer and not what leaves it, which bears a higher learning rate;
+# differ: *pre-norm* normalizes what enters each sublayer and not what leaves it, which bears a higher learning rate;
 # and there is no dropout, because the grammar has endless sentences and nothing can be learned by heart.
 
 # %% tags=["config"]
@@ -240,7 +240,7 @@ model_config = TransformerConfig(
 c = model_config
 attention_size = 4 * c.d_model**2  # matrices for queries, keys, values and the output
 network_size = 2 * c.d_model * c.d_ff + c.d_ff + c.d_model  # up, down, and their offsets
-norm_size = 2 * c.d_model  # layer normalisation: scale and offset
+norm_size = 2 * c.d_model  # layer normalization: scale and offset
 encoder_layer = attention_size + network_size + 2 * norm_size
 decoder_layer = 2 * attention_size + network_size + 3 * norm_size
 stacks = c.num_layers * (encoder_layer + decoder_layer) + 2 * norm_size  # pre-norm: one more behind each stack
@@ -378,7 +378,7 @@ display(plot_attention(maps, source_pieces, target_pieces, target_inputs=["<s>",
 # decoder's is empty above the diagonal: that is the causal mask. A map shows where information came from, not why, and
 # some heads rest on a piece that tells them nothing, such as the end of the sentence.
 #
-# The darkest cell of each row is a word alignment that nobody taught the model:
+# The darkest cell of each row is a word alignment that no one taught the model:
 
 # %%
 cross = np.mean([weights.mean(axis=0) for name, weights in maps.items() if name.endswith("cross")], axis=0)

@@ -34,13 +34,13 @@ limits" for "get disposable virtual card" five times, or the other way round.
 """
 
 from tfx_jax.models.bert import BertConfig
-from tfx_jax.tasks import ClassificationConfig, LabelledData
+from tfx_jax.tasks import ClassificationConfig, LabeledData
 from tfx_jax.training import ExperimentConfig, tiny_variant
 
 
 def get_config(variant: str = "small") -> ExperimentConfig:
     model = BertConfig.published("bert-base-uncased")
-    data = LabelledData(dataset="files", train_file="train.tsv", validation_file="dev.tsv")
+    data = LabeledData(dataset="files", train_file="train.tsv", validation_file="dev.tsv")
     task = ClassificationConfig(data)
     config = ExperimentConfig(model, task)
     data.max_length = 128

@@ -32,8 +32,8 @@ sentences 93.0 %, on dev. `small`, a minute each; accuracy on dev.tsv in percent
     logistic regression, see below        82
     NEUTRAL always                        56.4
 
-The regression is on words that only one sentence has, pairs of these, negations, overlap and order: what there is to
-learn is which words of the sentences match, and 4,500 labels do not teach that to a model whose attention starts out
+The regression is on words that only one sentence has, pairs of these, negations, overlap and order: the task is to
+learn which words of the sentences match, and 4,500 labels do not teach that to a model whose attention starts out
 with none. `model.init="matching"` is what made the difference: drawn as in the paper (`--config.model.init=paper`), the
 same model learns the training pairs by heart and had 64.4 % at its best, and 70.6 % from pairs learned that way. Wide
 token vectors alone gave 66.6 %, equal queries and keys alone 64.4. What limits it now: which words mean the same is to
@@ -43,14 +43,14 @@ be known from these 4,500 pairs only. `base`: not yet run.
 import dataclasses
 
 from tfx_jax.models.bert import BertConfig
-from tfx_jax.tasks import BertPretrainingConfig, ClassificationConfig, LabelledData, TextData
+from tfx_jax.tasks import BertPretrainingConfig, ClassificationConfig, LabeledData, TextData
 from tfx_jax.training import ExperimentConfig, tiny_variant
 
 _SMALL = BertConfig(vocab_size=4_000, num_layers=2, d_model=128, num_heads=4, max_length=64, init="matching")
 
 
 def get_config(variant: str = "small") -> ExperimentConfig:
-    data = LabelledData(dataset="files", train_file="train.tsv", validation_file="dev.tsv")
+    data = LabeledData(dataset="files", train_file="train.tsv", validation_file="dev.tsv")
     config = ExperimentConfig(BertConfig.published("bert-base-uncased"), ClassificationConfig(data))
     data.first_column, data.second_column = "sentence_A", "sentence_B"
     data.label_column = "entailment_judgment"

@@ -1,4 +1,4 @@
-r"""Soft and hard attention describe built-in images of coloured shapes, and look at what they name.
+r"""Soft and hard attention describe built-in images of colored shapes, and look at what they name.
 
 Result: 97.5 % of held-out captions exactly right with soft attention, 97.3 with hard; on the object 94 and 99 % of it
 
@@ -16,8 +16,8 @@ No download, and no published figure: Xu et al. (2015, https://arxiv.org/abs/150
 VGG network that was trained before; here the convolutions are small and learn with the decoder. An image of 48 pixels
 has one to three shapes, and one caption that is right (`tfx_jax.synthetic.shapes`). Every image of validation and
 test has
-a shape that no training image has in that colour and place, so that exact match asks for more than to remember.
-"Attention on the object" is the weight on the places of the grid that the object of a colour or a shape word touches;
+a shape that no training image has in that color and place, so that exact match asks for more than to remember.
+"Attention on the object" is the weight on the places of the grid that the object of a color or a shape word touches;
 attention that is the same everywhere has 17.6 %.
 
 The weight of equation 14 is 0.001, not 1: a caption of a dozen words cannot look once at each of 36 places, and so much
@@ -41,7 +41,7 @@ percent, with how it went on those of the validation split.
 
 Both weights that spread the attention are a tenth of what was tried first: with more it spreads, as they ask. With
 twice the steps hard attention has more captions right and looks beside more objects; a place sees the pixels of its
-neighbours too. With score_weight=1, the paper's, and when the padding of the convolutions was another, it had 11.9 %
+neighbors too. With score_weight=1, the paper's, and when the padding of the convolutions was another, it had 11.9 %
 after 1,000 steps: rewards of whole captions are noisy, and drown what the images with the expected feature teach.
 """
 

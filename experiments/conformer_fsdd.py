@@ -8,7 +8,7 @@ Result: 98.67 % of dev's 300 digits right, and 1.88 % of the words of strings wr
 
 DIR holds train.zip and dev.zip, of Free Spoken Digit Dataset (https://github.com/Jakobovski/free-spoken-digit-dataset):
 digits of six speakers, 8 kHz, called DIGIT_SPEAKER_NUMBER.wav. An utterance is one to five of them by one speaker, with
-0.15 to 0.3 seconds of silence between them, and none to 0.3 before and after; nobody says where they begin. They are
+0.15 to 0.3 seconds of silence between them, and none to 0.3 before and after; no one says where they begin. They are
 written as words, letter by letter, and in training heard a tenth slower and faster too (Ko et al., 2015).
 On single digits small convolutional networks that choose one of ten reach 97 to 99 %.
 

@@ -36,12 +36,12 @@ with intra-sentence attention it had 68.5 after as many steps, its best.
 """
 
 from tfx_jax.models.decomposable import DecomposableConfig
-from tfx_jax.tasks import LabelledData, SentencePairConfig
+from tfx_jax.tasks import LabeledData, SentencePairConfig
 from tfx_jax.training import ExperimentConfig, tiny_variant
 
 
 def get_config(variant: str = "small") -> ExperimentConfig:
-    data = LabelledData(dataset="files", train_file="train.tsv", validation_file="dev.tsv", tokenizer="words")
+    data = LabeledData(dataset="files", train_file="train.tsv", validation_file="dev.tsv", tokenizer="words")
     data.first_column, data.second_column = "sentence_A", "sentence_B"
     data.label_column = "entailment_judgment"
     data.max_length, data.tokens_per_batch = 32, 512  # words of each sentence; some 30 pairs

@@ -29,12 +29,12 @@ then (loss 0.03).
 """
 
 from tfx_jax.models.esim import EsimConfig
-from tfx_jax.tasks import LabelledData, SentencePairConfig
+from tfx_jax.tasks import LabeledData, SentencePairConfig
 from tfx_jax.training import ExperimentConfig, tiny_variant
 
 
 def get_config(variant: str = "small") -> ExperimentConfig:
-    data = LabelledData(dataset="files", train_file="train.tsv", validation_file="dev.tsv", tokenizer="words")
+    data = LabeledData(dataset="files", train_file="train.tsv", validation_file="dev.tsv", tokenizer="words")
     data.first_column, data.second_column = "sentence_A", "sentence_B"
     data.label_column = "entailment_judgment"
     data.max_length, data.tokens_per_batch = 32, 512  # words of each sentence; some 30 pairs, the paper has 32

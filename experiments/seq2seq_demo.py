@@ -18,7 +18,7 @@ the target's own position, far from the other language's verb; `--config.model.w
 `--config.model.coverage=1` has `bahdanau` remember what it has looked at, and learn not to look there again.
 
 Measured: each variant's 1,500 steps, seed 0, some 15 minutes each on one core that others used too; the 500 sentences
-of the test split, beam 4, and tokenised BLEU by the words of their source (`bleu_by_length.py --split=test`):
+of the test split, beam 4, and tokenized BLEU by the words of their source (`bleu_by_length.py --split=test`):
 
                 exact match   BLEU    3 to 6   7 to 8      9   10 to 11   12 to 18
     luong            99.6 %  99.93    100.00   100.00  99.74     100.00      99.70

@@ -17,7 +17,7 @@ that in Japanese to English, and at least 3 less of `fixed`, whose loss grows wi
 
 DIR holds train.en.gz, train.ja.gz, dev.en and dev.ja.
 
-Measured: Ja-En, seed 0, on less than a core each, some 0.35 seconds of CPU a step. Tokenised BLEU on dev, beam 4; loss
+Measured: Ja-En, seed 0, on less than a core each, some 0.35 seconds of CPU a step. Tokenized BLEU on dev, beam 4; loss
 in nats of the training, smoothed by labels.
 
                    step 3,000   6,000   9,000   sacreBLEU   exact match   loss   mean of the last five checkpoints
@@ -59,7 +59,7 @@ def get_config(variant: str = "luong_jaen") -> ExperimentConfig:
     model.dropout_rate = 0.2
     model.vocab_size = 4_000
     data.dataset = "files"
-    data.is_tokenised = True
+    data.is_tokenized = True
     data.max_length = 32
     data.tokens_per_batch = 1_024
     config.optimizer.schedule = "linear"

@@ -16,7 +16,7 @@ those of `seq2seq_enja`.
 DIR holds train.en.gz, train.de.gz, valid.en and valid.de, BPE applied.
 
 Measured: English to German, seed 0, 8,000 steps, of `luong` 0.27 seconds of CPU each, 36 minutes of a core. BLEU of the
-1,014 validation pairs, beam 5, tokenised and by sacreBLEU; loss in nats of the training, smoothed by labels. `luong` is
+1,014 validation pairs, beam 5, tokenized and by sacreBLEU; loss in nats of the training, smoothed by labels. `luong` is
 of LSTMs and `fixed` of GRUs.
 
               step 4,000   8,000   sacreBLEU   exact match   loss   mean of the last five checkpoints
@@ -47,7 +47,7 @@ def get_config(variant: str = "luong") -> ExperimentConfig:
     model.dropout_rate = 0.3
     model.vocab_size = 20_000  # more than there are: every token of the joint BPE is kept
     data.dataset = "files"
-    data.is_tokenised = True
+    data.is_tokenized = True
     data.tokenizer = "words"
     data.max_length = 64
     data.tokens_per_batch = 1_024

@@ -39,12 +39,12 @@ these tasks teach it; BERT's head for tags (bert_wnut17.py, 20.6 %) marks names 
 import dataclasses
 
 from tfx_jax.models.t5 import T5Config
-from tfx_jax.tasks import LabelledData, QuestionData, TaggedData, TextToTextConfig
+from tfx_jax.tasks import LabeledData, QuestionData, TaggedData, TextToTextConfig
 from tfx_jax.training import ExperimentConfig, tiny_variant
 
 _DATA = {
-    "banking77": LabelledData(train_file="train.tsv", validation_file="dev.tsv", max_length=96),
-    "sick": LabelledData(
+    "banking77": LabeledData(train_file="train.tsv", validation_file="dev.tsv", max_length=96),
+    "sick": LabeledData(
         train_file="train.tsv",
         validation_file="dev.tsv",
         first_column="sentence_A",

@@ -9,7 +9,7 @@ something real to translate without downloading anything, with word order that c
 The target is an exact match of at least 95 % on 500 sentences whose combinations of words were held out.
 
 Measured here by `make demo`, from a fresh clone on two idle cores (seed 0, beam 4): exact match 97.0 % at step 1,500
-and 98.8 % for the mean of the last eight checkpoints, tokenised BLEU 99.64; 4 minutes and 15 seconds for all of it. It
+and 98.8 % for the mean of the last eight checkpoints, tokenized BLEU 99.64; 4 minutes and 15 seconds for all of it. It
 was evaluated at its end alone then; with two evaluations on the way, on a machine with ten times the work that it has
 cores for, exact match was 85.2 % at step 500, 95.8 % at 1,000 and 97.2 % at 1,500.
 """

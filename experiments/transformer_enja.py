@@ -2,7 +2,7 @@ r"""A small Transformer on small_parallel_enja, 50,000 short English-Japanese pa
 
 Result: dev BLEU 34.72 En-Ja, 37.36 Ja-En, less than an hour of one core each
 
-The corpus (github.com/odashi/small_parallel_enja) is an extract of the Tanaka corpus, tokenised, 4 to 16 words a
+The corpus (github.com/odashi/small_parallel_enja) is an extract of the Tanaka corpus, tokenized, 4 to 16 words a
 sentence. The sizes are a textbook's for this corpus (3 + 3 layers, 4 heads, d_model 128, d_ff 256: yusugomori's
 `deeplearning-keras-tf2-torch`), label smoothing and schedule the paper's. It prints no BLEU; an RNN with attention is
 reported at about 37 without beam search, its direction not stated.
@@ -14,7 +14,7 @@ reported at about 37 without beam search, its direction not stated.
 DIR holds train.en.gz, train.ja.gz, dev.en and dev.ja.
 
 Measured here with seed 0, each on one core that other work shared (median 4,611 and 3,244 target tokens a second),
-tokenised BLEU on the 500 lines of dev, beam 4, the average being that of steps 4,000 to 5,000: **En-Ja 34.72, Ja-En
+tokenized BLEU on the 500 lines of dev, beam 4, the average being that of steps 4,000 to 5,000: **En-Ja 34.72, Ja-En
 37.36** (sacreBLEU 38.43 by characters, and 37.19). The loss is smoothed, in nats, the mean of 200 steps.
 
     step                1,000  2,000  3,000  4,000  5,000  average
@@ -44,7 +44,7 @@ def get_config(variant: str = "enja") -> ExperimentConfig:
         language = getattr(task.data, f"{side}_language")
         setattr(task.data, f"train_{side}", f"train.{language}.gz")
         setattr(task.data, f"validation_{side}", f"dev.{language}")
-    data.is_tokenised = True
+    data.is_tokenized = True
     data.max_length = 64
     data.tokens_per_batch = 2_048
     config.optimizer.peak_learning_rate = 0.0035

@@ -22,7 +22,7 @@ tokens to experts and back.
 
 Variants: `sparse`, `dense`, `test`.
 
-Measured here on one core, seed 0, 4,000 steps of up to 2,048 tokens, some 21 minutes each; tokenised BLEU of all 2,028
+Measured here on one core, seed 0, 4,000 steps of up to 2,048 tokens, some 21 minutes each; tokenized BLEU of all 2,028
 validation pairs, beam 4; the loss of the last 500 steps, label smoothing included.
 
               parameters   step 1,000   2,000   3,000   4,000   German   French   loss   target tokens a second

@@ -11,8 +11,8 @@ Result: not yet run
         --config.task.data.source_language=en --config.task.data.target_language=de
 
 DIR holds my.en and my.de, UTF-8, plain or .gz, whose lines i translate each other. Both languages must be said, as the
-target's decides how translations are tokenised and scored. Plain text is expected; of tokens with spaces between them
-say `--config.task.data.is_tokenised=true`. Without `--config.task.data.validation_source` and `validation_target`, 500
+target's decides how translations are tokenized and scored. Plain text is expected; of tokens with spaces between them
+say `--config.task.data.is_tokenized=true`. Without `--config.task.data.validation_source` and `validation_target`, 500
 pairs, or a tenth if that is less, are set aside for evaluation. The vocabulary goes by the size of the text
 (`tfx_jax.data.tokenizers.train`), from some thousand subwords for a thousand pairs to 32,000 for a million, unless
 `--config.model.vocab_size` is given.

@@ -4,7 +4,7 @@ Result: 40.06 BLEU on validation after 54 minutes on two cores
 
 The published configuration (Wu et al., 2021, "Good for Misconceived Reasons", text-only baseline): 4 + 4 layers,
 d_model 128, d_ff 256, 4 heads, dropout 0.3, label smoothing 0.1, peak learning rate 0.005 after 2,000 steps of warm-up,
-8,000 updates of 2 x 4,096 tokens, joint BPE vocabulary, beam 5. Its figure is tokenised BLEU.
+8,000 updates of 2 x 4,096 tokens, joint BPE vocabulary, beam 5. Its figure is tokenized BLEU.
 
     tfx-jax train --config=transformer_tiny_multi30k:hour --workdir=runs/multi30k \
         --config.task.data.data_dir=DIR
@@ -16,7 +16,7 @@ DIR holds train.en.gz, train.de.gz, valid.en and valid.de of that paper's reposi
 
 Measured here: `hour` with seed 0 on two cores of a small cloud machine, the commands above: 53.6 minutes for 8,000
 steps (median 4,658 target tokens a second), evaluations included, then **40.06 BLEU on the validation set** from the
-average of ten checkpoints (steps 5,700 to 8,000), tokenised, beam 5; sacreBLEU 40.05. The loss is smoothed, in nats,
+average of ten checkpoints (steps 5,700 to 8,000), tokenized, beam 5; sacreBLEU 40.05. The loss is smoothed, in nats,
 the mean of 200 steps. `paper`: not yet run.
 
     step             1,000  2,000  3,000  4,000  5,000  6,000  7,000  8,000  average
@@ -42,7 +42,7 @@ def get_config(variant: str = "paper") -> ExperimentConfig:
     data.train_source, data.train_target = "train.en.gz", "train.de.gz"
     data.validation_source, data.validation_target = "valid.en", "valid.de"
     data.source_language, data.target_language = "en", "de"
-    data.is_tokenised = True
+    data.is_tokenized = True
     data.tokenizer = "words"
     data.max_length = 128
     data.tokens_per_batch = 8_192

@@ -3,9 +3,9 @@ r"""The Transformer as a constituency parser: 4 layers that write trees (variant
 Result: `craft` dev F1 58.8 % greedily after 1 h 54 min of a core, 51.3 % after one hour; `wsj` not yet run
 
 "Attention Is All You Need" (Vaswani et al., 2017), section 6.3, after "Grammar as a Foreign Language" (Vinyals et al.,
-2015): sentences in, linearised trees out, beam 21 with length penalty 0.3, outputs of up to 300 tokens more than the
+2015): sentences in, linearized trees out, beam 21 with length penalty 0.3, outputs of up to 300 tokens more than the
 input. Table 4: 91.3 F1 on section 23 of the Wall Street Journal from its 40,000 training sentences alone (88.3 for the
-LSTM of Vinyals et al., 90.4 for the Berkeley parser), 92.7 with 17 million sentences that parsers had labelled.
+LSTM of Vinyals et al., 90.4 for the Berkeley parser), 92.7 with 17 million sentences that parsers had labeled.
 
     tfx-jax train --config=transformer_treebank:wsj --workdir=gs://BUCKET/RUN --config.task.data.data_dir=DIR
     tfx-jax plan --config=transformer_treebank:wsj --topology=v5e:2x2

@@ -9,7 +9,7 @@ subwords, batches of about 25,000 source and as many target tokens, Adam with 4,
 
 It averaged the last 5 (base) or 20 (big) checkpoints, written every 10 minutes. A step on other hardware takes another
 time, so ten minutes are counted in steps here: 1,500 of 0.4 s, 600 of 1.0 s. The subwords are
-byte pairs, as in the paper, learnt by SentencePiece.
+byte pairs, as in the paper, learned by SentencePiece.
 
     tfx-jax prepare wmt14_translate/de-en --data-dir=DIR
     tfx-jax train --config=transformer_wmt14_ende:big --workdir=gs://BUCKET/RUN \

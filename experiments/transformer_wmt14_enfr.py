@@ -7,7 +7,7 @@ abstract 41.8 as the table does. 36 million pairs, one vocabulary of 32,000 word
 English-German (`transformer_wmt14_ende.py`) but the dropout of the big model, 0.1. On 8 NVIDIA P100: base 100,000 steps
 of 0.4 s (12 hours), big 300,000 steps of 1.0 s (3.5 days). The last 5 (base) or 20 (big) checkpoints are averaged;
 they are 10 minutes of the paper's hardware apart, 1,500 and 600 steps. The subwords are byte pairs
-learnt by SentencePiece.
+learned by SentencePiece.
 
     tfx-jax prepare wmt14_translate/fr-en --data-dir=DIR
     tfx-jax train --config=transformer_wmt14_enfr:big --workdir=gs://BUCKET/RUN \

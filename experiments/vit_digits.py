@@ -11,7 +11,7 @@ Images of your own, in a folder for each class below `train` and `val`, as torch
     tfx-jax plan --config=vit_digits:b16 --topology=v5e:8x8
     tfx-jax train --config=vit_digits:b16 --workdir=runs/mine --config.task.data.data_dir=DIR
 
-The digits are 1,797 grey images of 8 x 8 pixels (Alpaydin and Kaynak, 1998): 1,437 to train on, 180 each for validation
+The digits are 1,797 gray images of 8 x 8 pixels (Alpaydin and Kaynak, 1998): 1,437 to train on, 180 each for validation
 and test, drawn with seed 0. `digits` reads patches of 2 x 2 pixels; images are moved by a pixel at most, and nothing is
 dropped: a strong weight decay is what keeps so few images from being learned by heart. Scikit-learn's support vector
 machine, `SVC(gamma=0.001)` on the pixels from 0 to 16, has 99.4 % of validation and 99.4 % of test of the same split.

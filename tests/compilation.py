@@ -1,7 +1,7 @@
 """What tests compile: quickly, once, and not much of it.
 
 Compiling is nearly all that these tests do. So XLA compiles with the least effort, what is compiled is kept for later
-runs, and each test has a budget of programs: whoever needs more says why, with `@pytest.mark.compiles(number, why)`.
+runs, and each test has a budget of programs: one that needs more says why, with `@pytest.mark.compiles(number, why)`.
 """
 
 import contextlib

@@ -90,7 +90,7 @@ SPEECH = (ConformerConfig, SpeechRecognitionConfig, RecordedSpeech)
                 "model.num_channels": 2,
                 "task.data.num_channels": 2,
             },
-            "config.task.data.num_channels=2 must be 3, red, green and blue, or 1, grey",
+            "config.task.data.num_channels=2 must be 3, red, green and blue, or 1, gray",
         ),
     ],
 )

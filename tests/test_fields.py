@@ -1,4 +1,4 @@
-"""Fields say which values they may have, and whoever sets another is told which field it is."""
+"""Fields declare their values, and an error names the field that has another."""
 
 import dataclasses
 import math

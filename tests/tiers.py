@@ -6,7 +6,7 @@ import pytest
 
 
 def slow_but(values: Iterable[Hashable], *quick: Hashable) -> list:
-    """Returns the cases of a parametrised test, slow but for those that show its mechanism.
+    """Returns the cases of a parametrized test, slow but for those that show its mechanism.
 
     Args:
       values: of all cases.

@@ -5,7 +5,7 @@ _CLIENTS = ("gcsfs", "google", "s3fs", "botocore", "aiobotocore", "aiohttp", "fs
 
 
 class UserError(ValueError):
-    """A mistake or a circumstance the user can mend; its message is one line that names the thing and the remedy.
+    """A mistake or a circumstance the user can fix; its message is one line that names the thing and the remedy.
 
     The message may quote files, servers and other programs: it is shown as `printable` gives it.
     """

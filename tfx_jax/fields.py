@@ -20,7 +20,7 @@ Kind = TypeVar("Kind", bound=type)
 
 _LARGEST = 2**31 - 1  # what counts and sizes become on devices
 MAX_BEAMS = 10_000
-"""That a search may keep: nobody gains by more than some tens, and memory grows with them."""
+"""That a search may keep: no one gains by more than some tens, and memory grows with them."""
 
 
 MAX_LENGTH_PENALTY = 7

@@ -5,7 +5,7 @@ r"""A campaign of faults: what happens to trainings, folders, command lines and 
 makes `--count` faults of each of these kinds (of all but the last, unless told) and writes faults.md into DIR: a table
 of what came of them, and of each failure what was done and how to do it again. Run again, it goes on where it stopped;
 a larger `--count` tries more. Kinds, a file each, with what was tried by `--seed=0` on two cores that others had too,
-in parts, after what it found was mended; of lines, a trial is a thousand:
+in parts, after what it found was fixed; of lines, a trial is a thousand:
 
 | kind | what is done, and what must come of it | count | bad |
 |---|---|--:|--:|

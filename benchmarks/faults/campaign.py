@@ -70,7 +70,7 @@ def draw(kind: str, seed: int, number: int) -> np.random.Generator:
 
 
 class Campaign:
-    """Trials of one kind, in a worker that is started anew when it hangs, dies or grows."""
+    """Trials of one kind, in a worker that is started again when it hangs, dies or grows."""
 
     def __init__(self, kind: str, prepare: Prepare, output: pathlib.Path, *, waiting: float = WAITING):
         """Starts nothing yet."""

@@ -23,7 +23,7 @@ class Ended:
       status: its exit status.
       out: what it wrote to standard output.
       err: the same of standard error.
-      traceback: of an exception that nobody made a line of.
+      traceback: of an exception that no one made a line of.
     """
 
     status: int | None
@@ -75,7 +75,7 @@ def judge(ended: Ended, what: str, is_same: Callable[[], bool] = lambda: True) -
 
 
 def shown(arguments: Sequence[str]) -> str:
-    """A command as a person would type it, and told to the watcher."""
+    """A command as a user would type it, announced to the watcher."""
     what = shlex.join(["tfx-jax", *arguments]).encode("unicode_escape").decode()
     doing(what)
     return what

@@ -1,7 +1,7 @@
 """Files of a finished training with a bit flipped, cut short, longer, emptied, gone or another's, and verbs that read.
 
 A verb then writes what it wrote before, or refuses in one line. Other answers are silent unless standard error tells of
-what was passed over.
+what was skipped.
 """
 
 import dataclasses

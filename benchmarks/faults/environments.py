@@ -97,7 +97,7 @@ def prepare(folder: pathlib.Path) -> Callable[[np.random.Generator], Trial]:
         ended = run(command, ordinary | variables, shell, limit)
         is_other = "<&-" in shell or ">" in shell.replace("2>", "")  # nothing is read, or is caught
         trial = judge(ended, what, lambda: is_other or command[0] == "attend" or ended.out == known[number])
-        # Where nobody can read what it says, its status is all there is.
+        # Where no one can read what it says, its status is all there is.
         is_mute = "2>" in shell and trial.outcome == "raw" and ended.status == 2 and not ended.err
         return Trial(what, "line", "not to be seen") if is_mute else trial
 

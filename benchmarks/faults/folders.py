@@ -1,4 +1,4 @@
-"""Hugging Face folders with fields, tensors, headers and tokenizers that others might have made, or nobody should.
+"""Hugging Face folders with fields, tensors, headers and tokenizers that others might have made, or no one should.
 
 A folder whose tensors are hurt gives the same parameters or is refused; one whose config.json says something else may
 be another model, which then has to be one that computes.

@@ -1,7 +1,7 @@
 """SIGKILL at any moment of a training, also inside saves; the same command goes on, bit for bit.
 
 A trial is one kill. The training that it is made to goes on in the next trial, and the end of a training compares all
-its checkpoints with those of one that nobody disturbed. What is killed is a fork of a process that has imported JAX
+its checkpoints with those of one that no one disturbed. What is killed is a fork of a process that has imported JAX
 and never had a backend, and takes its programs from the compilation cache: that is what makes a thousand affordable.
 """
 
@@ -27,7 +27,7 @@ _OVERRIDES: dict[str, object] = {
     "checkpoint_every": _EVERY,
     "model.num_layers": 1,
     "hang_seconds": 0,  # the watcher sees to that
-    **{"task.data.tokenizer": "words", "task.data.is_tokenised": True},  # made in no time, where a kill came before
+    **{"task.data.tokenizer": "words", "task.data.is_tokenized": True},  # made in no time, where a kill came before
 }
 
 
@@ -101,7 +101,7 @@ def _moment(
 
 
 def _command(bench: trainings.Bench, workdir: pathlib.Path) -> list[str]:
-    """What a person would type."""
+    """The command line."""
     return bench.command(workdir)
 
 

@@ -1,6 +1,6 @@
 """Hostile workdirs: pipes, devices, sockets, links, folders, endless files in place of any file; lists with "..".
 
-A verb answers as before, refuses in one line, or says what it passed over. Nothing outside of the workdir changes.
+A verb answers as before, refuses in one line, or says what it skipped. Nothing outside of the workdir changes.
 """
 
 import json

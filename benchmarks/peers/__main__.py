@@ -64,7 +64,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             print(f"{row.name}: {row.title}", file=sys.stderr, flush=True)
             logs = arguments.output / "logs"
             results.append(measure(row, logs, rounds=arguments.rounds, turn_seconds=arguments.turn_seconds))
-            # After each row, so that one who stops early keeps what there is.
+            # After each row, so that one who stops early keeps the rows so far.
             (arguments.output / "peers.md").write_text(table(results))
             (arguments.output / "peers.json").write_text(json.dumps(as_json(results)))
     draw(results, arguments.output / "peers.png")

@@ -1,6 +1,6 @@
 """An encoder-decoder in Flax Linen as its WMT example is laid out: a Python loop over pre-norm layers, one embedding.
 
-Written from the architecture (`flax/examples/wmt`): normalisation before each sublayer and behind the last layer,
+Written from the architecture (`flax/examples/wmt`): normalization before each sublayer and behind the last layer,
 Linen's own attention without offsets, dropout of embeddings, attention weights, hidden units and sublayer outputs,
 label smoothing through soft targets, AdamW.
 """

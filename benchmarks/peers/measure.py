@@ -1,9 +1,9 @@
 """Alternates the sides of a row, each in its own process, and takes the ratio of every round.
 
-Two programs that run one after the other on a shared machine meet different neighbours; ratios of neighbouring turns
+Two programs that run one after the other on a shared machine meet different neighbors; ratios of neighboring turns
 hold still where seconds do not. So the sides take turns in every round, in the order of the round before reversed, and
 a row's figure is the median of the ratios of its rounds, with the least and the greatest of them. Ratios do not forgive
-everything: threads that wait for each other lose more to neighbours than others do. So the share of the machine that
+everything: threads that wait for each other lose more to neighbors than others do. So the share of the machine that
 went to other processes is told besides (on Linux), and the ratio of the fastest units; where that share is more than a
 few percent, do not believe the median.
 """
@@ -71,7 +71,7 @@ class Result(NamedTuple):
     """What the sides report besides: of fresh rows the phases of every round."""
     skipped: dict[str, str]
     """Sides that could not run, and why."""
-    neighbours: dict[str, list[float]]
+    neighbors: dict[str, list[float]]
     """By side's label, the share of all cores that other processes took in each of its turns; none if unknown."""
 
     def speeds(self, label: str) -> list[float]:
@@ -220,7 +220,7 @@ def _measure_turns(
                 seconds, others = workers[label].turn(units[label])
                 result.samples[label].append(seconds)
                 if others is not None:
-                    result.neighbours.setdefault(label, []).append(others)
+                    result.neighbors.setdefault(label, []).append(others)
             order.reverse()
     finally:
         for worker in workers.values():

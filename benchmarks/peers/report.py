@@ -28,15 +28,15 @@ def table(results: Sequence[Result]) -> str:
             lines.append(
                 f"| {result.row.name} | {result.row.title} [{result.row.unit}] | {side.label} | {mine} | {theirs} "
                 f"| **{median:.2f}** | {min(ratios):.2f} to {max(ratios):.2f} | {result.fastest_ratio(side.label):.2f} "
-                f"| {_neighbours(result, ours, side.label)} | {verdict} |"
+                f"| {_neighbors(result, ours, side.label)} | {verdict} |"
             )
     lines += [*_phases(results), *_outputs(results), *_skipped(results)]
     return "\n".join(lines) + "\n"
 
 
-def _neighbours(result: Result, *labels: str) -> str:
+def _neighbors(result: Result, *labels: str) -> str:
     """What other processes took of the machine, mean over the turns of two sides."""
-    shares = [share for label in labels for share in result.neighbours.get(label, ())]
+    shares = [share for label in labels for share in result.neighbors.get(label, ())]
     return f"{statistics.mean(shares):.0%}" if shares else ""
 
 
@@ -91,7 +91,7 @@ def as_json(results: Sequence[Result]) -> list[dict[str, Any]]:
                     "seconds": result.samples.get(side.label),
                     "ratios": result.ratios(side.label) if _is_compared(result, side.label) else None,
                     "about": result.about.get(side.label),
-                    "neighbours": result.neighbours.get(side.label),
+                    "neighbors": result.neighbors.get(side.label),
                     "skipped": result.skipped.get(side.label),
                 }
                 for side in result.row.sides

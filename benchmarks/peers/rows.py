@@ -28,7 +28,7 @@ def all_rows(device: str, data_dir: str, output: pathlib.Path) -> list[Row]:
         _int8("decode_int8", model, 128 if is_gpu else 16, device),
         _int8("decode_int8_1", model, 1, device),
         *(_attention(t, is_causal, dtype) for t in lengths for is_causal in (False, True)),
-        _utilisation(model, rows, length, dtype, size=8_192 if is_gpu else 2_048, target=0.5 if is_gpu else 0.75),
+        _utilization(model, rows, length, dtype, size=8_192 if is_gpu else 2_048, target=0.5 if is_gpu else 0.75),
         _compiling(model, rows, length),
         _startup("translate", model, output),
         _startup("train", model, output),
@@ -65,7 +65,7 @@ def _training(name: str, model: str, rows: int, length: int, dtype: str, target:
 
 
 def _recurrent(model: str, rows: int, length: int, is_attending: bool, dtype: str) -> Row:
-    """With a fixed context PyTorch has the whole sequence in one call, with input feeding nobody has."""
+    """With a fixed context PyTorch has the whole sequence in one call, with input feeding no one has."""
     shape = {"model": model, "rows": rows, "length": length, "is_attending": is_attending}
     label, name = ("nn.LSTMCell in a loop", "luong") if is_attending else ("nn.LSTM", "fixed")
     sides = (
@@ -157,8 +157,8 @@ def _attention(length: int, is_causal: bool, dtype: str) -> Row:
     return Row(name, title, "pass", sides)
 
 
-def _utilisation(model: str, rows: int, length: int, dtype: str, size: int, target: float) -> Row:
-    """Its ratios are model FLOP/s over those of a product alone: the utilisation, against each library's product."""
+def _utilization(model: str, rows: int, length: int, dtype: str, size: int, target: float) -> Row:
+    """Its ratios are model FLOP/s over those of a product alone: the utilization, against each library's product."""
     shape = {"model": model, "rows": rows, "length": length}
     xla = _ours("products:by_xla", dtype, "product by XLA", size=size)
     sides = [
@@ -169,7 +169,7 @@ def _utilisation(model: str, rows: int, length: int, dtype: str, size: int, targ
     if dtype == "float32":
         sides.append(Side("product by NumPy", "products:by_numpy", {"size": size}, target=target))
     title = f"model FLOP/s of train {model}, batch {rows} x {length}, over a {size:,}-square {dtype} product"
-    return Row("utilisation", title, "FLOP", tuple(sides))
+    return Row("utilization", title, "FLOP", tuple(sides))
 
 
 def _compiling(model: str, rows: int, length: int) -> Row:

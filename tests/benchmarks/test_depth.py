@@ -28,7 +28,7 @@ def test_every_depth_is_compiled_both_ways(rows):
     assert all(float(row[2]) > 0 and float(row[3]) > 0 for row in times)
 
 
-def test_rematerialisation_saves_the_more_the_deeper(rows):
+def test_rematerialization_saves_the_more_the_deeper(rows):
     found = {(row[0], row[2]): float(row[-1]) for row in rows if len(row) == 7}
     assert list(found) == [(f"{n} + {n}", remat) for n in (2, 8) for remat in ("none", "dots", "full")]
     for layers in ("2 + 2", "8 + 8"):

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from benchmarks import long_range
-from tfx_jax.tasks.sequence.long_range import LabelledSequence
+from tfx_jax.tasks.sequence.long_range import LabeledSequence
 from tfx_jax.training.config import load_config
 
 CHOSEN = ["--variant=test", "--tasks=listops", "--attentions=linear,dense", "--config.mesh.data=1"]
@@ -53,7 +53,7 @@ def test_baselines_are_those_of_counts():
         "train": [("a", [1, 1, 1]), ("a", [1, 0]), ("b", [0, 0, 1])],
         "validation": [("a", [1]), ("b", [0, 0]), ("b", [1])],
     }
-    splits = {split: [LabelledSequence((np.array(ids),), label) for label, ids in rows] for split, rows in ones.items()}
+    splits = {split: [LabeledSequence((np.array(ids),), label) for label, ids in rows] for split, rows in ones.items()}
     data = types.SimpleNamespace(num_sequences=1, vocab_size=2, labels=("a", "b"))
     shares = {"a": (2 / 3, [2 / 7, 5 / 7]), "b": (1 / 3, [3 / 5, 2 / 5])}
     said = [

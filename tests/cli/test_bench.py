@@ -24,7 +24,7 @@ MEASURED = {
     "target_tokens_per_second",
     "flops_per_second",
     "matmul_peak_flops_per_second",
-    "utilisation",
+    "utilization",
     "peak_memory_bytes",
     "peak_memory_source",
     "steps",
@@ -84,7 +84,7 @@ def test_train(capfd, monkeypatch, work):
     }
     assert found["target_tokens_per_second"] == pytest.approx(40 / found["median_step_seconds"])
     assert found["flops_per_second"] == pytest.approx(TOY.training_flops(8, 5, 5) / found["median_step_seconds"])
-    assert found["utilisation"] == pytest.approx(found["flops_per_second"] / found["matmul_peak_flops_per_second"])
+    assert found["utilization"] == pytest.approx(found["flops_per_second"] / found["matmul_peak_flops_per_second"])
 
 
 def test_a_step_is_measured_beside_its_prediction(capfd):
@@ -120,7 +120,7 @@ def test_attention(capfd, function):
     found = bench(capfd, "attention", f"--function={function}", *sizes, "--causal", "--forward")
     assert found.keys() >= MEASURED | {"function", "length", "batch", "heads", "head_size", "causal", "backward"}
     assert (found["causal"], found["backward"]) == (True, False)
-    assert (found["flops_per_second"] is None) == (found["utilisation"] is None) == (function == "window")
+    assert (found["flops_per_second"] is None) == (found["utilization"] is None) == (function == "window")
 
 
 def test_data(capfd, tmp_path):
@@ -141,7 +141,7 @@ def test_data(capfd, tmp_path):
     assert 0 <= found["padding_share"] < 1
     assert 1 <= found["shapes"] <= 20
     assert found["largest_batch_positions"] <= 512
-    again = bench(capfd, *arguments)  # the same tokenizer, trained anew
+    again = bench(capfd, *arguments)  # the same tokenizer, trained again
     assert (again["target_tokens"], again["shapes"]) == (found["target_tokens"], found["shapes"])
 
 
@@ -149,7 +149,7 @@ def test_text_has_the_same_values_aligned(capfd):
     assert main(["bench", "attention", "--function=linear", "--length=64", "--steps=1"]) == 0
     lines = capfd.readouterr().out.splitlines()
     names = {line[:30].strip() for line in lines}
-    assert {"function", "trace", "median step", "target tokens per second", "utilisation", "peak memory"} <= names
+    assert {"function", "trace", "median step", "target tokens per second", "utilization", "peak memory"} <= names
     assert all(line[30] == " " and line[31] != " " for line in lines)
 
 

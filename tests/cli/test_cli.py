@@ -188,7 +188,7 @@ def test_evaluate_prints_json_and_takes_files(workdir, text, capfd):
     of_files = json.loads(capfd.readouterr().out)
     assert main(["evaluate", f"--workdir={workdir}", "--json", "--step=latest"]) == 0
     assert of_files == json.loads(capfd.readouterr().out)
-    assert set(of_files) == {"sacrebleu", "signature", "tokenised", "compound_split", "exact_match", "sentences"}
+    assert set(of_files) == {"sacrebleu", "signature", "tokenized", "compound_split", "exact_match", "sentences"}
 
 
 def test_evaluate_takes_another_configuration_for_the_same_parameters(workdir, capfd):
@@ -366,7 +366,7 @@ def test_damage_beside_the_checkpoints_is_named_and_nothing_is_made_or_lost(text
     before = {path: path.read_bytes() for path in copy.rglob("*") if path.is_file() and path.name != "train.lock"}
     assert f"copy/{file} is damaged" in fails_with(capfd, command)
     (copy / file).unlink()
-    if (verb, file) != (["train"], "config.json"):  # which the command line tells anew
+    if (verb, file) != (["train"], "config.json"):  # which the command line tells again
         message = fails_with(capfd, command)
         assert re.search(f"copy/{file} is missing, and the checkpoints|copy has no config.json", message)
         assert "delete" not in message
@@ -401,7 +401,7 @@ def test_workdir_of_another_config_is_refused(text, workdir, capfd):
     assert "was made with model.d_ff=64, not 128" in message
 
 
-# Writes until nobody reads; stands for a verb, which would take seconds to import.
+# Writes until no one reads; stands for a verb, which would take seconds to import.
 ENDLESS = """
 import sys, types
 from tfx_jax import cli

@@ -1,4 +1,4 @@
-"""`tfx-jax convert`: the same model, one clean folder, and nobody's files lost."""
+"""`tfx-jax convert`: the same model, one clean folder, and no one's files lost."""
 
 import json
 
@@ -131,7 +131,7 @@ MODEL_TYPES |= {"BigBird": "big_bird", "Longformer": "longformer"}
 QUICK = {"BertForSequenceClassification", "T5ForConditionalGeneration", "ViTForImageClassification"}
 
 
-@pytest.mark.compiles(25, "the initialisers of a layer with biases, whose shapes all differ")
+@pytest.mark.compiles(25, "the initializers of a layer with biases, whose shapes all differ")
 @pytest.mark.parametrize(
     "architecture", [pytest.param(name, marks=[pytest.mark.slow] * (name not in QUICK)) for name in hf.FAMILIES]
 )

@@ -89,7 +89,7 @@ def dry_run(capfd, target, *options, command=TRAIN):
 def wait_for(condition):
     deadline = time.monotonic() + 30
     while not condition():
-        assert time.monotonic() < deadline, "waited in vain"
+        assert time.monotonic() < deadline, "waited without success"
         time.sleep(0.02)
 
 

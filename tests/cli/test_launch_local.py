@@ -1,4 +1,4 @@
-"""The processes of `tfx-jax launch local`: numbered lines, one exit status, nobody left behind, nothing unsaved."""
+"""The processes of `tfx-jax launch local`: numbered lines, one exit status, no one left behind, nothing unsaved."""
 
 import contextlib
 import importlib.util
@@ -36,7 +36,7 @@ time.sleep(60)
 def wait_for(condition):
     deadline = time.monotonic() + 30
     while not condition():
-        assert time.monotonic() < deadline, "waited in vain"
+        assert time.monotonic() < deadline, "waited without success"
         time.sleep(0.02)
 
 
@@ -91,7 +91,7 @@ def test_what_does_not_end_is_killed(tmp_path):
     assert time.monotonic() - began < 30
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere nobody sees it")
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere no one sees it")
 @pytest.mark.parametrize("goes_on", [True, False])
 def test_one_that_is_stopped_is_named_and_no_other_waits_for_it_for_ever(goes_on, tmp_path, capfd):
     up, pid = tmp_path / "up", tmp_path / "pid"
@@ -167,7 +167,7 @@ def test_nohup_is_respected():
 
 
 def test_a_reader_that_leaves_makes_all_save(tmp_path):
-    """`launch ... | head -n 1` and a closed terminal: nobody is left to tell, but the training is not lost."""
+    """`launch ... | head -n 1` and a closed terminal: no one is left to tell, but the training is not lost."""
     talks = TRAINING.replace("time.sleep(60)", "\nwhile True: print('step', flush=True); time.sleep(0.02)").replace(
         'print("saved", flush=True)', 'pathlib.Path(sys.argv[1] + ".saved").touch()'
     )
@@ -207,7 +207,7 @@ def test_nobody_outlives_a_launcher_that_is_killed(tmp_path):
 
 
 def _runs(pid):
-    """Whether a process is there and no zombie, which nobody may be there to bury."""
+    """Whether a process is there and no zombie, which no one may be there to bury."""
     with contextlib.suppress(OSError):
         return pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     return False

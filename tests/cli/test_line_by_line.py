@@ -27,7 +27,7 @@ class Dialogue:
         self._thread.start()
 
     def _run(self, arguments):
-        with sys.stdout:  # whoever reads it need not wait for more when this fails
+        with sys.stdout:  # closed also when this fails, so that its reader does not wait
             self.status = main(arguments)
 
     def write(self, text):

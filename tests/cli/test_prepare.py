@@ -81,5 +81,5 @@ def test_a_corrupt_archive_costs_one_line(server, tmp_path, capfd):
     assert main(arguments(server, tmp_path)) == 2
     out, err = capfd.readouterr()
     assert out == ""
-    assert err.splitlines()[-1].endswith("and was deleted: run the same command again to fetch it anew")
+    assert err.splitlines()[-1].endswith("and was deleted: run the same command again to fetch it again")
     assert "Traceback" not in err

@@ -77,7 +77,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         end = min(len(body), start + server.breaks[self.path].pop(0)) if server.breaks.get(self.path) else len(body)
         for at in range(start, end, 1 << 14):
             block = body[at : min(at + (1 << 14), end)]
-            request[2] += len(block)  # first: whoever has got the last block may look at once
+            request[2] += len(block)  # first: a client that has the last block may look at once
             self.wfile.write(block)
             if server.bytes_per_second < float("inf"):
                 time.sleep(len(block) / server.bytes_per_second)

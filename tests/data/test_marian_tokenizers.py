@@ -103,9 +103,15 @@ def test_empty_text_has_no_ids(trained):
     assert trained.encode_batch(["", "the"]) == [[], trained.encode("the")]
 
 
-@pytest.mark.parametrize("spelt", SPECIALS)
-def test_text_cannot_spell_a_control_token(trained, spelt):
-    for text in (f"the {spelt} cat", spelt, f"ねこ{spelt}いぬ", f"{spelt} {spelt}", f"a\t{spelt}\x1c{spelt}"):
+@pytest.mark.parametrize("spelled", SPECIALS)
+def test_text_cannot_spell_a_control_token(trained, spelled):
+    for text in (
+        f"the {spelled} cat",
+        spelled,
+        f"ねこ{spelled}いぬ",
+        f"{spelled} {spelled}",
+        f"a\t{spelled}\x1c{spelled}",
+    ):
         for ids in (trained.encode(text), trained.encode_batch([text])[0], trained.encode_with_offsets(text)[0]):
             assert not set(ids) & {PAD_ID, BOS_ID, EOS_ID}
             assert UNK_ID in ids
@@ -147,7 +153,7 @@ def test_offsets_cut_the_text_itself(folder_of, text):
         assert index == UNK_ID or piece == "▁" or text[begin:end].strip() == piece.replace("▁", " ").strip()
 
 
-# Of "the dog </s> sees 12 birds .", learnt from 2,000 pairs of the grammar.
+# Of "the dog </s> sees 12 birds .", learned from 2,000 pairs of the grammar.
 EXPECTED = {
     "sentencepiece": (1805, [7, 356, 1435, 3, 1442, 3, 237, 81, 1435, 1731, 1725, 1150, 10]),
     "words": (977, [6, 207, 3, 864, 962, 580, 7]),
@@ -166,7 +172,7 @@ def test_ids_have_not_changed():
     assert {kind: (tokenizer.vocab_size, tokenizer.encode(text)) for kind, tokenizer in ours.items()} == EXPECTED
 
 
-def test_digits_are_spelt_out():
+def test_digits_are_spelled_out():
     split = make_tokenizer(["345 x 345"] * 50, "sentencepiece", 60)
     assert split.pieces(split.encode("345"))[-3:] == ["3", "4", "5"]
 

@@ -12,7 +12,7 @@ from tfx_jax.cli.support.lines import LineReader
 from tfx_jax.data.sources import text
 from tfx_jax.data.sources.columns import read_columns
 from tfx_jax.data.sources.conll import read_tagged
-from tfx_jax.data.sources.labeled import read_labelled
+from tfx_jax.data.sources.labeled import read_labeled
 from tfx_jax.data.sources.lines import is_blank, read_lines
 from tfx_jax.data.sources.squad import read_questions
 from tfx_jax.data.sources.tables import read_table
@@ -59,7 +59,7 @@ READERS = {
     "pairs": (_pairs, "a_b\tc\nd\te\n"),
     "tags": (read_tagged, "a_b\tO\nc\tB-x\n"),
     "columns of tags": (read_tagged, "a_b NN O\nc NN B-x\n"),
-    "labels": (read_labelled, "x\ta_b\ny\tc\n"),
+    "labels": (read_labeled, "x\ta_b\ny\tc\n"),
     "tsv": (lambda path: list(read_columns(path, ["t", "l"])), "t\tl\na_b\tx\nc\ty\n"),
     "trees": (read_trees, "(S (N a_b))\n(S (N c))\n"),
     "articles": (lambda path: list(read_articles(path)), " = T = \n\na_b\nc\n"),
@@ -123,7 +123,7 @@ def test_a_line_that_shows_nothing_is_blank_to_all_readers(tmp_path, blank):
     ]
     if blank != "\t":
         with pytest.raises(UserError, match=r"line 1: .* is not a label, one TAB and its text"):
-            _read(read_labelled, path, f"x\t{blank}\n")
+            _read(read_labeled, path, f"x\t{blank}\n")
         with pytest.raises(UserError, match="line 2: nothing in the column 't'"):
             _read(ALL["tsv"][0], path, f"t\tl\n{blank}\tx\n")
 

@@ -1,4 +1,4 @@
-"""Tokenizers of translations, made in a folder that nobody needs afterwards."""
+"""Tokenizers of translations, made in a folder that no one needs afterwards."""
 
 import tempfile
 

@@ -54,7 +54,7 @@ def test_common_vocabularies_are_ranked_without_a_copy_of_the_logits(vocab_size)
 
 
 def test_pinned_parts_are_neither_repeated_nor_moved():
-    """The step writes its beams' tokens beside each other; nobody moves them."""
+    """The step writes its beams' tokens beside each other; no one moves them."""
     seen = []
 
     def step_fn(tokens, cache):

@@ -40,7 +40,7 @@ def test_fraction_and_mean(rate):
 
 
 def test_elements_are_independent():
-    """Neighbours in either direction, and the same element under another key, agree as often as chance has it."""
+    """Neighbors in either direction, and the same element under another key, agree as often as chance has it."""
     first, other = (np.asarray(_drop(_ones(300, 500), 0.5, jax.random.key(seed))) == 0 for seed in (4, 5))
     for a, b in ((first[1:], first[:-1]), (first[:, 1:], first[:, :-1]), (first, other)):
         assert abs((a == b).mean() - 0.5) < 4 * 0.5 / np.sqrt(a.size)
@@ -52,7 +52,7 @@ def _z(a, b, rate):
 
 
 def test_masks_of_a_training_are_like_drawn_ones():
-    """Sixty-four masks of successive steps: neighbours at every distance, rows and columns, one step and the next."""
+    """Sixty-four masks of successive steps: neighbors at every distance, rows and columns, one step and the next."""
     rate = LEVELS // 8 / LEVELS
 
     @jax.jit

@@ -43,8 +43,8 @@ def _smoothed(targets, num_classes, smoothing):
 
 def _probabilities(logits):
     logits = np.asarray(logits, np.float64)
-    unnormalised = np.exp(logits - logits.max(axis=-1, keepdims=True))
-    return unnormalised / unnormalised.sum(axis=-1, keepdims=True)
+    unnormalized = np.exp(logits - logits.max(axis=-1, keepdims=True))
+    return unnormalized / unnormalized.sum(axis=-1, keepdims=True)
 
 
 def _oracle(logits, targets, smoothing):
@@ -173,7 +173,7 @@ def test_shapes_that_do_not_fit():
 
 
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
-def test_z_loss_is_the_squared_log_normaliser(dtype):
+def test_z_loss_is_the_squared_log_normalizer(dtype):
     logits, _ = _batch(B, T)
     logits = (5 * logits).astype(dtype)
     logits[0, 0] = [1e4] + [0] * (V - 1)

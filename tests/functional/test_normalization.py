@@ -1,4 +1,4 @@
-"""Normalisation against its formulas in float64."""
+"""Normalization against its formulas in float64."""
 
 import chex
 import jax

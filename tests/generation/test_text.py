@@ -1,4 +1,4 @@
-"""Generation against loops that read everything anew for each token; ends, stops, shapes, refusals."""
+"""Generation against loops that read everything again for each token; ends, stops, shapes, refusals."""
 
 import functools
 
@@ -43,14 +43,14 @@ def next_logits(model, tokens, length):
 
 
 def logits_after(tokens):
-    """Of what may follow the tokens, which are read anew, in float64."""
+    """Of what may follow the tokens, which are read again, in float64."""
     padded = np.zeros((1, MAX_LENGTH), np.int32)
     padded[0, : len(tokens)] = tokens
     return np.asarray(next_logits(make_model(), padded, len(tokens)), np.float64)
 
 
 def naive(prompt, length, choose):
-    """One token at a time, everything read anew."""
+    """One token at a time, everything read again."""
     tokens = list(prompt)
     for _ in range(length):
         tokens.append(choose(logits_after(tokens), tokens))

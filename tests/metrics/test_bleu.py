@@ -42,8 +42,8 @@ _pairs = st.lists(st.tuples(_sentences, _sentences), min_size=1, max_size=5)
 def test_equals_papineni_on_tokens(pairs):
     hypotheses, references = zip(*pairs, strict=True)
     joined = [[" ".join(words) for words in side] for side in (hypotheses, references)]
-    scores = bleu_scores(*joined, is_tokenised=True)
-    assert scores.tokenised == pytest.approx(_oracle(hypotheses, references))
+    scores = bleu_scores(*joined, is_tokenized=True)
+    assert scores.tokenized == pytest.approx(_oracle(hypotheses, references))
     parts = {"ab": ["ab"], "ef": ["ef"], "c-d": ["c", "-", "d"], "g-h-i": ["g", "-", "h-i"]}
     split = [[[part for word in words for part in parts[word]] for words in side] for side in (hypotheses, references)]
     assert scores.compound_split == pytest.approx(_oracle(*split))
@@ -51,42 +51,42 @@ def test_equals_papineni_on_tokens(pairs):
 
 
 @pytest.mark.data
-def test_tokenised_bleu_of_plain_text_is_that_of_the_published_tokens(shared_data):
+def test_tokenized_bleu_of_plain_text_is_that_of_the_published_tokens(shared_data):
     plain = (shared_data / "multi30k" / "val.de").read_text(encoding="utf-8").lower().splitlines()
     marked = (shared_data / "multi30k-bpe" / "valid.de").read_text(encoding="utf-8").splitlines()
-    # The publisher normalised German quotation marks before the tokeniser ran, which is not ours to do.
+    # The publisher normalized German quotation marks before the tokenizer ran, which is not ours to do.
     pairs = [(line, tokens.replace("@@ ", "")) for line, tokens in zip(plain, marked, strict=True) if "„" not in line]
     rng = random.Random(0)
     wrong = [rng.choice(pairs) if rng.random() < 0.3 else pair for pair in pairs]
     scores = bleu_scores([line for line, _ in wrong], [line for line, _ in pairs], language="de")
     expected = _oracle(*([tokens.split() for _, tokens in side] for side in (wrong, pairs)))
-    assert scores.tokenised == pytest.approx(expected, abs=1e-9)
-    assert 60 < scores.tokenised < 80
-    assert len({scores.sacrebleu, scores.tokenised, scores.compound_split}) == 3
+    assert scores.tokenized == pytest.approx(expected, abs=1e-9)
+    assert 60 < scores.tokenized < 80
+    assert len({scores.sacrebleu, scores.tokenized, scores.compound_split}) == 3
 
 
 def test_identical_text_scores_100():
     lines = ["Ein „rot-weißer“ Ball & zwei Hunde [sic], ca. 3,5 kg.", "Wer ist's?", ""]
     scores = bleu_scores(lines, lines)
-    assert (scores.sacrebleu, scores.tokenised, scores.compound_split, scores.exact_match) == (100, 100, 100, 100)
+    assert (scores.sacrebleu, scores.tokenized, scores.compound_split, scores.exact_match) == (100, 100, 100, 100)
 
 
 def test_nothing_in_common_scores_0():
     scores = bleu_scores(["a b c d e"], ["v w x y z"])
-    assert (scores.sacrebleu, scores.tokenised, scores.compound_split, scores.exact_match) == (0, 0, 0, 0)
-    assert bleu_scores(["", ""], ["v w x y z", "u"]).tokenised == 0
+    assert (scores.sacrebleu, scores.tokenized, scores.compound_split, scores.exact_match) == (0, 0, 0, 0)
+    assert bleu_scores(["", ""], ["v w x y z", "u"]).tokenized == 0
 
 
 def test_compound_split_by_hand():
     # Words: 4 of 5, 3 of 4, 2 of 3 and 1 of 2 n-grams match. Split, "rot - weiße" adds two words that match.
     scores = bleu_scores(["zwei kleine rot-weiße Bälle dort"], ["zwei kleine rot-weiße Bälle hier"])
-    assert scores.tokenised == pytest.approx(100 * (4 / 5 * 3 / 4 * 2 / 3 * 1 / 2) ** 0.25)
+    assert scores.tokenized == pytest.approx(100 * (4 / 5 * 3 / 4 * 2 / 3 * 1 / 2) ** 0.25)
     assert scores.compound_split == pytest.approx(100 * (6 / 7 * 5 / 6 * 4 / 5 * 3 / 4) ** 0.25)
 
 
 def test_brevity_penalty_by_hand():
     scores = bleu_scores(["one two three four"], ["one two three four five six"], language="en")
-    for score in (scores.sacrebleu, scores.tokenised):
+    for score in (scores.sacrebleu, scores.tokenized):
         assert score == pytest.approx(100 * math.exp(1 - 6 / 4))
 
 
@@ -103,7 +103,7 @@ def test_split_compounds(tokens, expected):
     assert split_compounds(tokens) == expected
 
 
-def test_sacrebleu_signature_names_version_and_tokeniser():
+def test_sacrebleu_signature_names_version_and_tokenizer():
     import sacrebleu
 
     german = bleu_scores(["ein Haus"], ["ein Hof"])
@@ -117,10 +117,10 @@ def test_japanese_is_scored_by_characters():
     expected = _oracle([list("私は本を三冊読んだ。")], [list("私は本を二冊読んだ。")])
     assert "tok:char" in scores.signature
     assert scores.sacrebleu == pytest.approx(expected)
-    assert scores.tokenised == pytest.approx(expected)
+    assert scores.tokenized == pytest.approx(expected)
 
 
-def test_tokenised_text_is_detokenised_for_sacrebleu():
+def test_tokenized_text_is_detokenized_for_sacrebleu():
     plain = ['The man\'s hat says "hello", you know.'], ['The dog\'s hat says "hello", you know.']
     tokens = (
         ["The man &apos;s hat says &quot; hello &quot; , you know ."],
@@ -128,11 +128,11 @@ def test_tokenised_text_is_detokenised_for_sacrebleu():
     )
     from_plain, from_tokens = (
         bleu_scores(*plain, language="en"),
-        bleu_scores(*tokens, language="en", is_tokenised=True),
+        bleu_scores(*tokens, language="en", is_tokenized=True),
     )
     assert from_tokens.sacrebleu == pytest.approx(from_plain.sacrebleu)
-    assert from_tokens.tokenised == from_plain.tokenised
-    assert from_tokens.tokenised == pytest.approx(_oracle([tokens[0][0].split()], [tokens[1][0].split()]))
+    assert from_tokens.tokenized == from_plain.tokenized
+    assert from_tokens.tokenized == pytest.approx(_oracle([tokens[0][0].split()], [tokens[1][0].split()]))
 
 
 def test_exact_match_ignores_white_space_only():
@@ -140,11 +140,11 @@ def test_exact_match_ignores_white_space_only():
     assert scores.exact_match == 50
 
 
-def test_no_warning_about_tokenised_text(caplog, capfd):
+def test_no_warning_about_tokenized_text(caplog, capfd):
     lines = ["so ist es ."] * 120
     with caplog.at_level(logging.DEBUG):
         bleu_scores(lines, lines)
-        bleu_scores(lines, lines, is_tokenised=True)
+        bleu_scores(lines, lines, is_tokenized=True)
         bleu_scores(lines, lines, language="ja")
     assert not caplog.records
     assert capfd.readouterr() == ("", "")
@@ -157,7 +157,7 @@ def test_rejects_what_cannot_be_scored():
         bleu_scores([], [])
 
 
-def test_unknown_tokeniser_is_one_line():
+def test_unknown_tokenizer_is_one_line():
     with pytest.raises(UserError, match=r"'moses': choose from .*13a") as caught:
         bleu_scores(["a"], ["a"], sacrebleu_tokenizer="moses")
     assert "\n" not in str(caught.value)
@@ -187,8 +187,8 @@ def test_one_wrong_word_costs_little_without_spaces(language):
     wrong, right = UNSPACED[language]
     scores = bleu_scores([wrong], [right], language=language)
     tokens = [[*side] for side in (wrong, right)]
-    assert scores.tokenised == pytest.approx(_oracle([tokens[0]], [tokens[1]]))
-    assert 50 < scores.tokenised < 100
+    assert scores.tokenized == pytest.approx(_oracle([tokens[0]], [tokens[1]]))
+    assert 50 < scores.tokenized < 100
     assert 50 < scores.sacrebleu < 100
     assert f"|tok:{'zh' if language == 'zh' else 'char'}|" in scores.signature
     assert bleu_scores([wrong], [right], language=THREE_LETTERS[language]) == scores
@@ -210,4 +210,4 @@ def test_composed_and_decomposed_letters_are_the_same():
         scores = bleu_scores(
             ["Café für alle hier am See が"], ["Cafe\u0301 fu\u0308r alle hier am See か\u3099"], language=language
         )
-        assert (scores.sacrebleu, scores.tokenised, scores.exact_match) == (100, 100, 100)
+        assert (scores.sacrebleu, scores.tokenized, scores.exact_match) == (100, 100, 100)

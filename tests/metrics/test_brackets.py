@@ -1,11 +1,11 @@
-"""Labelled brackets as EVALB counts them, against counts by hand and a scorer that knows no stack."""
+"""Labeled brackets as EVALB counts them, against counts by hand and a scorer that knows no stack."""
 
 import itertools
 
 import numpy as np
 import pytest
 
-from tfx_jax.data.sources.trees import Tree, delinearise, parse_tree
+from tfx_jax.data.sources.trees import Tree, delinearize, parse_tree
 from tfx_jax.metrics.brackets import bracket_scores, brackets
 
 # (found, right, brackets right, found and wanted), all counted by hand.
@@ -112,7 +112,7 @@ def test_random_trees_against_brute_force():
         words = [f"w{place}" for place in range(rng.integers(1, 7))]
         sides = []
         for _ in range(2):
-            tree = delinearise(rng.choice(symbols, 20).tolist(), words).tree
+            tree = delinearize(rng.choice(symbols, 20).tolist(), words).tree
             sides.append(Tree(words, [rng.choice(tags) if symbol == "XX" else symbol for symbol in tree.symbols]))
         counts.append(_matched_by_striking_out(*sides))
         found.append(sides[0])

@@ -30,7 +30,7 @@ _sides = st.lists(
 
 
 def _entities_by_regex(tags):
-    """A run of one label, which may begin with B and goes on with I; on a string of one letter a tag."""
+    """A run of one label, which may begin with B and continue with I; on a string of one letter a tag."""
     letters = {tag: chr(ord("a") + number) for number, tag in enumerate(TAGS)}
     text = "".join(letters[tag] for tag in tags)
     found = []

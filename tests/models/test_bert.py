@@ -11,7 +11,7 @@ import pytest
 from flax import nnx
 from scipy.special import erf
 
-from tests.nn.programs import count_draws, count_rematerialised, draw, jitted, params_of
+from tests.nn.programs import count_draws, count_rematerialized, draw, jitted, params_of
 from tfx_jax import functional, models
 from tfx_jax.models import Bert, BertClassifier, BertConfig, BertMaskedLM, BertPretraining, BertTagger
 
@@ -48,8 +48,8 @@ def _oracle(model, tokens, segments):
     body = params.get("bert", params)
 
     def norm(x, p):
-        centred = x - x.mean(-1, keepdims=True)
-        return centred / np.sqrt((centred**2).mean(-1, keepdims=True) + 1e-12) * p["scale"] + p["bias"]
+        centerd = x - x.mean(-1, keepdims=True)
+        return centerd / np.sqrt((centerd**2).mean(-1, keepdims=True) + 1e-12) * p["scale"] + p["bias"]
 
     def gelu(x):
         return x * (1 + erf(x / math.sqrt(2))) / 2
@@ -235,13 +235,13 @@ def _gradient(model):
     return jax.grad(lambda model: jnp.square(model(TOKENS)).sum())(model)
 
 
-def test_layers_are_rematerialised_where_it_is_wanted():
-    assert count_rematerialised(make_bert("BertClassifier", remat="dots"), TOKENS) == 3
-    assert count_rematerialised(make_bert("BertClassifier"), TOKENS) == 0
+def test_layers_are_rematerialized_where_it_is_wanted():
+    assert count_rematerialized(make_bert("BertClassifier", remat="dots"), TOKENS) == 3
+    assert count_rematerialized(make_bert("BertClassifier"), TOKENS) == 0
 
 
 @pytest.mark.slow
-def test_rematerialisation_changes_no_gradient():
+def test_rematerialization_changes_no_gradient():
     dots, none = (params_of(jitted(_gradient)(make_bert("BertClassifier", remat=kind))) for kind in ("dots", "none"))
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-3), dots, none)
 

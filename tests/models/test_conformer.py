@@ -43,8 +43,8 @@ def _swish(x):
 
 
 def _norm(x, p):
-    centred = x - x.mean(-1, keepdims=True)
-    return centred / np.sqrt((centred**2).mean(-1, keepdims=True) + 1e-6) * p["scale"] + p["bias"]
+    centerd = x - x.mean(-1, keepdims=True)
+    return centerd / np.sqrt((centerd**2).mean(-1, keepdims=True) + 1e-6) * p["scale"] + p["bias"]
 
 
 def _convolved(x, kernel, bias):

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from tests.nn.programs import count_draws, count_rematerialised, draw, initial, jitted, params_of, started
+from tests.nn.programs import count_draws, count_rematerialized, draw, initial, jitted, params_of, started
 from tfx_jax.functional import greedy_search
 from tfx_jax.functional import search as beam_search
 from tfx_jax.models import GPT, GPTConfig
@@ -214,9 +214,9 @@ def test_every_parameter_has_a_gradient(remat):
         assert np.abs(leaf).max() > 0
 
 
-def test_layers_are_rematerialised_where_it_is_wanted():
-    assert count_rematerialised(make_model(remat="full"), TOKENS) == 2
-    assert count_rematerialised(make_model(), TOKENS) == 0
+def test_layers_are_rematerialized_where_it_is_wanted():
+    assert count_rematerialized(make_model(remat="full"), TOKENS) == 2
+    assert count_rematerialized(make_model(), TOKENS) == 0
 
 
 def test_dropout_needs_rngs():

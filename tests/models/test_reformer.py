@@ -32,14 +32,14 @@ FULL = {"full_attention": True}
 hashes = pytest.mark.parametrize("options", [FULL, {}, {"num_hashes": 1}], ids=["full", "lsh-4", "lsh-1"])
 
 
-def _normalised(x, norm):
-    centred = x - x.mean(axis=-1, keepdims=True)
-    return norm["scale"] * centred / np.sqrt((centred**2).mean(axis=-1, keepdims=True) + 1e-6) + norm["bias"]
+def _normalized(x, norm):
+    centerd = x - x.mean(axis=-1, keepdims=True)
+    return norm["scale"] * centerd / np.sqrt((centerd**2).mean(axis=-1, keepdims=True) + 1e-6) + norm["bias"]
 
 
 def _attended(x, p):
     """Every token sees the earlier ones, the first alone itself; keys are queries of length 1."""
-    x = _normalised(x, p["norm"])
+    x = _normalized(x, p["norm"])
     earlier = np.tri(len(x), k=-1, dtype=bool)
     earlier[0, 0] = True
     mixed = np.zeros_like(x)
@@ -64,9 +64,9 @@ def test_full_attention_is_the_formula():
             )
             x1 = x1 + _attended(x2, attention)
             weights = network["feed_forward"]
-            hidden = np.maximum(_normalised(x1, network["norm"]) @ weights["up"] + weights["up_bias"], 0)
+            hidden = np.maximum(_normalized(x1, network["norm"]) @ weights["up"] + weights["up_bias"], 0)
             x2 = x2 + hidden @ weights["down"] + weights["down_bias"]
-        both = _normalised(np.concatenate([x1, x2], axis=-1), p["norm"])
+        both = _normalized(np.concatenate([x1, x2], axis=-1), p["norm"])
         expected = both @ p["output"]["kernel"] + p["output"]["bias"]
         np.testing.assert_allclose(found[row], expected, rtol=1e-4, atol=1e-4)
 

@@ -34,8 +34,8 @@ def _oracle(model, frames):
     params = params_of(model, np.float64)
 
     def norm(x, p):
-        centred = x - x.mean(-1, keepdims=True)
-        return centred / np.sqrt((centred**2).mean(-1, keepdims=True) + 1e-6) * p["scale"] + p["bias"]
+        centerd = x - x.mean(-1, keepdims=True)
+        return centerd / np.sqrt((centerd**2).mean(-1, keepdims=True) + 1e-6) * p["scale"] + p["bias"]
 
     rows = []
     for step in range(math.ceil(len(frames) / 3)):

@@ -127,18 +127,18 @@ class Oracle:
         alignment, p, reach = self.config.alignment, self.params.get("attention", {}), self.config.window
         if alignment == "global":
             return softmax(scores)
-        centre = (
+        center = (
             step if alignment == "local-m" else len(scores) * expit(p["v_position"] @ np.tanh(query @ p["w_position"]))
         )
         inside, weights = (
-            [s for s in range(len(scores)) if centre - reach <= s <= centre + reach],
+            [s for s in range(len(scores)) if center - reach <= s <= center + reach],
             np.zeros(len(scores)),
         )
         if inside:
             weights[inside] = softmax(scores[inside])
         if alignment == "local-m":
             return weights
-        return weights * np.array([np.exp(-((s - centre) ** 2) / (2 * (reach / 2) ** 2)) for s in range(len(scores))])
+        return weights * np.array([np.exp(-((s - center) ** 2) / (2 * (reach / 2) ** 2)) for s in range(len(scores))])
 
     def first_cell(self):
         """Its input is the word and what is fed, beside each other."""

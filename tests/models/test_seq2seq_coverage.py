@@ -154,8 +154,8 @@ def test_evaluation_leaves_no_loss_behind():
         return model.auxiliary_loss[...] - before, model.coverage_loss[...]
 
     assert jitted(lambda model: left(model, None))(model)[0] == 0
-    learnt, told = jitted(lambda model: left(model, nnx.Rngs(dropout=0)))(model)
-    assert learnt != 0
+    learned, told = jitted(lambda model: left(model, nnx.Rngs(dropout=0)))(model)
+    assert learned != 0
     assert told > 0.1
 
 

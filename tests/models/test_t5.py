@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from tests.nn.programs import count_draws, count_rematerialised, draw, initial, jitted, params_of, started
+from tests.nn.programs import count_draws, count_rematerialized, draw, initial, jitted, params_of, started
 from tests.tiers import slow_but
 from tfx_jax.functional import dot_product_attention, greedy_search, relative_position_bucket
 from tfx_jax.functional import search as beam_search
@@ -170,9 +170,9 @@ def test_attention_maps_are_those_of_what_was_computed():
             assert not np.triu(weights, 1).any()
 
 
-def test_layers_are_rematerialised_where_it_is_wanted():
-    assert count_rematerialised(make_model(remat="full"), SOURCE, TARGET) == 2 + 3
-    assert count_rematerialised(make_model(), SOURCE, TARGET) == 0
+def test_layers_are_rematerialized_where_it_is_wanted():
+    assert count_rematerialized(make_model(remat="full"), SOURCE, TARGET) == 2 + 3
+    assert count_rematerialized(make_model(), SOURCE, TARGET) == 0
 
 
 @pytest.mark.slow

@@ -54,13 +54,13 @@ SIZES = {
 
 
 def _by_hand(row, vocab_size=37_000):
-    """Embeddings once; three attentions, two networks and five normalisations for each pair of layers."""
+    """Embeddings once; three attentions, two networks and five normalizations for each pair of layers."""
     num_layers, d_model, num_heads, d_k, d_v, d_ff = SIZES.get(row, BASE)
     attention = 2 * d_model * num_heads * d_k + 2 * d_model * num_heads * d_v
     feed_forward = 2 * d_model * d_ff + d_ff + d_model
-    normalisation = 2 * d_model
+    normalization = 2 * d_model
     learned_positions = 2 * 306 * d_model if row == "E-learned" else 0
-    layers = num_layers * (3 * attention + 2 * feed_forward + 5 * normalisation)
+    layers = num_layers * (3 * attention + 2 * feed_forward + 5 * normalization)
     return vocab_size * d_model + layers + learned_positions
 
 

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.parity
 B, S, T, D, N, F, L, V = 3, 7, 5, 24, 4, 40, 3, 31
 
 
-def _randomise(module):
+def _randomize(module):
     """Draws every parameter, the biases and gains too, which PyTorch starts at 0 and 1."""
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
@@ -78,7 +78,7 @@ def _with_params(make_module, params):
 
 @pytest.mark.parametrize(("d_key_input", "d_value_input"), [(D, D), (10, 14)])
 def test_multi_head_attention(d_key_input, d_value_input):
-    theirs = _randomise(torch.nn.MultiheadAttention(D, N, kdim=d_key_input, vdim=d_value_input, batch_first=True))
+    theirs = _randomize(torch.nn.MultiheadAttention(D, N, kdim=d_key_input, vdim=d_value_input, batch_first=True))
     sizes = {"d_key_input": d_key_input, "d_value_input": d_value_input, "use_bias": True}
     ours = _with_params(lambda: MultiHeadAttention(D, N, **sizes, rngs=nnx.Rngs(0)), _attention(theirs))
     rng = np.random.default_rng(0)
@@ -96,17 +96,17 @@ def test_multi_head_attention(d_key_input, d_value_input):
 
 
 def _torch_stacks(pre_norm):
-    """The two stacks of `torch.nn.Transformer`, the final normalisation only where there is one in the paper's sense.
+    """The two stacks of `torch.nn.Transformer`, the final normalization only where there is one in the paper's sense.
 
-    Nested tensors, an optimisation of evaluation, are off: asked for in vain, PyTorch warns of them.
+    Nested tensors, an optimization of evaluation, are off: asked for without success, PyTorch warns of them.
     """
     options = {"dim_feedforward": F, "dropout": 0.0, "batch_first": True, "norm_first": pre_norm}
     encoder_layer = torch.nn.TransformerEncoderLayer(D, N, **options)
     encoder = torch.nn.TransformerEncoder(encoder_layer, L, torch.nn.LayerNorm(D), enable_nested_tensor=False)
     model = torch.nn.Transformer(D, N, num_decoder_layers=L, custom_encoder=encoder, **options)
-    if not pre_norm:  # PyTorch normalises what is normalised already
+    if not pre_norm:  # PyTorch normalizes what is normalized already
         model.encoder.norm = model.decoder.norm = None
-    return _randomise(model)
+    return _randomize(model)
 
 
 def _torch_logits(model, table, source, target):

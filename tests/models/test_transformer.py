@@ -37,8 +37,8 @@ def _oracle(model, source, target):
         return table[tokens] * math.sqrt(size) + positions
 
     def norm(x, p):
-        centred = x - x.mean(-1, keepdims=True)
-        return centred / np.sqrt((centred**2).mean(-1, keepdims=True) + 1e-5) * p["scale"] + p["bias"]
+        centerd = x - x.mean(-1, keepdims=True)
+        return centerd / np.sqrt((centerd**2).mean(-1, keepdims=True) + 1e-5) * p["scale"] + p["bias"]
 
     def attend(p, x, memory, causal=False):
         def project(name, x):
@@ -116,7 +116,7 @@ def test_more_padding_changes_nothing(make_model, forward):
     np.testing.assert_allclose(after[:, : TARGET.shape[1]], before, atol=1e-6)
 
 
-def test_batch_neighbours_do_not_matter(make_model, forward):
+def test_batch_neighbors_do_not_matter(make_model, forward):
     source, target = SOURCE.copy(), TARGET.copy()
     source[1], target[1] = 10, 12
     before, after = forward(make_model(), SOURCE, TARGET), forward(make_model(), source, target)
@@ -184,7 +184,7 @@ def test_drops_only_with_rngs_and_reproducibly(make_model, forward):
 
 
 def test_drops_the_sum_of_embeddings_and_positions(make_model):
-    """Layers without weights let what enters them pass to the last normalisation, which moves all zeros alike."""
+    """Layers without weights let what enters them pass to the last normalization, which moves all zeros alike."""
     model = make_model(pre_norm=True, dropout_rate=0.5)
     graphdef, params = nnx.graphdef(model), params_of(model)
     params["encoder_layers"] = jax.tree.map(np.zeros_like, params["encoder_layers"])
@@ -220,7 +220,7 @@ def test_bfloat16_gives_float32_logits_near_those_of_float32(make_model, forward
 
 @pytest.mark.parametrize("pre_norm", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_first_loss_is_that_of_unit_variance_logits(pre_norm):
-    """Normalised features, a table of variance 1 / d_model: log V, and half a nat for the logits' variance."""
+    """Normalized features, a table of variance 1 / d_model: log V, and half a nat for the logits' variance."""
     config = TransformerConfig(vocab_size=400, num_layers=2, d_model=64, d_ff=128, pre_norm=pre_norm)
     source, target = np.random.default_rng(0).integers(3, 400, (2, 8, 16))
     logits = np.float64(jitted(lambda: Transformer(config, rngs=nnx.Rngs(0))(source, target))())

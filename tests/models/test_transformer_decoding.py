@@ -65,7 +65,7 @@ def test_rows_can_be_exchanged(make_model, forward):
 
 
 def test_greedy_search_finds_the_greedy_continuation(make_model, forward):
-    """Against the full model, run anew on every prefix."""
+    """Against the full model, run again on every prefix."""
     model = make_model()
 
     @jitted

@@ -51,16 +51,16 @@ def expected_logits(model, tokens, sees):
                 logits[i, j] = (q[i] + content) @ k[j] + (q[i] + distance) @ r
             weights = softmax_over(logits / np.sqrt(d // num_heads), seen)
             mixed += weights @ v @ attention["out"]["kernel"][head]
-        x = _normalised(x + mixed, layer["self_attention_residual"]["norm"])
+        x = _normalized(x + mixed, layer["self_attention_residual"]["norm"])
         network = layer["feed_forward"]
         hidden = np.maximum(x @ network["up"] + network["up_bias"], 0)
-        x = _normalised(x + hidden @ network["down"] + network["down_bias"], layer["feed_forward_residual"]["norm"])
+        x = _normalized(x + hidden @ network["down"] + network["down_bias"], layer["feed_forward_residual"]["norm"])
     return x @ table.T
 
 
-def _normalised(x, norm):
-    centred = x - x.mean(axis=-1, keepdims=True)
-    return norm["scale"] * centred / np.sqrt((centred**2).mean(axis=-1, keepdims=True) + 1e-6) + norm["bias"]
+def _normalized(x, norm):
+    centerd = x - x.mean(axis=-1, keepdims=True)
+    return norm["scale"] * centerd / np.sqrt((centerd**2).mean(axis=-1, keepdims=True) + 1e-6) + norm["bias"]
 
 
 @functools.partial(jitted, static=["memory_length", "length"])

@@ -44,8 +44,8 @@ def _oracle(model, image):
     image = np.asarray(image, np.float64)
 
     def norm(x, p):
-        centred = x - x.mean(-1, keepdims=True)
-        return centred / np.sqrt((centred**2).mean(-1, keepdims=True) + 1e-6) * p["scale"] + p["bias"]
+        centerd = x - x.mean(-1, keepdims=True)
+        return centerd / np.sqrt((centerd**2).mean(-1, keepdims=True) + 1e-6) * p["scale"] + p["bias"]
 
     rows = [params["class_token"]]
     for top in range(0, 12, 4):
@@ -165,7 +165,7 @@ def test_bilinear_interpolation_is_numpys_along_either_axis():
         want = rng.normal(size=(*old, 2)).astype(np.float32)
         cases.append((_table(want), old, new))
         for axis in (0, 1):
-            # Both ends of a side are 0 and 1, a patch is known at its centre.
+            # Both ends of a side are 0 and 1, a patch is known at its center.
             places = (np.arange(new[axis]) + 0.5) / new[axis]
             known = (np.arange(old[axis]) + 0.5) / old[axis]
             want = np.apply_along_axis(lambda line, x=places, xs=known: np.interp(x, xs, line), axis, want)

@@ -69,8 +69,8 @@ def count_draws(function: Callable[..., Any], *args: Any) -> int:
     return sum(times for name, times in _operations(function, *args) if name == "random_bits")
 
 
-def count_rematerialised(function: Callable[..., Any], *args: Any) -> int:
-    """Counts the parts, such as layers, of which a gradient would compute the inside anew; nothing is compiled."""
+def count_rematerialized(function: Callable[..., Any], *args: Any) -> int:
+    """Counts the parts, such as layers, of which a gradient would compute the inside again; nothing is compiled."""
     return sum(times for name, times in _operations(function, *args) if name in ("checkpoint", "remat", "remat2"))
 
 

@@ -265,7 +265,7 @@ def test_an_attention_with_running_statistics_is_told_when_it_trains(is_training
         received.update(options)
         return jnp.zeros((*query.shape[:3], value.shape[-1]))
 
-    attention_fn.learns_by_itself = True
+    attention_fn.has_running_statistics = True
 
     def attend(x):
         layer = MultiHeadAttention(D, N, attention_fn=attention_fn, rngs=nnx.Rngs(0))

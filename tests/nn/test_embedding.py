@@ -40,7 +40,7 @@ def test_starts_with_unit_variance_of_vectors_and_logits():
     embedding = initial(lambda: Embedding(4_000, 64, scale=8.0, rngs=nnx.Rngs(0)))
     vectors = _look_up(embedding, np.arange(4_000))
     np.testing.assert_allclose([vectors.mean(), vectors.std()], [0, 1], atol=0.01)
-    logits = _score(embedding, normal(1, 50, 64))  # as layer normalisation leaves them
+    logits = _score(embedding, normal(1, 50, 64))  # as layer normalization leaves them
     np.testing.assert_allclose(logits.std(), 1, atol=0.03)
 
 

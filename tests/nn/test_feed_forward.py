@@ -59,7 +59,7 @@ def test_starts_glorot_uniform_without_offsets():
     assert not layer["up_bias"].any()
     assert not layer["down_bias"].any()
     for first, second in ((layer["up"], layer["down"].T), (layer["up"], layer["gate"])):
-        assert np.abs(first - second).max() > 0.1 * limit, "each is drawn anew"
+        assert np.abs(first - second).max() > 0.1 * limit, "each is drawn again"
 
 
 def test_drops_hidden_units_only_with_rngs():

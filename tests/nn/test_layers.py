@@ -47,17 +47,17 @@ def _decoder_layer(pre_norm=False, **options):
     return _drawn(lambda: make(nnx.Rngs(0)))
 
 
-def test_residual_of_the_paper_normalises_the_sum():
+def test_residual_of_the_paper_normalizes_the_sum():
     x = normal(0, B, T, D)
     out, want = jitted(lambda x: (Residual(D)(lambda x: (3 * x + 1, None), x)[0], LayerNorm(D)(4 * x + 1)))(x)
     np.testing.assert_allclose(out, want, atol=1e-6)
 
 
-def test_pre_norm_residual_normalises_the_branch():
+def test_pre_norm_residual_normalizes_the_branch():
     x = normal(0, B, T, D)
     residual = functools.partial(Residual, D, pre_norm=True)
-    out, normalised = jitted(lambda x: (residual()(lambda x: (3 * x + 1, None), x)[0], LayerNorm(D)(x)))(x)
-    np.testing.assert_allclose(out, x + 3 * normalised + 1, atol=1e-5)
+    out, normalized = jitted(lambda x: (residual()(lambda x: (3 * x + 1, None), x)[0], LayerNorm(D)(x)))(x)
+    np.testing.assert_allclose(out, x + 3 * normalized + 1, atol=1e-5)
 
 
 @pytest.mark.parametrize("pre_norm", [False, True])
@@ -188,7 +188,7 @@ def _teach_and_step(layer, taught, x, memory, seen, int8=False):
 def test_steps_equal_teacher_forcing_for_every_beam(pre_norm, options):
     layer, x = _decoder_layer(pre_norm, **options), normal(2, B * W, T, D)  # every row another beam
     want, got, past = _teach_and_step(layer, x, x, normal(1, B, S, D), _seen(OWN))
-    # Without normalisation at the end values reach 20, where float32 resolves 2e-6.
+    # Without normalization at the end values reach 20, where float32 resolves 2e-6.
     np.testing.assert_allclose(got, want, rtol=1e-6, atol=1e-5)
     assert (past.key[..., T * W :] == 9.0).all(), "room that is not used yet was touched"
     assert (past.value[..., T * W :, :] == 9.0).all()
@@ -242,7 +242,7 @@ def test_steps_go_on_after_a_prompt(num_past, is_gated):
         cache |= {"beam_ancestry": jnp.repeat(cache["beam_ancestry"], W, axis=0)}  # as a search does
 
         def embed(places, positions):
-            """Tokens are their places in `x` here; what the rows are told of their positions counts no padding."""
+            """Tokens are their places in `x` here; the positions that rows are given count no padding."""
             before = jnp.repeat(is_past.sum(axis=1), W)
             return jnp.where(
                 (positions == before + places)[:, None, None], jnp.asarray(x)[jnp.arange(B * W), places][:, None], 0.0

@@ -1,4 +1,4 @@
-"""Normalisations as modules; the formula itself is tested in functional."""
+"""Normalizations as modules; the formula itself is tested in functional."""
 
 import chex
 import jax.numpy as jnp
@@ -17,17 +17,17 @@ def test_equals_formula_with_gain_and_offset(epsilon):
     x = normal(0, 2, 3, D)
 
     @jitted
-    def normalise(x):
+    def normalize(x):
         layer = LayerNorm(D, epsilon=epsilon)
         layer.scale[...], layer.bias[...] = gain, offset
         return layer(x)
 
-    centred = np.float64(x) - np.float64(x).mean(-1, keepdims=True)
-    normalised = centred / np.sqrt((centred**2).mean(-1, keepdims=True) + epsilon)
-    np.testing.assert_allclose(normalise(x), normalised * gain + offset, atol=1e-5)
+    centerd = np.float64(x) - np.float64(x).mean(-1, keepdims=True)
+    normalized = centerd / np.sqrt((centerd**2).mean(-1, keepdims=True) + epsilon)
+    np.testing.assert_allclose(normalize(x), normalized * gain + offset, atol=1e-5)
 
 
-def test_starts_as_plain_normalisation_and_keeps_the_dtype():
+def test_starts_as_plain_normalization_and_keeps_the_dtype():
     layer, x = initial(lambda: LayerNorm(D)), np.arange(D, dtype=jnp.bfloat16)
     chex.assert_trees_all_equal(params_of(layer), {"scale": np.ones(D), "bias": np.zeros(D)})
     out = jitted(lambda layer, x: layer(x))(layer, x)

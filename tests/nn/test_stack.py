@@ -234,7 +234,7 @@ def _gradient(remat):
 
 
 @pytest.mark.parametrize("remat", ["full", "dots"])
-def test_rematerialisation_changes_neither_values_nor_gradients(remat):
+def test_rematerialization_changes_neither_values_nor_gradients(remat):
     stack = _stack()  # other tests have it in float32
     with jax.enable_x64(True):
         layers = jax.tree.map(np.float64, stack)
@@ -243,7 +243,7 @@ def test_rematerialisation_changes_neither_values_nor_gradients(remat):
         chex.assert_trees_all_close(found, expected, rtol=1e-12, atol=1e-12)
 
 
-def test_rematerialisation_keeps_less_for_the_backward_pass():
+def test_rematerialization_keeps_less_for_the_backward_pass():
     """A layer that keeps its input alone; then also two products with weights; then their activations as well."""
 
     def run(layer, x, rngs):
@@ -264,7 +264,7 @@ def test_rematerialisation_keeps_less_for_the_backward_pass():
     assert 0.9 * one_hidden < none - dots
 
 
-def test_unknown_rematerialisation():
+def test_unknown_rematerialization():
     with pytest.raises(ValueError, match='remat must be "none", "full" or "dots", got \'some\''):
         scan_layers(_run, nnx.eval_shape(_make), X, None, remat="some")
 

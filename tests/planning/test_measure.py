@@ -89,13 +89,13 @@ def test_rates_follow_from_the_median(monkeypatch, small_products):
     assert found["target_tokens_per_second"] == 20.0
     assert found["flops_per_second"] == 1_000.0
     assert found["matmul_peak_flops_per_second"] == 2 * 32**3 / 4
-    assert found["utilisation"] == pytest.approx(1_000 / (2 * 32**3 / 4))
+    assert found["utilization"] == pytest.approx(1_000 / (2 * 32**3 / 4))
     assert found["peak_memory_bytes"] == 77
 
 
-def test_unknown_flops_have_no_utilisation(small_products):
+def test_unknown_flops_have_no_utilization(small_products):
     found = measured(Workload(lambda: None, 0.0, 0.0, 0.0, 1, None, 1), steps=1, dtype="float32")
-    assert found["flops_per_step"] is found["flops_per_second"] is found["utilisation"] is None
+    assert found["flops_per_step"] is found["flops_per_second"] is found["utilization"] is None
 
 
 def test_memory_is_the_devices_own_where_it_tells(monkeypatch):

@@ -122,7 +122,7 @@ def test_what_would_fit_is_tried_from_cheap_to_dear():
     assert config.model.remat == "none"
 
 
-def test_a_search_tries_each_mesh_once_with_each_rematerialisation():
+def test_a_search_tries_each_mesh_once_with_each_rematerialization():
     found = [flags for flags, _ in variants(tiny(), 8)]
     assert len(found) == len(set(found)) == 2 * 4  # fsdp 1 and 8, tensor 2 and 4
     assert all("fsdp=8 --config.mesh.tensor=4" not in flags for flags in found)

@@ -6,31 +6,31 @@ import itertools
 import numpy as np
 import pytest
 
-from tfx_jax.synthetic.shapes import COLOURS, IMAGE_SIZE, MAX_WORDS, SHAPES, draw_scene, is_held_out
+from tfx_jax.synthetic.shapes import COLORS, IMAGE_SIZE, MAX_WORDS, SHAPES, draw_scene, is_held_out
 
 TRAIN = [draw_scene((0, 0, index), held_out=False) for index in range(3_000)]
 TEST = [draw_scene((0, 2, index), held_out=True) for index in range(600)]
 
 
 def parse(words):
-    """The shapes of a caption, (small, colour, shape), its relation, and the place of a single shape."""
+    """The shapes of a caption, (small, color, shape), its relation, and the place of a single shape."""
     text = " ".join(words)
     head, _, place = text.partition(" at the ")
     relation = next((relation for relation in (" above ", " left of ") if relation in head), None)
     first, _, rest = head.partition(relation) if relation else (head, "", "")
     shapes = []
     for part in (first, *(rest.split(" and ") if rest else ())):
-        article, *small, colour, shape = part.split()
+        article, *small, color, shape = part.split()
         assert article == "a"
         assert small in ([], ["small"])
-        assert colour in COLOURS
+        assert color in COLORS
         assert shape in SHAPES
-        shapes.append((bool(small), colour, shape))
+        shapes.append((bool(small), color, shape))
     assert bool(relation) == (len(shapes) > 1) == (not place)
     return shapes, relation and relation.strip(), place
 
 
-def centre(box):
+def center(box):
     top, left, bottom, right = box
     return np.array([top + bottom, left + right]) / 2
 
@@ -41,39 +41,39 @@ def role_of(relation, place, number):
 
 @pytest.mark.parametrize("scenes", [TRAIN, TEST], ids=["train", "test"])
 def test_a_caption_says_what_is_to_be_seen(scenes):
-    """From the pixels: boxes hold the colour they are said to, sizes and places are as told."""
+    """From the pixels: boxes hold the color they are said to, sizes and places are as told."""
     for image, words, named, shapes in scenes[:400]:
         told, relation, place = parse(words)
-        assert [(drawn.is_small, drawn.colour, drawn.shape) for drawn in shapes] == told
-        centres = [centre(drawn.box) for drawn in shapes]
+        assert [(drawn.is_small, drawn.color, drawn.shape) for drawn in shapes] == told
+        centers = [center(drawn.box) for drawn in shapes]
         for number, drawn in enumerate(shapes):
             top, left, bottom, right = drawn.box
             inside = image[top:bottom, left:right].astype(float)
             nearest = {
-                colour: np.abs(inside - rgb).sum(axis=-1) for colour, rgb in (COLOURS | {"none": (50, 50, 50)}).items()
+                color: np.abs(inside - rgb).sum(axis=-1) for color, rgb in (COLORS | {"none": (50, 50, 50)}).items()
             }
             seen = np.array(list(nearest))[np.stack(list(nearest.values())).argmin(axis=0)]
-            assert collections.Counter(seen[seen != "none"]).most_common(1)[0][0] == drawn.colour
+            assert collections.Counter(seen[seen != "none"]).most_common(1)[0][0] == drawn.color
             assert (max(bottom - top, right - left) <= 11) == drawn.is_small
-            assert [words[at] for at in np.flatnonzero(np.array(named) == number)] == [drawn.colour, drawn.shape]
+            assert [words[at] for at in np.flatnonzero(np.array(named) == number)] == [drawn.color, drawn.shape]
         for one, other in itertools.combinations(shapes, 2):  # no shape hides another
             assert one.box[2] <= other.box[0] or other.box[2] <= one.box[0] or (
                 one.box[3] <= other.box[1] or other.box[3] <= one.box[1]
             )  # fmt: skip
         if relation:
             axis = 0 if relation == "above" else 1
-            assert all(centres[0][axis] + 10 < other[axis] for other in centres[1:])
+            assert all(centers[0][axis] + 10 < other[axis] for other in centers[1:])
         if len(shapes) == 3:
-            assert centres[1][1 - axis] < centres[0][1 - axis] < centres[2][1 - axis]
+            assert centers[1][1 - axis] < centers[0][1 - axis] < centers[2][1 - axis]
         if place:
-            row, column = centres[0] > IMAGE_SIZE / 2
+            row, column = centers[0] > IMAGE_SIZE / 2
             assert place == f"{'bottom' if row else 'top'} {'right' if column else 'left'}"
 
 
 def test_what_is_held_out_is_in_no_training_image_and_in_every_other():
     def combinations(scene):
         shapes, relation, place = parse(scene.words)
-        return {(colour, shape, role_of(relation, place, at)) for at, (_, colour, shape) in enumerate(shapes)}
+        return {(color, shape, role_of(relation, place, at)) for at, (_, color, shape) in enumerate(shapes)}
 
     seen = set.union(*map(combinations, TRAIN))
     for scene in TEST:
@@ -83,7 +83,7 @@ def test_what_is_held_out_is_in_no_training_image_and_in_every_other():
     tested = set.union(*map(combinations, TEST))
     assert len(seen) == 200
     assert len(tested - seen) == 40
-    assert {(colour, shape) for colour, shape, _ in seen} == set(itertools.product(COLOURS, SHAPES))
+    assert {(color, shape) for color, shape, _ in seen} == set(itertools.product(COLORS, SHAPES))
 
 
 def test_a_scene_depends_on_its_key_alone():
@@ -100,6 +100,6 @@ def test_captions_are_short_and_have_all_words():
     vocabulary = {word for scene in TRAIN for word in scene.words}
     assert {word for scene in TEST for word in scene.words} <= vocabulary
     others = {"a", "small", "at", "the", "top", "bottom", "left", "right", "above", "of", "and"}
-    assert vocabulary == others | {*COLOURS, *SHAPES}
+    assert vocabulary == others | {*COLORS, *SHAPES}
     counts = collections.Counter(len(scene.shapes) for scene in TRAIN)
     assert all(abs(counts[number] / 3_000 - share) < 0.05 for number, share in ((1, 0.2), (2, 0.4), (3, 0.4)))

@@ -116,7 +116,7 @@ def captions(rng, texts):
     return {"image": image * (caption != PAD).any(axis=1)[:, None, None, None], "caption": caption, "boxes": boxes}
 
 
-def labelled_images(rng, texts):
+def labeled_images(rng, texts):
     weights = texts["token_mask"].any(axis=1)
     image = rng.integers(0, 256, (ROWS, 8, 8, 3)).astype(np.uint8) * weights[:, None, None, None]
     label = rng.integers(0, 3, ROWS).astype(np.int32)
@@ -129,7 +129,7 @@ def events(rng, texts):
     return batch | {"label": rng.integers(2, size=ROWS).astype(np.int32), "row_weights": texts["row_weights"]}
 
 
-def labelled_pairs(rng, texts):
+def labeled_pairs(rng, texts):
     sides = sentence_pairs(rng, texts)
     labels = {"label": rng.integers(3, size=ROWS).astype(np.int32), "row_weights": texts["row_weights"]}
     return {"premise": sides["source"], "hypothesis": sides["target"]} | labels
@@ -240,21 +240,21 @@ CASES = {
         sentence_pair_loss,
         models.DecomposableAttention,
         models.DecomposableConfig(V, 8, 6, 5, dropout_rate=0.0, labels=("a", "b", "c"), pad_id=PAD),
-        labelled_pairs,
+        labeled_pairs,
         lambda batch: {"label": batch["row_weights"] == 0},
     ),
     "sentence-pairs-esim": Case(
         sentence_pair_loss,
         models.Esim,
         models.EsimConfig(V, 8, 6, dropout_rate=0.0, labels=("a", "b", "c"), pad_id=PAD),
-        labelled_pairs,
+        labeled_pairs,
         lambda batch: {"label": batch["row_weights"] == 0},
     ),
     "images": Case(
         image_classification_loss,
         models.ViTClassifier,
         models.ViTConfig(8, 4, num_layers=2, d_model=8, num_heads=2, d_ff=6, labels=("a", "b", "c")),
-        labelled_images,
+        labeled_images,
         lambda batch: {
             "image": (batch["row_weights"] == 0)[:, None, None, None],
             "label": batch["row_weights"] == 0,

@@ -98,7 +98,7 @@ SPEC = BatchSpec((4, 8), 16)
 
 @pytest.fixture(scope="module")
 def examples():
-    """Of all lengths up to 8, so that batches have others than the list has neighbours."""
+    """Of all lengths up to 8, so that batches have others than the list has neighbors."""
     lengths = np.random.default_rng(0).permutation(np.arange(23) % 8 + 1)
     return ExampleList([{"x": np.arange(1, n + 1, dtype=np.float32) * n} for n in lengths], by="x")
 
@@ -206,7 +206,7 @@ def test_two_processes_share_the_work_and_each_gets_the_whole(examples, size):
 
 
 def test_progress_counts_the_examples_of_this_process(examples):
-    """Not the rows of padding, in batches of whatever size; each time it begins anew."""
+    """Not the rows of padding, in batches of whatever size; each time it begins again."""
     seen = []
     share = ProcessShard(1, 2)
     counted = TrainedModel(GRAPHDEF, PARAMS, shard=share).replace(PARAMS, lambda *numbers: seen.append(numbers))

@@ -72,7 +72,7 @@ def trained(attention, call):
 
     def total(inputs, others):
         core = attention.make(*call["query"].shape[2:], rngs=nnx.Rngs(0))
-        learns = {"is_training": True} if getattr(core, "learns_by_itself", False) else {}
+        learns = {"is_training": True} if getattr(core, "has_running_statistics", False) else {}
         return core(**inputs, **others, **options, **learns).sum()
 
     inputs = {name: arrays.pop(name) for name in ("query", "key", "value")}

@@ -13,7 +13,7 @@ from tests.training.configs import TRAININGS, changed, default_config, title
 from tfx_jax import tasks
 from tfx_jax.errors import UserError
 from tfx_jax.models import BertConfig, GPTConfig, T5Config
-from tfx_jax.tasks.text.classification import LabelledData
+from tfx_jax.tasks.text.classification import LabeledData
 from tfx_jax.tasks.text.language_modeling import LanguageModelConfig
 from tfx_jax.tasks.text.question_answering import QuestionAnsweringConfig
 from tfx_jax.tasks.text.tagging import TaggedData, TaggingConfig
@@ -134,7 +134,7 @@ def test_damaged_config(workdir, damage):
 
 @pytest.mark.parametrize("bit", range(8))
 def test_a_flipped_bit_is_noticed(workdir, bit):
-    """Another beam, another dropout rate: valid JSON, and nobody would know."""
+    """Another beam, another dropout rate: valid JSON, and no one would know."""
     save_config(ExperimentConfig(), workdir)
     path = workdir / "config.json"
     intact = path.read_bytes()
@@ -193,7 +193,7 @@ def test_every_training_is_saved_and_loaded(workdir, classes):
     [
         (GPTConfig(d_ff=7), LanguageModelConfig(data=TextData(documents="lines"))),
         (BertConfig(labels=("a", "b", "c")), QuestionAnsweringConfig(stride=3)),
-        (T5Config(num_decoder_layers=2), TextToTextConfig(data=LabelledData(train_file="ä.tsv"))),
+        (T5Config(num_decoder_layers=2), TextToTextConfig(data=LabeledData(train_file="ä.tsv"))),
         (BertConfig(head_dropout_rate=0.5), TaggingConfig()),
     ],
 )
@@ -208,9 +208,9 @@ def test_classes_of_model_and_task_are_kept(workdir, model, task):
 
 
 def test_other_data_with_the_same_fields_are_another_training(workdir):
-    """All that tagged data have, labelled ones have too."""
-    save_config(ExperimentConfig(model=T5Config(), task=TextToTextConfig(data=LabelledData())), workdir)
-    with pytest.raises(UserError, match=r"was made with task\.data='LabelledData', not 'TaggedData': take another"):
+    """All that tagged data have, labeled ones have too."""
+    save_config(ExperimentConfig(model=T5Config(), task=TextToTextConfig(data=LabeledData())), workdir)
+    with pytest.raises(UserError, match=r"was made with task\.data='LabeledData', not 'TaggedData': take another"):
         save_config(ExperimentConfig(model=T5Config(), task=TextToTextConfig(data=TaggedData())), workdir)
 
 

@@ -1,4 +1,4 @@
-"""A training in a bucket: saved, gone on with and read there, and one line where the store fails, wherever it does."""
+"""A training in a bucket: saved, resumed and read there, and one line where the store fails, wherever it does."""
 
 import contextlib
 import os

@@ -14,7 +14,7 @@ from tfx_jax.cli import main
 from tfx_jax.errors import UserError
 from tfx_jax.models import BertConfig, GPTConfig, T5Config, TransformerConfig
 from tfx_jax.models.decomposable import DecomposableConfig
-from tfx_jax.tasks.text.classification import ClassificationConfig, LabelledData
+from tfx_jax.tasks.text.classification import ClassificationConfig, LabeledData
 from tfx_jax.tasks.text.language_modeling import LanguageModelConfig
 from tfx_jax.tasks.text.parsing import ParsingConfig, TreeData
 from tfx_jax.tasks.text.question_answering import QuestionAnsweringConfig, QuestionData
@@ -32,7 +32,7 @@ COUNT = 3
 
 
 def opened(classes, workdir, **data):
-    """A tiny run, and parameters that nobody has trained."""
+    """A tiny run, and parameters that no one has trained."""
     config = tiny_variant(default_config(classes))
     for name, value in data.items():
         setattr(config.task.data, name, value)
@@ -48,7 +48,7 @@ def examples_of(run):
 @pytest.mark.parametrize("pairs", [False, True])
 def test_labels_are_those_of_the_task_and_probabilities_add_up(pairs, tmp_path):
     data = {"dataset": "grammar_pairs" if pairs else "grammar"}
-    run, params = opened((BertConfig, ClassificationConfig, LabelledData), tmp_path, **data)
+    run, params = opened((BertConfig, ClassificationConfig, LabeledData), tmp_path, **data)
     predictor, texts = Predictor(run, params), examples_of(run)
     assert predictor.inputs == (("first text", "second text") if pairs else ("text",))
     found = predictor.predict([text[:-1] if pairs else text.text for text in texts])
@@ -63,13 +63,13 @@ def test_labels_are_those_of_the_task_and_probabilities_add_up(pairs, tmp_path):
 
 
 def test_columns_of_files_name_the_inputs():
-    data = LabelledData(first_column="premise", second_column="hypothesis", label_column="relation")
+    data = LabeledData(first_column="premise", second_column="hypothesis", label_column="relation")
     task = types.SimpleNamespace(config=types.SimpleNamespace(data=data))
     assert SentencePairTask.inputs.fget(task) == ("premise", "hypothesis")
 
 
 def test_alignments_answer_like_classifiers(tmp_path):
-    classes = (DecomposableConfig, SentencePairConfig, LabelledData)
+    classes = (DecomposableConfig, SentencePairConfig, LabeledData)
     run, params = opened(classes, tmp_path, dataset="grammar_pairs")
     pairs = examples_of(run)
     found = Predictor(run, params).predict([pair[:-1] for pair in pairs])
@@ -96,12 +96,12 @@ def test_questions_are_answered_out_of_their_contexts(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("data", [LabelledData, TaggedData, QuestionData])
+@pytest.mark.parametrize("data", [LabeledData, TaggedData, QuestionData])
 def test_text_to_text_writes_what_it_would_of_the_data(data, tmp_path):
     run, params = opened((T5Config, TextToTextConfig, data), tmp_path)
     examples = examples_of(run)
     inputs = {
-        LabelledData: lambda one: one.text,
+        LabeledData: lambda one: one.text,
         TaggedData: lambda one: " ".join(one.words),
         QuestionData: lambda one: (one.question, one.context),
     }[data]
@@ -131,7 +131,7 @@ def test_what_answers_no_text_says_so(tmp_path):
 def workdir(tmp_path_factory):
     """A classifier of pairs that was trained for two steps."""
     workdir = tmp_path_factory.mktemp("pairs")
-    config = tiny_variant(default_config((BertConfig, ClassificationConfig, LabelledData)))
+    config = tiny_variant(default_config((BertConfig, ClassificationConfig, LabeledData)))
     config.task.data.dataset = "grammar_pairs"
     config.mesh.data, config.num_steps = 1, 2
     train(config, workdir)
@@ -211,10 +211,10 @@ def test_tags_split_at_spaces_alone_and_what_did_not_fit_is_told(tmp_path, caplo
 @pytest.mark.parametrize(
     ("classes", "dataset", "make"),
     [
-        ((BertConfig, ClassificationConfig, LabelledData), "grammar", str),
-        ((DecomposableConfig, SentencePairConfig, LabelledData), "grammar_pairs", lambda text: ("a dog", text)),
+        ((BertConfig, ClassificationConfig, LabeledData), "grammar", str),
+        ((DecomposableConfig, SentencePairConfig, LabeledData), "grammar_pairs", lambda text: ("a dog", text)),
         ((BertConfig, QuestionAnsweringConfig, QuestionData), "grammar", lambda text: (text, "a dog runs")),
-        pytest.param((T5Config, TextToTextConfig, LabelledData), "grammar", str, marks=pytest.mark.slow),
+        pytest.param((T5Config, TextToTextConfig, LabeledData), "grammar", str, marks=pytest.mark.slow),
         ((TransformerConfig, TranslationConfig, PairData), "grammar", str),
         pytest.param((TransformerConfig, ParsingConfig, TreeData), "grammar", str, marks=pytest.mark.slow),
     ],

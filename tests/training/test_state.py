@@ -199,7 +199,7 @@ def distance(model, batch, rngs):
 
 
 @pytest.mark.parametrize("accumulate", [1, 4])
-def test_what_a_part_of_the_model_adds_to_the_loss_is_learnt_and_told_by_its_name(accumulate):
+def test_what_a_part_of_the_model_adds_to_the_loss_is_learned_and_told_by_its_name(accumulate):
     optimizer, x = optax.sgd(0.25), EXAMPLES[0, :, 0, 0]
     graphdef, first_state = init_state(Constrained, optimizer)
 

@@ -348,7 +348,7 @@ def test_rows_that_cannot_be_split():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("remat", ["full", "dots"])
-def test_rematerialised_layers_change_nothing(remat):
+def test_rematerialized_layers_change_nothing(remat):
     """Neither gradients nor the masks of dropout, which are drawn again in the backward pass."""
     model = functools.partial(make_transformer, remat=remat)
     trainer = Trainer(functools.partial(model, 0.3))

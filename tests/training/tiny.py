@@ -68,7 +68,7 @@ def tiny_config(text, num_devices=1, validation="", **changes):
     config.task.data.source_language, config.task.data.target_language = "en", "de"
     config.task.data.validation_source = validation
     config.model.num_layers, config.model.d_model, config.model.num_heads, config.model.d_ff = 1, 16, 2, 32
-    config.task.data.tokenizer, config.task.data.is_tokenised = "words", True
+    config.task.data.tokenizer, config.task.data.is_tokenized = "words", True
     config.task.data.max_length = 32
     config.task.data.tokens_per_batch = 256
     config.task.data.sort_buffer = 64

@@ -16,16 +16,16 @@ from tfx_jax.cli.support.large_pages import restart_with_large_pages
 from tfx_jax.errors import UserError, is_of_store, one_line, printable
 
 VERBS = {
-    "train": "train an experiment, or go on with it",
+    "train": "train an experiment, or resume it",
     "experiments": "list the experiments, show one, or copy one to edit",
-    "evaluate": "score a trained model: sacreBLEU, tokenised BLEU, exact match",
+    "evaluate": "score a trained model: sacreBLEU, tokenized BLEU, exact match",
     "translate": "translate standard input, line by line",
     "generate": "go on with each line of standard input, with a pretrained model",
     "predict": "answer standard input, line by line: labels, tags, answers, translations",
     "transcribe": "write down what is said in WAV files",
     "average": "average the newest checkpoints of a training",
     "attend": "show what a model looks at, in a sentence pair, an image or a record of events",
-    "convert": "write a Hugging Face folder anew, in one file and in another dtype",
+    "convert": "write a Hugging Face folder again, in one file and in another dtype",
     "prepare": "download and build a TFDS translation data set, WMT14 for one",
     "bench": "measure training, decoding, an attention or the data on this machine",
     "plan": "say whether a training fits TPUs or GPUs that are not there, and how long it would take",
@@ -141,7 +141,7 @@ def _end_within(seconds: float, *, status: int) -> None:
         return
 
     def end() -> None:
-        with contextlib.suppress(OSError, ValueError):  # nobody reads it any more, or it is closed
+        with contextlib.suppress(OSError, ValueError):  # no one reads it any more, or it is closed
             sys.stdout.flush()
         os._exit(status)
 
@@ -151,12 +151,12 @@ def _end_within(seconds: float, *, status: int) -> None:
 
 
 def _line(error: Exception) -> str | None:
-    """What the user is told of an error; None if it is nobody's but ours."""
+    """The message of an error; None for a bug of ours."""
     if isinstance(error, UserError):
         return str(error)
     if is_of_store(error):
         return f"a store cannot be reached ({one_line(error)}): run the same command again"
-    if isinstance(error, OSError):  # a circumstance that nobody thought of
+    if isinstance(error, OSError):  # a circumstance that no one thought of
         place = printable(str(error.filename)) if error.filename else "a file"
         told = error.strerror or one_line(error)
         return f"{place}: {told}; TFX_JAX_TRACEBACK=1 shows where that was met"

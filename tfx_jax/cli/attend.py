@@ -8,7 +8,7 @@ import numpy as np
 from tfx_jax.cli.support.attention_view import AttentionView
 from tfx_jax.cli.support.options import add_model_options, load_model, set_up_program
 from tfx_jax.cli.support.parser import Parser, at_least_one
-from tfx_jax.data.sources.images import read_centre, read_image
+from tfx_jax.data.sources.images import read_center, read_image
 from tfx_jax.data.sources.lines import is_blank
 from tfx_jax.data.sources.splits import SPLITS, Split
 from tfx_jax.errors import UserError, printable
@@ -92,7 +92,7 @@ def _read(task: CaptioningTask | ImageClassificationTask, image: str, split: Spl
     if not image.isdecimal():
         if isinstance(task, CaptioningTask):
             return read_image(image, task.model_config.image_size)
-        return read_centre(image, task.model_config.image_size, task.model_config.num_channels)
+        return read_center(image, task.model_config.image_size, task.model_config.num_channels)
     images = task.images(split)
     if not 1 <= int(image) <= len(images):
         raise UserError(f"--image={image} is none of the {len(images):,} images of the {split} split, from 1")

@@ -80,12 +80,12 @@ def _machine() -> dict[str, Any]:
 def as_text(found: dict[str, Any]) -> str:
     """The same values for people, a line each.
 
-    >>> found = {"model": "base", "median_step_seconds": 0.0123, "flops_per_second": 2.5e11, "utilisation": None}
+    >>> found = {"model": "base", "median_step_seconds": 0.0123, "flops_per_second": 2.5e11, "utilization": None}
     >>> print(as_text(found))
     model                          base
     median step                    0.0123 s
     flops per second               250 G
-    utilisation                    unknown
+    utilization                    unknown
     """
     return "\n".join("{:<30} {}".format(*_line(name, value)) for name, value in found.items())
 
@@ -100,7 +100,7 @@ def _line(name: str, value: Any) -> tuple[str, str]:
         return label.removesuffix(" bytes"), f"{value / 2**20:,.1f} MiB"
     if "flops" in name:
         return label, f"{value / 1e9:,.4g} G"
-    if name == "utilisation" or name.endswith("_share"):
+    if name == "utilization" or name.endswith("_share"):
         return label, f"{100 * value:.1f} %"
     if isinstance(value, bool):
         return label, "yes" if value else "no"

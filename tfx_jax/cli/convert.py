@@ -1,4 +1,4 @@
-"""`tfx-jax convert`: a Hugging Face folder written anew, or made of a model that was trained here."""
+"""`tfx-jax convert`: a Hugging Face folder written again, or made of a model that was trained here."""
 
 import json
 import pathlib
@@ -128,7 +128,7 @@ def _refuse_to_overwrite(source: pathlib.Path | None, output: pathlib.Path, *, a
 
 
 def _copy(source: pathlib.Path | epath.Path, output: pathlib.Path) -> list[str]:
-    """Copies what there is beside the weights; what another model left there would be taken for this one's."""
+    """Copies the files beside the weights; what another model left there would be taken for this one's."""
     names = [name for name in _COPIED if (source / name).is_file()]
     try:
         for name in _COPIED:

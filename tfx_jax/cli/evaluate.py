@@ -68,7 +68,7 @@ def _evaluate_translation(run: Run[TranslationTask], params: Params, arguments: 
         return 0
     print(f"sentences: {len(pairs)}")
     print(f"sacreBLEU: {scores.sacrebleu:.2f}  ({scores.signature})")
-    print(f"tokenised BLEU: {scores.tokenised:.2f}")
-    print(f"tokenised BLEU, compounds split: {scores.compound_split:.2f}")
+    print(f"tokenized BLEU: {scores.tokenized:.2f}")
+    print(f"tokenized BLEU, compounds split: {scores.compound_split:.2f}")
     print(f"exact match: {scores.exact_match:.1f} %")
     return 0

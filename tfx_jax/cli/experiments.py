@@ -1,4 +1,4 @@
-"""`tfx-jax experiments`: what there is to train, one lab note to read, or its file to edit."""
+"""`tfx-jax experiments`: the list of experiments, one lab note to read, or its file to edit."""
 
 import ast
 import difflib

@@ -1,4 +1,4 @@
-"""`tfx-jax generate`: prompts in, one a line, and how a model goes on with them."""
+"""`tfx-jax generate`: prompts in, one a line, and how a model continues them."""
 
 import argparse
 import json

@@ -38,7 +38,7 @@ def run(argv: Sequence[str]) -> int:
     )
     parser.add_argument("--slices", type=at_least_one, default=1, help="how many such TPU slices (1)")
     parser.add_argument("--price", type=_price, help="of a device for an hour, to say what the training costs")
-    parser.add_argument("--search", action="store_true", help="try meshes and rematerialisations, and rank what fits")
+    parser.add_argument("--search", action="store_true", help="try meshes and rematerializations, and rank what fits")
     parser.add_argument("--json", action="store_true", help="print one JSON line instead")
     parser.epilog = OVERRIDES_HELP
     arguments, overrides = parser.parse_known_args(argv)
@@ -132,9 +132,9 @@ def described(plan: Plan, *, remedy: str | None = None, cost: dict[str, float] |
         lines.append(f"bound        {plan.bound} ({bounds})")
     seconds, mfu = plan.predicted_step_seconds, plan.predicted_mfu
     if seconds is not None:
-        utilisation = "" if mfu is None else f", MFU {mfu:.1%}"
+        utilization = "" if mfu is None else f", MFU {mfu:.1%}"
         step, at_most = (f"at least {1e3 * seconds:.2f}", "at most ") if plan.is_bound else (f"{1e3 * seconds:.2f}", "")
-        lines.append(f"prediction   {step} ms a step, {at_most}{_rate(plan):,.0f} tokens/s{utilisation}")
+        lines.append(f"prediction   {step} ms a step, {at_most}{_rate(plan):,.0f} tokens/s{utilization}")
     if cost is not None:
         lines.append(
             f"cost         {cost['training']:,.2f} for the training, {cost['million_tokens']:.4f} for a million tokens"

@@ -27,7 +27,7 @@ def run(argv: Sequence[str]) -> int:
 
     129 (SIGHUP), 130 (SIGINT), 143 (SIGTERM) and 75 mean that the same command, rerun, resumes.
     """
-    parser = Parser("train", "Trains an experiment, or goes on with one that was interrupted.")
+    parser = Parser("train", "Trains an experiment, or resumes an interrupted run.")
     parser.add_argument("--config", required=True, help=CONFIG_HELP)
     parser.add_argument("--workdir", type=folder, help="folder for checkpoints and logs, local or gs://")
     parser.add_argument("--print-config", action="store_true", help="print all fields with their meanings, and no more")

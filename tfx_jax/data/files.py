@@ -6,7 +6,7 @@ from etils import epath
 
 
 def write_file(path: epath.Path, content: bytes) -> None:
-    """Writes a file at once: whoever looks finds the old one or the new one, also where several write it.
+    """Writes a file atomically: readers find the old one or the new one, also if several processes write it.
 
     Raises:
       OSError: if storage does not allow it; nothing is left behind then.

@@ -145,7 +145,7 @@ def layer_norm(
 ) -> Float[Array, "*batch D"]:
     """Gives each token mean 0 and variance 1 over its D features, then a gain and an offset (Ba et al., 2016).
 
-    Unlike batch normalisation, nothing depends on the other tokens, so batch size and padding do not matter.
+    Unlike batch normalization, nothing depends on the other tokens, so batch size and padding do not matter.
 
     Args:
       x: [*batch, D], any float dtype.
@@ -161,8 +161,8 @@ def layer_norm(
     """
     check_floats(x=x)
     dtype = np.promote_types(x.dtype, np.float32)  # NumPy's: JAX's own refuses under strict promotion
-    centred = x.astype(dtype) - x.mean(axis=-1, keepdims=True, dtype=dtype)
-    y = centred * jax.lax.rsqrt(jnp.square(centred).mean(axis=-1, keepdims=True) + epsilon)
+    centerd = x.astype(dtype) - x.mean(axis=-1, keepdims=True, dtype=dtype)
+    y = centerd * jax.lax.rsqrt(jnp.square(centerd).mean(axis=-1, keepdims=True) + epsilon)
     trailing = (1,) * (x.ndim - 1) + (-1,)
     if scale is not None:
         y = y * scale.astype(dtype).reshape(trailing)
@@ -176,7 +176,7 @@ def rms_norm(
 ) -> Float[Array, "*batch D"]:
     """Gives each token a root mean square of 1 over its D features, then a gain (Zhang and Sennrich, 2019).
 
-    Layer normalisation without the mean and the offset (https://arxiv.org/abs/1910.07467).
+    Layer normalization without the mean and the offset (https://arxiv.org/abs/1910.07467).
 
     Args:
       x: [*batch, D], any float dtype.
@@ -275,8 +275,8 @@ def int8_product(
       float32, [*rows, N].
 
     >>> import jax
-    >>> quantised = jax.jit(quantize_rows)(jnp.array([[0.5, -1.0]]))
-    >>> jax.jit(int8_product)(jnp.array([2.0, -4.0]), *quantised).round().tolist()
+    >>> quantized = jax.jit(quantize_rows)(jnp.array([[0.5, -1.0]]))
+    >>> jax.jit(int8_product)(jnp.array([2.0, -4.0]), *quantized).round().tolist()
     [5.0]
     """
     rounded, row_scales = quantize_rows(x)

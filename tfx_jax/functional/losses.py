@@ -15,7 +15,7 @@ def label_smoothed_cross_entropy(
     reductions of the logits, and no array of their size is made. The smallest possible value is the entropy of q.
 
     Args:
-      logits: unnormalised scores, [*batch, V], any float dtype.
+      logits: unnormalized scores, [*batch, V], any float dtype.
       targets: class indices, [*batch]. One outside 0 .. V - 1 makes the loss NaN, not that of another class.
       smoothing: the probability mass e in [0, 1) that is spread evenly over all V classes, the target included.
 
@@ -36,9 +36,9 @@ def label_smoothed_cross_entropy(
     if logits.shape[:-1] != targets.shape:
         raise ValueError(f"logits {logits.shape} do not fit targets {targets.shape}")
     logits = logits.astype(np.promote_types(logits.dtype, np.float32))
-    log_normaliser = jax.nn.logsumexp(logits, axis=-1)
+    log_normalizer = jax.nn.logsumexp(logits, axis=-1)
     picked = jnp.take_along_axis(logits, targets[..., None], axis=-1, wrap_negative_indices=False)[..., 0]
-    loss = log_normaliser - (1.0 - smoothing) * picked
+    loss = log_normalizer - (1.0 - smoothing) * picked
     return loss - smoothing * logits.mean(axis=-1) if smoothing else loss
 
 
@@ -49,7 +49,7 @@ def z_loss(logits: Float[Array, "*batch V"]) -> Float[Array, "*batch"]:
     shared with the cross entropy of the same logits: there is no second pass over them.
 
     Args:
-      logits: unnormalised scores, [*batch, V], any float dtype.
+      logits: unnormalized scores, [*batch, V], any float dtype.
 
     Returns:
       log^2 Z of each position, float32 (float64 for float64 logits), [*batch].

@@ -49,7 +49,7 @@ def top_1_routing(logits: Float[Array, "T E"], capacity: int, *, mask: Bool[Arra
     Args:
       logits: the router's, [T, E]; take them in float32.
       capacity: C, tokens that each expert takes, from `expert_capacity`.
-      mask: True for real tokens; padding is sent nowhere and takes nobody's place.
+      mask: True for real tokens; padding is sent nowhere and takes no one's place.
 
     Returns:
       Experts, positions and weights of all tokens, [T, 1]; the weights are float32 and carry the router's gradient.
@@ -104,7 +104,7 @@ def top_2_routing(
 
 
 def dispatch(x: Float[Array, "T D"], routing: Routing, *, num_experts: int, capacity: int) -> Float[Array, "E C D"]:
-    """Copies tokens into the buffers of their experts; places that nobody takes are zero."""
+    """Copies tokens into the buffers of their experts; places that no one takes are zero."""
     copies = jnp.broadcast_to(x[:, None], (*routing.expert.shape, x.shape[1]))
     buffers = jnp.zeros((num_experts, capacity, x.shape[1]), x.dtype)
     # Places are taken once, so adding is setting, but with a plain gather as its gradient. Position C is dropped.
@@ -206,8 +206,8 @@ def router_z_loss(logits: Float[Array, "*batch E"], mask: Bool[Array, "*batch"] 
     >>> float(jax.jit(router_z_loss)(jnp.zeros((3, 1))))
     0.0
     """
-    normalisers = jax.nn.logsumexp(logits.astype(np.promote_types(logits.dtype, np.float32)), axis=-1, keepdims=True)
-    return _mean(jnp.square(normalisers), mask)[0]
+    normalizers = jax.nn.logsumexp(logits.astype(np.promote_types(logits.dtype, np.float32)), axis=-1, keepdims=True)
+    return _mean(jnp.square(normalizers), mask)[0]
 
 
 def _probabilities(logits: Float[Array, "*batch E"]) -> Float[Array, "*batch E"]:

@@ -238,11 +238,11 @@ def next_logits(
 
 
 def without_token(logits: Float[Array, "*rows V"], token: int) -> Float[Array, "*rows V"]:
-    """Makes a token, if there is such a one, impossible: in place under jit, where a mask writes all logits anew."""
+    """Makes a token, if there is such a one, impossible: in place under jit, where a mask writes all logits again."""
     return logits.at[..., token].set(-jnp.inf) if 0 <= token < logits.shape[-1] else logits
 
 
-def log_normaliser(logits: Float[Array, "*rows V"]) -> tuple[Float[Array, "*rows"], Float[Array, "*rows"]]:
+def log_normalizer(logits: Float[Array, "*rows V"]) -> tuple[Float[Array, "*rows"], Float[Array, "*rows"]]:
     """The two numbers that make logits log-probabilities: (logit - first) - second.
 
     Where no token is allowed both are 0, so that every log-probability is -inf and none is NaN.
@@ -259,7 +259,7 @@ def _next_log_probs(
 ) -> tuple[Float[Array, "R V"], Cache]:
     """Log-probabilities of the next token, with PAD impossible."""
     logits, cache = next_logits(step_fn, tokens, cache, eos_id, pad_id)
-    largest, log_total = log_normaliser(logits)
+    largest, log_total = log_normalizer(logits)
     return (logits - largest[:, None]) - log_total[:, None], cache
 
 
@@ -366,7 +366,7 @@ def beam_search(
       length_limits: as for `greedy_search`.
       eos_id: as for `greedy_search`.
       pad_id: as for `greedy_search`.
-      length_penalty: 0 compares log-probabilities, which favours the short; more favours the long.
+      length_penalty: 0 compares log-probabilities, which favors the short; more favors the long.
       length_penalty_fn: from lengths |Y| to what divides their log-probabilities, instead of the equation; longer ones
         must not have less. `lambda length: length**p` gives what Hugging Face's `generate` finds and scores with
         `length_penalty=p, early_stopping="never"`. Its defaults stop before the search can know the best. Two more
@@ -417,7 +417,7 @@ def beam_search(
         last = jax.lax.dynamic_index_in_dim(beams.tokens, beams.length, axis=2, keepdims=False)
         logits, cache = next_logits(step_fn, last.reshape(-1), beams.cache, eos_id, pad_id)
         logits = logits.reshape(*last.shape, -1)
-        past = _Past(beams.log_probs, *log_normaliser(logits))
+        past = _Past(beams.log_probs, *log_normalizer(logits))
         alive, parents, tokens = _best_alive(without_token(logits, eos_id), past, length >= limits)
         finished = _among_best(past.extended_by(logits[..., eos_id]), alive)
         finished_tokens, finished_scores = _keep_best(beams, finished / penalties[length - 1], eos_id)
@@ -462,7 +462,7 @@ def _first_beams(cache: Cache, buffer: Int[Array, "B C"], beam_size: int, pad_id
 class _Past(NamedTuple):
     """What makes a logit the log-probability of a whole sequence, for each of B x W sequences.
 
-    Log-probabilities of all B * W * V continuations are never written down: one pass over the logits normalises them, a
+    Log-probabilities of all B * W * V continuations are never written down: one pass over the logits normalizes them, a
     second one finds where the best are.
     """
 
@@ -483,7 +483,7 @@ def _best_alive(
 
     They lie in the W blocks of the vocabulary whose best continuations are best. Of equal ones, the same are taken as
     by ranking all W * V at once: those of the first parents, and of these the first tokens. Ranking all took 2.6 times
-    as long on CPU, the normalisation included (B = 16, W = 4, V = 37,000: 7.2 against 2.8 ms).
+    as long on CPU, the normalization included (B = 16, W = 4, V = 37,000: 7.2 against 2.8 ms).
     """
     batch, beam_size, vocab_size = logits.shape
     past = past._replace(log_probs=jnp.where(is_last[:, None], -jnp.inf, past.log_probs))

@@ -59,7 +59,7 @@ class Generator:
 
     @property
     def continues_prompts(self) -> bool:
-        """Whether what is generated goes on with a prompt, or answers it."""
+        """Whether what is generated continues a prompt, or answers it."""
         return self._decoder.continues_inputs
 
     def __call__(self, prompts: Sequence[Sequence[int]], *, seed: int = 0, first: int = 0) -> list[list[int]]:

@@ -1,10 +1,10 @@
 """BLEU in the three dialects that papers print, from one call.
 
-A BLEU figure means nothing without its tokenisation (Post, 2018, "A Call for Clarity in Reporting BLEU Scores",
+A BLEU figure means nothing without its tokenization (Post, 2018, "A Call for Clarity in Reporting BLEU Scores",
 https://arxiv.org/abs/1804.08771). The same translations score differently under each of these:
 
-* sacreBLEU: plain text in, a fixed tokeniser inside, and a signature to print beside the figure.
-* tokenised BLEU: `multi-bleu.perl` over Moses-tokenised text, as papers before 2018 give it.
+* sacreBLEU: plain text in, a fixed tokenizer inside, and a signature to print beside the figure.
+* tokenized BLEU: `multi-bleu.perl` over Moses-tokenized text, as papers before 2018 give it.
 * compound-split BLEU: the same after hyphenated words are cut in three, which is how the English-German figures of
   "Attention Is All You Need" (27.3 and 28.4) were computed; usually the highest of the three.
 """
@@ -38,14 +38,14 @@ class BleuScores(NamedTuple):
     Attributes:
       sacrebleu: sacreBLEU, 0 to 100.
       signature: sacreBLEU's signature, which says how `sacrebleu` was computed and with which version.
-      tokenised: BLEU of Moses tokens without smoothing, 0 to 100.
-      compound_split: `tokenised` with hyphenated compounds split, 0 to 100.
+      tokenized: BLEU of Moses tokens without smoothing, 0 to 100.
+      compound_split: `tokenized` with hyphenated compounds split, 0 to 100.
       exact_match: percentage of translations equal to their reference, white space aside.
     """
 
     sacrebleu: float
     signature: str
-    tokenised: float
+    tokenized: float
     compound_split: float
     exact_match: float
 
@@ -55,21 +55,21 @@ def bleu_scores(
     references: Sequence[str],
     *,
     language: str = "de",
-    is_tokenised: bool = False,
+    is_tokenized: bool = False,
     sacrebleu_tokenizer: str | None = None,
 ) -> BleuScores:
     """Scores translations against one reference each, over the whole set (Papineni et al., 2002).
 
-    Both sides are compared in Unicode's form NFC. Plain text is tokenised by Moses' rules for `language`, or into
+    Both sides are compared in Unicode's form NFC. Plain text is tokenized by Moses' rules for `language`, or into
     characters where the language is written without spaces (Chinese, Japanese, Thai, Lao, Khmer, Burmese, Tibetan).
-    Tokenised text (of Multi30k as it is published, say, with the marks of BPE removed) is taken as it is for the
-    tokenised figures, and detokenised for sacreBLEU, which is defined on plain text alone.
+    Tokenized text (of Multi30k as it is published, say, with the marks of BPE removed) is taken as it is for the
+    tokenized figures, and detokenized for sacreBLEU, which is defined on plain text alone.
 
     Args:
       hypotheses: translations, one string each.
       references: what each should be, in the same order.
       language: ISO 639 code of the language translated into, of two or three letters.
-      is_tokenised: whether both sides are Moses tokens separated by spaces already.
+      is_tokenized: whether both sides are Moses tokens separated by spaces already.
       sacrebleu_tokenizer: a name sacreBLEU knows; None means "zh" for Chinese, "char" for the other languages
         without spaces, "13a" for all others. The signature says which it was.
 
@@ -78,10 +78,10 @@ def bleu_scores(
 
     Raises:
       ValueError: if there is nothing to score or the two sides differ in length.
-      UserError: if sacreBLEU does not have the tokeniser.
+      UserError: if sacreBLEU does not have the tokenizer.
 
     >>> scores = bleu_scores(["Er mag sein rot-weißes Fahrrad."], ["Sie mag sein rot-weißes Fahrrad."])
-    >>> f"{scores.tokenised:.1f}, with compounds split {scores.compound_split:.1f}, exact {scores.exact_match:.1f} %"
+    >>> f"{scores.tokenized:.1f}, with compounds split {scores.compound_split:.1f}, exact {scores.exact_match:.1f} %"
     '76.0, with compounds split 84.1, exact 0.0 %'
     """
     hypotheses, references = list_of_texts(hypotheses, "hypotheses"), list_of_texts(references, "references")
@@ -92,19 +92,19 @@ def bleu_scores(
     hypotheses, references = (
         [unicodedata.normalize("NFC", text) for text in side] for side in (hypotheses, references)
     )
-    if is_tokenised:
+    if is_tokenized:
         tokens = hypotheses, references
-        plain = _both_sides(lambda line: _detokenise(line, language), tokens)
+        plain = _both_sides(lambda line: _detokenize(line, language), tokens)
     else:
         plain = hypotheses, references
-        tokens = _both_sides(lambda line: _tokenise(line, language), plain)
+        tokens = _both_sides(lambda line: _tokenize(line, language), plain)
     score, signature = _corpus_bleu(plain, sacrebleu_tokenizer or _UNSPACED.get(language, "13a"), smoothing="exp")
-    tokenised, _ = _corpus_bleu(tokens, "none", smoothing="none")
+    tokenized, _ = _corpus_bleu(tokens, "none", smoothing="none")
     compound_split, _ = _corpus_bleu(_both_sides(split_compounds, tokens), "none", smoothing="none")
     num_exact = sum(
         hypothesis.split() == reference.split() for hypothesis, reference in zip(hypotheses, references, strict=True)
     )
-    return BleuScores(score, signature, tokenised, compound_split, 100 * num_exact / len(hypotheses))
+    return BleuScores(score, signature, tokenized, compound_split, 100 * num_exact / len(hypotheses))
 
 
 def split_compounds(tokens: str) -> str:
@@ -129,18 +129,18 @@ def _corpus_bleu(sides: _Sides, tokenizer: str, *, smoothing: str) -> tuple[floa
     from sacrebleu.metrics.bleu import BLEU  # a sixth of a second, paid by those who score
 
     try:
-        # All that `force` does is to keep quiet about text that looks tokenised, which here it may well be.
+        # All that `force` does is to keep quiet about text that looks tokenized, which here it may well be.
         metric = BLEU(tokenize=tokenizer, smooth_method=smoothing, force=True)
     except (KeyError, RuntimeError) as error:
         known = ", ".join(BLEU.TOKENIZERS)
-        message = f"sacreBLEU cannot tokenise by {tokenizer!r}: choose from {known}, or install what it needs"
+        message = f"sacreBLEU cannot tokenize by {tokenizer!r}: choose from {known}, or install what it needs"
         raise UserError(message) from error
     hypotheses, references = sides
     score = metric.corpus_score(hypotheses, [references]).score
     return min(score, 100.0), str(metric.get_signature())  # exp of a sum of logs can round to just above 100
 
 
-def _tokenise(line: str, language: str) -> str:
+def _tokenize(line: str, language: str) -> str:
     """Moses tokens separated by spaces, as `tokenizer.perl -l LANGUAGE` prints them."""
     if language in _UNSPACED:  # Moses would leave a whole clause as one token
         return " ".join("".join(line.split()))
@@ -148,15 +148,15 @@ def _tokenise(line: str, language: str) -> str:
     return " ".join(tokenizer.tokenize(line))
 
 
-def _detokenise(line: str, language: str) -> str:
-    """Undoes `_tokenise`, as far as Moses can."""
+def _detokenize(line: str, language: str) -> str:
+    """Undoes `_tokenize`, as far as Moses can."""
     _, detokenizer = _moses(language)
     return str(detokenizer.detokenize(line.split()))
 
 
 @functools.cache
 def _moses(language: str):
-    """Moses' tokeniser and detokeniser for a language; English rules for one it does not know."""
+    """Moses' tokenizer and detokenizer for a language; English rules for one it does not know."""
     from sacremoses import MosesDetokenizer, MosesTokenizer  # a third of a second: paid by those who score
 
     return MosesTokenizer(language), MosesDetokenizer(language)

@@ -18,7 +18,7 @@ Bracket = tuple[str, int, int]
 
 
 class BracketScores(NamedTuple):
-    """Labelled brackets of all sentences together, in percent.
+    """Labeled brackets of all sentences together, in percent.
 
     Attributes:
       f1: harmonic mean of precision and recall.

@@ -95,7 +95,6 @@ class BertConfig:
         return cls(**sizes | overrides)
 
     def validate(self) -> None:
-        """See `tfx_jax.models.config.ModelConfig`."""
         if self.d_model % self.num_heads:
             raise ValueError(f"d_model={self.d_model} is not divisible by num_heads={self.num_heads}")
         if self.max_global_tokens and self.attention.name != "window":
@@ -104,12 +103,10 @@ class BertConfig:
             )
 
     def tiny(self, *, max_length: int) -> None:
-        """See `tfx_jax.models.config.ModelConfig`."""
         self.vocab_size, self.num_layers, self.d_model, self.num_heads, self.d_ff = 1_000, 1, 32, 2, 64
         self.max_length = max_length
 
     def training_flops(self, rows: int, length: int, *, num_predicted: int) -> int:
-        """See `tfx_jax.models.flops.stack_flops`."""
         return stack_flops(
             rows=rows,
             length=length,
@@ -139,7 +136,7 @@ class GlobalAttention(MultiHeadAttention):
     """Attention in a window, beside global tokens that have projections of their own (Beltagy et al., 2020)."""
 
     def __init__(self, d_model: int, num_heads: int, *, max_global_tokens: int, window: int, **options: Any):
-        """Draws the projections; options are those of `MultiHeadAttention`."""
+        """Initializes the projections; options are those of `MultiHeadAttention`."""
         attend = functools.partial(longformer_attention, window=window, max_global_tokens=max_global_tokens)
         super().__init__(d_model, num_heads, attention_fn=attend, **options)
         again = MultiHeadAttention(d_model, num_heads, **options)
@@ -174,7 +171,7 @@ class Bert(nnx.Module):
         shard_attention: ShardAttention | None = None,
         rngs: nnx.Rngs,
     ):
-        """Draws the parameters.
+        """Initializes the parameters.
 
         Args:
           config: the sizes.
@@ -349,7 +346,7 @@ class BertWithHead(nnx.Module):
         shard_attention: ShardAttention | None = None,
         rngs: nnx.Rngs,
     ):
-        """Draws the parameters.
+        """Initializes the parameters.
 
         Args:
           config: the sizes; `labels` are those of a classifier or tagger.

@@ -50,13 +50,12 @@ class CaptionerConfig:
     dropout_rate: float = fraction(0.0)  # of embeddings and of the layer before the logits
     pad_id: int = at_least(0, 0)  # the token that fills a row
     start_id: int = at_least(0, 1)  # the one that the decoder reads first
-    eos_id: int = at_least(0, 2)  # the one that ends a caption; for whoever searches, the model itself does not care
+    eos_id: int = at_least(0, 2)  # the one that ends a caption; used by decoding only
     dtype: str = one_of(DTYPES, "float32")  # of products; parameters, states and logits stay float32
 
     kind: ClassVar[str] = "captioner"
 
     def validate(self) -> None:
-        """See `tfx_jax.models.config.ModelConfig`."""
         if not self.channels or min(self.channels) < 1:
             raise ValueError(f"channels must be one or more positive numbers, got {self.channels}")
         if self.image_size % 2 ** len(self.channels):
@@ -66,7 +65,6 @@ class CaptionerConfig:
             )
 
     def tiny(self, *, max_length: int) -> None:
-        """See `tfx_jax.models.config.ModelConfig`."""
         del max_length  # a recurrence has no end
         self.vocab_size, self.channels, self.d_model = 1_000, (8, 16, 16), 32
 
@@ -134,7 +132,7 @@ class Captioner(nnx.Module):
     continues_inputs = False
 
     def __init__(self, config: CaptionerConfig, *, rngs: nnx.Rngs):
-        """Draws the parameters.
+        """Initializes the parameters.
 
         Args:
           config: the sizes.

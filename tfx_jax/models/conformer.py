@@ -1,4 +1,4 @@
-"""The Conformer: convolutions among the attention of a speech recogniser (Gulati et al., 2020), with CTC."""
+"""The Conformer: convolutions among the attention of a speech recognizer (Gulati et al., 2020), with CTC."""
 
 import copy
 import dataclasses
@@ -67,7 +67,6 @@ class ConformerConfig:
         return cls(**sizes | overrides)
 
     def validate(self) -> None:
-        """See `tfx_jax.models.config.ModelConfig`."""
         if self.d_model % self.num_heads:
             raise ValueError(f"d_model={self.d_model} is not divisible by num_heads={self.num_heads}")
         if self.d_model % 2:
@@ -80,7 +79,6 @@ class ConformerConfig:
         self.num_layers, self.d_model, self.num_heads, self.d_ff = 1, 32, 2, 64
 
     def make(self, *, shard_attention: ShardAttention | None = None, rngs: nnx.Rngs) -> "Conformer":
-        """See `tfx_jax.models.config.MakesModel`."""
         return Conformer(self, shard_attention=shard_attention, rngs=rngs)
 
     @property
@@ -182,10 +180,10 @@ class Convolution(nnx.Module):
             dimension_numbers=("NHC", "HIO", "NHC"),
             feature_group_count=d_model,
         )
-        x = self._normalised(add_bias(x, self.kernel_bias[...]), exists, is_training=rngs is not None)
+        x = self._normalized(add_bias(x, self.kernel_bias[...]), exists, is_training=rngs is not None)
         return self.out(jax.nn.silu(x))
 
-    def _normalised(self, x: Array, exists: Array, *, is_training: bool) -> Array:
+    def _normalized(self, x: Array, exists: Array, *, is_training: bool) -> Array:
         """Batch norm over the steps that exist (Ioffe and Szegedy, 2015), in float32."""
         wide = x.astype(jnp.float32)
         if is_training:
@@ -256,7 +254,7 @@ class Conformer(nnx.Module):
         shard_attention: ShardAttention | None = None,
         rngs: nnx.Rngs,
     ):
-        """Draws the parameters.
+        """Initializes the parameters.
 
         Args:
           config: the sizes.

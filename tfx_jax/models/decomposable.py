@@ -96,7 +96,7 @@ class DecomposableAttention(nnx.Module):
     """Projected words; attend (F), compare (G), aggregate (H); logits of the labels."""
 
     def __init__(self, config: DecomposableConfig, *, rngs: nnx.Rngs):
-        """Draws the parameters.
+        """Initializes the parameters.
 
         Args:
           config: the sizes.

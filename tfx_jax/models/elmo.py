@@ -83,7 +83,6 @@ class ElmoConfig:
     kind: ClassVar[str] = "elmo"
 
     def validate(self) -> None:
-        """See `tfx_jax.models.config.ModelConfig`."""
         for name, characters in (("characters", self.characters), ("tagger.characters", self.tagger.characters)):
             try:
                 characters.check()
@@ -144,7 +143,7 @@ class Highway(nnx.Module):
     """A layer part of which passes by: equation 8 of Kim et al. (2016, https://arxiv.org/abs/1508.06615)."""
 
     def __init__(self, size: int, *, dtype: DTypeLike, rngs: nnx.Rngs):
-        """Draws the parameters; the gates start at sigmoid(-2), with most passing by, as in section 2.3 there."""
+        """Initializes the parameters; the gates start at sigmoid(-2), with most passing by, as in section 2.3 there."""
         self.transform = Linear(size, size, kernel_init=_GLOROT, dtype=dtype, rngs=rngs)
         self.gate = Linear(size, size, kernel_init=_GLOROT, dtype=dtype, rngs=rngs)
         self.gate.bias = nnx.Param(jnp.full(size, -2.0))
@@ -187,12 +186,12 @@ class LSTM(nnx.Module):
     """An LSTM in one direction, its outputs projected if `d_out` is given (Sak et al., 2014).
 
     With the names of "Long Short-Term Memory Based Recurrent Neural Network Architectures for Large Vocabulary Speech
-    Recognition" (https://arxiv.org/abs/1402.1128, equations 7 to 13, without peepholes): the cell goes on with
+    Recognition" (https://arxiv.org/abs/1402.1128, equations 7 to 13, without peepholes): the cell continues with
     r = P (o tanh(c)), and r is what it gives out.
     """
 
     def __init__(self, d_in: int, d_hidden: int, d_out: int | None = None, *, dtype: DTypeLike, rngs: nnx.Rngs):
-        """Draws the parameters; the forget gates start open (Jozefowicz et al., 2015)."""
+        """Initializes the parameters; the forget gates start open (Jozefowicz et al., 2015)."""
         self.d_hidden, self.d_out, self.dtype = d_hidden, d_out or d_hidden, dtype
         self.kernel = nnx.Param(_GLOROT(rngs.params(), (d_in, 4 * d_hidden)))
         self.recurrent = nnx.Param(_GLOROT(rngs.params(), (self.d_out, 4 * d_hidden)))
@@ -234,7 +233,7 @@ class Elmo(nnx.Module):
     """A character CNN and L layers of LSTMs in both directions, from the second on with residuals (section 3.2)."""
 
     def __init__(self, config: ElmoConfig, *, rngs: nnx.Rngs):
-        """Draws the parameters.
+        """Initializes the parameters.
 
         Args:
           config: the sizes.
@@ -288,7 +287,7 @@ class ElmoLanguageModel(nnx.Module):
     """
 
     def __init__(self, config: ElmoConfig, *, rngs: nnx.Rngs):
-        """Draws the parameters; see `Elmo`."""
+        """Initializes the parameters; see `Elmo`."""
         self.elmo = Elmo(config, rngs=rngs)
         init = nnx.initializers.normal(config.d_model**-0.5)
         self.softmax = Linear(config.d_model, config.vocab_size, kernel_init=init, rngs=rngs)
@@ -337,7 +336,6 @@ class ScalarMix(nnx.Module):
         self.weights, self.scale = nnx.Param(jnp.zeros(num_layers)), nnx.Param(jnp.ones(()))
 
     def __call__(self, layers: Float[Array, "J *batch"]) -> Float[Array, "*batch"]:
-        """See `scalar_mix`."""
         return scalar_mix(layers, self.weights[...], self.scale[...])
 
 
@@ -349,7 +347,7 @@ class ElmoTagger(nnx.Module):
     """
 
     def __init__(self, config: ElmoConfig, *, shard_attention: ShardAttention | None = None, rngs: nnx.Rngs):
-        """Draws the parameters, those of the frozen part too, which are to be taken from elsewhere.
+        """Initializes the parameters, those of the frozen part too, which are to be taken from elsewhere.
 
         Args:
           config: the sizes.

@@ -64,7 +64,7 @@ class Esim(nnx.Module):
     """Input encoding, local inference and inference composition (sections 3.1 to 3.3); logits of the labels."""
 
     def __init__(self, config: EsimConfig, *, rngs: nnx.Rngs):
-        """Draws the parameters.
+        """Initializes the parameters.
 
         Args:
           config: the sizes.

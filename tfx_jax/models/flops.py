@@ -1,7 +1,7 @@
 """Model FLOPs: the arithmetic that a training step or a search cannot do without.
 
 Only matrix products are counted, two FLOPs for a multiplication and its addition, and nothing that an implementation
-does besides: no rematerialisation, no element-wise work, no optimizer. The backward pass costs two products for each
+does besides: no rematerialization, no element-wise work, no optimizer. The backward pass costs two products for each
 one of the forward pass. A weight of a projection thus costs 6 FLOPs for each position that it is applied to, and
 attention, whose two products are as long as the keys, 6 (H + U) S N for each query of each layer: the 6 N + 12 L H Q T
 of PaLM (Chowdhery et al., 2022, appendix B, https://arxiv.org/abs/2204.02311). As there, a causal mask saves nothing;

@@ -97,22 +97,18 @@ class GPTConfig:
         return cls(**sizes | overrides)
 
     def validate(self) -> None:
-        """See `tfx_jax.models.config.ModelConfig`."""
         if self.d_k is None and self.d_model % self.num_heads:
             raise ValueError(f"d_model={self.d_model} is not divisible by num_heads={self.num_heads}")
         self.experts.validate()
 
     def tiny(self, *, max_length: int) -> None:
-        """See `tfx_jax.models.config.ModelConfig`."""
         self.vocab_size, self.num_layers, self.d_model, self.num_heads, self.d_ff = 1_000, 1, 32, 2, 64
         self.max_length = max_length
 
     def make(self, *, shard_attention: ShardAttention | None = None, rngs: nnx.Rngs) -> "GPT":
-        """See `tfx_jax.models.config.MakesModel`."""
         return GPT(self, shard_attention=shard_attention, rngs=rngs)
 
     def training_flops(self, rows: int, length: int, *, num_predicted: int) -> int:
-        """See `tfx_jax.models.flops.stack_flops`."""
         return stack_flops(
             rows=rows,
             length=length,
@@ -137,7 +133,7 @@ class GPT(nnx.Module):
         shard_attention: ShardAttention | None = None,
         rngs: nnx.Rngs,
     ):
-        """Draws the parameters, from a normal distribution as GPT-2's: 0.02, residual projections 0.02 / sqrt(2 L).
+        """Initializes the parameters as GPT-2 does: normal, 0.02, residual projections 0.02 / sqrt(2 L).
 
         Args:
           config: the sizes.

@@ -55,7 +55,6 @@ class LongEncoderConfig:
     can_shard_positions: ClassVar[bool] = True
 
     def validate(self) -> None:
-        """See `tfx_jax.models.config.ModelConfig`."""
         if self.d_model % self.num_heads or self.d_model % 2:
             raise ValueError(f"d_model={self.d_model} is odd or not divisible by num_heads={self.num_heads}")
 
@@ -65,7 +64,6 @@ class LongEncoderConfig:
         self.num_layers, self.d_model, self.num_heads, self.d_ff = 1, 16, 2, 32
 
     def make(self, *, shard_attention: ShardAttention | None = None, rngs: nnx.Rngs) -> "LongEncoder":
-        """See `tfx_jax.models.config.MakesModel`."""
         return LongEncoder(self, shard_attention=shard_attention, rngs=rngs)
 
     def training_flops(self, rows: int, length: int) -> int:
@@ -94,7 +92,7 @@ class LongEncoder(nnx.Module):
         shard_attention: ShardAttention | None = None,
         rngs: nnx.Rngs,
     ):
-        """Draws the parameters.
+        """Initializes the parameters.
 
         Args:
           config: the sizes.

@@ -48,19 +48,16 @@ class ReformerConfig:
     kind: ClassVar[str] = "decoder"
 
     def validate(self) -> None:
-        """See `tfx_jax.models.config.ModelConfig`."""
         if self.d_model % self.num_heads:
             raise ValueError(f"d_model={self.d_model} is not divisible by num_heads={self.num_heads}")
         if self.num_buckets is not None and self.num_buckets > 1 and self.num_buckets % 2:
             raise ValueError(f"num_buckets={self.num_buckets} must be even, or 1: a rotated axis and its opposite")
 
     def tiny(self, *, max_length: int) -> None:
-        """See `tfx_jax.models.config.ModelConfig`."""
         self.vocab_size, self.num_layers, self.d_model, self.num_heads, self.d_ff = 1_000, 2, 32, 2, 64
         self.max_length, self.chunk_size, self.feed_forward_chunk_size = max_length, 8, 8
 
     def make(self, *, shard_attention: ShardAttention | None = None, rngs: nnx.Rngs) -> "Reformer":
-        """See `tfx_jax.models.config.MakesModel`."""
         return Reformer(self, shard_attention=shard_attention, rngs=rngs)
 
     def training_flops(self, rows: int, length: int, *, num_predicted: int) -> int:
@@ -74,7 +71,7 @@ class SharedAttention(nnx.Module):
     """Norm and causal self-attention whose keys are its queries at unit length: the f of a Reformer's layer."""
 
     def __init__(self, config: ReformerConfig, shard_attention: ShardAttention | None, rngs: nnx.Rngs):
-        """Draws the parameters, as `tfx_jax.nn.MultiHeadAttention` does."""
+        """Initializes the parameters, as `tfx_jax.nn.MultiHeadAttention` does."""
         c = config
         heads = (c.num_heads, c.d_model // c.num_heads)
         options: dict[str, Any] = {"use_bias": False, "dtype": jnp.dtype(c.dtype), "rngs": rngs}
@@ -119,7 +116,7 @@ class ChunkedFeedForward(nnx.Module):
     """Norm and feed-forward network, piece by piece along the sequence: the g of a Reformer's layer."""
 
     def __init__(self, config: ReformerConfig, rngs: nnx.Rngs):
-        """Draws the parameters."""
+        """Initializes the parameters."""
         c = config
         self.norm = LayerNorm(c.d_model)
         self.feed_forward = FeedForward(
@@ -168,7 +165,7 @@ class Reformer(nnx.Module):
     """
 
     def __init__(self, config: ReformerConfig, *, shard_attention: ShardAttention | None = None, rngs: nnx.Rngs):
-        """Draws the parameters.
+        """Initializes the parameters.
 
         Args:
           config: the sizes.

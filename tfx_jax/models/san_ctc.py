@@ -48,7 +48,6 @@ class SanCTCConfig:
     has_position_bias: ClassVar[bool] = False
 
     def validate(self) -> None:
-        """See `tfx_jax.models.config.ModelConfig`."""
         if self.d_model % self.num_heads:
             raise ValueError(f"d_model={self.d_model} is not divisible by num_heads={self.num_heads}")
         if self.d_model % 2:
@@ -61,7 +60,6 @@ class SanCTCConfig:
         self.num_layers, self.d_model, self.num_heads, self.d_ff = 1, 32, 2, 64
 
     def make(self, *, shard_attention: ShardAttention | None = None, rngs: nnx.Rngs) -> "SanCTC":
-        """See `tfx_jax.models.config.MakesModel`."""
         return SanCTC(self, shard_attention=shard_attention, rngs=rngs)
 
     def num_steps(self, num_frames: Any) -> Any:
@@ -96,7 +94,7 @@ class SanCTC(nnx.Module):
         shard_attention: ShardAttention | None = None,
         rngs: nnx.Rngs,
     ):
-        """Draws the parameters.
+        """Initializes the parameters.
 
         Args:
           config: the sizes.

@@ -28,7 +28,7 @@ from tfx_jax.functional.search import BeamInvariant
 from tfx_jax.models.config import DTYPES
 from tfx_jax.models.encoder_decoder import check_token_ids, shift_right, source_mask, with_padding
 from tfx_jax.nn.attention import AttentionFn, ShardAttention
-from tfx_jax.nn.auxiliary import AuxiliaryLoss, StepMetric, leave_mean
+from tfx_jax.nn.auxiliary import AuxiliaryLoss, StepMetric, record_masked_mean
 from tfx_jax.nn.basic import Embedding, drop, dropout_mask
 from tfx_jax.nn.decoding import Decoder
 from tfx_jax.nn.recurrent import CELLS, BidirectionalLayer, RecurrentLayer, run_layers, step_layers
@@ -69,7 +69,7 @@ class SourceAttention(nnx.Module):
         attention_fn: AttentionFn | None = None,
         rngs: nnx.Rngs,
     ):
-        """Draws the parameters; all but `size` are options of `Seq2Seq`, of which `attention_fn` replaces the score."""
+        """Initializes the parameters. `attention_fn` replaces the score; the rest are options of `Seq2Seq`."""
         matrix = lambda: nnx.Param(nnx.initializers.glorot_uniform()(rngs.params(), (size, size)))  # noqa: E731
         vector = lambda: nnx.Param(nnx.initializers.normal(size**-0.5)(rngs.params(), (size,)))  # noqa: E731
         # w_c and b_attn of See's equation 11, zeros: a trained model to which coverage is added begins as what it was.
@@ -154,10 +154,11 @@ ALIGNMENTS = ("global", "local-m", "local-p")
 class Seq2SeqConfig:
     """Sizes of a recurrent encoder-decoder.
 
-    `variant` says what the decoder is told of the source. "fixed": the same vector at every step, section 2.2 of Cho et
+    `variant` says what the decoder sees of the source. "fixed": the same vector at every step, section 2.2 of Cho et
     al. (2014). "bahdanau": what its last state attends to, additively, enters the next one, appendix A.2 of Bahdanau et
     al. (2015, https://arxiv.org/abs/1409.0473). "luong": what its new state attends to joins it in an attentional
-    vector, which is fed to the next step, sections 3.1 and 3.3 of Luong et al. (2015, https://arxiv.org/abs/1508.04025).
+    vector, which is fed to the next step, sections 3.1 and 3.3 of Luong et al. (2015,
+    https://arxiv.org/abs/1508.04025).
 
     `alignment` says how much of the source "luong" attends to at a step. "global": all of it. Their section 3.2 has two
     windows of 2 `window` + 1 tokens: "local-m", around the position of the target token, counted from 0 on either side,
@@ -185,17 +186,16 @@ class Seq2SeqConfig:
     coverage: float | None = at_least(0, None)
     dropout_rate: float = fraction(0.2)  # between layers, not between steps (Zaremba et al., 2014)
     # Of what a layer's state tells its next one: the same units at all steps of a sequence (Gal and Ghahramani, 2016).
-    # They drop a layer's inputs alike; here `dropout_rate` drops these, anew at each step.
+    # They drop a layer's inputs alike; here `dropout_rate` drops these, again at each step.
     recurrent_dropout_rate: float = fraction(0.0)
     pad_id: int = at_least(0, 0)  # the token that fills a row
     start_id: int = at_least(0, 1)  # the one that the decoder reads first
-    eos_id: int = at_least(0, 2)  # the one that ends a sentence; for whoever searches, the model itself does not care
+    eos_id: int = at_least(0, 2)  # the one that ends a sentence; used by decoding only
     dtype: str = one_of(DTYPES, "float32")  # of products; parameters, states and logits stay float32
 
     kind: ClassVar[str] = "encoder_decoder"
 
     def validate(self) -> None:
-        """See `tfx_jax.models.config.ModelConfig`."""
         if self.d_model % 2:
             raise ValueError(f"d_model must be even, half of it for each direction, got {self.d_model}")
         if self.alignment != "global" and self.variant != "luong":
@@ -207,7 +207,6 @@ class Seq2SeqConfig:
             )
 
     def tiny(self, *, max_length: int) -> None:
-        """See `tfx_jax.models.config.ModelConfig`."""
         del max_length  # a recurrence has no end
         self.vocab_size, self.num_layers, self.d_model = 1_000, 1, 32
 
@@ -227,7 +226,6 @@ class Seq2SeqConfig:
         return {"fixed": "", "bahdanau": "concat", "luong": self.score}[self.variant]
 
     def training_flops(self, rows: int, source_length: int, target_length: int) -> int:
-        """See `tfx_jax.models.flops`."""
         s, t, d, cell = source_length, target_length, self.d_model, CELLS[self.cell]
         matrix = d * d
         encoder = s * self.num_layers * 3 * cell.num_gates * matrix // 2  # of each direction [D + D / 2, G D / 2]
@@ -251,7 +249,7 @@ class Seq2Seq(nnx.Module):
     continues_inputs = False
 
     def __init__(self, config: Seq2SeqConfig, *, attention_fn: AttentionFn | None = None, rngs: nnx.Rngs):
-        """Draws the parameters.
+        """Initializes the parameters.
 
         Args:
           config: the sizes.
@@ -369,7 +367,9 @@ class Seq2Seq(nnx.Module):
         """Leaves the coverage loss, a mean over target tokens as theirs is, where the train step finds it."""
         if losses is not None and self.auxiliary_loss is not None and self.coverage_loss is not None:
             exists = (target != self.config.pad_id).astype(jnp.float32)
-            leave_mean(self.auxiliary_loss, self.coverage_loss, losses.T, exists, scale=self.config.coverage or 0.0)
+            record_masked_mean(
+                self.auxiliary_loss, self.coverage_loss, losses.T, exists, scale=self.config.coverage or 0.0
+            )
 
     def _read(self, source: Int[Array, "B S"], rngs: nnx.Rngs | None) -> Memory:
         """Runs the encoder."""

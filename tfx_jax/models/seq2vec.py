@@ -20,7 +20,7 @@ from tfx_jax.functional.attention.structured import redundancy_penalty, structur
 from tfx_jax.functional.layers import lookup
 from tfx_jax.models.config import DTYPES
 from tfx_jax.nn.attention import ShardAttention
-from tfx_jax.nn.auxiliary import AuxiliaryLoss, StepMetric, leave_mean
+from tfx_jax.nn.auxiliary import AuxiliaryLoss, StepMetric, record_masked_mean
 from tfx_jax.nn.basic import Linear, drop
 
 POOLINGS = ("additive", "dot", "mean", "structured")
@@ -88,7 +88,7 @@ class Seq2Vec(nnx.Module):
     """Events embedded by variable, value and time; their weighted means; a hidden layer and the logits of classes."""
 
     def __init__(self, config: Seq2VecConfig, *, rngs: nnx.Rngs):
-        """Draws the parameters.
+        """Initializes the parameters.
 
         Args:
           config: the sizes.
@@ -180,7 +180,7 @@ class Seq2Vec(nnx.Module):
         if self.auxiliary_loss is not None and self.redundancy is not None:
             exists = event_mask.any(axis=1).astype(jnp.float32)
             penalties = redundancy_penalty(weights[:, :, 0])
-            leave_mean(self.auxiliary_loss, self.redundancy, penalties, exists, scale=self.config.penalty)
+            record_masked_mean(self.auxiliary_loss, self.redundancy, penalties, exists, scale=self.config.penalty)
 
 
 def _between_knots(

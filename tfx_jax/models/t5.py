@@ -76,7 +76,7 @@ class T5Config:
     experts: ExpertsConfig = dataclasses.field(default_factory=ExpertsConfig)  # as in the Switch Transformer
     pad_id: int = at_least(0, 0)  # the token that fills a row
     start_id: int = at_least(0, 0)  # the one that the decoder reads first
-    eos_id: int = at_least(0, 1)  # the one that ends a text; for whoever searches, the model itself does not care
+    eos_id: int = at_least(0, 1)  # the one that ends a text; used by decoding only
     dtype: str = one_of(DTYPES, "float32")  # of the computation; parameters, logits and statistics stay float32
     remat: str = one_of(REMATS, "none")  # what the backward pass computes again: "full" layers, all but "dots"
     unroll: bool = False  # whether layers are compiled one by one: slow to compile, faster on a TPU, see `scan_layers`
@@ -110,7 +110,6 @@ class T5Config:
         return cls(**sizes | overrides)
 
     def validate(self) -> None:
-        """See `tfx_jax.models.config.ModelConfig`."""
         if not 4 <= self.num_buckets // 2 * 2 < 2 * self.max_distance:
             raise ValueError(
                 f"num_buckets={self.num_buckets} must be at least 4 and less than twice "
@@ -119,17 +118,14 @@ class T5Config:
         self.experts.validate()
 
     def tiny(self, *, max_length: int) -> None:
-        """See `tfx_jax.models.config.ModelConfig`."""
         del max_length  # distances have no end
         self.vocab_size, self.num_layers, self.d_model, self.num_heads, self.d_ff = 1_000, 1, 32, 2, 64
         self.d_k = 16
 
     def make(self, *, shard_attention: ShardAttention | None = None, rngs: nnx.Rngs) -> "T5":
-        """See `tfx_jax.models.config.MakesModel`."""
         return T5(self, shard_attention=shard_attention, rngs=rngs)
 
     def training_flops(self, rows: int, source_length: int, target_length: int) -> int:
-        """See `tfx_jax.models.flops`."""
         return self.flop_sizes.training_flops(rows, source_length, target_length)
 
     @property
@@ -172,7 +168,7 @@ class T5(nnx.Module):
         shard_attention: ShardAttention | None = None,
         rngs: nnx.Rngs,
     ):
-        """Draws the parameters from normal distributions, as the paper's code does.
+        """Initializes the parameters from normal distributions, as the paper's code does.
 
         Scores are not scaled; queries are drawn smaller by sqrt(d_k) instead. A matrix has the variance 1 / inputs, the
         embedding 1.

@@ -73,7 +73,7 @@ class TransformerConfig:
     experts: ExpertsConfig = dataclasses.field(default_factory=ExpertsConfig)
     pad_id: int = PAD_ID  # the token that fills a row
     start_id: int = BOS_ID  # the one that the decoder reads first
-    eos_id: int = EOS_ID  # the one that ends a sentence; for whoever searches, the model itself does not care
+    eos_id: int = EOS_ID  # the one that ends a sentence; used by decoding only
     dtype: str = one_of(DTYPES, "float32")  # of the computation; parameters, logits and statistics stay float32
     remat: str = one_of(REMATS, "none")  # what the backward pass computes again: "full" layers, all but "dots"
     unroll: bool = False  # whether layers are compiled one by one: slow to compile, faster on a TPU, see `scan_layers`
@@ -99,7 +99,6 @@ class TransformerConfig:
         return cls(**own | overrides)
 
     def validate(self) -> None:
-        """See `tfx_jax.models.config.ModelConfig`."""
         if self.d_model % 2 and not self.learned_positions:
             raise ValueError(f"d_model must be even for sinusoidal positions, got {self.d_model}")
         if None in (self.d_k, self.d_v) and self.d_model % self.num_heads:
@@ -107,16 +106,13 @@ class TransformerConfig:
         self.experts.validate()
 
     def tiny(self, *, max_length: int) -> None:
-        """See `tfx_jax.models.config.ModelConfig`."""
         del max_length  # positions are computed, or as many as they were
         self.vocab_size, self.num_layers, self.d_model, self.num_heads, self.d_ff = 1_000, 1, 32, 2, 64
 
     def make(self, *, shard_attention: ShardAttention | None = None, rngs: nnx.Rngs) -> "Transformer":
-        """See `tfx_jax.models.config.MakesModel`."""
         return Transformer(self, shard_attention=shard_attention, rngs=rngs)
 
     def training_flops(self, rows: int, source_length: int, target_length: int) -> int:
-        """See `tfx_jax.models.flops`."""
         return self.flop_sizes.training_flops(rows, source_length, target_length)
 
     @property
@@ -139,7 +135,7 @@ class Transformer(nnx.Module):
         shard_attention: ShardAttention | None = None,
         rngs: nnx.Rngs,
     ):
-        """Draws the parameters.
+        """Initializes the parameters.
 
         Args:
           config: the sizes.

@@ -52,7 +52,6 @@ class TransformerXLConfig:
         return self.memory_length if self.eval_memory_length is None else self.eval_memory_length
 
     def validate(self) -> None:
-        """See `tfx_jax.models.config.ModelConfig`."""
         if self.d_model % self.num_heads:
             raise ValueError(f"d_model={self.d_model} is not divisible by num_heads={self.num_heads}")
         if self.d_model % 2:
@@ -61,12 +60,10 @@ class TransformerXLConfig:
             raise ValueError(f'attention.name="{self.attention.name}": a Transformer-XL has "relative" attention alone')
 
     def tiny(self, *, max_length: int) -> None:
-        """See `tfx_jax.models.config.ModelConfig`."""
         self.vocab_size, self.num_layers, self.d_model, self.num_heads, self.d_ff = 1_000, 2, 32, 2, 64
         self.memory_length, self.eval_memory_length = max_length, 2 * max_length
 
     def make(self, *, shard_attention: ShardAttention | None = None, rngs: nnx.Rngs) -> "TransformerXL":
-        """See `tfx_jax.models.config.MakesModel`."""
         return TransformerXL(self, shard_attention=shard_attention, rngs=rngs)
 
     def init_memories(self, rows: int, memory_length: int | None = None) -> "Memories":
@@ -83,7 +80,7 @@ class TransformerXLConfig:
     def training_flops(self, rows: int, length: int) -> int:
         """Counts the model FLOPs of a training step as `tfx_jax.models.flops` does.
 
-        Keys and values of the memory are projected anew. No gradient goes into the memory, nor into the encodings of
+        Keys and values of the memory are projected again. No gradient goes into the memory, nor into the encodings of
         distances, which all rows share: their projections cost four FLOPs for a weight, not six.
 
         Args:
@@ -98,7 +95,7 @@ class TransformerXLConfig:
 
 
 class Memories(NamedTuple):
-    """What a Transformer-XL remembers of the texts of B rows; each row's belong to the text that it goes on with.
+    """What a Transformer-XL remembers of the texts of B rows; each row's belong to the text that it continues.
 
     Attributes:
       inputs: the inputs of each layer at the last M positions, [B, L, M, D]; what does not exist is in front.
@@ -157,7 +154,7 @@ class TransformerXL(nnx.Module):
     """
 
     def __init__(self, config: TransformerXLConfig, *, shard_attention: ShardAttention | None = None, rngs: nnx.Rngs):
-        """Draws the parameters.
+        """Initializes the parameters.
 
         Args:
           config: the sizes.
@@ -259,7 +256,7 @@ class TransformerXLDecoder(nnx.Module):
     """A Transformer-XL that writes, as `tfx_jax.nn.decoding.Decoder` has it, without end: it sees what it remembers.
 
     Each token sees as many positions before it as the memory of evaluation is long, those of the prompt too. A step
-    projects the memory anew.
+    projects the memory again.
     """
 
     continues_inputs = True

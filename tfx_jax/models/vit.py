@@ -65,7 +65,6 @@ class ViTConfig:
         return len(self.labels)
 
     def validate(self) -> None:
-        """See `tfx_jax.models.config.ModelConfig`."""
         if self.d_model % self.num_heads:
             raise ValueError(f"d_model={self.d_model} is not divisible by num_heads={self.num_heads}")
         if self.image_size % self.patch_size:
@@ -78,7 +77,6 @@ class ViTConfig:
         self.num_layers, self.d_model, self.num_heads, self.d_ff = 2, 32, 2, 64
 
     def make(self, *, shard_attention: ShardAttention | None = None, rngs: nnx.Rngs) -> "ViTClassifier":
-        """See `tfx_jax.models.config.MakesModel`."""
         return ViTClassifier(self, shard_attention=shard_attention, rngs=rngs)
 
     def training_flops(self, rows: int) -> int:
@@ -155,7 +153,7 @@ class ViT(nnx.Module):
         shard_attention: ShardAttention | None = None,
         rngs: nnx.Rngs,
     ):
-        """Draws the parameters.
+        """Initializes the parameters.
 
         Args:
           config: the sizes.
@@ -219,7 +217,7 @@ class ViT(nnx.Module):
         """Reads images; every patch sees all others.
 
         Args:
-          images: [B, height, width, channels], normalised as the model was trained.
+          images: [B, height, width, channels], normalized as the model was trained.
           interpolate: whether they may have another size than the configuration's, any number of patches high and
             wide; positions are then interpolated (section 3.2), see `interpolate_positions`.
           rngs: stream `dropout`; None means evaluation.
@@ -271,7 +269,7 @@ class ViTClassifier(nnx.Module):
         shard_attention: ShardAttention | None = None,
         rngs: nnx.Rngs,
     ):
-        """Draws the parameters; arguments and errors are those of a `ViT`, and there must be labels."""
+        """Initializes the parameters; arguments and errors are those of a `ViT`, and there must be labels."""
         if not config.labels:
             raise ValueError("a model that classifies needs labels, but its configuration has none")
         self.vit = ViT(config, use_pooler=False, attention_fn=attention_fn, shard_attention=shard_attention, rngs=rngs)
@@ -308,7 +306,7 @@ def interpolate_positions(
 ) -> Float[Array, "Q D"]:
     """Positions for images of another size, from those learned (Dosovitskiy et al., 2021, section 3.2).
 
-    Patches keep their places in the image: the corners of both grids coincide, not the centres of their corner
+    Patches keep their places in the image: the corners of both grids coincide, not the centers of their corner
     patches. Beyond the border the last patch is repeated, and a smaller grid is not smoothed before.
 
     Args:
@@ -356,9 +354,9 @@ def _resampling(old: int, new: int, method: str) -> Float[np.ndarray, "new old"]
     places = (np.arange(new) + 0.5) * old / new - 0.5
     matrix = np.zeros((new, old))
     for offset in (-1, 0, 1, 2):
-        neighbour = np.floor(places) + offset
-        weights = _KERNELS[method](np.abs(places - neighbour))
-        np.add.at(matrix, (np.arange(new), np.clip(neighbour, 0, old - 1).astype(int)), weights)
+        neighbor = np.floor(places) + offset
+        weights = _KERNELS[method](np.abs(places - neighbor))
+        np.add.at(matrix, (np.arange(new), np.clip(neighbor, 0, old - 1).astype(int)), weights)
     return matrix.astype(np.float32)
 
 

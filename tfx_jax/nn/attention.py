@@ -49,7 +49,7 @@ class MultiHeadAttention(nnx.Module):
         rngs: nnx.Rngs,
         **flax_arguments: Any,
     ):
-        """Draws the projections.
+        """Initializes the projections.
 
         Args:
           d_model: width D of the query inputs, and of whatever is not said otherwise.
@@ -71,7 +71,8 @@ class MultiHeadAttention(nnx.Module):
             see `tfx_jax.functional.attention_over_axes`. None means the one axis of a sequence.
           dtype: of the computation.
           param_dtype: of the parameters.
-          rngs: stream `params` draws the parameters: Glorot uniform, query, key and value with half the variance, as
+          rngs: stream `params` initializes the parameters: Glorot uniform, query, key and value with half the
+          variance, as
             if they were one matrix. The paper is silent; attention then starts flatter.
           flax_arguments: must be empty; the error says what the arguments of `flax.nnx.MultiHeadAttention` are called
             here.
@@ -183,7 +184,7 @@ class MultiHeadAttention(nnx.Module):
             options["scale"] = self.scale
         if rngs is not None and self.dropout_rate:
             options |= {"dropout_rate": self.dropout_rate, "dropout_rng": rngs.dropout()}
-        if rngs is not None and getattr(self.attention_fn, "learns_by_itself", False):
+        if rngs is not None and getattr(self.attention_fn, "has_running_statistics", False):
             options["is_training"] = True
         if return_weights:
             options["return_weights"] = True

@@ -17,7 +17,7 @@ class StepMetric(nnx.Variable[Array]):
     """A scalar of this step: the trainer tells the mean over all that have the same name."""
 
 
-def leave_mean(
+def record_masked_mean(
     loss: AuxiliaryLoss,
     metric: StepMetric,
     values: Float[Array, "*shape"],

@@ -33,7 +33,7 @@ class Linear(nnx.Module):
         param_dtype: DTypeLike = jnp.float32,
         rngs: nnx.Rngs,
     ):
-        """Draws the parameters.
+        """Initializes the parameters.
 
         Args:
           in_features: sizes of the last axes of what it is given.
@@ -75,7 +75,7 @@ class Embedding(nnx.Module):
         param_dtype: DTypeLike = jnp.float32,
         rngs: nnx.Rngs,
     ):
-        """Draws the matrix from a normal distribution.
+        """Initializes the matrix from a normal distribution.
 
         Args:
           vocab_size: V.
@@ -121,7 +121,7 @@ class LearnedPositions(nnx.Module):
 
 
 class LayerNorm(nnx.Module):
-    """Layer normalisation (Ba et al., 2016) with a learned gain and, with `use_bias`, offset for each feature."""
+    """Layer normalization (Ba et al., 2016) with a learned gain and, with `use_bias`, offset for each feature."""
 
     def __init__(
         self,
@@ -137,13 +137,13 @@ class LayerNorm(nnx.Module):
         self.epsilon = epsilon
 
     def __call__(self, x: Float[Array, "*batch D"]) -> Float[Array, "*batch D"]:
-        """Normalises the last axis; see `tfx_jax.functional.layer_norm`."""
+        """Normalizes the last axis; see `tfx_jax.functional.layer_norm`."""
         bias = None if self.bias is None else self.bias[...]
         return layer_norm(x, self.scale[...], bias, epsilon=self.epsilon)
 
 
 class RMSNorm(nnx.Module):
-    """Normalisation by the root mean square (Zhang and Sennrich, 2019) with a learned gain for each feature."""
+    """Normalization by the root mean square (Zhang and Sennrich, 2019) with a learned gain for each feature."""
 
     def __init__(
         self,
@@ -157,7 +157,7 @@ class RMSNorm(nnx.Module):
         self.epsilon = epsilon
 
     def __call__(self, x: Float[Array, "*batch D"]) -> Float[Array, "*batch D"]:
-        """Normalises the last axis; see `tfx_jax.functional.rms_norm`."""
+        """Normalizes the last axis; see `tfx_jax.functional.rms_norm`."""
         return rms_norm(x, self.scale[...], epsilon=self.epsilon)
 
 

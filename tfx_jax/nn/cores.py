@@ -168,7 +168,8 @@ class Core(NamedTuple):
     Such a class is called as `core(num_heads, d_k, options, param_dtype=..., rngs=...)`, and its objects with the
     arguments of `dot_product_attention`. One that scores each pair of query and key by itself has
     `scores_pairs = True`, and so decodes from cached keys and values; one that changes its own state in training has
-    `learns_by_itself = True`, and is then called with `is_training`. Parameters whose names end in "bias" or "scale"
+    `has_running_statistics = True`, and is then called with `is_training`. Parameters whose names end in "bias" or
+    "scale"
     are spared by weight decay.
     """
     options: tuple[str, ...] = ()

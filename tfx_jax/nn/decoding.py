@@ -30,7 +30,7 @@ class Decoder(Protocol):
 
     @property
     def continues_inputs(self) -> bool:
-        """Whether what is written goes on with an input, as a language model does, or answers it."""
+        """Whether what is written continues an input, as a language model does, or answers it."""
         ...
 
     def max_input_length(self, max_new_tokens: int) -> int | None:
@@ -77,7 +77,7 @@ class DecodingModel(Protocol):
     """A model that writes."""
 
     def decoder(self, *, int8: bool = False) -> Decoder:
-        """Returns the model as it decodes best: itself, or with its weights arranged anew, once for all inputs.
+        """Returns the model as it decodes best: itself, or with its weights arranged again, once for all inputs.
 
         Args:
           int8: whether products with weights are of integers, see `tfx_jax.functional.int8_product`.

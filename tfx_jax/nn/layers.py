@@ -16,10 +16,10 @@ from tfx_jax.nn.moe import MixtureOfExperts
 
 
 class Residual(nnx.Module):
-    """Dropout, residual connection and layer normalisation around a sublayer.
+    """Dropout, residual connection and layer normalization around a sublayer.
 
     Post-norm, the paper's: norm(x + f(x)). Pre-norm (Xiong et al., 2020): x + f(norm(x)), which trains without
-    warm-up and wants one more normalisation after the last layer.
+    warm-up and wants one more normalization after the last layer.
     """
 
     def __init__(

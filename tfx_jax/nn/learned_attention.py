@@ -118,7 +118,7 @@ class RoutingAttention(nnx.Module):
     """
 
     scores_pairs = False
-    learns_by_itself = True
+    has_running_statistics = True
 
     def __init__(
         self,

@@ -124,7 +124,7 @@ class MixtureOfExperts(nnx.Module):
         rngs: nnx.Rngs,
         **options: Any,
     ):
-        """Draws the parameters.
+        """Initializes the parameters.
 
         Args:
           d_model: width of a token.

@@ -81,7 +81,7 @@ class BidirectionalLayer(nnx.Module):
         dtype: DTypeLike = jnp.float32,
         rngs: nnx.Rngs,
     ):
-        """Draws the parameters; what it reads is as wide as what it gives out, unless `input_size` says otherwise."""
+        """Initializes the parameters; `input_size` is the output size by default."""
         input_size = size if input_size is None else input_size
         make = functools.partial(RecurrentLayer, cell, input_size, size // 2, dtype=dtype, rngs=rngs)
         self.forward, self.backward = make(), make()

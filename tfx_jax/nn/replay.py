@@ -1,4 +1,4 @@
-"""Decoding that reads everything anew for each token: for attentions that no cache of keys and values serves.
+"""Decoding that reads everything again for each token: for attentions that no cache of keys and values serves.
 
 It costs a factor of the length more than `tfx_jax.nn.fused_decoder`, and is right for every causal model, since it is
 the model itself that is called.

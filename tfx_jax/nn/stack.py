@@ -105,7 +105,7 @@ def scan_layers(
         x, extra = fn(layer, x, None if key is None else nnx.Rngs(dropout=key), *(() if given is None else (given,)))
         return x, (extra, None if key is None else nnx.state(layer, nnx.Not(nnx.Param)))
 
-    one = _rematerialised(one, remat)
+    one = _rematerialized(one, remat)
 
     def body(x: Array, of_group: list[Any]) -> tuple[Array, list[Any]]:
         results = []
@@ -123,7 +123,7 @@ def scan_layers(
     return x, _interleaved([extra for extra, _ in results])
 
 
-def _rematerialised(body: Callable[..., Any], remat: str) -> Callable[..., Any]:
+def _rematerialized(body: Callable[..., Any], remat: str) -> Callable[..., Any]:
     if remat == "none":
         return body
     policies = {"full": None, "dots": jax.checkpoint_policies.dots_with_no_batch_dims_saveable}

@@ -51,7 +51,7 @@ def step_attention(core: AttentionFn) -> StepAttention | None:
 
     Returns:
       None for a core that looks at more than a pair of query and key, or of which nothing is known: such a model has to
-      read everything anew for each token.
+      read everything again for each token.
     """
     function, options = core, {}
     while isinstance(function, functools.partial):

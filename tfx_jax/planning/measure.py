@@ -71,7 +71,7 @@ def compile_apart(function: Any, *arguments: Any) -> Compilation:
 
 @contextlib.contextmanager
 def without_compilation_cache() -> Iterator[None]:
-    """Compiles anew what is in the persistent cache: what compiling takes should not be what reading a file takes."""
+    """Compiles again what is in the persistent cache: what compiling takes should not be what reading a file takes."""
     config: Any = jax.config
     before = config.jax_enable_compilation_cache
 
@@ -195,6 +195,6 @@ def measured(workload: Workload, *, steps: int, dtype: str) -> dict[str, Any]:
         "flops_per_step": workload.flops,
         "flops_per_second": rate,
         "matmul_peak_flops_per_second": peak,
-        "utilisation": None if rate is None else rate / peak,
+        "utilization": None if rate is None else rate / peak,
         **memory,
     }

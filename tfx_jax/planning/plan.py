@@ -50,7 +50,7 @@ class Plan:
       seconds: what a step takes at least, by what it waits for: "compute" (peak FLOP/s), "memory" (parameters and
         optimizer read and written once), "network", "cycles", which the compiler expects, and "kernels", which it does
         not expect: Pallas, at half of the device's peak or of its memory's bandwidth, whichever takes longer.
-      operations: the dearest, lines of source code and their seconds: by the compiler's estimate, and kernels by ours.
+      operations: the slowest, lines of source code and their seconds: by the compiler's estimate, and kernels by ours.
     """
 
     mesh: dict[str, int]
@@ -285,7 +285,7 @@ def alternatives(config: ExperimentConfig, num_devices: int) -> Iterator[tuple[s
 
 
 def variants(config: ExperimentConfig, num_devices: int) -> Iterator[tuple[str, ExperimentConfig]]:
-    """Meshes and rematerialisations that a search tries."""
+    """Meshes and rematerializations that a search tries."""
     model: Any = config.model
     remats = ["none", "full"] if hasattr(model, "remat") else [None]
     for fsdp, tensor in dict.fromkeys(((1, 1), (8, 1), (num_devices, 1), (1, 2), (1, 4), (8, 4))):

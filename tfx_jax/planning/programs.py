@@ -92,7 +92,7 @@ class Program(NamedTuple):
 
     collectives: list[Collective]
     operations: list[Operation]
-    """The dearest first; empty where the compiler estimates nothing, as for CPU and GPU."""
+    """The slowest first; empty where the compiler estimates nothing, as for CPU and GPU."""
     kernels: list[Kernel]
     """Of Mosaic, the compiler of Pallas for TPUs."""
 

@@ -1,14 +1,15 @@
-"""Images of coloured shapes, drawn as they are needed, with captions that they determine.
+"""Images of colored shapes, drawn as they are needed, with captions that they determine.
 
     a red circle at the top left
     a small blue square above a green cross
     a yellow triangle left of a small red square and a white circle
 
 Of two shapes the upper or the left one is told first; of three, it is the one above, or left of, both others. A shape
-that is called small is, and no other is. Every combination of a colour, a shape and a role (its place, or whether it is
+that is called small is, and no other is. Every combination of a color, a shape and a role (its place, or whether it is
 the first, second or third of "above" or of "left of") is either of the training or held out: no training image has one
-that is held out, and every other image has at least one. So whoever describes a test image right has seen all words
-and all relations before, but not this shape in this colour there.
+that is held out, and every other image has at least one. So a model that describes a test image correctly has seen
+all words
+and all relations before, but not this shape in this color there.
 """
 
 import itertools
@@ -21,7 +22,7 @@ IMAGE_SIZE = 48
 MAX_WORDS = 15
 """Of a caption: "a small red circle left of a small blue square and a small white cross" has as many."""
 
-COLOURS = {
+COLORS = {
     "red": (215, 45, 40),
     "green": (50, 170, 60),
     "blue": (50, 85, 220),
@@ -34,7 +35,7 @@ PLACES = ("top left", "top right", "bottom left", "bottom right")
 RELATIONS = ("above", "left of")
 
 _ROLES = (*PLACES, *itertools.product(RELATIONS, range(3)))
-_LOW, _HIGH = (9, 14), (34, 39)  # where the centre of a shape may be, in pixels: at either end of an axis
+_LOW, _HIGH = (9, 14), (34, 39)  # where the center of a shape may be, in pixels: at either end of an axis
 _MIDDLE = (19, 29)  # between both ends, as the first of three is
 _LEAN = 10  # how far two shapes that are above each other may be beside each other
 _SMALL, _LARGE = (4.0, 5.0), (7.5, 8.5)  # half of a side
@@ -45,14 +46,14 @@ class Drawn(NamedTuple):
     """A shape of an image.
 
     Attributes:
-      colour: one of `COLOURS`.
+      color: one of `COLORS`.
       shape: one of `SHAPES`.
       is_small: whether it is.
       role: one of `PLACES`, or a relation and which of it this is, from 0.
       box: rows and columns that it takes, (top, left, bottom, right), the last two exclusive.
     """
 
-    colour: str
+    color: str
     shape: str
     is_small: bool
     role: object
@@ -65,7 +66,7 @@ class Scene(NamedTuple):
     Attributes:
       image: red, green and blue, [IMAGE_SIZE, IMAGE_SIZE, 3] uint8.
       words: of the caption.
-      named: for each word the number of the shape whose colour or shape it says, -1 for every other word.
+      named: for each word the number of the shape whose color or shape it says, -1 for every other word.
       shapes: in the order of the caption.
     """
 
@@ -75,9 +76,9 @@ class Scene(NamedTuple):
     shapes: tuple[Drawn, ...]
 
 
-def is_held_out(colour: str, shape: str, role: object) -> bool:
-    """Tells whether no training image shows this; of the colours of a shape in a role, one of six is held out."""
-    return (list(COLOURS).index(colour) + SHAPES.index(shape) + _ROLES.index(role)) % len(COLOURS) == 0
+def is_held_out(color: str, shape: str, role: object) -> bool:
+    """Tells whether no training image shows this; of the colors of a shape in a role, one of six is held out."""
+    return (list(COLORS).index(color) + SHAPES.index(shape) + _ROLES.index(role)) % len(COLORS) == 0
 
 
 def draw_scene(key: tuple[int, ...], *, held_out: bool) -> Scene:
@@ -85,23 +86,23 @@ def draw_scene(key: tuple[int, ...], *, held_out: bool) -> Scene:
 
     Args:
       key: numbers, none negative.
-      held_out: whether at least one of its combinations of colour, shape and role is held out; otherwise none is.
+      held_out: whether at least one of its combinations of color, shape and role is held out; otherwise none is.
     """
     rng = np.random.default_rng(key)
     count = 1 + int(np.searchsorted(_SHARES, rng.random(), side="right"))
-    roles, centres = _single(rng) if count == 1 else _related(rng, count)
-    colours = list(COLOURS)
+    roles, centers = _single(rng) if count == 1 else _related(rng, count)
+    colors = list(COLORS)
     while True:  # six draws on average, at most
-        looks = [(colours[c], SHAPES[s]) for c, s in rng.integers((len(COLOURS), len(SHAPES)), size=(count, 2))]
+        looks = [(colors[c], SHAPES[s]) for c, s in rng.integers((len(COLORS), len(SHAPES)), size=(count, 2))]
         if any(is_held_out(*look, role) for look, role in zip(looks, roles, strict=True)) == held_out:
             break
     image, shapes = _background(rng), []
-    for (colour, shape), role, centre in zip(looks, roles, centres, strict=True):
+    for (color, shape), role, center in zip(looks, roles, centers, strict=True):
         is_small = bool(rng.integers(2))
         half = rng.uniform(*(_SMALL if is_small else _LARGE))
-        mask = _mask(shape, centre, half)
-        image[mask] = np.array(COLOURS[colour]) + rng.uniform(-15, 15, 3) + rng.normal(0, 6, (int(mask.sum()), 3))
-        shapes.append(Drawn(colour, shape, is_small, role, _box(mask)))
+        mask = _mask(shape, center, half)
+        image[mask] = np.array(COLORS[color]) + rng.uniform(-15, 15, 3) + rng.normal(0, 6, (int(mask.sum()), 3))
+        shapes.append(Drawn(color, shape, is_small, role, _box(mask)))
     words, named = _caption(shapes)
     return Scene(np.clip(image, 0, 255).astype(np.uint8), words, named, tuple(shapes))
 
@@ -113,7 +114,7 @@ def _single(rng: np.random.Generator) -> tuple[list[object], list[np.ndarray]]:
 
 
 def _related(rng: np.random.Generator, count: int) -> tuple[list[object], list[np.ndarray]]:
-    """Roles and centres (row, column) of two or three shapes: along the axis of the relation, then across it."""
+    """Roles and centers (row, column) of two or three shapes: along the axis of the relation, then across it."""
     relation = RELATIONS[rng.integers(len(RELATIONS))]
     along = [rng.uniform(*_LOW), *rng.uniform(*_HIGH, count - 1)]
     if count == 2:
@@ -121,17 +122,17 @@ def _related(rng: np.random.Generator, count: int) -> tuple[list[object], list[n
         across = [first, np.clip(first + rng.uniform(-_LEAN, _LEAN), _LOW[0], _HIGH[1])]
     else:
         across = [rng.uniform(*_MIDDLE), rng.uniform(*_LOW), rng.uniform(*_HIGH)]
-    centres = np.stack([along, across], axis=1)
-    return [(relation, number) for number in range(count)], list(centres if relation == "above" else centres[:, ::-1])
+    centers = np.stack([along, across], axis=1)
+    return [(relation, number) for number in range(count)], list(centers if relation == "above" else centers[:, ::-1])
 
 
 def _background(rng: np.random.Generator) -> np.ndarray:
     return rng.uniform(20, 80) + 8 * rng.standard_normal((IMAGE_SIZE, IMAGE_SIZE, 3), np.float32)
 
 
-def _mask(shape: str, centre: np.ndarray, half: float) -> np.ndarray:
+def _mask(shape: str, center: np.ndarray, half: float) -> np.ndarray:
     """Which pixels a shape takes, [IMAGE_SIZE, IMAGE_SIZE] bool."""
-    row, column = ((np.arange(IMAGE_SIZE) + 0.5 - middle) / half for middle in centre)
+    row, column = ((np.arange(IMAGE_SIZE) + 0.5 - middle) / half for middle in center)
     y, x = row[:, None], column[None]
     inside = np.maximum(np.abs(y), np.abs(x)) <= 1
     if shape == "circle":
@@ -155,7 +156,7 @@ def _caption(shapes: list[Drawn]) -> tuple[tuple[str, ...], tuple[int, ...]]:
     for number, drawn in enumerate(shapes):
         told += [(word, -1) for word in ("", relation, "and")[number].split()]
         told += [("a", -1), *([("small", -1)] if drawn.is_small else [])]
-        told += [(drawn.colour, number), (drawn.shape, number)]
+        told += [(drawn.color, number), (drawn.shape, number)]
     if not relation:
         told += [(word, -1) for word in f"at the {shapes[0].role}".split()]
     words, named = zip(*told, strict=True)

@@ -26,7 +26,7 @@ def setup_tokenizer(
     Args:
       artifacts: of the workdir.
       model: the configuration of the model, whose vocabulary is how many tokens there are at most.
-      texts: begins the training text anew, in pieces.
+      texts: begins the training text again, in pieces.
       kind: see `tfx_jax.data.tokenizers.train.train_or_load_folder`.
       family: which special tokens it has, likewise.
 

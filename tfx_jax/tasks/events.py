@@ -241,12 +241,10 @@ class EventClassificationConfig:
     data: EventData = dataclasses.field(default_factory=EventData)
 
     def validate(self, model: ModelConfig) -> None:
-        """See `tfx_jax.tasks.task.TaskConfig`."""
         require_kind(model, "events", "event classification")
         self.data.validate(model)
 
     def tiny(self) -> None:
-        """See `tfx_jax.tasks.task.TaskConfig`."""
         self.data.tiny()
 
     def splits(self) -> Splits[Records]:
@@ -306,12 +304,10 @@ class EventClassificationTask:
         splits: Splits[Records],
         scales: Sequence[Mapping[str, Any]],
     ):
-        """Takes what `EventClassificationConfig.setup` made."""
         self.config, self.model_config, self.scales = config, model_config, scales
         self._splits = splits
 
     def make_model(self, *, shard_attention: ShardAttention | None = None, rngs: nnx.Rngs) -> Any:
-        """See `tfx_jax.tasks.task.Task`."""
         return self.model_config.make(shard_attention=shard_attention, rngs=rngs)
 
     @property
@@ -321,7 +317,6 @@ class EventClassificationTask:
         return BatchSpec(few_boundaries(data.max_length), data.tokens_per_batch)
 
     def train_data(self, options: LoaderOptions) -> grain.IterDataset[Batch]:
-        """See `tfx_jax.tasks.task.Task`."""
         examples = ExampleList(self.encode(self._splits["train"]), by="variable")
         return train_batches(lambda epoch: examples, self.batch_spec, options)
 
@@ -351,11 +346,9 @@ class EventClassificationTask:
         ]
 
     def loss(self, model: Any, batch: dict[str, Array], rngs: nnx.Rngs | None) -> LossOutput:
-        """See `event_loss`."""
         return event_loss(model, batch, rngs)
 
     def training_flops(self, shapes: Mapping[str, tuple[int, ...]]) -> int:
-        """See `tfx_jax.tasks.task.Task`."""
         return self.model_config.training_flops(*shapes["variable"])
 
     def predict(self, model: TrainedModel, records: Records) -> list[float]:

@@ -12,7 +12,7 @@ from tfx_jax.files import is_local
 from tfx_jax.models.config import ModelConfig, check_max_length
 
 GRAMMAR_SIZES: dict[Split, int] = {"train": 2_000, "validation": 200, "test": 200}
-"""How many labelled, tagged or answered examples of the built-in grammar each split has."""
+"""How many labeled, tagged or answered examples of the built-in grammar each split has."""
 
 # Coarser than `length_boundaries`: each length is a program to compile, and small data sets are trained on for minutes.
 _LENGTHS = (16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1_024)

@@ -27,7 +27,7 @@ class Metric(NamedTuple):
 
 
 class LossOutput(NamedTuple):
-    """The loss of a batch, and what is told of it."""
+    """Loss of a batch and its metrics."""
 
     loss: Float[Array, ""]
     """Summed over predictions; a step goes down the gradient of its quotient by `weight`."""
@@ -61,7 +61,7 @@ def summed_cross_entropy(
     """Sums the label-smoothed cross entropy of predictions.
 
     Args:
-      logits: unnormalised scores, [*batch, V].
+      logits: unnormalized scores, [*batch, V].
       targets: class indices, [*batch]; one outside 0 .. V - 1 makes the loss NaN, whatever its weight.
       weights: how much each prediction counts, 0 for padding, float32 [*batch].
       label_smoothing: see `tfx_jax.functional.label_smoothed_cross_entropy`.
@@ -87,6 +87,6 @@ def summed_cross_entropy(
 
 
 def is_first_choice(logits: Float[Array, "*batch V"], targets: Int[Array, "*batch"]) -> Bool[Array, "*batch"]:
-    """Whether no class scores above the target; unlike an argmax, a maximum is vectorised on CPU (20 times faster)."""
+    """Whether no class scores above the target; unlike an argmax, a maximum is vectorized on CPU (20 times faster)."""
     picked = jnp.take_along_axis(logits, targets[..., None], axis=-1, wrap_negative_indices=False)[..., 0]
     return picked >= logits.max(axis=-1)

@@ -103,7 +103,7 @@ def _train(config: ExperimentConfig, workdir: epath.Path, profile: range | None)
 
 
 def _sizes(splits: Splits[Any]) -> dict[str, str]:
-    """How many examples each split has that is read here; where data is a stream nobody knows."""
+    """How many examples each split has that is read here; where data is a stream no one knows."""
     found = {split: splits[split] for split in SPLITS if split != "test" and split in splits}
     return {
         f"the size of the {split} split": str(len(data)) for split, data in found.items() if hasattr(data, "__len__")

@@ -60,7 +60,7 @@ def make_optimizer(config: OptimizerConfig, d_model: int, num_steps: int | None 
     "adam" with b1 = 0.9, b2 = 0.98, epsilon = 1e-9 is that of section 5.3 of Vaswani et al. (2017); "adamw" decays
     weights besides (Loshchilov and Hutter, 2019); "adafactor" keeps, of a matrix's second moments, only the means of
     rows and columns, and no first moments (Shazeer and Stern, 2018, https://arxiv.org/abs/1804.04235). Weight decay is
-    a part weight_decay * learning rate of each weight a step, and spares biases and the gains of normalisation.
+    a part weight_decay * learning rate of each weight a step, and spares biases and the gains of normalization.
 
     Raises:
       ValueError: if there is no such optimizer or schedule, or a schedule has no end.
@@ -82,7 +82,7 @@ def make_optimizer(config: OptimizerConfig, d_model: int, num_steps: int | None 
 
 
 def is_decayed(params: Any) -> Any:
-    """For each parameter whether weight decay applies: to all but biases and the gains of normalisation.
+    """For each parameter whether weight decay applies: to all but biases and the gains of normalization.
 
     >>> is_decayed({"norm": {"scale": 1.0, "bias": 0.0}, "feed_forward": {"up": 2.0, "up_bias": 3.0}})
     {'feed_forward': {'up': True, 'up_bias': False}, 'norm': {'bias': False, 'scale': False}}

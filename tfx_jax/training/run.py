@@ -40,7 +40,6 @@ class Run(Generic[AnyTask]):
     """
 
     def __init__(self, config: ExperimentConfig, task: AnyTask):
-        """Takes what `make_run` made."""
         self.config, self.task = config, task
         self._on_mesh: dict[Mesh, TrainedModel] = {}
 

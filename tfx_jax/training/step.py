@@ -33,7 +33,7 @@ _TPU_OPTIONS = {
 
 
 class Metrics(NamedTuple):
-    """What is told of a step."""
+    """Metrics of one training step."""
 
     means: dict[str, Metric]
     """Over its predictions: "loss" and the metrics that the loss gives."""
@@ -43,7 +43,7 @@ class Metrics(NamedTuple):
 
 
 class SkipState(NamedTuple):
-    """What a bad step is told from."""
+    """State used to detect bad steps."""
 
     mean_loss: Array  # running mean of the loss of a prediction over the good steps; 0 before the first of them
     in_a_row: Array  # bad steps since the last good one
@@ -161,7 +161,7 @@ def update(
       spike_factor: of a spike, how many times its running mean the loss of a prediction is; 0 means that none is.
 
     Returns:
-      The next state and what is told of the step. Of a bad step that is skipped, all of the state but its step and
+      The next state and the metrics of the step. Of a bad step that is skipped, all of the state but its step and
       skip_state stay what they were.
 
     Raises:

@@ -78,7 +78,7 @@ require("vm").runInThisContext(process.argv[1]);
 const lines = made.lines.children.filter(child => child.attributes.class === "hit");
 lines[1].onmouseenter();
 const marked = made.sentences.children.map(line => line.children.map(word => word.style?.background ?? ""));
-console.log(JSON.stringify({ drawn, marked, said: text(made.said), colours: text(made.colours),
+console.log(JSON.stringify({ drawn, marked, said: text(made.said), colors: text(made.colors),
   sentences: text(made.sentences), caption: text(made.gridcaption) }));
 })();
 """
@@ -95,7 +95,7 @@ def test_page_shows_sentences_labels_and_a_legend():
     assert shown["drawn"] == [*target, *source]  # rows and columns of the grid
     assert shown["caption"] == "mean of the chosen heads: rows target, columns source"
     assert shown["sentences"] == "source" + "".join(f"{token} " for token in source) + "target" + "猫 だ </s> "
-    assert shown["colours"] == "head 0head 1the fainter a line, the smaller the weight"
+    assert shown["colors"] == "head 0head 1the fainter a line, the smaller the weight"
     weights = _maps()["decoder/10/cross"][:, 1].mean(0)
     opacity = [float(re.search(r"([\d.e-]+)\)$", style)[1]) for style in shown["marked"][1] if style]
     np.testing.assert_allclose(opacity, 0.6 * weights, atol=5e-4)
@@ -103,7 +103,7 @@ def test_page_shows_sentences_labels_and_a_legend():
     assert shown["said"].startswith(f"だ looks at {source[best]} {100 * weights[best]:.0f} %")
 
 
-def test_page_has_colours_for_the_dark():
+def test_page_has_colors_for_the_dark():
     light, dark = re.findall(r":root \{([^}]*)\}", AttentionView(_maps(), SOURCE, TARGET).page)
     names = [set(re.findall(r"--\w+", part)) for part in (light, dark)]
     assert names[0] == names[1] == {"--paper", "--ink", "--faint", "--line", "--pressed", "--weight"}

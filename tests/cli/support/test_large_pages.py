@@ -1,4 +1,4 @@
-"""The command starts itself anew to get large pages: once, and only where that helps."""
+"""The command starts itself again to get large pages: once, and only where that helps."""
 
 import os
 import subprocess
@@ -28,7 +28,7 @@ def run(tunables=None):
     return subprocess.run(command, env=env, capture_output=True, text=True, check=False)
 
 
-@pytest.mark.skipif(not large_pages._would_help(), reason="the system gives large pages to all or to nobody")
+@pytest.mark.skipif(not large_pages._would_help(), reason="the system gives large pages to all or to no one")
 @pytest.mark.parametrize("before", [None, "glibc.malloc.perturb=0"])
 def test_the_command_is_the_same_afterwards(before):
     found = run(before)

@@ -1,4 +1,4 @@
-"""Lines from files, pipes and terminals: which come together, what a person sees, and that none is lost."""
+"""Lines from files, pipes and terminals: how they are grouped, what a terminal shows, and that none is lost."""
 
 import io
 import itertools
@@ -35,7 +35,7 @@ def pipe():
 
 @pytest.fixture
 def terminal():
-    """What a person types on, and the program's standard input."""
+    """A terminal, and the program's standard input."""
     master, slave = os.openpty()
     with open(slave, "rb") as stream, open(master, "wb", buffering=0) as keyboard:
         yield keyboard, stream
@@ -58,7 +58,7 @@ def test_lines_are_those_that_iteration_gives(data):
 
 
 def test_a_long_line_costs_time_in_proportion():
-    """A thousand blocks: joined anew with each, they would be 33 GB to copy."""
+    """A thousand blocks: joined again with each, they would be 33 GB to copy."""
     start = time.process_time()
     (chunk,) = taken(LineReader(io.BytesIO(b"x" * (1_000 << 16))))
     assert len(chunk[0]) == 1_000 << 16

@@ -212,7 +212,7 @@ def test_streams_of_others_stay_as_they_are():
 
 @pytest.mark.slow
 def test_a_closed_session_saves(tmp_path):
-    """SIGHUP, and nobody who reads standard error any more: saved, status 129."""
+    """SIGHUP, and no one who reads standard error any more: saved, status 129."""
     command = [
         sys.executable,
         "-m",

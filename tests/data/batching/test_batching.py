@@ -1,4 +1,4 @@
-"""Batches of epochs: every example once, each epoch anew, in blocks for processes, resumed where they were."""
+"""Batches of epochs: every example once, each epoch again, in blocks for processes, resumed where they were."""
 
 import itertools
 import json

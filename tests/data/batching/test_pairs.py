@@ -167,7 +167,7 @@ def test_the_order_of_batches_is_the_one_that_checkpoints_were_made_with():
     assert found == [[11, 13, 6, 4], [21, 24, 26, 20], [27, 12, 18, 25]]
 
 
-def test_a_seed_is_not_its_neighbour_one_epoch_later():
+def test_a_seed_is_not_its_neighbor_one_epoch_later():
     # Or a mean over seeds would be one over the same order of the data.
     iterator = _batches()
     buffers = [_examples(_take_buffers(iterator, 1)) for _ in range(4)]

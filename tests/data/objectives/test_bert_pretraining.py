@@ -122,20 +122,20 @@ def test_rows_of_a_short_text():
         rows_of([[[10], [11]]])
 
 
-@pytest.mark.parametrize("is_tokenised", [False, True])
-def test_sentences_are_the_text_in_pieces(is_tokenised):
+@pytest.mark.parametrize("is_tokenized", [False, True])
+def test_sentences_are_the_text_in_pieces(is_tokenized):
     rng = np.random.default_rng(0)
     words = ["a", "B", "U.S.", ".", "?", "!", '"', "'", ")", "\n", "。", "」", " ", "1.5", "\t"]
     count = 0
     for _ in range(300):
-        text = (" " if is_tokenised else "").join(rng.choice(words, rng.integers(0, 30)))
-        sentences = split_sentences(text, is_tokenised=is_tokenised)
+        text = (" " if is_tokenized else "").join(rng.choice(words, rng.integers(0, 30)))
+        sentences = split_sentences(text, is_tokenized=is_tokenized)
         assert re.sub(r"\s", "", "".join(sentences)) == re.sub(r"\s", "", text)
         assert all(sentence == sentence.strip() != "" for sentence in sentences)
-        if is_tokenised:
+        if is_tokenized:
             assert not any(re.search(r" [.!?] ", sentence) for sentence in sentences)
             inside = [
-                sentence for line in text.split("\n") for sentence in split_sentences(line, is_tokenised=True)[:-1]
+                sentence for line in text.split("\n") for sentence in split_sentences(line, is_tokenized=True)[:-1]
             ]
             assert all(sentence[-1] in ".!?" and sentence[-2:-1] in ("", " ") for sentence in inside)
         count += len(sentences)

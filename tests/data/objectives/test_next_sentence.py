@@ -37,7 +37,7 @@ def _whole_sentences(tokens, documents, places):
 
 
 @pytest.mark.parametrize("max_length", [7, 20, 60])
-def test_segments_are_neighbours_or_of_two_documents(max_length):
+def test_segments_are_neighbors_or_of_two_documents(max_length):
     rng = np.random.default_rng(0)
     for _ in range(20):
         documents = _corpus(rng)
@@ -56,7 +56,7 @@ def test_segments_are_neighbours_or_of_two_documents(max_length):
             assert following[number] >= len(document) - 1
 
 
-def test_half_of_the_pairs_are_neighbours():
+def test_half_of_the_pairs_are_neighbors():
     rng = np.random.default_rng(1)
     labels = [pair.is_next for _ in range(60) for pair in next_sentence_pairs(_corpus(rng), rng, max_length=24)]
     assert len(labels) > 3000

@@ -6,7 +6,7 @@ import json
 import pytest
 
 from tfx_jax.data.sources.columns import read_columns
-from tfx_jax.data.sources.labeled import LabelledText, check_repeated, read_labelled_columns, read_labelled_pairs
+from tfx_jax.data.sources.labeled import LabeledText, check_repeated, read_labeled_columns, read_labeled_pairs
 from tfx_jax.errors import UserError
 
 ROWS = [("good, said she", "1", "y e s"), ("日本\u3000語", "2", "no")]
@@ -27,10 +27,10 @@ def test_all_kinds_say_the_same(tmp_path, name, is_packed):
     path.write_bytes(gzip.compress(data) if is_packed else data)
     assert [row for _, row in read_columns(path, ("text", "label"))] == [[text, label] for text, _, label in ROWS]
     assert [row for _, row in read_columns(path, ("id",))] == [["1"], ["2"]]
-    assert read_labelled_columns(path, text_column="text", label_column="label") == [
-        LabelledText(text, label) for text, _, label in ROWS
+    assert read_labeled_columns(path, text_column="text", label_column="label") == [
+        LabeledText(text, label) for text, _, label in ROWS
     ]
-    assert read_labelled_pairs(path, first_column="label", second_column="text", label_column="id")[0] == (
+    assert read_labeled_pairs(path, first_column="label", second_column="text", label_column="id")[0] == (
         "y e s",
         "good, said she",
         "1",
@@ -68,22 +68,22 @@ def test_a_line_break_in_quotes_is_text(tmp_path):
 def test_mistakes_are_named_with_their_lines(tmp_path, name, text, message):
     (tmp_path / name).write_text(text)
     with pytest.raises(UserError, match=message) as caught:
-        read_labelled_columns(tmp_path / name, text_column="text", label_column="label")
+        read_labeled_columns(tmp_path / name, text_column="text", label_column="label")
     assert "\n" not in str(caught.value)
 
 
 def test_a_label_that_is_not_known_is_named_with_its_line(tmp_path):
     (tmp_path / "a.csv").write_text("text,label\na,yes\nb,ja\n")
     with pytest.raises(UserError, match=r"a\.csv, line 3: the label 'ja' is none of the 2 known ones"):
-        read_labelled_columns(tmp_path / "a.csv", {"yes", "no"}, text_column="text", label_column="label")
+        read_labeled_columns(tmp_path / "a.csv", {"yes", "no"}, text_column="text", label_column="label")
 
 
 @pytest.mark.parametrize(("num_labels", "num_texts"), [(1, 20), (10, 20), (19, 19), (77, 9_000)])
 def test_labels_that_come_again(num_labels, num_texts):
-    check_repeated([LabelledText("a", str(index % num_labels)) for index in range(num_texts)], "a.tsv")
+    check_repeated([LabeledText("a", str(index % num_labels)) for index in range(num_texts)], "a.tsv")
 
 
 def test_labels_that_are_texts():
-    texts = [LabelledText("yes", f"What is {index}?") for index in range(600)]
+    texts = [LabeledText("yes", f"What is {index}?") for index in range(600)]
     with pytest.raises(UserError, match=r"a\.tsv has 600 labels for 600 texts, such as 'What is 0\?': are the columns"):
         check_repeated(texts, "a.tsv")

@@ -32,7 +32,7 @@ def test_sentences(tmp_path, name, content):
 
 
 def test_columns_of_conll_2003(tmp_path):
-    """Tags begin with I where no entity stands before: `repair_tags` mends that, as in other files."""
+    """Tags begin with I where no entity stands before: `repair_tags` fixes that, as in other files."""
     text = (
         "-DOCSTART- -X- -X- O\n\nEU NNP B-NP I-ORG\nrejects VBZ B-VP O\n\n-DOCSTART- -X- O O\n\nRome NNP I-NP I-LOC\n"
     )

@@ -272,7 +272,7 @@ def test_a_server_that_refuses_every_range_is_asked_twice(tmp_path):
 
 
 def test_a_server_that_never_comes_further_is_left(tmp_path):
-    """It starts anew each time and breaks off here or there: something comes, but not more than before."""
+    """It starts again each time and breaks off here or there: something comes, but not more than before."""
     sizes = iter([600, 500] * 1_000)
     with answer(lambda _: [head(f"Content-Length: {len(BODY)}"), BODY[: next(sizes)]]) as (url, requests):
         assert "the connection broke after 500 of 1,000,000 bytes" in fails(url, tmp_path / "file.tgz")

@@ -4,7 +4,7 @@ import numpy as np
 import PIL.Image
 import pytest
 
-from tfx_jax.data.sources.images import read_centre, read_image
+from tfx_jax.data.sources.images import read_center, read_image
 from tfx_jax.errors import UserError
 
 PIXELS = np.random.default_rng(0).integers(0, 256, (7, 7, 3)).astype(np.uint8)
@@ -14,8 +14,8 @@ def test_pixels_are_those_of_the_file_in_rows_and_columns(tmp_path):
     for name in ("a.png", "a.bmp"):
         PIL.Image.fromarray(PIXELS).save(tmp_path / name)
         np.testing.assert_array_equal(read_image(tmp_path / name, 7), PIXELS)
-    PIL.Image.fromarray(PIXELS[..., 0]).save(tmp_path / "grey.png")
-    np.testing.assert_array_equal(read_image(tmp_path / "grey.png", 7), np.repeat(PIXELS[..., :1], 3, axis=2))
+    PIL.Image.fromarray(PIXELS[..., 0]).save(tmp_path / "gray.png")
+    np.testing.assert_array_equal(read_image(tmp_path / "gray.png", 7), np.repeat(PIXELS[..., :1], 3, axis=2))
 
 
 def test_what_cannot_be_read_is_named_in_one_line(tmp_path):
@@ -34,7 +34,7 @@ def test_what_cannot_be_read_is_named_in_one_line(tmp_path):
         assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("read", [lambda path: read_image(path, 7), lambda path: read_centre(path, 7, 3)])
+@pytest.mark.parametrize("read", [lambda path: read_image(path, 7), lambda path: read_center(path, 7, 3)])
 def test_gray_of_more_bits_is_scaled(tmp_path, read):
     gray = PIXELS[..., 0]
     want = np.repeat(gray[..., np.newaxis], 3, axis=2)
@@ -68,4 +68,4 @@ def test_a_picture_is_turned_as_its_camera_says(tmp_path):
         for name in ("a.png", "a.tif"):
             PIL.Image.fromarray(PIXELS).save(tmp_path / name, exif=exif)
             np.testing.assert_array_equal(read_image(tmp_path / name, 7), want, err_msg=f"{orientation} {name}")
-            np.testing.assert_array_equal(read_centre(tmp_path / name, 7, 3), want)
+            np.testing.assert_array_equal(read_center(tmp_path / name, 7, 3), want)

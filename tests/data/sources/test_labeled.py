@@ -3,7 +3,7 @@ import gzip
 
 import pytest
 
-from tfx_jax.data.sources.labeled import read_labelled, read_labelled_pairs
+from tfx_jax.data.sources.labeled import read_labeled, read_labeled_pairs
 from tfx_jax.data.sources.lines import read_lines
 from tfx_jax.errors import UserError
 
@@ -17,34 +17,34 @@ def _write(path, *lines):
 
 
 @pytest.mark.parametrize("name", ["a.tsv", "a.tsv.gz"])
-def test_labelled_texts(tmp_path, name):
+def test_labeled_texts(tmp_path, name):
     path = _write(tmp_path / name, "greeting\thello  there\r", " farewell \t さようなら ", "")
-    assert read_labelled(path) == [("hello  there", "greeting"), ("さようなら", "farewell")]
-    assert read_labelled(path, labels=["greeting", "farewell", "other"]) == read_labelled(path)
+    assert read_labeled(path) == [("hello  there", "greeting"), ("さようなら", "farewell")]
+    assert read_labeled(path, labels=["greeting", "farewell", "other"]) == read_labeled(path)
 
 
 @pytest.mark.parametrize("line", ["hello", "", "a\tb\tc", "\thello", "greeting\t ", "greeting hello"])
 def test_lines_that_are_not_a_label_and_a_text(tmp_path, line):
     path = _write(tmp_path / "a.tsv", "greeting\thello", line, "greeting\thi")
     with pytest.raises(UserError, match=r"a\.tsv, line 2: .* is not a label, one TAB and its text"):
-        read_labelled(path)
+        read_labeled(path)
 
 
 def test_unknown_label(tmp_path):
     path = _write(tmp_path / "a.tsv", "greeting\thello", "greting\thi")
     with pytest.raises(UserError, match=r"a\.tsv, line 2: the label 'greting' is none of the 2 known ones"):
-        read_labelled(path, labels={"greeting", "farewell"})
+        read_labeled(path, labels={"greeting", "farewell"})
     pairs = _write(tmp_path / "b.tsv", HEADER, "1\ta\tb\t3\tYES")
     with pytest.raises(UserError, match=r"b\.tsv, line 2: the label 'YES' is none of the 2 known ones"):
-        read_labelled_pairs(pairs, labels={"NEUTRAL", "ENTAILMENT"})
+        read_labeled_pairs(pairs, labels={"NEUTRAL", "ENTAILMENT"})
 
 
 def test_pairs_by_the_names_of_their_columns(tmp_path):
     path = _write(tmp_path / "a.tsv", HEADER, "1\ta b\tc\t3.5\tNEUTRAL\r", "2\td\te\t\tENTAILMENT", "")
-    assert read_labelled_pairs(path) == [("a b", "c", "NEUTRAL"), ("d", "e", "ENTAILMENT")]
+    assert read_labeled_pairs(path) == [("a b", "c", "NEUTRAL"), ("d", "e", "ENTAILMENT")]
     turned = _write(tmp_path / "b.tsv.gz", "gold\thypothesis\tpremise", "no\tx\ty")
     columns = {"first_column": "premise", "second_column": "hypothesis", "label_column": "gold"}
-    assert read_labelled_pairs(turned, **columns) == [("y", "x", "no")]
+    assert read_labeled_pairs(turned, **columns) == [("y", "x", "no")]
 
 
 @pytest.mark.parametrize(
@@ -62,7 +62,7 @@ def test_pairs_by_the_names_of_their_columns(tmp_path):
 )
 def test_files_that_are_not_pairs(tmp_path, lines, message):
     with pytest.raises(UserError, match=message or "has no pairs") as caught:
-        read_labelled_pairs(_write(tmp_path / "a.tsv", *lines))
+        read_labeled_pairs(_write(tmp_path / "a.tsv", *lines))
     assert "a.tsv" in str(caught.value)
     assert "\n" not in str(caught.value)
 
@@ -70,14 +70,14 @@ def test_files_that_are_not_pairs(tmp_path, lines, message):
 @pytest.mark.data
 def test_real_intents(shared_data):
     labels = list(read_lines(shared_data / "banking77" / "labels.txt"))
-    train, dev = (read_labelled(shared_data / "banking77" / f"{part}.tsv", labels) for part in ("train", "dev"))
+    train, dev = (read_labeled(shared_data / "banking77" / f"{part}.tsv", labels) for part in ("train", "dev"))
     assert (len(train), len(dev)) == (9000, 1003)
     assert {example.label for example in train} == set(labels)
 
 
 @pytest.mark.data
 def test_real_pairs(shared_data):
-    pairs = read_labelled_pairs(shared_data / "nli" / "train.tsv", {"NEUTRAL", "ENTAILMENT", "CONTRADICTION"})
+    pairs = read_labeled_pairs(shared_data / "nli" / "train.tsv", {"NEUTRAL", "ENTAILMENT", "CONTRADICTION"})
     counts = collections.Counter(pair.label for pair in pairs)
     assert counts == {"NEUTRAL": 2536, "ENTAILMENT": 1299, "CONTRADICTION": 665}
     assert pairs[0].second.startswith("A group of boys in a yard")

@@ -140,7 +140,7 @@ def test_what_unpacks_to_more_than_any_text_is_refused(tmp_path, monkeypatch):
 
 
 def test_a_damaged_archive_is_told_after_the_lines_before_the_damage(tmp_path):
-    """As a stream is read: nobody may take what came before for all of it."""
+    """As a stream is read: no one may take what came before for all of it."""
     path = tmp_path / "lines.gz"
     path.write_bytes(gzip.compress(b"".join(b"line %d\n" % number for number in range(2_000_000)))[:-20])
     with pytest.raises(UserError, match=r"lines\.gz is not a whole gzip file"):

@@ -188,7 +188,7 @@ def test_another_file_format_is_refused(server, tmp_path):
 
 def test_a_folder_that_is_a_file(server, tmp_path):
     (tmp_path / "downloads").write_text("")
-    with pytest.raises(UserError, match="downloads: File exists; mend that and run the same command again"):
+    with pytest.raises(UserError, match="downloads: File exists; fix this and run the same command again"):
         build(server, tmp_path)
 
 
@@ -237,7 +237,7 @@ def test_a_full_disk_costs_one_line(server, tmp_path, undisturbed, largest_file,
     assert process.returncode == 1
     assert "Traceback" not in stderr
     assert stderr.splitlines()[-1].endswith(
-        "File too large; mend that and run the same command again: it goes on from here"
+        "File too large; fix this and run the same command again: it goes on from here"
     )
     build(server, tmp_path)
     assert digest(tmp_path / "wmt14_translate") == undisturbed

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from tfx_jax.data.sources.lines import read_lines
 from tfx_jax.data.sources.trees import (
     Tree,
-    delinearise,
+    delinearize,
     is_bracket,
-    linearise,
+    linearize,
     parse_tree,
     read_trees,
     split_words,
@@ -64,7 +64,7 @@ def _check_is_tree(symbols):
 def test_text_comes_back_as_it_was(text):
     tree = parse_tree(text)
     assert write_tree(tree) == text
-    assert delinearise(tree.symbols, tree.words) == (tree, False)
+    assert delinearize(tree.symbols, tree.words) == (tree, False)
     assert len(tree.tags) == len(tree.words)
 
 
@@ -78,8 +78,8 @@ def test_symbols_are_those_of_the_paper():
     tree = parse_tree("(S (NP (NNP John)) (VP (VBZ has) (NP (DT a) (NN dog))) (. .))")
     assert tree.words == ["John", "has", "a", "dog", "."]
     assert tree.tags == ["NNP", "VBZ", "DT", "NN", "."]
-    assert " ".join(linearise(tree)) == "(S (NP XX )NP (VP XX (NP XX XX )NP )VP XX )S"
-    assert " ".join(linearise(tree, with_tags=True)) == "(S (NP NNP )NP (VP VBZ (NP DT NN )NP )VP . )S"
+    assert " ".join(linearize(tree)) == "(S (NP XX )NP (VP XX (NP XX XX )NP )VP XX )S"
+    assert " ".join(linearize(tree, with_tags=True)) == "(S (NP NNP )NP (VP VBZ (NP DT NN )NP )VP . )S"
 
 
 @given(_nodes)
@@ -88,21 +88,21 @@ def test_any_tree_comes_back(node):
     tree = parse_tree(text)
     _check_is_tree(tree.symbols)
     assert write_tree(tree) == text
-    assert delinearise(linearise(tree, with_tags=True), tree.words) == (tree, False)
-    without = delinearise(linearise(tree), tree.words)
+    assert delinearize(linearize(tree, with_tags=True), tree.words) == (tree, False)
+    without = delinearize(linearize(tree), tree.words)
     assert not without.is_repaired
     assert [symbol for symbol in without.tree.symbols if is_bracket(symbol)] == list(filter(is_bracket, tree.symbols))
 
 
 @given(st.lists(st.sampled_from(SYMBOLS), max_size=14), _words)
 def test_any_symbols_become_a_tree_over_the_words(symbols, words):
-    tree, is_repaired = delinearise(symbols, words)
+    tree, is_repaired = delinearize(symbols, words)
     assert tree.words == words
     assert len(tree.tags) == len(words)
     _check_is_tree(tree.symbols)
     assert is_repaired == (tree.symbols != symbols)
     assert parse_tree(write_tree(tree)) == tree
-    assert delinearise(tree.symbols, words) == (tree, False)
+    assert delinearize(tree.symbols, words) == (tree, False)
 
 
 @pytest.mark.parametrize(
@@ -124,7 +124,7 @@ def test_any_symbols_become_a_tree_over_the_words(symbols, words):
     ],
 )
 def test_what_is_repaired_and_how(symbols, wanted):
-    tree, is_repaired = delinearise(symbols.split(), ["a", "b"])
+    tree, is_repaired = delinearize(symbols.split(), ["a", "b"])
     assert " ".join(tree.symbols) == wanted
     assert is_repaired == (symbols != wanted)
 
@@ -133,20 +133,20 @@ def test_a_tree_as_deep_as_a_text_is_long():
     depth = 50_000
     text = "(A " * depth + "(X x)" + ")" * depth
     assert write_tree(parse_tree(text)) == text
-    assert delinearise(["(A"] * depth, ["x"]).tree.symbols == ["(A", "XX", ")A"]
+    assert delinearize(["(A"] * depth, ["x"]).tree.symbols == ["(A", "XX", ")A"]
 
 
 def test_no_words_no_tree():
     assert split_words(" \t ") == []
     assert write_tree(Tree([], [])) == ""
     for symbols in ([], ["(TOP", ")TOP"], ["XX", "(S", ")S", "(NP"]):
-        assert delinearise(symbols, []) == (Tree([], []), bool(symbols))
+        assert delinearize(symbols, []) == (Tree([], []), bool(symbols))
 
 
 def test_words_have_no_round_brackets():
     words = split_words("f(x)  ( y )\n")
     assert words == ["f-LRB-x-RRB-", "-LRB-", "y", "-RRB-"]
-    tree, _ = delinearise([], words)
+    tree, _ = delinearize([], words)
     assert parse_tree(write_tree(tree)) == tree
 
 
@@ -194,7 +194,7 @@ def test_a_whole_treebank_comes_back(shared_data, file):
     trees = read_trees(path)
     assert [write_tree(tree) for tree in trees] == list(read_lines(path))
     for tree in trees:
-        assert delinearise(tree.symbols, tree.words) == (tree, False)
+        assert delinearize(tree.symbols, tree.words) == (tree, False)
 
 
 def test_a_tree_may_go_on_in_lines_that_begin_with_a_space(tmp_path):
@@ -220,6 +220,6 @@ def test_traces_are_no_words():
     tree = parse_tree(text)
     assert tree.words == ["Joe", "seemed", "to", "go"]
     assert write_tree(tree) == ("(S (NP-SBJ-1 (NNP Joe)) (VP (VBD seemed) (S (VP (TO to) (VP (VB go))))))")
-    _check_is_tree(linearise(tree))
+    _check_is_tree(linearize(tree))
     with pytest.raises(UserError, match=r"^the tree has no words, only traces$"):
         parse_tree("(S (NP (-NONE- *)))")

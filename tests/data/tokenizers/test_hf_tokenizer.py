@@ -37,8 +37,8 @@ PARTS = [
 SPECIALS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 # How GPT-2 writes bytes: those that can be seen as themselves, the others as characters from 256 on.
 SHOWN = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-SPELT = {byte: chr(byte) for byte in SHOWN}
-SPELT |= {byte: chr(256 + number) for number, byte in enumerate(byte for byte in range(256) if byte not in SHOWN)}
+SPELLED = {byte: chr(byte) for byte in SHOWN}
+SPELLED |= {byte: chr(256 + number) for number, byte in enumerate(byte for byte in range(256) if byte not in SHOWN)}
 ROLES = ("pad", "bos", "eos", "unk", "mask", "cls", "sep")
 
 
@@ -100,8 +100,8 @@ def write_merges(folder, tokens, merges):
 
 
 def make_gpt2(folder):
-    words = [[SPELT[byte] for byte in word.encode()] for line in TEXT for word in re.findall(" ?[^ ]+", line)]
-    write_merges(folder, ["<|endoftext|>", *SPELT.values()], learn_merges(words, 150))
+    words = [[SPELLED[byte] for byte in word.encode()] for line in TEXT for word in re.findall(" ?[^ ]+", line)]
+    write_merges(folder, ["<|endoftext|>", *SPELLED.values()], learn_merges(words, 150))
 
 
 def make_gpt1(folder):
@@ -203,14 +203,14 @@ def visible(text):
 
 
 def test_gpt2_is_bytes_merged_by_rank(folder_of):
-    """The algorithm of Sennrich et al. (2016) on bytes, written out: of all neighbours, the pair learnt first."""
+    """The algorithm of Sennrich et al. (2016) on bytes, written out: of all neighbors, the pair learned first."""
     folder = folder_of("gpt2")
     tokenizer = load_folder_tokenizer(folder)
     vocabulary = json.loads((folder / "vocab.json").read_text(encoding="utf-8"))
     lines = (folder / "merges.txt").read_text(encoding="utf-8").splitlines()
     ranks = {tuple(line.split(" ")): rank for rank, line in enumerate(lines) if not line.startswith("#version")}
     for word in ["lowest", " lowest", "Straße", " 東京", "🙂", "quick", "zzz", " 12345", "\x00"]:
-        pieces = [SPELT[byte] for byte in word.encode()]
+        pieces = [SPELLED[byte] for byte in word.encode()]
         while len(pieces) > 1:
             pairs = list(itertools.pairwise(pieces))
             best = min(pairs, key=lambda pair: ranks.get(pair, len(ranks)))

@@ -154,7 +154,7 @@ def test_special_tokens_have_the_ids_of_the_family(folder_of, kind, family):
 
 @pytest.mark.parametrize("family", FIRST)
 @pytest.mark.parametrize("kind", KINDS)
-def test_nothing_is_learnt_from_special_tokens(folder_of, tmp_path, kind, family):
+def test_nothing_is_learned_from_special_tokens(folder_of, tmp_path, kind, family):
     train(tmp_path, plain(kind, family), kind, family)
     assert model_of(tmp_path) == model_of(folder_of(kind, family))
     assert plain(kind, family) != LINES
@@ -203,11 +203,11 @@ def test_characters_are_ids_by_frequency(folder_of, family):
     assert [piece for piece in pieces if piece not in special] == known
     pattern = re.compile("|".join([*map(re.escape, special), "(?s:.)"]))
     for text in [*random_texts(200), *LINES]:
-        spelt = [match.group() for match in pattern.finditer(text)]
+        spelled = [match.group() for match in pattern.finditer(text)]
         ids, offsets = tokenizer.encode_with_offsets(text)
-        assert ids == [pieces.index(part) if part in pieces else tokenizer.unk_id for part in spelt]
+        assert ids == [pieces.index(part) if part in pieces else tokenizer.unk_id for part in spelled]
         assert offsets.tolist() == [list(match.span()) for match in pattern.finditer(text)]
-        assert tokenizer.decode(ids) == "".join(part for part in spelt if part in known)
+        assert tokenizer.decode(ids) == "".join(part for part in spelled if part in known)
 
 
 @given(text=st.text(st.sampled_from(sorted(set("".join(plain("characters", "gpt"))))), max_size=40))
@@ -248,7 +248,7 @@ def bert_words(text):
 
 
 @pytest.mark.parametrize("vocab_size", [110, 150, VOCAB_SIZE])
-def test_word_pieces_are_learnt_by_merging(tmp_path, vocab_size):
+def test_word_pieces_are_learned_by_merging(tmp_path, vocab_size):
     lines = [re.sub("[🙂🈁]", "", line) for line in LINES]
     train(tmp_path, lines, "wordpiece", "bert", vocab_size)
     words = [

@@ -389,7 +389,7 @@ class TestTransformations:
             chex.assert_trees_all_close(jax.tree.map(lambda x, i=i: np.asarray(x)[i], mapped), alone, atol=1e-6)
 
     def test_scan_and_remat(self):
-        """A scanned, rematerialised stack gives the output, maps and gradients of the plain loop."""
+        """A scanned, rematerialized stack gives the output, maps and gradients of the plain loop."""
         mixers = (0.3 * np.random.default_rng(9).normal(size=(3, 8, 8))).astype(np.float32)
         x = _inputs(SQUARE)[0]
 

@@ -68,7 +68,7 @@ def test_one_bucket_is_dense_attention_with_shared_queries_and_keys(is_causal):
     keys = x / np.linalg.norm(x, axis=-1, keepdims=True)
     others = mask & ~np.eye(LENGTH, dtype=bool)[None, None]
     want = mixed(dense_weights(x, keys, mask=others, is_causal=is_causal), value)
-    if is_causal:  # the first token that may be seen has nobody before it
+    if is_causal:  # the first token that may be seen has no one before it
         want[0, 1], want[1, 0] = value[0, 1], value[1, 0]
     is_visible, out = mask[:, 0, 0], np.asarray(out)
     np.testing.assert_allclose(out[is_visible], want[is_visible], atol=1e-5)

@@ -230,7 +230,7 @@ def test_limits_are_kept_and_clipped():
         np.testing.assert_array_equal(np.sum(best == PAD, axis=1), [4, 3, 0, 0])
 
 
-def test_row_does_not_depend_on_its_neighbours():
+def test_row_does_not_depend_on_its_neighbors():
     toy = make_toy(2, batch=5, vocab_size=11, max_length=9)
     starts, limits = np.array([BOS, 3, 4, 5, 6]), np.array([9, 1, 4, 7, 9])
     toy["memory"][3, EOS] += 9  # ends at once
@@ -315,7 +315,7 @@ def test_early_stop_waits_for_longer_hypotheses():
 
 
 def test_forbidden_tokens_and_dead_ends():
-    """Token 4 leads nowhere, 5 leads into it; row 1 starts there, its neighbours must not notice."""
+    """Token 4 leads nowhere, 5 leads into it; row 1 starts there, its neighbors must not notice."""
     table = np.zeros((6, 6))
     table[BOS, [3, 5]] = 0.3, 0.7
     table[3, [EOS, 4]] = 0.2, 0.8
@@ -337,7 +337,7 @@ def test_limit_where_eos_is_forbidden():
 
 
 def test_pad_is_never_generated():
-    """PAD has nearly all the mass: what remains is renormalised."""
+    """PAD has nearly all the mass: what remains is renormalized."""
     table = np.array([[0.97, 0.01, 0.01, 0.01], [0.97, 0.0, 0.01, 0.02], [1, 0, 0, 0], [0.97, 0.0, 0.02, 0.01]])
     found = run(beam_search, table_step(table), [BOS], beam_size=1, max_length=3, length_penalty=0.0)
     assert_found(found, 0, [(np.log(2 / 3 * 2 / 3), (3, EOS))])
@@ -350,7 +350,7 @@ def test_vocabulary_without_pad():
     assert tokens.tolist() == [[0, EOS, -1, -1]]
 
 
-def test_bfloat16_logits_are_normalised_in_float32():
+def test_bfloat16_logits_are_normalized_in_float32():
     logits = jnp.asarray(3 * np.random.default_rng(3).standard_normal((300, 300)), jnp.bfloat16)
     found = run(beam_search, lambda tokens, cache: (logits[tokens], cache), [BOS], max_length=6)
     exact = np.asarray(logits, np.float64)

@@ -59,7 +59,7 @@ def assert_frequencies(drawn, expected):
     assert statistic <= degrees + 5 * math.sqrt(2 * degrees)
 
 
-def renormalised(weights):
+def renormalized(weights):
     return {(token,): weight / sum(weights.values()) for token, weight in weights.items()}
 
 
@@ -94,7 +94,7 @@ def test_truncated_distributions(options, weights):
     """The log-probability stays that of the whole model."""
     tokens, log_probs = draw(MARKOV, starts=[BOS] * 5_000, **options)
     assert set(np.unique(tokens)) == set(weights)
-    assert_frequencies(tokens, renormalised(weights))
+    assert_frequencies(tokens, renormalized(weights))
     np.testing.assert_allclose(log_probs, np.log(MARKOV[BOS, tokens[:, 0]]), rtol=1e-5)
 
 
@@ -143,12 +143,12 @@ def test_draw_depends_on_row_and_seed_but_not_on_the_batch():
     tokens, _ = draw(MARKOV, starts=[BOS] * 40, **options)
     fewer, _ = draw(MARKOV, starts=[BOS, BOS], row_ids=np.arange(2), **options)
     last, _ = draw(MARKOV, starts=[BOS, BOS], row_ids=np.arange(38, 40), **options)
-    other_neighbours, _ = draw(MARKOV, starts=[BOS] * 20 + [3] * 20, **options)
+    other_neighbors, _ = draw(MARKOV, starts=[BOS] * 20 + [3] * 20, **options)
     other_seed, _ = draw(MARKOV, starts=[BOS] * 40, seed=1, **options)
     assert len(np.unique(tokens, axis=0)) > 10
     np.testing.assert_array_equal(fewer, tokens[:2])
     np.testing.assert_array_equal(last, tokens[38:])
-    np.testing.assert_array_equal(other_neighbours[:20], tokens[:20])
+    np.testing.assert_array_equal(other_neighbors[:20], tokens[:20])
     assert np.mean(np.any(other_seed != tokens, axis=1)) > 0.5
 
 

@@ -35,7 +35,7 @@ def change_tensors(folder: Path, change: Callable[[dict[str, np.ndarray]], Any])
 
 
 def rename_norms_as_of_old(tensors: dict[str, np.ndarray]) -> None:
-    """Gives normalisations the names that they had when BERT was published."""
+    """Gives normalizations the names that they had when BERT was published."""
     for name in list(tensors):
         old = name.replace("LayerNorm.weight", "LayerNorm.gamma").replace("LayerNorm.bias", "LayerNorm.beta")
         tensors[old] = tensors.pop(name)

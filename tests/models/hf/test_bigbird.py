@@ -77,7 +77,7 @@ def test_logits(theirs, ours, length):
 
 
 def test_the_first_block_counts_as_the_random_ones(theirs, ours):
-    """Were it seen once only, nothing would be as in transformers: so the test above is not in vain."""
+    """Were it seen once only, nothing would be as in transformers: so the test above is not without success."""
     options = AttentionOptions(**ours.config.attention.options.given | {"first_block_times": 1})
     other = dataclasses.replace(ours.config, attention=AttentionConfig("bigbird", options))
     graphdef = nnx.graphdef(nnx.eval_shape(lambda: type(ours)(other, rngs=nnx.Rngs(0))))

@@ -14,12 +14,12 @@ from tfx_jax.errors import UserError
 from tfx_jax.metrics.entities import entities_of_tags, repair_tags
 from tfx_jax.synthetic import grammar as toy_grammar
 from tfx_jax.synthetic.grammar import derivation, facts, lexicon, phrases, tagged_sentences
-from tfx_jax.synthetic.grammar import labeled_texts as labelled_texts
+from tfx_jax.synthetic.grammar import labeled_texts as labeled_texts
 
 MAKERS = {
     "documents": toy_grammar.grammar_documents,
-    "labelled": toy_grammar.grammar_labelled,
-    "pairs": toy_grammar.grammar_labelled_pairs,
+    "labeled": toy_grammar.grammar_labeled,
+    "pairs": toy_grammar.grammar_labeled_pairs,
     "tagged": toy_grammar.grammar_tagged,
     "questions": toy_grammar.grammar_questions,
     "trees": toy_grammar.grammar_trees,
@@ -100,7 +100,7 @@ def _texts(name, split):
     for example in _train(name)[:3_000] if split == "train" else MAKERS[name](split, 500):
         if name == "documents":
             yield from example
-        elif name == "labelled":
+        elif name == "labeled":
             yield example.text
         elif name == "pairs":
             yield from (example.first, example.second)
@@ -155,13 +155,13 @@ def test_a_document_does_not_contradict_itself():
             assert len(said & set(group.split())) <= 1
 
 
-# Labelled ------------------------------------------------------------------------------------------------------------
+# Labeled ------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("split", SPLITS)
 def test_labels_are_balanced(split):
-    counts = collections.Counter(example.label for example in toy_grammar.grammar_labelled(split, 600))
-    assert set(counts) == set(labelled_texts.KINDS)
+    counts = collections.Counter(example.label for example in toy_grammar.grammar_labeled(split, 600))
+    assert set(counts) == set(labeled_texts.KINDS)
     assert 25 <= min(counts.values()) <= max(counts.values()) <= 80  # 50 on average
 
 
@@ -179,7 +179,7 @@ def test_labels_suit_their_sentences():
         "yes-no question": r"^(did|does|do|will|can|is|was|am|are|were) .* \?$",
         "open question": r"^(who|what|where|when|how many) .* \?$",
     }
-    for text, label in _train("labelled"):
+    for text, label in _train("labeled"):
         assert text.endswith("?") == label.endswith("question")
         assert re.search(shapes.get(label, ""), text), text
         for other in ("comparison", "reason", "moment", "thought", "compound", "request"):
@@ -187,7 +187,7 @@ def test_labels_suit_their_sentences():
 
 
 def test_some_labels_take_more_than_a_word():
-    examples = _train("labelled")
+    examples = _train("labeled")
     having: dict[str, collections.Counter] = collections.defaultdict(collections.Counter)
     for text, label in examples:
         for word in set(text.split()):
@@ -223,17 +223,17 @@ def _accuracy(train, test, text):
 
 
 def test_the_second_sentence_alone_does_not_tell():
-    train, test = _train("pairs"), toy_grammar.grammar_labelled_pairs("train", 4_000, seed=1)
+    train, test = _train("pairs"), toy_grammar.grammar_labeled_pairs("train", 4_000, seed=1)
     chance, error = 1 / 3, math.sqrt(2 / 9 / 4_000)
     assert abs(_accuracy(train, test, lambda pair: pair.second) - chance) < 4 * error
-    for pairs in (test, toy_grammar.grammar_labelled_pairs("test", 1_000)):
+    for pairs in (test, toy_grammar.grammar_labeled_pairs("test", 1_000)):
         assert _accuracy(train, pairs, lambda pair: pair.second) < 0.4
         assert _accuracy(train, pairs, lambda pair: f"{pair.first} {pair.second}") < 0.6
 
 
 @pytest.mark.parametrize("split", SPLITS)
 def test_pairs_are_balanced(split):
-    pairs = toy_grammar.grammar_labelled_pairs(split, 600)
+    pairs = toy_grammar.grammar_labeled_pairs(split, 600)
     counts = collections.Counter(pair.label for pair in pairs)
     assert set(counts) == LABELS
     assert 150 < min(counts.values()) <= max(counts.values()) < 250

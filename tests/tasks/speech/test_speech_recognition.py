@@ -18,7 +18,7 @@ ROWS = [(6, (1, 1, 2)), (5, (2, 1)), (4, ()), (4, (2, 2, 1)), (1, (2,)), (0, ())
 
 
 def said(path):
-    """What a path says, by the definition: of equal neighbours one, then no blanks."""
+    """What a path says, by the definition: of equal neighbors one, then no blanks."""
     return tuple(label for label, _ in itertools.groupby(path) if label)
 
 

@@ -5,7 +5,7 @@ import pytest
 
 from tests.data.tokenizers_made_here import EOS_ID, PAD_ID, make_tokenizer
 from tfx_jax.data.batching.batches import LoaderOptions
-from tfx_jax.data.sources.trees import linearise, parse_tree, write_tree
+from tfx_jax.data.sources.trees import linearize, parse_tree, write_tree
 from tfx_jax.errors import UserError
 from tfx_jax.models import T5Config, TransformerConfig
 from tfx_jax.synthetic.grammar import grammar_trees
@@ -22,7 +22,7 @@ TREES = [
 ]
 TOKENIZER = make_tokenizer([" ".join(tree.words) for tree in TREES])
 V = TOKENIZER.vocab_size
-SYMBOLS = sorted({symbol for tree in TREES for symbol in linearise(tree)})
+SYMBOLS = sorted({symbol for tree in TREES for symbol in linearize(tree)})
 ID_OF = {symbol: V + place for place, symbol in enumerate(SYMBOLS)}
 
 
@@ -47,7 +47,7 @@ def task(trees=TREES, symbols=SYMBOLS, **options):
 
 
 def ids(tree):
-    return [*map(ID_OF.__getitem__, linearise(tree)), EOS_ID]
+    return [*map(ID_OF.__getitem__, linearize(tree)), EOS_ID]
 
 
 def told(written, max_length=16):
@@ -61,7 +61,7 @@ def test_examples_are_words_and_symbols_each_with_an_end():
     for tree, example in zip(TREES, task().encode(TREES), strict=True):
         assert example["source"].tolist() == [*TOKENIZER.encode(" ".join(tree.words)), EOS_ID]
         assert example["source"].max() < V <= example["target"][:-1].min()
-        assert [SYMBOLS[token - V] for token in example["target"][:-1]] == linearise(tree)
+        assert [SYMBOLS[token - V] for token in example["target"][:-1]] == linearize(tree)
         assert example["target"][-1] == EOS_ID
         assert {array.dtype.name for array in example.values()} == {"int32"}
 
@@ -153,4 +153,4 @@ def test_the_grammar_is_a_treebank():
         assert tree.tags[-1] == "."
     symbols = {symbol for tree in trees for symbol in tree.symbols}
     assert symbols == {"XX", ".", ",", *(side + label for side in "()" for label in ("TOP", "S", "SQ", "NP", "PP"))}
-    assert np.mean([len(linearise(tree)) for tree in trees]) < 30
+    assert np.mean([len(linearize(tree)) for tree in trees]) < 30

@@ -6,18 +6,18 @@ import numpy as np
 import pytest
 
 from tfx_jax.data.sources.conll import TaggedSentence, read_tagged
-from tfx_jax.data.sources.labeled import LabelledText, read_labelled, read_labelled_pairs
+from tfx_jax.data.sources.labeled import LabeledText, read_labeled, read_labeled_pairs
 from tfx_jax.data.sources.squad import Answer, Question, read_questions
 from tfx_jax.metrics.answers import answer_scores
 from tfx_jax.metrics.entities import Entity, entities_of_tags, repair_tags, tags_of_entities
-from tfx_jax.synthetic.grammar import grammar_labelled, grammar_labelled_pairs, grammar_questions, grammar_tagged
+from tfx_jax.synthetic.grammar import grammar_labeled, grammar_labeled_pairs, grammar_questions, grammar_tagged
 from tfx_jax.tasks.text.text_formats import (
     NO_LABEL,
     label_scores,
     labels_by_text,
     read_label,
     read_tags,
-    render_labelled,
+    render_labeled,
     render_question,
     render_tagged,
 )
@@ -29,7 +29,7 @@ def check_labels(examples):
     labels = labels_by_text(sorted({example.label for example in examples}))
     assert len(labels) > 2
     for example in examples:
-        source, target = render_labelled(example)
+        source, target = render_labeled(example)
         assert all(text in source for text in example[:-1])
         assert read_label(target, labels) == example.label
 
@@ -60,8 +60,8 @@ def check_answers(questions):
 
 @pytest.mark.parametrize("split", SPLITS)
 def test_examples_of_the_grammar_are_read_back(split):
-    check_labels(grammar_labelled(split, 200))
-    check_labels(grammar_labelled_pairs(split, 200))
+    check_labels(grammar_labeled(split, 200))
+    check_labels(grammar_labeled_pairs(split, 200))
     check_tags(grammar_tagged(split, 200))
     check_answers(grammar_questions(split, 100))
 
@@ -69,14 +69,14 @@ def test_examples_of_the_grammar_are_read_back(split):
 @pytest.mark.data
 def test_examples_of_real_data_are_read_back(shared_data):
     for part in ("train", "dev"):
-        check_labels(read_labelled(shared_data / "banking77" / f"{part}.tsv"))
-        check_labels(read_labelled_pairs(shared_data / "nli" / f"{part}.tsv"))
+        check_labels(read_labeled(shared_data / "banking77" / f"{part}.tsv"))
+        check_labels(read_labeled_pairs(shared_data / "nli" / f"{part}.tsv"))
         check_tags(read_tagged(shared_data / "ner" / f"{part}.conll"))
         check_answers(read_questions(shared_data / "squadshifts" / f"{part}.json.gz"))
 
 
 def test_sources_and_targets_word_for_word():
-    assert render_labelled(LabelledText("Where is my card?", "card_ARRIVAL")) == (
+    assert render_labeled(LabeledText("Where is my card?", "card_ARRIVAL")) == (
         "classify sentence: Where is my card?",
         "card arrival",
     )

@@ -228,7 +228,7 @@ def test_outputs_end_and_keep_their_limit(model, translator):
 
 
 def test_beam_of_one_is_greedy_search_without_a_cache(model):
-    """Against the model's own teacher forcing: the best token after each prefix, computed anew for every step."""
+    """Against the model's own teacher forcing: the best token after each prefix, computed again for every step."""
     graphdef, params = model
     translator = Translator(graphdef, TOKENIZER, search=BeamSearch(1), extra_length=4)
 

@@ -29,7 +29,7 @@ from tfx_jax.training.sharding.strategies import DATA_PARALLEL, make_mesh, state
 from tfx_jax.training.step import SkipState, TrainState, average_trees
 
 OPTIMIZER = optax.adam(optax.constant_schedule(1e-3))
-# What Orbax leaves behind when it cannot read a file: coroutines and tasks that nobody awaits any more.
+# What Orbax leaves behind when it cannot read a file: coroutines and tasks that no one awaits any more.
 ignore_orphans = pytest.mark.filterwarnings(
     "ignore::pytest.PytestUnraisableExceptionWarning", "ignore:coroutine .* was never awaited:RuntimeWarning"
 )
@@ -347,7 +347,7 @@ def test_a_score_that_cannot_be_read_is_named(workdir):
 
 @ignore_orphans
 def test_what_only_loading_parameters_needs_is_damaged(workdir, caplog):
-    """A training does not go on from a checkpoint that nobody can load afterwards."""
+    """A training does not go on from a checkpoint that no one can load afterwards."""
     truncate(workdir / "checkpoints" / "9" / "params" / "_sharding")
     with pytest.raises(UserError, match="checkpoints/9 cannot be read"):
         load_params(workdir)
@@ -467,7 +467,7 @@ def test_leftovers_of_an_interrupted_save_are_cleared(workdir):
     leftover = workdir / "checkpoints" / "12.orbax-checkpoint-tmp"
     shutil.copytree(workdir / "checkpoints" / "9", leftover)
     chex.assert_trees_all_equal(load_params(workdir), host_state(9).variables)
-    assert leftover.exists()  # whoever only reads does not tidy up: a training may be writing
+    assert leftover.exists()  # a reader deletes nothing: a run may be writing
     state, _ = restore(workdir)
     chex.assert_trees_all_equal(state, host_state(9))
     assert not leftover.exists()

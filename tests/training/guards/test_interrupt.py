@@ -26,7 +26,7 @@ def test_second_interrupt_raises():
 
 
 def test_interrupt_after_sigterm_raises_but_a_second_sigterm_does_not():
-    """A cluster may send SIGTERM more than once; whoever presses Ctrl-C meanwhile does not want to wait."""
+    """A cluster may send SIGTERM more than once; a user who presses Ctrl-C meanwhile does not want to wait."""
     with stop_on_signals() as stop:
         os.kill(os.getpid(), signal.SIGTERM)
         os.kill(os.getpid(), signal.SIGTERM)

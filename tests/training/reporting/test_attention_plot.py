@@ -139,7 +139,7 @@ def _check_slanted(axes, labels, figure):
     assert all(label.get_window_extent().y0 > axes.get_window_extent().y1 for label in labels)
 
 
-def test_crowded_tokens_are_labelled_at_intervals():
+def test_crowded_tokens_are_labeled_at_intervals():
     figure = plot_attention(_maps(3, 150, num_layers=1), ["a", "b", "c"], [str(index) for index in range(150)])
     labels = _labels(_panels(figure)["decoder 0 · cross · head 0"].yaxis)
     assert labels == [str(index) for index in range(0, 150, 150 // len(labels))]
@@ -166,7 +166,7 @@ def test_japanese_is_drawn_in_its_own_shapes(maps, tmp_path):
 
 
 def test_lightness_falls_evenly_from_white_to_black():
-    rgb = np.array([to_rgb(attention_plot._COLOURS(value)) for value in np.linspace(0, 1, 11)])
+    rgb = np.array([to_rgb(attention_plot._COLORS(value)) for value in np.linspace(0, 1, 11)])
     luminance = np.where(rgb <= 0.04045, rgb / 12.92, ((rgb + 0.055) / 1.055) ** 2.4) @ [0.2126, 0.7152, 0.0722]
     lightness = np.where(luminance > 0.008856, 116 * np.cbrt(luminance) - 16, 903.3 * luminance)  # CIE 1976 L*
     np.testing.assert_allclose(lightness, np.linspace(100, 0, 11), atol=8)

@@ -31,7 +31,7 @@ def test_each_map_has_the_image_lit_where_it_was_looked_at():
         plot_maps(image, ["red"], weights)
 
 
-def test_grey_images_stay_grey():
+def test_gray_images_stay_grey():
     image = np.arange(16, dtype=np.uint8).reshape(4, 4, 1)
     panels = plot_maps(image, ["rollout"], np.eye(2, dtype=np.float32)[None]).axes
     whole, lit = (np.asarray(panel.images[0].get_array()) for panel in panels)

@@ -157,7 +157,7 @@ def test_accumulated_batches_count_all_their_rows(clock):
     assert mfu((3, 2)) == mfu((6,))
 
 
-def test_no_utilisation_of_devices_whose_peak_is_unknown():
+def test_no_utilization_of_devices_whose_peak_is_unknown():
     meter = MetricAccumulator(step_flops, ["cpu"])
     meter.add(1, METRICS._replace(numbers=METRICS.numbers | {"bad": 1.0}))
     meter.drain()

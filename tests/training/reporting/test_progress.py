@@ -93,7 +93,7 @@ def test_scalars_can_be_read_back(tmp_path):
     shown.log(5, {"train/loss": 1.25, "train/learning_rate": 7e-4}, loss=1.25, tokens_per_second=1.0)
     shown.scalars(7, {"validation/bleu": 33.3})
     expected = [(5, "train/loss", 1.25), (5, "train/learning_rate", 7e-4), (7, "validation/bleu", 33.3)]
-    assert points(tmp_path) == expected  # at once: whoever is killed loses nothing
+    assert points(tmp_path) == expected  # at once: a killed run loses nothing
     shown.close()
     assert points(tmp_path) == expected
     assert read_events(tmp_path)[0].file_version == "brain.Event:2"
@@ -176,7 +176,7 @@ def test_folder_that_cannot_be_made_stops_nothing(tmp_path):
     ]
 
 
-def test_utilisation_stands_behind_everything_else(tmp_path):
+def test_utilization_stands_behind_everything_else(tmp_path):
     stream = io.StringIO()
     shown = Progress(tmp_path, first_step=0, num_steps=5, stream=stream)
     shown.log(5, {}, loss=1.0, tokens_per_second=10.0, mfu=0.4125)

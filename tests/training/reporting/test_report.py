@@ -107,18 +107,18 @@ def test_configuration_is_what_differs_from_the_defaults(workdir):
     ]
 
 
-def test_utilisation_says_what_it_is_of(workdir):
+def test_utilization_says_what_it_is_of(workdir):
     config = ExperimentConfig(num_steps=30)
     config.model.dtype = "bfloat16"
     report(workdir, config=config)
     # 0.5 for 200 of 250 seconds, 0.2 for 50.
     text = "44.0% of the devices' peak at 16 bits, 1,100 TFLOP/s; padding is counted as work"
-    assert rows(workdir)["Model FLOP utilisation"] == [text]
+    assert rows(workdir)["Model FLOP utilization"] == [text]
     report(workdir)
-    (said,) = rows(workdir)["Model FLOP utilisation"]
+    (said,) = rows(workdir)["Model FLOP utilization"]
     assert said == text + "; **the computation is float32, the peak that of bfloat16**"
     report(workdir, device_kinds=["cpu"])
-    assert "Model FLOP utilisation" not in rows(workdir)
+    assert "Model FLOP utilization" not in rows(workdir)
 
 
 @pytest.mark.parametrize(

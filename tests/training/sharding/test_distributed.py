@@ -99,7 +99,7 @@ def test_cluster_that_jax_cannot_join_is_one_line(monkeypatch):
 
 
 def test_process_0_that_never_comes_is_one_line():
-    with socket.socket() as listener:  # bound, but not listening: nobody else gets the port meanwhile
+    with socket.socket() as listener:  # bound, but not listening: no one else gets the port meanwhile
         listener.bind(("127.0.0.1", 0))
         port = listener.getsockname()[1]
         with pytest.raises(UserError, match=rf"nothing listens at --coordinator=127.0.0.1:{port} \(.*start process 0"):

@@ -15,7 +15,7 @@ from tfx_jax.cli import evaluate as evaluate_cli
 from tfx_jax.cli import train as train_cli
 from tfx_jax.errors import UserError
 from tfx_jax.models import CaptionerConfig
-from tfx_jax.synthetic.shapes import COLOURS, SHAPES
+from tfx_jax.synthetic.shapes import COLORS, SHAPES
 from tfx_jax.tasks.vision.captioning import Captioned, CaptioningConfig, CaptioningTask
 from tfx_jax.training.checkpoint.checkpoints import load_params
 from tfx_jax.training.config import ExperimentConfig, tiny_variant, validate
@@ -50,7 +50,7 @@ def test_examples_are_images_words_and_the_boxes_of_what_they_name(run):
         assert " ".join(words) == f"{image.caption} </s>"
         np.testing.assert_array_equal(example["boxes"], [*image.boxes, (0, 0, 0, 0)])
         named = {word for word, box in zip(words, example["boxes"], strict=True) if box.any()}
-        assert named == {*words} & {*COLOURS, *SHAPES}
+        assert named == {*words} & {*COLORS, *SHAPES}
     with pytest.raises(IndexError):
         images[16]
 
@@ -123,7 +123,7 @@ def folder(tmp_path):
     for number in range(4):
         pixels = np.full((8, 8, 3), 60 * number, np.uint8)
         PIL.Image.fromarray(pixels).save(tmp_path / "images" / f"{number}.png")
-        lines += [f"images/{number}.png\tnumber {number}", f"images/{number}.png\tthe grey {number} of all"]
+        lines += [f"images/{number}.png\tnumber {number}", f"images/{number}.png\tthe gray {number} of all"]
     (tmp_path / "table.tsv").write_text("\n".join(lines) + "\n")
     return tmp_path
 
@@ -141,10 +141,10 @@ def test_images_of_files_are_read_with_their_captions(folder, tmp_path):
     images = run.task.images("validation")
     assert [(int(image.image[0, 0, 0]), image.caption) for image in (images[2], images[7])] == [
         (60, "number 1"),
-        (180, "the grey 3 of all"),
+        (180, "the gray 3 of all"),
     ]
     (example,) = run.task.encode([images[7]])
-    assert run.task.tokenizer.pieces(example["caption"].tolist()) == ["the", "grey", "3", "of", "</s>"]
+    assert run.task.tokenizer.pieces(example["caption"].tolist()) == ["the", "gray", "3", "of", "</s>"]
     assert not example["boxes"].any()
     assert [metric.name for metric in run.task.metrics] == ["bleu", "accuracy", "exact_match"]
     references = [images[index].caption for index in range(8)]

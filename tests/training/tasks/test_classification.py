@@ -1,4 +1,4 @@
-"""Labelled texts become the right rows; scores are those of what the model says; trainings from the command line."""
+"""Labeled texts become the right rows; scores are those of what the model says; trainings from the command line."""
 
 import json
 import pathlib
@@ -14,7 +14,7 @@ from tfx_jax.cli import train as train_cli
 from tfx_jax.errors import UserError
 from tfx_jax.models.bert import BertConfig
 from tfx_jax.nn import AttentionConfig, AttentionOptions
-from tfx_jax.tasks.text.classification import ClassificationConfig, ClassificationTask, LabelledData
+from tfx_jax.tasks.text.classification import ClassificationConfig, ClassificationTask, LabeledData
 from tfx_jax.training.config import ExperimentConfig, validate
 from tfx_jax.training.run import make_run
 from tfx_jax.training.sharding.strategies import make_mesh
@@ -24,7 +24,7 @@ EXPERIMENTS = pathlib.Path(__file__).parents[3] / "experiments"
 
 def tiny_config(**data):
     model = BertConfig(600, max_length=32, num_layers=1, d_model=16, num_heads=2, d_ff=32)
-    task = ClassificationConfig(LabelledData(**{"max_length": 12, "tokens_per_batch": 96} | data))
+    task = ClassificationConfig(LabeledData(**{"max_length": 12, "tokens_per_batch": 96} | data))
     return validate(ExperimentConfig(model=model, task=task))
 
 

@@ -14,7 +14,7 @@ from flax import nnx
 from tests.training.configs import with_values
 from tests.training.tasks.told import Told
 from tests.training.tiny import pictures
-from tfx_jax.data.sources.images import read_centre
+from tfx_jax.data.sources.images import read_center
 from tfx_jax.data.sources.splits import SPLITS
 from tfx_jax.errors import UserError
 from tfx_jax.functional import attention_rollout
@@ -24,7 +24,7 @@ from tfx_jax.tasks.vision.image_classification import (
     ImageClassificationConfig,
     changed,
     image_classification_loss,
-    normalised,
+    normalized,
 )
 from tfx_jax.training.checkpoint.checkpoints import load_params
 from tfx_jax.training.config import ExperimentConfig, tiny_variant, validate
@@ -112,12 +112,12 @@ class TestData:
     def test_the_middle_of_a_picture_is_read(self, tmp_path):
         middle = np.random.default_rng(0).integers(0, 256, (12, 12, 3)).astype(np.uint8)
         PIL.Image.fromarray(np.pad(middle, ((0, 0), (5, 5), (0, 0)))).save(tmp_path / "wide.png")
-        np.testing.assert_array_equal(read_centre(tmp_path / "wide.png", 12, 3), middle)
+        np.testing.assert_array_equal(read_center(tmp_path / "wide.png", 12, 3), middle)
         PIL.Image.fromarray(np.full((30, 20, 3), 77, np.uint8)).save(tmp_path / "even.png")
-        np.testing.assert_array_equal(read_centre(tmp_path / "even.png", 8, 1), np.full((8, 8, 1), 77))
+        np.testing.assert_array_equal(read_center(tmp_path / "even.png", 8, 1), np.full((8, 8, 1), 77))
         (tmp_path / "text.png").write_text("text")
         with pytest.raises(UserError, match=r"^.*text\.png cannot be read as an image: "):
-            read_centre(tmp_path / "text.png", 8, 3)
+            read_center(tmp_path / "text.png", 8, 3)
 
     @pytest.mark.parametrize(
         ("values", "message"),
@@ -247,7 +247,7 @@ class TestTraining:
         found = run.task.attention(run.trained(params), image)
         assert (found.said, found.titles) == ("dark", ["rollout", "layer 1", "layer 2"])
         model = nnx.merge(run.trained(params).graphdef, params)
-        _, maps = jax.jit(lambda model, images: model(images, return_attention=True))(model, normalised(image[None]))
+        _, maps = jax.jit(lambda model, images: model(images, return_attention=True))(model, normalized(image[None]))
         layers = [np.asarray(maps[f"encoder/{index}/self"]) for index in range(2)]
         wanted = [np.asarray(attention_rollout(layers))[0, 0, 1:], *(layer[0].mean(axis=0)[0, 1:] for layer in layers)]
         np.testing.assert_allclose(found.maps, np.reshape(wanted, (3, 2, 2)), atol=1e-6)

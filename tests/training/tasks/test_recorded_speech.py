@@ -72,7 +72,7 @@ def test_digits_are_of_one_speaker_in_the_order_of_the_transcript(tmp_path):
         assert len(frames) == speech.lengths[index]
         samples = frames.ravel()
         loud = samples[np.abs(samples) > 500]
-        runs = np.split(loud, np.flatnonzero(np.diff(loud)) + 1)  # equal neighbours are one sound, or two equal ones
+        runs = np.split(loud, np.flatnonzero(np.diff(loud)) + 1)  # equal neighbors are one sound, or two equal ones
         said = [DIGITS.index(word) for word in transcript.split()]
         told = [
             int(run[0]) % 1_000 // 100 for run in runs for _ in range(len(run) // (300 + 10 * (run[0] % 1_000 // 100)))

@@ -15,7 +15,7 @@ from tfx_jax.cli import main
 from tfx_jax.errors import UserError
 from tfx_jax.models.decomposable import DecomposableConfig
 from tfx_jax.models.esim import EsimConfig
-from tfx_jax.tasks.text.classification import LabelledData
+from tfx_jax.tasks.text.classification import LabeledData
 from tfx_jax.tasks.text.sentence_pairs import SentencePairConfig, SentencePairTask
 from tfx_jax.training.config import ExperimentConfig, validate
 from tfx_jax.training.run import make_run
@@ -31,7 +31,7 @@ PAIRS = "A\tB\trelation\nThe dog runs fast\tA Dog runs\tyes\nA dog\tThe dog runs
 
 def opened(workdir, *, model="decomposable", lowercase=True, swapped_labels="", **data):
     data = {"dataset": "grammar_pairs", "tokenizer": "words", "max_length": 9, "tokens_per_batch": 90} | data
-    task = SentencePairConfig(LabelledData(**data), lowercase, swapped_labels)
+    task = SentencePairConfig(LabeledData(**data), lowercase, swapped_labels)
     run = make_run(validate(ExperimentConfig(model=copy.copy(MODELS[model]), task=task)), workdir)
     assert type(run.task) is SentencePairTask
     return run
@@ -118,7 +118,7 @@ def test_alignments_are_those_of_the_pair_alone(model, files, tmp_path, draw_mod
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["decomposable_sick", "esim_sick"])
 def test_training_on_the_command_line_learns_and_draws(name, tmp_path, capsys):
-    """Word by word, built-in pairs are told apart far better than by chance; whoever contradicts, negates."""
+    """Word by word, built-in pairs are told apart far better than by chance: contradictions have negations."""
     workdir, picture = tmp_path / "run", tmp_path / "pair.png"
     more = ["--config.num_steps=300", "--config.eval_every=0", "--config.mesh.data=1"]
     assert main(["train", f"--config={EXPERIMENTS / name}.py:grammar", f"--workdir={workdir}", *more]) == 0

@@ -11,10 +11,10 @@ from flax import nnx
 from tests.training.tasks.told import Told, no_answer
 from tfx_jax.cli import main
 from tfx_jax.data.sources.conll import TaggedSentence
-from tfx_jax.data.sources.labeled import LabelledText
+from tfx_jax.data.sources.labeled import LabeledText
 from tfx_jax.errors import UserError
 from tfx_jax.models import T5Config, TransformerConfig
-from tfx_jax.tasks.text.classification import LabelledData
+from tfx_jax.tasks.text.classification import LabeledData
 from tfx_jax.tasks.text.question_answering import QuestionData
 from tfx_jax.tasks.text.tagging import TaggedData
 from tfx_jax.tasks.text.text_to_text import TextToTextConfig, TextToTextTask
@@ -26,8 +26,8 @@ from tfx_jax.training.run import load_run, make_run
 from tfx_jax.training.sharding.strategies import make_mesh
 
 DATA = {
-    "texts": LabelledData(),
-    "pairs": LabelledData(first_column="a", second_column="b", label_column="c"),
+    "texts": LabeledData(),
+    "pairs": LabeledData(first_column="a", second_column="b", label_column="c"),
     "tags": TaggedData(),
     "answers": QuestionData(),
 }
@@ -73,7 +73,7 @@ def answering(run, answer_of):
 
 
 def test_right_answers_score_100_and_wrong_ones_less(run, monkeypatch):
-    """Through tokenizer, batches and back: whoever writes the targets has everything right."""
+    """Through tokenizer, batches and back: the targets themselves score 100 %."""
     task = run.task
     monkeypatch.setattr(task, "target_length", 64)  # nothing is cut, whatever training had
     metrics, summary = task.evaluate(answering(run, lambda examples, index: examples[index]["target"]))
@@ -114,7 +114,7 @@ def folder(tmp_path_factory):
 
 
 def files(folder, **names):
-    return LabelledData(
+    return LabeledData(
         dataset="files", data_dir=str(folder), **{"train_file": "train.tsv", "validation_file": "dev.tsv", **names}
     )
 
@@ -123,7 +123,7 @@ def files(folder, **names):
 def trained(folder, tmp_path_factory):
     """Labels that stand in the text, as words: a few steps are enough."""
     workdir = tmp_path_factory.mktemp("work")
-    config = tiny_config(LabelledData())
+    config = tiny_config(LabeledData())
     config.task.data = files(folder, tokenizer="words", max_length=16, tokens_per_batch=256)
     config.num_steps, config.checkpoint_every = 60, 60
     return workdir, train(config, workdir)
@@ -147,7 +147,7 @@ def test_a_workdir_needs_no_training_data_to_evaluate(trained):
     assert run.task.target_length == 3
     assert run.task._splits._loaded == {}
     model = run.trained(load_params(trained[0]))
-    assert run.task.predict(model, [LabelledText("a x thing", "?")]) == ["is x"]
+    assert run.task.predict(model, [LabeledText("a x thing", "?")]) == ["is x"]
 
 
 def test_a_beam_answers_too(trained):
@@ -182,7 +182,7 @@ def test_labels_that_answers_cannot_tell_apart_are_refused(tmp_path):
         folder = tmp_path / str(number)
         folder.mkdir()
         (folder / "train.tsv").write_text(lines * 5)
-        config = tiny_config(LabelledData())
+        config = tiny_config(LabeledData())
         config.task.data = files(folder, tokenizer="unigram", validation_file="")
         assert "validation" not in config.task.splits()
         with pytest.raises(UserError, match=message):
@@ -192,7 +192,7 @@ def test_labels_that_answers_cannot_tell_apart_are_refused(tmp_path):
 def test_a_label_that_training_does_not_have_is_refused(trained):
     task = load_run(trained[0], TextToTextTask).task
     with pytest.raises(UserError, match="the label 'new' is none of the 3 of the training split"):
-        task.score(["is x"], [LabelledText("t", "new")])
+        task.score(["is x"], [LabeledText("t", "new")])
 
 
 def test_a_split_that_is_not_named_is_refused(trained):
@@ -207,12 +207,12 @@ def test_a_workdir_is_of_one_kind_of_data(trained):
     values = dataclasses.asdict(config.task.data)
     names = [field.name for field in dataclasses.fields(TaggedData)]
     config.task.data = TaggedData(**{name: values[name] for name in names})
-    with pytest.raises(UserError, match=r"was made with task\.data='LabelledData', not 'TaggedData': take another"):
+    with pytest.raises(UserError, match=r"was made with task\.data='LabeledData', not 'TaggedData': take another"):
         save_config(config, epath.Path(trained[0]))
 
 
 def test_what_does_not_fit_is_refused(tmp_path):
-    config = tiny_config(LabelledData())
+    config = tiny_config(LabeledData())
     config.task.data.first_column = "a"
     with pytest.raises(
         UserError, match=r"config\.task\.data\.first_column, second_column and label_column go together"

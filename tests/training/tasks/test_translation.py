@@ -61,7 +61,7 @@ def test_references_are_normalized_as_the_text_of_training_and_the_signature_say
     hypotheses = [unicodedata.normalize("NFKC", line) for line in references]
     config = own_text(folder)
     found = scores_of(config, hypotheses, references, lambda text: unicodedata.normalize("NFKC", text))
-    assert (found.exact_match, found.tokenised) == (100, 100)
+    assert (found.exact_match, found.tokenized) == (100, 100)
     assert found.signature.endswith("|norm:nmt_nfkc")
     assert "norm:" not in scores_of(config, hypotheses, hypotheses).signature
     assert scores_of(config, hypotheses, references).exact_match == 50
@@ -73,9 +73,9 @@ def test_own_text_is_scored_in_its_own_language(folder):
     found = scores_of(own_text(folder), hypotheses, GERMAN)
     assert found.sacrebleu == pytest.approx(sacrebleu.corpus_bleu(hypotheses, [GERMAN]).score)
     assert "tok:13a" in found.signature
-    assert 0 < found.tokenised < 100
-    split_by_spaces = scores_of(own_text(folder, "--config.task.data.is_tokenised=true"), hypotheses, GERMAN)
-    assert split_by_spaces.tokenised < found.tokenised
+    assert 0 < found.tokenized < 100
+    split_by_spaces = scores_of(own_text(folder, "--config.task.data.is_tokenized=true"), hypotheses, GERMAN)
+    assert split_by_spaces.tokenized < found.tokenized
 
 
 def test_the_region_of_a_language_does_not_change_its_script(folder):
@@ -87,7 +87,7 @@ def test_the_grammar_is_scored_as_japanese_tokens():
     config = validate(load_config_file("transformer_demo"))
     found = scores_of(config, ["私 は 本 を 読む 。"], ["私 は 本 を 読む 。"])
     assert "tok:char" in found.signature
-    assert found.tokenised == pytest.approx(100)
+    assert found.tokenized == pytest.approx(100)
 
 
 def test_without_a_validation_file_a_tenth_is_set_aside(folder):

@@ -115,7 +115,7 @@ def supervise(
                     wait = grace
                     for process in processes:
                         process.terminate()
-    sys.stdout.flush()  # raises if whoever read it is gone, which the command line knows how to say
+    sys.stdout.flush()  # raises if the reader is gone, which the command line reports
     return status
 
 
@@ -177,7 +177,7 @@ def _start(
 
 
 def _kill_if_it_stays_stopped(index: int, process: subprocess.Popen[str]) -> None:
-    """Returns when it has ended; a process that is stopped (SIGSTOP) is named, and killed if nobody lets it go on."""
+    """Returns when it has ended; a process that is stopped (SIGSTOP) is named, and killed if no one lets it go on."""
     stopped = functools.partial(os.waitid, os.P_PID, process.pid)
     with contextlib.suppress(ChildProcessError):  # it has ended, and somebody has seen it
         while True:

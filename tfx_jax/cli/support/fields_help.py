@@ -30,7 +30,7 @@ def _paragraphs(config: Any, name: str) -> Iterator[list[str]]:
     kind = type(config)
     summary = (inspect.getdoc(kind) or "").partition("\n")[0]
     flags = {
-        field.name: f"--{name}.{field.name}={_spelt(getattr(config, field.name))}"
+        field.name: f"--{name}.{field.name}={_spelled(getattr(config, field.name))}"
         for field in dataclasses.fields(config)
         if not dataclasses.is_dataclass(getattr(config, field.name))
     }
@@ -52,6 +52,6 @@ def _paragraphs(config: Any, name: str) -> Iterator[list[str]]:
             yield from _paragraphs(getattr(config, field.name), f"{name}.{field.name}")
 
 
-def _spelt(value: Any) -> str:
+def _spelled(value: Any) -> str:
     """A value as a shell takes it in a flag; lists and the like as they are written in Python."""
     return shlex.quote(value) if isinstance(value, str) and value else shlex.quote(str(value)) if value != "" else ""

@@ -1,6 +1,6 @@
 """Memory in large pages for everything the program allocates.
 
-XLA's CPU backend asks for the buffers of a step anew at every step, and Linux hands them out, zeroed, in pages of
+XLA's CPU backend asks for the buffers of a step again at every step, and Linux hands them out, zeroed, in pages of
 4 KiB: 170,000 page faults in each training step of the base model at 16 x 32 tokens. With pages of 2 MiB there are 500,
 and the step takes four fifths of the time; docs/speed.md has the figures.
 """
@@ -16,7 +16,7 @@ def restart_with_large_pages() -> None:
     """Starts the running command again, in this process, if that gets it large pages that it has not yet.
 
     Only the environment that a process starts with can ask glibc for them. Nothing happens where the variable is set
-    already (to 0, say, by who wants none), where the system gives them to all or to nobody, or without glibc 2.35.
+    already (to 0, say, by who wants none), where the system gives them to all or to no one, or without glibc 2.35.
     """
     tunables = os.environ.get("GLIBC_TUNABLES", "")
     if _TUNABLE in tunables or not _would_help():

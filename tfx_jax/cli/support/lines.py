@@ -1,4 +1,4 @@
-"""Lines of standard input, taken as they come: many at a time from a file, one by one from a person who waits."""
+"""Lines of standard input, taken as they come: many at a time from a file, one by one from a user who waits."""
 
 import collections
 import os
@@ -20,7 +20,7 @@ class LineReader:
     """Reads the lines of a stream in chunks, and waits only while it has none to give.
 
     Attributes:
-      is_terminal: whether a person types the lines, who is shown a prompt on stderr.
+      is_terminal: whether standard input is a terminal; then a prompt is written to stderr.
     """
 
     def __init__(self, stream: BinaryIO, *, pause: float = 0.05, screen: TextIO | None = None):

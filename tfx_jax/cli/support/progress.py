@@ -58,7 +58,7 @@ class Progress:
         self._say(self._message(now))
 
     def stage(self, message: str) -> None:
-        """Shows on a terminal what is being done, where nobody knows how long it takes."""
+        """Shows on a terminal what is being done, where no one knows how long it takes."""
         if self._is_terminal:
             self._say(message)
 

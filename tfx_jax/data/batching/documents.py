@@ -1,4 +1,4 @@
-"""Plain text as documents that are read anew each time, and their tokens on disk: neither has to fit into memory."""
+"""Plain text as documents that are read again each time, and their tokens on disk: neither has to fit into memory."""
 
 import itertools
 import re

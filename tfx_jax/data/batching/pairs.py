@@ -67,7 +67,7 @@ class EncodedPairs:
     """
 
     def __init__(self, ids: np.ndarray, sizes: np.ndarray, lengths: np.ndarray):
-        """Takes what `encode_pairs` or `PairBuffers` made.
+        """Wraps the output of `encode_pairs` or `PairBuffers`.
 
         Args:
           ids: of all sources and then of all targets, [number of tokens] int32.

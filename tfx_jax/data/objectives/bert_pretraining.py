@@ -17,21 +17,21 @@ _END_OF_TOKENS = re.compile(r"(?<= [.!?])\s+")
 _ROWS_AT_ONCE = 8_192  # that are masked: bounds the memory that random numbers take
 
 
-def split_sentences(text: str, *, is_tokenised: bool = False) -> list[str]:
+def split_sentences(text: str, *, is_tokenized: bool = False) -> list[str]:
     r"""Cuts a text at line breaks, and behind full stops, question marks and exclamation marks.
 
     Abbreviations may be cut as well, which next sentence prediction can bear: segments have more than one sentence.
 
     Args:
       text: to be cut.
-      is_tokenised: whether punctuation marks have blanks around them, which tells them from parts of abbreviations.
+      is_tokenized: whether punctuation marks have blanks around them, which tells them from parts of abbreviations.
 
     >>> split_sentences("He came. She said: 'Go away!' He went.\n\n犬がいる。猫もいる。")
     ['He came.', "She said: 'Go away!'", 'He went.', '犬がいる。', '猫もいる。']
-    >>> split_sentences("the U.S. army left . they won . ", is_tokenised=True)
+    >>> split_sentences("the U.S. army left . they won . ", is_tokenized=True)
     ['the U.S. army left .', 'they won .']
     """
-    end = _END_OF_TOKENS if is_tokenised else _END
+    end = _END_OF_TOKENS if is_tokenized else _END
     sentences = []
     for line in text.split("\n"):
         places = [0, *(found.end() for found in end.finditer(line)), len(line)]
@@ -49,7 +49,7 @@ class PretrainingExamples:
     def __init__(
         self, masked: MaskedTokens, token_type_ids: np.ndarray, lengths: np.ndarray, next_sentence_label: np.ndarray
     ):
-        """Takes what `make_examples` made, [R, T] and [R]."""
+        """Wraps the output of `make_examples`, [R, T] and [R]."""
         self._masked, self._token_type_ids, self._next_sentence_label = masked, token_type_ids, next_sentence_label
         self.lengths = lengths
 

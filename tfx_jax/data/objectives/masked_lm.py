@@ -38,7 +38,8 @@ def mask_tokens(
     """Chooses tokens of each row to predict, and corrupts them.
 
     Of n tokens that may be chosen in a row, round(rate * n) are, but at least one where there are any: as many in each
-    row as the authors' program chooses, which counts [CLS] and [SEP] into n. Call it anew each epoch: RoBERTa's dynamic
+    row as the authors' program chooses, which counts [CLS] and [SEP] into n. Call it again each epoch: RoBERTa's
+    dynamic
     masking (Liu et al., 2019, section 4.1).
 
     Args:

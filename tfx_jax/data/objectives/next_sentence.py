@@ -31,7 +31,7 @@ def next_sentence_pairs(
     max_length: int,
     short_rate: float = 0.1,
 ) -> Iterator[SegmentPair]:
-    """Goes once through a corpus, in pairs of which 50 % are neighbours and 50 % have a B from another document.
+    """Goes once through a corpus, in pairs of which 50 % are neighbors and 50 % have a B from another document.
 
     As in the authors' program, a segment is as many sentences as fill the input; one time in ten a shorter length is
     filled, so that the model sees such inputs too; and the sentences that a random B displaced begin the next pair.

@@ -8,13 +8,13 @@ from tfx_jax.data.sources.audio import SoundFiles, read_wav
 from tfx_jax.data.sources.columns import read_columns
 from tfx_jax.data.sources.conll import TaggedSentence, read_tagged
 from tfx_jax.data.sources.disk_array import DiskArray
-from tfx_jax.data.sources.images import read_centre, read_image
+from tfx_jax.data.sources.images import read_center, read_image
 from tfx_jax.data.sources.labeled import (
-    LabelledPair,
-    LabelledText,
-    read_labelled,
-    read_labelled_columns,
-    read_labelled_pairs,
+    LabeledPair,
+    LabeledText,
+    read_labeled,
+    read_labeled_columns,
+    read_labeled_pairs,
 )
 from tfx_jax.data.sources.lines import read_lines
 from tfx_jax.data.sources.splits import SPLITS, Split, Splits
@@ -30,8 +30,8 @@ __all__ = [
     "Answer",
     "Article",
     "DiskArray",
-    "LabelledPair",
-    "LabelledText",
+    "LabeledPair",
+    "LabeledText",
     "PairSource",
     "Question",
     "SoundFiles",
@@ -42,12 +42,12 @@ __all__ = [
     "Tree",
     "join_pairs",
     "read_articles",
-    "read_centre",
+    "read_center",
     "read_columns",
     "read_image",
-    "read_labelled",
-    "read_labelled_columns",
-    "read_labelled_pairs",
+    "read_labeled",
+    "read_labeled_columns",
+    "read_labeled_pairs",
     "read_lines",
     "read_pairs",
     "read_questions",

@@ -26,7 +26,7 @@ def read_tagged(path: epath.PathLike) -> list[TaggedSentence]:
     De Meulder, 2003). Lines whose word is "-DOCSTART-" begin a document in either and are no words.
 
     The tags are checked one by one. Whether an I follows its B is not: such files are common, and
-    `tfx_jax.tasks.text.tagging.repair_tags` mends them.
+    `tfx_jax.tasks.text.tagging.repair_tags` fixes them.
 
     Raises:
       UserError: for a file that cannot be read, is not UTF-8 or has no sentence, and for a line that has no word, no

@@ -75,7 +75,7 @@ def fetch(url: str, path: pathlib.Path, checksum: Checksum | None = None, *, fir
 
     Raises:
       UserError: if the server cannot be reached or has not the file, or the file is not what it must be: then it is
-        deleted, so that the next call fetches it anew.
+        deleted, so that the next call fetches it again.
       OSError: if the disk does not allow it.
     """
     partial = path.with_name(path.name + ".partial")
@@ -222,7 +222,7 @@ def _verify(url: str, path: pathlib.Path, checksum: Checksum | None) -> None:
         _validator_of(path).unlink(missing_ok=True)
         what = f"{found.size:,} bytes" if found.size != checksum.size else f"the SHA-256 {found.sha256}"
         right = f"{checksum.size:,}" if found.size != checksum.size else checksum.sha256
-        raise UserError(f"{path}, from {url}, had {what}, not {right}, and was deleted: {RUN_AGAIN} to fetch it anew")
+        raise UserError(f"{path}, from {url}, had {what}, not {right}, and was deleted: {RUN_AGAIN} to fetch it again")
 
 
 def _size(path: pathlib.Path) -> int:
@@ -297,7 +297,7 @@ def unpack(archive: pathlib.Path, target: pathlib.Path) -> None:
             raise
         archive.unlink()
         why = str(error).partition(":\n")[0]  # tarfile adds what each of its methods thinks
-        raise UserError(f"{archive} is damaged ({why}) and was deleted: {RUN_AGAIN} to fetch it anew") from None
+        raise UserError(f"{archive} is damaged ({why}) and was deleted: {RUN_AGAIN} to fetch it again") from None
     os.replace(partial, target)
 
 

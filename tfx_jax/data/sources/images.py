@@ -18,11 +18,11 @@ def read_image(path: epath.PathLike, size: int) -> np.ndarray:
 
     Args:
       path: of the file.
-      size: pixels that both sides must have: whoever resizes, or cuts, knows what is lost.
+      size: pixels that both sides must have; resize or crop images before.
 
     Returns:
-      Red, green and blue, [size, size, 3] uint8; what is transparent keeps its colour. Gray of 16 bits or of floats is
-      scaled to 8 bits, and the picture is turned as its EXIF orientation says; both in `read_centre` too.
+      Red, green and blue, [size, size, 3] uint8; what is transparent keeps its color. Gray of 16 bits or of floats is
+      scaled to 8 bits, and the picture is turned as its EXIF orientation says; both in `read_center` too.
 
     Raises:
       UserError: if there is no such file, it is no picture, or it has another size.
@@ -34,13 +34,13 @@ def read_image(path: epath.PathLike, size: int) -> np.ndarray:
     return image
 
 
-def read_centre(path: epath.PathLike, size: int, num_channels: int) -> np.ndarray:
+def read_center(path: epath.PathLike, size: int, num_channels: int) -> np.ndarray:
     """Reads the largest square in the middle of a picture, and resizes it, bicubically.
 
     Args:
       path: of the file.
       size: pixels of both sides of the result.
-      num_channels: 3 for red, green and blue, 1 for grey.
+      num_channels: 3 for red, green and blue, 1 for gray.
 
     Returns:
       [size, size, num_channels] uint8.

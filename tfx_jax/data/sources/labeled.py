@@ -1,4 +1,4 @@
-"""Labelled texts and pairs of texts, in files of columns."""
+"""Labeled texts and pairs of texts, in files of columns."""
 
 from collections.abc import Collection, Sequence
 from typing import NamedTuple
@@ -10,14 +10,14 @@ from tfx_jax.data.sources.lines import is_blank, read_lines
 from tfx_jax.errors import UserError
 
 
-class LabelledText(NamedTuple):
+class LabeledText(NamedTuple):
     """A text and what it is."""
 
     text: str
     label: str
 
 
-class LabelledPair(NamedTuple):
+class LabeledPair(NamedTuple):
     """Two texts and how they are related."""
 
     first: str
@@ -25,7 +25,7 @@ class LabelledPair(NamedTuple):
     label: str
 
 
-def read_labelled(path: epath.PathLike, labels: Collection[str] | None = None) -> list[LabelledText]:
+def read_labeled(path: epath.PathLike, labels: Collection[str] | None = None) -> list[LabeledText]:
     """Reads lines of the form label, TAB, text from a UTF-8 file, plain or `.gz`.
 
     Args:
@@ -43,13 +43,13 @@ def read_labelled(path: epath.PathLike, labels: Collection[str] | None = None) -
         if len(fields) != 2 or any(map(is_blank, fields)):
             raise UserError(f"{where}: {line[:40]!r} is not a label, one TAB and its text")
         label, text = fields
-        examples.append(LabelledText(text, _known(label, labels, where)))
+        examples.append(LabeledText(text, _known(label, labels, where)))
     return examples
 
 
-def read_labelled_columns(
+def read_labeled_columns(
     path: epath.PathLike, labels: Collection[str] | None = None, *, text_column: str, label_column: str
-) -> list[LabelledText]:
+) -> list[LabeledText]:
     """Reads texts and labels from a file with named columns, see `tfx_jax.data.sources.columns.read_columns`.
 
     Args:
@@ -64,17 +64,17 @@ def read_labelled_columns(
     rows = list(read_columns(path, (text_column, label_column)))
     if not rows:
         raise UserError(f"{path} has no texts, only a line of column names")
-    return [LabelledText(text, _known(label, labels, where)) for where, (text, label) in rows]
+    return [LabeledText(text, _known(label, labels, where)) for where, (text, label) in rows]
 
 
-def read_labelled_pairs(
+def read_labeled_pairs(
     path: epath.PathLike,
     labels: Collection[str] | None = None,
     *,
     first_column: str = "sentence_A",
     second_column: str = "sentence_B",
     label_column: str = "entailment_judgment",
-) -> list[LabelledPair]:
+) -> list[LabeledPair]:
     """Reads pairs from a file with named columns, by default those of SICK; see `read_columns`.
 
     Args:
@@ -90,10 +90,10 @@ def read_labelled_pairs(
     rows = list(read_columns(path, (first_column, second_column, label_column)))
     if not rows:
         raise UserError(f"{path} has no pairs, only a line of column names")
-    return [LabelledPair(first, second, _known(label, labels, where)) for where, (first, second, label) in rows]
+    return [LabeledPair(first, second, _known(label, labels, where)) for where, (first, second, label) in rows]
 
 
-def check_repeated(texts: Sequence[LabelledText] | Sequence[LabelledPair], path: epath.PathLike) -> None:
+def check_repeated(texts: Sequence[LabeledText] | Sequence[LabeledPair], path: epath.PathLike) -> None:
     """Checks that labels of a training split come again and again: where most come once, they are something else.
 
     Raises:

@@ -80,7 +80,7 @@ def prepare(
         splits = import_tfds().builder_from_directory(builder.data_dir).info.splits
     except OSError as error:
         where, why = error.filename or folder, error.strerror or error
-        raise UserError(f"{where}: {why}; mend that and {RUN_AGAIN}: it goes on from here") from None
+        raise UserError(f"{where}: {why}; fix this and {RUN_AGAIN}: it goes on from here") from None
     return Prepared(name, folder, {split: info.num_examples for split, info in splits.items()})
 
 

@@ -183,7 +183,7 @@ def read_pairs(source_path: epath.PathLike, target_path: epath.PathLike, *, keep
       target_path: the same for the other language.
       keep_empty: keeps the pairs of which a side is blank, see `tfx_jax.data.sources.lines.is_blank`. They are left
       out by
-        default, as nothing is learnt from them; an evaluation, where every line counts, wants them.
+        default, as nothing is learned from them; an evaluation, where every line counts, wants them.
 
     Raises:
       UserError: for a file that cannot be read, is empty or not UTF-8, and for files with different numbers of lines.
@@ -256,7 +256,7 @@ class _Content:
         """
         found = [os.pread(self._file, end - start, start) for start, end in zip(starts, ends, strict=True)]
         if self._current_version() != self._version:
-            raise UserError(f"{self._path} was changed while it was in use: start anew, and leave it as it is")
+            raise UserError(f"{self._path} was changed while it was in use: start again, and leave it as it is")
         return found
 
     def _current_version(self) -> tuple[int, int] | None:

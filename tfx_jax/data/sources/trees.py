@@ -1,9 +1,9 @@
 """Constituency trees as text, and as the symbols that a model writes for them.
 
 >>> tree = parse_tree("(TOP (S (NP (NNP John)) (VP (VBZ has) (NP (DT a) (NN dog))) (. .)))")
->>> " ".join(linearise(tree))
+>>> " ".join(linearize(tree))
 '(TOP (S (NP XX )NP (VP XX (NP XX XX )NP )VP XX )S )TOP'
->>> write_tree(delinearise(linearise(tree), tree.words).tree)
+>>> write_tree(delinearize(linearize(tree), tree.words).tree)
 '(TOP (S (NP (XX John)) (VP (XX has) (NP (XX a) (XX dog))) (XX .)))'
 """
 
@@ -55,7 +55,7 @@ def is_bracket(symbol: str) -> bool:
 
 
 def split_words(sentence: str) -> list[str]:
-    """Returns the words of a tokenised sentence as trees have them: round brackets become -LRB- and -RRB-.
+    """Returns the words of a tokenized sentence as trees have them: round brackets become -LRB- and -RRB-.
 
     >>> split_words("BMP ( bone )")
     ['BMP', '-LRB-', 'bone', '-RRB-']
@@ -64,7 +64,7 @@ def split_words(sentence: str) -> list[str]:
 
 
 def read_trees(path: epath.PathLike) -> list[Tree]:
-    """Reads the trees of a UTF-8 file, plain or `.gz`; blank lines are passed over.
+    """Reads the trees of a UTF-8 file, plain or `.gz`; blank lines are skipped.
 
     A tree is a line, or a line and those after it that begin with a space or TAB, as in the Penn treebank's files.
 
@@ -134,7 +134,7 @@ def parse_tree(text: str, *, where: str = "the tree") -> Tree:
     if labels:
         raise UserError(
             f"{where}: {len(labels)} bracket{'s are' if len(labels) > 1 else ' is'} not closed; a tree that goes on "
-            "in the next line goes on with a space there"
+            "in the next line continues with a space there"
         )
     if not tree.symbols:
         raise UserError(f"{where} has no words, only traces" if parts else f"{where} is empty")
@@ -152,7 +152,7 @@ def write_tree(tree: Tree) -> str:
     return "".join(parts).removeprefix(" ")
 
 
-def linearise(tree: Tree, *, with_tags: bool = False) -> list[str]:
+def linearize(tree: Tree, *, with_tags: bool = False) -> list[str]:
     """Returns what a model is to write: the symbols of the tree, its tags all XX.
 
     "Grammar as a Foreign Language" (Vinyals et al., 2015, https://arxiv.org/abs/1412.7449), section 2.2 and figure 2:
@@ -165,7 +165,7 @@ def linearise(tree: Tree, *, with_tags: bool = False) -> list[str]:
     return [symbol if with_tags or is_bracket(symbol) else WORD for symbol in tree.symbols]
 
 
-def delinearise(symbols: Iterable[str], words: Sequence[str]) -> Parse:
+def delinearize(symbols: Iterable[str], words: Sequence[str]) -> Parse:
     """Makes a tree over exactly these words, whatever the symbols are.
 
     Symbols that are a tree with so many words give that tree. In others:
@@ -177,7 +177,7 @@ def delinearise(symbols: Iterable[str], words: Sequence[str]) -> Parse:
     * an empty symbol, for anything that is none, is dropped.
 
     Args:
-      symbols: as of `linearise`.
+      symbols: as of `linearize`.
       words: of no words the tree has no symbols either.
     """
     symbols, builder = list(symbols), _Builder(len(words))

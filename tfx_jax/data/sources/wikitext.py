@@ -67,7 +67,7 @@ def running_text(text: str) -> str:
     r"""What people would read of an article: no headings and no empty lines, and marks of the data set undone.
 
     "twenty @-@ one" is "twenty-one", and likewise commas and points of numbers; a word that the data set left out,
-    "<unk>", is "[UNK]", as BERT's tokenizers spell it, so that nobody learns its letters.
+    "<unk>", is "[UNK]", as BERT's tokenizers spell it, so that no one learns its letters.
 
     >>> running_text(" = Title = \n \n They sold 1 @,@ 000 <unk> . ")
     'They sold 1,000 [UNK] .'

@@ -339,7 +339,7 @@ class HFTokenizer(abc.ABC):
         return TextStream(self._text)
 
     def pieces(self, ids: Iterable[int]) -> list[str]:
-        """What each id stands for, spelt as in the vocabulary; "" for an id that it does not have."""
+        """What each id stands for, spelled as in the vocabulary; "" for an id that it does not have."""
         return [self._pieces.get(int(index), "") for index in ids]
 
 
@@ -449,13 +449,13 @@ class PieceTokenizer(HFTokenizer):
         self._is_pair_separated = is_pair_separated
         self._visible = {index: token for index, token in self._pieces.items() if index not in self._hidden}
         # A run of characters that SentencePiece does not know is a piece to it, which may spell a special token.
-        spelt = special if config.option("split_special_tokens", False) else set()
-        self._ids = {token: index for token, index in vocabulary.items() if token not in spelt}
+        spelled = special if config.option("split_special_tokens", False) else set()
+        self._ids = {token: index for token, index in vocabulary.items() if token not in spelled}
         self._id_by_number = [
             self._ids.get(processor.id_to_piece(number), self._unk) for number in range(processor.vocab_size())
         ]
         self._unknown_number = processor.unk_id()
-        whole = {*special, *(token["content"] for token in config.added.values())} - spelt
+        whole = {*special, *(token["content"] for token in config.added.values())} - spelled
         pattern = "|".join(map(re.escape, sorted(whole, key=len, reverse=True))) or "(?!)"
         self._whole = re.compile(f"({pattern})")
 
@@ -482,7 +482,7 @@ class PieceTokenizer(HFTokenizer):
         ]
 
     def _ids_of(self, text: str, numbers: list[int]) -> list[int]:
-        """The ids of a text's pieces, given their numbers in the model; only what it does not know has to be spelt."""
+        """The ids of a text's pieces, given their numbers in the model; only unknown pieces are spelled."""
         if self._unknown_number in numbers:
             return [self._ids.get(piece, self._unk) for piece in self._processor.encode(text, out_type=str)]
         return list(map(self._id_by_number.__getitem__, numbers))
@@ -596,7 +596,7 @@ def _from_tokenizer_json(config: TokenizerConfig) -> HFTokenizer:
         text = data.decode("utf-8-sig")
         values = json.loads(text)
         check_pipeline(values, path)
-        if values.get("padding") or values.get("truncation"):  # whoever makes batches does both
+        if values.get("padding") or values.get("truncation"):  # batching does both
             text = json.dumps({**values, "padding": None, "truncation": None})
         pipeline = tokenizers.Tokenizer.from_str(text)
         pipeline.encode("a 本")  # one whose parts do not fit together fails only here

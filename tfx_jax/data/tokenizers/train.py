@@ -26,7 +26,7 @@ def vocabulary_size(lines: Sequence[str]) -> int:
     """Chooses the size of a joint vocabulary: every character, and 32 subwords for the root of each pair of lines.
 
     A small text wants a small vocabulary (Sennrich and Zhang, 2019, https://arxiv.org/abs/1905.11901), or most of its
-    subwords occur too seldom to be learnt. A text grows with the square of its vocabulary, roughly (Heaps' law), hence
+    subwords occur too seldom to be learned. A text grows with the square of its vocabulary, roughly (Heaps' law), hence
     the root; 32 of them are 32,000 subwords, as many as published systems have, for a million pairs.
 
     Args:
@@ -92,7 +92,7 @@ class _Training(NamedTuple):
     """What a kind of tokenizer is made of.
 
     Attributes:
-      read: begins the text anew, without any special tokens that it spells, unless they are text.
+      read: begins the text again, without any special tokens that it spells, unless they are text.
       size: how many pieces there may be, beside special tokens; `_ALL` if that goes by the text.
       ids: of pieces in their order, and no more than may be, and of all special tokens.
       roles: special tokens by role.
@@ -112,7 +112,7 @@ def train_or_load_folder(
     Files, tokenizer.json and tokenizer_config.json as a rule, are written each at once or not at all, and the same
     texts always give the same files. `tfx_jax.data.tokenizers.hf_tokenizer` reads them, and so do transformers and
     the library
-    `tokenizers`. A special token that a text spells, such as "[MASK]" or "<unk>", is that token, and nothing is learnt
+    `tokenizers`. A special token that a text spells, such as "[MASK]" or "<unk>", is that token, and nothing is learned
     from its letters; but in the family "marian" it is text like any other, which cannot end or pad a sentence.
 
     Kinds:
@@ -148,7 +148,8 @@ def train_or_load_folder(
 
     Args:
       folder: local or gs://; made if missing. One with a tokenizer from elsewhere is taken as it is.
-      texts: begins the training text anew, in parts such as lines or documents; called, perhaps more than once, only if
+      texts: begins the training text again, in parts such as lines or documents; called, perhaps more than once, only
+      if
         there is something to train. A part is read as a whole, which takes up to some 200 times its size in memory.
       kind: see above.
       family: see above.
@@ -197,17 +198,17 @@ def _train(
     if vocab_size < needed and (vocab_size or kind not in _SIZED_BY_TEXT):
         raise UserError(f"vocab_size is {vocab_size}, but {kind} for {family} need {needed} at least")
     size = vocab_size - len(special) if vocab_size else _ALL
-    spelt = re.compile("(?!)" if is_plain else "|".join(map(re.escape, special)))
+    spelled = re.compile("(?!)" if is_plain else "|".join(map(re.escape, special)))
 
     def read() -> Iterator[str]:
         for text in texts():
-            yield from filter(None, spelt.split(text))
+            yield from filter(None, spelled.split(text))
 
     def ids(pieces: Iterable[str]) -> dict[str, int]:
-        learnt = [piece for piece in pieces if piece not in special][:size]
-        if not learnt:
+        learned = [piece for piece in pieces if piece not in special][:size]
+        if not learned:
             raise UserError("no text to train a tokenizer on: all its characters are invisible")
-        return {token: index for index, token in enumerate([*first, *learnt, *last])}
+        return {token: index for index, token in enumerate([*first, *learned, *last])}
 
     if all(map(is_blank, read())):
         raise UserError("no text to train a tokenizer on: all of it is empty")
@@ -262,15 +263,15 @@ def _joined_words(training: _Training) -> tokenizers.Tokenizer:
     counts = collections.Counter(word for part in training.read() for word in _plain().normalize_str(part).split())
     pipeline = _tokens_between_spaces(training, [word for word, _ in counts.most_common()])
     unk = training.roles["unk"]
-    spelt = "|".join(re.escape(token) for token in training.roles.values() if token != unk)
+    spelled = "|".join(re.escape(token) for token in training.roles.values() if token != unk)
     pipeline.normalizer = normalizers.Sequence(
         [
             _plain(),
             normalizers.Replace(tokenizers.Regex("[\x1c-\x1f]"), " "),  # spaces to Python, and not to `tokenizers`
-            normalizers.Replace(tokenizers.Regex(rf"(?<!\S)({spelt})(?!\S)"), unk),
+            normalizers.Replace(tokenizers.Regex(rf"(?<!\S)({spelled})(?!\S)"), unk),
         ]
     )
-    # To this decoder nothing goes on with a word, as none begins with a space: one is put before all but the first.
+    # To this decoder nothing continues a word, as none begins with a space: one is put before all but the first.
     spaces = decoders.WordPiece(prefix=" ", cleanup=False)
     joins = [decoders.Replace("@@ ", ""), decoders.Replace(tokenizers.Regex(r"@@\z"), "")]
     pipeline.decoder = decoders.Sequence([spaces, decoders.Fuse(), *joins])

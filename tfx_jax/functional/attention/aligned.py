@@ -44,7 +44,7 @@ def aligned_attention(
 
     Section 3.2 of Luong et al. (2015, https://arxiv.org/abs/1508.04025). The weights are those of `attention_fn` over
     the keys of the window alone, each times exp(-(s - p)^2 / (2 sigma^2)) of its key's position s (equation 10), and
-    not normalised again: they add up to 1 at most. Of their "local-m", p is the position of the target and there is no
+    not normalized again: they add up to 1 at most. Of their "local-m", p is the position of the target and there is no
     Gaussian; of "local-p", p is an `aligned_position` and sigma = D / 2. What of a window lies outside of the keys is
     left out, so that a query whose whole window does gets zeros. All pairs are scored nevertheless.
 

@@ -288,7 +288,7 @@ def _seen_first(
 ) -> tuple[Array, Array, Int[Array, " B"]]:
     """Keys and values in another order, those that are seen before the others, and how many these are, at least one.
 
-    Lengths can only hide the last ones, and of a traced mask nobody knows whether it does that. Without causality the
+    Lengths can only hide the last ones, and of a traced mask no one knows whether it does that. Without causality the
     order of keys says nothing.
     """
     order = jnp.argsort(~seen, axis=1)[..., None, None]

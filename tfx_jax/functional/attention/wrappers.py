@@ -66,7 +66,7 @@ def divided_as_queries(attention: Callable[P, R]) -> Callable[P, R]:
 
     There every operation has to know how its result is divided, which those that cut a sequence into blocks or sort it
     cannot. Of an attention it is known as a whole: its results are divided as its queries are, and the compiler
-    decides inside, as ever on axes of the kind Auto.
+    decides inside, as usual on axes of the kind Auto.
 
     Args:
       attention: a function of query [B, T, N, H], key [B, S, K, H], value [B, S, K, U] and its options.

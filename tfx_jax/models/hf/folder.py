@@ -251,7 +251,7 @@ def write_folder(folder: epath.PathLike, config: dict[str, Any], tensors: dict[s
             partial.touch()
             mode = partial.stat().st_mode
             write(partial)
-            partial.chmod(mode)  # safetensors makes a file anew, for its owner alone
+            partial.chmod(mode)  # safetensors makes a file again, for its owner alone
             partial.replace(folder / name)
     except (OSError, safetensors.SafetensorError) as error:
         raise UserError(f"cannot write to {folder}: {error}") from None

@@ -115,7 +115,7 @@ def projections(ours: str, theirs: str, *names: str) -> list[Row]:
 
 
 def norm(ours: str, theirs: str) -> list[Row]:
-    """A layer normalisation."""
+    """A layer normalization."""
     return [vector(f"{ours}/scale", f"{theirs}.weight"), vector(f"{ours}/bias", f"{theirs}.bias")]
 
 

@@ -19,7 +19,7 @@ times, places, company and reasons.
 Read `rules` first, then `lexicon` and `sentences`. What they lack is in `inflection` (forms of words), `phrases`
 (noun phrases), `facts` (who may tell what) and `derivation` (chance).
 
-English alone serves the models that do not translate: `examples` makes documents, labelled sentences and pairs, tagged
+English alone serves the models that do not translate: `examples` makes documents, labeled sentences and pairs, tagged
 sentences and questions of the same facts.
 
 >>> pairs = GrammarPairs("test")
@@ -35,8 +35,8 @@ my son wore the hat that they found last week . | 息子 は 先週 彼 ら が 
 
 from tfx_jax.synthetic.grammar.examples import (
     grammar_documents,
-    grammar_labelled,
-    grammar_labelled_pairs,
+    grammar_labeled,
+    grammar_labeled_pairs,
     grammar_questions,
     grammar_tagged,
     grammar_trees,
@@ -46,8 +46,8 @@ from tfx_jax.synthetic.grammar.sentence_pairs import GrammarPairs
 __all__ = [
     "GrammarPairs",
     "grammar_documents",
-    "grammar_labelled",
-    "grammar_labelled_pairs",
+    "grammar_labeled",
+    "grammar_labeled_pairs",
     "grammar_questions",
     "grammar_tagged",
     "grammar_trees",

@@ -174,7 +174,7 @@ class Derivation:
     def _possessor(self, owners: str) -> Pair | None:
         owner = self.dice.choose(select(owners))
         is_mentioned = owner.form != "pronoun" and any(owner in fact for fact in self.facts)
-        return None if is_mentioned else possessive(owner)  # nobody calls himself by his name
+        return None if is_mentioned else possessive(owner)  # no one calls himself by his name
 
     def _new(self, noun: Noun, adjective: Pair) -> NounPhrase:
         """A dog, three dogs; shoes."""
@@ -275,7 +275,7 @@ class Derivation:
         is_animal = "animal" in subject.tags
         is_odd = {
             "must": is_question or is_animal,
-            "want": is_animal or (subject.english == "you" and not is_question),  # nobody tells you what you want
+            "want": is_animal or (subject.english == "you" and not is_question),  # no one tells you what you want
             "present": verb.aspect != "state" and (negative or verb.english == verb.past),  # when do "they read"?
         }
         return "past" if is_odd.get(tense) else tense

@@ -3,7 +3,7 @@
 import functools
 from collections import defaultdict
 
-from tfx_jax.data.sources.labeled import LabelledPair
+from tfx_jax.data.sources.labeled import LabeledPair
 from tfx_jax.synthetic.grammar import rules
 from tfx_jax.synthetic.grammar.derivation import Derivation
 from tfx_jax.synthetic.grammar.documents import exclude_each_other
@@ -55,7 +55,7 @@ def _qualities_of(world: World) -> dict[Noun, list[Quality]]:
     return dict(qualities)
 
 
-def entailment(draw: Derivation) -> LabelledPair | None:
+def entailment(draw: Derivation) -> LabeledPair | None:
     """The girl who saw a dog did not sleep. The girl slept. None where there is not enough to tell.
 
     Whether there is depends on the second sentence alone, so that the labels stay equally likely for each of them.
@@ -74,11 +74,11 @@ def entailment(draw: Derivation) -> LabelledPair | None:
         if not any(_is_independent(deed, other) for other in deeds):
             return None
         first, second = _about_deed(draw, deed, label, negative), _doing(draw, deed, negative)
-    return LabelledPair(first.english, STATEMENT(CLAUSE=second).english, label)
+    return LabeledPair(first.english, STATEMENT(CLAUSE=second).english, label)
 
 
 def _is_independent(deed: Action, other: Action) -> bool:
-    """Whether somebody may have done either without the other: whoever met the girl saw her, but who knows the boy."""
+    """Whether each is possible without the other: meeting the girl means seeing her, knowing the boy does not."""
     return (other.verb.english != deed.verb.english and other.object is not deed.object) or (
         other.verb is deed.verb and deed.object is not None and other.object is not deed.object
     )

@@ -4,7 +4,7 @@ They tell facts as the sentence pairs do, and under the same rule: facts that on
 question tells nothing but what its context does. In training examples may repeat; in the other splits they are
 distinct. All is a function of split, seed and size, and the first examples stay when there are to be more.
 
->>> for pair in grammar_labelled_pairs("test", 2):
+>>> for pair in grammar_labeled_pairs("test", 2):
 ...     print(*pair, sep=" | ")
 my mother did not buy the meat and did not visit osaka . | my mother bought the meat . | CONTRADICTION
 my grandfather met taro , but did not wait for the doctor . | my grandfather did not wait for the doctor . | ENTAILMENT
@@ -15,12 +15,12 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from tfx_jax.data.sources.conll import TaggedSentence
-from tfx_jax.data.sources.labeled import LabelledPair, LabelledText
+from tfx_jax.data.sources.labeled import LabeledPair, LabeledText
 from tfx_jax.data.sources.splits import Split
 from tfx_jax.data.sources.squad import Question
 from tfx_jax.data.sources.trees import Tree
 from tfx_jax.synthetic.grammar import bracketed_sentences, tagged_sentences
-from tfx_jax.synthetic.grammar import labeled_texts as labelled_texts
+from tfx_jax.synthetic.grammar import labeled_texts as labeled_texts
 from tfx_jax.synthetic.grammar.derivation import Derivation, Dice
 from tfx_jax.synthetic.grammar.documents import document
 from tfx_jax.synthetic.grammar.entailment import entailment
@@ -46,25 +46,25 @@ def grammar_documents(split: Split, size: int, *, seed: int = 0) -> list[list[st
     return _examples(document, Derivation, "document", split, size, seed)
 
 
-def grammar_labelled(split: Split, size: int, *, seed: int = 0) -> list[LabelledText]:
-    """Sentences and what they do: `labelled_texts.KINDS` lists the labels, all equally likely.
+def grammar_labeled(split: Split, size: int, *, seed: int = 0) -> list[LabeledText]:
+    """Sentences and what they do: `labeled_texts.KINDS` lists the labels, all equally likely.
 
     For some labels there is a word that gives them away ("than" for a comparison); others take a look at the whole:
     "who", "that" and "not" may stand in a relative clause, "when" may ask for the time or tell it.
 
     Args and Raises: those of `grammar_documents`.
     """
-    return _examples(labelled_texts.labelled, Derivation, "labelled text", split, size, seed)
+    return _examples(labeled_texts.labeled, Derivation, "labeled text", split, size, seed)
 
 
-def grammar_labelled_pairs(split: Split, size: int, *, seed: int = 0) -> list[LabelledPair]:
+def grammar_labeled_pairs(split: Split, size: int, *, seed: int = 0) -> list[LabeledPair]:
     """Pairs of which the first entails, contradicts or leaves open the second: ENTAILMENT, CONTRADICTION, NEUTRAL.
 
     The labels are equally likely, whatever the second sentence is: it is drawn first, and nothing in it tells.
 
     Args and Raises: those of `grammar_documents`.
     """
-    return _examples(entailment, Derivation, "labelled pair", split, size, seed)
+    return _examples(entailment, Derivation, "labeled pair", split, size, seed)
 
 
 def grammar_tagged(split: Split, size: int, *, seed: int = 0) -> list[TaggedSentence]:

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 
-from tfx_jax.data.sources.labeled import LabelledText
+from tfx_jax.data.sources.labeled import LabeledText
 from tfx_jax.synthetic.grammar import sentences
 from tfx_jax.synthetic.grammar.derivation import Derivation
 from tfx_jax.synthetic.grammar.lexicon import Pair
@@ -46,7 +46,7 @@ KINDS: dict[str, Sequence[Callable[[Derivation], Pair]]] = {  # label: what make
 _LABELS = tuple(KINDS)
 
 
-def labelled(draw: Derivation) -> LabelledText | None:
+def labeled(draw: Derivation) -> LabeledText | None:
     """A sentence with its label; None if the construction did not come out as one of this kind."""
     label = draw.dice.choose(_LABELS)
     for _ in range(20):
@@ -57,5 +57,5 @@ def labelled(draw: Derivation) -> LabelledText | None:
         if construct is sentences.but:  # it falls back on a plain statement where there is no contrast
             is_right = " , but " in english
         if is_right:
-            return LabelledText(english, label)
+            return LabeledText(english, label)
     return None

@@ -1,6 +1,7 @@
 """Duplication of symbols: a model reads 0 w 0 and says w again (Kitaev et al., 2020, section 5).
 
-Of "Reformer: The Efficient Transformer" (https://arxiv.org/abs/2001.04451): whoever says a symbol for the second time
+Of "Reformer: The Efficient Transformer" (https://arxiv.org/abs/2001.04451): a model that says a symbol for the second
+time
 has to look back at the first, half a sequence away, so that an attention which finds only some of its keys is seen to
 miss them. Nothing is read from files: every sequence is drawn from the seed, the split, the epoch and its number.
 """
@@ -68,14 +69,12 @@ class DuplicationConfig:
     data: DuplicationData = dataclasses.field(default_factory=DuplicationData)
 
     def validate(self, model: ModelConfig) -> None:
-        """See `tfx_jax.tasks.task.TaskConfig`."""
         require_kind(model, "decoder", "duplication")
         if self.data.max_length % 2:
             raise UserError(f"config.task.data.max_length={self.data.max_length} must be even: two halves 0 w")
         check_max_length(model, self.data.max_length)
 
     def tiny(self) -> None:
-        """See `tfx_jax.tasks.task.TaskConfig`."""
         data = self.data
         data.max_length, data.train_sequences, data.eval_sequences, data.tokens_per_batch = 16, 64, 16, 256
 
@@ -93,7 +92,6 @@ class DuplicationConfig:
         return DuplicationTask(self, dataclasses.replace(cast(Any, model), vocab_size=vocab_size), splits)
 
     def planned(self, model: DecoderConfig, options: LoaderOptions) -> PlannedTask:
-        """See `tfx_jax.tasks.task.TaskConfig`."""
         model = dataclasses.replace(cast(Any, model), vocab_size=self.data.num_symbols + 1)
         dtypes = {"inputs": np.int32, "targets": np.int32, "weights": np.float32}
         return PlannedTask(DuplicationTask(self, model, NO_DATA), planned_batch(self.data, options, dtypes=dtypes))
@@ -156,12 +154,10 @@ class DuplicationTask:
     unit = "token"
 
     def __init__(self, config: DuplicationConfig, model_config: DecoderConfig, splits: Splits[DrawSequences]):
-        """Takes what `DuplicationConfig.setup` made."""
         self.config, self.model_config = config, model_config
         self._splits = splits
 
     def make_model(self, *, shard_attention: ShardAttention | None = None, rngs: nnx.Rngs) -> Any:
-        """See `tfx_jax.tasks.task.Task`."""
         return self.model_config.make(shard_attention=shard_attention, rngs=rngs)
 
     @property
@@ -170,7 +166,6 @@ class DuplicationTask:
         return BatchSpec((self.config.data.max_length,), self.config.data.tokens_per_batch)
 
     def train_data(self, options: LoaderOptions) -> grain.IterDataset[Batch]:
-        """See `tfx_jax.tasks.task.Task`."""
         return train_batches(self.make_epochs(options.seed), self.batch_spec, options)
 
     def make_epochs(self, seed: int) -> Callable[[int], ExampleSource]:
@@ -183,11 +178,9 @@ class DuplicationTask:
         return self._splits[split](0, 0)
 
     def loss(self, model: Any, batch: dict[str, Array], rngs: nnx.Rngs | None) -> LossOutput:
-        """See `duplication_loss`."""
         return duplication_loss(model, batch, rngs)
 
     def training_flops(self, shapes: Mapping[str, tuple[int, ...]]) -> int:
-        """See `tfx_jax.tasks.task.Task`."""
         rows, length = shapes["inputs"]
         return self.model_config.training_flops(rows, length, num_predicted=length)
 

@@ -26,7 +26,7 @@ from tfx_jax.fields import at_least, documented, fraction, one_of
 from tfx_jax.models.config import ModelConfig, require_kind
 from tfx_jax.models.long_encoder import LongEncoderConfig
 from tfx_jax.nn.attention import ShardAttention
-from tfx_jax.synthetic.grammar import grammar_documents, grammar_labelled
+from tfx_jax.synthetic.grammar import grammar_documents, grammar_labeled
 from tfx_jax.synthetic.listops import VOCABULARY, draw_expression, evaluate
 from tfx_jax.tasks.files import check_batch, has_file, split_paths
 from tfx_jax.tasks.loss import LossOutput, summed_cross_entropy
@@ -39,7 +39,7 @@ _GRAMMAR_SIZES: dict[Split, int] = {"train": 256, "validation": 64, "test": 64}
 _GRAMMAR_LABELS = ("question", "statement")
 
 
-class LabelledSequence(NamedTuple):
+class LabeledSequence(NamedTuple):
     """One sequence, or two that are compared, and what it is.
 
     Attributes:
@@ -51,7 +51,7 @@ class LabelledSequence(NamedTuple):
     label: str
 
 
-LabelledSequences = Sequence[LabelledSequence]
+LabeledSequences = Sequence[LabeledSequence]
 
 
 class SequenceData(Protocol):
@@ -76,7 +76,7 @@ class SequenceData(Protocol):
         """Tells whether the configuration names a split."""
         ...
 
-    def load(self, split: Split) -> LabelledSequences:
+    def load(self, split: Split) -> LabeledSequences:
         """Reads or makes a split.
 
         Raises:
@@ -123,20 +123,17 @@ class ListOpsData:
         """There are all splits."""
         return split in SPLITS
 
-    def load(self, split: Split) -> LabelledSequences:
-        """See `SequenceData`."""
+    def load(self, split: Split) -> LabeledSequences:
         names = ("max_depth", "max_args", "min_length", "max_length")
         limits: dict[str, int] = {name: getattr(self, name) for name in names}
         count = self.num_train if split == "train" else self.num_heldout
         drawn = (draw_expression(self.seed, split, index, **limits) for index in range(count))
-        return [LabelledSequence((tokens,), str(evaluate(tokens))) for tokens in drawn]
+        return [LabeledSequence((tokens,), str(evaluate(tokens))) for tokens in drawn]
 
     def validate(self) -> None:
-        """See `SequenceData`."""
         _check_lengths(self)
 
     def tiny(self) -> None:
-        """See `SequenceData`."""
         self.max_depth, self.max_args, self.min_length, self.max_length = 3, 4, 4, 24
         self.num_train, self.num_heldout, self.tokens_per_batch = 256, 64, 192
 
@@ -144,7 +141,7 @@ class ListOpsData:
 @documented
 @dataclasses.dataclass
 class SectionData:
-    """Passages of articles, byte by byte, labelled with the heading of the section that they are from.
+    """Passages of articles, byte by byte, labeled with the heading of the section that they are from.
 
     "files" are articles as those of WikiText, whole ones to each split; a section is cut into passages that follow one
     another. "grammar" is for tests: built-in sentences, which are questions or statements.
@@ -176,16 +173,15 @@ class SectionData:
         """Tells whether the configuration names a split."""
         return has_file(self, split)
 
-    def load(self, split: Split) -> LabelledSequences:
-        """See `SequenceData`."""
+    def load(self, split: Split) -> LabeledSequences:
         if self.dataset == "grammar":
-            texts = grammar_labelled(split, _GRAMMAR_SIZES[split])
+            texts = grammar_labeled(split, _GRAMMAR_SIZES[split])
             ids = (byte_ids(text.text)[: self.max_length] for text in texts)
             kinds = (_GRAMMAR_LABELS[not text.label.endswith("question")] for text in texts)
-            return [LabelledSequence((one,), kind) for one, kind in zip(ids, kinds, strict=True)]
+            return [LabeledSequence((one,), kind) for one, kind in zip(ids, kinds, strict=True)]
         paths, limits = split_paths(self, split), {"min_length": self.min_length, "max_length": self.max_length}
         found = [
-            LabelledSequence((passage,), heading)
+            LabeledSequence((passage,), heading)
             for path in paths
             for article in read_articles(path)
             for heading, text in sections(article)
@@ -199,13 +195,11 @@ class SectionData:
         return found
 
     def validate(self) -> None:
-        """See `SequenceData`."""
         _check_lengths(self)
         if len(set(self.labels)) < max(2, len(self.labels)) or not all(self.labels):
             raise UserError(f"config.task.data.headings={self.headings!r} must be two or more, each once")
 
     def tiny(self) -> None:
-        """See `SequenceData`."""
         self.dataset, self.min_length, self.max_length, self.tokens_per_batch = "grammar", 8, 48, 384
 
 
@@ -242,8 +236,7 @@ class PassagePairData:
         """Tells whether the configuration names a split."""
         return has_file(self, split)
 
-    def load(self, split: Split) -> LabelledSequences:
-        """See `SequenceData`."""
+    def load(self, split: Split) -> LabeledSequences:
         if self.dataset == "grammar":
             texts = [" ".join(lines) for lines in grammar_documents(split, _GRAMMAR_SIZES[split])]
             source = f"the built-in {split} split"
@@ -259,16 +252,14 @@ class PassagePairData:
         count = self.num_train if split == "train" else self.num_heldout
         key = (self.seed, SPLITS.index(split))
         return [
-            LabelledSequence(draw_pair(articles, (*key, index), is_same=index % 2 == 1), self.labels[index % 2])
+            LabeledSequence(draw_pair(articles, (*key, index), is_same=index % 2 == 1), self.labels[index % 2])
             for index in range(count)
         ]
 
     def validate(self) -> None:
-        """See `SequenceData`."""
         _check_lengths(self)
 
     def tiny(self) -> None:
-        """See `SequenceData`."""
         self.dataset, self.min_length, self.max_length, self.tokens_per_batch = "grammar", 16, 48, 384
         self.num_train, self.num_heldout = 256, 64
 
@@ -295,27 +286,24 @@ class LongRangeConfig:
     can_shard_positions: ClassVar[bool] = True
 
     def validate(self, model: ModelConfig) -> None:
-        """See `tfx_jax.tasks.task.TaskConfig`."""
         require_kind(model, "long_sequence", "classification of long sequences")
         self.data.validate()
 
     def tiny(self) -> None:
-        """See `tfx_jax.tasks.task.TaskConfig`."""
         self.data.tiny()
 
-    def splits(self) -> Splits[LabelledSequences]:
+    def splits(self) -> Splits[LabeledSequences]:
         """Returns the sequences and labels of each split."""
         return Splits(self.data.has_split, self.data.load)
 
     def setup(
-        self, model: LongEncoderConfig, splits: Splits[LabelledSequences], artifacts: Artifacts
+        self, model: LongEncoderConfig, splits: Splits[LabeledSequences], artifacts: Artifacts
     ) -> "LongRangeTask":
         """See `tfx_jax.tasks.task.TaskConfig`; there are no artifacts: ids and labels follow from the configuration."""
         del artifacts
         return LongRangeTask(self, self._fitted(model), splits)
 
     def planned(self, model: LongEncoderConfig, options: LoaderOptions) -> PlannedTask:
-        """See `tfx_jax.tasks.task.TaskConfig`."""
         batch = planned_batch(
             self.data,
             options,
@@ -333,7 +321,7 @@ class LongRangeConfig:
 class SequenceExamples:
     """Sequences as an `ExampleSource`: arrays are made when they are asked for, since many of them are long."""
 
-    def __init__(self, sequences: LabelledSequences, labels: tuple[str, ...]):
+    def __init__(self, sequences: LabeledSequences, labels: tuple[str, ...]):
         """Takes the sequences, and all labels in the order of their ids."""
         self._sequences, self._number = sequences, {label: index for index, label in enumerate(labels)}
         self.lengths = np.array([max(map(len, one.sequences)) for one in sequences], np.int64)
@@ -357,14 +345,12 @@ class LongRangeTask:
     metrics: tuple[MetricInfo, ...] = CLASS_METRICS
     unit = "token"
 
-    def __init__(self, config: LongRangeConfig, model_config: LongEncoderConfig, splits: Splits[LabelledSequences]):
-        """Takes what `LongRangeConfig.setup` made."""
+    def __init__(self, config: LongRangeConfig, model_config: LongEncoderConfig, splits: Splits[LabeledSequences]):
         self.config, self.model_config = config, model_config
         self.labels = model_config.labels
         self._splits = splits
 
     def make_model(self, *, shard_attention: ShardAttention | None = None, rngs: nnx.Rngs) -> Any:
-        """See `tfx_jax.tasks.task.Task`."""
         return self.model_config.make(shard_attention=shard_attention, rngs=rngs)
 
     @property
@@ -373,24 +359,21 @@ class LongRangeTask:
         return BatchSpec((self.config.data.max_length,), self.config.data.tokens_per_batch)
 
     def train_data(self, options: LoaderOptions) -> grain.IterDataset[Batch]:
-        """See `tfx_jax.tasks.task.Task`."""
         examples, multiple = self.encode(self._splits["train"]), options.length_multiple
         length = -(-self.config.data.max_length // multiple) * multiple
         return train_batches(lambda epoch: examples, self.batch_spec._replace(boundaries=(length,)), options)
 
-    def encode(self, sequences: LabelledSequences) -> SequenceExamples:
+    def encode(self, sequences: LabeledSequences) -> SequenceExamples:
         """Returns an example for each sequence or pair."""
         return SequenceExamples(sequences, self.labels)
 
     def loss(self, model: Any, batch: dict[str, Array], rngs: nnx.Rngs | None) -> LossOutput:
-        """See `long_range_loss`."""
         return long_range_loss(model, batch, rngs, label_smoothing=self.config.label_smoothing)
 
     def training_flops(self, shapes: Mapping[str, tuple[int, ...]]) -> int:
-        """See `tfx_jax.tasks.task.Task`."""
         return self.model_config.training_flops(*shapes["tokens"])
 
-    def predict(self, model: TrainedModel, sequences: LabelledSequences) -> list[str]:
+    def predict(self, model: TrainedModel, sequences: LabeledSequences) -> list[str]:
         """Returns the likeliest label of each sequence or pair; the true one is not looked at."""
         found = model.predict(predict_labels, self.encode(sequences), self.batch_spec)
         return [self.labels[index] for index in found]

@@ -1,4 +1,4 @@
-"""Utterances to recognise: built-in synthetic speech, frames that sound like characters."""
+"""Utterances to recognize: built-in synthetic speech, frames that sound like characters."""
 
 import dataclasses
 from collections.abc import Sequence

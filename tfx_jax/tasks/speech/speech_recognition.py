@@ -1,4 +1,4 @@
-"""Speech recognition: frames of sound in, characters out, aligned by nobody (CTC: Graves et al., 2006)."""
+"""Speech recognition: frames of sound in, characters out, aligned by no one (CTC: Graves et al., 2006)."""
 
 import dataclasses
 import functools
@@ -68,12 +68,10 @@ class SpeechRecognitionConfig:
     beam_size: int = within(1, MAX_BEAMS, 1)  # prefixes that decoding keeps; 1: the labels of the likeliest path
 
     def validate(self, model: ModelConfig) -> None:
-        """See `tfx_jax.tasks.task.TaskConfig`."""
         require_kind(model, "ctc", "speech recognition")
         self.data.validate(model)
 
     def tiny(self) -> None:
-        """See `tfx_jax.tasks.task.TaskConfig`."""
         self.data.tiny()
 
     def splits(self) -> Splits[Utterances]:
@@ -122,7 +120,6 @@ class SpeechRecognitionTask:
         splits: Splits[Utterances],
         characters: tuple[str, ...],
     ):
-        """Takes what `SpeechRecognitionConfig.setup` made."""
         self.config, self.model_config, self.characters = config, model_config, characters
         self._splits = splits
 
@@ -139,7 +136,6 @@ class SpeechRecognitionTask:
         return wer, cer, exact_match
 
     def make_model(self, *, shard_attention: ShardAttention | None = None, rngs: nnx.Rngs) -> Any:
-        """See `tfx_jax.tasks.task.Task`."""
         return self.model_config.make(shard_attention=shard_attention, rngs=rngs)
 
     @property
@@ -177,7 +173,6 @@ class SpeechRecognitionTask:
         return [self._example(utterances[index], number) for index in range(len(utterances))]
 
     def loss(self, model: Any, batch: dict[str, Array], rngs: nnx.Rngs | None) -> LossOutput:
-        """See `recognition_loss`."""
         data, masks = self.config.data, self.config.masks
         if data.sound is not None:
             batch = batch | {"frames": heard(batch["frames"], batch["num_frames"], data.sound)}
@@ -188,7 +183,6 @@ class SpeechRecognitionTask:
         return recognition_loss(model, batch, rngs)
 
     def training_flops(self, shapes: Mapping[str, tuple[int, ...]]) -> int:
-        """See `tfx_jax.tasks.task.Task`."""
         rows, num_frames, _ = shapes["frames"]
         return self.model_config.training_flops(rows, num_frames)
 
@@ -278,7 +272,7 @@ def ctc_nll(
     """Computes the negative log likelihood of labels over all alignments, by `optax.ctc_loss`.
 
     Args:
-      logits: unnormalised scores of the labels at each step, of which `BLANK` is one.
+      logits: unnormalized scores of the labels at each step, of which `BLANK` is one.
       num_steps: how many steps of each row count.
       labels: what is said, behind it anything.
       num_labels: how many labels of each row count. Where no alignment fits into the steps, the value is about 1e5.

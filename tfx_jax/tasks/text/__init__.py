@@ -12,7 +12,7 @@ from tfx_jax.tasks.text.bidirectional_language_modeling import (
 from tfx_jax.tasks.text.classification import (
     ClassificationConfig,
     ClassificationTask,
-    LabelledData,
+    LabeledData,
     classification_loss,
 )
 from tfx_jax.tasks.text.language_modeling import LanguageModelConfig, LanguageModelTask, language_model_loss
@@ -42,7 +42,7 @@ __all__ = [
     "BidirectionalLanguageModelTask",
     "ClassificationConfig",
     "ClassificationTask",
-    "LabelledData",
+    "LabeledData",
     "LanguageModelConfig",
     "LanguageModelTask",
     "PairData",

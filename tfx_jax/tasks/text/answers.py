@@ -6,7 +6,7 @@ from typing import Any, Protocol, runtime_checkable
 from tfx_jax.tasks.prediction import TrainedModel
 
 Prediction = dict[str, Any]
-"""What was found of one input, ready for JSON; the first value is what a person reads."""
+"""The prediction for one input, ready for JSON; the first value is the one to print."""
 
 NO_CLASS: Prediction = {"label": "", "probability": 0.0, "probabilities": {}}
 """The empty answer of a classifier."""

@@ -39,7 +39,7 @@ Documents = list[list[str]]
 @documented
 @dataclasses.dataclass
 class BertPretrainingConfig:
-    """To predict masked tokens, and whether two segments of plain text are neighbours.
+    """To predict masked tokens, and whether two segments of plain text are neighbors.
 
     A document is an article, a line, or what stands between empty lines of a file, as `data.documents` says.
     """
@@ -49,7 +49,6 @@ class BertPretrainingConfig:
     z_loss: float = at_least(0, 0.0)  # weight of log^2 Z in the loss of a token
 
     def validate(self, model: ModelConfig) -> None:
-        """See `tfx_jax.tasks.task.TaskConfig`."""
         require_kind(model, "bert", "BERT's pre-training")
         self.data.validate(model)
         if self.data.max_length < _LEAST_LENGTH:
@@ -58,7 +57,6 @@ class BertPretrainingConfig:
             )
 
     def tiny(self) -> None:
-        """See `tfx_jax.tasks.task.TaskConfig`."""
         self.data.tiny()
 
     def splits(self) -> Splits[Documents]:
@@ -66,7 +64,6 @@ class BertPretrainingConfig:
         return Splits(self.data.has_split, self._load)
 
     def setup(self, model: BertConfig, splits: Splits[Documents], artifacts: Artifacts) -> "BertPretrainingTask":
-        """See `tfx_jax.tasks.task.TaskConfig`."""
         tokenizer, model = setup_bert_tokenizer(
             artifacts, model, lambda: map("\n".join, splits["train"]), kind=self.data.tokenizer
         )
@@ -75,7 +72,6 @@ class BertPretrainingConfig:
         return BertPretrainingTask(self, model, splits, tokenizer)
 
     def planned(self, model: BertConfig, options: LoaderOptions) -> PlannedTask:
-        """See `tfx_jax.tasks.task.TaskConfig`."""
         dtypes = dict.fromkeys(("tokens", "token_type_ids", "targets"), np.int32)
         batch = planned_batch(
             self.data,
@@ -92,7 +88,7 @@ class BertPretrainingConfig:
             texts = [running_text(text) for text in texts]
         elif kind == "file":
             texts = [part for text in texts for part in _between_blank_lines(text)]
-        documents = [split_sentences(text, is_tokenised=kind == "articles") for text in texts]
+        documents = [split_sentences(text, is_tokenized=kind == "articles") for text in texts]
         found = sum(map(bool, documents))
         if found < 2 or max(map(len, documents)) < 2:
             raise UserError(
@@ -129,13 +125,11 @@ class BertPretrainingTask:
         splits: Splits[Documents],
         tokenizer: HFTokenizer,
     ):
-        """Takes what `BertPretrainingConfig.setup` made."""
         self.config, self.model_config, self.tokenizer = config, model_config, tokenizer
         self._splits = splits
         self._eval_examples: dict[Split, ExampleSource] = {}
 
     def make_model(self, *, shard_attention: ShardAttention | None = None, rngs: nnx.Rngs) -> BertPretraining:
-        """See `tfx_jax.tasks.task.Task`."""
         return BertPretraining(self.model_config, shard_attention=shard_attention, rngs=rngs)
 
     @property
@@ -146,7 +140,6 @@ class BertPretrainingTask:
         return BatchSpec(boundaries, data.tokens_per_batch, {"tokens": cast(int, self.tokenizer.pad_id)})
 
     def train_data(self, options: LoaderOptions) -> grain.IterDataset[Batch]:
-        """See `tfx_jax.tasks.task.Task`."""
         return train_batches(self.make_epochs(options.seed), self.batch_spec, options)
 
     def make_epochs(self, seed: int) -> Callable[[int], ExampleSource]:
@@ -155,14 +148,12 @@ class BertPretrainingTask:
         return lambda epoch: self._examples(encoded, np.random.default_rng((seed, epoch, 1)))
 
     def loss(self, model: BertPretraining, batch: dict[str, Array], rngs: nnx.Rngs | None) -> LossOutput:
-        """See `pretraining_loss`."""
         config = self.config
         return pretraining_loss(
             model, batch, rngs, rate=_RATE, label_smoothing=config.label_smoothing, z_loss_weight=config.z_loss
         )
 
     def training_flops(self, shapes: Mapping[str, tuple[int, ...]]) -> int:
-        """See `tfx_jax.tasks.task.Task`."""
         rows, length = shapes["tokens"]
         return self.model_config.training_flops(rows, length, num_predicted=max_predictions(length, _RATE))
 

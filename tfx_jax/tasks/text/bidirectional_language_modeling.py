@@ -41,14 +41,12 @@ class BidirectionalLanguageModelConfig:
     data: TextData = dataclasses.field(default_factory=lambda: TextData(tokenizer="words"))
 
     def validate(self, model: ModelConfig) -> None:
-        """See `tfx_jax.tasks.task.TaskConfig`."""
         require_kind(model, "elmo", "bidirectional language modeling")
         if self.data.tokenizer != "words":
             raise UserError(f'config.task.data.tokenizer must be "words" for an ELMo, got {self.data.tokenizer!r}')
         self.data.validate(model)
 
     def tiny(self) -> None:
-        """See `tfx_jax.tasks.task.TaskConfig`."""
         self.data.tiny()
         self.data.tokenizer = "words"
 
@@ -59,13 +57,11 @@ class BidirectionalLanguageModelConfig:
     def setup(
         self, model: ElmoConfig, splits: Splits[TextDocuments], artifacts: Artifacts
     ) -> "BidirectionalLanguageModelTask":
-        """See `tfx_jax.tasks.task.TaskConfig`."""
         kind = self.data.tokenizer
         tokenizer, model = setup_gpt_tokenizer(artifacts, model, lambda: splits["train"].to_train(kind), kind=kind)
         return BidirectionalLanguageModelTask(self, model, splits, tokenizer)
 
     def planned(self, model: ElmoConfig, options: LoaderOptions) -> PlannedTask:
-        """See `tfx_jax.tasks.task.TaskConfig`."""
         batch = planned_batch(
             self.data,
             options,
@@ -92,7 +88,6 @@ class BidirectionalLanguageModelTask:
         splits: Splits[TextDocuments],
         tokenizer: HFTokenizer,
     ):
-        """Takes what `BidirectionalLanguageModelConfig.setup` made."""
         self.config, self.model_config, self.tokenizer = config, model_config, tokenizer
         self._splits = splits
 
@@ -107,7 +102,6 @@ class BidirectionalLanguageModelTask:
         return BatchSpec((self.config.data.max_length,), self.config.data.tokens_per_batch)
 
     def train_data(self, options: LoaderOptions) -> grain.IterDataset[Batch]:
-        """See `tfx_jax.tasks.task.Task`."""
         return train_batches(self.make_epochs(options.seed), self.batch_spec, options)
 
     def make_epochs(self, seed: int) -> Callable[[int], "WordBlocks"]:
@@ -144,11 +138,9 @@ class BidirectionalLanguageModelTask:
         )
 
     def loss(self, model: ElmoLanguageModel, batch: dict[str, Array], rngs: nnx.Rngs | None) -> LossOutput:
-        """See `bidirectional_language_model_loss`."""
         return bidirectional_language_model_loss(model, batch, rngs)
 
     def training_flops(self, shapes: Mapping[str, tuple[int, ...]]) -> int:
-        """See `tfx_jax.tasks.task.Task`."""
         return self.model_config.training_flops(*shapes["token_mask"])
 
     def evaluate(self, model: TrainedModel, split: Split = "validation") -> EvalResult:

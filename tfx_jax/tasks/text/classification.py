@@ -15,12 +15,12 @@ from jaxtyping import Array, Float, Int
 
 from tfx_jax.data.batching.batches import Batch, BatchSpec, Example, ExampleList, LoaderOptions, train_batches
 from tfx_jax.data.sources.labeled import (
-    LabelledPair,
-    LabelledText,
+    LabeledPair,
+    LabeledText,
     check_repeated,
-    read_labelled,
-    read_labelled_columns,
-    read_labelled_pairs,
+    read_labeled,
+    read_labeled_columns,
+    read_labeled_pairs,
 )
 from tfx_jax.data.sources.splits import Split, Splits
 from tfx_jax.data.tokenizers.hf_tokenizer import HFTokenizer
@@ -29,7 +29,7 @@ from tfx_jax.fields import at_least, documented, fraction, one_of
 from tfx_jax.models.bert import BertClassifier, BertConfig
 from tfx_jax.models.config import ModelConfig, require_kind
 from tfx_jax.nn.attention import ShardAttention
-from tfx_jax.synthetic.grammar import grammar_labelled, grammar_labelled_pairs
+from tfx_jax.synthetic.grammar import grammar_labeled, grammar_labeled_pairs
 from tfx_jax.tasks.artifacts import setup_json
 from tfx_jax.tasks.files import GRAMMAR_SIZES, check_files, few_boundaries, has_file, split_paths
 from tfx_jax.tasks.loss import LossOutput, summed_cross_entropy
@@ -40,13 +40,13 @@ from tfx_jax.tasks.task import Artifacts, EvalResult, MetricInfo, PlannedTask
 from tfx_jax.tasks.text.answers import NO_CLASS, Prediction, class_predictions
 from tfx_jax.tasks.text.bert_examples import bert_example, setup_bert_tokenizer
 
-LabelledTexts = Sequence[LabelledText] | Sequence[LabelledPair]
+LabeledTexts = Sequence[LabeledText] | Sequence[LabeledPair]
 
 
 @documented
 @dataclasses.dataclass
-class LabelledData:
-    """Where labelled texts, or pairs of texts, come from, and how much of them makes an example and a batch."""
+class LabeledData:
+    """Where labeled texts, or pairs of texts, come from, and how much of them makes an example and a batch."""
 
     dataset: str = one_of(("grammar", "grammar_pairs", "files"), "grammar")  # built-in texts, or pairs of them
     # files: the folder of those below, of which each may be several: "a.txt,b.txt", or "part-*.txt" in their order
@@ -66,29 +66,29 @@ class LabelledData:
         """Tells whether the configuration names a split."""
         return has_file(self, split)
 
-    def load(self, split: Split) -> LabelledTexts:
+    def load(self, split: Split) -> LabeledTexts:
         """Reads the texts or pairs of a split, and their labels.
 
         Raises:
           UserError: if it cannot be read.
         """
         if self.dataset == "grammar":
-            return grammar_labelled(split, GRAMMAR_SIZES[split])
+            return grammar_labeled(split, GRAMMAR_SIZES[split])
         if self.dataset == "grammar_pairs":
-            return grammar_labelled_pairs(split, GRAMMAR_SIZES[split])
+            return grammar_labeled_pairs(split, GRAMMAR_SIZES[split])
         paths = split_paths(self, split)
-        texts = cast(LabelledTexts, [text for path in paths for text in self._read(path)])
+        texts = cast(LabeledTexts, [text for path in paths for text in self._read(path)])
         if split == "train":
             check_repeated(texts, paths[0])
         return texts
 
-    def _read(self, path: epath.Path) -> LabelledTexts:
+    def _read(self, path: epath.Path) -> LabeledTexts:
         first, second, label = self.first_column, self.second_column, self.label_column
         if second:
-            return read_labelled_pairs(path, first_column=first, second_column=second, label_column=label)
+            return read_labeled_pairs(path, first_column=first, second_column=second, label_column=label)
         if first:
-            return read_labelled_columns(path, text_column=first, label_column=label)
-        return read_labelled(path)
+            return read_labeled_columns(path, text_column=first, label_column=label)
+        return read_labeled(path)
 
     def validate(self, model: ModelConfig) -> None:
         """Checks how fields go together.
@@ -118,24 +118,21 @@ CLASS_METRICS = (MetricInfo("accuracy", "accuracy", " %"), MetricInfo("macro_f1"
 class ClassificationConfig:
     """To give each text, or each pair of texts, a label."""
 
-    data: LabelledData = dataclasses.field(default_factory=LabelledData)
+    data: LabeledData = dataclasses.field(default_factory=LabeledData)
     label_smoothing: float = fraction(0.0)
 
     def validate(self, model: ModelConfig) -> None:
-        """See `tfx_jax.tasks.task.TaskConfig`."""
         require_kind(model, "bert", "classification")
         self.data.validate(model)
 
     def tiny(self) -> None:
-        """See `tfx_jax.tasks.task.TaskConfig`."""
         self.data.tiny()
 
-    def splits(self) -> Splits[LabelledTexts]:
+    def splits(self) -> Splits[LabeledTexts]:
         """Returns the texts and labels of each split."""
         return Splits(self.data.has_split, self.data.load)
 
-    def setup(self, model: BertConfig, splits: Splits[LabelledTexts], artifacts: Artifacts) -> "ClassificationTask":
-        """See `tfx_jax.tasks.task.TaskConfig`."""
+    def setup(self, model: BertConfig, splits: Splits[LabeledTexts], artifacts: Artifacts) -> "ClassificationTask":
         tokenizer, model = setup_bert_tokenizer(
             artifacts,
             model,
@@ -146,7 +143,6 @@ class ClassificationConfig:
         return ClassificationTask(self, dataclasses.replace(model, labels=tuple(labels)), splits, tokenizer)
 
     def planned(self, model: BertConfig, options: LoaderOptions) -> PlannedTask:
-        """See `tfx_jax.tasks.task.TaskConfig`."""
         batch = planned_batch(
             self.data,
             options,
@@ -172,16 +168,14 @@ class ClassificationTask:
         self,
         config: ClassificationConfig,
         model_config: BertConfig,
-        splits: Splits[LabelledTexts],
+        splits: Splits[LabeledTexts],
         tokenizer: HFTokenizer,
     ):
-        """Takes what `ClassificationConfig.setup` made."""
         self.config, self.model_config, self.tokenizer = config, model_config, tokenizer
         self.labels = model_config.labels
         self._splits = splits
 
     def make_model(self, *, shard_attention: ShardAttention | None = None, rngs: nnx.Rngs) -> BertClassifier:
-        """See `tfx_jax.tasks.task.Task`."""
         return BertClassifier(self.model_config, shard_attention=shard_attention, rngs=rngs)
 
     @property
@@ -191,12 +185,11 @@ class ClassificationTask:
         return BatchSpec(few_boundaries(data.max_length), data.tokens_per_batch, pad_values)
 
     def train_data(self, options: LoaderOptions) -> grain.IterDataset[Batch]:
-        """See `tfx_jax.tasks.task.Task`."""
         check_validation(self._splits, self.labels)
         examples = ExampleList(self.encode(self._splits["train"]))
         return train_batches(lambda epoch: examples, self.batch_spec, options)
 
-    def encode(self, texts: LabelledTexts) -> list[Example]:
+    def encode(self, texts: LabeledTexts) -> list[Example]:
         """Returns an example for each text or pair.
 
         Raises:
@@ -216,14 +209,12 @@ class ClassificationTask:
         ]
 
     def loss(self, model: BertClassifier, batch: dict[str, Array], rngs: nnx.Rngs | None) -> LossOutput:
-        """See `classification_loss`."""
         return classification_loss(model, batch, rngs, label_smoothing=self.config.label_smoothing)
 
     def training_flops(self, shapes: Mapping[str, tuple[int, ...]]) -> int:
-        """See `tfx_jax.tasks.task.Task`."""
         return self.model_config.training_flops(*shapes["tokens"], num_predicted=0)
 
-    def predict(self, model: TrainedModel, texts: LabelledTexts) -> list[str]:
+    def predict(self, model: TrainedModel, texts: LabeledTexts) -> list[str]:
         """Returns the likeliest label of each text or pair."""
         found = model.predict(predict_classes, ExampleList(self.encode(texts)), self.batch_spec)
         return [self.labels[index] for index in found]
@@ -232,12 +223,11 @@ class ClassificationTask:
 
     @property
     def inputs(self) -> tuple[str, ...]:
-        """See `tfx_jax.tasks.text.answers.AnsweringTask`."""
         return inputs_of(self.config.data)
 
     def answer(self, model: TrainedModel, rows: Sequence[Sequence[str]]) -> list[Prediction]:
         """Returns the likeliest label of each text or pair, and the probabilities of all."""
-        examples = ExampleList(self.encode(unlabelled(rows, self.labels[0])))
+        examples = ExampleList(self.encode(unlabeled(rows, self.labels[0])))
         return class_predictions(self.labels, model.predict(class_probabilities, examples, self.batch_spec))
 
     def evaluate(self, model: TrainedModel, split: Split = "validation") -> EvalResult:
@@ -260,20 +250,20 @@ class ClassScores(NamedTuple):
     macro_f1: float
 
 
-def inputs_of(data: LabelledData) -> tuple[str, ...]:
+def inputs_of(data: LabeledData) -> tuple[str, ...]:
     """Returns what an input consists of, by the names of its columns where it has two."""
     if data.second_column:
         return data.first_column, data.second_column
     return ("first text", "second text") if data.dataset == "grammar_pairs" else (data.first_column or "text",)
 
 
-def unlabelled(rows: Sequence[Sequence[str]], label: str) -> LabelledTexts:
+def unlabeled(rows: Sequence[Sequence[str]], label: str) -> LabeledTexts:
     """Returns texts or pairs as those of the data, with a label that means nothing."""
-    texts: list[Any] = [(LabelledText if len(row) == 1 else LabelledPair)._make((*row, label)) for row in rows]
+    texts: list[Any] = [(LabeledText if len(row) == 1 else LabeledPair)._make((*row, label)) for row in rows]
     return texts
 
 
-def labels_of(texts: LabelledTexts) -> list[str]:
+def labels_of(texts: LabeledTexts) -> list[str]:
     """Returns the labels of some texts, in alphabetical order."""
     return sorted({text.label for text in texts})
 
@@ -288,7 +278,7 @@ def check_validation(splits: Splits[Any], labels: Sequence[str]) -> None:
         check_labels(splits["validation"], labels, "the validation split")
 
 
-def check_labels(texts: LabelledTexts, labels: Sequence[str], where: str = "") -> None:
+def check_labels(texts: LabeledTexts, labels: Sequence[str], where: str = "") -> None:
     """Checks that all labels are among those of the training split.
 
     Raises:

@@ -37,12 +37,10 @@ class LanguageModelConfig:
     z_loss: float = at_least(0, 0.0)  # weight of log^2 Z in the loss of a token; PaLM has 1e-4
 
     def validate(self, model: ModelConfig) -> None:
-        """See `tfx_jax.tasks.task.TaskConfig`."""
         require_kind(model, "decoder", "language modeling")
         self.data.validate(model)
 
     def tiny(self) -> None:
-        """See `tfx_jax.tasks.task.TaskConfig`."""
         self.data.tiny()
 
     def splits(self) -> Splits[TextDocuments]:
@@ -50,13 +48,11 @@ class LanguageModelConfig:
         return Splits(self.data.has_split, self.data.load)
 
     def setup(self, model: DecoderConfig, splits: Splits[TextDocuments], artifacts: Artifacts) -> "LanguageModelTask":
-        """See `tfx_jax.tasks.task.TaskConfig`."""
         kind = self.data.tokenizer
         tokenizer, model = setup_gpt_tokenizer(artifacts, model, lambda: splits["train"].to_train(kind), kind=kind)
         return LanguageModelTask(self, model, splits, tokenizer)
 
     def planned(self, model: DecoderConfig, options: LoaderOptions) -> PlannedTask:
-        """See `tfx_jax.tasks.task.TaskConfig`."""
         names = ("inputs", "targets", "segment_ids", "positions") if self.is_packed else ("inputs", "targets")
         dtypes = dict.fromkeys(names, np.int32) | {"weights": np.float32}
         batch = planned_batch(self.data, options, dtypes=dtypes)
@@ -82,13 +78,11 @@ class LanguageModelTask:
         splits: Splits[TextDocuments],
         tokenizer: HFTokenizer,
     ):
-        """Takes what `LanguageModelConfig.setup` made."""
         self.config, self.model_config, self.tokenizer = config, model_config, tokenizer
         self._splits = splits
         self._eval_examples: dict[Split, ExampleSource] = {}
 
     def make_model(self, *, shard_attention: ShardAttention | None = None, rngs: nnx.Rngs) -> Any:
-        """See `tfx_jax.tasks.task.Task`."""
         return self.model_config.make(shard_attention=shard_attention, rngs=rngs)
 
     @property
@@ -97,7 +91,6 @@ class LanguageModelTask:
         return BatchSpec((self.config.data.max_length,), self.config.data.tokens_per_batch)
 
     def train_data(self, options: LoaderOptions) -> grain.IterDataset[Batch]:
-        """See `tfx_jax.tasks.task.Task`."""
         return train_batches(self.make_epochs(options.seed), self.batch_spec, options)
 
     def make_epochs(self, seed: int) -> Callable[[int], ExampleSource]:
@@ -117,14 +110,12 @@ class LanguageModelTask:
         return cut
 
     def loss(self, model: Any, batch: dict[str, Array], rngs: nnx.Rngs | None) -> LossOutput:
-        """See `language_model_loss`."""
         config = self.config
         return language_model_loss(
             model, batch, rngs, label_smoothing=config.label_smoothing, z_loss_weight=config.z_loss
         )
 
     def training_flops(self, shapes: Mapping[str, tuple[int, ...]]) -> int:
-        """See `tfx_jax.tasks.task.Task`."""
         rows, length = shapes["inputs"]
         return self.model_config.training_flops(rows, length, num_predicted=length)
 

@@ -1,7 +1,7 @@
 """Constituency parsing as translation: a sentence in, its tree out (Vinyals et al., 2015; Vaswani et al., 2017).
 
 "Grammar as a Foreign Language" (https://arxiv.org/abs/1412.7449) and section 6.3 of "Attention Is All You Need". The
-source is words, as subwords; the target is the linearised tree, of whose symbols each is one token, behind those of the
+source is words, as subwords; the target is the linearized tree, of whose symbols each is one token, behind those of the
 words in the one vocabulary that the model has. What a model writes is repaired until it is a tree over exactly these
 words, and how often that was necessary is a metric.
 """
@@ -18,7 +18,7 @@ from jaxtyping import Array
 from tfx_jax.data.batching.batches import Batch, BatchSpec, Example, ExampleList, LoaderOptions, train_batches
 from tfx_jax.data.sources.lines import is_blank, list_of_texts
 from tfx_jax.data.sources.splits import Split, Splits
-from tfx_jax.data.sources.trees import Parse, Tree, delinearise, linearise, read_trees, split_words, write_tree
+from tfx_jax.data.sources.trees import Parse, Tree, delinearize, linearize, read_trees, split_words, write_tree
 from tfx_jax.data.tokenizers.hf_tokenizer import HFTokenizer
 from tfx_jax.errors import UserError
 from tfx_jax.fields import at_least, documented, fraction, one_of
@@ -90,13 +90,11 @@ class ParsingConfig:
     )
 
     def validate(self, model: ModelConfig) -> None:
-        """See `tfx_jax.tasks.task.TaskConfig`."""
         require_kind(model, "encoder_decoder", "parsing")
         check_batch(self.data, what="tree")
         check_output_length(model, self.data.max_length, self.decoding, what="tree")
 
     def tiny(self) -> None:
-        """See `tfx_jax.tasks.task.TaskConfig`."""
         self.data.tiny()
         self.decoding.beam_size, self.decoding.extra_length = 2, 16
 
@@ -136,13 +134,12 @@ class ParsingConfig:
         return ParsingTask(self, model, splits, tokenizer, symbols)
 
     def planned(self, model: EncoderDecoderConfig, options: LoaderOptions) -> PlannedTask:
-        """See `tfx_jax.tasks.task.TaskConfig`."""
         batch = planned_batch(self.data, options, dtypes=dict.fromkeys(("source", "target"), np.int32))
         return PlannedTask(ParsingTask(self, model, NO_DATA, NO_DATA, []), batch)
 
     def target(self, tree: Tree) -> list[str]:
         """Returns the symbols that are written for a tree."""
-        return linearise(tree, with_tags=self.write_tags)
+        return linearize(tree, with_tags=self.write_tags)
 
 
 class ParsingTask:
@@ -170,13 +167,11 @@ class ParsingTask:
         tokenizer: HFTokenizer,
         symbols: Sequence[str],
     ):
-        """Takes what `ParsingConfig.setup` made."""
         self.config, self.model_config, self.tokenizer, self.symbols = config, model_config, tokenizer, symbols
         self._splits = splits
         self._parser: SentenceParser | None = None
 
     def make_model(self, *, shard_attention: ShardAttention | None = None, rngs: nnx.Rngs) -> Any:
-        """See `tfx_jax.tasks.task.Task`."""
         return self.model_config.make(shard_attention=shard_attention, rngs=rngs)
 
     @property
@@ -221,12 +216,10 @@ class ParsingTask:
         ]
 
     def loss(self, model: Any, batch: dict[str, Array], rngs: nnx.Rngs | None) -> LossOutput:
-        """See `translation_loss`."""
         config = self.config
         return translation_loss(model, batch, rngs, label_smoothing=config.label_smoothing, z_loss_weight=config.z_loss)
 
     def training_flops(self, shapes: Mapping[str, tuple[int, ...]]) -> int:
-        """See `tfx_jax.tasks.task.Task`."""
         return pair_flops(self.model_config, shapes)
 
     def translator(
@@ -315,7 +308,7 @@ class SentenceParser:
         outputs = self._translator.translate_ids(params, read)
         eos_id = self._translator.tokenizer.eos_id
         return [
-            delinearise([self._symbol(token) for token in ids if token != eos_id], words)
+            delinearize([self._symbol(token) for token in ids if token != eos_id], words)
             for words, ids in zip(sentences, outputs, strict=True)
         ]
 

@@ -228,7 +228,6 @@ class QuestionData:
         return EvalResult({"f1": f1, "exact_match": exact_match}, summary)
 
     def validate(self, model: ModelConfig) -> None:
-        """See `check_files`."""
         check_files(self, model, what="row")
 
     def tiny(self) -> None:
@@ -250,7 +249,6 @@ class QuestionAnsweringConfig:
     max_question_length: int = at_least(1, 64)  # tokens; the rest is cut off
 
     def validate(self, model: ModelConfig) -> None:
-        """See `tfx_jax.tasks.task.TaskConfig`."""
         require_kind(model, "bert", "question answering")
         self.data.validate(model)
         if self.data.max_length < self.max_question_length + NUM_PAIR_SPECIALS + 1:
@@ -260,7 +258,6 @@ class QuestionAnsweringConfig:
             )
 
     def tiny(self) -> None:
-        """See `tfx_jax.tasks.task.TaskConfig`."""
         self.data.tiny()
         self.stride = self.max_question_length = 16
 
@@ -269,14 +266,12 @@ class QuestionAnsweringConfig:
         return Splits(self.data.has_split, self.data.load)
 
     def setup(self, model: BertConfig, splits: Splits[Questions], artifacts: Artifacts) -> "QuestionAnsweringTask":
-        """See `tfx_jax.tasks.task.TaskConfig`."""
         tokenizer, model = setup_bert_tokenizer(
             artifacts, model, lambda: _texts(splits["train"]), kind=self.data.tokenizer
         )
         return QuestionAnsweringTask(self, model, splits, tokenizer)
 
     def planned(self, model: BertConfig, options: LoaderOptions) -> PlannedTask:
-        """See `tfx_jax.tasks.task.TaskConfig`."""
         dtypes = dict.fromkeys(("tokens", "token_type_ids"), np.int32) | {"token_mask": np.bool_}
         batch = planned_batch(
             self.data,
@@ -320,12 +315,10 @@ class QuestionAnsweringTask:
         splits: Splits[Questions],
         tokenizer: HFTokenizer,
     ):
-        """Takes what `QuestionAnsweringConfig.setup` made."""
         self.config, self.model_config, self.tokenizer = config, model_config, tokenizer
         self._splits = splits
 
     def make_model(self, *, shard_attention: ShardAttention | None = None, rngs: nnx.Rngs) -> BertQuestionAnswering:
-        """See `tfx_jax.tasks.task.Task`."""
         return BertQuestionAnswering(self.model_config, shard_attention=shard_attention, rngs=rngs)
 
     @property
@@ -335,7 +328,6 @@ class QuestionAnsweringTask:
         return BatchSpec(few_boundaries(data.max_length), data.tokens_per_batch, pad_values)
 
     def train_data(self, options: LoaderOptions) -> grain.IterDataset[Batch]:
-        """See `tfx_jax.tasks.task.Task`."""
         questions = self._splits["train"]
         pairs = zip(questions, self.encode(questions), strict=True)
         examples = ExampleList([example for pair in pairs for example in _window_examples(*pair)])
@@ -362,11 +354,9 @@ class QuestionAnsweringTask:
             yield EncodedQuestion(windows, offsets)
 
     def loss(self, model: BertQuestionAnswering, batch: dict[str, Array], rngs: nnx.Rngs | None) -> LossOutput:
-        """See `span_loss`."""
         return span_loss(model, batch, rngs)
 
     def training_flops(self, shapes: Mapping[str, tuple[int, ...]]) -> int:
-        """See `tfx_jax.tasks.task.Task`."""
         return self.model_config.training_flops(*shapes["tokens"], num_predicted=0)
 
     def predict(self, model: TrainedModel, questions: Questions) -> dict[str, str]:

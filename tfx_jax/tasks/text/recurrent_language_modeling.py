@@ -69,12 +69,10 @@ class RecurrentLanguageModelConfig:
     z_loss: float = at_least(0, 0.0)  # weight of log^2 Z in the loss of a token; PaLM has 1e-4
 
     def validate(self, model: ModelConfig) -> None:
-        """See `tfx_jax.tasks.task.TaskConfig`."""
         require_kind(model, "recurrent_decoder", "recurrent language modeling")
         self.data.validate(model)
 
     def tiny(self) -> None:
-        """See `tfx_jax.tasks.task.TaskConfig`."""
         self.data.tiny()
 
     def splits(self) -> Splits[TextDocuments]:
@@ -84,13 +82,11 @@ class RecurrentLanguageModelConfig:
     def setup(
         self, model: RecurrentDecoderConfig, splits: Splits[TextDocuments], artifacts: Artifacts
     ) -> "RecurrentLanguageModelTask":
-        """See `tfx_jax.tasks.task.TaskConfig`."""
         kind = self.data.tokenizer
         tokenizer, model = setup_gpt_tokenizer(artifacts, model, lambda: splits["train"].to_train(kind), kind=kind)
         return RecurrentLanguageModelTask(self, model, splits, tokenizer)
 
     def planned(self, model: RecurrentDecoderConfig, options: LoaderOptions) -> PlannedTask:
-        """See `tfx_jax.tasks.task.TaskConfig`."""
         dtypes = {"inputs": np.int32, "targets": np.int32, "weights": np.float32}
         batch = planned_batch(self.data, options, dtypes=dtypes, scalars={"begins": np.bool_})
         return PlannedTask(RecurrentLanguageModelTask(self, model, NO_DATA, NO_DATA), batch)
@@ -114,13 +110,11 @@ class RecurrentLanguageModelTask:
         splits: Splits[TextDocuments],
         tokenizer: HFTokenizer,
     ):
-        """Takes what `RecurrentLanguageModelConfig.setup` made."""
         self.config, self.model_config, self.tokenizer = config, model_config, tokenizer
         self.rows = config.data.tokens_per_batch // config.data.max_length
         self._splits = splits
 
     def make_model(self, *, shard_attention: ShardAttention | None = None, rngs: nnx.Rngs) -> Any:
-        """See `tfx_jax.tasks.task.Task`."""
         return self.model_config.make(shard_attention=shard_attention, rngs=rngs)
 
     def make_carry(self) -> Memory:
@@ -145,14 +139,12 @@ class RecurrentLanguageModelTask:
     def loss(
         self, model: Any, batch: dict[str, Array], rngs: nnx.Rngs | None, carry: Memory | None = None
     ) -> LossOutput:
-        """See `recurrent_language_model_loss`."""
         config = self.config
         return recurrent_language_model_loss(
             model, batch, rngs, carry, label_smoothing=config.label_smoothing, z_loss_weight=config.z_loss
         )
 
     def training_flops(self, shapes: Mapping[str, tuple[int, ...]]) -> int:
-        """See `tfx_jax.tasks.task.Task`."""
         return self.model_config.training_flops(*shapes["inputs"])
 
     def eval_examples(self, split: Split) -> tuple[ExampleSource, BatchSpec]:

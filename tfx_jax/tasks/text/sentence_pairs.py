@@ -12,7 +12,7 @@ from flax import nnx
 from jaxtyping import Array, Float, Int
 
 from tfx_jax.data.batching.batches import Batch, BatchSpec, Example, ExampleList, LoaderOptions, train_batches
-from tfx_jax.data.sources.labeled import LabelledPair
+from tfx_jax.data.sources.labeled import LabeledPair
 from tfx_jax.data.sources.lines import is_blank
 from tfx_jax.data.sources.splits import Split, Splits
 from tfx_jax.data.tokenizers.hf_tokenizer import HFTokenizer
@@ -30,7 +30,7 @@ from tfx_jax.tasks.task import Artifacts, EvalResult, MetricInfo, PlannedTask
 from tfx_jax.tasks.text.answers import NO_CLASS, Prediction, class_predictions
 from tfx_jax.tasks.text.classification import (
     CLASS_METRICS,
-    LabelledData,
+    LabeledData,
     check_labels,
     check_validation,
     class_result,
@@ -39,7 +39,7 @@ from tfx_jax.tasks.text.classification import (
     labels_of,
 )
 
-Pairs = Sequence[LabelledPair]
+Pairs = Sequence[LabeledPair]
 
 
 class SentencePairModelConfig(MakesModel, Protocol):
@@ -58,8 +58,8 @@ class SentencePairModelConfig(MakesModel, Protocol):
         ...
 
 
-def _pair_data() -> LabelledData:
-    return LabelledData(dataset="grammar_pairs", tokenizer="words")
+def _pair_data() -> LabeledData:
+    return LabeledData(dataset="grammar_pairs", tokenizer="words")
 
 
 @documented
@@ -67,13 +67,12 @@ def _pair_data() -> LabelledData:
 class SentencePairConfig:
     """To say how two sentences are related."""
 
-    data: LabelledData = dataclasses.field(default_factory=_pair_data)
+    data: LabeledData = dataclasses.field(default_factory=_pair_data)
     lowercase: bool = False  # whether texts are lower-cased before anything else
     swapped_labels: str = ""  # those of pairs that are learned in the other order too, with commas between
     label_smoothing: float = fraction(0.0)
 
     def validate(self, model: ModelConfig) -> None:
-        """See `tfx_jax.tasks.task.TaskConfig`."""
         require_kind(model, "sentence_pair", "classification of sentence pairs")
         self.data.validate(model)
         if self.data.dataset == "grammar" or (self.data.dataset == "files" and not self.data.second_column):
@@ -83,7 +82,6 @@ class SentencePairConfig:
             )
 
     def tiny(self) -> None:
-        """See `tfx_jax.tasks.task.TaskConfig`."""
         self.data.tiny()
         self.data.dataset, self.swapped_labels = "grammar_pairs", ""
 
@@ -92,7 +90,6 @@ class SentencePairConfig:
         return Splits(self.data.has_split, lambda split: cast(Pairs, self.data.load(split)))
 
     def setup(self, model: SentencePairModelConfig, splits: Splits[Pairs], artifacts: Artifacts) -> "SentencePairTask":
-        """See `tfx_jax.tasks.task.TaskConfig`."""
         tokenizer, model = setup_tokenizer(
             artifacts, model, lambda: self.texts(splits["train"]), kind=self.data.tokenizer, family="bert"
         )
@@ -103,7 +100,6 @@ class SentencePairConfig:
         return SentencePairTask(self, model, splits, tokenizer)
 
     def planned(self, model: SentencePairModelConfig, options: LoaderOptions) -> PlannedTask:
-        """See `tfx_jax.tasks.task.TaskConfig`."""
         batch = planned_batch(
             self.data,
             options,
@@ -140,13 +136,11 @@ class SentencePairTask:
         splits: Splits[Pairs],
         tokenizer: HFTokenizer,
     ):
-        """Takes what `SentencePairConfig.setup` made."""
         self.config, self.model_config, self.tokenizer = config, model_config, tokenizer
         self.labels = model_config.labels
         self._splits = splits
 
     def make_model(self, *, shard_attention: ShardAttention | None = None, rngs: nnx.Rngs) -> Any:
-        """See `tfx_jax.tasks.task.Task`."""
         return self.model_config.make(shard_attention=shard_attention, rngs=rngs)
 
     @property
@@ -169,7 +163,7 @@ class SentencePairTask:
                 f"config.task.swapped_labels: {min(unknown)!r} is none of the labels {', '.join(self.labels)}"
             )
         pairs = self._splits["train"]
-        others = [LabelledPair(pair.second, pair.first, pair.label) for pair in pairs if pair.label in swapped]
+        others = [LabeledPair(pair.second, pair.first, pair.label) for pair in pairs if pair.label in swapped]
         examples = ExampleList(self.encode([*pairs, *others]), by="premise")
         return train_batches(lambda epoch: examples, self.batch_spec, options)
 
@@ -194,11 +188,9 @@ class SentencePairTask:
         ]
 
     def loss(self, model: Any, batch: dict[str, Array], rngs: nnx.Rngs | None) -> LossOutput:
-        """See `sentence_pair_loss`."""
         return sentence_pair_loss(model, batch, rngs, label_smoothing=self.config.label_smoothing)
 
     def training_flops(self, shapes: Mapping[str, tuple[int, ...]]) -> int:
-        """See `tfx_jax.tasks.task.Task`."""
         return self.model_config.training_flops(*shapes["premise"])
 
     def predict(self, model: TrainedModel, pairs: Pairs) -> list[str]:
@@ -210,12 +202,11 @@ class SentencePairTask:
 
     @property
     def inputs(self) -> tuple[str, ...]:
-        """See `tfx_jax.tasks.text.answers.AnsweringTask`."""
         return inputs_of(self.config.data)
 
     def answer(self, model: TrainedModel, rows: Sequence[Sequence[str]]) -> list[Prediction]:
         """Returns the likeliest label of each pair, and the probabilities of all."""
-        pairs = [LabelledPair(first, second, self.labels[0]) for first, second in rows]
+        pairs = [LabeledPair(first, second, self.labels[0]) for first, second in rows]
         examples = ExampleList(self.encode(pairs), by="premise")
         return class_predictions(self.labels, model.predict(label_probabilities, examples, self.batch_spec))
 
@@ -227,7 +218,6 @@ class SentencePairTask:
         )
 
     def attention_example(self, model: TrainedModel) -> PairAttention | None:
-        """See `tfx_jax.tasks.task.Task`."""
         texts = ((pair.first, pair.second) for pair in self._splits["validation"])
         pair = drawable_pair(texts, lambda text: self.tokenizer.encode(self.config.plain(text)))
         return None if pair is None else self.attention(model, *pair)

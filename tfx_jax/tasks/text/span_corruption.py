@@ -48,7 +48,6 @@ class SpanCorruptionConfig:
     z_loss: float = at_least(0, 0.0)  # weight of log^2 Z in the loss of a token
 
     def validate(self, model: ModelConfig) -> None:
-        """See `tfx_jax.tasks.task.TaskConfig`."""
         require_kind(model, "encoder_decoder", "span corruption")
         self.data.validate(model)
         length = self.data.max_length
@@ -62,7 +61,6 @@ class SpanCorruptionConfig:
             )
 
     def tiny(self) -> None:
-        """See `tfx_jax.tasks.task.TaskConfig`."""
         self.data.tiny()
 
     def splits(self) -> Splits[TextDocuments]:
@@ -72,13 +70,11 @@ class SpanCorruptionConfig:
     def setup(
         self, model: EncoderDecoderConfig, splits: Splits[TextDocuments], artifacts: Artifacts
     ) -> "SpanCorruptionTask":
-        """See `tfx_jax.tasks.task.TaskConfig`."""
         kind = self.data.tokenizer
         sentinel, model = setup_sentinel_tokenizer(artifacts, model, lambda: splits["train"].to_train(kind), kind=kind)
         return SpanCorruptionTask(self, model, splits, sentinel)
 
     def planned(self, model: EncoderDecoderConfig, options: LoaderOptions) -> PlannedTask:
-        """See `tfx_jax.tasks.task.TaskConfig`."""
         source_length, target_length = span_corruption_lengths(longest_text(self.data.max_length))
         batch = planned_batch(
             self.data,
@@ -111,7 +107,6 @@ class SpanCorruptionTask:
         splits: Splits[TextDocuments],
         tokenizer: SentinelTokenizer,
     ):
-        """Takes what `SpanCorruptionConfig.setup` made."""
         self.config, self.model_config = config, model_config
         self.tokenizer, self.specials = tokenizer
         self._splits = splits
@@ -119,7 +114,6 @@ class SpanCorruptionTask:
         self._eval_examples: dict[Split, ExampleSource] = {}
 
     def make_model(self, *, shard_attention: ShardAttention | None = None, rngs: nnx.Rngs) -> Any:
-        """See `tfx_jax.tasks.task.Task`."""
         return self.model_config.make(shard_attention=shard_attention, rngs=rngs)
 
     @property
@@ -130,7 +124,6 @@ class SpanCorruptionTask:
         return BatchSpec((source_length,), self.config.data.tokens_per_batch, pad_values, {"target": target_length})
 
     def train_data(self, options: LoaderOptions) -> grain.IterDataset[Batch]:
-        """See `tfx_jax.tasks.task.Task`."""
         return train_batches(self.make_epochs(options.seed), self.batch_spec, options)
 
     def make_epochs(self, seed: int) -> Callable[[int], CorruptedTexts]:
@@ -145,12 +138,10 @@ class SpanCorruptionTask:
         return cut
 
     def loss(self, model: Any, batch: dict[str, Array], rngs: nnx.Rngs | None) -> LossOutput:
-        """See `translation_loss`."""
         config = self.config
         return translation_loss(model, batch, rngs, label_smoothing=config.label_smoothing, z_loss_weight=config.z_loss)
 
     def training_flops(self, shapes: Mapping[str, tuple[int, ...]]) -> int:
-        """See `tfx_jax.tasks.task.Task`."""
         return pair_flops(self.model_config, shapes)
 
     def eval_examples(self, split: Split) -> ExampleSource:

@@ -71,7 +71,6 @@ class TaggedData:
         return [TaggedSentence(sentence.words, repair_tags(sentence.tags)) for sentence in sentences]
 
     def validate(self, model: ModelConfig) -> None:
-        """See `check_files`."""
         check_files(self, model, what="row")
 
     def tiny(self) -> None:
@@ -88,12 +87,10 @@ class TaggingConfig:
     label_smoothing: float = fraction(0.0)
 
     def validate(self, model: ModelConfig) -> None:
-        """See `tfx_jax.tasks.task.TaskConfig`."""
         require_kind(model, ("bert", "elmo"), "tagging")
         self.data.validate(model)
 
     def tiny(self) -> None:
-        """See `tfx_jax.tasks.task.TaskConfig`."""
         self.data.tiny()
 
     def splits(self) -> Splits[TaggedSentences]:
@@ -101,7 +98,6 @@ class TaggingConfig:
         return Splits(self.data.has_split, self.data.load)
 
     def setup(self, model: Any, splits: Splits[TaggedSentences], artifacts: Artifacts) -> "TaggingTask":
-        """See `tfx_jax.tasks.task.TaskConfig`."""
         if model.kind == "elmo":
             encoding = Characters(model.word_length)
         else:
@@ -113,7 +109,6 @@ class TaggingConfig:
         return TaggingTask(self, dataclasses.replace(model, labels=labels), splits, encoding)
 
     def planned(self, model: Any, options: LoaderOptions) -> PlannedTask:
-        """See `tfx_jax.tasks.task.TaskConfig`."""
         encoding = Characters(model.word_length) if model.kind == "elmo" else Subwords(NO_DATA)
         dtypes = {**encoding.dtypes, "token_mask": np.bool_, "targets": np.int32}
         batch = planned_batch(self.data, options, dtypes=dtypes, sizes=encoding.sizes)
@@ -184,7 +179,6 @@ class Characters:
         self.sizes = {"characters": word_length}
 
     def encode(self, sentences: TaggedSentences, number: Mapping[str, int], max_length: int) -> list[Example]:
-        """See `Subwords`."""
         width, examples = self.sizes["characters"], list[Example]()
         mark = boundary_row(width)[np.newaxis]
         _warn_shortened([sentence.words for sentence in sentences], max_length)
@@ -208,7 +202,6 @@ class Characters:
         return examples
 
     def training_flops(self, model: Any, shapes: Mapping[str, tuple[int, ...]]) -> int:
-        """See `Subwords`."""
         return model.tagging_flops(*shapes["token_mask"])
 
 
@@ -240,14 +233,12 @@ class TaggingTask:
         splits: Splits[TaggedSentences],
         encoding: Subwords | Characters,
     ):
-        """Takes what `TaggingConfig.setup` made."""
         self.config, self.model_config, self.encoding = config, model_config, encoding
         self.tokenizer: Any = encoding.tokenizer
         self.labels: tuple[str, ...] = model_config.labels
         self._splits = splits
 
     def make_model(self, *, shard_attention: ShardAttention | None = None, rngs: nnx.Rngs) -> BertTagger | ElmoTagger:
-        """See `tfx_jax.tasks.task.Task`."""
         return self.encoding.tagger(self.model_config, shard_attention=shard_attention, rngs=rngs)
 
     @property
@@ -257,7 +248,6 @@ class TaggingTask:
         return BatchSpec(few_boundaries(data.max_length), data.tokens_per_batch, pad_values)
 
     def train_data(self, options: LoaderOptions) -> grain.IterDataset[Batch]:
-        """See `tfx_jax.tasks.task.Task`."""
         if "validation" in self._splits:  # or the first evaluation would stumble over it
             self._numbers(self._splits["validation"], "the validation split")
         examples = ExampleList(self.encode(self._splits["train"]), by="targets")
@@ -282,11 +272,9 @@ class TaggingTask:
         return ids
 
     def loss(self, model: BertTagger | ElmoTagger, batch: dict[str, Array], rngs: nnx.Rngs | None) -> LossOutput:
-        """See `tagging_loss`."""
         return tagging_loss(model, batch, rngs, label_smoothing=self.config.label_smoothing)
 
     def training_flops(self, shapes: Mapping[str, tuple[int, ...]]) -> int:
-        """See `tfx_jax.tasks.task.Task`."""
         return self.encoding.training_flops(self.model_config, shapes)
 
     def predict(self, model: TrainedModel, sentences: TaggedSentences) -> list[list[str]]:

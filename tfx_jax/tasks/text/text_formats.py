@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from tfx_jax.data.sources.conll import TaggedSentence
-from tfx_jax.data.sources.labeled import LabelledPair, LabelledText
+from tfx_jax.data.sources.labeled import LabeledPair, LabeledText
 from tfx_jax.data.sources.squad import Question
 from tfx_jax.metrics.entities import Entity, entities_of_tags, tags_of_entities
 from tfx_jax.tasks.text.classification import ClassScores, class_scores
@@ -53,13 +53,13 @@ def labels_by_text(labels: Iterable[str]) -> dict[str, str]:
     return found
 
 
-def render_labelled(example: LabelledText | LabelledPair) -> Rendered:
+def render_labeled(example: LabeledText | LabeledPair) -> Rendered:
     """A text or a pair with a label, written as the paper writes CoLA and MRPC.
 
-    >>> render_labelled(LabelledPair("A man sings.", "Nobody sings.", "CONTRADICTION"))
-    Rendered(source='classify sentence1: A man sings. sentence2: Nobody sings.', target='contradiction')
+    >>> render_labeled(LabeledPair("A man sings.", "No one sings.", "CONTRADICTION"))
+    Rendered(source='classify sentence1: A man sings. sentence2: No one sings.', target='contradiction')
     """
-    if isinstance(example, LabelledPair):
+    if isinstance(example, LabeledPair):
         source = f"classify sentence1: {example.first} sentence2: {example.second}"
     else:
         source = f"classify sentence: {example.text}"
@@ -113,7 +113,7 @@ def render_tagged(sentence: TaggedSentence, *, num_marks: int) -> Rendered:
 def read_tags(text: str, num_words: int, labels: Mapping[str, str]) -> list[str]:
     """The tags of a sentence, from entities as `render_tagged` writes them.
 
-    What is none is passed over: marks that do not follow one another or that no word has, an unknown label, and words
+    What is none is skipped: marks that do not follow one another or that no word has, an unknown label, and words
     of an entity that was read before.
 
     Args:

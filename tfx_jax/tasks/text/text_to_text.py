@@ -34,13 +34,13 @@ from tfx_jax.tasks.task import Artifacts, EvalResult, MetricInfo, PlannedTask
 from tfx_jax.tasks.text.answers import Prediction
 from tfx_jax.tasks.text.classification import (
     CLASS_METRICS,
-    LabelledData,
-    LabelledTexts,
+    LabeledData,
+    LabeledTexts,
     check_labels,
     class_result,
     inputs_of,
     labels_of,
-    unlabelled,
+    unlabeled,
 )
 from tfx_jax.tasks.text.question_answering import ANSWER_METRICS, QuestionData, unanswered
 from tfx_jax.tasks.text.sentinels import SentinelTokenizer, setup_sentinel_tokenizer
@@ -53,7 +53,7 @@ from tfx_jax.tasks.text.text_formats import (
     labels_by_text,
     read_label,
     read_tags,
-    render_labelled,
+    render_labeled,
     render_question,
     render_tagged,
 )
@@ -68,18 +68,16 @@ class TextToTextConfig:
     As in the paper, a source longer than `data.max_length` is cut.
     """
 
-    data: LabelledData | TaggedData | QuestionData = dataclasses.field(default_factory=LabelledData)
+    data: LabeledData | TaggedData | QuestionData = dataclasses.field(default_factory=LabeledData)
     label_smoothing: float = fraction(0.0)
     z_loss: float = at_least(0, 0.0)  # weight of log^2 Z in the loss of a token
     decoding: DecodingConfig = dataclasses.field(default_factory=DecodingConfig)
 
     def validate(self, model: ModelConfig) -> None:
-        """See `tfx_jax.tasks.task.TaskConfig`."""
         require_kind(model, "encoder_decoder", "text to text")
         self.data.validate(model)
 
     def tiny(self) -> None:
-        """See `tfx_jax.tasks.task.TaskConfig`."""
         self.data.tiny()
         self.decoding.tiny()
 
@@ -88,7 +86,6 @@ class TextToTextConfig:
         return Splits(self.data.has_split, self.data.load)
 
     def setup(self, model: EncoderDecoderConfig, splits: Splits[Any], artifacts: Artifacts) -> "TextToTextTask":
-        """See `tfx_jax.tasks.task.TaskConfig`."""
         text_format = _FORMATS[type(self.data)]
         sentinel, model = setup_sentinel_tokenizer(
             artifacts,
@@ -172,7 +169,7 @@ class TextToTextTask:
         labels: list[str],
         target_length: int,
     ):
-        """Takes what `TextToTextConfig.setup` made.
+        """Joins the parts that `TextToTextConfig.setup` creates.
 
         Raises:
           UserError: if an answer cannot tell two labels apart.
@@ -185,7 +182,6 @@ class TextToTextTask:
         self._check_labels()
 
     def make_model(self, *, shard_attention: ShardAttention | None = None, rngs: nnx.Rngs) -> Any:
-        """See `tfx_jax.tasks.task.Task`."""
         return self.model_config.make(shard_attention=shard_attention, rngs=rngs)
 
     @property
@@ -196,7 +192,6 @@ class TextToTextTask:
         return BatchSpec(few_boundaries(data.max_length), data.tokens_per_batch, pad_values, widths)
 
     def train_data(self, options: LoaderOptions) -> grain.IterDataset[Batch]:
-        """See `tfx_jax.tasks.task.Task`."""
         examples = ExampleList(self.encode(self._splits["train"]), by="source")
         return train_batches(lambda epoch: examples, self.batch_spec, options)
 
@@ -220,12 +215,10 @@ class TextToTextTask:
         ]
 
     def loss(self, model: Any, batch: dict[str, Array], rngs: nnx.Rngs | None) -> LossOutput:
-        """See `translation_loss`."""
         config = self.config
         return translation_loss(model, batch, rngs, label_smoothing=config.label_smoothing, z_loss_weight=config.z_loss)
 
     def training_flops(self, shapes: Mapping[str, tuple[int, ...]]) -> int:
-        """See `tfx_jax.tasks.task.Task`."""
         return pair_flops(self.model_config, shapes)
 
     def predict(self, model: TrainedModel, examples: Sequence[Any]) -> list[str]:
@@ -240,7 +233,6 @@ class TextToTextTask:
 
     @property
     def inputs(self) -> tuple[str, ...]:
-        """See `tfx_jax.tasks.text.answers.AnsweringTask`."""
         return self._format.inputs(self.config.data)
 
     def answer(self, model: TrainedModel, rows: Sequence[Sequence[str]]) -> list[Prediction]:
@@ -289,10 +281,10 @@ class TextToTextTask:
 
 def _score_labels(
     answers: Sequence[str],
-    examples: LabelledTexts,
+    examples: LabeledTexts,
     by_text: Mapping[str, str],
     labels: Sequence[str],
-    data: LabelledData,
+    data: LabeledData,
 ) -> EvalResult:
     """Scores labels; an answer that is none is wrong."""
     del data
@@ -310,7 +302,7 @@ def _score_tags(
     labels: Sequence[str],
     data: TaggedData,
 ) -> EvalResult:
-    """Scores entities; what is none in the answer is passed over."""
+    """Scores entities; what is none in the answer is skipped."""
     del labels, data
     found = [read_tags(answer, len(example.words), by_text) for answer, example in zip(answers, examples, strict=True)]
     precision, recall, f1, support = entity_scores(found, [example.tags for example in examples])
@@ -334,8 +326,8 @@ def _entity_labels(examples: Sequence[TaggedSentence]) -> list[str]:
 
 
 _FORMATS: dict[type, TextFormat] = {
-    LabelledData: TextFormat(
-        CLASS_METRICS, render_labelled, labels_of, _score_labels, inputs_of, functools.partial(unlabelled, label="")
+    LabeledData: TextFormat(
+        CLASS_METRICS, render_labeled, labels_of, _score_labels, inputs_of, functools.partial(unlabeled, label="")
     ),
     TaggedData: TextFormat(
         (

@@ -53,8 +53,8 @@ class PairData:
     # files: without a validation file, up to so many pairs, and a tenth, are set aside for it
     validation_pairs: int = at_least(0, 0)
     source_language: str = ""  # codes such as "de", which files and TFDS need; the grammar is English to Japanese
-    target_language: str = ""  # decides how translations are tokenised and scored
-    is_tokenised: bool = False  # files and TFDS: the text is tokens with spaces between them, as the grammar's is
+    target_language: str = ""  # decides how translations are tokenized and scored
+    is_tokenized: bool = False  # files and TFDS: the text is tokens with spaces between them, as the grammar's is
     # "words": text is segmented, as with "@@ "; a model to start from brings its own, which should be of the same kind
     tokenizer: str = one_of(("sentencepiece", "words", "characters"), "sentencepiece")
     max_length: int = at_least(1, 256)  # tokens of a sentence, its end included; longer training pairs are left out
@@ -88,10 +88,10 @@ class PairData:
         """The code of the language translated into, without its region, and whether its text is tokens already."""
         if self.dataset == "grammar":
             return "ja", True
-        return self.target_language.replace("_", "-").partition("-")[0], self.is_tokenised
+        return self.target_language.replace("_", "-").partition("-")[0], self.is_tokenized
 
     def validate(self) -> None:
-        """Checks the languages: what a target is in decides how it is tokenised and scored, so it is said.
+        """Checks the languages: what a target is in decides how it is tokenized and scored, so it is said.
 
         Raises:
           UserError: if one is missing, is no code, or contradicts the names of files.
@@ -117,7 +117,7 @@ class PairData:
 
     def tiny(self) -> None:
         """Sets a little built-in text."""
-        self.dataset, self.tokenizer, self.is_tokenised = "grammar", "sentencepiece", False
+        self.dataset, self.tokenizer, self.is_tokenized = "grammar", "sentencepiece", False
         self.source_language = self.target_language = ""
         self.max_length, self.tokens_per_batch, self.sort_buffer = 64, 512, 256
 
@@ -180,14 +180,12 @@ class TranslationConfig:
     decoding: DecodingConfig = dataclasses.field(default_factory=DecodingConfig)
 
     def validate(self, model: ModelConfig) -> None:
-        """See `tfx_jax.tasks.task.TaskConfig`."""
         require_kind(model, "encoder_decoder", "translation")
         self.data.validate()
         check_batch(self.data, what="sentence")
         check_output_length(model, self.data.max_length, self.decoding, what="translation")
 
     def tiny(self) -> None:
-        """See `tfx_jax.tasks.task.TaskConfig`."""
         self.data.tiny()
         self.decoding.tiny()
 
@@ -196,7 +194,6 @@ class TranslationConfig:
         return Splits(self.data.has_split, self.data.load, field="source")
 
     def setup(self, model: EncoderDecoderConfig, splits: Splits[PairSource], artifacts: Artifacts) -> "TranslationTask":
-        """See `tfx_jax.tasks.task.TaskConfig`."""
         limit = _GRAMMAR_TOKENIZER_PAIRS if self.data.dataset == "grammar" else _TOKENIZER_PAIRS
         tokenizer, model = setup_tokenizer(
             artifacts, model, lambda: lines_of(splits["train"], limit), kind=self.data.tokenizer, family="marian"
@@ -205,7 +202,6 @@ class TranslationConfig:
         return TranslationTask(self, model, splits, tokenizer)
 
     def planned(self, model: EncoderDecoderConfig, options: LoaderOptions) -> PlannedTask:
-        """See `tfx_jax.tasks.task.TaskConfig`."""
         batch = planned_batch(self.data, options, dtypes=dict.fromkeys(("source", "target"), np.int32))
         return PlannedTask(TranslationTask(self, model, NO_DATA, NO_DATA), batch)
 
@@ -218,7 +214,7 @@ class TranslationTask:
     """
 
     metrics = (
-        MetricInfo("bleu", "BLEU", note="tokenised"),
+        MetricInfo("bleu", "BLEU", note="tokenized"),
         MetricInfo("exact_match", "exact match", " %", digits=1),
     )
     unit = "target token"
@@ -230,17 +226,14 @@ class TranslationTask:
         splits: Splits[PairSource],
         tokenizer: HFTokenizer,
     ):
-        """Takes what `TranslationConfig.setup` made."""
         self.config, self.model_config, self.tokenizer = config, model_config, tokenizer
         self._splits = splits
         self._translator: Translator | None = None
 
     def make_model(self, *, shard_attention: ShardAttention | None = None, rngs: nnx.Rngs) -> Any:
-        """See `tfx_jax.tasks.task.Task`."""
         return self.model_config.make(shard_attention=shard_attention, rngs=rngs)
 
     def train_data(self, options: LoaderOptions) -> grain.IterDataset[Batch]:
-        """See `tfx_jax.tasks.task.Task`."""
         data = self.config.data
         return pair_batches(
             self._splits["train"],
@@ -252,12 +245,10 @@ class TranslationTask:
         )
 
     def loss(self, model: Any, batch: dict[str, Array], rngs: nnx.Rngs | None) -> LossOutput:
-        """See `translation_loss`."""
         config = self.config
         return translation_loss(model, batch, rngs, label_smoothing=config.label_smoothing, z_loss_weight=config.z_loss)
 
     def training_flops(self, shapes: Mapping[str, tuple[int, ...]]) -> int:
-        """See `tfx_jax.tasks.task.Task`."""
         return pair_flops(self.model_config, shapes)
 
     inputs = ("sentence",)
@@ -306,8 +297,8 @@ class TranslationTask:
             self._translator = self.translator(model.graphdef)
         scores, _, _ = self.score(self._translator, model, self._splits[split])
         return EvalResult(
-            {"bleu": scores.tokenised, "exact_match": scores.exact_match},
-            f"BLEU {scores.tokenised:.2f} (tokenised), {scores.sacrebleu:.2f} (sacreBLEU), "
+            {"bleu": scores.tokenized, "exact_match": scores.exact_match},
+            f"BLEU {scores.tokenized:.2f} (tokenized), {scores.sacrebleu:.2f} (sacreBLEU), "
             f"exact match {scores.exact_match:.1f} %",
         )
 
@@ -325,8 +316,8 @@ class TranslationTask:
         references = [join_subwords(text) if self.config.data.tokenizer == "words" else text for text in plain]
         sources = [pair["source"] for pair in everything]
         hypotheses = model.share(lambda lines: translator(model.params, lines), sources)
-        language, is_tokenised = self.config.data.scored_as
-        scores = bleu_scores(hypotheses, references, language=language, is_tokenised=is_tokenised)
+        language, is_tokenized = self.config.data.scored_as
+        scores = bleu_scores(hypotheses, references, language=language, is_tokenized=is_tokenized)
         if any(reference.split() != pair["target"].split() for reference, pair in zip(plain, everything, strict=True)):
             scores = scores._replace(signature=f"{scores.signature}|norm:{self.tokenizer.normalization}")
         return scores, hypotheses, references

@@ -51,7 +51,7 @@ class Captioned(NamedTuple):
       image: red, green and blue, [height, width, 3] uint8.
       caption: a sentence.
       boxes: for each word of the caption, rows and columns of the object that it names: (top, left, bottom, right), the
-        last two exclusive, or zeros; [words, 4] int32, or [0, 4] where nobody knows.
+        last two exclusive, or zeros; [words, 4] int32, or [0, 4] where no one knows.
     """
 
     image: np.ndarray
@@ -144,7 +144,7 @@ class CaptionData:
 
 
 class ShapeImages:
-    """Coloured shapes, of which each image depends on the seed, the split and its index alone."""
+    """Colored shapes, of which each image depends on the seed, the split and its index alone."""
 
     def __init__(self, data: CaptionData, split: Split):
         """Draws nothing yet."""
@@ -214,12 +214,10 @@ class CaptioningConfig:
     decoding: DecodingConfig = dataclasses.field(default_factory=lambda: DecodingConfig(extra_length=0))
 
     def validate(self, model: ModelConfig) -> None:
-        """See `tfx_jax.tasks.task.TaskConfig`."""
         require_kind(model, "captioner", "captioning")
         self.data.validate(model)
 
     def tiny(self) -> None:
-        """See `tfx_jax.tasks.task.TaskConfig`."""
         self.data.tiny()
         self.decoding.beam_size = 1
 
@@ -228,14 +226,12 @@ class CaptioningConfig:
         return Splits(self.data.has_split, self.data.load)
 
     def setup(self, model: CaptionerConfig, splits: Splits[CaptionedImages], artifacts: Artifacts) -> "CaptioningTask":
-        """See `tfx_jax.tasks.task.TaskConfig`."""
         texts = lambda: splits["train"].captions()  # noqa: E731
         tokenizer, model = setup_tokenizer(artifacts, model, texts, kind=self.data.tokenizer, family="marian")
         check_special_ids(model, tokenizer, artifacts)
         return CaptioningTask(self, model, splits, tokenizer)
 
     def planned(self, model: CaptionerConfig, options: LoaderOptions) -> PlannedTask:
-        """See `tfx_jax.tasks.task.TaskConfig`."""
         dtypes = {"caption": np.int32, "boxes": np.int32}
         batch = planned_batch(self.data, options, dtypes=dtypes, sizes={"boxes": 4})
         shape = (*batch["caption"].shape[:1], model.image_size, model.image_size, 3)
@@ -259,7 +255,6 @@ class CaptioningTask:
         splits: Splits[CaptionedImages],
         tokenizer: HFTokenizer,
     ):
-        """Takes what `CaptioningConfig.setup` made."""
         self.config, self.model_config, self.tokenizer = config, model_config, tokenizer
         self._splits = splits
 
@@ -274,7 +269,6 @@ class CaptioningTask:
         return exact_match, accuracy, MetricInfo("on_object", "attention on the object", " %", note=note)
 
     def make_model(self, *, shard_attention: ShardAttention | None = None, rngs: nnx.Rngs) -> Any:
-        """See `tfx_jax.tasks.task.Task`."""
         return self.model_config.make(shard_attention=shard_attention, rngs=rngs)
 
     @property
@@ -285,7 +279,6 @@ class CaptioningTask:
         return BatchSpec((data.max_length,), data.tokens_per_batch, fixed_lengths=fixed_lengths)
 
     def train_data(self, options: LoaderOptions) -> grain.IterDataset[Batch]:
-        """See `tfx_jax.tasks.task.Task`."""
         examples = _Examples(self, self._splits["train"])
         return train_batches(lambda epoch: examples, self.batch_spec, options)
 
@@ -308,7 +301,6 @@ class CaptioningTask:
         return examples
 
     def loss(self, model: Any, batch: dict[str, Array], rngs: nnx.Rngs | None) -> LossOutput:
-        """See `captioning_loss`."""
         c = self.config
         return captioning_loss(
             model,
@@ -320,7 +312,6 @@ class CaptioningTask:
         )
 
     def training_flops(self, shapes: Mapping[str, tuple[int, ...]]) -> int:
-        """See `tfx_jax.tasks.task.Task`."""
         return self.model_config.training_flops(*shapes["caption"])
 
     def predict(self, model: TrainedModel, images: Sequence[np.ndarray]) -> list[str]:
@@ -343,7 +334,6 @@ class CaptioningTask:
         return EvalResult(found, f"{told}, {len(references):,} images")
 
     def attention_example(self, model: TrainedModel) -> ImageAttention:
-        """See `tfx_jax.tasks.task.Task`."""
         example = self._splits["validation"][0]
         return self.attention(model, example.image, example.caption)
 

@@ -14,7 +14,7 @@ from flax import nnx
 from jaxtyping import Array, Float, Int, UInt8
 
 from tfx_jax.data.batching.batches import Batch, BatchSpec, Example, LoaderOptions, train_batches
-from tfx_jax.data.sources.images import IMAGE_SUFFIXES, read_centre
+from tfx_jax.data.sources.images import IMAGE_SUFFIXES, read_center
 from tfx_jax.data.sources.splits import SPLITS, Split, Splits
 from tfx_jax.errors import UserError
 from tfx_jax.fields import at_least, documented, fraction, one_of
@@ -32,7 +32,7 @@ from tfx_jax.tasks.task import Artifacts, EvalResult, PlannedTask
 from tfx_jax.tasks.text.classification import CLASS_METRICS, class_result, class_scores
 
 
-class LabelledImage(NamedTuple):
+class LabeledImage(NamedTuple):
     """An image and its class.
 
     Attributes:
@@ -44,7 +44,7 @@ class LabelledImage(NamedTuple):
     label: str
 
 
-class LabelledImages(Protocol):
+class LabeledImages(Protocol):
     """Random access to images with classes."""
 
     @property
@@ -56,7 +56,7 @@ class LabelledImages(Protocol):
         """The number of images."""
         ...
 
-    def __getitem__(self, index: int) -> LabelledImage:
+    def __getitem__(self, index: int) -> LabeledImage:
         """The image with this index."""
         ...
 
@@ -68,7 +68,7 @@ class ImageData:
 
     # shapes: built in, see `tfx_jax.synthetic.shapes`, of which there are one to three; digits: those of
     # scikit-learn, 8 x 8
-    # pixels, grey; folder: files in a folder for each class, such as train/cat/1.png
+    # pixels, gray; folder: files in a folder for each class, such as train/cat/1.png
     dataset: str = one_of(("shapes", "digits", "folder"), "shapes")
     seed: int = at_least(0, 0)  # of the shapes, and of the splits of the digits; the training's seed changes none
     num_train: int = at_least(1, 20_000)  # shapes: images
@@ -78,7 +78,7 @@ class ImageData:
     validation_folder: str = "val"
     test_folder: str = ""
     image_size: int = at_least(1, IMAGE_SIZE)  # pixels of both sides; of files, the middle is cut out and resized
-    num_channels: int = at_least(1, 3)  # 3 for red, green and blue, 1 for grey
+    num_channels: int = at_least(1, 3)  # 3 for red, green and blue, 1 for gray
     max_shift: int = at_least(0, 0)  # training: pixels that an image is moved by, at most, along each axis
     is_mirrored: bool = False  # training: whether every other image has its left and right exchanged
     tokens_per_batch: int = at_least(1, 64)  # images of a global batch
@@ -92,7 +92,7 @@ class ImageData:
         """Tells whether there is a split."""
         return self.dataset != "folder" or bool(self._folder(split))
 
-    def load(self, split: Split) -> LabelledImages:
+    def load(self, split: Split) -> LabeledImages:
         """Returns the images of a split.
 
         Raises:
@@ -123,7 +123,7 @@ class ImageData:
         if channels and self.num_channels != channels:
             raise UserError(f"{name}.num_channels={self.num_channels} must be {channels}, those of {self.dataset}")
         if self.num_channels not in (1, 3):
-            raise UserError(f"{name}.num_channels={self.num_channels} must be 3, red, green and blue, or 1, grey")
+            raise UserError(f"{name}.num_channels={self.num_channels} must be 3, red, green and blue, or 1, gray")
         if self.max_shift >= self.image_size:
             raise UserError(f"{name}.max_shift={self.max_shift} would move images of {self.image_size} pixels away")
 
@@ -137,10 +137,10 @@ class ImageData:
 
 
 class CountedShapes:
-    """Coloured shapes, of which each image depends on the seed, the split and its index alone; the class is how many.
+    """Colored shapes, of which each image depends on the seed, the split and its index alone; the class is how many.
 
     Attributes:
-      labels: see `LabelledImages`.
+      labels: see `LabeledImages`.
     """
 
     labels = ("1", "2", "3")
@@ -153,11 +153,11 @@ class CountedShapes:
     def __len__(self) -> int:
         return self._count
 
-    def __getitem__(self, index: int) -> LabelledImage:
+    def __getitem__(self, index: int) -> LabeledImage:
         if not 0 <= index < self._count:
             raise IndexError(index)
         scene = draw_scene((*self._key, index), held_out=self._held_out)
-        return LabelledImage(scene.image, str(len(scene.shapes)))
+        return LabeledImage(scene.image, str(len(scene.shapes)))
 
 
 class Digits:
@@ -166,7 +166,7 @@ class Digits:
     They are shuffled, and a tenth is held out for validation, another for the test.
 
     Attributes:
-      labels: see `LabelledImages`.
+      labels: see `LabeledImages`.
     """
 
     labels = tuple("0123456789")
@@ -192,8 +192,8 @@ class Digits:
     def __len__(self) -> int:
         return len(self._numbers)
 
-    def __getitem__(self, index: int) -> LabelledImage:
-        return LabelledImage(self._images[index], self.labels[self._numbers[index]])
+    def __getitem__(self, index: int) -> LabeledImage:
+        return LabeledImage(self._images[index], self.labels[self._numbers[index]])
 
 
 class FolderImages:
@@ -204,7 +204,7 @@ class FolderImages:
     """
 
     def __init__(self, folder: epath.Path, size: int, num_channels: int):
-        """Lists the files, at any depth below the folder of their class; others than images are passed over.
+        """Lists the files, at any depth below the folder of their class; others than images are skipped.
 
         Args:
           folder: with a folder for each class; those whose names begin with a dot are none.
@@ -231,14 +231,14 @@ class FolderImages:
     def __len__(self) -> int:
         return len(self._files)
 
-    def __getitem__(self, index: int) -> LabelledImage:
+    def __getitem__(self, index: int) -> LabeledImage:
         """The image with this index.
 
         Raises:
           UserError: if it cannot be read.
         """
         path, label = self._files[index]
-        return LabelledImage(read_centre(path, self._size, self._num_channels), label)
+        return LabeledImage(read_center(path, self._size, self._num_channels), label)
 
 
 def _image_files(folder: epath.Path) -> list[epath.Path]:
@@ -261,21 +261,17 @@ class ImageClassificationConfig:
     label_smoothing: float = fraction(0.0)
 
     def validate(self, model: ModelConfig) -> None:
-        """See `tfx_jax.tasks.task.TaskConfig`."""
         require_kind(model, "image_classifier", "classification of images")
         self.data.validate(model)
 
     def tiny(self) -> None:
-        """See `tfx_jax.tasks.task.TaskConfig`."""
         self.data.tiny()
 
-    def splits(self) -> Splits[LabelledImages]:
+    def splits(self) -> Splits[LabeledImages]:
         """Returns the images of each split."""
         return Splits(self.data.has_split, self.data.load, field="folder")
 
-    def setup(
-        self, model: ViTConfig, splits: Splits[LabelledImages], artifacts: Artifacts
-    ) -> "ImageClassificationTask":
+    def setup(self, model: ViTConfig, splits: Splits[LabeledImages], artifacts: Artifacts) -> "ImageClassificationTask":
         """See `tfx_jax.tasks.task.TaskConfig`; the model gets the labels that there are."""
         labels = setup_json(artifacts, "labels.json", lambda: list(splits["train"].labels))
         return ImageClassificationTask(self, dataclasses.replace(model, labels=tuple(labels)), splits)
@@ -298,13 +294,11 @@ class ImageClassificationTask:
     metrics = CLASS_METRICS
     unit = "image"
 
-    def __init__(self, config: ImageClassificationConfig, model_config: ViTConfig, splits: Splits[LabelledImages]):
-        """Takes what `ImageClassificationConfig.setup` made."""
+    def __init__(self, config: ImageClassificationConfig, model_config: ViTConfig, splits: Splits[LabeledImages]):
         self.config, self.model_config, self.labels = config, model_config, model_config.labels
         self._splits = splits
 
     def make_model(self, *, shard_attention: ShardAttention | None = None, rngs: nnx.Rngs) -> Any:
-        """See `tfx_jax.tasks.task.Task`."""
         return self.model_config.make(shard_attention=shard_attention, rngs=rngs)
 
     @property
@@ -314,11 +308,10 @@ class ImageClassificationTask:
         return BatchSpec((1,), data.tokens_per_batch, fixed_lengths={"image": self.model_config.image_size})
 
     def train_data(self, options: LoaderOptions) -> grain.IterDataset[Batch]:
-        """See `tfx_jax.tasks.task.Task`."""
         examples = _Examples(self, self.images("train"))
         return train_batches(lambda epoch: examples, self.batch_spec, options)
 
-    def images(self, split: Split) -> LabelledImages:
+    def images(self, split: Split) -> LabeledImages:
         """Returns the images of a split.
 
         Raises:
@@ -329,7 +322,7 @@ class ImageClassificationTask:
             raise UserError(f"the label {min(strange)!r} is none of the {len(self.labels)} of the training split")
         return images
 
-    def encode(self, images: Sequence[LabelledImage]) -> list[Example]:
+    def encode(self, images: Sequence[LabeledImage]) -> list[Example]:
         """Returns an example for each image: "image" [Y, X, C] uint8, "label" int32 and "row_weights" float32."""
         number = {label: index for index, label in enumerate(self.labels)}
         return [
@@ -338,7 +331,6 @@ class ImageClassificationTask:
         ]
 
     def loss(self, model: Any, batch: dict[str, Array], rngs: nnx.Rngs | None) -> LossOutput:
-        """See `image_classification_loss`."""
         c = self.config
         return image_classification_loss(
             model,
@@ -350,12 +342,11 @@ class ImageClassificationTask:
         )
 
     def training_flops(self, shapes: Mapping[str, tuple[int, ...]]) -> int:
-        """See `tfx_jax.tasks.task.Task`."""
         return self.model_config.training_flops(shapes["image"][0])
 
     def predict(self, model: TrainedModel, images: Sequence[np.ndarray]) -> list[str]:
         """Returns the likeliest label of each image, [height, width, channels] uint8."""
-        examples = _Examples(self, [LabelledImage(image, self.labels[0]) for image in images])
+        examples = _Examples(self, [LabeledImage(image, self.labels[0]) for image in images])
         found = model.predict(predict_classes, examples, self.batch_spec)
         return [self.labels[predicted] for predicted, _ in found]
 
@@ -366,7 +357,6 @@ class ImageClassificationTask:
         return class_result(class_scores(predicted, wanted, self.labels), len(found), "images")
 
     def attention_example(self, model: TrainedModel) -> ImageAttention:
-        """See `tfx_jax.tasks.task.Task`."""
         return self.attention(model, self.images("validation")[0].image)
 
     def attention(self, model: TrainedModel, image: np.ndarray) -> ImageAttention:
@@ -381,7 +371,7 @@ class ImageClassificationTask:
 class _Examples:
     """The examples of images, each made when it is asked for; all alike long."""
 
-    def __init__(self, task: ImageClassificationTask, images: LabelledImages | Sequence[LabelledImage]):
+    def __init__(self, task: ImageClassificationTask, images: LabeledImages | Sequence[LabeledImage]):
         self._task, self._images, self.lengths = task, images, np.ones(len(images), np.int64)
 
     def __len__(self) -> int:
@@ -418,12 +408,12 @@ def image_classification_loss(
     image = batch["image"]
     if rngs is not None and (max_shift or is_mirrored):
         image = changed(image, rngs.dropout(), max_shift=max_shift, is_mirrored=is_mirrored)
-    logits = model(normalised(image), rngs=rngs)
+    logits = model(normalized(image), rngs=rngs)
     output = summed_cross_entropy(logits, batch["label"], batch["row_weights"], label_smoothing=label_smoothing)
     return output._replace(num_tokens=batch["row_weights"].sum())
 
 
-def normalised(image: UInt8[Array, "B Y X C"]) -> Float[Array, "B Y X C"]:
+def normalized(image: UInt8[Array, "B Y X C"]) -> Float[Array, "B Y X C"]:
     """Takes 0 to 255 to -1 to 1, float32, which is what published Vision Transformers read."""
     return image.astype(jnp.float32) / 127.5 - 1.0
 
@@ -458,12 +448,12 @@ def changed(
 
 def predict_classes(model: Any, batch: dict[str, Array]) -> tuple[Int[Array, " B"], Int[Array, " B"]]:
     """The id of each image's likeliest class, and its label; for `TrainedModel.predict`."""
-    return model(normalised(batch["image"])).argmax(axis=-1), batch["label"]
+    return model(normalized(batch["image"])).argmax(axis=-1), batch["label"]
 
 
 def _class_attention(model: Any, batch: dict[str, Array]) -> tuple[Array, Array, Array]:
     """Logits [B, V], and the patches that the class token sees: through all layers [B, P], in each [L, B, P]."""
-    logits, maps = model(normalised(batch["image"]), return_attention=True)
+    logits, maps = model(normalized(batch["image"]), return_attention=True)
     layers = [maps[f"encoder/{index}/self"] for index in range(len(maps))]
     of_layers = jnp.stack([weights.mean(axis=1)[:, 0, 1:] for weights in layers]).astype(jnp.float32)
     return logits, attention_rollout(layers)[:, 0, 1:], of_layers

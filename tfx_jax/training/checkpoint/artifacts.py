@@ -104,7 +104,7 @@ def check_artifact(workdir: epath.PathLike, name: str, *, may_be_missing: bool =
                 raise UserError(f"{path} is missing: train there first")
             raise UserError(f"{path} is missing, and the checkpoints beside it need it: {_REMEDY}")
         if files and _checksum(path) != files[file]:
-            remedy = _REMEDY if has_checkpoints(folder) else "delete it, and the training's command makes it anew"
+            remedy = _REMEDY if has_checkpoints(folder) else "delete it, and the training's command makes it again"
             raise UserError(f"{path} is damaged: its SHA-256 is not the one in {_MANIFEST}; {remedy}")
     if not files and not may_be_missing and is_primary():
         logging.warning("%s is used unchecked: it is not listed in %s", folder / name, folder / _MANIFEST)

@@ -140,7 +140,7 @@ class ReadableSteps:
 
 
 class _Undated(NamedTuple):
-    """A checkpoint that does not say when it was made; whoever loads it learns that it is damaged."""
+    """A checkpoint without a date; loading it reports that it is damaged."""
 
     step: int
     path: epath.Path
@@ -276,7 +276,7 @@ class Checkpoints:
         if steps:
             raise UserError(
                 f"none of the checkpoints in {self.directory} can be read, not the newest either ({problem}): "
-                "put back a copy of it, or take another --workdir to start anew"
+                "put back a copy of it, or take another --workdir to start again"
             )
         return None
 
@@ -452,7 +452,7 @@ def _load(
         # One after the other: of two parts at once, Orbax would abandon the second when the first cannot be read.
         parts = {name: checkpointer.load_checkpointables(step, {name: target})[name] for name, target in wanted.items()}
         metadata = cast(dict[str, Any], checkpointer.metadata(step).custom_metadata)
-        # Not needed here, but by `load_params`: a training must not go on from what nobody can load later.
+        # Not needed here, but by `load_params`: a training must not go on from what no one can load later.
         described = checkpointer.checkpointables_metadata(step).metadata
         if any(described.get(name) is None for name in wanted):
             raise ValueError("it does not say what it holds")

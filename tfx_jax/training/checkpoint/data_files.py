@@ -53,7 +53,7 @@ def _check(data: Any, workdir: epath.Path) -> None:
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
         if isinstance(error, UserError):
             raise
-        raise UserError(f"{path} cannot be used ({error}): delete it to go on with the data as they are") from None
+        raise UserError(f"{path} cannot be used ({error}): delete it to resume with the data as they are") from None
     if known and has_checkpoints(workdir):
         remedy = f"bring the old data back, or train in a new workdir: the checkpoints in {workdir} belong to them"
         for name in sorted(known.keys() | found.keys()):

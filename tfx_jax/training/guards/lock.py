@@ -26,7 +26,7 @@ def report_storage_errors(workdir: epath.PathLike) -> Iterator[None]:
     """Turns what a disk or a store raises into one line; files are replaced, never overwritten: nothing is lost."""
     try:
         yield
-    except BrokenPipeError:  # of whoever reads what is printed
+    except BrokenPipeError:  # the reader of the output is gone
         raise
     except Exception as error:
         if not is_local(workdir) and is_of_store(error):

@@ -29,12 +29,12 @@ from tfx_jax.errors import UserError
 
 _FONTS = ["DejaVu Sans", "IPAexGothic"]  # matplotlib's own, then one with Japanese for what the first lacks
 # Perceptually uniform, but from white, so that a weight of zero is bare paper.
-_COLOURS = LinearSegmentedColormap.from_list("attention", ["white", *colormaps["magma_r"](np.linspace(1 / 8, 1, 8))])
+_COLORS = LinearSegmentedColormap.from_list("attention", ["white", *colormaps["magma_r"](np.linspace(1 / 8, 1, 8))])
 _LONGEST_LABEL = 18  # characters; a longer token is cut
-_SMALLEST_TYPE = 3.5  # points; where tokens leave less room, only every second, third, ... is labelled
+_SMALLEST_TYPE = 3.5  # points; where tokens leave less room, only every second, third, ... is labeled
 _MARGIN, _GAP, _PAD = 0.3, 0.3, 0.06  # inches: around the figure, between panels, between a label and what it labels
 _POINTS = 72  # to the inch
-_SCALE_ROOM = 0.6  # inches beside a panel for the bar that explains the colours
+_SCALE_ROOM = 0.6  # inches beside a panel for the bar that explains the colors
 _MOST_PIXELS = 30e6  # a larger picture gets a lower resolution
 _SUFFIXES = (".png", ".pdf", ".svg")
 
@@ -228,7 +228,7 @@ def _check_shape(name: str, weights: np.ndarray, rows: tuple[str, int], columns:
 def _head_panels(
     stack: str, layer: int, kind: str, weights: np.ndarray, tokens: Mapping[str, list[str]]
 ) -> list[_Panel]:
-    """Makes one row of small panels, whose queries are labelled at the first head alone."""
+    """Makes one row of small panels, whose queries are labeled at the first head alone."""
     rows, columns = (tokens[side] for side in AXES[stack, kind])
     return [
         _Panel(f"{stack} {layer} · {kind} · head {head}", weights[head], [] if head else rows, columns)
@@ -299,7 +299,7 @@ def _draw_panel(figure: Figure, item: _Placed) -> None:
     """Draws one map, its labels and its title."""
     panel, frame, left, top = item
     axes = _add_axes(figure, left, top, frame.width, frame.height)
-    axes.imshow(panel.weights, cmap=_COLOURS, vmin=0, vmax=1, aspect="auto", interpolation="nearest")
+    axes.imshow(panel.weights, cmap=_COLORS, vmin=0, vmax=1, aspect="auto", interpolation="nearest")
     num_rows, num_columns = panel.weights.shape
     ruling = {"color": "0.88", "linewidth": 1.4 * frame.width / num_columns}
     axes.hlines(np.arange(0.5, num_rows - 1), -0.5, num_columns - 0.5, **ruling)
@@ -323,10 +323,10 @@ def _draw_panel(figure: Figure, item: _Placed) -> None:
 
 
 def _draw_scale(figure: Figure, item: _Placed) -> None:
-    """Draws the meaning of the colours to the right of a panel."""
+    """Draws the meaning of the colors to the right of a panel."""
     frame = item.frame
     axes = _add_axes(figure, item.left + frame.width + 0.15, item.top, 0.12, min(frame.height, 2.0))
-    bar = figure.colorbar(ScalarMappable(Normalize(0, 1), _COLOURS), cax=axes, ticks=[0, 0.5, 1])
+    bar = figure.colorbar(ScalarMappable(Normalize(0, 1), _COLORS), cax=axes, ticks=[0, 0.5, 1])
     bar.outline.set(edgecolor="0.7", linewidth=0.5)
     axes.tick_params(length=0, labelsize=8)
 

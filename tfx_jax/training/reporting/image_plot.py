@@ -17,7 +17,7 @@ def plot_maps(image: UInt8[np.ndarray, "Y X C"], titles: Sequence[str], weights:
     """Draws an image, then again for each map, bright where the model looked.
 
     Args:
-      image: red, green and blue, or grey.
+      image: red, green and blue, or gray.
       titles: of the maps: the words of a caption, its end included, or the layers of a classifier.
       weights: of the places of a grid over the image. The largest of a map is fully bright, whatever its value.
 

@@ -12,7 +12,7 @@ import numpy as np
 from tfx_jax.training.step import Batch, Metrics
 
 # Peak dense bfloat16 FLOP/s of one JAX device, by `device_kind`. Sparsity, which doubles what datasheets print, is left
-# out. A kind that is not listed has no known peak: better no utilisation than a wrong one.
+# out. A kind that is not listed has no known peak: better no utilization than a wrong one.
 # TPUs: https://cloud.google.com/tpu/docs/system-architecture-tpu-vm and its pages on each version, per chip. The chips
 # of v2, v3 and 7x are two JAX devices each.
 # GPUs: NVIDIA's datasheets of the A100, H100, H200, L4, L40S, A10, T4 and V100 products.

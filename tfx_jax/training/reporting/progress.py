@@ -1,4 +1,4 @@
-"""What a person sees while a model trains: a live line, and TensorBoard scalars, which can be read back."""
+"""Progress of a run: a live line, and TensorBoard scalars, which can be read back."""
 
 import contextlib
 import itertools
@@ -77,7 +77,7 @@ class Progress:
     ) -> None:
         """Reports on the steps up to `step`; each of `scalars` becomes a point in TensorBoard.
 
-        The model FLOP utilisation, of the devices' 16-bit peak, is shown where it is known. The time left leaves out
+        The model FLOP utilization, of the devices' 16-bit peak, is shown where it is known. The time left leaves out
         what "time/compile" says. On a terminal a line stays for each twentieth of the training.
         """
         self.scalars(step, scalars)

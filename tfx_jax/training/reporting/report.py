@@ -19,7 +19,7 @@ from tfx_jax.training.reporting.meter import PARTS, peak_flops
 from tfx_jax.training.reporting.progress import Evaluation, History, clock, read_history
 from tfx_jax.training.run import Run
 
-_BLUE, _ORANGE, _GREY = "#0072b2", "#d55e00", "#b0b0b0"  # Okabe and Ito's, told apart by everyone
+_BLUE, _ORANGE, _GRAY = "#0072b2", "#d55e00", "#b0b0b0"  # Okabe and Ito's, told apart by everyone
 _LOG_FROM = 3.0  # a loss that falls by more than this factor is drawn on a logarithmic axis
 _MOST_MARKERS = 60
 
@@ -58,11 +58,11 @@ def _draw_loss(
     curves = [(steps, losses, _BLUE, "with label smoothing")]
     if nlls.size and not (losses.shape == nlls.shape and np.allclose(losses, nlls)):
         curves.append((nll_steps, nlls, _ORANGE, "cross entropy"))
-    for at, values, colour, label in curves:
+    for at, values, color, label in curves:
         smooth = _running_mean(values, len(values) // 50)
         if smooth is not values:
-            panel.plot(at, values, color=colour, alpha=0.25, linewidth=0.8)
-        panel.plot(at, smooth, color=colour, linewidth=1.8, label=label, marker="o" if len(at) == 1 else None)
+            panel.plot(at, values, color=color, alpha=0.25, linewidth=0.8)
+        panel.plot(at, smooth, color=color, linewidth=1.8, label=label, marker="o" if len(at) == 1 else None)
     if len(curves) > 1:
         panel.legend(
             frameon=False, loc="lower right", bbox_to_anchor=(1, 1), ncols=2, borderaxespad=0
@@ -85,7 +85,7 @@ def _draw_metric(panel: Axes, evaluations: Sequence[Evaluation], metric: MetricI
     if np.isnan(values).all():
         return
     best = int(np.nanargmin(values) if metric.is_loss else np.nanargmax(values))
-    panel.axhline(values[best], color=_GREY, linewidth=0.8, linestyle="--")
+    panel.axhline(values[best], color=_GRAY, linewidth=0.8, linestyle="--")
     said = f"best {metric.format(values[best])} at step {steps[best]:,}"
     panel.set_title(said, loc="right", color="#606060", fontsize=9)  # where no curve can run through it
     if not metric.is_loss:
@@ -206,7 +206,7 @@ def _mfu_fact(history: History, config: ExperimentConfig, device_kinds: Sequence
     text = f"{mfu:.1%} of the devices' peak at 16 bits, {peak / 1e12:,.0f} TFLOP/s; padding is counted as work"
     if config.model.dtype == "float32":
         text += "; **the computation is float32, the peak that of bfloat16**"
-    return [("Model FLOP utilisation", text)]
+    return [("Model FLOP utilization", text)]
 
 
 def _time_table(history: History) -> str:

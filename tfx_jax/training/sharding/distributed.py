@@ -76,7 +76,7 @@ def initialize_from_env(
 
 
 def _check_free(port: int) -> None:
-    """JAX itself would join whoever listens there, another training for example."""
+    """JAX itself would join any process that listens there, such as another run."""
     try:
         socket.create_server(("", port)).close()
     except OSError as error:
@@ -89,7 +89,7 @@ def _await_listener(host: str, port: int, seconds: float = 300.0, patience: floa
     Args:
       host: of process 0.
       port: where it will listen.
-      seconds: after which nobody will.
+      seconds: after which no one will.
       patience: seconds after which who listens, and answers nothing that JAX would, is somebody else.
     """
     end, heard = time.monotonic() + seconds, math.inf
@@ -210,7 +210,7 @@ def abort_together() -> Iterator[None]:
 
     A process that left in the ordinary way would wait for the others, which wait for it in a collective: five minutes,
     until JAX aborts them all. So it leaves without waiting; the others see the connection break, and leave with the
-    status RESTART. Alone, errors are raised as ever.
+    status RESTART. Alone, errors are raised as usual.
     """
     try:
         yield

@@ -76,7 +76,7 @@ def make_mesh(
     tensor: int = 1,
     devices: Sequence[Any] | None = None,
 ) -> Mesh:
-    """Arranges devices as a mesh whose axes have these sizes; neighbours are close along the last ones.
+    """Arranges devices as a mesh whose axes have these sizes; neighbors are close along the last ones.
 
     TPU slices, between which the network is slow, divide "data" alone between them.
 

@@ -15,10 +15,10 @@ def aligned_weights(query, key, *, position, window, sigma=None, key_position=No
     places = np.broadcast_to(np.arange(s) if key_position is None else key_position, (b, s))
     inside, gaussian = np.zeros((b, n, t, s), bool), np.ones((b, n, t, s))
     for row, head, place, column in np.ndindex(inside.shape):
-        centre = position[row, head, place]
-        inside[row, head, place, column] = centre - window <= places[row, column] <= centre + window
+        center = position[row, head, place]
+        inside[row, head, place, column] = center - window <= places[row, column] <= center + window
         if sigma is not None:
-            gaussian[row, head, place, column] = np.exp(-((places[row, column] - centre) ** 2) / (2 * sigma**2))
+            gaussian[row, head, place, column] = np.exp(-((places[row, column] - center) ** 2) / (2 * sigma**2))
     if scores is None:
         return dense_weights(query, key, **options | {"mask": inside & options.get("mask", True)}) * gaussian
     seen = visible(query, key, options.get("mask", True), options.get("is_causal", False))
