@@ -11,16 +11,16 @@ import sys
 import pytest
 from flax import nnx
 
-from tfx_jax import cli
+from tfx_jax import cli, training
 from tfx_jax.cli.support.parser import Parser
 from tfx_jax.cli.train import load_config_file
 from tfx_jax.data.tokenizers.train import train_or_load_folder
 from tfx_jax.models import GPT, BertConfig, BertMaskedLM, GPTConfig, hf
-from tfx_jax.training import loop
 from tfx_jax.training.config import validate
 
 ROOT = pathlib.Path(__file__).parents[1]
-PAGES = ["README.md", "docs/formats.md", "docs/results.md", "docs/from_laptop_to_pod.md", "docs/speed.md"]
+GUIDE = "docs/guide.md"
+PAGES = ["README.md", GUIDE, "docs/formats.md", "docs/results.md", "docs/from_laptop_to_pod.md", "docs/speed.md"]
 BLOCK = re.compile(r"^```(\w*)(?: (\S+))?\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
@@ -127,8 +127,8 @@ exec {python} -m tfx_jax "$@"
 
 
 def run_block(beginning, folder):
-    """Runs the one block of the README that begins so by a shell, in a folder."""
-    (text,) = [text for _, text in blocks("README.md", "bash") if text.startswith(beginning)]
+    """Runs the one block of the guide with this beginning by a shell, in a folder."""
+    (text,) = [text for _, text in blocks(GUIDE, "bash") if text.startswith(beginning)]
     (folder / "bin").mkdir(exist_ok=True)
     (folder / "bin" / "tfx-jax").write_text(COMMAND.format(python=sys.executable))
     (folder / "bin" / "tfx-jax").chmod(0o755)
@@ -153,7 +153,7 @@ def own_tasks(tmp_path_factory):
 
 
 @pytest.mark.slow
-def test_own_tasks_of_the_readme_train_as_printed(own_tasks):
+def test_own_tasks_of_the_guide_train_as_printed(own_tasks):
     folder, said = own_tasks
     assert (folder / "runs" / "mine" / "report.md").exists()
     answers = [line.split("\t") for line in said.splitlines()[-2:]]
@@ -163,7 +163,7 @@ def test_own_tasks_of_the_readme_train_as_printed(own_tasks):
 
 @pytest.mark.slow
 @pytest.mark.compiles(70, "two models are drawn, to be written to folders")
-def test_pretrained_models_of_the_readme_are_used_as_printed(tmp_path):
+def test_pretrained_models_of_the_guide_are_used_as_printed(tmp_path):
     """With small ones of one's own by these names."""
     tagged = "Ken\tB-person\nlives\tO\nin\tO\nParis\tB-location\n\n" * 8
     for name in ("train.conll", "dev.conll"):
@@ -188,22 +188,23 @@ def small_gpt(folder):
 
 @pytest.mark.slow
 @pytest.mark.compiles(240, "a model is made and called outside of one program, as a reader does it, another is trained")
-def test_python_of_the_readme_runs_as_printed(own_tasks, monkeypatch):
+def test_python_of_the_guide_runs_as_printed(own_tasks, monkeypatch):
     """In one session, with a GPT called gpt2, a text and what the shell has trained; the training takes two steps."""
     folder, _ = own_tasks
     monkeypatch.chdir(folder)
     (folder / "my.txt").write_text("to be or not to be\n" * 200)
     small_gpt("gpt2")
-    trained, train = [], loop.train
+    trained, train = [], training.train
 
     def train_briefly(config, workdir):
         trained.append(config.num_steps)
         return train(dataclasses.replace(config, num_steps=2), workdir)
 
-    monkeypatch.setattr(loop, "train", train_briefly)
+    monkeypatch.setattr(training, "train", train_briefly)
     names = {}
-    for _, text in blocks("README.md", "python"):
-        exec(compile(text, "README.md", "exec"), names)
+    for page in ("README.md", GUIDE):
+        for _, text in blocks(page, "python"):
+            exec(compile(text, page, "exec"), names)
     assert names["out"].shape == (2, 10, 8, 64)
     assert names["maps"]["decoder/0/cross"].shape == (1, 8, 3, 4)
     assert trained == [2_000]
@@ -213,11 +214,11 @@ def test_python_of_the_readme_runs_as_printed(own_tasks, monkeypatch):
 
 @pytest.mark.slow
 @pytest.mark.compiles(100, "a training of an experiment")
-def test_verbs_of_the_readme_run_as_printed(tmp_path, monkeypatch, capfd):
+def test_verbs_of_the_guide_run_as_printed(tmp_path, monkeypatch, capfd):
     """By a shell, on a model that six steps have trained."""
     monkeypatch.chdir(tmp_path)
     assert cli.main(["train", "--config=transformer_demo:test", "--workdir=runs/mine"]) == 0
-    (text,) = [text for _, text in blocks("README.md", "bash") if text.startswith("tfx-jax average")]
+    (text,) = [text for _, text in blocks(GUIDE, "bash") if text.startswith("tfx-jax average")]
     path = f"{pathlib.Path(sys.executable).parent}:{os.environ['PATH']}"
     done = subprocess.run(["bash", "-euo", "pipefail", "-c", text], env={**os.environ, "PATH": path}, check=False)
     out, err = capfd.readouterr()
@@ -227,8 +228,8 @@ def test_verbs_of_the_readme_run_as_printed(tmp_path, monkeypatch, capfd):
     assert (tmp_path / "map.png").stat().st_size > 10_000
 
 
-def test_readme_has_every_verb_and_target():
-    text = (ROOT / "README.md").read_text(encoding="utf-8")
+def test_guide_has_every_verb_and_readme_targets_that_exist():
+    text = (ROOT / GUIDE).read_text(encoding="utf-8")
     assert [verb for verb in cli.VERBS if f"`{verb}`" not in text] == []
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
     targets = re.findall(r"make ([a-z][a-z-]*)", "".join(text for _, text in blocks("README.md", "bash")))
@@ -236,7 +237,7 @@ def test_readme_has_every_verb_and_target():
     assert [target for target in targets if f"\n{target}:" not in makefile] == []
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/formats.md"])
+@pytest.mark.parametrize("page", ["README.md", GUIDE, "docs/formats.md"])
 def test_lines_fit_a_terminal(page):
     """But tables, and lines that are nothing but a link."""
     lines = (ROOT / page).read_text(encoding="utf-8").splitlines()
