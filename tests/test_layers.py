@@ -96,3 +96,14 @@ def test_seconds_are_not_counted_by_a_clock_that_may_be_set():
     paths = [*FILES, *sorted((ROOT / "colab").rglob("*.py"))]
     reading = {_label(path): len(clock.findall(path.read_text(encoding="utf-8"))) for path in paths}
     assert {name: count for name, count in reading.items() if count} == {"tfx_jax/training/reporting/progress.py": 2}
+
+
+def test_paths_from_a_file_to_the_root_have_the_right_length():
+    """`parents[2]` of a file that moved one folder up is outside the repository, and may even exist there."""
+    wrong = []
+    for folder in ("benchmarks", "experiments", "tests"):
+        for path in sorted((ROOT / folder).rglob("*.py")):
+            for found in re.finditer(r'Path\(__file__\)\.parents\[(\d+)\](?! / "shared")', path.read_text("utf-8")):
+                expected = len(path.relative_to(ROOT).parts) - 1
+                wrong += [f"{_label(path)}: {found[0]}, not {expected}"] if int(found[1]) != expected else []
+    assert not wrong, "\n".join(wrong)

@@ -48,7 +48,7 @@ def test_wheel_has_the_experiments_and_one_package(wheel):
 
 def test_wheel_has_what_is_not_code(wheel):
     names = zipfile.ZipFile(wheel).namelist()
-    assert {"tfx_jax/py.typed", "tfx_jax/cli/attention_view.html"} <= set(names)
+    assert {"tfx_jax/py.typed", "tfx_jax/cli/support/attention_view.html"} <= set(names)
     tracked = {path.relative_to(ROOT).as_posix() for path in (ROOT / "tfx_jax").rglob("*.py")}
     assert tracked <= set(names)
 

@@ -109,7 +109,7 @@ def run(command: list[str], variables: dict[str, str], shell: str = "", limit: s
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("LC_", "PYTHON", "JAX_"))}
     script = f'{limit}; exec "$@" {shell}'
     arguments = [shutil.which("bash") or "bash", "-c", script, "bash", sys.executable, "-m", "tfx_jax", *command]
-    root = str(pathlib.Path(__file__).parents[3])
+    root = str(pathlib.Path(__file__).parents[2])
     try:
         ended = subprocess.run(
             [argument.encode(errors="surrogateescape") for argument in arguments],

@@ -26,7 +26,7 @@ from tfx_jax.errors import UserError
 from tfx_jax.synthetic.grammar import GrammarPairs
 from tfx_jax.training.checkpoint import load_params, saved_checksums
 
-ROOT = pathlib.Path(__file__).parents[3]
+ROOT = pathlib.Path(__file__).parents[2]
 STEPS, EVERY, RESUMED = 40, 5, 20  # steps, steps between checkpoints, last checkpoint of a training that was stopped
 OVERRIDES = {
     "task.data.dataset": "files",

@@ -20,7 +20,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-_ROOT = pathlib.Path(__file__).parents[3]
+_ROOT = pathlib.Path(__file__).parents[2]
 # The threads of a parallel region spin a while after its end (Intel's OpenMP: 200 ms): not in the next side's turn.
 _PAUSE = 0.3
 # What `tfx-jax` asks for by itself, and would help anyone: every side has it, or a ratio would be one of environments.

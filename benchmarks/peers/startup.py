@@ -15,7 +15,7 @@ from etils import epath
 
 from benchmarks.peers.sizes import SIZES
 
-_EXPERIMENT = pathlib.Path(__file__).parents[2] / "transformer_demo.py"
+_EXPERIMENT = pathlib.Path(__file__).parents[2] / "experiments" / "transformer_demo.py"
 _TRACED = ("/jax/core/compile/jaxpr_trace_duration", "/jax/core/compile/jaxpr_to_mlir_module_duration")
 _COMPILED = ("/jax/core/compile/backend_compile_duration",)
 

@@ -26,6 +26,7 @@ from benchmarks.faults.campaign import BAD, Campaign, Record, draw, failures, ta
 from benchmarks.faults.command import Ended, call, judge
 from tests.benchmarks import faults_made_here
 from tests.training.tiny import tiny_config, train, write_text
+from tfx_jax import cli
 from tfx_jax.errors import UserError
 from tfx_jax.training.checkpoint.checkpoints import average_checkpoints, load_params
 from tfx_jax.training.config import load_config, validate
@@ -87,6 +88,7 @@ def test_table_counts_and_failures_can_be_repeated(tmp_path):
         (Ended(2, b"", ""), True, "raw"),
         (Ended(1, b"", "tfx-jax train: config.seed must be at least 0\n"), True, "raw"),
         (Ended(2, b"", "tfx-jax train: config.\x1b[2J must be at least 0\n"), True, "raw"),
+        (Ended(2, b"", f"tfx-jax attend: {cli.__path__[0]}/x.html: No such file or directory\n"), True, "raw"),
         (Ended(None, b"", "", "Traceback (most recent call last):\n"), True, "traceback"),
         (Ended(0, b"", "Traceback (most recent call last):\n  of a thread\n"), True, "traceback"),
     ],

@@ -96,7 +96,7 @@ def test_what_is_there_is_not_planned_again(small, tmp_path, capsys):
 
 
 def test_the_page_has_the_tables_of_its_plans(tmp_path, capsys):
-    docs = pathlib.Path(pod.__file__).parents[2] / "docs"
+    docs = pathlib.Path(pod.__file__).parents[1] / "docs"
     shutil.copy(docs / "pod.json", tmp_path)
     pod.main([f"--output={tmp_path}", "--only="])
     tables = (docs / "pod_on_paper.md").read_text().partition(pod._BEGIN)[2].partition(pod._END)[0]

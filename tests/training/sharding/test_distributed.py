@@ -186,8 +186,8 @@ def test_processes_that_disagree_are_named(monkeypatch, others, who):
 
 
 def test_the_code_is_known_by_every_line(tmp_path, monkeypatch):
-    shutil.copytree(pathlib.Path(agreement.__file__).parents[1], tmp_path / "tfx_jax")
-    monkeypatch.setattr(agreement.tfx_jax, "__file__", str(tmp_path / "tfx_jax" / "__init__.py"))
+    shutil.copytree(pathlib.Path(agreement.__file__).parents[2], tmp_path / "tfx_jax")
+    monkeypatch.setattr(agreement, "__file__", str(tmp_path / "tfx_jax/training/sharding/distributed.py"))
     before = library.__wrapped__()
     assert before == library.__wrapped__()
     with (tmp_path / "tfx_jax" / "functional" / "masks.py").open("a") as file:
