@@ -91,7 +91,7 @@ def show_map(axes, weights, title, largest=None):
 # of two numbers, times a sharpness.
 
 # %%
-from tfx_jax.functional.attention import dense as attention_from_logits
+from tfx_jax.functional import attention_from_logits
 
 dictionary = {1.0: 10.0, 2.0: 40.0, 3.0: 20.0, 4.0: 30.0}
 keys, values = jnp.array(list(dictionary)), jnp.array(list(dictionary.values()))

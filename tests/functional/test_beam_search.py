@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tfx_jax.functional import BeamInvariant, greedy_search
-from tfx_jax.functional import search as beam_search
+from tfx_jax.functional import BeamInvariant, beam_search, greedy_search
 from tfx_jax.functional.search import _BLOCKS, _best_alive, _Past
 
 

@@ -12,6 +12,7 @@ from tests.functional.attention.test_contract import ATTENTIONS, _inputs, every
 from tfx_jax.functional import (
     additive_attention,
     alibi_slopes,
+    attention_from_logits,
     attention_weights,
     favor_attention,
     general_attention,
@@ -24,7 +25,6 @@ from tfx_jax.functional import (
     rotary_embedding,
     structured_pooling,
 )
-from tfx_jax.functional.attention import dense as attention_from_logits
 
 NARROW = [jnp.bfloat16, jnp.float16]
 

@@ -11,8 +11,7 @@ import pytest
 from flax import nnx
 
 from tests.nn.programs import count_draws, count_rematerialized, draw, initial, jitted, params_of, started
-from tfx_jax.functional import greedy_search
-from tfx_jax.functional import search as beam_search
+from tfx_jax.functional import beam_search, greedy_search
 from tfx_jax.models import GPT, GPTConfig
 from tfx_jax.nn import AttentionConfig, AttentionOptions
 

@@ -12,8 +12,7 @@ from scipy.special import log_softmax
 from tests.models.test_seq2seq import CASES, SIZES, SOURCE, TARGET, Oracle, forward, lengths, make
 from tests.nn.programs import draw, initial, jitted, started
 from tests.tiers import slow_but
-from tfx_jax.functional import greedy_search
-from tfx_jax.functional import search as beam_search
+from tfx_jax.functional import beam_search, greedy_search
 from tfx_jax.models.seq2seq import Seq2Seq, Seq2SeqConfig
 from tfx_jax.tasks.text.translation import translation_loss
 from tfx_jax.training.step import new_state, split_variables, update

@@ -13,8 +13,7 @@ from flax import nnx
 
 from tests.nn.programs import count_draws, count_rematerialized, draw, initial, jitted, params_of, started
 from tests.tiers import slow_but
-from tfx_jax.functional import dot_product_attention, greedy_search, relative_position_bucket
-from tfx_jax.functional import search as beam_search
+from tfx_jax.functional import beam_search, dot_product_attention, greedy_search, relative_position_bucket
 from tfx_jax.models import T5, T5Config
 
 V, D, N, H = 23, 12, 2, 5

@@ -9,8 +9,7 @@ import pytest
 from flax import nnx
 
 from tests.nn.programs import jitted, started
-from tfx_jax.functional import greedy_search
-from tfx_jax.functional import search as beam_search
+from tfx_jax.functional import beam_search, greedy_search
 
 B, W, S, T, V = 2, 3, 6, 5, 23
 SOURCE = np.array([[4, 9, 22, 5, 7, 2], [8, 6, 6, 2, 0, 0]])

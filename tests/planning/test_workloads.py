@@ -7,7 +7,7 @@ from flax import nnx
 
 from tests.nn.programs import started
 from tfx_jax.errors import UserError
-from tfx_jax.functional import search as beam_search
+from tfx_jax.functional import beam_search
 from tfx_jax.generation.decoding import BeamSearch, decode
 from tfx_jax.models.transformer import EOS_ID, PAD_ID, Transformer, TransformerConfig
 from tfx_jax.planning import workloads

@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from tests.nn.programs import jitted, started
-from tfx_jax.functional import greedy_search
-from tfx_jax.functional import search as beam_search
+from tfx_jax.functional import beam_search, greedy_search
 from tfx_jax.models import hf
 
 torch = pytest.importorskip("torch")

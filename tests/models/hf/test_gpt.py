@@ -7,8 +7,7 @@ from flax import nnx
 
 from tests.models.hf.folders import loaded_by_them, padded_on, redrawn
 from tests.nn.programs import initial, jitted, started
-from tfx_jax.functional import greedy_search
-from tfx_jax.functional import search as beam_search
+from tfx_jax.functional import beam_search, greedy_search
 from tfx_jax.models import GPT, GPTConfig, hf
 
 torch = pytest.importorskip("torch")

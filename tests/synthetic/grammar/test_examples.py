@@ -13,8 +13,7 @@ from tests.tiers import slow_but
 from tfx_jax.errors import UserError
 from tfx_jax.metrics.entities import entities_of_tags, repair_tags
 from tfx_jax.synthetic import grammar as toy_grammar
-from tfx_jax.synthetic.grammar import derivation, facts, lexicon, phrases, tagged_sentences
-from tfx_jax.synthetic.grammar import labeled_texts as labeled_texts
+from tfx_jax.synthetic.grammar import derivation, facts, labeled_texts, lexicon, phrases, tagged_sentences
 
 MAKERS = {
     "documents": toy_grammar.grammar_documents,

@@ -19,8 +19,7 @@ from tfx_jax.data.sources.labeled import LabeledPair, LabeledText
 from tfx_jax.data.sources.splits import Split
 from tfx_jax.data.sources.squad import Question
 from tfx_jax.data.sources.trees import Tree
-from tfx_jax.synthetic.grammar import bracketed_sentences, tagged_sentences
-from tfx_jax.synthetic.grammar import labeled_texts as labeled_texts
+from tfx_jax.synthetic.grammar import bracketed_sentences, labeled_texts, tagged_sentences
 from tfx_jax.synthetic.grammar.derivation import Derivation, Dice
 from tfx_jax.synthetic.grammar.documents import document
 from tfx_jax.synthetic.grammar.entailment import entailment
