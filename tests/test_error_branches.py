@@ -4,6 +4,7 @@ import json
 import pathlib
 import re
 import types
+from typing import Any
 from unittest import mock
 
 import jax
@@ -21,6 +22,7 @@ from tfx_jax.data.sources.trees import parse_tree
 from tfx_jax.data.tokenizers.hf_tokenizer import TokenizerConfig
 from tfx_jax.errors import UserError
 from tfx_jax.functional import linear_attention
+from tfx_jax.generation import TextGenerator
 from tfx_jax.models import BertConfig, ConformerConfig, GPTConfig, ViTConfig, hf
 from tfx_jax.models.captioning import Captioner
 from tfx_jax.models.decomposable import DecomposableConfig
@@ -253,7 +255,7 @@ MODEL = types.SimpleNamespace()
     ],
 )
 def test_tokenizers_of_elsewhere_that_lack_tokens(module, name, call, message, monkeypatch):
-    monkeypatch.setattr(f"tfx_jax.tasks.{module}.{name}", lambda _, model, *__, **___: (NO_TOKENS, model))
+    monkeypatch.setattr(f"tfx_jax.tasks.text.{module}.{name}", lambda _, model, *__, **___: (NO_TOKENS, model))
     monkeypatch.setattr("tfx_jax.tasks.text.sentence_pairs.setup_json", lambda *_: ["a", "b"])
     with pytest.raises(UserError, match=message):
         call(types.SimpleNamespace(folder="workdir"))
@@ -353,7 +355,7 @@ def test_models_that_neither_read_nor_hear(capfd, monkeypatch):
     run = types.SimpleNamespace(task=types.SimpleNamespace(), config=types.SimpleNamespace())
     run.config.task = types.SimpleNamespace(data=SpeechData())
     # In this order: whichever of them is imported only now takes its function from the last.
-    for verb in ("transcribe", "attend", "options"):
+    for verb in ("transcribe", "attend", "support.options"):
         monkeypatch.setattr(f"tfx_jax.cli.{verb}.load_model", lambda *_, **__: (run, {}))
     run.trained = lambda params: params
     with pytest.raises(UserError, match="digits holds a model without a tokenizer: it neither reads nor writes text"):

@@ -73,8 +73,6 @@ def check_fields(config: Any, name: str = "config") -> None:
         if isinstance(value, int if "at_most" not in metadata else (int, float)) and value > most:
             raise UserError(f"{path} must be at most {most}, got {_shown(value)}")
         _check_integers(path, value, max(most, _LARGEST))
-        if isinstance(value, float) and not math.isfinite(value):
-            raise UserError(f"{path} must be finite, got {value}")
         if "at_least" in metadata and not value >= metadata["at_least"]:
             raise UserError(f"{path} must be at least {metadata['at_least']}, got {_shown(value)}")
         if "is_fraction" in metadata and not 0.0 <= value < 1.0:
@@ -82,6 +80,8 @@ def check_fields(config: Any, name: str = "config") -> None:
         if "choices" in metadata and value not in metadata["choices"]:
             listed = " or ".join(f'"{choice}"' for choice in metadata["choices"])
             raise UserError(f"{path} must be {listed}, got {value!r}")
+        if isinstance(value, float) and not math.isfinite(value):
+            raise UserError(f"{path} must be finite, got {value}")
 
 
 @functools.cache
@@ -112,6 +112,8 @@ def _has_type(value: Any, hint: Any) -> bool:
         return isinstance(value, tuple) and all(_has_type(item, typing.get_args(hint)[0]) for item in value)
     if hint in (int, float):
         return isinstance(value, (int, hint)) and not isinstance(value, bool)
+    if getattr(hint, "_is_protocol", False):  # typing.is_protocol from Python 3.13 on
+        return dataclasses.is_dataclass(value)  # a task of the user's own need not have every method
     return isinstance(value, hint)
 
 

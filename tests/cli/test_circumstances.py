@@ -84,7 +84,7 @@ def test_experiment_files_with_mistakes(fails, tmp_path, text, message):
             "optimizer.warmup_steps=3000000000",
             "config.optimizer.warmup_steps must be at most 2147483647, got 3000000000",
         ),
-        ("optimizer.peak_learning_rate=nan", "config.optimizer.peak_learning_rate must be finite, got nan"),
+        ("optimizer.peak_learning_rate=nan", "config.optimizer.peak_learning_rate must be at least 0, got nan"),
         ("optimizer.epsilon=inf", "config.optimizer.epsilon must be finite, got inf"),
         ("task.decoding.length_penalty=nan", "config.task.decoding.length_penalty must be at least 0, got nan"),
     ],

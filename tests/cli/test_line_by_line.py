@@ -12,6 +12,7 @@ import pytest
 
 from tfx_jax.cli import generate, main, predict, translate
 from tfx_jax.errors import UserError
+from tfx_jax.generation import GeneratedText
 from tfx_jax.models import T5
 
 PATIENCE = 60.0  # seconds; a test that would wait for ever fails then
@@ -88,25 +89,17 @@ def chunks(monkeypatch):
 
             return translator
 
-    class Tokenizer:
-        def encode_with_specials(self, line):
-            return types.SimpleNamespace(ids=[ord(character) for character in line])
-
-        def decode(self, ids):
-            return "".join(map(chr, ids))
-
     class Generator:
         continues_prompts = False
 
-        def __init__(self, model, **_):
-            self.stopped = False
+        def __init__(self, model, tokenizer, **_):
+            pass
 
         def __call__(self, prompts, *, seed, first):
             assert (seed, first) == (7, sum(map(len, seen)))
-            texts = ["".join(map(chr, prompt)) for prompt in prompts]
-            refuse_bad(texts)
-            seen.append(texts)
-            return [[ord(chr(token).upper()) for token in prompt] for prompt in prompts]
+            refuse_bad(prompts)
+            seen.append(list(prompts))
+            return [GeneratedText(prompt.upper(), len(prompt)) for prompt in prompts]
 
     monkeypatch.setattr(translate, "load_model", lambda *_: (types.SimpleNamespace(task=Task(), graphdef=None), None))
     monkeypatch.setattr(translate, "set_up_program", lambda: None)
@@ -124,10 +117,10 @@ def chunks(monkeypatch):
     monkeypatch.setattr(predict, "Predictor", Predictor)
     monkeypatch.setattr(predict, "set_up_program", lambda: None)
     monkeypatch.setattr(generate, "set_up_program", lambda: None)
-    monkeypatch.setattr(generate, "load_folder_tokenizer", lambda _: Tokenizer())
+    monkeypatch.setattr(generate, "load_folder_tokenizer", lambda _: None)
     monkeypatch.setattr(generate.hf, "load", lambda *_, **__: T5.__new__(T5))
     monkeypatch.setattr(generate.hf, "end_ids", lambda _: ())
-    monkeypatch.setattr(generate, "Generator", Generator)
+    monkeypatch.setattr(generate, "TextGenerator", Generator)
     return seen
 
 

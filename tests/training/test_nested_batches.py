@@ -57,9 +57,6 @@ class LinearConfig:
     def validate(self):
         pass
 
-    def tiny(self, *, max_length):
-        pass
-
 
 @dataclasses.dataclass
 class RegressionData:

@@ -10,8 +10,9 @@ from matplotlib.image import imread
 
 from tfx_jax.tasks.text.translation import TranslationTask
 from tfx_jax.training.config import ExperimentConfig
+from tfx_jax.training.reporting.learning_curves import draw_learning_curves
 from tfx_jax.training.reporting.progress import History, Point, Progress
-from tfx_jax.training.reporting.report import draw_learning_curves, write_report
+from tfx_jax.training.reporting.report import write_report
 from tfx_jax.training.run import Run
 
 TPUS = ["TPU v4"] * 4
