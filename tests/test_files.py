@@ -87,7 +87,9 @@ def test_a_file_that_says_it_is_empty_is_bounded_too():
 def test_the_tree_that_another_library_reads(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "4" / "d").mkdir(parents=True)
-    (tmp_path / "4" / "circle").symlink_to(tmp_path)
+    (tmp_path / "4" / "circle").symlink_to("e")
+    (tmp_path / "4" / "e").mkdir()
+    (tmp_path / "4" / "e" / "circle").symlink_to("../e")
     (tmp_path / "4" / "link").symlink_to("d")
     os.truncate(os.open(tmp_path / "4" / "d" / "data", os.O_CREAT | os.O_WRONLY), 1_000)
     check_tree(tmp_path, data_folder="d", max_bytes=999)
@@ -106,6 +108,17 @@ def test_the_tree_that_another_library_reads(tmp_path, monkeypatch):
         with pytest.raises(UserError, match=message):
             check_tree(tmp_path, data_folder="d")
         (tmp_path / "4" / "d" / "x").unlink()
+
+
+@pytest.mark.parametrize("target", ["/", "..", "../..", "../../.."])
+def test_a_link_to_a_folder_around_a_tree_is_not_followed(tmp_path, target):
+    """It would have all files of a disk read."""
+    folder = tmp_path / "around" / "4"
+    (folder / "d").mkdir(parents=True)
+    (tmp_path / "around" / "large").write_bytes(bytes(1_000))
+    (folder / "d" / "x").symlink_to(target)
+    with pytest.raises(UserError, match=r"4/d/x is a link to a folder around it, /.*: delete the link"):
+        check_tree(folder, data_folder="d", max_bytes=999)
 
 
 def test_links_that_would_be_written_through(tmp_path):

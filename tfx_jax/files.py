@@ -81,7 +81,8 @@ def check_tree(folder: epath.PathLike, *, data_folder: str, max_bytes: int = MAX
 
     Raises:
       OSError: if a folder cannot be listed.
-      UserError: if there is a pipe, a device or the like, a link to nowhere or a description that is too large.
+      UserError: if there is a pipe, a device or the like, a link to nowhere or to a folder around `folder`, or a
+        description that is too large.
     """
     if not is_local(folder) or not pathlib.Path(folder).is_dir():
         return
@@ -97,6 +98,8 @@ def check_tree(folder: epath.PathLike, *, data_folder: str, max_bytes: int = MAX
             except OSError as error:  # a link to itself
                 raise UserError(f"cannot read {path}: {error.strerror or one_line(error)}") from None
             if stat.S_ISDIR(found.st_mode):
+                if path.is_symlink() and pathlib.Path(folder).resolve().is_relative_to(path.resolve()):
+                    raise UserError(f"{path} is a link to a folder around it, {path.resolve()}: delete the link")
                 if (found.st_dev, found.st_ino) not in seen:  # links may lead in circles
                     seen.add((found.st_dev, found.st_ino))
                     waiting.append(path)

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.faults.campaign import BAD, Trial
+from benchmarks.faults.campaign import Trial
 from benchmarks.faults.command import call, fresh, judge, shown
 from benchmarks.faults.damage import LINES
 from benchmarks.faults.subjects import training
@@ -57,8 +57,10 @@ def prepare(folder: pathlib.Path) -> Callable[[np.random.Generator], Trial]:
         shutil.copytree(originals[name], here / "workdir")
         done, must_refuse = edit(here / "workdir/config.json", random)
         trial = judge(call(command, LINES), f"{name}: {done}; {shown(command)}")
-        if trial.outcome not in BAD and trial.outcome != "line" and must_refuse:
+        if trial.outcome == "same" and must_refuse:
             return Trial(trial.what, "silent", "the value was ignored")
+        if trial.outcome == "line" and "config" not in trial.detail:
+            return Trial(trial.what, "raw", f"no word of the configuration: {trial.detail}")
         return trial
 
     return attempt

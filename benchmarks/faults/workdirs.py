@@ -3,6 +3,7 @@
 A verb answers as before, refuses in one line, or says what it skipped. Nothing outside of the workdir changes.
 """
 
+import functools
 import json
 import os
 import pathlib
@@ -19,7 +20,6 @@ from benchmarks.faults.damage import LINES
 from benchmarks.faults.subjects import EXPERIMENTS, TINY, training
 from tfx_jax.training.checkpoint.artifacts import write_sealed
 
-_TRAIN = "--config.num_steps=6"
 VERBS = {
     "translation": (["translate"], ["average"]),
     "labels": (["predict", "--json"], ["average", "--last=1"]),
@@ -33,18 +33,38 @@ def prepare(folder: pathlib.Path) -> Callable[[np.random.Generator], Trial]:
     """Trains the models."""
     here, originals = folder / "here", {name: training(name, folder.parent) for name in VERBS}
 
-    def attempt(random: np.random.Generator) -> Trial:
-        name = list(VERBS)[int(random.integers(len(VERBS)))]
-        verbs = [*VERBS[name], ["train", f"--config={EXPERIMENTS[name]}", *TINY, _TRAIN]]
-        command = [*verbs[int(random.integers(len(verbs)))], "--workdir=workdir"]
+    def copy(name: str, command: list[str]) -> None:
+        """Recreates a workdir; that of a training has two steps to go."""
         fresh(here)
         shutil.copytree(originals[name], here / "workdir")
+        if command[0] == "train":
+            shutil.rmtree(here / "workdir/checkpoints/4")
+
+    @functools.cache
+    def known(name: str, command: tuple[str, ...]) -> bytes:
+        copy(name, [*command])
+        ended = call(command, LINES)
+        if ended.status != 0:
+            raise RuntimeError(f"{command}: {ended}")
+        return ended.out
+
+    def answer(name: str, command: list[str]) -> bytes:
+        """What a verb says of the workdir as it was."""
+        return known(name, tuple(command))
+
+    def attempt(random: np.random.Generator) -> Trial:
+        name = list(VERBS)[int(random.integers(len(VERBS)))]
+        verbs = [*VERBS[name], ["train", f"--config={EXPERIMENTS[name]}", *TINY]]
+        command = [*verbs[int(random.integers(len(verbs)))], "--workdir=workdir"]
+        answer(name, command)
+        copy(name, command)
         outside = here / "outside"
         (outside / "7").mkdir(parents=True)  # which has the name of a checkpoint
         (outside / "secret").write_text("of somebody")
         before = contents(outside)
         what = f"{name}: {harm(here / 'workdir', outside, random)}; {shown(command)}"
-        trial = judge(call(command, LINES), what)
+        ended = call(command, LINES)
+        trial = judge(ended, what, lambda: ended.out == answer(name, command) or bool(ended.err))
         if contents(outside) != before and trial.outcome not in BAD:
             return Trial(what, "loss", f"outside of the workdir: {contents(outside)}")
         return trial

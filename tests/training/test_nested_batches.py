@@ -131,7 +131,7 @@ def workdirs(tmp_path_factory):
     """Of a training that went on, and one that was interrupted in the middle of an epoch."""
     with pytest.MonkeyPatch.context() as patch:
         # A file may name nothing outside the library.
-        patch.setattr(configs, "_class", lambda path: globals()[path.rpartition(".")[2]])
+        patch.setattr(configs, "_class", lambda path, *_: globals()[path.rpartition(".")[2]])
         folders = [tmp_path_factory.mktemp(name) for name in ("whole", "resumed")]
         train(make_config(20), folders[0])
         for num_steps in (8, 20):

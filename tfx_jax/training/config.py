@@ -4,12 +4,12 @@ import dataclasses
 import difflib
 import re
 import typing
-from typing import Any
+from typing import Any, cast
 
 from etils import epath
 
 from tfx_jax import models, tasks
-from tfx_jax.errors import UserError, one_line
+from tfx_jax.errors import UserError, one_line, printable
 from tfx_jax.fields import at_least, check_fields, documented, fraction, one_of, within
 from tfx_jax.files import check_store
 from tfx_jax.models.config import ModelConfig, SelfAttentionConfig, check_pattern
@@ -211,16 +211,27 @@ def _to_dict(config: Any) -> dict[str, Any]:
     return values
 
 
-def _from_dict(kind: Any, values: dict[str, Any]) -> Any:
-    """Makes a part of a configuration; a part of it that does not say its class has that of the default."""
-    default, found = kind(), {}
-    for name, value in values.items():
+def _from_dict(kind: Any, values: Any, path: str = "config") -> Any:
+    """Makes the part of a configuration at `path`; its own parts have the class of the default, unless they name one.
+
+    Raises:
+      ValueError: if there is no such part, field or class; the message names it.
+    """
+    if not isinstance(values, dict):
+        raise ValueError(f"{path} must be an object with fields, got {printable(repr(values), 100)}")
+    default, found, fields = kind(), dict[str, Any](), {field.name for field in dataclasses.fields(kind)}
+    for name, value in cast(dict[str, Any], values).items():
+        if name not in fields:
+            raise ValueError(f"{path} has no field {printable(name, 100)}")
         part: Any = getattr(default, name)
         if dataclasses.is_dataclass(part):
-            others = {key: item for key, item in value.items() if key != "class"}
-            found[name] = _from_dict(_class(value["class"]) if "class" in value else type(part), others)
+            own, others = type(part), value
+            if isinstance(value, dict) and "class" in value:
+                others = dict(cast(dict[str, Any], value))
+                own = _class(others.pop("class"), f"{path}.{name}")
+            found[name] = _from_dict(own, others, f"{path}.{name}")
         else:
-            found[name] = tuple(value) if isinstance(value, list) else value
+            found[name] = tuple(cast(list[Any], value)) if isinstance(value, list) else value
     return kind(**found)
 
 
@@ -230,12 +241,13 @@ def _public_name(kind: type) -> str:
     return f"{package.__name__}.{kind.__name__}"
 
 
-def _class(path: str) -> Any:
+def _class(name: Any, path: str) -> Any:
     """Finds a configuration by its public name. The file may be anyone's, so it may name nothing else."""
-    match = re.fullmatch(r"tfx_jax\.(models|tasks)\.([A-Z]\w*)", path)
+    match = re.fullmatch(r"tfx_jax\.(models|tasks)\.([A-Z]\w*)", name) if isinstance(name, str) else None
     found = match and getattr({"models": models, "tasks": tasks}[match[1]], match[2], None)
     if not (isinstance(found, type) and dataclasses.is_dataclass(found)):
-        raise ValueError(f"{path!r} is not a configuration of tfx_jax.models or tfx_jax.tasks")
+        shown = printable(repr(name), 100)
+        raise ValueError(f"{path}.class={shown} is not a configuration of tfx_jax.models or tfx_jax.tasks")
     return found
 
 
