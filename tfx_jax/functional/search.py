@@ -1,7 +1,15 @@
 """Greedy search, sampling and beam search over any step function.
 
-A search calls `step_fn(tokens, cache) -> (logits, cache)` and knows no model. Arrays in the cache have one row for each
-beam, except those wrapped in `BeamInvariant`.
+A model takes part through `step_fn(tokens, cache) -> (logits, cache)`: `tokens` [R] are the newest tokens of R rows,
+`logits` [R, V] score the next ones, and `cache` is any pytree. Arrays of the cache have the rows as leading axis,
+scalars are common to all rows, and `BeamInvariant` parts are left alone. `step_fn` closes over what no step changes,
+such as encoder outputs and their mask.
+
+All three decoders
+  * use a float32 softmax over all tokens but PAD, which is never generated;
+  * accept logits of -inf, which forbid tokens; a row without any allowed token gets the log-probability -inf;
+  * feed PAD to finished rows until the last row of the batch has finished;
+  * compile their loop at each bare call: call them inside `jax.jit`.
 """
 
 import dataclasses

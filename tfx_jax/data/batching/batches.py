@@ -1,6 +1,9 @@
-"""Batches of examples: padding, length buckets, prefetching, and the share of each process.
+"""Batches of static shapes: padding, length buckets, prefetching, and the share of each process.
 
-`train_batches` gives shuffled batches without end and resumes from its state; `eval_batches` gives each example once.
+`train_batches` reads numbered portions: epochs, whose examples may differ (masking, cropping, pairing), or sort
+buffers, of which an epoch has several. A portion is a function of its number, so the state of the iterator is a few
+integers. Its examples are sorted into buckets of similar length and cut into batches, and the batches are shuffled.
+Every process makes the same plan and takes its own examples. `eval_batches` gives each example once.
 """
 
 import atexit

@@ -1,4 +1,10 @@
-"""Tokenizers in Hugging Face's folder format: reading, checking, encoding and decoding."""
+"""Tokenizers in Hugging Face's folder format, without transformers: reading, checking, encoding, decoding.
+
+    tokenizer = load_folder_tokenizer("path/to/bert")
+    ids, token_types = tokenizer.encode_with_specials("Where is Rome?", "Rome is in Italy.")
+
+Nothing in a folder is executed.
+"""
 
 import abc
 import json

@@ -1,4 +1,7 @@
-"""Training of tokenizers: SentencePiece, WordPiece, byte-level BPE, characters and words."""
+"""Training of tokenizers, written as Hugging Face folders: SentencePiece, WordPiece, BPE, characters and words.
+
+train_or_load_folder("runs/gpt", lambda: [read_text(path)], kind="characters", family="gpt", vocab_size=256)
+"""
 
 import collections
 import io

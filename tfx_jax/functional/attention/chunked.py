@@ -1,4 +1,10 @@
-"""Exact attention in linear memory: an online softmax over chunks of keys."""
+"""Exact attention in linear memory: an online softmax over chunks of keys.
+
+The running maximum and sum are those of Milakov and Gimelshein (2018, https://arxiv.org/abs/1805.02867). The gradient
+recomputes the weights of a chunk, as FlashAttention does (Dao et al., 2022, algorithm 4 of
+https://arxiv.org/abs/2205.14135). Ring attention uses the same functions. Queries have I chunks of T and keys J chunks
+of S; chunk axes come first, so that reading a chunk reads one slice.
+"""
 
 import functools
 from typing import Any, NamedTuple

@@ -1,4 +1,10 @@
-"""Attention with kernel feature maps, linear in the length: FAVOR+ and linear attention."""
+"""Attention in linear time: a kernel of features instead of the exponential (Performer, linear attention).
+
+If the weight of a key is a dot product of features, phi(q) . phi(k), the sums over keys are computed once for all
+queries: (Q' K'^T) V = Q' (K'^T V). Features are represented by their logarithms, and each sum over keys is relative to
+the largest of each feature. So nothing overflows, no visible key underflows to zero, and hidden or future keys do not
+change even the rounding.
+"""
 
 import functools
 import math

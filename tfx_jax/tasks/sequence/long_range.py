@@ -1,4 +1,8 @@
-"""Long Range Arena: ListOps, byte-level text classification and document matching."""
+"""Long Range Arena (Tay et al., 2020, https://arxiv.org/abs/2011.04006): ListOps, byte-level texts, matching.
+
+Sequences are classified token by token or byte by byte. Every sequence is padded to the maximum length, as in the
+paper, so that attentions are compared on one batch shape.
+"""
 
 import dataclasses
 from collections.abc import Mapping, Sequence

@@ -1,4 +1,8 @@
-"""Extractive question answering (SQuAD): windows over long contexts, answer spans, exact match and F1."""
+"""Extractive question answering (SQuAD): answer spans, exact match and F1.
+
+Long contexts are read in overlapping windows (Devlin et al., 2019, section 4.2). The answer is the span whose first and
+last token score highest together, in any window.
+"""
 
 import dataclasses
 import functools

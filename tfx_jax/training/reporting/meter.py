@@ -1,4 +1,8 @@
-"""Step metrics, throughput and model FLOPs utilization (MFU)."""
+"""Step metrics, throughput and model FLOPs utilization (MFU).
+
+MFU is the FLOPs of a step (`tfx_jax.models.flops`) over the peak of the devices, as defined by PaLM (Chowdhery et al.,
+2022, appendix B, https://arxiv.org/abs/2204.02311).
+"""
 
 import contextlib
 import operator

@@ -1,4 +1,7 @@
-"""Processes of a distributed run: initialization, agreement, and collective file access."""
+"""Processes of a distributed run: initialization, agreement, collective file access, and joint exit.
+
+With one process, all of this does nothing and costs nothing.
+"""
 
 import contextlib
 import functools
