@@ -5,7 +5,9 @@ the parameters do not have, must be refused: to ignore them is silent.
 """
 
 import json
+import math
 import pathlib
+import re
 import shutil
 from collections.abc import Callable
 from typing import Any
@@ -16,6 +18,7 @@ from benchmarks.faults.campaign import Trial
 from benchmarks.faults.command import call, fresh, judge, shown
 from benchmarks.faults.damage import LINES
 from benchmarks.faults.subjects import training
+from tfx_jax.data.tokenizers import load_folder_tokenizer
 
 VERBS = {
     "translation": (["translate"], ["evaluate", "--json"], ["attend", "--source=the dog barks .", "--html=map.html"]),
@@ -59,7 +62,7 @@ def prepare(folder: pathlib.Path) -> Callable[[np.random.Generator], Trial]:
         trial = judge(call(command, LINES), f"{name}: {done}; {shown(command)}")
         if trial.outcome == "same" and must_refuse:
             return Trial(trial.what, "silent", "the value was ignored")
-        if trial.outcome == "line" and "config" not in trial.detail:
+        if trial.outcome == "line" and not re.search(r"config|vocab_size|tokenizer", trial.detail):
             return Trial(trial.what, "raw", f"no word of the configuration: {trial.detail}")
         return trial
 
@@ -92,9 +95,19 @@ def edit(path: pathlib.Path, random: np.random.Generator) -> tuple[str, bool]:
             is_number = isinstance(before, float) and type(value) is int
             must_refuse = type(value) is not type(before) and not is_number
         if place.endswith("model.") and field in SIZES[:-1] and value != before:
-            must_refuse = True
+            if field == "vocab_size" and isinstance(value, int):  # a limit of the tokenizer, which may have fewer
+                must_refuse |= 0 < value < num_tokens(path.parent)
+            else:
+                must_refuse = True
+        must_refuse |= field == "tokenizer" and value != before
     path.write_text(json.dumps(values, indent=2))
     return done, must_refuse
+
+
+def num_tokens(workdir: pathlib.Path) -> float:
+    """How many tokens the tokenizer of a workdir has."""
+    folder = workdir / "tokenizer"
+    return load_folder_tokenizer(folder).vocab_size if folder.exists() else math.inf
 
 
 def leaves(values: Any, name: str = "") -> list[tuple[str, Any]]:

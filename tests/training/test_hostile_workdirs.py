@@ -97,6 +97,21 @@ def test_files_without_end(workdir, name):
     assert any(name in line and "1,099,511,627,776 bytes; such a file may have" in line for line in read_all(workdir))
 
 
+@pytest.mark.parametrize("is_link", [False, True])
+def test_a_file_in_place_of_the_newest_checkpoint(workdir, is_link):
+    """An older one must not be taken for it."""
+    path = workdir / "checkpoints" / "7"
+    if is_link:
+        path.symlink_to(workdir / "config.json")
+    else:
+        path.write_text("text")
+    for read in (lambda: load_best_params(workdir), lambda: average_checkpoints(workdir, 1)):
+        with pytest.raises(
+            UserError, match=r"checkpoints/7 is a file, where the folder of a checkpoint should be: del"
+        ):
+            read()
+
+
 @pytest.mark.parametrize("name", ["../secret", "/etc/hostname", "tokenizer/../../secret", "tokenizer//x", "", "./a"])
 def test_lists_that_name_other_files(workdir, name):
     files = json.loads((workdir / "artifacts.json").read_text())["files"]

@@ -9,7 +9,7 @@ from etils import epath
 
 from tfx_jax.data.files import write_file
 from tfx_jax.data.tokenizers.hf_tokenizer import TOKENIZER_FILES, HFTokenizer, load_folder_tokenizer
-from tfx_jax.data.tokenizers.train import train_or_load_folder
+from tfx_jax.data.tokenizers.train import load_made_as, train_or_load_folder
 from tfx_jax.errors import UserError
 from tfx_jax.files import parse_json, read_small_file
 from tfx_jax.models.config import ModelConfig
@@ -35,19 +35,21 @@ def setup_tokenizer(
       of the model that it starts from.
 
     Raises:
-      UserError: as `Artifacts.checked`, and if the model to start from has no tokenizer.
+      UserError: as `Artifacts.checked`, if the model to start from has no tokenizer, and if that of the workdir is of
+        another kind or has more tokens than the configuration allows.
     """
     folder = artifacts.folder / "tokenizer"
     with artifacts.checked(folder.name) as is_new:
-        if is_new and not artifacts.starts_from_model:
-            tokenizer = train_or_load_folder(folder, texts, kind=kind, family=family, vocab_size=model.vocab_size)
-        else:
+        if artifacts.starts_from_model:
             if is_new:
                 _copy_tokenizer(artifacts.initial_tokenizer(), folder)
-            tokenizer = load_folder_tokenizer(folder)
-    if not artifacts.starts_from_model:
-        model = dataclasses.replace(cast(Any, model), vocab_size=tokenizer.vocab_size)
-    return tokenizer, model
+            return load_folder_tokenizer(folder), model
+        size = model.vocab_size
+        if is_new:
+            tokenizer = train_or_load_folder(folder, texts, kind=kind, family=family, vocab_size=size)
+        else:  # config.json may have been edited since it was made
+            tokenizer = load_made_as(folder, kind=kind, family=family, vocab_size=size)
+        return tokenizer, dataclasses.replace(cast(Any, model), vocab_size=tokenizer.vocab_size)
 
 
 def check_special_ids(model: Any, tokenizer: HFTokenizer, artifacts: Artifacts) -> None:

@@ -167,14 +167,24 @@ def train_or_load_folder(
     for name, value, known in (("family", family, _FAMILIES), ("kind", kind, _KINDS.get(family, _COMMON_KINDS))):
         if value not in known:
             raise UserError(f"unknown {name} of tokenizer {value!r}: use one of {', '.join(known)}")
-    folder, made_as = epath.Path(folder), f"{kind}, {family}"
+    folder = epath.Path(folder)
     if not any((folder / file).exists() for file in TOKENIZER_FILES if file not in _BEFORE_VOCABULARY):
         files, options = _train(texts, kind, family, vocab_size)
         folder.mkdir(parents=True, exist_ok=True)
-        settings = json.dumps({**options, "made_as": made_as}, indent=2)
+        settings = json.dumps({**options, "made_as": f"{kind}, {family}"}, indent=2)
         write_file(folder / "tokenizer_config.json", settings.encode())
         for name, content in files.items():
             write_file(folder / name, content)
+    return load_made_as(folder, kind=kind, family=family, vocab_size=vocab_size)
+
+
+def load_made_as(folder: epath.PathLike, *, kind: str, family: str, vocab_size: int) -> HFTokenizer:
+    """Loads the tokenizer of a folder, and checks that `train_or_load_folder` could have made it of some text.
+
+    Raises:
+      UserError: if there is none, it is damaged, of another kind or family, or has more than `vocab_size` ids.
+    """
+    folder, made_as = epath.Path(folder), f"{kind}, {family}"
     config = folder / "tokenizer_config.json"
     found = read_json(config).get("made_as", made_as) if config.exists() else made_as
     if found != made_as:

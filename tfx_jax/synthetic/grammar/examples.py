@@ -53,7 +53,7 @@ def grammar_labeled(split: Split, size: int, *, seed: int = 0) -> list[LabeledTe
 
     Args and Raises: those of `grammar_documents`.
     """
-    return _examples(labeled_texts.labeled, Derivation, "labeled text", split, size, seed)
+    return _examples(labeled_texts.labeled, Derivation, "labelled text", split, size, seed)  # a seed: not respelled
 
 
 def grammar_labeled_pairs(split: Split, size: int, *, seed: int = 0) -> list[LabeledPair]:
@@ -63,7 +63,7 @@ def grammar_labeled_pairs(split: Split, size: int, *, seed: int = 0) -> list[Lab
 
     Args and Raises: those of `grammar_documents`.
     """
-    return _examples(entailment, Derivation, "labeled pair", split, size, seed)
+    return _examples(entailment, Derivation, "labelled pair", split, size, seed)  # a seed: not respelled
 
 
 def grammar_tagged(split: Split, size: int, *, seed: int = 0) -> list[TaggedSentence]:

@@ -25,7 +25,7 @@ from orbax.checkpoint import path as orbax_path
 from orbax.checkpoint import v1 as ocp
 
 from tfx_jax.errors import UserError, one_line, printable
-from tfx_jax.files import absolute, check_no_links, check_tree, parse_json, reach, read_small_file
+from tfx_jax.files import absolute, check_no_links, check_tree, is_local, parse_json, reach, read_small_file
 from tfx_jax.models.finite import is_finite, nonfinite
 from tfx_jax.training.sharding.distributed import gather_arrays, is_primary
 from tfx_jax.training.step import Params, TrainState, average_trees, merge_trees
@@ -402,6 +402,11 @@ def average_checkpoints(
 
 def _checkpointer(directory: epath.Path, **options: Any) -> ocp.training.Checkpointer:
     check_tree(directory, data_folder=_DATA)
+    for path in sorted(directory.iterdir()) if is_local(directory) and directory.is_dir() else ():
+        if path.name.isdigit() and path.is_file():  # Orbax passes over it without a word
+            raise UserError(
+                f"{path} is a file, where the folder of a checkpoint should be: delete it, or put that back"
+            )
     check_metrics(directory)
     steps: Any = ReadableSteps(orbax_path.step.standard_name_format())
     return ocp.training.Checkpointer(absolute(directory), step_name_format=steps, **options)
