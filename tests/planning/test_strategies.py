@@ -94,7 +94,9 @@ def test_sequence_parallelism_passes_keys_and_values_around(planned):
     config = default_config((TransformerConfig, TranslationConfig, PairData))
     config.model = TransformerConfig(num_layers=1, d_ff=4 * WIDTH, **SIZES)
     plan, exchanges = planned(config, data=2, sequence=4)
-    assert {exchange.kind for exchange in exchanges} == {"all-reduce", "collective-permute"}
+    assert {exchange.kind for exchange in exchanges} == {"all-reduce", "collective-permute", "all-gather", "all-to-all"}
+    sorted_ids = [exchange for exchange in exchanges if exchange.kind in ("all-gather", "all-to-all")]
+    assert max(exchange.num_bytes for exchange in sorted_ids) == ROWS // 2 * LENGTH * 4  # padding moves behind sources
     in_rings = [exchange for exchange in exchanges if exchange.source.endswith("ppermute")]
     assert {(len(exchange.devices), exchange.count) for exchange in in_rings} == {(4, 4)}  # as many turns as devices
     forward = [x for x in in_rings if "transpose(" not in x.source and x.num_bytes > 1000]  # without masks
