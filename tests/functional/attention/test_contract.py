@@ -657,7 +657,9 @@ def _equals_each_text_alone(case, inputs, ids, **masks):
     for out, mode in zip(attend(query, key, value, masks, given), modes, strict=True):
         mask = (ids != 0)[:, None, None]
         want = mixed(oracle(query, key, mask=mask, segment_ids=ids, is_causal=mode), value)
-        np.testing.assert_allclose(np.where(is_query, out, 0), np.where(is_query, want, 0), atol=2e-5)
+        # Weights of Nyström attention may be large and of both signs: its rounding grows with its outputs.
+        largest = np.abs(want).max() if case.name == "nystrom" else 1.0
+        np.testing.assert_allclose(np.where(is_query, out, 0), np.where(is_query, want, 0), atol=2e-5 * largest)
 
 
 def _numbered(rows):
