@@ -12,7 +12,7 @@ from tfx_jax.files import check_no_links, check_tree, open_regular, parse_json, 
 
 @pytest.fixture(autouse=True)
 def _ends_in_time():
-    """Whoever opens a pipe without a writer waits for ever: here, for ten seconds."""
+    """Opening a pipe without a writer waits forever: here, for ten seconds."""
 
     def fail(*_):
         raise AssertionError("it waits for ever")

@@ -19,7 +19,7 @@ from tfx_jax.nn.decoding import DecodingModel
 
 
 class Generator:
-    """Goes on with prompts of token ids, or answers them: the prompt of an encoder-decoder is its source."""
+    """Continues prompts of token ids, or answers them: the prompt of an encoder-decoder is its source."""
 
     def __init__(
         self,
@@ -63,7 +63,7 @@ class Generator:
         return self._decoder.continues_inputs
 
     def __call__(self, prompts: Sequence[Sequence[int]], *, seed: int = 0, first: int = 0) -> list[list[int]]:
-        """Goes on with each prompt.
+        """Continues each prompt.
 
         Args:
           prompts: token ids, at least one each.
