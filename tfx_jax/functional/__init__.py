@@ -63,6 +63,7 @@ from tfx_jax.functional.positions import (
     relative_position_bucket,
     relative_shift,
     rotary_embedding,
+    rotary_frequencies,
     sinusoidal_positions,
 )
 from tfx_jax.functional.reversible import reversible_stack
@@ -107,6 +108,7 @@ __all__ = attention.__all__ + [
     "reversible_stack",
     "rms_norm",
     "rotary_embedding",
+    "rotary_frequencies",
     "router_z_loss",
     "sample",
     "sinusoidal_positions",
