@@ -10,6 +10,7 @@ from tfx_jax.nn.auxiliary import AuxiliaryLoss, StepMetric
 from tfx_jax.nn.basic import Embedding, FeedForward, LayerNorm, LearnedPositions, Linear, RMSNorm
 from tfx_jax.nn.cores import AttentionConfig
 from tfx_jax.nn.decoding import Decoder, DecodingModel
+from tfx_jax.nn.distribution import Distribution, distributed
 from tfx_jax.nn.layers import DecoderLayer, EncoderLayer
 from tfx_jax.nn.moe import ExpertsConfig, MixtureOfExperts
 from tfx_jax.nn.stack import scan_layers, stack_layers, unstack_layers
@@ -21,6 +22,7 @@ __all__ = [
     "Decoder",
     "DecoderLayer",
     "DecodingModel",
+    "Distribution",
     "Embedding",
     "EncoderLayer",
     "ExpertsConfig",
@@ -32,6 +34,7 @@ __all__ = [
     "MultiHeadAttention",
     "RMSNorm",
     "StepMetric",
+    "distributed",
     "scan_layers",
     "stack_layers",
     "unstack_layers",

@@ -1,7 +1,7 @@
 """Multi-head attention: projections around a pure attention function."""
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax.numpy as jnp
@@ -14,9 +14,7 @@ from tfx_jax.functional.attention.dot_product import dot_product_attention
 from tfx_jax.functional.attention.masks import Bias, Mask, SegmentIds
 from tfx_jax.nn.basic import Linear
 from tfx_jax.nn.cores import AttentionFn
-
-ShardAttention = Callable[..., Any]
-"""Calls an attention function on a mesh: `shard_attention(attention_fn, query, key, value, ...)`."""
+from tfx_jax.nn.distribution import current_distribution
 
 
 class MultiHeadAttention(nnx.Module):
@@ -41,7 +39,6 @@ class MultiHeadAttention(nnx.Module):
         use_bias: bool = False,
         dropout_rate: float = 0.0,
         attention_fn: AttentionFn = dot_product_attention,
-        shard_attention: ShardAttention | None = None,
         scale: float | None = None,
         attention_axes: Sequence[int] | None = None,
         dtype: DTypeLike = jnp.float32,
@@ -64,8 +61,6 @@ class MultiHeadAttention(nnx.Module):
           dropout_rate: of the attention weights; 0 in the paper's text, 0.1 in its code.
           attention_fn: any attention with the signature of `tfx_jax.functional.dot_product_attention`, a function or a
             Module that owns parameters.
-          shard_attention: calls it where arrays are divided over a mesh, `shard_attention(attention_fn, query, key,
-            value, ...)`; None calls it directly.
           scale: multiplies the logits; None leaves it to `attention_fn`.
           attention_axes: for inputs [B, ..., D] of more axes, those to attend over, negative ones counted from the end;
             see `tfx_jax.functional.attention_over_axes`. None means the one axis of a sequence.
@@ -116,7 +111,6 @@ class MultiHeadAttention(nnx.Module):
         if attention_axes is not None:
             attention_fn = functools.partial(attention_over_axes, attention_fn, axes=tuple(attention_axes))
         self.attention_fn = attention_fn
-        self.shard_attention = shard_attention
         self.scale = scale
 
     def __call__(
@@ -188,10 +182,7 @@ class MultiHeadAttention(nnx.Module):
             options["is_training"] = True
         if return_weights:
             options["return_weights"] = True
-        attend = self.attention_fn
-        if self.shard_attention is not None:
-            attend = functools.partial(self.shard_attention, attend)
-        result = attend(self.query(x), key, value, **options)
+        result = current_distribution().attend(self.attention_fn, self.query(x), key, value, **options)
         if return_weights:
             context, weights = result
             return self.out(context), weights
