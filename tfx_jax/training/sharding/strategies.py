@@ -198,7 +198,11 @@ def loss_on(mesh: Mesh, loss_fn: LossFn) -> LossFn:
 
 @functools.cache  # equal for equal meshes, so what JAX has traced for one is found again
 def distribution_on(mesh: Mesh) -> Distribution:
-    """Returns how attention and experts run on a mesh: what a training step enters `tfx_jax.nn.distributed` with."""
+    """Returns how attention and experts run on a mesh; a training step enters `tfx_jax.nn.distributed` with it.
+
+    Evaluation and decoding enter nothing: rows and positions of their batches need not divide evenly, so where
+    parameters are sharded, the compiler divides attention as it likes.
+    """
     return Distribution(shard_attention(mesh), num_batch_shards(mesh), functools.partial(expert_exchange, mesh))
 
 
