@@ -239,8 +239,8 @@ def shard_training(
     graphdef, first_state = init_state(make_model, optimizer, make_carry=make_carry)
     shapes = jax.eval_shape(first_state)
     shardings = state_shardings(shapes, mesh)
-    options["distribution"] = distribution_on(mesh)
-    step_fn = jit_update(graphdef, loss_on(mesh, loss_fn), optimizer, shardings, **options)
+    loss_fn, distribution = loss_on(mesh, loss_fn), distribution_on(mesh)
+    step_fn = jit_update(graphdef, loss_fn, optimizer, shardings, distribution=distribution, **options)
     return TrainSetup(step_fn, jax.jit(first_state, out_shardings=shardings), with_shardings(shapes, shardings))
 
 
