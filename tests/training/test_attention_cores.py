@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
+from tests.attentions import CAUSAL, example
 from tfx_jax.cli.train import load_config_file
 from tfx_jax.errors import UserError
 from tfx_jax.models import GPT, BertClassifier, BertConfig, GPTConfig
@@ -20,19 +21,6 @@ from tfx_jax.training.optimizer import make_optimizer
 from tfx_jax.training.sharding.strategies import make_mesh, shard_batch, shard_training
 
 EXPERIMENTS = pathlib.Path(__file__).parents[2] / "experiments"
-OPTIONS = {
-    "dense": {},
-    "window": {"window": 2},
-    "relative": {},
-    "chunked": {"chunk_size": 4},
-    "local": {"block_size": 4},
-    "lsh": {"num_hashes": 2, "num_buckets": 2, "chunk_size": 4},
-    "favor": {"num_features": 16},
-    "linear": {},
-    "hard": {},
-    "additive": {},
-    "general": {},
-}
 QUICK = ("window", "general")
 """One without parameters of its own, and one with; the others take the same way."""
 
@@ -77,9 +65,9 @@ def test_centroids_are_state_that_training_moves_and_evaluation_does_not():
     assert not [path for path, _ in moments if "centroids" in jax.tree_util.keystr(path)]
 
 
-@pytest.mark.parametrize("name", [pytest.param(n, marks=() if n in QUICK else pytest.mark.slow) for n in OPTIONS])
+@pytest.mark.parametrize("name", [pytest.param(n, marks=() if n in QUICK else pytest.mark.slow) for n in CAUSAL])
 def test_two_steps_on_eight_devices_are_those_on_one(name):
-    attention = AttentionConfig(name, AttentionOptions(**OPTIONS[name]))
+    attention = example(name, length=8)
     config = GPTConfig(24, max_length=8, num_layers=1, d_model=16, num_heads=4, d_ff=32, attention=attention)
     tokens = np.random.default_rng(0).integers(1, 24, (8, 8)).astype(np.int32)
     batch = {"inputs": tokens, "targets": np.roll(tokens, -1, axis=1), "weights": np.ones((8, 8), np.float32)}

@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Protocol, TypeVar, runtime_checkable
 from flax import nnx
 
 from tfx_jax.errors import UserError
-from tfx_jax.nn.cores import AttentionConfig
+from tfx_jax.nn.attention import AttentionConfig
 from tfx_jax.nn.moe import ExpertsConfig
 
 Layer = TypeVar("Layer", bound=nnx.Module)

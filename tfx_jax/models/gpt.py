@@ -16,10 +16,9 @@ from tfx_jax.functional.layers import add_bias
 from tfx_jax.models.config import DTYPES, layer_pattern
 from tfx_jax.models.flops import stack_flops
 from tfx_jax.models.padding import count, hide_padding, left_aligned
-from tfx_jax.nn.attention import MultiHeadAttention
+from tfx_jax.nn.attention import AttentionConfig, AttentionFn, MultiHeadAttention
 from tfx_jax.nn.basic import ACTIVATIONS, Embedding, FeedForward, LayerNorm, LearnedPositions, drop
 from tfx_jax.nn.cache import KVCache
-from tfx_jax.nn.cores import AttentionConfig, AttentionFn
 from tfx_jax.nn.decoding import Decoder
 from tfx_jax.nn.fused_decoder import FusedKVCache, arrange, fused_step, init_fused_cache
 from tfx_jax.nn.layers import EncoderLayer, Residual

@@ -14,9 +14,8 @@ from tfx_jax.functional.attention.masks import padding_mask
 from tfx_jax.functional.positions import sinusoidal_positions
 from tfx_jax.models.config import DTYPES, layer_pattern
 from tfx_jax.models.flops import stack_flops
-from tfx_jax.nn.attention import MultiHeadAttention
+from tfx_jax.nn.attention import AttentionConfig, AttentionFn, MultiHeadAttention
 from tfx_jax.nn.basic import FeedForward, LayerNorm, drop
-from tfx_jax.nn.cores import AttentionConfig, AttentionFn
 from tfx_jax.nn.layers import EncoderLayer, Residual
 from tfx_jax.nn.stack import REMATS, scan_layers, stack_layers
 

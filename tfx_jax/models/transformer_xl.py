@@ -16,9 +16,8 @@ from tfx_jax.errors import UserError
 from tfx_jax.fields import at_least, documented, fraction, one_of
 from tfx_jax.models.config import DTYPES
 from tfx_jax.models.padding import hide_padding
-from tfx_jax.nn.attention import MultiHeadAttention
+from tfx_jax.nn.attention import AttentionConfig, MultiHeadAttention
 from tfx_jax.nn.basic import Embedding, FeedForward, drop
-from tfx_jax.nn.cores import AttentionConfig
 from tfx_jax.nn.layers import Residual
 from tfx_jax.nn.stack import REMATS, scan_layers, stack_layers
 

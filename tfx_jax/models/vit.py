@@ -16,9 +16,8 @@ from tfx_jax.fields import at_least, documented, fraction, one_of
 from tfx_jax.functional.layers import add_bias
 from tfx_jax.models.config import DTYPES, layer_pattern
 from tfx_jax.models.flops import stack_flops
-from tfx_jax.nn.attention import MultiHeadAttention
+from tfx_jax.nn.attention import AttentionConfig, AttentionFn, MultiHeadAttention
 from tfx_jax.nn.basic import ACTIVATIONS, FeedForward, LayerNorm, LearnedPositions, drop
-from tfx_jax.nn.cores import AttentionConfig, AttentionFn
 from tfx_jax.nn.layers import EncoderLayer, Residual
 from tfx_jax.nn.stack import REMATS, scan_layers, stack_layers
 
