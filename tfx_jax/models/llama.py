@@ -18,7 +18,7 @@ from jaxtyping import Array, Float, Int
 from tfx_jax.fields import at_least, documented, fraction, one_of
 from tfx_jax.models.config import DTYPES
 from tfx_jax.models.language_model import LanguageModel
-from tfx_jax.nn.attention import AttentionConfig, AttentionFn, MultiHeadAttention, RotaryConfig, ShardAttention
+from tfx_jax.nn.attention import AttentionConfig, AttentionFn, MultiHeadAttention, RotaryConfig
 from tfx_jax.nn.basic import ACTIVATIONS, Embedding, FeedForward, RMSNorm, drop
 from tfx_jax.nn.layers import EncoderLayer, Residual
 from tfx_jax.nn.stack import REMATS, stack_layers
@@ -95,8 +95,8 @@ class LlamaConfig:
         self.vocab_size, self.d_model, self.num_heads, self.num_kv_heads, self.d_ff = 1_000, 32, 4, 2, 64
         self.d_k, self.max_length, self.num_layers = None, max_length, self.pattern_length
 
-    def make(self, *, shard_attention: ShardAttention | None = None, rngs: nnx.Rngs) -> "Llama":
-        return Llama(self, shard_attention=shard_attention, rngs=rngs)
+    def make(self, *, rngs: nnx.Rngs) -> "Llama":
+        return Llama(self, rngs=rngs)
 
     def training_flops(self, rows: int, length: int, *, num_predicted: int) -> int:
         heads = 2 * (self.num_heads + (self.num_kv_heads or self.num_heads)) * self.head_size
@@ -108,21 +108,13 @@ class LlamaConfig:
 class Llama(LanguageModel):
     """A language model with rotary positions, RMS norms, gated feed-forward networks and grouped queries."""
 
-    def __init__(
-        self,
-        config: LlamaConfig,
-        *,
-        attention_fn: AttentionFn | None = None,
-        shard_attention: ShardAttention | None = None,
-        rngs: nnx.Rngs,
-    ):
+    def __init__(self, config: LlamaConfig, *, attention_fn: AttentionFn | None = None, rngs: nnx.Rngs):
         """Initializes all matrices from a normal distribution with standard deviation 0.02.
 
         Args:
           config: the sizes.
           attention_fn: the attention of every layer, with the signature of `dot_product_attention`; None means what
             `config.attention` names.
-          shard_attention: calls it on a mesh, see `tfx_jax.nn.MultiHeadAttention`.
           rngs: stream `params`.
 
         Raises:
@@ -167,7 +159,6 @@ class Llama(LanguageModel):
                 rotary=rotary,
                 dropout_rate=c.attention_dropout_rate,
                 attention_fn=attention_fn or own.make(c.num_heads, c.head_size, rngs=rngs),
-                shard_attention=shard_attention,
                 scale=c.attention_scale,
                 logits_soft_cap=c.attention_soft_cap,
                 dtype=dtype,

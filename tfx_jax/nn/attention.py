@@ -25,12 +25,10 @@ from tfx_jax.functional.attention.masks import Bias, Mask, SegmentIds
 from tfx_jax.functional.attention.spec import CachedDecoding, RecurrentDecoding, unbound
 from tfx_jax.functional.positions import ROTARY_SCALINGS, rotary_embedding, rotary_frequencies
 from tfx_jax.nn.basic import Linear
+from tfx_jax.nn.distribution import current_distribution
 
 AttentionFn = Callable[..., Any]
 """A callable with the signature of `tfx_jax.functional.dot_product_attention`."""
-
-ShardAttention = Callable[..., Any]
-"""Calls an attention function on a mesh: `shard_attention(attention_fn, query, key, value, ...)`."""
 
 
 class KVCache(NamedTuple):
@@ -87,7 +85,6 @@ class MultiHeadAttention(nnx.Module):
         rotary: "RotaryConfig | None" = None,
         dropout_rate: float = 0.0,
         attention_fn: AttentionFn = dot_product_attention,
-        shard_attention: ShardAttention | None = None,
         scale: float | None = None,
         logits_soft_cap: float | None = None,
         attention_axes: Sequence[int] | None = None,
@@ -117,8 +114,6 @@ class MultiHeadAttention(nnx.Module):
           dropout_rate: of the attention weights; 0 in the paper's text, 0.1 in its code.
           attention_fn: any attention with the signature of `tfx_jax.functional.dot_product_attention`, a function or a
             Module that owns parameters.
-          shard_attention: calls it where arrays are divided over a mesh, `shard_attention(attention_fn, query, key,
-            value, ...)`; None calls it directly.
           scale: multiplies the logits; None leaves it to `attention_fn`.
           logits_soft_cap: c of c * tanh(logits / c) (Gemma 2, 2024); None leaves logits unbounded.
           attention_axes: for inputs [B, ..., D] of more axes, those to attend over, negative ones counted from the end;
@@ -179,7 +174,6 @@ class MultiHeadAttention(nnx.Module):
         if attention_axes is not None:
             attention_fn = functools.partial(attention_over_axes, attention_fn, axes=tuple(attention_axes))
         self.attention_fn = attention_fn
-        self.shard_attention = shard_attention
         self.scale = scale
         self.logits_soft_cap = logits_soft_cap
 
@@ -276,11 +270,8 @@ class MultiHeadAttention(nnx.Module):
             options["is_training"] = True
         if return_weights:
             options["return_weights"] = True
-        attend = self.attention_fn
-        if self.shard_attention is not None:
-            attend = functools.partial(self.shard_attention, attend)
         query = with_positions(self.query(x), self.query_norm, self.rotary, positions)
-        result = attend(query, key, value, **options)
+        result = current_distribution().attend(self.attention_fn, query, key, value, **options)
         if return_weights:
             context, weights = result
             return self.out(context), weights

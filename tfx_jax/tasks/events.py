@@ -19,7 +19,6 @@ from tfx_jax.fields import at_least, documented, fraction, one_of
 from tfx_jax.metrics.ranking import auroc, average_precision, with_interval
 from tfx_jax.models.config import ModelConfig, require_kind
 from tfx_jax.models.seq2vec import Seq2VecConfig
-from tfx_jax.nn.attention import ShardAttention
 from tfx_jax.tasks.artifacts import setup_json
 from tfx_jax.tasks.files import check_batch, few_boundaries, has_file, split_path
 from tfx_jax.tasks.loss import LossOutput, summed_cross_entropy
@@ -307,8 +306,8 @@ class EventClassificationTask:
         self.config, self.model_config, self.scales = config, model_config, scales
         self._splits = splits
 
-    def make_model(self, *, shard_attention: ShardAttention | None = None, rngs: nnx.Rngs) -> Any:
-        return self.model_config.make(shard_attention=shard_attention, rngs=rngs)
+    def make_model(self, *, rngs: nnx.Rngs) -> Any:
+        return self.model_config.make(rngs=rngs)
 
     @property
     def batch_spec(self) -> BatchSpec:

@@ -29,7 +29,6 @@ from tfx_jax.errors import UserError
 from tfx_jax.fields import at_least, documented, fraction, one_of
 from tfx_jax.models.config import ModelConfig, require_kind
 from tfx_jax.models.long_encoder import LongEncoderConfig
-from tfx_jax.nn.attention import ShardAttention
 from tfx_jax.synthetic.grammar import grammar_documents, grammar_labeled
 from tfx_jax.synthetic.listops import VOCABULARY, draw_expression, evaluate
 from tfx_jax.tasks.files import check_batch, has_file, split_paths
@@ -354,8 +353,8 @@ class LongRangeTask:
         self.labels = model_config.labels
         self._splits = splits
 
-    def make_model(self, *, shard_attention: ShardAttention | None = None, rngs: nnx.Rngs) -> Any:
-        return self.model_config.make(shard_attention=shard_attention, rngs=rngs)
+    def make_model(self, *, rngs: nnx.Rngs) -> Any:
+        return self.model_config.make(rngs=rngs)
 
     @property
     def batch_spec(self) -> BatchSpec:

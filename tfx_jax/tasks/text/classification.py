@@ -28,7 +28,6 @@ from tfx_jax.errors import UserError
 from tfx_jax.fields import at_least, documented, fraction, one_of
 from tfx_jax.models.bert import BertClassifier, BertConfig
 from tfx_jax.models.config import ModelConfig, require_kind
-from tfx_jax.nn.attention import ShardAttention
 from tfx_jax.synthetic.grammar import grammar_labeled, grammar_labeled_pairs
 from tfx_jax.tasks.artifacts import setup_json
 from tfx_jax.tasks.files import GRAMMAR_SIZES, check_files, few_boundaries, has_file, split_paths
@@ -175,8 +174,8 @@ class ClassificationTask:
         self.labels = model_config.labels
         self._splits = splits
 
-    def make_model(self, *, shard_attention: ShardAttention | None = None, rngs: nnx.Rngs) -> BertClassifier:
-        return BertClassifier(self.model_config, shard_attention=shard_attention, rngs=rngs)
+    def make_model(self, *, rngs: nnx.Rngs) -> BertClassifier:
+        return BertClassifier(self.model_config, rngs=rngs)
 
     @property
     def batch_spec(self) -> BatchSpec:

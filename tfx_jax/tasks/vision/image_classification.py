@@ -21,7 +21,6 @@ from tfx_jax.fields import at_least, documented, fraction, one_of
 from tfx_jax.functional.attention.rollout import attention_rollout
 from tfx_jax.models.config import ModelConfig, require_kind
 from tfx_jax.models.vit import ViTConfig
-from tfx_jax.nn.attention import ShardAttention
 from tfx_jax.synthetic.shapes import IMAGE_SIZE, draw_scene
 from tfx_jax.tasks.artifacts import setup_json
 from tfx_jax.tasks.files import check_batch
@@ -298,8 +297,8 @@ class ImageClassificationTask:
         self.config, self.model_config, self.labels = config, model_config, model_config.labels
         self._splits = splits
 
-    def make_model(self, *, shard_attention: ShardAttention | None = None, rngs: nnx.Rngs) -> Any:
-        return self.model_config.make(shard_attention=shard_attention, rngs=rngs)
+    def make_model(self, *, rngs: nnx.Rngs) -> Any:
+        return self.model_config.make(rngs=rngs)
 
     @property
     def batch_spec(self) -> BatchSpec:
