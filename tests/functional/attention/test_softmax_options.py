@@ -1,6 +1,8 @@
 """Options of softmax attention: alike in the formula and in chunks, and what kernels have of them."""
 
 import functools
+import importlib
+import types
 
 import chex
 import jax
@@ -350,3 +352,36 @@ class TestMods:
 
         program = jax.jit(jax.grad(loss)).lower(jax.ShapeDtypeStruct((1, length, 2, 8), jnp.float32)).compile()
         assert program.memory_analysis().temp_size_in_bytes < length**2
+
+
+@pytest.mark.parity
+@pytest.mark.parametrize("family", ["gemma2", "gpt_oss"])
+def test_equals_transformers_with_gradients(family):
+    """Its eager functions of models with a soft cap, and with sinks: causal, in a window of 5 tokens to the left."""
+    torch = pytest.importorskip("torch")
+    pytest.importorskip("transformers")
+    theirs = importlib.import_module(f"transformers.models.{family}.modeling_{family}").eager_attention_forward
+    arrays = (*_inputs(chex.Dimensions(B=2, T=11, S=11, N=4, K=2, H=8, U=8)), np.float32([0.5, -1, 0, 2]))
+    query, key, value, sinks = (torch.tensor(x, requires_grad=True) for x in arrays)
+    module = types.SimpleNamespace(num_key_value_groups=2, training=False, sinks=sinks)
+    pairs = np.tri(11, dtype=bool) & ~np.tri(11, k=-6, dtype=bool)
+    mask = torch.tensor(np.where(pairs, 0, np.finfo(np.float32).min).astype(np.float32)[None, None])
+    more = {"softcap": 1.5} if family == "gemma2" else {}
+    heads_first = (x.transpose(1, 2) for x in (query, key, value))
+    want, want_weights = theirs(module, *heads_first, mask, scaling=0.7, **more)
+    torch.sin(3 * want).sum().backward()
+
+    def loss(arrays, attend):
+        *arrays, sinks = arrays
+        ours = {"logits_soft_cap": 1.5} if family == "gemma2" else {"sinks": sinks}
+        out = attend(*arrays, is_causal=True, scale=0.7, local_window_size=5, return_weights=True, **ours)
+        return jnp.sin(3 * out[0]).sum(), out
+
+    attends = dot_product_attention, IN_CHUNKS
+    program = jax.jit(lambda arrays: [jax.grad(loss, has_aux=True)(arrays, attend) for attend in attends])
+    for gradients, (out, weights) in program(arrays):
+        np.testing.assert_allclose(out, want.detach().numpy(), atol=1e-5)
+        np.testing.assert_allclose(weights, want_weights.detach().numpy(), atol=1e-6)
+        for got, tensor in zip(gradients, (query, key, value, sinks), strict=True):
+            expected = np.zeros_like(got) if tensor.grad is None else tensor.grad.numpy()
+            np.testing.assert_allclose(got, expected, atol=2e-5, rtol=1e-4)
