@@ -18,7 +18,7 @@ from tfx_jax.functional.search import beam_search
 from tfx_jax.models import GPT, T5, Bert, BertConfig, GPTConfig, T5Config, Transformer, TransformerConfig, hf
 from tfx_jax.models.vit import ViT, ViTConfig
 from tfx_jax.nn import AttentionConfig, AttentionOptions, ExpertsConfig, MultiHeadAttention
-from tfx_jax.nn.attention import cached_decoding
+from tfx_jax.nn.attention import decoding_of
 from tfx_jax.nn.fused_decoder import can_fuse
 
 V, LENGTH, PROMPT = 13, 12, 5
@@ -289,9 +289,9 @@ def test_a_layer_that_the_fused_step_does_not_know_decodes_through_itself():
 
 
 def test_attentions_of_which_nothing_is_known_have_no_step():
-    assert cached_decoding(lambda *arguments, **options: None) is None
-    assert cached_decoding(functools.partial(dot_product_attention, scale=2.0)) is not None
-    window = cached_decoding(functools.partial(sliding_window_attention, window=(3, 1)))
+    assert decoding_of(lambda *arguments, **options: None) is None
+    assert decoding_of(functools.partial(dot_product_attention, scale=2.0)) is not None
+    window = decoding_of(functools.partial(sliding_window_attention, window=(3, 1)))
     assert window.is_visible(5, np.arange(2, 6)).all()
     assert not window.is_visible(5, np.arange(2)).any()
 

@@ -12,7 +12,7 @@ from flax import nnx
 from tests.nn.programs import draw, jitted, normal
 from tfx_jax.functional import alibi_bias
 from tfx_jax.nn import DecoderLayer, EncoderLayer, FeedForward, LayerNorm, MultiHeadAttention, RMSNorm
-from tfx_jax.nn.cache import KVCache
+from tfx_jax.nn.attention import KVCache
 from tfx_jax.nn.fused_decoder import FusedDecoderLayer, FusedKVCache, fused_step, init_fused_cache
 from tfx_jax.nn.fused_linear import FusedLinear
 from tfx_jax.nn.layers import Residual
@@ -236,9 +236,9 @@ def test_steps_go_on_after_a_prompt(num_past, is_gated):
         for layer in layers:
             want, _ = layer(want, bias=bias, mask=mask, is_causal=True)
             read, extras = layer(read, **before, is_causal=True, cache=KVCache.empty(B, N, H, U))
-            past.append(FusedKVCache.of(*extras["cache"]))
+            past.append(extras["cache"])
         steps = [FusedDecoderLayer(layer) for layer in layers]
-        cache = init_fused_cache(past, room=T, num_beams=W, is_past=is_past)
+        cache = init_fused_cache(steps, past, room=T, num_beams=W, is_past=is_past)
         cache |= {"beam_ancestry": jnp.repeat(cache["beam_ancestry"], W, axis=0)}  # as a search does
 
         def embed(places, positions):
@@ -272,7 +272,7 @@ def test_a_target_read_in_parts_with_a_cache_is_the_target_read_at_once(first):
             parts, cache = [*parts, y], found["cache"]
         return want, jnp.concatenate(parts, axis=1)
 
-    want, found = run(_drawn(_decoder_layer))
+    want, found = run(_decoder_layer())
     np.testing.assert_allclose(found, want, rtol=1e-6, atol=1e-5)
 
 

@@ -64,6 +64,7 @@ from tfx_jax.functional.positions import (
     relative_position_bucket,
     relative_shift,
     rotary_embedding,
+    rotary_frequencies,
     sinusoidal_positions,
     t5_score_mod,
 )
@@ -110,6 +111,7 @@ __all__ = attention.__all__ + [
     "reversible_stack",
     "rms_norm",
     "rotary_embedding",
+    "rotary_frequencies",
     "router_z_loss",
     "sample",
     "sinusoidal_positions",

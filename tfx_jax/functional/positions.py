@@ -84,7 +84,12 @@ def learned_positions(table: Float[Array, "P D"], positions: Int[Array, "*shape"
 
 
 def rotary_embedding(
-    x: Float[Array, "B T N H"], positions: Int[Array, " T"] | Int[Array, "B T"], *, base: float = 10_000.0
+    x: Float[Array, "B T N H"],
+    positions: Int[Array, " T"] | Int[Array, "B T"],
+    *,
+    base: float = 10_000.0,
+    frequencies: Float[Array, " P"] | Float[np.ndarray, " P"] | None = None,
+    scale: float = 1.0,
 ) -> Float[Array, "B T N H"]:
     r"""Rotates pairs of features by angles that grow with the position, so that q . k depends on the distance alone.
 
@@ -97,12 +102,15 @@ def rotary_embedding(
       x: queries or keys, [B, T, N, H], H even. Rotate both; keys go into a cache rotated.
       positions: [T] or [B, T]; of any size, negative ones too.
       base: the paper's 10,000.
+      frequencies: radians per position of P pairs, from `rotary_frequencies`; None means those of `base`. The first 2P
+        features are rotated, the others stay.
+      scale: multiplies the rotated features.
 
     Returns:
       Rotated `x`, same shape and dtype, computed in float32 at least, float64 in float64, angles too.
 
     Raises:
-      ValueError: if `x` has another rank, H is odd or `positions` do not fit.
+      ValueError: if `x` has another rank, H is odd, or `positions` or `frequencies` do not fit.
 
     >>> import jax
     >>> x = jnp.array([1.0, 0.0]).reshape(1, 1, 1, 2)
@@ -119,10 +127,86 @@ def rotary_embedding(
         hint = "; x must be [batch, length, heads, size]" if positions.shape in ((x.shape[2],), (b, x.shape[2])) else ""
         raise ValueError(f"positions must have shape [T] = {(t,)} or [B, T] = {(b, t)}, got {positions.shape}{hint}")
     dtype = np.promote_types(x.dtype, np.float32)
-    angle = _angles(positions, h, base, dtype)[..., None, :]
-    sin, cos = (x if x.ndim == 4 else x[None] for x in (jnp.sin(angle), jnp.cos(angle)))
+    if frequencies is None:
+        angle = _angles(positions, h, base, dtype)
+    else:
+        angle = positions[..., None].astype(dtype) * jnp.asarray(frequencies, dtype)
+    angle = angle[..., None, :]
+    sin, cos = (scale * (x if x.ndim == 4 else x[None]) for x in (jnp.sin(angle), jnp.cos(angle)))
+    x, rest = jnp.split(x, [2 * angle.shape[-1]], axis=-1)
     first, second = jnp.split(x.astype(dtype), 2, axis=-1)
-    return jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1).astype(x.dtype)
+    rotated = jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1).astype(x.dtype)
+    return jnp.concatenate([rotated, rest], axis=-1) if rest.shape[-1] else rotated
+
+
+ROTARY_SCALINGS = ("none", "linear", "llama3", "yarn")
+"""How `rotary_frequencies` fits texts that are longer than those of the first training."""
+
+
+def rotary_frequencies(
+    size: int,
+    *,
+    base: float = 10_000.0,
+    scaling: str = "none",
+    factor: float = 1.0,
+    original_max_length: int = 8192,
+    low_frequency_factor: float = 1.0,
+    high_frequency_factor: float = 4.0,
+    beta_fast: float = 32.0,
+    beta_slow: float = 1.0,
+    attention_factor: float | None = None,
+) -> tuple[np.ndarray, float]:
+    r"""Computes the frequencies of `rotary_embedding`, base^(-2i / size), with the published ways to scale them.
+
+    "linear" divides all by `factor` (Chen et al., 2023, https://arxiv.org/abs/2306.15595). "llama3" and "yarn" (Peng et
+    al., 2023, https://arxiv.org/abs/2309.00071) divide only those of long wavelengths, by how often a pair turns in
+    `original_max_length` tokens, and interpolate in between; YaRN also multiplies queries and keys.
+
+    Args:
+      size: features that are rotated, even.
+      base: of the geometric sequence.
+      scaling: one of `ROTARY_SCALINGS`.
+      factor: how much longer texts become.
+      original_max_length: tokens of the first training.
+      low_frequency_factor: for "llama3", turns below which a frequency is divided by `factor`.
+      high_frequency_factor: for "llama3", turns above which it stays.
+      beta_fast: for "yarn", turns above which a frequency stays.
+      beta_slow: for "yarn", turns below which it is divided by `factor`.
+      attention_factor: for "yarn", the `scale` of `rotary_embedding`; None means 0.1 log(factor) + 1.
+
+    Returns:
+      float32 frequencies in radians per position, [size / 2], and the `scale` of `rotary_embedding`.
+
+    Raises:
+      ValueError: for an odd `size` or another scaling.
+
+    >>> rotary_frequencies(4)[0].tolist(), rotary_frequencies(4, scaling="linear", factor=2.0)[0].tolist()
+    ([1.0, 0.009999999776482582], [0.5, 0.004999999888241291])
+    """
+    if size % 2 or size < 2:
+        raise ValueError(f"a rotary embedding needs an even number of features, got {size}")
+    if scaling not in ROTARY_SCALINGS:
+        raise ValueError(f"scaling must be one of {', '.join(ROTARY_SCALINGS)}, got {scaling!r}")
+    pairs = np.arange(0, size, 2, dtype=np.float64)
+    frequencies = base ** (-pairs / size)
+    if scaling == "none":
+        return frequencies.astype(np.float32), 1.0
+    if scaling == "linear":
+        return (frequencies / factor).astype(np.float32), 1.0
+    if scaling == "llama3":
+        turns = original_max_length * frequencies / (2 * np.pi)
+        share = (turns - low_frequency_factor) / (high_frequency_factor - low_frequency_factor)
+        kept, scale = np.clip(share, 0, 1), 1.0
+    else:
+        # The pair that turns so often in the texts of the first training, as a real number.
+        pair_of = [
+            size * np.log(original_max_length / (turns * 2 * np.pi)) / (2 * np.log(base))
+            for turns in (beta_fast, beta_slow)
+        ]
+        low, high = max(np.floor(pair_of[0]), 0), min(np.ceil(pair_of[1]), size - 1)
+        kept = 1 - np.clip((pairs / 2 - low) / max(high - low, 0.001), 0, 1)
+        scale = 0.1 * np.log(factor) + 1 if attention_factor is None else attention_factor
+    return (frequencies * kept + frequencies / factor * (1 - kept)).astype(np.float32), float(scale)
 
 
 def relative_position_bucket(

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple, Protocol
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from tfx_jax.nn.fused_decoder import FusedKVCache, init_fused_cache
+from tfx_jax.nn.fused_decoder import FusedDecoder, FusedKVCache, init_fused_cache
 from tfx_jax.nn.layers import DecoderLayer
 from tfx_jax.nn.replay import at_last, init_replay
 
@@ -43,16 +43,24 @@ def with_padding(tokens: Int[Array, "B S"], token_mask: Bool[Array, "B S"] | Non
 
 
 def init_decoder(
-    layers: DecoderLayer | None, memory: EncoderMemory, *, max_length: int, num_beams: int, pad_id: int
+    fused: FusedDecoder | None,
+    layers: DecoderLayer,
+    memory: EncoderMemory,
+    *,
+    max_length: int,
+    num_beams: int,
+    pad_id: int,
 ) -> dict[str, Any]:
-    """Makes the empty cache of a decoder that reads an encoder's output; of a replay where no `layers` are given."""
-    if layers is None:
+    """Makes the empty cache of a decoder that reads an encoder's output; of a replay where it is not `fused`."""
+    if fused is None:
         batch_size = memory.output.shape[0]
         tokens = jnp.full((batch_size, max_length), pad_id, jnp.int32)
         return init_replay(tokens, jnp.zeros(batch_size, jnp.int32), memory)
     memories = FusedKVCache.of_memory(layers, memory.output)
+    batch_size, dtype = memory.output.shape[0], memories[0].key.dtype
     return init_fused_cache(
-        [projected.empty_like() for projected in memories],
+        fused.steps,
+        [step.empty_cache(batch_size, dtype) for step in fused.steps],
         room=max_length,
         num_beams=num_beams,
         memories=memories,

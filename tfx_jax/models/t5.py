@@ -378,7 +378,8 @@ class T5Decoder(nnx.Module):
     ) -> tuple[dict[str, Any], Int[Array, " B"]]:
         """Projects the memory for each layer, or keeps it for a replay; nothing is written yet."""
         cache = init_decoder(
-            self.model.decoder_layers if self.fused else None,
+            self.fused,
+            self.model.decoder_layers,
             memory,
             max_length=max_length,
             num_beams=num_beams,

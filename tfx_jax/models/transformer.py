@@ -350,7 +350,8 @@ class TransformerDecoder(nnx.Module):
         if positions is not None and max_length > positions.table.shape[0]:
             raise ValueError(f"max_length={max_length}, but there are {positions.table.shape[0]} learned positions")
         cache = init_decoder(
-            self.model.decoder_layers if self.fused else None,
+            self.fused,
+            self.model.decoder_layers,
             memory,
             max_length=max_length,
             num_beams=num_beams,

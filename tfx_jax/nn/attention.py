@@ -6,21 +6,24 @@ Everything that configurations know of an attention comes from its `AttentionSpe
 
 import dataclasses
 import functools
-from collections.abc import Callable, Collection, Sequence
-from typing import Any
+from collections.abc import Callable, Collection, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 from jax.typing import DTypeLike
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Int
 
-from tfx_jax.fields import documented
+from tfx_jax.fields import at_least, documented, one_of, within
 from tfx_jax.functional.attention import SPECS, AttentionSpec
 from tfx_jax.functional.attention.axial import attention_over_axes
 from tfx_jax.functional.attention.dot_product import dot_product_attention
 from tfx_jax.functional.attention.masks import Bias, Mask, SegmentIds
-from tfx_jax.functional.attention.spec import CachedDecoding, unbound
+from tfx_jax.functional.attention.spec import CachedDecoding, RecurrentDecoding, unbound
+from tfx_jax.functional.positions import ROTARY_SCALINGS, rotary_embedding, rotary_frequencies
 from tfx_jax.nn.basic import Linear
 
 AttentionFn = Callable[..., Any]
@@ -28,6 +31,33 @@ AttentionFn = Callable[..., Any]
 
 ShardAttention = Callable[..., Any]
 """Calls an attention function on a mesh: `shard_attention(attention_fn, query, key, value, ...)`."""
+
+
+class KVCache(NamedTuple):
+    """Keys, values and gates of S tokens before those of a layer's input.
+
+    A layer attends to it and to its own input, and returns it extended: an empty cache reads a prompt, a full one the
+    next part of a text. Positions are the caller's business, as they are without a cache; so is a mask, which covers
+    all keys.
+    """
+
+    key: Float[Array, "B S K H"]
+    value: Float[Array, "B S K U"]
+    gates: Mapping[str, Float[Array, "B S ..."]] = MappingProxyType({})
+
+    @classmethod
+    def empty(
+        cls, batch_size: int, num_heads: int, d_k: int, d_v: int | None = None, dtype: DTypeLike = "float32"
+    ) -> "KVCache":
+        """Returns the cache of no token; `d_v` is d_k by default."""
+        shape = (batch_size, 0, num_heads)
+        return cls(jnp.zeros((*shape, d_k), dtype), jnp.zeros((*shape, d_k if d_v is None else d_v), dtype))
+
+    def append(self, newer: "KVCache") -> "KVCache":
+        """Returns the cache with newer tokens behind its own."""
+        gates = {name: jnp.concatenate([self.gates[name], gate], axis=1) for name, gate in newer.gates.items()}
+        key, value = (jnp.concatenate(pair, axis=1) for pair in ((self.key, newer.key), (self.value, newer.value)))
+        return KVCache(key, value, gates)
 
 
 class MultiHeadAttention(nnx.Module):
@@ -50,6 +80,11 @@ class MultiHeadAttention(nnx.Module):
         d_value_input: int | None = None,
         d_out: int | None = None,
         use_bias: bool = False,
+        use_out_bias: bool | None = None,
+        use_sinks: bool = False,
+        query_norm: nnx.Module | None = None,
+        key_norm: nnx.Module | None = None,
+        rotary: "RotaryConfig | None" = None,
         dropout_rate: float = 0.0,
         attention_fn: AttentionFn = dot_product_attention,
         shard_attention: ShardAttention | None = None,
@@ -72,6 +107,12 @@ class MultiHeadAttention(nnx.Module):
           d_value_input: width of the inputs that values are made from; None means d_key_input.
           d_out: width of the output; None means d_model.
           use_bias: whether the projections have one; the paper's have none.
+          use_out_bias: whether the output projection has one; None means `use_bias`.
+          use_sinks: whether each head has a learned logit that takes a share of the softmax (gpt-oss, 2025).
+          query_norm: normalizes queries before rotary positions, each head by itself or, with a scale of N * H numbers,
+            all heads together (Henry et al., 2020).
+          key_norm: likewise for keys.
+          rotary: rotates queries and keys by their positions; None leaves them.
           dropout_rate: of the attention weights; 0 in the paper's text, 0.1 in its code.
           attention_fn: any attention with the signature of `tfx_jax.functional.dot_product_attention`, a function or a
             Module that owns parameters.
@@ -121,8 +162,17 @@ class MultiHeadAttention(nnx.Module):
         self.out = linear(
             (num_heads, d_v),
             d_model if d_out is None else d_out,
+            use_bias=use_bias if use_out_bias is None else use_out_bias,
             kernel_init=nnx.initializers.glorot_uniform(),
         )
+        self.sinks = nnx.Param(jnp.zeros(num_heads, param_dtype)) if use_sinks else None
+        self.query_norm, self.key_norm, self.rotary = query_norm, key_norm, rotary
+        self.gate_names = ()
+        if (spec := spec_of(attention_fn)) is not None and spec.gates is not None:
+            shapes = spec.gates(num_heads=num_heads, num_kv_heads=num_kv_heads, d_k=d_k, **options_of(attention_fn))
+            self.gate_names = tuple(shapes)
+            for name, shape in shapes.items():
+                setattr(self, f"gate_{name}", linear(d_key_input, shape, use_bias=True))
         self.dropout_rate = dropout_rate
         if attention_axes is not None:
             attention_fn = functools.partial(attention_over_axes, attention_fn, axes=tuple(attention_axes))
@@ -140,6 +190,7 @@ class MultiHeadAttention(nnx.Module):
         mask: Mask | None = None,
         is_causal: bool = False,
         segment_ids: SegmentIds | None = None,
+        positions: Int[Array, "#B T"] | None = None,
         rngs: nnx.Rngs | None = None,
         return_weights: bool = False,
     ) -> Any:
@@ -153,17 +204,21 @@ class MultiHeadAttention(nnx.Module):
           mask: True where a query may attend.
           is_causal: hide the future.
           segment_ids: of packed sequences.
+          positions: of the tokens of `x` in their texts, for `rotary`; None counts columns.
           rngs: stream `dropout`; None means evaluation.
           return_weights: also return the attention weights, [B, N, T, S].
 
         Returns:
           [B, T, d_out], or a pair of it and the weights; with `attention_axes`, the axes of `x` instead of T.
         """
-        key, value = self.project_memory(x if memory is None else memory, value_memory)
+        memory = x if memory is None else memory
+        key, value = self.project_memory(memory, value_memory, positions)
         return self.attend(
             x,
             key,
             value,
+            gates=self.project_gates(memory),
+            positions=positions,
             bias=bias,
             mask=mask,
             is_causal=is_causal,
@@ -173,10 +228,22 @@ class MultiHeadAttention(nnx.Module):
         )
 
     def project_memory(
-        self, memory: Float[Array, "B S _"], value_memory: Float[Array, "B S _"] | None = None
+        self,
+        memory: Float[Array, "B S _"],
+        value_memory: Float[Array, "B S _"] | None = None,
+        positions: Int[Array, "#B S"] | None = None,
     ) -> tuple[Float[Array, "B S K H"], Float[Array, "B S K U"]]:
-        """Makes the keys and values that `attend` takes: once for a memory that many steps look at."""
-        return self.key(memory), self.value(memory if value_memory is None else value_memory)
+        """Returns the keys and values that `attend` takes: once for a memory that many steps look at."""
+        key = with_positions(self.key(memory), self.key_norm, self.rotary, positions)
+        return key, self.value(memory if value_memory is None else value_memory)
+
+    def project_gates(self, memory: Float[Array, "B S _"]) -> dict[str, Float[Array, "B S ..."]]:
+        """Returns the gates that the attention takes beside keys and values, by name."""
+        return {name: getattr(self, f"gate_{name}")(memory) for name in self.gate_names}
+
+    def project_cache(self, x: Float[Array, "B T D"], positions: Int[Array, "#B T"] | None = None) -> KVCache:
+        """Returns all that later tokens need of these, for self-attention."""
+        return KVCache(*self.project_memory(x, None, positions), self.project_gates(x))
 
     def attend(
         self,
@@ -184,13 +251,17 @@ class MultiHeadAttention(nnx.Module):
         key: Float[Array, "B S K H"],
         value: Float[Array, "B S K U"],
         *,
+        gates: Mapping[str, Array] | None = None,
+        positions: Int[Array, "#B T"] | None = None,
         rngs: nnx.Rngs | None = None,
         return_weights: bool = False,
         **options: Any,
     ) -> Any:
         """Attends from `x` to keys and values that are projected already; options and result as in the call."""
-        # What is not asked for is not passed on: not every attention knows every option.
-        options = {name: option for name, option in options.items() if option is not None}
+        # Options that are not set are not passed on: not every attention has every option.
+        options = {name: option for name, option in options.items() if option is not None} | dict(gates or {})
+        if self.sinks is not None:
+            options["sinks"] = self.sinks[...]
         if self.scale is not None:
             options["scale"] = self.scale
         if rngs is not None and self.dropout_rate:
@@ -202,11 +273,52 @@ class MultiHeadAttention(nnx.Module):
         attend = self.attention_fn
         if self.shard_attention is not None:
             attend = functools.partial(self.shard_attention, attend)
-        result = attend(self.query(x), key, value, **options)
+        query = with_positions(self.query(x), self.query_norm, self.rotary, positions)
+        result = attend(query, key, value, **options)
         if return_weights:
             context, weights = result
             return self.out(context), weights
         return self.out(result)
+
+
+@documented
+@dataclasses.dataclass(unsafe_hash=True)
+class RotaryConfig:
+    """Rotary positions of queries and keys (Su et al., 2021); see `tfx_jax.functional.rotary_frequencies`."""
+
+    base: float = at_least(1, 10_000.0)  # of the geometric sequence of wavelengths
+    fraction: float = within(0, 1, 1.0)  # share of each head's features that are rotated, the first ones
+    scaling: str = one_of(ROTARY_SCALINGS, "none")  # how longer texts than trained on are fitted in
+    factor: float = at_least(1, 1.0)  # how much longer than original_max_length
+    original_max_length: int = at_least(1, 8192)  # tokens that the model was first trained on
+    low_frequency_factor: float = 1.0  # llama3: below this many turns a wavelength is divided by factor
+    high_frequency_factor: float = 4.0  # llama3: above this many turns it stays
+    beta_fast: float = 32.0  # yarn: turns above which a wavelength stays
+    beta_slow: float = 1.0  # yarn: turns below which it is divided by factor
+    attention_factor: float | None = None  # yarn, longrope: multiplies queries and keys; None: the paper's
+
+    def rotate(self, x: Float[Array, "B T N H"], positions: Int[Array, "#B T"]) -> Float[Array, "B T N H"]:
+        """Rotates queries or keys."""
+        options = dataclasses.asdict(self)
+        size = 2 * round(options.pop("fraction") * x.shape[-1] / 2)
+        frequencies, factor = rotary_frequencies(size, **options)
+        return rotary_embedding(x, positions, frequencies=frequencies, scale=factor)
+
+
+def with_positions(
+    heads: Float[Array, "B T N H"],
+    norm: Any,
+    rotary: RotaryConfig | None,
+    positions: Int[Array, "#B T"] | None,
+) -> Float[Array, "B T N H"]:
+    """Normalizes queries or keys and rotates them by their positions, both if asked."""
+    if norm is not None:
+        is_shared = norm.scale.shape[-1] != heads.shape[-1]  # one norm of all heads
+        heads = norm(heads.reshape(*heads.shape[:2], -1) if is_shared else heads).reshape(heads.shape)
+    if rotary is None:
+        return heads
+    positions = jnp.arange(heads.shape[1])[None] if positions is None else positions
+    return rotary.rotate(heads, jnp.broadcast_to(positions, heads.shape[:2]))
 
 
 class LearnedAttention(nnx.Module):
@@ -244,35 +356,58 @@ class LearnedAttention(nnx.Module):
         **options: Any,
     ) -> Any:
         """Attends with the parameters; `is_training` updates the state afterwards."""
-        spec, own = SPECS[self.name], dict(self.options)
-        arrays = vars(self).items()
-        parameters = {name: x[...].astype(query.dtype) for name, x in arrays if isinstance(x, nnx.Param)}
-        state = {name: x[...] for name, x in arrays if isinstance(x, nnx.BatchStat)}
+        spec, own, arrays = SPECS[self.name], dict(self.options), self.arrays(query.dtype)
         if is_training and spec.update_state is not None:
-            for name, x in spec.update_state(state, query, key, mask, **own).items():
+            for name, x in spec.update_state(arrays, query, key, mask, **own).items():
                 getattr(self, name)[...] = x
-        return spec.function(query, key, value, bias, mask, **parameters, **state, **own, **options)
+        return spec.function(query, key, value, bias, mask, **arrays, **own, **options)
+
+    def arrays(self, dtype: DTypeLike) -> dict[str, Array]:
+        """Returns the parameters, in a dtype, and the state, as the attention takes them."""
+        variables = {name: x for name, x in vars(self).items() if isinstance(x, nnx.Variable)}
+        return {name: x[...].astype(dtype) if isinstance(x, nnx.Param) else x[...] for name, x in variables.items()}
 
 
-def cached_decoding(attention_fn: AttentionFn) -> CachedDecoding | None:
-    """Returns how an attention decodes one token at a time from cached keys and values.
+def spec_of(attention_fn: AttentionFn) -> AttentionSpec | None:
+    """Returns the spec of an attention, whatever options are bound to it; None for one that has no spec."""
+    if isinstance(attention_fn, LearnedAttention):
+        return SPECS[attention_fn.name]
+    try:
+        return _SPEC_OF.get(unbound(attention_fn)[0])
+    except (ValueError, TypeError):  # positional arguments are bound, or the callable has no hash
+        return None
+
+
+def options_of(attention_fn: AttentionFn) -> dict[str, Any]:
+    """Returns the options that are bound to an attention with a spec."""
+    return dict(attention_fn.options) if isinstance(attention_fn, LearnedAttention) else unbound(attention_fn)[1]
+
+
+def decoding_of(attention_fn: AttentionFn) -> CachedDecoding | RecurrentDecoding | None:
+    """Returns how an attention decodes one token at a time.
 
     Returns:
-      None for an attention that looks at more than a pair of query and key, and for one without a spec: such a model
-      reads all tokens again for each new one.
+      None for an attention that has to see all tokens, and for one without a spec: such a model reads all tokens again
+      for each new one.
     """
-    if isinstance(attention_fn, LearnedAttention):
-        spec, options = SPECS[attention_fn.name], dict(attention_fn.options)
+    spec = spec_of(attention_fn)
+    if spec is None or spec.decoding is None:
+        return None
+    options = options_of(attention_fn)
+    if any(isinstance(option, (jax.Array, np.ndarray)) for option in options.values()):  # which have no hash
+        decoding = spec.decoding(**options)
     else:
-        try:
-            function, options = unbound(attention_fn)
-        except ValueError:
-            return None
-        spec = _SPEC_OF.get(function)
-    decoding = spec and spec.decoding and spec.decoding(**options)
-    if decoding is not None and decoding.attention_fn is None:
+        decoding = _decoding(spec.name, tuple(options.items()))
+    if isinstance(decoding, CachedDecoding) and decoding.attention_fn is None:
         return decoding._replace(attention_fn=attention_fn)
     return decoding
+
+
+@functools.lru_cache(maxsize=256)
+def _decoding(name: str, options: tuple[tuple[str, Any], ...]) -> CachedDecoding | RecurrentDecoding | None:
+    """The same functions for the same options, so that programs are shared."""
+    decoding = SPECS[name].decoding
+    return decoding and decoding(**dict(options))
 
 
 _SPEC_OF: dict[Any, AttentionSpec] = {}

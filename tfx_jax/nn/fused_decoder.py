@@ -8,7 +8,7 @@ with one matrix where the inputs are the same, transposed as they are read, and 
 import functools
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
@@ -18,9 +18,9 @@ from jaxtyping import Array, Bool, Float, Int
 
 from tfx_jax.errors import UserError
 from tfx_jax.functional.attention.masks import Bias, Mask
-from tfx_jax.functional.attention.spec import Visibility
+from tfx_jax.functional.attention.spec import CachedDecoding, RecurrentDecoding
 from tfx_jax.functional.search import BeamInvariant
-from tfx_jax.nn.attention import AttentionFn, MultiHeadAttention, cached_decoding
+from tfx_jax.nn.attention import AttentionFn, KVCache, LearnedAttention, MultiHeadAttention, decoding_of, with_positions
 from tfx_jax.nn.basic import FeedForward, Linear
 from tfx_jax.nn.fused_linear import FusedFeedForward, FusedLinear
 from tfx_jax.nn.layers import DecoderLayer, EncoderLayer, Residual
@@ -91,49 +91,97 @@ class FusedDecoderLayer(nnx.Module):
         is_plain = isinstance(feed_forward, FeedForward)
         self.feed_forward = FusedFeedForward(feed_forward, int8=int8) if is_plain else feed_forward
         self.feed_forward_residual = layer.feed_forward_residual
-        (self.attention_fn, self.is_visible), self.scale = attention_of_step(own), own.scale
+        self.num_kv_heads, self.d_k, self.d_v = (
+            own.key.kernel.shape[1],
+            own.key.kernel.shape[2],
+            own.value.kernel.shape[2],
+        )
+        self.query_norm, self.key_norm, self.rotary, self.sinks = own.query_norm, own.key_norm, own.rotary, own.sinks
+        self.gates = nnx.Dict({name: getattr(own, f"gate_{name}") for name in own.gate_names})
+        decoding = _decoding_of(own)
+        self.attention_fn = self.is_visible = self.read_fn = self.step_fn = None
+        if isinstance(decoding, RecurrentDecoding):
+            self.read_fn, self.step_fn = decoding
+        else:
+            self.attention_fn, self.is_visible = decoding
+        self.learned = own.attention_fn if isinstance(own.attention_fn, LearnedAttention) else None
+        self.scale = own.scale
         self.cross_attention_fn = self.cross_scale = None
         if isinstance(layer, DecoderLayer):
-            cross = layer.cross_attention
-            self.cross_attention_fn, self.cross_scale = attention_of_step(cross)[0], cross.scale
+            cross_decoding = _decoding_of(layer.cross_attention)
+            if isinstance(cross_decoding, RecurrentDecoding):
+                raise ValueError("attention to an encoder's output decodes from its keys and values")
+            self.cross_attention_fn, self.cross_scale = cross_decoding.attention_fn, layer.cross_attention.scale
+
+    def empty_cache(self, batch_size: int, dtype: DTypeLike) -> KVCache:
+        """Returns the keys, values and gates of no token."""
+        gates = {name: jnp.zeros((batch_size, 0, *gate.kernel.shape[1:]), dtype) for name, gate in self.gates.items()}
+        empty = KVCache.empty(batch_size, self.num_kv_heads, self.d_k, self.d_v, dtype)
+        return empty._replace(gates=gates)
+
+    def init_cache(
+        self, past: KVCache, is_past: Bool[Array, "B P"] | None, *, room: int, num_beams: int
+    ) -> "FusedKVCache | Any":
+        """Returns what `__call__` takes as `past`: a cache with room for more tokens, or a state of constant size."""
+        if self.read_fn is None:
+            return _with_room(FusedKVCache.of(past.key, past.value), room, num_beams)
+        mask = None if is_past is None else is_past[:, None, None, :]
+        return self.read_fn(past.key, past.value, mask, **past.gates, **self._parameters(past.key.dtype))
+
+    def _parameters(self, dtype: DTypeLike) -> dict[str, Array]:
+        return {} if self.learned is None else self.learned.arrays(dtype)
 
     def __call__(
         self,
         x: Float[Array, "R 1 D"],
-        past: FusedKVCache,
+        past: Any,
         position: Int[Array, ""],
         mask: Bool[Array, "B 1 W S"],
         memory: FusedKVCache | None = None,
         memory_mask: Mask | None = None,
         bias: Bias | None = None,
-    ) -> tuple[Float[Array, "R 1 D"], FusedKVCache]:
+        positions: Int[Array, "#B 1"] | None = None,
+    ) -> tuple[Float[Array, "R 1 D"], Any]:
         """Takes one token a row.
 
         Args:
           x: the newest token of each row; R = B * W rows, the W beams of one sentence next to each other.
-          past: keys and values of all beams so far, [B, K, H, S] and [B, K, S, U], S = L * W, with room for L tokens.
+          past: keys and values of all beams so far, [B, K, H, S] and [B, K, S, U], S = L * W, with room for L tokens;
+            or the state of each row, of an attention that decodes from one.
           position: how many tokens they hold; x is written there.
           mask: which of the keys of a sentence are of tokens that a beam consists of, x among them.
           memory: projected keys and values of the encoder's output, [B, K, H, S] and [B, K, S, U]; None for a layer
             without an encoder.
           memory_mask: which of them exist, [B, 1, 1, S].
           bias: of the attention to the past, broadcastable to [B, N, W, S].
+          positions: of the newest token of each sentence in its text, for rotary positions; None means `position`.
 
         Returns:
           The layer's output and the longer past.
         """
-        batch_size, num_heads, size, _ = past.key.shape
-        shape, beams = x.shape, (batch_size, x.shape[0] // batch_size)
+        shape, beams = x.shape, (mask.shape[0], x.shape[0] // mask.shape[0])
 
-        def attend_own(x: Array) -> tuple[Array, FusedKVCache]:
+        def attend_own(x: Array) -> tuple[Array, Any]:
             # The beams of a sentence are the queries of one attention to what any of them has seen.
             joined = self.query_key_value(x).reshape(*beams, -1)
-            value_start = joined.shape[-1] - num_heads * past.value.shape[-1]
-            query, *new = jnp.split(joined, [value_start - num_heads * size, value_start], axis=-1)
-            newest = FusedKVCache.of(*(part.reshape(*beams, num_heads, -1) for part in new))
-            longer = past.append(newest, position)
-            query, options = query.reshape(*beams, -1, size), _scaled(self.scale)
-            context = self.attention_fn(query, *longer.arranged(), bias, mask=mask, **options)
+            value_start = joined.shape[-1] - self.num_kv_heads * self.d_v
+            parts = jnp.split(joined, [value_start - self.num_kv_heads * self.d_k, value_start], axis=-1)
+            query, key, value = (
+                part.reshape(*beams, -1, size) for part, size in zip(parts, (self.d_k, self.d_k, self.d_v), strict=True)
+            )
+            at = jnp.broadcast_to(position if positions is None else positions, beams)
+            query = with_positions(query, self.query_norm, self.rotary, at)
+            key = with_positions(key, self.key_norm, self.rotary, at)
+            options: dict[str, Any] = {} if self.scale is None else {"scale": self.scale}
+            if self.sinks is not None:
+                options["sinks"] = self.sinks[...]
+            if self.step_fn is not None:
+                options |= {name: gate(x) for name, gate in self.gates.items()} | self._parameters(x.dtype)
+                rows = (part.reshape(*shape[:2], *part.shape[2:]) for part in (query, key, value))
+                context, longer = self.step_fn(past, *rows, **options)
+            else:
+                longer = past.append(FusedKVCache.of(key, value), position)
+                context = cast(AttentionFn, self.attention_fn)(query, *longer.arranged(), bias, mask=mask, **options)
             return self.own_out(context.reshape(*shape[:2], -1)), longer
 
         def attend_memory(attend: AttentionFn, memory: FusedKVCache, x: Array) -> tuple[Array, None]:
@@ -206,12 +254,16 @@ class Given(NamedTuple):
     """What every step reads and none changes.
 
     Attributes:
+      sentences: their numbers.
+      beams: the numbers of a sentence's beams.
       exists: which of the P tokens of a prompt and of the room behind them there are; None means all.
       positions: how many tokens exist before each, [B, P + room]; None where nothing was read before.
       memories: of each layer the keys and values of the encoder's output, or None.
       memory_mask: which of these exist, [B, 1, 1, S].
     """
 
+    sentences: Int[Array, " B"]
+    beams: Int[Array, " W"]
     exists: Bool[Array, "B S"] | None
     positions: Int[Array, "B S"] | None
     memories: list[FusedKVCache | None]
@@ -219,7 +271,8 @@ class Given(NamedTuple):
 
 
 def init_fused_cache(
-    past: Sequence[FusedKVCache],
+    steps: Sequence[FusedDecoderLayer],
+    past: Sequence[KVCache],
     *,
     room: int,
     num_beams: int,
@@ -233,7 +286,8 @@ def init_fused_cache(
     written them: what follows the beams is a table of who wrote which token of each.
 
     Args:
-      past: of each layer the keys and values of what was read before, [B, K, H, P] and [B, K, P, U]; P may be 0.
+      steps: the layers.
+      past: of each layer the keys, values and gates of the P tokens that were read before; P may be 0.
       room: how many tokens the cache has room for beside these.
       num_beams: W, rows of each sentence.
       is_past: which of the P exist; None means all.
@@ -243,19 +297,26 @@ def init_fused_cache(
     Returns:
       The cache of B rows.
     """
-    batch_size, _, _, num_past = past[0].key.shape
+    batch_size, num_past = past[0].key.shape[:2]
     exists = None if is_past is None else jnp.pad(is_past, ((0, 0), (0, room)), constant_values=True)
     given = Given(
+        sentences=jnp.arange(batch_size),
+        beams=jnp.arange(num_beams),
         exists=exists,
         positions=None if exists is None else jnp.cumsum(exists, axis=1) - 1,
         memories=[None] * len(past) if memories is None else list(memories),
         memory_mask=memory_mask,
     )
+    pasts = [
+        step.init_cache(layer_past, is_past, room=room, num_beams=num_beams)
+        for step, layer_past in zip(steps, past, strict=True)
+    ]
     return {
         "position": jnp.full((), num_past, jnp.int32),
         # Which beam wrote each token of a row; what was read before counts as the first beam's, for all of them.
         "beam_ancestry": jnp.zeros((batch_size, num_past + room), jnp.int32),
-        "past": BeamInvariant([_with_room(layer_past, room, num_beams) for layer_past in past]),
+        "past": BeamInvariant([past if isinstance(past, FusedKVCache) else None for past in pasts]),
+        "states": [None if isinstance(past, FusedKVCache) else past for past in pasts],
         "given": BeamInvariant(given),
     }
 
@@ -284,8 +345,8 @@ def fused_step(
       Logits and the next step's cache.
     """
     position, beam_ancestry, given = cache["position"], cache["beam_ancestry"], cache["given"].value
-    batch_size, num_places = cache["past"].value[0].key.shape[0], beam_ancestry.shape[1]
-    num_beams = cache["past"].value[0].key.shape[-1] // num_places
+    batch_size, num_places = given.sentences.shape[0], beam_ancestry.shape[1]
+    num_beams = given.beams.shape[0]
     if tokens.shape[0] != batch_size * num_beams:
         raise ValueError(f"{tokens.shape[0]} rows for {batch_size} sentences of num_beams={num_beams}")
     beams, places = jnp.arange(num_beams), jnp.arange(num_places)
@@ -296,18 +357,24 @@ def fused_step(
     is_own = beam_ancestry.reshape(batch_size, num_beams, -1, 1) == beams[None, None, None]
     is_there = exists & (places <= position)[None]
 
-    def mask(is_visible: Visibility | None) -> Bool[Array, "B 1 W S"]:
+    def mask(is_visible: Any) -> Bool[Array, "B 1 W S"]:
         is_seen = is_there if is_visible is None else is_there & is_visible(newest, positions)
         return (is_own & is_seen[:, None, :, None]).reshape(batch_size, 1, num_beams, -1)
 
     masks = {is_visible: mask(is_visible) for is_visible in dict.fromkeys(step.is_visible for step in steps)}
     place_bias = None if bias is None else jnp.repeat(bias(position, num_places), num_beams, axis=-1)
     x = embed(tokens, position if given.positions is None else jnp.repeat(newest[:, 0], num_beams))
-    longer = []
-    for step, layer_past, memory in zip(steps, cache["past"].value, given.memories, strict=True):
-        x, new_past = step(x, layer_past, position, masks[step.is_visible], memory, given.memory_mask, place_bias)
-        longer.append(new_past)
-    return score(x), cache | {"position": position + 1, "beam_ancestry": beam_ancestry, "past": BeamInvariant(longer)}
+    pasts, states = [], []
+    for step, layer_past, state, memory in zip(
+        steps, cache["past"].value, cache["states"], given.memories, strict=True
+    ):
+        own = state if layer_past is None else layer_past
+        of_memory = memory, given.memory_mask, place_bias
+        x, longer = step(x, own, position, masks[step.is_visible], *of_memory, positions=newest)
+        pasts.append(None if layer_past is None else longer)
+        states.append(longer if layer_past is None else None)
+    longer = {"past": BeamInvariant(pasts), "states": states}
+    return score(x), cache | {"position": position + 1, "beam_ancestry": beam_ancestry} | longer
 
 
 def _with_room(past: FusedKVCache, room: int, num_beams: int) -> FusedKVCache:
@@ -335,20 +402,21 @@ def can_fuse(layers: nnx.Module) -> bool:
     return (
         type(layers.feed_forward) in (FeedForward, MixtureOfExperts)
         and type(layers.self_attention_residual) is Residual
-        and all(type(each) is MultiHeadAttention and cached_decoding(each.attention_fn) for each in attentions)
+        and all(type(each) is MultiHeadAttention and decoding_of(each.attention_fn) for each in attentions)
+        and not any(isinstance(decoding_of(each.attention_fn), RecurrentDecoding) for each in attentions[1:])
     )
 
 
-def attention_of_step(attention: MultiHeadAttention) -> tuple[AttentionFn, Visibility | None]:
-    """Returns how one token of each row attends to cached keys and values, and which of them it sees.
+def _decoding_of(attention: MultiHeadAttention) -> CachedDecoding | RecurrentDecoding:
+    """Returns how one token of each row attends.
 
     Raises:
-      ValueError: if the attention does not decode in this way.
+      ValueError: if the attention has to read all tokens.
     """
-    decoding = cached_decoding(attention.attention_fn)
-    if decoding is None or decoding.attention_fn is None:
+    decoding = decoding_of(attention.attention_fn)
+    if decoding is None:
         raise ValueError(f"{attention.attention_fn} does not decode from cached keys and values")
-    return decoding.attention_fn, decoding.is_visible
+    return decoding
 
 
 def _scaled(scale: float | None) -> dict[str, float]:

@@ -9,9 +9,8 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float
 
 from tfx_jax.functional.attention.masks import Bias, Mask
-from tfx_jax.nn.attention import MultiHeadAttention
+from tfx_jax.nn.attention import KVCache, MultiHeadAttention
 from tfx_jax.nn.basic import FeedForward, LayerNorm, drop
-from tfx_jax.nn.cache import KVCache
 from tfx_jax.nn.moe import MixtureOfExperts
 
 
@@ -69,6 +68,7 @@ class EncoderLayer(nnx.Module):
         rngs: nnx.Rngs | None = None,
         return_weights: bool = False,
         cache: KVCache | None = None,
+        return_cache: bool = False,
         token_mask: Bool[Array, "B S"] | None = None,
         **options: Any,
     ) -> tuple[Float[Array, "B S D"], dict[str, Any] | None]:
@@ -79,15 +79,17 @@ class EncoderLayer(nnx.Module):
           rngs: stream `dropout`; None means evaluation.
           return_weights: whether the extras hold "self", the attention weights [B, N, S, keys].
           cache: the keys and values of tokens before `x`; the extras then hold "cache", with those of `x` behind them.
+          return_cache: whether the extras hold "cache" also where there are no tokens before `x`.
           token_mask: which tokens of `x` exist, so that no other takes a place at an expert; None means all.
-          **options: of the attention: `bias`, `mask`, `is_causal`, `segment_ids`.
+          **options: of the attention: `bias`, `mask`, `is_causal`, `segment_ids`, `positions`.
 
         Returns:
           The output and the extras that are asked for, or None.
         """
 
         def attend(x: Array) -> tuple[Array, dict[str, Any]]:
-            return _attend(self.self_attention, x, cache, rngs=rngs, return_weights=return_weights, **options)
+            returned = {"return_weights": return_weights, "return_cache": return_cache}
+            return _attend(self.self_attention, x, cache, rngs=rngs, **returned, **options)
 
         x, extras = self.self_attention_residual(attend, x, rngs)
         x, _ = self.feed_forward_residual(lambda x: (_transform(self.feed_forward, x, token_mask, rngs), None), x, rngs)
@@ -153,14 +155,22 @@ class DecoderLayer(nnx.Module):
 
 
 def _attend(
-    attention: MultiHeadAttention, x: Array, cache: KVCache | None, *, return_weights: bool, **options: Any
+    attention: MultiHeadAttention,
+    x: Array,
+    cache: KVCache | None,
+    *,
+    return_weights: bool,
+    return_cache: bool = False,
+    positions: Array | None = None,
+    **options: Any,
 ) -> tuple[Array, dict[str, Any]]:
     """Attends from `x` to a cache and to itself; returns the weights and the longer cache, where there are any."""
-    own = KVCache(*attention.project_memory(x))
+    own = attention.project_cache(x, positions)
     attended = own if cache is None else cache.append(own)
-    y, weights = _with_extra(attention.attend(x, *attended, return_weights=return_weights, **options))
+    options |= {"gates": attended.gates, "positions": positions, "return_weights": return_weights}
+    y, weights = _with_extra(attention.attend(x, attended.key, attended.value, **options))
     extras: dict[str, Any] = {"self": weights} if return_weights else {}
-    return y, extras if cache is None else extras | {"cache": attended}
+    return y, extras | {"cache": attended} if return_cache or cache is not None else extras
 
 
 def _transform(

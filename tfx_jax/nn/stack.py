@@ -141,6 +141,13 @@ def unstack_layers(layers: Layer) -> list[Layer]:
     ]
 
 
+def per_layer(extras: Any, num_layers: int) -> list[Any]:
+    """Takes what `scan_layers` returns beside the output apart into a list of the layers."""
+    if isinstance(extras, list):
+        return extras
+    return [jax.tree.map(operator.itemgetter(index), extras) for index in range(num_layers)]
+
+
 def map_layers(fn: Callable[[Any], Any], layers: nnx.Module) -> Any:
     """Calls `fn(layer)`, which returns a pytree of arrays, for each layer of a stack; stacks the results."""
     return _interleaved([jax.vmap(fn)(member) for member in _members(layers)])
@@ -172,9 +179,14 @@ def _columns(tree: Any, count: int) -> list[Any]:
 
 
 def _interleaved(columns: list[Any]) -> Any:
-    """Joins such columns in the order of the layers."""
+    """Joins such columns in the order of the layers; of kinds with different structures, into a list of the layers."""
     if len(columns) == 1:
         return columns[0]
+    if len({jax.tree.structure(column) for column in columns}) > 1:
+        if all(isinstance(column, dict) and column.keys() == columns[0].keys() for column in columns):
+            return {name: _interleaved([column[name] for column in columns]) for name in columns[0]}
+        num_groups = jax.tree.leaves(columns)[0].shape[0]
+        return [jax.tree.map(operator.itemgetter(i), column) for i in range(num_groups) for column in columns]
     return jax.tree.map(
         lambda *leaves: jnp.stack(leaves, axis=1).reshape(len(leaves) * leaves[0].shape[0], *leaves[0].shape[1:]),
         *columns,

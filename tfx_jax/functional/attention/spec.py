@@ -38,6 +38,21 @@ class CachedDecoding(NamedTuple):
     """Which keys at or before a query it sees; None means all."""
 
 
+class RecurrentDecoding(NamedTuple):
+    """Decoding from a state of constant size, whatever the number of tokens before.
+
+    Both functions take gates and parameters by name, as the attention itself does.
+    """
+
+    read: Callable[..., Any]
+    """`read(key, value, mask, **gates)`: from keys [B, S, K, H], values [B, S, K, U] and a padding mask to the state.
+
+    S may be 0. The state is any pytree of arrays with a leading axis B.
+    """
+    step: Callable[..., tuple[Array, Any]]
+    """`step(state, query, key, value, **gates)`: from a token of each row to its output [B, 1, N, U] and the state."""
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class AttentionSpec:
     """One attention by name: how it is called, what it supports, what it learns and how it decodes.
@@ -58,12 +73,15 @@ class AttentionSpec:
       bfloat16_only: whether it needs half precision.
       platform: the only kind of device that computes it, "tpu" or "gpu"; None means any.
       is_exact: whether it computes the values of `dot_product_attention`.
+      gates: called as `gates(num_heads=N, num_kv_heads=K, d_k=H, **options)`, returns a feature shape for each gate.
+        `MultiHeadAttention` projects the inputs of the keys to arrays [B, S, *shape], before any nonlinearity, which
+        `function` takes as options.
       parameters: from a PRNG key, num_heads, d_k, a dtype and the options to learned arrays by name, which `function`
         takes as options. Weight decay spares those whose names end in "bias" or "scale".
       state: likewise to arrays that no gradient changes.
       update_state: from the state, query, key, mask and options to the state after a training step.
-      decoding: from the options bound to `function` to its `CachedDecoding`; None where it has to read all tokens again
-        for each one.
+      decoding: from the options bound to `function` to its `CachedDecoding` or `RecurrentDecoding`; None where it reads
+        all tokens again for each one.
     """
 
     name: str
@@ -80,10 +98,11 @@ class AttentionSpec:
     bfloat16_only: bool = False
     platform: str | None = None
     is_exact: bool = False
+    gates: Callable[..., dict[str, tuple[int, ...]]] | None = None
     parameters: Callable[..., dict[str, Array]] | None = None
     state: Callable[..., dict[str, Array]] | None = None
     update_state: Callable[..., dict[str, Array]] | None = None
-    decoding: Callable[..., CachedDecoding | None] | None = None
+    decoding: Callable[..., CachedDecoding | RecurrentDecoding | None] | None = None
 
 
 def unbound(attention_fn: Callable[..., Any]) -> tuple[Callable[..., Any], dict[str, Any]]:
