@@ -57,6 +57,7 @@ from tfx_jax.functional.moe import (
 )
 from tfx_jax.functional.positions import (
     alibi_bias,
+    alibi_score_mod,
     alibi_slopes,
     learned_positions,
     relative_position_bias,
@@ -65,6 +66,7 @@ from tfx_jax.functional.positions import (
     rotary_embedding,
     rotary_frequencies,
     sinusoidal_positions,
+    t5_score_mod,
 )
 from tfx_jax.functional.reversible import reversible_stack
 from tfx_jax.functional.search import (
@@ -82,6 +84,7 @@ __all__ = attention.__all__ + [
     "Routing",
     "add_bias",
     "alibi_bias",
+    "alibi_score_mod",
     "alibi_slopes",
     "beam_search",
     "combine",
@@ -113,6 +116,7 @@ __all__ = attention.__all__ + [
     "sample",
     "sinusoidal_positions",
     "spec_augment",
+    "t5_score_mod",
     "top_1_routing",
     "top_2_routing",
     "with_repetition_penalty",

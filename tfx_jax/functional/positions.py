@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int, Num
 
-from tfx_jax.functional.attention.masks import check_floats
+from tfx_jax.functional.attention.masks import ScoreMod, check_floats
 from tfx_jax.functional.layers import lookup
 
 
@@ -295,6 +295,72 @@ def relative_position_bias(
     )
     rows = table[buckets].T[:, None]
     return relative_shift(jnp.broadcast_to(rows, (rows.shape[0], num_queries, rows.shape[2])))[None]
+
+
+def t5_score_mod(
+    table: Float[Array, "P N"],
+    *,
+    offset: int | Int[Array, ""] = 0,
+    max_distance: int = 128,
+    is_bidirectional: bool = True,
+) -> ScoreMod:
+    r"""The bias of T5 as a `score_mod`: what `relative_position_bias` holds for all pairs, computed block by block.
+
+    Section 2.1 of "T5" (Raffel et al., 2020, https://arxiv.org/abs/1910.10683). With
+    `dot_product_attention(..., score_mod=t5_score_mod(table), scale=1.0, implementation="chunked")` no array of all
+    pairs exists, forward or backward, and `table` gets its gradient.
+
+    Args:
+      table: [buckets, N].
+      offset: how many keys precede the first query.
+      max_distance: the distance from which on all share a bucket.
+      is_bidirectional: False for decoders.
+
+    >>> import jax
+    >>> from tfx_jax.functional import dot_product_attention
+    >>> x, table = jnp.zeros((1, 2, 1, 4)), jnp.log(jnp.arange(1.0, 33))[:, None]
+    >>> attend = lambda x, table: dot_product_attention(x, x, x, score_mod=t5_score_mod(table), return_weights=True)
+    >>> jax.jit(attend)(x, table)[1][0, 0].round(3).tolist()  # buckets 0 and 17, 1 and 0
+    [[0.053, 0.947], [0.667, 0.333]]
+    """
+
+    def score_mod(logits: Array, b: Array, n: Array, t: Array, s: Array) -> Array:
+        first = s[0, 0, 0, 0] - t[0, 0, 0, 0] - offset  # a block is consecutive, so its distances are too
+        bias = relative_position_bias(
+            table,
+            logits.shape[2],
+            logits.shape[3],
+            offset=-first,
+            max_distance=max_distance,
+            is_bidirectional=is_bidirectional,
+        )
+        return logits + bias.astype(logits.dtype)
+
+    return score_mod
+
+
+def alibi_score_mod(slopes: Float[Array, " N"], *, offset: int | Int[Array, ""] = 0) -> ScoreMod:
+    r"""Attention with linear biases as a `score_mod`: logits - slope * distance, computed block by block.
+
+    Section 3 of "Train Short, Test Long" (Press et al., 2022, https://arxiv.org/abs/2108.12409); see `alibi_bias`.
+
+    Args:
+      slopes: one for each head, [N], such as `alibi_slopes(N)`; learned ones get gradients.
+      offset: how many keys precede the first query.
+
+    >>> import jax
+    >>> from tfx_jax.functional import dot_product_attention
+    >>> x, slopes = jnp.zeros((1, 2, 1, 4)), jnp.log(jnp.array([3.0]))
+    >>> attend = lambda x: dot_product_attention(x, x, x, score_mod=alibi_score_mod(slopes), return_weights=True)
+    >>> jax.jit(attend)(x)[1][0, 0].round(2).tolist()
+    [[0.75, 0.25], [0.25, 0.75]]
+    """
+
+    def score_mod(logits: Array, b: Array, n: Array, t: Array, s: Array) -> Array:
+        distance = jnp.abs(s - t - offset).astype(logits.dtype)
+        return logits - slopes.astype(logits.dtype)[n] * distance
+
+    return score_mod
 
 
 def relative_shift(scores: Num[Array, "*shape T P"], num_keys: int | None = None) -> Num[Array, "*shape T S"]:

@@ -138,6 +138,30 @@ class TestSplash:
         assert np.asarray(out).any(axis=(-1, -2)).tolist() == [[False] * 3 + [True] * 3, [False] * 6]
         assert np.asarray(gradients[0]).any(axis=(-1, -2)).tolist() == [[False] * 3 + [True] * 3, [False] * 6]
 
+    @pytest.mark.parametrize(
+        ("options", "window"),
+        [
+            ({"mask": _padding([9, 0], DIMS.S), "is_causal": True}, (3, 0)),
+            ({"segment_ids": (np.array([[1] * 6, [0] + [3] * 5]), np.array([[1] * 10, [0] * 3 + [3] * 7]))}, (4, 2)),
+            pytest.param({}, (2, 1), marks=pytest.mark.slow),
+        ],
+        ids=["causal and padded", "segments", "alone"],
+    )
+    def test_soft_cap_sinks_and_window_with_gradients(self, interpreted, options, window):
+        """In a window, padded queries see no key at all."""
+        arrays = _inputs()
+        sinks = np.array([0.5, -1, -np.inf, 2], np.float32)
+
+        def gradients(implementation):
+            def loss(arrays, sinks):
+                more = {"logits_soft_cap": 1.5, "sinks": sinks, "local_window_size": window, **options}
+                out = dot_product_attention(*arrays, implementation=implementation, **more)
+                return jnp.square(out - 1.0).sum(), out
+
+            return jax.jit(jax.grad(loss, argnums=(0, 1), has_aux=True))(arrays, sinks)
+
+        chex.assert_trees_all_close(gradients("splash"), gradients("xla"), atol=1e-4, rtol=1e-4)
+
     def test_more_causal_queries_than_keys(self, interpreted):
         dims = chex.Dimensions(B=1, T=7, S=4, N=2, K=1, H=16, U=8)
         got = _gradients(_inputs(dims), is_causal=True, implementation="splash")
@@ -147,9 +171,10 @@ class TestSplash:
     @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
     def test_lowers_for_tpu(self, dtype):
         arrays = _inputs(chex.Dimensions(B=2, T=700, S=1100, N=4, K=2, H=64, U=32), dtype=dtype)
-        mask = np.ones((1, 1, 1, 1100), bool)
-        attend = functools.partial(dot_product_attention, is_causal=True, implementation="splash")
-        program = _lowered(attend, arrays, "tpu", mask=mask)
+        options = {"mask": np.ones((1, 1, 1, 1100), bool), "sinks": np.zeros(4, np.float32)}
+        static = {"is_causal": True, "logits_soft_cap": 50.0, "local_window_size": 100}
+        attend = functools.partial(dot_product_attention, **static, implementation="splash")
+        program = _lowered(attend, arrays, "tpu", **options)
         assert program.count("tpu_custom_call") >= 3  # the output and two kernels of the gradient
 
 
@@ -275,6 +300,24 @@ class TestBest:
         ids = jax.ShapeDtypeStruct((2, 1024), jnp.int32)
         assert self._calls(attend, platform, segment_ids=ids) == {"tpu": 0, "cuda": 0} | calls
 
+    @pytest.mark.parametrize(
+        "options",
+        [
+            {"logits_soft_cap": 30.0},
+            {"sinks": jax.ShapeDtypeStruct((2,), jnp.float32)},
+            {"local_window_size": 100},
+            {"key_lengths": jax.ShapeDtypeStruct((2,), jnp.int32), "query_lengths": jax.ShapeDtypeStruct((2,), int)},
+        ],
+        ids=lambda options: "".join(options),
+    )
+    def test_has_the_options_that_are_asked_for(self, one_device, with_cuda, options):
+        """Splash has them all, cuDNN lengths alone."""
+        arrays = {name: x for name, x in options.items() if hasattr(x, "shape")}
+        static = {name: x for name, x in options.items() if not hasattr(x, "shape")}
+        attend = functools.partial(dot_product_attention, is_causal=True, **static)
+        assert self._calls(attend, "tpu", **arrays) == {"tpu": 3, "cuda": 0}
+        assert self._calls(attend, "cuda", **arrays) == {"tpu": 0, "cuda": 2 if "key_lengths" in options else 0}
+
     def test_is_the_formula_for_cuda_where_cudnn_is_not(self, one_device):
         assert self._calls(dot_product_attention, "cuda") == {"tpu": 0, "cuda": 0}
 
@@ -296,6 +339,9 @@ class TestBest:
             {"mask": jax.ShapeDtypeStruct((1, 1, 1024, 1024), jnp.bool_)},
             {"scale": jax.ShapeDtypeStruct((), jnp.float32)},
             {"return_weights": True},
+            {"return_lse": True},
+            {"score_mod": lambda logits, *_: logits},
+            {"mask_mod": lambda b, n, t, s: s > 0},
             {"query": jax.ShapeDtypeStruct((2, 1023, 2, 16), jnp.float32)},
         ],
         ids=lambda options: "".join(options),
@@ -364,6 +410,18 @@ class TestErrors:
                 "got 2 and 4; .*splash",
             ),
             ("cudnn", {}, "needs float16 or bfloat16, got float32"),
+            ("cudnn", {"logits_soft_cap": 30.0}, "'cudnn' has no logits_soft_cap, got 30.0; .*chunked"),
+            ("cudnn", {"sinks": np.zeros(4, np.float32)}, r"has no sinks, got one of shape \(4,\); .*chunked"),
+            ("flash", {"sinks": np.zeros(4, np.float32)}, r"has no sinks, got one of shape \(4,\); .*splash"),
+            ("rows", {"local_window_size": 3}, r"'rows' has no local_window_size, got \(3, 3\); .*splash"),
+            ("splash", {"score_mod": lambda logits, *_: logits}, "'splash' has no score_mod, got one; .*chunked"),
+            ("flash", {"mask_mod": lambda b, n, t, s: s > 0}, "'flash' has no mask_mod, got one; .*chunked"),
+            ("splash", {"return_lse": True}, "'splash' has no return_lse, got True; .*chunked"),
+            (
+                "splash",
+                {"query": _random((2, 11, 4, 16)), "local_window_size": 3},
+                "at least as many keys as queries with local_window_size, got T=11 and S=10; .*chunked",
+            ),
         ],
         ids=str,
     )

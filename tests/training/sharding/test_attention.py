@@ -52,14 +52,15 @@ def _pairs(*shape):
         {"bias": _pairs(1, 4, 6, 5), "mask": _pairs(4, 1, 1, 5) < 0.5},
         {"bias": _pairs(4, 1, 1, 5), "mask": _pairs(1, 1, 1, 5) < 0.5, "is_causal": True},
         {"segment_ids": (np.array([[1, 1, 2, 2, 3, 0]] * 4), np.array([[1, 2, 2, 3, 0]] * 2 + [[2, 1, 1, 3, 3]] * 2))},
+        {"sinks": _pairs(4), "query_lengths": np.array([6, 3, 1, 0]), "key_lengths": np.array([5, 0, 2, 3])},
     ],
     ids=lambda options: "-".join(options),
 )
 def test_devices_together_attend_as_one_does(monkeypatch, options):
     """With gradients and weights, whatever comes with queries and keys; the formula is the kernel of each device."""
     arrays = {"query": _random("BTNH"), "key": _random("BSKH"), "value": _random("BSKU")}
-    arrays |= {name: x for name, x in options.items() if name == "bias"}
-    rest = {name: x for name, x in options.items() if name != "bias"}
+    arrays |= {name: x for name, x in options.items() if name in ("bias", "sinks")}
+    rest = {name: x for name, x in options.items() if name not in arrays}
 
     def answers(attend):
         def loss(arrays):

@@ -18,7 +18,7 @@ from tfx_jax.functional.attention.axial import attention_over_axes
 from tfx_jax.functional.attention.bigbird import BIGBIRD, bigbird_attention, bigbird_block_mask
 from tfx_jax.functional.attention.chunked import chunked_attention
 from tfx_jax.functional.attention.decomposable import attend_both, decomposable_attention
-from tfx_jax.functional.attention.dense import attention_from_logits, attention_weights
+from tfx_jax.functional.attention.dense import attention_from_logits, attention_weights, merge_attention
 from tfx_jax.functional.attention.dot_product import CHUNKED, CUDNN, DENSE, FLASH, SPLASH, dot_product_attention
 from tfx_jax.functional.attention.flax_attention import flax_attention_fn
 from tfx_jax.functional.attention.hard import HARD, hard_attention, score_function_loss
@@ -98,6 +98,7 @@ __all__ = [
     "longformer_attention",
     "lsh_attention",
     "lsh_num_buckets",
+    "merge_attention",
     "nystrom_attention",
     "orthogonal_features",
     "padding_mask",

@@ -7,16 +7,42 @@ of S; chunk axes come first, so that reading a chunk reads one slice.
 """
 
 import functools
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.extend import core as jex_core
 from jaxtyping import Array, Bool, Float, Int
 
-from tfx_jax.functional.attention.dense import dot_product_weights
-from tfx_jax.functional.attention.masks import Bias, Mask, SegmentIds, check_shapes, pair_of_segment_ids, segment_mask
-from tfx_jax.functional.attention.wrappers import divided_as_queries, weights_on_request, zeros_where_empty
+from tfx_jax.functional.attention.dense import (
+    apply_mask_mod,
+    apply_score_mod,
+    check_sinks,
+    dot_product_weights,
+    soft_capped,
+)
+from tfx_jax.functional.attention.masks import (
+    Bias,
+    Mask,
+    MaskMod,
+    ScoreMod,
+    SegmentIds,
+    Window,
+    add_key_lengths,
+    check_shapes,
+    check_window,
+    pair_of_segment_ids,
+    segment_mask,
+    zero_past_lengths,
+)
+from tfx_jax.functional.attention.wrappers import (
+    check_outputs,
+    divided_as_queries,
+    weights_on_request,
+    zeros_where_empty,
+)
 from tfx_jax.functional.layers import dropout
 
 
@@ -28,6 +54,28 @@ class Options(NamedTuple):
     dropout_rate: float
     num_queries: int
     num_keys: int
+    window: tuple[int, int] | None = None
+    """How many keys a query sees to the left and to the right of its own position."""
+    logits_soft_cap: float | None = None
+    score_mod: Callable[..., Array] | None = None
+    """Called as `score_mod(arrays, logits, b, n, t, s)`, with the arrays of `Extras`."""
+    mask_mod: Callable[..., Array] | None = None
+    """Called as `mask_mod(arrays, b, n, t, s)`."""
+
+
+class Extras(NamedTuple):
+    """Arrays besides queries and keys, the same for all chunks."""
+
+    sinks: Float[Array, "K G"] | None = None
+    score_arrays: tuple[Array, ...] = ()
+    """Floating-point arrays that `score_mod` reads; it has gradients for them."""
+    score_indices: tuple[Array, ...] = ()
+    """What else `score_mod` reads, such as integers."""
+    mask_arrays: tuple[Array, ...] = ()
+    """What `mask_mod` reads."""
+
+
+NO_EXTRAS = Extras()
 
 
 class Queries(NamedTuple):
@@ -73,6 +121,7 @@ class Residuals(NamedTuple):
     keys: Keys
     rng: Array | None
     saved: Saved
+    extras: Extras = NO_EXTRAS
 
 
 class KeyGradients(NamedTuple):
@@ -81,6 +130,8 @@ class KeyGradients(NamedTuple):
     key: Float[Array, "J B K S H"]
     value: Float[Array, "J B K S U"]
     bias: Float[Array, "#I #J #B #K #G #T #S"] | None
+    score_arrays: tuple[Array, ...] = ()
+    """Those of `Extras`."""
 
 
 def split_inputs(
@@ -128,28 +179,37 @@ def join_queries(out: Float[Array, "I B K G T U"], num_queries: int) -> Float[Ar
     return out.transpose(1, 0, 4, 2, 3, 5).reshape(b, i * t, k * g, u)[:, :num_queries]
 
 
-def before_any_key(queries: Queries, keys: Keys) -> Running:
-    """The state in which nothing was seen yet."""
+def before_any_key(queries: Queries, keys: Keys, sinks: Float[Array, "K G"] | None = None) -> Running:
+    """The state in which nothing was seen yet but the sinks."""
     dtype = _statistics_dtype(queries)
     nothing = jnp.zeros_like(queries.query[..., 0], dtype)
-    return Running(
-        nothing + _hidden(dtype), nothing, jnp.broadcast_to(nothing[..., None], (*nothing.shape, keys.value.shape[-1]))
-    )
+    largest, total = nothing + _hidden(dtype), nothing
+    if sinks is not None:
+        sinks = sinks.astype(dtype)[None, None, :, :, None]
+        largest = jnp.maximum(largest, sinks)
+        total = jnp.exp(sinks - largest)
+    return Running(largest, total, jnp.broadcast_to(nothing[..., None], (*nothing.shape, keys.value.shape[-1])))
 
 
 def attend(
-    options: Options, queries: Queries, keys: Keys, running: Running, shift: int | Array, rng: Array | None
+    options: Options,
+    queries: Queries,
+    keys: Keys,
+    running: Running,
+    shift: int | Array,
+    rng: Array | None,
+    extras: Extras = NO_EXTRAS,
 ) -> Running:
     """Lets all queries see all of `keys` as well; if causal, query t sees those up to t + `shift`."""
     # In a scan over layers, JAX computes before it what is the same in each, and stacks it: here who sees whom, of all
     # pairs of chunks. It leaves alone what comes out of a barrier with the queries, which are not the same.
-    queries, keys = jax.lax.optimization_barrier((queries, keys))
+    queries, keys, extras = jax.lax.optimization_barrier((queries, keys, extras))
 
     def one_chunk_of_queries(chunk: Any) -> Any:
         i, queries_i, running_i = chunk
 
         def see(j: Array, running: Any) -> Any:
-            logits, seen, value = _scores(options, queries_i, keys, i, j, shift)
+            logits, seen, value, _ = _scores(options, queries_i, keys, extras, i, j, shift)
             largest = jnp.maximum(running.largest, jnp.where(seen, logits, _hidden(logits.dtype)).max(axis=-1))
             weights = jnp.where(seen, jnp.exp(logits - largest[..., None]), jnp.zeros((), logits.dtype))
             shrink = jnp.exp(running.largest - largest)
@@ -159,7 +219,7 @@ def attend(
                 largest, running.total * shrink + weights.sum(axis=-1), running.mixed * shrink[..., None] + mixed
             )
 
-        return jax.lax.fori_loop(0, _num_visible(options, queries, keys, i, shift), see, running_i)
+        return jax.lax.fori_loop(*_visible_chunks(options, queries, keys, i, shift), see, running_i)
 
     return jax.lax.map(one_chunk_of_queries, (jnp.arange(queries.query.shape[0]), queries, running))
 
@@ -170,10 +230,16 @@ def finish(running: Running, dtype: np.dtype) -> Saved:
     return Saved(running.largest, total, (running.mixed / total[..., None]).astype(dtype))
 
 
-def no_gradients(queries: Queries, keys: Keys) -> tuple[Array, KeyGradients]:
+def log_sum_exp(saved: Saved, running: Running) -> Float[Array, "I B K G T"]:
+    """The logarithm of the softmax's denominator, minus infinity where nothing was seen."""
+    lse = saved.largest + jnp.log(saved.total)
+    return jnp.where(running.total == 0, jnp.asarray(-jnp.inf, lse.dtype), lse)
+
+
+def no_gradients(queries: Queries, keys: Keys, score_arrays: tuple[Array, ...] = ()) -> tuple[Array, KeyGradients]:
     """Where the sums of `add_gradients` begin: for the queries and for the keys."""
     dtype = _statistics_dtype(queries)
-    differentiable = KeyGradients(keys.key, keys.value, keys.bias)
+    differentiable = KeyGradients(keys.key, keys.value, keys.bias, score_arrays)
     return jax.tree.map(lambda x: jnp.zeros_like(x, dtype), (queries.query, differentiable))
 
 
@@ -186,18 +252,19 @@ def add_gradients(
     gradients: tuple[Array, KeyGradients],
     shift: int | Array,
     rng: Array | None,
+    extras: Extras = NO_EXTRAS,
+    lse_cotangent: Float[Array, "I B K G T"] | None = None,
 ) -> tuple[Array, KeyGradients]:
     """Adds to `gradients` what flows between all queries and all of `keys`; the arguments are those of `attend`."""
     dtype = _statistics_dtype(queries)
-    # The sum of weight * gradient of the weight over all keys, which the softmax's Jacobian needs: rows of out know it.
-    along_out = (saved.out.astype(dtype) * cotangent.astype(dtype)).sum(axis=-1)
+    along_out = _along_out(saved, cotangent, lse_cotangent)
 
     def one_chunk_of_queries(key_gradients: Any, chunk: Any) -> Any:
         i, queries_i, saved_i, cotangent_i, along_out_i, query_gradient = chunk
 
         def flow(j: Array, sums: Any) -> Any:
             query_gradient, key_gradients = sums
-            logits, seen, value = _scores(options, queries_i, keys, i, j, shift)
+            logits, seen, value, pull = _scores(options, queries_i, keys, extras, i, j, shift)
             weights = jnp.exp(logits - saved_i.largest[..., None]) / saved_i.total[..., None]
             weights = jnp.where(seen, weights, jnp.zeros((), dtype))
             chunk_rng = _chunk_rng(rng, keys, i, j)
@@ -207,7 +274,8 @@ def add_gradients(
             for_weights = jnp.einsum("BKGTU,BKSU->BKGTS", towards_out, value, preferred_element_type=dtype)
             for_weights = dropout(for_weights, options.dropout_rate, chunk_rng)
             for_logits = weights * (for_weights - along_out_i[..., None])
-            scaled = (for_logits * options.scale).astype(queries.query.dtype)
+            for_products, for_score_arrays = pull(for_logits)
+            scaled = (for_products * options.scale).astype(queries.query.dtype)
             key = _chunk(keys.key, j)
             for_query = jnp.einsum("BKGTS,BKSH->BKGTH", scaled, key, preferred_element_type=dtype)
             for_key = jnp.einsum("BKGTS,BKGTH->BKSH", scaled, queries_i.query, preferred_element_type=dtype)
@@ -215,11 +283,12 @@ def add_gradients(
                 _add_to_chunk(key_gradients.key, for_key, j),
                 _add_to_chunk(key_gradients.value, for_value, j),
                 None if key_gradients.bias is None else _add_to_chunk(key_gradients.bias, for_logits, i, j),
+                tuple(x + y for x, y in zip(key_gradients.score_arrays, for_score_arrays, strict=True)),
             )
             return query_gradient + for_query, key_gradients
 
-        bound = _num_visible(options, queries, keys, i, shift)
-        query_gradient, key_gradients = jax.lax.fori_loop(0, bound, flow, (query_gradient, key_gradients))
+        bounds = _visible_chunks(options, queries, keys, i, shift)
+        query_gradient, key_gradients = jax.lax.fori_loop(*bounds, flow, (query_gradient, key_gradients))
         return key_gradients, query_gradient
 
     query_gradients, key_gradients = gradients
@@ -230,40 +299,111 @@ def add_gradients(
 
 def as_cotangents(gradients: tuple[Array, KeyGradients], queries: Queries, keys: Keys) -> tuple[Queries, Keys]:
     """The gradients in the types and places of the inputs."""
-    query, (key, value, bias) = gradients
+    query, (key, value, bias, _) = gradients
     bias = None if bias is None or keys.bias is None else bias.astype(keys.bias.dtype)
     return Queries(query.astype(queries.query.dtype), None), Keys(
         key.astype(keys.key.dtype), value.astype(keys.value.dtype), bias, None, None
     )
 
 
+def _along_out(saved: Saved, cotangent: Array, lse_cotangent: Array | None) -> Float[Array, "I B K G T"]:
+    """The sum over all keys of weight * gradient of the weight, for the Jacobian of the softmax: out . cotangent.
+
+    What flows to the logarithm of the denominator flows on to each logit by its weight, and so is taken off here.
+    """
+    dtype = saved.total.dtype
+    along_out = (saved.out.astype(dtype) * cotangent.astype(dtype)).sum(axis=-1)
+    return along_out if lse_cotangent is None else along_out - lse_cotangent
+
+
 def _scores(
-    options: Options, queries: Queries, keys: Keys, i: Array, j: Array, shift: int | Array
-) -> tuple[Float[Array, "B K G T S"], Bool[Array, "#B #K #G #T S"], Float[Array, "B K S U"]]:
-    """Logits between one chunk of queries and chunk j of the keys, which pairs may meet, and the values."""
+    options: Options, queries: Queries, keys: Keys, extras: Extras, i: Array, j: Array, shift: int | Array
+) -> tuple[Float[Array, "B K G T S"], Bool[Array, "#B #K #G #T S"], Float[Array, "B K S U"], Callable[..., Any]]:
+    """Logits between one chunk of queries and chunk j of the keys, which pairs may meet, and the values.
+
+    Last comes what takes a gradient of the logits to that of the scaled products and those of `extras.score_arrays`.
+    """
     key, value = _chunk(keys.key, j), _chunk(keys.value, j)
     dtype = np.promote_types(queries.query.dtype, np.float32)
-    logits = jnp.einsum("BKGTH,BKSH->BKGTS", queries.query, key, preferred_element_type=dtype) * options.scale
+    products = jnp.einsum("BKGTH,BKSH->BKGTS", queries.query, key, preferred_element_type=dtype) * options.scale
+    b, k, g, t, s = products.shape
+    n = k * g
+
+    def places() -> list[Array]:
+        # As above: through a barrier with the queries, so that no bias of all pairs of chunks is computed in advance.
+        rows, columns, _ = jax.lax.optimization_barrier((i.astype(jnp.int32), j.astype(jnp.int32), queries.query))
+        last = options.num_queries - 1, options.num_keys - 1  # padding is nowhere
+        return _places(queries.query, (b, n, t, s), rows * t, columns * s, last)
+
+    def modified(products: Array, score_arrays: tuple[Array, ...]) -> Array:
+        logits = products
+        if options.logits_soft_cap is not None:
+            logits = soft_capped(logits, options.logits_soft_cap)
+        if options.score_mod is not None:
+            score_mod = functools.partial(options.score_mod, (*score_arrays, *extras.score_indices))
+            logits = apply_score_mod(score_mod, logits.reshape(b, n, t, s), *places()).reshape(b, k, g, t, s)
+        return logits
+
+    logits, pull = jax.vjp(modified, products, extras.score_arrays)
     if keys.bias is not None:
         logits = logits + _chunk(keys.bias, i, j).astype(dtype)
 
-    t, s = logits.shape[-2:]
     key_position = (j * s + jnp.arange(s))[None, :]
+    own_position = (i * t + jnp.arange(t))[:, None] + shift
     seen = key_position < options.num_keys
     if options.is_causal:
-        seen = seen & (key_position <= (i * t + jnp.arange(t))[:, None] + shift)
+        seen = seen & (key_position <= own_position)
+    if options.window is not None:
+        left, right = options.window
+        seen = seen & (key_position >= own_position - left) & (key_position <= own_position + right)
     seen = seen[None, None, None]
     if keys.mask is not None:
         seen = seen & _chunk(keys.mask, i, j)
     if keys.ids is not None and queries.ids is not None:
         seen = seen & segment_mask(queries.ids, _chunk(keys.ids, j))[:, None]
-    return logits, seen, value
+    if options.mask_mod is not None:
+        mask_mod = functools.partial(options.mask_mod, extras.mask_arrays)
+        pairs = apply_mask_mod(mask_mod, (b, n, t, s), *places())
+        heads = (1, 1) if pairs.shape[1] == 1 else (k, g)
+        seen = seen & pairs.reshape(pairs.shape[0], *heads, *pairs.shape[2:])
+    return logits, seen, value, pull
 
 
-def _num_visible(options: Options, queries: Queries, keys: Keys, i: Array, shift: int | Array) -> int | Array:
-    """How many chunks of keys the queries of chunk i may see the first of: the rest need no work."""
+def _places(
+    query: Array, sizes: tuple[int, int, int, int], row: int | Array, column: int | Array, last: tuple[int, int]
+) -> list[Array]:
+    """Numbers of rows, heads, queries and keys of a block, as a `ScoreMod` takes them."""
+    varying = jnp.zeros_like(query.ravel()[0], bool)  # as the queries do within shard_map, which no number of itself is
+    starts, ends = (0, 0, row, column), (*sizes[:2], *last)
+    numbers: list[Array] = []
+    for axis, (start, size, end) in enumerate(zip(starts, sizes, ends, strict=True)):
+        x = jnp.minimum(start + jnp.arange(size, dtype=jnp.int32), jnp.int32(end))
+        numbers.append(jnp.expand_dims(jnp.where(varying, x, x), [a for a in range(4) if a != axis]))
+    return numbers
+
+
+def _block_like(queries: Queries, keys: Keys) -> list[jax.ShapeDtypeStruct]:
+    """The arguments of a `ScoreMod` for a pair of chunks, without values."""
+
+    def block(query: Array) -> list[Array]:
+        _, b, k, g, t, _ = query.shape
+        sizes = b, k * g, t, keys.key.shape[-2]
+        logits = jnp.broadcast_to(jnp.zeros_like(query.ravel()[0], _statistics_dtype(queries)), sizes)
+        return [logits, *_places(query, sizes, 0, 0, sizes[2:])]
+
+    return jax.eval_shape(block, queries.query)
+
+
+def _visible_chunks(
+    options: Options, queries: Queries, keys: Keys, i: Array, shift: int | Array
+) -> tuple[int | Array, int | Array]:
+    """The first chunk of keys that the queries of chunk i may see, and the one after the last of them."""
     (j, *_, s, _), t = keys.key.shape, queries.query.shape[-2]
-    return jnp.clip(((i + 1) * t - 1 + shift) // s + 1, 0, j) if options.is_causal else j
+    right = 0 if options.is_causal else options.window[1] if options.window else None
+    end = j if right is None else jnp.clip(((i + 1) * t - 1 + shift + right) // s + 1, 0, j)
+    if options.window is None:
+        return 0, end
+    return jnp.clip((i * t + shift - options.window[0]) // s, 0, end), end
 
 
 def _chunk_rng(rng: Array | None, keys: Keys, i: Array, j: Array) -> Array | None:
@@ -319,6 +459,23 @@ def _varying_alike(arrays: tuple[Array | None, ...], others: tuple[Any, ...]) ->
     return jax.tree.map(lambda x: jnp.where(zero, x, x), arrays)
 
 
+class _Mod:
+    """A `score_mod` or `mask_mod` whose outer arrays became arguments, as a gradient needs them."""
+
+    def __init__(self, function: Callable[..., Array], *shapes: jax.ShapeDtypeStruct) -> None:
+        closed = jax.make_jaxpr(function)(*shapes)
+        is_float = [jnp.issubdtype(x.dtype, jnp.floating) for x in closed.consts]
+        self._jaxpr = closed.jaxpr
+        self._order = sorted(range(len(is_float)), key=lambda number: not is_float[number])
+        self.floats = tuple(closed.consts[number] for number in self._order if is_float[number])
+        self.others = tuple(closed.consts[number] for number in self._order if not is_float[number])
+
+    def __call__(self, arrays: tuple[Array, ...], *args: Array) -> Array:
+        consts = [array for _, array in sorted(zip(self._order, arrays, strict=True), key=lambda pair: pair[0])]
+        (result,) = jex_core.jaxpr_as_fun(jex_core.ClosedJaxpr(self._jaxpr, consts))(*args)
+        return result
+
+
 @weights_on_request
 @divided_as_queries
 @zeros_where_empty
@@ -336,14 +493,22 @@ def chunked_attention(
     dropout_rate: float = 0.0,
     dropout_rng: Array | None = None,
     return_weights: bool = False,
-) -> Float[Array, "B T N U"] | tuple[Float[Array, "B T N U"], Float[Array, "B N T S"]]:
+    logits_soft_cap: float | None = None,
+    sinks: Float[Array, " N"] | None = None,
+    local_window_size: Window | None = None,
+    query_lengths: Int[Array, " B"] | None = None,
+    key_lengths: Int[Array, " B"] | None = None,
+    score_mod: ScoreMod | None = None,
+    mask_mod: MaskMod | None = None,
+    return_lse: bool = False,
+) -> Float[Array, "B T N U"] | tuple[Float[Array, "B T N U"], Float[Array, "B N T S"] | Float[Array, "B N T"]]:
     r"""Computes softmax(scale * Q K^T + bias) V, exactly, without ever holding the T x S weights.
 
     A chunk of queries meets the keys chunk by chunk, and what it saw is rescaled whenever a larger logit turns up:
     "Self-attention Does Not Need O(n^2) Memory" (Rabe and Staats, 2021, section 2 of https://arxiv.org/abs/2112.05682).
     The gradient keeps the output and two numbers for each query and computes the weights once more, chunk by chunk
-    (FlashAttention, Dao et al., 2022, algorithm 4 of https://arxiv.org/abs/2205.14135). Chunks that causality hides
-    entirely cost nothing.
+    (FlashAttention, Dao et al., 2022, algorithm 4 of https://arxiv.org/abs/2205.14135). Chunks that causality or a
+    window hides entirely cost nothing.
 
     The gradient is a `jax.custom_vjp`: `jax.grad` works, and so does `jax.jvp` of a gradient, but not `jax.jvp` of this
     function itself; `dot_product_attention` has that too.
@@ -363,10 +528,19 @@ def chunked_attention(
       dropout_rate: probability in [0, 1) of dropping an attention weight. Which are dropped depends on `chunk_size`.
       dropout_rng: PRNG key; None disables dropout.
       return_weights: also return the weights before dropout, which are dense: O(T S).
+      logits_soft_cap: as in `dot_product_attention`, and so are all that follow.
+      sinks: a logit for each head that takes weight from the keys, [N].
+      local_window_size: how many keys a query sees to the left and to the right.
+      query_lengths: queries of each row, [B].
+      key_lengths: keys of each row, [B].
+      score_mod: changes logits, called for each pair of chunks. What it reads from outside gets gradients.
+      mask_mod: hides keys, called for each pair of chunks.
+      return_lse: also return the logarithm of the softmax's denominator.
 
     Returns:
       Weighted values, [B, T, N, U], in the dtype of `query`, zero for a query without keys; with `return_weights` a
-      pair of these and the weights, [B, N, T, S]. All sums are float32 (float64 for float64 inputs).
+      pair of these and the weights, [B, N, T, S], with `return_lse` of these and logarithms, [B, N, T]. All sums are
+      float32 (float64 for float64 inputs).
 
     Raises:
       ValueError: if the sizes do not fit together, a mask is not boolean or of rank 4, or `chunk_size` is below 1.
@@ -376,37 +550,73 @@ def chunked_attention(
     (1, 3, 2, 4)
     """
     check_shapes(query, key, value, bias, mask)
-    b, t, _, h = query.shape
-    s = key.shape[1]
+    check_outputs(return_weights, return_lse)
+    check_sinks(sinks, query.shape[2])
+    (b, t, n, h), (s, k) = query.shape, key.shape[1:3]
+    window, is_causal = check_window(local_window_size, is_causal)
+    mask = add_key_lengths(mask, key_lengths, key)
     ids = None if segment_ids is None else pair_of_segment_ids(segment_ids, b, t, s)
+    if sinks is not None:
+        query, key, value, bias, sinks = _varying_alike((query, key, value, bias, sinks), (mask, ids, dropout_rng))
     queries, keys = split_inputs(query, key, value, bias, mask, ids, dropout_rng, chunk_size)
-    options = Options(h**-0.5 if scale is None else scale, is_causal, dropout_rate, t, s)
-    out = join_queries(_attend(options, queries, keys, dropout_rng), t)
+    score = seen = None
+    extras = Extras(None if sinks is None else sinks.reshape(k, n // k))
+    if score_mod is not None:
+        score = _Mod(score_mod, *_block_like(queries, keys))
+        extras = extras._replace(score_arrays=score.floats, score_indices=score.others)
+    if mask_mod is not None:
+        seen = _Mod(mask_mod, *_block_like(queries, keys)[1:])
+        extras = extras._replace(mask_arrays=(*seen.floats, *seen.others))
+    factor = h**-0.5 if scale is None else scale
+    options = Options(factor, is_causal, dropout_rate, t, s, window, logits_soft_cap, score, seen)
+    out, lse = cast(Any, _attend)(options, queries, keys, extras, dropout_rng)
+    out = join_queries(out, t)
+    if return_lse:
+        return zero_past_lengths(query_lengths, query, (out, join_queries(lse[..., None], t)[..., 0].swapaxes(1, 2)))
     if not return_weights:
-        return out
-    return out, dot_product_weights(query, key, bias, mask, is_causal=is_causal, scale=scale, segment_ids=segment_ids)
+        return zero_past_lengths(query_lengths, query, out)
+    masks: dict[str, Any] = {"is_causal": is_causal, "window": window, "segment_ids": segment_ids}
+    mods: dict[str, Any] = {"logits_soft_cap": logits_soft_cap, "score_mod": score_mod, "mask_mod": mask_mod}
+    weights = dot_product_weights(query, key, bias, mask, scale=scale, sinks=sinks, **masks, **mods)
+    return zero_past_lengths(query_lengths, query, (out, weights))
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _attend(options: Options, queries: Queries, keys: Keys, rng: Array | None) -> Float[Array, "I B K G T U"]:
-    return _forward(options, queries, keys, rng)[0]
+def _attend(
+    options: Options, queries: Queries, keys: Keys, extras: Extras, rng: Array | None
+) -> tuple[Float[Array, "I B K G T U"], Float[Array, "I B K G T"]]:
+    return _forward(options, queries, keys, extras, rng)[0]
 
 
 def _forward(
-    options: Options, queries: Queries, keys: Keys, rng: Array | None
-) -> tuple[Float[Array, "I B K G T U"], Residuals]:
+    options: Options, queries: Queries, keys: Keys, extras: Extras, rng: Array | None
+) -> tuple[tuple[Float[Array, "I B K G T U"], Float[Array, "I B K G T"]], Residuals]:
     shift = options.num_keys - options.num_queries
-    running = attend(options, queries, keys, before_any_key(queries, keys), shift, rng)
+    running = attend(options, queries, keys, before_any_key(queries, keys, extras.sinks), shift, rng, extras)
     saved = finish(running, queries.query.dtype)
-    return saved.out, Residuals(queries, keys, rng, saved)
+    return (saved.out, log_sum_exp(saved, running)), Residuals(queries, keys, rng, saved, extras)
 
 
-def _backward(options: Options, residuals: Residuals, cotangent: Array) -> tuple[Queries, Keys, None]:
-    queries, keys, rng, saved = residuals
+def _backward(
+    options: Options, residuals: Residuals, cotangents: tuple[Array, Array]
+) -> tuple[Queries, Keys, Extras, None]:
+    queries, keys, rng, saved, extras = residuals
+    cotangent, lse_cotangent = cotangents
     shift = options.num_keys - options.num_queries
-    gradients = no_gradients(queries, keys)
-    gradients = add_gradients(options, queries, keys, saved, cotangent, gradients, shift, rng)
-    return *as_cotangents(gradients, queries, keys), None
+    gradients = no_gradients(queries, keys, extras.score_arrays)
+    gradients = add_gradients(
+        options, queries, keys, saved, cotangent, gradients, shift, rng, extras, lse_cotangent=lse_cotangent
+    )
+    score_arrays = gradients[1].score_arrays
+    score_arrays = tuple(x.astype(like.dtype) for x, like in zip(score_arrays, extras.score_arrays, strict=True))
+    for_sinks = None
+    if extras.sinks is not None:
+        sinks = extras.sinks.astype(saved.largest.dtype)[None, None, :, :, None]
+        weights = jnp.exp(sinks - saved.largest) / saved.total
+        for_sinks = -(weights * _along_out(saved, cotangent, lse_cotangent)).sum(axis=(0, 1, 4))
+        for_sinks = for_sinks.astype(extras.sinks.dtype)
+    without: list[Any] = [tuple(None for _ in arrays) for arrays in (extras.score_indices, extras.mask_arrays)]
+    return *as_cotangents(gradients, queries, keys), Extras(for_sinks, score_arrays, *without), None
 
 
 _attend.defvjp(_forward, _backward)

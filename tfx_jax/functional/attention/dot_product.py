@@ -2,17 +2,29 @@
 
 import dataclasses
 import functools
+from collections.abc import Callable
 from typing import Any, Literal
 
 import jax
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Int
 
 from tfx_jax.functional.attention.chunked import chunked_attention
-from tfx_jax.functional.attention.dense import attention_from_logits, dot_product_logits, dot_product_weights
+from tfx_jax.functional.attention.dense import check_sinks, dense_attention, dot_product_weights
 from tfx_jax.functional.attention.implementations import best_kernels, is_undivided, kernel_attention
-from tfx_jax.functional.attention.masks import Bias, Mask, SegmentIds, check_shapes
+from tfx_jax.functional.attention.masks import (
+    Bias,
+    Mask,
+    MaskMod,
+    ScoreMod,
+    SegmentIds,
+    Window,
+    add_key_lengths,
+    check_shapes,
+    check_window,
+    zero_past_lengths,
+)
 from tfx_jax.functional.attention.spec import AttentionSpec, CachedDecoding, Option, Visibility
-from tfx_jax.functional.attention.wrappers import divided_as_queries, weights_on_request
+from tfx_jax.functional.attention.wrappers import check_outputs, divided_as_queries, weights_on_request
 
 
 @weights_on_request
@@ -31,11 +43,22 @@ def dot_product_attention(
     dropout_rng: Array | None = None,
     implementation: Literal["xla", "chunked", "cudnn", "splash", "flash", "rows"] | None = None,
     return_weights: bool = False,
-) -> Float[Array, "B T N U"] | tuple[Float[Array, "B T N U"], Float[Array, "B N T S"]]:
+    logits_soft_cap: float | None = None,
+    sinks: Float[Array, " N"] | None = None,
+    local_window_size: Window | None = None,
+    query_lengths: Int[Array, " B"] | None = None,
+    key_lengths: Int[Array, " B"] | None = None,
+    score_mod: ScoreMod | None = None,
+    mask_mod: MaskMod | None = None,
+    return_lse: bool = False,
+) -> Float[Array, "B T N U"] | tuple[Float[Array, "B T N U"], Float[Array, "B N T S"] | Float[Array, "B N T"]]:
     r"""Computes softmax(scale * Q K^T + bias) V for every head.
 
     Equation 1 of "Attention Is All You Need" (Vaswani et al., 2017, https://arxiv.org/abs/1706.03762); with K < N
     heads of keys and values, the grouped queries of Ainslie et al. (2023, https://arxiv.org/abs/2305.13245).
+
+    With all options, the weight of key s for query t is exp(l_ts) / (exp(sink) + sum of exp(l_tj) over visible keys j),
+    where l = score_mod(c tanh(scale * Q K^T / c)) + bias for a soft cap c.
 
     Args:
       query: queries, [B, T, N, H]; H is the paper's d_k.
@@ -63,10 +86,29 @@ def dot_product_attention(
         nor a mask of all pairs, it takes what is asked, and the call is in `jax.shard_map` or there is but one device;
         otherwise it is "xla".
       return_weights: also return the softmax weights, before dropout; the formula computes them, whatever else.
+      logits_soft_cap: keeps the scaled logits within -c .. c by c tanh(logits / c), before bias and mask: section 2 of
+        Gemma 2 (2024, https://arxiv.org/abs/2408.00118). "xla", "chunked" and "splash" have it.
+      sinks: a logit for each query head that no value belongs to, [N]: the weights of a query add up to less than 1, as
+        in gpt-oss (2025, https://arxiv.org/abs/2508.10925). Zeros add one to the denominator ("softmax plus one",
+        Miller, 2023). "xla", "chunked" and "splash" have them.
+      local_window_size: how many keys a query sees to the left and to the right of its own position, t + S - T; one
+        number is for both sides, and causality leaves the left. Positions count columns, padding too, in contrast to
+        `sliding_window_attention`. "xla", "chunked" and "splash" have it; the last two skip what is outside.
+      query_lengths: how many queries of each row exist, [B]; the others get zeros.
+      key_lengths: how many keys of each row exist, [B]; the others are hidden.
+      score_mod: from the logits of a block and the numbers of its rows, heads, queries and keys to new logits, such as
+        `alibi_score_mod` and `t5_score_mod`: FlexAttention (Dong et al., 2024, https://arxiv.org/abs/2412.05496). The
+        arguments are `score_mod(logits, b, n, t, s)`: [B, N, T, S], [B, 1, 1, 1], [1, N, 1, 1], [1, 1, T, 1] and
+        [1, 1, 1, S]; queries count from 0, wherever causality aligns them. "chunked" calls it for each pair of chunks
+        and "xla" for all pairs; arrays that it reads from outside get gradients.
+      mask_mod: likewise `mask_mod(b, n, t, s)`, True where a query may attend, broadcastable to [B, N, T, S].
+      return_lse: also return the logarithm of the softmax's denominator, sinks included, for `merge_attention`. "xla"
+        and "chunked" have it.
 
     Returns:
       Weighted values, [B, T, N, U], in the dtype of `query`; with `return_weights` a pair of these and the weights,
-      [B, N, T, S]. Logits, softmax and weights are float32 (float64 for float64 inputs) whatever the inputs.
+      [B, N, T, S], with `return_lse` of these and logarithms, [B, N, T], minus infinity for a query without keys.
+      Logits, softmax and weights are float32 (float64 for float64 inputs) whatever the inputs.
 
     Raises:
       ValueError: if the sizes do not fit together, a mask is not boolean or not of rank 4, or the implementation cannot
@@ -80,21 +122,28 @@ def dot_product_attention(
     ((1, 3, 2, 4), [[1.0, 0.0, 0.0], [0.5, 0.5, 0.0]])
     """
     check_shapes(query, key, value, bias, mask)
-    options: dict[str, Any] = {"is_causal": is_causal, "segment_ids": segment_ids}
-    dropping: dict[str, Any] = {"dropout_rate": dropout_rate, "dropout_rng": dropout_rng}
+    check_outputs(return_weights, return_lse)
+    check_sinks(sinks, query.shape[2])
+    window, is_causal = check_window(local_window_size, is_causal)
+    mask = add_key_lengths(mask, key_lengths, key)
+    options: dict[str, Any] = {"is_causal": is_causal, "scale": scale, "segment_ids": segment_ids, "window": window}
+    options |= {"logits_soft_cap": logits_soft_cap, "sinks": sinks, "score_mod": score_mod, "mask_mod": mask_mod}
+    dropping: dict[str, Any] = {"dropout_rate": dropout_rate, "dropout_rng": dropout_rng, "return_lse": return_lse}
+    arrays = query, key, value, bias, mask
     if implementation is None:
-        arrays = query, key, value, bias, mask
-        kernels = best_kernels(*arrays, scale=scale, return_weights=return_weights, **options, **dropping)
+        kernels = best_kernels(*arrays, return_weights=return_weights, **options, **dropping)
         if kernels and is_undivided():
-            return _best_of(kernels, query, key, value, mask, segment_ids, is_causal=is_causal, scale=scale)
+            out = _best_of(kernels, query, key, value, mask, **options)
+            return zero_past_lengths(query_lengths, query, out)
         implementation = "xla"
-    if implementation != "xla":
-        out = kernel_attention(implementation, query, key, value, bias, mask, scale=scale, **options, **dropping)
-        return (out, dot_product_weights(query, key, bias, mask, scale=scale, **options)) if return_weights else out
-    logits = dot_product_logits(query, key, scale)
-    out, weights = attention_from_logits(logits, value, bias, mask, **options, **dropping)
-    out = out.astype(query.dtype)
-    return (out, weights) if return_weights else out
+    if implementation == "xla":
+        out, weights, lse = dense_attention(*arrays, **options, **dropping)
+        results = (out, lse) if return_lse else (out, weights) if return_weights else out
+    else:
+        results = kernel_attention(implementation, *arrays, **options, **dropping)
+        if return_weights:
+            results = results, dot_product_weights(query, key, bias, mask, **options)
+    return zero_past_lengths(query_lengths, query, results)
 
 
 def _best_of(
@@ -104,20 +153,26 @@ def _best_of(
     value: Float[Array, "B S K U"],
     mask: Mask | None,
     segment_ids: SegmentIds | None,
+    sinks: Float[Array, " N"] | None,
+    window: tuple[int, int] | None,
     **options: Any,
 ) -> Float[Array, "B T N U"]:
     """Attends by the kernel of the platform that this is lowered for, which may be another than this one."""
 
-    def by(name: str, query: Array, key: Array, value: Array, mask: Mask | None, ids: SegmentIds | None) -> Any:
-        attend = functools.partial(dot_product_attention, query, key, value, mask=mask, segment_ids=ids, **options)
+    def by(name: str, query: Array, key: Array, value: Array, **arrays: Any) -> Any:
+        attend = functools.partial(dot_product_attention, query, key, value, local_window_size=window, **options)
         try:
-            return attend(implementation=name)
+            return attend(implementation=name, **arrays)
         except ValueError:  # not even traced: cuDNN where there is no CUDA, Pallas where shard_map has check_vma
-            return attend(implementation="xla")
+            return attend(implementation="xla", **arrays)
 
-    branches = {platform: functools.partial(by, name) for platform, name in kernels.items()}
-    arrays = query, key, value, mask, segment_ids
-    return jax.lax.platform_dependent(*arrays, default=functools.partial(by, "xla"), **branches)
+    names = "mask", "segment_ids", "sinks"
+
+    def branch(name: str) -> Callable[..., Any]:
+        return lambda query, key, value, *others: by(name, query, key, value, **dict(zip(names, others, strict=True)))
+
+    branches = {platform: branch(name) for platform, name in kernels.items()}
+    return jax.lax.platform_dependent(query, key, value, mask, segment_ids, sinks, default=branch("xla"), **branches)
 
 
 @functools.cache

@@ -27,6 +27,10 @@ _SEEN_BY_NOBODY = np.iinfo(np.int32).min
 _PLATFORMS = {"cudnn": "cuda", "splash": "tpu", "flash": "tpu", "rows": "tpu"}
 _BEST = ("splash", "cudnn")
 
+_MORE_OPTIONS = ("logits_soft_cap", "sinks", "local_window_size", "score_mod", "mask_mod", "return_lse")
+_OPTIONS = {"splash": {"logits_soft_cap", "sinks", "window"}}
+"""Of the options that not every implementation has, those of each kernel."""
+
 # Where kernels begin to be chosen. Compiled for a v5e, 8 rows of 8 causal heads of 64, bfloat16, forward and backward:
 # at 512 the formula holds its weights in fast memory and is estimated at 0.30 ms, what surrounds a kernel alone at
 # 0.27; at 1024 the formula takes 4.1 ms and 385 MiB, and around the kernel there are 0.57 ms and 34 MiB.
@@ -50,6 +54,7 @@ def best_kernels(
     dropout_rate: float = 0.0,
     dropout_rng: Array | None = None,
     return_weights: bool = False,
+    **others: Any,
 ) -> dict[str, str]:
     """For each platform the kernel that beats the formula at these arguments of `dot_product_attention`, if one does.
 
@@ -61,7 +66,7 @@ def best_kernels(
     if bias is not None or (mask is not None and not _is_padding(mask)):  # what has all pairs has them in a kernel too
         return {}
     arguments = (query, key, value, bias, mask, is_causal, segment_ids is not None)
-    return {_PLATFORMS[name]: name for name in _BEST if next(_obstacles(name, *arguments), None) is None}
+    return {_PLATFORMS[name]: name for name in _BEST if next(_obstacles(name, *arguments, **others), None) is None}
 
 
 def are_rows_best(
@@ -78,7 +83,8 @@ def are_rows_best(
     if options.get("return_weights") or isinstance(options.get("scale"), jax.Array):
         return False
     is_causal, has_segments = options.get("is_causal", False), options.get("segment_ids") is not None
-    return next(_obstacles("rows", query, key, value, bias, mask, is_causal, has_segments), None) is None
+    others = {name: x for name, x in options.items() if name in _MORE_OPTIONS}
+    return next(_obstacles("rows", query, key, value, bias, mask, is_causal, has_segments, **others), None) is None
 
 
 def is_undivided() -> bool:
@@ -103,19 +109,20 @@ def kernel_attention(
     segment_ids: SegmentIds | None,
     dropout_rate: float,
     dropout_rng: Array | None,
-) -> Float[Array, "B T N U"]:
+    window: tuple[int, int] | None = None,
+    **others: Any,
+) -> Any:
     """`dot_product_attention` by "chunked" or a kernel; its docstring says what each can do."""
     if implementation == "chunked":
         options: dict[str, Any] = {"segment_ids": segment_ids, "dropout_rate": dropout_rate, "dropout_rng": dropout_rng}
-        return cast(
-            Array, chunked_attention(query, key, value, bias, mask, is_causal=is_causal, scale=scale, **options)
-        )
-    kernels = {"cudnn": _cudnn, "splash": _splash, "flash": _flash}
+        options |= {"is_causal": is_causal, "scale": scale, "local_window_size": window} | others
+        return chunked_attention(query, key, value, bias, mask, **options)
     if implementation not in _PLATFORMS:
         raise ValueError(f"implementation must be xla, chunked, {', '.join(_PLATFORMS)}, got {implementation!r}")
     if implementation != "rows" and dropout_rng is not None and dropout_rate > 0:
         raise _cannot(implementation, "has no dropout", f"dropout_rate={dropout_rate}")
-    for obstacle in _obstacles(implementation, query, key, value, bias, mask, is_causal, segment_ids is not None):
+    arguments = query, key, value, bias, mask, is_causal, segment_ids is not None
+    for obstacle in _obstacles(implementation, *arguments, window=window, **others):
         raise obstacle
 
     (b, t, _, h), s = query.shape, key.shape[1]
@@ -130,8 +137,12 @@ def kernel_attention(
     if implementation == "rows":
         dropping: dict[str, Any] = {"dropout_rate": dropout_rate, "dropout_rng": dropout_rng}
         out = row_attention(query, key, value, mask, is_causal=is_causal, scale=factor, **dropping)
+    elif implementation == "splash":
+        more = {name: others.get(name) for name in ("logits_soft_cap", "sinks")}
+        out = _splash(query, key, value, mask, ids, is_causal, factor, window=window, **more)
     else:
-        out = kernels[implementation](query, key, value, bias, mask, ids, is_causal, factor)
+        kernel = _cudnn if implementation == "cudnn" else _flash
+        out = kernel(query, key, value, bias, mask, ids, is_causal, factor)
     return jnp.pad(out, ((0, 0), (blind, 0), (0, 0), (0, 0)))
 
 
@@ -144,9 +155,15 @@ def _obstacles(
     mask: Mask | None,
     is_causal: bool,
     has_segments: bool,
+    **others: Any,
 ) -> Iterator[ValueError]:
     """What keeps a kernel from taking these arguments, each as the error that says so."""
     (n, h), (s, k, u) = query.shape[2:], value.shape[1:]
+    for option, x in others.items():
+        if x is not None and x is not False and option not in _OPTIONS.get(implementation, ()):
+            name = "local_window_size" if option == "window" else option
+            instead = "splash" if option in _OPTIONS["splash"] and _PLATFORMS[implementation] == "tpu" else "chunked"
+            yield _cannot(implementation, f"has no {name}", _described(x), instead)
     t = min(query.shape[1], s) if is_causal else query.shape[1]  # without the queries that see nothing
     if key.dtype != query.dtype or value.dtype != query.dtype:
         dtypes = f"{query.dtype}, {key.dtype} and {value.dtype}"
@@ -178,6 +195,9 @@ def _obstacles(
     if implementation != "flash" and bias is not None:
         yield _cannot(implementation, "has no bias", f"one of shape {bias.shape}", "flash")
     if implementation == "splash":
+        if others.get("window") is not None and not is_causal and query.shape[1] > s:
+            needed = "needs at least as many keys as queries with local_window_size"
+            yield _cannot("splash", needed, f"T={query.shape[1]} and S={s}")
         return
     if k != n:
         yield _cannot(implementation, "needs as many key heads as query heads", f"{k} and {n}", "splash")
@@ -202,6 +222,10 @@ def _obstacles(
 
 def _cannot(implementation: str, constraint: str, given: object, instead: str = "chunked") -> ValueError:
     return ValueError(f"implementation='{implementation}' {constraint}, got {given}; use implementation='{instead}'")
+
+
+def _described(x: object) -> str:
+    return f"one of shape {x.shape}" if isinstance(x, jax.Array | np.ndarray) else "one" if callable(x) else str(x)
 
 
 def _is_padding(mask: Mask) -> bool:
@@ -300,11 +324,14 @@ def _splash(
     query: Float[Array, "B T N H"],
     key: Float[Array, "B S K H"],
     value: Float[Array, "B S K U"],
-    bias: Bias | None,
     mask: Mask | None,
     ids: _Ids | None,
     is_causal: bool,
     scale: float,
+    *,
+    window: tuple[int, int] | None,
+    logits_soft_cap: float | None,
+    sinks: Float[Array, " N"] | None,
 ) -> Float[Array, "B T N U"]:
     from jax.experimental.pallas.ops.tpu import splash_attention as splash  # a second to import
 
@@ -312,19 +339,26 @@ def _splash(
     rows, columns = _block(t), _block(s)
     query, key, value, ids = _in_blocks(query, key, value, mask, ids, rows, columns, is_causal, scale)
     shape = query.shape[2], key.shape[2]
-    pairs = splash.CausalMask(shape, offset=s - t) if is_causal else splash.FullMask(shape)
+    if window is not None:
+        pairs = splash.LocalMask(shape, window, offset=s - t)  # right is 0 where attention is causal
+    else:
+        pairs = splash.CausalMask(shape, offset=s - t) if is_causal else splash.FullMask(shape)
     blocks: dict[str, Any] = {f"block_q{suffix}": rows for suffix in ("", "_dkv", "_dq")}
     blocks |= {f"block_kv{suffix}": columns for suffix in ("", "_compute", "_dkv", "_dkv_compute", "_dq")}
     kernel = splash.make_splash_mha_single_device(
-        splash.MultiHeadMask([pairs] * n), block_sizes=splash.BlockSizes(**blocks)
+        splash.MultiHeadMask([pairs] * n),
+        block_sizes=splash.BlockSizes(**blocks),
+        attn_logits_soft_cap=logits_soft_cap,
     )
-    if ids is None:
-        out = jax.vmap(kernel)(query, key, value)
-    else:
-        # What all queries see besides their keys, without a value. Hidden keys have logits of -0.7 times the largest
-        # number, so it weighs all where each key is hidden, which makes zeros, and nothing where one is not.
-        sinks = jnp.full(n, 0.3 * np.finfo(np.float32).min, jnp.float32)
-        out = jax.vmap(functools.partial(kernel, sinks=sinks))(query, key, value, splash.SegmentIds(*ids))
+    # What all queries see besides their keys, without a value. Hidden keys have logits of -0.7 times the largest
+    # number, so it weighs all where each key is hidden, which makes zeros, and nothing where one is not.
+    nothing = jnp.full(n, 0.3 * np.finfo(np.float32).min, jnp.float32)
+    if sinks is not None:
+        sinks = jnp.maximum(sinks.astype(jnp.float32), nothing)
+    elif ids is not None:
+        sinks = nothing
+    segments = None if ids is None else splash.SegmentIds(*ids)
+    out = jax.vmap(functools.partial(kernel, sinks=sinks))(query, key, value, segments)
     return cast(Array, out)[:, :, :t].swapaxes(1, 2)
 
 

@@ -3,6 +3,7 @@
 Also the types of an attention's arguments, and the checks that all attentions make of them.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import jax.numpy as jnp
@@ -11,6 +12,16 @@ from jaxtyping import Array, Bool, Float, Int
 Bias = Float[Array, "#B #N #T #S"]
 Mask = Bool[Array, "#B #N #T #S"]
 SegmentIds = Int[Array, "B T"] | tuple[Int[Array, "B T"], Int[Array, "B S"]]
+Window = int | tuple[int, int]
+"""How many positions a query sees on each side besides its own, or to the left and to the right."""
+ScoreMod = Callable[..., Float[Array, "B N T S"]]
+"""`score_mod(logits, b, n, t, s)` returns new logits for those of a block.
+
+The logits are [B, N, T, S] of the block; `b`, `n`, `t` and `s` are the numbers of its rows, heads, queries and keys,
+int32 [B, 1, 1, 1], [1, N, 1, 1], [1, 1, T, 1] and [1, 1, 1, S]. Queries and keys of a block are consecutive.
+"""
+MaskMod = Callable[..., Bool[Array, "#B #N #T #S"]]
+"""`mask_mod(b, n, t, s)` returns True where a query may attend; the arguments are those of a `ScoreMod`."""
 
 
 def causal_mask(
@@ -59,11 +70,81 @@ def segment_mask(query_ids: Int[Array, "B T"], key_ids: Int[Array, "B S"]) -> Bo
     return (same & (query_ids != 0)[:, :, None])[:, None]
 
 
+def window_mask(num_queries: int, num_keys: int, window: tuple[int, int]) -> Bool[Array, "1 1 T S"]:
+    """Lets query t, at position p = t + S - T, see keys p - left .. p + right, with window = (left, right).
+
+    >>> window_mask(3, 4, (1, 0))[0, 0].astype(int).tolist()
+    [[1, 1, 0, 0], [0, 1, 1, 0], [0, 0, 1, 1]]
+    """
+    distance = jnp.arange(num_queries)[:, None] + (num_keys - num_queries) - jnp.arange(num_keys)[None, :]
+    return ((distance <= window[0]) & (distance >= -window[1]))[None, None]
+
+
+def check_window(local_window_size: Window | None, is_causal: bool) -> tuple[tuple[int, int] | None, bool]:
+    """Returns the window as (left, right) and whether attention is causal, which it is where the window has no right.
+
+    >>> check_window(3, True), check_window((3, 0), False), check_window(None, False)
+    (((3, 0), True), ((3, 0), True), (None, False))
+    """
+    if local_window_size is None:
+        return None, is_causal
+    left, right = local_window_size if isinstance(local_window_size, tuple) else (local_window_size, local_window_size)
+    if left < 0 or right < 0:
+        raise ValueError(f"local_window_size must not be negative, got {local_window_size}")
+    right = 0 if is_causal else right
+    return (left, right), right == 0
+
+
+def add_key_lengths(mask: Mask | None, key_lengths: Int[Array, " B"] | None, key: Array) -> Mask | None:
+    """Hides in `mask` the keys at or past the length of their row."""
+    if key_lengths is None:
+        return mask
+    _check_lengths("key_lengths", key_lengths, key)
+    seen = padding_mask(key_lengths, key.shape[1])
+    return seen if mask is None else mask & seen
+
+
+def zero_past_lengths(query_lengths: Int[Array, " B"] | None, query: Array, results: Any) -> Any:
+    """Puts zeros for the queries at or past the length of their row, in an output [B, T, N, U] or in this and others.
+
+    These are weights, [B, N, T, S], or the logarithm of the softmax's denominator, [B, N, T], which is minus infinity.
+    """
+    if query_lengths is None:
+        return results
+    _check_lengths("query_lengths", query_lengths, query)
+    exists = jnp.arange(query.shape[1])[None] < query_lengths[:, None]
+    out, *others = results if isinstance(results, tuple) else (results,)
+    out = jnp.where(exists[:, :, None, None], out, jnp.zeros((), out.dtype))
+    others = [
+        jnp.where(exists[:, None, :, None], x, jnp.zeros((), x.dtype))
+        if x.ndim == 4
+        else jnp.where(exists[:, None], x, jnp.asarray(-jnp.inf, x.dtype))
+        for x in others
+    ]
+    return (out, *others) if others else out
+
+
+def _check_lengths(name: str, lengths: Array, array: Array) -> None:
+    if lengths.shape != array.shape[:1] or not jnp.issubdtype(lengths.dtype, jnp.integer):
+        raise ValueError(
+            f"{name} must be integers of shape [B] = {array.shape[:1]}, got {lengths.dtype} {lengths.shape}"
+        )
+
+
 def combine_masks(
-    mask: Mask | None, is_causal: bool, segment_ids: SegmentIds | None, batch: int, num_queries: int, num_keys: int
+    mask: Mask | None,
+    is_causal: bool,
+    segment_ids: SegmentIds | None,
+    batch: int,
+    num_queries: int,
+    num_keys: int,
+    *,
+    window: tuple[int, int] | None = None,
 ) -> Mask | None:
     """Who may attend to whom, by everything that is said about it; None means everyone to everything."""
     masks = [] if mask is None else [mask]
+    if window is not None:
+        masks.append(window_mask(num_queries, num_keys, window))
     if is_causal:
         masks.append(causal_mask(num_queries, num_keys))
     if segment_ids is not None:

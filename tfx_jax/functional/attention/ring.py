@@ -134,7 +134,7 @@ def _forward(
 
 
 def _backward(options: Options, axis_name: str, residuals: Residuals, cotangent: Array) -> tuple[Queries, Keys, None]:
-    queries, keys, rng, saved = residuals
+    queries, keys, rng, saved, _ = residuals
 
     def hop(state: Any, number: Array) -> tuple[Any, None]:
         (query_gradients, block_gradients), block = state

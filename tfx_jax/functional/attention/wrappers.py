@@ -15,8 +15,14 @@ from tfx_jax.functional.attention.masks import check_heads
 P = ParamSpec("P")
 R = TypeVar("R")
 
-EXTRA_OUTPUTS = ("return_weights", "return_log_prob", "return_probs")
+EXTRA_OUTPUTS = ("return_weights", "return_log_prob", "return_probs", "return_lse")
 """The options that ask for more than the output, in the order of what they ask for: [B, N, T, ...] all."""
+
+
+def check_outputs(return_weights: bool, return_lse: bool) -> None:
+    """Raises ValueError where both are asked for."""
+    if return_weights and return_lse:
+        raise ValueError("return_weights and return_lse exclude each other: call twice, and jit computes it once")
 
 
 def zeros_where_empty(attention: Callable[P, R]) -> Callable[P, R]:
@@ -29,7 +35,8 @@ def zeros_where_empty(attention: Callable[P, R]) -> Callable[P, R]:
 
     Returns:
       The same function. Where B, T or S is 0 it returns zeros, [B, T, N, U], in the dtype of `query`, and those of what
-      else is asked for: weights, [B, N, T, S], log-probabilities, [B, N, T], and probabilities, [B, N, T, S].
+      else is asked for: weights, [B, N, T, S], log-probabilities, [B, N, T], and probabilities, [B, N, T, S]; the
+      logarithm of a softmax's denominator, [B, N, T], is minus infinity.
     """
 
     @functools.wraps(attention)
@@ -39,9 +46,13 @@ def zeros_where_empty(attention: Callable[P, R]) -> Callable[P, R]:
         if query.size and key.size:
             return attention(*args, **kwargs)
         (b, t, n, _), s, u = query.shape, key.shape[1], value.shape[-1]
-        shapes = dict(zip(EXTRA_OUTPUTS, ((b, n, t, s), (b, n, t), (b, n, t, s)), strict=True))
+        shapes = dict(zip(EXTRA_OUTPUTS, ((b, n, t, s), (b, n, t), (b, n, t, s), (b, n, t)), strict=True))
         dtype = jnp.promote_types(query.dtype, jnp.float32)
-        asked = [jnp.zeros(shape, dtype) for option, shape in shapes.items() if kwargs.get(option)]
+        asked = [
+            jnp.full(shape, -jnp.inf if option == "return_lse" else 0, dtype)
+            for option, shape in shapes.items()
+            if kwargs.get(option)
+        ]
         out = jnp.zeros((b, t, n, u), query.dtype)
         return cast(R, (out, *asked) if asked else out)
 
@@ -106,6 +117,8 @@ class WeightsOnRequest(Protocol[P]):
     """An attention: an array, or with `return_weights=True` a pair of arrays."""
 
     # Who asks for weights gives up the check of the other arguments: no annotation adds an option to a ParamSpec.
+    @overload
+    def __call__(self, *args: Any, return_lse: Literal[True], **options: Any) -> tuple[Array, Array]: ...
     @overload
     def __call__(self, *args: Any, return_weights: Literal[True], **options: Any) -> tuple[Array, Array]: ...
     @overload

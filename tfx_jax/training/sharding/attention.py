@@ -94,12 +94,14 @@ def _attend_on_each_device(
     """Calls a function of its rows and heads on each device, for what no compiler divides: kernels."""
     arrays = {"query": query, "key": key, "value": value, "bias": bias, "mask": mask}
     arrays |= {"segment_ids": segment_ids, "dropout_rng": dropout_rng}
+    arrays |= {name: options.pop(name) for name in ("sinks", "query_lengths", "key_lengths") if name in options}
     arrays = {name: x for name, x in arrays.items() if x is not None}
 
     def spec(name: str, x: Any) -> Any:
         if name in ("bias", "mask"):
             return P(BATCH_AXES if x.shape[0] > 1 else None, "tensor" if x.shape[1] > 1 else None)
-        return {"segment_ids": P(BATCH_AXES), "dropout_rng": P()}.get(name, _HEADS)
+        by_row = dict.fromkeys(("segment_ids", "query_lengths", "key_lengths"), P(BATCH_AXES))
+        return (by_row | {"sinks": P("tensor"), "dropout_rng": P()}).get(name, _HEADS)
 
     def on_a_device(arrays: dict[str, Any]) -> Any:
         if dropout_rng is not None:  # each device counts the places of its own weights
