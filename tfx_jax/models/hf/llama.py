@@ -38,6 +38,8 @@ MODEL_TYPES = {
 }
 IGNORED = (r"lm_head\.weight", r"model\.layers\.\d+\.self_attn\.rotary_emb\.inv_freq")
 COPIES = ((r"lm_head\.weight", "model.embed_tokens.weight"),)
+_WITHOUT_WINDOWS = ("LlamaForCausalLM", "GemmaForCausalLM", "Olmo2ForCausalLM")
+_PAD_IDS = {"Phi3ForCausalLM": 32_000, "SmolLM3ForCausalLM": 128_004}  # of folders that do not name one
 _NORMS = ("norm", "output_norm")  # of a residual branch
 _GEMMAS = ("GemmaForCausalLM", "Gemma2ForCausalLM", "Gemma3ForCausalLM")
 _SCALINGS = {"default": "none", "linear": "linear", "llama3": "llama3", "yarn": "yarn"}
@@ -69,6 +71,8 @@ def read_config(architecture: str, fields: Fields) -> LlamaConfig:
     if architecture == "SmolLM3ForCausalLM":
         options["no_rotary_every"] = _no_rotary_every(fields, num_layers)
     rotary, window_base = _rotary(fields)
+    if rotary.fraction != 1.0 and architecture != "Phi3ForCausalLM":
+        raise UserError(f"partial_rotary_factor is {rotary.fraction}, but only Phi3ForCausalLM has it")
     return LlamaConfig(
         vocab_size=fields.get("vocab_size", 32_000),
         max_length=fields.get("max_position_embeddings", 2048),
@@ -133,6 +137,8 @@ def _rotary(fields: Fields) -> tuple[RotaryConfig, float | None]:
 
 def _attention(architecture: str, fields: Fields, num_layers: int) -> AttentionConfig:
     """Reads which layers see a window: theirs counts the token itself, ours the tokens before it."""
+    if architecture in _WITHOUT_WINDOWS:
+        return AttentionConfig()
     window = fields.optional("sliding_window", int)
     if window is None or not fields.get(
         "use_sliding_window", architecture not in ("Qwen2ForCausalLM", "Qwen3ForCausalLM")
@@ -172,6 +178,8 @@ def write_config(architecture: str, config: LlamaConfig) -> dict[str, Any]:
     if config.attention_scale is not None:
         values["query_pre_attn_scalar"] = round(config.attention_scale**-2)
     values |= {"attn_logit_softcapping": config.attention_soft_cap, "final_logit_softcapping": config.logits_soft_cap}
+    if config.vocab_size <= _PAD_IDS.get(architecture, 0):
+        values["pad_token_id"] = 0
     if config.no_rotary_every:
         values["no_rope_layer_interval"] = config.no_rotary_every
     if "window" in config.attention.names:
