@@ -1,8 +1,8 @@
 """Tasks: what a model is trained on. Each joins data, loss, metrics and predictions.
 
-`task.Task` is the protocol, `loss` what a loss returns, `prediction` how a trained model is run over examples. The
-packages
-`text`, `sequence`, `speech`, `vision` and the module `events` hold the tasks themselves.
+`task.Task` is the protocol, `loss` what a loss returns, `prediction` how a trained model is run over examples.
+`classification` is shared by all tasks that give an example one label, `next_token` by the language models. The
+packages `text`, `sequence`, `speech`, `vision` and the module `events` hold the tasks themselves.
 """
 
 from tfx_jax.tasks.events import EventClassificationConfig, EventClassificationTask, EventData, event_loss

@@ -2,7 +2,8 @@
 
 A task has two parts, as a model has. Its configuration, `config.task`, is a dataclass that says where examples come
 from and how they are learned; `config.task.setup(...)` makes the task itself, which has read what it needs. A task
-knows neither the trainer nor the other tasks: what two of them share is a function.
+knows neither the trainer nor the other tasks. Base classes are `classification.ClassificationBase` and
+`next_token.NextTokenTask`; whatever else two tasks share is a function.
 """
 
 from collections.abc import Mapping

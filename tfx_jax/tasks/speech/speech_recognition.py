@@ -14,7 +14,15 @@ import optax
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
-from tfx_jax.data.batching.batches import Batch, BatchSpec, Example, ExampleList, LoaderOptions, train_batches
+from tfx_jax.data.batching.batches import (
+    Batch,
+    BatchSpec,
+    Example,
+    ExampleList,
+    LazyExamples,
+    LoaderOptions,
+    train_batches,
+)
 from tfx_jax.data.sources.splits import Split, Splits
 from tfx_jax.errors import UserError
 from tfx_jax.fields import MAX_BEAMS, at_least, documented, fraction, within
@@ -152,14 +160,16 @@ class SpeechRecognitionTask:
           UserError: if that leaves none.
         """
         utterances, longest = self._splits["train"], self.config.data.max_length
-        examples, needed = _Examples(self, utterances), np.array([*map(steps_needed, utterances.transcripts)])
-        fits = (examples.lengths <= longest) & (needed <= self.model_config.num_steps(examples.lengths))
+        lengths = utterances.lengths
+        needed = np.array([*map(steps_needed, utterances.transcripts)])
+        fits = (lengths <= longest) & (needed <= self.model_config.num_steps(lengths))
         if not fits.any():
             raise UserError(
                 f"no training utterance has at most max_length={longest} frames, and as many steps of the model as "
-                f"its transcript takes: the first has {examples.lengths[0]} frames for {utterances.transcripts[0]!r}"
+                f"its transcript takes: the first has {lengths[0]} frames for {utterances.transcripts[0]!r}"
             )
-        examples.lengths = np.where(fits, examples.lengths, -1)
+        lengths = np.where(fits, lengths, -1)
+        examples = LazyExamples(utterances, lambda utterance: self.encode([utterance])[0], lengths)
         return train_batches(lambda epoch: examples, self.batch_spec, options)
 
     def encode(self, utterances: Sequence[Utterance] | Utterances) -> list[Example]:
@@ -227,20 +237,6 @@ class SpeechRecognitionTask:
 def steps_needed(transcript: str) -> int:
     """Steps that the shortest alignment of a transcript takes: a blank stands between equal characters."""
     return len(transcript) + sum(left == right for left, right in itertools.pairwise(transcript))
-
-
-class _Examples:
-    """The examples of utterances, each made when it is asked for."""
-
-    def __init__(self, task: SpeechRecognitionTask, utterances: Utterances):
-        self._task, self._utterances, self.lengths = task, utterances, utterances.lengths
-
-    def __len__(self) -> int:
-        return len(self._utterances)
-
-    def __getitem__(self, index: int) -> Example:
-        (example,) = self._task.encode([self._utterances[index]])
-        return example
 
 
 def recognition_loss(model: Any, batch: dict[str, Array], rngs: nnx.Rngs | None) -> LossOutput:

@@ -25,6 +25,7 @@ from tfx_jax.metrics.entities import entities_of_tags, entity_scores
 from tfx_jax.models.config import EncoderDecoderConfig, ModelConfig, require_kind
 from tfx_jax.nn.attention import ShardAttention
 from tfx_jax.tasks.artifacts import setup_json
+from tfx_jax.tasks.classification import CLASS_METRICS, check_labels, class_result, labels_of
 from tfx_jax.tasks.files import few_boundaries
 from tfx_jax.tasks.loss import LossOutput
 from tfx_jax.tasks.planning import NO_DATA, planned_batch
@@ -32,16 +33,7 @@ from tfx_jax.tasks.prediction import TrainedModel
 from tfx_jax.tasks.shortened import warn_shortened
 from tfx_jax.tasks.task import Artifacts, EvalResult, MetricInfo, PlannedTask
 from tfx_jax.tasks.text.answers import Prediction
-from tfx_jax.tasks.text.classification import (
-    CLASS_METRICS,
-    LabeledData,
-    LabeledTexts,
-    check_labels,
-    class_result,
-    inputs_of,
-    labels_of,
-    unlabeled,
-)
+from tfx_jax.tasks.text.classification import LabeledData, LabeledTexts, inputs_of, unlabeled
 from tfx_jax.tasks.text.question_answering import ANSWER_METRICS, QuestionData, unanswered
 from tfx_jax.tasks.text.sentinels import SentinelTokenizer, setup_sentinel_tokenizer
 from tfx_jax.tasks.text.tagging import TaggedData

@@ -19,6 +19,7 @@ from tfx_jax.data.batching.batches import (
     Example,
     ExampleList,
     ExampleSource,
+    LazyExamples,
     LoaderOptions,
     train_batches,
 )
@@ -279,10 +280,10 @@ class CaptioningTask:
         return BatchSpec((data.max_length,), data.tokens_per_batch, fixed_lengths=fixed_lengths)
 
     def train_data(self, options: LoaderOptions) -> grain.IterDataset[Batch]:
-        examples = _Examples(self, self._splits["train"])
+        examples = self._lazy(self._splits["train"])
         return train_batches(lambda epoch: examples, self.batch_spec, options)
 
-    def images(self, split: Split) -> CaptionedImages:
+    def rows(self, split: Split) -> CaptionedImages:
         """Returns the images of a split."""
         return self._splits[split]
 
@@ -299,6 +300,11 @@ class CaptioningTask:
             boxes[: len(known)] = known
             examples.append({"image": image, "caption": np.array(ids, np.int32), "boxes": boxes})
         return examples
+
+    def _lazy(self, images: CaptionedImages) -> LazyExamples:
+        """Makes examples of images when they are read, equally long, so that batches mix captions."""
+        lengths = np.full(len(images), self.config.data.max_length)
+        return LazyExamples(images, lambda image: self.encode([image])[0], lengths)
 
     def loss(self, model: Any, batch: dict[str, Array], rngs: nnx.Rngs | None) -> LossOutput:
         c = self.config
@@ -323,7 +329,7 @@ class CaptioningTask:
         """Describes every image of a split, and scores each token of its caption given the right ones before it."""
         images = self._splits[split]
         references = [images[index].caption for index in range(len(images))]
-        examples = _Examples(self, images)
+        examples = self._lazy(images)
         written = [self.tokenizer.decode(ids) for ids in self._write(model, examples)]
         sums = model.sum_metrics(_metrics, examples, self.batch_spec)
         scores = bleu_scores(written, references)
@@ -352,21 +358,6 @@ class CaptioningTask:
         options = {"search": search, "eos_id": self.model_config.eos_id, "max_length": length + decoding.extra_length}
         found = model.predict(functools.partial(write_captions, **options), examples, self.batch_spec)
         return [[token for token in tokens if token >= 0] for tokens in found]
-
-
-class _Examples:
-    """The examples of images, each made when it is asked for; equally long, so that batches mix captions."""
-
-    def __init__(self, task: CaptioningTask, images: CaptionedImages):
-        self._task, self._images = task, images
-        self.lengths = np.full(len(images), task.config.data.max_length)
-
-    def __len__(self) -> int:
-        return len(self._images)
-
-    def __getitem__(self, index: int) -> Example:
-        (example,) = self._task.encode([self._images[index]])
-        return example
 
 
 def captioning_loss(
