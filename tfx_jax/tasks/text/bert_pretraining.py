@@ -22,11 +22,11 @@ from tfx_jax.fields import at_least, documented, fraction
 from tfx_jax.models.bert import BertConfig, BertPretraining
 from tfx_jax.models.config import ModelConfig, require_kind
 from tfx_jax.nn.attention import ShardAttention
+from tfx_jax.tasks.artifacts import require_tokens, setup_tokenizer
 from tfx_jax.tasks.loss import LossOutput, summed_cross_entropy
 from tfx_jax.tasks.planning import NO_DATA, planned_batch
 from tfx_jax.tasks.prediction import TrainedModel
 from tfx_jax.tasks.task import Artifacts, EvalResult, MetricInfo, PlannedTask
-from tfx_jax.tasks.text.bert_examples import setup_bert_tokenizer
 from tfx_jax.tasks.text.text_data import TextData
 
 _RATE = 0.15  # of the tokens that are to be predicted
@@ -64,11 +64,10 @@ class BertPretrainingConfig:
         return Splits(self.data.has_split, self._load)
 
     def setup(self, model: BertConfig, splits: Splits[Documents], artifacts: Artifacts) -> "BertPretrainingTask":
-        tokenizer, model = setup_bert_tokenizer(
-            artifacts, model, lambda: map("\n".join, splits["train"]), kind=self.data.tokenizer
+        tokenizer, model = setup_tokenizer(
+            artifacts, model, lambda: map("\n".join, splits["train"]), kind=self.data.tokenizer, family="bert"
         )
-        if tokenizer.mask_id is None:
-            raise UserError(f"the tokenizer of {artifacts.folder} has not all of BERT's special tokens")
+        require_tokens(tokenizer, artifacts, "mask_id")
         return BertPretrainingTask(self, model, splits, tokenizer)
 
     def planned(self, model: BertConfig, options: LoaderOptions) -> PlannedTask:

@@ -20,11 +20,12 @@ from tfx_jax.fields import documented
 from tfx_jax.models.config import ModelConfig, require_kind
 from tfx_jax.models.elmo import ElmoConfig, ElmoLanguageModel
 from tfx_jax.nn.attention import ShardAttention
+from tfx_jax.tasks.artifacts import setup_tokenizer
 from tfx_jax.tasks.loss import LossOutput, Metric, summed_cross_entropy
 from tfx_jax.tasks.planning import NO_DATA, planned_batch
 from tfx_jax.tasks.prediction import TrainedModel
 from tfx_jax.tasks.task import Artifacts, EvalResult, PlannedTask
-from tfx_jax.tasks.text.next_token import PERPLEXITY_METRICS, perplexity_result, setup_gpt_tokenizer
+from tfx_jax.tasks.text.next_token import PERPLEXITY_METRICS, perplexity_result
 from tfx_jax.tasks.text.text_data import TextData
 from tfx_jax.tasks.text.word_characters import boundary_row, word_rows
 
@@ -58,7 +59,9 @@ class BidirectionalLanguageModelConfig:
         self, model: ElmoConfig, splits: Splits[TextDocuments], artifacts: Artifacts
     ) -> "BidirectionalLanguageModelTask":
         kind = self.data.tokenizer
-        tokenizer, model = setup_gpt_tokenizer(artifacts, model, lambda: splits["train"].to_train(kind), kind=kind)
+        tokenizer, model = setup_tokenizer(
+            artifacts, model, lambda: splits["train"].to_train(kind), kind=kind, family="gpt"
+        )
         return BidirectionalLanguageModelTask(self, model, splits, tokenizer)
 
     def planned(self, model: ElmoConfig, options: LoaderOptions) -> PlannedTask:

@@ -28,7 +28,7 @@ from tfx_jax.models.bert import BertClassifier, BertConfig
 from tfx_jax.models.config import ModelConfig, require_kind
 from tfx_jax.nn.attention import ShardAttention
 from tfx_jax.synthetic.grammar import grammar_labeled, grammar_labeled_pairs
-from tfx_jax.tasks.artifacts import setup_json
+from tfx_jax.tasks.artifacts import setup_json, setup_tokenizer
 from tfx_jax.tasks.classification import (
     LABEL_DTYPES,
     ClassificationBase,
@@ -44,7 +44,7 @@ from tfx_jax.tasks.prediction import TrainedModel
 from tfx_jax.tasks.shortened import warn_shortened
 from tfx_jax.tasks.task import Artifacts, PlannedTask
 from tfx_jax.tasks.text.answers import NO_CLASS, Prediction, class_predictions
-from tfx_jax.tasks.text.bert_examples import bert_example, setup_bert_tokenizer
+from tfx_jax.tasks.text.bert_examples import bert_example
 
 LabeledTexts = Sequence[LabeledText] | Sequence[LabeledPair]
 Config = TypeVar("Config")
@@ -137,11 +137,12 @@ class ClassificationConfig:
         return Splits(self.data.has_split, self.data.load)
 
     def setup(self, model: BertConfig, splits: Splits[LabeledTexts], artifacts: Artifacts) -> "ClassificationTask":
-        tokenizer, model = setup_bert_tokenizer(
+        tokenizer, model = setup_tokenizer(
             artifacts,
             model,
             lambda: (text for example in splits["train"] for text in example[:-1]),
             kind=self.data.tokenizer,
+            family="bert",
         )
         labels = setup_json(artifacts, "labels.json", lambda: labels_of(splits["train"]))
         return ClassificationTask(self, dataclasses.replace(model, labels=tuple(labels)), splits, tokenizer)

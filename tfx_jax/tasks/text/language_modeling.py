@@ -18,11 +18,12 @@ from tfx_jax.data.tokenizers.hf_tokenizer import HFTokenizer
 from tfx_jax.fields import at_least, documented, fraction
 from tfx_jax.models.config import DecoderConfig, ModelConfig, require_kind
 from tfx_jax.nn.attention import ShardAttention
+from tfx_jax.tasks.artifacts import setup_tokenizer
 from tfx_jax.tasks.loss import LossOutput, summed_cross_entropy
 from tfx_jax.tasks.planning import NO_DATA, planned_batch
 from tfx_jax.tasks.prediction import TrainedModel
 from tfx_jax.tasks.task import Artifacts, EvalResult, PlannedTask
-from tfx_jax.tasks.text.next_token import PERPLEXITY_METRICS, perplexity_result, setup_gpt_tokenizer, token_stream
+from tfx_jax.tasks.text.next_token import PERPLEXITY_METRICS, perplexity_result, token_stream
 from tfx_jax.tasks.text.text_data import TextData
 
 
@@ -49,7 +50,9 @@ class LanguageModelConfig:
 
     def setup(self, model: DecoderConfig, splits: Splits[TextDocuments], artifacts: Artifacts) -> "LanguageModelTask":
         kind = self.data.tokenizer
-        tokenizer, model = setup_gpt_tokenizer(artifacts, model, lambda: splits["train"].to_train(kind), kind=kind)
+        tokenizer, model = setup_tokenizer(
+            artifacts, model, lambda: splits["train"].to_train(kind), kind=kind, family="gpt"
+        )
         return LanguageModelTask(self, model, splits, tokenizer)
 
     def planned(self, model: DecoderConfig, options: LoaderOptions) -> PlannedTask:

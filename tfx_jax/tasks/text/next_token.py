@@ -1,18 +1,15 @@
 """What tasks share that predict every next token of plain text: tokenizer, stream, and how an evaluation is told."""
 
 import math
-from collections.abc import Callable, Iterable
 from typing import TypeVar
 
 import numpy as np
 
 from tfx_jax.data.batching.documents import TextDocuments, encode_documents
 from tfx_jax.data.tokenizers.hf_tokenizer import HFTokenizer
-from tfx_jax.errors import UserError
 from tfx_jax.models.config import ModelConfig
-from tfx_jax.tasks.artifacts import setup_tokenizer
 from tfx_jax.tasks.loss import Metric
-from tfx_jax.tasks.task import Artifacts, EvalResult, MetricInfo
+from tfx_jax.tasks.task import EvalResult, MetricInfo
 
 Config = TypeVar("Config", bound=ModelConfig)
 
@@ -22,25 +19,11 @@ PERPLEXITY_METRICS = (
 )
 
 
-def setup_gpt_tokenizer(
-    artifacts: Artifacts, model: Config, texts: Callable[[], Iterable[str]], *, kind: str
-) -> tuple[HFTokenizer, Config]:
-    """Loads or makes the tokenizer of a workdir, which has a token for the end of a text; see `setup_tokenizer`.
-
-    Raises:
-      UserError: as `setup_tokenizer`, and if it has none.
-    """
-    tokenizer, model = setup_tokenizer(artifacts, model, texts, kind=kind, family="gpt")
-    if tokenizer.eos_id is None:
-        raise UserError(f"the tokenizer of {artifacts.folder} has no token for the end of a text")
-    return tokenizer, model
-
-
 def token_stream(tokenizer: HFTokenizer, texts: TextDocuments, *, documents: str) -> np.ndarray:
     """Joins the tokens of all documents, [number of tokens] int32, on disk.
 
     Args:
-      tokenizer: of `setup_gpt_tokenizer`.
+      tokenizer: has a token for the end of a text.
       texts: the documents.
       documents: what they are, see `TextData.documents`: each has an end, but the last "file" none but its own.
     """

@@ -27,7 +27,7 @@ from tfx_jax.metrics.brackets import bracket_scores
 from tfx_jax.models.config import EncoderDecoderConfig, ModelConfig, require_kind
 from tfx_jax.nn.attention import ShardAttention
 from tfx_jax.synthetic.grammar import grammar_trees
-from tfx_jax.tasks.artifacts import check_special_ids, setup_json, setup_tokenizer
+from tfx_jax.tasks.artifacts import setup_json, setup_tokenizer
 from tfx_jax.tasks.files import GRAMMAR_SIZES, check_batch, few_boundaries, has_file, split_paths
 from tfx_jax.tasks.loss import LossOutput
 from tfx_jax.tasks.planning import NO_DATA, planned_batch
@@ -117,7 +117,6 @@ class ParsingConfig:
             kind=self.data.tokenizer,
             family="marian",
         )
-        check_special_ids(model, tokenizer, artifacts)
         symbols = setup_json(
             artifacts,
             "symbols.json",

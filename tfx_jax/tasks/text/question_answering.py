@@ -28,6 +28,7 @@ from tfx_jax.models.bert import BertConfig, BertQuestionAnswering
 from tfx_jax.models.config import ModelConfig, require_kind
 from tfx_jax.nn.attention import ShardAttention
 from tfx_jax.synthetic.grammar import grammar_questions
+from tfx_jax.tasks.artifacts import setup_tokenizer
 from tfx_jax.tasks.files import GRAMMAR_SIZES, check_files, few_boundaries, has_file, split_paths
 from tfx_jax.tasks.loss import LossOutput, Metric, is_first_choice, summed_cross_entropy
 from tfx_jax.tasks.planning import NO_DATA, planned_batch
@@ -35,7 +36,6 @@ from tfx_jax.tasks.prediction import TrainedModel
 from tfx_jax.tasks.shortened import warn_shortened
 from tfx_jax.tasks.task import Artifacts, EvalResult, MetricInfo, PlannedTask
 from tfx_jax.tasks.text.answers import Prediction
-from tfx_jax.tasks.text.bert_examples import setup_bert_tokenizer
 
 NO_ANSWER = 0  # the position of [CLS], the target of a window without the answer
 
@@ -270,8 +270,8 @@ class QuestionAnsweringConfig:
         return Splits(self.data.has_split, self.data.load)
 
     def setup(self, model: BertConfig, splits: Splits[Questions], artifacts: Artifacts) -> "QuestionAnsweringTask":
-        tokenizer, model = setup_bert_tokenizer(
-            artifacts, model, lambda: _texts(splits["train"]), kind=self.data.tokenizer
+        tokenizer, model = setup_tokenizer(
+            artifacts, model, lambda: _texts(splits["train"]), kind=self.data.tokenizer, family="bert"
         )
         return QuestionAnsweringTask(self, model, splits, tokenizer)
 

@@ -20,11 +20,12 @@ from tfx_jax.errors import UserError
 from tfx_jax.fields import at_least, documented, fraction
 from tfx_jax.models.config import MakesModel, ModelConfig, require_kind
 from tfx_jax.nn.attention import ShardAttention
+from tfx_jax.tasks.artifacts import setup_tokenizer
 from tfx_jax.tasks.loss import LossOutput, summed_cross_entropy
 from tfx_jax.tasks.planning import NO_DATA, planned_batch
 from tfx_jax.tasks.prediction import TrainedModel
 from tfx_jax.tasks.task import Artifacts, EvalResult, PlannedTask
-from tfx_jax.tasks.text.next_token import PERPLEXITY_METRICS, perplexity_result, setup_gpt_tokenizer, token_stream
+from tfx_jax.tasks.text.next_token import PERPLEXITY_METRICS, perplexity_result, token_stream
 from tfx_jax.tasks.text.text_data import TextData
 
 Self = TypeVar("Self", bound="Memory")
@@ -83,7 +84,9 @@ class RecurrentLanguageModelConfig:
         self, model: RecurrentDecoderConfig, splits: Splits[TextDocuments], artifacts: Artifacts
     ) -> "RecurrentLanguageModelTask":
         kind = self.data.tokenizer
-        tokenizer, model = setup_gpt_tokenizer(artifacts, model, lambda: splits["train"].to_train(kind), kind=kind)
+        tokenizer, model = setup_tokenizer(
+            artifacts, model, lambda: splits["train"].to_train(kind), kind=kind, family="gpt"
+        )
         return RecurrentLanguageModelTask(self, model, splits, tokenizer)
 
     def planned(self, model: RecurrentDecoderConfig, options: LoaderOptions) -> PlannedTask:

@@ -82,8 +82,6 @@ class SentencePairConfig:
             artifacts, model, lambda: self.texts(splits["train"]), kind=self.data.tokenizer, family="bert"
         )
         labels = setup_json(artifacts, "labels.json", lambda: labels_of(splits["train"]))
-        if tokenizer.pad_id is None:
-            raise UserError(f"the tokenizer of {artifacts.folder} has no token for padding")
         model = dataclasses.replace(cast(Any, model), labels=tuple(labels), pad_id=tokenizer.pad_id)
         return SentencePairTask(self, model, splits, tokenizer)
 

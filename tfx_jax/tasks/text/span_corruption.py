@@ -16,18 +16,20 @@ from tfx_jax.data.objectives.span_corruption import (
     CorruptedTexts,
     longest_text,
     num_sentinels,
+    sentinel_ids,
     span_corruption_lengths,
 )
 from tfx_jax.data.sources.splits import Split, Splits
+from tfx_jax.data.tokenizers.hf_tokenizer import HFTokenizer
 from tfx_jax.errors import UserError
 from tfx_jax.fields import at_least, documented, fraction
 from tfx_jax.models.config import EncoderDecoderConfig, ModelConfig, require_kind
 from tfx_jax.nn.attention import ShardAttention
+from tfx_jax.tasks.artifacts import setup_tokenizer
 from tfx_jax.tasks.loss import LossOutput
 from tfx_jax.tasks.planning import NO_DATA, planned_batch
 from tfx_jax.tasks.prediction import TrainedModel
 from tfx_jax.tasks.task import Artifacts, EvalResult, MetricInfo, PlannedTask
-from tfx_jax.tasks.text.sentinels import SentinelTokenizer, setup_sentinel_tokenizer
 from tfx_jax.tasks.text.text_data import TextData
 from tfx_jax.tasks.text.translation import pair_flops, translation_loss
 
@@ -71,8 +73,10 @@ class SpanCorruptionConfig:
         self, model: EncoderDecoderConfig, splits: Splits[TextDocuments], artifacts: Artifacts
     ) -> "SpanCorruptionTask":
         kind = self.data.tokenizer
-        sentinel, model = setup_sentinel_tokenizer(artifacts, model, lambda: splits["train"].to_train(kind), kind=kind)
-        return SpanCorruptionTask(self, model, splits, sentinel)
+        tokenizer, model = setup_tokenizer(
+            artifacts, model, lambda: splits["train"].to_train(kind), kind=kind, family="t5"
+        )
+        return SpanCorruptionTask(self, model, splits, tokenizer)
 
     def planned(self, model: EncoderDecoderConfig, options: LoaderOptions) -> PlannedTask:
         source_length, target_length = span_corruption_lengths(longest_text(self.data.max_length))
@@ -83,7 +87,7 @@ class SpanCorruptionConfig:
             lengths={"target": target_length},
             length=source_length,
         )
-        return PlannedTask(SpanCorruptionTask(self, model, NO_DATA, SentinelTokenizer(NO_DATA, NO_DATA)), batch)
+        return PlannedTask(SpanCorruptionTask(self, model, NO_DATA, NO_DATA), batch)
 
 
 class SpanCorruptionTask:
@@ -91,7 +95,6 @@ class SpanCorruptionTask:
 
     Attributes:
       tokenizer: turns text into tokens.
-      specials: its special tokens.
     """
 
     metrics = (
@@ -105,10 +108,9 @@ class SpanCorruptionTask:
         config: SpanCorruptionConfig,
         model_config: EncoderDecoderConfig,
         splits: Splits[TextDocuments],
-        tokenizer: SentinelTokenizer,
+        tokenizer: HFTokenizer,
     ):
-        self.config, self.model_config = config, model_config
-        self.tokenizer, self.specials = tokenizer
+        self.config, self.model_config, self.tokenizer = config, model_config, tokenizer
         self._splits = splits
         self._text_length = longest_text(config.data.max_length)
         self._eval_examples: dict[Split, ExampleSource] = {}
@@ -120,7 +122,7 @@ class SpanCorruptionTask:
     def batch_spec(self) -> BatchSpec:
         """How examples become batches: all sources are equally long, and so are all targets."""
         source_length, target_length = span_corruption_lengths(self._text_length)
-        pad_values = {"source": self.specials.pad_id, "target": self.specials.pad_id}
+        pad_values = {"source": self.model_config.pad_id, "target": self.model_config.pad_id}
         return BatchSpec((source_length,), self.config.data.tokens_per_batch, pad_values, {"target": target_length})
 
     def train_data(self, options: LoaderOptions) -> grain.IterDataset[Batch]:
@@ -163,7 +165,15 @@ class SpanCorruptionTask:
         return EvalResult(values, f"{shown}, {nll.weight:,.0f} target tokens")
 
     def _corrupted(self, stream: np.ndarray, seed: tuple[int, ...], *, start: int = 0) -> CorruptedTexts:
-        return CorruptedTexts(stream, self._text_length, seed, start=start, **self.specials._asdict())
+        return CorruptedTexts(
+            stream,
+            self._text_length,
+            seed,
+            start=start,
+            sentinels=sentinel_ids(self.tokenizer.vocab_size),
+            eos_id=self.model_config.eos_id,
+            pad_id=self.model_config.pad_id,
+        )
 
     def _stream(self, split: Split) -> np.ndarray:
         return encode_documents(self.tokenizer, self._splits[split]).tokens

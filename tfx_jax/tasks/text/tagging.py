@@ -23,7 +23,7 @@ from tfx_jax.models.config import ModelConfig, require_kind
 from tfx_jax.models.elmo import ElmoTagger
 from tfx_jax.nn.attention import ShardAttention
 from tfx_jax.synthetic.grammar import grammar_tagged
-from tfx_jax.tasks.artifacts import setup_json
+from tfx_jax.tasks.artifacts import setup_json, setup_tokenizer
 from tfx_jax.tasks.files import GRAMMAR_SIZES, check_files, few_boundaries, has_file, split_paths
 from tfx_jax.tasks.loss import LossOutput, summed_cross_entropy
 from tfx_jax.tasks.planning import NO_DATA, planned_batch
@@ -31,7 +31,7 @@ from tfx_jax.tasks.prediction import TrainedModel
 from tfx_jax.tasks.shortened import warn_shortened
 from tfx_jax.tasks.task import Artifacts, EvalResult, MetricInfo, PlannedTask
 from tfx_jax.tasks.text.answers import Prediction
-from tfx_jax.tasks.text.bert_examples import bert_example, setup_bert_tokenizer
+from tfx_jax.tasks.text.bert_examples import bert_example
 from tfx_jax.tasks.text.word_characters import boundary_row, word_rows
 
 IGNORED = -1  # the target of what begins no word, such as a subword that is no first one; no id of a tag
@@ -101,8 +101,12 @@ class TaggingConfig:
         if model.kind == "elmo":
             encoding = Characters(model.word_length)
         else:
-            tokenizer, model = setup_bert_tokenizer(
-                artifacts, model, lambda: (" ".join(words) for words, _ in splits["train"]), kind=self.data.tokenizer
+            tokenizer, model = setup_tokenizer(
+                artifacts,
+                model,
+                lambda: (" ".join(words) for words, _ in splits["train"]),
+                kind=self.data.tokenizer,
+                family="bert",
             )
             encoding = Subwords(tokenizer)
         labels = tuple(setup_json(artifacts, "labels.json", lambda: _labels(splits["train"])))

@@ -25,7 +25,7 @@ from tfx_jax.metrics.bleu import BleuScores, bleu_scores
 from tfx_jax.models.config import EncoderDecoderConfig, ModelConfig, require_kind
 from tfx_jax.nn.attention import ShardAttention
 from tfx_jax.synthetic.grammar import GrammarPairs
-from tfx_jax.tasks.artifacts import check_special_ids, setup_tokenizer
+from tfx_jax.tasks.artifacts import setup_tokenizer
 from tfx_jax.tasks.files import check_batch, named_paths
 from tfx_jax.tasks.loss import LossOutput, summed_cross_entropy
 from tfx_jax.tasks.planning import NO_DATA, planned_batch
@@ -198,7 +198,6 @@ class TranslationConfig:
         tokenizer, model = setup_tokenizer(
             artifacts, model, lambda: lines_of(splits["train"], limit), kind=self.data.tokenizer, family="marian"
         )
-        check_special_ids(model, tokenizer, artifacts)
         return TranslationTask(self, model, splits, tokenizer)
 
     def planned(self, model: EncoderDecoderConfig, options: LoaderOptions) -> PlannedTask:

@@ -37,7 +37,7 @@ from tfx_jax.models.captioning import CaptionerConfig
 from tfx_jax.models.config import ModelConfig, require_kind
 from tfx_jax.nn.attention import ShardAttention
 from tfx_jax.synthetic.shapes import IMAGE_SIZE, MAX_WORDS, draw_scene
-from tfx_jax.tasks.artifacts import check_special_ids, setup_tokenizer
+from tfx_jax.tasks.artifacts import setup_tokenizer
 from tfx_jax.tasks.files import check_batch, has_file, split_path
 from tfx_jax.tasks.loss import LossOutput, Metric, summed_cross_entropy
 from tfx_jax.tasks.planning import NO_DATA, planned_batch
@@ -229,7 +229,6 @@ class CaptioningConfig:
     def setup(self, model: CaptionerConfig, splits: Splits[CaptionedImages], artifacts: Artifacts) -> "CaptioningTask":
         texts = lambda: splits["train"].captions()  # noqa: E731
         tokenizer, model = setup_tokenizer(artifacts, model, texts, kind=self.data.tokenizer, family="marian")
-        check_special_ids(model, tokenizer, artifacts)
         return CaptioningTask(self, model, splits, tokenizer)
 
     def planned(self, model: CaptionerConfig, options: LoaderOptions) -> PlannedTask:
