@@ -1,7 +1,6 @@
 """What tasks keep in a workdir beside the parameters: tokenizers and JSON values, made once."""
 
 import dataclasses
-import functools
 import json
 from collections.abc import Callable, Iterable
 from typing import Any, TypeVar, cast
@@ -47,9 +46,11 @@ def setup_tokenizer(
                 _copy_tokenizer(artifacts.initial_tokenizer(), folder)
             tokenizer = load_folder_tokenizer(folder)
         else:
-            # config.json may have been edited since it was made.
-            load = functools.partial(train_or_load_folder, texts=texts) if is_new else load_made_as
-            tokenizer = load(folder, kind=kind, family=family, vocab_size=model.vocab_size)
+            size = model.vocab_size
+            if is_new:
+                tokenizer = train_or_load_folder(folder, texts, kind=kind, family=family, vocab_size=size)
+            else:  # config.json may have been edited since it was made
+                tokenizer = load_made_as(folder, kind=kind, family=family, vocab_size=size)
             model = dataclasses.replace(cast(Any, model), vocab_size=tokenizer.vocab_size)
     if family in ("marian", "t5"):
         _check_special_ids(model, tokenizer, artifacts)

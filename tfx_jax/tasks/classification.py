@@ -20,7 +20,7 @@ from tfx_jax.errors import UserError
 from tfx_jax.metrics.classes import ClassScores, class_scores
 from tfx_jax.tasks.loss import LossOutput, summed_cross_entropy
 from tfx_jax.tasks.prediction import TrainedModel
-from tfx_jax.tasks.task import EvalResult, MetricInfo
+from tfx_jax.tasks.task import EvalResult, MetricInfo, eval_result
 
 Config = TypeVar("Config")
 Model = TypeVar("Model")
@@ -126,8 +126,7 @@ class ClassificationBase(Generic[Config, Model, Rows]):
 
 def class_result(scores: ClassScores, count: int, what: str = "texts") -> EvalResult:
     """Returns the scores of `count` texts, or of other rows, as an evaluation."""
-    accuracy, macro_f1 = scores
-    return EvalResult(scores._asdict(), f"accuracy {accuracy:.2f} %, macro F1 {macro_f1:.2f} %, {count:,} {what}")
+    return eval_result(CLASS_METRICS, scores._asdict(), f"{count:,} {what}")
 
 
 def labels_of(rows: Sequence[Any]) -> list[str]:

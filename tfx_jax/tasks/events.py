@@ -24,7 +24,7 @@ from tfx_jax.tasks.files import check_batch, few_boundaries, has_file, split_pat
 from tfx_jax.tasks.loss import LossOutput
 from tfx_jax.tasks.planning import NO_DATA, planned_batch
 from tfx_jax.tasks.prediction import TrainedModel
-from tfx_jax.tasks.task import Artifacts, EvalResult, MetricInfo, PlannedTask
+from tfx_jax.tasks.task import Artifacts, EvalResult, MetricInfo, PlannedTask, TaskConfig
 
 _QUANTILES = np.linspace(0.0, 1.0, 101)
 
@@ -234,7 +234,7 @@ def rank_values(scales: Sequence[Mapping[str, Any]], variables: np.ndarray, valu
 
 @documented
 @dataclasses.dataclass
-class EventClassificationConfig:
+class EventClassificationConfig(TaskConfig):
     """To tell from its events whether the label of a record is 1."""
 
     data: EventData = dataclasses.field(default_factory=EventData)
@@ -242,13 +242,6 @@ class EventClassificationConfig:
     def validate(self, model: ModelConfig) -> None:
         require_kind(model, "events", "event classification")
         self.data.validate(model)
-
-    def tiny(self) -> None:
-        self.data.tiny()
-
-    def splits(self) -> Splits[Records]:
-        """Returns the records of each split."""
-        return Splits(self.data.has_split, self.data.load)
 
     def setup(self, model: Seq2VecConfig, splits: Splits[Records], artifacts: Artifacts) -> "EventClassificationTask":
         """See `tfx_jax.tasks.task.TaskConfig`; the model gets as many variables as the training split has."""

@@ -36,7 +36,7 @@ from tfx_jax.tasks.classification import LABEL_DTYPES, ClassificationBase, class
 from tfx_jax.tasks.files import check_batch, has_file, split_paths
 from tfx_jax.tasks.loss import LossOutput
 from tfx_jax.tasks.planning import NO_DATA, planned_batch
-from tfx_jax.tasks.task import Artifacts, PlannedTask
+from tfx_jax.tasks.task import Artifacts, PlannedTask, TaskConfig
 
 _GRAMMAR_SIZES: dict[Split, int] = {"train": 256, "validation": 64, "test": 64}
 _GRAMMAR_LABELS = ("question", "statement")
@@ -280,7 +280,7 @@ _ARRAYS = ("tokens", "other_tokens")
 
 @documented
 @dataclasses.dataclass
-class LongRangeConfig:
+class LongRangeConfig(TaskConfig):
     """To give each long sequence, or each pair of them, a label."""
 
     data: ListOpsData | SectionData | PassagePairData = dataclasses.field(default_factory=ListOpsData)
@@ -291,13 +291,6 @@ class LongRangeConfig:
     def validate(self, model: ModelConfig) -> None:
         require_kind(model, "long_sequence", "classification of long sequences")
         self.data.validate()
-
-    def tiny(self) -> None:
-        self.data.tiny()
-
-    def splits(self) -> Splits[LabeledSequences]:
-        """Returns the sequences and labels of each split."""
-        return Splits(self.data.has_split, self.data.load)
 
     def setup(
         self, model: LongEncoderConfig, splits: Splits[LabeledSequences], artifacts: Artifacts

@@ -38,7 +38,7 @@ from tfx_jax.tasks.planning import NO_DATA, planned_batch
 from tfx_jax.tasks.prediction import TrainedModel
 from tfx_jax.tasks.speech.recorded_speech import RecordedSpeech, Sound, heard
 from tfx_jax.tasks.speech.speech_data import SpeechData, Utterance, Utterances
-from tfx_jax.tasks.task import Artifacts, EvalResult, MetricInfo, PlannedTask
+from tfx_jax.tasks.task import Artifacts, EvalResult, MetricInfo, PlannedTask, TaskConfig, eval_result
 
 
 class CTCConfig(MakesModel, Protocol):
@@ -68,7 +68,7 @@ class MaskConfig:
 
 @documented
 @dataclasses.dataclass
-class SpeechRecognitionConfig:
+class SpeechRecognitionConfig(TaskConfig):
     """To write down what is said."""
 
     data: SpeechData | RecordedSpeech = dataclasses.field(default_factory=SpeechData)
@@ -78,13 +78,6 @@ class SpeechRecognitionConfig:
     def validate(self, model: ModelConfig) -> None:
         require_kind(model, "ctc", "speech recognition")
         self.data.validate(model)
-
-    def tiny(self) -> None:
-        self.data.tiny()
-
-    def splits(self) -> Splits[Utterances]:
-        """Returns the utterances of each split."""
-        return Splits(self.data.has_split, self.data.load)
 
     def setup(self, model: CTCConfig, splits: Splits[Utterances], artifacts: Artifacts) -> "SpeechRecognitionTask":
         """See `tfx_jax.tasks.task.TaskConfig`; the model gets the labels and the features that there are."""
@@ -215,9 +208,7 @@ class SpeechRecognitionTask:
         utterances = self._splits[split]
         references = utterances.transcripts
         scores = recognition_scores(self.predict(model, utterances), references)
-        told = ", ".join(f"{metric.title} {metric.format(getattr(scores, metric.name))}" for metric in self.metrics)
-        values = {metric.name: getattr(scores, metric.name) for metric in self.metrics}
-        return EvalResult(values, f"{told}, {len(references):,} utterances")
+        return eval_result(self.metrics, scores._asdict(), f"{len(references):,} utterances")
 
     def _example(self, utterance: Utterance, number: Mapping[str, int]) -> Example:
         frames, transcript = utterance

@@ -42,7 +42,7 @@ from tfx_jax.tasks.loss import LossOutput
 from tfx_jax.tasks.planning import NO_DATA, planned_batch
 from tfx_jax.tasks.prediction import TrainedModel
 from tfx_jax.tasks.shortened import warn_shortened
-from tfx_jax.tasks.task import Artifacts, PlannedTask
+from tfx_jax.tasks.task import Artifacts, PlannedTask, TaskConfig
 from tfx_jax.tasks.text.answers import NO_CLASS, Prediction, class_predictions
 from tfx_jax.tasks.text.bert_examples import bert_example
 
@@ -119,7 +119,7 @@ class LabeledData:
 
 @documented
 @dataclasses.dataclass
-class ClassificationConfig:
+class ClassificationConfig(TaskConfig):
     """To give each text, or each pair of texts, a label."""
 
     data: LabeledData = dataclasses.field(default_factory=LabeledData)
@@ -128,13 +128,6 @@ class ClassificationConfig:
     def validate(self, model: ModelConfig) -> None:
         require_kind(model, "bert", "classification")
         self.data.validate(model)
-
-    def tiny(self) -> None:
-        self.data.tiny()
-
-    def splits(self) -> Splits[LabeledTexts]:
-        """Returns the texts and labels of each split."""
-        return Splits(self.data.has_split, self.data.load)
 
     def setup(self, model: BertConfig, splits: Splits[LabeledTexts], artifacts: Artifacts) -> "ClassificationTask":
         tokenizer, model = setup_tokenizer(

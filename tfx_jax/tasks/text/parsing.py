@@ -33,7 +33,7 @@ from tfx_jax.tasks.loss import LossOutput
 from tfx_jax.tasks.planning import NO_DATA, planned_batch
 from tfx_jax.tasks.prediction import TrainedModel
 from tfx_jax.tasks.shortened import warn_shortened
-from tfx_jax.tasks.task import Artifacts, EvalResult, MetricInfo, PlannedTask
+from tfx_jax.tasks.task import Artifacts, EvalResult, MetricInfo, PlannedTask, TaskConfig
 from tfx_jax.tasks.text.answers import Prediction
 from tfx_jax.tasks.text.translation import Translator, check_output_length, pair_flops, translation_loss
 
@@ -78,7 +78,7 @@ class TreeData:
 
 @documented
 @dataclasses.dataclass
-class ParsingConfig:
+class ParsingConfig(TaskConfig):
     """To write the constituency tree of a sentence; the search is the paper's (section 6.3)."""
 
     data: TreeData = dataclasses.field(default_factory=TreeData)
@@ -97,10 +97,6 @@ class ParsingConfig:
     def tiny(self) -> None:
         self.data.tiny()
         self.decoding.beam_size, self.decoding.extra_length = 2, 16
-
-    def splits(self) -> Splits[Sequence[Tree]]:
-        """Returns the trees of each split."""
-        return Splits(self.data.has_split, self.data.load)
 
     def setup(self, model: EncoderDecoderConfig, splits: Splits[Sequence[Tree]], artifacts: Artifacts) -> "ParsingTask":
         """See `tfx_jax.tasks.task.TaskConfig`. The tokens of symbols come on top of `model.vocab_size`.

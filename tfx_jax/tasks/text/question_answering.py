@@ -34,7 +34,7 @@ from tfx_jax.tasks.loss import LossOutput, Metric, is_first_choice, summed_cross
 from tfx_jax.tasks.planning import NO_DATA, planned_batch
 from tfx_jax.tasks.prediction import TrainedModel
 from tfx_jax.tasks.shortened import warn_shortened
-from tfx_jax.tasks.task import Artifacts, EvalResult, MetricInfo, PlannedTask
+from tfx_jax.tasks.task import Artifacts, EvalResult, MetricInfo, PlannedTask, TaskConfig, eval_result
 from tfx_jax.tasks.text.answers import Prediction
 
 NO_ANSWER = 0  # the position of [CLS], the target of a window without the answer
@@ -228,8 +228,7 @@ class QuestionData:
             {question.name: [answer.text for answer in question.answers] for question in questions},
             **(by_characters if self.scoring == "characters" else {}),
         )
-        summary = f"F1 {f1:.2f} %, exact match {exact_match:.2f} %, {len(questions):,} questions"
-        return EvalResult({"f1": f1, "exact_match": exact_match}, summary)
+        return eval_result(ANSWER_METRICS, {"f1": f1, "exact_match": exact_match}, f"{len(questions):,} questions")
 
     def validate(self, model: ModelConfig) -> None:
         check_files(self, model, what="row")
@@ -245,7 +244,7 @@ ANSWER_METRICS = (MetricInfo("f1", "F1", " %"), MetricInfo("exact_match", "exact
 
 @documented
 @dataclasses.dataclass
-class QuestionAnsweringConfig:
+class QuestionAnsweringConfig(TaskConfig):
     """To find the answer to a question in a text, which is read in windows."""
 
     data: QuestionData = dataclasses.field(default_factory=QuestionData)
@@ -264,10 +263,6 @@ class QuestionAnsweringConfig:
     def tiny(self) -> None:
         self.data.tiny()
         self.stride = self.max_question_length = 16
-
-    def splits(self) -> Splits[Questions]:
-        """Returns the questions of each split."""
-        return Splits(self.data.has_split, self.data.load)
 
     def setup(self, model: BertConfig, splits: Splits[Questions], artifacts: Artifacts) -> "QuestionAnsweringTask":
         tokenizer, model = setup_tokenizer(

@@ -24,7 +24,7 @@ from tfx_jax.tasks.loss import LossOutput
 from tfx_jax.tasks.planning import NO_DATA, planned_batch
 from tfx_jax.tasks.prediction import PairAttention, TrainedModel, drawable_pair, pair_attention
 from tfx_jax.tasks.shortened import warn_shortened
-from tfx_jax.tasks.task import Artifacts, PlannedTask
+from tfx_jax.tasks.task import Artifacts, PlannedTask, TaskConfig
 from tfx_jax.tasks.text.classification import LabeledData, TextLabelTask
 
 Pairs = Sequence[LabeledPair]
@@ -52,7 +52,7 @@ def _pair_data() -> LabeledData:
 
 @documented
 @dataclasses.dataclass
-class SentencePairConfig:
+class SentencePairConfig(TaskConfig):
     """To say how two sentences are related."""
 
     data: LabeledData = dataclasses.field(default_factory=_pair_data)
@@ -72,10 +72,6 @@ class SentencePairConfig:
     def tiny(self) -> None:
         self.data.tiny()
         self.data.dataset, self.swapped_labels = "grammar_pairs", ""
-
-    def splits(self) -> Splits[Pairs]:
-        """Returns the pairs and labels of each split."""
-        return Splits(self.data.has_split, lambda split: cast(Pairs, self.data.load(split)))
 
     def setup(self, model: SentencePairModelConfig, splits: Splits[Pairs], artifacts: Artifacts) -> "SentencePairTask":
         tokenizer, model = setup_tokenizer(

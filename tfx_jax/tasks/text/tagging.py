@@ -29,7 +29,7 @@ from tfx_jax.tasks.loss import LossOutput, summed_cross_entropy
 from tfx_jax.tasks.planning import NO_DATA, planned_batch
 from tfx_jax.tasks.prediction import TrainedModel
 from tfx_jax.tasks.shortened import warn_shortened
-from tfx_jax.tasks.task import Artifacts, EvalResult, MetricInfo, PlannedTask
+from tfx_jax.tasks.task import Artifacts, EvalResult, MetricInfo, PlannedTask, TaskConfig, eval_result
 from tfx_jax.tasks.text.answers import Prediction
 from tfx_jax.tasks.text.bert_examples import bert_example
 from tfx_jax.tasks.text.word_characters import boundary_row, word_rows
@@ -80,7 +80,7 @@ class TaggedData:
 
 @documented
 @dataclasses.dataclass
-class TaggingConfig:
+class TaggingConfig(TaskConfig):
     """To give each word a BIO tag: a BERT reads subwords, of which the first one tells it, an ELMo characters."""
 
     data: TaggedData = dataclasses.field(default_factory=TaggedData)
@@ -89,13 +89,6 @@ class TaggingConfig:
     def validate(self, model: ModelConfig) -> None:
         require_kind(model, ("bert", "elmo"), "tagging")
         self.data.validate(model)
-
-    def tiny(self) -> None:
-        self.data.tiny()
-
-    def splits(self) -> Splits[TaggedSentences]:
-        """Returns the words and tags of each split."""
-        return Splits(self.data.has_split, self.data.load)
 
     def setup(self, model: Any, splits: Splits[TaggedSentences], artifacts: Artifacts) -> "TaggingTask":
         if model.kind == "elmo":
@@ -306,8 +299,8 @@ class TaggingTask:
         sentences = self._splits[split]
         tags = self.predict(model, sentences)
         precision, recall, f1, support = entity_scores(tags, [sentence.tags for sentence in sentences])
-        summary = f"entity F1 {f1:.2f} %, precision {precision:.2f} %, recall {recall:.2f} %, {support:,} entities"
-        return EvalResult({"f1": f1, "precision": precision, "recall": recall}, summary)
+        values = {"f1": f1, "precision": precision, "recall": recall}
+        return eval_result(self.metrics, values, f"{support:,} entities")
 
 
 def _labels(sentences: TaggedSentences) -> list[str]:

@@ -32,7 +32,7 @@ from tfx_jax.tasks.loss import LossOutput
 from tfx_jax.tasks.planning import NO_DATA, planned_batch
 from tfx_jax.tasks.prediction import TrainedModel
 from tfx_jax.tasks.shortened import warn_shortened
-from tfx_jax.tasks.task import Artifacts, EvalResult, MetricInfo, PlannedTask
+from tfx_jax.tasks.task import Artifacts, EvalResult, MetricInfo, PlannedTask, TaskConfig
 from tfx_jax.tasks.text.answers import Prediction
 from tfx_jax.tasks.text.classification import LabeledData, LabeledTexts, inputs_of, unlabeled
 from tfx_jax.tasks.text.question_answering import ANSWER_METRICS, QuestionData, unanswered
@@ -54,7 +54,7 @@ from tfx_jax.tasks.text.translation import pair_flops, translation_loss
 
 @documented
 @dataclasses.dataclass
-class TextToTextConfig:
+class TextToTextConfig(TaskConfig):
     """To write the label of a text, the entities of a sentence or the answer to a question, as the data say.
 
     As in the paper, a source longer than `data.max_length` is cut.
@@ -72,10 +72,6 @@ class TextToTextConfig:
     def tiny(self) -> None:
         self.data.tiny()
         self.decoding.tiny()
-
-    def splits(self) -> Splits[Any]:
-        """Returns the examples of each split."""
-        return Splits(self.data.has_split, self.data.load)
 
     def setup(self, model: EncoderDecoderConfig, splits: Splits[Any], artifacts: Artifacts) -> "TextToTextTask":
         text_format = _FORMATS[type(self.data)]

@@ -31,7 +31,7 @@ from tfx_jax.tasks.loss import LossOutput, summed_cross_entropy
 from tfx_jax.tasks.planning import NO_DATA, planned_batch
 from tfx_jax.tasks.prediction import PairAttention, TrainedModel, drawable_pair, pair_attention
 from tfx_jax.tasks.shortened import warn_shortened
-from tfx_jax.tasks.task import Artifacts, EvalResult, MetricInfo, PlannedTask
+from tfx_jax.tasks.task import Artifacts, EvalResult, MetricInfo, PlannedTask, TaskConfig
 from tfx_jax.tasks.text.answers import Prediction
 
 
@@ -169,7 +169,7 @@ _GRAMMAR_TOKENIZER_PAIRS = 20_000
 
 @documented
 @dataclasses.dataclass
-class TranslationConfig:
+class TranslationConfig(TaskConfig):
     """To translate sentences of one language into another, with one tokenizer for both."""
 
     can_shard_positions: ClassVar[bool] = True  # `config.mesh.sequence` may divide them

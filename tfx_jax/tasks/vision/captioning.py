@@ -42,7 +42,7 @@ from tfx_jax.tasks.files import check_batch, has_file, split_path
 from tfx_jax.tasks.loss import LossOutput, Metric, summed_cross_entropy
 from tfx_jax.tasks.planning import NO_DATA, planned_batch
 from tfx_jax.tasks.prediction import ImageAttention, TrainedModel
-from tfx_jax.tasks.task import Artifacts, EvalResult, MetricInfo, PlannedTask
+from tfx_jax.tasks.task import Artifacts, EvalResult, MetricInfo, PlannedTask, TaskConfig, eval_result
 
 
 class Captioned(NamedTuple):
@@ -205,7 +205,7 @@ BASELINE_DECAY = 0.9
 
 @documented
 @dataclasses.dataclass
-class CaptioningConfig:
+class CaptioningConfig(TaskConfig):
     """To describe images."""
 
     data: CaptionData = dataclasses.field(default_factory=CaptionData)
@@ -221,10 +221,6 @@ class CaptioningConfig:
     def tiny(self) -> None:
         self.data.tiny()
         self.decoding.beam_size = 1
-
-    def splits(self) -> Splits[CaptionedImages]:
-        """Returns the images of each split."""
-        return Splits(self.data.has_split, self.data.load)
 
     def setup(self, model: CaptionerConfig, splits: Splits[CaptionedImages], artifacts: Artifacts) -> "CaptioningTask":
         texts = lambda: splits["train"].captions()  # noqa: E731
@@ -334,9 +330,7 @@ class CaptioningTask:
         scores = bleu_scores(written, references)
         found = {"bleu": scores.sacrebleu, "exact_match": scores.exact_match}
         found |= {name: 100 * float(sums[name].mean) for name in ("accuracy", "on_object")}
-        found = {metric.name: found[metric.name] for metric in self.metrics}
-        told = ", ".join(f"{metric.title} {metric.format(found[metric.name])}" for metric in self.metrics)
-        return EvalResult(found, f"{told}, {len(references):,} images")
+        return eval_result(self.metrics, found, f"{len(references):,} images")
 
     def attention_example(self, model: TrainedModel) -> ImageAttention:
         example = self._splits["validation"][0]

@@ -28,7 +28,7 @@ from tfx_jax.tasks.files import check_batch
 from tfx_jax.tasks.loss import LossOutput
 from tfx_jax.tasks.planning import NO_DATA, planned_batch
 from tfx_jax.tasks.prediction import ImageAttention, TrainedModel
-from tfx_jax.tasks.task import Artifacts, PlannedTask
+from tfx_jax.tasks.task import Artifacts, PlannedTask, TaskConfig
 
 
 class LabeledImage(NamedTuple):
@@ -253,7 +253,7 @@ def _image_files(folder: epath.Path) -> list[epath.Path]:
 
 @documented
 @dataclasses.dataclass
-class ImageClassificationConfig:
+class ImageClassificationConfig(TaskConfig):
     """To give each image a label."""
 
     data: ImageData = dataclasses.field(default_factory=ImageData)
@@ -262,9 +262,6 @@ class ImageClassificationConfig:
     def validate(self, model: ModelConfig) -> None:
         require_kind(model, "image_classifier", "classification of images")
         self.data.validate(model)
-
-    def tiny(self) -> None:
-        self.data.tiny()
 
     def splits(self) -> Splits[LabeledImages]:
         """Returns the images of each split."""
