@@ -20,7 +20,7 @@ from tfx_jax.models.seq2vec import Seq2VecConfig
 from tfx_jax.nn.attention import ShardAttention
 from tfx_jax.tasks.artifacts import setup_json
 from tfx_jax.tasks.classification import LABEL_DTYPES, ClassificationBase, class_loss, label_arrays
-from tfx_jax.tasks.files import check_batch, few_boundaries, has_file, split_path
+from tfx_jax.tasks.files import FileData, check_batch, few_boundaries, split_path
 from tfx_jax.tasks.loss import LossOutput
 from tfx_jax.tasks.planning import NO_DATA, planned_batch
 from tfx_jax.tasks.prediction import TrainedModel
@@ -72,7 +72,7 @@ class Records(Protocol):
 
 @documented
 @dataclasses.dataclass
-class EventData:
+class EventData(FileData):
     """Which records there are, and how much of them makes a batch.
 
     "files": a row of a table is a record, a column is a variable, and a cell with a number is an event; empty cells are
@@ -104,10 +104,6 @@ class EventData:
     window_end: float = fraction(0.6)
     max_length: int = at_least(1, 50)  # events of a record
     tokens_per_batch: int = at_least(1, 3_200)  # events of a global batch, padding included
-
-    def has_split(self, split: Split) -> bool:
-        """Tells whether the configuration names a split; a cohort has all of them."""
-        return has_file(self, split)
 
     def load(self, split: Split) -> Records:
         """Reads the records of a split, or says how they are drawn.

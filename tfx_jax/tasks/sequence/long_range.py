@@ -33,7 +33,7 @@ from tfx_jax.nn.attention import ShardAttention
 from tfx_jax.synthetic.grammar import grammar_documents, grammar_labeled
 from tfx_jax.synthetic.listops import VOCABULARY, draw_expression, evaluate
 from tfx_jax.tasks.classification import LABEL_DTYPES, ClassificationBase, class_loss, label_arrays
-from tfx_jax.tasks.files import check_batch, has_file, split_paths
+from tfx_jax.tasks.files import FileData, check_batch, split_paths
 from tfx_jax.tasks.loss import LossOutput
 from tfx_jax.tasks.planning import NO_DATA, planned_batch
 from tfx_jax.tasks.task import Artifacts, PlannedTask, TaskConfig
@@ -143,7 +143,7 @@ class ListOpsData:
 
 @documented
 @dataclasses.dataclass
-class SectionData:
+class SectionData(FileData):
     """Passages of articles, byte by byte, labeled with the heading of the section that they are from.
 
     "files" are articles as those of WikiText, whole ones to each split; a section is cut into passages that follow one
@@ -171,10 +171,6 @@ class SectionData:
         if self.dataset == "grammar":
             return _GRAMMAR_LABELS
         return tuple(heading.strip() for heading in self.headings.split(","))
-
-    def has_split(self, split: Split) -> bool:
-        """Tells whether the configuration names a split."""
-        return has_file(self, split)
 
     def load(self, split: Split) -> LabeledSequences:
         if self.dataset == "grammar":
@@ -208,7 +204,7 @@ class SectionData:
 
 @documented
 @dataclasses.dataclass
-class PassagePairData:
+class PassagePairData(FileData):
     """Pairs of passages, byte by byte: every second pair is of the same article, the others are of two.
 
     "files" are articles as those of WikiText, whole ones to each split; "grammar" are built-in documents, for tests.
@@ -234,10 +230,6 @@ class PassagePairData:
     def labels(self) -> tuple[str, ...]:
         """Whether a pair is of two articles or of one."""
         return ("different", "same")
-
-    def has_split(self, split: Split) -> bool:
-        """Tells whether the configuration names a split."""
-        return has_file(self, split)
 
     def load(self, split: Split) -> LabeledSequences:
         if self.dataset == "grammar":

@@ -37,7 +37,7 @@ from tfx_jax.tasks.classification import (
     label_arrays,
     labels_of,
 )
-from tfx_jax.tasks.files import GRAMMAR_SIZES, check_files, few_boundaries, has_file, split_paths
+from tfx_jax.tasks.files import GRAMMAR_SIZES, FileData, check_files, few_boundaries, split_paths
 from tfx_jax.tasks.loss import LossOutput
 from tfx_jax.tasks.planning import NO_DATA, planned_batch
 from tfx_jax.tasks.prediction import TrainedModel
@@ -53,7 +53,7 @@ Model = TypeVar("Model")
 
 @documented
 @dataclasses.dataclass
-class LabeledData:
+class LabeledData(FileData):
     """Where labeled texts, or pairs of texts, come from, and how much of them makes an example and a batch."""
 
     dataset: str = one_of(("grammar", "grammar_pairs", "files"), "grammar")  # built-in texts, or pairs of them
@@ -69,10 +69,6 @@ class LabeledData:
     tokenizer: str = "wordpiece"  # or another of `tfx_jax.data.tokenizers.train.KINDS`; without effect with init_from
     max_length: int = at_least(1, 128)  # tokens of an input, special ones included; longer texts are cut
     tokens_per_batch: int = at_least(1, 2_048)  # positions of a global batch, padding included
-
-    def has_split(self, split: Split) -> bool:
-        """Tells whether the configuration names a split."""
-        return has_file(self, split)
 
     def load(self, split: Split) -> LabeledTexts:
         """Reads the texts or pairs of a split, and their labels.

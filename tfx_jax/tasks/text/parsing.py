@@ -28,7 +28,7 @@ from tfx_jax.models.config import EncoderDecoderConfig, ModelConfig, require_kin
 from tfx_jax.nn.attention import ShardAttention
 from tfx_jax.synthetic.grammar import grammar_trees
 from tfx_jax.tasks.artifacts import setup_json, setup_tokenizer
-from tfx_jax.tasks.files import GRAMMAR_SIZES, check_batch, few_boundaries, has_file, split_paths
+from tfx_jax.tasks.files import GRAMMAR_SIZES, FileData, check_batch, few_boundaries, split_paths
 from tfx_jax.tasks.loss import LossOutput
 from tfx_jax.tasks.planning import NO_DATA, planned_batch
 from tfx_jax.tasks.prediction import TrainedModel
@@ -42,7 +42,7 @@ _SEARCH_TOKENS = 8_192  # source positions times beams of a batch that is search
 
 @documented
 @dataclasses.dataclass
-class TreeData:
+class TreeData(FileData):
     """Where trees come from, and how much of them makes an example and a batch."""
 
     dataset: str = one_of(("grammar", "files"), "grammar")  # the grammar is built in
@@ -56,10 +56,6 @@ class TreeData:
     # not read when parsed: its tree is flat, and is scored as that.
     max_length: int = at_least(2, 256)
     tokens_per_batch: int = at_least(1, 4_096)  # positions of each side of a global batch, padding included
-
-    def has_split(self, split: Split) -> bool:
-        """Tells whether the configuration names a split."""
-        return has_file(self, split)
 
     def load(self, split: Split) -> Sequence[Tree]:
         """Reads a split.

@@ -29,7 +29,7 @@ from tfx_jax.models.config import ModelConfig, require_kind
 from tfx_jax.nn.attention import ShardAttention
 from tfx_jax.synthetic.grammar import grammar_questions
 from tfx_jax.tasks.artifacts import setup_tokenizer
-from tfx_jax.tasks.files import GRAMMAR_SIZES, check_files, few_boundaries, has_file, split_paths
+from tfx_jax.tasks.files import GRAMMAR_SIZES, FileData, check_files, few_boundaries, split_paths
 from tfx_jax.tasks.loss import LossOutput, Metric, is_first_choice, summed_cross_entropy
 from tfx_jax.tasks.planning import NO_DATA, planned_batch
 from tfx_jax.tasks.prediction import TrainedModel
@@ -191,7 +191,7 @@ Questions = Sequence[Question]
 
 @documented
 @dataclasses.dataclass
-class QuestionData:
+class QuestionData(FileData):
     """Where questions on texts come from, and how much of them makes an example and a batch."""
 
     dataset: str = one_of(("grammar", "files"), "grammar")  # the grammar is built in
@@ -205,10 +205,6 @@ class QuestionData:
     max_length: int = at_least(1, 384)  # tokens of a window: question, a stretch of the context and special ones
     max_answer_length: int = at_least(1, 30)  # tokens
     tokens_per_batch: int = at_least(1, 12_288)  # positions of a global batch, padding included
-
-    def has_split(self, split: Split) -> bool:
-        """Tells whether the configuration names a split."""
-        return has_file(self, split)
 
     def load(self, split: Split) -> Questions:
         """Reads the questions of a split with their contexts and answers.

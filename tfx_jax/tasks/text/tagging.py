@@ -24,7 +24,7 @@ from tfx_jax.models.elmo import ElmoTagger
 from tfx_jax.nn.attention import ShardAttention
 from tfx_jax.synthetic.grammar import grammar_tagged
 from tfx_jax.tasks.artifacts import setup_json, setup_tokenizer
-from tfx_jax.tasks.files import GRAMMAR_SIZES, check_files, few_boundaries, has_file, split_paths
+from tfx_jax.tasks.files import GRAMMAR_SIZES, FileData, check_files, few_boundaries, split_paths
 from tfx_jax.tasks.loss import LossOutput, summed_cross_entropy
 from tfx_jax.tasks.planning import NO_DATA, planned_batch
 from tfx_jax.tasks.prediction import TrainedModel
@@ -41,7 +41,7 @@ TaggedSentences = Sequence[TaggedSentence]
 
 @documented
 @dataclasses.dataclass
-class TaggedData:
+class TaggedData(FileData):
     """Where tagged sentences come from, and how much of them makes an example and a batch."""
 
     dataset: str = one_of(("grammar", "files"), "grammar")  # the grammar is built in
@@ -54,10 +54,6 @@ class TaggedData:
     tokenizer: str = "wordpiece"
     max_length: int = at_least(1, 128)  # tokens of a sentence, special ones included; words beyond count as outside
     tokens_per_batch: int = at_least(1, 2_048)  # positions of a global batch, padding included
-
-    def has_split(self, split: Split) -> bool:
-        """Tells whether the configuration names a split."""
-        return has_file(self, split)
 
     def load(self, split: Split) -> TaggedSentences:
         """Reads a split; an entity that begins with I begins with B.

@@ -38,7 +38,7 @@ from tfx_jax.models.config import ModelConfig, require_kind
 from tfx_jax.nn.attention import ShardAttention
 from tfx_jax.synthetic.shapes import IMAGE_SIZE, MAX_WORDS, draw_scene
 from tfx_jax.tasks.artifacts import setup_tokenizer
-from tfx_jax.tasks.files import check_batch, has_file, split_path
+from tfx_jax.tasks.files import FileData, check_batch, split_path
 from tfx_jax.tasks.loss import LossOutput, Metric, summed_cross_entropy
 from tfx_jax.tasks.planning import NO_DATA, planned_batch
 from tfx_jax.tasks.prediction import ImageAttention, TrainedModel
@@ -78,7 +78,7 @@ class CaptionedImages(Protocol):
 
 @documented
 @dataclasses.dataclass
-class CaptionData:
+class CaptionData(FileData):
     """Which images there are, and how much of them makes a batch."""
 
     dataset: str = one_of(("shapes", "files"), "shapes")  # the first built in, see `tfx_jax.synthetic.shapes`
@@ -99,10 +99,6 @@ class CaptionData:
     def knows_objects(self) -> bool:
         """Whether there is a box for each word that names an object."""
         return self.dataset == "shapes"
-
-    def has_split(self, split: Split) -> bool:
-        """Tells whether there is a split."""
-        return has_file(self, split)
 
     def load(self, split: Split) -> CaptionedImages:
         """Returns the images of a split.
