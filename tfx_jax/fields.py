@@ -152,10 +152,12 @@ class _Documentation:
 def meanings(kind: type) -> dict[str, str]:
     """Says of each field of a dataclass what the comment in its source says and which values it may have."""
     comments = _comments(kind)
-    return {
-        field.name: "; ".join(filter(None, (comments.get(field.name, "").rstrip("."), _allowed(field.metadata))))
-        for field in dataclasses.fields(kind)
-    }
+    texts = {name: field.metadata.get("help") or comments.get(name, "").rstrip(".") for name, field in _fields(kind)}
+    return {name: "; ".join(filter(None, (texts[name], _allowed(field.metadata)))) for name, field in _fields(kind)}
+
+
+def _fields(kind: type) -> list[tuple[str, Any]]:
+    return [(field.name, field) for field in dataclasses.fields(kind)]
 
 
 def _allowed(metadata: Any) -> str:

@@ -9,42 +9,20 @@ import numpy as np
 import pytest
 from flax import nnx
 
+from tests.attentions import CAUSAL, ON_CPU, PATTERNS, example
 from tests.nn.programs import started
 from tfx_jax.errors import UserError
 from tfx_jax.functional import dot_product_attention, greedy_search, sliding_window_attention
+from tfx_jax.functional.attention import SPECS
 from tfx_jax.functional.search import beam_search
 from tfx_jax.models import GPT, T5, Bert, BertConfig, GPTConfig, T5Config, Transformer, TransformerConfig, hf
 from tfx_jax.models.vit import ViT, ViTConfig
 from tfx_jax.nn import AttentionConfig, AttentionOptions, ExpertsConfig, MultiHeadAttention
-from tfx_jax.nn.cores import CORES
+from tfx_jax.nn.attention import cached_decoding
 from tfx_jax.nn.fused_decoder import can_fuse
-from tfx_jax.nn.step_attention import step_attention
 
 V, LENGTH, PROMPT = 13, 12, 5
-OPTIONS = {
-    "chunked": {"chunk_size": 4},
-    "local": {"block_size": 4},
-    "window": {"window": 2},
-    "bigbird": {"block_size": 2, "num_global_blocks": 1, "num_window_blocks": 3, "num_random_blocks": 1},
-    "lsh": {"num_hashes": 2, "num_buckets": 2, "chunk_size": 4},
-    "favor": {"num_features": 16},
-    "routing": {"num_clusters": 3, "window": 4},
-    "nystrom": {"num_landmarks": 4},
-    "window,dense": {"window": 2},
-    "local,window": {"block_size": 4, "window": 2},
-    "lsh,dense": {"num_hashes": 2, "num_buckets": 2, "chunk_size": 4},
-    "additive,dense": {},
-    "window,dense,dense": {"window": 2},
-}
-KERNELS = (
-    "splash",
-    "flash",
-    "cudnn",
-)  # of accelerators that are not here: tests/functional/attention/test_implementations.py
-HERE = [name for name in CORES if name not in KERNELS]
-CAUSAL = [name for name in HERE if CORES[name].can_be_causal]
-WITH_BIAS = [name for name in CAUSAL if CORES[name].takes_bias]
-PATTERNS = [name for name in OPTIONS if name.count(",") == 1]  # of layers that differ
+WITH_BIAS = [name for name in CAUSAL if SPECS[name].bias]
 
 SMALL = {"num_layers": 2, "d_model": 8, "num_heads": 2}
 CONFIGS = {
@@ -77,7 +55,7 @@ GENERATING = [
 
 
 def configured(kind, name):
-    attention = AttentionConfig(name, AttentionOptions(**OPTIONS.get(name, {})))
+    attention = example(name)
     return dataclasses.replace(CONFIGS[kind], attention=attention)
 
 
@@ -226,7 +204,7 @@ def test_a_prompt_is_gone_on_with_whatever_padding_is_beside_it(name):
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(n, marks=() if n == "bigbird" else pytest.mark.slow) for n in [*HERE, "local,window"]]
+    "name", [pytest.param(n, marks=() if n == "bigbird" else pytest.mark.slow) for n in [*ON_CPU, "local,window"]]
 )
 @pytest.mark.parametrize("kind", ["bert", "vit"])
 def test_encoders_read_with_every_attention(kind, name):
@@ -252,7 +230,6 @@ def test_encoders_read_with_every_attention(kind, name):
         ("gpt", "nystrom", "nystrom attention has no causal form"),
         *(("t5", name, f"{name} attention takes no bias") for name in CAUSAL if name not in WITH_BIAS),
         ("gpt", "widnow", "attention.name='widnow' is none of dense, "),
-        ("gpt", "dense,window", r"window attention needs attention\.options\.window"),
         ("gpt", "window,dense,dense", r"num_layers=2 is no multiple of the 3 layers of the pattern"),
     ],
 )
@@ -277,8 +254,8 @@ def test_options_belong_to_their_attention(name, options, message):
 
 
 def test_texts_that_share_a_row_need_an_attention_that_keeps_them_apart():
-    for name in HERE:
-        attention = AttentionConfig(name, AttentionOptions(**OPTIONS.get(name, {})))
+    for name in ON_CPU:
+        attention = example(name)
         if name in ("favor", "linear", "nystrom", "bigbird", "routing"):
             with pytest.raises(ValueError, match=f"{name} attention cannot keep texts apart"):
                 attention.check(is_packed=True)
@@ -312,11 +289,11 @@ def test_a_layer_that_the_fused_step_does_not_know_decodes_through_itself():
 
 
 def test_attentions_of_which_nothing_is_known_have_no_step():
-    assert step_attention(lambda *arguments, **options: None) is None
-    assert step_attention(functools.partial(dot_product_attention, scale=2.0)) is not None
-    window = step_attention(functools.partial(sliding_window_attention, window=(3, 1)))
-    assert window.sees(5, np.arange(2, 6)).all()
-    assert not window.sees(5, np.arange(2)).any()
+    assert cached_decoding(lambda *arguments, **options: None) is None
+    assert cached_decoding(functools.partial(dot_product_attention, scale=2.0)) is not None
+    window = cached_decoding(functools.partial(sliding_window_attention, window=(3, 1)))
+    assert window.is_visible(5, np.arange(2, 6)).all()
+    assert not window.is_visible(5, np.arange(2)).any()
 
 
 def test_a_function_is_the_same_object_for_equal_options():

@@ -8,10 +8,8 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from tests.models.test_attention_cores import HERE, OPTIONS
+from tests.attentions import ON_CPU, example
 from tfx_jax.models.long_encoder import LongEncoder, LongEncoderConfig
-from tfx_jax.nn import AttentionConfig, AttentionOptions
-from tfx_jax.nn.cores import CORES
 
 V, D, F, N = 19, 12, 10, 3
 CONFIG = LongEncoderConfig(V, num_layers=2, d_model=D, num_heads=N, d_ff=F, labels=("a", "b", "c", "d", "e"))
@@ -25,7 +23,7 @@ TOKENS, OTHERS = (
 
 
 def with_attention(config, name):
-    return dataclasses.replace(config, attention=AttentionConfig(name, AttentionOptions(**OPTIONS.get(name, {}))))
+    return dataclasses.replace(config, attention=example(name))
 
 
 @pytest.fixture(scope="module")
@@ -103,7 +101,7 @@ def test_there_are_as_many_parameters_as_by_hand(config):
     assert sum(leaf.size for leaf in jax.tree.leaves(nnx.state(model))) == want
 
 
-@pytest.mark.parametrize("name", HERE)
+@pytest.mark.parametrize("name", ON_CPU)
 def test_with_every_attention_padding_changes_nothing(name, drawn):
     """Other vectors where there is no token change no bit; another token changes the logits of its own row alone."""
     read, params = drawn(with_attention(CONFIG, name))
@@ -120,7 +118,7 @@ def test_with_every_attention_padding_changes_nothing(name, drawn):
     assert np.abs(other[1] - found[1]).max() > 1e-4
 
 
-@pytest.mark.parametrize("name", HERE)
+@pytest.mark.parametrize("name", ON_CPU)
 def test_more_padding_changes_nothing(name, drawn):
     read, params = drawn(with_attention(CONFIG, name))
     wide = np.pad(TOKENS, ((0, 0), (0, 9)))
@@ -146,10 +144,6 @@ def test_padding_moves_no_centroid(draw_model):
     table[0] += 9
     _, strange = centroids(params | {"embedding": {"table": jax.device_put(table)}})
     np.testing.assert_array_equal(strange, after)
-
-
-def test_all_cores_but_kernels_of_accelerators_are_tested_here():
-    assert {*CORES} - {*HERE} == {"splash", "flash", "cudnn"}
 
 
 def test_maps_are_those_of_each_layer(drawn):

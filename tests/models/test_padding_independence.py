@@ -17,7 +17,9 @@ import pytest
 from flax import nnx
 
 import tfx_jax.models
+from tests.attentions import ON_CPU
 from tests.nn.programs import draw, started
+from tfx_jax.functional.attention import SPECS
 from tfx_jax.generation.decoding import BeamSearch, Greedy, decode
 from tfx_jax.models import (
     GPT,
@@ -57,15 +59,8 @@ from tfx_jax.models import (
 from tfx_jax.models.config import SelfAttentionConfig, check_pattern
 from tfx_jax.models.elmo import CharacterConfig, ElmoTaggerConfig
 from tfx_jax.nn import AttentionConfig, AttentionOptions, ExpertsConfig
-from tfx_jax.nn.cores import CORES
 
-NOT_ON_CPU = (
-    "splash",
-    "flash",
-    "cudnn",
-)  # kernels of accelerators: tests/functional/attention/test_implementations.py has their masks
-
-# Attentions by a label, which is their name and what is not a default. Every name of CORES has one.
+# Attentions by a label, which is their name and what is not a default. Every name of ON_CPU has one.
 _BIGBIRD = {"block_size": 2, "num_global_blocks": 1, "num_window_blocks": 3, "num_random_blocks": 1}
 ATTENTIONS = {
     "dense": {},
@@ -182,7 +177,7 @@ def tokens_with_mask(model, *, packs=False):
     if not packs:
         return
     attention = getattr(model.config, "attention", AttentionConfig())  # a Reformer has its own
-    if not all(CORES[name].takes_segments for name in attention.names):
+    if not all(SPECS[name].segments for name in attention.names):
         with pytest.raises(
             ValueError, match=f"{attention.names[0]} attention cannot keep texts apart that share a row"
         ):
@@ -525,15 +520,19 @@ QUICK = {
 
 
 def is_refused(family, label):
-    """Whether there is no such model, by what cores and families say of themselves."""
+    """Whether there is no such model, by what specs and families say of themselves."""
     if not label:
         return False
     config, attention = FAMILIES[family].config, attention_of(label)
-    cores = [CORES[name] for name in attention.names]
+    specs = [SPECS[name] for name in attention.names]
     return (
-        any(option not in attention.options.given for core in cores for option in core.required)
-        or (config.is_causal and not all(core.can_be_causal for core in cores))
-        or (config.has_position_bias and not all(core.takes_bias for core in cores))
+        any(
+            option.required and key not in attention.options.given
+            for spec in specs
+            for key, option in spec.options.items()
+        )
+        or (config.is_causal and not all(spec.causal for spec in specs))
+        or (config.has_position_bias and not all(spec.bias for spec in specs))
         or (family == "transformer_xl" and attention.name != "relative")
         or (family == "longformer" and attention.name != "window")
     )
@@ -555,8 +554,7 @@ def test_a_text_has_the_output_that_it_has_alone(family, label):
 
 def test_every_attention_and_every_model_is_in_the_cross():
     named = {name for label in ATTENTIONS for name in label.split()[0].split(",")}
-    assert named | set(NOT_ON_CPU) == set(CORES)
-    assert not named & set(NOT_ON_CPU)
+    assert named == set(ON_CPU)
     exported = {name for name in tfx_jax.models.__all__ if name.endswith("Config")}
     assert {type(family.config).__name__ for family in (FAMILIES | OTHERS).values()} == exported
     with_attention = {name for name in exported if isinstance(getattr(tfx_jax.models, name)(), SelfAttentionConfig)}

@@ -9,7 +9,7 @@ from flax import nnx
 from tests.nn.programs import draw, initial, jitted, normal, params_of
 from tfx_jax.functional import hard_attention
 from tfx_jax.nn import AttentionConfig
-from tfx_jax.nn.step_attention import step_attention
+from tfx_jax.nn.attention import cached_decoding
 
 B, T, S, N, H = 2, 3, 5, 2, 4
 
@@ -49,7 +49,7 @@ def test_the_biases_of_the_relative_core_start_at_zero():
 def test_hard_attention_decodes_from_a_cache_unless_it_draws():
     scaled = functools.partial(hard_attention, scale=0.5)
     for core in (hard_attention, scaled):
-        step = step_attention(core)
+        step = cached_decoding(core)
         assert step is not None
         assert step.attention_fn is core
-    assert step_attention(functools.partial(scaled, rng=jax.random.key(0))) is None
+    assert cached_decoding(functools.partial(scaled, rng=jax.random.key(0))) is None

@@ -9,21 +9,14 @@ from flax import nnx
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from tests.attentions import example
 from tests.tiers import slow_but
 from tfx_jax.functional import decomposable_attention, dot_product_attention, kernel_regression
-from tfx_jax.nn import AttentionConfig, AttentionOptions
-from tfx_jax.nn.cores import CORES
+from tfx_jax.functional.attention import SPECS
 from tfx_jax.planning.measure import without_compilation_cache
 from tfx_jax.training.sharding.attention import shard_attention
 from tfx_jax.training.sharding.strategies import make_mesh
 
-OPTIONS = {
-    "local": {"block_size": 64},
-    "window": {"window": 32},
-    "bigbird": {"block_size": 32, "num_global_blocks": 1, "num_window_blocks": 1, "num_random_blocks": 1},
-    "lsh": {"num_buckets": 4, "chunk_size": 32},
-    "routing": {"num_clusters": 4, "window": 32},
-}
 CANNOT = {"cudnn": "is for NVIDIA GPUs: see test_lowers_for_cuda"}
 
 
@@ -47,12 +40,11 @@ def _compiled(attend, *shapes, mesh, axes=()):
 
 
 @pytest.mark.aot
-@pytest.mark.parametrize("name", slow_but(CORES, "splash", "flash", "local"))
+@pytest.mark.parametrize("name", slow_but(SPECS, "splash", "flash", "local"))
 def test_every_core_compiles(tpu_devices, name):
     if name in CANNOT:
         pytest.skip(f"{name} {CANNOT[name]}")
-    config = AttentionConfig(name, AttentionOptions(**OPTIONS.get(name, {})))
-    core = functools.partial(config.make(2, 32, rngs=nnx.Rngs(0)), is_causal=CORES[name].can_be_causal)
+    core = functools.partial(example(name, length=128).make(2, 32, rngs=nnx.Rngs(0)), is_causal=SPECS[name].causal)
     mesh = make_mesh(1, devices=tpu_devices("v5e:1x1"))
     program = _compiled(core, *[(1, 128, 2, 32)] * 3, mesh=mesh)
     assert ("tpu_custom_call" in program) == (name in ("splash", "flash"))

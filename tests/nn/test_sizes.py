@@ -6,20 +6,13 @@ import numpy as np
 import pytest
 from flax import nnx
 
+from tests.attentions import ON_CPU, example
+from tfx_jax.functional.attention import SPECS
 from tfx_jax.models import BertConfig
 from tfx_jax.models.bert import Bert
 from tfx_jax.nn import MultiHeadAttention
-from tfx_jax.nn.attention_options import AttentionOptions
-from tfx_jax.nn.cores import CORES, KERNEL_PLATFORMS, AttentionConfig
+from tfx_jax.nn.attention import AttentionConfig
 from tfx_jax.nn.stack import _interleaved
-
-OPTIONS = {
-    "local": {"block_size": 4},
-    "window": {"window": 2},
-    "bigbird": {"block_size": 2, "num_global_blocks": 1, "num_window_blocks": 1, "num_random_blocks": 1},
-    "lsh": {"num_buckets": 2},
-    "routing": {"num_clusters": 2, "window": 4},
-}
 
 
 @pytest.mark.parametrize("number", [0, -1])
@@ -30,11 +23,11 @@ def test_sizes_of_attention_below_one_are_refused(name, number):
         MultiHeadAttention(**sizes, rngs=nnx.Rngs(0))
 
 
-@pytest.mark.parametrize("name", [name for name in CORES if name not in KERNEL_PLATFORMS])
+@pytest.mark.parametrize("name", ON_CPU)
 def test_every_core_takes_grouped_queries_or_its_configuration_refuses_them(name):
     """What the table says is what the core does."""
-    config = AttentionConfig(name, AttentionOptions(**OPTIONS.get(name, {})))
-    if not CORES[name].takes_grouped_queries:
+    config = example(name)
+    if not SPECS[name].grouped_queries:
         with pytest.raises(ValueError, match=f"^{name} attention needs as many key heads as query heads"):
             config.check(num_heads=4, num_kv_heads=2)
         return

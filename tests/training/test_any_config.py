@@ -14,12 +14,12 @@ from hypothesis import strategies as st
 
 from tests.training.configs import TRAININGS, default_config, title
 from tfx_jax.errors import UserError
-from tfx_jax.nn.cores import CORES
+from tfx_jax.functional.attention import SPECS
 from tfx_jax.planning.plan import plan_step
 from tfx_jax.training.config import flat, tiny_variant
 
 MORE = int(os.environ.get("TFX_JAX_CONFIGURATIONS", "0"))
-WORDS = ["", "x", "gelu", "relu", "words", "bpe", "characters", "bfloat16", "full", *CORES, "window,dense"]
+WORDS = ["", "x", "gelu", "relu", "words", "bpe", "characters", "bfloat16", "full", *SPECS, "window,dense"]
 FLOATS = [0.0, 1e-30, 1e-3, 0.1, 0.5, 0.999, 1.0, 2.0, -1.0, 1e30, float("nan"), float("inf")]
 TUPLES = [(), (0,), (1,), (-1,), (2, 3), (3, 3, 3), ("a",), ("a", "b"), tuple(range(1, 9))]
 

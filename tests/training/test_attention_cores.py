@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
+from tests.attentions import CAUSAL, example
 from tfx_jax.cli.train import load_config_file
 from tfx_jax.errors import UserError
 from tfx_jax.models import GPT, BertClassifier, BertConfig, GPTConfig
@@ -20,19 +21,6 @@ from tfx_jax.training.optimizer import make_optimizer
 from tfx_jax.training.sharding.strategies import make_mesh, shard_batch, shard_training
 
 EXPERIMENTS = pathlib.Path(__file__).parents[2] / "experiments"
-OPTIONS = {
-    "dense": {},
-    "window": {"window": 2},
-    "relative": {},
-    "chunked": {"chunk_size": 4},
-    "local": {"block_size": 4},
-    "lsh": {"num_hashes": 2, "num_buckets": 2, "chunk_size": 4},
-    "favor": {"num_features": 16},
-    "linear": {},
-    "hard": {},
-    "additive": {},
-    "general": {},
-}
 QUICK = ("window", "general")
 """One without parameters of its own, and one with; the others take the same way."""
 
@@ -43,7 +31,7 @@ def classifier_training(mesh, attention):
     config = BertConfig(24, max_length=8, labels=("a", "b"), attention=attention, attention_dropout_rate=0.0, **sizes)
     return shard_training(
         mesh,
-        lambda sharded: BertClassifier(config, shard_attention=sharded, rngs=nnx.Rngs(params=0)),
+        lambda: BertClassifier(config, rngs=nnx.Rngs(params=0)),
         classification_loss,
         make_optimizer(OptimizerConfig(warmup_steps=2, peak_learning_rate=0.05), config.d_model),
     )
@@ -77,9 +65,9 @@ def test_centroids_are_state_that_training_moves_and_evaluation_does_not():
     assert not [path for path, _ in moments if "centroids" in jax.tree_util.keystr(path)]
 
 
-@pytest.mark.parametrize("name", [pytest.param(n, marks=() if n in QUICK else pytest.mark.slow) for n in OPTIONS])
+@pytest.mark.parametrize("name", [pytest.param(n, marks=() if n in QUICK else pytest.mark.slow) for n in CAUSAL])
 def test_two_steps_on_eight_devices_are_those_on_one(name):
-    attention = AttentionConfig(name, AttentionOptions(**OPTIONS[name]))
+    attention = example(name, length=8)
     config = GPTConfig(24, max_length=8, num_layers=1, d_model=16, num_heads=4, d_ff=32, attention=attention)
     tokens = np.random.default_rng(0).integers(1, 24, (8, 8)).astype(np.int32)
     batch = {"inputs": tokens, "targets": np.roll(tokens, -1, axis=1), "weights": np.ones((8, 8), np.float32)}
@@ -88,7 +76,7 @@ def test_two_steps_on_eight_devices_are_those_on_one(name):
         config = dataclasses.replace(config, dropout_rate=0.0, attention_dropout_rate=0.0)
         training = shard_training(
             mesh,
-            lambda sharded: GPT(config, shard_attention=sharded, rngs=nnx.Rngs(params=0)),  # noqa: B023
+            lambda: GPT(config, rngs=nnx.Rngs(params=0)),  # noqa: B023
             language_model_loss,
             make_optimizer(OptimizerConfig(warmup_steps=2, peak_learning_rate=0.05), config.d_model),
         )
@@ -183,7 +171,7 @@ def test_kernels_of_accelerators_train_on_several_devices(name, length):
     config = GPTConfig(24, attention=AttentionConfig(name), attention_dropout_rate=0.0, **sizes)
     training = shard_training(
         make_mesh(4, tensor=2),
-        lambda sharded: GPT(config, shard_attention=sharded, rngs=nnx.Rngs(params=0)),
+        lambda: GPT(config, rngs=nnx.Rngs(params=0)),
         language_model_loss,
         make_optimizer(OptimizerConfig(), config.d_model),
     )

@@ -8,16 +8,16 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from tests.models.test_attention_cores import OPTIONS
+from tests.attentions import example
 from tests.training.configs import TRAININGS, default_config, with_values
 from tests.training.tiny import tiny_config
 from tfx_jax.data.batching.batches import LoaderOptions
 from tfx_jax.errors import UserError
+from tfx_jax.functional.attention import SPECS
 from tfx_jax.functional.attention.chunked import chunked_attention
 from tfx_jax.models.config import SelfAttentionConfig
 from tfx_jax.models.transformer_xl import TransformerXLConfig
-from tfx_jax.nn import AttentionConfig, AttentionOptions
-from tfx_jax.nn.cores import CORES
+from tfx_jax.nn import AttentionConfig, AttentionOptions, Distribution, distributed
 from tfx_jax.planning.plan import plan_step
 from tfx_jax.training.config import save_config, tiny_variant, validate
 from tfx_jax.training.run import load_run, make_run
@@ -37,7 +37,7 @@ QUICK = ("BertConfig", "T5Config")
 def tiny(family, name, rate=0.0, **values):
     """A tiny training of a model with that attention, which drops so many of its weights if it drops any."""
     config = tiny_variant(default_config(FAMILIES[family]))
-    config.model.attention = AttentionConfig(name, AttentionOptions(**OPTIONS.get(name, {})))
+    config.model.attention = example(name)
     rates = {} if RATES[family] is None else {RATES[family]: rate}
     return with_values(config, {f"model.{field}": value for field, value in (rates | values).items()})
 
@@ -57,8 +57,9 @@ def asked(family):
     planned = config.task.planned(config.model, LoaderOptions(seed=0))
 
     def loss(batch):
-        model = planned.task.make_model(shard_attention=note, rngs=nnx.Rngs(params=0))
-        return planned.task.loss(model, batch, nnx.Rngs(dropout=1)).loss
+        model = planned.task.make_model(rngs=nnx.Rngs(params=0))
+        with distributed(Distribution(attend=note)):
+            return planned.task.loss(model, batch, nnx.Rngs(dropout=1)).loss
 
     jax.eval_shape(loss, planned.batch)
     assert calls
@@ -82,7 +83,7 @@ def trained(attention, call):
 @pytest.mark.parametrize("family", [pytest.param(f, marks=() if f in QUICK else pytest.mark.slow) for f in FAMILIES])
 def test_every_attention_does_what_is_asked_or_is_refused_with_a_line(family):
     done = {}
-    for name in CORES:
+    for name in SPECS:
         for rate in (0.1, 0.0):
             config = tiny(family, name, rate)
             try:
@@ -96,16 +97,16 @@ def test_every_attention_does_what_is_asked_or_is_refused_with_a_line(family):
                 trained(config.model.attention, call if rate else call | {"dropout_rate": 0.0})
             done.setdefault(name, []).append(rate)
     assert done["dense"] == done["relative"] == [0.1, 0.0]
-    assert all(done[name] == [0.0] for name in done if not CORES[name].can_drop and RATES[family])
+    assert all(done[name] == [0.0] for name in done if not SPECS[name].dropout and RATES[family])
 
 
-@pytest.mark.parametrize("name", CORES)
+@pytest.mark.parametrize("name", SPECS)
 def test_a_core_drops_weights_or_says_that_it_cannot(name):
-    attention = AttentionConfig(name, AttentionOptions(**OPTIONS.get(name, {})))
+    attention = example(name)
     x = jax.typeof(np.zeros((1, 8, 2, 4), np.float32))
     rng = jax.typeof(jax.random.key(0))
     call = {"query": x, "key": x, "value": x, "dropout_rate": 0.1, "dropout_rng": rng}
-    if CORES[name].can_drop:
+    if SPECS[name].dropout:
         attention.check(drops="attention_dropout_rate")
         trained(attention, call)
         return

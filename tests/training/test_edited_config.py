@@ -15,8 +15,8 @@ from flax import nnx
 from tests.training.configs import TRAININGS, default_config, title
 from tfx_jax.cli import main
 from tfx_jax.errors import UserError
+from tfx_jax.functional.attention import SPECS
 from tfx_jax.models import GPTConfig
-from tfx_jax.nn.cores import CORES
 from tfx_jax.tasks.text.language_modeling import LanguageModelConfig
 from tfx_jax.tasks.text.text_data import TextData
 from tfx_jax.training.config import load_valid_config, save_config, tiny_variant
@@ -107,7 +107,7 @@ def test_any_edit_of_any_field_is_taken_or_refused_in_one_line(classes, tmp_path
 GPT = GPTConfig, LanguageModelConfig, TextData
 
 
-@pytest.mark.parametrize("name", ["dence", "window,", *CORES])
+@pytest.mark.parametrize("name", ["dence", "window,", *SPECS])
 def test_options_of_any_attention_are_taken_or_refused_in_one_line(name, tmp_path):
     values = edited(Folder(GPT, tmp_path).values, "model.attention.name", name)
     options, num_refused = values["model"]["attention"]["options"], 0

@@ -4,12 +4,11 @@ Modules hold `nnx.Param` and Python values only. Randomness comes in at the call
 go in and come out, so a module is a pytree that `jax.jit`, `jax.grad`, `jax.vmap` and `jax.lax.scan` take as it is.
 """
 
-from tfx_jax.nn.attention import MultiHeadAttention
-from tfx_jax.nn.attention_options import AttentionOptions
+from tfx_jax.nn.attention import AttentionConfig, AttentionOptions, MultiHeadAttention
 from tfx_jax.nn.auxiliary import AuxiliaryLoss, StepMetric
 from tfx_jax.nn.basic import Embedding, FeedForward, LayerNorm, LearnedPositions, Linear, RMSNorm
-from tfx_jax.nn.cores import AttentionConfig
 from tfx_jax.nn.decoding import Decoder, DecodingModel
+from tfx_jax.nn.distribution import Distribution, distributed
 from tfx_jax.nn.layers import DecoderLayer, EncoderLayer
 from tfx_jax.nn.moe import ExpertsConfig, MixtureOfExperts
 from tfx_jax.nn.stack import scan_layers, stack_layers, unstack_layers
@@ -21,6 +20,7 @@ __all__ = [
     "Decoder",
     "DecoderLayer",
     "DecodingModel",
+    "Distribution",
     "Embedding",
     "EncoderLayer",
     "ExpertsConfig",
@@ -32,6 +32,7 @@ __all__ = [
     "MultiHeadAttention",
     "RMSNorm",
     "StepMetric",
+    "distributed",
     "scan_layers",
     "stack_layers",
     "unstack_layers",

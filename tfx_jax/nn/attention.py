@@ -1,22 +1,31 @@
-"""Multi-head attention: projections around a pure attention function."""
+"""Attention as layers: `MultiHeadAttention`, and `AttentionConfig`, which names the attention of a model's layers.
 
+Everything that configurations know of an attention comes from its `AttentionSpec`, in
+`tfx_jax.functional.attention`. Read `MultiHeadAttention` first: projections around a pure attention function.
+"""
+
+import dataclasses
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 from flax import nnx
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
+from tfx_jax.fields import documented
+from tfx_jax.functional.attention import SPECS, AttentionSpec
 from tfx_jax.functional.attention.axial import attention_over_axes
 from tfx_jax.functional.attention.dot_product import dot_product_attention
 from tfx_jax.functional.attention.masks import Bias, Mask, SegmentIds
+from tfx_jax.functional.attention.spec import CachedDecoding, unbound
 from tfx_jax.nn.basic import Linear
-from tfx_jax.nn.cores import AttentionFn
+from tfx_jax.nn.distribution import current_distribution
 
-ShardAttention = Callable[..., Any]
-"""Calls an attention function on a mesh: `shard_attention(attention_fn, query, key, value, ...)`."""
+AttentionFn = Callable[..., Any]
+"""A callable with the signature of `tfx_jax.functional.dot_product_attention`."""
 
 
 class MultiHeadAttention(nnx.Module):
@@ -41,7 +50,6 @@ class MultiHeadAttention(nnx.Module):
         use_bias: bool = False,
         dropout_rate: float = 0.0,
         attention_fn: AttentionFn = dot_product_attention,
-        shard_attention: ShardAttention | None = None,
         scale: float | None = None,
         attention_axes: Sequence[int] | None = None,
         dtype: DTypeLike = jnp.float32,
@@ -64,8 +72,6 @@ class MultiHeadAttention(nnx.Module):
           dropout_rate: of the attention weights; 0 in the paper's text, 0.1 in its code.
           attention_fn: any attention with the signature of `tfx_jax.functional.dot_product_attention`, a function or a
             Module that owns parameters.
-          shard_attention: calls it where arrays are divided over a mesh, `shard_attention(attention_fn, query, key,
-            value, ...)`; None calls it directly.
           scale: multiplies the logits; None leaves it to `attention_fn`.
           attention_axes: for inputs [B, ..., D] of more axes, those to attend over, negative ones counted from the end;
             see `tfx_jax.functional.attention_over_axes`. None means the one axis of a sequence.
@@ -116,7 +122,6 @@ class MultiHeadAttention(nnx.Module):
         if attention_axes is not None:
             attention_fn = functools.partial(attention_over_axes, attention_fn, axes=tuple(attention_axes))
         self.attention_fn = attention_fn
-        self.shard_attention = shard_attention
         self.scale = scale
 
     def __call__(
@@ -188,11 +193,232 @@ class MultiHeadAttention(nnx.Module):
             options["is_training"] = True
         if return_weights:
             options["return_weights"] = True
-        attend = self.attention_fn
-        if self.shard_attention is not None:
-            attend = functools.partial(self.shard_attention, attend)
-        result = attend(self.query(x), key, value, **options)
+        result = current_distribution().attend(self.attention_fn, self.query(x), key, value, **options)
         if return_weights:
             context, weights = result
             return self.out(context), weights
         return self.out(result)
+
+
+class LearnedAttention(nnx.Module):
+    """An attention whose spec has parameters or state, which this module owns."""
+
+    def __init__(
+        self,
+        name: str,
+        num_heads: int,
+        d_k: int,
+        options: dict[str, Any],
+        *,
+        param_dtype: DTypeLike = jnp.float32,
+        rngs: nnx.Rngs,
+    ):
+        """Initializes the parameters and the state of the attention called `name` in `SPECS`."""
+        spec = SPECS[name]
+        self.name = name
+        self.options = tuple(options.items())  # static parts of a module have to be hashable
+        self.has_running_statistics = spec.update_state is not None
+        for kind, init in ((nnx.Param, spec.parameters), (nnx.BatchStat, spec.state)):
+            arrays = init(rngs.params(), num_heads, d_k, param_dtype, **options) if init else {}
+            for array_name, array in arrays.items():
+                setattr(self, array_name, kind(array))
+
+    def __call__(
+        self,
+        query: Float[Array, "B T N H"],
+        key: Float[Array, "B S K H"],
+        value: Float[Array, "B S K U"],
+        bias: Bias | None = None,
+        mask: Mask | None = None,
+        *,
+        is_training: bool = False,
+        **options: Any,
+    ) -> Any:
+        """Attends with the parameters; `is_training` updates the state afterwards."""
+        spec, own = SPECS[self.name], dict(self.options)
+        arrays = vars(self).items()
+        parameters = {name: x[...].astype(query.dtype) for name, x in arrays if isinstance(x, nnx.Param)}
+        state = {name: x[...] for name, x in arrays if isinstance(x, nnx.BatchStat)}
+        if is_training and spec.update_state is not None:
+            for name, x in spec.update_state(state, query, key, mask, **own).items():
+                getattr(self, name)[...] = x
+        return spec.function(query, key, value, bias, mask, **parameters, **state, **own, **options)
+
+
+def cached_decoding(attention_fn: AttentionFn) -> CachedDecoding | None:
+    """Returns how an attention decodes one token at a time from cached keys and values.
+
+    Returns:
+      None for an attention that looks at more than a pair of query and key, and for one without a spec: such a model
+      reads all tokens again for each new one.
+    """
+    if isinstance(attention_fn, LearnedAttention):
+        spec, options = SPECS[attention_fn.name], dict(attention_fn.options)
+    else:
+        try:
+            function, options = unbound(attention_fn)
+        except ValueError:
+            return None
+        spec = _SPEC_OF.get(function)
+    decoding = spec and spec.decoding and spec.decoding(**options)
+    if decoding is not None and decoding.attention_fn is None:
+        return decoding._replace(attention_fn=attention_fn)
+    return decoding
+
+
+_SPEC_OF: dict[Any, AttentionSpec] = {}
+for _spec in SPECS.values():
+    _SPEC_OF.setdefault(unbound(_spec.function)[0], _spec)
+
+
+def _option_fields() -> list[tuple[str, Any, Any]]:
+    """The fields of `AttentionOptions`: all options of all specs, each with what each attention says about it."""
+    owners: dict[str, dict[str, Any]] = {}
+    for spec in SPECS.values():
+        for name, option in spec.options.items():
+            owners.setdefault(name, {})[spec.name] = option
+    fields: list[tuple[str, Any, Any]] = []
+    for name, by_spec in owners.items():
+        texts: dict[str, list[str]] = {}
+        for spec_name, option in by_spec.items():
+            texts.setdefault(option.help, []).append(spec_name)
+        metadata: dict[str, Any] = {"help": "; ".join(f"{', '.join(of)}: {text}" for text, of in texts.items())}
+        options = list(by_spec.values())
+        for limit in ("at_least", "at_most"):  # those that all attentions with the option have in common
+            values = [getattr(option, limit) for option in options]
+            if None not in values:
+                metadata[limit] = min(values) if limit == "at_least" else max(values)
+        fields.append((name, options[0].kind | None, dataclasses.field(default=None, metadata=metadata)))
+    return fields
+
+
+_Options: Any = dataclasses.make_dataclass("_Options", _option_fields(), unsafe_hash=True)
+
+
+@documented
+@dataclasses.dataclass(unsafe_hash=True)  # part of a model's configuration, which is a static part of the model
+class AttentionOptions(_Options):
+    """Options of the attentions that `AttentionConfig` names; None is the default of the function itself."""
+
+    @property
+    def given(self) -> dict[str, Any]:
+        """The options that are set."""
+        return {name: value for name, value in dataclasses.asdict(self).items() if value is not None}
+
+    def only(self, names: Collection[str]) -> "AttentionOptions":
+        """Returns these options without all others."""
+        return AttentionOptions(**{name: value for name, value in self.given.items() if name in names})
+
+
+@documented
+@dataclasses.dataclass(unsafe_hash=True)
+class AttentionConfig:
+    """The self-attention of a model's layers, by name: `--config.model.attention.name=window`.
+
+    Several names are a pattern that the layers repeat: of "window,window,dense" every third layer has dense attention.
+    Each takes those of the options that are its own.
+    """
+
+    name: str = "dense"  # or others of `SPECS`, comma-separated
+    options: AttentionOptions = dataclasses.field(default_factory=AttentionOptions)
+
+    def check(
+        self,
+        *,
+        is_causal: bool = False,
+        has_bias: bool = False,
+        is_packed: bool = False,
+        is_float32: bool = False,
+        drops: str | None = None,
+        num_heads: int = 1,
+        num_kv_heads: int | None = None,
+        d_k: int = 8,
+    ) -> None:
+        """Checks that there is such a core, that the options are its own, and that it does what a model needs.
+
+        Args:
+          is_causal: whether the model hides the future.
+          has_bias: whether it adds a bias for each pair of positions.
+          is_packed: whether several texts share a row without seeing each other.
+          is_float32: whether it computes in float32.
+          drops: the field by which training drops attention weights; None where it drops none.
+          num_heads: N.
+          num_kv_heads: K; None means N.
+          d_k: size of a head.
+
+        Raises:
+          ValueError: if not; the message names the core and what does not fit.
+        """
+        given = self.options.given
+        for name in self.names:
+            if name not in SPECS:
+                raise ValueError(f"attention.name={name!r} is none of {', '.join(SPECS)}")
+        taken = list(dict.fromkeys(option for name in self.names for option in SPECS[name].options))
+        strange = [name for name in given if name not in taken]
+        if strange:
+            raise ValueError(
+                f"attention.options.{strange[0]} is not for {self.name} attention, whose options: "
+                f"{', '.join(taken) or 'none'}"
+            )
+        for name in self.names:
+            spec = SPECS[name]
+            missing = [key for key, option in spec.options.items() if option.required and key not in given]
+            if missing:
+                raise ValueError(f"{name} attention needs attention.options.{missing[0]}")
+            if is_causal and not spec.causal:
+                raise ValueError(f"{name} attention has no causal form, which a model that generates needs")
+            if has_bias and not spec.bias:
+                raise ValueError(f"{name} attention takes no bias for each pair of positions, which this model adds")
+            if is_packed and not spec.segments:
+                raise ValueError(f"{name} attention cannot keep texts apart that share a row")
+            if num_kv_heads not in (None, num_heads) and not spec.grouped_queries:
+                raise ValueError(f"{name} attention needs as many key heads as query heads: leave num_kv_heads out")
+            if drops is not None and not spec.dropout:
+                raise ValueError(f"{drops} must be 0 with {name} attention, which can drop no weights")
+            if is_float32 and spec.bfloat16_only:
+                raise ValueError(f'dtype must be "bfloat16" with {name} attention')
+        for attention in self.pattern():
+            _check_options(attention, num_heads, d_k)
+
+    @property
+    def names(self) -> list[str]:
+        """The attentions of the pattern, first the one nearest to the input."""
+        return self.name.split(",")
+
+    def pattern(self) -> "list[AttentionConfig]":
+        """Takes a pattern apart into the attention of its first, its second ... layer."""
+        if len(self.names) == 1:
+            return [self]
+        return [AttentionConfig(name, self.options.only(SPECS[name].options)) for name in self.names]
+
+    def make(self, num_heads: int, d_k: int, *, param_dtype: DTypeLike = jnp.float32, rngs: nnx.Rngs) -> AttentionFn:
+        """Returns the attention of one layer; functions of equal options are one object, so that programs are shared.
+
+        Args:
+          num_heads: N.
+          d_k: H, the size of a query and a key.
+          param_dtype: of the parameters, where the attention has any.
+          rngs: stream `params` initializes these.
+        """
+        spec = SPECS[self.name]
+        if spec.parameters or spec.state:
+            return LearnedAttention(self.name, num_heads, d_k, self.options.given, param_dtype=param_dtype, rngs=rngs)
+        return _bound(self.name, self.options)
+
+
+@functools.lru_cache(maxsize=256)
+def _bound(name: str, options: AttentionOptions) -> AttentionFn:
+    function = SPECS[name].function
+    return functools.partial(function, **options.given) if options.given else function
+
+
+@functools.lru_cache(maxsize=256)
+def _check_options(attention: AttentionConfig, num_heads: int, d_k: int) -> None:
+    """Lets the attention itself say what is wrong with its options, from shapes alone; kernels have none."""
+    if SPECS[attention.name].platform is not None:
+        return
+    x = jax.ShapeDtypeStruct((1, 8, num_heads, d_k), jnp.float32)
+    try:
+        jax.eval_shape(lambda x: attention.make(num_heads, d_k, rngs=nnx.Rngs(0))(x, x, x), x)
+    except ValueError as error:
+        raise ValueError(f"{attention.name} attention: {error}") from None

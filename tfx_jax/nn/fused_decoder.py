@@ -18,15 +18,14 @@ from jaxtyping import Array, Bool, Float, Int
 
 from tfx_jax.errors import UserError
 from tfx_jax.functional.attention.masks import Bias, Mask
+from tfx_jax.functional.attention.spec import Visibility
 from tfx_jax.functional.search import BeamInvariant
-from tfx_jax.nn.attention import MultiHeadAttention
+from tfx_jax.nn.attention import AttentionFn, MultiHeadAttention, cached_decoding
 from tfx_jax.nn.basic import FeedForward, Linear
-from tfx_jax.nn.cores import AttentionFn
 from tfx_jax.nn.fused_linear import FusedFeedForward, FusedLinear
 from tfx_jax.nn.layers import DecoderLayer, EncoderLayer, Residual
 from tfx_jax.nn.moe import MixtureOfExperts
 from tfx_jax.nn.stack import LayerGroup, map_layers, unstack_layers
-from tfx_jax.nn.step_attention import StepAttention, step_attention
 
 
 class FusedKVCache(NamedTuple):
@@ -92,11 +91,11 @@ class FusedDecoderLayer(nnx.Module):
         is_plain = isinstance(feed_forward, FeedForward)
         self.feed_forward = FusedFeedForward(feed_forward, int8=int8) if is_plain else feed_forward
         self.feed_forward_residual = layer.feed_forward_residual
-        (self.attention_fn, self.sees), self.scale = attention_of_step(own), own.scale
+        (self.attention_fn, self.is_visible), self.scale = attention_of_step(own), own.scale
         self.cross_attention_fn = self.cross_scale = None
         if isinstance(layer, DecoderLayer):
             cross = layer.cross_attention
-            self.cross_attention_fn, self.cross_scale = attention_of_step(cross).attention_fn, cross.scale
+            self.cross_attention_fn, self.cross_scale = attention_of_step(cross)[0], cross.scale
 
     def __call__(
         self,
@@ -297,16 +296,16 @@ def fused_step(
     is_own = beam_ancestry.reshape(batch_size, num_beams, -1, 1) == beams[None, None, None]
     is_there = exists & (places <= position)[None]
 
-    def mask(sees: Callable[[Array, Array], Array] | None) -> Bool[Array, "B 1 W S"]:
-        is_seen = is_there if sees is None else is_there & sees(newest, positions)
+    def mask(is_visible: Visibility | None) -> Bool[Array, "B 1 W S"]:
+        is_seen = is_there if is_visible is None else is_there & is_visible(newest, positions)
         return (is_own & is_seen[:, None, :, None]).reshape(batch_size, 1, num_beams, -1)
 
-    masks = {sees: mask(sees) for sees in dict.fromkeys(step.sees for step in steps)}
+    masks = {is_visible: mask(is_visible) for is_visible in dict.fromkeys(step.is_visible for step in steps)}
     place_bias = None if bias is None else jnp.repeat(bias(position, num_places), num_beams, axis=-1)
     x = embed(tokens, position if given.positions is None else jnp.repeat(newest[:, 0], num_beams))
     longer = []
     for step, layer_past, memory in zip(steps, cache["past"].value, given.memories, strict=True):
-        x, new_past = step(x, layer_past, position, masks[step.sees], memory, given.memory_mask, place_bias)
+        x, new_past = step(x, layer_past, position, masks[step.is_visible], memory, given.memory_mask, place_bias)
         longer.append(new_past)
     return score(x), cache | {"position": position + 1, "beam_ancestry": beam_ancestry, "past": BeamInvariant(longer)}
 
@@ -336,20 +335,20 @@ def can_fuse(layers: nnx.Module) -> bool:
     return (
         type(layers.feed_forward) in (FeedForward, MixtureOfExperts)
         and type(layers.self_attention_residual) is Residual
-        and all(type(each) is MultiHeadAttention and step_attention(each.attention_fn) for each in attentions)
+        and all(type(each) is MultiHeadAttention and cached_decoding(each.attention_fn) for each in attentions)
     )
 
 
-def attention_of_step(attention: MultiHeadAttention) -> StepAttention:
-    """Returns how one token of each row attends to cached keys and values.
+def attention_of_step(attention: MultiHeadAttention) -> tuple[AttentionFn, Visibility | None]:
+    """Returns how one token of each row attends to cached keys and values, and which of them it sees.
 
     Raises:
       ValueError: if the attention does not decode in this way.
     """
-    found = step_attention(attention.attention_fn)
-    if found is None:
+    decoding = cached_decoding(attention.attention_fn)
+    if decoding is None or decoding.attention_fn is None:
         raise ValueError(f"{attention.attention_fn} does not decode from cached keys and values")
-    return found
+    return decoding.attention_fn, decoding.is_visible
 
 
 def _scaled(scale: float | None) -> dict[str, float]:

@@ -6,12 +6,13 @@ examples are made (`encode`, `batch_spec`) and how the model is called (`logits`
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar, Generic, TypeVar
+from typing import Any, ClassVar, Generic, TypeVar, cast
 
 import grain
 import jax
 import jax.numpy as jnp
 import numpy as np
+from flax import nnx
 from jaxtyping import Array, Bool, Float, Int
 
 from tfx_jax.data.batching.batches import Batch, BatchSpec, Example, ExampleSource, LoaderOptions, train_batches
@@ -82,6 +83,9 @@ class ClassificationBase(Generic[Config, Model, Rows]):
     def label_ids(self) -> dict[str, int]:
         """The ids of the labels."""
         return {label: index for index, label in enumerate(self.labels)}
+
+    def make_model(self, *, rngs: nnx.Rngs) -> Any:
+        return cast(Any, self.model_config).make(rngs=rngs)
 
     @property
     def batch_spec(self) -> BatchSpec:

@@ -17,7 +17,6 @@ from tfx_jax.fields import at_least, documented, fraction, one_of
 from tfx_jax.metrics.ranking import auroc, average_precision, with_interval
 from tfx_jax.models.config import ModelConfig, require_kind
 from tfx_jax.models.seq2vec import Seq2VecConfig
-from tfx_jax.nn.attention import ShardAttention
 from tfx_jax.tasks.artifacts import setup_json
 from tfx_jax.tasks.classification import LABEL_DTYPES, ClassificationBase, class_loss, label_arrays
 from tfx_jax.tasks.files import FileData, check_batch, few_boundaries, split_path
@@ -299,9 +298,6 @@ class EventClassificationTask(ClassificationBase[EventClassificationConfig, Seq2
     ):
         super().__init__(config, model_config, splits)
         self.scales = scales
-
-    def make_model(self, *, shard_attention: ShardAttention | None = None, rngs: nnx.Rngs) -> Any:
-        return self.model_config.make(shard_attention=shard_attention, rngs=rngs)
 
     @property
     def batch_spec(self) -> BatchSpec:

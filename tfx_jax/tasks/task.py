@@ -18,7 +18,6 @@ from flax import nnx
 from tfx_jax.data.batching.batches import Batch, LoaderOptions
 from tfx_jax.data.sources.splits import Split, Splits
 from tfx_jax.models.config import ModelConfig
-from tfx_jax.nn.attention import ShardAttention
 from tfx_jax.tasks.loss import LossOutput
 from tfx_jax.tasks.prediction import TrainedModel
 
@@ -191,7 +190,7 @@ class Task(Protocol):
         """What the throughput counts."""
         ...
 
-    def make_model(self, *, shard_attention: ShardAttention | None = None, rngs: nnx.Rngs) -> Any:
+    def make_model(self, *, rngs: nnx.Rngs) -> Any:
         """Makes the model, its parameters drawn."""
         ...
 

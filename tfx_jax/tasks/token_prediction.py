@@ -6,7 +6,7 @@ examples are cut (`make_epochs`, `make_eval_examples`) and how the model is call
 
 import math
 from collections.abc import Callable, Mapping
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar, cast
 
 import grain
 import numpy as np
@@ -44,6 +44,9 @@ class TokenPredictionBase(Generic[Config, Model, Data]):
         self.config, self.model_config, self.tokenizer = config, model_config, tokenizer
         self._splits = splits
         self._eval_examples: dict[Split, ExampleSource] = {}
+
+    def make_model(self, *, rngs: nnx.Rngs) -> Any:
+        return cast(Any, self.model_config).make(rngs=rngs)
 
     @property
     def batch_spec(self) -> BatchSpec:

@@ -12,7 +12,7 @@ from tfx_jax.data.tokenizers.hf_tokenizer import load_folder_tokenizer
 from tfx_jax.errors import UserError
 from tfx_jax.hub import local_folder
 from tfx_jax.models import hf
-from tfx_jax.nn.cores import AttentionConfig
+from tfx_jax.nn.attention import AttentionConfig
 from tfx_jax.training.checkpoint.artifacts import check_artifact
 from tfx_jax.training.checkpoint.checkpoints import load_best_params
 from tfx_jax.training.config import ExperimentConfig, load_valid_config

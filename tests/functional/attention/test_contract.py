@@ -1,13 +1,14 @@
 """What every attention promises, so that any of them can be the `attention_fn` of any model.
 
-To add an attention: write its oracle in `oracles/`, from the paper and in float64 NumPy, and one entry in ATTENTIONS.
+To add an attention: write its oracle in `oracles/`, from the paper and in float64 NumPy, with a `Case` in its `CASES`.
 
 Compiling is what these tests cost. So an attention is compiled a few times for all of them: `_program` answers whatever
 is asked of its values, weights and gradients, and a mask that hides nothing is passed where nothing is hidden.
 """
 
 import functools
-from collections.abc import Callable
+import importlib
+import pkgutil
 from typing import Any, NamedTuple
 
 import chex
@@ -18,6 +19,9 @@ import pytest
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from tests.attentions import ON_CPU
+from tests.functional.attention import oracles
+from tests.functional.attention.case import EVERYTHING, Case
 from tests.functional.attention.oracles.additive import additive_weights, covered_weights, general_weights
 from tests.functional.attention.oracles.aligned import aligned_weights
 from tests.functional.attention.oracles.clustered import routing_centroids, routing_weights
@@ -55,27 +59,6 @@ from tfx_jax.functional import (
     routing_attention,
     sliding_window_attention,
 )
-
-EVERYTHING = frozenset({"bias", "mask", "segments", "cross", "grouped", "causal"})
-
-
-class Attention(NamedTuple):
-    """An entry of the contract."""
-
-    name: str
-    attend: Callable[..., Any]
-    """The function, its own options bound."""
-    oracle: Callable[..., np.ndarray]
-    """`oracle(query, key, *, bias, mask, is_causal)` gives the weights, float64 [B, N, T, S]."""
-    takes: frozenset[str] = EVERYTHING
-    """Of EVERYTHING: a bias and a mask of all pairs, segment_ids, T != S, K < N, is_causal; "future": never causal."""
-    dense: Callable[..., Any] | None = None
-    """The function with the options under which it equals dense attention, where `oracle` is not that already."""
-    is_lean: bool = False
-    """Whether it promises never to hold an array of T x S, forward or backward."""
-    is_distribution: bool = True
-    """Whether the weights of a query that sees a key add up to 1."""
-
 
 _projection = np.random.default_rng(0).normal(size=(24, 8)).astype(np.float32)
 BIGBIRD = {"num_global_blocks": 1, "num_window_blocks": 3, "num_random_blocks": 1}
@@ -197,42 +180,36 @@ def _ring(query, key, value, bias=None, mask=None, *, segment_ids=None, return_w
     )(arrays)
 
 
-ATTENTIONS = (
-    Attention("dense", dot_product_attention, dense_weights),
-    Attention(
+_HERE = (
+    Case("dense", dot_product_attention, dense_weights),
+    Case(
         "favor",
         functools.partial(favor_attention, projection=_projection, block_size=8),
         functools.partial(favor_weights, projection=_projection),
-        takes=frozenset({"cross", "grouped", "causal"}),
         is_lean=True,
     ),
-    Attention(
-        "linear", linear_attention, linear_weights, takes=frozenset({"cross", "grouped", "causal"}), is_lean=True
-    ),
-    Attention(
+    Case("linear", linear_attention, linear_weights, is_lean=True),
+    Case(
         "local",
         functools.partial(local_attention, block_size=5),
         functools.partial(weights_of_texts, functools.partial(local_pairs, block_size=5)),
-        takes=EVERYTHING - {"bias", "mask"},
         dense=functools.partial(local_attention, block_size=17),
         is_lean=True,
     ),
-    Attention(
+    Case(
         "window",
         functools.partial(sliding_window_attention, window=(3, 2), block_size=4),
         functools.partial(weights_of_texts, functools.partial(window_pairs, back=3, ahead=2)),
-        takes=EVERYTHING - {"bias", "mask"},
         dense=functools.partial(sliding_window_attention, window=16),
         is_lean=True,
     ),
-    Attention(
+    Case(
         "bigbird",
         functools.partial(bigbird_attention, block_size=2, **BIGBIRD),
         _bigbird_weights,
-        takes=frozenset({"grouped"}),
         is_lean=True,
     ),
-    Attention(
+    Case(
         "longformer",
         _longformer,
         _longformer_weights,
@@ -240,33 +217,33 @@ ATTENTIONS = (
         dense=functools.partial(_longformer, window=11),
         is_lean=True,
     ),
-    Attention("relative", _attend_transformer_xl, _transformer_xl_weights),
-    Attention(
+    Case("relative", _attend_transformer_xl, _transformer_xl_weights),
+    Case(
         "additive",
         functools.partial(additive_attention, **_ADDITIVE),
         functools.partial(additive_weights, **_ADDITIVE),
     ),
-    Attention("coverage", _covering, _covering_weights),
-    Attention(
+    Case("coverage", _covering, _covering_weights),
+    Case(
         "general",
         functools.partial(general_attention, **_GENERAL),
         functools.partial(general_weights, **_GENERAL),
         dense=functools.partial(general_attention, w=jnp.eye(8) * 8**-0.5),
     ),
-    Attention(
+    Case(
         "aligned",
         *_window_of(None),
         dense=functools.partial(aligned_attention, position=np.zeros((1, 1, 1), np.float32), window=16),
     ),
-    Attention(
+    Case(
         "aligned-gaussian",
         *_window_of(1.5),
         dense=functools.partial(aligned_attention, position=np.zeros((1, 1, 1), np.float32), window=16, sigma=1e5),
         is_distribution=False,
     ),
-    Attention("hard", hard_attention, most_probable),
+    Case("hard", hard_attention, most_probable),
     # Causal up to rounding only, and equal to dense attention under shared queries and keys: see test_lsh.py.
-    Attention(
+    Case(
         "lsh",
         functools.partial(lsh_attention, rng=jax.random.key(0), num_hashes=2, num_buckets=4, chunk_size=4),
         functools.partial(lsh_weights, rng=jax.random.key(0), num_hashes=2, num_buckets=4, chunk_size=4),
@@ -274,37 +251,41 @@ ATTENTIONS = (
         is_lean=True,
     ),
     # Later tokens change which tokens a cluster takes, and attention is on normalized vectors: see test_clustered.py.
-    Attention(
+    Case(
         "routing",
         _routing,
         functools.partial(routing_weights, window=4),
-        takes=frozenset({"grouped"}),
         is_lean=True,
     ),
     # With so many rounds Z is the inverse, and weights add up to 1. With the paper's few, and where it equals dense
     # attention, which inverts an ill-conditioned matrix and so takes float64: see test_nystrom.py.
-    Attention(
+    Case(
         "nystrom",
         functools.partial(nystrom_attention, num_landmarks=4, num_iterations=12),
         functools.partial(nystrom_weights, num_landmarks=4, num_iterations=12),
-        takes=frozenset({"grouped"}),
         is_lean=True,
     ),
-    Attention(
+    Case(
         "chunked",
         functools.partial(chunked_attention, chunk_size=5),
         dense_weights,
         is_lean=True,
     ),
     # Every device has as many queries and as many keys as the others: T != S is in test_ring.py.
-    Attention("ring", _ring, dense_weights, takes=EVERYTHING - {"bias", "mask", "cross"}, is_lean=True),
+    Case("ring", _ring, dense_weights, takes=EVERYTHING - {"bias", "mask", "cross"}, is_lean=True),
+)
+
+ATTENTIONS = _HERE + tuple(
+    case
+    for module in pkgutil.iter_modules(oracles.__path__)
+    for case in getattr(importlib.import_module(f"{oracles.__name__}.{module.name}"), "CASES", ())
 )
 
 every = pytest.mark.parametrize("case", ATTENTIONS, ids=lambda case: case.name)
 
 
 def having(feature):
-    cases = [case for case in ATTENTIONS if feature in case.takes]
+    cases = [case for case in ATTENTIONS if feature in case.features]
     return pytest.mark.parametrize("case", cases, ids=lambda case: case.name)
 
 
@@ -312,8 +293,8 @@ def _inputs(case, seed=0, dtype=jnp.float32):
     """Query, key and value of sizes that all differ, as far as the case can take them."""
     random = np.random.default_rng(seed)
     b, t, n = 2, 12, 4
-    s = 17 if "cross" in case.takes else t
-    k = n // 2 if "grouped" in case.takes else n
+    s = 17 if "cross" in case.features else t
+    k = n // 2 if "grouped" in case.features else n
     shapes = (b, t, n, 8), (b, s, k, 8), (b, s, k, 6)
     return tuple(random.normal(size=shape).astype(np.float32).astype(dtype) for shape in shapes)
 
@@ -522,7 +503,7 @@ def test_equals_dense_attention_in_its_limit(case):
     inputs = _inputs(case)
     mask = _padding(inputs[1])
     tokens = mask[:, 0, 0, -inputs[0].shape[1] :, None, None]  # some give padding zeros
-    modes = (False, True) if "causal" in case.takes else (False,)
+    modes = (False, True) if "causal" in case.features else (False,)
     got = jax.jit(lambda *x: [case.dense(*x, mask=mask, is_causal=is_causal) for is_causal in modes])(*inputs)
     for out, is_causal in zip(got, modes, strict=True):
         want = mixed(dense_weights(*inputs[:2], mask=mask, is_causal=is_causal), inputs[2])
@@ -563,7 +544,7 @@ def test_sharded_over_batch_and_heads(case):
 
 def _loss_and_gradients(case):
     """Output and gradients as a function to trace, causal where that can be: its loops have a state."""
-    options = {"is_causal": True} if "causal" in case.takes else {}
+    options = {"is_causal": True} if "causal" in case.features else {}
 
     def loss(inputs, mask):
         out = case.attend(*inputs, mask=mask, **options)
@@ -629,7 +610,7 @@ OF_TEXTS = {"coverage": _covering_weights_of_texts}
 def _rows(case, num_rows, num_queries=12):
     """Inputs of rows of 12 columns; what padding holds is far from anything else."""
     random = np.random.default_rng(5)
-    n, k = 4, 2 if "grouped" in case.takes else 4
+    n, k = 4, 2 if "grouped" in case.features else 4
     shapes = (num_rows, num_queries, n, 8), (num_rows, 12, k, 8), (num_rows, 12, k, 6)
     return [random.normal(size=shape).astype(np.float32) for shape in shapes]
 
@@ -637,7 +618,7 @@ def _rows(case, num_rows, num_queries=12):
 def _equals_each_text_alone(case, inputs, ids, **masks):
     """Compares outputs, causal ones too, with the oracle of each text; `ids` [B, S] number them, 0 is padding."""
     query, key, value = inputs
-    modes = (False, True) if "causal" in case.takes else (False,)
+    modes = (False, True) if "causal" in case.features else (False,)
     numbers = np.zeros(ids.shape, np.int32)
     for row, row_ids in enumerate(ids):
         for text in set(row_ids) - {0}:
@@ -685,7 +666,7 @@ def test_padding_wherever_it_is_changes_no_token(case):
 @COUNTED
 def test_texts_of_a_row_change_no_token_of_each_other(case, has_mask):
     """Nor does padding between their tokens, said by segments or by a mask besides."""
-    if "segments" not in case.takes:
+    if "segments" not in case.features:
         pytest.skip("takes no segments")
     ids = _numbered(PACKED.values())
     masks = {"segment_ids": ids}
@@ -701,7 +682,7 @@ def test_texts_of_a_row_change_no_token_of_each_other(case, has_mask):
 @COUNTED
 def test_decoding_equals_the_text_alone(case, num_queries, has_segments):
     """With padding between what was read, and for one query with a cache's room behind it."""
-    if "cross" not in case.takes or (has_segments and "segments" not in case.takes):
+    if "cross" not in case.features or (has_segments and "segments" not in case.features):
         pytest.skip("self-attention alone, or no segments")
     if case.name.startswith("aligned"):
         pytest.skip("where each query looks is for the caller to say")
@@ -716,7 +697,7 @@ def test_decoding_equals_the_text_alone(case, num_queries, has_segments):
     _equals_each_text_alone(case, _rows(case, len(ids), num_queries), ids, **masks)
 
 
-@pytest.mark.parametrize("case", [c for c in ATTENTIONS if "segments" not in c.takes], ids=lambda case: case.name)
+@pytest.mark.parametrize("case", [c for c in ATTENTIONS if "segments" not in c.features], ids=lambda case: case.name)
 def test_packed_texts_are_refused_with_a_line(case):
     inputs = _inputs(case)
     ids = tuple(jax.ShapeDtypeStruct(x.shape[:2], jnp.int32) for x in inputs[:2])
@@ -729,7 +710,7 @@ def test_a_mask_of_all_pairs_is_taken_or_refused(case):
     query, key, value = _inputs(case)
     mask = jax.ShapeDtypeStruct((1, 1, 12, key.shape[1]), jnp.bool_)
     attend = functools.partial(jax.eval_shape, case.attend, query, key, value)
-    if "mask" in case.takes:
+    if "mask" in case.features:
         assert attend(mask=mask).shape == (*query.shape[:3], value.shape[-1])
     else:
         with pytest.raises(ValueError, match=r"is_causal.*segment_ids|segment_ids.*is_causal"):
@@ -745,7 +726,7 @@ def test_never_holds_an_array_of_all_pairs(case):
     length = 8192
     x = jax.ShapeDtypeStruct((1, length, 1, 8), jnp.float32)
     mask = jax.ShapeDtypeStruct((1, 1, 1, length), jnp.bool_)
-    ids = jax.ShapeDtypeStruct((1, length), jnp.int32) if "segments" in case.takes else None
+    ids = jax.ShapeDtypeStruct((1, length), jnp.int32) if "segments" in case.features else None
 
     def loss(x, mask, ids):
         masks = {"mask": mask} if ids is None else {"mask": mask, "segment_ids": ids}
@@ -764,7 +745,7 @@ def test_never_holds_an_array_of_all_pairs(case):
 def test_of_nothing_is_zeros(case, shape):
     """No rows, no queries, no keys: also of weights and of gradients."""
     b, t, s = shape
-    if t != s and "cross" not in case.takes:
+    if t != s and "cross" not in case.features:
         pytest.skip("queries and keys are of one sequence")
     if case.name == "ring" or (case.name == "relative" and not t + s):
         pytest.skip("each device of a ring has a part; no positions have no distances")
@@ -778,3 +759,7 @@ def test_of_nothing_is_zeros(case, shape):
     assert jax.tree.map(lambda x: x.shape, shapes) == (((b, t, 4, 8), (b, s, 4, 8)), ((b, t, 4, 8), (b, 4, t, s)))
     if t and b:
         np.testing.assert_array_equal(jax.jit(attend)(query, key)[1][0], np.zeros((b, t, 4, 8)))
+
+
+def test_every_attention_that_configurations_name_is_in_the_contract():
+    assert {*ON_CPU} <= {case.name for case in ATTENTIONS}

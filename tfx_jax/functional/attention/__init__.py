@@ -6,6 +6,8 @@ published attention.
 """
 
 from tfx_jax.functional.attention.additive import (
+    ADDITIVE,
+    GENERAL,
     additive_attention,
     attentional_vector,
     coverage_loss,
@@ -13,27 +15,60 @@ from tfx_jax.functional.attention.additive import (
 )
 from tfx_jax.functional.attention.aligned import aligned_attention, aligned_position
 from tfx_jax.functional.attention.axial import attention_over_axes
-from tfx_jax.functional.attention.bigbird import bigbird_attention, bigbird_block_mask
+from tfx_jax.functional.attention.bigbird import BIGBIRD, bigbird_attention, bigbird_block_mask
 from tfx_jax.functional.attention.chunked import chunked_attention
 from tfx_jax.functional.attention.decomposable import attend_both, decomposable_attention
 from tfx_jax.functional.attention.dense import attention_from_logits, attention_weights
-from tfx_jax.functional.attention.dot_product import dot_product_attention
+from tfx_jax.functional.attention.dot_product import CHUNKED, CUDNN, DENSE, FLASH, SPLASH, dot_product_attention
 from tfx_jax.functional.attention.flax_attention import flax_attention_fn
-from tfx_jax.functional.attention.hard import hard_attention, score_function_loss
-from tfx_jax.functional.attention.kernel_features import favor_attention, linear_attention, orthogonal_features
+from tfx_jax.functional.attention.hard import HARD, hard_attention, score_function_loss
+from tfx_jax.functional.attention.kernel_features import (
+    FAVOR,
+    LINEAR,
+    favor_attention,
+    linear_attention,
+    orthogonal_features,
+)
 from tfx_jax.functional.attention.kernel_regression import kernel_regression
-from tfx_jax.functional.attention.local import local_attention, sliding_window_attention
+from tfx_jax.functional.attention.local import LOCAL, WINDOW, local_attention, sliding_window_attention
 from tfx_jax.functional.attention.longformer import longformer_attention
-from tfx_jax.functional.attention.lsh import lsh_attention, lsh_num_buckets
+from tfx_jax.functional.attention.lsh import LSH, lsh_attention, lsh_num_buckets
 from tfx_jax.functional.attention.masks import Bias, Mask, SegmentIds, causal_mask, padding_mask, segment_mask
-from tfx_jax.functional.attention.nystrom import nystrom_attention
-from tfx_jax.functional.attention.relative import relative_attention
+from tfx_jax.functional.attention.nystrom import NYSTROM, nystrom_attention
+from tfx_jax.functional.attention.relative import RELATIVE, relative_attention
 from tfx_jax.functional.attention.ring import ring_attention
 from tfx_jax.functional.attention.rollout import attention_rollout
-from tfx_jax.functional.attention.routing import routing_attention, update_centroids
+from tfx_jax.functional.attention.routing import ROUTING, routing_attention, update_centroids
+from tfx_jax.functional.attention.spec import AttentionSpec
 from tfx_jax.functional.attention.structured import redundancy_penalty, structured_pooling
 
+SPECS = {
+    spec.name: spec
+    for spec in (
+        DENSE,
+        CHUNKED,
+        SPLASH,
+        FLASH,
+        CUDNN,
+        LOCAL,
+        WINDOW,
+        BIGBIRD,
+        LSH,
+        FAVOR,
+        LINEAR,
+        NYSTROM,
+        HARD,
+        ADDITIVE,
+        GENERAL,
+        RELATIVE,
+        ROUTING,
+    )
+}
+"""All attentions that configurations name."""
+
 __all__ = [
+    "SPECS",
+    "AttentionSpec",
     "Bias",
     "Mask",
     "SegmentIds",

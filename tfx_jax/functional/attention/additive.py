@@ -5,15 +5,18 @@ which multiplies the concatenation [query; key] with one matrix, is `additive_at
 """
 
 import functools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
 from tfx_jax.functional.attention.dense import attention_from_logits
 from tfx_jax.functional.attention.dot_product import dot_product_attention
 from tfx_jax.functional.attention.masks import Bias, Mask, SegmentIds
+from tfx_jax.functional.attention.spec import AttentionSpec, CachedDecoding, Option
 from tfx_jax.functional.attention.wrappers import divided_as_queries, weights_on_request, zeros_where_empty
 
 
@@ -277,3 +280,47 @@ def _additive_scores(
 
     scores = jax.lax.map(block_scores, (blocks, coverage))
     return jnp.moveaxis(scores, 0, 3).reshape(b, n, num_blocks * block, s)[:, :, :t]
+
+
+def _additive_of_heads(query: Array, key: Array, *arguments: Any, d_hidden: int | None = None, **options: Any) -> Any:
+    """`additive_attention` in which each query head has its own view of its key head."""
+    del d_hidden  # the width of the parameters
+    if key.shape[2] and not query.shape[2] % key.shape[2]:
+        key = jnp.repeat(key, query.shape[2] // key.shape[2], axis=2)  # [B, S, N, H]
+    return additive_attention(query, key, *arguments, **options)
+
+
+def _init_additive(
+    rng: Array, num_heads: int, d_k: int, dtype: DTypeLike, *, d_hidden: int | None = None
+) -> dict[str, Array]:
+    d_hidden = d_hidden or d_k
+    init = jax.nn.initializers.variance_scaling(1.0, "fan_in", "normal", in_axis=-2, out_axis=-1, batch_axis=0)
+    rng_query, rng_key, rng_v = jax.random.split(rng, 3)
+    return {
+        "w_query": init(rng_query, (num_heads, d_k, d_hidden), dtype),
+        "w_key": init(rng_key, (num_heads, d_k, d_hidden), dtype),
+        "v": jax.nn.initializers.normal(d_hidden**-0.5)(rng_v, (num_heads, d_hidden), dtype),
+    }
+
+
+def _init_general(rng: Array, num_heads: int, d_k: int, dtype: DTypeLike) -> dict[str, Array]:
+    """Starts as the scaled dot product."""
+    del rng
+    return {"w": jnp.tile(jnp.eye(d_k, dtype=dtype)[None] * d_k**-0.5, (num_heads, 1, 1))}
+
+
+ADDITIVE = AttentionSpec(
+    name="additive",
+    function=_additive_of_heads,
+    reference="Bahdanau et al. (2015), appendix A.1.2",
+    options={"d_hidden": Option("units of the hidden layer; None: the size of a head", at_least=1)},
+    parameters=_init_additive,
+    decoding=lambda **options: CachedDecoding(),
+)
+GENERAL = AttentionSpec(
+    name="general",
+    function=general_attention,
+    reference="Luong et al. (2015), section 3.1",
+    parameters=_init_general,
+    decoding=lambda **options: CachedDecoding(),
+)

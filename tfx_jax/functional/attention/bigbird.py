@@ -12,6 +12,7 @@ from tfx_jax.functional.attention.blocks import cut
 from tfx_jax.functional.attention.dot_product import dot_product_attention
 from tfx_jax.functional.attention.lsh import visible_tokens
 from tfx_jax.functional.attention.masks import Bias, check_shapes, refuse_segment_ids
+from tfx_jax.functional.attention.spec import AttentionSpec, Option
 from tfx_jax.functional.attention.wrappers import divided_as_queries, weights_on_request, zeros_where_empty
 
 
@@ -437,3 +438,29 @@ def _keys(
     far = jax.vmap(lambda blocks, index: blocks[index])(blocks, index)
     far = far.reshape(batch, num_rows, random.shape[2] * block_size, *rest)
     return jnp.concatenate([first, near, far], axis=2)
+
+
+BIGBIRD = AttentionSpec(
+    name="bigbird",
+    function=bigbird_attention,
+    reference="Zaheer et al. (2020), section 2",
+    options={
+        "block_size": Option("tokens of a block", required=True),
+        "num_global_blocks": Option("blocks that see and are seen by all", required=True),
+        "num_window_blocks": Option("blocks around each block", required=True),
+        "num_random_blocks": Option("random blocks for each block", required=True),
+        "num_last_global_blocks": Option("global blocks at the end"),
+        "first_block_times": Option("how often the keys of the first block count; transformers counts them twice"),
+        "dense_length": Option("number of tokens up to which all see all"),
+    },
+    example=lambda length: {
+        "block_size": min(64, max(length // 16, 2)),
+        "num_global_blocks": 2 if length >= 1024 else 1,
+        "num_window_blocks": 3,
+        "num_random_blocks": 3 if length >= 1024 else 1,
+    },
+    causal=False,
+    bias=False,
+    segments=False,
+    cross=False,
+)

@@ -1,14 +1,17 @@
 """Scaled dot-product attention, equation 1 of "Attention Is All You Need"."""
 
+import dataclasses
 import functools
 from typing import Any, Literal
 
 import jax
 from jaxtyping import Array, Float
 
+from tfx_jax.functional.attention.chunked import chunked_attention
 from tfx_jax.functional.attention.dense import attention_from_logits, dot_product_logits, dot_product_weights
 from tfx_jax.functional.attention.implementations import best_kernels, is_undivided, kernel_attention
 from tfx_jax.functional.attention.masks import Bias, Mask, SegmentIds, check_shapes
+from tfx_jax.functional.attention.spec import AttentionSpec, CachedDecoding, Option, Visibility
 from tfx_jax.functional.attention.wrappers import divided_as_queries, weights_on_request
 
 
@@ -115,3 +118,54 @@ def _best_of(
     branches = {platform: functools.partial(by, name) for platform, name in kernels.items()}
     arrays = query, key, value, mask, segment_ids
     return jax.lax.platform_dependent(*arrays, default=functools.partial(by, "xla"), **branches)
+
+
+@functools.cache
+def decode_densely(is_visible: Visibility | None = None, scale: float | None = None) -> CachedDecoding:
+    """Returns the decoding of an attention that is dense over the keys that `is_visible` shows."""
+    attend = dot_product_attention if scale is None else functools.partial(dot_product_attention, scale=scale)
+    return CachedDecoding(attend, is_visible)
+
+
+DENSE = AttentionSpec(
+    name="dense",
+    function=dot_product_attention,
+    reference="Vaswani et al. (2017), equation 1",
+    is_exact=True,
+    decoding=lambda scale=None, **_: decode_densely(scale=scale),
+)
+CHUNKED = dataclasses.replace(
+    DENSE,
+    name="chunked",
+    function=chunked_attention,
+    reference="Rabe and Staats (2021)",
+    options={"chunk_size": Option("queries and keys computed together")},
+    example=lambda length: {"chunk_size": max(length // 4, 4)},
+)
+SPLASH = dataclasses.replace(
+    DENSE,
+    name="splash",
+    function=functools.partial(dot_product_attention, implementation="splash"),
+    reference="Pallas kernel of JAX for TPUs",
+    bias=False,
+    dropout=False,
+    platform="tpu",
+)
+FLASH = dataclasses.replace(
+    DENSE,
+    name="flash",
+    function=functools.partial(dot_product_attention, implementation="flash"),
+    reference="Pallas kernel of JAX for TPUs",
+    grouped_queries=False,
+    dropout=False,
+    platform="tpu",
+)
+CUDNN = dataclasses.replace(
+    DENSE,
+    name="cudnn",
+    function=functools.partial(dot_product_attention, implementation="cudnn"),
+    reference="cuDNN through jax.nn",
+    dropout=False,
+    bfloat16_only=True,
+    platform="gpu",
+)

@@ -9,6 +9,7 @@ from jaxtyping import Array, Float
 
 from tfx_jax.functional.attention.dot_product import dot_product_attention
 from tfx_jax.functional.attention.masks import Bias, Mask, SegmentIds
+from tfx_jax.functional.attention.spec import AttentionSpec, CachedDecoding
 from tfx_jax.functional.attention.wrappers import divided_as_queries, zeros_where_empty
 from tfx_jax.functional.layers import dropout
 
@@ -131,3 +132,17 @@ def score_function_loss(
             "up the log-probabilities of the choices that led to one reward"
         )
     return -jax.lax.stop_gradient(reward - baseline) * log_prob
+
+
+def _decode_from_cache(scale: float | None = None, **options: Any) -> CachedDecoding | None:
+    """Reads the most probable key; a draw would need a PRNG key for each token."""
+    del scale
+    return None if options else CachedDecoding()
+
+
+HARD = AttentionSpec(
+    name="hard",
+    function=hard_attention,
+    reference="Xu et al. (2015), section 4.1",
+    decoding=_decode_from_cache,
+)

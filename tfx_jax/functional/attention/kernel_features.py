@@ -6,6 +6,7 @@ the largest of each feature. So nothing overflows, no visible key underflows to 
 change even the rounding.
 """
 
+import dataclasses
 import functools
 import math
 from collections.abc import Callable
@@ -17,6 +18,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float
 
 from tfx_jax.functional.attention.masks import Bias, Mask, check_shapes, refuse_segment_ids
+from tfx_jax.functional.attention.spec import AttentionSpec, Option
 from tfx_jax.functional.attention.wrappers import divided_as_queries, weights_on_request, zeros_where_empty
 
 
@@ -415,3 +417,34 @@ def _check_options(
         raise ValueError(f"scale must not be negative, because its root multiplies queries and keys, got {scale}")
     if block_size < 1 or block_size & (block_size - 1):
         raise ValueError(f"block_size must be a power of two, got {block_size}")
+
+
+def _seeded(query: Array, *arguments: Any, seed: int = 0, num_features: int | None = None, **options: Any) -> Any:
+    """`favor_attention` with the same random features at every step."""
+    size = query.shape[-1]
+    projection = orthogonal_features(jax.random.key(seed), num_features or 4 * size, size)
+    return favor_attention(query, *arguments, projection=projection, **options)
+
+
+_BLOCK_SIZE = Option("tokens of a causal block, a power of two")
+
+LINEAR = AttentionSpec(
+    name="linear",
+    function=linear_attention,
+    reference="Katharopoulos et al. (2020), equations 4 to 9",
+    options={"block_size": _BLOCK_SIZE},
+    bias=False,
+    segments=False,
+    dropout=False,
+)
+FAVOR = dataclasses.replace(
+    LINEAR,
+    name="favor",
+    function=_seeded,
+    reference="Performer: Choromanski et al. (2021), FAVOR+",
+    options={
+        "num_features": Option("random features; None: four for each number of a head", at_least=1),
+        "block_size": _BLOCK_SIZE,
+        "seed": Option("seed of the features, the same at every step", at_least=0, at_most=2**32 - 1),
+    },
+)

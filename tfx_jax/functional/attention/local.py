@@ -14,7 +14,9 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from tfx_jax.functional.attention.blocks import attend_in_blocks, check_over_keys, cut
+from tfx_jax.functional.attention.dot_product import decode_densely
 from tfx_jax.functional.attention.masks import Bias, Mask, SegmentIds
+from tfx_jax.functional.attention.spec import AttentionSpec, CachedDecoding, Option, SeesBack, SeesBlock
 from tfx_jax.functional.attention.token_order import TokenOrder, attend_in_order, order_tokens
 from tfx_jax.functional.attention.wrappers import divided_as_queries, weights_on_request, zeros_where_empty
 
@@ -258,3 +260,30 @@ def _check_positions(query: Array, key: Array, value: Array, bias: Array | None,
             f"{query.shape[1]} queries but {key.shape[1]} keys: near and far mean nothing between two different"
             " sequences; the queries must be the last positions of the keys"
         )
+
+
+def _decode_window(window: int | tuple[int, int], scale: float | None = None, **_: Any) -> CachedDecoding:
+    return decode_densely(SeesBack(window[0] if isinstance(window, tuple) else window), scale)
+
+
+LOCAL = AttentionSpec(
+    name="local",
+    function=local_attention,
+    reference="Liu et al. (2018), section 4.2",
+    options={"block_size": Option("tokens of a block", required=True)},
+    example=lambda length: {"block_size": min(128, max(length // 4, 1))},
+    bias=False,
+    decoding=lambda block_size, scale=None: decode_densely(SeesBlock(block_size), scale),
+)
+WINDOW = AttentionSpec(
+    name="window",
+    function=sliding_window_attention,
+    reference="Beltagy et al. (2020), section 3.1",
+    options={
+        "window": Option("tokens seen on each side", required=True),
+        "block_size": Option("queries computed together"),
+    },
+    example=lambda length: {"window": min(128, max(length // 4, 1))},
+    bias=False,
+    decoding=_decode_window,
+)

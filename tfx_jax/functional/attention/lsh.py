@@ -10,6 +10,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from tfx_jax.functional.attention.dense import masked_softmax
 from tfx_jax.functional.attention.masks import Mask, check_shapes, pair_of_segment_ids
+from tfx_jax.functional.attention.spec import AttentionSpec, Option
 from tfx_jax.functional.attention.wrappers import divided_as_queries, weights_on_request, zeros_where_empty
 from tfx_jax.functional.layers import dropout
 
@@ -334,3 +335,33 @@ def visible_tokens(bias: Array | None, mask: Mask | None, batch: int, num_keys: 
             " of T x S; pass is_causal or segment_ids, where the attention takes them"
         )
     return jnp.broadcast_to(mask[:, 0, 0], (batch, num_keys))
+
+
+def _seeded(query: Array, *arguments: Any, seed: int = 0, **options: Any) -> Any:
+    """`lsh_attention` with the same rotations at every step."""
+    return lsh_attention(query, *arguments, rng=jax.random.key(seed), **options)
+
+
+def _example(length: int) -> dict[str, Any]:
+    chunk_size = min(64, max(length // 4, 1))
+    num_buckets = lsh_num_buckets(length, chunk_size=chunk_size)
+    return {"num_buckets": num_buckets[0] if len(num_buckets) == 1 else num_buckets, "chunk_size": chunk_size}
+
+
+LSH = AttentionSpec(
+    name="lsh",
+    function=_seeded,
+    reference="Reformer: Kitaev et al. (2020), section 2",
+    options={
+        "num_hashes": Option("rounds of hashing"),
+        "num_buckets": Option(
+            "buckets of each round, even; 2 x length / chunk_size fill half a chunk each", required=True
+        ),
+        "chunk_size": Option("tokens computed together"),
+        "seed": Option("seed of the rotations, the same at every step", at_least=0, at_most=2**32 - 1),
+    },
+    example=_example,
+    bias=False,
+    cross=False,
+    grouped_queries=False,
+)

@@ -7,6 +7,7 @@ from jaxtyping import Array, Bool, Float
 
 from tfx_jax.functional.attention.dense import attention_from_logits, dot_product_logits, dot_product_weights
 from tfx_jax.functional.attention.masks import check_shapes, refuse_segment_ids
+from tfx_jax.functional.attention.spec import AttentionSpec, Option
 from tfx_jax.functional.attention.wrappers import divided_as_queries, weights_on_request, zeros_where_empty
 
 # Of what the iteration multiplies: inverses have large entries of both signs, and the products are small.
@@ -169,3 +170,20 @@ def _check_options(
         )
     if dropout_rate:
         raise ValueError(f"Nyström attention has no weights to drop, got dropout_rate={dropout_rate}; drop the output")
+
+
+NYSTROM = AttentionSpec(
+    name="nystrom",
+    function=nystrom_attention,
+    reference="Nystr\u00f6mformer: Xiong et al. (2021), section 3",
+    options={
+        "num_landmarks": Option("means of segments that represent all tokens"),
+        "num_iterations": Option("rounds of the pseudo-inverse", at_least=0, at_most=100),
+    },
+    example=lambda length: {"num_landmarks": min(64, max(length // 4, 1))},
+    causal=False,
+    bias=False,
+    segments=False,
+    cross=False,
+    dropout=False,
+)

@@ -3,15 +3,18 @@
 import functools
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
 from tfx_jax.functional.attention.dot_product import dot_product_attention
 from tfx_jax.functional.attention.masks import Bias, Mask, SegmentIds, check_shapes
+from tfx_jax.functional.attention.spec import AttentionSpec
 from tfx_jax.functional.attention.token_order import attend_in_order, order_tokens
 from tfx_jax.functional.attention.wrappers import divided_as_queries, weights_on_request, zeros_where_empty
-from tfx_jax.functional.positions import relative_shift
+from tfx_jax.functional.positions import relative_shift, sinusoidal_positions
 
 
 @weights_on_request
@@ -128,3 +131,31 @@ def _check_positions(query: Array, key: Array, relative_key: Array, u: Array, v:
     for name, array in (("content_bias", u), ("position_bias", v)):
         if array.shape != (n, h):
             raise ValueError(f"{name} must have shape [N, H] = {(n, h)}, got {array.shape}")
+
+
+def _relative_to_sinusoids(
+    query: Float[Array, "B T N H"], key: Float[Array, "B S K H"], *arguments: Any, relative_key: Array, **options: Any
+) -> Any:
+    """`relative_attention` whose encodings of distances are sinusoids, projected by `relative_key`, [D, N, H]."""
+    distances = jnp.arange(key.shape[1] - 1, -query.shape[1], -1)
+    encodings = sinusoidal_positions(distances, relative_key.shape[0]).astype(query.dtype)
+    projected = jnp.einsum("PD,DNH->PNH", encodings, relative_key)
+    return relative_attention(query, key, *arguments, relative_key=projected, **options)
+
+
+def _init(rng: Array, num_heads: int, d_k: int, dtype: DTypeLike) -> dict[str, Array]:
+    d_model = num_heads * d_k
+    relative_key = jax.nn.initializers.glorot_uniform()(rng, (d_model, d_model), dtype)
+    return {
+        "relative_key": relative_key.reshape(d_model, num_heads, d_k),
+        "content_bias": jnp.zeros((num_heads, d_k), dtype),
+        "position_bias": jnp.zeros((num_heads, d_k), dtype),
+    }
+
+
+RELATIVE = AttentionSpec(
+    name="relative",
+    function=_relative_to_sinusoids,
+    reference="Transformer-XL: Dai et al. (2019), section 3.3",
+    parameters=_init,
+)

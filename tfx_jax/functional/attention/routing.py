@@ -1,5 +1,8 @@
 """Attention inside learned clusters, from the Routing Transformer, and the online k-means that learns them."""
 
+import math
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -9,6 +12,7 @@ from jaxtyping import Array, Bool, Float, Int
 from tfx_jax.functional.attention.dot_product import dot_product_attention
 from tfx_jax.functional.attention.lsh import visible_tokens
 from tfx_jax.functional.attention.masks import check_shapes, refuse_segment_ids
+from tfx_jax.functional.attention.spec import AttentionSpec, Option
 from tfx_jax.functional.attention.wrappers import divided_as_queries, weights_on_request, zeros_where_empty
 from tfx_jax.functional.layers import layer_norm
 
@@ -227,3 +231,44 @@ def _shares(
 ) -> Float[Array, "B N T"]:
     """One over the number of clusters in which a token sees something; 1 where there are none."""
     return 1 / jnp.maximum(_added_up(sees[..., None].astype(dtype), positions, length)[..., 0], 1)
+
+
+def _route(
+    *arguments: Any, window: int = 1, num_clusters: int | None = None, decay: float | None = None, **options: Any
+) -> Any:
+    """`routing_attention` with the options of `update_centroids` beside its own."""
+    del num_clusters, decay
+    return routing_attention(*arguments, window=window, **options)
+
+
+def _init_state(
+    rng: Array, num_heads: int, d_k: int, dtype: DTypeLike, *, num_clusters: int = 1, **_: Any
+) -> dict[str, Array]:
+    del dtype  # statistics are float32
+    return {"centroids": layer_norm(jax.random.normal(rng, (num_heads, num_clusters, d_k)))}
+
+
+def _update_state(
+    state: dict[str, Array], query: Array, key: Array, mask: Array | None, *, decay: float = 0.999, **_: Any
+) -> dict[str, Array]:
+    return {"centroids": update_centroids(state["centroids"], query, key, mask, decay=decay)}
+
+
+# Tokens compete for places in a cluster: a later one changes the output of an earlier one, a text that of another.
+ROUTING = AttentionSpec(
+    name="routing",
+    function=_route,
+    reference="Routing Transformer: Roy et al. (2020), algorithm 1",
+    options={
+        "num_clusters": Option("clusters of each head", required=True, at_least=1),
+        "window": Option("tokens of a cluster, about length / num_clusters", required=True),
+        "decay": Option("share of the centroids that a step keeps; None: 0.999", kind=float, at_least=0, at_most=1),
+    },
+    example=lambda length: {"num_clusters": math.isqrt(length), "window": -(-length // math.isqrt(length))},
+    causal=False,
+    bias=False,
+    segments=False,
+    cross=False,
+    state=_init_state,
+    update_state=_update_state,
+)

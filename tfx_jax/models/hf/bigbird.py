@@ -6,8 +6,7 @@ from tfx_jax.models.bert import Bert, BertConfig, BertMaskedLM, BertPretraining,
 from tfx_jax.models.hf import bert
 from tfx_jax.models.hf.folder import Fields
 from tfx_jax.models.hf.names import Row, dense, under
-from tfx_jax.nn.attention_options import AttentionOptions
-from tfx_jax.nn.cores import AttentionConfig
+from tfx_jax.nn.attention import AttentionConfig, AttentionOptions
 
 _POOLER = dense("pooler", "pooler")
 

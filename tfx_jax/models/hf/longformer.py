@@ -7,8 +7,7 @@ from tfx_jax.models.bert import Bert, BertClassifier, BertConfig, BertMaskedLM, 
 from tfx_jax.models.hf import bert
 from tfx_jax.models.hf.folder import Fields
 from tfx_jax.models.hf.names import Row, dense, linear, norm, under, vector
-from tfx_jax.nn.attention_options import AttentionOptions
-from tfx_jax.nn.cores import AttentionConfig
+from tfx_jax.nn.attention import AttentionConfig, AttentionOptions
 
 _FIRST_POSITION = 2  # those of the padding token and before it are no one's
 _BODY = [

@@ -25,7 +25,6 @@ from tfx_jax.data.sources.splits import SPLITS, Split, Splits
 from tfx_jax.errors import UserError
 from tfx_jax.fields import at_least, documented
 from tfx_jax.models.config import DecoderConfig, ModelConfig, check_max_length, require_kind
-from tfx_jax.nn.attention import ShardAttention
 from tfx_jax.tasks.loss import LossOutput, Metric, is_first_choice, summed_cross_entropy
 from tfx_jax.tasks.planning import NO_DATA, planned_batch
 from tfx_jax.tasks.prediction import TrainedModel
@@ -150,9 +149,6 @@ class DuplicationTask(TokenPredictionBase[DuplicationConfig, DecoderConfig, Draw
         MetricInfo("exact_match", "exact match", " %", note="sequences whose second half is entirely right"),
         MetricInfo("loss", "loss", " nats", digits=4, is_loss=True),
     )
-
-    def make_model(self, *, shard_attention: ShardAttention | None = None, rngs: nnx.Rngs) -> Any:
-        return self.model_config.make(shard_attention=shard_attention, rngs=rngs)
 
     def make_epochs(self, seed: int) -> Callable[[int], ExampleSource]:
         """Returns the training examples by the number of the epoch."""

@@ -29,7 +29,6 @@ from tfx_jax.errors import UserError
 from tfx_jax.fields import at_least, documented, fraction, one_of
 from tfx_jax.models.config import ModelConfig, require_kind
 from tfx_jax.models.long_encoder import LongEncoderConfig
-from tfx_jax.nn.attention import ShardAttention
 from tfx_jax.synthetic.grammar import grammar_documents, grammar_labeled
 from tfx_jax.synthetic.listops import VOCABULARY, draw_expression, evaluate
 from tfx_jax.tasks.classification import LABEL_DTYPES, ClassificationBase, class_loss, label_arrays
@@ -319,9 +318,6 @@ class LongRangeTask(ClassificationBase[LongRangeConfig, LongEncoderConfig, Label
 
     logits = staticmethod(_logits)
     unit = "token"
-
-    def make_model(self, *, shard_attention: ShardAttention | None = None, rngs: nnx.Rngs) -> Any:
-        return self.model_config.make(shard_attention=shard_attention, rngs=rngs)
 
     @property
     def batch_spec(self) -> BatchSpec:

@@ -30,7 +30,6 @@ from tfx_jax.functional.audio import spec_augment
 from tfx_jax.generation.ctc import BLANK, collapse, prefix_beam_search
 from tfx_jax.metrics.edit_distance import recognition_scores
 from tfx_jax.models.config import MakesModel, ModelConfig, require_kind
-from tfx_jax.nn.attention import ShardAttention
 from tfx_jax.tasks.artifacts import setup_json
 from tfx_jax.tasks.files import few_boundaries
 from tfx_jax.tasks.loss import LossOutput, Metric
@@ -136,8 +135,8 @@ class SpeechRecognitionTask:
         wer = MetricInfo("wer", "word error rate", " %", is_loss=True, note="edits over words")
         return wer, cer, exact_match
 
-    def make_model(self, *, shard_attention: ShardAttention | None = None, rngs: nnx.Rngs) -> Any:
-        return self.model_config.make(shard_attention=shard_attention, rngs=rngs)
+    def make_model(self, *, rngs: nnx.Rngs) -> Any:
+        return self.model_config.make(rngs=rngs)
 
     @property
     def batch_spec(self) -> BatchSpec:

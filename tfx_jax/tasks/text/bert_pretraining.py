@@ -19,7 +19,6 @@ from tfx_jax.errors import UserError
 from tfx_jax.fields import at_least, documented, fraction
 from tfx_jax.models.bert import BertConfig, BertPretraining
 from tfx_jax.models.config import ModelConfig, require_kind
-from tfx_jax.nn.attention import ShardAttention
 from tfx_jax.tasks.artifacts import require_tokens, setup_tokenizer
 from tfx_jax.tasks.loss import LossOutput, Metric, summed_cross_entropy
 from tfx_jax.tasks.planning import NO_DATA, planned_batch
@@ -107,8 +106,8 @@ class BertPretrainingTask(TokenPredictionBase[BertPretrainingConfig, BertConfig,
         MetricInfo("next_sentence_accuracy", "next sentence accuracy", " %"),
     )
 
-    def make_model(self, *, shard_attention: ShardAttention | None = None, rngs: nnx.Rngs) -> BertPretraining:
-        return BertPretraining(self.model_config, shard_attention=shard_attention, rngs=rngs)
+    def make_model(self, *, rngs: nnx.Rngs) -> BertPretraining:
+        return BertPretraining(self.model_config, rngs=rngs)
 
     @property
     def batch_spec(self) -> BatchSpec:

@@ -17,7 +17,6 @@ from tfx_jax.errors import UserError
 from tfx_jax.fields import documented
 from tfx_jax.models.config import ModelConfig, require_kind
 from tfx_jax.models.elmo import ElmoConfig, ElmoLanguageModel
-from tfx_jax.nn.attention import ShardAttention
 from tfx_jax.tasks.artifacts import setup_tokenizer
 from tfx_jax.tasks.loss import LossOutput, Metric, summed_cross_entropy
 from tfx_jax.tasks.planning import NO_DATA, planned_batch
@@ -76,9 +75,8 @@ class BidirectionalLanguageModelTask(TokenPredictionBase[BidirectionalLanguageMo
 
     unit = "word"
 
-    def make_model(self, *, shard_attention: ShardAttention | None = None, rngs: nnx.Rngs) -> ElmoLanguageModel:
+    def make_model(self, *, rngs: nnx.Rngs) -> ElmoLanguageModel:
         """See `tfx_jax.tasks.task.Task`; there is no attention to shard."""
-        del shard_attention
         return ElmoLanguageModel(self.model_config, rngs=rngs)
 
     def make_epochs(self, seed: int) -> Callable[[int], "WordBlocks"]:

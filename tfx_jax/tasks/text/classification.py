@@ -26,7 +26,6 @@ from tfx_jax.errors import UserError
 from tfx_jax.fields import at_least, documented, fraction, one_of
 from tfx_jax.models.bert import BertClassifier, BertConfig
 from tfx_jax.models.config import ModelConfig, require_kind
-from tfx_jax.nn.attention import ShardAttention
 from tfx_jax.synthetic.grammar import grammar_labeled, grammar_labeled_pairs
 from tfx_jax.tasks.artifacts import setup_json, setup_tokenizer
 from tfx_jax.tasks.classification import (
@@ -191,8 +190,8 @@ class ClassificationTask(TextLabelTask[ClassificationConfig, BertConfig]):
 
     logits = staticmethod(_logits)
 
-    def make_model(self, *, shard_attention: ShardAttention | None = None, rngs: nnx.Rngs) -> BertClassifier:
-        return BertClassifier(self.model_config, shard_attention=shard_attention, rngs=rngs)
+    def make_model(self, *, rngs: nnx.Rngs) -> BertClassifier:
+        return BertClassifier(self.model_config, rngs=rngs)
 
     @property
     def batch_spec(self) -> BatchSpec:

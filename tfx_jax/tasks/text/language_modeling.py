@@ -15,7 +15,6 @@ from tfx_jax.data.batching.packing import PackedDocuments, TokenBlocks
 from tfx_jax.data.sources.splits import Split, Splits
 from tfx_jax.fields import at_least, documented, fraction
 from tfx_jax.models.config import DecoderConfig, ModelConfig, require_kind
-from tfx_jax.nn.attention import ShardAttention
 from tfx_jax.tasks.artifacts import setup_tokenizer
 from tfx_jax.tasks.loss import LossOutput, summed_cross_entropy
 from tfx_jax.tasks.planning import NO_DATA, planned_batch
@@ -57,9 +56,6 @@ class LanguageModelTask(TokenPredictionBase[LanguageModelConfig, DecoderConfig, 
 
     Documents that are packed are so once.
     """
-
-    def make_model(self, *, shard_attention: ShardAttention | None = None, rngs: nnx.Rngs) -> Any:
-        return self.model_config.make(shard_attention=shard_attention, rngs=rngs)
 
     def make_epochs(self, seed: int) -> Callable[[int], ExampleSource]:
         """Returns the training examples by the number of the epoch: a stream cut elsewhere, or packed rows."""

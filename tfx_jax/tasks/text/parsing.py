@@ -25,7 +25,6 @@ from tfx_jax.fields import at_least, documented, fraction, one_of
 from tfx_jax.generation.decoding import BeamSearch, DecodingConfig
 from tfx_jax.metrics.brackets import bracket_scores
 from tfx_jax.models.config import EncoderDecoderConfig, ModelConfig, require_kind
-from tfx_jax.nn.attention import ShardAttention
 from tfx_jax.synthetic.grammar import grammar_trees
 from tfx_jax.tasks.artifacts import setup_json, setup_tokenizer
 from tfx_jax.tasks.files import GRAMMAR_SIZES, FileData, check_batch, few_boundaries, split_paths
@@ -162,8 +161,8 @@ class ParsingTask:
         self._splits = splits
         self._parser: SentenceParser | None = None
 
-    def make_model(self, *, shard_attention: ShardAttention | None = None, rngs: nnx.Rngs) -> Any:
-        return self.model_config.make(shard_attention=shard_attention, rngs=rngs)
+    def make_model(self, *, rngs: nnx.Rngs) -> Any:
+        return self.model_config.make(rngs=rngs)
 
     @property
     def batch_spec(self) -> BatchSpec:

@@ -26,7 +26,6 @@ from tfx_jax.fields import at_least, documented, one_of
 from tfx_jax.metrics.answers import answer_scores, character_exact_match, character_f1
 from tfx_jax.models.bert import BertConfig, BertQuestionAnswering
 from tfx_jax.models.config import ModelConfig, require_kind
-from tfx_jax.nn.attention import ShardAttention
 from tfx_jax.synthetic.grammar import grammar_questions
 from tfx_jax.tasks.artifacts import setup_tokenizer
 from tfx_jax.tasks.files import GRAMMAR_SIZES, FileData, check_files, few_boundaries, split_paths
@@ -313,8 +312,8 @@ class QuestionAnsweringTask:
         self.config, self.model_config, self.tokenizer = config, model_config, tokenizer
         self._splits = splits
 
-    def make_model(self, *, shard_attention: ShardAttention | None = None, rngs: nnx.Rngs) -> BertQuestionAnswering:
-        return BertQuestionAnswering(self.model_config, shard_attention=shard_attention, rngs=rngs)
+    def make_model(self, *, rngs: nnx.Rngs) -> BertQuestionAnswering:
+        return BertQuestionAnswering(self.model_config, rngs=rngs)
 
     @property
     def batch_spec(self) -> BatchSpec:

@@ -19,7 +19,6 @@ from tfx_jax.data.tokenizers.hf_tokenizer import HFTokenizer
 from tfx_jax.errors import UserError
 from tfx_jax.fields import at_least, documented, fraction
 from tfx_jax.models.config import MakesModel, ModelConfig, require_kind
-from tfx_jax.nn.attention import ShardAttention
 from tfx_jax.tasks.artifacts import setup_tokenizer
 from tfx_jax.tasks.loss import LossOutput, summed_cross_entropy
 from tfx_jax.tasks.planning import NO_DATA, planned_batch
@@ -106,9 +105,6 @@ class RecurrentLanguageModelTask(
     ):
         super().__init__(config, model_config, splits, tokenizer)
         self.rows = config.data.tokens_per_batch // config.data.max_length
-
-    def make_model(self, *, shard_attention: ShardAttention | None = None, rngs: nnx.Rngs) -> Any:
-        return self.model_config.make(shard_attention=shard_attention, rngs=rngs)
 
     def make_carry(self) -> Memory:
         """Makes what the first batch begins with: nothing is remembered."""

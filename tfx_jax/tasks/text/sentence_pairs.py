@@ -16,7 +16,6 @@ from tfx_jax.data.sources.splits import Split, Splits
 from tfx_jax.errors import UserError
 from tfx_jax.fields import documented, fraction
 from tfx_jax.models.config import MakesModel, ModelConfig, require_kind
-from tfx_jax.nn.attention import ShardAttention
 from tfx_jax.tasks.artifacts import setup_json, setup_tokenizer
 from tfx_jax.tasks.classification import LABEL_DTYPES, check_labels, class_loss, label_arrays, labels_of
 from tfx_jax.tasks.files import few_boundaries
@@ -108,9 +107,6 @@ class SentencePairTask(TextLabelTask[SentencePairConfig, SentencePairModelConfig
     """Classification of sentence pairs."""
 
     logits = staticmethod(_logits)
-
-    def make_model(self, *, shard_attention: ShardAttention | None = None, rngs: nnx.Rngs) -> Any:
-        return self.model_config.make(shard_attention=shard_attention, rngs=rngs)
 
     @property
     def batch_spec(self) -> BatchSpec:

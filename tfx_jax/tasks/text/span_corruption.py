@@ -23,7 +23,6 @@ from tfx_jax.data.tokenizers.hf_tokenizer import HFTokenizer
 from tfx_jax.errors import UserError
 from tfx_jax.fields import at_least, documented, fraction
 from tfx_jax.models.config import EncoderDecoderConfig, ModelConfig, require_kind
-from tfx_jax.nn.attention import ShardAttention
 from tfx_jax.tasks.artifacts import setup_tokenizer
 from tfx_jax.tasks.loss import LossOutput, Metric
 from tfx_jax.tasks.planning import NO_DATA, planned_batch
@@ -100,9 +99,6 @@ class SpanCorruptionTask(TokenPredictionBase[SpanCorruptionConfig, EncoderDecode
     ):
         super().__init__(config, model_config, splits, tokenizer)
         self._text_length = longest_text(config.data.max_length)
-
-    def make_model(self, *, shard_attention: ShardAttention | None = None, rngs: nnx.Rngs) -> Any:
-        return self.model_config.make(shard_attention=shard_attention, rngs=rngs)
 
     @property
     def batch_spec(self) -> BatchSpec:

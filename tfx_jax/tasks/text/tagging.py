@@ -21,7 +21,6 @@ from tfx_jax.metrics.entities import entity_scores, repair_tags, tag_names
 from tfx_jax.models.bert import BertTagger
 from tfx_jax.models.config import ModelConfig, require_kind
 from tfx_jax.models.elmo import ElmoTagger
-from tfx_jax.nn.attention import ShardAttention
 from tfx_jax.synthetic.grammar import grammar_tagged
 from tfx_jax.tasks.artifacts import setup_json, setup_tokenizer
 from tfx_jax.tasks.files import GRAMMAR_SIZES, FileData, check_files, few_boundaries, split_paths
@@ -231,8 +230,8 @@ class TaggingTask:
         self.labels: tuple[str, ...] = model_config.labels
         self._splits = splits
 
-    def make_model(self, *, shard_attention: ShardAttention | None = None, rngs: nnx.Rngs) -> BertTagger | ElmoTagger:
-        return self.encoding.tagger(self.model_config, shard_attention=shard_attention, rngs=rngs)
+    def make_model(self, *, rngs: nnx.Rngs) -> BertTagger | ElmoTagger:
+        return self.encoding.tagger(self.model_config, rngs=rngs)
 
     @property
     def batch_spec(self) -> BatchSpec:

@@ -24,7 +24,6 @@ from tfx_jax.fields import at_least, documented, fraction
 from tfx_jax.generation.decoding import BeamSearch, DecodingConfig, Greedy, Search, decode
 from tfx_jax.metrics.entities import entities_of_tags, entity_scores
 from tfx_jax.models.config import EncoderDecoderConfig, ModelConfig, require_kind
-from tfx_jax.nn.attention import ShardAttention
 from tfx_jax.tasks.artifacts import setup_json, setup_tokenizer
 from tfx_jax.tasks.classification import CLASS_METRICS, check_labels, class_result, labels_of
 from tfx_jax.tasks.files import few_boundaries
@@ -168,8 +167,8 @@ class TextToTextTask:
         self._splits, self._format = splits, text_format
         self._check_labels()
 
-    def make_model(self, *, shard_attention: ShardAttention | None = None, rngs: nnx.Rngs) -> Any:
-        return self.model_config.make(shard_attention=shard_attention, rngs=rngs)
+    def make_model(self, *, rngs: nnx.Rngs) -> Any:
+        return self.model_config.make(rngs=rngs)
 
     @property
     def batch_spec(self) -> BatchSpec:

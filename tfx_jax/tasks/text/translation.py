@@ -23,7 +23,6 @@ from tfx_jax.fields import at_least, documented, fraction, one_of
 from tfx_jax.generation.decoding import BeamSearch, DecodeDriver, DecodingConfig, Search
 from tfx_jax.metrics.bleu import BleuScores, bleu_scores
 from tfx_jax.models.config import EncoderDecoderConfig, ModelConfig, require_kind
-from tfx_jax.nn.attention import ShardAttention
 from tfx_jax.synthetic.grammar import GrammarPairs
 from tfx_jax.tasks.artifacts import setup_tokenizer
 from tfx_jax.tasks.files import check_batch, named_paths
@@ -229,8 +228,8 @@ class TranslationTask:
         self._splits = splits
         self._translator: Translator | None = None
 
-    def make_model(self, *, shard_attention: ShardAttention | None = None, rngs: nnx.Rngs) -> Any:
-        return self.model_config.make(shard_attention=shard_attention, rngs=rngs)
+    def make_model(self, *, rngs: nnx.Rngs) -> Any:
+        return self.model_config.make(rngs=rngs)
 
     def train_data(self, options: LoaderOptions) -> grain.IterDataset[Batch]:
         data = self.config.data

@@ -35,7 +35,6 @@ from tfx_jax.generation.decoding import BeamSearch, DecodingConfig, Search, deco
 from tfx_jax.metrics.bleu import bleu_scores
 from tfx_jax.models.captioning import CaptionerConfig
 from tfx_jax.models.config import ModelConfig, require_kind
-from tfx_jax.nn.attention import ShardAttention
 from tfx_jax.synthetic.shapes import IMAGE_SIZE, MAX_WORDS, draw_scene
 from tfx_jax.tasks.artifacts import setup_tokenizer
 from tfx_jax.tasks.files import FileData, check_batch, split_path
@@ -260,8 +259,8 @@ class CaptioningTask:
         note = "at words that name one, given those before"
         return exact_match, accuracy, MetricInfo("on_object", "attention on the object", " %", note=note)
 
-    def make_model(self, *, shard_attention: ShardAttention | None = None, rngs: nnx.Rngs) -> Any:
-        return self.model_config.make(shard_attention=shard_attention, rngs=rngs)
+    def make_model(self, *, rngs: nnx.Rngs) -> Any:
+        return self.model_config.make(rngs=rngs)
 
     @property
     def batch_spec(self) -> BatchSpec:

@@ -20,7 +20,6 @@ from tfx_jax.fields import at_least, documented, fraction, one_of
 from tfx_jax.functional.attention.rollout import attention_rollout
 from tfx_jax.models.config import ModelConfig, require_kind
 from tfx_jax.models.vit import ViTConfig
-from tfx_jax.nn.attention import ShardAttention
 from tfx_jax.synthetic.shapes import IMAGE_SIZE, draw_scene
 from tfx_jax.tasks.artifacts import setup_json
 from tfx_jax.tasks.classification import LABEL_DTYPES, ClassificationBase, class_loss, label_arrays
@@ -290,9 +289,6 @@ class ImageClassificationTask(ClassificationBase[ImageClassificationConfig, ViTC
     logits = staticmethod(_logits)
     unit = "image"
     row_name = "images"
-
-    def make_model(self, *, shard_attention: ShardAttention | None = None, rngs: nnx.Rngs) -> Any:
-        return self.model_config.make(shard_attention=shard_attention, rngs=rngs)
 
     @property
     def batch_spec(self) -> BatchSpec:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -10,19 +11,19 @@ from jax.sharding import PartitionSpec as P
 from jaxtyping import Array
 
 from tfx_jax.errors import UserError, one_line
+from tfx_jax.functional.attention import SPECS
 from tfx_jax.functional.attention.dot_product import dot_product_attention
 from tfx_jax.functional.attention.implementations import are_rows_best, best_kernels
 from tfx_jax.functional.attention.ring import ring_attention
-from tfx_jax.nn.attention import ShardAttention
-from tfx_jax.nn.cores import KERNEL_PLATFORMS, AttentionConfig, AttentionFn, kernel_of
+from tfx_jax.nn.attention import AttentionConfig, AttentionFn
 from tfx_jax.training.sharding.mesh_axes import BATCH_AXES, num_batch_shards
 
 _HEADS = P(BATCH_AXES, "sequence", "tensor", None)
 _WEIGHTS = P(BATCH_AXES, "tensor", "sequence")
 
 
-def shard_attention(mesh: Mesh) -> ShardAttention:
-    """Makes what calls the attention of a model that is trained on a mesh.
+def shard_attention(mesh: Mesh) -> Callable[..., Any]:
+    """Makes the function that calls an attention function on a mesh: `Distribution.attend`.
 
     Attention is where a layer's activations say how they lie: rows over the axes of a batch, heads over "tensor".
     Without that, the compiler would rather divide activations as FSDP divides the matrices, and exchange them. Where
@@ -36,7 +37,7 @@ def check_kernels(attention: AttentionConfig, mesh: Mesh) -> None:
     """Raises UserError if a model names a kernel that the devices of a mesh do not have."""
     platform = mesh.devices.flat[0].platform
     for name in attention.names:
-        needed = KERNEL_PLATFORMS.get(name)
+        needed = SPECS[name].platform
         if needed is not None and platform != needed:
             raise UserError(
                 f'config.model.attention.name="{name}" needs a {needed.upper()}, and this is a {platform}: '
@@ -46,13 +47,13 @@ def check_kernels(attention: AttentionConfig, mesh: Mesh) -> None:
 
 def computable(attention: AttentionConfig, platform: str) -> AttentionConfig:
     """The same values on any platform: instead of a kernel that it has not, the formula that the kernel computes."""
-    names = ["dense" if KERNEL_PLATFORMS.get(name, platform) != platform else name for name in attention.names]
+    names = [name if SPECS[name].platform in (None, platform) else "dense" for name in attention.names]
     return dataclasses.replace(attention, name=",".join(names))
 
 
 def _attend(mesh: Mesh, core: AttentionFn, query: Array, key: Array, value: Array, *args: Any, **options: Any) -> Any:
     is_even = query.shape[0] % num_batch_shards(mesh) == 0 and key.shape[2] % mesh.shape["tensor"] == 0
-    if kernel := kernel_of(core):
+    if kernel := _kernel(core):
         if not is_even:
             raise UserError(
                 f'config.model.attention.name="{kernel}" needs rows and key heads that the mesh divides evenly, got '
@@ -150,6 +151,12 @@ def _attend_in_a_ring(
         in_specs=({name: specs[name] for name in arrays},),
         out_specs=(_HEADS, _WEIGHTS) if return_weights else _HEADS,
     )(arrays)
+
+
+def _kernel(core: AttentionFn) -> str | None:
+    """Returns the name of the kernel that computes an attention; None for XLA's own code."""
+    name = core.keywords.get("implementation") if isinstance(core, functools.partial) else None
+    return name if name in SPECS and SPECS[name].platform else None
 
 
 def _own_rng(rng: Array) -> Array:

@@ -1,0 +1,18 @@
+"""Every attention that configurations name, with the options of its spec's example: parameters of many tests."""
+
+from tfx_jax.functional.attention import SPECS
+from tfx_jax.nn import AttentionConfig, AttentionOptions
+
+ON_CPU = [name for name, spec in SPECS.items() if spec.platform is None]
+"""Kernels of accelerators are tested in tests/functional/attention/test_implementations.py."""
+CAUSAL = [name for name in ON_CPU if SPECS[name].causal]
+PATTERNS = ["window,dense", "local,window", "lsh,dense", "additive,dense"]
+"""Layers with different attentions."""
+
+
+def example(names: str, length: int = 16, **options) -> AttentionConfig:
+    """The configuration of one attention, or of a pattern of several, for sequences of about this length."""
+    values = {}
+    for name in names.split(","):
+        values |= SPECS[name].example(length) if name in SPECS else {}
+    return AttentionConfig(names, AttentionOptions(**values | options))
