@@ -317,10 +317,11 @@ def t5_score_mod(
 
     >>> import jax
     >>> from tfx_jax.functional import dot_product_attention
-    >>> x, table = jnp.zeros((1, 2, 1, 4)), jnp.log(jnp.arange(1.0, 33))[:, None]
+    >>> x, table = jnp.zeros((1, 2, 1, 4)), jnp.log(jnp.arange(1.0, 33) ** 2)[:, None]
     >>> attend = lambda x, table: dot_product_attention(x, x, x, score_mod=t5_score_mod(table), return_weights=True)
-    >>> jax.jit(attend)(x, table)[1][0, 0].round(3).tolist()  # buckets 0 and 17, 1 and 0
-    [[0.053, 0.947], [0.667, 0.333]]
+    >>> print(np.asarray(jax.jit(attend)(x, table)[1][0, 0]).round(2))  # buckets 0 and 17, 1 and 0
+    [[0.  1. ]
+     [0.8 0.2]]
     """
 
     def score_mod(logits: Array, b: Array, n: Array, t: Array, s: Array) -> Array:

@@ -378,6 +378,42 @@ class TestBest:
         )
 
 
+class TestInOrder:
+    """Of several implementations by name."""
+
+    @pytest.mark.parametrize(
+        ("platform", "names", "calls"),
+        [
+            ("tpu", ("splash", "cudnn", "chunked"), (3, 0)),
+            ("cuda", ("splash", "cudnn", "chunked"), (0, 2)),
+            ("cpu", ("splash", "cudnn", "chunked"), (0, 0)),
+            ("cuda", ("chunked", "cudnn"), (0, 0)),
+        ],
+    )
+    def test_the_first_of_the_platform_is_taken_at_any_length(self, with_cuda, platform, names, calls):
+        attend = functools.partial(dot_product_attention, is_causal=True, implementation=names)
+        program = _lowered(attend, _same_sizes(256, jnp.bfloat16), platform)
+        assert (program.count("tpu_custom_call"), program.count("__cudnn$fmha")) == calls
+
+    @pytest.mark.parametrize("names", [("cudnn", "flash", "chunked"), ["flash", "chunked"]])
+    def test_the_next_is_taken_where_one_cannot(self, names):
+        options = {"sinks": np.zeros(4, np.float32), "return_weights": True}
+
+        def lowered(implementation):
+            def program(*arrays):
+                return dot_product_attention(*arrays, implementation=implementation, **options)
+
+            return jax.jit(program).lower(*_inputs()).as_text()
+
+        assert lowered(names) == lowered("chunked") != lowered("xla")
+
+    def test_none_but_kernels_of_other_platforms_are_one_line(self):
+        with pytest.raises(ValueError, match="'splash' needs a TPU, got platform 'cpu'; use implementation='chunked'"):
+            jax.jit(functools.partial(dot_product_attention, implementation=("cudnn", "splash"))).lower(*_same_sizes())
+        with pytest.raises(ValueError, match="no implementation is named"):
+            dot_product_attention(*_same_sizes(), implementation=())
+
+
 def _random(shape, dtype=jnp.float32):
     return np.random.default_rng(0).normal(size=shape).astype(dtype)
 
@@ -386,7 +422,13 @@ class TestErrors:
     @pytest.mark.parametrize(
         ("implementation", "options", "match"),
         [
-            ("magic", {}, "implementation must be xla, chunked, cudnn, splash, flash, rows, got 'magic'"),
+            (
+                "magic",
+                {},
+                "implementation must be xla, chunked, cudnn, splash, flash, rows, or a tuple .*, got 'magic'",
+            ),
+            (("flash", "magic"), {}, "implementation must be xla, .*, got 'magic'"),
+            (("flash", "rows"), {"sinks": np.zeros(4, np.float32)}, "'flash' has no sinks, .*; .*'rows' has no sinks"),
             ("splash", {"dropout_rng": None}, "'splash' needs a TPU, got platform 'cpu'; use implementation='chunked'"),
             ("flash", {"dropout_rng": None}, "'flash' needs a TPU, got platform 'cpu'"),
             ("splash", {"dropout_rate": 0.1}, "'splash' has no dropout, got dropout_rate=0.1"),

@@ -4,7 +4,7 @@ Also the types of an attention's arguments, and the checks that all attentions m
 """
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
@@ -22,6 +22,31 @@ int32 [B, 1, 1, 1], [1, N, 1, 1], [1, 1, T, 1] and [1, 1, 1, S]. Queries and key
 """
 MaskMod = Callable[..., Bool[Array, "#B #N #T #S"]]
 """`mask_mod(b, n, t, s)` returns True where a query may attend; the arguments are those of a `ScoreMod`."""
+
+
+class AttentionMask(NamedTuple):
+    """Which keys each query sees: a value that implementations ask, instead of guessing from shapes."""
+
+    pairs: Mask | None = None
+    """True where a query may attend."""
+    is_causal: bool = False
+    window: tuple[int, int] | None = None
+    """How many keys a query sees to the left and to the right of its position."""
+    ids: tuple[Int[Array, "B T"], Int[Array, "B S"]] | None = None
+    """Segments of the queries and of the keys; 0 is padding."""
+    mask_mod: MaskMod | None = None
+
+    @property
+    def is_padding(self) -> bool:
+        """Whether `pairs` hides keys alone, from all heads and queries alike, if any, and no function hides more."""
+        return self.mask_mod is None and (self.pairs is None or self.pairs.shape[1:3] == (1, 1))
+
+    def without_queries(self, number: int) -> "AttentionMask":
+        """The mask of all queries but the first."""
+        pairs = self.pairs
+        if pairs is not None and pairs.shape[2] > 1:
+            pairs = pairs[:, :, number:]
+        return self._replace(pairs=pairs, ids=None if self.ids is None else (self.ids[0][:, number:], self.ids[1]))
 
 
 def causal_mask(
