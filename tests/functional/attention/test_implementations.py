@@ -162,6 +162,22 @@ class TestSplash:
 
         chex.assert_trees_all_close(gradients("splash"), gradients("xla"), atol=1e-4, rtol=1e-4)
 
+    def test_sinks_are_float32_beside_bfloat16(self, interpreted):
+        """Splash gives their gradient in the dtype of the queries."""
+        sinks = np.float32([3.01, 3.02, 3.03, 3.04])
+
+        def gradient(implementation):
+            def loss(sinks, arrays):
+                out = dot_product_attention(*arrays, sinks=sinks, implementation=implementation)
+                return jnp.square(out.astype(jnp.float32) - 1.0).sum()
+
+            return jax.jit(jax.grad(loss))
+
+        arrays = _inputs(dtype=jnp.bfloat16)
+        got, want = (gradient(name)(sinks, arrays) for name in ("splash", "xla"))
+        assert got.dtype == jnp.float32
+        np.testing.assert_allclose(got, want, rtol=2e-2)
+
     def test_more_causal_queries_than_keys(self, interpreted):
         dims = chex.Dimensions(B=1, T=7, S=4, N=2, K=1, H=16, U=8)
         got = _gradients(_inputs(dims), is_causal=True, implementation="splash")

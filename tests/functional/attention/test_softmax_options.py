@@ -23,6 +23,7 @@ from tfx_jax.functional import (
     sliding_window_attention,
     t5_score_mod,
 )
+from tfx_jax.planning.measure import without_compilation_cache
 
 DIMS = chex.Dimensions(B=2, T=11, S=14, N=4, K=2, H=8, U=6)
 IN_CHUNKS = functools.partial(chunked_attention, chunk_size=4)
@@ -352,6 +353,28 @@ class TestMods:
 
         program = jax.jit(jax.grad(loss)).lower(jax.ShapeDtypeStruct((1, length, 2, 8), jnp.float32)).compile()
         assert program.memory_analysis().temp_size_in_bytes < length**2
+
+
+@pytest.mark.aot
+@pytest.mark.parametrize("implementation", ["chunked", "splash"])
+def test_compiles_for_a_tpu(tpu_devices, implementation):
+    """With gradients; in chunks nothing of the size of all pairs."""
+    one = jax.sharding.SingleDeviceSharding(tpu_devices("v5e:1x1")[0])
+    x, sinks, table = (
+        jax.ShapeDtypeStruct(shape, dtype, sharding=one)
+        for shape, dtype in (((1, 2048, 2, 64), jnp.bfloat16), ((2,), jnp.float32), ((32, 2), jnp.float32))
+    )
+
+    def loss(x, sinks, table):
+        options = {"sinks": sinks, "logits_soft_cap": 30.0, "local_window_size": (100, 20)}
+        if implementation == "chunked":
+            options |= {"score_mod": t5_score_mod(table), "mask_mod": lambda b, n, t, s: s % 7 != t % 5}
+        return dot_product_attention(x, x, x, implementation=implementation, **options).astype(jnp.float32).sum()
+
+    with jax.default_matmul_precision("default"), without_compilation_cache():
+        program = jax.jit(jax.grad(loss, argnums=(0, 1, 2))).lower(x, sinks, table).compile()
+    assert ("tpu_custom_call" in program.as_text()) == (implementation == "splash")
+    assert program.memory_analysis().temp_size_in_bytes < 2048**2
 
 
 @pytest.mark.parity

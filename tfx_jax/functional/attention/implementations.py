@@ -449,12 +449,21 @@ def _splash(request: Request) -> Float[Array, "B T N U"]:
     # number, so it weighs all where each key is hidden, which makes zeros, and nothing where one is not.
     nothing = jnp.full(n, 0.3 * np.finfo(np.float32).min, jnp.float32)
     if sinks is not None:
-        sinks = jnp.maximum(sinks.astype(jnp.float32), nothing)
+        sinks = _float32_gradient(jnp.maximum(sinks.astype(jnp.float32), nothing))
     elif ids is not None:
         sinks = nothing
     segments = None if ids is None else splash.SegmentIds(*ids)
     out = jax.vmap(functools.partial(kernel, sinks=sinks))(query, key, value, segments)
     return cast(Array, out)[:, :, :t].swapaxes(1, 2)
+
+
+@jax.custom_vjp
+def _float32_gradient(x: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
+    """The same float32 array; of sinks in float32, splash gives a gradient in the dtype of the queries."""
+    return x
+
+
+_float32_gradient.defvjp(lambda x: (x, None), lambda _, gradient: (gradient.astype(jnp.float32),))
 
 
 def _flash(request: Request) -> Float[Array, "B T N H"]:
