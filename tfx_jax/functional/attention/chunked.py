@@ -149,7 +149,7 @@ def split_inputs(
         raise ValueError(f"chunk_size must be at least 1, got {chunk_size}")
     b, t, n, h = query.shape
     s, k = key.shape[1:3]
-    query, key, value, bias = _varying_alike((query, key, value, bias), (mask, segment_ids, rng))
+    query, key, value, bias = vary_alike((query, key, value, bias), (mask, segment_ids, rng))
     query_ids, key_ids = (None, None) if segment_ids is None else segment_ids
     rows, columns = _equal_chunks(t, chunk_size), _equal_chunks(s, chunk_size)
 
@@ -306,6 +306,18 @@ def as_cotangents(gradients: tuple[Array, KeyGradients], queries: Queries, keys:
     )
 
 
+def sink_gradients(
+    extras: Extras, saved: Saved, cotangent: Float[Array, "I B K G T U"], lse_cotangent: Array | None = None
+) -> Float[Array, "K G"] | None:
+    """The gradient of the sinks: their weight has no value, so it only takes from the other weights."""
+    if extras.sinks is None:
+        return None
+    sinks = extras.sinks.astype(saved.largest.dtype)[None, None, :, :, None]
+    weights = jnp.exp(sinks - saved.largest) / saved.total
+    gradient = -(weights * _along_out(saved, cotangent, lse_cotangent)).sum(axis=(0, 1, 4))
+    return gradient.astype(extras.sinks.dtype)
+
+
 def _along_out(saved: Saved, cotangent: Array, lse_cotangent: Array | None) -> Float[Array, "I B K G T"]:
     """The sum over all keys of weight * gradient of the weight, for the Jacobian of the softmax: out . cotangent.
 
@@ -450,7 +462,7 @@ def _split(x: Array, axis: int, size: int) -> Array:
     return jnp.moveaxis(x.reshape(*x.shape[:axis], num_chunks, size, *x.shape[axis + 1 :]), axis, 0)
 
 
-def _varying_alike(arrays: tuple[Array | None, ...], others: tuple[Any, ...]) -> tuple[Any, ...]:
+def vary_alike(arrays: tuple[Array | None, ...], others: tuple[Any, ...]) -> tuple[Any, ...]:
     """Within shard_map, lets arrays vary over all mesh axes that any varies over, as the state of a loop has to."""
     zero = jnp.zeros((), bool)
     for x in jax.tree.leaves((arrays, others)):
@@ -557,7 +569,7 @@ def chunked_attention(
     mask = add_key_lengths(mask, key_lengths, key)
     ids = None if segment_ids is None else pair_of_segment_ids(segment_ids, b, t, s)
     if sinks is not None:
-        query, key, value, bias, sinks = _varying_alike((query, key, value, bias, sinks), (mask, ids, dropout_rng))
+        query, key, value, bias, sinks = vary_alike((query, key, value, bias, sinks), (mask, ids, dropout_rng))
     queries, keys = split_inputs(query, key, value, bias, mask, ids, dropout_rng, chunk_size)
     score = seen = None
     extras = Extras(None if sinks is None else sinks.reshape(k, n // k))
@@ -609,12 +621,7 @@ def _backward(
     )
     score_arrays = gradients[1].score_arrays
     score_arrays = tuple(x.astype(like.dtype) for x, like in zip(score_arrays, extras.score_arrays, strict=True))
-    for_sinks = None
-    if extras.sinks is not None:
-        sinks = extras.sinks.astype(saved.largest.dtype)[None, None, :, :, None]
-        weights = jnp.exp(sinks - saved.largest) / saved.total
-        for_sinks = -(weights * _along_out(saved, cotangent, lse_cotangent)).sum(axis=(0, 1, 4))
-        for_sinks = for_sinks.astype(extras.sinks.dtype)
+    for_sinks = sink_gradients(extras, saved, cotangent, lse_cotangent)
     without: list[Any] = [tuple(None for _ in arrays) for arrays in (extras.score_indices, extras.mask_arrays)]
     return *as_cotangents(gradients, queries, keys), Extras(for_sinks, score_arrays, *without), None
 

@@ -95,13 +95,18 @@ def segment_mask(query_ids: Int[Array, "B T"], key_ids: Int[Array, "B S"]) -> Bo
     return (same & (query_ids != 0)[:, :, None])[:, None]
 
 
-def window_mask(num_queries: int, num_keys: int, window: tuple[int, int]) -> Bool[Array, "1 1 T S"]:
-    """Lets query t, at position p = t + S - T, see keys p - left .. p + right, with window = (left, right).
+def window_mask(
+    num_queries: int, num_keys: int, window: tuple[int, int], *, offset: int | Int[Array, ""] | None = None
+) -> Bool[Array, "1 1 T S"]:
+    """Lets query t, at position p = t + offset, see keys p - left .. p + right, with window = (left, right).
+
+    The offset is as in `causal_mask`.
 
     >>> window_mask(3, 4, (1, 0))[0, 0].astype(int).tolist()
     [[1, 1, 0, 0], [0, 1, 1, 0], [0, 0, 1, 1]]
     """
-    distance = jnp.arange(num_queries)[:, None] + (num_keys - num_queries) - jnp.arange(num_keys)[None, :]
+    offset = num_keys - num_queries if offset is None else offset
+    distance = jnp.arange(num_queries)[:, None] + offset - jnp.arange(num_keys)[None, :]
     return ((distance <= window[0]) & (distance >= -window[1]))[None, None]
 
 

@@ -146,7 +146,9 @@ def _attend_in_a_ring(
         for name, x in arrays.items()
         if name in ("bias", "mask")
     }
-    specs = dict.fromkeys(arrays, _HEADS) | of_keys | {"dropout_rng": P()}
+    if options.get("sinks") is not None:
+        arrays["sinks"] = options.pop("sinks")
+    specs = dict.fromkeys(arrays, _HEADS) | of_keys | {"dropout_rng": P(), "sinks": P("tensor")}
 
     def on_a_device(arrays: dict[str, Array]) -> Any:
         if dropout_rng is not None:  # the devices of one ring draw alike, those of other rows and heads do not
