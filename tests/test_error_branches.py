@@ -1,5 +1,6 @@
 """Errors that no other test reaches."""
 
+import contextlib
 import json
 import pathlib
 import re
@@ -25,7 +26,6 @@ from tfx_jax.functional import linear_attention
 from tfx_jax.generation import TextGenerator
 from tfx_jax.models import BertConfig, ConformerConfig, GPTConfig, ViTConfig, hf
 from tfx_jax.models.captioning import Captioner
-from tfx_jax.models.decomposable import DecomposableConfig
 from tfx_jax.models.hf.folder import Fields
 from tfx_jax.models.seq2seq import Seq2Seq, Seq2SeqConfig
 from tfx_jax.models.transformer_xl import TransformerXL
@@ -35,9 +35,8 @@ from tfx_jax.tasks.sequence.duplication import DuplicationConfig, DuplicationDat
 from tfx_jax.tasks.speech.recorded_speech import RecordedSpeech, _open_table
 from tfx_jax.tasks.speech.speech_data import SpeechData
 from tfx_jax.tasks.speech.speech_recognition import SpeechRecognitionConfig
-from tfx_jax.tasks.text import bert_examples, next_token
 from tfx_jax.tasks.text.bert_pretraining import BertPretrainingConfig
-from tfx_jax.tasks.text.sentence_pairs import SentencePairConfig, SentencePairTask
+from tfx_jax.tasks.text.sentence_pairs import SentencePairTask
 from tfx_jax.tasks.text.text_to_text import TextToTextTask
 from tfx_jax.tasks.vision.image_classification import ImageClassificationConfig, ImageData
 from tfx_jax.training.checkpoint.artifacts import WorkdirArtifacts, check_artifact, write_sealed
@@ -225,40 +224,29 @@ def test_models_without_integers(model):
         model.decoder(types.SimpleNamespace(), int8=True)
 
 
-NO_TOKENS = types.SimpleNamespace(**dict.fromkeys(("cls_id", "sep_id", "pad_id", "eos_id", "bos_id", "mask_id")))
-MODEL = types.SimpleNamespace()
-
-
 @pytest.mark.parametrize(
-    ("module", "name", "call", "message"),
+    ("missing", "family", "meaning"),
     [
-        (
-            *("bert_examples", "setup_tokenizer"),
-            lambda artifacts: bert_examples.setup_bert_tokenizer(artifacts, MODEL, list, kind="wordpiece"),
-            "the tokenizer of workdir has not all of BERT's special tokens",
-        ),
-        (
-            *("bert_pretraining", "setup_bert_tokenizer"),
-            lambda artifacts: BertPretrainingConfig().setup(BertConfig(), None, artifacts),
-            "the tokenizer of workdir has not all of BERT's special tokens",
-        ),
-        (
-            *("next_token", "setup_tokenizer"),
-            lambda artifacts: next_token.setup_gpt_tokenizer(artifacts, MODEL, list, kind="bpe"),
-            "the tokenizer of workdir has no token for the end of a text",
-        ),
-        (
-            *("sentence_pairs", "setup_tokenizer"),
-            lambda artifacts: SentencePairConfig().setup(DecomposableConfig(), None, artifacts),
-            "the tokenizer of workdir has no token for padding",
-        ),
+        ("cls_id", "bert", r"\[CLS\]"),
+        ("sep_id", "bert", r"\[SEP\]"),
+        ("pad_id", "bert", "padding"),
+        ("mask_id", "pretraining", r"\[MASK\]"),
+        ("eos_id", "gpt", "the end of a text"),
     ],
 )
-def test_tokenizers_of_elsewhere_that_lack_tokens(module, name, call, message, monkeypatch):
-    monkeypatch.setattr(f"tfx_jax.tasks.text.{module}.{name}", lambda _, model, *__, **___: (NO_TOKENS, model))
-    monkeypatch.setattr("tfx_jax.tasks.text.sentence_pairs.setup_json", lambda *_: ["a", "b"])
-    with pytest.raises(UserError, match=message):
-        call(types.SimpleNamespace(folder="workdir"))
+def test_tokenizers_of_elsewhere_that_lack_tokens(missing, family, meaning, monkeypatch):
+    tokens = dict.fromkeys(("cls_id", "sep_id", "pad_id", "eos_id", "mask_id"), 1) | {missing: None}
+    monkeypatch.setattr(artifacts, "load_folder_tokenizer", lambda _: types.SimpleNamespace(**tokens))
+    workdir: Any = types.SimpleNamespace(
+        folder=epath.Path("workdir"), starts_from_model=True, checked=lambda _: contextlib.nullcontext(False)
+    )
+    calls: Any = {
+        "bert": lambda: artifacts.setup_tokenizer(workdir, BertConfig(), list, kind="words", family="bert"),
+        "gpt": lambda: artifacts.setup_tokenizer(workdir, GPTConfig(), list, kind="words", family="gpt"),
+        "pretraining": lambda: BertPretrainingConfig().setup(BertConfig(), None, workdir),
+    }
+    with pytest.raises(UserError, match=f"the tokenizer of workdir has no token for {meaning}$"):
+        calls[family]()
 
 
 def test_a_line_without_tokens_and_nothing_to_start_with():

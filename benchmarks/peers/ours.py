@@ -11,7 +11,6 @@ from benchmarks.peers.sizes import LABEL_SMOOTHING, RECURRENT_SIZES, SIZES
 from benchmarks.peers.worker import Workload
 from tfx_jax.models.seq2seq import Seq2SeqConfig
 from tfx_jax.models.transformer import Transformer, TransformerConfig
-from tfx_jax.nn.attention import ShardAttention
 from tfx_jax.planning import workloads
 from tfx_jax.tasks import PairData, TranslationConfig, translation_loss
 from tfx_jax.training import ExperimentConfig
@@ -81,8 +80,8 @@ def jax_nn_attention(
 def step_and_state(config: TransformerConfig) -> tuple[Callable[..., Any], TrainState]:
     """The trainer's step for a model, for any batches, and the first state."""
 
-    def make_model(shard_attention: ShardAttention | None) -> Transformer:
-        return Transformer(config, shard_attention=shard_attention, rngs=nnx.Rngs(params=0))
+    def make_model() -> Transformer:
+        return Transformer(config, rngs=nnx.Rngs(params=0))
 
     experiment = ExperimentConfig(model=config)
     loss_fn = functools.partial(translation_loss, label_smoothing=LABEL_SMOOTHING)

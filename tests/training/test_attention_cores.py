@@ -31,7 +31,7 @@ def classifier_training(mesh, attention):
     config = BertConfig(24, max_length=8, labels=("a", "b"), attention=attention, attention_dropout_rate=0.0, **sizes)
     return shard_training(
         mesh,
-        lambda sharded: BertClassifier(config, shard_attention=sharded, rngs=nnx.Rngs(params=0)),
+        lambda: BertClassifier(config, rngs=nnx.Rngs(params=0)),
         classification_loss,
         make_optimizer(OptimizerConfig(warmup_steps=2, peak_learning_rate=0.05), config.d_model),
     )
@@ -76,7 +76,7 @@ def test_two_steps_on_eight_devices_are_those_on_one(name):
         config = dataclasses.replace(config, dropout_rate=0.0, attention_dropout_rate=0.0)
         training = shard_training(
             mesh,
-            lambda sharded: GPT(config, shard_attention=sharded, rngs=nnx.Rngs(params=0)),  # noqa: B023
+            lambda: GPT(config, rngs=nnx.Rngs(params=0)),  # noqa: B023
             language_model_loss,
             make_optimizer(OptimizerConfig(warmup_steps=2, peak_learning_rate=0.05), config.d_model),
         )
@@ -171,7 +171,7 @@ def test_kernels_of_accelerators_train_on_several_devices(name, length):
     config = GPTConfig(24, attention=AttentionConfig(name), attention_dropout_rate=0.0, **sizes)
     training = shard_training(
         make_mesh(4, tensor=2),
-        lambda sharded: GPT(config, shard_attention=sharded, rngs=nnx.Rngs(params=0)),
+        lambda: GPT(config, rngs=nnx.Rngs(params=0)),
         language_model_loss,
         make_optimizer(OptimizerConfig(), config.d_model),
     )

@@ -17,7 +17,7 @@ from tfx_jax.functional.attention import SPECS
 from tfx_jax.functional.attention.chunked import chunked_attention
 from tfx_jax.models.config import SelfAttentionConfig
 from tfx_jax.models.transformer_xl import TransformerXLConfig
-from tfx_jax.nn import AttentionConfig, AttentionOptions
+from tfx_jax.nn import AttentionConfig, AttentionOptions, Distribution, distributed
 from tfx_jax.planning.plan import plan_step
 from tfx_jax.training.config import save_config, tiny_variant, validate
 from tfx_jax.training.run import load_run, make_run
@@ -57,8 +57,9 @@ def asked(family):
     planned = config.task.planned(config.model, LoaderOptions(seed=0))
 
     def loss(batch):
-        model = planned.task.make_model(shard_attention=note, rngs=nnx.Rngs(params=0))
-        return planned.task.loss(model, batch, nnx.Rngs(dropout=1)).loss
+        model = planned.task.make_model(rngs=nnx.Rngs(params=0))
+        with distributed(Distribution(attend=note)):
+            return planned.task.loss(model, batch, nnx.Rngs(dropout=1)).loss
 
     jax.eval_shape(loss, planned.batch)
     assert calls

@@ -86,7 +86,7 @@ class Regression:
     metrics = (MetricInfo("error", "error", is_loss=True),)
     unit = "example"
 
-    def make_model(self, *, shard_attention=None, rngs):
+    def make_model(self, *, rngs):
         return Linear()
 
     @property

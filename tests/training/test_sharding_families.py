@@ -142,9 +142,7 @@ SHARES = {"switch": (1, 1, 16, 16)}  # of one repetition, four experts and two g
 def laid_out(family, mesh):
     model, config, loss_fn, *_ = FAMILIES[family]
     optimizer = make_optimizer(OptimizerConfig(warmup_steps=2, peak_learning_rate=0.01), config.d_model)
-    return shard_training(
-        mesh, lambda sharded: model(config, shard_attention=sharded, rngs=nnx.Rngs(params=0)), loss_fn, optimizer
-    )
+    return shard_training(mesh, lambda: model(config, rngs=nnx.Rngs(params=0)), loss_fn, optimizer)
 
 
 def matrix_of(family, params):

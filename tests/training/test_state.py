@@ -71,7 +71,7 @@ def expected_run(batches):
 @functools.cache
 def training(num_devices=1, optimizer=OPTIMIZER, **options):
     mesh = make_mesh(num_devices)
-    return mesh, shard_training(mesh, lambda _: Recurrent(), loss, optimizer, make_carry=make_carry, **options)
+    return mesh, shard_training(mesh, Recurrent, loss, optimizer, make_carry=make_carry, **options)
 
 
 def run(trained_on, state, batches):

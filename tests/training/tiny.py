@@ -88,8 +88,7 @@ def write_text(folder):
         (folder / f"{split}.tsv").write_text("".join(lines))
 
 
-def _make(config, *, shard_attention, rngs):
-    del shard_attention  # there is no attention
+def _make(config, *, rngs):
     return BagOfWords(config, rngs=rngs)
 
 

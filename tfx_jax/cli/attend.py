@@ -93,7 +93,7 @@ def _read(task: CaptioningTask | ImageClassificationTask, image: str, split: Spl
         if isinstance(task, CaptioningTask):
             return read_image(image, task.model_config.image_size)
         return read_center(image, task.model_config.image_size, task.model_config.num_channels)
-    images = task.images(split)
+    images = task.rows(split)
     if not 1 <= int(image) <= len(images):
         raise UserError(f"--image={image} is none of the {len(images):,} images of the {split} split, from 1")
     return images[int(image) - 1].image

@@ -130,7 +130,8 @@ def rotary_embedding(
     if frequencies is None:
         angle = _angles(positions, h, base, dtype)
     else:
-        angle = positions[..., None].astype(dtype) * jnp.asarray(frequencies, dtype)
+        shape = (1,) * positions.ndim + frequencies.shape
+        angle = positions[..., None].astype(dtype) * jnp.asarray(frequencies, dtype).reshape(shape)
     angle = angle[..., None, :]
     sin, cos = (scale * (x if x.ndim == 4 else x[None]) for x in (jnp.sin(angle), jnp.cos(angle)))
     x, rest = jnp.split(x, [2 * angle.shape[-1]], axis=-1)

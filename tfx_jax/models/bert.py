@@ -16,7 +16,7 @@ from tfx_jax.functional.layers import add_bias
 from tfx_jax.models.config import DTYPES, layer_pattern
 from tfx_jax.models.flops import stack_flops
 from tfx_jax.models.padding import count, hide_padding
-from tfx_jax.nn.attention import AttentionConfig, AttentionFn, MultiHeadAttention, ShardAttention
+from tfx_jax.nn.attention import AttentionConfig, AttentionFn, MultiHeadAttention
 from tfx_jax.nn.basic import ACTIVATIONS, Embedding, FeedForward, LayerNorm, LearnedPositions, Linear, drop
 from tfx_jax.nn.layers import EncoderLayer, Residual
 from tfx_jax.nn.stack import REMATS, scan_layers, stack_layers
@@ -167,7 +167,6 @@ class Bert(nnx.Module):
         *,
         use_pooler: bool = True,
         attention_fn: AttentionFn | None = None,
-        shard_attention: ShardAttention | None = None,
         rngs: nnx.Rngs,
     ):
         """Initializes the parameters.
@@ -177,7 +176,6 @@ class Bert(nnx.Module):
           use_pooler: whether there is a linear layer with tanh over the first token's vector.
           attention_fn: the attention of every layer, with the signature of `dot_product_attention`; None means what
             `config.attention` names.
-          shard_attention: calls it on a mesh, see `tfx_jax.nn.MultiHeadAttention`.
           rngs: stream `params`.
 
         Raises:
@@ -195,7 +193,7 @@ class Bert(nnx.Module):
 
         def make_layer(own: AttentionConfig, rngs: nnx.Rngs) -> EncoderLayer:
             options: dict[str, Any] = {"use_bias": True, "dropout_rate": c.attention_dropout_rate}
-            options |= {"shard_attention": shard_attention, "dtype": dtype, "rngs": rngs}
+            options |= {"dtype": dtype, "rngs": rngs}
             if c.max_global_tokens:
                 window = {"window": own.options.window or 0, "max_global_tokens": c.max_global_tokens}
                 attention = GlobalAttention(c.d_model, c.num_heads, **window, **options)
@@ -337,29 +335,19 @@ class BertWithHead(nnx.Module):
     use_pooler = False
     first_is_global = False
 
-    def __init__(
-        self,
-        config: BertConfig,
-        *,
-        attention_fn: AttentionFn | None = None,
-        shard_attention: ShardAttention | None = None,
-        rngs: nnx.Rngs,
-    ):
+    def __init__(self, config: BertConfig, *, attention_fn: AttentionFn | None = None, rngs: nnx.Rngs):
         """Initializes the parameters.
 
         Args:
           config: the sizes; `labels` are those of a classifier or tagger.
           attention_fn: the attention of every layer, with the signature of `dot_product_attention`; None means what
             `config.attention` names.
-          shard_attention: calls it on a mesh, see `tfx_jax.nn.MultiHeadAttention`.
           rngs: stream `params`.
 
         Raises:
           ValueError: as a `Bert`, and if a classifier has no labels.
         """
-        self.bert = Bert(
-            config, use_pooler=self.use_pooler, attention_fn=attention_fn, shard_attention=shard_attention, rngs=rngs
-        )
+        self.bert = Bert(config, use_pooler=self.use_pooler, attention_fn=attention_fn, rngs=rngs)
         self._make_head(config, rngs)
         self.config = copy.deepcopy(config)
 

@@ -19,7 +19,6 @@ from tfx_jax.functional.recurrent import lstm_cell, narrow_product
 from tfx_jax.functional.search import BeamInvariant
 from tfx_jax.models.config import DTYPES
 from tfx_jax.models.encoder_decoder import check_token_ids, shift_right
-from tfx_jax.nn.attention import ShardAttention
 from tfx_jax.nn.basic import Embedding, LearnedPositions, drop
 from tfx_jax.nn.decoding import Decoder
 
@@ -68,9 +67,7 @@ class CaptionerConfig:
         del max_length  # a recurrence has no end
         self.vocab_size, self.channels, self.d_model = 1_000, (8, 16, 16), 32
 
-    def make(self, *, shard_attention: ShardAttention | None = None, rngs: nnx.Rngs) -> "Captioner":
-        """See `tfx_jax.models.config.MakesModel`; one head of one query leaves a mesh nothing to divide."""
-        del shard_attention
+    def make(self, *, rngs: nnx.Rngs) -> "Captioner":
         return Captioner(self, rngs=rngs)
 
     @property

@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Protocol, TypeVar, runtime_checkable
 from flax import nnx
 
 from tfx_jax.errors import UserError
-from tfx_jax.nn.attention import AttentionConfig, ShardAttention
+from tfx_jax.nn.attention import AttentionConfig
 from tfx_jax.nn.moe import ExpertsConfig
 
 Layer = TypeVar("Layer", bound=nnx.Module)
@@ -77,13 +77,8 @@ class SelfAttentionConfig(Protocol):
 class MakesModel(ModelConfig, Protocol):
     """The configuration of a model that needs no head."""
 
-    def make(self, *, shard_attention: ShardAttention | None = None, rngs: nnx.Rngs) -> Any:
-        """Makes the model, its parameters drawn.
-
-        Args:
-          shard_attention: calls attention on a mesh, see `tfx_jax.nn.MultiHeadAttention`.
-          rngs: stream `params`.
-        """
+    def make(self, *, rngs: nnx.Rngs) -> Any:
+        """Makes the model; stream `params` initializes its parameters."""
         ...
 
 

@@ -17,7 +17,7 @@ from tfx_jax.functional.attention.masks import padding_mask
 from tfx_jax.functional.layers import add_bias
 from tfx_jax.models.config import DTYPES, layer_pattern
 from tfx_jax.models.flops import stack_flops
-from tfx_jax.nn.attention import AttentionConfig, AttentionFn, MultiHeadAttention, ShardAttention
+from tfx_jax.nn.attention import AttentionConfig, AttentionFn, MultiHeadAttention
 from tfx_jax.nn.basic import FeedForward, LayerNorm, Linear, drop
 from tfx_jax.nn.layers import Residual
 from tfx_jax.nn.stack import REMATS, scan_layers, stack_layers
@@ -77,8 +77,8 @@ class ConformerConfig:
         self.num_features, self.kernel_size = 8, 3
         self.num_layers, self.d_model, self.num_heads, self.d_ff = 1, 32, 2, 64
 
-    def make(self, *, shard_attention: ShardAttention | None = None, rngs: nnx.Rngs) -> "Conformer":
-        return Conformer(self, shard_attention=shard_attention, rngs=rngs)
+    def make(self, *, rngs: nnx.Rngs) -> "Conformer":
+        return Conformer(self, rngs=rngs)
 
     @property
     def subsampling(self) -> int:
@@ -245,21 +245,13 @@ class ConformerLayer(nnx.Module):
 class Conformer(nnx.Module):
     """Frames, subsampled by four; layers of attention and convolution; logits of labels at each step."""
 
-    def __init__(
-        self,
-        config: ConformerConfig,
-        *,
-        attention_fn: AttentionFn | None = None,
-        shard_attention: ShardAttention | None = None,
-        rngs: nnx.Rngs,
-    ):
+    def __init__(self, config: ConformerConfig, *, attention_fn: AttentionFn | None = None, rngs: nnx.Rngs):
         """Initializes the parameters.
 
         Args:
           config: the sizes.
           attention_fn: the attention of every layer, with the signature of `dot_product_attention`; None means what
             `config.attention` names.
-          shard_attention: calls it on a mesh, see `tfx_jax.nn.MultiHeadAttention`.
           rngs: stream `params`.
 
         Raises:
@@ -277,7 +269,6 @@ class Conformer(nnx.Module):
                 use_bias=True,
                 dropout_rate=c.attention_dropout_rate,
                 attention_fn=attention_fn or own.make(c.num_heads, c.d_model // c.num_heads, rngs=rngs),
-                shard_attention=shard_attention,
                 dtype=dtype,
                 rngs=rngs,
             )

@@ -15,7 +15,6 @@ from tfx_jax.functional.attention.decomposable import attend_both, decomposable_
 from tfx_jax.functional.attention.dot_product import dot_product_attention
 from tfx_jax.models.config import DTYPES
 from tfx_jax.models.padding import padding_last
-from tfx_jax.nn.attention import ShardAttention
 from tfx_jax.nn.basic import Embedding, Linear, drop
 
 INITS = ("plain", "matching")
@@ -59,9 +58,7 @@ class DecomposableConfig:
         del max_length
         self.vocab_size, self.d_embedding, self.d_model, self.d_ff = 500, 32, 16, 16
 
-    def make(self, *, shard_attention: ShardAttention | None = None, rngs: nnx.Rngs) -> "DecomposableAttention":
-        """See `tfx_jax.models.config.MakesModel`; attention has a single head, which no device shares."""
-        del shard_attention
+    def make(self, *, rngs: nnx.Rngs) -> "DecomposableAttention":
         return DecomposableAttention(self, rngs=rngs)
 
     def training_flops(self, rows: int, length: int) -> int:

@@ -14,7 +14,6 @@ from tfx_jax.fields import at_least, documented, fraction, one_of
 from tfx_jax.functional.layers import add_bias, lookup
 from tfx_jax.functional.recurrent import State, lstm_cell, narrow_product, scan_cell
 from tfx_jax.models.config import DTYPES
-from tfx_jax.nn.attention import ShardAttention
 from tfx_jax.nn.basic import Linear, drop
 
 NUM_CHARACTERS = 259
@@ -346,18 +345,16 @@ class ElmoTagger(nnx.Module):
     `elmo` beside it, whose own parameters are frozen: only how its layers are mixed is learned.
     """
 
-    def __init__(self, config: ElmoConfig, *, shard_attention: ShardAttention | None = None, rngs: nnx.Rngs):
+    def __init__(self, config: ElmoConfig, *, rngs: nnx.Rngs):
         """Initializes the parameters, those of the frozen part too, which are to be taken from elsewhere.
 
         Args:
           config: the sizes.
-          shard_attention: of no use to a model that has none.
           rngs: stream `params`.
 
         Raises:
           ValueError: as an `Elmo`, and if there are no labels.
         """
-        del shard_attention
         if not config.labels:
             raise ValueError("a model that tags needs labels, but its configuration has none")
         config.validate()

@@ -14,7 +14,6 @@ from jaxtyping import Array, Bool, Float, Int
 from tfx_jax.fields import at_least, documented, fraction, one_of
 from tfx_jax.functional.attention.decomposable import attend_both
 from tfx_jax.models.config import DTYPES
-from tfx_jax.nn.attention import ShardAttention
 from tfx_jax.nn.basic import Embedding, Linear, drop, max_over_tokens, mean_over_tokens
 from tfx_jax.nn.recurrent import CELLS, BidirectionalLayer
 
@@ -46,9 +45,7 @@ class EsimConfig:
         del max_length
         self.vocab_size, self.d_embedding, self.d_model = 500, 32, 16
 
-    def make(self, *, shard_attention: ShardAttention | None = None, rngs: nnx.Rngs) -> "Esim":
-        """See `tfx_jax.models.config.MakesModel`; attention has a single head, which no device shares."""
-        del shard_attention
+    def make(self, *, rngs: nnx.Rngs) -> "Esim":
         return Esim(self, rngs=rngs)
 
     def training_flops(self, rows: int, length: int) -> int:

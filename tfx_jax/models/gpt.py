@@ -15,7 +15,7 @@ from tfx_jax.functional.layers import add_bias
 from tfx_jax.models.config import DTYPES, layer_pattern
 from tfx_jax.models.flops import stack_flops
 from tfx_jax.models.language_model import LanguageModel
-from tfx_jax.nn.attention import AttentionConfig, AttentionFn, MultiHeadAttention, ShardAttention
+from tfx_jax.nn.attention import AttentionConfig, AttentionFn, MultiHeadAttention
 from tfx_jax.nn.basic import ACTIVATIONS, Embedding, FeedForward, LayerNorm, LearnedPositions, drop
 from tfx_jax.nn.layers import EncoderLayer, Residual
 from tfx_jax.nn.moe import ExpertsConfig, MixtureOfExperts
@@ -99,8 +99,8 @@ class GPTConfig:
         self.vocab_size, self.num_layers, self.d_model, self.num_heads, self.d_ff = 1_000, 1, 32, 2, 64
         self.max_length = max_length
 
-    def make(self, *, shard_attention: ShardAttention | None = None, rngs: nnx.Rngs) -> "GPT":
-        return GPT(self, shard_attention=shard_attention, rngs=rngs)
+    def make(self, *, rngs: nnx.Rngs) -> "GPT":
+        return GPT(self, rngs=rngs)
 
     def training_flops(self, rows: int, length: int, *, num_predicted: int) -> int:
         return stack_flops(
@@ -119,21 +119,13 @@ class GPTConfig:
 class GPT(LanguageModel):
     """A language model (Radford et al., 2018 and 2019; Brown et al., 2020) whose output layer is its embedding."""
 
-    def __init__(
-        self,
-        config: GPTConfig,
-        *,
-        attention_fn: AttentionFn | None = None,
-        shard_attention: ShardAttention | None = None,
-        rngs: nnx.Rngs,
-    ):
+    def __init__(self, config: GPTConfig, *, attention_fn: AttentionFn | None = None, rngs: nnx.Rngs):
         """Initializes the parameters as GPT-2 does: normal, 0.02, residual projections 0.02 / sqrt(2 L).
 
         Args:
           config: the sizes.
           attention_fn: the attention of every layer, with the signature of `dot_product_attention`; None means what
             `config.attention` names.
-          shard_attention: calls it on a mesh, see `tfx_jax.nn.MultiHeadAttention`.
           rngs: stream `params`.
 
         Raises:
@@ -165,7 +157,6 @@ class GPT(LanguageModel):
                 use_bias=c.use_bias,
                 dropout_rate=c.attention_dropout_rate,
                 attention_fn=attention_fn or own.make(c.num_heads, d_k, rngs=rngs),
-                shard_attention=shard_attention,
                 dtype=dtype,
                 rngs=rngs,
             )

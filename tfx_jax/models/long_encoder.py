@@ -17,7 +17,7 @@ from tfx_jax.functional.positions import sinusoidal_positions
 from tfx_jax.models.config import DTYPES, layer_pattern
 from tfx_jax.models.flops import stack_flops
 from tfx_jax.models.padding import padding_last
-from tfx_jax.nn.attention import AttentionConfig, AttentionFn, MultiHeadAttention, ShardAttention
+from tfx_jax.nn.attention import AttentionConfig, AttentionFn, MultiHeadAttention
 from tfx_jax.nn.basic import ACTIVATIONS, Embedding, FeedForward, LayerNorm, Linear, drop, mean_over_tokens
 from tfx_jax.nn.layers import EncoderLayer, Residual
 from tfx_jax.nn.stack import REMATS, scan_layers, stack_layers
@@ -62,8 +62,8 @@ class LongEncoderConfig:
         del max_length
         self.num_layers, self.d_model, self.num_heads, self.d_ff = 1, 16, 2, 32
 
-    def make(self, *, shard_attention: ShardAttention | None = None, rngs: nnx.Rngs) -> "LongEncoder":
-        return LongEncoder(self, shard_attention=shard_attention, rngs=rngs)
+    def make(self, *, rngs: nnx.Rngs) -> "LongEncoder":
+        return LongEncoder(self, rngs=rngs)
 
     def training_flops(self, rows: int, length: int) -> int:
         """Counts the model FLOPs of a step on `rows` examples of `length` tokens each, see `tfx_jax.models.flops`."""
@@ -83,21 +83,13 @@ class LongEncoderConfig:
 class LongEncoder(nnx.Module):
     """Pre-norm encoder layers, the mean over tokens, hidden layers with ReLU, and the logits of labels."""
 
-    def __init__(
-        self,
-        config: LongEncoderConfig,
-        *,
-        attention_fn: AttentionFn | None = None,
-        shard_attention: ShardAttention | None = None,
-        rngs: nnx.Rngs,
-    ):
+    def __init__(self, config: LongEncoderConfig, *, attention_fn: AttentionFn | None = None, rngs: nnx.Rngs):
         """Initializes the parameters.
 
         Args:
           config: the sizes.
           attention_fn: the attention of every layer, with the signature of `dot_product_attention`; None means what
             `config.attention` names.
-          shard_attention: calls it on a mesh, see `tfx_jax.nn.MultiHeadAttention`.
           rngs: stream `params`.
 
         Raises:
@@ -113,9 +105,7 @@ class LongEncoder(nnx.Module):
 
         def make_layer(own: AttentionConfig, rngs: nnx.Rngs) -> EncoderLayer:
             core = attention_fn or own.make(c.num_heads, c.d_model // c.num_heads, rngs=rngs)
-            attention = MultiHeadAttention(
-                c.d_model, c.num_heads, attention_fn=core, shard_attention=shard_attention, dtype=dtype, rngs=rngs
-            )
+            attention = MultiHeadAttention(c.d_model, c.num_heads, attention_fn=core, dtype=dtype, rngs=rngs)
             sizes: dict[str, Any] = {"activation_fn": ACTIVATIONS["gelu_tanh"], "dropout_rate": c.dropout_rate}
             feed_forward = FeedForward(c.d_model, c.d_ff, **sizes, dtype=dtype, rngs=rngs)
             return EncoderLayer(attention, feed_forward, residual)

@@ -17,9 +17,9 @@ from tfx_jax.functional.layers import add_bias
 from tfx_jax.functional.reversible import reversible_stack
 from tfx_jax.models.config import DTYPES
 from tfx_jax.models.padding import count, hide_padding, left_aligned
-from tfx_jax.nn.attention import ShardAttention
 from tfx_jax.nn.basic import ACTIVATIONS, Embedding, FeedForward, LayerNorm, LearnedPositions, Linear, drop
 from tfx_jax.nn.decoding import Decoder
+from tfx_jax.nn.distribution import current_distribution
 from tfx_jax.nn.replay import at_last, init_replay, replay_step
 from tfx_jax.nn.stack import stack_layers, unstack_layers
 
@@ -57,8 +57,8 @@ class ReformerConfig:
         self.vocab_size, self.num_layers, self.d_model, self.num_heads, self.d_ff = 1_000, 2, 32, 2, 64
         self.max_length, self.chunk_size, self.feed_forward_chunk_size = max_length, 8, 8
 
-    def make(self, *, shard_attention: ShardAttention | None = None, rngs: nnx.Rngs) -> "Reformer":
-        return Reformer(self, shard_attention=shard_attention, rngs=rngs)
+    def make(self, *, rngs: nnx.Rngs) -> "Reformer":
+        return Reformer(self, rngs=rngs)
 
     def training_flops(self, rows: int, length: int, *, num_predicted: int) -> int:
         """Counts as `tfx_jax.models.flops` does, dense attention included; what runs backwards again is not counted."""
@@ -70,7 +70,7 @@ class ReformerConfig:
 class SharedAttention(nnx.Module):
     """Norm and causal self-attention whose keys are its queries at unit length: the f of a Reformer's layer."""
 
-    def __init__(self, config: ReformerConfig, shard_attention: ShardAttention | None, rngs: nnx.Rngs):
+    def __init__(self, config: ReformerConfig, rngs: nnx.Rngs):
         """Initializes the parameters, as `tfx_jax.nn.MultiHeadAttention` does."""
         c = config
         heads = (c.num_heads, c.d_model // c.num_heads)
@@ -80,7 +80,7 @@ class SharedAttention(nnx.Module):
         self.query_key = Linear(c.d_model, heads, kernel_init=into_heads, **options)
         self.value = Linear(c.d_model, heads, kernel_init=into_heads, **options)
         self.out = Linear(heads, c.d_model, kernel_init=nnx.initializers.glorot_uniform(), **options)
-        self.config, self.shard_attention = c, shard_attention
+        self.config = c
 
     def __call__(
         self,
@@ -99,14 +99,12 @@ class SharedAttention(nnx.Module):
         if c.full_attention:
             hashing = {"num_hashes": 1, "num_buckets": 1, "chunk_size": x.shape[1]}
         attend = functools.partial(lsh_attention, rng=jax.random.key(0) if rotations is None else rotations, **hashing)
-        if self.shard_attention is not None:
-            attend = functools.partial(self.shard_attention, attend)
         options: dict[str, Any] = {"is_causal": True, "return_weights": return_weights}
         options |= {"mask": mask, "segment_ids": segment_ids}
         options |= {"dropout_rate": c.attention_dropout_rate, "dropout_rng": for_weights}
         x = self.norm(x)
         query = self.query_key(x)
-        result: Any = attend(query, query, self.value(x), **options)
+        result: Any = current_distribution().attend(attend, query, query, self.value(x), **options)
         context, weights = result if return_weights else (result, None)
         output = _drop(self.out(context), c.dropout_rate, for_output)
         return (output, weights) if return_weights else output
@@ -164,12 +162,11 @@ class Reformer(nnx.Module):
     the same in evaluation. Positions are learned one by one, where the paper makes each of two factors.
     """
 
-    def __init__(self, config: ReformerConfig, *, shard_attention: ShardAttention | None = None, rngs: nnx.Rngs):
+    def __init__(self, config: ReformerConfig, *, rngs: nnx.Rngs):
         """Initializes the parameters.
 
         Args:
           config: the sizes.
-          shard_attention: calls attention on a mesh, see `tfx_jax.nn.MultiHeadAttention`.
           rngs: stream `params`.
 
         Raises:
@@ -180,7 +177,7 @@ class Reformer(nnx.Module):
         init = {"init_stddev": 0.02, "rngs": rngs}
         self.embedding = Embedding(c.vocab_size, c.d_model, dtype=jnp.float32, **init)
         self.positions = LearnedPositions(c.max_length, c.d_model, **init)
-        self.attention_layers = stack_layers(lambda rngs: SharedAttention(c, shard_attention, rngs), c.num_layers, rngs)
+        self.attention_layers = stack_layers(lambda rngs: SharedAttention(c, rngs), c.num_layers, rngs)
         self.feed_forward_layers = stack_layers(lambda rngs: ChunkedFeedForward(c, rngs), c.num_layers, rngs)
         self.norm = LayerNorm(2 * c.d_model)
         self.output = Linear(2 * c.d_model, c.vocab_size, kernel_init=nnx.initializers.glorot_uniform(), rngs=rngs)

@@ -14,7 +14,7 @@ from tfx_jax.functional.attention.masks import padding_mask
 from tfx_jax.functional.positions import sinusoidal_positions
 from tfx_jax.models.config import DTYPES, layer_pattern
 from tfx_jax.models.flops import stack_flops
-from tfx_jax.nn.attention import AttentionConfig, AttentionFn, MultiHeadAttention, ShardAttention
+from tfx_jax.nn.attention import AttentionConfig, AttentionFn, MultiHeadAttention
 from tfx_jax.nn.basic import FeedForward, LayerNorm, drop
 from tfx_jax.nn.layers import EncoderLayer, Residual
 from tfx_jax.nn.stack import REMATS, scan_layers, stack_layers
@@ -58,8 +58,8 @@ class SanCTCConfig:
         self.num_features, self.subsampling = 8, 2
         self.num_layers, self.d_model, self.num_heads, self.d_ff = 1, 32, 2, 64
 
-    def make(self, *, shard_attention: ShardAttention | None = None, rngs: nnx.Rngs) -> "SanCTC":
-        return SanCTC(self, shard_attention=shard_attention, rngs=rngs)
+    def make(self, *, rngs: nnx.Rngs) -> "SanCTC":
+        return SanCTC(self, rngs=rngs)
 
     def num_steps(self, num_frames: Any) -> Any:
         """Returns how many steps that many frames become, of a number or of an array of integers."""
@@ -85,21 +85,13 @@ class SanCTCConfig:
 class SanCTC(nnx.Module):
     """Stacked frames, projected, with sinusoidal positions; pre-norm encoder layers; logits of labels at each step."""
 
-    def __init__(
-        self,
-        config: SanCTCConfig,
-        *,
-        attention_fn: AttentionFn | None = None,
-        shard_attention: ShardAttention | None = None,
-        rngs: nnx.Rngs,
-    ):
+    def __init__(self, config: SanCTCConfig, *, attention_fn: AttentionFn | None = None, rngs: nnx.Rngs):
         """Initializes the parameters.
 
         Args:
           config: the sizes.
           attention_fn: the attention of every layer, with the signature of `dot_product_attention`; None means what
             `config.attention` names.
-          shard_attention: calls it on a mesh, see `tfx_jax.nn.MultiHeadAttention`.
           rngs: stream `params`.
 
         Raises:
@@ -117,7 +109,6 @@ class SanCTC(nnx.Module):
                 c.num_heads,
                 dropout_rate=c.attention_dropout_rate,
                 attention_fn=attention_fn or own.make(c.num_heads, c.d_model // c.num_heads, rngs=rngs),
-                shard_attention=shard_attention,
                 dtype=dtype,
                 rngs=rngs,
             )

@@ -27,7 +27,7 @@ from tfx_jax.functional.recurrent import State, narrow_product
 from tfx_jax.functional.search import BeamInvariant
 from tfx_jax.models.config import DTYPES
 from tfx_jax.models.encoder_decoder import check_token_ids, shift_right, source_mask, with_padding
-from tfx_jax.nn.attention import AttentionFn, ShardAttention
+from tfx_jax.nn.attention import AttentionFn
 from tfx_jax.nn.auxiliary import AuxiliaryLoss, StepMetric, record_masked_mean
 from tfx_jax.nn.basic import Embedding, drop, dropout_mask
 from tfx_jax.nn.decoding import Decoder
@@ -210,9 +210,7 @@ class Seq2SeqConfig:
         del max_length  # a recurrence has no end
         self.vocab_size, self.num_layers, self.d_model = 1_000, 1, 32
 
-    def make(self, *, shard_attention: ShardAttention | None = None, rngs: nnx.Rngs) -> "Seq2Seq":
-        """See `tfx_jax.models.config.MakesModel`; one head of one query leaves a mesh nothing to divide."""
-        del shard_attention
+    def make(self, *, rngs: nnx.Rngs) -> "Seq2Seq":
         return Seq2Seq(self, rngs=rngs)
 
     @property

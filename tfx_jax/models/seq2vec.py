@@ -19,7 +19,6 @@ from tfx_jax.functional.attention.masks import Mask
 from tfx_jax.functional.attention.structured import redundancy_penalty, structured_pooling
 from tfx_jax.functional.layers import lookup
 from tfx_jax.models.config import DTYPES
-from tfx_jax.nn.attention import ShardAttention
 from tfx_jax.nn.auxiliary import AuxiliaryLoss, StepMetric, record_masked_mean
 from tfx_jax.nn.basic import Linear, drop
 
@@ -61,9 +60,7 @@ class Seq2VecConfig:
         del max_length
         self.d_model, self.d_ff, self.num_knots = 16, 8, 5
 
-    def make(self, *, shard_attention: ShardAttention | None = None, rngs: nnx.Rngs) -> "Seq2Vec":
-        """See `tfx_jax.models.config.MakesModel`; one query per row is too little to divide among devices."""
-        del shard_attention
+    def make(self, *, rngs: nnx.Rngs) -> "Seq2Vec":
         return Seq2Vec(self, rngs=rngs)
 
     @property

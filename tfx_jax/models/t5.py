@@ -27,7 +27,7 @@ from tfx_jax.models.encoder_decoder import (
 )
 from tfx_jax.models.flops import EncoderDecoderSizes, encoder_decoder_sizes
 from tfx_jax.models.padding import padding_last
-from tfx_jax.nn.attention import AttentionConfig, AttentionFn, MultiHeadAttention, ShardAttention
+from tfx_jax.nn.attention import AttentionConfig, AttentionFn, MultiHeadAttention
 from tfx_jax.nn.basic import ACTIVATIONS, Embedding, FeedForward, RMSNorm, drop
 from tfx_jax.nn.decoding import Decoder
 from tfx_jax.nn.fused_decoder import arrange, fused_step
@@ -121,8 +121,8 @@ class T5Config:
         self.vocab_size, self.num_layers, self.d_model, self.num_heads, self.d_ff = 1_000, 1, 32, 2, 64
         self.d_k = 16
 
-    def make(self, *, shard_attention: ShardAttention | None = None, rngs: nnx.Rngs) -> "T5":
-        return T5(self, shard_attention=shard_attention, rngs=rngs)
+    def make(self, *, rngs: nnx.Rngs) -> "T5":
+        return T5(self, rngs=rngs)
 
     def training_flops(self, rows: int, source_length: int, target_length: int) -> int:
         return self.flop_sizes.training_flops(rows, source_length, target_length)
@@ -159,14 +159,7 @@ class RelativeBias(nnx.Module):
 class T5(nnx.Module):
     """Encoder and decoder with biases for distances, norms in front of sublayers, and no offsets anywhere."""
 
-    def __init__(
-        self,
-        config: T5Config,
-        *,
-        attention_fn: AttentionFn | None = None,
-        shard_attention: ShardAttention | None = None,
-        rngs: nnx.Rngs,
-    ):
+    def __init__(self, config: T5Config, *, attention_fn: AttentionFn | None = None, rngs: nnx.Rngs):
         """Initializes the parameters from normal distributions, as the paper's code does.
 
         Scores are not scaled; queries are drawn smaller by sqrt(d_k) instead. A matrix has the variance 1 / inputs, the
@@ -176,7 +169,6 @@ class T5(nnx.Module):
           config: the sizes.
           attention_fn: the self-attention of every layer, with the signature of `dot_product_attention` and a full
             `bias`; None means what `config.attention` names. The attention to the encoder's output is dense.
-          shard_attention: calls both on a mesh, see `tfx_jax.nn.MultiHeadAttention`.
           rngs: stream `params`.
 
         Raises:
@@ -208,7 +200,6 @@ class T5(nnx.Module):
                 d_k=c.d_k,
                 dropout_rate=c.dropout_rate,
                 attention_fn=core,
-                shard_attention=shard_attention,
                 scale=1.0,
                 dtype=dtype,
                 rngs=rngs,

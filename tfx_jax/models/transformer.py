@@ -27,7 +27,7 @@ from tfx_jax.models.encoder_decoder import (
 )
 from tfx_jax.models.flops import EncoderDecoderSizes, encoder_decoder_sizes
 from tfx_jax.models.padding import padding_last
-from tfx_jax.nn.attention import AttentionConfig, AttentionFn, MultiHeadAttention, ShardAttention
+from tfx_jax.nn.attention import AttentionConfig, AttentionFn, MultiHeadAttention
 from tfx_jax.nn.basic import ACTIVATIONS, Embedding, FeedForward, LayerNorm, LearnedPositions, drop
 from tfx_jax.nn.decoding import Decoder
 from tfx_jax.nn.fused_decoder import arrange, fused_step
@@ -108,8 +108,8 @@ class TransformerConfig:
         del max_length  # positions are computed, or as many as they were
         self.vocab_size, self.num_layers, self.d_model, self.num_heads, self.d_ff = 1_000, 1, 32, 2, 64
 
-    def make(self, *, shard_attention: ShardAttention | None = None, rngs: nnx.Rngs) -> "Transformer":
-        return Transformer(self, shard_attention=shard_attention, rngs=rngs)
+    def make(self, *, rngs: nnx.Rngs) -> "Transformer":
+        return Transformer(self, rngs=rngs)
 
     def training_flops(self, rows: int, source_length: int, target_length: int) -> int:
         return self.flop_sizes.training_flops(rows, source_length, target_length)
@@ -126,21 +126,13 @@ class TransformerConfig:
 class Transformer(nnx.Module):
     """Encoder and decoder over one shared embedding."""
 
-    def __init__(
-        self,
-        config: TransformerConfig,
-        *,
-        attention_fn: AttentionFn | None = None,
-        shard_attention: ShardAttention | None = None,
-        rngs: nnx.Rngs,
-    ):
+    def __init__(self, config: TransformerConfig, *, attention_fn: AttentionFn | None = None, rngs: nnx.Rngs):
         """Initializes the parameters.
 
         Args:
           config: the sizes.
           attention_fn: the self-attention of every layer, with the signature of `dot_product_attention`; None means
             what `config.attention` names. The attention to the encoder's output is dense.
-          shard_attention: calls both on a mesh, see `tfx_jax.nn.MultiHeadAttention`.
           rngs: stream `params`.
 
         Raises:
@@ -162,7 +154,6 @@ class Transformer(nnx.Module):
             d_v=c.d_model // c.num_heads if c.d_v is None else c.d_v,
             use_bias=c.attention_bias,
             dropout_rate=c.attention_dropout_rate,
-            shard_attention=shard_attention,
             dtype=dtype,
         )
 

@@ -16,7 +16,7 @@ from tfx_jax.errors import UserError
 from tfx_jax.fields import at_least, documented, fraction, one_of
 from tfx_jax.models.config import DTYPES
 from tfx_jax.models.padding import hide_padding
-from tfx_jax.nn.attention import AttentionConfig, MultiHeadAttention, ShardAttention
+from tfx_jax.nn.attention import AttentionConfig, MultiHeadAttention
 from tfx_jax.nn.basic import Embedding, FeedForward, drop
 from tfx_jax.nn.layers import Residual
 from tfx_jax.nn.stack import REMATS, scan_layers, stack_layers
@@ -62,8 +62,8 @@ class TransformerXLConfig:
         self.vocab_size, self.num_layers, self.d_model, self.num_heads, self.d_ff = 1_000, 2, 32, 2, 64
         self.memory_length, self.eval_memory_length = max_length, 2 * max_length
 
-    def make(self, *, shard_attention: ShardAttention | None = None, rngs: nnx.Rngs) -> "TransformerXL":
-        return TransformerXL(self, shard_attention=shard_attention, rngs=rngs)
+    def make(self, *, rngs: nnx.Rngs) -> "TransformerXL":
+        return TransformerXL(self, rngs=rngs)
 
     def init_memories(self, rows: int, memory_length: int | None = None) -> "Memories":
         """Makes the memories of texts that begin, of which nothing exists.
@@ -152,12 +152,11 @@ class TransformerXL(nnx.Module):
     The biases u and v are each layer's own, as in the authors' TensorFlow code (`untie_r`).
     """
 
-    def __init__(self, config: TransformerXLConfig, *, shard_attention: ShardAttention | None = None, rngs: nnx.Rngs):
+    def __init__(self, config: TransformerXLConfig, *, rngs: nnx.Rngs):
         """Initializes the parameters.
 
         Args:
           config: the sizes.
-          shard_attention: calls attention on a mesh, see `tfx_jax.nn.MultiHeadAttention`.
           rngs: stream `params`.
         """
         c = config
@@ -169,7 +168,6 @@ class TransformerXL(nnx.Module):
                 c.num_heads,
                 dropout_rate=c.attention_dropout_rate,
                 attention_fn=c.attention.make(c.num_heads, c.d_model // c.num_heads, rngs=rngs),
-                shard_attention=shard_attention,
                 dtype=dtype,
                 rngs=rngs,
             )

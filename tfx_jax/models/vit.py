@@ -16,7 +16,7 @@ from tfx_jax.fields import at_least, documented, fraction, one_of
 from tfx_jax.functional.layers import add_bias
 from tfx_jax.models.config import DTYPES, layer_pattern
 from tfx_jax.models.flops import stack_flops
-from tfx_jax.nn.attention import AttentionConfig, AttentionFn, MultiHeadAttention, ShardAttention
+from tfx_jax.nn.attention import AttentionConfig, AttentionFn, MultiHeadAttention
 from tfx_jax.nn.basic import ACTIVATIONS, FeedForward, LayerNorm, LearnedPositions, drop
 from tfx_jax.nn.layers import EncoderLayer, Residual
 from tfx_jax.nn.stack import REMATS, scan_layers, stack_layers
@@ -75,8 +75,8 @@ class ViTConfig:
         self.image_size, self.patch_size, self.num_channels = 48, 12, 3
         self.num_layers, self.d_model, self.num_heads, self.d_ff = 2, 32, 2, 64
 
-    def make(self, *, shard_attention: ShardAttention | None = None, rngs: nnx.Rngs) -> "ViTClassifier":
-        return ViTClassifier(self, shard_attention=shard_attention, rngs=rngs)
+    def make(self, *, rngs: nnx.Rngs) -> "ViTClassifier":
+        return ViTClassifier(self, rngs=rngs)
 
     def training_flops(self, rows: int) -> int:
         """Counts the model FLOPs of a training step on that many images, see `tfx_jax.models.flops`."""
@@ -149,7 +149,6 @@ class ViT(nnx.Module):
         *,
         use_pooler: bool = True,
         attention_fn: AttentionFn | None = None,
-        shard_attention: ShardAttention | None = None,
         rngs: nnx.Rngs,
     ):
         """Initializes the parameters.
@@ -160,7 +159,6 @@ class ViT(nnx.Module):
             the paper's classifier has in pre-training and loses afterwards.
           attention_fn: the attention of every layer, with the signature of `dot_product_attention`; None means what
             `config.attention` names.
-          shard_attention: calls it on a mesh, see `tfx_jax.nn.MultiHeadAttention`.
           rngs: stream `params`.
 
         Raises:
@@ -178,7 +176,6 @@ class ViT(nnx.Module):
             c.num_heads,
             use_bias=True,
             dropout_rate=c.attention_dropout_rate,
-            shard_attention=shard_attention,
             dtype=dtype,
         )
 
@@ -260,18 +257,11 @@ class ViTClassifier(nnx.Module):
     The linear layer starts at zero, as the paper has it for fine-tuning (section 3.2).
     """
 
-    def __init__(
-        self,
-        config: ViTConfig,
-        *,
-        attention_fn: AttentionFn | None = None,
-        shard_attention: ShardAttention | None = None,
-        rngs: nnx.Rngs,
-    ):
+    def __init__(self, config: ViTConfig, *, attention_fn: AttentionFn | None = None, rngs: nnx.Rngs):
         """Initializes the parameters; arguments and errors are those of a `ViT`, and there must be labels."""
         if not config.labels:
             raise ValueError("a model that classifies needs labels, but its configuration has none")
-        self.vit = ViT(config, use_pooler=False, attention_fn=attention_fn, shard_attention=shard_attention, rngs=rngs)
+        self.vit = ViT(config, use_pooler=False, attention_fn=attention_fn, rngs=rngs)
         zeros = nnx.initializers.zeros_init()
         self.classifier = nnx.Linear(
             config.d_model, len(config.labels), kernel_init=zeros, dtype=jnp.float32, rngs=rngs

@@ -8,6 +8,7 @@ from tfx_jax.nn.attention import AttentionConfig, AttentionOptions, MultiHeadAtt
 from tfx_jax.nn.auxiliary import AuxiliaryLoss, StepMetric
 from tfx_jax.nn.basic import Embedding, FeedForward, LayerNorm, LearnedPositions, Linear, RMSNorm
 from tfx_jax.nn.decoding import Decoder, DecodingModel
+from tfx_jax.nn.distribution import Distribution, distributed
 from tfx_jax.nn.layers import DecoderLayer, EncoderLayer
 from tfx_jax.nn.moe import ExpertsConfig, MixtureOfExperts
 from tfx_jax.nn.stack import scan_layers, stack_layers, unstack_layers
@@ -19,6 +20,7 @@ __all__ = [
     "Decoder",
     "DecoderLayer",
     "DecodingModel",
+    "Distribution",
     "Embedding",
     "EncoderLayer",
     "ExpertsConfig",
@@ -30,6 +32,7 @@ __all__ = [
     "MultiHeadAttention",
     "RMSNorm",
     "StepMetric",
+    "distributed",
     "scan_layers",
     "stack_layers",
     "unstack_layers",

@@ -25,12 +25,10 @@ from tfx_jax.functional.attention.masks import Bias, Mask, SegmentIds
 from tfx_jax.functional.attention.spec import CachedDecoding, RecurrentDecoding, unbound
 from tfx_jax.functional.positions import ROTARY_SCALINGS, rotary_embedding, rotary_frequencies
 from tfx_jax.nn.basic import Linear
+from tfx_jax.nn.distribution import current_distribution
 
 AttentionFn = Callable[..., Any]
 """A callable with the signature of `tfx_jax.functional.dot_product_attention`."""
-
-ShardAttention = Callable[..., Any]
-"""Calls an attention function on a mesh: `shard_attention(attention_fn, query, key, value, ...)`."""
 
 
 class KVCache(NamedTuple):
@@ -87,8 +85,8 @@ class MultiHeadAttention(nnx.Module):
         rotary: "RotaryConfig | None" = None,
         dropout_rate: float = 0.0,
         attention_fn: AttentionFn = dot_product_attention,
-        shard_attention: ShardAttention | None = None,
         scale: float | None = None,
+        logits_soft_cap: float | None = None,
         attention_axes: Sequence[int] | None = None,
         dtype: DTypeLike = jnp.float32,
         param_dtype: DTypeLike = jnp.float32,
@@ -116,9 +114,8 @@ class MultiHeadAttention(nnx.Module):
           dropout_rate: of the attention weights; 0 in the paper's text, 0.1 in its code.
           attention_fn: any attention with the signature of `tfx_jax.functional.dot_product_attention`, a function or a
             Module that owns parameters.
-          shard_attention: calls it where arrays are divided over a mesh, `shard_attention(attention_fn, query, key,
-            value, ...)`; None calls it directly.
           scale: multiplies the logits; None leaves it to `attention_fn`.
+          logits_soft_cap: c of c * tanh(logits / c) (Gemma 2, 2024); None leaves logits unbounded.
           attention_axes: for inputs [B, ..., D] of more axes, those to attend over, negative ones counted from the end;
             see `tfx_jax.functional.attention_over_axes`. None means the one axis of a sequence.
           dtype: of the computation.
@@ -177,8 +174,8 @@ class MultiHeadAttention(nnx.Module):
         if attention_axes is not None:
             attention_fn = functools.partial(attention_over_axes, attention_fn, axes=tuple(attention_axes))
         self.attention_fn = attention_fn
-        self.shard_attention = shard_attention
         self.scale = scale
+        self.logits_soft_cap = logits_soft_cap
 
     def __call__(
         self,
@@ -237,6 +234,12 @@ class MultiHeadAttention(nnx.Module):
         key = with_positions(self.key(memory), self.key_norm, self.rotary, positions)
         return key, self.value(memory if value_memory is None else value_memory)
 
+    def logit_options(self) -> dict[str, Any]:
+        """Returns the options of the attention that concern its logits, as far as they are set."""
+        sinks = None if self.sinks is None else self.sinks[...]
+        options = {"scale": self.scale, "logits_soft_cap": self.logits_soft_cap, "sinks": sinks}
+        return {name: option for name, option in options.items() if option is not None}
+
     def project_gates(self, memory: Float[Array, "B S _"]) -> dict[str, Float[Array, "B S ..."]]:
         """Returns the gates that the attention takes beside keys and values, by name."""
         return {name: getattr(self, f"gate_{name}")(memory) for name in self.gate_names}
@@ -260,21 +263,15 @@ class MultiHeadAttention(nnx.Module):
         """Attends from `x` to keys and values that are projected already; options and result as in the call."""
         # Options that are not set are not passed on: not every attention has every option.
         options = {name: option for name, option in options.items() if option is not None} | dict(gates or {})
-        if self.sinks is not None:
-            options["sinks"] = self.sinks[...]
-        if self.scale is not None:
-            options["scale"] = self.scale
+        options |= self.logit_options()
         if rngs is not None and self.dropout_rate:
             options |= {"dropout_rate": self.dropout_rate, "dropout_rng": rngs.dropout()}
         if rngs is not None and getattr(self.attention_fn, "has_running_statistics", False):
             options["is_training"] = True
         if return_weights:
             options["return_weights"] = True
-        attend = self.attention_fn
-        if self.shard_attention is not None:
-            attend = functools.partial(self.shard_attention, attend)
         query = with_positions(self.query(x), self.query_norm, self.rotary, positions)
-        result = attend(query, key, value, **options)
+        result = current_distribution().attend(self.attention_fn, query, key, value, **options)
         if return_weights:
             context, weights = result
             return self.out(context), weights

@@ -150,15 +150,27 @@ class RMSNorm(nnx.Module):
         d_model: int,
         *,
         epsilon: float = 1e-6,
+        scale_offset: float = 0.0,
         param_dtype: DTypeLike = jnp.float32,
-        rngs: nnx.Rngs | None = None,  # unused, as in Flax: parameters start as ones
+        rngs: nnx.Rngs | None = None,  # unused, as in Flax: the gain starts as one
     ):
-        self.scale = nnx.Param(jnp.ones(d_model, param_dtype))
+        """Initializes the gain.
+
+        Args:
+          d_model: width D.
+          epsilon: added to the mean square.
+          scale_offset: added to the parameter, 1 in Gemma: weight decay then pulls the gain to 1.
+          param_dtype: of the parameter.
+          rngs: unused.
+        """
+        self.scale = nnx.Param(jnp.full(d_model, 1.0 - scale_offset, param_dtype))
         self.epsilon = epsilon
+        self.scale_offset = scale_offset
 
     def __call__(self, x: Float[Array, "*batch D"]) -> Float[Array, "*batch D"]:
         """Normalizes the last axis; see `tfx_jax.functional.rms_norm`."""
-        return rms_norm(x, self.scale[...], epsilon=self.epsilon)
+        scale = self.scale[...]
+        return rms_norm(x, scale + self.scale_offset if self.scale_offset else scale, epsilon=self.epsilon)
 
 
 # By the names that configurations have for them.

@@ -105,7 +105,7 @@ class FusedDecoderLayer(nnx.Module):
         else:
             self.attention_fn, self.is_visible = decoding
         self.learned = own.attention_fn if isinstance(own.attention_fn, LearnedAttention) else None
-        self.scale = own.scale
+        self.scale, self.logits_soft_cap = own.scale, own.logits_soft_cap
         self.cross_attention_fn = self.cross_scale = None
         if isinstance(layer, DecoderLayer):
             cross_decoding = _decoding_of(layer.cross_attention)
@@ -172,9 +172,9 @@ class FusedDecoderLayer(nnx.Module):
             at = jnp.broadcast_to(position if positions is None else positions, beams)
             query = with_positions(query, self.query_norm, self.rotary, at)
             key = with_positions(key, self.key_norm, self.rotary, at)
-            options: dict[str, Any] = {} if self.scale is None else {"scale": self.scale}
-            if self.sinks is not None:
-                options["sinks"] = self.sinks[...]
+            options: dict[str, Any] = {"scale": self.scale, "logits_soft_cap": self.logits_soft_cap}
+            options |= {"sinks": None if self.sinks is None else self.sinks[...]}
+            options = {name: option for name, option in options.items() if option is not None}
             if self.step_fn is not None:
                 options |= {name: gate(x) for name, gate in self.gates.items()} | self._parameters(x.dtype)
                 rows = (part.reshape(*shape[:2], *part.shape[2:]) for part in (query, key, value))

@@ -1,5 +1,6 @@
 """Encoder and decoder layers (Vaswani et al., 2017, section 3.1), composed of sublayers that the caller builds."""
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -18,7 +19,8 @@ class Residual(nnx.Module):
     """Dropout, residual connection and layer normalization around a sublayer.
 
     Post-norm, the paper's: norm(x + f(x)). Pre-norm (Xiong et al., 2020): x + f(norm(x)), which trains without
-    warm-up and wants one more normalization after the last layer.
+    warm-up and wants one more normalization after the last layer. Either may be with or without a norm of the branch:
+    x + output_norm(f(norm(x))), as in Gemma 2, or x + output_norm(f(x)), as in OLMo 2.
     """
 
     def __init__(
@@ -27,11 +29,27 @@ class Residual(nnx.Module):
         *,
         dropout_rate: float = 0.0,
         pre_norm: bool = False,
+        input_norm: bool = True,
+        output_norm: bool = False,
         epsilon: float = 1e-6,
         make_norm: Callable[..., nnx.Module] = LayerNorm,
         param_dtype: DTypeLike = jnp.float32,
     ):
-        self.norm = make_norm(d_model, epsilon=epsilon, param_dtype=param_dtype)
+        """Initializes the norms.
+
+        Args:
+          d_model: width D.
+          dropout_rate: of the branch.
+          pre_norm: whether the norm is before the sublayer instead of after the sum.
+          input_norm: with `pre_norm`, whether there is a norm before the sublayer at all.
+          output_norm: whether the output of the sublayer has a norm of its own.
+          epsilon: of the norms.
+          make_norm: makes them.
+          param_dtype: of their parameters.
+        """
+        make = functools.partial(make_norm, d_model, epsilon=epsilon, param_dtype=param_dtype)
+        self.norm = make() if input_norm or not pre_norm else None
+        self.output_norm = make() if output_norm else None
         self.dropout_rate = dropout_rate
         self.pre_norm = pre_norm
 
@@ -42,9 +60,10 @@ class Residual(nnx.Module):
         rngs: nnx.Rngs | None = None,
     ) -> tuple[Float[Array, "B T D"], Any]:
         """Wraps `y, extra = sublayer(x)`; `extra` is handed through."""
-        y, extra = sublayer(self.norm(x) if self.pre_norm else x)
+        y, extra = sublayer(self.norm(x) if self.pre_norm and self.norm is not None else x)
+        y = y if self.output_norm is None else self.output_norm(y)
         x = x + drop(y, self.dropout_rate, rngs)
-        return (x if self.pre_norm else self.norm(x)), extra
+        return (x if self.pre_norm or self.norm is None else self.norm(x)), extra
 
 
 class EncoderLayer(nnx.Module):

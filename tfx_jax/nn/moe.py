@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +14,6 @@ from jaxtyping import Array, Bool, Float
 from tfx_jax.errors import UserError
 from tfx_jax.fields import at_least, documented
 from tfx_jax.functional.moe import (
-    Exchange,
     Routing,
     expert_capacity,
     load_balancing_loss,
@@ -25,6 +24,7 @@ from tfx_jax.functional.moe import (
 )
 from tfx_jax.nn.auxiliary import AuxiliaryLoss, StepMetric
 from tfx_jax.nn.basic import FeedForward
+from tfx_jax.nn.distribution import current_distribution
 from tfx_jax.nn.stack import stack_layers
 
 _ROUTINGS = {1: top_1_routing, 2: top_2_routing}
@@ -85,15 +85,6 @@ class ExpertsConfig:
         )
 
 
-class ExpertsOnMesh(NamedTuple):
-    """How the mixtures of a model lie on a mesh."""
-
-    num_groups: int
-    """Whose tokens are routed by themselves: as many as devices, or groups of them, share the rows of a batch."""
-    exchange: Exchange | None
-    """Between devices of groups and of experts; None where every device has all experts."""
-
-
 class MixtureOfExperts(nnx.Module):
     """`num_experts` feed-forward networks and a router that sends each token to one of them (Fedus et al., 2021).
 
@@ -101,12 +92,7 @@ class MixtureOfExperts(nnx.Module):
 
     In training an expert takes so many tokens and drops the rest, and what the router adds to the loss is left in
     `auxiliary_loss`, for the train step to add. Evaluation drops none: an answer does not depend on other tokens.
-
-    Attributes:
-      on_mesh: set by who trains the model on a mesh, see `tfx_jax.training.sharding.experts`.
     """
-
-    on_mesh: ExpertsOnMesh | None = None
 
     def __init__(
         self,
@@ -177,8 +163,9 @@ class MixtureOfExperts(nnx.Module):
         num_tokens = logits.size // self.num_experts
         num_groups, capacity, exchange = 1, num_tokens, None
         if rngs is not None:
-            of_mesh, exchange = self.on_mesh or (1, None)
-            num_groups = self.num_groups or of_mesh
+            distribution = current_distribution()
+            num_groups = self.num_groups or distribution.num_groups
+            exchange = distribution.exchange(num_groups, self.num_experts)
             if num_tokens % num_groups:
                 raise UserError(
                     f"config.model.experts.num_groups={num_groups} does not divide the {num_tokens} tokens of a batch: "

@@ -142,7 +142,7 @@ def unstack_layers(layers: Layer) -> list[Layer]:
 
 
 def per_layer(extras: Any, num_layers: int) -> list[Any]:
-    """Takes what `scan_layers` returns beside the output apart into a list of the layers."""
+    """Splits the extras of `scan_layers` into a list of the layers."""
     if isinstance(extras, list):
         return extras
     return [jax.tree.map(operator.itemgetter(index), extras) for index in range(num_layers)]

@@ -158,7 +158,7 @@ def plan_step(config: ExperimentConfig, devices: Sequence[Any]) -> PlannedStep:
     task: Any = planned.task
     setup = make_train_setup(
         config,
-        lambda sharded: task.make_model(shard_attention=sharded, rngs=nnx.Rngs(params=config.seed)),
+        lambda: task.make_model(rngs=nnx.Rngs(params=config.seed)),
         task.loss,
         mesh,
         make_carry=getattr(task, "make_carry", lambda: None),

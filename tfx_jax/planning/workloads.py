@@ -16,7 +16,6 @@ from jaxtyping import Array, Int
 from tfx_jax.errors import UserError
 from tfx_jax.generation.decoding import BeamSearch, decode
 from tfx_jax.models.transformer import EOS_ID, Transformer, TransformerConfig
-from tfx_jax.nn.attention import ShardAttention
 from tfx_jax.planning.attentions import ATTENTIONS
 from tfx_jax.planning.measure import Compilation, Workload, compile_apart, timed
 from tfx_jax.planning.plan import Plan, plan_step, read_plan
@@ -54,8 +53,8 @@ def training(model: TransformerConfig, *, batch: int, length: int) -> Workload:
         raise UserError(f"{num_batch_shards(mesh)} devices cannot share a batch of {batch} rows equally")
     config = ExperimentConfig(model=model)
 
-    def make_model(shard_attention: ShardAttention | None) -> Transformer:
-        return Transformer(model, shard_attention=shard_attention, rngs=nnx.Rngs(params=config.seed))
+    def make_model() -> Transformer:
+        return Transformer(model, rngs=nnx.Rngs(params=config.seed))
 
     loss_fn = functools.partial(translation_loss, label_smoothing=0.1)
     step_fn, first_state, _ = make_train_setup(config, make_model, loss_fn, mesh)

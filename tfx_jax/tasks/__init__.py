@@ -1,8 +1,8 @@
 """Tasks: what a model is trained on. Each joins data, loss, metrics and predictions.
 
-`task.Task` is the protocol, `loss` what a loss returns, `prediction` how a trained model is run over examples. The
-packages
-`text`, `sequence`, `speech`, `vision` and the module `events` hold the tasks themselves.
+`task.Task` is the protocol, `loss` what a loss returns, `prediction` how a trained model is run over examples.
+`classification` is shared by the tasks that give an example one label, `token_prediction` by language models and other
+tasks that predict tokens. The packages `text`, `sequence`, `speech`, `vision` and the module `events` hold the tasks.
 """
 
 from tfx_jax.tasks.events import EventClassificationConfig, EventClassificationTask, EventData, event_loss

@@ -8,6 +8,7 @@ from typing import Any, TypeVar, cast
 from etils import epath
 
 from tfx_jax.data.files import write_file
+from tfx_jax.data.objectives.span_corruption import NUM_SENTINELS, sentinel_ids
 from tfx_jax.data.tokenizers.hf_tokenizer import TOKENIZER_FILES, HFTokenizer, load_folder_tokenizer
 from tfx_jax.data.tokenizers.train import load_made_as, train_or_load_folder
 from tfx_jax.errors import UserError
@@ -28,7 +29,7 @@ def setup_tokenizer(
       model: the configuration of the model, whose vocabulary is how many tokens there are at most.
       texts: begins the training text again, in pieces.
       kind: see `tfx_jax.data.tokenizers.train.train_or_load_folder`.
-      family: which special tokens it has, likewise.
+      family: which special tokens it has: "bert", "gpt", "marian" or "t5".
 
     Returns:
       The tokenizer, and the configuration of the model with as many tokens as it really has: the tokenizer's, or those
@@ -36,23 +37,47 @@ def setup_tokenizer(
 
     Raises:
       UserError: as `Artifacts.checked`, if the model to start from has no tokenizer, and if that of the workdir is of
-        another kind or has more tokens than the configuration allows.
+        another kind, has more tokens than the configuration allows, or lacks special tokens of its family.
     """
     folder = artifacts.folder / "tokenizer"
     with artifacts.checked(folder.name) as is_new:
         if artifacts.starts_from_model:
             if is_new:
                 _copy_tokenizer(artifacts.initial_tokenizer(), folder)
-            return load_folder_tokenizer(folder), model
-        size = model.vocab_size
-        if is_new:
-            tokenizer = train_or_load_folder(folder, texts, kind=kind, family=family, vocab_size=size)
-        else:  # config.json may have been edited since it was made
-            tokenizer = load_made_as(folder, kind=kind, family=family, vocab_size=size)
-        return tokenizer, dataclasses.replace(cast(Any, model), vocab_size=tokenizer.vocab_size)
+            tokenizer = load_folder_tokenizer(folder)
+        else:
+            size = model.vocab_size
+            if is_new:
+                tokenizer = train_or_load_folder(folder, texts, kind=kind, family=family, vocab_size=size)
+            else:  # config.json may have been edited since it was made
+                tokenizer = load_made_as(folder, kind=kind, family=family, vocab_size=size)
+            model = dataclasses.replace(cast(Any, model), vocab_size=tokenizer.vocab_size)
+    if family in ("marian", "t5"):
+        _check_special_ids(model, tokenizer, artifacts)
+    if family == "t5":
+        _check_sentinels(tokenizer, artifacts)
+    require_tokens(tokenizer, artifacts, *{"bert": ("cls_id", "sep_id", "pad_id"), "gpt": ("eos_id",)}.get(family, ()))
+    return tokenizer, model
 
 
-def check_special_ids(model: Any, tokenizer: HFTokenizer, artifacts: Artifacts) -> None:
+def require_tokens(tokenizer: HFTokenizer, artifacts: Artifacts, *names: str) -> None:
+    """Raises UserError unless the tokenizer of the workdir has some special tokens, such as "pad_id"."""
+    meanings = {"pad_id": "padding", "eos_id": "the end of a text"}
+    for name in names:
+        if getattr(tokenizer, name) is None:
+            meaning = meanings.get(name, f"[{name.removesuffix('_id').upper()}]")
+            raise UserError(f"the tokenizer of {artifacts.folder} has no token for {meaning}")
+
+
+def _check_sentinels(tokenizer: HFTokenizer, artifacts: Artifacts) -> None:
+    sentinels = sentinel_ids(tokenizer.vocab_size, min(NUM_SENTINELS, tokenizer.vocab_size))
+    if tokenizer.pieces(sentinels) != [f"<extra_id_{number}>" for number in range(NUM_SENTINELS)]:
+        raise UserError(
+            f"the last {NUM_SENTINELS} tokens of the tokenizer of {artifacts.folder} are not T5's sentinels"
+        )
+
+
+def _check_special_ids(model: Any, tokenizer: HFTokenizer, artifacts: Artifacts) -> None:
     """Raises UserError unless a model that writes texts has the padding and the end of the tokenizer of the workdir.
 
     So it is with the start token, if the tokenizer names one: else a model may start with what it likes.

@@ -5,13 +5,11 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
-import grain
-import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 from jaxtyping import Array, Float
 
-from tfx_jax.data.batching.batches import Batch, BatchSpec, Example, ExampleList, LoaderOptions, train_batches
+from tfx_jax.data.batching.batches import BatchSpec, ExampleList, LoaderOptions
 from tfx_jax.data.sources.splits import SPLITS, Split, Splits
 from tfx_jax.data.sources.tables import Table, read_table
 from tfx_jax.errors import UserError
@@ -19,13 +17,13 @@ from tfx_jax.fields import at_least, documented, fraction, one_of
 from tfx_jax.metrics.ranking import auroc, average_precision, with_interval
 from tfx_jax.models.config import ModelConfig, require_kind
 from tfx_jax.models.seq2vec import Seq2VecConfig
-from tfx_jax.nn.attention import ShardAttention
 from tfx_jax.tasks.artifacts import setup_json
-from tfx_jax.tasks.files import check_batch, few_boundaries, has_file, split_path
-from tfx_jax.tasks.loss import LossOutput, summed_cross_entropy
+from tfx_jax.tasks.classification import LABEL_DTYPES, ClassificationBase, class_loss, label_arrays
+from tfx_jax.tasks.files import FileData, check_batch, few_boundaries, split_path
+from tfx_jax.tasks.loss import LossOutput
 from tfx_jax.tasks.planning import NO_DATA, planned_batch
 from tfx_jax.tasks.prediction import TrainedModel
-from tfx_jax.tasks.task import Artifacts, EvalResult, MetricInfo, PlannedTask
+from tfx_jax.tasks.task import Artifacts, EvalResult, MetricInfo, PlannedTask, TaskConfig
 
 _QUANTILES = np.linspace(0.0, 1.0, 101)
 
@@ -73,7 +71,7 @@ class Records(Protocol):
 
 @documented
 @dataclasses.dataclass
-class EventData:
+class EventData(FileData):
     """Which records there are, and how much of them makes a batch.
 
     "files": a row of a table is a record, a column is a variable, and a cell with a number is an event; empty cells are
@@ -105,10 +103,6 @@ class EventData:
     window_end: float = fraction(0.6)
     max_length: int = at_least(1, 50)  # events of a record
     tokens_per_batch: int = at_least(1, 3_200)  # events of a global batch, padding included
-
-    def has_split(self, split: Split) -> bool:
-        """Tells whether the configuration names a split; a cohort has all of them."""
-        return has_file(self, split)
 
     def load(self, split: Split) -> Records:
         """Reads the records of a split, or says how they are drawn.
@@ -235,7 +229,7 @@ def rank_values(scales: Sequence[Mapping[str, Any]], variables: np.ndarray, valu
 
 @documented
 @dataclasses.dataclass
-class EventClassificationConfig:
+class EventClassificationConfig(TaskConfig):
     """To tell from its events whether the label of a record is 1."""
 
     data: EventData = dataclasses.field(default_factory=EventData)
@@ -243,13 +237,6 @@ class EventClassificationConfig:
     def validate(self, model: ModelConfig) -> None:
         require_kind(model, "events", "event classification")
         self.data.validate(model)
-
-    def tiny(self) -> None:
-        self.data.tiny()
-
-    def splits(self) -> Splits[Records]:
-        """Returns the records of each split."""
-        return Splits(self.data.has_split, self.data.load)
 
     def setup(self, model: Seq2VecConfig, splits: Splits[Records], artifacts: Artifacts) -> "EventClassificationTask":
         """See `tfx_jax.tasks.task.TaskConfig`; the model gets as many variables as the training split has."""
@@ -264,7 +251,7 @@ class EventClassificationConfig:
             self.data,
             options,
             dtypes={"variable": np.int32, "value": np.float32, "time": np.float32, "event_mask": np.bool_},
-            scalars={"label": np.int32, "row_weights": np.float32},
+            scalars=LABEL_DTYPES,
         )
         model = dataclasses.replace(model, vocab_size=num_variables, num_classes=2)
         return PlannedTask(EventClassificationTask(self, model, NO_DATA, NO_DATA), batch)
@@ -284,13 +271,18 @@ class EventShare(NamedTuple):
         return sum(self.hops) / len(self.hops)
 
 
-class EventClassificationTask:
+def _logits(model: Any, batch: dict[str, Array], rngs: nnx.Rngs | None = None, **options: Any) -> Any:
+    return model(batch["variable"], batch["value"], batch["time"], batch["event_mask"], rngs=rngs, **options)
+
+
+class EventClassificationTask(ClassificationBase[EventClassificationConfig, Seq2VecConfig, Records]):
     """Classification of records of events.
 
     Attributes:
       scales: of each variable its name, and how its values are ranked; see `fit_scales`.
     """
 
+    logits = staticmethod(_logits)
     metrics = (
         MetricInfo("auroc", "AUROC", digits=4, note="ties count half"),
         MetricInfo("average_precision", "average precision", digits=4),
@@ -304,11 +296,8 @@ class EventClassificationTask:
         splits: Splits[Records],
         scales: Sequence[Mapping[str, Any]],
     ):
-        self.config, self.model_config, self.scales = config, model_config, scales
-        self._splits = splits
-
-    def make_model(self, *, shard_attention: ShardAttention | None = None, rngs: nnx.Rngs) -> Any:
-        return self.model_config.make(shard_attention=shard_attention, rngs=rngs)
+        super().__init__(config, model_config, splits)
+        self.scales = scales
 
     @property
     def batch_spec(self) -> BatchSpec:
@@ -316,34 +305,30 @@ class EventClassificationTask:
         data = self.config.data
         return BatchSpec(few_boundaries(data.max_length), data.tokens_per_batch)
 
-    def train_data(self, options: LoaderOptions) -> grain.IterDataset[Batch]:
-        examples = ExampleList(self.encode(self._splits["train"]), by="variable")
-        return train_batches(lambda epoch: examples, self.batch_spec, options)
-
-    def encode(self, records: Records) -> list[Example]:
+    def encode(self, rows: Records) -> ExampleList:
         """Returns an example for each record.
 
         Raises:
           UserError: if their variables are not those of the training split.
         """
-        number = self._check_names(records)
-        everything = [records[index] for index in range(len(records))]
+        number = self._check_names(rows)
+        everything = [rows[index] for index in range(len(rows))]
         edges = np.cumsum([len(record.variables) for record in everything])[:-1]
         variables = number[np.concatenate([record.variables for record in everything])]
         values = rank_values(self.scales, variables, np.concatenate([record.values for record in everything]))
-        return [
+        examples = [
             {
                 "variable": variable,
                 "value": value,
                 "time": record.times.astype(np.float32),
                 "event_mask": np.ones(len(variable), bool),
-                "label": np.array(record.label, np.int32),
-                "row_weights": np.array(1, np.float32),
             }
+            | label_arrays(record.label)
             for variable, value, record in zip(
                 np.split(variables, edges), np.split(values, edges), everything, strict=True
             )
         ]
+        return ExampleList(examples, by="variable")
 
     def loss(self, model: Any, batch: dict[str, Array], rngs: nnx.Rngs | None) -> LossOutput:
         return event_loss(model, batch, rngs)
@@ -351,9 +336,9 @@ class EventClassificationTask:
     def training_flops(self, shapes: Mapping[str, tuple[int, ...]]) -> int:
         return self.model_config.training_flops(*shapes["variable"])
 
-    def predict(self, model: TrainedModel, records: Records) -> list[float]:
+    def predict(self, model: TrainedModel, rows: Records) -> list[float]:
         """Returns the log-odds of each record's label being 1; the true one is not looked at."""
-        return model.predict(predict_log_odds, ExampleList(self.encode(records), by="variable"), self.batch_spec)
+        return model.predict(predict_log_odds, self.encode(rows), self.batch_spec)
 
     def evaluate(self, model: TrainedModel, split: Split = "validation") -> EvalResult:
         """Scores every record of a split, with what 95 % of 1,000 bootstrap samples of them give.
@@ -389,8 +374,7 @@ class EventClassificationTask:
         if not 0 <= index < len(records):
             raise UserError(f"{records.source} has no record {index + 1}: it has {len(records):,}")
         record = records[index]
-        examples = ExampleList(self.encode(_One(records, record)), by="variable")
-        ((log_odds, shares),) = model.predict(predict_shares, examples, self.batch_spec)
+        ((log_odds, shares),) = model.predict(predict_shares, self.encode(_One(records, record)), self.batch_spec)
         names = [records.names[number] for number in record.variables]
         columns = (names, record.values.tolist(), record.times.tolist(), zip(*shares, strict=True))
         events = [EventShare(*event) for event in zip(*columns, strict=False)]  # behind the events, shares of padding
@@ -435,10 +419,9 @@ def event_loss(model: Any, batch: dict[str, Array], rngs: nnx.Rngs | None) -> Lo
       rngs: stream `dropout`; None means evaluation.
 
     Returns:
-      What `summed_cross_entropy` gives for records; `num_tokens` counts the events read.
+      The output of `class_loss`; `num_tokens` counts the events.
     """
-    output = summed_cross_entropy(_logits(model, batch, rngs=rngs), batch["label"], batch["row_weights"])
-    return output._replace(num_tokens=batch["event_mask"].sum(dtype=jnp.float32))
+    return class_loss(_logits(model, batch, rngs), batch, batch["event_mask"])
 
 
 def predict_log_odds(model: Any, batch: dict[str, Array]) -> Float[Array, " B"]:
@@ -451,10 +434,6 @@ def predict_shares(model: Any, batch: dict[str, Array]) -> tuple[Float[Array, " 
     logits, maps = _logits(model, batch, return_attention=True)
     (weights,) = maps.values()
     return _log_odds(logits), weights[:, :, 0]
-
-
-def _logits(model: Any, batch: dict[str, Array], **options: Any) -> Any:
-    return model(batch["variable"], batch["value"], batch["time"], batch["event_mask"], **options)
 
 
 def _log_odds(logits: Float[Array, "B 2"]) -> Float[Array, " B"]:

@@ -26,10 +26,9 @@ class FileData(Protocol):
     max_length: int
     tokens_per_batch: int
 
-
-def has_file(data: FileData, split: Split) -> bool:
-    """Tells whether the configuration names a split; built-in data have all of them."""
-    return data.dataset != "files" or bool(_file(data, split))
+    def has_split(self, split: Split) -> bool:
+        """Tells whether the configuration names a split; built-in data have all of them."""
+        return self.dataset != "files" or bool(_file(self, split))
 
 
 def split_path(data: FileData, split: Split) -> epath.Path:

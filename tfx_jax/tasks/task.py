@@ -2,10 +2,11 @@
 
 A task has two parts, as a model has. Its configuration, `config.task`, is a dataclass that says where examples come
 from and how they are learned; `config.task.setup(...)` makes the task itself, which has read what it needs. A task
-knows neither the trainer nor the other tasks: what two of them share is a function.
+knows neither the trainer nor the other tasks. Base classes are `classification.ClassificationBase` and
+`token_prediction.TokenPredictionBase`; whatever else two tasks share is a function.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
@@ -17,7 +18,6 @@ from flax import nnx
 from tfx_jax.data.batching.batches import Batch, LoaderOptions
 from tfx_jax.data.sources.splits import Split, Splits
 from tfx_jax.models.config import ModelConfig
-from tfx_jax.nn.attention import ShardAttention
 from tfx_jax.tasks.loss import LossOutput
 from tfx_jax.tasks.prediction import TrainedModel
 
@@ -105,6 +105,8 @@ class Artifacts(Protocol):
 class TaskConfig(Protocol):
     """The configuration of a task: a dataclass, which stands above the task in the same file.
 
+    A class that derives from it has `tiny` and `splits` if its data has `tiny`, `has_split` and `load`.
+
     Attributes:
       data: where examples come from and how they become batches, a dataclass: `max_length` and `tokens_per_batch` are
         fields of each.
@@ -122,11 +124,11 @@ class TaskConfig(Protocol):
 
     def tiny(self) -> None:
         """Sets what trains in seconds on one CPU, on built-in data."""
-        ...
+        self.data.tiny()
 
     def splits(self) -> Splits[Any]:
         """Returns the splits of the data, of which nothing is read yet."""
-        ...
+        return Splits(self.data.has_split, self.data.load)
 
     def setup(self, model: Any, splits: Any, artifacts: Artifacts) -> "Task":
         """Makes the task: reads its artifacts, or makes them of the training split.
@@ -150,6 +152,13 @@ class TaskConfig(Protocol):
           options: how the trainer wants its batches.
         """
         ...
+
+
+def eval_result(metrics: Sequence[MetricInfo], values: Mapping[str, float], counted: str) -> EvalResult:
+    """Returns the values of metrics as an evaluation, whose summary ends with what was counted: "3 texts"."""
+    values = {metric.name: values[metric.name] for metric in metrics}
+    shown = [f"{metric.title} {metric.format(values[metric.name])}" for metric in metrics]
+    return EvalResult(values, ", ".join([*shown, counted]))
 
 
 class Task(Protocol):
@@ -181,7 +190,7 @@ class Task(Protocol):
         """What the throughput counts."""
         ...
 
-    def make_model(self, *, shard_attention: ShardAttention | None = None, rngs: nnx.Rngs) -> Any:
+    def make_model(self, *, rngs: nnx.Rngs) -> Any:
         """Makes the model, its parameters drawn."""
         ...
 

@@ -17,7 +17,6 @@ from tfx_jax.data.batching.batches import Batch, LoaderOptions, ProcessShard
 from tfx_jax.data.sources.splits import Split, Splits
 from tfx_jax.errors import UserError
 from tfx_jax.models.config import SelfAttentionConfig
-from tfx_jax.nn.attention import ShardAttention
 from tfx_jax.tasks.prediction import OnBatch, TrainedModel
 from tfx_jax.tasks.task import EvalResult, Task
 from tfx_jax.training.checkpoint.artifacts import WorkdirArtifacts
@@ -43,9 +42,9 @@ class Run(Generic[AnyTask]):
         self.config, self.task = config, task
         self._on_mesh: dict[Mesh, TrainedModel] = {}
 
-    def make_model(self, shard_attention: ShardAttention | None = None) -> Any:
+    def make_model(self) -> Any:
         """Makes the model, its parameters drawn by the seed of the configuration."""
-        return self.task.make_model(shard_attention=shard_attention, rngs=nnx.Rngs(params=self.config.seed))
+        return self.task.make_model(rngs=nnx.Rngs(params=self.config.seed))
 
     @functools.cached_property
     def graphdef(self) -> nnx.GraphDef[Any]:

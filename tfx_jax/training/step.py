@@ -13,6 +13,7 @@ from flax import nnx
 from jaxtyping import Array
 
 from tfx_jax.nn.auxiliary import AuxiliaryLoss, StepMetric
+from tfx_jax.nn.distribution import DIRECT, Distribution, distributed
 from tfx_jax.tasks.loss import LossOutput, Metric
 
 Params = Any  # nested dictionary of arrays, as nnx.to_pure_dict returns it
@@ -136,6 +137,7 @@ def update(
     rng: Array,
     *,
     axis_name: str | None = None,
+    distribution: Distribution = DIRECT,
     accumulate: int = 1,
     skip_bad_steps: bool = False,
     spike_factor: float = 0.0,
@@ -155,6 +157,7 @@ def update(
       rng: the key of the whole run; each step folds its number in, so that a resumed run draws what it would have.
       axis_name: the mapped axis under `jax.pmap`; None means that `batch` is the whole batch. Model state is its mean
         over the devices.
+      distribution: how attention and experts run where the batch is divided over a mesh.
       accumulate: into how many equal parts the rows are split, to be worked through one after the other in that much
         less memory. Without dropout and model state, the step is the same.
       skip_bad_steps: whether a step is taken back whose loss or gradient is not finite or whose loss is a spike.
@@ -184,7 +187,8 @@ def update(
             metrics = Metrics(means, {"tokens": output.num_tokens})
             return output.loss + auxiliary_loss, (metrics, split_variables(model)[1], output.carry)
 
-        return jax.grad(loss, has_aux=True)(state.params)
+        with distributed(distribution):  # the backward pass of a reversible layer calls its attention too
+            return jax.grad(loss, has_aux=True)(state.params)
 
     if accumulate == 1:
         grads, (metrics, model_state, carry) = gradient((batch, state.carry), rng, state.model_state)

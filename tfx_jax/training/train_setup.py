@@ -9,7 +9,6 @@ from jax.sharding import Mesh
 from jaxtyping import Array
 
 from tfx_jax.models.config import SelfAttentionConfig
-from tfx_jax.nn.attention import ShardAttention
 from tfx_jax.training.config import ExperimentConfig
 from tfx_jax.training.optimizer import make_optimizer
 from tfx_jax.training.sharding.attention import check_kernels
@@ -19,13 +18,13 @@ from tfx_jax.training.step import LossFn
 
 def make_train_setup(
     config: ExperimentConfig,
-    make_model: Callable[[ShardAttention | None], nnx.Module],
+    make_model: Callable[[], nnx.Module],
     loss_fn: LossFn,
     mesh: Mesh,
     *,
     make_carry: Callable[[], Any] = lambda: None,
 ) -> TrainSetup:
-    """Lays the training of an experiment out on a mesh; `make_model` makes its model with the attention it is given.
+    """Lays the training of an experiment out on a mesh.
 
     Raises:
       UserError: if the model names a kernel that the devices do not have.

@@ -213,7 +213,7 @@ class Trainer:
         optimizer = make_optimizer(OptimizerConfig(warmup_steps=20, peak_learning_rate=0.005), config.d_model)
         training = shard_training(
             mesh,
-            lambda sharded: Transformer(config, shard_attention=sharded, rngs=nnx.Rngs(params=0)),
+            lambda: Transformer(config, rngs=nnx.Rngs(params=0)),
             LOSS,
             optimizer,
         )
@@ -360,7 +360,7 @@ def test_expert_parallelism_equals_one_device():
     rows = random.integers(1, V, (3, B, T)).astype(np.int32)
 
     def run(mesh):
-        setup = shard_training(mesh, lambda _: Mixture(), mixture_loss, optax.adam(0.01))
+        setup = shard_training(mesh, Mixture, mixture_loss, optax.adam(0.01))
         batches = [
             shard_batch({"source": source, "target": np.where(source < 5, 0, source - 1)}, mesh) for source in rows
         ]

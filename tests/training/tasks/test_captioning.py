@@ -73,7 +73,7 @@ def test_batches_hold_every_image_once_an_epoch_captions_mixed(run):
 
 def test_what_the_model_writes_is_scored(run):
     """The truth is all right; without its last word nothing is, though most tokens are."""
-    images = run.task.images("validation")
+    images = run.task.rows("validation")
     references = [example["caption"] for example in run.task.encode([images[index] for index in range(16)])]
 
     def told(cut):
@@ -138,7 +138,7 @@ def file_config(folder, **values):
 
 def test_images_of_files_are_read_with_their_captions(folder, tmp_path):
     run = make_run(file_config(folder), tmp_path)
-    images = run.task.images("validation")
+    images = run.task.rows("validation")
     assert [(int(image.image[0, 0, 0]), image.caption) for image in (images[2], images[7])] == [
         (60, "number 1"),
         (180, "the gray 3 of all"),
@@ -162,12 +162,12 @@ def test_images_of_files_are_read_with_their_captions(folder, tmp_path):
     found = run.task.evaluate(Told(answer))
     assert found.metrics == pytest.approx({"bleu": 100.0, "accuracy": 75.0, "exact_match": 100.0})
     with pytest.raises(UserError, match=r"^config\.task\.data\.test_file names no file"):
-        run.task.images("test")
+        run.task.rows("test")
 
 
 def test_an_image_of_another_size_is_named(folder, tmp_path):
     PIL.Image.fromarray(np.zeros((9, 8, 3), np.uint8)).save(folder / "images" / "2.png")
-    images = make_run(file_config(folder), tmp_path).task.images("train")
+    images = make_run(file_config(folder), tmp_path).task.rows("train")
     with pytest.raises(UserError, match=r"images/2\.png has 8 x 9 pixels, but the model reads 8 x 8: resize it$"):
         images[4]
 

@@ -71,10 +71,10 @@ def test_examples_are_the_texts_between_special_tokens(run):
 
 def test_what_the_model_says_is_scored(run):
     task, texts = run.task, texts_of(run)
-    metrics, summary = task.evaluate(Told(lambda batch: batch["label"]))
+    metrics, summary = task.evaluate(Told(lambda batch: (batch["label"], batch["label"])))
     assert metrics == {"accuracy": 100, "macro_f1": 100}
     assert summary == "accuracy 100.00 %, macro F1 100.00 %, 200 texts"
-    metrics, _ = task.evaluate(Told(lambda batch: 0 * batch["label"]))
+    metrics, _ = task.evaluate(Told(lambda batch: (0 * batch["label"], batch["label"])))
     share = np.mean([text.label == task.labels[0] for text in texts])
     assert 0 < share < 1
     assert metrics["accuracy"] == pytest.approx(100 * share)

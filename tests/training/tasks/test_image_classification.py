@@ -243,7 +243,7 @@ class TestTraining:
 
     def test_attention_is_that_of_the_class_token(self, learned):
         run, params = load_run(learned), load_params(learned)
-        image = run.task.images("validation")[2].image
+        image = run.task.rows("validation")[2].image
         found = run.task.attention(run.trained(params), image)
         assert (found.said, found.titles) == ("dark", ["rollout", "layer 1", "layer 2"])
         model = nnx.merge(run.trained(params).graphdef, params)
@@ -255,7 +255,7 @@ class TestTraining:
     def test_tensorboard_shows_what_the_first_image_of_validation_makes_of_it(self, learned):
         run = load_run(learned)
         seen = run.task.attention_example(run.trained(load_params(learned)))
-        np.testing.assert_array_equal(seen.image, run.task.images("validation")[0].image)
+        np.testing.assert_array_equal(seen.image, run.task.rows("validation")[0].image)
         ((step, picture),) = pictures(learned)
         assert (step, picture.size) == (40, (640, 195))  # the image and three maps, each 1.6 x 1.95 inches
 
@@ -265,4 +265,4 @@ class TestTraining:
         PIL.Image.new("L", (8, 8)).save(tmp_path / "val" / "bright" / "1.png")
         run.config.task.data.data_dir = str(tmp_path)
         with pytest.raises(UserError, match=r"^the label 'bright' is none of the 2 of the training split$"):
-            run.task.images("validation")
+            run.task.rows("validation")

@@ -20,8 +20,8 @@ from tfx_jax.models import BertConfig, GPTConfig, hf
 from tfx_jax.tasks import prediction
 from tfx_jax.tasks.text.classification import ClassificationConfig
 from tfx_jax.tasks.text.language_modeling import LanguageModelConfig, LanguageModelTask
-from tfx_jax.tasks.text.next_token import token_stream
 from tfx_jax.tasks.text.text_data import TextData
+from tfx_jax.tasks.token_prediction import token_stream
 from tfx_jax.training import run as run_module
 from tfx_jax.training.checkpoint.checkpoints import load_params
 from tfx_jax.training.config import ExperimentConfig, load_config, tiny_variant

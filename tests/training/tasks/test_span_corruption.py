@@ -11,7 +11,7 @@ from flax import nnx
 
 from tfx_jax.cli import main
 from tfx_jax.cli.train import load_config_file
-from tfx_jax.data.objectives.span_corruption import span_corruption_lengths
+from tfx_jax.data.objectives.span_corruption import sentinel_ids, span_corruption_lengths
 from tfx_jax.errors import UserError
 from tfx_jax.models import T5Config, TransformerConfig
 from tfx_jax.synthetic.grammar import grammar_documents
@@ -58,7 +58,7 @@ def epoch_of(task, number):
 
 def restored(task, rows):
     """The stream, from sources and targets alone."""
-    pad, eos, sentinels = task.specials
+    pad, eos, sentinels = task.model_config.pad_id, task.model_config.eos_id, sentinel_ids(task.tokenizer.vocab_size)
     found = []
     for row in rows:
         source, target = ([token for token in row[side].tolist() if token != pad] for side in ("source", "target"))

@@ -10,6 +10,7 @@ from flax import nnx
 
 from tests.training.tasks.told import Told, no_answer
 from tfx_jax.cli import main
+from tfx_jax.data.objectives.span_corruption import sentinel_ids
 from tfx_jax.data.sources.conll import TaggedSentence
 from tfx_jax.data.sources.labeled import LabeledText
 from tfx_jax.errors import UserError
@@ -82,7 +83,7 @@ def test_right_answers_score_100_and_wrong_ones_less(run, monkeypatch):
     first = task.metrics[0].name
     others = answering(run, lambda examples, index: examples[(index + 1) % len(examples)]["target"])
     assert task.evaluate(others).metrics[first] < 60
-    for nothing in ([1], [7, 7, 7, 1], [task.specials.sentinels[5], 1]):
+    for nothing in ([1], [7, 7, 7, 1], [sentinel_ids(task.tokenizer.vocab_size)[5], 1]):
         found = task.evaluate(answering(run, lambda examples, index, nothing=nothing: nothing))
         assert found.metrics[first] < 5
 
@@ -243,7 +244,7 @@ def test_batches_have_static_widths(run):
 
 def test_sentinels_are_spelled_out(run):
     task = run.task
-    first, second = task.specials.sentinels[:2]
+    first, second = sentinel_ids(task.tokenizer.vocab_size)[:2]
     assert task.spell([first, second, first, 1, first, 0]) == "<extra_id_0> <extra_id_1> <extra_id_0>"
     if task.labels:
         text = next(iter(task.labels_as_written))

@@ -209,6 +209,20 @@ class ExampleList:
         return self._examples[index]
 
 
+class LazyExamples:
+    """Examples that are made of the items of a data set, each when it is read."""
+
+    def __init__(self, items: Any, make: Callable[[Any], Example], lengths: np.ndarray):
+        """Takes the items, the function that makes an example of one, and the lengths of the examples."""
+        self._items, self._make, self.lengths = items, make, lengths
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    def __getitem__(self, index: int) -> Example:
+        return self._make(self._items[index])
+
+
 class BatchSpec(NamedTuple):
     """How examples become arrays of one shape.
 

@@ -41,6 +41,8 @@ def local_attention(
     dropout_rate: float = 0.0,
     dropout_rng: Array | None = None,
     return_weights: bool = False,
+    logits_soft_cap: float | None = None,
+    sinks: Float[Array, " N"] | None = None,
 ) -> Float[Array, "B T N U"] | tuple[Float[Array, "B T N U"], Float[Array, "B N T S"]]:
     r"""Computes attention within blocks: position p sees position s where floor(p / b) = floor(s / b), b = block_size.
 
@@ -62,6 +64,8 @@ def local_attention(
       dropout_rate: probability in [0, 1) of dropping an attention weight.
       dropout_rng: PRNG key; None disables dropout.
       return_weights: also return the weights before dropout, with zeros outside the blocks: this does take T * S.
+      logits_soft_cap: c of c * tanh(logits / c), as in `dot_product_attention`.
+      sinks: a logit of each head that takes a share of the softmax, [N].
 
     Returns:
       Weighted values, [B, T, N, U], in the dtype of `query`; with `return_weights` a pair of these and the weights,
@@ -84,6 +88,7 @@ def local_attention(
     attend = functools.partial(
         _banded, scale=scale, dropout_rate=dropout_rate, dropout_rng=dropout_rng, return_weights=return_weights
     )
+    attend = functools.partial(attend, logits_soft_cap=logits_soft_cap, sinks=sinks)
     window = (block_size - 1, 0 if is_causal else block_size - 1)
     in_blocks = functools.partial(
         attend, block_size=block_size, first_row=(s - t) % block_size, reach=(0, 0), window=window
@@ -117,6 +122,8 @@ def sliding_window_attention(
     dropout_rate: float = 0.0,
     dropout_rng: Array | None = None,
     return_weights: bool = False,
+    logits_soft_cap: float | None = None,
+    sinks: Float[Array, " N"] | None = None,
 ) -> Float[Array, "B T N U"] | tuple[Float[Array, "B T N U"], Float[Array, "B N T S"]]:
     r"""Computes attention in a band: position p sees position s where -ahead <= p - s <= back, window = (back, ahead).
 
@@ -141,6 +148,8 @@ def sliding_window_attention(
       dropout_rate: probability in [0, 1) of dropping an attention weight.
       dropout_rng: PRNG key; None disables dropout.
       return_weights: also return the weights before dropout, with zeros outside the band: this does take T * S.
+      logits_soft_cap: c of c * tanh(logits / c), as in `dot_product_attention`.
+      sinks: a logit of each head that takes a share of the softmax, [N].
 
     Returns:
       Weighted values, [B, T, N, U], in the dtype of `query`; with `return_weights` a pair of these and the weights,
@@ -169,6 +178,8 @@ def sliding_window_attention(
         dropout_rate=dropout_rate,
         dropout_rng=dropout_rng,
         return_weights=return_weights,
+        logits_soft_cap=logits_soft_cap,
+        sinks=sinks,
     )
     order = order_tokens(mask, segment_ids, b, t, s)
     if order is None:

@@ -26,7 +26,7 @@ from tfx_jax.hub import local_folder
 from tfx_jax.models.config import DTYPES
 from tfx_jax.models.finite import is_finite, nonfinite
 from tfx_jax.models.gpt import GPT
-from tfx_jax.models.hf import bert, bigbird, gpt, longformer, marian, t5, vit
+from tfx_jax.models.hf import bert, bigbird, gpt, llama, longformer, marian, t5, vit
 from tfx_jax.models.hf.folder import Fields, Tensors, read_json, write_folder
 from tfx_jax.models.hf.names import Row, read_params, stored_as, write_params
 from tfx_jax.models.t5 import T5
@@ -115,6 +115,19 @@ def _with_heads(module: Any, architecture: str) -> Family:
     )
 
 
+def _llama(architecture: str) -> Family:
+    """A family of `llama`, whose models are all of one class."""
+    return Family(
+        llama.Llama,
+        functools.partial(llama.read_config, architecture),
+        functools.partial(llama.write_config, architecture),
+        functools.partial(llama.rows, architecture),
+        ignored=llama.IGNORED,
+        copies=llama.COPIES,
+        fits=functools.partial(llama.fits, architecture),
+    )
+
+
 # By the name in "architectures" or, in a folder without that, by "model_type". Of those with one class, the first is
 # what a model is saved as that does not say otherwise.
 FAMILIES: dict[str, Family] = {
@@ -124,6 +137,7 @@ FAMILIES: dict[str, Family] = {
     "T5ForConditionalGeneration": _T5,
     "T5WithLMHeadModel": _T5,  # as it was called once
     "MarianMTModel": _MARIAN,
+    **{name: _llama(name) for name in llama.ARCHITECTURES},
 }
 _BY_MODEL_TYPE = {
     "gpt2": "GPT2LMHeadModel",
@@ -134,6 +148,7 @@ _BY_MODEL_TYPE = {
     "vit": "ViTModel",
     "t5": "T5ForConditionalGeneration",
     "marian": "MarianMTModel",
+    **llama.MODEL_TYPES,
 }
 
 
@@ -333,11 +348,7 @@ def _refuse_unknown(
     rows: Sequence[Row], names: set[str], prefix: str, shapes: dict[str, tuple[int, ...]], ignored: Sequence[str]
 ) -> None:
     """What a table does not name would be lost in silence."""
-    known = {
-        prefix + row.theirs.format(layer)
-        for row in rows
-        for layer in range(shapes[row.ours][0] if "{}" in row.theirs else 1)
-    }
+    known = {prefix + name for row in rows for name in row.tensor_names(shapes[row.ours][0] if row.is_stack else 1)}
     pattern = re.compile(f"({re.escape(prefix)})?({'|'.join(ignored)})") if ignored else None
     for name in sorted(names - known):
         if pattern is None or not pattern.fullmatch(name):

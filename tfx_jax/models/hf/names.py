@@ -36,6 +36,10 @@ class Row:
       num_ones: axes of one entry that the tensor has at the front besides.
       instead: name of the tensor that holds it in a folder without `theirs`.
       scale: what the tensor is multiplied by when it is read.
+      columns: for a tensor that holds several parameters of different sizes in its outputs: where this one begins and
+        ends, and how many there are.
+      first_layer: number of the first layer of a stack.
+      layer_step: how much the numbers of its layers grow, where other stacks have the layers in between.
     """
 
     ours: str
@@ -47,6 +51,20 @@ class Row:
     num_ones: int = 0
     instead: str = ""
     scale: float = 1.0
+    columns: tuple[int, int, int] | None = None
+    first_layer: int = 0
+    layer_step: int = 1
+
+    def tensor_names(self, num_layers: int) -> list[str]:
+        """Names of the tensors, one for each layer of a stack, or of the one tensor of a parameter without a stack."""
+        if not self.is_stack:
+            return [self.theirs]
+        return [self.theirs.format(self.first_layer + self.layer_step * index) for index in range(num_layers)]
+
+    @property
+    def is_stack(self) -> bool:
+        """Whether each layer has its own tensor."""
+        return "{}" in self.theirs
 
     def their_shape(self, shape: Shape) -> Shape:
         """The shape of the tensor for a parameter of one layer of this shape."""
@@ -54,7 +72,7 @@ class Row:
 
     def _shape_behind_ones(self, shape: Shape) -> Shape:
         inputs, outputs = math.prod(shape[: self.num_inputs]), math.prod(shape[self.num_inputs :])
-        outputs *= self.part[1]
+        outputs = outputs * self.part[1] if self.columns is None else self.columns[2]
         if self.kernel_size:
             return (outputs, inputs // math.prod(self.kernel_size), *self.kernel_size)
         if not self.num_inputs:
@@ -67,13 +85,14 @@ class Row:
         flat = flat.reshape(flat.shape[0], -1).T if self.is_transposed else flat
         index, count = self.part
         size = flat.shape[-1] // count
-        return flat[..., index * size : (index + 1) * size].reshape(shape)
+        start, stop = (index * size, (index + 1) * size) if self.columns is None else self.columns[:2]
+        return flat[..., start:stop].reshape(shape)
 
     def to_theirs(self, param: np.ndarray) -> np.ndarray:
         """What the parameter of one layer contributes to the tensor, the whole of it unless there are more parts."""
         flat = param.reshape(math.prod(param.shape[: self.num_inputs]), -1) if self.num_inputs else param.reshape(-1)
         if self.is_transposed:
-            flat = flat.T.reshape(self._shape_behind_ones(param.shape))
+            flat = flat.T if self.columns else flat.T.reshape(self._shape_behind_ones(param.shape))
         return flat.reshape((1,) * self.num_ones + flat.shape)
 
 
@@ -149,8 +168,8 @@ def read_params(
     places: dict[str, list[str]] = {}
     for row in rows:
         shape = shapes[row.ours]
-        is_stack = "{}" in row.theirs
-        names = [prefix + row.theirs.format(layer) for layer in range(shape[0] if is_stack else 1)]
+        is_stack = row.is_stack
+        names = [prefix + name for name in row.tensor_names(shape[0] if is_stack else 1)]
         if row.instead and names[0] not in tensors.shapes:
             names = [prefix + row.instead]
         wanted = row.their_shape(shape[1:] if is_stack else shape)
@@ -163,7 +182,7 @@ def read_params(
 
     def read(row: Row) -> tuple[str, np.ndarray, list[str]]:
         param, names, spoilt = _empty(shapes[row.ours], np.dtype(dtype)), places[row.ours], []
-        layers = param if "{}" in row.theirs else param[np.newaxis]
+        layers = param if row.is_stack else param[np.newaxis]
         for layer, name, tensor in zip(layers, names, tensors.read(names), strict=True):
             layer[...] = row.to_ours(tensor, layer.shape)
             if row.scale != 1.0:
@@ -187,15 +206,17 @@ def _empty(shape: Shape, dtype: np.dtype) -> np.ndarray:
 
 def write_params(rows: Sequence[Row], params: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     """The tensors of a folder, by name, made of our parameters."""
-    parts: dict[str, list[tuple[int, np.ndarray]]] = {}
+    parts: dict[str, list[tuple[int, int, np.ndarray]]] = {}
     for row in rows:
         param = params[row.ours]
-        layers = param if "{}" in row.theirs else param[np.newaxis]
-        for number, layer in enumerate(layers):
-            parts.setdefault(row.theirs.format(number), []).append((row.part[0], row.to_theirs(layer)))
+        layers = param if row.is_stack else param[np.newaxis]
+        place = row.part[0] if row.columns is None else row.columns[0]
+        axis = 0 if row.columns is not None and row.is_transposed else -1
+        for name, layer in zip(row.tensor_names(len(layers)), layers, strict=True):
+            parts.setdefault(name, []).append((place, axis, row.to_theirs(layer)))
     return {
         name: np.ascontiguousarray(
-            np.concatenate([part for _, part in sorted(found, key=lambda pair: pair[0])], axis=-1)
+            np.concatenate([part for *_, part in sorted(found, key=lambda pair: pair[0])], axis=found[0][1])
         )
         for name, found in parts.items()
     }

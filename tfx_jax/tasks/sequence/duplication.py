@@ -10,30 +10,26 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
-import grain
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 from jaxtyping import Array, Int
 
 from tfx_jax.data.batching.batches import (
-    Batch,
-    BatchSpec,
     Example,
     ExampleList,
     ExampleSource,
     LoaderOptions,
-    train_batches,
 )
 from tfx_jax.data.sources.splits import SPLITS, Split, Splits
 from tfx_jax.errors import UserError
 from tfx_jax.fields import at_least, documented
 from tfx_jax.models.config import DecoderConfig, ModelConfig, check_max_length, require_kind
-from tfx_jax.nn.attention import ShardAttention
 from tfx_jax.tasks.loss import LossOutput, Metric, is_first_choice, summed_cross_entropy
 from tfx_jax.tasks.planning import NO_DATA, planned_batch
 from tfx_jax.tasks.prediction import TrainedModel
-from tfx_jax.tasks.task import Artifacts, EvalResult, MetricInfo, PlannedTask
+from tfx_jax.tasks.task import Artifacts, EvalResult, MetricInfo, PlannedTask, TaskConfig, eval_result
+from tfx_jax.tasks.token_prediction import TokenPredictionBase
 
 DrawSequences = Callable[[int, int], "DuplicatedSequences"]
 """`draw(seed, epoch)` gives the sequences of a split."""
@@ -63,7 +59,7 @@ class DuplicationData:
 
 @documented
 @dataclasses.dataclass
-class DuplicationConfig:
+class DuplicationConfig(TaskConfig):
     """To say a random sequence of symbols for the second time."""
 
     data: DuplicationData = dataclasses.field(default_factory=DuplicationData)
@@ -89,12 +85,14 @@ class DuplicationConfig:
             if model.vocab_size < vocab_size:
                 raise UserError(f"the model to start from has {model.vocab_size} tokens, {vocab_size} are needed")
             vocab_size = model.vocab_size
-        return DuplicationTask(self, dataclasses.replace(cast(Any, model), vocab_size=vocab_size), splits)
+        return DuplicationTask(self, dataclasses.replace(cast(Any, model), vocab_size=vocab_size), splits, NO_DATA)
 
     def planned(self, model: DecoderConfig, options: LoaderOptions) -> PlannedTask:
         model = dataclasses.replace(cast(Any, model), vocab_size=self.data.num_symbols + 1)
         dtypes = {"inputs": np.int32, "targets": np.int32, "weights": np.float32}
-        return PlannedTask(DuplicationTask(self, model, NO_DATA), planned_batch(self.data, options, dtypes=dtypes))
+        return PlannedTask(
+            DuplicationTask(self, model, NO_DATA, NO_DATA), planned_batch(self.data, options, dtypes=dtypes)
+        )
 
 
 class DuplicatedSequences:
@@ -143,7 +141,7 @@ def duplicate(word: Sequence[int] | np.ndarray) -> Example:
     return {"inputs": inputs, "targets": np.roll(inputs, -1), "weights": weights}
 
 
-class DuplicationTask:
+class DuplicationTask(TokenPredictionBase[DuplicationConfig, DecoderConfig, DrawSequences]):
     """Duplication of symbols, other ones in every epoch."""
 
     metrics = (
@@ -151,30 +149,13 @@ class DuplicationTask:
         MetricInfo("exact_match", "exact match", " %", note="sequences whose second half is entirely right"),
         MetricInfo("loss", "loss", " nats", digits=4, is_loss=True),
     )
-    unit = "token"
-
-    def __init__(self, config: DuplicationConfig, model_config: DecoderConfig, splits: Splits[DrawSequences]):
-        self.config, self.model_config = config, model_config
-        self._splits = splits
-
-    def make_model(self, *, shard_attention: ShardAttention | None = None, rngs: nnx.Rngs) -> Any:
-        return self.model_config.make(shard_attention=shard_attention, rngs=rngs)
-
-    @property
-    def batch_spec(self) -> BatchSpec:
-        """How examples become batches: all are equally long."""
-        return BatchSpec((self.config.data.max_length,), self.config.data.tokens_per_batch)
-
-    def train_data(self, options: LoaderOptions) -> grain.IterDataset[Batch]:
-        return train_batches(self.make_epochs(options.seed), self.batch_spec, options)
 
     def make_epochs(self, seed: int) -> Callable[[int], ExampleSource]:
         """Returns the training examples by the number of the epoch."""
         draw = self._splits["train"]
         return lambda epoch: draw(seed, epoch)
 
-    def eval_examples(self, split: Split) -> ExampleSource:
-        """Returns the sequences of a split, the same whatever the seed of the training."""
+    def make_eval_examples(self, split: Split) -> ExampleSource:
         return self._splits[split](0, 0)
 
     def loss(self, model: Any, batch: dict[str, Array], rngs: nnx.Rngs | None) -> LossOutput:
@@ -201,16 +182,11 @@ class DuplicationTask:
         found = model.predict(predict_tokens, ExampleList(self.encode(words), by="inputs"), self.batch_spec)
         return [tokens[len(tokens) // 2 : -1] for tokens in found]
 
-    def evaluate(self, model: TrainedModel, split: Split = "validation") -> EvalResult:
-        """Scores every symbol of the second half of every sequence, given the right ones before it."""
-        sums = model.sum_metrics(_metrics, self.eval_examples(split), self.batch_spec)
-        accuracy, exact_match = (100 * float(sums[name].mean) for name in ("accuracy", "exact_match"))
-        loss = float(sums["nll"].mean)
-        summary = (
-            f"accuracy {accuracy:.2f} %, exact match {exact_match:.2f} %, loss {loss:.4f} nats, "
-            f"{sums['exact_match'].weight:,.0f} sequences"
-        )
-        return EvalResult({"accuracy": accuracy, "exact_match": exact_match, "loss": loss}, summary)
+    def result(self, sums: Mapping[str, Metric]) -> EvalResult:
+        """Returns the scores of the second halves, each symbol given the right ones before it."""
+        values = {name: 100 * float(sums[name].mean) for name in ("accuracy", "exact_match")}
+        values["loss"] = float(sums["nll"].mean)
+        return eval_result(self.metrics, values, f"{sums['exact_match'].weight:,.0f} sequences")
 
 
 def duplication_loss(model: Any, batch: dict[str, Array], rngs: nnx.Rngs | None) -> LossOutput:
@@ -241,8 +217,3 @@ def duplication_loss(model: Any, batch: dict[str, Array], rngs: nnx.Rngs | None)
 def predict_tokens(model: Any, batch: dict[str, Array]) -> Int[Array, "B T"]:
     """The likeliest token behind each of "inputs", [B, T]; for `TrainedModel.predict`."""
     return model(batch["inputs"]).argmax(axis=-1)
-
-
-def _metrics(model: Any, batch: dict[str, Array]) -> dict[str, Metric]:
-    """Those of the loss without dropout; for `TrainedModel.sum_metrics`."""
-    return duplication_loss(model, batch, None).metrics

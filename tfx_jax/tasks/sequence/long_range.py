@@ -12,9 +12,9 @@ import grain
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
-from jaxtyping import Array, Int
+from jaxtyping import Array, Float
 
-from tfx_jax.data.batching.batches import Batch, BatchSpec, Example, LoaderOptions, train_batches
+from tfx_jax.data.batching.batches import Batch, BatchSpec, Example, LazyExamples, LoaderOptions, train_batches
 from tfx_jax.data.sources.splits import SPLITS, Split, Splits
 from tfx_jax.data.sources.wikitext import (
     NUM_BYTE_IDS,
@@ -29,15 +29,13 @@ from tfx_jax.errors import UserError
 from tfx_jax.fields import at_least, documented, fraction, one_of
 from tfx_jax.models.config import ModelConfig, require_kind
 from tfx_jax.models.long_encoder import LongEncoderConfig
-from tfx_jax.nn.attention import ShardAttention
 from tfx_jax.synthetic.grammar import grammar_documents, grammar_labeled
 from tfx_jax.synthetic.listops import VOCABULARY, draw_expression, evaluate
-from tfx_jax.tasks.files import check_batch, has_file, split_paths
-from tfx_jax.tasks.loss import LossOutput, summed_cross_entropy
+from tfx_jax.tasks.classification import LABEL_DTYPES, ClassificationBase, class_loss, label_arrays
+from tfx_jax.tasks.files import FileData, check_batch, split_paths
+from tfx_jax.tasks.loss import LossOutput
 from tfx_jax.tasks.planning import NO_DATA, planned_batch
-from tfx_jax.tasks.prediction import TrainedModel
-from tfx_jax.tasks.task import Artifacts, EvalResult, MetricInfo, PlannedTask
-from tfx_jax.tasks.text.classification import CLASS_METRICS, class_result, class_scores
+from tfx_jax.tasks.task import Artifacts, PlannedTask, TaskConfig
 
 _GRAMMAR_SIZES: dict[Split, int] = {"train": 256, "validation": 64, "test": 64}
 _GRAMMAR_LABELS = ("question", "statement")
@@ -144,7 +142,7 @@ class ListOpsData:
 
 @documented
 @dataclasses.dataclass
-class SectionData:
+class SectionData(FileData):
     """Passages of articles, byte by byte, labeled with the heading of the section that they are from.
 
     "files" are articles as those of WikiText, whole ones to each split; a section is cut into passages that follow one
@@ -172,10 +170,6 @@ class SectionData:
         if self.dataset == "grammar":
             return _GRAMMAR_LABELS
         return tuple(heading.strip() for heading in self.headings.split(","))
-
-    def has_split(self, split: Split) -> bool:
-        """Tells whether the configuration names a split."""
-        return has_file(self, split)
 
     def load(self, split: Split) -> LabeledSequences:
         if self.dataset == "grammar":
@@ -209,7 +203,7 @@ class SectionData:
 
 @documented
 @dataclasses.dataclass
-class PassagePairData:
+class PassagePairData(FileData):
     """Pairs of passages, byte by byte: every second pair is of the same article, the others are of two.
 
     "files" are articles as those of WikiText, whole ones to each split; "grammar" are built-in documents, for tests.
@@ -235,10 +229,6 @@ class PassagePairData:
     def labels(self) -> tuple[str, ...]:
         """Whether a pair is of two articles or of one."""
         return ("different", "same")
-
-    def has_split(self, split: Split) -> bool:
-        """Tells whether the configuration names a split."""
-        return has_file(self, split)
 
     def load(self, split: Split) -> LabeledSequences:
         if self.dataset == "grammar":
@@ -281,7 +271,7 @@ _ARRAYS = ("tokens", "other_tokens")
 
 @documented
 @dataclasses.dataclass
-class LongRangeConfig:
+class LongRangeConfig(TaskConfig):
     """To give each long sequence, or each pair of them, a label."""
 
     data: ListOpsData | SectionData | PassagePairData = dataclasses.field(default_factory=ListOpsData)
@@ -292,13 +282,6 @@ class LongRangeConfig:
     def validate(self, model: ModelConfig) -> None:
         require_kind(model, "long_sequence", "classification of long sequences")
         self.data.validate()
-
-    def tiny(self) -> None:
-        self.data.tiny()
-
-    def splits(self) -> Splits[LabeledSequences]:
-        """Returns the sequences and labels of each split."""
-        return Splits(self.data.has_split, self.data.load)
 
     def setup(
         self, model: LongEncoderConfig, splits: Splits[LabeledSequences], artifacts: Artifacts
@@ -312,7 +295,7 @@ class LongRangeConfig:
             self.data,
             options,
             dtypes=dict.fromkeys(_ARRAYS[: self.data.num_sequences], np.int32),
-            scalars={"label": np.int32, "row_weights": np.float32},
+            scalars=LABEL_DTYPES,
         )
         return PlannedTask(LongRangeTask(self, self._fitted(model), NO_DATA), batch)
 
@@ -322,40 +305,19 @@ class LongRangeConfig:
         return dataclasses.replace(model, labels=data.labels, **sizes)
 
 
-class SequenceExamples:
-    """Sequences as an `ExampleSource`: arrays are made when they are asked for, since many of them are long."""
-
-    def __init__(self, sequences: LabeledSequences, labels: tuple[str, ...]):
-        """Takes the sequences, and all labels in the order of their ids."""
-        self._sequences, self._number = sequences, {label: index for index, label in enumerate(labels)}
-        self.lengths = np.array([max(map(len, one.sequences)) for one in sequences], np.int64)
-
-    def __len__(self) -> int:
-        return len(self._sequences)
-
-    def __getitem__(self, index: int) -> Example:
-        arrays, label = self._sequences[index]
-        tokens = {name: array.astype(np.int32) for name, array in zip(_ARRAYS, arrays, strict=False)}
-        return tokens | {"label": np.array(self._number[label], np.int32), "row_weights": np.array(1, np.float32)}
+def _sides(batch: dict[str, Array]) -> list[Array]:
+    return [batch[name] for name in _ARRAYS if name in batch]
 
 
-class LongRangeTask:
-    """Classification of long sequences.
+def _logits(model: Any, batch: dict[str, Array], rngs: nnx.Rngs | None = None) -> Float[Array, "B C"]:
+    return model(*_sides(batch), rngs=rngs)
 
-    Attributes:
-      labels: all of them, in the order of their ids.
-    """
 
-    metrics: tuple[MetricInfo, ...] = CLASS_METRICS
+class LongRangeTask(ClassificationBase[LongRangeConfig, LongEncoderConfig, LabeledSequences]):
+    """Classification of long sequences."""
+
+    logits = staticmethod(_logits)
     unit = "token"
-
-    def __init__(self, config: LongRangeConfig, model_config: LongEncoderConfig, splits: Splits[LabeledSequences]):
-        self.config, self.model_config = config, model_config
-        self.labels = model_config.labels
-        self._splits = splits
-
-    def make_model(self, *, shard_attention: ShardAttention | None = None, rngs: nnx.Rngs) -> Any:
-        return self.model_config.make(shard_attention=shard_attention, rngs=rngs)
 
     @property
     def batch_spec(self) -> BatchSpec:
@@ -363,30 +325,23 @@ class LongRangeTask:
         return BatchSpec((self.config.data.max_length,), self.config.data.tokens_per_batch)
 
     def train_data(self, options: LoaderOptions) -> grain.IterDataset[Batch]:
-        examples, multiple = self.encode(self._splits["train"]), options.length_multiple
+        examples, multiple = self.encode(self.rows("train")), options.length_multiple
         length = -(-self.config.data.max_length // multiple) * multiple
         return train_batches(lambda epoch: examples, self.batch_spec._replace(boundaries=(length,)), options)
 
-    def encode(self, sequences: LabeledSequences) -> SequenceExamples:
-        """Returns an example for each sequence or pair."""
-        return SequenceExamples(sequences, self.labels)
+    def encode(self, rows: LabeledSequences) -> LazyExamples:
+        lengths = np.array([max(map(len, row.sequences)) for row in rows], np.int64)
+        return LazyExamples(rows, self._example, lengths)
+
+    def _example(self, row: LabeledSequence) -> Example:
+        tokens = {name: array.astype(np.int32) for name, array in zip(_ARRAYS, row.sequences, strict=False)}
+        return tokens | label_arrays(self.label_ids[row.label])
 
     def loss(self, model: Any, batch: dict[str, Array], rngs: nnx.Rngs | None) -> LossOutput:
         return long_range_loss(model, batch, rngs, label_smoothing=self.config.label_smoothing)
 
     def training_flops(self, shapes: Mapping[str, tuple[int, ...]]) -> int:
         return self.model_config.training_flops(*shapes["tokens"])
-
-    def predict(self, model: TrainedModel, sequences: LabeledSequences) -> list[str]:
-        """Returns the likeliest label of each sequence or pair; the true one is not looked at."""
-        found = model.predict(predict_labels, self.encode(sequences), self.batch_spec)
-        return [self.labels[index] for index in found]
-
-    def evaluate(self, model: TrainedModel, split: Split = "validation") -> EvalResult:
-        """Classifies everything in a split."""
-        sequences = self._splits[split]
-        references = [one.label for one in sequences]
-        return class_result(class_scores(self.predict(model, sequences), references, self.labels), len(sequences))
 
 
 def long_range_loss(
@@ -403,15 +358,7 @@ def long_range_loss(
       label_smoothing: see `summed_cross_entropy`.
 
     Returns:
-      What `summed_cross_entropy` gives for rows; `num_tokens` counts those read.
+      The output of `class_loss`; `num_tokens` counts the tokens of all sequences.
     """
-    sides = [batch[name] for name in _ARRAYS if name in batch]
-    output = summed_cross_entropy(
-        model(*sides, rngs=rngs), batch["label"], batch["row_weights"], label_smoothing=label_smoothing
-    )
-    return output._replace(num_tokens=(jnp.stack(sides) != 0).sum(dtype=jnp.float32))
-
-
-def predict_labels(model: Any, batch: dict[str, Array]) -> Int[Array, " B"]:
-    """The id of each row's likeliest label; for `TrainedModel.predict`."""
-    return model(*(batch[name] for name in _ARRAYS if name in batch)).argmax(axis=-1)
+    is_read = jnp.stack(_sides(batch)) != 0
+    return class_loss(_logits(model, batch, rngs), batch, is_read, label_smoothing=label_smoothing)

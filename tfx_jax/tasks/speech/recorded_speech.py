@@ -19,7 +19,7 @@ from tfx_jax.errors import UserError
 from tfx_jax.fields import at_least, documented, one_of, within
 from tfx_jax.functional.audio import log_mel
 from tfx_jax.models.config import ModelConfig
-from tfx_jax.tasks.files import check_batch, has_file, split_path
+from tfx_jax.tasks.files import check_batch, split_path
 from tfx_jax.tasks.speech.speech_data import Utterance, Utterances
 
 DIGITS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
@@ -82,7 +82,7 @@ class RecordedSpeech:
 
     def has_split(self, split: Split) -> bool:
         """Tells whether there is a split."""
-        return self.dataset == "tones" or has_file(dataclasses.replace(self, dataset="files"), split)
+        return self.dataset == "tones" or bool(getattr(self, f"{split}_file"))
 
     def load(self, split: Split) -> Utterances:
         """Returns the utterances of a split.

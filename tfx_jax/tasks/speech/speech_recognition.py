@@ -14,7 +14,15 @@ import optax
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
-from tfx_jax.data.batching.batches import Batch, BatchSpec, Example, ExampleList, LoaderOptions, train_batches
+from tfx_jax.data.batching.batches import (
+    Batch,
+    BatchSpec,
+    Example,
+    ExampleList,
+    LazyExamples,
+    LoaderOptions,
+    train_batches,
+)
 from tfx_jax.data.sources.splits import Split, Splits
 from tfx_jax.errors import UserError
 from tfx_jax.fields import MAX_BEAMS, at_least, documented, fraction, within
@@ -22,7 +30,6 @@ from tfx_jax.functional.audio import spec_augment
 from tfx_jax.generation.ctc import BLANK, collapse, prefix_beam_search
 from tfx_jax.metrics.edit_distance import recognition_scores
 from tfx_jax.models.config import MakesModel, ModelConfig, require_kind
-from tfx_jax.nn.attention import ShardAttention
 from tfx_jax.tasks.artifacts import setup_json
 from tfx_jax.tasks.files import few_boundaries
 from tfx_jax.tasks.loss import LossOutput, Metric
@@ -30,7 +37,7 @@ from tfx_jax.tasks.planning import NO_DATA, planned_batch
 from tfx_jax.tasks.prediction import TrainedModel
 from tfx_jax.tasks.speech.recorded_speech import RecordedSpeech, Sound, heard
 from tfx_jax.tasks.speech.speech_data import SpeechData, Utterance, Utterances
-from tfx_jax.tasks.task import Artifacts, EvalResult, MetricInfo, PlannedTask
+from tfx_jax.tasks.task import Artifacts, EvalResult, MetricInfo, PlannedTask, TaskConfig, eval_result
 
 
 class CTCConfig(MakesModel, Protocol):
@@ -60,7 +67,7 @@ class MaskConfig:
 
 @documented
 @dataclasses.dataclass
-class SpeechRecognitionConfig:
+class SpeechRecognitionConfig(TaskConfig):
     """To write down what is said."""
 
     data: SpeechData | RecordedSpeech = dataclasses.field(default_factory=SpeechData)
@@ -70,13 +77,6 @@ class SpeechRecognitionConfig:
     def validate(self, model: ModelConfig) -> None:
         require_kind(model, "ctc", "speech recognition")
         self.data.validate(model)
-
-    def tiny(self) -> None:
-        self.data.tiny()
-
-    def splits(self) -> Splits[Utterances]:
-        """Returns the utterances of each split."""
-        return Splits(self.data.has_split, self.data.load)
 
     def setup(self, model: CTCConfig, splits: Splits[Utterances], artifacts: Artifacts) -> "SpeechRecognitionTask":
         """See `tfx_jax.tasks.task.TaskConfig`; the model gets the labels and the features that there are."""
@@ -135,8 +135,8 @@ class SpeechRecognitionTask:
         wer = MetricInfo("wer", "word error rate", " %", is_loss=True, note="edits over words")
         return wer, cer, exact_match
 
-    def make_model(self, *, shard_attention: ShardAttention | None = None, rngs: nnx.Rngs) -> Any:
-        return self.model_config.make(shard_attention=shard_attention, rngs=rngs)
+    def make_model(self, *, rngs: nnx.Rngs) -> Any:
+        return self.model_config.make(rngs=rngs)
 
     @property
     def batch_spec(self) -> BatchSpec:
@@ -152,14 +152,16 @@ class SpeechRecognitionTask:
           UserError: if that leaves none.
         """
         utterances, longest = self._splits["train"], self.config.data.max_length
-        examples, needed = _Examples(self, utterances), np.array([*map(steps_needed, utterances.transcripts)])
-        fits = (examples.lengths <= longest) & (needed <= self.model_config.num_steps(examples.lengths))
+        lengths = utterances.lengths
+        needed = np.array([*map(steps_needed, utterances.transcripts)])
+        fits = (lengths <= longest) & (needed <= self.model_config.num_steps(lengths))
         if not fits.any():
             raise UserError(
                 f"no training utterance has at most max_length={longest} frames, and as many steps of the model as "
-                f"its transcript takes: the first has {examples.lengths[0]} frames for {utterances.transcripts[0]!r}"
+                f"its transcript takes: the first has {lengths[0]} frames for {utterances.transcripts[0]!r}"
             )
-        examples.lengths = np.where(fits, examples.lengths, -1)
+        lengths = np.where(fits, lengths, -1)
+        examples = LazyExamples(utterances, lambda utterance: self.encode([utterance])[0], lengths)
         return train_batches(lambda epoch: examples, self.batch_spec, options)
 
     def encode(self, utterances: Sequence[Utterance] | Utterances) -> list[Example]:
@@ -205,9 +207,7 @@ class SpeechRecognitionTask:
         utterances = self._splits[split]
         references = utterances.transcripts
         scores = recognition_scores(self.predict(model, utterances), references)
-        told = ", ".join(f"{metric.title} {metric.format(getattr(scores, metric.name))}" for metric in self.metrics)
-        values = {metric.name: getattr(scores, metric.name) for metric in self.metrics}
-        return EvalResult(values, f"{told}, {len(references):,} utterances")
+        return eval_result(self.metrics, scores._asdict(), f"{len(references):,} utterances")
 
     def _example(self, utterance: Utterance, number: Mapping[str, int]) -> Example:
         frames, transcript = utterance
@@ -227,20 +227,6 @@ class SpeechRecognitionTask:
 def steps_needed(transcript: str) -> int:
     """Steps that the shortest alignment of a transcript takes: a blank stands between equal characters."""
     return len(transcript) + sum(left == right for left, right in itertools.pairwise(transcript))
-
-
-class _Examples:
-    """The examples of utterances, each made when it is asked for."""
-
-    def __init__(self, task: SpeechRecognitionTask, utterances: Utterances):
-        self._task, self._utterances, self.lengths = task, utterances, utterances.lengths
-
-    def __len__(self) -> int:
-        return len(self._utterances)
-
-    def __getitem__(self, index: int) -> Example:
-        (example,) = self._task.encode([self._utterances[index]])
-        return example
 
 
 def recognition_loss(model: Any, batch: dict[str, Array], rngs: nnx.Rngs | None) -> LossOutput:

@@ -1,33 +1,13 @@
-"""What all tasks with a BERT share: its tokenizer, and texts as it reads them."""
+"""Texts as all tasks with a BERT read them."""
 
-from collections.abc import Callable, Iterable, Sequence
-from typing import TypeVar, cast
+from collections.abc import Sequence
+from typing import cast
 
 import numpy as np
 
 from tfx_jax.data.batching.batches import Example
 from tfx_jax.data.objectives.next_sentence import pair_inputs
 from tfx_jax.data.tokenizers.hf_tokenizer import HFTokenizer
-from tfx_jax.errors import UserError
-from tfx_jax.models.config import ModelConfig
-from tfx_jax.tasks.artifacts import setup_tokenizer
-from tfx_jax.tasks.task import Artifacts
-
-Config = TypeVar("Config", bound=ModelConfig)
-
-
-def setup_bert_tokenizer(
-    artifacts: Artifacts, model: Config, texts: Callable[[], Iterable[str]], *, kind: str
-) -> tuple[HFTokenizer, Config]:
-    """Loads or makes the tokenizer of a workdir, which has BERT's special tokens; see `setup_tokenizer`.
-
-    Raises:
-      UserError: as `setup_tokenizer`, and if it has not.
-    """
-    tokenizer, model = setup_tokenizer(artifacts, model, texts, kind=kind, family="bert")
-    if None in (tokenizer.cls_id, tokenizer.sep_id, tokenizer.pad_id):
-        raise UserError(f"the tokenizer of {artifacts.folder} has not all of BERT's special tokens")
-    return tokenizer, model
 
 
 def bert_example(tokenizer: HFTokenizer, first: Sequence[int], second: Sequence[int], max_length: int) -> Example:

@@ -5,29 +5,26 @@ import itertools
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, cast
 
-import grain
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
-from tfx_jax.data.batching.batches import Batch, BatchSpec, ExampleSource, LoaderOptions, train_batches
+from tfx_jax.data.batching.batches import BatchSpec, ExampleSource, LoaderOptions
 from tfx_jax.data.objectives.bert_pretraining import PretrainingExamples, make_examples, split_sentences
 from tfx_jax.data.sources.lines import is_blank
 from tfx_jax.data.sources.splits import Split, Splits
 from tfx_jax.data.sources.wikitext import running_text
-from tfx_jax.data.tokenizers.hf_tokenizer import HFTokenizer
 from tfx_jax.errors import UserError
 from tfx_jax.fields import at_least, documented, fraction
 from tfx_jax.models.bert import BertConfig, BertPretraining
 from tfx_jax.models.config import ModelConfig, require_kind
-from tfx_jax.nn.attention import ShardAttention
-from tfx_jax.tasks.loss import LossOutput, summed_cross_entropy
+from tfx_jax.tasks.artifacts import require_tokens, setup_tokenizer
+from tfx_jax.tasks.loss import LossOutput, Metric, summed_cross_entropy
 from tfx_jax.tasks.planning import NO_DATA, planned_batch
-from tfx_jax.tasks.prediction import TrainedModel
-from tfx_jax.tasks.task import Artifacts, EvalResult, MetricInfo, PlannedTask
-from tfx_jax.tasks.text.bert_examples import setup_bert_tokenizer
+from tfx_jax.tasks.task import Artifacts, EvalResult, MetricInfo, PlannedTask, TaskConfig, eval_result
 from tfx_jax.tasks.text.text_data import TextData
+from tfx_jax.tasks.token_prediction import TokenPredictionBase
 
 _RATE = 0.15  # of the tokens that are to be predicted
 _LEAST_LENGTH = 8  # [CLS], two [SEP] and a few tokens of each segment
@@ -38,7 +35,7 @@ Documents = list[list[str]]
 
 @documented
 @dataclasses.dataclass
-class BertPretrainingConfig:
+class BertPretrainingConfig(TaskConfig):
     """To predict masked tokens, and whether two segments of plain text are neighbors.
 
     A document is an article, a line, or what stands between empty lines of a file, as `data.documents` says.
@@ -56,19 +53,15 @@ class BertPretrainingConfig:
                 f"config.task.data.max_length={self.data.max_length} is too short for pairs: {_LEAST_LENGTH} will do"
             )
 
-    def tiny(self) -> None:
-        self.data.tiny()
-
     def splits(self) -> Splits[Documents]:
         """Returns the sentences of each document of each split, those of `split_sentences`."""
         return Splits(self.data.has_split, self._load)
 
     def setup(self, model: BertConfig, splits: Splits[Documents], artifacts: Artifacts) -> "BertPretrainingTask":
-        tokenizer, model = setup_bert_tokenizer(
-            artifacts, model, lambda: map("\n".join, splits["train"]), kind=self.data.tokenizer
+        tokenizer, model = setup_tokenizer(
+            artifacts, model, lambda: map("\n".join, splits["train"]), kind=self.data.tokenizer, family="bert"
         )
-        if tokenizer.mask_id is None:
-            raise UserError(f"the tokenizer of {artifacts.folder} has not all of BERT's special tokens")
+        require_tokens(tokenizer, artifacts, "mask_id")
         return BertPretrainingTask(self, model, splits, tokenizer)
 
     def planned(self, model: BertConfig, options: LoaderOptions) -> PlannedTask:
@@ -104,33 +97,17 @@ def _between_blank_lines(text: str) -> Iterator[str]:
             yield "\n".join(lines)
 
 
-class BertPretrainingTask:
-    """The pre-training of a BERT on a text; every epoch masks other tokens and makes other pairs.
-
-    Attributes:
-      tokenizer: turns text into tokens.
-    """
+class BertPretrainingTask(TokenPredictionBase[BertPretrainingConfig, BertConfig, Documents]):
+    """The pre-training of a BERT on a text; every epoch masks other tokens and makes other pairs."""
 
     metrics = (
         MetricInfo("loss", "masked LM loss", " nats", digits=4, is_loss=True, note="a fixed choice of masked tokens"),
         MetricInfo("masked_accuracy", "masked accuracy", " %"),
         MetricInfo("next_sentence_accuracy", "next sentence accuracy", " %"),
     )
-    unit = "token"
 
-    def __init__(
-        self,
-        config: BertPretrainingConfig,
-        model_config: BertConfig,
-        splits: Splits[Documents],
-        tokenizer: HFTokenizer,
-    ):
-        self.config, self.model_config, self.tokenizer = config, model_config, tokenizer
-        self._splits = splits
-        self._eval_examples: dict[Split, ExampleSource] = {}
-
-    def make_model(self, *, shard_attention: ShardAttention | None = None, rngs: nnx.Rngs) -> BertPretraining:
-        return BertPretraining(self.model_config, shard_attention=shard_attention, rngs=rngs)
+    def make_model(self, *, rngs: nnx.Rngs) -> BertPretraining:
+        return BertPretraining(self.model_config, rngs=rngs)
 
     @property
     def batch_spec(self) -> BatchSpec:
@@ -138,9 +115,6 @@ class BertPretrainingTask:
         data = self.config.data
         boundaries = (data.max_length // 4, data.max_length // 2, data.max_length)
         return BatchSpec(boundaries, data.tokens_per_batch, {"tokens": cast(int, self.tokenizer.pad_id)})
-
-    def train_data(self, options: LoaderOptions) -> grain.IterDataset[Batch]:
-        return train_batches(self.make_epochs(options.seed), self.batch_spec, options)
 
     def make_epochs(self, seed: int) -> Callable[[int], ExampleSource]:
         """Returns the training examples by the number of the epoch: other pairs and other masked tokens in each."""
@@ -157,27 +131,19 @@ class BertPretrainingTask:
         rows, length = shapes["tokens"]
         return self.model_config.training_flops(rows, length, num_predicted=max_predictions(length, _RATE))
 
-    def eval_examples(self, split: Split) -> ExampleSource:
-        """Returns a split with the same pairs and the same masked tokens each time, whatever the training's seed."""
-        if split not in self._eval_examples:
-            self._eval_examples[split] = self._examples(self._encode(split), np.random.default_rng(0))
-        return self._eval_examples[split]
+    def make_eval_examples(self, split: Split) -> ExampleSource:
+        """Returns a split with the same pairs and the same masked tokens each time."""
+        return self._examples(self._encode(split), np.random.default_rng(0))
 
-    def predict_metrics(self, model: Any, batch: dict[str, Array]) -> dict[str, Any]:
-        """Returns the metrics that the loss gives without dropout."""
-        return self.loss(model, batch, None).metrics
-
-    def evaluate(self, model: TrainedModel, split: Split = "validation") -> EvalResult:
-        """Predicts the masked tokens and the next sentences of a split."""
-        found = model.sum_metrics(self.predict_metrics, self.eval_examples(split), self.batch_spec)
-        masked, pairs = found["accuracy"], found["next_sentence_accuracy"]
+    def result(self, sums: Mapping[str, Metric]) -> EvalResult:
+        """Returns the scores of the masked tokens and the next sentences."""
+        masked, pairs = sums["accuracy"], sums["next_sentence_accuracy"]
         values = {
-            "loss": float(found["nll"].mean),
+            "loss": float(sums["nll"].mean),
             "masked_accuracy": 100 * float(masked.mean),
             "next_sentence_accuracy": 100 * float(pairs.mean),
         }
-        shown = ", ".join(f"{metric.title} {metric.format(values[metric.name])}" for metric in self.metrics)
-        return EvalResult(values, f"{shown}, {masked.weight:,.0f} masked tokens of {pairs.weight:,.0f} pairs")
+        return eval_result(self.metrics, values, f"{masked.weight:,.0f} masked tokens of {pairs.weight:,.0f} pairs")
 
     def _examples(self, documents: list[list[list[int]]], rng: np.random.Generator) -> PretrainingExamples:
         tokenizer, ids = self.tokenizer, cast(dict[str, int], self._specials)

@@ -4,34 +4,31 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any, cast
 
-import grain
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 from jaxtyping import Array
 
-from tfx_jax.data.batching.batches import Batch, BatchSpec, Example, LoaderOptions, train_batches
+from tfx_jax.data.batching.batches import Example, LoaderOptions
 from tfx_jax.data.batching.documents import TextDocuments, document_lines
 from tfx_jax.data.sources.disk_array import DiskArray
 from tfx_jax.data.sources.splits import Split, Splits
-from tfx_jax.data.tokenizers.hf_tokenizer import HFTokenizer
 from tfx_jax.errors import UserError
 from tfx_jax.fields import documented
 from tfx_jax.models.config import ModelConfig, require_kind
 from tfx_jax.models.elmo import ElmoConfig, ElmoLanguageModel
-from tfx_jax.nn.attention import ShardAttention
+from tfx_jax.tasks.artifacts import setup_tokenizer
 from tfx_jax.tasks.loss import LossOutput, Metric, summed_cross_entropy
 from tfx_jax.tasks.planning import NO_DATA, planned_batch
-from tfx_jax.tasks.prediction import TrainedModel
-from tfx_jax.tasks.task import Artifacts, EvalResult, PlannedTask
-from tfx_jax.tasks.text.next_token import PERPLEXITY_METRICS, perplexity_result, setup_gpt_tokenizer
+from tfx_jax.tasks.task import Artifacts, EvalResult, PlannedTask, TaskConfig
 from tfx_jax.tasks.text.text_data import TextData
 from tfx_jax.tasks.text.word_characters import boundary_row, word_rows
+from tfx_jax.tasks.token_prediction import TokenPredictionBase, first_cut
 
 
 @documented
 @dataclasses.dataclass
-class BidirectionalLanguageModelConfig:
+class BidirectionalLanguageModelConfig(TaskConfig):
     """To predict every word of plain text from those before it, and from those behind it.
 
     Words stand between white space, and a line of a document is a sentence. The most frequent `model.vocab_size` words
@@ -50,15 +47,13 @@ class BidirectionalLanguageModelConfig:
         self.data.tiny()
         self.data.tokenizer = "words"
 
-    def splits(self) -> Splits[TextDocuments]:
-        """Returns the documents of each split."""
-        return Splits(self.data.has_split, self.data.load)
-
     def setup(
         self, model: ElmoConfig, splits: Splits[TextDocuments], artifacts: Artifacts
     ) -> "BidirectionalLanguageModelTask":
         kind = self.data.tokenizer
-        tokenizer, model = setup_gpt_tokenizer(artifacts, model, lambda: splits["train"].to_train(kind), kind=kind)
+        tokenizer, model = setup_tokenizer(
+            artifacts, model, lambda: splits["train"].to_train(kind), kind=kind, family="gpt"
+        )
         return BidirectionalLanguageModelTask(self, model, splits, tokenizer)
 
     def planned(self, model: ElmoConfig, options: LoaderOptions) -> PlannedTask:
@@ -71,38 +66,18 @@ class BidirectionalLanguageModelConfig:
         return PlannedTask(BidirectionalLanguageModelTask(self, model, NO_DATA, NO_DATA), batch)
 
 
-class BidirectionalLanguageModelTask:
+class BidirectionalLanguageModelTask(TokenPredictionBase[BidirectionalLanguageModelConfig, ElmoConfig, TextDocuments]):
     """Bidirectional language modeling on a stream of words, which is cut into rows at other places in each epoch.
 
     Attributes:
       tokenizer: knows the words that are told apart.
     """
 
-    metrics = PERPLEXITY_METRICS
     unit = "word"
 
-    def __init__(
-        self,
-        config: BidirectionalLanguageModelConfig,
-        model_config: ElmoConfig,
-        splits: Splits[TextDocuments],
-        tokenizer: HFTokenizer,
-    ):
-        self.config, self.model_config, self.tokenizer = config, model_config, tokenizer
-        self._splits = splits
-
-    def make_model(self, *, shard_attention: ShardAttention | None = None, rngs: nnx.Rngs) -> ElmoLanguageModel:
+    def make_model(self, *, rngs: nnx.Rngs) -> ElmoLanguageModel:
         """See `tfx_jax.tasks.task.Task`; there is no attention to shard."""
-        del shard_attention
         return ElmoLanguageModel(self.model_config, rngs=rngs)
-
-    @property
-    def batch_spec(self) -> BatchSpec:
-        """How examples become batches: all but the last of a stream are equally long."""
-        return BatchSpec((self.config.data.max_length,), self.config.data.tokens_per_batch)
-
-    def train_data(self, options: LoaderOptions) -> grain.IterDataset[Batch]:
-        return train_batches(self.make_epochs(options.seed), self.batch_spec, options)
 
     def make_epochs(self, seed: int) -> Callable[[int], "WordBlocks"]:
         """Returns the training examples by the number of the epoch: the stream, cut at other places."""
@@ -110,9 +85,12 @@ class BidirectionalLanguageModelTask:
 
         def cut(epoch: int) -> WordBlocks:
             length = min(self.config.data.max_length, blocks.num_words)
-            return blocks.starting_at(int(np.random.default_rng((seed, epoch)).integers(length)) if epoch else 0)
+            return blocks.starting_at(first_cut(seed, epoch, length))
 
         return cut
+
+    def make_eval_examples(self, split: Split) -> "WordBlocks":
+        return self.make_blocks(split)
 
     def make_blocks(self, split: Split) -> "WordBlocks":
         """Returns all words of a split as rows of `max_length`.
@@ -143,10 +121,10 @@ class BidirectionalLanguageModelTask:
     def training_flops(self, shapes: Mapping[str, tuple[int, ...]]) -> int:
         return self.model_config.training_flops(*shapes["token_mask"])
 
-    def evaluate(self, model: TrainedModel, split: Split = "validation") -> EvalResult:
-        """Predicts every word of a text from either side, in rows of `max_length`."""
-        nll = model.sum_metrics(predict_metrics, self.make_blocks(split), self.batch_spec)["nll"]
-        return perplexity_result(Metric(nll.sum / 2, nll.weight / 2))  # of words, each of which is predicted twice
+    def result(self, sums: Mapping[str, Metric]) -> EvalResult:
+        """Returns the perplexity of words, each of which is predicted twice: from either side."""
+        nll = sums["nll"]
+        return super().result({"nll": Metric(nll.sum / 2, nll.weight / 2)})
 
     def _id(self, pieces: list[int]) -> int:
         """Returns the token of a word; of one whose characters the tokenizer cuts apart or drops, the unknown one."""
@@ -211,8 +189,3 @@ def bidirectional_language_model_loss(model: Any, batch: dict[str, Array], rngs:
     weights = jnp.broadcast_to(batch["token_mask"][..., None], batch["targets"].shape).astype(jnp.float32)
     output = summed_cross_entropy(logits, batch["targets"], weights)
     return output._replace(num_tokens=batch["token_mask"].sum(dtype=jnp.float32))
-
-
-def predict_metrics(model: Any, batch: dict[str, Array]) -> dict[str, Metric]:
-    """Returns the metrics that the loss gives without dropout; for `TrainedModel.sum_metrics`."""
-    return dict(bidirectional_language_model_loss(model, batch, None).metrics)

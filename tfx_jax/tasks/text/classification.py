@@ -3,17 +3,15 @@
 import dataclasses
 import itertools
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, cast
+from typing import Any, TypeVar, cast
 
 import grain
-import jax
-import jax.numpy as jnp
 import numpy as np
 from etils import epath
 from flax import nnx
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float
 
-from tfx_jax.data.batching.batches import Batch, BatchSpec, Example, ExampleList, LoaderOptions, train_batches
+from tfx_jax.data.batching.batches import Batch, BatchSpec, ExampleList, LoaderOptions
 from tfx_jax.data.sources.labeled import (
     LabeledPair,
     LabeledText,
@@ -28,24 +26,33 @@ from tfx_jax.errors import UserError
 from tfx_jax.fields import at_least, documented, fraction, one_of
 from tfx_jax.models.bert import BertClassifier, BertConfig
 from tfx_jax.models.config import ModelConfig, require_kind
-from tfx_jax.nn.attention import ShardAttention
 from tfx_jax.synthetic.grammar import grammar_labeled, grammar_labeled_pairs
-from tfx_jax.tasks.artifacts import setup_json
-from tfx_jax.tasks.files import GRAMMAR_SIZES, check_files, few_boundaries, has_file, split_paths
-from tfx_jax.tasks.loss import LossOutput, summed_cross_entropy
+from tfx_jax.tasks.artifacts import setup_json, setup_tokenizer
+from tfx_jax.tasks.classification import (
+    LABEL_DTYPES,
+    ClassificationBase,
+    check_labels,
+    class_loss,
+    label_arrays,
+    labels_of,
+)
+from tfx_jax.tasks.files import GRAMMAR_SIZES, FileData, check_files, few_boundaries, split_paths
+from tfx_jax.tasks.loss import LossOutput
 from tfx_jax.tasks.planning import NO_DATA, planned_batch
 from tfx_jax.tasks.prediction import TrainedModel
 from tfx_jax.tasks.shortened import warn_shortened
-from tfx_jax.tasks.task import Artifacts, EvalResult, MetricInfo, PlannedTask
+from tfx_jax.tasks.task import Artifacts, PlannedTask, TaskConfig
 from tfx_jax.tasks.text.answers import NO_CLASS, Prediction, class_predictions
-from tfx_jax.tasks.text.bert_examples import bert_example, setup_bert_tokenizer
+from tfx_jax.tasks.text.bert_examples import bert_example
 
 LabeledTexts = Sequence[LabeledText] | Sequence[LabeledPair]
+Config = TypeVar("Config")
+Model = TypeVar("Model")
 
 
 @documented
 @dataclasses.dataclass
-class LabeledData:
+class LabeledData(FileData):
     """Where labeled texts, or pairs of texts, come from, and how much of them makes an example and a batch."""
 
     dataset: str = one_of(("grammar", "grammar_pairs", "files"), "grammar")  # built-in texts, or pairs of them
@@ -61,10 +68,6 @@ class LabeledData:
     tokenizer: str = "wordpiece"  # or another of `tfx_jax.data.tokenizers.train.KINDS`; without effect with init_from
     max_length: int = at_least(1, 128)  # tokens of an input, special ones included; longer texts are cut
     tokens_per_batch: int = at_least(1, 2_048)  # positions of a global batch, padding included
-
-    def has_split(self, split: Split) -> bool:
-        """Tells whether the configuration names a split."""
-        return has_file(self, split)
 
     def load(self, split: Split) -> LabeledTexts:
         """Reads the texts or pairs of a split, and their labels.
@@ -109,13 +112,9 @@ class LabeledData:
         self.max_length, self.tokens_per_batch = 64, 512
 
 
-CLASS_METRICS = (MetricInfo("accuracy", "accuracy", " %"), MetricInfo("macro_f1", "macro F1", " %"))
-"""The fields of `ClassScores`."""
-
-
 @documented
 @dataclasses.dataclass
-class ClassificationConfig:
+class ClassificationConfig(TaskConfig):
     """To give each text, or each pair of texts, a label."""
 
     data: LabeledData = dataclasses.field(default_factory=LabeledData)
@@ -125,19 +124,13 @@ class ClassificationConfig:
         require_kind(model, "bert", "classification")
         self.data.validate(model)
 
-    def tiny(self) -> None:
-        self.data.tiny()
-
-    def splits(self) -> Splits[LabeledTexts]:
-        """Returns the texts and labels of each split."""
-        return Splits(self.data.has_split, self.data.load)
-
     def setup(self, model: BertConfig, splits: Splits[LabeledTexts], artifacts: Artifacts) -> "ClassificationTask":
-        tokenizer, model = setup_bert_tokenizer(
+        tokenizer, model = setup_tokenizer(
             artifacts,
             model,
             lambda: (text for example in splits["train"] for text in example[:-1]),
             kind=self.data.tokenizer,
+            family="bert",
         )
         labels = setup_json(artifacts, "labels.json", lambda: labels_of(splits["train"]))
         return ClassificationTask(self, dataclasses.replace(model, labels=tuple(labels)), splits, tokenizer)
@@ -147,36 +140,58 @@ class ClassificationConfig:
             self.data,
             options,
             dtypes=dict.fromkeys(("tokens", "token_type_ids"), np.int32) | {"token_mask": np.bool_},
-            scalars={"label": np.int32, "row_weights": np.float32},
+            scalars=LABEL_DTYPES,
         )
         model = dataclasses.replace(model, labels=("one", "other"))
         return PlannedTask(ClassificationTask(self, model, NO_DATA, NO_DATA), batch)
 
 
-class ClassificationTask:
-    """Classification with a BERT.
+class TextLabelTask(ClassificationBase[Config, Model, Any]):
+    """Base class of the tasks that label texts or pairs of them.
 
     Attributes:
       tokenizer: turns text into tokens.
-      labels: those of the training split, in the order of their ids.
     """
 
-    metrics = CLASS_METRICS
     unit = "token"
+    empty_answer = NO_CLASS
 
-    def __init__(
-        self,
-        config: ClassificationConfig,
-        model_config: BertConfig,
-        splits: Splits[LabeledTexts],
-        tokenizer: HFTokenizer,
-    ):
-        self.config, self.model_config, self.tokenizer = config, model_config, tokenizer
-        self.labels = model_config.labels
-        self._splits = splits
+    def __init__(self, config: Config, model_config: Model, splits: Splits[Any], tokenizer: HFTokenizer):
+        super().__init__(config, model_config, splits)
+        self.tokenizer = tokenizer
 
-    def make_model(self, *, shard_attention: ShardAttention | None = None, rngs: nnx.Rngs) -> BertClassifier:
-        return BertClassifier(self.model_config, shard_attention=shard_attention, rngs=rngs)
+    def train_data(self, options: LoaderOptions) -> grain.IterDataset[Batch]:
+        """See `tfx_jax.tasks.task.Task`.
+
+        Raises:
+          UserError: if the validation split has a label that the training split has not: before the first step, not at
+            the first evaluation.
+        """
+        if "validation" in self._splits:
+            check_labels(self._splits["validation"], self.labels, "the validation split")
+        return super().train_data(options)
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        return inputs_of(cast(Any, self.config).data)
+
+    def answer(self, model: TrainedModel, rows: Sequence[Sequence[str]]) -> list[Prediction]:
+        """Returns the most likely label of each text or pair, and the probabilities of all labels."""
+        examples = self.encode(unlabeled(rows, self.labels[0]))
+        return class_predictions(self.labels, model.predict(self.probabilities, examples, self.batch_spec))
+
+
+def _logits(model: BertClassifier, batch: dict[str, Array], rngs: nnx.Rngs | None = None) -> Float[Array, "B C"]:
+    return model(batch["tokens"], batch["token_type_ids"], token_mask=batch["token_mask"], rngs=rngs)
+
+
+class ClassificationTask(TextLabelTask[ClassificationConfig, BertConfig]):
+    """Classification with a BERT."""
+
+    logits = staticmethod(_logits)
+
+    def make_model(self, *, rngs: nnx.Rngs) -> BertClassifier:
+        return BertClassifier(self.model_config, rngs=rngs)
 
     @property
     def batch_spec(self) -> BatchSpec:
@@ -184,70 +199,31 @@ class ClassificationTask:
         data, pad_values = self.config.data, {"tokens": cast(int, self.tokenizer.pad_id)}
         return BatchSpec(few_boundaries(data.max_length), data.tokens_per_batch, pad_values)
 
-    def train_data(self, options: LoaderOptions) -> grain.IterDataset[Batch]:
-        check_validation(self._splits, self.labels)
-        examples = ExampleList(self.encode(self._splits["train"]))
-        return train_batches(lambda epoch: examples, self.batch_spec, options)
-
-    def encode(self, texts: LabeledTexts) -> list[Example]:
+    def encode(self, rows: LabeledTexts) -> ExampleList:
         """Returns an example for each text or pair.
 
         Raises:
           UserError: for a label that the training split has not.
         """
-        number = {label: index for index, label in enumerate(self.labels)}
-        check_labels(texts, self.labels)
-        sides = zip(*(text[:-1] for text in texts), strict=True)
+        check_labels(rows, self.labels)
+        sides = zip(*(row[:-1] for row in rows), strict=True)
         firsts, *seconds = (self.tokenizer.encode_batch(side) for side in sides)
         limit = self.config.data.max_length - 2 - len(seconds)
         whole = [list(itertools.chain(*parts)) for parts in zip(firsts, *seconds, strict=True)]
         warn_shortened(whole, limit, what="texts", effect="only their beginnings are read")
-        return [
-            bert_example(self.tokenizer, first, second, self.config.data.max_length)
-            | {"label": np.array(number[text.label], np.int32), "row_weights": np.array(1, np.float32)}
-            for first, second, text in zip(firsts, *(seconds or [[[]] * len(firsts)]), texts, strict=True)
-        ]
+        return ExampleList(
+            [
+                bert_example(self.tokenizer, first, second, self.config.data.max_length)
+                | label_arrays(self.label_ids[row.label])
+                for first, second, row in zip(firsts, *(seconds or [[[]] * len(firsts)]), rows, strict=True)
+            ]
+        )
 
     def loss(self, model: BertClassifier, batch: dict[str, Array], rngs: nnx.Rngs | None) -> LossOutput:
         return classification_loss(model, batch, rngs, label_smoothing=self.config.label_smoothing)
 
     def training_flops(self, shapes: Mapping[str, tuple[int, ...]]) -> int:
         return self.model_config.training_flops(*shapes["tokens"], num_predicted=0)
-
-    def predict(self, model: TrainedModel, texts: LabeledTexts) -> list[str]:
-        """Returns the likeliest label of each text or pair."""
-        found = model.predict(predict_classes, ExampleList(self.encode(texts)), self.batch_spec)
-        return [self.labels[index] for index in found]
-
-    empty_answer = NO_CLASS
-
-    @property
-    def inputs(self) -> tuple[str, ...]:
-        return inputs_of(self.config.data)
-
-    def answer(self, model: TrainedModel, rows: Sequence[Sequence[str]]) -> list[Prediction]:
-        """Returns the likeliest label of each text or pair, and the probabilities of all."""
-        examples = ExampleList(self.encode(unlabeled(rows, self.labels[0])))
-        return class_predictions(self.labels, model.predict(class_probabilities, examples, self.batch_spec))
-
-    def evaluate(self, model: TrainedModel, split: Split = "validation") -> EvalResult:
-        """Classifies every text of a split."""
-        texts = self._splits[split]
-        return class_result(
-            class_scores(self.predict(model, texts), [text.label for text in texts], self.labels), len(texts)
-        )
-
-
-class ClassScores(NamedTuple):
-    """How well texts are classified, in percent.
-
-    Attributes:
-      accuracy: share of the predictions that are right.
-      macro_f1: mean over classes of the harmonic mean of precision and recall, each class alike however rare.
-    """
-
-    accuracy: float
-    macro_f1: float
 
 
 def inputs_of(data: LabeledData) -> tuple[str, ...]:
@@ -263,40 +239,6 @@ def unlabeled(rows: Sequence[Sequence[str]], label: str) -> LabeledTexts:
     return texts
 
 
-def labels_of(texts: LabeledTexts) -> list[str]:
-    """Returns the labels of some texts, in alphabetical order."""
-    return sorted({text.label for text in texts})
-
-
-def check_validation(splits: Splits[Any], labels: Sequence[str]) -> None:
-    """Checks before the first step what the first evaluation would stumble over.
-
-    Raises:
-      UserError: if the validation split has a label that the training split has not.
-    """
-    if "validation" in splits:
-        check_labels(splits["validation"], labels, "the validation split")
-
-
-def check_labels(texts: LabeledTexts, labels: Sequence[str], where: str = "") -> None:
-    """Checks that all labels are among those of the training split.
-
-    Raises:
-      UserError: if one is not; the message names the text by its number in `where`, from 1, if that is given.
-    """
-    known = set(labels)
-    for number, text in enumerate(texts, 1):
-        if text.label not in known:
-            place = f"{where}, text {number}: " if where else ""
-            raise UserError(f"{place}the label {text.label!r} is none of the {len(known)} of the training split")
-
-
-def class_result(scores: ClassScores, count: int, what: str = "texts") -> EvalResult:
-    """Returns what an evaluation of `count` texts, or of what else, found."""
-    accuracy, macro_f1 = scores
-    return EvalResult(scores._asdict(), f"accuracy {accuracy:.2f} %, macro F1 {macro_f1:.2f} %, {count:,} {what}")
-
-
 def classification_loss(
     model: BertClassifier, batch: dict[str, Array], rngs: nnx.Rngs | None, *, label_smoothing: float = 0.0
 ) -> LossOutput:
@@ -310,53 +252,6 @@ def classification_loss(
       label_smoothing: see `summed_cross_entropy`.
 
     Returns:
-      What `summed_cross_entropy` gives for rows; `num_tokens` counts those read.
+      The output of `class_loss`; `num_tokens` counts the tokens read.
     """
-    logits = model(batch["tokens"], batch["token_type_ids"], token_mask=batch["token_mask"], rngs=rngs)
-    output = summed_cross_entropy(logits, batch["label"], batch["row_weights"], label_smoothing=label_smoothing)
-    return output._replace(num_tokens=batch["token_mask"].sum(dtype=jnp.float32))
-
-
-def predict_classes(model: BertClassifier, batch: dict[str, Array]) -> Int[Array, " B"]:
-    """The id of each row's likeliest class; for `TrainedModel.predict`.
-
-    `batch` as for `classification_loss`, without labels.
-    """
-    return model(batch["tokens"], batch["token_type_ids"], token_mask=batch["token_mask"]).argmax(axis=-1)
-
-
-def class_probabilities(model: BertClassifier, batch: dict[str, Array]) -> Float[Array, "B C"]:
-    """The probabilities of each row's classes; otherwise as `predict_classes`."""
-    logits = model(batch["tokens"], batch["token_type_ids"], token_mask=batch["token_mask"])
-    return jax.nn.softmax(logits.astype(jnp.float32))
-
-
-def class_scores(predictions: Sequence[Any], references: Sequence[Any], labels: Sequence[Any]) -> ClassScores:
-    """Scores predicted classes.
-
-    The values are those of scikit-learn's `accuracy_score` and of its `f1_score` with `labels` and average="macro",
-    times 100: a class that neither occurs nor is predicted has an F1 of 0.
-
-    Args:
-      predictions: a class for each text, as its name or its id.
-      references: the classes that they should have. (scikit-learn takes them first.)
-      labels: all classes there are, each once.
-
-    Raises:
-      ValueError: if the sides differ in length or are empty, or a class is none of the labels.
-
-    >>> class_scores(["b", "a", "b", "a"], ["b", "a", "a", "a"], labels=["a", "b"]).accuracy
-    75.0
-    """
-    if len(predictions) != len(references) or not len(references):
-        raise ValueError(f"{len(predictions)} predictions cannot be scored by {len(references)} references")
-    number = {label: index for index, label in enumerate(labels)}
-    strange = {*predictions, *references} - number.keys()
-    if strange:
-        raise ValueError(f"{min(strange, key=str)!r} is none of the {len(number)} labels")
-    found, wanted = (np.array([number[label] for label in side]) for side in (predictions, references))
-    correct, predicted, true = (
-        np.bincount(classes, minlength=len(number)) for classes in (found[found == wanted], found, wanted)
-    )
-    f1 = 2 * correct / np.maximum(predicted + true, 1)
-    return ClassScores(100 * float((found == wanted).mean()), 100 * float(f1.mean()))
+    return class_loss(_logits(model, batch, rngs), batch, batch["token_mask"], label_smoothing=label_smoothing)

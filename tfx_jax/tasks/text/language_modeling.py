@@ -4,31 +4,28 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import grain
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 from jaxtyping import Array
 
-from tfx_jax.data.batching.batches import Batch, BatchSpec, ExampleSource, LoaderOptions, train_batches
+from tfx_jax.data.batching.batches import ExampleSource, LoaderOptions
 from tfx_jax.data.batching.documents import TextDocuments, encode_documents
 from tfx_jax.data.batching.packing import PackedDocuments, TokenBlocks
 from tfx_jax.data.sources.splits import Split, Splits
-from tfx_jax.data.tokenizers.hf_tokenizer import HFTokenizer
 from tfx_jax.fields import at_least, documented, fraction
 from tfx_jax.models.config import DecoderConfig, ModelConfig, require_kind
-from tfx_jax.nn.attention import ShardAttention
+from tfx_jax.tasks.artifacts import setup_tokenizer
 from tfx_jax.tasks.loss import LossOutput, summed_cross_entropy
 from tfx_jax.tasks.planning import NO_DATA, planned_batch
-from tfx_jax.tasks.prediction import TrainedModel
-from tfx_jax.tasks.task import Artifacts, EvalResult, PlannedTask
-from tfx_jax.tasks.text.next_token import PERPLEXITY_METRICS, perplexity_result, setup_gpt_tokenizer, token_stream
+from tfx_jax.tasks.task import Artifacts, PlannedTask, TaskConfig
 from tfx_jax.tasks.text.text_data import TextData
+from tfx_jax.tasks.token_prediction import TokenPredictionBase, first_cut, token_stream
 
 
 @documented
 @dataclasses.dataclass
-class LanguageModelConfig:
+class LanguageModelConfig(TaskConfig):
     """To predict every next token of plain text."""
 
     data: TextData = dataclasses.field(default_factory=TextData)
@@ -40,16 +37,11 @@ class LanguageModelConfig:
         require_kind(model, "decoder", "language modeling")
         self.data.validate(model)
 
-    def tiny(self) -> None:
-        self.data.tiny()
-
-    def splits(self) -> Splits[TextDocuments]:
-        """Returns the documents of each split."""
-        return Splits(self.data.has_split, self.data.load)
-
     def setup(self, model: DecoderConfig, splits: Splits[TextDocuments], artifacts: Artifacts) -> "LanguageModelTask":
         kind = self.data.tokenizer
-        tokenizer, model = setup_gpt_tokenizer(artifacts, model, lambda: splits["train"].to_train(kind), kind=kind)
+        tokenizer, model = setup_tokenizer(
+            artifacts, model, lambda: splits["train"].to_train(kind), kind=kind, family="gpt"
+        )
         return LanguageModelTask(self, model, splits, tokenizer)
 
     def planned(self, model: DecoderConfig, options: LoaderOptions) -> PlannedTask:
@@ -59,39 +51,11 @@ class LanguageModelConfig:
         return PlannedTask(LanguageModelTask(self, model, NO_DATA, NO_DATA), batch)
 
 
-class LanguageModelTask:
+class LanguageModelTask(TokenPredictionBase[LanguageModelConfig, DecoderConfig, TextDocuments]):
     """Language modeling on a text, of which a stream is cut into rows at other places in each epoch.
 
     Documents that are packed are so once.
-
-    Attributes:
-      tokenizer: turns text into tokens.
     """
-
-    metrics = PERPLEXITY_METRICS
-    unit = "token"
-
-    def __init__(
-        self,
-        config: LanguageModelConfig,
-        model_config: DecoderConfig,
-        splits: Splits[TextDocuments],
-        tokenizer: HFTokenizer,
-    ):
-        self.config, self.model_config, self.tokenizer = config, model_config, tokenizer
-        self._splits = splits
-        self._eval_examples: dict[Split, ExampleSource] = {}
-
-    def make_model(self, *, shard_attention: ShardAttention | None = None, rngs: nnx.Rngs) -> Any:
-        return self.model_config.make(shard_attention=shard_attention, rngs=rngs)
-
-    @property
-    def batch_spec(self) -> BatchSpec:
-        """How examples become batches: all are equally long."""
-        return BatchSpec((self.config.data.max_length,), self.config.data.tokens_per_batch)
-
-    def train_data(self, options: LoaderOptions) -> grain.IterDataset[Batch]:
-        return train_batches(self.make_epochs(options.seed), self.batch_spec, options)
 
     def make_epochs(self, seed: int) -> Callable[[int], ExampleSource]:
         """Returns the training examples by the number of the epoch: a stream cut elsewhere, or packed rows."""
@@ -103,7 +67,7 @@ class LanguageModelTask:
         stream = self._stream("train")
 
         def cut(epoch: int) -> TokenBlocks:
-            start = int(np.random.default_rng((seed, epoch)).integers(length)) if epoch else 0
+            start = first_cut(seed, epoch, length)
             return TokenBlocks(stream[min(start, max(len(stream) - length - 1, 0)) :], length)
 
         cut(0)  # a text that is too short is an error now, not in a thread
@@ -119,23 +83,9 @@ class LanguageModelTask:
         rows, length = shapes["inputs"]
         return self.model_config.training_flops(rows, length, num_predicted=length)
 
-    def eval_examples(self, split: Split) -> ExampleSource:
-        """Returns every token of a split in rows of `max_length`: the first of a row is predicted from one other.
-
-        They are made once, and the same whatever the seed of the training.
-        """
-        if split not in self._eval_examples:
-            self._eval_examples[split] = TokenBlocks(self._stream(split), self.config.data.max_length, pad_id=0)
-        return self._eval_examples[split]
-
-    def predict_metrics(self, model: Any, batch: dict[str, Array]) -> dict[str, Any]:
-        """Returns the metrics that the loss gives without dropout."""
-        return self.loss(model, batch, None).metrics
-
-    def evaluate(self, model: TrainedModel, split: Split = "validation") -> EvalResult:
-        """Scores every token of a text but the first."""
-        nll = model.sum_metrics(self.predict_metrics, self.eval_examples(split), self.batch_spec)["nll"]
-        return perplexity_result(nll)
+    def make_eval_examples(self, split: Split) -> TokenBlocks:
+        """Returns every token of a split in rows of `max_length`: the first of a row is predicted from one other."""
+        return TokenBlocks(self._stream(split), self.config.data.max_length, pad_id=0)
 
     def _stream(self, split: Split) -> np.ndarray:
         return token_stream(self.tokenizer, self._splits[split], documents=self.config.data.documents)

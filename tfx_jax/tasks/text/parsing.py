@@ -25,15 +25,14 @@ from tfx_jax.fields import at_least, documented, fraction, one_of
 from tfx_jax.generation.decoding import BeamSearch, DecodingConfig
 from tfx_jax.metrics.brackets import bracket_scores
 from tfx_jax.models.config import EncoderDecoderConfig, ModelConfig, require_kind
-from tfx_jax.nn.attention import ShardAttention
 from tfx_jax.synthetic.grammar import grammar_trees
-from tfx_jax.tasks.artifacts import check_special_ids, setup_json, setup_tokenizer
-from tfx_jax.tasks.files import GRAMMAR_SIZES, check_batch, few_boundaries, has_file, split_paths
+from tfx_jax.tasks.artifacts import setup_json, setup_tokenizer
+from tfx_jax.tasks.files import GRAMMAR_SIZES, FileData, check_batch, few_boundaries, split_paths
 from tfx_jax.tasks.loss import LossOutput
 from tfx_jax.tasks.planning import NO_DATA, planned_batch
 from tfx_jax.tasks.prediction import TrainedModel
 from tfx_jax.tasks.shortened import warn_shortened
-from tfx_jax.tasks.task import Artifacts, EvalResult, MetricInfo, PlannedTask
+from tfx_jax.tasks.task import Artifacts, EvalResult, MetricInfo, PlannedTask, TaskConfig
 from tfx_jax.tasks.text.answers import Prediction
 from tfx_jax.tasks.text.translation import Translator, check_output_length, pair_flops, translation_loss
 
@@ -42,7 +41,7 @@ _SEARCH_TOKENS = 8_192  # source positions times beams of a batch that is search
 
 @documented
 @dataclasses.dataclass
-class TreeData:
+class TreeData(FileData):
     """Where trees come from, and how much of them makes an example and a batch."""
 
     dataset: str = one_of(("grammar", "files"), "grammar")  # the grammar is built in
@@ -56,10 +55,6 @@ class TreeData:
     # not read when parsed: its tree is flat, and is scored as that.
     max_length: int = at_least(2, 256)
     tokens_per_batch: int = at_least(1, 4_096)  # positions of each side of a global batch, padding included
-
-    def has_split(self, split: Split) -> bool:
-        """Tells whether the configuration names a split."""
-        return has_file(self, split)
 
     def load(self, split: Split) -> Sequence[Tree]:
         """Reads a split.
@@ -78,7 +73,7 @@ class TreeData:
 
 @documented
 @dataclasses.dataclass
-class ParsingConfig:
+class ParsingConfig(TaskConfig):
     """To write the constituency tree of a sentence; the search is the paper's (section 6.3)."""
 
     data: TreeData = dataclasses.field(default_factory=TreeData)
@@ -98,10 +93,6 @@ class ParsingConfig:
         self.data.tiny()
         self.decoding.beam_size, self.decoding.extra_length = 2, 16
 
-    def splits(self) -> Splits[Sequence[Tree]]:
-        """Returns the trees of each split."""
-        return Splits(self.data.has_split, self.data.load)
-
     def setup(self, model: EncoderDecoderConfig, splits: Splits[Sequence[Tree]], artifacts: Artifacts) -> "ParsingTask":
         """See `tfx_jax.tasks.task.TaskConfig`. The tokens of symbols come on top of `model.vocab_size`.
 
@@ -117,7 +108,6 @@ class ParsingConfig:
             kind=self.data.tokenizer,
             family="marian",
         )
-        check_special_ids(model, tokenizer, artifacts)
         symbols = setup_json(
             artifacts,
             "symbols.json",
@@ -171,8 +161,8 @@ class ParsingTask:
         self._splits = splits
         self._parser: SentenceParser | None = None
 
-    def make_model(self, *, shard_attention: ShardAttention | None = None, rngs: nnx.Rngs) -> Any:
-        return self.model_config.make(shard_attention=shard_attention, rngs=rngs)
+    def make_model(self, *, rngs: nnx.Rngs) -> Any:
+        return self.model_config.make(rngs=rngs)
 
     @property
     def batch_spec(self) -> BatchSpec:

@@ -26,16 +26,15 @@ from tfx_jax.fields import at_least, documented, one_of
 from tfx_jax.metrics.answers import answer_scores, character_exact_match, character_f1
 from tfx_jax.models.bert import BertConfig, BertQuestionAnswering
 from tfx_jax.models.config import ModelConfig, require_kind
-from tfx_jax.nn.attention import ShardAttention
 from tfx_jax.synthetic.grammar import grammar_questions
-from tfx_jax.tasks.files import GRAMMAR_SIZES, check_files, few_boundaries, has_file, split_paths
+from tfx_jax.tasks.artifacts import setup_tokenizer
+from tfx_jax.tasks.files import GRAMMAR_SIZES, FileData, check_files, few_boundaries, split_paths
 from tfx_jax.tasks.loss import LossOutput, Metric, is_first_choice, summed_cross_entropy
 from tfx_jax.tasks.planning import NO_DATA, planned_batch
 from tfx_jax.tasks.prediction import TrainedModel
 from tfx_jax.tasks.shortened import warn_shortened
-from tfx_jax.tasks.task import Artifacts, EvalResult, MetricInfo, PlannedTask
+from tfx_jax.tasks.task import Artifacts, EvalResult, MetricInfo, PlannedTask, TaskConfig, eval_result
 from tfx_jax.tasks.text.answers import Prediction
-from tfx_jax.tasks.text.bert_examples import setup_bert_tokenizer
 
 NO_ANSWER = 0  # the position of [CLS], the target of a window without the answer
 
@@ -191,7 +190,7 @@ Questions = Sequence[Question]
 
 @documented
 @dataclasses.dataclass
-class QuestionData:
+class QuestionData(FileData):
     """Where questions on texts come from, and how much of them makes an example and a batch."""
 
     dataset: str = one_of(("grammar", "files"), "grammar")  # the grammar is built in
@@ -205,10 +204,6 @@ class QuestionData:
     max_length: int = at_least(1, 384)  # tokens of a window: question, a stretch of the context and special ones
     max_answer_length: int = at_least(1, 30)  # tokens
     tokens_per_batch: int = at_least(1, 12_288)  # positions of a global batch, padding included
-
-    def has_split(self, split: Split) -> bool:
-        """Tells whether the configuration names a split."""
-        return has_file(self, split)
 
     def load(self, split: Split) -> Questions:
         """Reads the questions of a split with their contexts and answers.
@@ -228,8 +223,7 @@ class QuestionData:
             {question.name: [answer.text for answer in question.answers] for question in questions},
             **(by_characters if self.scoring == "characters" else {}),
         )
-        summary = f"F1 {f1:.2f} %, exact match {exact_match:.2f} %, {len(questions):,} questions"
-        return EvalResult({"f1": f1, "exact_match": exact_match}, summary)
+        return eval_result(ANSWER_METRICS, {"f1": f1, "exact_match": exact_match}, f"{len(questions):,} questions")
 
     def validate(self, model: ModelConfig) -> None:
         check_files(self, model, what="row")
@@ -245,7 +239,7 @@ ANSWER_METRICS = (MetricInfo("f1", "F1", " %"), MetricInfo("exact_match", "exact
 
 @documented
 @dataclasses.dataclass
-class QuestionAnsweringConfig:
+class QuestionAnsweringConfig(TaskConfig):
     """To find the answer to a question in a text, which is read in windows."""
 
     data: QuestionData = dataclasses.field(default_factory=QuestionData)
@@ -265,13 +259,9 @@ class QuestionAnsweringConfig:
         self.data.tiny()
         self.stride = self.max_question_length = 16
 
-    def splits(self) -> Splits[Questions]:
-        """Returns the questions of each split."""
-        return Splits(self.data.has_split, self.data.load)
-
     def setup(self, model: BertConfig, splits: Splits[Questions], artifacts: Artifacts) -> "QuestionAnsweringTask":
-        tokenizer, model = setup_bert_tokenizer(
-            artifacts, model, lambda: _texts(splits["train"]), kind=self.data.tokenizer
+        tokenizer, model = setup_tokenizer(
+            artifacts, model, lambda: _texts(splits["train"]), kind=self.data.tokenizer, family="bert"
         )
         return QuestionAnsweringTask(self, model, splits, tokenizer)
 
@@ -322,8 +312,8 @@ class QuestionAnsweringTask:
         self.config, self.model_config, self.tokenizer = config, model_config, tokenizer
         self._splits = splits
 
-    def make_model(self, *, shard_attention: ShardAttention | None = None, rngs: nnx.Rngs) -> BertQuestionAnswering:
-        return BertQuestionAnswering(self.model_config, shard_attention=shard_attention, rngs=rngs)
+    def make_model(self, *, rngs: nnx.Rngs) -> BertQuestionAnswering:
+        return BertQuestionAnswering(self.model_config, rngs=rngs)
 
     @property
     def batch_spec(self) -> BatchSpec:

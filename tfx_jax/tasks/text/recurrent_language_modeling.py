@@ -10,7 +10,7 @@ import numpy as np
 from flax import nnx
 from jaxtyping import Array
 
-from tfx_jax.data.batching.batches import Batch, BatchSpec, ExampleSource, LoaderOptions
+from tfx_jax.data.batching.batches import Batch, BatchSpec, LoaderOptions
 from tfx_jax.data.batching.documents import TextDocuments
 from tfx_jax.data.batching.packing import TokenBlocks
 from tfx_jax.data.batching.text_streams import StreamDataset, TextStreams
@@ -19,13 +19,13 @@ from tfx_jax.data.tokenizers.hf_tokenizer import HFTokenizer
 from tfx_jax.errors import UserError
 from tfx_jax.fields import at_least, documented, fraction
 from tfx_jax.models.config import MakesModel, ModelConfig, require_kind
-from tfx_jax.nn.attention import ShardAttention
+from tfx_jax.tasks.artifacts import setup_tokenizer
 from tfx_jax.tasks.loss import LossOutput, summed_cross_entropy
 from tfx_jax.tasks.planning import NO_DATA, planned_batch
 from tfx_jax.tasks.prediction import TrainedModel
-from tfx_jax.tasks.task import Artifacts, EvalResult, PlannedTask
-from tfx_jax.tasks.text.next_token import PERPLEXITY_METRICS, perplexity_result, setup_gpt_tokenizer, token_stream
+from tfx_jax.tasks.task import Artifacts, EvalResult, PlannedTask, TaskConfig
 from tfx_jax.tasks.text.text_data import TextData
+from tfx_jax.tasks.token_prediction import TokenPredictionBase, token_stream
 
 Self = TypeVar("Self", bound="Memory")
 
@@ -57,7 +57,7 @@ class RecurrentDecoderConfig(MakesModel, Protocol):
 
 @documented
 @dataclasses.dataclass
-class RecurrentLanguageModelConfig:
+class RecurrentLanguageModelConfig(TaskConfig):
     """To predict every next token of plain text, each row of a batch going on where it was in the last one.
 
     `data.max_length` is the length of a segment, and a batch has `data.tokens_per_batch // data.max_length` rows.
@@ -72,18 +72,13 @@ class RecurrentLanguageModelConfig:
         require_kind(model, "recurrent_decoder", "recurrent language modeling")
         self.data.validate(model)
 
-    def tiny(self) -> None:
-        self.data.tiny()
-
-    def splits(self) -> Splits[TextDocuments]:
-        """Returns the documents of each split."""
-        return Splits(self.data.has_split, self.data.load)
-
     def setup(
         self, model: RecurrentDecoderConfig, splits: Splits[TextDocuments], artifacts: Artifacts
     ) -> "RecurrentLanguageModelTask":
         kind = self.data.tokenizer
-        tokenizer, model = setup_gpt_tokenizer(artifacts, model, lambda: splits["train"].to_train(kind), kind=kind)
+        tokenizer, model = setup_tokenizer(
+            artifacts, model, lambda: splits["train"].to_train(kind), kind=kind, family="gpt"
+        )
         return RecurrentLanguageModelTask(self, model, splits, tokenizer)
 
     def planned(self, model: RecurrentDecoderConfig, options: LoaderOptions) -> PlannedTask:
@@ -92,16 +87,14 @@ class RecurrentLanguageModelConfig:
         return PlannedTask(RecurrentLanguageModelTask(self, model, NO_DATA, NO_DATA), batch)
 
 
-class RecurrentLanguageModelTask:
+class RecurrentLanguageModelTask(
+    TokenPredictionBase[RecurrentLanguageModelConfig, RecurrentDecoderConfig, TextDocuments]
+):
     """Language modeling whose carry is what the model remembers of each row.
 
     Attributes:
-      tokenizer: turns text into tokens.
       rows: of a training batch, on any mesh, so that memories fit wherever the training goes on.
     """
-
-    metrics = PERPLEXITY_METRICS
-    unit = "token"
 
     def __init__(
         self,
@@ -110,12 +103,8 @@ class RecurrentLanguageModelTask:
         splits: Splits[TextDocuments],
         tokenizer: HFTokenizer,
     ):
-        self.config, self.model_config, self.tokenizer = config, model_config, tokenizer
+        super().__init__(config, model_config, splits, tokenizer)
         self.rows = config.data.tokens_per_batch // config.data.max_length
-        self._splits = splits
-
-    def make_model(self, *, shard_attention: ShardAttention | None = None, rngs: nnx.Rngs) -> Any:
-        return self.model_config.make(shard_attention=shard_attention, rngs=rngs)
 
     def make_carry(self) -> Memory:
         """Makes what the first batch begins with: nothing is remembered."""
@@ -147,11 +136,11 @@ class RecurrentLanguageModelTask:
     def training_flops(self, shapes: Mapping[str, tuple[int, ...]]) -> int:
         return self.model_config.training_flops(*shapes["inputs"])
 
-    def eval_examples(self, split: Split) -> tuple[ExampleSource, BatchSpec]:
-        """Returns a split in `eval_rows` long rows of whole segments, and how they become one batch."""
+    def make_eval_examples(self, split: Split) -> TokenBlocks:
+        """Returns a split in `eval_rows` long rows of whole segments."""
         stream, segment, rows = self._stream(split), self.config.data.max_length, self.config.eval_rows
         length = max(-(-(len(stream) - 1) // (rows * segment)), 1) * segment
-        return TokenBlocks(stream, length, pad_id=0), BatchSpec((length,), rows * length)
+        return TokenBlocks(stream, length, pad_id=0)
 
     def predict_metrics(self, model: Any, batch: dict[str, Array]) -> dict[str, Any]:
         """Returns the metrics of long rows, read segment by segment with the memory of evaluation."""
@@ -170,9 +159,11 @@ class RecurrentLanguageModelTask:
         return jax.tree.map(lambda parts: parts.sum(axis=0), metrics)
 
     def evaluate(self, model: TrainedModel, split: Split = "validation") -> EvalResult:
-        """Scores every token of a text but the first."""
-        nll = model.sum_metrics(self.predict_metrics, *self.eval_examples(split))["nll"]
-        return perplexity_result(nll)
+        """Scores every token of a text but the first, all long rows in one batch."""
+        examples = self.eval_examples(split)
+        length = int(examples.lengths.max())
+        spec = BatchSpec((length,), self.config.eval_rows * length)
+        return self.result(model.sum_metrics(self.predict_metrics, examples, spec))
 
     def _stream(self, split: Split) -> np.ndarray:
         return token_stream(self.tokenizer, self._splits[split], documents=self.config.data.documents)

@@ -4,40 +4,27 @@ import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Protocol, cast
 
-import grain
-import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float
 
-from tfx_jax.data.batching.batches import Batch, BatchSpec, Example, ExampleList, LoaderOptions, train_batches
+from tfx_jax.data.batching.batches import BatchSpec, Example, ExampleList, LoaderOptions
 from tfx_jax.data.sources.labeled import LabeledPair
 from tfx_jax.data.sources.lines import is_blank
 from tfx_jax.data.sources.splits import Split, Splits
-from tfx_jax.data.tokenizers.hf_tokenizer import HFTokenizer
 from tfx_jax.errors import UserError
 from tfx_jax.fields import documented, fraction
 from tfx_jax.models.config import MakesModel, ModelConfig, require_kind
-from tfx_jax.nn.attention import ShardAttention
 from tfx_jax.tasks.artifacts import setup_json, setup_tokenizer
+from tfx_jax.tasks.classification import LABEL_DTYPES, check_labels, class_loss, label_arrays, labels_of
 from tfx_jax.tasks.files import few_boundaries
-from tfx_jax.tasks.loss import LossOutput, summed_cross_entropy
+from tfx_jax.tasks.loss import LossOutput
 from tfx_jax.tasks.planning import NO_DATA, planned_batch
 from tfx_jax.tasks.prediction import PairAttention, TrainedModel, drawable_pair, pair_attention
 from tfx_jax.tasks.shortened import warn_shortened
-from tfx_jax.tasks.task import Artifacts, EvalResult, MetricInfo, PlannedTask
-from tfx_jax.tasks.text.answers import NO_CLASS, Prediction, class_predictions
-from tfx_jax.tasks.text.classification import (
-    CLASS_METRICS,
-    LabeledData,
-    check_labels,
-    check_validation,
-    class_result,
-    class_scores,
-    inputs_of,
-    labels_of,
-)
+from tfx_jax.tasks.task import Artifacts, PlannedTask, TaskConfig
+from tfx_jax.tasks.text.classification import LabeledData, TextLabelTask
 
 Pairs = Sequence[LabeledPair]
 
@@ -64,7 +51,7 @@ def _pair_data() -> LabeledData:
 
 @documented
 @dataclasses.dataclass
-class SentencePairConfig:
+class SentencePairConfig(TaskConfig):
     """To say how two sentences are related."""
 
     data: LabeledData = dataclasses.field(default_factory=_pair_data)
@@ -85,17 +72,11 @@ class SentencePairConfig:
         self.data.tiny()
         self.data.dataset, self.swapped_labels = "grammar_pairs", ""
 
-    def splits(self) -> Splits[Pairs]:
-        """Returns the pairs and labels of each split."""
-        return Splits(self.data.has_split, lambda split: cast(Pairs, self.data.load(split)))
-
     def setup(self, model: SentencePairModelConfig, splits: Splits[Pairs], artifacts: Artifacts) -> "SentencePairTask":
         tokenizer, model = setup_tokenizer(
             artifacts, model, lambda: self.texts(splits["train"]), kind=self.data.tokenizer, family="bert"
         )
         labels = setup_json(artifacts, "labels.json", lambda: labels_of(splits["train"]))
-        if tokenizer.pad_id is None:
-            raise UserError(f"the tokenizer of {artifacts.folder} has no token for padding")
         model = dataclasses.replace(cast(Any, model), labels=tuple(labels), pad_id=tokenizer.pad_id)
         return SentencePairTask(self, model, splits, tokenizer)
 
@@ -104,7 +85,7 @@ class SentencePairConfig:
             self.data,
             options,
             dtypes=dict.fromkeys(("premise", "hypothesis"), np.int32),
-            scalars={"label": np.int32, "row_weights": np.float32},
+            scalars=LABEL_DTYPES,
         )
         model = dataclasses.replace(cast(Any, model), labels=("one", "other"))
         return PlannedTask(SentencePairTask(self, model, NO_DATA, NO_DATA), batch)
@@ -118,30 +99,14 @@ class SentencePairConfig:
         return (self.plain(text) for pair in pairs for text in (pair.first, pair.second))
 
 
-class SentencePairTask:
-    """Classification of sentence pairs.
+def _logits(model: Any, batch: dict[str, Array], rngs: nnx.Rngs | None = None) -> Float[Array, "B C"]:
+    return model(batch["premise"], batch["hypothesis"], rngs=rngs)
 
-    Attributes:
-      tokenizer: turns text into tokens.
-      labels: those of the training split, in the order of their ids.
-    """
 
-    metrics: tuple[MetricInfo, ...] = CLASS_METRICS
-    unit = "token"
+class SentencePairTask(TextLabelTask[SentencePairConfig, SentencePairModelConfig]):
+    """Classification of sentence pairs."""
 
-    def __init__(
-        self,
-        config: SentencePairConfig,
-        model_config: SentencePairModelConfig,
-        splits: Splits[Pairs],
-        tokenizer: HFTokenizer,
-    ):
-        self.config, self.model_config, self.tokenizer = config, model_config, tokenizer
-        self.labels = model_config.labels
-        self._splits = splits
-
-    def make_model(self, *, shard_attention: ShardAttention | None = None, rngs: nnx.Rngs) -> Any:
-        return self.model_config.make(shard_attention=shard_attention, rngs=rngs)
+    logits = staticmethod(_logits)
 
     @property
     def batch_spec(self) -> BatchSpec:
@@ -150,72 +115,46 @@ class SentencePairTask:
         pad_values = {"premise": pad_id, "hypothesis": pad_id}
         return BatchSpec(few_boundaries(data.max_length), data.tokens_per_batch, pad_values)
 
-    def train_data(self, options: LoaderOptions) -> grain.IterDataset[Batch]:
-        """See `tfx_jax.tasks.task.Task`.
+    def rows(self, split: Split) -> Pairs:
+        """Returns the pairs of a split; training reads those of `swapped_labels` in the other order too.
 
         Raises:
           UserError: if a label whose pairs are to be swapped is none of the training split.
         """
-        check_validation(self._splits, self.labels)
+        pairs = self._splits[split]
+        if split != "train":
+            return pairs
         swapped = {label.strip() for label in self.config.swapped_labels.split(",") if label.strip()}
         if unknown := swapped - {*self.labels}:
             raise UserError(
                 f"config.task.swapped_labels: {min(unknown)!r} is none of the labels {', '.join(self.labels)}"
             )
-        pairs = self._splits["train"]
-        others = [LabeledPair(pair.second, pair.first, pair.label) for pair in pairs if pair.label in swapped]
-        examples = ExampleList(self.encode([*pairs, *others]), by="premise")
-        return train_batches(lambda epoch: examples, self.batch_spec, options)
+        return [*pairs, *(LabeledPair(pair.second, pair.first, pair.label) for pair in pairs if pair.label in swapped)]
 
-    def encode(self, pairs: Pairs) -> list[Example]:
+    def encode(self, rows: Pairs) -> ExampleList:
         """Returns an example for each pair, whose sentences are cut and then padded to the longer one.
 
         Raises:
           UserError: for a label that the training split has not.
         """
-        number = {label: index for index, label in enumerate(self.labels)}
-        check_labels(pairs, self.labels)
+        check_labels(rows, self.labels)
         firsts, seconds = (
-            self.tokenizer.encode_batch([self.config.plain(pair[side]) for pair in pairs]) for side in (0, 1)
+            self.tokenizer.encode_batch([self.config.plain(pair[side]) for pair in rows]) for side in (0, 1)
         )
         warn_shortened(
             [*firsts, *seconds], self.config.data.max_length, what="sentences", effect="only their beginnings are read"
         )
-        return [
-            self._padded(first, second)
-            | {"label": np.array(number[pair.label], np.int32), "row_weights": np.array(1, np.float32)}
-            for first, second, pair in zip(firsts, seconds, pairs, strict=True)
+        examples = [
+            self._padded(first, second) | label_arrays(self.label_ids[pair.label])
+            for first, second, pair in zip(firsts, seconds, rows, strict=True)
         ]
+        return ExampleList(examples, by="premise")
 
     def loss(self, model: Any, batch: dict[str, Array], rngs: nnx.Rngs | None) -> LossOutput:
         return sentence_pair_loss(model, batch, rngs, label_smoothing=self.config.label_smoothing)
 
     def training_flops(self, shapes: Mapping[str, tuple[int, ...]]) -> int:
         return self.model_config.training_flops(*shapes["premise"])
-
-    def predict(self, model: TrainedModel, pairs: Pairs) -> list[str]:
-        """Returns the likeliest label of each pair."""
-        examples = ExampleList(self.encode(pairs), by="premise")
-        return [self.labels[index] for index in model.predict(predict_labels, examples, self.batch_spec)]
-
-    empty_answer = NO_CLASS
-
-    @property
-    def inputs(self) -> tuple[str, ...]:
-        return inputs_of(self.config.data)
-
-    def answer(self, model: TrainedModel, rows: Sequence[Sequence[str]]) -> list[Prediction]:
-        """Returns the likeliest label of each pair, and the probabilities of all."""
-        pairs = [LabeledPair(first, second, self.labels[0]) for first, second in rows]
-        examples = ExampleList(self.encode(pairs), by="premise")
-        return class_predictions(self.labels, model.predict(label_probabilities, examples, self.batch_spec))
-
-    def evaluate(self, model: TrainedModel, split: Split = "validation") -> EvalResult:
-        """Classifies every pair of a split."""
-        pairs = self._splits[split]
-        return class_result(
-            class_scores(self.predict(model, pairs), [pair.label for pair in pairs], self.labels), len(pairs)
-        )
 
     def attention_example(self, model: TrainedModel) -> PairAttention | None:
         texts = ((pair.first, pair.second) for pair in self._splits["validation"])
@@ -266,19 +205,7 @@ def sentence_pair_loss(
       label_smoothing: see `summed_cross_entropy`.
 
     Returns:
-      What `summed_cross_entropy` gives for rows; `num_tokens` counts those read.
+      The output of `class_loss`; `num_tokens` counts the tokens of both sentences.
     """
-    logits = model(batch["premise"], batch["hypothesis"], rngs=rngs)
-    output = summed_cross_entropy(logits, batch["label"], batch["row_weights"], label_smoothing=label_smoothing)
-    sides = jnp.stack([batch["premise"], batch["hypothesis"]])
-    return output._replace(num_tokens=(sides != model.config.pad_id).sum(dtype=jnp.float32))
-
-
-def label_probabilities(model: Any, batch: dict[str, Array]) -> Float[Array, "B C"]:
-    """The probabilities of each pair's labels; for `TrainedModel.predict`."""
-    return jax.nn.softmax(model(batch["premise"], batch["hypothesis"]).astype(jnp.float32))
-
-
-def predict_labels(model: Any, batch: dict[str, Array]) -> Int[Array, " B"]:
-    """The id of each pair's likeliest label; for `TrainedModel.predict`."""
-    return model(batch["premise"], batch["hypothesis"]).argmax(axis=-1)
+    is_read = jnp.stack([batch["premise"], batch["hypothesis"]]) != model.config.pad_id
+    return class_loss(_logits(model, batch, rngs), batch, is_read, label_smoothing=label_smoothing)

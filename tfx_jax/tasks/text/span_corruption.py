@@ -4,39 +4,39 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import grain
 import numpy as np
 from flax import nnx
 from jaxtyping import Array
 
-from tfx_jax.data.batching.batches import Batch, BatchSpec, ExampleSource, LoaderOptions, train_batches
+from tfx_jax.data.batching.batches import BatchSpec, LoaderOptions
 from tfx_jax.data.batching.documents import TextDocuments, encode_documents
 from tfx_jax.data.objectives.span_corruption import (
     NUM_SENTINELS,
     CorruptedTexts,
     longest_text,
     num_sentinels,
+    sentinel_ids,
     span_corruption_lengths,
 )
 from tfx_jax.data.sources.splits import Split, Splits
+from tfx_jax.data.tokenizers.hf_tokenizer import HFTokenizer
 from tfx_jax.errors import UserError
 from tfx_jax.fields import at_least, documented, fraction
 from tfx_jax.models.config import EncoderDecoderConfig, ModelConfig, require_kind
-from tfx_jax.nn.attention import ShardAttention
-from tfx_jax.tasks.loss import LossOutput
+from tfx_jax.tasks.artifacts import setup_tokenizer
+from tfx_jax.tasks.loss import LossOutput, Metric
 from tfx_jax.tasks.planning import NO_DATA, planned_batch
-from tfx_jax.tasks.prediction import TrainedModel
-from tfx_jax.tasks.task import Artifacts, EvalResult, MetricInfo, PlannedTask
-from tfx_jax.tasks.text.sentinels import SentinelTokenizer, setup_sentinel_tokenizer
+from tfx_jax.tasks.task import Artifacts, EvalResult, MetricInfo, PlannedTask, TaskConfig, eval_result
 from tfx_jax.tasks.text.text_data import TextData
 from tfx_jax.tasks.text.translation import pair_flops, translation_loss
+from tfx_jax.tasks.token_prediction import TokenPredictionBase, first_cut
 
 _EVALUATION_SEED = 0  # of the spans: the same for all trainings, so that their losses compare
 
 
 @documented
 @dataclasses.dataclass
-class SpanCorruptionConfig:
+class SpanCorruptionConfig(TaskConfig):
     """To write down the spans that are dropped from plain text.
 
     All documents are one stream, without anything between them, as the authors' program has it
@@ -60,19 +60,14 @@ class SpanCorruptionConfig:
                 f"{NUM_SENTINELS}: lower it"
             )
 
-    def tiny(self) -> None:
-        self.data.tiny()
-
-    def splits(self) -> Splits[TextDocuments]:
-        """Returns the documents of each split."""
-        return Splits(self.data.has_split, self.data.load)
-
     def setup(
         self, model: EncoderDecoderConfig, splits: Splits[TextDocuments], artifacts: Artifacts
     ) -> "SpanCorruptionTask":
         kind = self.data.tokenizer
-        sentinel, model = setup_sentinel_tokenizer(artifacts, model, lambda: splits["train"].to_train(kind), kind=kind)
-        return SpanCorruptionTask(self, model, splits, sentinel)
+        tokenizer, model = setup_tokenizer(
+            artifacts, model, lambda: splits["train"].to_train(kind), kind=kind, family="t5"
+        )
+        return SpanCorruptionTask(self, model, splits, tokenizer)
 
     def planned(self, model: EncoderDecoderConfig, options: LoaderOptions) -> PlannedTask:
         source_length, target_length = span_corruption_lengths(longest_text(self.data.max_length))
@@ -83,16 +78,11 @@ class SpanCorruptionConfig:
             lengths={"target": target_length},
             length=source_length,
         )
-        return PlannedTask(SpanCorruptionTask(self, model, NO_DATA, SentinelTokenizer(NO_DATA, NO_DATA)), batch)
+        return PlannedTask(SpanCorruptionTask(self, model, NO_DATA, NO_DATA), batch)
 
 
-class SpanCorruptionTask:
-    """Span corruption of a text; each epoch is cut at other places, and drops other spans.
-
-    Attributes:
-      tokenizer: turns text into tokens.
-      specials: its special tokens.
-    """
+class SpanCorruptionTask(TokenPredictionBase[SpanCorruptionConfig, EncoderDecoderConfig, TextDocuments]):
+    """Span corruption of a text; each epoch is cut at other places, and drops other spans."""
 
     metrics = (
         MetricInfo("loss", "loss", " nats", digits=4, is_loss=True),
@@ -105,34 +95,24 @@ class SpanCorruptionTask:
         config: SpanCorruptionConfig,
         model_config: EncoderDecoderConfig,
         splits: Splits[TextDocuments],
-        tokenizer: SentinelTokenizer,
+        tokenizer: HFTokenizer,
     ):
-        self.config, self.model_config = config, model_config
-        self.tokenizer, self.specials = tokenizer
-        self._splits = splits
+        super().__init__(config, model_config, splits, tokenizer)
         self._text_length = longest_text(config.data.max_length)
-        self._eval_examples: dict[Split, ExampleSource] = {}
-
-    def make_model(self, *, shard_attention: ShardAttention | None = None, rngs: nnx.Rngs) -> Any:
-        return self.model_config.make(shard_attention=shard_attention, rngs=rngs)
 
     @property
     def batch_spec(self) -> BatchSpec:
         """How examples become batches: all sources are equally long, and so are all targets."""
         source_length, target_length = span_corruption_lengths(self._text_length)
-        pad_values = {"source": self.specials.pad_id, "target": self.specials.pad_id}
+        pad_values = {"source": self.model_config.pad_id, "target": self.model_config.pad_id}
         return BatchSpec((source_length,), self.config.data.tokens_per_batch, pad_values, {"target": target_length})
-
-    def train_data(self, options: LoaderOptions) -> grain.IterDataset[Batch]:
-        return train_batches(self.make_epochs(options.seed), self.batch_spec, options)
 
     def make_epochs(self, seed: int) -> Callable[[int], CorruptedTexts]:
         """Returns the training examples by the number of the epoch: cut at other places, with other spans."""
         stream = self._stream("train")
 
         def cut(epoch: int) -> CorruptedTexts:
-            start = int(np.random.default_rng((seed, epoch)).integers(self._text_length)) if epoch else 0
-            return self._corrupted(stream, (seed, epoch), start=start)
+            return self._corrupted(stream, (seed, epoch), start=first_cut(seed, epoch, self._text_length))
 
         cut(0)  # a text that is too short is an error now, not in a thread
         return cut
@@ -144,26 +124,25 @@ class SpanCorruptionTask:
     def training_flops(self, shapes: Mapping[str, tuple[int, ...]]) -> int:
         return pair_flops(self.model_config, shapes)
 
-    def eval_examples(self, split: Split) -> ExampleSource:
+    def make_eval_examples(self, split: Split) -> CorruptedTexts:
         """Returns the texts of a split, their spans the same each time."""
-        if split not in self._eval_examples:
-            self._eval_examples[split] = self._corrupted(self._stream(split), (_EVALUATION_SEED,))
-        return self._eval_examples[split]
+        return self._corrupted(self._stream(split), (_EVALUATION_SEED,))
 
-    def predict_metrics(self, model: Any, batch: dict[str, Array]) -> dict[str, Any]:
-        """Returns the metrics that the loss gives without dropout."""
-        return self.loss(model, batch, None).metrics
-
-    def evaluate(self, model: TrainedModel, split: Split = "validation") -> EvalResult:
-        """Scores every target token."""
-        found = model.sum_metrics(self.predict_metrics, self.eval_examples(split), self.batch_spec)
-        nll, accuracy = found["nll"], found["accuracy"]
-        values = {"loss": float(nll.mean), "accuracy": 100 * float(accuracy.mean)}
-        shown = ", ".join(f"{metric.title} {metric.format(values[metric.name])}" for metric in self.metrics)
-        return EvalResult(values, f"{shown}, {nll.weight:,.0f} target tokens")
+    def result(self, sums: Mapping[str, Metric]) -> EvalResult:
+        """Returns the scores of all target tokens."""
+        values = {"loss": float(sums["nll"].mean), "accuracy": 100 * float(sums["accuracy"].mean)}
+        return eval_result(self.metrics, values, f"{sums['nll'].weight:,.0f} target tokens")
 
     def _corrupted(self, stream: np.ndarray, seed: tuple[int, ...], *, start: int = 0) -> CorruptedTexts:
-        return CorruptedTexts(stream, self._text_length, seed, start=start, **self.specials._asdict())
+        return CorruptedTexts(
+            stream,
+            self._text_length,
+            seed,
+            start=start,
+            sentinels=sentinel_ids(self.tokenizer.vocab_size),
+            eos_id=self.model_config.eos_id,
+            pad_id=self.model_config.pad_id,
+        )
 
     def _stream(self, split: Split) -> np.ndarray:
         return encode_documents(self.tokenizer, self._splits[split]).tokens

@@ -21,17 +21,16 @@ from tfx_jax.metrics.entities import entity_scores, repair_tags, tag_names
 from tfx_jax.models.bert import BertTagger
 from tfx_jax.models.config import ModelConfig, require_kind
 from tfx_jax.models.elmo import ElmoTagger
-from tfx_jax.nn.attention import ShardAttention
 from tfx_jax.synthetic.grammar import grammar_tagged
-from tfx_jax.tasks.artifacts import setup_json
-from tfx_jax.tasks.files import GRAMMAR_SIZES, check_files, few_boundaries, has_file, split_paths
+from tfx_jax.tasks.artifacts import setup_json, setup_tokenizer
+from tfx_jax.tasks.files import GRAMMAR_SIZES, FileData, check_files, few_boundaries, split_paths
 from tfx_jax.tasks.loss import LossOutput, summed_cross_entropy
 from tfx_jax.tasks.planning import NO_DATA, planned_batch
 from tfx_jax.tasks.prediction import TrainedModel
 from tfx_jax.tasks.shortened import warn_shortened
-from tfx_jax.tasks.task import Artifacts, EvalResult, MetricInfo, PlannedTask
+from tfx_jax.tasks.task import Artifacts, EvalResult, MetricInfo, PlannedTask, TaskConfig, eval_result
 from tfx_jax.tasks.text.answers import Prediction
-from tfx_jax.tasks.text.bert_examples import bert_example, setup_bert_tokenizer
+from tfx_jax.tasks.text.bert_examples import bert_example
 from tfx_jax.tasks.text.word_characters import boundary_row, word_rows
 
 IGNORED = -1  # the target of what begins no word, such as a subword that is no first one; no id of a tag
@@ -41,7 +40,7 @@ TaggedSentences = Sequence[TaggedSentence]
 
 @documented
 @dataclasses.dataclass
-class TaggedData:
+class TaggedData(FileData):
     """Where tagged sentences come from, and how much of them makes an example and a batch."""
 
     dataset: str = one_of(("grammar", "files"), "grammar")  # the grammar is built in
@@ -54,10 +53,6 @@ class TaggedData:
     tokenizer: str = "wordpiece"
     max_length: int = at_least(1, 128)  # tokens of a sentence, special ones included; words beyond count as outside
     tokens_per_batch: int = at_least(1, 2_048)  # positions of a global batch, padding included
-
-    def has_split(self, split: Split) -> bool:
-        """Tells whether the configuration names a split."""
-        return has_file(self, split)
 
     def load(self, split: Split) -> TaggedSentences:
         """Reads a split; an entity that begins with I begins with B.
@@ -80,7 +75,7 @@ class TaggedData:
 
 @documented
 @dataclasses.dataclass
-class TaggingConfig:
+class TaggingConfig(TaskConfig):
     """To give each word a BIO tag: a BERT reads subwords, of which the first one tells it, an ELMo characters."""
 
     data: TaggedData = dataclasses.field(default_factory=TaggedData)
@@ -90,19 +85,16 @@ class TaggingConfig:
         require_kind(model, ("bert", "elmo"), "tagging")
         self.data.validate(model)
 
-    def tiny(self) -> None:
-        self.data.tiny()
-
-    def splits(self) -> Splits[TaggedSentences]:
-        """Returns the words and tags of each split."""
-        return Splits(self.data.has_split, self.data.load)
-
     def setup(self, model: Any, splits: Splits[TaggedSentences], artifacts: Artifacts) -> "TaggingTask":
         if model.kind == "elmo":
             encoding = Characters(model.word_length)
         else:
-            tokenizer, model = setup_bert_tokenizer(
-                artifacts, model, lambda: (" ".join(words) for words, _ in splits["train"]), kind=self.data.tokenizer
+            tokenizer, model = setup_tokenizer(
+                artifacts,
+                model,
+                lambda: (" ".join(words) for words, _ in splits["train"]),
+                kind=self.data.tokenizer,
+                family="bert",
             )
             encoding = Subwords(tokenizer)
         labels = tuple(setup_json(artifacts, "labels.json", lambda: _labels(splits["train"])))
@@ -238,8 +230,8 @@ class TaggingTask:
         self.labels: tuple[str, ...] = model_config.labels
         self._splits = splits
 
-    def make_model(self, *, shard_attention: ShardAttention | None = None, rngs: nnx.Rngs) -> BertTagger | ElmoTagger:
-        return self.encoding.tagger(self.model_config, shard_attention=shard_attention, rngs=rngs)
+    def make_model(self, *, rngs: nnx.Rngs) -> BertTagger | ElmoTagger:
+        return self.encoding.tagger(self.model_config, rngs=rngs)
 
     @property
     def batch_spec(self) -> BatchSpec:
@@ -302,8 +294,8 @@ class TaggingTask:
         sentences = self._splits[split]
         tags = self.predict(model, sentences)
         precision, recall, f1, support = entity_scores(tags, [sentence.tags for sentence in sentences])
-        summary = f"entity F1 {f1:.2f} %, precision {precision:.2f} %, recall {recall:.2f} %, {support:,} entities"
-        return EvalResult({"f1": f1, "precision": precision, "recall": recall}, summary)
+        values = {"f1": f1, "precision": precision, "recall": recall}
+        return eval_result(self.metrics, values, f"{support:,} entities")
 
 
 def _labels(sentences: TaggedSentences) -> list[str]:

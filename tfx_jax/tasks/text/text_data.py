@@ -15,14 +15,14 @@ from tfx_jax.errors import UserError
 from tfx_jax.fields import at_least, documented, fraction, one_of
 from tfx_jax.models.config import ModelConfig
 from tfx_jax.synthetic.grammar import grammar_documents
-from tfx_jax.tasks.files import check_files, has_file, split_paths
+from tfx_jax.tasks.files import FileData, check_files, split_paths
 
 _GRAMMAR_DOCUMENTS = {"train": 2_000, "validation": 100, "test": 100}
 
 
 @documented
 @dataclasses.dataclass
-class TextData:
+class TextData(FileData):
     """Where plain text comes from, and how much of it makes an example and a batch."""
 
     dataset: str = one_of(("grammar", "files"), "grammar")  # the grammar is built in
@@ -41,7 +41,7 @@ class TextData:
 
     def has_split(self, split: Split) -> bool:
         """Tells whether the configuration names a split, or takes it from the end of the training text."""
-        return has_file(self, split) or (split == "validation" and self.validation_share > 0)
+        return super().has_split(split) or (split == "validation" and self.validation_share > 0)
 
     def load(self, split: Split) -> TextDocuments:
         """Opens the documents of a split; lines, empty ones too, are without their line breaks.

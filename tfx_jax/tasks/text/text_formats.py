@@ -10,8 +10,8 @@ from typing import NamedTuple
 from tfx_jax.data.sources.conll import TaggedSentence
 from tfx_jax.data.sources.labeled import LabeledPair, LabeledText
 from tfx_jax.data.sources.squad import Question
+from tfx_jax.metrics.classes import ClassScores, class_scores
 from tfx_jax.metrics.entities import Entity, entities_of_tags, tags_of_entities
-from tfx_jax.tasks.text.classification import ClassScores, class_scores
 
 NO_LABEL = ""
 """What is predicted where an answer is no label; no data have it."""

@@ -13,37 +13,28 @@ from flax import nnx
 from jaxtyping import Array, Int
 
 from tfx_jax.data.batching.batches import Batch, BatchSpec, Example, ExampleList, LoaderOptions, train_batches
-from tfx_jax.data.objectives.span_corruption import NUM_SENTINELS
+from tfx_jax.data.objectives.span_corruption import NUM_SENTINELS, sentinel_ids
 from tfx_jax.data.sources.conll import TaggedSentence
 from tfx_jax.data.sources.lines import split_words
 from tfx_jax.data.sources.splits import Split, Splits
 from tfx_jax.data.sources.squad import Question
+from tfx_jax.data.tokenizers.hf_tokenizer import HFTokenizer
 from tfx_jax.errors import UserError
 from tfx_jax.fields import at_least, documented, fraction
 from tfx_jax.generation.decoding import BeamSearch, DecodingConfig, Greedy, Search, decode
 from tfx_jax.metrics.entities import entities_of_tags, entity_scores
 from tfx_jax.models.config import EncoderDecoderConfig, ModelConfig, require_kind
-from tfx_jax.nn.attention import ShardAttention
-from tfx_jax.tasks.artifacts import setup_json
+from tfx_jax.tasks.artifacts import setup_json, setup_tokenizer
+from tfx_jax.tasks.classification import CLASS_METRICS, check_labels, class_result, labels_of
 from tfx_jax.tasks.files import few_boundaries
 from tfx_jax.tasks.loss import LossOutput
 from tfx_jax.tasks.planning import NO_DATA, planned_batch
 from tfx_jax.tasks.prediction import TrainedModel
 from tfx_jax.tasks.shortened import warn_shortened
-from tfx_jax.tasks.task import Artifacts, EvalResult, MetricInfo, PlannedTask
+from tfx_jax.tasks.task import Artifacts, EvalResult, MetricInfo, PlannedTask, TaskConfig
 from tfx_jax.tasks.text.answers import Prediction
-from tfx_jax.tasks.text.classification import (
-    CLASS_METRICS,
-    LabeledData,
-    LabeledTexts,
-    check_labels,
-    class_result,
-    inputs_of,
-    labels_of,
-    unlabeled,
-)
+from tfx_jax.tasks.text.classification import LabeledData, LabeledTexts, inputs_of, unlabeled
 from tfx_jax.tasks.text.question_answering import ANSWER_METRICS, QuestionData, unanswered
-from tfx_jax.tasks.text.sentinels import SentinelTokenizer, setup_sentinel_tokenizer
 from tfx_jax.tasks.text.tagging import TaggedData
 from tfx_jax.tasks.text.text_formats import (
     NO_LABEL,
@@ -62,7 +53,7 @@ from tfx_jax.tasks.text.translation import pair_flops, translation_loss
 
 @documented
 @dataclasses.dataclass
-class TextToTextConfig:
+class TextToTextConfig(TaskConfig):
     """To write the label of a text, the entities of a sentence or the answer to a question, as the data say.
 
     As in the paper, a source longer than `data.max_length` is cut.
@@ -81,22 +72,19 @@ class TextToTextConfig:
         self.data.tiny()
         self.decoding.tiny()
 
-    def splits(self) -> Splits[Any]:
-        """Returns the examples of each split."""
-        return Splits(self.data.has_split, self.data.load)
-
     def setup(self, model: EncoderDecoderConfig, splits: Splits[Any], artifacts: Artifacts) -> "TextToTextTask":
         text_format = _FORMATS[type(self.data)]
-        sentinel, model = setup_sentinel_tokenizer(
+        tokenizer, model = setup_tokenizer(
             artifacts,
             model,
             lambda: itertools.chain(*map(text_format.render, splits["train"])),
             kind=self.data.tokenizer,
+            family="t5",
         )
 
         def targets() -> dict[str, Any]:
             examples = splits["train"]
-            encoded = sentinel.tokenizer.encode_batch([text_format.render(example).target for example in examples])
+            encoded = tokenizer.encode_batch([text_format.render(example).target for example in examples])
             length, limit = max(map(len, encoded)) + 1, getattr(self.data, "max_answer_length", None)
             return {
                 "labels": text_format.labels_of(examples),
@@ -111,7 +99,7 @@ class TextToTextConfig:
                 f"config.model.learned_positions={num_positions}"
             )
         return TextToTextTask(
-            self, model, splits, sentinel, text_format, labels=found["labels"], target_length=found["length"]
+            self, model, splits, tokenizer, text_format, labels=found["labels"], target_length=found["length"]
         )
 
     def planned(self, model: EncoderDecoderConfig, options: LoaderOptions) -> PlannedTask:
@@ -120,8 +108,8 @@ class TextToTextConfig:
         batch = planned_batch(
             self.data, options, dtypes=dict.fromkeys(("source", "target"), np.int32), lengths={"target": length}
         )
-        text_format, tokenizer = _FORMATS[type(self.data)], SentinelTokenizer(NO_DATA, NO_DATA)
-        task = TextToTextTask(self, model, NO_DATA, tokenizer, text_format, labels=[], target_length=length)
+        text_format = _FORMATS[type(self.data)]
+        task = TextToTextTask(self, model, NO_DATA, NO_DATA, text_format, labels=[], target_length=length)
         return PlannedTask(task, batch)
 
 
@@ -151,7 +139,6 @@ class TextToTextTask:
     Attributes:
       metrics: those of the data.
       tokenizer: turns text into tokens.
-      specials: its special tokens.
       labels: those of the training split.
       target_length: tokens of the longest target of the training split, its end included; answers are no longer.
     """
@@ -163,7 +150,7 @@ class TextToTextTask:
         config: TextToTextConfig,
         model_config: EncoderDecoderConfig,
         splits: Splits[Any],
-        tokenizer: SentinelTokenizer,
+        tokenizer: HFTokenizer,
         text_format: TextFormat,
         *,
         labels: list[str],
@@ -174,20 +161,19 @@ class TextToTextTask:
         Raises:
           UserError: if an answer cannot tell two labels apart.
         """
-        self.config, self.model_config = config, model_config
-        self.tokenizer, self.specials = tokenizer
+        self.config, self.model_config, self.tokenizer = config, model_config, tokenizer
         self.metrics = text_format.metrics
         self.labels, self.target_length = labels, target_length
         self._splits, self._format = splits, text_format
         self._check_labels()
 
-    def make_model(self, *, shard_attention: ShardAttention | None = None, rngs: nnx.Rngs) -> Any:
-        return self.model_config.make(shard_attention=shard_attention, rngs=rngs)
+    def make_model(self, *, rngs: nnx.Rngs) -> Any:
+        return self.model_config.make(rngs=rngs)
 
     @property
     def batch_spec(self) -> BatchSpec:
         """How examples become batches: sources of similar length together, all targets equally wide."""
-        data, pad_values = self.config.data, {"source": self.specials.pad_id, "target": self.specials.pad_id}
+        data, pad_values = self.config.data, {"source": self.model_config.pad_id, "target": self.model_config.pad_id}
         widths = {"target": self.target_length}
         return BatchSpec(few_boundaries(data.max_length), data.tokens_per_batch, pad_values, widths)
 
@@ -208,7 +194,7 @@ class TextToTextTask:
         )
         return [
             {
-                name: np.array([*ids[: sides[name] - 1], self.specials.eos_id], np.int32)
+                name: np.array([*ids[: sides[name] - 1], self.model_config.eos_id], np.int32)
                 for name, ids in zip(sides, both, strict=True)
             }
             for both in zip(*encoded.values(), strict=True)
@@ -250,8 +236,8 @@ class TextToTextTask:
 
     def spell(self, ids: Sequence[int]) -> str:
         """Returns the text of tokens up to the end, sentinels spelled out."""
-        number = {sentinel: place for place, sentinel in enumerate(self.specials.sentinels)}
-        text = list(itertools.takewhile(lambda token: token != self.specials.eos_id, ids))
+        number = {sentinel: place for place, sentinel in enumerate(sentinel_ids(self.tokenizer.vocab_size))}
+        text = list(itertools.takewhile(lambda token: token != self.model_config.eos_id, ids))
         parts = []
         for is_sentinel, group in itertools.groupby(text, key=number.__contains__):
             if is_sentinel:

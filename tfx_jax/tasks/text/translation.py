@@ -23,15 +23,14 @@ from tfx_jax.fields import at_least, documented, fraction, one_of
 from tfx_jax.generation.decoding import BeamSearch, DecodeDriver, DecodingConfig, Search
 from tfx_jax.metrics.bleu import BleuScores, bleu_scores
 from tfx_jax.models.config import EncoderDecoderConfig, ModelConfig, require_kind
-from tfx_jax.nn.attention import ShardAttention
 from tfx_jax.synthetic.grammar import GrammarPairs
-from tfx_jax.tasks.artifacts import check_special_ids, setup_tokenizer
+from tfx_jax.tasks.artifacts import setup_tokenizer
 from tfx_jax.tasks.files import check_batch, named_paths
 from tfx_jax.tasks.loss import LossOutput, summed_cross_entropy
 from tfx_jax.tasks.planning import NO_DATA, planned_batch
 from tfx_jax.tasks.prediction import PairAttention, TrainedModel, drawable_pair, pair_attention
 from tfx_jax.tasks.shortened import warn_shortened
-from tfx_jax.tasks.task import Artifacts, EvalResult, MetricInfo, PlannedTask
+from tfx_jax.tasks.task import Artifacts, EvalResult, MetricInfo, PlannedTask, TaskConfig
 from tfx_jax.tasks.text.answers import Prediction
 
 
@@ -169,7 +168,7 @@ _GRAMMAR_TOKENIZER_PAIRS = 20_000
 
 @documented
 @dataclasses.dataclass
-class TranslationConfig:
+class TranslationConfig(TaskConfig):
     """To translate sentences of one language into another, with one tokenizer for both."""
 
     can_shard_positions: ClassVar[bool] = True  # `config.mesh.sequence` may divide them
@@ -198,7 +197,6 @@ class TranslationConfig:
         tokenizer, model = setup_tokenizer(
             artifacts, model, lambda: lines_of(splits["train"], limit), kind=self.data.tokenizer, family="marian"
         )
-        check_special_ids(model, tokenizer, artifacts)
         return TranslationTask(self, model, splits, tokenizer)
 
     def planned(self, model: EncoderDecoderConfig, options: LoaderOptions) -> PlannedTask:
@@ -230,8 +228,8 @@ class TranslationTask:
         self._splits = splits
         self._translator: Translator | None = None
 
-    def make_model(self, *, shard_attention: ShardAttention | None = None, rngs: nnx.Rngs) -> Any:
-        return self.model_config.make(shard_attention=shard_attention, rngs=rngs)
+    def make_model(self, *, rngs: nnx.Rngs) -> Any:
+        return self.model_config.make(rngs=rngs)
 
     def train_data(self, options: LoaderOptions) -> grain.IterDataset[Batch]:
         data = self.config.data

@@ -19,6 +19,7 @@ from tfx_jax.data.batching.batches import (
     Example,
     ExampleList,
     ExampleSource,
+    LazyExamples,
     LoaderOptions,
     train_batches,
 )
@@ -34,14 +35,13 @@ from tfx_jax.generation.decoding import BeamSearch, DecodingConfig, Search, deco
 from tfx_jax.metrics.bleu import bleu_scores
 from tfx_jax.models.captioning import CaptionerConfig
 from tfx_jax.models.config import ModelConfig, require_kind
-from tfx_jax.nn.attention import ShardAttention
 from tfx_jax.synthetic.shapes import IMAGE_SIZE, MAX_WORDS, draw_scene
-from tfx_jax.tasks.artifacts import check_special_ids, setup_tokenizer
-from tfx_jax.tasks.files import check_batch, has_file, split_path
+from tfx_jax.tasks.artifacts import setup_tokenizer
+from tfx_jax.tasks.files import FileData, check_batch, split_path
 from tfx_jax.tasks.loss import LossOutput, Metric, summed_cross_entropy
 from tfx_jax.tasks.planning import NO_DATA, planned_batch
 from tfx_jax.tasks.prediction import ImageAttention, TrainedModel
-from tfx_jax.tasks.task import Artifacts, EvalResult, MetricInfo, PlannedTask
+from tfx_jax.tasks.task import Artifacts, EvalResult, MetricInfo, PlannedTask, TaskConfig, eval_result
 
 
 class Captioned(NamedTuple):
@@ -77,7 +77,7 @@ class CaptionedImages(Protocol):
 
 @documented
 @dataclasses.dataclass
-class CaptionData:
+class CaptionData(FileData):
     """Which images there are, and how much of them makes a batch."""
 
     dataset: str = one_of(("shapes", "files"), "shapes")  # the first built in, see `tfx_jax.synthetic.shapes`
@@ -98,10 +98,6 @@ class CaptionData:
     def knows_objects(self) -> bool:
         """Whether there is a box for each word that names an object."""
         return self.dataset == "shapes"
-
-    def has_split(self, split: Split) -> bool:
-        """Tells whether there is a split."""
-        return has_file(self, split)
 
     def load(self, split: Split) -> CaptionedImages:
         """Returns the images of a split.
@@ -204,7 +200,7 @@ BASELINE_DECAY = 0.9
 
 @documented
 @dataclasses.dataclass
-class CaptioningConfig:
+class CaptioningConfig(TaskConfig):
     """To describe images."""
 
     data: CaptionData = dataclasses.field(default_factory=CaptionData)
@@ -221,14 +217,9 @@ class CaptioningConfig:
         self.data.tiny()
         self.decoding.beam_size = 1
 
-    def splits(self) -> Splits[CaptionedImages]:
-        """Returns the images of each split."""
-        return Splits(self.data.has_split, self.data.load)
-
     def setup(self, model: CaptionerConfig, splits: Splits[CaptionedImages], artifacts: Artifacts) -> "CaptioningTask":
         texts = lambda: splits["train"].captions()  # noqa: E731
         tokenizer, model = setup_tokenizer(artifacts, model, texts, kind=self.data.tokenizer, family="marian")
-        check_special_ids(model, tokenizer, artifacts)
         return CaptioningTask(self, model, splits, tokenizer)
 
     def planned(self, model: CaptionerConfig, options: LoaderOptions) -> PlannedTask:
@@ -268,8 +259,8 @@ class CaptioningTask:
         note = "at words that name one, given those before"
         return exact_match, accuracy, MetricInfo("on_object", "attention on the object", " %", note=note)
 
-    def make_model(self, *, shard_attention: ShardAttention | None = None, rngs: nnx.Rngs) -> Any:
-        return self.model_config.make(shard_attention=shard_attention, rngs=rngs)
+    def make_model(self, *, rngs: nnx.Rngs) -> Any:
+        return self.model_config.make(rngs=rngs)
 
     @property
     def batch_spec(self) -> BatchSpec:
@@ -279,10 +270,10 @@ class CaptioningTask:
         return BatchSpec((data.max_length,), data.tokens_per_batch, fixed_lengths=fixed_lengths)
 
     def train_data(self, options: LoaderOptions) -> grain.IterDataset[Batch]:
-        examples = _Examples(self, self._splits["train"])
+        examples = self._lazy(self._splits["train"])
         return train_batches(lambda epoch: examples, self.batch_spec, options)
 
-    def images(self, split: Split) -> CaptionedImages:
+    def rows(self, split: Split) -> CaptionedImages:
         """Returns the images of a split."""
         return self._splits[split]
 
@@ -299,6 +290,11 @@ class CaptioningTask:
             boxes[: len(known)] = known
             examples.append({"image": image, "caption": np.array(ids, np.int32), "boxes": boxes})
         return examples
+
+    def _lazy(self, images: CaptionedImages) -> LazyExamples:
+        """Makes examples of images when they are read, equally long, so that batches mix captions."""
+        lengths = np.full(len(images), self.config.data.max_length)
+        return LazyExamples(images, lambda image: self.encode([image])[0], lengths)
 
     def loss(self, model: Any, batch: dict[str, Array], rngs: nnx.Rngs | None) -> LossOutput:
         c = self.config
@@ -323,15 +319,13 @@ class CaptioningTask:
         """Describes every image of a split, and scores each token of its caption given the right ones before it."""
         images = self._splits[split]
         references = [images[index].caption for index in range(len(images))]
-        examples = _Examples(self, images)
+        examples = self._lazy(images)
         written = [self.tokenizer.decode(ids) for ids in self._write(model, examples)]
         sums = model.sum_metrics(_metrics, examples, self.batch_spec)
         scores = bleu_scores(written, references)
         found = {"bleu": scores.sacrebleu, "exact_match": scores.exact_match}
         found |= {name: 100 * float(sums[name].mean) for name in ("accuracy", "on_object")}
-        found = {metric.name: found[metric.name] for metric in self.metrics}
-        told = ", ".join(f"{metric.title} {metric.format(found[metric.name])}" for metric in self.metrics)
-        return EvalResult(found, f"{told}, {len(references):,} images")
+        return eval_result(self.metrics, found, f"{len(references):,} images")
 
     def attention_example(self, model: TrainedModel) -> ImageAttention:
         example = self._splits["validation"][0]
@@ -352,21 +346,6 @@ class CaptioningTask:
         options = {"search": search, "eos_id": self.model_config.eos_id, "max_length": length + decoding.extra_length}
         found = model.predict(functools.partial(write_captions, **options), examples, self.batch_spec)
         return [[token for token in tokens if token >= 0] for tokens in found]
-
-
-class _Examples:
-    """The examples of images, each made when it is asked for; equally long, so that batches mix captions."""
-
-    def __init__(self, task: CaptioningTask, images: CaptionedImages):
-        self._task, self._images = task, images
-        self.lengths = np.full(len(images), task.config.data.max_length)
-
-    def __len__(self) -> int:
-        return len(self._images)
-
-    def __getitem__(self, index: int) -> Example:
-        (example,) = self._task.encode([self._images[index]])
-        return example
 
 
 def captioning_loss(

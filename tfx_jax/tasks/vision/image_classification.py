@@ -5,15 +5,14 @@ import importlib
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Protocol, cast
 
-import grain
 import jax
 import jax.numpy as jnp
 import numpy as np
 from etils import epath
 from flax import nnx
-from jaxtyping import Array, Float, Int, UInt8
+from jaxtyping import Array, Float, UInt8
 
-from tfx_jax.data.batching.batches import Batch, BatchSpec, Example, LoaderOptions, train_batches
+from tfx_jax.data.batching.batches import BatchSpec, Example, LazyExamples, LoaderOptions
 from tfx_jax.data.sources.images import IMAGE_SUFFIXES, read_center
 from tfx_jax.data.sources.splits import SPLITS, Split, Splits
 from tfx_jax.errors import UserError
@@ -21,15 +20,14 @@ from tfx_jax.fields import at_least, documented, fraction, one_of
 from tfx_jax.functional.attention.rollout import attention_rollout
 from tfx_jax.models.config import ModelConfig, require_kind
 from tfx_jax.models.vit import ViTConfig
-from tfx_jax.nn.attention import ShardAttention
 from tfx_jax.synthetic.shapes import IMAGE_SIZE, draw_scene
 from tfx_jax.tasks.artifacts import setup_json
+from tfx_jax.tasks.classification import LABEL_DTYPES, ClassificationBase, class_loss, label_arrays
 from tfx_jax.tasks.files import check_batch
-from tfx_jax.tasks.loss import LossOutput, summed_cross_entropy
+from tfx_jax.tasks.loss import LossOutput
 from tfx_jax.tasks.planning import NO_DATA, planned_batch
 from tfx_jax.tasks.prediction import ImageAttention, TrainedModel
-from tfx_jax.tasks.task import Artifacts, EvalResult, PlannedTask
-from tfx_jax.tasks.text.classification import CLASS_METRICS, class_result, class_scores
+from tfx_jax.tasks.task import Artifacts, PlannedTask, TaskConfig
 
 
 class LabeledImage(NamedTuple):
@@ -254,7 +252,7 @@ def _image_files(folder: epath.Path) -> list[epath.Path]:
 
 @documented
 @dataclasses.dataclass
-class ImageClassificationConfig:
+class ImageClassificationConfig(TaskConfig):
     """To give each image a label."""
 
     data: ImageData = dataclasses.field(default_factory=ImageData)
@@ -263,9 +261,6 @@ class ImageClassificationConfig:
     def validate(self, model: ModelConfig) -> None:
         require_kind(model, "image_classifier", "classification of images")
         self.data.validate(model)
-
-    def tiny(self) -> None:
-        self.data.tiny()
 
     def splits(self) -> Splits[LabeledImages]:
         """Returns the images of each split."""
@@ -278,28 +273,22 @@ class ImageClassificationConfig:
 
     def planned(self, model: ViTConfig, options: LoaderOptions) -> PlannedTask:
         """See `tfx_jax.tasks.task.TaskConfig`; classes are as many as the model has labels."""
-        batch = planned_batch(self.data, options, dtypes={}, scalars={"label": np.int32, "row_weights": np.float32})
+        batch = planned_batch(self.data, options, dtypes={}, scalars=LABEL_DTYPES)
         shape = (*batch["label"].shape, model.image_size, model.image_size, model.num_channels)
         batch["image"] = jax.ShapeDtypeStruct(shape, np.dtype(np.uint8))
         return PlannedTask(ImageClassificationTask(self, model, NO_DATA), batch)
 
 
-class ImageClassificationTask:
-    """Classification of images.
+def _logits(model: Any, batch: dict[str, Array], rngs: nnx.Rngs | None = None) -> Float[Array, "B C"]:
+    return model(normalized(batch["image"]), rngs=rngs)
 
-    Attributes:
-      labels: those of the training split, in the order of their ids.
-    """
 
-    metrics = CLASS_METRICS
+class ImageClassificationTask(ClassificationBase[ImageClassificationConfig, ViTConfig, LabeledImages]):
+    """Classification of images."""
+
+    logits = staticmethod(_logits)
     unit = "image"
-
-    def __init__(self, config: ImageClassificationConfig, model_config: ViTConfig, splits: Splits[LabeledImages]):
-        self.config, self.model_config, self.labels = config, model_config, model_config.labels
-        self._splits = splits
-
-    def make_model(self, *, shard_attention: ShardAttention | None = None, rngs: nnx.Rngs) -> Any:
-        return self.model_config.make(shard_attention=shard_attention, rngs=rngs)
+    row_name = "images"
 
     @property
     def batch_spec(self) -> BatchSpec:
@@ -307,11 +296,7 @@ class ImageClassificationTask:
         data = self.config.data
         return BatchSpec((1,), data.tokens_per_batch, fixed_lengths={"image": self.model_config.image_size})
 
-    def train_data(self, options: LoaderOptions) -> grain.IterDataset[Batch]:
-        examples = _Examples(self, self.images("train"))
-        return train_batches(lambda epoch: examples, self.batch_spec, options)
-
-    def images(self, split: Split) -> LabeledImages:
+    def rows(self, split: Split) -> LabeledImages:
         """Returns the images of a split.
 
         Raises:
@@ -322,13 +307,12 @@ class ImageClassificationTask:
             raise UserError(f"the label {min(strange)!r} is none of the {len(self.labels)} of the training split")
         return images
 
-    def encode(self, images: Sequence[LabeledImage]) -> list[Example]:
-        """Returns an example for each image: "image" [Y, X, C] uint8, "label" int32 and "row_weights" float32."""
-        number = {label: index for index, label in enumerate(self.labels)}
-        return [
-            {"image": image, "label": np.array(number[label], np.int32), "row_weights": np.array(1, np.float32)}
-            for image, label in images
-        ]
+    def encode(self, rows: LabeledImages | Sequence[LabeledImage]) -> LazyExamples:
+        """Returns an example for each image: "image" [Y, X, C] uint8, and its label."""
+        return LazyExamples(rows, self._example, np.ones(len(rows), np.int64))
+
+    def _example(self, row: LabeledImage) -> Example:
+        return {"image": row.image} | label_arrays(self.label_ids[row.label])
 
     def loss(self, model: Any, batch: dict[str, Array], rngs: nnx.Rngs | None) -> LossOutput:
         c = self.config
@@ -344,20 +328,13 @@ class ImageClassificationTask:
     def training_flops(self, shapes: Mapping[str, tuple[int, ...]]) -> int:
         return self.model_config.training_flops(shapes["image"][0])
 
-    def predict(self, model: TrainedModel, images: Sequence[np.ndarray]) -> list[str]:
-        """Returns the likeliest label of each image, [height, width, channels] uint8."""
-        examples = _Examples(self, [LabeledImage(image, self.labels[0]) for image in images])
-        found = model.predict(predict_classes, examples, self.batch_spec)
-        return [self.labels[predicted] for predicted, _ in found]
-
-    def evaluate(self, model: TrainedModel, split: Split = "validation") -> EvalResult:
-        """Classifies every image of a split."""
-        found = model.predict(predict_classes, _Examples(self, self.images(split)), self.batch_spec)
-        predicted, wanted = ([self.labels[pair[side]] for pair in found] for side in (0, 1))
-        return class_result(class_scores(predicted, wanted, self.labels), len(found), "images")
+    def predict(self, model: TrainedModel, rows: Sequence[np.ndarray]) -> list[str]:
+        """Returns the most likely label of each image, [height, width, channels] uint8."""
+        unlabeled: Any = [LabeledImage(image, self.labels[0]) for image in rows]
+        return super().predict(model, unlabeled)
 
     def attention_example(self, model: TrainedModel) -> ImageAttention:
-        return self.attention(model, self.images("validation")[0].image)
+        return self.attention(model, self.rows("validation")[0].image)
 
     def attention(self, model: TrainedModel, image: np.ndarray) -> ImageAttention:
         """Computes what the class token sees of an image, through all layers and in each, the mean of its heads."""
@@ -366,20 +343,6 @@ class ImageClassificationTask:
         side = self.model_config.image_size // self.model_config.patch_size
         titles = ["rollout", *(f"layer {number}" for number in range(1, 1 + len(layers)))]
         return ImageAttention(image, titles, maps.reshape(-1, side, side), self.labels[int(logits[0].argmax())])
-
-
-class _Examples:
-    """The examples of images, each made when it is asked for; all alike long."""
-
-    def __init__(self, task: ImageClassificationTask, images: LabeledImages | Sequence[LabeledImage]):
-        self._task, self._images, self.lengths = task, images, np.ones(len(images), np.int64)
-
-    def __len__(self) -> int:
-        return len(self._images)
-
-    def __getitem__(self, index: int) -> Example:
-        (example,) = self._task.encode([self._images[index]])
-        return example
 
 
 def image_classification_loss(
@@ -403,14 +366,12 @@ def image_classification_loss(
       is_mirrored: see `changed`.
 
     Returns:
-      What `summed_cross_entropy` gives for rows; `num_tokens` counts the images read.
+      The output of `class_loss`; `num_tokens` counts the images.
     """
-    image = batch["image"]
     if rngs is not None and (max_shift or is_mirrored):
-        image = changed(image, rngs.dropout(), max_shift=max_shift, is_mirrored=is_mirrored)
-    logits = model(normalized(image), rngs=rngs)
-    output = summed_cross_entropy(logits, batch["label"], batch["row_weights"], label_smoothing=label_smoothing)
-    return output._replace(num_tokens=batch["row_weights"].sum())
+        image = changed(batch["image"], rngs.dropout(), max_shift=max_shift, is_mirrored=is_mirrored)
+        batch = batch | {"image": image}
+    return class_loss(_logits(model, batch, rngs), batch, batch["row_weights"], label_smoothing=label_smoothing)
 
 
 def normalized(image: UInt8[Array, "B Y X C"]) -> Float[Array, "B Y X C"]:
@@ -444,11 +405,6 @@ def changed(
             padded = jnp.take_along_axis(padded, places, axis=axis)
         image = padded
     return image
-
-
-def predict_classes(model: Any, batch: dict[str, Array]) -> tuple[Int[Array, " B"], Int[Array, " B"]]:
-    """The id of each image's likeliest class, and its label; for `TrainedModel.predict`."""
-    return model(normalized(batch["image"])).argmax(axis=-1), batch["label"]
 
 
 def _class_attention(model: Any, batch: dict[str, Array]) -> tuple[Array, Array, Array]:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -14,15 +15,15 @@ from tfx_jax.functional.attention import SPECS
 from tfx_jax.functional.attention.dot_product import dot_product_attention
 from tfx_jax.functional.attention.implementations import default_implementations, make_request
 from tfx_jax.functional.attention.ring import ring_attention
-from tfx_jax.nn.attention import AttentionConfig, AttentionFn, ShardAttention
+from tfx_jax.nn.attention import AttentionConfig, AttentionFn
 from tfx_jax.training.sharding.mesh_axes import BATCH_AXES, num_batch_shards
 
 _HEADS = P(BATCH_AXES, "sequence", "tensor", None)
 _WEIGHTS = P(BATCH_AXES, "tensor", "sequence")
 
 
-def shard_attention(mesh: Mesh) -> ShardAttention:
-    """Makes what calls the attention of a model that is trained on a mesh.
+def shard_attention(mesh: Mesh) -> Callable[..., Any]:
+    """Makes the function that calls an attention function on a mesh: `Distribution.attend`.
 
     Attention is where a layer's activations say how they lie: rows over the axes of a batch, heads over "tensor".
     Without that, the compiler would rather divide activations as FSDP divides the matrices, and exchange them. Where

@@ -18,11 +18,11 @@ from jaxtyping import Array
 
 from tfx_jax.data.batching.batches import ProcessShard
 from tfx_jax.errors import UserError
-from tfx_jax.nn.attention import ShardAttention
+from tfx_jax.nn.distribution import Distribution
 from tfx_jax.nn.stack import is_stack
 from tfx_jax.tasks.loss import LossOutput
 from tfx_jax.training.sharding.attention import shard_attention
-from tfx_jax.training.sharding.experts import shard_experts
+from tfx_jax.training.sharding.experts import expert_exchange
 from tfx_jax.training.sharding.mesh_axes import BATCH_AXES, num_batch_shards
 from tfx_jax.training.step import Batch, LossFn, Metrics, TrainState, init_state, jit_update
 
@@ -171,7 +171,7 @@ def _dividing(mesh: Mesh, size: int, axes: tuple[str, ...]) -> tuple[str, ...] |
 
 
 def loss_on(mesh: Mesh, loss_fn: LossFn) -> LossFn:
-    """Makes the loss of a model that is trained on a mesh, whose mixtures of experts learn how it lies there.
+    """Makes the loss of a model that is trained on a mesh.
 
     Under FSDP, the embedding is gathered before the model runs, a layer's matrices when its turn comes. The embedding
     is used at both ends of a model, and looking up columns that are spread over devices would have the compiler
@@ -180,7 +180,6 @@ def loss_on(mesh: Mesh, loss_fn: LossFn) -> LossFn:
     others = [rules for rules in STRATEGIES if rules is not FSDP]
 
     def loss(model: nnx.Module, *arguments: Any) -> LossOutput:
-        shard_experts(mesh, model)
         if mesh.shape["fsdp"] == 1:
             return loss_fn(model, *arguments)
         params = nnx.to_pure_dict(nnx.state(model, nnx.Param))
@@ -197,6 +196,16 @@ def loss_on(mesh: Mesh, loss_fn: LossFn) -> LossFn:
     return loss
 
 
+@functools.cache  # equal for equal meshes, so what JAX has traced for one is found again
+def distribution_on(mesh: Mesh) -> Distribution:
+    """Returns how attention and experts run on a mesh; a training step enters `tfx_jax.nn.distributed` with it.
+
+    Evaluation and decoding enter nothing: rows and positions of their batches need not divide evenly, so where
+    parameters are sharded, the compiler divides attention as it likes.
+    """
+    return Distribution(shard_attention(mesh), num_batch_shards(mesh), functools.partial(expert_exchange, mesh))
+
+
 class TrainSetup(NamedTuple):
     """A training laid out on a mesh; nothing is made or compiled yet."""
 
@@ -210,7 +219,7 @@ class TrainSetup(NamedTuple):
 
 def shard_training(
     mesh: Mesh,
-    make_model: Callable[[ShardAttention | None], nnx.Module],
+    make_model: Callable[[], nnx.Module],
     loss_fn: LossFn,
     optimizer: optax.GradientTransformation,
     *,
@@ -221,17 +230,17 @@ def shard_training(
 
     Args:
       mesh: from `make_mesh`.
-      make_model: makes the model, given its `shard_attention`.
+      make_model: makes the model.
       loss_fn: loss and metrics of a batch, as for `update`.
       optimizer: what turns gradients into updates.
       make_carry: see `init_state`.
       **options: of `update`.
     """
-    sharded = shard_attention(mesh)
-    graphdef, first_state = init_state(lambda: make_model(sharded), optimizer, make_carry=make_carry)
+    graphdef, first_state = init_state(make_model, optimizer, make_carry=make_carry)
     shapes = jax.eval_shape(first_state)
     shardings = state_shardings(shapes, mesh)
-    step_fn = jit_update(graphdef, loss_on(mesh, loss_fn), optimizer, shardings, **options)
+    loss_fn, distribution = loss_on(mesh, loss_fn), distribution_on(mesh)
+    step_fn = jit_update(graphdef, loss_fn, optimizer, shardings, distribution=distribution, **options)
     return TrainSetup(step_fn, jax.jit(first_state, out_shardings=shardings), with_shardings(shapes, shardings))
 
 

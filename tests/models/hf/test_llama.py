@@ -1,0 +1,142 @@
+"""Llama and its relatives against transformers, with random weights."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from tests.models.hf.folders import padded_on, redrawn
+from tests.nn.programs import jitted, started
+from tfx_jax.functional import greedy_search
+from tfx_jax.models import hf
+from tfx_jax.models.hf.llama import ARCHITECTURES
+
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
+pytestmark = pytest.mark.parity
+
+B, T, V = 3, 11, 97
+TOKENS = np.random.default_rng(0).integers(3, V, (B, T))
+SIZES = {
+    "vocab_size": V,
+    "max_position_embeddings": 64,
+    "hidden_size": 32,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "intermediate_size": 48,
+    "attn_implementation": "eager",
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "pad_token_id": 0,
+}
+LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 1e4,
+    "factor": 4.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 16,
+}
+YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 16}
+HALF = {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}
+# Names of architectures without "ForCausalLM", and what differs from SIZES.
+FOLDERS = {
+    "Llama": {},
+    "Llama heads of another size": {"head_dim": 16, "attention_bias": True},
+    "Llama tied": {"tie_word_embeddings": True},
+    "Llama llama3": {"rope_parameters": LLAMA3},
+    "Llama yarn": {"rope_parameters": YARN},
+    "Llama linear": {"rope_parameters": {"rope_type": "linear", "rope_theta": 1e4, "factor": 2.0}},
+    "Mistral": {"sliding_window": 4},
+    "Mistral without window": {"sliding_window": None},
+    "Qwen2": {},
+    "Qwen3": {"head_dim": 16},
+    "Gemma": {"head_dim": 16},
+    "Gemma2": {"head_dim": 16, "sliding_window": 4, "query_pre_attn_scalar": 20},
+    "Gemma3": {"head_dim": 16, "sliding_window": 4, "layer_types": ["sliding_attention", "full_attention"] * 2},
+    "Olmo2": {},
+    "SmolLM3": {},
+    "Phi3": {"sliding_window": None},
+    "Phi3 half": {"rope_parameters": HALF},
+}
+
+
+@pytest.fixture(scope="module", params=FOLDERS)
+def theirs(request):
+    torch.manual_seed(0)
+    name = request.param.split()[0]
+    config = getattr(transformers, {"Gemma3": "Gemma3Text"}.get(name, name) + "Config")(
+        **SIZES | FOLDERS[request.param]
+    )
+    return redrawn(getattr(transformers, f"{name}ForCausalLM")(config))
+
+
+def logits_of(model, tokens=TOKENS, **options):
+    with torch.no_grad():
+        options = {name: torch.tensor(value) for name, value in options.items()}
+        return model(torch.tensor(tokens), **options).logits.numpy()
+
+
+def test_logits(theirs, ours):
+    want = logits_of(theirs)
+    assert np.abs(want).max() > 1
+    np.testing.assert_allclose(jitted(lambda model: model(TOKENS))(ours), want, atol=1e-4 * np.abs(want).max())
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_padding(theirs, ours, side):
+    token_mask, positions = padded_on(side, (B, T))
+    want = logits_of(theirs, attention_mask=token_mask.astype(int), position_ids=positions)
+    got = jitted(lambda model, token_mask: model(TOKENS, token_mask=token_mask))(ours, token_mask)
+    np.testing.assert_allclose(got[token_mask], want[token_mask], atol=1e-4 * np.abs(want).max())
+
+
+def test_greedy_generation(theirs, ours):
+    """Of prompts of three lengths, padded on the left."""
+    lengths = np.array([6, 1, 3])
+    mask = np.arange(6)[None] >= 6 - lengths[:, None]
+    prompts = np.where(mask, TOKENS[:, :6], 0)
+    with torch.no_grad():
+        found = theirs.generate(
+            torch.tensor(prompts), attention_mask=torch.tensor(mask).long(), max_new_tokens=20, do_sample=False
+        )[:, 6:].numpy()
+
+    @jitted
+    def search(model):
+        step_fn, cache, start = started(model.decoder(), prompts, mask, max_length=21)
+        return greedy_search(step_fn, cache, start, max_length=21, eos_id=2, pad_id=-1)[0]
+
+    got = np.asarray(search(ours))
+    np.testing.assert_array_equal(np.where(got < 0, 0, got)[:, : found.shape[1]], found)
+    assert len(np.unique(got)) > 3
+
+
+def test_what_we_save_they_load(theirs, ours, tmp_path):
+    hf.save(ours, tmp_path)  # as a Llama where that is the same function
+    again = transformers.AutoModelForCausalLM.from_pretrained(tmp_path).eval()
+    tensors, want = again.state_dict(), theirs.state_dict()
+    if type(theirs).__name__ != "Phi3ForCausalLM":  # which has joined matrices
+        assert tensors.keys() == want.keys()
+        assert all(torch.equal(tensors[name], want[name]) for name in want)
+    want = logits_of(theirs)  # ours come back without "eager", which rounds otherwise
+    np.testing.assert_allclose(logits_of(again), want, atol=1e-5 * np.abs(want).max())
+
+
+def test_every_architecture_is_compared():
+    assert {f"{name.split()[0]}ForCausalLM" for name in FOLDERS} == set(ARCHITECTURES)
+
+
+def test_steps_equal_teacher_forcing(ours):
+    @jitted
+    def both(model):
+        step_fn, cache, token = started(model.decoder(), TOKENS[:, :4], max_length=7)
+        logits = []
+        for t in range(4, T):
+            out, cache = step_fn(token, cache)
+            logits.append(out)
+            token = jnp.asarray(TOKENS[:, t])
+        return jnp.stack(logits, axis=1), model(TOKENS)[:, 3:-1]
+
+    got, want = jax.device_get(both(ours))
+    np.testing.assert_allclose(got, want, atol=1e-4 * np.abs(want).max())

@@ -1,0 +1,311 @@
+"""Llama and its relatives in Hugging Face folders: Mistral, Qwen, Gemma, OLMo 2, SmolLM3 and Phi-3."""
+
+import dataclasses
+import math
+from typing import Any
+
+from tfx_jax.errors import UserError
+from tfx_jax.models.hf.folder import ACTIVATIONS, Fields, activation_field
+from tfx_jax.models.hf.names import Row, linear, table, vector
+from tfx_jax.models.llama import Llama as Llama
+from tfx_jax.models.llama import LlamaConfig
+from tfx_jax.nn.attention import AttentionConfig, AttentionOptions, RotaryConfig
+
+# What each architecture has that config.json does not say.
+ARCHITECTURES: dict[str, dict[str, Any]] = {
+    "LlamaForCausalLM": {},
+    "MistralForCausalLM": {},
+    "Qwen2ForCausalLM": {"use_qkv_bias": True},
+    "Qwen3ForCausalLM": {"qk_norm": "head"},
+    "GemmaForCausalLM": {"norm_scale_offset": 1.0},
+    "Gemma2ForCausalLM": {"norm_scale_offset": 1.0, "norms": "both"},
+    "Gemma3ForCausalLM": {"norm_scale_offset": 1.0, "norms": "both", "qk_norm": "head"},
+    "Olmo2ForCausalLM": {"norms": "output", "qk_norm": "all"},
+    "SmolLM3ForCausalLM": {},
+    "Phi3ForCausalLM": {},
+}
+MODEL_TYPES = {
+    "llama": "LlamaForCausalLM",
+    "mistral": "MistralForCausalLM",
+    "qwen2": "Qwen2ForCausalLM",
+    "qwen3": "Qwen3ForCausalLM",
+    "gemma": "GemmaForCausalLM",
+    "gemma2": "Gemma2ForCausalLM",
+    "gemma3_text": "Gemma3ForCausalLM",
+    "olmo2": "Olmo2ForCausalLM",
+    "smollm3": "SmolLM3ForCausalLM",
+    "phi3": "Phi3ForCausalLM",
+}
+IGNORED = (r"lm_head\.weight", r"model\.layers\.\d+\.self_attn\.rotary_emb\.inv_freq")
+COPIES = ((r"lm_head\.weight", "model.embed_tokens.weight"),)
+_WITHOUT_WINDOWS = ("LlamaForCausalLM", "GemmaForCausalLM", "Olmo2ForCausalLM")
+_PAD_IDS = {"Phi3ForCausalLM": 32_000, "SmolLM3ForCausalLM": 128_004}  # of folders that do not name one
+_NORMS = ("norm", "output_norm")  # of a residual branch
+_GEMMAS = ("GemmaForCausalLM", "Gemma2ForCausalLM", "Gemma3ForCausalLM")
+_SCALINGS = {"default": "none", "linear": "linear", "llama3": "llama3", "yarn": "yarn"}
+
+
+def read_config(architecture: str, fields: Fields) -> LlamaConfig:
+    """Translates the fields of a folder.
+
+    Raises:
+      UserError: for an option that the model does not have.
+    """
+    fields.require(mlp_bias=False, pretraining_tp=1)
+    if fields.get("use_bidirectional_attention", False):
+        raise UserError("use_bidirectional_attention is true, but the model is causal")
+    is_gemma = architecture in _GEMMAS
+    num_heads, d_model = fields.get("num_attention_heads", 32), fields.get("hidden_size", 4096)
+    d_k = fields.optional("head_dim", int)
+    num_layers = fields.get("num_hidden_layers", 32)
+    has_bias = fields.get("attention_bias", False)
+    options = dict(ARCHITECTURES[architecture])
+    if "use_qkv_bias" not in options:
+        options |= {"use_qkv_bias": has_bias, "use_out_bias": has_bias}
+    if is_gemma:
+        options["embedding_scale"] = math.sqrt(d_model)
+    if architecture in ("Gemma2ForCausalLM", "Gemma3ForCausalLM"):
+        options["attention_scale"] = float(fields.get("query_pre_attn_scalar", 256)) ** -0.5
+        options["attention_soft_cap"] = fields.optional("attn_logit_softcapping", float)
+        options["logits_soft_cap"] = fields.optional("final_logit_softcapping", float)
+    if architecture == "SmolLM3ForCausalLM":
+        options["no_rotary_every"] = _no_rotary_every(fields, num_layers)
+    rotary, window_base = _rotary(fields)
+    if rotary.fraction != 1.0 and architecture != "Phi3ForCausalLM":
+        raise UserError(f"partial_rotary_factor is {rotary.fraction}, but only Phi3ForCausalLM has it")
+    return LlamaConfig(
+        vocab_size=fields.get("vocab_size", 32_000),
+        max_length=fields.get("max_position_embeddings", 2048),
+        num_layers=num_layers,
+        d_model=d_model,
+        num_heads=num_heads,
+        num_kv_heads=fields.optional("num_key_value_heads", int),
+        d_k=None if d_k is not None and d_k * num_heads == d_model else d_k,
+        d_ff=fields.get("intermediate_size", 11_008),
+        activation=fields.choose("hidden_activation" if is_gemma else "hidden_act", ACTIVATIONS, _activation(is_gemma)),
+        norm_epsilon=fields.get("rms_norm_eps", 1e-6),
+        is_tied=fields.get("tie_word_embeddings", is_gemma),
+        rotary=rotary,
+        window_rotary_base=window_base,
+        attention=_attention(architecture, fields, num_layers),
+        dropout_rate=0.0,
+        attention_dropout_rate=float(fields.get("attention_dropout", 0.0)),
+        **options,
+    )
+
+
+def _activation(is_gemma: bool) -> str:
+    return "gelu_pytorch_tanh" if is_gemma else "silu"
+
+
+def _no_rotary_every(fields: Fields, num_layers: int) -> int:
+    layers = fields.get("no_rope_layers", [])
+    every = fields.get("no_rope_layer_interval", 4)
+    if layers and layers != [int((index + 1) % every != 0) for index in range(num_layers)]:
+        raise UserError("no_rope_layers is not every no_rope_layer_interval-th layer")
+    return every
+
+
+def _rotary(fields: Fields) -> tuple[RotaryConfig, float | None]:
+    """Reads the rotary positions, and the base of window layers where it is another."""
+    parameters = fields.get("rope_parameters", {}) or fields.get("rope_scaling", {})
+    window_base = fields.optional("rope_local_base_freq", float)
+    if "full_attention" in parameters:  # Gemma 3: a set for each kind of layer
+        window = parameters.get("sliding_attention") or {}
+        parameters, window_base = parameters["full_attention"], window.get("rope_theta", window_base)
+    scaling = parameters.get("rope_type", parameters.get("type", "default"))
+    if scaling not in _SCALINGS:
+        raise UserError(f"rope_parameters: rope_type is {scaling!r}, but only {', '.join(_SCALINGS)} are supported")
+    base = parameters.get("rope_theta", fields.get("rope_theta", 10_000.0))
+    fraction = parameters.get("partial_rotary_factor", fields.get("partial_rotary_factor", 1.0))
+    values: dict[str, Any] = {"base": float(base), "fraction": float(fraction), "scaling": _SCALINGS[scaling]}
+    names = {
+        "factor": "factor",
+        "low_freq_factor": "low_frequency_factor",
+        "high_freq_factor": "high_frequency_factor",
+        "original_max_position_embeddings": "original_max_length",
+        "beta_fast": "beta_fast",
+        "beta_slow": "beta_slow",
+        "attention_factor": "attention_factor",
+    }
+    if scaling != "default":
+        values |= {ours: parameters[theirs] for theirs, ours in names.items() if parameters.get(theirs) is not None}
+        if scaling == "yarn" and "original_max_length" not in values:
+            values["original_max_length"] = fields.get("max_position_embeddings", 2048)
+    return RotaryConfig(**values), window_base
+
+
+def _attention(architecture: str, fields: Fields, num_layers: int) -> AttentionConfig:
+    """Reads which layers see a window: theirs counts the token itself, ours the tokens before it."""
+    if architecture in _WITHOUT_WINDOWS:
+        return AttentionConfig()
+    window = fields.optional("sliding_window", int)
+    if window is None or not fields.get(
+        "use_sliding_window", architecture not in ("Qwen2ForCausalLM", "Qwen3ForCausalLM")
+    ):
+        return AttentionConfig()
+    types = fields.get("layer_types", [])
+    if not types and architecture in ("MistralForCausalLM", "Phi3ForCausalLM"):
+        types = ["sliding_attention"] * num_layers
+    if "sliding_attention" not in types:
+        return AttentionConfig()
+    names = ["window" if kind == "sliding_attention" else "dense" for kind in types]
+    period = next(p for p in range(1, num_layers + 1) if num_layers % p == 0 and names == names[:p] * (num_layers // p))
+    return AttentionConfig(",".join(names[:period]), AttentionOptions(window=window - 1))
+
+
+def write_config(architecture: str, config: LlamaConfig) -> dict[str, Any]:
+    """Translates a configuration to the fields of its architecture, as far as these express it; see `fits`."""
+    is_gemma = architecture in _GEMMAS
+    values: dict[str, Any] = {
+        "model_type": next(kind for kind, name in MODEL_TYPES.items() if name == architecture),
+        "architectures": [architecture],
+        "vocab_size": config.vocab_size,
+        "max_position_embeddings": config.max_length,
+        "num_hidden_layers": config.num_layers,
+        "hidden_size": config.d_model,
+        "num_attention_heads": config.num_heads,
+        "num_key_value_heads": config.num_kv_heads or config.num_heads,
+        "head_dim": config.head_size,
+        "intermediate_size": config.d_ff,
+        "hidden_activation" if is_gemma else "hidden_act": activation_field(config.activation),
+        "rms_norm_eps": config.norm_epsilon,
+        "tie_word_embeddings": config.is_tied,
+        "attention_dropout": config.attention_dropout_rate,
+        "attention_bias": config.use_out_bias,
+        "rope_parameters": _rope_parameters(config),
+    }
+    if config.attention_scale is not None:
+        values["query_pre_attn_scalar"] = round(config.attention_scale**-2)
+    values |= {"attn_logit_softcapping": config.attention_soft_cap, "final_logit_softcapping": config.logits_soft_cap}
+    if config.vocab_size <= _PAD_IDS.get(architecture, 0):
+        values["pad_token_id"] = 0
+    if config.no_rotary_every:
+        values["no_rope_layer_interval"] = config.no_rotary_every
+    if "window" in config.attention.names:
+        kinds = {"window": "sliding_attention", "dense": "full_attention"}
+        names = config.attention.names * (config.num_layers // len(config.attention.names))
+        values |= {
+            "sliding_window": config.attention.options.window + 1,
+            "use_sliding_window": True,
+            "layer_types": [kinds[name] for name in names],
+        }
+    else:
+        values["sliding_window"] = None
+    return values
+
+
+def _rope_parameters(config: LlamaConfig) -> dict[str, Any]:
+    rotary = config.rotary
+    scaling = next(theirs for theirs, ours in _SCALINGS.items() if ours == rotary.scaling)
+    values: dict[str, Any] = {"rope_type": scaling, "rope_theta": rotary.base}
+    if rotary.fraction != 1.0:
+        values["partial_rotary_factor"] = rotary.fraction
+    if rotary.scaling != "none":
+        values["factor"] = rotary.factor
+    if rotary.scaling in ("llama3", "yarn"):
+        values["original_max_position_embeddings"] = rotary.original_max_length
+    if rotary.scaling == "llama3":
+        values |= {"low_freq_factor": rotary.low_frequency_factor, "high_freq_factor": rotary.high_frequency_factor}
+    if rotary.scaling == "yarn":
+        values |= {"beta_fast": rotary.beta_fast, "beta_slow": rotary.beta_slow}
+        values |= {} if rotary.attention_factor is None else {"attention_factor": rotary.attention_factor}
+    if config.window_rotary_base is None:
+        return values
+    return {
+        "full_attention": values,
+        "sliding_attention": {"rope_type": "default", "rope_theta": config.window_rotary_base},
+    }
+
+
+def fits(architecture: str, config: LlamaConfig) -> bool:
+    """Whether a folder of an architecture can express a configuration."""
+    try:
+        fields = Fields(write_config(architecture, config), architecture)
+        return read_config(architecture, fields) == _normalized(config)
+    except (UserError, ValueError, KeyError):
+        return False
+
+
+def _normalized(config: LlamaConfig) -> LlamaConfig:
+    """The same model, with the values that `read_config` gives fields that do not change it."""
+    return dataclasses.replace(
+        config,
+        num_kv_heads=config.num_kv_heads or config.num_heads,
+        d_k=None if config.head_size * config.num_heads == config.d_model else config.d_k,
+        dropout_rate=0.0,
+        dtype="float32",
+        remat="none",
+        unroll=False,
+    )
+
+
+def rows(architecture: str, config: LlamaConfig) -> list[Row]:
+    """The table of names, for each kind of layer."""
+    period = config.pattern_length
+    if period == 1:
+        layers = _layer_rows(architecture, config, "decoder_layers")
+    else:
+        layers = [
+            dataclasses.replace(row, first_layer=kind, layer_step=period)
+            for kind in range(period)
+            for row in _layer_rows(architecture, config, f"decoder_layers/layers/{kind}")
+        ]
+    output = [] if config.is_tied else [table("output_embedding/table", "lm_head.weight")]
+    return [
+        table("embedding/table", "model.embed_tokens.weight"),
+        *layers,
+        vector("norm/scale", "model.norm.weight"),
+        *output,
+    ]
+
+
+def _layer_rows(architecture: str, config: LlamaConfig, ours: str) -> list[Row]:
+    theirs, attention, feed_forward = "model.layers.{}", f"{ours}/self_attention", f"{ours}/feed_forward"
+    rows = [linear(f"{attention}/out/kernel", f"{theirs}.self_attn.o_proj.weight", 2)]
+    sizes = {"query": config.num_heads, "key": config.num_kv_heads or config.num_heads}
+    sizes["value"] = sizes["key"]
+    if architecture == "Phi3ForCausalLM":  # query, key and value in one matrix, and both maps of the feed-forward
+        total, start = sum(sizes.values()) * config.head_size, 0
+        for name, heads in sizes.items():
+            stop = start + heads * config.head_size
+            row = linear(f"{attention}/{name}/kernel", f"{theirs}.self_attn.qkv_proj.weight")
+            rows.append(dataclasses.replace(row, columns=(start, stop, total)))
+            start = stop
+        for index, name in enumerate(("up", "gate")):
+            row = linear(f"{feed_forward}/{name}", f"{theirs}.mlp.gate_up_proj.weight")
+            rows.append(
+                dataclasses.replace(row, columns=(index * config.d_ff, (index + 1) * config.d_ff, 2 * config.d_ff))
+            )
+    else:
+        rows += [linear(f"{attention}/{name}/kernel", f"{theirs}.self_attn.{name[0]}_proj.weight") for name in sizes]
+        if config.use_qkv_bias:
+            rows += [vector(f"{attention}/{name}/bias", f"{theirs}.self_attn.{name[0]}_proj.bias") for name in sizes]
+        # Their gate goes through the activation, as our first map does.
+        rows += [
+            linear(f"{feed_forward}/up", f"{theirs}.mlp.gate_proj.weight"),
+            linear(f"{feed_forward}/gate", f"{theirs}.mlp.up_proj.weight"),
+        ]
+    if config.use_out_bias:
+        rows.append(vector(f"{attention}/out/bias", f"{theirs}.self_attn.o_proj.bias"))
+    rows.append(linear(f"{feed_forward}/down", f"{theirs}.mlp.down_proj.weight"))
+    if config.qk_norm != "none":
+        rows += [
+            vector(f"{attention}/{name}_norm/scale", f"{theirs}.self_attn.{name[0]}_norm.weight")
+            for name in ("query", "key")
+        ]
+    branches = {
+        "self_attention_residual": "post_attention_layernorm",
+        "feed_forward_residual": "post_feedforward_layernorm",
+    }
+    inputs = {"self_attention_residual": "input_layernorm"}
+    inputs["feed_forward_residual"] = (
+        "pre_feedforward_layernorm" if config.norms == "both" else "post_attention_layernorm"
+    )
+    if config.norms != "output":
+        rows += [vector(f"{ours}/{branch}/norm/scale", f"{theirs}.{name}.weight") for branch, name in inputs.items()]
+    if config.norms != "pre":
+        rows += [
+            vector(f"{ours}/{branch}/output_norm/scale", f"{theirs}.{name}.weight") for branch, name in branches.items()
+        ]
+    return rows

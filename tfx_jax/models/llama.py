@@ -1,0 +1,216 @@
+"""Llama, and the decoders that differ from it by options: Mistral, Qwen, Gemma, OLMo 2, SmolLM3, Phi-3.
+
+A layer is x = x + attention(norm(x)), then x = x + feed_forward(norm(x)), with rotary positions, grouped queries, RMS
+norms and a gated feed-forward network. `tfx_jax.models.hf.load` reads their Hugging Face folders.
+"""
+
+import copy
+import dataclasses
+import functools
+import math
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jaxtyping import Array, Float, Int
+
+from tfx_jax.fields import at_least, documented, fraction, one_of
+from tfx_jax.models.config import DTYPES
+from tfx_jax.models.language_model import LanguageModel
+from tfx_jax.nn.attention import AttentionConfig, AttentionFn, MultiHeadAttention, RotaryConfig
+from tfx_jax.nn.basic import ACTIVATIONS, Embedding, FeedForward, RMSNorm, drop
+from tfx_jax.nn.layers import EncoderLayer, Residual
+from tfx_jax.nn.stack import REMATS, stack_layers
+
+NORMS = ("pre", "output", "both")
+"""Which norms a branch has: before it, of its output (OLMo 2), or both (Gemma 2)."""
+QK_NORMS = ("none", "head", "all")
+"""Norms of queries and keys: none, of each head (Qwen3, Gemma 3), or of all heads together (OLMo 2)."""
+
+
+@documented
+@dataclasses.dataclass(unsafe_hash=True)  # a model keeps a copy of its own, as a static part
+class LlamaConfig:
+    """Sizes and options of a Llama; the defaults are those of Llama 2 7B (Touvron et al., 2023)."""
+
+    vocab_size: int = at_least(0, 32_000)
+    max_length: int = at_least(1, 4096)  # tokens of prompt and continuation together
+    num_layers: int = at_least(1, 32)
+    d_model: int = at_least(1, 4096)
+    num_heads: int = at_least(1, 32)
+    num_kv_heads: int | None = at_least(1, None)  # heads of keys and values, a divisor of num_heads; None: num_heads
+    d_k: int | None = at_least(1, None)  # size of a head; None: d_model / num_heads
+    d_ff: int = at_least(1, 11_008)
+    activation: str = one_of(ACTIVATIONS, "swish")  # of the feed-forward network's gate
+    norms: str = one_of(NORMS, "pre")  # norms of a branch: before it, of its output, or both
+    norm_epsilon: float = at_least(0, 1e-5)
+    norm_scale_offset: float = 0.0  # added to the scales of norms: 1 in Gemma
+    qk_norm: str = one_of(QK_NORMS, "none")  # norms of queries and keys: of each head, or of all heads together
+    use_qkv_bias: bool = False  # whether queries, keys and values have a bias
+    use_out_bias: bool = False  # whether the output projection of the attention has one
+    use_sinks: bool = False  # whether each head has a logit that takes a share of the softmax
+    attention_scale: float | None = None  # of the attention logits; None: 1 / sqrt(d_k)
+    attention_soft_cap: float | None = None  # bounds the attention logits: 50 in Gemma 2
+    logits_soft_cap: float | None = None  # bounds the logits of tokens: 30 in Gemma 2
+    embedding_scale: float = 1.0  # multiplies embeddings: sqrt(d_model) in Gemma
+    is_tied: bool = False  # whether the output layer is the embedding
+    rotary: RotaryConfig = dataclasses.field(default_factory=RotaryConfig)
+    window_rotary_base: float | None = None  # rotary base of layers with window attention; None: as the others
+    no_rotary_every: int = at_least(0, 0)  # every such layer has no rotary positions: 4 in SmolLM3; 0: all have
+    attention: AttentionConfig = dataclasses.field(default_factory=AttentionConfig)
+    dropout_rate: float = fraction(0.0)  # of embeddings and branches
+    attention_dropout_rate: float = fraction(0.0)
+    dtype: str = one_of(DTYPES, "float32")  # of the computation; parameters, logits and statistics stay float32
+    remat: str = one_of(REMATS, "none")  # what the backward pass computes again: "full" layers, all but "dots"
+    unroll: bool = False  # whether layers are compiled one by one: slow to compile, faster on a TPU, see `scan_layers`
+
+    kind: ClassVar[str] = "decoder"
+    is_causal: ClassVar[bool] = True
+    has_position_bias: ClassVar[bool] = False
+
+    @property
+    def head_size(self) -> int:
+        """H."""
+        return self.d_model // self.num_heads if self.d_k is None else self.d_k
+
+    @property
+    def pattern_length(self) -> int:
+        """After how many layers their kinds repeat."""
+        return math.lcm(len(self.attention.names), self.no_rotary_every or 1)
+
+    def validate(self) -> None:
+        if self.d_k is None and self.d_model % self.num_heads:
+            raise ValueError(f"d_model={self.d_model} is not divisible by num_heads={self.num_heads}; give d_k")
+        if self.num_heads % (self.num_kv_heads or self.num_heads):
+            raise ValueError(f"num_kv_heads={self.num_kv_heads} does not divide num_heads={self.num_heads}")
+        if self.num_layers % self.pattern_length:
+            raise ValueError(
+                f"num_layers={self.num_layers} is no multiple of the {self.pattern_length} layers of the pattern"
+            )
+        if round(self.rotary.fraction * self.head_size / 2) < 1:
+            raise ValueError(f"rotary.fraction={self.rotary.fraction} leaves no feature of {self.head_size} to rotate")
+
+    def tiny(self, *, max_length: int) -> None:
+        self.vocab_size, self.d_model, self.num_heads, self.num_kv_heads, self.d_ff = 1_000, 32, 4, 2, 64
+        self.d_k, self.max_length, self.num_layers = None, max_length, self.pattern_length
+
+    def make(self, *, rngs: nnx.Rngs) -> "Llama":
+        return Llama(self, rngs=rngs)
+
+    def training_flops(self, rows: int, length: int, *, num_predicted: int) -> int:
+        heads = 2 * (self.num_heads + (self.num_kv_heads or self.num_heads)) * self.head_size
+        layer = length * (self.d_model * heads + 3 * self.d_model * self.d_ff)
+        attention = 2 * self.num_heads * self.head_size * length * length
+        return 6 * rows * (self.num_layers * (layer + attention) + num_predicted * self.d_model * self.vocab_size)
+
+
+class Llama(LanguageModel):
+    """A language model with rotary positions, RMS norms, gated feed-forward networks and grouped queries."""
+
+    def __init__(self, config: LlamaConfig, *, attention_fn: AttentionFn | None = None, rngs: nnx.Rngs):
+        """Initializes all matrices from a normal distribution with standard deviation 0.02.
+
+        Args:
+          config: the sizes.
+          attention_fn: the attention of every layer, with the signature of `dot_product_attention`; None means what
+            `config.attention` names.
+          rngs: stream `params`.
+
+        Raises:
+          ValueError: if the sizes contradict each other or the attention does not fit.
+        """
+        c = config
+        c.validate()
+        c.attention.check(is_causal=True, num_heads=c.num_heads, num_kv_heads=c.num_kv_heads, d_k=c.head_size)
+        dtype = jnp.dtype(c.dtype)
+        make_norm = functools.partial(RMSNorm, epsilon=c.norm_epsilon, scale_offset=c.norm_scale_offset)
+        residual = functools.partial(
+            Residual,
+            c.d_model,
+            dropout_rate=c.dropout_rate,
+            pre_norm=True,
+            input_norm=c.norms != "output",
+            output_norm=c.norms != "pre",
+            epsilon=c.norm_epsilon,
+            make_norm=make_norm,
+        )
+        num_kv_heads = c.num_kv_heads or c.num_heads
+
+        def make_layer(index: int, own: AttentionConfig, rngs: nnx.Rngs) -> EncoderLayer:
+            rotary = c.rotary
+            if own.name == "window" and c.window_rotary_base is not None:
+                rotary = RotaryConfig(base=c.window_rotary_base)
+            if c.no_rotary_every and (index + 1) % c.no_rotary_every == 0:
+                rotary = None
+            qk_norms: dict[str, Any] = {}
+            if c.qk_norm != "none":
+                sizes = {"query_norm": c.num_heads, "key_norm": num_kv_heads}
+                is_shared = c.qk_norm == "all"
+                qk_norms = {name: make_norm(c.head_size * (n if is_shared else 1)) for name, n in sizes.items()}
+            attention = MultiHeadAttention(
+                c.d_model,
+                c.num_heads,
+                d_k=c.head_size,
+                num_kv_heads=num_kv_heads,
+                use_bias=c.use_qkv_bias,
+                use_out_bias=c.use_out_bias,
+                use_sinks=c.use_sinks,
+                rotary=rotary,
+                dropout_rate=c.attention_dropout_rate,
+                attention_fn=attention_fn or own.make(c.num_heads, c.head_size, rngs=rngs),
+                scale=c.attention_scale,
+                logits_soft_cap=c.attention_soft_cap,
+                dtype=dtype,
+                rngs=rngs,
+                **qk_norms,
+            )
+            feed_forward = FeedForward(
+                c.d_model,
+                c.d_ff,
+                activation_fn=ACTIVATIONS[c.activation],
+                use_bias=False,
+                is_gated=True,
+                dtype=dtype,
+                rngs=rngs,
+            )
+            for param in (attention.query, attention.key, attention.value, attention.out):
+                param.kernel[...] = _normal(rngs, param.kernel)
+            for param in (feed_forward.up, feed_forward.gate, feed_forward.down):
+                if param is not None:
+                    param[...] = _normal(rngs, param)
+            return EncoderLayer(attention, feed_forward, residual)
+
+        kinds = c.attention.pattern()
+        makers = [functools.partial(make_layer, i, kinds[i % len(kinds)]) for i in range(c.pattern_length)]
+        embedding = functools.partial(
+            Embedding, c.vocab_size, c.d_model, init_stddev=_INIT_STDDEV, dtype=dtype, rngs=rngs
+        )
+        self.embedding = embedding(scale=c.embedding_scale)
+        self.decoder_layers = stack_layers(makers, c.num_layers, rngs)
+        self.norm = make_norm(c.d_model)
+        self.output_embedding = None if c.is_tied else embedding()
+        self.config = copy.deepcopy(c)
+
+    def embed(
+        self, tokens: Int[Array, "B T"], positions: Int[Array, "#B T"], rngs: nnx.Rngs | None = None
+    ) -> Float[Array, "B T D"]:
+        del positions  # queries and keys are rotated by them
+        return drop(self.embedding(tokens), self.config.dropout_rate, rngs)
+
+    def last_norm(self, x: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
+        return self.norm(x)
+
+    def output(self) -> Embedding:
+        return self.embedding if self.output_embedding is None else self.output_embedding
+
+    def logits_of(self, products: Float[Array, "*rows V"]) -> Float[Array, "*rows V"]:
+        cap = self.config.logits_soft_cap
+        return products if cap is None else cap * jnp.tanh(products / cap)
+
+
+_INIT_STDDEV = 0.02
+
+
+def _normal(rngs: nnx.Rngs, param: nnx.Param[Array]) -> Array:
+    return _INIT_STDDEV * jax.random.normal(rngs.params(), param.shape, param.dtype)

@@ -1,0 +1,151 @@
+"""Single-label classification: a model gives each row of a batch the logits of a few classes.
+
+Texts, sentence pairs, long sequences, images and event records share this. A task adds what is particular to it: how
+examples are made (`encode`, `batch_spec`) and how the model is called (`logits`, `loss`).
+"""
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar, Generic, TypeVar, cast
+
+import grain
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from jaxtyping import Array, Bool, Float, Int
+
+from tfx_jax.data.batching.batches import Batch, BatchSpec, Example, ExampleSource, LoaderOptions, train_batches
+from tfx_jax.data.sources.splits import Split, Splits
+from tfx_jax.errors import UserError
+from tfx_jax.metrics.classes import ClassScores, class_scores
+from tfx_jax.tasks.loss import LossOutput, summed_cross_entropy
+from tfx_jax.tasks.prediction import TrainedModel
+from tfx_jax.tasks.task import EvalResult, MetricInfo, eval_result
+
+Config = TypeVar("Config")
+Model = TypeVar("Model")
+Rows = TypeVar("Rows")
+
+CLASS_METRICS = (MetricInfo("accuracy", "accuracy", " %"), MetricInfo("macro_f1", "macro F1", " %"))
+"""The fields of `ClassScores`."""
+
+LABEL_DTYPES = {"label": np.int32, "row_weights": np.float32}
+"""Arrays [B] that the batches of all these tasks have: the id of the class, and 0 for rows of padding."""
+
+
+def label_arrays(label: int) -> Example:
+    """Returns the arrays of `LABEL_DTYPES` of one example."""
+    return {"label": np.array(label, np.int32), "row_weights": np.array(1, np.float32)}
+
+
+def class_loss(
+    logits: Float[Array, "B C"],
+    batch: dict[str, Array],
+    is_read: Bool[Array, "..."] | Float[Array, "..."],
+    *,
+    label_smoothing: float = 0.0,
+) -> LossOutput:
+    """Sums the cross entropy of the classes of rows.
+
+    Args:
+      logits: of the classes, [B, C].
+      batch: has the arrays of `LABEL_DTYPES`.
+      is_read: 1 or True for each token, or other unit, that the model read; `num_tokens` counts them.
+      label_smoothing: see `summed_cross_entropy`.
+
+    Returns:
+      The output of `summed_cross_entropy` for rows.
+    """
+    output = summed_cross_entropy(logits, batch["label"], batch["row_weights"], label_smoothing=label_smoothing)
+    return output._replace(num_tokens=is_read.sum(dtype=jnp.float32))
+
+
+class ClassificationBase(Generic[Config, Model, Rows]):
+    """Base class of the classification tasks; see `tfx_jax.tasks.task.Task`.
+
+    Attributes:
+      labels: those of the training split, in the order of their ids.
+    """
+
+    logits: ClassVar[Callable[..., Any]]
+    """`logits(model, batch)`: of the classes of each row, [B, C]."""
+    metrics: tuple[MetricInfo, ...] = CLASS_METRICS
+    row_name = "texts"
+    """What the summary of an evaluation calls rows."""
+
+    def __init__(self, config: Config, model_config: Model, splits: Splits[Rows]):
+        self.config, self.model_config = config, model_config
+        self.labels: tuple[str, ...] = getattr(model_config, "labels", ("0", "1"))
+        self._splits = splits
+
+    @functools.cached_property
+    def label_ids(self) -> dict[str, int]:
+        """The ids of the labels."""
+        return {label: index for index, label in enumerate(self.labels)}
+
+    def make_model(self, *, rngs: nnx.Rngs) -> Any:
+        return cast(Any, self.model_config).make(rngs=rngs)
+
+    @property
+    def batch_spec(self) -> BatchSpec:
+        """How examples become batches."""
+        raise NotImplementedError
+
+    def encode(self, rows: Any) -> ExampleSource:
+        """Returns an example for each row, with the arrays of `LABEL_DTYPES`."""
+        raise NotImplementedError
+
+    def rows(self, split: Split) -> Rows:
+        """Returns the rows of a split.
+
+        Raises:
+          UserError: if they cannot be read.
+        """
+        return self._splits[split]
+
+    def train_data(self, options: LoaderOptions) -> grain.IterDataset[Batch]:
+        examples = self.encode(self.rows("train"))
+        return train_batches(lambda epoch: examples, self.batch_spec, options)
+
+    def predict(self, model: TrainedModel, rows: Rows) -> list[str]:
+        """Returns the most likely label of each row."""
+        found = model.predict(self.classify, self.encode(rows), self.batch_spec)
+        return [self.labels[index] for index, _ in found]
+
+    def evaluate(self, model: TrainedModel, split: Split = "validation") -> EvalResult:
+        """Classifies every row of a split."""
+        found = model.predict(self.classify, self.encode(self.rows(split)), self.batch_spec)
+        predicted, expected = ([self.labels[pair[side]] for pair in found] for side in (0, 1))
+        return class_result(class_scores(predicted, expected, self.labels), len(found), self.row_name)
+
+    def classify(self, model: Any, batch: dict[str, Array]) -> tuple[Int[Array, " B"], Int[Array, " B"]]:
+        """Returns the id of each row's most likely class, and of its label; for `TrainedModel.predict`."""
+        return self.logits(model, batch).argmax(axis=-1), batch["label"]
+
+    def probabilities(self, model: Any, batch: dict[str, Array]) -> Float[Array, "B C"]:
+        """Returns the probabilities of each row's classes; for `TrainedModel.predict`."""
+        return jax.nn.softmax(self.logits(model, batch).astype(jnp.float32))
+
+
+def class_result(scores: ClassScores, count: int, what: str = "texts") -> EvalResult:
+    """Returns the scores of `count` texts, or of other rows, as an evaluation."""
+    return eval_result(CLASS_METRICS, scores._asdict(), f"{count:,} {what}")
+
+
+def labels_of(rows: Sequence[Any]) -> list[str]:
+    """Returns the labels of some rows, in alphabetical order."""
+    return sorted({row.label for row in rows})
+
+
+def check_labels(rows: Sequence[Any], labels: Sequence[str], where: str = "") -> None:
+    """Checks that all labels are among those of the training split.
+
+    Raises:
+      UserError: if one is not; the message names the row by its number in `where`, from 1, if that is given.
+    """
+    known = set(labels)
+    for number, row in enumerate(rows, 1):
+        if row.label not in known:
+            place = f"{where}, text {number}: " if where else ""
+            raise UserError(f"{place}the label {row.label!r} is none of the {len(known)} of the training split")
