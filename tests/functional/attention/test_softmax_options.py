@@ -311,6 +311,21 @@ class TestMods:
         assert np.abs(want).max() > 0.01
         np.testing.assert_allclose(got, want, atol=1e-5, rtol=1e-5)
 
+    def test_tables_of_bfloat16_get_gradients_of_their_dtype(self):
+        """Which are summed in float32 over chunks, and rounded once."""
+        table = np.random.default_rng(2).normal(size=(8, 4)).astype(jnp.bfloat16)
+
+        def gradient(attend):
+            def loss(table):
+                return jnp.square(attend(*_inputs(), score_mod=t5_score_mod(table, max_distance=9)) - 1.0).sum()
+
+            return jax.grad(loss)
+
+        want, got = jax.jit(lambda x: [gradient(attend)(x) for attend in (dot_product_attention, IN_CHUNKS)])(table)
+        assert got.dtype == jnp.bfloat16
+        want = np.asarray(want, np.float32)
+        np.testing.assert_allclose(np.asarray(got, np.float32), want, atol=1e-2 * np.abs(want).max())
+
     @both
     def test_results_that_do_not_fit_are_refused(self, attend):
         query, key, value = _inputs()

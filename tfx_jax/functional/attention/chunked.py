@@ -283,7 +283,7 @@ def add_gradients(
                 _add_to_chunk(key_gradients.key, for_key, j),
                 _add_to_chunk(key_gradients.value, for_value, j),
                 None if key_gradients.bias is None else _add_to_chunk(key_gradients.bias, for_logits, i, j),
-                tuple(x + y for x, y in zip(key_gradients.score_arrays, for_score_arrays, strict=True)),
+                tuple(x + y.astype(x.dtype) for x, y in zip(key_gradients.score_arrays, for_score_arrays, strict=True)),
             )
             return query_gradient + for_query, key_gradients
 
@@ -471,21 +471,28 @@ def vary_alike(arrays: tuple[Array | None, ...], others: tuple[Any, ...]) -> tup
     return jax.tree.map(lambda x: jnp.where(zero, x, x), arrays)
 
 
-class _Mod:
-    """A `score_mod` or `mask_mod` whose outer arrays became arguments, as a gradient needs them."""
+def _hoisted(
+    function: Callable[..., Array], block: list[jax.ShapeDtypeStruct]
+) -> tuple[Callable[..., Array], tuple[Array, ...], tuple[Array, ...]]:
+    """Makes the arrays that a `ScoreMod` or `MaskMod` reads from outside its arguments, as a gradient needs them.
 
-    def __init__(self, function: Callable[..., Array], *shapes: jax.ShapeDtypeStruct) -> None:
-        closed = jax.make_jaxpr(function)(*shapes)
-        is_float = [jnp.issubdtype(x.dtype, jnp.floating) for x in closed.consts]
-        self._jaxpr = closed.jaxpr
-        self._order = sorted(range(len(is_float)), key=lambda number: not is_float[number])
-        self.floats = tuple(closed.consts[number] for number in self._order if is_float[number])
-        self.others = tuple(closed.consts[number] for number in self._order if not is_float[number])
+    Returns:
+      The function of a tuple of these arrays and of a block, those that are floating-point, and the others.
+    """
+    closed = jax.make_jaxpr(function)(*block)
+    jaxpr, consts = closed.jaxpr, list(closed.consts)
+    is_float = [jnp.issubdtype(x.dtype, jnp.floating) for x in consts]
+    floats, others = (
+        tuple(x for x, floating in zip(consts, is_float, strict=True) if floating is wanted) for wanted in (True, False)
+    )
 
-    def __call__(self, arrays: tuple[Array, ...], *args: Array) -> Array:
-        consts = [array for _, array in sorted(zip(self._order, arrays, strict=True), key=lambda pair: pair[0])]
-        (result,) = jex_core.jaxpr_as_fun(jex_core.ClosedJaxpr(self._jaxpr, consts))(*args)
+    def hoisted(arrays: tuple[Array, ...], *args: Array) -> Array:
+        given = iter(arrays[: sum(is_float)]), iter(arrays[sum(is_float) :])
+        ordered = [next(given[not floating]) for floating in is_float]
+        (result,) = jex_core.jaxpr_as_fun(jex_core.ClosedJaxpr(jaxpr, ordered))(*args)
         return result
+
+    return hoisted, floats, others
 
 
 @weights_on_request
@@ -574,11 +581,11 @@ def chunked_attention(
     score = seen = None
     extras = Extras(None if sinks is None else sinks.reshape(k, n // k))
     if score_mod is not None:
-        score = _Mod(score_mod, *_block_like(queries, keys))
-        extras = extras._replace(score_arrays=score.floats, score_indices=score.others)
+        score, floats, others = _hoisted(score_mod, _block_like(queries, keys))
+        extras = extras._replace(score_arrays=floats, score_indices=others)
     if mask_mod is not None:
-        seen = _Mod(mask_mod, *_block_like(queries, keys)[1:])
-        extras = extras._replace(mask_arrays=(*seen.floats, *seen.others))
+        seen, floats, others = _hoisted(mask_mod, _block_like(queries, keys)[1:])
+        extras = extras._replace(mask_arrays=(*floats, *others))
     factor = h**-0.5 if scale is None else scale
     options = Options(factor, is_causal, dropout_rate, t, s, window, logits_soft_cap, score, seen)
     out, lse = cast(Any, _attend)(options, queries, keys, extras, dropout_rng)
