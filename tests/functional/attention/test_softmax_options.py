@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import PartitionSpec as P
 
 from tests.functional.attention.oracles.dense import mixed
 from tests.functional.attention.oracles.softmax_options import option_logits, option_pairs, weights_and_lse
@@ -310,6 +311,23 @@ class TestMods:
         want, got = jax.jit(lambda: [gradients(attend) for attend in (dot_product_attention, IN_CHUNKS)])()
         assert np.abs(want).max() > 0.01
         np.testing.assert_allclose(got, want, atol=1e-5, rtol=1e-5)
+
+    @both
+    def test_on_a_mesh_with_explicit_axes_arrays_are_bound(self, attend):
+        table = np.random.default_rng(2).normal(size=(8, 4)).astype(np.float32)
+
+        def loss(query, key, value, table):
+            out = attend(
+                query, key, value, score_mod=t5_score_mod(table, max_distance=9), sinks=np.zeros(4, np.float32)
+            )
+            return jnp.square(out).sum()
+
+        gradient = jax.jit(jax.grad(loss, argnums=3))
+        want = gradient(*_inputs(), table)
+        with jax.set_mesh(jax.make_mesh((2, 2), ("data", "model"))):
+            arrays = (jax.device_put(x, P("data", None, "model")) for x in _inputs())
+            got = gradient(*arrays, jax.device_put(table, P()))
+        np.testing.assert_allclose(got, want, atol=1e-4, rtol=1e-5)
 
     def test_tables_of_bfloat16_get_gradients_of_their_dtype(self):
         """Which are summed in float32 over chunks, and rounded once."""

@@ -18,7 +18,8 @@ ScoreMod = Callable[..., Float[Array, "B N T S"]]
 """`score_mod(logits, b, n, t, s)` returns new logits for those of a block.
 
 The logits are [B, N, T, S] of the block; `b`, `n`, `t` and `s` are the numbers of its rows, heads, queries and keys,
-int32 [B, 1, 1, 1], [1, N, 1, 1], [1, 1, T, 1] and [1, 1, 1, S]. Queries and keys of a block are consecutive.
+int32 [B, 1, 1, 1], [1, N, 1, 1], [1, 1, T, 1] and [1, 1, 1, S]. Queries and keys of a block are consecutive. On a mesh
+with explicit axes, arrays that it reads are bound by `jax.tree_util.Partial`.
 """
 MaskMod = Callable[..., Bool[Array, "#B #N #T #S"]]
 """`mask_mod(b, n, t, s)` returns True where a query may attend; the arguments are those of a `ScoreMod`."""
