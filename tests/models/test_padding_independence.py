@@ -38,6 +38,8 @@ from tfx_jax.models import (
     Esim,
     EsimConfig,
     GPTConfig,
+    Llama,
+    LlamaConfig,
     LongEncoder,
     LongEncoderConfig,
     Reformer,
@@ -387,6 +389,7 @@ MOE = ExpertsConfig(num_experts=3)
 FAMILIES = {
     "gpt": Family(GPTConfig(V, max_length=64, **SIZES), GPT, language_model),
     "gpt with experts": Family(GPTConfig(V, max_length=64, experts=MOE, **SIZES), GPT, language_model),
+    "llama": Family(LlamaConfig(V, max_length=64, num_kv_heads=1, qk_norm="head", **SIZES), Llama, language_model),
     "transformer": Family(TransformerConfig(V, **SIZES), Transformer, encoder_decoder),
     "transformer with learned positions": Family(
         TransformerConfig(V, learned_positions=32, **SIZES), Transformer, encoder_decoder
@@ -533,6 +536,7 @@ def is_refused(family, label):
         )
         or (config.is_causal and not all(spec.causal for spec in specs))
         or (config.has_position_bias and not all(spec.bias for spec in specs))
+        or (getattr(config, "num_kv_heads", None) == 1 and not all(spec.grouped_queries for spec in specs))
         or (family == "transformer_xl" and attention.name != "relative")
         or (family == "longformer" and attention.name != "window")
     )
