@@ -274,8 +274,8 @@ def merge_attention(
     >>> value = jnp.arange(4.0).reshape(2, 1, 2, 1, 1)  # two parts of two keys each
     >>> lse = jnp.log(jnp.full((1, 1, 1), 2.0))  # of two logits of zero
     >>> merged = merge_attention([x.mean(axis=1, keepdims=True) for x in value], [lse, lse])
-    >>> [x.round(4).item() for x in merged]
-    [1.5, 1.3863]
+    >>> merged[0].item(), round(merged[1].item(), 4)
+    (1.5, 1.3863)
     """
     if not outs or len(outs) != len(lses):
         raise ValueError(
