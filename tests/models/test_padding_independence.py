@@ -78,6 +78,12 @@ ATTENTIONS = {
     "additive": {},
     "general": {},
     "relative": {},
+    "retention": {"block_size": 4},
+    "gated_linear_attention": {"block_size": 4},
+    "state_space_duality": {"block_size": 4},
+    "delta_rule": {"block_size": 4},
+    "gated_delta_rule": {"block_size": 4},
+    "kimi_delta_attention": {"block_size": 4},
     "routing": {"num_clusters": 3},
     "routing window": {"num_clusters": 3, "window": 4},
     "window,dense": {"window": 2},
@@ -531,6 +537,7 @@ def is_refused(family, label):
             for spec in specs
             for key, option in spec.options.items()
         )
+        or (not config.is_causal and any(spec.causal_only for spec in specs))
         or (config.is_causal and not all(spec.causal for spec in specs))
         or (config.has_position_bias and not all(spec.bias for spec in specs))
         or (family == "transformer_xl" and attention.name != "relative")

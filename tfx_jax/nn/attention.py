@@ -123,6 +123,12 @@ class MultiHeadAttention(nnx.Module):
             d_model if d_out is None else d_out,
             kernel_init=nnx.initializers.glorot_uniform(),
         )
+        spec, options = _spec_and_options(attention_fn)
+        sizes = {"num_heads": num_heads, "num_kv_heads": num_kv_heads, "d_k": d_k}
+        gates = spec.gates(**sizes, **options) if spec is not None and spec.gates is not None else {}
+        for gate, shape in gates.items():
+            setattr(self, f"gate_{gate}", linear(d_key_input, shape, use_bias=True))
+        self.gates = tuple(gates)
         self.dropout_rate = dropout_rate
         if attention_axes is not None:
             attention_fn = functools.partial(attention_over_axes, attention_fn, axes=tuple(attention_axes))
@@ -199,6 +205,7 @@ class MultiHeadAttention(nnx.Module):
             options["is_training"] = True
         if return_weights:
             options["return_weights"] = True
+        options |= {gate: getattr(self, f"gate_{gate}")(x) for gate in self.gates}  # of self-attention: x is the memory
         attend = self.attention_fn
         if self.shard_attention is not None:
             attend = functools.partial(self.shard_attention, attend)
@@ -261,18 +268,24 @@ def cached_decoding(attention_fn: AttentionFn) -> CachedDecoding | None:
       None for an attention that looks at more than a pair of query and key, and for one without a spec: such a model
       reads all tokens again for each new one.
     """
-    if isinstance(attention_fn, LearnedAttention):
-        spec, options = SPECS[attention_fn.name], dict(attention_fn.options)
-    else:
-        try:
-            function, options = unbound(attention_fn)
-        except ValueError:
-            return None
-        spec = _SPEC_OF.get(function)
+    spec, options = _spec_and_options(attention_fn)
     decoding = spec and spec.decoding and spec.decoding(**options)
-    if decoding is not None and decoding.attention_fn is None:
+    if not isinstance(decoding, CachedDecoding):
+        return None
+    if decoding.attention_fn is None:
         return decoding._replace(attention_fn=attention_fn)
     return decoding
+
+
+def _spec_and_options(attention_fn: AttentionFn) -> tuple[AttentionSpec | None, dict[str, Any]]:
+    """The spec of an attention, None where it has none, and the options bound to it."""
+    if isinstance(attention_fn, LearnedAttention):
+        return SPECS[attention_fn.name], dict(attention_fn.options)
+    try:
+        function, options = unbound(attention_fn)
+    except ValueError:
+        return None, {}
+    return _SPEC_OF.get(function), options
 
 
 _SPEC_OF: dict[Any, AttentionSpec] = {}
@@ -374,6 +387,8 @@ class AttentionConfig:
             missing = [key for key, option in spec.options.items() if option.required and key not in given]
             if missing:
                 raise ValueError(f"{name} attention needs attention.options.{missing[0]}")
+            if spec.causal_only and not is_causal:
+                raise ValueError(f"{name} attention is causal only, and this model is not")
             if is_causal and not spec.causal:
                 raise ValueError(f"{name} attention has no causal form, which a model that generates needs")
             if has_bias and not spec.bias:
@@ -426,8 +441,11 @@ def _check_options(attention: AttentionConfig, num_heads: int, d_k: int) -> None
     """Lets the attention itself say what is wrong with its options, from shapes alone; kernels have none."""
     if SPECS[attention.name].platform is not None:
         return
-    x = jax.ShapeDtypeStruct((1, 8, num_heads, d_k), jnp.float32)
+    x, spec = jax.ShapeDtypeStruct((1, 8, num_heads, d_k), jnp.float32), SPECS[attention.name]
+    sizes = {"num_heads": num_heads, "num_kv_heads": num_heads, "d_k": d_k}
+    shapes = spec.gates(**sizes, **attention.options.given) if spec.gates is not None else {}
+    gates = {name: jax.ShapeDtypeStruct((1, 8, *shape), jnp.float32) for name, shape in shapes.items()}
     try:
-        jax.eval_shape(lambda x: attention.make(num_heads, d_k, rngs=nnx.Rngs(0))(x, x, x), x)
+        jax.eval_shape(lambda x, gates: attention.make(num_heads, d_k, rngs=nnx.Rngs(0))(x, x, x, **gates), x, gates)
     except ValueError as error:
         raise ValueError(f"{attention.name} attention: {error}") from None

@@ -18,6 +18,14 @@ from tfx_jax.functional.attention.axial import attention_over_axes
 from tfx_jax.functional.attention.bigbird import BIGBIRD, bigbird_attention, bigbird_block_mask
 from tfx_jax.functional.attention.chunked import chunked_attention
 from tfx_jax.functional.attention.decomposable import attend_both, decomposable_attention
+from tfx_jax.functional.attention.delta_rules import (
+    DELTA_RULE,
+    GATED_DELTA_RULE,
+    KIMI_DELTA_ATTENTION,
+    delta_rule,
+    gated_delta_rule,
+    kimi_delta_attention,
+)
 from tfx_jax.functional.attention.dense import attention_from_logits, attention_weights
 from tfx_jax.functional.attention.dot_product import CHUNKED, CUDNN, DENSE, FLASH, SPLASH, dot_product_attention
 from tfx_jax.functional.attention.flax_attention import flax_attention_fn
@@ -30,6 +38,14 @@ from tfx_jax.functional.attention.kernel_features import (
     orthogonal_features,
 )
 from tfx_jax.functional.attention.kernel_regression import kernel_regression
+from tfx_jax.functional.attention.linear_recurrences import (
+    GATED_LINEAR_ATTENTION,
+    RETENTION,
+    STATE_SPACE_DUALITY,
+    gated_linear_attention,
+    retention,
+    state_space_duality,
+)
 from tfx_jax.functional.attention.local import LOCAL, WINDOW, local_attention, sliding_window_attention
 from tfx_jax.functional.attention.longformer import longformer_attention
 from tfx_jax.functional.attention.lsh import LSH, lsh_attention, lsh_num_buckets
@@ -62,6 +78,12 @@ SPECS = {
         GENERAL,
         RELATIVE,
         ROUTING,
+        RETENTION,
+        GATED_LINEAR_ATTENTION,
+        STATE_SPACE_DUALITY,
+        DELTA_RULE,
+        GATED_DELTA_RULE,
+        KIMI_DELTA_ATTENTION,
     )
 }
 """All attentions that configurations name."""
@@ -87,12 +109,16 @@ __all__ = [
     "chunked_attention",
     "coverage_loss",
     "decomposable_attention",
+    "delta_rule",
     "dot_product_attention",
     "favor_attention",
     "flax_attention_fn",
+    "gated_delta_rule",
+    "gated_linear_attention",
     "general_attention",
     "hard_attention",
     "kernel_regression",
+    "kimi_delta_attention",
     "linear_attention",
     "local_attention",
     "longformer_attention",
@@ -103,11 +129,13 @@ __all__ = [
     "padding_mask",
     "redundancy_penalty",
     "relative_attention",
+    "retention",
     "ring_attention",
     "routing_attention",
     "score_function_loss",
     "segment_mask",
     "sliding_window_attention",
+    "state_space_duality",
     "structured_pooling",
     "update_centroids",
 ]

@@ -38,6 +38,18 @@ class CachedDecoding(NamedTuple):
     """Which keys at or before a query it sees; None means all."""
 
 
+class RecurrentDecoding(NamedTuple):
+    """Decoding from a state of constant size, for attentions that sum up what they read."""
+
+    read: Callable[..., Any]
+    """`read(key, value, mask, **gates_and_parameters)` returns the state after S tokens, arrays of leading axis B.
+
+    S may be 0; `mask` is [B, 1, 1, S] or None.
+    """
+    step: Callable[..., tuple[Array, Any]]
+    """`step(state, query, key, value, **gates_and_parameters)` of one token returns out [B, 1, N, U] and the state."""
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class AttentionSpec:
     """One attention by name: how it is called, what it supports, what it learns and how it decodes.
@@ -50,6 +62,7 @@ class AttentionSpec:
       options: its own options by name.
       example: from a sequence length to reasonable options: what `bench` measures and tests train with.
       causal: whether it has a causal form.
+      causal_only: whether it has no other form.
       bias: whether it takes a bias, and a mask, for each pair of query and key; otherwise a mask hides keys only.
       segments: whether `segment_ids` keep packed texts apart.
       cross: whether queries and keys may differ in number.
@@ -62,8 +75,11 @@ class AttentionSpec:
         takes as options. Weight decay spares those whose names end in "bias" or "scale".
       state: likewise to arrays that no gradient changes.
       update_state: from the state, query, key, mask and options to the state after a training step.
-      decoding: from the options bound to `function` to its `CachedDecoding`; None where it has to read all tokens again
-        for each one.
+      gates: called as `gates(num_heads=N, num_kv_heads=K, d_k=H, **options)`, returns the feature shape of each gate by
+        name. `MultiHeadAttention` projects the inputs of the keys to arrays [B, S, *shape], which `function` takes as
+        options before any nonlinearity.
+      decoding: from the options bound to `function` to its `CachedDecoding` or `RecurrentDecoding`; None where it reads
+        all tokens again for each one.
     """
 
     name: str
@@ -72,6 +88,7 @@ class AttentionSpec:
     options: Mapping[str, Option] = dataclasses.field(default_factory=dict)
     example: Callable[[int], dict[str, Any]] = lambda length: {}
     causal: bool = True
+    causal_only: bool = False
     bias: bool = True
     segments: bool = True
     cross: bool = True
@@ -83,7 +100,8 @@ class AttentionSpec:
     parameters: Callable[..., dict[str, Array]] | None = None
     state: Callable[..., dict[str, Array]] | None = None
     update_state: Callable[..., dict[str, Array]] | None = None
-    decoding: Callable[..., CachedDecoding | None] | None = None
+    gates: Callable[..., dict[str, tuple[int, ...]]] | None = None
+    decoding: Callable[..., CachedDecoding | RecurrentDecoding | None] | None = None
 
 
 def unbound(attention_fn: Callable[..., Any]) -> tuple[Callable[..., Any], dict[str, Any]]:
