@@ -352,7 +352,7 @@ class AttentionConfig:
         is_packed: bool = False,
         is_float32: bool = False,
         drops: str | None = None,
-        num_heads: int = 1,
+        num_heads: int = 2,
         num_kv_heads: int | None = None,
         d_k: int = 8,
     ) -> None:

@@ -29,7 +29,17 @@ from tfx_jax.functional.attention.delta_rules import (
 from tfx_jax.functional.attention.dense import attention_from_logits, attention_weights
 from tfx_jax.functional.attention.dot_product import CHUNKED, CUDNN, DENSE, FLASH, SPLASH, dot_product_attention
 from tfx_jax.functional.attention.flax_attention import flax_attention_fn
+from tfx_jax.functional.attention.forgetting import (
+    FORGETTING_ATTENTION,
+    forgetting_attention,
+)
 from tfx_jax.functional.attention.hard import HARD, hard_attention, score_function_loss
+from tfx_jax.functional.attention.head_mixtures import (
+    DIFFERENTIAL_ATTENTION,
+    TALKING_HEADS_ATTENTION,
+    differential_attention,
+    talking_heads_attention,
+)
 from tfx_jax.functional.attention.kernel_features import (
     FAVOR,
     LINEAR,
@@ -50,6 +60,16 @@ from tfx_jax.functional.attention.local import LOCAL, WINDOW, local_attention, s
 from tfx_jax.functional.attention.longformer import longformer_attention
 from tfx_jax.functional.attention.lsh import LSH, lsh_attention, lsh_num_buckets
 from tfx_jax.functional.attention.masks import Bias, Mask, SegmentIds, causal_mask, padding_mask, segment_mask
+from tfx_jax.functional.attention.normalizations import (
+    ENTMAX_ATTENTION,
+    SIGMOID_ATTENTION,
+    STICK_BREAKING_ATTENTION,
+    TOPK_ATTENTION,
+    entmax_attention,
+    sigmoid_attention,
+    stick_breaking_attention,
+    topk_attention,
+)
 from tfx_jax.functional.attention.nystrom import NYSTROM, nystrom_attention
 from tfx_jax.functional.attention.relative import RELATIVE, relative_attention
 from tfx_jax.functional.attention.ring import ring_attention
@@ -78,6 +98,13 @@ SPECS = {
         GENERAL,
         RELATIVE,
         ROUTING,
+        ENTMAX_ATTENTION,
+        SIGMOID_ATTENTION,
+        STICK_BREAKING_ATTENTION,
+        TOPK_ATTENTION,
+        DIFFERENTIAL_ATTENTION,
+        TALKING_HEADS_ATTENTION,
+        FORGETTING_ATTENTION,
         RETENTION,
         GATED_LINEAR_ATTENTION,
         STATE_SPACE_DUALITY,
@@ -110,9 +137,12 @@ __all__ = [
     "coverage_loss",
     "decomposable_attention",
     "delta_rule",
+    "differential_attention",
     "dot_product_attention",
+    "entmax_attention",
     "favor_attention",
     "flax_attention_fn",
+    "forgetting_attention",
     "gated_delta_rule",
     "gated_linear_attention",
     "general_attention",
@@ -134,8 +164,12 @@ __all__ = [
     "routing_attention",
     "score_function_loss",
     "segment_mask",
+    "sigmoid_attention",
     "sliding_window_attention",
     "state_space_duality",
+    "stick_breaking_attention",
     "structured_pooling",
+    "talking_heads_attention",
+    "topk_attention",
     "update_centroids",
 ]
