@@ -86,6 +86,7 @@ ATTENTIONS = {
     "talking_heads_attention": {},
     "differential_attention": {},
     "forgetting_attention": {},
+    "synthesizer_attention": {"max_length": 40},
     "retention": {"block_size": 4},
     "gated_linear_attention": {"block_size": 4},
     "state_space_duality": {"block_size": 4},

@@ -8,7 +8,13 @@ import pytest
 
 from tests.functional.attention.oracles.dense import dense_weights
 from tests.functional.attention.oracles.normalizations import row_weights, stick_breaking
-from tfx_jax.functional import entmax_attention, sigmoid_attention, stick_breaking_attention, topk_attention
+from tfx_jax.functional import (
+    entmax_attention,
+    sigmoid_attention,
+    stick_breaking_attention,
+    synthesizer_attention,
+    topk_attention,
+)
 
 B, T, N, H = 2, 33, 2, 8
 
@@ -73,3 +79,11 @@ def test_errors_say_what_to_do():
         topk_attention(QUERY, KEY, VALUE, num_keys=0)
     with pytest.raises(ValueError, match=r"stick-breaking attention is causal only.*pass is_causal=True"):
         stick_breaking_attention(QUERY, KEY, VALUE, is_causal=False)
+
+
+def test_a_synthesizer_refuses_what_has_no_logits():
+    logits = np.zeros((N, T - 1, T - 1), np.float32)
+    with pytest.raises(ValueError, match=r"a sequence of 33 tokens is longer than max_length=32 of the logits"):
+        synthesizer_attention(QUERY, KEY, VALUE, logits=logits)
+    with pytest.raises(ValueError, match=r"logits must have shape \[N, L, L\] with N = 2, got \(2, 32, 31\)"):
+        synthesizer_attention(QUERY, KEY, VALUE, logits=logits[..., 1:])

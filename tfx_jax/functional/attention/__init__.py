@@ -77,6 +77,7 @@ from tfx_jax.functional.attention.rollout import attention_rollout
 from tfx_jax.functional.attention.routing import ROUTING, routing_attention, update_centroids
 from tfx_jax.functional.attention.spec import AttentionSpec
 from tfx_jax.functional.attention.structured import redundancy_penalty, structured_pooling
+from tfx_jax.functional.attention.synthesizer import SYNTHESIZER_ATTENTION, synthesizer_attention
 
 SPECS = {
     spec.name: spec
@@ -105,6 +106,7 @@ SPECS = {
         DIFFERENTIAL_ATTENTION,
         TALKING_HEADS_ATTENTION,
         FORGETTING_ATTENTION,
+        SYNTHESIZER_ATTENTION,
         RETENTION,
         GATED_LINEAR_ATTENTION,
         STATE_SPACE_DUALITY,
@@ -169,6 +171,7 @@ __all__ = [
     "state_space_duality",
     "stick_breaking_attention",
     "structured_pooling",
+    "synthesizer_attention",
     "talking_heads_attention",
     "topk_attention",
     "update_centroids",

@@ -70,7 +70,7 @@ def delta_rule(
       ValueError: as `retention`, and for a gate of another shape.
 
     >>> key, value = jnp.ones((1, 3, 1, 1)), jnp.array([2.0, 3.0, 5.0]).reshape(1, 3, 1, 1)
-    >>> jax.jit(delta_rule)(key, key, value, beta=jnp.full((1, 3, 1), 99.0)).ravel().round(3).tolist()
+    >>> jax.jit(delta_rule)(key, key, value, beta=jnp.full((1, 3, 1), 99.0)).ravel().round().tolist()
     [2.0, 3.0, 5.0]
     """
     options = {"is_causal": is_causal, "block_size": block_size, "dropout_rate": dropout_rate}

@@ -58,8 +58,8 @@ def forgetting_attention(
 
     >>> x = jnp.zeros((1, 3, 1, 1))
     >>> attend = jax.jit(forgetting_attention, static_argnames="return_weights")
-    >>> attend(x, x, x, gate=x[..., 0], return_weights=True)[1][0, 0].round(2).tolist()
-    [[1.0, 0.0, 0.0], [0.33, 0.67, 0.0], [0.14, 0.29, 0.57]]
+    >>> (21 * attend(x, x, x, gate=x[..., 0], return_weights=True)[1])[0, 0].round().tolist()
+    [[21.0, 0.0, 0.0], [7.0, 14.0, 0.0], [3.0, 6.0, 12.0]]
     """
     check_shapes(query, key, value, bias, mask)
     (b, t, n, _), s = query.shape, key.shape[1]

@@ -226,8 +226,8 @@ def state_space_duality(
     >>> x, zeros = jnp.ones((1, 3, 1, 1)), jnp.zeros(1)
     >>> dt = jnp.full((1, 3, 1), float(jnp.log(jnp.e - 1)))  # steps of length 1
     >>> out = jax.jit(state_space_duality)(x, x, x, dt=dt, log_rate_scale=jnp.log(jnp.log(2 + zeros)), dt_bias=zeros)
-    >>> out.ravel().round(3).tolist()
-    [1.0, 1.5, 1.75]
+    >>> (4 * out).ravel().round().tolist()
+    [4.0, 6.0, 7.0]
     """
     options = {"is_causal": is_causal, "block_size": block_size, "dropout_rate": dropout_rate}
     check_recurrent("state space", query, key, value, bias, mask, dt=(dt, key.shape[2:3]), **options)
