@@ -23,7 +23,8 @@ TOKENS, OTHERS = (
 
 
 def with_attention(config, name):
-    return dataclasses.replace(config, attention=example(name))
+    """Two heads, because differential attention takes pairs of them."""
+    return dataclasses.replace(config, num_heads=2, attention=example(name))
 
 
 @pytest.fixture(scope="module")
