@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from tests.attentions import CAUSAL, ON_CPU, PATTERNS, example
+from tests.attentions import CAUSAL, ENCODING, ON_CPU, PATTERNS, example
 from tests.nn.programs import started
 from tfx_jax.errors import UserError
 from tfx_jax.functional import dot_product_attention, greedy_search, sliding_window_attention
@@ -225,7 +225,7 @@ def test_a_prompt_is_gone_on_with_whatever_padding_is_beside_it(name):
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(n, marks=() if n == "bigbird" else pytest.mark.slow) for n in [*ON_CPU, "local,window"]]
+    "name", [pytest.param(n, marks=() if n == "bigbird" else pytest.mark.slow) for n in [*ENCODING, "local,window"]]
 )
 @pytest.mark.parametrize("kind", ["bert", "vit"])
 def test_encoders_read_with_every_attention(kind, name):
@@ -248,6 +248,8 @@ def test_encoders_read_with_every_attention(kind, name):
         ("gpt", "bigbird", "bigbird attention has no causal form"),
         ("transformer", "bigbird", "bigbird attention has no causal form"),
         ("gpt", "routing", "routing attention has no causal form"),
+        ("bert", "retention", "retention attention is causal only, and this model is not"),
+        ("vit", "delta_rule", "delta_rule attention is causal only, and this model is not"),
         ("gpt", "nystrom", "nystrom attention has no causal form"),
         *(("t5", name, f"{name} attention takes no bias") for name in CAUSAL if name not in WITH_BIAS),
         ("gpt", "widnow", "attention.name='widnow' is none of dense, "),
@@ -277,11 +279,12 @@ def test_options_belong_to_their_attention(name, options, message):
 def test_texts_that_share_a_row_need_an_attention_that_keeps_them_apart():
     for name in ON_CPU:
         attention = example(name)
+        is_causal = SPECS[name].causal_only
         if name in ("favor", "linear", "nystrom", "bigbird", "routing"):
             with pytest.raises(ValueError, match=f"{name} attention cannot keep texts apart"):
                 attention.check(is_packed=True)
         else:
-            attention.check(is_packed=True)
+            attention.check(is_packed=True, is_causal=is_causal)
 
 
 class Louder(MultiHeadAttention):
