@@ -472,8 +472,8 @@ class TestErrors:
             ("cudnn", {"sinks": np.zeros(4, np.float32)}, r"has no sinks, got one of shape \(4,\); .*chunked"),
             ("flash", {"sinks": np.zeros(4, np.float32)}, r"has no sinks, got one of shape \(4,\); .*splash"),
             ("rows", {"local_window_size": 3}, r"'rows' has no local_window_size, got \(3, 3\); .*splash"),
-            ("splash", {"score_mod": lambda logits, *_: logits}, "'splash' has no score_mod, got one; .*chunked"),
-            ("flash", {"mask_mod": lambda b, n, t, s: s > 0}, "'flash' has no mask_mod, got one; .*chunked"),
+            ("splash", {"score_mod": len}, "'splash' has no score_mod, got one; .*chunked"),
+            ("flash", {"mask_mod": len}, "'flash' has no mask_mod, got one; .*chunked"),
             ("splash", {"return_lse": True}, "'splash' has no return_lse, got True; .*chunked"),
             (
                 "splash",
