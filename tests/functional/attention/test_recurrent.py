@@ -1,6 +1,9 @@
 """Recurrent attention: parallel, chunked and recurrent form agree, with each other and with PyTorch's references."""
 
 import functools
+import os
+import subprocess
+import sys
 
 import jax
 import jax.numpy as jnp
@@ -172,3 +175,20 @@ def test_gates_and_parameters_of_another_shape_are_refused():
     zeros = {"beta": jnp.zeros((B, T, K)), "dt": jnp.zeros((B, T, K)), "log_rate_scale": jnp.zeros(K)}
     with pytest.raises(ValueError, match=r"dt_bias must have shape \(2,\) for keys of 2 heads, got \(3,\)"):
         functional.gated_delta_rule(query, key, value, **zeros, dt_bias=jnp.zeros(3))
+
+
+@pytest.mark.slow
+def test_optimized_programs_of_channel_decays_and_grouped_queries_run():
+    """In a process of its own: the gradient of a decay that is broadcast over rows crashed it (jaxlib 0.10.2)."""
+    code = """
+import jax
+from tfx_jax.functional import gated_linear_attention
+
+query, key = (jax.random.normal(jax.random.key(heads), (1, 256, heads, 64)) for heads in (8, 4))
+gradients = jax.jit(jax.grad(lambda q, k: gated_linear_attention(q, k, k, gate=k, block_size=16).sum(), argnums=(0, 1)))
+for _ in range(5):
+    jax.block_until_ready(gradients(query, key))
+"""
+    environment = {name: x for name, x in os.environ.items() if name != "JAX_DISABLE_MOST_OPTIMIZATIONS"}
+    found = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
+    assert found.returncode == 0, found.stderr

@@ -62,8 +62,8 @@ def retention(
       is_causal: must be true: the state knows the past.
       scale: multiplies queries; None means 1 / sqrt(H).
       block_size: tokens of a chunk, a power of two. Memory is linear in S * block_size and S / block_size * H * U.
-      segment_ids: packed texts, [B, T] or a pair ([B, T], [B, S]). Each starts with a state of zeros, and its
-        tokens are contiguous. 0 is padding.
+      segment_ids: packed texts, [B, T] or a pair ([B, T], [B, S]). Each starts with a state of zeros, and its tokens
+        have none of another text in between. 0 is padding.
       dropout_rate: must be 0: no weight exists that could be dropped. Drop the output instead.
       dropout_rng: unused, for the sake of the common signature.
       return_weights: also return the coefficient of each value in each output, quadratic in memory.

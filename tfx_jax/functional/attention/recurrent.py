@@ -214,7 +214,7 @@ def _chunks(
         runs = jnp.broadcast_to(split(query_runs[..., None])[..., None], queries.shape[:2] + (1, *queries.shape[3:5]))
         runs = (runs if beta is None else jnp.concatenate([runs, key_runs[..., None]], -1)), key_runs
     pairs, solve, before, after = _pairs(rows, key, split(updates.log_decay), beta, runs)
-    decay, reads, writes = jnp.exp(before[..., -1, :]), rows * jnp.exp(before)[..., None, :], key * jnp.exp(after)
+    decay, reads, writes = jnp.exp(before[..., -1, :]), _decayed(rows, jnp.exp(before)), key * jnp.exp(after)
     if runs is not None:
         last = runs[1][:, :, :, -1:]
         previous = jnp.concatenate([jnp.zeros_like(last[:1]), last[:-1]])
@@ -243,6 +243,16 @@ def _runs(
         ids, runs = (jnp.pad(x, ((0, 0), (t - s, 0))) for x in (ids, runs))
     is_told = (query_ids != 0) & (query_ids == ids[:, -t:])
     return jnp.where(is_told, runs[:, -t:], -1), runs[:, -s:]
+
+
+def _decayed(rows: Float[Array, "*batch R H"], decay: Float[Array, "*batch Z"]) -> Float[Array, "*batch R H"]:
+    """Multiplies all rows by the same decay.
+
+    One by one: the sum over rows in the gradient of a broadcast decay makes programs of jaxlib 0.10.2 for CPUs crash.
+    """
+    if not rows.shape[-2]:
+        return rows
+    return jnp.stack([rows[..., row, :] * decay for row in range(rows.shape[-2])], axis=-2)
 
 
 def _pairs(
@@ -284,7 +294,7 @@ def _pairs(
 
     while size < length:
         (before_1, before_2), (after_1, after_2) = halves(before), halves(after)
-        reads, writes = halves(rows)[1] * jnp.exp(before_2)[..., None, :], halves(key)[0] * jnp.exp(after_1)
+        reads, writes = _decayed(halves(rows)[1], jnp.exp(before_2)), halves(key)[0] * jnp.exp(after_1)
         corner = jnp.einsum("...IRH,...JH->...IRJ", reads, writes)
         if runs is not None:
             is_same = halves(runs[0])[1][..., None] == halves(runs[1])[0][..., None, None, :]
