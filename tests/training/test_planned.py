@@ -44,7 +44,6 @@ def test_its_loss_needs_no_data(name):
 
     output = jax.eval_shape(loss, batch)
     assert output.loss.shape == output.weight.shape == ()
-    assert task.training_flops({name: array.shape for name, array in batch.items()}) > 0
     longest = max(array.shape[1] for array in batch.values() if array.ndim > 1)
     assert longest >= config.task.data.max_length - isinstance(config.task, TextToTextConfig)
     assert np.prod(next(iter(batch.values())).shape[:2]) <= config.task.data.tokens_per_batch
