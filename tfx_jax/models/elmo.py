@@ -345,7 +345,7 @@ class ElmoTagger(nnx.Module):
         self.mix = ScalarMix(config.num_layers + 1) if c.use_elmo else None
         if self.elmo is not None:
             freeze(self.elmo)
-        self.config = copy.deepcopy(config)
+        self.config = dataclasses.replace(copy.deepcopy(config), dropout_rate=0.0)  # ELMo is frozen
 
     def __call__(
         self,
