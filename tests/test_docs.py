@@ -12,7 +12,7 @@ import pytest
 from flax import nnx
 
 from tfx_jax import cli, training
-from tfx_jax.cli.support.parser import Parser
+from tfx_jax.arguments import Parser
 from tfx_jax.cli.train import load_config_file
 from tfx_jax.data.tokenizers.train import train_or_load_folder
 from tfx_jax.models import GPT, BertConfig, BertMaskedLM, GPTConfig, hf

@@ -10,7 +10,7 @@ import sys
 import pytest
 
 ROOT = pathlib.Path(__file__).parents[1]
-ORDER = ("functional", "nn", "models", "generation", "tasks", "training", "planning", "cli")
+ORDER = ("functional", "nn", "models", "generation", "tasks", "training", "planning", "launch", "cli")
 """A package imports those before it."""
 BESIDE = {
     "errors": set(),
@@ -18,6 +18,7 @@ BESIDE = {
     "files": {"errors"},
     "hub": {"errors", "files"},
     "arrays": set(),
+    "arguments": {"errors", "fields"},
     "data": {"errors", "files", "hub"},
     "synthetic": {"data", "errors"},
     "metrics": {"data", "errors"},

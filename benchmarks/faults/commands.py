@@ -17,10 +17,10 @@ import numpy as np
 from benchmarks.faults.campaign import Trial
 from benchmarks.faults.command import call, fresh, judge, shown
 from benchmarks.faults.subjects import model_folder, training
+from tfx_jax.arguments import Parser
 from tfx_jax.cli import VERBS
-from tfx_jax.cli.launch import TARGETS
-from tfx_jax.cli.support.parser import Parser
 from tfx_jax.cli.train import load_config_file
+from tfx_jax.launch import TARGETS
 from tfx_jax.training.config import flat
 
 TEXTS = (

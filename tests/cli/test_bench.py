@@ -9,6 +9,7 @@ import pytest
 from jax.experimental.compilation_cache import compilation_cache
 
 from tests.cli.test_cli import EXPERIMENT, fails_with
+from tests.flops import encoder_decoder, search
 from tfx_jax.cli import main
 from tfx_jax.cli.bench import as_text
 from tfx_jax.models.transformer import TransformerConfig
@@ -67,7 +68,7 @@ def work_without_a_program(target_tokens, flops):
 
 
 def no_training(model, *, batch, length):
-    return work_without_a_program(batch * length, model.training_flops(batch, length, length))
+    return work_without_a_program(batch * length, encoder_decoder(model, batch, length, length))
 
 
 @pytest.mark.parametrize("work", [no_training, pytest.param(workloads.training, marks=pytest.mark.slow)])
@@ -83,7 +84,7 @@ def test_train(capfd, monkeypatch, work):
         "dtype": "bfloat16",
     }
     assert found["target_tokens_per_second"] == pytest.approx(40 / found["median_step_seconds"])
-    assert found["flops_per_second"] == pytest.approx(TOY.training_flops(8, 5, 5) / found["median_step_seconds"])
+    assert found["flops_per_second"] == pytest.approx(encoder_decoder(TOY, 8, 5, 5) / found["median_step_seconds"])
     assert found["utilization"] == pytest.approx(found["flops_per_second"] / found["matmul_peak_flops_per_second"])
 
 
@@ -100,9 +101,7 @@ def test_a_step_is_measured_beside_its_prediction(capfd):
 
 
 def no_search(model, *, batch, beam_size, source_length, length, int8):
-    return work_without_a_program(
-        batch * length, model.flop_sizes.decoding_flops(batch, beam_size, source_length, length)
-    )
+    return work_without_a_program(batch * length, search(model, batch, beam_size, source_length, length))
 
 
 @pytest.mark.parametrize("work", [no_search, pytest.param(workloads.decoding, marks=pytest.mark.slow)])
@@ -111,7 +110,7 @@ def test_decode(capfd, monkeypatch, work):
     found = bench(capfd, "decode", "--batch=2", "--beam=3", "--source-length=4", "--length=6", "--steps=1")
     assert found.keys() >= MEASURED | {"model", "batch", "beam", "source_length", "length"}
     assert found["target_tokens_per_second"] == pytest.approx(12 / found["median_step_seconds"])
-    assert found["flops_per_step"] == TOY.flop_sizes.decoding_flops(2, 3, 4, 6)
+    assert found["flops_per_step"] == search(TOY, 2, 3, 4, 6)
 
 
 @pytest.mark.parametrize("function", ["dense", "window"])

@@ -18,7 +18,7 @@ import yaml
 
 from tfx_jax.cli import launch, main
 from tfx_jax.cli import plan as verb
-from tfx_jax.cli.launch import TARGETS
+from tfx_jax.launch import TARGETS
 
 ROOT = pathlib.Path(__file__).parents[2]
 OPTIONS = {

@@ -225,16 +225,13 @@ def test_dropout_is_drawn_anew_for_each_key_and_half_precision_is_near():
     assert 0 < np.abs(narrow - expected).max() < 0.1 * np.abs(expected).max()
 
 
-def test_parameters_and_flops_by_hand():
+def test_parameters_by_hand():
     sizes = [(path[-1], leaf.size) for path, leaf in nnx.to_flat_state(nnx.state(make()))]
     encoder = (27 * 5 + 5) + (45 * 4 + 4) + 9 * 4
     lstm = 4 * D * (D + 4 + D + 1)
     attention = D * D + 4 * D + D
     first, gate, last = 2 * D * (4 + 1), D + 1, D * D + 4 * D + V * D + V
     assert sum(size for _, size in sizes) == encoder + V * D + lstm + attention + first + gate + last
-    once = 36 * 27 * 5 + 9 * 45 * 4 + 9 * 4 * D + 4 * 2 * D
-    a_word = 4 * D * (D + 4 + D) + D * D + 9 * (D + 4) + D + D * D + 4 * D + V * D
-    assert make().config.training_flops(7, 5) == 6 * 7 * (once + 5 * a_word)
 
 
 @pytest.mark.slow

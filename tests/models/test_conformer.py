@@ -174,7 +174,7 @@ def test_dropout_draws_and_half_precision_gives_float32():
     assert (found.shape, found.dtype) == ((3, 6, 7), np.float32)
 
 
-def test_parameters_and_flops_by_hand():
+def test_parameters_by_hand():
     norm, feed_forward = 2 * D, 2 * D * 20 + 20 + D
     attention = 4 * (D * D + D) + D * D + 2 * D
     convolution = (D * 2 * D + 2 * D) + (KERNEL * D + D) + 2 * D + (D * D + D)
@@ -183,12 +183,6 @@ def test_parameters_and_flops_by_hand():
     subsampling = (9 * D + D) + (9 * D * D + D) + (2 * D * D + D)
     expected = subsampling + 2 * layer + D * 7 + 7
     assert sum(leaf.size for leaf in jax.tree.leaves(params_of(make_model()))) == expected
-    steps = 6
-    per_step = 2 * (4 * D * D + 4 * D * 20 + 3 * D * D + KERNEL * D) + D * 7
-    pairs = 2 * 2 * steps * steps * D + 2 * steps * (2 * steps - 1) * D
-    convolutions = 12 * 3 * 9 * D + steps * 2 * 9 * D * D + steps * 2 * D * D
-    distances = 2 * (2 * steps - 1) * D * D
-    assert CONFIG.training_flops(8, 23) == 6 * (8 * (steps * per_step + pairs + convolutions) + distances)
 
 
 @pytest.mark.parametrize(("name", "millions"), [("Conformer-S", 8.7), ("Conformer-M", 27.3), ("Conformer-L", 115.1)])

@@ -158,18 +158,6 @@ def test_dropout_is_before_every_layer_and_of_training_alone():
         assert count_draws(lambda model=model: model(*make_pairs())) == 0
 
 
-def test_flops_are_the_products_of_the_equations():
-    rows, length, d, f, e = 5, 4, 7, 8, 9
-    word = e * d + (d * f + f * f) + (2 * d * f + f * f)
-    pairs = length * length * (f + d + d)
-    head = 2 * f * f + f * f + f * len(LABELS)
-    assert CONFIG.training_flops(rows, length) == 3 * 2 * rows * (2 * length * word + pairs + head)
-    intra = 2 * length * (d * f + f * f) + 2 * length * length * (f + d)
-    wide = 2 * length * (e * d + (2 * d * f + f * f) + (4 * d * f + f * f)) + length * length * (f + 4 * d)
-    found = dataclasses.replace(CONFIG, intra_attention=True).training_flops(rows, length)
-    assert found == 3 * 2 * rows * (wide + intra + head)
-
-
 def test_a_model_without_labels_is_refused():
     config = dataclasses.replace(CONFIG, labels=())
     with pytest.raises(ValueError, match="needs labels"):

@@ -150,26 +150,6 @@ def test_the_published_size_is_that_of_hand_arithmetic():
     assert sum(leaf.size for leaf in jax.tree.leaves(nnx.to_pure_dict(nnx.state(model)))) == others + 259 * 16
 
 
-def test_flops_are_six_for_each_weight_of_a_word():
-    """And two for one of a frozen part; each weight of a filter counts at every character."""
-    shapes = nnx.eval_shape(lambda: ElmoLanguageModel(CONFIG, rngs=nnx.Rngs(0)))
-    flat = nnx.to_flat_state(nnx.state(shapes, nnx.Param))
-
-    def weights(flat):
-        sizes = {"/".join(map(str, path)): leaf for path, leaf in flat}
-        return sum(
-            leaf.size * (W if "filters" in name else 2 if "softmax" in name else 1)
-            for name, leaf in sizes.items()
-            if not name.endswith(("bias", "table"))
-        )
-
-    assert CONFIG.training_flops(3, 5) == 6 * 15 * weights(flat)
-    tagger = nnx.eval_shape(lambda: ElmoTagger(CONFIG, rngs=nnx.Rngs(0)))
-    params = [(path, leaf) for path, leaf in nnx.to_flat_state(nnx.state(tagger, nnx.Param)) if path[0] != "mix"]
-    frozen = [(path, leaf) for path, leaf in flat if path[0] == "elmo"]
-    assert CONFIG.tagging_flops(3, 5) == 15 * (6 * weights(params) + 2 * weights(frozen))
-
-
 TARGETS = np.random.default_rng(3).integers(V, size=(B, T, 2)).astype(np.int32)
 
 

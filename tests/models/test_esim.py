@@ -132,15 +132,6 @@ def test_dropout_is_of_what_layers_read_and_of_training_alone():
     assert count_draws(lambda: model(*make_pairs())) == 0
 
 
-def test_flops_are_the_products_of_the_equations():
-    rows, length = 5, 4
-    encoder, composition = (2 * 4 * D * (size + D) for size in (E, D))
-    word = encoder + 8 * D * D + composition
-    pairs = length * length * (2 * D + 2 * D + 2 * D)
-    head = 8 * D * D + D * len(LABELS)
-    assert CONFIG.training_flops(rows, length) == 3 * 2 * rows * (2 * length * word + pairs + head)
-
-
 def test_a_model_without_labels_is_refused():
     with pytest.raises(ValueError, match="needs labels"):
         nnx.eval_shape(lambda: Esim(dataclasses.replace(CONFIG, labels=()), rngs=nnx.Rngs(0)))

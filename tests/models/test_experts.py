@@ -62,17 +62,3 @@ def test_every_so_many_feed_forward_networks_are_mixtures(every):
         layers = jax.eval_shape(unstack_layers, stack)
         kinds = [isinstance(layer.feed_forward, MixtureOfExperts) for layer in layers]
         assert kinds == [index % every == every - 1 for index in range(2)]
-
-
-def test_flops_are_those_of_the_experts_that_a_token_meets():
-    config = CALLS["gpt"][1]
-    dense, one, two = (
-        dataclasses.replace(config, d_ff=d_ff, experts=experts).training_flops(2, 6, num_predicted=6)
-        for d_ff, experts in (
-            (12, ExpertsConfig()),
-            (8, ExpertsConfig(num_experts=4)),
-            (8, ExpertsConfig(num_experts=4, experts_per_token=2)),
-        )
-    )
-    assert two == dense  # in one layer of two, twice eight hidden units
-    assert one == dataclasses.replace(config, d_ff=8).training_flops(2, 6, num_predicted=6)

@@ -13,7 +13,7 @@ from flax import nnx
 from tests.functional.attention.oracles.dense import softmax_over
 from tests.nn.programs import draw, jitted, params_of, started
 from tfx_jax.errors import UserError
-from tfx_jax.models import GPTConfig, Reformer, ReformerConfig
+from tfx_jax.models import Reformer, ReformerConfig
 
 B, T, V, D, N = 3, 11, 41, 12, 3
 CONFIG = ReformerConfig(V, 24, num_layers=2, d_model=D, num_heads=N, d_ff=20, dropout_rate=0.1, chunk_size=4)
@@ -196,14 +196,6 @@ def _step_by_step(model, prompt, token_mask, later):
     cache = jax.tree.map(lambda leaf: jnp.repeat(leaf, num_beams, axis=0), cache)  # as a search does
     given = jnp.concatenate([jnp.repeat(start, num_beams)[:, None], later], axis=1)
     return jax.lax.scan(lambda cache, tokens: step_fn(tokens, cache)[::-1], cache, given.T)[1]
-
-
-def test_flops_are_those_of_a_gpt_but_for_keys_and_the_output():
-    """It has no matrix of keys, and its output reads two streams."""
-    rows, length, predicted = 5, T, 7  # of each row
-    gpt = GPTConfig(V, 24, num_layers=2, d_model=D, num_heads=N, d_ff=20)
-    found, beside = (config.training_flops(rows, length, num_predicted=predicted) for config in (CONFIG, gpt))
-    assert found == beside + 6 * rows * (predicted * D * V - 2 * length * D * D)
 
 
 def test_bfloat16_keeps_the_streams_in_float32():

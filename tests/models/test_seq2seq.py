@@ -415,29 +415,6 @@ def test_number_of_parameters():
     assert found(**sizes, variant="bahdanau", coverage=1.0) == gru + maxout + 2 * d * d + 3 * d + told
 
 
-@pytest.mark.parametrize("name", CASES)
-def test_flops_are_six_for_each_weight_and_position(name):
-    """Of the source its encoder counts and, of additive scores, its keys; a fixed context is multiplied once."""
-    config = Seq2SeqConfig(**SIZES | CASES[name])
-    sizes = {
-        jax.tree_util.keystr(path, simple=True, separator="/"): leaf.size
-        for path, leaf in jax.tree.leaves_with_path(nnx.to_pure_dict(nnx.state(make(name), nnx.Param)))
-    }
-    once, source, target = 0, 0, 0
-    for path, size in sizes.items():
-        path = path.removeprefix("attention/")
-        if path.endswith("bias") or path in ("v", "v_position", "w_coverage", "b_score"):
-            continue
-        if path == "initial" or (path == "feed" and config.variant == "fixed"):
-            once += size
-        elif path.startswith("encoder") or path == "w_key":
-            source += size
-        else:
-            target += size
-    pairs = 0 if config.variant == "fixed" else (2 if config.coverage is None else 3) * S * T * D
-    assert config.training_flops(B, S, T) == 6 * B * (once + S * source + T * target + pairs)
-
-
 def test_the_forget_gate_starts_open():
     model = initial(lambda: Seq2Seq(Seq2SeqConfig(**SIZES), rngs=nnx.Rngs(0)))
     bias = params_of(model)["first_layer"]["bias"]

@@ -142,17 +142,6 @@ def test_whole_events_are_dropped_in_training_alone():
     assert count_draws(lambda: weights(None)) == 0
 
 
-def test_flops_are_the_products_of_the_equations():
-    """Forward, once for each event: keys, scores and the mean; once for each row: the classifier; three times that."""
-    forward = B * (T * (D * F + F + D) + D * F + F * 2)
-    assert CONFIG.training_flops(B, T) == 3 * 2 * forward
-    structured = dataclasses.replace(CONFIG, pooling="structured", penalty=0.0)
-    forward = B * (T * (D * F + F * N + N * D) + N * D * F + F * 2)
-    assert structured.training_flops(B, T) == 3 * 2 * forward
-    penalised = dataclasses.replace(structured, penalty=PENALTY)
-    assert penalised.training_flops(B, T) == 3 * 2 * (forward + B * T * N * N)
-
-
 def test_values_are_numbers_from_0_to_1():
     """What is outside counts as the nearer end."""
     ends = np.clip(VALUE, 0, 1), np.clip(TIME, 0, 1)

@@ -197,16 +197,6 @@ def test_parameters_are_those_of_the_paper():
     assert round(count / 1e6) == 41
 
 
-def test_flops_by_hand():
-    """One layer of width 2 over a segment of 3 with a memory of 5, eight keys; two rows."""
-    config = TransformerXLConfig(
-        vocab_size=7, memory_length=5, num_layers=1, d_model=2, num_heads=1, d_ff=11, dropout_rate=0.0
-    )
-    own = 3 * 4 * (2 * 2) + 3 * 2 * (2 * 11) + 3 * 8 * 2 * 3  # projections, feed-forward, three products of pairs
-    memory, distances, logits = 5 * 2 * (2 * 2), 8 * (2 * 2), 3 * 2 * 7
-    assert config.training_flops(2, 3) == 6 * 2 * (own + logits) + 4 * (2 * memory + distances)
-
-
 def test_bfloat16_computes_in_bfloat16_and_scores_in_float32():
     model = make_model(dtype="bfloat16")
     logits, memories = jax.eval_shape(lambda model: model(TOKENS[:, :T], model.init_memories(B)), model)

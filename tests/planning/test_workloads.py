@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
+from tests.flops import encoder_decoder, search
 from tests.nn.programs import started
 from tfx_jax.errors import UserError
 from tfx_jax.functional import beam_search
@@ -52,7 +53,7 @@ def test_training_steps_with_every_run_and_compiles_once(monkeypatch):
         assert np.max(rows) < TOY.vocab_size
         assert len(rows.addressable_shards) == workload.num_devices == jax.device_count()
     assert workload.target_tokens == 40
-    assert workload.flops == TOY.training_flops(8, 5, 5)
+    assert workload.flops == encoder_decoder(TOY, 8, 5, 5)
     assert min(workload.trace_seconds, workload.compile_seconds, workload.first_seconds) > 0
     num_params = sum(leaf.size for leaf in jax.tree.leaves(program.abstract_state.params))
     assert 3 * 4 * num_params < workload.program_bytes  # parameters and Adam's moments are in place, donated
@@ -120,7 +121,7 @@ def test_search_never_stops_early(monkeypatch, int8):
     jax.effects_barrier()
     assert len(steps) == 14
     assert workload.target_tokens == 14
-    assert workload.flops == TOY.flop_sizes.decoding_flops(2, 3, 4, 7)
+    assert workload.flops == search(TOY, 2, 3, 4, 7)
 
 
 @pytest.mark.compiles(24, "what an attention is bound to, such as random features, is drawn outside of the program")

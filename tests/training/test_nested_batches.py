@@ -104,12 +104,6 @@ class Regression:
         count = is_example.sum().astype(jnp.float32)
         return LossOutput(loss, count, {}, count)
 
-    def training_flops(self, shapes):
-        rows, length, channels, width = shapes["inputs"]["sound"]["frames"]
-        assert shapes["inputs"]["tags"] == (rows, 2)
-        assert shapes["label"] == (rows,)
-        return 6 * rows * length * channels * width
-
     def evaluate(self, model, split="validation"):
         examples = self.splits[split]
         error = model.sum_metrics(self.predict_error, examples, self.spec)["error"].mean

@@ -1,7 +1,10 @@
 """What a task says of its largest batch without data is what it trains on with data."""
 
+import functools
+
 import jax
 import numpy as np
+import optax
 import pytest
 from flax import nnx
 
@@ -11,6 +14,7 @@ from tfx_jax.data.batching.batches import LoaderOptions
 from tfx_jax.tasks.text.text_to_text import TextToTextConfig
 from tfx_jax.training.config import tiny_variant, validate
 from tfx_jax.training.run import make_run
+from tfx_jax.training.step import init_state, update
 
 CASES = {title(classes): classes for classes in TRAININGS}
 QUICK = ("TransformerConfig-TranslationConfig-PairData", "SanCTCConfig-SpeechRecognitionConfig-SpeechData")
@@ -44,7 +48,6 @@ def test_its_loss_needs_no_data(name):
 
     output = jax.eval_shape(loss, batch)
     assert output.loss.shape == output.weight.shape == ()
-    assert task.training_flops({name: array.shape for name, array in batch.items()}) > 0
     longest = max(array.shape[1] for array in batch.values() if array.ndim > 1)
     assert longest >= config.task.data.max_length - isinstance(config.task, TextToTextConfig)
     assert np.prod(next(iter(batch.values())).shape[:2]) <= config.task.data.tokens_per_batch
@@ -63,6 +66,16 @@ def test_layers_are_unrolled_where_it_is_wanted(name):
     unrolled = [scan.params["unroll"] for scan in program.jaxpr.eqns if scan.params.get("length") == 13]
     assert unrolled
     assert set(unrolled) == {13}
+
+
+def test_a_frozen_part_may_have_a_rate_that_nothing_draws():
+    config = tiny_variant(default_config(CASES["ElmoConfig-TaggingConfig-TaggedData"]))
+    config.model.dropout_rate, config.model.tagger.dropout_rate = 0.1, 0.0
+    task, batch = config.task.planned(config.model, LoaderOptions(seed=0))
+    optimizer = optax.sgd(1.0)
+    graphdef, first_state = init_state(lambda: task.make_model(rngs=nnx.Rngs(params=0)), optimizer)
+    step = functools.partial(update, graphdef, task.loss, optimizer)
+    jax.eval_shape(step, jax.eval_shape(first_state), batch, jax.random.key(0))
 
 
 def test_devices_that_share_rows_and_positions_decide_the_shapes():

@@ -11,6 +11,7 @@ import pytest
 from flax import nnx
 
 from tests.training.tiny import BagOfWords
+from tfx_jax.errors import UserError
 from tfx_jax.models.transformer import Transformer, TransformerConfig
 from tfx_jax.tasks.loss import LossOutput, Metric
 from tfx_jax.tasks.text.translation import translation_loss
@@ -105,6 +106,54 @@ def test_eight_devices_equal_one(make_model, dropout_rate):
 def test_dropout_is_on_when_it_is_asked_for():
     with_dropout, without = trained(make_bag_of_words, 8, 0.3)[1], trained(make_bag_of_words, 8, 0.0)[1]
     assert abs(mean_loss(with_dropout[0]) / mean_loss(without[0]) - 1) > 1e-3
+
+
+def forgets_rngs(model, batch, rngs):
+    del rngs
+    return LOSS(model, batch, None)
+
+
+def take_step(make_model, loss_fn):
+    """Traces one step."""
+    graphdef, first_state = init_state(make_model, SGD)
+    step = functools.partial(update, graphdef, loss_fn, SGD)
+    return jax.eval_shape(step, jax.eval_shape(first_state), make_batch(0, [3, 4]), RNG)
+
+
+class WithFlaxDropout(BagOfWords):
+    """Its dropout is a layer of Flax."""
+
+    def __init__(self, rate, **options):
+        super().__init__(TransformerConfig(V, dropout_rate=0.0), rngs=nnx.Rngs(params=0))
+        self.dropout = nnx.Dropout(rate, **options)
+
+    def __call__(self, source, target, *, rngs=None):
+        logits = super().__call__(source, target)
+        return logits if rngs is None else self.dropout(logits, rngs=rngs)
+
+
+@pytest.mark.parametrize(
+    ("make_model", "named"),
+    [
+        (functools.partial(make_bag_of_words, 0.3), "BagOfWords has dropout_rate=0.3"),
+        (functools.partial(make_transformer, 0.1), "Transformer has dropout_rate=0.1"),
+        (functools.partial(make_transformer, activation_dropout_rate=0.2), "has activation_dropout_rate=0.2"),
+        (functools.partial(WithFlaxDropout, 0.4), "Dropout has dropout_rate=0.4"),
+    ],
+)
+def test_a_loss_that_forgets_rngs_is_rejected(make_model, named):
+    with pytest.raises(
+        UserError, match=f"{named}, but the loss drew nothing from the stream `dropout`: pass its `rngs`"
+    ):
+        take_step(make_model, forgets_rngs)
+    take_step(make_model, LOSS)
+
+
+@pytest.mark.parametrize(
+    "make_model", [make_bag_of_words, make_transformer, functools.partial(WithFlaxDropout, 0.4, deterministic=True)]
+)
+def test_a_loss_needs_no_rngs_without_dropout(make_model):
+    take_step(make_model, forgets_rngs)
 
 
 def test_step_compiles_once_and_keeps_the_shardings():

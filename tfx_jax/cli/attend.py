@@ -5,9 +5,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from tfx_jax.arguments import Parser, at_least_one
 from tfx_jax.cli.support.attention_view import AttentionView
 from tfx_jax.cli.support.options import add_model_options, load_model, set_up_program
-from tfx_jax.cli.support.parser import Parser, at_least_one
 from tfx_jax.data.sources.images import read_center, read_image
 from tfx_jax.data.sources.lines import is_blank
 from tfx_jax.data.sources.splits import SPLITS, Split

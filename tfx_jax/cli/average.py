@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 
+from tfx_jax.arguments import Parser, folder
 from tfx_jax.cli.support.options import add_nonfinite_option, set_up_program
-from tfx_jax.cli.support.parser import Parser, folder
 from tfx_jax.cli.support.progress import Progress
 from tfx_jax.training.checkpoint.checkpoints import average_checkpoints
 from tfx_jax.training.run import load_run

@@ -10,9 +10,9 @@ from typing import Any, NamedTuple, NoReturn
 
 import jax
 
+from tfx_jax.arguments import Parser, at_least_one
 from tfx_jax.cli.support.options import set_up_program
 from tfx_jax.cli.support.overrides import OVERRIDES_HELP
-from tfx_jax.cli.support.parser import Parser, at_least_one
 from tfx_jax.cli.train import CONFIG_HELP, load_config_file
 from tfx_jax.errors import UserError
 from tfx_jax.planning import workloads

@@ -11,8 +11,8 @@ import numpy as np
 from etils import epath
 from flax import nnx
 
+from tfx_jax.arguments import Parser
 from tfx_jax.cli.support.options import add_folder_options, check_one_source, load_trained, set_up_program
-from tfx_jax.cli.support.parser import Parser
 from tfx_jax.cli.support.progress import Progress
 from tfx_jax.data.tokenizers.hf_tokenizer import TOKENIZER_FILES, HFTokenizer, write_template
 from tfx_jax.errors import UserError

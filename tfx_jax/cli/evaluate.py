@@ -4,9 +4,9 @@ import argparse
 import json
 from collections.abc import Sequence
 
+from tfx_jax.arguments import Parser
 from tfx_jax.cli.support.options import add_decoding_options, add_model_options, load_model, set_up_program
 from tfx_jax.cli.support.overrides import OVERRIDES_HELP
-from tfx_jax.cli.support.parser import Parser
 from tfx_jax.cli.support.progress import Progress
 from tfx_jax.data.sources.text import PairSource, read_pairs
 from tfx_jax.errors import UserError

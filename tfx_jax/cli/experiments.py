@@ -6,7 +6,7 @@ import pathlib
 from collections.abc import Sequence
 
 import tfx_jax
-from tfx_jax.cli.support.parser import Parser
+from tfx_jax.arguments import Parser
 from tfx_jax.errors import UserError
 
 _RESULT = "Result: "  # begins the line of a lab note that the list shows

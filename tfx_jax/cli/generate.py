@@ -5,9 +5,9 @@ import json
 import sys
 from collections.abc import Sequence
 
+from tfx_jax.arguments import Parser, at_least_one, beam_width, length_penalty, not_negative, seed
 from tfx_jax.cli.support.lines import LineReader, answered, count_lines, shown
 from tfx_jax.cli.support.options import add_folder_options, check_one_source, load_trained, set_up_program
-from tfx_jax.cli.support.parser import Parser, at_least_one, beam_width, length_penalty, not_negative, seed
 from tfx_jax.cli.support.progress import Progress
 from tfx_jax.data.tokenizers.hf_tokenizer import load_folder_tokenizer
 from tfx_jax.errors import UserError

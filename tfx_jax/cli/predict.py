@@ -4,9 +4,9 @@ import json
 import sys
 from collections.abc import Sequence
 
+from tfx_jax.arguments import Parser
 from tfx_jax.cli.support.lines import LineReader, answered, count_lines, shown
 from tfx_jax.cli.support.options import add_model_options, load_model, set_up_program
-from tfx_jax.cli.support.parser import Parser
 from tfx_jax.cli.support.progress import Progress
 from tfx_jax.errors import UserError
 from tfx_jax.tasks.text.answers import Prediction

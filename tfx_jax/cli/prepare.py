@@ -5,8 +5,8 @@ import shlex
 import sys
 from collections.abc import Sequence
 
+from tfx_jax.arguments import Parser
 from tfx_jax.cli.support.options import set_up_program
-from tfx_jax.cli.support.parser import Parser
 from tfx_jax.data.sources.prepare import prepare
 from tfx_jax.data.sources.tfds import import_tfds
 from tfx_jax.errors import printable

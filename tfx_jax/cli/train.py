@@ -5,11 +5,11 @@ import runpy
 import traceback
 from collections.abc import Sequence
 
+from tfx_jax.arguments import Parser, folder
 from tfx_jax.cli.experiments import experiment_file
 from tfx_jax.cli.support.fields_help import fields_help
 from tfx_jax.cli.support.options import set_up_program
 from tfx_jax.cli.support.overrides import OVERRIDES_HELP, override
-from tfx_jax.cli.support.parser import Parser, folder
 from tfx_jax.errors import UserError
 from tfx_jax.training.config import ExperimentConfig
 from tfx_jax.training.loop import train

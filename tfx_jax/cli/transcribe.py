@@ -6,9 +6,9 @@ from collections.abc import Sequence
 import numpy as np
 from etils import epath
 
+from tfx_jax.arguments import Parser, beam_width
 from tfx_jax.cli.support.lines import shown
 from tfx_jax.cli.support.options import add_model_options, load_model, set_up_program
-from tfx_jax.cli.support.parser import Parser, beam_width
 from tfx_jax.data.sources.audio import read_wav
 from tfx_jax.errors import UserError
 from tfx_jax.tasks.speech.recorded_speech import RecordedSpeech, in_frames

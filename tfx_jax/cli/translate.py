@@ -3,9 +3,9 @@
 import sys
 from collections.abc import Sequence
 
+from tfx_jax.arguments import Parser
 from tfx_jax.cli.support.lines import LineReader, answered, count_lines, shown
 from tfx_jax.cli.support.options import add_decoding_options, add_model_options, load_model, set_up_program
-from tfx_jax.cli.support.parser import Parser
 from tfx_jax.cli.support.progress import Progress
 from tfx_jax.tasks.text.parsing import ParsingTask
 from tfx_jax.tasks.text.translation import TranslationTask

@@ -14,7 +14,6 @@ from tfx_jax.fields import at_least, documented, fraction, one_of
 from tfx_jax.functional.attention.longformer import longformer_attention
 from tfx_jax.functional.layers import add_bias
 from tfx_jax.models.config import DTYPES, layer_pattern
-from tfx_jax.models.flops import stack_flops
 from tfx_jax.models.padding import count, hide_padding
 from tfx_jax.nn.attention import AttentionConfig, AttentionFn, MultiHeadAttention
 from tfx_jax.nn.basic import ACTIVATIONS, Embedding, FeedForward, LayerNorm, LearnedPositions, Linear, drop
@@ -104,19 +103,6 @@ class BertConfig:
     def tiny(self, *, max_length: int) -> None:
         self.vocab_size, self.num_layers, self.d_model, self.num_heads, self.d_ff = 1_000, 1, 32, 2, 64
         self.max_length = max_length
-
-    def training_flops(self, rows: int, length: int, *, num_predicted: int) -> int:
-        return stack_flops(
-            rows=rows,
-            length=length,
-            num_predicted=num_predicted,
-            vocab_size=self.vocab_size,
-            num_layers=self.num_layers,
-            d_model=self.d_model,
-            num_heads=self.num_heads,
-            d_k=None,
-            d_ff=self.d_ff,
-        )
 
 
 class BertOutput(NamedTuple):

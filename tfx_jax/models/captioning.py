@@ -75,16 +75,6 @@ class CaptionerConfig:
         """Places of the grid, of its height and of its width."""
         return self.image_size // 2 ** len(self.channels)
 
-    def training_flops(self, rows: int, length: int) -> int:
-        """Counts the model FLOPs of a training step on captions of `length`, see `tfx_jax.models.flops`."""
-        side, places, features, d = self.image_size, self.grid_size**2, self.channels[-1], self.d_model
-        encoder = places * features * d + 2 * features * d
-        for c_in, c_out in zip((3, *self.channels), self.channels, strict=False):
-            side //= 2
-            encoder += side**2 * 9 * c_in * c_out
-        step = 4 * d * (2 * d + features) + d * d + places * (d + features) + d + d * (d + features)
-        return 6 * rows * (encoder + length * (step + d * self.vocab_size))
-
 
 class Memory(NamedTuple):
     """What a decoder has of an image."""

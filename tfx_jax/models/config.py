@@ -95,17 +95,9 @@ class EncoderDecoderConfig(MakesModel, Protocol):
     start_id: int
     eos_id: int
 
-    def training_flops(self, rows: int, source_length: int, target_length: int) -> int:
-        """Counts the model FLOPs of a training step, see `tfx_jax.models.flops`."""
-        ...
-
 
 class DecoderConfig(MakesModel, Protocol):
     """The configuration of a model of the kind "decoder"."""
-
-    def training_flops(self, rows: int, length: int, *, num_predicted: int) -> int:
-        """Counts the model FLOPs of a training step, see `tfx_jax.models.flops`."""
-        ...
 
 
 def layer_pattern(

@@ -16,7 +16,6 @@ from tfx_jax.fields import at_least, documented, fraction, one_of
 from tfx_jax.functional.attention.masks import padding_mask
 from tfx_jax.functional.layers import add_bias
 from tfx_jax.models.config import DTYPES, layer_pattern
-from tfx_jax.models.flops import stack_flops
 from tfx_jax.nn.attention import AttentionConfig, AttentionFn, MultiHeadAttention
 from tfx_jax.nn.basic import FeedForward, LayerNorm, Linear, drop
 from tfx_jax.nn.layers import Residual
@@ -88,31 +87,6 @@ class ConformerConfig:
     def num_steps(self, num_frames: Any) -> Any:
         """Returns how many steps that many frames become, of a number or of an array of integers."""
         return -(-num_frames // 4)
-
-    def training_flops(self, rows: int, num_frames: int) -> int:
-        """Counts the model FLOPs of a training step on rows of `num_frames`, see `tfx_jax.models.flops`."""
-        steps, d, d_ff = self.num_steps(num_frames), self.d_model, self.d_ff or 4 * self.d_model
-        bands = -(-self.num_features // 2)
-        stack = stack_flops(
-            rows=rows,
-            length=steps,
-            num_predicted=steps,
-            vocab_size=self.vocab_size,
-            num_layers=self.num_layers,
-            d_model=d,
-            num_heads=self.num_heads,
-            d_k=None,
-            d_ff=2 * d_ff,  # there are two
-        )
-        convolution = steps * (3 * d * d + self.kernel_size * d)
-        # By distance as by content, and the distances' projection, which rows share.
-        relative = rows * steps * (2 * steps - 1) * d + (2 * steps - 1) * d * d
-        first = -(-num_frames // 2) * bands * 9 * d
-        second = steps * -(-bands // 2) * (9 * d + d) * d
-        is_relative = "relative" in self.attention.names
-        return stack + 6 * (
-            rows * (self.num_layers * convolution + first + second) + is_relative * self.num_layers * relative
-        )
 
 
 class Subsampling(nnx.Module):

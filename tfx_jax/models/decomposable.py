@@ -61,17 +61,6 @@ class DecomposableConfig:
     def make(self, *, rngs: nnx.Rngs) -> "DecomposableAttention":
         return DecomposableAttention(self, rngs=rngs)
 
-    def training_flops(self, rows: int, length: int) -> int:
-        """Counts the model FLOPs of a training step on pairs of `length` tokens each, see `tfx_jax.models.flops`."""
-        d, f = self.d_model, self.d_ff
-        width = 2 * d if self.intra_attention else d
-        word = self.d_embedding * d + width * f + f * f + 2 * width * f + f * f  # projection, F, G
-        pair = (f + 2 * width) * length  # one matrix of scores for both sentences, and two sums
-        if self.intra_attention:
-            word += d * f + f * f + (f + d) * length
-        head = 2 * f * f + f * f + f * len(self.labels)
-        return 6 * rows * (2 * length * word + length * pair + head)
-
 
 class TwoLayers(nnx.Module):
     """Two linear maps, each followed by a ReLU and preceded by dropout: the paper's F, G, H and F_intra."""

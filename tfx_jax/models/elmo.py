@@ -42,12 +42,6 @@ class CharacterConfig:
         if len(widths) != len(numbers) or not widths or min(*widths, *numbers) < 1:
             raise ValueError(f"filter_widths={widths} needs as many num_filters, all from 1 up, got {numbers}")
 
-    def weights(self, word_length: int, d_model: int) -> int:
-        """Counts the multiplications of a word that is `word_length` characters wide."""
-        features = sum(self.num_filters)
-        filters = sum(width * number for width, number in zip(self.filter_widths, self.num_filters, strict=True))
-        return word_length * filters * self.d_character + features * (2 * self.num_highway * features + d_model)
-
 
 @documented
 @dataclasses.dataclass(unsafe_hash=True)
@@ -95,23 +89,6 @@ class ElmoConfig:
         self.vocab_size, self.word_length, self.characters = 1_000, 12, small
         self.num_layers, self.d_hidden, self.d_model = 2, 32, 16
         self.tagger = ElmoTaggerConfig(self.tagger.use_elmo, copy.copy(small), 16, 16, self.tagger.dropout_rate)
-
-    def training_flops(self, rows: int, length: int) -> int:
-        """Counts the model FLOPs of a step of pre-training, see `tfx_jax.models.flops`."""
-        return 6 * rows * length * (self._body_weights + 2 * self.d_model * self.vocab_size)
-
-    def tagging_flops(self, rows: int, length: int) -> int:
-        """Counts those of a step of an `ElmoTagger`, whose ELMo has no backward pass."""
-        t, elmo = self.tagger, 2 * self.d_model if self.tagger.use_elmo else 0
-        own = t.characters.weights(self.word_length, t.d_word)
-        own += 2 * t.d_hidden * (4 * (t.d_word + elmo + t.d_hidden) + len(self.labels))
-        return rows * length * (6 * own + (2 * self._body_weights if elmo else 0))
-
-    @property
-    def _body_weights(self) -> int:
-        """Multiplications of a word below the softmax."""
-        layer = self.d_hidden * (4 * (self.d_model + self.d_model) + self.d_model)
-        return self.characters.weights(self.word_length, self.d_model) + 2 * self.num_layers * layer
 
 
 class Convolution(nnx.Module):
@@ -368,7 +345,7 @@ class ElmoTagger(nnx.Module):
         self.mix = ScalarMix(config.num_layers + 1) if c.use_elmo else None
         if self.elmo is not None:
             freeze(self.elmo)
-        self.config = copy.deepcopy(config)
+        self.config = dataclasses.replace(copy.deepcopy(config), dropout_rate=0.0)  # ELMo is frozen
 
     def __call__(
         self,

@@ -48,14 +48,6 @@ class EsimConfig:
     def make(self, *, rngs: nnx.Rngs) -> "Esim":
         return Esim(self, rngs=rngs)
 
-    def training_flops(self, rows: int, length: int) -> int:
-        """Counts the model FLOPs of a training step on pairs of `length` tokens each, see `tfx_jax.models.flops`."""
-        d = self.d_model
-        word = 8 * d * (self.d_embedding + d) + 8 * d * d + 8 * d * (d + d)  # encoder, projection, composition
-        pair = 2 * d + 2 * 2 * d  # one matrix of scores for both sentences, and two sums
-        head = 8 * d * d + d * len(self.labels)
-        return 6 * rows * (2 * length * word + length * length * pair + head)
-
 
 class Esim(nnx.Module):
     """Input encoding, local inference and inference composition (sections 3.1 to 3.3); logits of the labels."""

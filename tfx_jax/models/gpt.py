@@ -13,7 +13,6 @@ from jaxtyping import Array, Float, Int
 from tfx_jax.fields import at_least, documented, fraction, one_of
 from tfx_jax.functional.layers import add_bias
 from tfx_jax.models.config import DTYPES, layer_pattern
-from tfx_jax.models.flops import stack_flops
 from tfx_jax.models.language_model import LanguageModel
 from tfx_jax.nn.attention import AttentionConfig, AttentionFn, MultiHeadAttention
 from tfx_jax.nn.basic import ACTIVATIONS, Embedding, FeedForward, LayerNorm, LearnedPositions, drop
@@ -101,19 +100,6 @@ class GPTConfig:
 
     def make(self, *, rngs: nnx.Rngs) -> "GPT":
         return GPT(self, rngs=rngs)
-
-    def training_flops(self, rows: int, length: int, *, num_predicted: int) -> int:
-        return stack_flops(
-            rows=rows,
-            length=length,
-            num_predicted=num_predicted,
-            vocab_size=self.vocab_size,
-            num_layers=self.num_layers,
-            d_model=self.d_model,
-            num_heads=self.num_heads,
-            d_k=self.d_k,
-            d_ff=self.experts.active(4 * self.d_model if self.d_ff is None else self.d_ff),
-        )
 
 
 class GPT(LanguageModel):

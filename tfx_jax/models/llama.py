@@ -98,12 +98,6 @@ class LlamaConfig:
     def make(self, *, rngs: nnx.Rngs) -> "Llama":
         return Llama(self, rngs=rngs)
 
-    def training_flops(self, rows: int, length: int, *, num_predicted: int) -> int:
-        heads = 2 * (self.num_heads + (self.num_kv_heads or self.num_heads)) * self.head_size
-        layer = length * (self.d_model * heads + 3 * self.d_model * self.d_ff)
-        attention = 2 * self.num_heads * self.head_size * length * length
-        return 6 * rows * (self.num_layers * (layer + attention) + num_predicted * self.d_model * self.vocab_size)
-
 
 class Llama(LanguageModel):
     """A language model with rotary positions, RMS norms, gated feed-forward networks and grouped queries."""

@@ -15,7 +15,6 @@ from tfx_jax.fields import at_least, documented, fraction, one_of
 from tfx_jax.functional.layers import add_bias
 from tfx_jax.functional.positions import sinusoidal_positions
 from tfx_jax.models.config import DTYPES, layer_pattern
-from tfx_jax.models.flops import stack_flops
 from tfx_jax.models.padding import padding_last
 from tfx_jax.nn.attention import AttentionConfig, AttentionFn, MultiHeadAttention
 from tfx_jax.nn.basic import ACTIVATIONS, Embedding, FeedForward, LayerNorm, Linear, drop, mean_over_tokens
@@ -64,20 +63,6 @@ class LongEncoderConfig:
 
     def make(self, *, rngs: nnx.Rngs) -> "LongEncoder":
         return LongEncoder(self, rngs=rngs)
-
-    def training_flops(self, rows: int, length: int) -> int:
-        """Counts the model FLOPs of a step on `rows` examples of `length` tokens each, see `tfx_jax.models.flops`."""
-        return stack_flops(
-            rows=rows * self.num_sequences,
-            length=length,
-            num_predicted=0,
-            vocab_size=self.vocab_size,
-            num_layers=self.num_layers,
-            d_model=self.d_model,
-            num_heads=self.num_heads,
-            d_k=None,
-            d_ff=self.d_ff,
-        )
 
 
 class LongEncoder(nnx.Module):

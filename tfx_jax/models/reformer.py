@@ -60,12 +60,6 @@ class ReformerConfig:
     def make(self, *, rngs: nnx.Rngs) -> "Reformer":
         return Reformer(self, rngs=rngs)
 
-    def training_flops(self, rows: int, length: int, *, num_predicted: int) -> int:
-        """Counts as `tfx_jax.models.flops` does, dense attention included; what runs backwards again is not counted."""
-        d = self.d_model
-        layer = length * (3 * d * d + 2 * d * self.d_ff) + 2 * d * length**2
-        return 6 * rows * (self.num_layers * layer + num_predicted * 2 * d * self.vocab_size)
-
 
 class SharedAttention(nnx.Module):
     """Norm and causal self-attention whose keys are its queries at unit length: the f of a Reformer's layer."""

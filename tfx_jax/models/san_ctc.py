@@ -13,7 +13,6 @@ from tfx_jax.fields import at_least, documented, fraction, one_of
 from tfx_jax.functional.attention.masks import padding_mask
 from tfx_jax.functional.positions import sinusoidal_positions
 from tfx_jax.models.config import DTYPES, layer_pattern
-from tfx_jax.models.flops import stack_flops
 from tfx_jax.nn.attention import AttentionConfig, AttentionFn, MultiHeadAttention
 from tfx_jax.nn.basic import FeedForward, LayerNorm, drop
 from tfx_jax.nn.layers import EncoderLayer, Residual
@@ -64,22 +63,6 @@ class SanCTCConfig:
     def num_steps(self, num_frames: Any) -> Any:
         """Returns how many steps that many frames become, of a number or of an array of integers."""
         return -(-num_frames // self.subsampling)
-
-    def training_flops(self, rows: int, num_frames: int) -> int:
-        """Counts the model FLOPs of a training step on rows of `num_frames`, see `tfx_jax.models.flops`."""
-        steps = self.num_steps(num_frames)
-        stack = stack_flops(
-            rows=rows,
-            length=steps,
-            num_predicted=steps,
-            vocab_size=self.vocab_size,
-            num_layers=self.num_layers,
-            d_model=self.d_model,
-            num_heads=self.num_heads,
-            d_k=None,
-            d_ff=self.d_ff,
-        )
-        return stack + 6 * rows * steps * self.subsampling * self.num_features * self.d_model
 
 
 class SanCTC(nnx.Module):

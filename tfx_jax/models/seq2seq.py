@@ -223,20 +223,6 @@ class Seq2SeqConfig:
         """The score of the attention, "" where there is none."""
         return {"fixed": "", "bahdanau": "concat", "luong": self.score}[self.variant]
 
-    def training_flops(self, rows: int, source_length: int, target_length: int) -> int:
-        s, t, d, cell = source_length, target_length, self.d_model, CELLS[self.cell]
-        matrix = d * d
-        encoder = s * self.num_layers * 3 * cell.num_gates * matrix // 2  # of each direction [D + D / 2, G D / 2]
-        fed = 1 if self.variant == "fixed" else t  # how often something is fed
-        decoder = (fed + 2 * t * self.decoder_depth) * cell.num_gates * matrix
-        readout = t * (2 if self.variant == "luong" else 6) * matrix
-        scoring = {"concat": (s + t) * matrix, "general": t * matrix}.get(self.scored_by, 0)
-        scoring += t * matrix if self.alignment == "local-p" else 0
-        pairs = 0 if self.variant == "fixed" else (2 if self.coverage is None else 3) * s * t * d
-        initial = self.decoder_depth * cell.num_states * matrix
-        products = encoder + initial + decoder + readout + scoring + pairs
-        return 6 * rows * (products + t * d * self.vocab_size)
-
 
 class Seq2Seq(nnx.Module):
     """A bidirectional encoder and a decoder over one embedding, which is the output layer as well.

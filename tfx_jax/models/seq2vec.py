@@ -73,13 +73,6 @@ class Seq2VecConfig:
         """Whether training adds the penalty to the loss."""
         return self.pooling == "structured" and self.penalty > 0
 
-    def training_flops(self, rows: int, num_events: int) -> int:
-        """Counts the model FLOPs of a training step, see `tfx_jax.models.flops`; looking up costs none."""
-        hops, d, f = self.rows_pooled, self.d_model, self.d_ff
-        keys = {"additive": d * f + f, "dot": d, "mean": 0, "structured": (d + hops) * f}[self.pooling]
-        overlap = hops * hops if self.is_penalised else 0
-        return 6 * rows * (num_events * (keys + hops * d + overlap) + hops * d * f + f * self.num_classes)
-
 
 class Seq2Vec(nnx.Module):
     """Events embedded by variable, value and time; their weighted means; a hidden layer and the logits of classes."""

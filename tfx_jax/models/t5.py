@@ -25,7 +25,6 @@ from tfx_jax.models.encoder_decoder import (
     source_mask,
     with_padding,
 )
-from tfx_jax.models.flops import EncoderDecoderSizes, encoder_decoder_sizes
 from tfx_jax.models.padding import padding_last
 from tfx_jax.nn.attention import AttentionConfig, AttentionFn, MultiHeadAttention
 from tfx_jax.nn.basic import ACTIVATIONS, Embedding, FeedForward, RMSNorm, drop
@@ -123,14 +122,6 @@ class T5Config:
 
     def make(self, *, rngs: nnx.Rngs) -> "T5":
         return T5(self, rngs=rngs)
-
-    def training_flops(self, rows: int, source_length: int, target_length: int) -> int:
-        return self.flop_sizes.training_flops(rows, source_length, target_length)
-
-    @property
-    def flop_sizes(self) -> EncoderDecoderSizes:
-        """The sizes that FLOPs are counted by."""
-        return encoder_decoder_sizes(self, d_k=self.d_k, d_v=self.d_k, num_matrices=3 if self.is_gated else 2)
 
 
 class RelativeBias(nnx.Module):

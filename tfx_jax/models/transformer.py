@@ -25,7 +25,6 @@ from tfx_jax.models.encoder_decoder import (
     source_mask,
     with_padding,
 )
-from tfx_jax.models.flops import EncoderDecoderSizes, encoder_decoder_sizes
 from tfx_jax.models.padding import padding_last
 from tfx_jax.nn.attention import AttentionConfig, AttentionFn, MultiHeadAttention
 from tfx_jax.nn.basic import ACTIVATIONS, Embedding, FeedForward, LayerNorm, LearnedPositions, drop
@@ -110,17 +109,6 @@ class TransformerConfig:
 
     def make(self, *, rngs: nnx.Rngs) -> "Transformer":
         return Transformer(self, rngs=rngs)
-
-    def training_flops(self, rows: int, source_length: int, target_length: int) -> int:
-        return self.flop_sizes.training_flops(rows, source_length, target_length)
-
-    @property
-    def flop_sizes(self) -> EncoderDecoderSizes:
-        """The sizes that FLOPs are counted by."""
-        size = self.d_model // self.num_heads
-        return encoder_decoder_sizes(
-            self, d_k=size if self.d_k is None else self.d_k, d_v=size if self.d_v is None else self.d_v
-        )
 
 
 class Transformer(nnx.Module):

@@ -76,22 +76,6 @@ class TransformerXLConfig:
         shape = rows, self.num_layers, length, self.d_model
         return Memories(jnp.zeros(shape, self.dtype), jnp.zeros(rows, jnp.int32))
 
-    def training_flops(self, rows: int, length: int) -> int:
-        """Counts the model FLOPs of a training step as `tfx_jax.models.flops` does.
-
-        Keys and values of the memory are projected again. No gradient goes into the memory, nor into the encodings of
-        distances, which all rows share: their projections cost four FLOPs for a weight, not six.
-
-        Args:
-          rows: B.
-          length: of a segment, T; the memory is full.
-        """
-        d, keys, d_ff = self.d_model, self.memory_length + length, self.d_ff or 4 * self.d_model
-        segment = rows * (length * (4 * d * d + 2 * d * d_ff) + 3 * d * length * keys)  # by content, by distance, mix
-        without_gradient = rows * self.memory_length * 2 * d * d + keys * d * d
-        layers = self.num_layers * (6 * segment + 4 * without_gradient)
-        return layers + 6 * rows * length * d * self.vocab_size
-
 
 class Memories(NamedTuple):
     """What a Transformer-XL remembers of the texts of B rows; each row's belong to the text that it continues.

@@ -15,7 +15,6 @@ from jaxtyping import Array, Float
 from tfx_jax.fields import at_least, documented, fraction, one_of
 from tfx_jax.functional.layers import add_bias
 from tfx_jax.models.config import DTYPES, layer_pattern
-from tfx_jax.models.flops import stack_flops
 from tfx_jax.nn.attention import AttentionConfig, AttentionFn, MultiHeadAttention
 from tfx_jax.nn.basic import ACTIVATIONS, FeedForward, LayerNorm, LearnedPositions, drop
 from tfx_jax.nn.layers import EncoderLayer, Residual
@@ -77,22 +76,6 @@ class ViTConfig:
 
     def make(self, *, rngs: nnx.Rngs) -> "ViTClassifier":
         return ViTClassifier(self, rngs=rngs)
-
-    def training_flops(self, rows: int) -> int:
-        """Counts the model FLOPs of a training step on that many images, see `tfx_jax.models.flops`."""
-        num_patches = (self.image_size // self.patch_size) ** 2
-        stack = stack_flops(
-            rows=rows,
-            length=1 + num_patches,
-            num_predicted=1,
-            vocab_size=len(self.labels),
-            num_layers=self.num_layers,
-            d_model=self.d_model,
-            num_heads=self.num_heads,
-            d_k=None,
-            d_ff=self.d_ff,
-        )
-        return stack + 6 * rows * num_patches * self.patch_size**2 * self.num_channels * self.d_model
 
     @classmethod
     def published(cls, name: str, **overrides: Any) -> "ViTConfig":

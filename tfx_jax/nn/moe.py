@@ -63,12 +63,6 @@ class ExpertsConfig:
         """Returns which of the layers of a pattern have a mixture."""
         return [False] * (self.every - 1) + [True] if self.num_experts else [False]
 
-    def active(self, d_ff: int) -> int:
-        """Returns how many hidden units a token meets in a layer, on average: what FLOPs are counted by."""
-        if not self.num_experts:
-            return d_ff
-        return d_ff * (self.every - 1 + self.experts_per_token) // self.every
-
     def make(self, d_model: int, d_ff: int, *, rngs: nnx.Rngs, **options: Any) -> "MixtureOfExperts":
         """Makes the mixture of a layer; `options` are those of `FeedForward`."""
         return MixtureOfExperts(
@@ -140,6 +134,12 @@ class MixtureOfExperts(nnx.Module):
         self.loss_weights = load_balancing, router_z_loss
         self.dropout_rate = self.experts.dropout_rate
         self.dtype = dtype
+
+    @property
+    def experts_per_token(self) -> int:
+        """A, to how many experts a token is sent."""
+        logits = jax.ShapeDtypeStruct((1, self.num_experts), jnp.float32)
+        return jax.eval_shape(functools.partial(self.routing_fn, capacity=1), logits).expert.shape[1]
 
     def __call__(
         self,

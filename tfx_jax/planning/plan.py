@@ -18,6 +18,7 @@ from tfx_jax.planning.measure import without_compilation_cache
 from tfx_jax.planning.programs import Kernel, Program, read_program
 from tfx_jax.tasks.task import PlannedTask
 from tfx_jax.training.config import ExperimentConfig, validate
+from tfx_jax.training.flops import training_flops
 from tfx_jax.training.guards.memory import state_memory
 from tfx_jax.training.reporting.meter import peak_flops
 from tfx_jax.training.sharding.strategies import TrainSetup, batch_sharding, make_mesh, num_batch_shards, process_shard
@@ -43,7 +44,7 @@ class Plan:
       argument_bytes: of parameters, optimizer and batch on a device.
       temporary_bytes: of what the step makes and drops.
       peak_bytes: of all that is there at once.
-      model_flops: of a step on all devices, see `tfx_jax.models.flops`.
+      model_flops: of a step on all devices, see `tfx_jax.training.flops`.
       tokens: positions of a batch, padding counted.
       collectives: by kind, how often a step exchanges something, and bytes that leave each device.
       async_share: of those bytes, the part that is sent while something is computed.
@@ -156,13 +157,12 @@ def plan_step(config: ExperimentConfig, devices: Sequence[Any]) -> PlannedStep:
     mesh = make_mesh(**dataclasses.asdict(config.mesh), devices=devices)
     planned = _planned(config, mesh)
     task: Any = planned.task
-    setup = make_train_setup(
-        config,
-        lambda: task.make_model(rngs=nnx.Rngs(params=config.seed)),
-        task.loss,
-        mesh,
-        make_carry=getattr(task, "make_carry", lambda: None),
-    )
+    make_carry = getattr(task, "make_carry", lambda: None)
+
+    def make_model() -> nnx.Module:
+        return task.make_model(rngs=nnx.Rngs(params=config.seed))
+
+    setup = make_train_setup(config, make_model, task.loss, mesh, make_carry=make_carry)
     shapes = {name: array.shape for name, array in planned.batch.items()}
     kind = mesh.devices.flat[0].device_kind
     processes = sorted({device.process_index for device in mesh.devices.flat})
@@ -174,7 +174,7 @@ def plan_step(config: ExperimentConfig, devices: Sequence[Any]) -> PlannedStep:
         batch=shapes,
         hosts=(len(processes), process_shard(mesh, processes[0]).count),
         memory_bytes=CHIPS[kind].program_memory if kind in CHIPS else None,
-        model_flops=task.training_flops(shapes),
+        model_flops=training_flops(make_model, task.loss, planned.batch, make_carry=make_carry),
         tokens=max(shape[0] * shape[1] for shape in shapes.values() if len(shape) > 1),
     )
     batch = {

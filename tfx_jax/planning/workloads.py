@@ -21,6 +21,7 @@ from tfx_jax.planning.measure import Compilation, Workload, compile_apart, timed
 from tfx_jax.planning.plan import Plan, plan_step, read_plan
 from tfx_jax.tasks.text.translation import translation_loss
 from tfx_jax.training.config import ExperimentConfig
+from tfx_jax.training.flops import decoding_flops, training_flops
 from tfx_jax.training.sharding.strategies import make_mesh, num_batch_shards, shard_batch
 from tfx_jax.training.train_setup import base_rng, make_train_setup
 
@@ -68,7 +69,8 @@ def training(model: TransformerConfig, *, batch: int, length: int) -> Workload:
         state, metrics = step_fn(state, on_devices, rng)
         jax.block_until_ready((state, metrics))
 
-    return _ready(run, compilation, batch * length, model.training_flops(batch, length, length), num_devices=mesh.size)
+    flops = training_flops(make_model, loss_fn, sides)
+    return _ready(run, compilation, batch * length, flops, num_devices=mesh.size)
 
 
 def planned_training(config: ExperimentConfig) -> tuple[Workload, Plan]:
@@ -172,9 +174,8 @@ def decoding(
     def run() -> np.ndarray:
         return np.asarray(program(*arguments))  # fetched, as for a translation
 
-    return _ready(
-        run, compilation, batch * length, model.flop_sizes.decoding_flops(batch, beam_size, source_length, length)
-    )
+    flops = decoding_flops(decoder.decoder, source, max_length=length, num_beams=beam_size)
+    return _ready(run, compilation, batch * length, flops)
 
 
 def attention(

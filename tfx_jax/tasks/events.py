@@ -333,9 +333,6 @@ class EventClassificationTask(ClassificationBase[EventClassificationConfig, Seq2
     def loss(self, model: Any, batch: dict[str, Array], rngs: nnx.Rngs | None) -> LossOutput:
         return event_loss(model, batch, rngs)
 
-    def training_flops(self, shapes: Mapping[str, tuple[int, ...]]) -> int:
-        return self.model_config.training_flops(*shapes["variable"])
-
     def predict(self, model: TrainedModel, rows: Records) -> list[float]:
         """Returns the log-odds of each record's label being 1; the true one is not looked at."""
         return model.predict(predict_log_odds, self.encode(rows), self.batch_spec)

@@ -202,10 +202,6 @@ class Task(Protocol):
         """Computes what is to be lowered, of a batch; see `tfx_jax.training.step.update`."""
         ...
 
-    def training_flops(self, shapes: Mapping[str, Any]) -> int:
-        """Counts the model FLOPs of a step on a batch whose arrays have these shapes, in their places."""
-        ...
-
     def evaluate(self, model: TrainedModel, split: Split = "validation") -> EvalResult:
         """Measures a model on a split; several processes share the work, and each returns the whole.
 

@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import functools
 import math
 import time
 from typing import Any, NamedTuple
@@ -16,6 +17,7 @@ from tfx_jax.training.checkpoint.artifacts import listed_artifacts
 from tfx_jax.training.checkpoint.checkpoints import Checkpoints
 from tfx_jax.training.checkpoint.data_files import check_data_files
 from tfx_jax.training.config import ExperimentConfig, check_config, save_config, validate
+from tfx_jax.training.flops import training_flops
 from tfx_jax.training.guards.interrupt import StopRequest, stop_on_signals
 from tfx_jax.training.guards.lock import locked, report_storage_errors
 from tfx_jax.training.guards.memory import (
@@ -159,7 +161,8 @@ class _Trainer:
             unit=run.task.unit,
         )
         self.device_kinds = [device.device_kind for device in self.mesh.devices.flat]
-        self.meter = MetricAccumulator(run.task.training_flops, self.device_kinds)
+        count_flops = functools.partial(training_flops, run.make_model, run.task.loss, make_carry=run.make_carry)
+        self.meter = MetricAccumulator(count_flops, self.device_kinds)
         steps = profile if is_primary() else None
         self.profile = Profile(
             workdir, steps, first_step=self.first_step, meter=self.meter, message=self.progress.message

@@ -12,6 +12,7 @@ import optax
 from flax import nnx
 from jaxtyping import Array
 
+from tfx_jax.errors import UserError
 from tfx_jax.nn.auxiliary import AuxiliaryLoss, StepMetric
 from tfx_jax.nn.distribution import DIRECT, Distribution, distributed
 from tfx_jax.tasks.loss import LossOutput, Metric
@@ -169,6 +170,7 @@ def update(
 
     Raises:
       ValueError: if the rows cannot be split like that.
+      UserError: if a part of the model that is trained has a dropout rate, and the loss never draws from `rngs`.
     """
     rng = jax.random.fold_in(rng, state.step)
     if axis_name is not None:
@@ -181,7 +183,11 @@ def update(
 
         def loss(params: Params) -> tuple[Array, tuple[Metrics, Params, Any]]:
             model = nnx.merge(graphdef, merge_trees(params, model_state))
-            output = loss_fn(model, batch, nnx.Rngs(dropout=rng), *(() if carry is None else (carry,)))
+            rngs = nnx.Rngs(dropout=rng)
+            unused = rngs.dropout.count[...]
+            output = loss_fn(model, batch, rngs, *(() if carry is None else (carry,)))
+            if rngs.dropout.count[...] is unused:  # a draw puts a new array in its place
+                _check_nothing_is_dropped(model)
             auxiliary_loss, step_metrics = _auxiliary(model, output.weight)
             means = output.metrics | step_metrics | {"loss": Metric(output.loss, output.weight)}
             metrics = Metrics(means, {"tokens": output.num_tokens})
@@ -206,6 +212,23 @@ def update(
     metrics = metrics._replace(numbers=metrics.numbers | {"grad_norm": optax.tree.norm(grads)})
     after = TrainState(state.step + 1, params, opt_state, state.skip_state, model_state, carry)
     return _without_bad_step(state, after, metrics, spike_factor) if skip_bad_steps else (after, metrics)
+
+
+def _check_nothing_is_dropped(model: nnx.Module) -> None:
+    """Raises UserError for a dropout rate above 0 in a part of the model that is trained."""
+    for _, module in reversed([*nnx.iter_graph(model)]):  # from the whole to its parts: the name as configured
+        if isinstance(module, nnx.Dropout):
+            rates = {"dropout_rate": 0.0 if module.deterministic else module.rate}
+        elif isinstance(module, nnx.Module) and jax.tree.leaves(nnx.state(module, nnx.Param)):
+            rates = getattr(getattr(module, "config", None), "__dict__", {}) | vars(module)
+        else:
+            continue
+        for name, rate in rates.items():
+            if name.endswith("dropout_rate") and isinstance(rate, (int, float)) and rate > 0:
+                raise UserError(
+                    f"{type(module).__name__} has {name}={rate}, but the loss drew nothing from the stream `dropout`: "
+                    "pass its `rngs` to the model, as in model(x, rngs=rngs), or set the rate to 0"
+                )
 
 
 def _auxiliary(model: nnx.Module, weight: Array) -> tuple[Array | float, dict[str, Metric]]:

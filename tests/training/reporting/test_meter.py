@@ -1,19 +1,16 @@
 """Where the seconds of a training go, and what is made of its metrics."""
 
-import math
 import types
 
 import jax
 import numpy as np
 import pytest
 
-from tfx_jax.models import TransformerConfig
 from tfx_jax.tasks.loss import Metric
 from tfx_jax.training.reporting import meter as meter_module
-from tfx_jax.training.reporting.meter import MetricAccumulator
+from tfx_jax.training.reporting.meter import MetricAccumulator, peak_flops
 from tfx_jax.training.step import Metrics
 
-MODEL = TransformerConfig(vocab_size=100, num_layers=1, d_model=16, num_heads=2, d_ff=32)
 MEANS = {"loss": Metric(20.0, 5.0), "nll": Metric(10.0, 5.0), "next_sentence_accuracy": Metric(1.0, 2.0)}
 METRICS = Metrics(MEANS, {"tokens": 6.0, "grad_norm": 3.0})
 
@@ -30,9 +27,9 @@ def batch(rows=2, source_length=8, target_length=4):
     return {"source": np.zeros((rows, source_length)), "target": np.zeros((rows, target_length))}
 
 
-def step_flops(shapes):
-    (*rows, source_length), (*_, target_length) = shapes["source"], shapes["target"]
-    return MODEL.training_flops(math.prod(rows), source_length, target_length)
+def step_flops(batch):
+    """Stands for the FLOPs of a step."""
+    return 1000 * batch["source"].size + batch["target"].size
 
 
 def seconds(scalars):
@@ -131,7 +128,7 @@ def test_means_and_rates_over_data_and_step(clock):
     meter.drain()
     found = meter.take()
     assert seconds(found) == {"data": 2, "compile": 3, "step": 3, "save": 100, "evaluate": 0}
-    flops = 2 * MODEL.training_flops(2, 8, 4)
+    flops = 2 * (1000 * 2 * 8 + 2 * 4)
     assert {name: value for name, value in found.items() if name.startswith("train/")} == {
         "train/loss": 4.0,
         "train/nll": 2.0,
@@ -143,18 +140,16 @@ def test_means_and_rates_over_data_and_step(clock):
     }
 
 
-def test_accumulated_batches_count_all_their_rows(clock):
-    def mfu(leading):
-        meter = MetricAccumulator(step_flops, ["TPU v4"])
-        arrays = {"source": np.zeros((*leading, 8)), "target": np.zeros((*leading, 4))}
-        with meter.starting(arrays):
+def test_flops_are_counted_once_for_each_shape(clock):
+    calls = []
+    meter = MetricAccumulator(lambda batch: calls.append(batch["source"].shape) or 7, ["TPU v4"])
+    for rows in (2, 3, 2, 3):
+        with meter.starting(batch(rows)):
             clock[0] += 1
-        clock[0] += 1
         meter.add(1, METRICS)
-        meter.drain()
-        return meter.take()["train/mfu"]
-
-    assert mfu((3, 2)) == mfu((6,))
+    meter.drain()
+    assert calls == [(2, 8), (3, 8)]
+    assert meter.take()["train/mfu"] == pytest.approx(4 * 7 / 2 / 275e12)
 
 
 def test_no_utilization_of_devices_whose_peak_is_unknown():
@@ -175,3 +170,16 @@ def test_memory_is_constant_over_steps():
     assert meter.take()["train/loss"] == 4.0
     assert not meter._waiting
     assert not meter._sums
+
+
+def test_peak_is_that_of_all_devices():
+    assert peak_flops(["TPU v4"] * 8) == 8 * 275e12
+    assert peak_flops(["NVIDIA H100 80GB HBM3"]) == pytest.approx(989e12, rel=1e-3)
+    # A v3 chip, of 123 TFLOP/s, is two devices.
+    assert peak_flops(["TPU v3"] * 2) == 123e12
+
+
+def test_no_peak_is_better_than_a_wrong_one():
+    assert peak_flops([device.device_kind for device in jax.devices()]) is None  # CPUs
+    assert peak_flops(["TPU v4", "TPU v99"]) is None
+    assert peak_flops(["NVIDIA H100 80GB HBM3 MIG 1g.10gb"]) is None

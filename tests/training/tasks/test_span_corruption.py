@@ -122,7 +122,6 @@ def test_batches_have_one_shape(run):
     assert source_length == 32
     assert {batch["source"].shape for batch in found} == {(16, source_length)}
     assert {batch["target"].shape for batch in found} == {(16, target_length)}
-    assert run.task.training_flops({name: array.shape for name, array in found[0].items()}) > 0
 
 
 def test_command_line_evaluates(trained, capsys):

@@ -12,8 +12,8 @@ from typing import Any
 import jax
 from flax import nnx
 
+from tfx_jax.arguments import Parser, beam_width, folder, length_penalty
 from tfx_jax.cli.support.overrides import override
-from tfx_jax.cli.support.parser import Parser, beam_width, folder, length_penalty
 from tfx_jax.cli.support.process import check_cache_folder, check_file_limit
 from tfx_jax.data.tokenizers.hf_tokenizer import HFTokenizer
 from tfx_jax.errors import UserError, printable

@@ -134,13 +134,18 @@ def _check_positions(query: Array, key: Array, relative_key: Array, u: Array, v:
 
 
 def _relative_to_sinusoids(
-    query: Float[Array, "B T N H"], key: Float[Array, "B S K H"], *arguments: Any, relative_key: Array, **options: Any
+    query: Float[Array, "B T N H"],
+    key: Float[Array, "B S K H"],
+    *arguments: Any,
+    relative_key: Array,
+    is_causal: bool = False,
+    **options: Any,
 ) -> Any:
     """`relative_attention` whose encodings of distances are sinusoids, projected by `relative_key`, [D, N, H]."""
-    distances = jnp.arange(key.shape[1] - 1, -query.shape[1], -1)
+    distances = jnp.arange(key.shape[1] - 1, -1 if is_causal else -query.shape[1], -1)
     encodings = sinusoidal_positions(distances, relative_key.shape[0]).astype(query.dtype)
     projected = jnp.einsum("PD,DNH->PNH", encodings, relative_key)
-    return relative_attention(query, key, *arguments, relative_key=projected, **options)
+    return relative_attention(query, key, *arguments, relative_key=projected, is_causal=is_causal, **options)
 
 
 def _init(rng: Array, num_heads: int, d_k: int, dtype: DTypeLike) -> dict[str, Array]:

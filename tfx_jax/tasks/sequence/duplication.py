@@ -161,10 +161,6 @@ class DuplicationTask(TokenPredictionBase[DuplicationConfig, DecoderConfig, Draw
     def loss(self, model: Any, batch: dict[str, Array], rngs: nnx.Rngs | None) -> LossOutput:
         return duplication_loss(model, batch, rngs)
 
-    def training_flops(self, shapes: Mapping[str, tuple[int, ...]]) -> int:
-        rows, length = shapes["inputs"]
-        return self.model_config.training_flops(rows, length, num_predicted=length)
-
     def encode(self, words: Sequence[Sequence[int]]) -> list[Example]:
         """Returns an example for each word.
 

@@ -5,7 +5,7 @@ paper, so that attentions are compared on one batch shape.
 """
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, ClassVar, NamedTuple, Protocol
 
 import grain
@@ -339,9 +339,6 @@ class LongRangeTask(ClassificationBase[LongRangeConfig, LongEncoderConfig, Label
 
     def loss(self, model: Any, batch: dict[str, Array], rngs: nnx.Rngs | None) -> LossOutput:
         return long_range_loss(model, batch, rngs, label_smoothing=self.config.label_smoothing)
-
-    def training_flops(self, shapes: Mapping[str, tuple[int, ...]]) -> int:
-        return self.model_config.training_flops(*shapes["tokens"])
 
 
 def long_range_loss(

@@ -49,10 +49,6 @@ class CTCConfig(MakesModel, Protocol):
         """Returns how many steps that many frames become, of a number or of an array of integers."""
         ...
 
-    def training_flops(self, rows: int, num_frames: int) -> int:
-        """Counts the model FLOPs of a training step, see `tfx_jax.models.flops`."""
-        ...
-
 
 @documented
 @dataclasses.dataclass
@@ -183,10 +179,6 @@ class SpeechRecognitionTask:
             frames = spec_augment(batch["frames"], batch["num_frames"], rngs.dropout(), **options)
             batch = batch | {"frames": frames}
         return recognition_loss(model, batch, rngs)
-
-    def training_flops(self, shapes: Mapping[str, tuple[int, ...]]) -> int:
-        rows, num_frames, _ = shapes["frames"]
-        return self.model_config.training_flops(rows, num_frames)
 
     def predict(self, model: TrainedModel, utterances: Sequence[Utterance] | Utterances) -> list[str]:
         """Returns the transcript that each utterance's likeliest path gives; the true ones are not looked at."""

@@ -127,10 +127,6 @@ class BertPretrainingTask(TokenPredictionBase[BertPretrainingConfig, BertConfig,
             model, batch, rngs, rate=_RATE, label_smoothing=config.label_smoothing, z_loss_weight=config.z_loss
         )
 
-    def training_flops(self, shapes: Mapping[str, tuple[int, ...]]) -> int:
-        rows, length = shapes["tokens"]
-        return self.model_config.training_flops(rows, length, num_predicted=max_predictions(length, _RATE))
-
     def make_eval_examples(self, split: Split) -> ExampleSource:
         """Returns a split with the same pairs and the same masked tokens each time."""
         return self._examples(self._encode(split), np.random.default_rng(0))

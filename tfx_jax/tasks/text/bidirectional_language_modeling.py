@@ -118,9 +118,6 @@ class BidirectionalLanguageModelTask(TokenPredictionBase[BidirectionalLanguageMo
     def loss(self, model: ElmoLanguageModel, batch: dict[str, Array], rngs: nnx.Rngs | None) -> LossOutput:
         return bidirectional_language_model_loss(model, batch, rngs)
 
-    def training_flops(self, shapes: Mapping[str, tuple[int, ...]]) -> int:
-        return self.model_config.training_flops(*shapes["token_mask"])
-
     def result(self, sums: Mapping[str, Metric]) -> EvalResult:
         """Returns the perplexity of words, each of which is predicted twice: from either side."""
         nll = sums["nll"]

@@ -2,7 +2,7 @@
 
 import dataclasses
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, TypeVar, cast
 
 import grain
@@ -221,9 +221,6 @@ class ClassificationTask(TextLabelTask[ClassificationConfig, BertConfig]):
 
     def loss(self, model: BertClassifier, batch: dict[str, Array], rngs: nnx.Rngs | None) -> LossOutput:
         return classification_loss(model, batch, rngs, label_smoothing=self.config.label_smoothing)
-
-    def training_flops(self, shapes: Mapping[str, tuple[int, ...]]) -> int:
-        return self.model_config.training_flops(*shapes["tokens"], num_predicted=0)
 
 
 def inputs_of(data: LabeledData) -> tuple[str, ...]:

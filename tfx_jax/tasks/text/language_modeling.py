@@ -1,7 +1,7 @@
 """Language modeling: a model reads a text and predicts every token from those before it (Radford et al., 2018)."""
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import jax.numpy as jnp
@@ -78,10 +78,6 @@ class LanguageModelTask(TokenPredictionBase[LanguageModelConfig, DecoderConfig, 
         return language_model_loss(
             model, batch, rngs, label_smoothing=config.label_smoothing, z_loss_weight=config.z_loss
         )
-
-    def training_flops(self, shapes: Mapping[str, tuple[int, ...]]) -> int:
-        rows, length = shapes["inputs"]
-        return self.model_config.training_flops(rows, length, num_predicted=length)
 
     def make_eval_examples(self, split: Split) -> TokenBlocks:
         """Returns every token of a split in rows of `max_length`: the first of a row is predicted from one other."""

@@ -7,7 +7,7 @@ words, and how often that was necessary is a metric.
 """
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, cast
 
 import grain
@@ -34,7 +34,7 @@ from tfx_jax.tasks.prediction import TrainedModel
 from tfx_jax.tasks.shortened import warn_shortened
 from tfx_jax.tasks.task import Artifacts, EvalResult, MetricInfo, PlannedTask, TaskConfig
 from tfx_jax.tasks.text.answers import Prediction
-from tfx_jax.tasks.text.translation import Translator, check_output_length, pair_flops, translation_loss
+from tfx_jax.tasks.text.translation import Translator, check_output_length, translation_loss
 
 _SEARCH_TOKENS = 8_192  # source positions times beams of a batch that is searched: as many as a beam of 4 translates
 
@@ -208,9 +208,6 @@ class ParsingTask:
     def loss(self, model: Any, batch: dict[str, Array], rngs: nnx.Rngs | None) -> LossOutput:
         config = self.config
         return translation_loss(model, batch, rngs, label_smoothing=config.label_smoothing, z_loss_weight=config.z_loss)
-
-    def training_flops(self, shapes: Mapping[str, tuple[int, ...]]) -> int:
-        return pair_flops(self.model_config, shapes)
 
     def translator(
         self,

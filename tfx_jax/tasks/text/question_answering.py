@@ -350,9 +350,6 @@ class QuestionAnsweringTask:
     def loss(self, model: BertQuestionAnswering, batch: dict[str, Array], rngs: nnx.Rngs | None) -> LossOutput:
         return span_loss(model, batch, rngs)
 
-    def training_flops(self, shapes: Mapping[str, tuple[int, ...]]) -> int:
-        return self.model_config.training_flops(*shapes["tokens"], num_predicted=0)
-
     def predict(self, model: TrainedModel, questions: Questions) -> dict[str, str]:
         """Returns the answer to each question by its name; it is empty if the context has no token."""
         encoded = list(self.encode(questions))

@@ -1,7 +1,6 @@
 """Language modeling of a text that goes on from batch to batch, by a model with a memory (Dai et al., 2019)."""
 
 import dataclasses
-from collections.abc import Mapping
 from typing import Any, Protocol, TypeVar
 
 import grain
@@ -48,10 +47,6 @@ class RecurrentDecoderConfig(MakesModel, Protocol):
 
     def init_memories(self, rows: int, memory_length: int | None = None) -> Memory:
         """Makes the memories of texts that begin; None is the length of training."""
-        ...
-
-    def training_flops(self, rows: int, length: int) -> int:
-        """Counts the model FLOPs of a training step, see `tfx_jax.models.flops`."""
         ...
 
 
@@ -132,9 +127,6 @@ class RecurrentLanguageModelTask(
         return recurrent_language_model_loss(
             model, batch, rngs, carry, label_smoothing=config.label_smoothing, z_loss_weight=config.z_loss
         )
-
-    def training_flops(self, shapes: Mapping[str, tuple[int, ...]]) -> int:
-        return self.model_config.training_flops(*shapes["inputs"])
 
     def make_eval_examples(self, split: Split) -> TokenBlocks:
         """Returns a split in `eval_rows` long rows of whole segments."""

@@ -1,7 +1,7 @@
 """Classification of pairs of sentences by a model that reads each of them, such as decomposable attention."""
 
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Protocol, cast
 
 import jax.numpy as jnp
@@ -39,10 +39,6 @@ class SentencePairModelConfig(MakesModel, Protocol):
 
     labels: tuple[str, ...]
     pad_id: int
-
-    def training_flops(self, rows: int, length: int) -> int:
-        """Counts the model FLOPs of a training step, see `tfx_jax.models.flops`."""
-        ...
 
 
 def _pair_data() -> LabeledData:
@@ -152,9 +148,6 @@ class SentencePairTask(TextLabelTask[SentencePairConfig, SentencePairModelConfig
 
     def loss(self, model: Any, batch: dict[str, Array], rngs: nnx.Rngs | None) -> LossOutput:
         return sentence_pair_loss(model, batch, rngs, label_smoothing=self.config.label_smoothing)
-
-    def training_flops(self, shapes: Mapping[str, tuple[int, ...]]) -> int:
-        return self.model_config.training_flops(*shapes["premise"])
 
     def attention_example(self, model: TrainedModel) -> PairAttention | None:
         texts = ((pair.first, pair.second) for pair in self._splits["validation"])

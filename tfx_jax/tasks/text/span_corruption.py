@@ -28,7 +28,7 @@ from tfx_jax.tasks.loss import LossOutput, Metric
 from tfx_jax.tasks.planning import NO_DATA, planned_batch
 from tfx_jax.tasks.task import Artifacts, EvalResult, MetricInfo, PlannedTask, TaskConfig, eval_result
 from tfx_jax.tasks.text.text_data import TextData
-from tfx_jax.tasks.text.translation import pair_flops, translation_loss
+from tfx_jax.tasks.text.translation import translation_loss
 from tfx_jax.tasks.token_prediction import TokenPredictionBase, first_cut
 
 _EVALUATION_SEED = 0  # of the spans: the same for all trainings, so that their losses compare
@@ -120,9 +120,6 @@ class SpanCorruptionTask(TokenPredictionBase[SpanCorruptionConfig, EncoderDecode
     def loss(self, model: Any, batch: dict[str, Array], rngs: nnx.Rngs | None) -> LossOutput:
         config = self.config
         return translation_loss(model, batch, rngs, label_smoothing=config.label_smoothing, z_loss_weight=config.z_loss)
-
-    def training_flops(self, shapes: Mapping[str, tuple[int, ...]]) -> int:
-        return pair_flops(self.model_config, shapes)
 
     def make_eval_examples(self, split: Split) -> CorruptedTexts:
         """Returns the texts of a split, their spans the same each time."""

@@ -153,10 +153,6 @@ class Subwords:
             examples.append(example | {"targets": np.pad(targets, 1, constant_values=IGNORED)})
         return examples
 
-    def training_flops(self, model: Any, shapes: Mapping[str, tuple[int, ...]]) -> int:
-        """See `tfx_jax.tasks.task.Task`, of a model with this configuration."""
-        return model.training_flops(*shapes["tokens"], num_predicted=0)
-
 
 class Characters:
     """What a tagger of characters reads of sentences: words between two marks, as in pre-training; see `Subwords`."""
@@ -192,9 +188,6 @@ class Characters:
                 }
             )
         return examples
-
-    def training_flops(self, model: Any, shapes: Mapping[str, tuple[int, ...]]) -> int:
-        return model.tagging_flops(*shapes["token_mask"])
 
 
 def _warn_shortened(sentences: Sequence[Sequence[Any]], max_length: int) -> None:
@@ -265,9 +258,6 @@ class TaggingTask:
 
     def loss(self, model: BertTagger | ElmoTagger, batch: dict[str, Array], rngs: nnx.Rngs | None) -> LossOutput:
         return tagging_loss(model, batch, rngs, label_smoothing=self.config.label_smoothing)
-
-    def training_flops(self, shapes: Mapping[str, tuple[int, ...]]) -> int:
-        return self.encoding.training_flops(self.model_config, shapes)
 
     def predict(self, model: TrainedModel, sentences: TaggedSentences) -> list[list[str]]:
         """Returns the tags of the words of each sentence; words that did not fit into the example are outside."""

@@ -48,7 +48,7 @@ from tfx_jax.tasks.text.text_formats import (
     render_question,
     render_tagged,
 )
-from tfx_jax.tasks.text.translation import pair_flops, translation_loss
+from tfx_jax.tasks.text.translation import translation_loss
 
 
 @documented
@@ -203,9 +203,6 @@ class TextToTextTask:
     def loss(self, model: Any, batch: dict[str, Array], rngs: nnx.Rngs | None) -> LossOutput:
         config = self.config
         return translation_loss(model, batch, rngs, label_smoothing=config.label_smoothing, z_loss_weight=config.z_loss)
-
-    def training_flops(self, shapes: Mapping[str, tuple[int, ...]]) -> int:
-        return pair_flops(self.model_config, shapes)
 
     def predict(self, model: TrainedModel, examples: Sequence[Any]) -> list[str]:
         """Returns what the model writes for examples, whose targets it does not see; sentinels are spelled out."""

@@ -2,7 +2,7 @@
 
 import dataclasses
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, cast
 
 import grain
@@ -246,9 +246,6 @@ class TranslationTask:
         config = self.config
         return translation_loss(model, batch, rngs, label_smoothing=config.label_smoothing, z_loss_weight=config.z_loss)
 
-    def training_flops(self, shapes: Mapping[str, tuple[int, ...]]) -> int:
-        return pair_flops(self.model_config, shapes)
-
     inputs = ("sentence",)
     empty_answer: ClassVar[Prediction] = {"translation": ""}
 
@@ -365,12 +362,6 @@ def check_output_length(model: ModelConfig, max_length: int, decoding: DecodingC
             f"config.model.learned_positions={num_positions} is less than data.max_length + decoding.extra_length "
             f"= {longest}: a {what} may be that long"
         )
-
-
-def pair_flops(model: EncoderDecoderConfig, shapes: Mapping[str, tuple[int, ...]]) -> int:
-    """Counts the model FLOPs of a training step on a batch of "source" and "target"."""
-    rows, source_length = shapes["source"]
-    return model.training_flops(rows, source_length, shapes["target"][-1])
 
 
 def translation_loss(

@@ -2,7 +2,7 @@
 
 import dataclasses
 import functools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import grain
@@ -306,9 +306,6 @@ class CaptioningTask:
             score_weight=c.score_weight,
             entropy_weight=c.entropy_weight,
         )
-
-    def training_flops(self, shapes: Mapping[str, tuple[int, ...]]) -> int:
-        return self.model_config.training_flops(*shapes["caption"])
 
     def predict(self, model: TrainedModel, images: Sequence[np.ndarray]) -> list[str]:
         """Returns a caption for each image, [height, width, 3] uint8."""

@@ -2,7 +2,7 @@
 
 import dataclasses
 import importlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol, cast
 
 import jax
@@ -324,9 +324,6 @@ class ImageClassificationTask(ClassificationBase[ImageClassificationConfig, ViTC
             max_shift=c.data.max_shift,
             is_mirrored=c.data.is_mirrored,
         )
-
-    def training_flops(self, shapes: Mapping[str, tuple[int, ...]]) -> int:
-        return self.model_config.training_flops(shapes["image"][0])
 
     def predict(self, model: TrainedModel, rows: Sequence[np.ndarray]) -> list[str]:
         """Returns the most likely label of each image, [height, width, channels] uint8."""

@@ -1,14 +1,13 @@
 """Step metrics, throughput and model FLOPs utilization (MFU).
 
-MFU is the FLOPs of a step (`tfx_jax.models.flops`) over the peak of the devices, as defined by PaLM (Chowdhery et al.,
-2022, appendix B, https://arxiv.org/abs/2204.02311).
+MFU is the FLOPs of a step (`tfx_jax.training.flops`) over the peak of the devices, as PaLM defines it (Chowdhery et
+al., 2022, appendix B, https://arxiv.org/abs/2204.02311).
 """
 
 import contextlib
 import operator
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
 
 import jax
 import numpy as np
@@ -70,16 +69,17 @@ class MetricAccumulator:
     share falls to almost nothing.
     """
 
-    def __init__(self, flops_fn: Callable[[Mapping[str, Any]], int], device_kinds: Sequence[str]):
+    def __init__(self, flops_fn: Callable[[Batch], int], device_kinds: Sequence[str]):
         """Starts the clock.
 
         Args:
-          flops_fn: the model FLOPs of a step, from its batch with the shape of each array in its place.
+          flops_fn: returns the model FLOPs of a step from its batch; called once for batches of the same shapes, and
+            not at all where the devices' peak is unknown.
           device_kinds: of each device that trains it, its `device_kind`.
         """
         self._flops_fn = flops_fn
         self._peak = peak_flops(device_kinds)
-        self._shapes: set[tuple[tuple[int, ...], ...]] = set()
+        self._flops_of: dict[tuple[tuple[int, ...], ...], int] = {}
         self._waiting: list[tuple[int, Metrics]] = []
         self._part = "step"
         self._since = time.monotonic()
@@ -125,13 +125,14 @@ class MetricAccumulator:
     def starting(self, batch: Batch) -> Iterator[None]:
         """Times the start of a step, which compiles the program if a batch has a shape not seen before."""
         shapes = tuple(array.shape for array in jax.tree.leaves(batch))
-        is_new = shapes not in self._shapes
-        self._shapes.add(shapes)
+        is_new = shapes not in self._flops_of
         if is_new:  # or what the device does meanwhile would seem to take no time
             jax.block_until_ready(self._waiting)
         with self.timed("compile" if is_new else "step"):
+            if is_new:
+                self._flops_of[shapes] = 0 if self._peak is None else self._flops_fn(batch)
             yield
-        self._flops += self._flops_fn(jax.tree.map(np.shape, batch))
+        self._flops += self._flops_of[shapes]
 
     def take(self) -> dict[str, float]:
         """Returns TensorBoard's scalars for what came since the last call, and starts again.

@@ -15,9 +15,9 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import IO
 
-from tfx_jax.cli.launch.plan import Plan, add_grace_option
-from tfx_jax.cli.support.parser import Parser, at_least_one
+from tfx_jax.arguments import Parser, at_least_one
 from tfx_jax.errors import UserError
+from tfx_jax.launch.plan import Plan, add_grace_option
 
 SUMMARY = "several CPU processes on this machine"
 

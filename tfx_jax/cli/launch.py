@@ -1,8 +1,4 @@
-"""`tfx-jax launch TARGET [options] -- VERB ARGS...`: one command line, from a laptop to a pod.
-
-A target is a module with a `SUMMARY`, `add_options(parser)` and `plan(options, command)`, where `command` is the verb
-and its arguments. It plans first and begins later, so that `--dry-run` shows exactly what would happen.
-"""
+"""`tfx-jax launch TARGET [options] -- VERB ARGS...`: one command line, from a laptop to a pod."""
 
 import pathlib
 import shutil
@@ -10,14 +6,11 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
+from tfx_jax.arguments import Parser
 from tfx_jax.cli import VERBS
-from tfx_jax.cli.launch import jobset, local, slurm, tpu_vm, xpk
-from tfx_jax.cli.launch.plan import Plan
-from tfx_jax.cli.support.parser import Parser
 from tfx_jax.errors import UserError
+from tfx_jax.launch import TARGETS, Plan
 from tfx_jax.planning.topologies import has_libtpu
-
-TARGETS = {"local": local, "tpu-vm": tpu_vm, "xpk": xpk, "jobset": jobset, "slurm": slurm}
 
 _EXAMPLE = "tfx-jax launch local -n 2 -- train --config=transformer_demo --workdir=runs/demo"
 

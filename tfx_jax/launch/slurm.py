@@ -6,8 +6,8 @@ import re
 import shlex
 from collections.abc import Sequence
 
-from tfx_jax.cli.launch.plan import SAVED, Plan, add_grace_option, execute
-from tfx_jax.cli.support.parser import Parser, at_least_one
+from tfx_jax.arguments import Parser, at_least_one
+from tfx_jax.launch.plan import SAVED, Plan, add_grace_option, execute
 from tfx_jax.training.sharding.distributed import RESTART
 
 SUMMARY = "GPU nodes of a Slurm cluster"

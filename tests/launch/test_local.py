@@ -14,8 +14,8 @@ import time
 import pytest
 
 from tfx_jax.cli import main
-from tfx_jax.cli.launch import local
-from tfx_jax.cli.launch.local import supervise, with_process_flags
+from tfx_jax.launch import local
+from tfx_jax.launch.local import supervise, with_process_flags
 
 ROOT = pathlib.Path(__file__).parents[2]
 
@@ -172,7 +172,7 @@ def test_a_reader_that_leaves_makes_all_save(tmp_path):
         'print("saved", flush=True)', 'pathlib.Path(sys.argv[1] + ".saved").touch()'
     )
     code = (
-        "import sys; from tfx_jax.cli.launch.local import supervise\n"
+        "import sys; from tfx_jax.launch.local import supervise\n"
         f"print(supervise([[sys.executable, '-c', {talks!r}, path] for path in sys.argv[1:]]))"
     )
     up = [tmp_path / "up-0", tmp_path / "up-1"]
@@ -191,7 +191,7 @@ def test_nobody_outlives_a_launcher_that_is_killed(tmp_path):
     silent = "import os, pathlib, signal, sys, time\nsignal.signal(15, signal.SIG_IGN)\n"
     silent += "pathlib.Path(sys.argv[1]).write_text(str(os.getpid()))\ntime.sleep(60)"
     code = (
-        "import sys; from tfx_jax.cli.launch.local import supervise\n"
+        "import sys; from tfx_jax.launch.local import supervise\n"
         f"supervise([[sys.executable, '-c', {silent!r}, path] for path in sys.argv[1:]])"
     )
     up = [tmp_path / "up-0", tmp_path / "up-1"]

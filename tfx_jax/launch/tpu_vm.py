@@ -6,9 +6,9 @@ import pathlib
 import shlex
 from collections.abc import Sequence
 
-from tfx_jax.cli.launch.plan import Plan, dns_label, execute, require_shared_workdir
-from tfx_jax.cli.support.parser import Parser
+from tfx_jax.arguments import Parser
 from tfx_jax.errors import UserError
+from tfx_jax.launch.plan import Plan, dns_label, execute, require_shared_workdir
 
 SUMMARY = "every host of a Cloud TPU VM, by ssh"
 

@@ -6,9 +6,9 @@ import math
 import shlex
 from collections.abc import Sequence
 
-from tfx_jax.cli.launch.plan import Plan, add_grace_option, dns_label, execute, literal, require_shared_workdir
-from tfx_jax.cli.support.parser import Parser, at_least_one
+from tfx_jax.arguments import Parser, at_least_one
 from tfx_jax.errors import UserError
+from tfx_jax.launch.plan import Plan, add_grace_option, dns_label, execute, literal, require_shared_workdir
 from tfx_jax.planning.topologies import TOPOLOGIES
 from tfx_jax.training.sharding.distributed import RESTART
 

@@ -9,7 +9,9 @@ from typing import Any
 
 import yaml
 
-from tfx_jax.cli.launch.plan import (
+from tfx_jax.arguments import Parser, at_least_one
+from tfx_jax.errors import UserError
+from tfx_jax.launch.plan import (
     MISTAKE,
     SAVED,
     Plan,
@@ -19,8 +21,6 @@ from tfx_jax.cli.launch.plan import (
     literal,
     require_shared_workdir,
 )
-from tfx_jax.cli.support.parser import Parser, at_least_one
-from tfx_jax.errors import UserError
 
 SUMMARY = "TPU slices of a GKE cluster, by a JobSet (0.10.1 or newer)"
 _CONTAINER = "tfx-jax"

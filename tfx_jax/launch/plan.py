@@ -6,7 +6,7 @@ import subprocess
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from tfx_jax.cli.support.parser import Parser, at_least_one
+from tfx_jax.arguments import Parser, at_least_one
 from tfx_jax.errors import UserError
 
 SAVED = (129, 130, 143)  # exit status of a run that saved after SIGHUP, SIGINT or SIGTERM: rerunning it resumes
