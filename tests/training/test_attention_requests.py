@@ -37,7 +37,7 @@ QUICK = ("BertConfig", "T5Config")
 def tiny(family, name, rate=0.0, **values):
     """A tiny training of a model with that attention, which drops so many of its weights if it drops any."""
     config = tiny_variant(default_config(FAMILIES[family]))
-    config.model.attention = example(name)
+    config.model.attention = example(name, length=64)
     rates = {} if RATES[family] is None else {RATES[family]: rate}
     return with_values(config, {f"model.{field}": value for field, value in (rates | values).items()})
 

@@ -46,6 +46,7 @@ KINDS = {
     ParsingConfig: "encoder_decoder",
     LanguageModelConfig: "decoder",
     DuplicationConfig: "decoder",
+    RecallConfig: "decoder",
     RecurrentLanguageModelConfig: "recurrent_decoder",
     SpeechRecognitionConfig: "ctc",
     CaptioningConfig: "captioner",

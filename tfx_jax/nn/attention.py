@@ -525,8 +525,9 @@ class AttentionConfig:
 
     @property
     def names(self) -> list[str]:
-        """The attentions of the pattern, first the one nearest to the input."""
-        return self.name.split(",")
+        """The attentions of the pattern, first the one nearest to the input; `local_attention` is "local" too."""
+        names = self.name.split(",")
+        return [name if name in SPECS else name.removesuffix("_attention") for name in names]
 
     def pattern(self) -> "list[AttentionConfig]":
         """Takes a pattern apart into the attention of its first, its second ... layer."""
@@ -543,10 +544,11 @@ class AttentionConfig:
           param_dtype: of the parameters, where the attention has any.
           rngs: stream `params` initializes these.
         """
-        spec = SPECS[self.name]
+        (name,) = self.names
+        spec = SPECS[name]
         if spec.parameters or spec.state:
-            return LearnedAttention(self.name, num_heads, d_k, self.options.given, param_dtype=param_dtype, rngs=rngs)
-        return _bound(self.name, self.options)
+            return LearnedAttention(name, num_heads, d_k, self.options.given, param_dtype=param_dtype, rngs=rngs)
+        return _bound(name, self.options)
 
 
 @functools.lru_cache(maxsize=256)
@@ -558,9 +560,9 @@ def _bound(name: str, options: AttentionOptions) -> AttentionFn:
 @functools.lru_cache(maxsize=256)
 def _check_options(attention: AttentionConfig, num_heads: int, d_k: int) -> None:
     """Lets the attention itself say what is wrong with its options, from shapes alone; kernels have none."""
-    if SPECS[attention.name].platform is not None:
+    if SPECS[attention.names[0]].platform is not None:
         return
-    x, spec = jax.ShapeDtypeStruct((1, 8, num_heads, d_k), jnp.float32), SPECS[attention.name]
+    x, spec = jax.ShapeDtypeStruct((1, 8, num_heads, d_k), jnp.float32), SPECS[attention.names[0]]
     sizes = {"num_heads": num_heads, "num_kv_heads": num_heads, "d_k": d_k}
     shapes = spec.gates(**sizes, **attention.options.given) if spec.gates is not None else {}
     gates = {name: jax.ShapeDtypeStruct((1, 8, *shape), jnp.float32) for name, shape in shapes.items()}

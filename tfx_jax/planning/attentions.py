@@ -20,6 +20,8 @@ class Measured(NamedTuple):
     """`make(length, num_heads, head_size)` binds the function's own options and parameters."""
     is_exact: bool = False
     """Whether its values are those of `dot_product_attention`, and so its model FLOPs."""
+    causal_only: bool = False
+    """Whether it has no form that sees the future."""
 
 
 def _from_spec(name: str) -> Measured:
@@ -33,7 +35,7 @@ def _from_spec(name: str) -> Measured:
         shapes = spec.gates(num_heads=num_heads, num_kv_heads=num_heads, d_k=head_size, **options.given)
         return functools.partial(_with_gates, core, shapes)
 
-    return Measured(make, spec.is_exact)
+    return Measured(make, spec.is_exact, spec.causal_only)
 
 
 def _with_gates(

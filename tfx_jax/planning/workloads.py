@@ -209,6 +209,7 @@ def attention(
     if function not in ATTENTIONS:
         raise UserError(f"unknown function {function!r}; there are {', '.join(ATTENTIONS)}")
     chosen = ATTENTIONS[function]
+    is_causal = is_causal or chosen.causal_only
     program = attention_program(chosen.make(length, num_heads, head_size), is_causal, with_gradient)
     like = jax.ShapeDtypeStruct((batch, length, num_heads, head_size), jnp.dtype(dtype))
     try:

@@ -75,7 +75,7 @@ def test_gradients_of_values_gates_and_parameters_are_those_of_the_recurrence(na
     parameters = PARAMETERS[name](inputs[1])
     options = {name: parameters.pop(name) for name in ("temperature",) if name in parameters}
     cotangent = np.random.default_rng(1).normal(size=(B, 7, N, U)).astype(np.float32)
-    function = functools.partial(getattr(functional, name), block_size=4, **options)
+    function = functools.partial(SPECS[name].function, block_size=4, **options)
 
     def chunked(inputs, parameters):
         return (function(*inputs, **parameters) * cotangent).sum()
@@ -149,9 +149,9 @@ def test_a_delta_rule_answers_with_the_newest_value_of_a_key():
 def test_errors_say_what_to_do(name):
     query, key, value = _inputs()
     label = {
-        "gated_linear_attention": "gated linear",
+        "gated_linear": "gated linear",
         "state_space_duality": "state space",
-        "kimi_delta_attention": "Kimi delta",
+        "kimi_delta": "Kimi delta",
     }.get(name, name.replace("_", " "))
     call = functools.partial(jax.eval_shape, functools.partial(attend, name), query, key, value)
     with pytest.raises(ValueError, match=f"^{label} attention is causal only.*pass is_causal=True"):

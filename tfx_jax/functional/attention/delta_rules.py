@@ -287,7 +287,7 @@ GATED_DELTA_RULE = dataclasses.replace(
 )
 KIMI_DELTA_ATTENTION = dataclasses.replace(
     GATED_DELTA_RULE,
-    name="kimi_delta_attention",
+    name="kimi_delta",
     function=kimi_delta_attention,
     reference="Kimi Linear (2025), equation 1",
     gates=lambda num_heads, num_kv_heads, d_k, **_: {"beta": (num_kv_heads,), "dt": (num_kv_heads, d_k)},

@@ -93,7 +93,7 @@ def forgetting_attention(
 
 
 FORGETTING_ATTENTION = AttentionSpec(
-    name="forgetting_attention",
+    name="forgetting",
     function=forgetting_attention,
     reference="Lin et al. (2025), equation 4",
     causal_only=True,

@@ -183,7 +183,7 @@ def _init_lambdas(rng: Array, num_heads: int, d_k: int, dtype: DTypeLike, **_: f
 
 
 TALKING_HEADS_ATTENTION = AttentionSpec(
-    name="talking_heads_attention",
+    name="talking_heads",
     function=talking_heads_attention,
     reference="Shazeer et al. (2020)",
     parameters=_init_mixes,
@@ -191,7 +191,7 @@ TALKING_HEADS_ATTENTION = AttentionSpec(
 )
 DIFFERENTIAL_ATTENTION = dataclasses.replace(
     TALKING_HEADS_ATTENTION,
-    name="differential_attention",
+    name="differential",
     function=differential_attention,
     reference="Ye et al. (2024), equations 1 to 3",
     options={

@@ -310,7 +310,7 @@ RETENTION = AttentionSpec(
 )
 GATED_LINEAR_ATTENTION = dataclasses.replace(
     RETENTION,
-    name="gated_linear_attention",
+    name="gated_linear",
     function=gated_linear_attention,
     reference="Yang et al. (2023), section 4",
     options={

@@ -314,7 +314,7 @@ def _attend(
 
 
 SIGMOID_ATTENTION = AttentionSpec(
-    name="sigmoid_attention",
+    name="sigmoid",
     function=sigmoid_attention,
     reference="Ramapuram et al. (2024), equation 3",
     options={"offset": Option("added to all logits; None: minus the logarithm of the number of visible keys", float)},
@@ -322,14 +322,14 @@ SIGMOID_ATTENTION = AttentionSpec(
 )
 ENTMAX_ATTENTION = dataclasses.replace(
     SIGMOID_ATTENTION,
-    name="entmax_attention",
+    name="entmax",
     function=entmax_attention,
     reference="Peters et al. (2019); sparsemax: Martins and Astudillo (2016)",
     options={"alpha": Option("1.5, or 2 for sparsemax", float)},
 )
 TOPK_ATTENTION = dataclasses.replace(
     SIGMOID_ATTENTION,
-    name="topk_attention",
+    name="topk",
     function=topk_attention,
     reference="Zhao et al. (2019)",
     options={"num_keys": Option("keys that a query reads", required=True, at_least=1)},
@@ -337,7 +337,7 @@ TOPK_ATTENTION = dataclasses.replace(
 )
 STICK_BREAKING_ATTENTION = dataclasses.replace(
     SIGMOID_ATTENTION,
-    name="stick_breaking_attention",
+    name="stick_breaking",
     function=stick_breaking_attention,
     reference="Tan et al. (2024), section 2",
     options={},

@@ -108,7 +108,7 @@ def _of_max_length(*arguments: Any, max_length: int, **options: Any) -> Any:
 
 
 SYNTHESIZER_ATTENTION = AttentionSpec(
-    name="synthesizer_attention",
+    name="synthesizer",
     function=_of_max_length,
     reference="Tay et al. (2020), the random variant",
     options={"max_length": Option("tokens of the longest sequence", required=True, at_least=1)},

@@ -159,10 +159,6 @@ class RecallTask(TokenPredictionBase[RecallConfig, DecoderConfig, DrawSequences]
     def loss(self, model: Any, batch: dict[str, Array], rngs: nnx.Rngs | None) -> LossOutput:
         return duplication_loss(model, batch, rngs)  # of the positions with a weight
 
-    def training_flops(self, shapes: Mapping[str, tuple[int, ...]]) -> int:
-        rows, length = shapes["inputs"]
-        return self.model_config.training_flops(rows, length, num_predicted=length)
-
     def result(self, sums: Mapping[str, Metric]) -> EvalResult:
         values = {name: 100 * float(sums[name].mean) for name in ("accuracy", "exact_match")}
         values["loss"] = float(sums["nll"].mean)

@@ -65,7 +65,7 @@ def _forgetting(query, key, *arguments, **options):
 
 CASES = (
     Case(
-        "talking_heads_attention",
+        "talking_heads",
         functools.partial(
             talking_heads_attention, logits_mix=jnp.asarray(LOGITS_MIX), weights_mix=jnp.asarray(WEIGHTS_MIX)
         ),
@@ -75,7 +75,7 @@ CASES = (
     ),
     # Pairs of values are shared by pairs of heads: grouped queries are in test_head_mixtures.py.
     Case(
-        "differential_attention",
+        "differential",
         functools.partial(
             differential_attention, lambda_query=jnp.asarray(LAMBDAS[0]), lambda_key=jnp.asarray(LAMBDAS[1])
         ),
@@ -83,5 +83,5 @@ CASES = (
         takes=EVERYTHING - {"grouped"},
         is_distribution=False,
     ),
-    Case("forgetting_attention", _forgetting, forgetting_weights),
+    Case("forgetting", _forgetting, forgetting_weights),
 )

@@ -59,9 +59,9 @@ def stick_breaking(logits):
 
 
 CASES = (
-    Case("sigmoid_attention", sigmoid_attention, functools.partial(row_weights, sigmoid), is_distribution=False),
+    Case("sigmoid", sigmoid_attention, functools.partial(row_weights, sigmoid), is_distribution=False),
     Case(
-        "entmax_attention",
+        "entmax",
         entmax_attention,
         functools.partial(row_weights, functools.partial(entmax, alpha=1.5)),
     ),
@@ -71,13 +71,13 @@ CASES = (
         functools.partial(row_weights, functools.partial(entmax, alpha=2.0)),
     ),
     Case(
-        "topk_attention",
+        "topk",
         functools.partial(topk_attention, num_keys=3),
         functools.partial(row_weights, functools.partial(topk, num_keys=3)),
         dense=functools.partial(topk_attention, num_keys=17),
     ),
     Case(
-        "stick_breaking_attention",
+        "stick_breaking",
         stick_breaking_attention,
         functools.partial(row_weights, stick_breaking, is_causal=True),
         is_distribution=False,

@@ -105,11 +105,11 @@ def _per_head(key):
 
 PARAMETERS = {
     "retention": lambda key: {"decay": jnp.asarray(DECAY[: key.shape[2]])},
-    "gated_linear_attention": lambda key: {"gate": key @ _TO_GATES, "temperature": 4.0},
+    "gated_linear": lambda key: {"gate": key @ _TO_GATES, "temperature": 4.0},
     "state_space_duality": lambda key: {"dt": key @ _TO_GATES[:, 3], **_per_head(key)},
     "delta_rule": lambda key: {"beta": key @ _TO_BETA},
     "gated_delta_rule": lambda key: {"beta": key @ _TO_BETA, "dt": key @ _TO_GATES[:, 3], **_per_head(key)},
-    "kimi_delta_attention": lambda key: {
+    "kimi_delta": lambda key: {
         "beta": key @ _TO_BETA,
         "dt": key @ _TO_GATES,
         **_per_head(key),
@@ -127,11 +127,11 @@ def attend(name, query, key, *arguments, block_size=4, **options):
 
 WEIGHTS = {
     "retention": retention_weights,
-    "gated_linear_attention": gated_linear_weights,
+    "gated_linear": gated_linear_weights,
     "state_space_duality": state_space_weights,
     "delta_rule": delta_weights,
     "gated_delta_rule": gated_delta_weights,
-    "kimi_delta_attention": kimi_delta_weights,
+    "kimi_delta": kimi_delta_weights,
 }
 CASES = tuple(
     Case(name, functools.partial(attend, name), oracle, takes=TAKES, is_lean=True, is_distribution=False)

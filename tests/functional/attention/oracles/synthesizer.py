@@ -28,7 +28,7 @@ def synthesizer_weights(query, key, *, bias=0.0, mask=True, is_causal=False):
 
 CASES = (
     Case(
-        "synthesizer_attention",
+        "synthesizer",
         functools.partial(synthesizer_attention, logits=jnp.asarray(LOGITS)),
         synthesizer_weights,
     ),
