@@ -6,7 +6,8 @@ from tfx_jax.nn import AttentionConfig, AttentionOptions
 ON_CPU = [name for name, spec in SPECS.items() if spec.platform is None]
 """Kernels of accelerators are tested in tests/functional/attention/test_implementations.py."""
 CAUSAL = [name for name in ON_CPU if SPECS[name].causal]
-PATTERNS = ["window,dense", "local,window", "lsh,dense", "additive,dense"]
+ENCODING = [name for name in ON_CPU if not SPECS[name].causal_only]
+PATTERNS = ["window,dense", "local,window", "lsh,dense", "additive,dense", "gated_delta_rule,dense"]
 """Layers with different attentions."""
 
 

@@ -188,7 +188,7 @@ def test_the_command_line_generates_with_it(monkeypatch, capsys):
     class Letters:
         eos_id, bos_id = EOS_ID, None
 
-        def encode(self, line):
+        def encode_prompt(self, line):
             return [ord(letter) - ord("a") for letter in line]
 
         def decode(self, ids):

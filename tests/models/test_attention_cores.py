@@ -9,13 +9,25 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from tests.attentions import CAUSAL, ON_CPU, PATTERNS, example
+from tests.attentions import CAUSAL, ENCODING, ON_CPU, PATTERNS, example
 from tests.nn.programs import started
 from tfx_jax.errors import UserError
 from tfx_jax.functional import dot_product_attention, greedy_search, sliding_window_attention
 from tfx_jax.functional.attention import SPECS
 from tfx_jax.functional.search import beam_search
-from tfx_jax.models import GPT, T5, Bert, BertConfig, GPTConfig, T5Config, Transformer, TransformerConfig, hf
+from tfx_jax.models import (
+    GPT,
+    T5,
+    Bert,
+    BertConfig,
+    GPTConfig,
+    Llama,
+    LlamaConfig,
+    T5Config,
+    Transformer,
+    TransformerConfig,
+    hf,
+)
 from tfx_jax.models.vit import ViT, ViTConfig
 from tfx_jax.nn import AttentionConfig, AttentionOptions, ExpertsConfig, MultiHeadAttention
 from tfx_jax.nn.attention import decoding_of
@@ -27,6 +39,7 @@ WITH_BIAS = [name for name in CAUSAL if SPECS[name].bias]
 SMALL = {"num_layers": 2, "d_model": 8, "num_heads": 2}
 CONFIGS = {
     "gpt": GPTConfig(V, max_length=LENGTH + PROMPT, d_ff=8, **SMALL),
+    "llama": LlamaConfig(V, max_length=LENGTH + PROMPT, d_ff=8, num_kv_heads=1, **SMALL),
     "transformer": TransformerConfig(V, d_ff=8, **SMALL),
     "t5": T5Config(V, d_k=4, d_ff=8, **SMALL),
     "bert": BertConfig(V, max_length=LENGTH, d_ff=8, **SMALL),
@@ -39,13 +52,21 @@ SPARSE = {
     "t5 with experts": dataclasses.replace(CONFIGS["t5"], experts=EXPERTS),
 }
 CONFIGS |= SPARSE
-MODELS = {"gpt": GPT, "transformer": Transformer, "t5": T5, "bert": Bert, "vit": ViT}
+MODELS = {"gpt": GPT, "llama": Llama, "transformer": Transformer, "t5": T5, "bert": Bert, "vit": ViT}
 # Of each way to decode one in each model: from cached keys and values, of those that a window leaves, from all tokens.
-QUICK = {("gpt", "local"), ("gpt", "lsh"), ("transformer", "window"), ("t5", "relative"), ("gpt", "window,dense")}
+QUICK = {
+    ("llama", "window,dense"),
+    ("gpt", "local"),
+    ("gpt", "lsh"),
+    ("transformer", "window"),
+    ("t5", "relative"),
+    ("gpt", "window,dense"),
+}
 GENERATING = [
     pytest.param(kind, name, marks=() if (kind, name) in QUICK else pytest.mark.slow)
     for kind, names in (
         ("gpt", CAUSAL + PATTERNS),
+        ("llama", [name for name in CAUSAL + PATTERNS if all(SPECS[n].grouped_queries for n in name.split(","))]),
         ("transformer", CAUSAL + PATTERNS),
         ("t5", [*WITH_BIAS, "additive,dense"]),
         *((kind, ["dense"] if "t5" in kind else ["dense", "window,dense"]) for kind in SPARSE),
@@ -79,7 +100,7 @@ IS_TOKEN = np.array([[True] * PROMPT, [False, False, True, True, True]])  # the 
 def scored(kind, name):
     """`fn(tokens [B, LENGTH])`: the logits after each token, one program for all rows of any content."""
     model = make_model(kind, name)
-    if kind.startswith("gpt"):
+    if kind.startswith(("gpt", "llama")):
         return jax.jit(lambda tokens: model(tokens))
     return jax.jit(lambda tokens: model(jnp.asarray(SOURCE), jnp.pad(tokens, ((0, 0), (0, 1)))[:, 1:]))
 
@@ -91,7 +112,7 @@ def start_token(kind):
 def with_start(kind, tokens):
     """What a decoder reads: its start token first; a language model starts with whatever it is given."""
     tokens = tokens.copy()
-    if not kind.startswith("gpt"):
+    if not kind.startswith(("gpt", "llama")):
         tokens[:, 0] = start_token(kind)
     return tokens
 
@@ -102,7 +123,7 @@ def searched(kind, name):
     model = make_model(kind, name)
 
     def start(num_beams, tokens):
-        if kind.startswith("gpt"):
+        if kind.startswith(("gpt", "llama")):
             return started(model.decoder(), tokens[:, :1], max_length=LENGTH - 1, num_beams=num_beams)
         return started(model.decoder(), jnp.asarray(SOURCE), max_length=LENGTH, num_beams=num_beams)
 
@@ -204,7 +225,7 @@ def test_a_prompt_is_gone_on_with_whatever_padding_is_beside_it(name):
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(n, marks=() if n == "bigbird" else pytest.mark.slow) for n in [*ON_CPU, "local,window"]]
+    "name", [pytest.param(n, marks=() if n == "bigbird" else pytest.mark.slow) for n in [*ENCODING, "local,window"]]
 )
 @pytest.mark.parametrize("kind", ["bert", "vit"])
 def test_encoders_read_with_every_attention(kind, name):
@@ -227,6 +248,8 @@ def test_encoders_read_with_every_attention(kind, name):
         ("gpt", "bigbird", "bigbird attention has no causal form"),
         ("transformer", "bigbird", "bigbird attention has no causal form"),
         ("gpt", "routing", "routing attention has no causal form"),
+        ("bert", "retention", "retention attention is causal only, and this model is not"),
+        ("vit", "delta_rule", "delta_rule attention is causal only, and this model is not"),
         ("gpt", "nystrom", "nystrom attention has no causal form"),
         *(("t5", name, f"{name} attention takes no bias") for name in CAUSAL if name not in WITH_BIAS),
         ("gpt", "widnow", "attention.name='widnow' is none of dense, "),
@@ -256,11 +279,12 @@ def test_options_belong_to_their_attention(name, options, message):
 def test_texts_that_share_a_row_need_an_attention_that_keeps_them_apart():
     for name in ON_CPU:
         attention = example(name)
+        is_causal = SPECS[name].causal_only
         if name in ("favor", "linear", "nystrom", "bigbird", "routing"):
             with pytest.raises(ValueError, match=f"{name} attention cannot keep texts apart"):
                 attention.check(is_packed=True)
         else:
-            attention.check(is_packed=True)
+            attention.check(is_packed=True, is_causal=is_causal)
 
 
 class Louder(MultiHeadAttention):

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from tests.attentions import ON_CPU, example
+from tests.attentions import ENCODING, example
 from tfx_jax.models.long_encoder import LongEncoder, LongEncoderConfig
 
 V, D, F, N = 19, 12, 10, 3
@@ -23,7 +23,8 @@ TOKENS, OTHERS = (
 
 
 def with_attention(config, name):
-    return dataclasses.replace(config, attention=example(name))
+    """Two heads, because differential attention takes pairs of them."""
+    return dataclasses.replace(config, num_heads=2, attention=example(name))
 
 
 @pytest.fixture(scope="module")
@@ -101,7 +102,7 @@ def test_there_are_as_many_parameters_as_by_hand(config):
     assert sum(leaf.size for leaf in jax.tree.leaves(nnx.state(model))) == want
 
 
-@pytest.mark.parametrize("name", ON_CPU)
+@pytest.mark.parametrize("name", ENCODING)
 def test_with_every_attention_padding_changes_nothing(name, drawn):
     """Other vectors where there is no token change no bit; another token changes the logits of its own row alone."""
     read, params = drawn(with_attention(CONFIG, name))
@@ -118,7 +119,7 @@ def test_with_every_attention_padding_changes_nothing(name, drawn):
     assert np.abs(other[1] - found[1]).max() > 1e-4
 
 
-@pytest.mark.parametrize("name", ON_CPU)
+@pytest.mark.parametrize("name", ENCODING)
 def test_more_padding_changes_nothing(name, drawn):
     read, params = drawn(with_attention(CONFIG, name))
     wide = np.pad(TOKENS, ((0, 0), (0, 9)))

@@ -38,6 +38,8 @@ from tfx_jax.models import (
     Esim,
     EsimConfig,
     GPTConfig,
+    Llama,
+    LlamaConfig,
     LongEncoder,
     LongEncoderConfig,
     Reformer,
@@ -78,6 +80,21 @@ ATTENTIONS = {
     "additive": {},
     "general": {},
     "relative": {},
+    "sigmoid_attention": {},
+    "entmax_attention": {},
+    "entmax_attention alpha": {"alpha": 2.0},
+    "topk_attention": {"num_keys": 3},
+    "stick_breaking_attention": {},
+    "talking_heads_attention": {},
+    "differential_attention": {},
+    "forgetting_attention": {},
+    "synthesizer_attention": {"max_length": 40},
+    "retention": {"block_size": 4},
+    "gated_linear_attention": {"block_size": 4},
+    "state_space_duality": {"block_size": 4},
+    "delta_rule": {"block_size": 4},
+    "gated_delta_rule": {"block_size": 4},
+    "kimi_delta_attention": {"block_size": 4},
     "routing": {"num_clusters": 3},
     "routing window": {"num_clusters": 3, "window": 4},
     "window,dense": {"window": 2},
@@ -387,6 +404,7 @@ MOE = ExpertsConfig(num_experts=3)
 FAMILIES = {
     "gpt": Family(GPTConfig(V, max_length=64, **SIZES), GPT, language_model),
     "gpt with experts": Family(GPTConfig(V, max_length=64, experts=MOE, **SIZES), GPT, language_model),
+    "llama": Family(LlamaConfig(V, max_length=64, num_kv_heads=1, qk_norm="head", **SIZES), Llama, language_model),
     "transformer": Family(TransformerConfig(V, **SIZES), Transformer, encoder_decoder),
     "transformer with learned positions": Family(
         TransformerConfig(V, learned_positions=32, **SIZES), Transformer, encoder_decoder
@@ -531,8 +549,10 @@ def is_refused(family, label):
             for spec in specs
             for key, option in spec.options.items()
         )
+        or (not config.is_causal and any(spec.causal_only for spec in specs))
         or (config.is_causal and not all(spec.causal for spec in specs))
         or (config.has_position_bias and not all(spec.bias for spec in specs))
+        or (getattr(config, "num_kv_heads", None) == 1 and not all(spec.grouped_queries for spec in specs))
         or (family == "transformer_xl" and attention.name != "relative")
         or (family == "longformer" and attention.name != "window")
     )

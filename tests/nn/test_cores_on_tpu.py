@@ -5,14 +5,13 @@ import functools
 import jax
 import jax.numpy as jnp
 import pytest
-from flax import nnx
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from tests.attentions import example
 from tests.tiers import slow_but
 from tfx_jax.functional import decomposable_attention, dot_product_attention, kernel_regression
 from tfx_jax.functional.attention import SPECS
+from tfx_jax.planning.attentions import ATTENTIONS
 from tfx_jax.planning.measure import without_compilation_cache
 from tfx_jax.training.sharding.attention import shard_attention
 from tfx_jax.training.sharding.strategies import make_mesh
@@ -44,7 +43,7 @@ def _compiled(attend, *shapes, mesh, axes=()):
 def test_every_core_compiles(tpu_devices, name):
     if name in CANNOT:
         pytest.skip(f"{name} {CANNOT[name]}")
-    core = functools.partial(example(name, length=128).make(2, 32, rngs=nnx.Rngs(0)), is_causal=SPECS[name].causal)
+    core = functools.partial(ATTENTIONS[name].make(128, 2, 32), is_causal=SPECS[name].causal)
     mesh = make_mesh(1, devices=tpu_devices("v5e:1x1"))
     program = _compiled(core, *[(1, 128, 2, 32)] * 3, mesh=mesh)
     assert ("tpu_custom_call" in program) == (name in ("splash", "flash"))

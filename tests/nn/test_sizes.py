@@ -26,16 +26,16 @@ def test_sizes_of_attention_below_one_are_refused(name, number):
 @pytest.mark.parametrize("name", ON_CPU)
 def test_every_core_takes_grouped_queries_or_its_configuration_refuses_them(name):
     """What the table says is what the core does."""
-    config = example(name)
+    config, is_causal = example(name), SPECS[name].causal_only
     if not SPECS[name].grouped_queries:
         with pytest.raises(ValueError, match=f"^{name} attention needs as many key heads as query heads"):
-            config.check(num_heads=4, num_kv_heads=2)
+            config.check(is_causal=is_causal, num_heads=4, num_kv_heads=2)
         return
-    config.check(num_heads=4, num_kv_heads=2)
+    config.check(is_causal=is_causal, num_heads=4, num_kv_heads=2)
 
     def attend(x):
         core = config.make(4, 8, rngs=nnx.Rngs(0))
-        return MultiHeadAttention(32, 4, num_kv_heads=2, attention_fn=core, rngs=nnx.Rngs(1))(x)
+        return MultiHeadAttention(32, 4, num_kv_heads=2, attention_fn=core, rngs=nnx.Rngs(1))(x, is_causal=is_causal)
 
     assert jax.eval_shape(attend, jnp.ones((2, 6, 32))).shape == (2, 6, 32)
 

@@ -70,6 +70,9 @@ def trained(attention, call):
     """Whether a core with parameters of its own gives what is asked, and gradients of it: shapes alone."""
     arrays = {name: x for name, x in call.items() if isinstance(x, jax.core.ShapedArray)}
     options = {name: x for name, x in call.items() if name not in arrays}
+    (b, t, n, h), gates = call["query"].shape, SPECS[attention.name].gates
+    shapes = gates(num_heads=n, num_kv_heads=n, d_k=h) if gates is not None else {}
+    arrays |= {gate: jax.typeof(np.zeros((b, t, *shape), np.float32)) for gate, shape in shapes.items()}
 
     def total(inputs, others):
         core = attention.make(*call["query"].shape[2:], rngs=nnx.Rngs(0))
@@ -107,14 +110,14 @@ def test_a_core_drops_weights_or_says_that_it_cannot(name):
     rng = jax.typeof(jax.random.key(0))
     call = {"query": x, "key": x, "value": x, "dropout_rate": 0.1, "dropout_rng": rng}
     if SPECS[name].dropout:
-        attention.check(drops="attention_dropout_rate")
+        attention.check(is_causal=SPECS[name].causal_only, drops="attention_dropout_rate")
         trained(attention, call)
         return
     with pytest.raises(ValueError, match=r"has no dropout|no weights to drop"):
         trained(attention, call)
     message = f"attention_dropout_rate must be 0 with {name} attention, which can drop no weights"
     with pytest.raises(ValueError, match=message):
-        attention.check(drops="attention_dropout_rate")
+        attention.check(is_causal=SPECS[name].causal_only, drops="attention_dropout_rate")
 
 
 @pytest.mark.parametrize(

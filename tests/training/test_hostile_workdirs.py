@@ -2,6 +2,7 @@
 
 import json
 import os
+import pathlib
 import shutil
 import signal
 
@@ -106,9 +107,7 @@ def test_a_file_in_place_of_the_newest_checkpoint(workdir, is_link):
     else:
         path.write_text("text")
     for read in (lambda: load_best_params(workdir), lambda: average_checkpoints(workdir, 1)):
-        with pytest.raises(
-            UserError, match=r"checkpoints/7 is a file, where the folder of a checkpoint should be: del"
-        ):
+        with pytest.raises(UserError, match=r"checkpoints/7 is not a folder, as a checkpoint is: delete it"):
             read()
 
 
@@ -135,6 +134,20 @@ def test_a_training_writes_through_no_link(workdir, tmp_path, name):
     with pytest.raises(UserError, match=rf"workdir/{name} is a symbolic link, through which nothing is written"):
         make_workdir(workdir)
     assert not any((tmp_path / "elsewhere").iterdir())
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, pathlib.Path.touch], ids=["a pipe", "a file"])
+def test_an_average_replaces_folders_only(workdir, make):
+    shutil.rmtree(workdir / "average")
+    make(workdir / "average")
+    with pytest.raises(UserError, match="workdir/average is not the folder of an average: delete it"):
+        average_checkpoints(workdir, 1)
+
+
+def test_a_checkpoint_that_is_no_folder_is_reported(workdir):
+    (workdir / "checkpoints" / "99").touch()
+    with pytest.raises(UserError, match="checkpoints/99 is not a folder, as a checkpoint is"):
+        load_params(workdir)
 
 
 def test_an_average_writes_through_no_link(workdir, tmp_path):

@@ -12,6 +12,8 @@ from tfx_jax.models import (
     T5,
     BertConfig,
     GPTConfig,
+    Llama,
+    LlamaConfig,
     LongEncoder,
     LongEncoderConfig,
     Reformer,
@@ -79,6 +81,14 @@ FAMILIES = {
         language_model_loss,
         lambda: {"inputs": text(), "targets": text(), "weights": np.ones((B, T), np.float32)},
         ("decoder_layers", "feed_forward", "up"),
+        {"fsdp": 2, "sequence": 2, "tensor": 2},
+    ),
+    "llama": (
+        Llama,
+        LlamaConfig(**SIZES, num_kv_heads=2, qk_norm="all", norms="both"),
+        language_model_loss,
+        lambda: {"inputs": text(), "targets": text(), "weights": np.ones((B, T), np.float32)},
+        ("decoder_layers", "feed_forward", "gate"),
         {"fsdp": 2, "sequence": 2, "tensor": 2},
     ),
     "bert": (

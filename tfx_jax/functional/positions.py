@@ -5,6 +5,10 @@ and keys, and the rest are biases of attention scores that depend on the distanc
 the first query, as in a cache or a memory, positions or an `offset` say how many.
 """
 
+import functools
+from typing import Any
+
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int, Num
@@ -316,27 +320,23 @@ def t5_score_mod(
       max_distance: the distance from which on all share a bucket.
       is_bidirectional: False for decoders.
 
-    >>> import jax
     >>> from tfx_jax.functional import dot_product_attention
-    >>> x, table = jnp.zeros((1, 2, 1, 4)), jnp.log(jnp.arange(1.0, 33))[:, None]
+    >>> x, table = jnp.zeros((1, 2, 1, 4)), jnp.log(jnp.arange(1.0, 33) ** 2)[:, None]
     >>> attend = lambda x, table: dot_product_attention(x, x, x, score_mod=t5_score_mod(table), return_weights=True)
-    >>> jax.jit(attend)(x, table)[1][0, 0].round(3).tolist()  # buckets 0 and 17, 1 and 0
-    [[0.053, 0.947], [0.667, 0.333]]
+    >>> print(np.asarray(jax.jit(attend)(x, table)[1][0, 0]).round(2))  # buckets 0 and 17, 1 and 0
+    [[0.  1. ]
+     [0.8 0.2]]
     """
+    mod = functools.partial(_add_t5_bias, max_distance=max_distance, is_bidirectional=is_bidirectional)
+    return jax.tree_util.Partial(mod, table, offset)
 
-    def score_mod(logits: Array, b: Array, n: Array, t: Array, s: Array) -> Array:
-        first = s[0, 0, 0, 0] - t[0, 0, 0, 0] - offset  # a block is consecutive, so its distances are too
-        bias = relative_position_bias(
-            table,
-            logits.shape[2],
-            logits.shape[3],
-            offset=-first,
-            max_distance=max_distance,
-            is_bidirectional=is_bidirectional,
-        )
-        return logits + bias.astype(logits.dtype)
 
-    return score_mod
+def _add_t5_bias(
+    table: Array, offset: int | Array, logits: Array, b: Array, n: Array, t: Array, s: Array, **kinds: Any
+) -> Array:
+    del b, n
+    first = s[0, 0, 0, 0] - t[0, 0, 0, 0] - offset  # a block is consecutive, so its distances are too
+    return logits + relative_position_bias(table, *logits.shape[2:], offset=-first, **kinds).astype(logits.dtype)
 
 
 def alibi_score_mod(slopes: Float[Array, " N"], *, offset: int | Int[Array, ""] = 0) -> ScoreMod:
@@ -348,19 +348,20 @@ def alibi_score_mod(slopes: Float[Array, " N"], *, offset: int | Int[Array, ""] 
       slopes: one for each head, [N], such as `alibi_slopes(N)`; learned ones get gradients.
       offset: how many keys precede the first query.
 
-    >>> import jax
     >>> from tfx_jax.functional import dot_product_attention
     >>> x, slopes = jnp.zeros((1, 2, 1, 4)), jnp.log(jnp.array([3.0]))
     >>> attend = lambda x: dot_product_attention(x, x, x, score_mod=alibi_score_mod(slopes), return_weights=True)
     >>> jax.jit(attend)(x)[1][0, 0].round(2).tolist()
     [[0.75, 0.25], [0.25, 0.75]]
     """
+    return jax.tree_util.Partial(_subtract_distances, slopes, offset)
 
-    def score_mod(logits: Array, b: Array, n: Array, t: Array, s: Array) -> Array:
-        distance = jnp.abs(s - t - offset).astype(logits.dtype)
-        return logits - slopes.astype(logits.dtype)[n] * distance
 
-    return score_mod
+def _subtract_distances(
+    slopes: Array, offset: int | Array, logits: Array, b: Array, n: Array, t: Array, s: Array
+) -> Array:
+    del b
+    return logits - slopes.astype(logits.dtype)[n] * jnp.abs(s - t - offset).astype(logits.dtype)
 
 
 def relative_shift(scores: Num[Array, "*shape T P"], num_keys: int | None = None) -> Num[Array, "*shape T S"]:

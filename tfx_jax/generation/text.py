@@ -170,8 +170,7 @@ class TextGenerator:
         tokenizer = self._tokenizer
         if not self.continues_prompts:
             return tokenizer.encode_with_specials(prompt).ids
-        start = tokenizer.eos_id if tokenizer.bos_id is None else tokenizer.bos_id
-        ids = tokenizer.encode(prompt) or ([] if start is None else [start])
+        ids = tokenizer.encode_prompt(prompt)
         if not ids:
             raise UserError(f"prompt {number} has no tokens, and the tokenizer has no token to start a text with")
         return ids

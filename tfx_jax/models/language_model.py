@@ -95,7 +95,7 @@ class LanguageModel(nnx.Module):
             positions = jnp.arange(tokens.shape[1])[None] if token_mask is None else count(token_mask)
         mask = None if token_mask is None else token_mask[:, None, None, :]
         if segment_ids is not None:
-            self.config.attention.check(is_packed=True)
+            self.config.attention.check(is_causal=True, is_packed=True)
             in_segment = (segment_ids[0] if isinstance(segment_ids, tuple) else segment_ids) != 0
             token_mask = in_segment if token_mask is None else token_mask & in_segment
         tokens, positions = hide_padding(tokens, token_mask), hide_padding(positions, token_mask)

@@ -471,7 +471,7 @@ class AttentionConfig:
         is_packed: bool = False,
         is_float32: bool = False,
         drops: str | None = None,
-        num_heads: int = 1,
+        num_heads: int = 2,
         num_kv_heads: int | None = None,
         d_k: int = 8,
     ) -> None:
@@ -506,6 +506,8 @@ class AttentionConfig:
             missing = [key for key, option in spec.options.items() if option.required and key not in given]
             if missing:
                 raise ValueError(f"{name} attention needs attention.options.{missing[0]}")
+            if spec.causal_only and not is_causal:
+                raise ValueError(f"{name} attention is causal only, and this model is not")
             if is_causal and not spec.causal:
                 raise ValueError(f"{name} attention has no causal form, which a model that generates needs")
             if has_bias and not spec.bias:
@@ -558,8 +560,11 @@ def _check_options(attention: AttentionConfig, num_heads: int, d_k: int) -> None
     """Lets the attention itself say what is wrong with its options, from shapes alone; kernels have none."""
     if SPECS[attention.name].platform is not None:
         return
-    x = jax.ShapeDtypeStruct((1, 8, num_heads, d_k), jnp.float32)
+    x, spec = jax.ShapeDtypeStruct((1, 8, num_heads, d_k), jnp.float32), SPECS[attention.name]
+    sizes = {"num_heads": num_heads, "num_kv_heads": num_heads, "d_k": d_k}
+    shapes = spec.gates(**sizes, **attention.options.given) if spec.gates is not None else {}
+    gates = {name: jax.ShapeDtypeStruct((1, 8, *shape), jnp.float32) for name, shape in shapes.items()}
     try:
-        jax.eval_shape(lambda x: attention.make(num_heads, d_k, rngs=nnx.Rngs(0))(x, x, x), x)
+        jax.eval_shape(lambda x, gates: attention.make(num_heads, d_k, rngs=nnx.Rngs(0))(x, x, x, **gates), x, gates)
     except ValueError as error:
         raise ValueError(f"{attention.name} attention: {error}") from None

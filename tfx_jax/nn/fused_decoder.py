@@ -99,11 +99,9 @@ class FusedDecoderLayer(nnx.Module):
         self.query_norm, self.key_norm, self.rotary, self.sinks = own.query_norm, own.key_norm, own.rotary, own.sinks
         self.gates = nnx.Dict({name: getattr(own, f"gate_{name}") for name in own.gate_names})
         decoding = _decoding_of(own)
-        self.attention_fn = self.is_visible = self.read_fn = self.step_fn = None
-        if isinstance(decoding, RecurrentDecoding):
-            self.read_fn, self.step_fn = decoding
-        else:
-            self.attention_fn, self.is_visible = decoding
+        is_recurrent = isinstance(decoding, RecurrentDecoding)
+        self.read_fn, self.step_fn = decoding if is_recurrent else (None, None)
+        self.attention_fn, self.is_visible = (None, None) if is_recurrent else decoding
         self.learned = own.attention_fn if isinstance(own.attention_fn, LearnedAttention) else None
         self.scale, self.logits_soft_cap = own.scale, own.logits_soft_cap
         self.cross_attention_fn = self.cross_scale = None

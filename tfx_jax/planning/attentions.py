@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 from flax import nnx
+from jaxtyping import Array
 
 from tfx_jax import functional
 from tfx_jax.functional.attention import SPECS
@@ -22,11 +23,25 @@ class Measured(NamedTuple):
 
 
 def _from_spec(name: str) -> Measured:
-    def make(length: int, num_heads: int, head_size: int) -> Callable[..., Any]:
-        options = AttentionOptions(**SPECS[name].example(length))
-        return AttentionConfig(name, options).make(num_heads, head_size, rngs=nnx.Rngs(0))
+    spec = SPECS[name]
 
-    return Measured(make, SPECS[name].is_exact)
+    def make(length: int, num_heads: int, head_size: int) -> Callable[..., Any]:
+        options = AttentionOptions(**spec.example(length))
+        core = AttentionConfig(name, options).make(num_heads, head_size, rngs=nnx.Rngs(0))
+        if spec.gates is None:
+            return core
+        shapes = spec.gates(num_heads=num_heads, num_kv_heads=num_heads, d_k=head_size, **options.given)
+        return functools.partial(_with_gates, core, shapes)
+
+    return Measured(make, spec.is_exact)
+
+
+def _with_gates(
+    core: Callable[..., Any], shapes: dict[str, tuple[int, ...]], query: Array, key: Array, *args: Any, **options: Any
+) -> Any:
+    """Attends with gates that are numbers of the keys: all of them, or the first of each head."""
+    gates = {name: key if len(shape) == 2 else key[..., 0] for name, shape in shapes.items()}
+    return core(query, key, *args, **gates, **options)
 
 
 def _xla(length: int, num_heads: int, head_size: int) -> Callable[..., Any]:

@@ -143,6 +143,7 @@ def test_what_is_written_in_part_is_written_to_its_end(tmp_path):
         ("JAX_NUM_CPU_DEVICES", "many"),
         ("JAX_NUMPY_DTYPE_PROMOTION", "x"),
         ("JAX_PLATFORMS", "bogus"),
+        ("JAX_COMPILATION_CACHE_DIR", "/dev/full"),
     ],
 )
 def test_variables_that_jax_refuses(variable, value):

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import sentencepiece
 import tokenizers
-from tokenizers import decoders, models, normalizers, pre_tokenizers
+from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 
 from tfx_jax.data.tokenizers.hf_tokenizer import TOKENIZER_FILES, load_folder_tokenizer
 from tfx_jax.errors import UserError
@@ -220,6 +220,19 @@ def test_gpt2_is_bytes_merged_by_rank(folder_of):
             pieces[place : place + 2] = ["".join(best)]
         assert tokenizer.pieces(tokenizer.encode(word)) == pieces
         assert tokenizer.encode(word) == [vocabulary[piece] for piece in pieces]
+
+
+def test_prompts_begin_with_the_special_token_of_the_template(tmp_path):
+    """As Llama's do in transformers; what a template has after a text would end it."""
+    vocabulary = {"<s>": 0, "</s>": 1, "a": 2, "b": 3}
+    tokenizer = tokenizers.Tokenizer(models.BPE(vocabulary, []))
+    specials = [("<s>", 0), ("</s>", 1)]
+    tokenizer.add_special_tokens(["<s>", "</s>"])
+    tokenizer.post_processor = processors.TemplateProcessing(single="<s> $A </s>", special_tokens=specials)
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    loaded = load_folder_tokenizer(tmp_path)
+    assert loaded.encode_prompt("ab") == [0, 2, 3]
+    assert loaded.encode_prompt("") == [0]
 
 
 def test_gpt2_gives_every_text_back(folder_of):

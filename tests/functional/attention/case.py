@@ -45,3 +45,10 @@ class Case(NamedTuple):
             "causal": spec.causal,
         }
         return frozenset(name for name, takes in features.items() if takes)
+
+    @property
+    def modes(self) -> tuple[bool, ...]:
+        """The values that `is_causal` may have."""
+        if self.name in SPECS and SPECS[self.name].causal_only:
+            return (True,)
+        return (False, True) if "causal" in self.features else (False,)

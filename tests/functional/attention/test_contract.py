@@ -503,9 +503,8 @@ def test_equals_dense_attention_in_its_limit(case):
     inputs = _inputs(case)
     mask = _padding(inputs[1])
     tokens = mask[:, 0, 0, -inputs[0].shape[1] :, None, None]  # some give padding zeros
-    modes = (False, True) if "causal" in case.features else (False,)
-    got = jax.jit(lambda *x: [case.dense(*x, mask=mask, is_causal=is_causal) for is_causal in modes])(*inputs)
-    for out, is_causal in zip(got, modes, strict=True):
+    got = jax.jit(lambda *x: [case.dense(*x, mask=mask, is_causal=is_causal) for is_causal in case.modes])(*inputs)
+    for out, is_causal in zip(got, case.modes, strict=True):
         want = mixed(dense_weights(*inputs[:2], mask=mask, is_causal=is_causal), inputs[2])
         np.testing.assert_allclose(np.where(tokens, out, 0), np.where(tokens, want, 0), atol=1e-5)
 
@@ -618,7 +617,6 @@ def _rows(case, num_rows, num_queries=12):
 def _equals_each_text_alone(case, inputs, ids, **masks):
     """Compares outputs, causal ones too, with the oracle of each text; `ids` [B, S] number them, 0 is padding."""
     query, key, value = inputs
-    modes = (False, True) if "causal" in case.features else (False,)
     numbers = np.zeros(ids.shape, np.int32)
     for row, row_ids in enumerate(ids):
         for text in set(row_ids) - {0}:
@@ -628,14 +626,14 @@ def _equals_each_text_alone(case, inputs, ids, **masks):
 
     @jax.jit
     def attend(query, key, value, masks, given):
-        return [case.attend(query, key, value, is_causal=mode, **masks, **given) for mode in modes]
+        return [case.attend(query, key, value, is_causal=mode, **masks, **given) for mode in case.modes]
 
     oracle = OF_TEXTS.get(case.name, case.oracle)
     if oracle is case.oracle and case.name not in ("relative", "longformer"):
         oracle = functools.partial(of_texts, lambda query, key, columns, **options: case.oracle(query, key, **options))
     has_room = query.shape[1] == 1 and "segment_ids" not in masks  # the query is a token, wherever the last key is
     is_query = (ids[:, -query.shape[1] :] != 0)[:, :, None, None] | has_room
-    for out, mode in zip(attend(query, key, value, masks, given), modes, strict=True):
+    for out, mode in zip(attend(query, key, value, masks, given), case.modes, strict=True):
         mask = (ids != 0)[:, None, None]
         want = mixed(oracle(query, key, mask=mask, segment_ids=ids, is_causal=mode), value)
         # Weights of Nyström attention may be large and of both signs: its rounding grows with its outputs.

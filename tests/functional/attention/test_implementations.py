@@ -162,6 +162,22 @@ class TestSplash:
 
         chex.assert_trees_all_close(gradients("splash"), gradients("xla"), atol=1e-4, rtol=1e-4)
 
+    def test_sinks_are_float32_beside_bfloat16(self, interpreted):
+        """Splash gives their gradient in the dtype of the queries."""
+        sinks = np.float32([3.01, 3.02, 3.03, 3.04])
+
+        def gradient(implementation):
+            def loss(sinks, arrays):
+                out = dot_product_attention(*arrays, sinks=sinks, implementation=implementation)
+                return jnp.square(out.astype(jnp.float32) - 1.0).sum()
+
+            return jax.jit(jax.grad(loss))
+
+        arrays = _inputs(dtype=jnp.bfloat16)
+        got, want = (gradient(name)(sinks, arrays) for name in ("splash", "xla"))
+        assert got.dtype == jnp.float32
+        np.testing.assert_allclose(got, want, rtol=2e-2)
+
     def test_more_causal_queries_than_keys(self, interpreted):
         dims = chex.Dimensions(B=1, T=7, S=4, N=2, K=1, H=16, U=8)
         got = _gradients(_inputs(dims), is_causal=True, implementation="splash")
@@ -378,6 +394,42 @@ class TestBest:
         )
 
 
+class TestInOrder:
+    """Of several implementations by name."""
+
+    @pytest.mark.parametrize(
+        ("platform", "names", "calls"),
+        [
+            ("tpu", ("splash", "cudnn", "chunked"), (3, 0)),
+            ("cuda", ("splash", "cudnn", "chunked"), (0, 2)),
+            ("cpu", ("splash", "cudnn", "chunked"), (0, 0)),
+            ("cuda", ("chunked", "cudnn"), (0, 0)),
+        ],
+    )
+    def test_the_first_of_the_platform_is_taken_at_any_length(self, with_cuda, platform, names, calls):
+        attend = functools.partial(dot_product_attention, is_causal=True, implementation=names)
+        program = _lowered(attend, _same_sizes(256, jnp.bfloat16), platform)
+        assert (program.count("tpu_custom_call"), program.count("__cudnn$fmha")) == calls
+
+    @pytest.mark.parametrize("names", [("cudnn", "flash", "chunked"), ["flash", "chunked"]])
+    def test_the_next_is_taken_where_one_cannot(self, names):
+        options = {"sinks": np.zeros(4, np.float32), "return_weights": True}
+
+        def lowered(implementation):
+            def program(*arrays):
+                return dot_product_attention(*arrays, implementation=implementation, **options)
+
+            return jax.jit(program).lower(*_inputs()).as_text()
+
+        assert lowered(names) == lowered("chunked") != lowered("xla")
+
+    def test_none_but_kernels_of_other_platforms_are_one_line(self):
+        with pytest.raises(ValueError, match="'splash' needs a TPU, got platform 'cpu'; use implementation='chunked'"):
+            jax.jit(functools.partial(dot_product_attention, implementation=("cudnn", "splash"))).lower(*_same_sizes())
+        with pytest.raises(ValueError, match="no implementation is named"):
+            dot_product_attention(*_same_sizes(), implementation=())
+
+
 def _random(shape, dtype=jnp.float32):
     return np.random.default_rng(0).normal(size=shape).astype(dtype)
 
@@ -386,7 +438,13 @@ class TestErrors:
     @pytest.mark.parametrize(
         ("implementation", "options", "match"),
         [
-            ("magic", {}, "implementation must be xla, chunked, cudnn, splash, flash, rows, got 'magic'"),
+            (
+                "magic",
+                {},
+                "implementation must be xla, chunked, cudnn, splash, flash, rows, or a tuple .*, got 'magic'",
+            ),
+            (("flash", "magic"), {}, "implementation must be xla, .*, got 'magic'"),
+            (("flash", "rows"), {"sinks": np.zeros(4, np.float32)}, "'flash' has no sinks, .*; .*'rows' has no sinks"),
             ("splash", {"dropout_rng": None}, "'splash' needs a TPU, got platform 'cpu'; use implementation='chunked'"),
             ("flash", {"dropout_rng": None}, "'flash' needs a TPU, got platform 'cpu'"),
             ("splash", {"dropout_rate": 0.1}, "'splash' has no dropout, got dropout_rate=0.1"),
@@ -414,8 +472,8 @@ class TestErrors:
             ("cudnn", {"sinks": np.zeros(4, np.float32)}, r"has no sinks, got one of shape \(4,\); .*chunked"),
             ("flash", {"sinks": np.zeros(4, np.float32)}, r"has no sinks, got one of shape \(4,\); .*splash"),
             ("rows", {"local_window_size": 3}, r"'rows' has no local_window_size, got \(3, 3\); .*splash"),
-            ("splash", {"score_mod": lambda logits, *_: logits}, "'splash' has no score_mod, got one; .*chunked"),
-            ("flash", {"mask_mod": lambda b, n, t, s: s > 0}, "'flash' has no mask_mod, got one; .*chunked"),
+            ("splash", {"score_mod": len}, "'splash' has no score_mod, got one; .*chunked"),
+            ("flash", {"mask_mod": len}, "'flash' has no mask_mod, got one; .*chunked"),
             ("splash", {"return_lse": True}, "'splash' has no return_lse, got True; .*chunked"),
             (
                 "splash",

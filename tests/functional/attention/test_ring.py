@@ -73,6 +73,30 @@ def test_with_causality_padding_bias_and_segments_and_all_gradients():
     np.testing.assert_array_equal(np.asarray(got[1])[1, -2:], 0)
 
 
+@pytest.mark.parametrize(
+    ("window", "is_causal"),
+    [((9, 4), False), pytest.param(7, True, marks=pytest.mark.slow)],
+    ids=["both sides", "past"],
+)
+def test_soft_cap_sinks_and_window_with_all_gradients(window, is_causal):
+    """The sinks are counted once, not on each device, and their gradient comes from all of them."""
+    mesh = jax.make_mesh((8,), ("sequence",), axis_types=(AxisType.Auto,))
+    options = {"logits_soft_cap": 1.5, "local_window_size": window, "is_causal": is_causal, "return_weights": True}
+    attend = functools.partial(ring_attention, axis_name="sequence", chunk_size=2, **options)
+    specs = {"in_specs": (SEQUENCE, SEQUENCE, SEQUENCE, P()), "out_specs": (SEQUENCE, P(None, None, "sequence"))}
+    ring = jax.shard_map(lambda *x: attend(*x[:3], sinks=x[3]), mesh=mesh, **specs)
+
+    def answers(attend):
+        def loss(arrays):
+            out, weights = attend(*arrays)
+            return jnp.square(out - 1.0).sum(), (out, weights)
+
+        return jax.jit(jax.grad(loss, has_aux=True))((*_inputs(), np.float32([0.5, -1, 0, 2])))
+
+    want = answers(lambda *x: dot_product_attention(*x[:3], sinks=x[3], **options))
+    chex.assert_trees_all_close(answers(ring), want, atol=2e-5, rtol=1e-5)
+
+
 def test_more_queries_than_keys_with_causality():
     """Bottom-right: the first queries of the whole sequence, on several devices, see nothing."""
     dims = chex.Dimensions(B=1, T=32, S=16, N=2, K=1, H=8, U=6)

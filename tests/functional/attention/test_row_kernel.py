@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from tfx_jax.functional import dot_product_attention
-from tfx_jax.functional.attention.implementations import are_rows_best
+from tfx_jax.functional.attention.implementations import default_implementations, make_request
 from tfx_jax.functional.attention.row_kernel import row_attention
 
 # A batch, queries, keys, heads and their size, causality, dropout. Two heads share lanes; one is wider than they are.
@@ -105,6 +105,11 @@ def like(*shape, dtype=jnp.bfloat16):
 X = like(2, 256, 4, 64)
 
 
+def _are_best(*arrays, return_weights=False, **options):
+    request = make_request(*arrays, **options)
+    return default_implementations(request, return_weights=return_weights, platform="tpu") == ("rows",)
+
+
 @pytest.mark.parametrize(
     ("arrays", "options", "match"),
     [
@@ -121,7 +126,7 @@ X = like(2, 256, 4, 64)
     ids=lambda x: x.split(",")[0] if isinstance(x, str) else "",
 )
 def test_what_it_cannot_do_is_one_line_and_not_chosen(arrays, options, match):
-    assert not are_rows_best(*arrays, **options)
+    assert not _are_best(*arrays, **options)
     attend = functools.partial(dot_product_attention, implementation="rows")
     with (
         jax.default_matmul_precision("default"),
@@ -133,7 +138,7 @@ def test_what_it_cannot_do_is_one_line_and_not_chosen(arrays, options, match):
 def test_is_chosen_with_dropout_where_rows_are_not_too_short():
     with jax.default_matmul_precision("default"):
         options = {"dropout_rate": 0.1, "dropout_rng": jax.random.key(0), "is_causal": True}
-        assert are_rows_best(X, X, X, **options)
-        assert not are_rows_best(X, X, X, return_weights=True)
+        assert _are_best(X, X, X, **options)
+        assert not _are_best(X, X, X, return_weights=True)
         short = like(2, 128, 4, 64)
-        assert not are_rows_best(short, X, X)
+        assert not _are_best(short, X, X)

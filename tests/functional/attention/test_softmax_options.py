@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import PartitionSpec as P
 
 from tests.functional.attention.oracles.dense import mixed
 from tests.functional.attention.oracles.softmax_options import option_logits, option_pairs, weights_and_lse
@@ -23,6 +24,7 @@ from tfx_jax.functional import (
     sliding_window_attention,
     t5_score_mod,
 )
+from tfx_jax.planning.measure import without_compilation_cache
 
 DIMS = chex.Dimensions(B=2, T=11, S=14, N=4, K=2, H=8, U=6)
 IN_CHUNKS = functools.partial(chunked_attention, chunk_size=4)
@@ -311,6 +313,38 @@ class TestMods:
         np.testing.assert_allclose(got, want, atol=1e-5, rtol=1e-5)
 
     @both
+    def test_on_a_mesh_with_explicit_axes_arrays_are_bound(self, attend):
+        table = np.random.default_rng(2).normal(size=(8, 4)).astype(np.float32)
+
+        def loss(query, key, value, table):
+            out = attend(
+                query, key, value, score_mod=t5_score_mod(table, max_distance=9), sinks=np.zeros(4, np.float32)
+            )
+            return jnp.square(out).sum()
+
+        gradient = jax.jit(jax.grad(loss, argnums=3))
+        want = gradient(*_inputs(), table)
+        with jax.set_mesh(jax.make_mesh((2, 2), ("data", "model"))):
+            arrays = (jax.device_put(x, P("data", None, "model")) for x in _inputs())
+            got = gradient(*arrays, jax.device_put(table, P()))
+        np.testing.assert_allclose(got, want, atol=1e-4, rtol=1e-5)
+
+    def test_tables_of_bfloat16_get_gradients_of_their_dtype(self):
+        """Which are summed in float32 over chunks, and rounded once."""
+        table = np.random.default_rng(2).normal(size=(8, 4)).astype(jnp.bfloat16)
+
+        def gradient(attend):
+            def loss(table):
+                return jnp.square(attend(*_inputs(), score_mod=t5_score_mod(table, max_distance=9)) - 1.0).sum()
+
+            return jax.grad(loss)
+
+        want, got = jax.jit(lambda x: [gradient(attend)(x) for attend in (dot_product_attention, IN_CHUNKS)])(table)
+        assert got.dtype == jnp.bfloat16
+        want = np.asarray(want, np.float32)
+        np.testing.assert_allclose(np.asarray(got, np.float32), want, atol=1e-2 * np.abs(want).max())
+
+    @both
     def test_results_that_do_not_fit_are_refused(self, attend):
         query, key, value = _inputs()
         with pytest.raises(ValueError, match=r"score_mod must return floating-point logits of shape .*, got bool"):
@@ -352,6 +386,28 @@ class TestMods:
 
         program = jax.jit(jax.grad(loss)).lower(jax.ShapeDtypeStruct((1, length, 2, 8), jnp.float32)).compile()
         assert program.memory_analysis().temp_size_in_bytes < length**2
+
+
+@pytest.mark.aot
+@pytest.mark.parametrize("implementation", ["chunked", "splash"])
+def test_compiles_for_a_tpu(tpu_devices, implementation):
+    """With gradients; in chunks nothing of the size of all pairs."""
+    one = jax.sharding.SingleDeviceSharding(tpu_devices("v5e:1x1")[0])
+    x, sinks, table = (
+        jax.ShapeDtypeStruct(shape, dtype, sharding=one)
+        for shape, dtype in (((1, 2048, 2, 64), jnp.bfloat16), ((2,), jnp.float32), ((32, 2), jnp.float32))
+    )
+
+    def loss(x, sinks, table):
+        options = {"sinks": sinks, "logits_soft_cap": 30.0, "local_window_size": (100, 20)}
+        if implementation == "chunked":
+            options |= {"score_mod": t5_score_mod(table), "mask_mod": lambda b, n, t, s: s % 7 != t % 5}
+        return dot_product_attention(x, x, x, implementation=implementation, **options).astype(jnp.float32).sum()
+
+    with jax.default_matmul_precision("default"), without_compilation_cache():
+        program = jax.jit(jax.grad(loss, argnums=(0, 1, 2))).lower(x, sinks, table).compile()
+    assert ("tpu_custom_call" in program.as_text()) == (implementation == "splash")
+    assert program.memory_analysis().temp_size_in_bytes < 2048**2
 
 
 @pytest.mark.parity

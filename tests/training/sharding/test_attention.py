@@ -95,6 +95,14 @@ def test_each_device_attends_where_there_are_kernels_and_programs_are_else_what_
     assert ("shard_map" in program, "sharding_constraint" in program) == (by_device, not by_device)
 
 
+def test_a_ring_has_the_sinks_of_its_heads():
+    arrays = [_random(axes)[:, :4] for axes in ("BTNH", "BSKH", "BSKU")]
+    attend = functools.partial(dot_product_attention, is_causal=True, sinks=_pairs(4))
+    ring = functools.partial(shard_attention(make_mesh(2, sequence=2, tensor=2)), dot_product_attention)
+    got = jax.jit(functools.partial(ring, is_causal=True, sinks=_pairs(4)))(*arrays)
+    chex.assert_trees_all_close(jax.device_get(got), jax.device_get(jax.jit(attend)(*arrays)), atol=1e-5)
+
+
 def test_one_device_of_many_has_kernels_too():
     like = jax.ShapeDtypeStruct((1, 1024, 2, 8), jnp.float32)
     attend = jax.jit(functools.partial(shard_attention(make_mesh(1)), dot_product_attention))

@@ -14,7 +14,7 @@ from flax import nnx
 
 from tfx_jax.arguments import Parser, beam_width, folder, length_penalty
 from tfx_jax.cli.support.overrides import override
-from tfx_jax.cli.support.process import check_file_limit
+from tfx_jax.cli.support.process import check_cache_folder, check_file_limit
 from tfx_jax.data.tokenizers.hf_tokenizer import HFTokenizer
 from tfx_jax.errors import UserError, printable
 from tfx_jax.training.checkpoint.checkpoints import load_best_params, load_params
@@ -123,9 +123,10 @@ def set_up_program() -> None:
     The cache makes the second start of a program quick.
 
     Raises:
-      UserError: if too few files may be open at once.
+      UserError: if too few files may be open at once, or JAX_COMPILATION_CACHE_DIR is not a folder.
     """
     check_file_limit()
+    check_cache_folder()
     os.environ["MPLBACKEND"] = "agg"  # pictures are files: neither a window nor another notebook's backend
     for name, value in _JAX_OPTIONS.items():
         if name.upper() in os.environ:

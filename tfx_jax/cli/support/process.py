@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from typing import Any, TextIO
 
 from tfx_jax.errors import UserError
+from tfx_jax.files import is_local
 
 _MIN_FILES, _MAX_FILES = 256, 4_096  # open at once: Orbax alone takes some fifty
 
@@ -85,6 +86,24 @@ def check_arguments(arguments: Iterable[str]) -> None:
             argument.encode()
         except UnicodeEncodeError:
             raise UserError(f"the argument {argument} is not UTF-8: write it in UTF-8") from None
+
+
+def check_cache_folder() -> None:
+    """Checks that JAX can use the compilation cache that the environment names: it warns for every program if not.
+
+    Raises:
+      UserError: if it is not a folder and cannot become one.
+    """
+    name = os.environ.get("JAX_COMPILATION_CACHE_DIR", "")
+    if not name or not is_local(name):
+        return
+    try:
+        os.makedirs(name, exist_ok=True)
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise UserError(
+            f"JAX_COMPILATION_CACHE_DIR={name} is not a folder ({reason}): correct or unset this variable"
+        ) from None
 
 
 def check_file_limit() -> None:

@@ -325,6 +325,18 @@ class HFTokenizer(abc.ABC):
         """The ids of a text, without special tokens around it."""
         return self.encode_with_offsets(text)[0]
 
+    def encode_prompt(self, text: str) -> list[int]:
+        """Returns the ids of a text to continue: special tokens in front of it, as Llama has one, and none after it.
+
+        A text without ids becomes the token that starts a text or, where there is none, ends one.
+        """
+        ids, framed = self.encode(text), self.encode_with_specials(text).ids
+        prefix = next((framed[:k] for k in range(len(framed)) if framed[k : k + len(ids)] == ids), [])
+        if not ids:
+            start = self.eos_id if self.bos_id is None else self.bos_id
+            prefix = [] if start is None else [start]
+        return [*prefix, *ids]
+
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         """`encode` of every text."""
         return [self.encode(text) for text in texts]

@@ -18,10 +18,28 @@ from tfx_jax.functional.attention.axial import attention_over_axes
 from tfx_jax.functional.attention.bigbird import BIGBIRD, bigbird_attention, bigbird_block_mask
 from tfx_jax.functional.attention.chunked import chunked_attention
 from tfx_jax.functional.attention.decomposable import attend_both, decomposable_attention
+from tfx_jax.functional.attention.delta_rules import (
+    DELTA_RULE,
+    GATED_DELTA_RULE,
+    KIMI_DELTA_ATTENTION,
+    delta_rule,
+    gated_delta_rule,
+    kimi_delta_attention,
+)
 from tfx_jax.functional.attention.dense import attention_from_logits, attention_weights, merge_attention
 from tfx_jax.functional.attention.dot_product import CHUNKED, CUDNN, DENSE, FLASH, SPLASH, dot_product_attention
 from tfx_jax.functional.attention.flax_attention import flax_attention_fn
+from tfx_jax.functional.attention.forgetting import (
+    FORGETTING_ATTENTION,
+    forgetting_attention,
+)
 from tfx_jax.functional.attention.hard import HARD, hard_attention, score_function_loss
+from tfx_jax.functional.attention.head_mixtures import (
+    DIFFERENTIAL_ATTENTION,
+    TALKING_HEADS_ATTENTION,
+    differential_attention,
+    talking_heads_attention,
+)
 from tfx_jax.functional.attention.kernel_features import (
     FAVOR,
     LINEAR,
@@ -30,10 +48,28 @@ from tfx_jax.functional.attention.kernel_features import (
     orthogonal_features,
 )
 from tfx_jax.functional.attention.kernel_regression import kernel_regression
+from tfx_jax.functional.attention.linear_recurrences import (
+    GATED_LINEAR_ATTENTION,
+    RETENTION,
+    STATE_SPACE_DUALITY,
+    gated_linear_attention,
+    retention,
+    state_space_duality,
+)
 from tfx_jax.functional.attention.local import LOCAL, WINDOW, local_attention, sliding_window_attention
 from tfx_jax.functional.attention.longformer import longformer_attention
 from tfx_jax.functional.attention.lsh import LSH, lsh_attention, lsh_num_buckets
 from tfx_jax.functional.attention.masks import Bias, Mask, SegmentIds, causal_mask, padding_mask, segment_mask
+from tfx_jax.functional.attention.normalizations import (
+    ENTMAX_ATTENTION,
+    SIGMOID_ATTENTION,
+    STICK_BREAKING_ATTENTION,
+    TOPK_ATTENTION,
+    entmax_attention,
+    sigmoid_attention,
+    stick_breaking_attention,
+    topk_attention,
+)
 from tfx_jax.functional.attention.nystrom import NYSTROM, nystrom_attention
 from tfx_jax.functional.attention.relative import RELATIVE, relative_attention
 from tfx_jax.functional.attention.ring import ring_attention
@@ -41,6 +77,7 @@ from tfx_jax.functional.attention.rollout import attention_rollout
 from tfx_jax.functional.attention.routing import ROUTING, routing_attention, update_centroids
 from tfx_jax.functional.attention.spec import AttentionSpec
 from tfx_jax.functional.attention.structured import redundancy_penalty, structured_pooling
+from tfx_jax.functional.attention.synthesizer import SYNTHESIZER_ATTENTION, synthesizer_attention
 
 SPECS = {
     spec.name: spec
@@ -62,6 +99,20 @@ SPECS = {
         GENERAL,
         RELATIVE,
         ROUTING,
+        ENTMAX_ATTENTION,
+        SIGMOID_ATTENTION,
+        STICK_BREAKING_ATTENTION,
+        TOPK_ATTENTION,
+        DIFFERENTIAL_ATTENTION,
+        TALKING_HEADS_ATTENTION,
+        FORGETTING_ATTENTION,
+        SYNTHESIZER_ATTENTION,
+        RETENTION,
+        GATED_LINEAR_ATTENTION,
+        STATE_SPACE_DUALITY,
+        DELTA_RULE,
+        GATED_DELTA_RULE,
+        KIMI_DELTA_ATTENTION,
     )
 }
 """All attentions that configurations name."""
@@ -87,12 +138,19 @@ __all__ = [
     "chunked_attention",
     "coverage_loss",
     "decomposable_attention",
+    "delta_rule",
+    "differential_attention",
     "dot_product_attention",
+    "entmax_attention",
     "favor_attention",
     "flax_attention_fn",
+    "forgetting_attention",
+    "gated_delta_rule",
+    "gated_linear_attention",
     "general_attention",
     "hard_attention",
     "kernel_regression",
+    "kimi_delta_attention",
     "linear_attention",
     "local_attention",
     "longformer_attention",
@@ -104,11 +162,18 @@ __all__ = [
     "padding_mask",
     "redundancy_penalty",
     "relative_attention",
+    "retention",
     "ring_attention",
     "routing_attention",
     "score_function_loss",
     "segment_mask",
+    "sigmoid_attention",
     "sliding_window_attention",
+    "state_space_duality",
+    "stick_breaking_attention",
     "structured_pooling",
+    "synthesizer_attention",
+    "talking_heads_attention",
+    "topk_attention",
     "update_centroids",
 ]

@@ -149,7 +149,7 @@ def split_inputs(
         raise ValueError(f"chunk_size must be at least 1, got {chunk_size}")
     b, t, n, h = query.shape
     s, k = key.shape[1:3]
-    query, key, value, bias = _varying_alike((query, key, value, bias), (mask, segment_ids, rng))
+    query, key, value, bias = vary_alike((query, key, value, bias), (mask, segment_ids, rng))
     query_ids, key_ids = (None, None) if segment_ids is None else segment_ids
     rows, columns = _equal_chunks(t, chunk_size), _equal_chunks(s, chunk_size)
 
@@ -283,7 +283,7 @@ def add_gradients(
                 _add_to_chunk(key_gradients.key, for_key, j),
                 _add_to_chunk(key_gradients.value, for_value, j),
                 None if key_gradients.bias is None else _add_to_chunk(key_gradients.bias, for_logits, i, j),
-                tuple(x + y for x, y in zip(key_gradients.score_arrays, for_score_arrays, strict=True)),
+                tuple(x + y.astype(x.dtype) for x, y in zip(key_gradients.score_arrays, for_score_arrays, strict=True)),
             )
             return query_gradient + for_query, key_gradients
 
@@ -304,6 +304,18 @@ def as_cotangents(gradients: tuple[Array, KeyGradients], queries: Queries, keys:
     return Queries(query.astype(queries.query.dtype), None), Keys(
         key.astype(keys.key.dtype), value.astype(keys.value.dtype), bias, None, None
     )
+
+
+def sink_gradients(
+    extras: Extras, saved: Saved, cotangent: Float[Array, "I B K G T U"], lse_cotangent: Array | None = None
+) -> Float[Array, "K G"] | None:
+    """The gradient of the sinks: their weight has no value, so it only takes from the other weights."""
+    if extras.sinks is None:
+        return None
+    sinks = extras.sinks.astype(saved.largest.dtype)[None, None, :, :, None]
+    weights = jnp.exp(sinks - saved.largest) / saved.total
+    gradient = -(weights * _along_out(saved, cotangent, lse_cotangent)).sum(axis=(0, 1, 4))
+    return gradient.astype(extras.sinks.dtype)
 
 
 def _along_out(saved: Saved, cotangent: Array, lse_cotangent: Array | None) -> Float[Array, "I B K G T"]:
@@ -450,7 +462,7 @@ def _split(x: Array, axis: int, size: int) -> Array:
     return jnp.moveaxis(x.reshape(*x.shape[:axis], num_chunks, size, *x.shape[axis + 1 :]), axis, 0)
 
 
-def _varying_alike(arrays: tuple[Array | None, ...], others: tuple[Any, ...]) -> tuple[Any, ...]:
+def vary_alike(arrays: tuple[Array | None, ...], others: tuple[Any, ...]) -> tuple[Any, ...]:
     """Within shard_map, lets arrays vary over all mesh axes that any varies over, as the state of a loop has to."""
     zero = jnp.zeros((), bool)
     for x in jax.tree.leaves((arrays, others)):
@@ -459,21 +471,28 @@ def _varying_alike(arrays: tuple[Array | None, ...], others: tuple[Any, ...]) ->
     return jax.tree.map(lambda x: jnp.where(zero, x, x), arrays)
 
 
-class _Mod:
-    """A `score_mod` or `mask_mod` whose outer arrays became arguments, as a gradient needs them."""
+def _hoisted(
+    function: Callable[..., Array], block: list[jax.ShapeDtypeStruct]
+) -> tuple[Callable[..., Array], tuple[Array, ...], tuple[Array, ...]]:
+    """Makes the arrays that a `ScoreMod` or `MaskMod` reads from outside its arguments, as a gradient needs them.
 
-    def __init__(self, function: Callable[..., Array], *shapes: jax.ShapeDtypeStruct) -> None:
-        closed = jax.make_jaxpr(function)(*shapes)
-        is_float = [jnp.issubdtype(x.dtype, jnp.floating) for x in closed.consts]
-        self._jaxpr = closed.jaxpr
-        self._order = sorted(range(len(is_float)), key=lambda number: not is_float[number])
-        self.floats = tuple(closed.consts[number] for number in self._order if is_float[number])
-        self.others = tuple(closed.consts[number] for number in self._order if not is_float[number])
+    Returns:
+      The function of a tuple of these arrays and of a block, those that are floating-point, and the others.
+    """
+    closed = jax.make_jaxpr(function)(*block)
+    jaxpr, consts = closed.jaxpr, list(closed.consts)
+    is_float = [jnp.issubdtype(x.dtype, jnp.floating) for x in consts]
+    floats, others = (
+        tuple(x for x, floating in zip(consts, is_float, strict=True) if floating is wanted) for wanted in (True, False)
+    )
 
-    def __call__(self, arrays: tuple[Array, ...], *args: Array) -> Array:
-        consts = [array for _, array in sorted(zip(self._order, arrays, strict=True), key=lambda pair: pair[0])]
-        (result,) = jex_core.jaxpr_as_fun(jex_core.ClosedJaxpr(self._jaxpr, consts))(*args)
+    def hoisted(arrays: tuple[Array, ...], *args: Array) -> Array:
+        given = iter(arrays[: sum(is_float)]), iter(arrays[sum(is_float) :])
+        ordered = [next(given[not floating]) for floating in is_float]
+        (result,) = jex_core.jaxpr_as_fun(jex_core.ClosedJaxpr(jaxpr, ordered))(*args)
         return result
+
+    return hoisted, floats, others
 
 
 @weights_on_request
@@ -557,16 +576,16 @@ def chunked_attention(
     mask = add_key_lengths(mask, key_lengths, key)
     ids = None if segment_ids is None else pair_of_segment_ids(segment_ids, b, t, s)
     if sinks is not None:
-        query, key, value, bias, sinks = _varying_alike((query, key, value, bias, sinks), (mask, ids, dropout_rng))
+        query, key, value, bias, sinks = vary_alike((query, key, value, bias, sinks), (mask, ids, dropout_rng))
     queries, keys = split_inputs(query, key, value, bias, mask, ids, dropout_rng, chunk_size)
     score = seen = None
     extras = Extras(None if sinks is None else sinks.reshape(k, n // k))
     if score_mod is not None:
-        score = _Mod(score_mod, *_block_like(queries, keys))
-        extras = extras._replace(score_arrays=score.floats, score_indices=score.others)
+        score, floats, others = _hoisted(score_mod, _block_like(queries, keys))
+        extras = extras._replace(score_arrays=floats, score_indices=others)
     if mask_mod is not None:
-        seen = _Mod(mask_mod, *_block_like(queries, keys)[1:])
-        extras = extras._replace(mask_arrays=(*seen.floats, *seen.others))
+        seen, floats, others = _hoisted(mask_mod, _block_like(queries, keys)[1:])
+        extras = extras._replace(mask_arrays=(*floats, *others))
     factor = h**-0.5 if scale is None else scale
     options = Options(factor, is_causal, dropout_rate, t, s, window, logits_soft_cap, score, seen)
     out, lse = cast(Any, _attend)(options, queries, keys, extras, dropout_rng)
@@ -609,12 +628,7 @@ def _backward(
     )
     score_arrays = gradients[1].score_arrays
     score_arrays = tuple(x.astype(like.dtype) for x, like in zip(score_arrays, extras.score_arrays, strict=True))
-    for_sinks = None
-    if extras.sinks is not None:
-        sinks = extras.sinks.astype(saved.largest.dtype)[None, None, :, :, None]
-        weights = jnp.exp(sinks - saved.largest) / saved.total
-        for_sinks = -(weights * _along_out(saved, cotangent, lse_cotangent)).sum(axis=(0, 1, 4))
-        for_sinks = for_sinks.astype(extras.sinks.dtype)
+    for_sinks = sink_gradients(extras, saved, cotangent, lse_cotangent)
     without: list[Any] = [tuple(None for _ in arrays) for arrays in (extras.score_indices, extras.mask_arrays)]
     return *as_cotangents(gradients, queries, keys), Extras(for_sinks, score_arrays, *without), None
 

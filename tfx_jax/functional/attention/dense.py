@@ -41,6 +41,31 @@ def soft_capped(logits: Float[Array, "*shape"], cap: float) -> Float[Array, "*sh
     return jnp.tanh(logits / cap) * cap
 
 
+def masked_logits(
+    query: Float[Array, "B T N H"],
+    key: Float[Array, "B S K H"],
+    value: Float[Array, "B S K U"],
+    bias: Bias | None,
+    mask: Mask | None,
+    *,
+    is_causal: bool,
+    scale: float | None,
+    segment_ids: SegmentIds | None,
+) -> tuple[Float[Array, "B N T S"], Mask | None]:
+    """Scaled dot products with the bias, and the mask of all pairs that may meet, for normalizations of one's own.
+
+    A bias of minus infinity becomes a part of the mask; the logits are finite.
+    """
+    check_shapes(query, key, value, bias, mask)
+    logits = dot_product_logits(query, key, scale)
+    mask = combine_masks(mask, is_causal, segment_ids, query.shape[0], query.shape[1], key.shape[1])
+    if bias is not None:
+        is_finite = bias != -jnp.inf
+        logits = logits + jnp.where(is_finite, bias, 0).astype(logits.dtype)
+        mask = is_finite if mask is None else mask & is_finite
+    return logits, mask
+
+
 def dot_product_weights(
     query: Float[Array, "B T N H"],
     key: Float[Array, "B S K H"],
@@ -274,8 +299,8 @@ def merge_attention(
     >>> value = jnp.arange(4.0).reshape(2, 1, 2, 1, 1)  # two parts of two keys each
     >>> lse = jnp.log(jnp.full((1, 1, 1), 2.0))  # of two logits of zero
     >>> merged = merge_attention([x.mean(axis=1, keepdims=True) for x in value], [lse, lse])
-    >>> [x.round(4).item() for x in merged]
-    [1.5, 1.3863]
+    >>> merged[0].item(), round(merged[1].item(), 4)
+    (1.5, 1.3863)
     """
     if not outs or len(outs) != len(lses):
         raise ValueError(

@@ -2,15 +2,13 @@
 
 import dataclasses
 import functools
-from collections.abc import Callable
-from typing import Any, Literal
+from typing import Literal
 
-import jax
 from jaxtyping import Array, Float, Int
 
 from tfx_jax.functional.attention.chunked import chunked_attention
-from tfx_jax.functional.attention.dense import check_sinks, dense_attention, dot_product_weights
-from tfx_jax.functional.attention.implementations import best_kernels, is_undivided, kernel_attention
+from tfx_jax.functional.attention.dense import dense_attention, dot_product_weights
+from tfx_jax.functional.attention.implementations import attend_by, default_implementations, is_undivided, make_request
 from tfx_jax.functional.attention.masks import (
     Bias,
     Mask,
@@ -18,13 +16,12 @@ from tfx_jax.functional.attention.masks import (
     ScoreMod,
     SegmentIds,
     Window,
-    add_key_lengths,
-    check_shapes,
-    check_window,
     zero_past_lengths,
 )
 from tfx_jax.functional.attention.spec import AttentionSpec, CachedDecoding, Option, Visibility
 from tfx_jax.functional.attention.wrappers import check_outputs, divided_as_queries, weights_on_request
+
+Implementation = Literal["xla", "chunked", "cudnn", "splash", "flash", "rows"]
 
 
 @weights_on_request
@@ -41,7 +38,7 @@ def dot_product_attention(
     segment_ids: SegmentIds | None = None,
     dropout_rate: float = 0.0,
     dropout_rng: Array | None = None,
-    implementation: Literal["xla", "chunked", "cudnn", "splash", "flash", "rows"] | None = None,
+    implementation: Implementation | tuple[Implementation, ...] | None = None,
     return_weights: bool = False,
     logits_soft_cap: float | None = None,
     sinks: Float[Array, " N"] | None = None,
@@ -81,7 +78,8 @@ def dot_product_attention(
         segments, or padding beside causality; those for TPUs are "splash", without bias, with padding masks only;
         "flash", with a bias, K = N and d_v = d_k; and "rows", which keeps nothing for the gradient, without bias or
         segments, with padding masks only, K = N, d_v = d_k, and lengths that are multiples of 128 up to 1024. No
-        compiler divides kernels over devices: call them in `jax.shard_map`, those for TPUs with `check_vma=False`. None
+        compiler divides kernels over devices: call them in `jax.shard_map`, those for TPUs with `check_vma=False`. Of a
+        tuple of names it is the first that can, on the platform that the program is lowered for. None
         is "splash" or "cudnn", whichever the program is lowered for, where lengths are 1024 or more, there is no bias
         nor a mask of all pairs, it takes what is asked, and the call is in `jax.shard_map` or there is but one device;
         otherwise it is "xla".
@@ -121,58 +119,38 @@ def dot_product_attention(
     >>> out.shape, weights[0, 0].round(2).tolist()[:2]
     ((1, 3, 2, 4), [[1.0, 0.0, 0.0], [0.5, 0.5, 0.0]])
     """
-    check_shapes(query, key, value, bias, mask)
     check_outputs(return_weights, return_lse)
-    check_sinks(sinks, query.shape[2])
-    window, is_causal = check_window(local_window_size, is_causal)
-    mask = add_key_lengths(mask, key_lengths, key)
-    options: dict[str, Any] = {"is_causal": is_causal, "scale": scale, "segment_ids": segment_ids, "window": window}
-    options |= {"logits_soft_cap": logits_soft_cap, "sinks": sinks, "score_mod": score_mod, "mask_mod": mask_mod}
-    dropping: dict[str, Any] = {"dropout_rate": dropout_rate, "dropout_rng": dropout_rng, "return_lse": return_lse}
-    arrays = query, key, value, bias, mask
+    request = make_request(
+        query,
+        key,
+        value,
+        bias,
+        mask,
+        is_causal=is_causal,
+        scale=scale,
+        segment_ids=segment_ids,
+        dropout_rate=dropout_rate,
+        dropout_rng=dropout_rng,
+        logits_soft_cap=logits_soft_cap,
+        sinks=sinks,
+        local_window_size=local_window_size,
+        key_lengths=key_lengths,
+        score_mod=score_mod,
+        mask_mod=mask_mod,
+        return_lse=return_lse,
+    )
     if implementation is None:
-        kernels = best_kernels(*arrays, return_weights=return_weights, **options, **dropping)
-        if kernels and is_undivided():
-            out = _best_of(kernels, query, key, value, mask, **options)
-            return zero_past_lengths(query_lengths, query, out)
-        implementation = "xla"
-    if implementation == "xla":
-        out, weights, lse = dense_attention(*arrays, **options, **dropping)
-        results = (out, lse) if return_lse else (out, weights) if return_weights else out
+        names = default_implementations(request, return_weights=return_weights) if is_undivided() else ("xla",)
     else:
-        results = kernel_attention(implementation, *arrays, **options, **dropping)
+        names = (implementation,) if isinstance(implementation, str) else tuple(implementation)
+    if return_weights and names == ("xla",):
+        dropping = {"dropout_rate": dropout_rate, "dropout_rng": dropout_rng}
+        results = dense_attention(query, key, value, bias, request.mask.pairs, **request.shaping, **dropping)[:2]
+    else:
+        results = attend_by(names, request)
         if return_weights:
-            results = results, dot_product_weights(query, key, bias, mask, **options)
+            results = results, dot_product_weights(query, key, bias, request.mask.pairs, **request.shaping)
     return zero_past_lengths(query_lengths, query, results)
-
-
-def _best_of(
-    kernels: dict[str, str],
-    query: Float[Array, "B T N H"],
-    key: Float[Array, "B S K H"],
-    value: Float[Array, "B S K U"],
-    mask: Mask | None,
-    segment_ids: SegmentIds | None,
-    sinks: Float[Array, " N"] | None,
-    window: tuple[int, int] | None,
-    **options: Any,
-) -> Float[Array, "B T N U"]:
-    """Attends by the kernel of the platform that this is lowered for, which may be another than this one."""
-
-    def by(name: str, query: Array, key: Array, value: Array, **arrays: Any) -> Any:
-        attend = functools.partial(dot_product_attention, query, key, value, local_window_size=window, **options)
-        try:
-            return attend(implementation=name, **arrays)
-        except ValueError:  # not even traced: cuDNN where there is no CUDA, Pallas where shard_map has check_vma
-            return attend(implementation="xla", **arrays)
-
-    names = "mask", "segment_ids", "sinks"
-
-    def branch(name: str) -> Callable[..., Any]:
-        return lambda query, key, value, *others: by(name, query, key, value, **dict(zip(names, others, strict=True)))
-
-    branches = {platform: branch(name) for platform, name in kernels.items()}
-    return jax.lax.platform_dependent(query, key, value, mask, segment_ids, sinks, default=branch("xla"), **branches)
 
 
 @functools.cache

@@ -18,7 +18,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float
 
 from tfx_jax.functional.attention.masks import Bias, Mask, check_shapes, refuse_segment_ids
-from tfx_jax.functional.attention.spec import AttentionSpec, Option
+from tfx_jax.functional.attention.spec import AttentionSpec, Option, RecurrentDecoding
 from tfx_jax.functional.attention.wrappers import divided_as_queries, weights_on_request, zeros_where_empty
 
 
@@ -237,18 +237,12 @@ def linear_attention(
     _check_options(bias, mask, scale, block_size, dropout_rate)
     (b, t, n, _), (s, k) = query.shape, key.shape[1:3]
     dtype = np.promote_types(query.dtype, np.float32)
-    root = 1.0 if scale is None else math.sqrt(scale)
+    log_query_fn, log_key_fn = _log_features(log_features_fn, scale)
 
     # Heads come first from here on, and the G queries of a key head stand next to each other: [B, K, T, G, H].
     visible = jnp.ones((b, s), jnp.bool_) if mask is None else jnp.broadcast_to(mask[:, 0, 0], (b, s))
     query_heads = query.reshape(b, t, k, n // k, -1).transpose(0, 2, 1, 3, 4)
     key_heads, value_heads = key.swapaxes(1, 2), value.swapaxes(1, 2).astype(dtype)
-
-    def log_query_fn(x: Array) -> Array:
-        return log_features_fn(x.astype(dtype) * root)
-
-    def log_key_fn(x: Array, visible: Array) -> Array:
-        return jnp.where(visible[:, None, :, None], log_query_fn(x), _HIDDEN * jnp.finfo(dtype).max)
 
     def attend(values: Float[Array, "B K S Z"]) -> Float[Array, "B T N Z"]:
         if is_causal:
@@ -265,6 +259,44 @@ def linear_attention(
     # A linear map is known by what it does to the unit vectors.
     weights = attend(jnp.broadcast_to(jnp.eye(s, dtype=dtype), (b, k, s, s)))
     return out, weights.swapaxes(1, 2)
+
+
+def _log_features(
+    log_features_fn: LogFeaturesFn, scale: float | None
+) -> tuple[Callable[[Array], Array], Callable[[Array, Array], Array]]:
+    """The logarithms of the features of scaled queries, and of those of keys [B, K, S, H], hidden or not."""
+    root = 1.0 if scale is None else math.sqrt(scale)
+
+    def log_query_fn(x: Array) -> Array:
+        return log_features_fn(x.astype(np.promote_types(x.dtype, np.float32)) * root)
+
+    def log_key_fn(x: Array, visible: Array) -> Array:
+        log_key = log_query_fn(x)
+        return jnp.where(visible[:, None, :, None], log_key, _HIDDEN * jnp.finfo(log_key.dtype).max)
+
+    return log_query_fn, log_key_fn
+
+
+def _decode(log_features_fn: LogFeaturesFn, scale: float | None) -> RecurrentDecoding:
+    """Decoding whose state is the sums over the keys that were read."""
+    log_query_fn, log_key_fn = _log_features(log_features_fn, scale)
+
+    def read(key: Array, value: Array, mask: Mask | None) -> _Sums:
+        (b, s, k, h), u = key.shape, value.shape[-1]
+        visible = jnp.ones((b, s), jnp.bool_) if mask is None else jnp.broadcast_to(mask[:, 0, 0], (b, s))
+        one = log_query_fn(jnp.zeros((b, k, 1, h), key.dtype))
+        nothing = _no_keys(one, jnp.zeros((b, k, 1, u), one.dtype))
+        if not s:
+            return nothing
+        return _extended(nothing, log_key_fn(key.swapaxes(1, 2), visible), value.swapaxes(1, 2).astype(one.dtype))
+
+    def step(sums: _Sums, query: Array, key: Array, value: Array) -> tuple[Array, _Sums]:
+        (b, _, n, h), k = query.shape, key.shape[2]
+        sums = _extended(sums, log_query_fn(key.swapaxes(1, 2)), value.swapaxes(1, 2).astype(sums.ones.dtype))
+        answers = _read(log_query_fn(query.reshape(b, k, 1, n // k, h)), sums)
+        return _quotient(answers).reshape(b, 1, n, -1).astype(query.dtype), sums
+
+    return RecurrentDecoding(read, step)
 
 
 class _Sums(NamedTuple):
@@ -421,9 +453,31 @@ def _check_options(
 
 def _seeded(query: Array, *arguments: Any, seed: int = 0, num_features: int | None = None, **options: Any) -> Any:
     """`favor_attention` with the same random features at every step."""
-    size = query.shape[-1]
-    projection = orthogonal_features(jax.random.key(seed), num_features or 4 * size, size)
-    return favor_attention(query, *arguments, projection=projection, **options)
+    return favor_attention(query, *arguments, projection=_projection(query.shape[-1], seed, num_features), **options)
+
+
+def _projection(size: int, seed: int, num_features: int | None) -> Float[Array, "M H"]:
+    return orthogonal_features(jax.random.key(seed), num_features or 4 * size, size)
+
+
+@functools.cache
+def _decode_linear(scale: float | None = None, block_size: int = 128) -> RecurrentDecoding:
+    del block_size
+    return _decode(log_elu_features, scale)
+
+
+@functools.cache
+def _decode_favor(
+    seed: int = 0, num_features: int | None = None, scale: float | None = None, block_size: int = 128
+) -> RecurrentDecoding:
+    del block_size
+
+    def log_features_fn(x: Array) -> Array:
+        size = x.shape[-1]
+        x = x if scale is not None else x * size**-0.25
+        return log_softmax_features(x, _projection(size, seed, num_features))
+
+    return _decode(log_features_fn, scale)
 
 
 _BLOCK_SIZE = Option("tokens of a causal block, a power of two")
@@ -436,6 +490,7 @@ LINEAR = AttentionSpec(
     bias=False,
     segments=False,
     dropout=False,
+    decoding=_decode_linear,
 )
 FAVOR = dataclasses.replace(
     LINEAR,
@@ -447,4 +502,5 @@ FAVOR = dataclasses.replace(
         "block_size": _BLOCK_SIZE,
         "seed": Option("seed of the features, the same at every step", at_least=0, at_most=2**32 - 1),
     },
+    decoding=_decode_favor,
 )

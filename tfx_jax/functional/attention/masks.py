@@ -4,7 +4,7 @@ Also the types of an attention's arguments, and the checks that all attentions m
 """
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
@@ -18,10 +18,36 @@ ScoreMod = Callable[..., Float[Array, "B N T S"]]
 """`score_mod(logits, b, n, t, s)` returns new logits for those of a block.
 
 The logits are [B, N, T, S] of the block; `b`, `n`, `t` and `s` are the numbers of its rows, heads, queries and keys,
-int32 [B, 1, 1, 1], [1, N, 1, 1], [1, 1, T, 1] and [1, 1, 1, S]. Queries and keys of a block are consecutive.
+int32 [B, 1, 1, 1], [1, N, 1, 1], [1, 1, T, 1] and [1, 1, 1, S]. Queries and keys of a block are consecutive. On a mesh
+with explicit axes, arrays that it reads are bound by `jax.tree_util.Partial`.
 """
 MaskMod = Callable[..., Bool[Array, "#B #N #T #S"]]
 """`mask_mod(b, n, t, s)` returns True where a query may attend; the arguments are those of a `ScoreMod`."""
+
+
+class AttentionMask(NamedTuple):
+    """Which keys each query sees: a value that implementations ask, instead of guessing from shapes."""
+
+    pairs: Mask | None = None
+    """True where a query may attend."""
+    is_causal: bool = False
+    window: tuple[int, int] | None = None
+    """How many keys a query sees to the left and to the right of its position."""
+    ids: tuple[Int[Array, "B T"], Int[Array, "B S"]] | None = None
+    """Segments of the queries and of the keys; 0 is padding."""
+    mask_mod: MaskMod | None = None
+
+    @property
+    def is_padding(self) -> bool:
+        """Whether `pairs` hides keys alone, from all heads and queries alike, if any, and no function hides more."""
+        return self.mask_mod is None and (self.pairs is None or self.pairs.shape[1:3] == (1, 1))
+
+    def without_queries(self, number: int) -> "AttentionMask":
+        """The mask of all queries but the first."""
+        pairs = self.pairs
+        if pairs is not None and pairs.shape[2] > 1:
+            pairs = pairs[:, :, number:]
+        return self._replace(pairs=pairs, ids=None if self.ids is None else (self.ids[0][:, number:], self.ids[1]))
 
 
 def causal_mask(
@@ -70,13 +96,18 @@ def segment_mask(query_ids: Int[Array, "B T"], key_ids: Int[Array, "B S"]) -> Bo
     return (same & (query_ids != 0)[:, :, None])[:, None]
 
 
-def window_mask(num_queries: int, num_keys: int, window: tuple[int, int]) -> Bool[Array, "1 1 T S"]:
-    """Lets query t, at position p = t + S - T, see keys p - left .. p + right, with window = (left, right).
+def window_mask(
+    num_queries: int, num_keys: int, window: tuple[int, int], *, offset: int | Int[Array, ""] | None = None
+) -> Bool[Array, "1 1 T S"]:
+    """Lets query t, at position p = t + offset, see keys p - left .. p + right, with window = (left, right).
+
+    The offset is as in `causal_mask`.
 
     >>> window_mask(3, 4, (1, 0))[0, 0].astype(int).tolist()
     [[1, 1, 0, 0], [0, 1, 1, 0], [0, 0, 1, 1]]
     """
-    distance = jnp.arange(num_queries)[:, None] + (num_keys - num_queries) - jnp.arange(num_keys)[None, :]
+    offset = num_keys - num_queries if offset is None else offset
+    distance = jnp.arange(num_queries)[:, None] + offset - jnp.arange(num_keys)[None, :]
     return ((distance <= window[0]) & (distance >= -window[1]))[None, None]
 
 

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from tfx_jax.functional.attention.chunked import (
+    Extras,
     Keys,
     Options,
     Queries,
@@ -19,10 +20,22 @@ from tfx_jax.functional.attention.chunked import (
     finish,
     join_queries,
     no_gradients,
+    sink_gradients,
     split_inputs,
+    vary_alike,
 )
-from tfx_jax.functional.attention.dense import dot_product_weights
-from tfx_jax.functional.attention.masks import Bias, Mask, SegmentIds, causal_mask, check_shapes, pair_of_segment_ids
+from tfx_jax.functional.attention.dense import check_sinks, dot_product_weights
+from tfx_jax.functional.attention.masks import (
+    Bias,
+    Mask,
+    SegmentIds,
+    Window,
+    causal_mask,
+    check_shapes,
+    check_window,
+    pair_of_segment_ids,
+    window_mask,
+)
 from tfx_jax.functional.attention.wrappers import weights_on_request
 
 
@@ -42,6 +55,9 @@ def ring_attention(
     dropout_rate: float = 0.0,
     dropout_rng: Array | None = None,
     return_weights: bool = False,
+    logits_soft_cap: float | None = None,
+    sinks: Float[Array, " N"] | None = None,
+    local_window_size: Window | None = None,
 ) -> Float[Array, "B T N U"] | tuple[Float[Array, "B T N U"], Float[Array, "B N T _"]]:
     r"""Computes softmax(scale * Q K^T + bias) V of a sequence that is sharded over the devices of a mesh axis.
 
@@ -77,6 +93,9 @@ def ring_attention(
       dropout_rate: probability in [0, 1) of dropping an attention weight.
       dropout_rng: PRNG key, the same on all devices of the axis; None disables dropout.
       return_weights: also return the weights before dropout. This gathers all keys, and is meant for looking at maps.
+      logits_soft_cap: as in `dot_product_attention`.
+      sinks: likewise, [N], the same on all devices of the axis.
+      local_window_size: likewise, in positions of the whole sequence; blocks outside still travel.
 
     Returns:
       Weighted values of this device's queries, [B, T, N, U], in the dtype of `query`, zero for a query without keys;
@@ -101,47 +120,56 @@ def ring_attention(
                 "packing"
             )
     check_shapes(query, key, value, bias, mask)
-    (b, t, _, h), s = query.shape, key.shape[1]
+    check_sinks(sinks, query.shape[2])
+    window, is_causal = check_window(local_window_size, is_causal)
+    (b, t, n, h), (s, k) = query.shape, key.shape[1:3]
     ids = None if segment_ids is None else pair_of_segment_ids(segment_ids, b, t, s)
+    extras = Extras()
+    if sinks is not None:
+        query, key, value, bias, varying = vary_alike((query, key, value, bias, sinks), (mask, ids, dropout_rng))
+        extras = Extras(varying.reshape(k, n // k))
     queries, keys = split_inputs(query, key, value, bias, mask, ids, dropout_rng, chunk_size)
-    options = Options(h**-0.5 if scale is None else scale, is_causal, dropout_rate, t, s)
-    out = join_queries(_ring(options, axis_name, queries, keys, dropout_rng), t)
+    options = Options(h**-0.5 if scale is None else scale, is_causal, dropout_rate, t, s, window, logits_soft_cap)
+    out = join_queries(_ring(options, axis_name, queries, keys, extras, dropout_rng), t)
     if not return_weights:
         return out
-    return out, _weights_over_all_keys(query, key, bias, mask, ids, axis_name, is_causal, scale)
+    shaping = {"scale": scale, "logits_soft_cap": logits_soft_cap, "sinks": sinks}
+    return out, _weights_over_all_keys(query, key, bias, mask, ids, axis_name, is_causal, window, **shaping)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
 def _ring(
-    options: Options, axis_name: str, queries: Queries, keys: Keys, rng: Array | None
+    options: Options, axis_name: str, queries: Queries, keys: Keys, extras: Extras, rng: Array | None
 ) -> Float[Array, "I B K G T U"]:
-    return _forward(options, axis_name, queries, keys, rng)[0]
+    return _forward(options, axis_name, queries, keys, extras, rng)[0]
 
 
 def _forward(
-    options: Options, axis_name: str, queries: Queries, keys: Keys, rng: Array | None
+    options: Options, axis_name: str, queries: Queries, keys: Keys, extras: Extras, rng: Array | None
 ) -> tuple[Float[Array, "I B K G T U"], Residuals]:
     def hop(state: Any, number: Array) -> tuple[Any, None]:
         running, block = state
         shift, block_rng = _meeting(options, axis_name, number, rng)
-        running = attend(options, queries, block, running, shift, block_rng)
+        running = attend(options, queries, block, running, shift, block_rng, extras)
         return (running, _pass_on(block, axis_name)), None
 
-    state = before_any_key(queries, keys), keys
+    state = before_any_key(queries, keys, extras.sinks), keys
     (running, _), _ = jax.lax.scan(hop, state, jnp.arange(jax.lax.axis_size(axis_name)))
     saved = finish(running, queries.query.dtype)
-    return saved.out, Residuals(queries, keys, rng, saved)
+    return saved.out, Residuals(queries, keys, rng, saved, extras)
 
 
-def _backward(options: Options, axis_name: str, residuals: Residuals, cotangent: Array) -> tuple[Queries, Keys, None]:
-    queries, keys, rng, saved, _ = residuals
+def _backward(
+    options: Options, axis_name: str, residuals: Residuals, cotangent: Array
+) -> tuple[Queries, Keys, Extras, None]:
+    queries, keys, rng, saved, extras = residuals
 
     def hop(state: Any, number: Array) -> tuple[Any, None]:
         (query_gradients, block_gradients), block = state
         shift, block_rng = _meeting(options, axis_name, number, rng)
         gradients = query_gradients, block_gradients
         query_gradients, block_gradients = add_gradients(
-            options, queries, block, saved, cotangent, gradients, shift, block_rng
+            options, queries, block, saved, cotangent, gradients, shift, block_rng, extras
         )
         # After as many hops as there are devices both are at home again.
         block_gradients, block = _pass_on((block_gradients, block), axis_name)
@@ -149,7 +177,7 @@ def _backward(options: Options, axis_name: str, residuals: Residuals, cotangent:
 
     state = no_gradients(queries, keys), keys
     (gradients, _), _ = jax.lax.scan(hop, state, jnp.arange(jax.lax.axis_size(axis_name)))
-    return *as_cotangents(gradients, queries, keys), None
+    return *as_cotangents(gradients, queries, keys), Extras(sink_gradients(extras, saved, cotangent)), None
 
 
 _ring.defvjp(_forward, _backward)
@@ -172,7 +200,8 @@ def _weights_over_all_keys(
     ids: tuple[Array, Array] | None,
     axis_name: str,
     is_causal: bool,
-    scale: float | None,
+    window: tuple[int, int] | None,
+    **shaping: Any,
 ) -> Float[Array, "B N T _"]:
     t, s = query.shape[1], key.shape[1]
     size, here = jax.lax.axis_size(axis_name), jax.lax.axis_index(axis_name)
@@ -183,11 +212,14 @@ def _weights_over_all_keys(
 
     key = gather(key, 1)
     bias, mask = (None if x is None else gather(x, 3) for x in (bias, mask))
-    if is_causal:
-        causal = causal_mask(t, s * size, offset=here * t + size * (s - t))
-        mask = causal if mask is None else mask & causal
+    offset = here * t + size * (s - t)
+    near = [causal_mask(t, s * size, offset=offset)] if is_causal else []
+    if window is not None:
+        near.append(window_mask(t, s * size, window, offset=offset))
+    for pairs in near:
+        mask = pairs if mask is None else mask & pairs
     ids = None if ids is None else (ids[0], gather(ids[1], 1))
-    return dot_product_weights(query, key, bias, mask, scale=scale, segment_ids=ids)
+    return dot_product_weights(query, key, bias, mask, segment_ids=ids, **shaping)
 
 
 def _pass_on(block: Any, axis_name: str) -> Any:

@@ -65,6 +65,7 @@ class AttentionSpec:
       options: its own options by name.
       example: from a sequence length to reasonable options: what `bench` measures and tests train with.
       causal: whether it has a causal form.
+      causal_only: whether it has no other form.
       bias: whether it takes a bias, and a mask, for each pair of query and key; otherwise a mask hides keys only.
       segments: whether `segment_ids` keep packed texts apart.
       cross: whether queries and keys may differ in number.
@@ -90,6 +91,7 @@ class AttentionSpec:
     options: Mapping[str, Option] = dataclasses.field(default_factory=dict)
     example: Callable[[int], dict[str, Any]] = lambda length: {}
     causal: bool = True
+    causal_only: bool = False
     bias: bool = True
     segments: bool = True
     cross: bool = True

@@ -1,4 +1,4 @@
-"""Tasks on synthetic and byte-level sequences: Long Range Arena and duplication."""
+"""Tasks on synthetic and byte-level sequences: Long Range Arena, duplication and recall."""
 
 from tfx_jax.tasks.sequence.duplication import DuplicationConfig, DuplicationData, DuplicationTask, duplication_loss
 from tfx_jax.tasks.sequence.long_range import (
@@ -9,6 +9,7 @@ from tfx_jax.tasks.sequence.long_range import (
     SectionData,
     long_range_loss,
 )
+from tfx_jax.tasks.sequence.recall import RecallConfig, RecallData, RecallTask
 
 __all__ = [
     "DuplicationConfig",
@@ -18,6 +19,9 @@ __all__ = [
     "LongRangeConfig",
     "LongRangeTask",
     "PassagePairData",
+    "RecallConfig",
+    "RecallData",
+    "RecallTask",
     "SectionData",
     "duplication_loss",
     "long_range_loss",

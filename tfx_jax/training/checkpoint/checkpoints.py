@@ -390,6 +390,8 @@ def average_checkpoints(
         mean = average_trees(load, steps)
     path = absolute(workdir) / "average"
     check_no_links(workdir, [path.name])
+    if path.exists() and not path.is_dir():  # Orbax would open it to delete its contents, and wait at a pipe forever
+        raise UserError(f"{path} is not the folder of an average: delete it and run the same command again")
     try:
         metadata: dict[str, Any] = {"checksums": all_checksums({"params": mean}, {})}
         ocp.save(path, mean, overwrite=True, custom_metadata=metadata)
@@ -403,10 +405,8 @@ def average_checkpoints(
 def _checkpointer(directory: epath.Path, **options: Any) -> ocp.training.Checkpointer:
     check_tree(directory, data_folder=_DATA)
     for path in sorted(directory.iterdir()) if is_local(directory) and directory.is_dir() else ():
-        if path.name.isdigit() and path.is_file():  # Orbax passes over it without a word
-            raise UserError(
-                f"{path} is a file, where the folder of a checkpoint should be: delete it, or put that back"
-            )
+        if path.name.isdigit() and not path.is_dir():  # Orbax skips it silently
+            raise UserError(f"{path} is not a folder, as a checkpoint is: delete it, or restore the checkpoint")
     check_metrics(directory)
     steps: Any = ReadableSteps(orbax_path.step.standard_name_format())
     return ocp.training.Checkpointer(absolute(directory), step_name_format=steps, **options)

@@ -13,7 +13,7 @@ from jaxtyping import Array
 from tfx_jax.errors import UserError, one_line
 from tfx_jax.functional.attention import SPECS
 from tfx_jax.functional.attention.dot_product import dot_product_attention
-from tfx_jax.functional.attention.implementations import are_rows_best, best_kernels
+from tfx_jax.functional.attention.implementations import default_implementations, make_request
 from tfx_jax.functional.attention.ring import ring_attention
 from tfx_jax.nn.attention import AttentionConfig, AttentionFn
 from tfx_jax.training.sharding.mesh_axes import BATCH_AXES, num_batch_shards
@@ -65,16 +65,23 @@ def _attend(mesh: Mesh, core: AttentionFn, query: Array, key: Array, value: Arra
         except ValueError as error:  # of sizes that the kernel does not have
             raise UserError(f'config.model.attention.name="{kernel}": {one_line(error)}') from None
     if core is dot_product_attention and is_even:
-        if mesh.devices.flat[0].platform == "tpu" and are_rows_best(query, key, value, *args, **options):
-            rows = functools.partial(core, implementation="rows")
-            return _attend_on_each_device(mesh, rows, query, key, value, *args, **options)
-        if best_kernels(query, key, value, *args, **options):
-            return _attend_on_each_device(mesh, core, query, key, value, *args, **options)
+        names = _fastest(mesh, query, key, value, *args, **options)
+        if names != ("xla",):
+            fastest = functools.partial(core, implementation=names)
+            return _attend_on_each_device(mesh, fastest, query, key, value, *args, **options)
     if mesh.size == 1:
         return core(query, key, value, *args, **options)
     place = functools.partial(jax.lax.with_sharding_constraint, shardings=NamedSharding(mesh, _HEADS))
     result = core(place(query), place(key), place(value), *args, **options)
     return (place(result[0]), result[1]) if options.get("return_weights") else place(result)
+
+
+def _fastest(
+    mesh: Mesh, *arrays: Any, return_weights: bool = False, query_lengths: Array | None = None, **options: Any
+) -> tuple[str, ...]:
+    """Implementations of dense attention to be tried in order on each device, whatever `query_lengths` are."""
+    platform = mesh.devices.flat[0].platform
+    return default_implementations(make_request(*arrays, **options), return_weights=return_weights, platform=platform)
 
 
 def _attend_on_each_device(
@@ -140,7 +147,9 @@ def _attend_in_a_ring(
         for name, x in arrays.items()
         if name in ("bias", "mask")
     }
-    specs = dict.fromkeys(arrays, _HEADS) | of_keys | {"dropout_rng": P()}
+    if options.get("sinks") is not None:
+        arrays["sinks"] = options.pop("sinks")
+    specs = dict.fromkeys(arrays, _HEADS) | of_keys | {"dropout_rng": P(), "sinks": P("tensor")}
 
     def on_a_device(arrays: dict[str, Array]) -> Any:
         if dropout_rng is not None:  # the devices of one ring draw alike, those of other rows and heads do not

@@ -1,0 +1,37 @@
+r"""Associative recall: which attentions with a state of constant size remember pairs of keys and values.
+
+Result: not yet run
+
+Multi-query associative recall (Arora et al., 2023, https://arxiv.org/abs/2312.04927): 64 pairs of a key and a value,
+then all keys again, 512 tokens; two layers.
+
+    tfx-jax train --config=recall:small --workdir=runs/recall
+    tfx-jax train --config=recall:small --workdir=runs/linear --config.model.attention.name=linear
+    tfx-jax train --config=recall:small --workdir=runs/delta --config.model.attention.name=gated_delta_rule
+
+Variants: `full`, for an accelerator; `small`, 8 pairs in 48 tokens, 4,000 steps of 64 rows, for two cores; `test`.
+"""
+
+from tfx_jax.models import LlamaConfig
+from tfx_jax.tasks import RecallConfig, RecallData
+from tfx_jax.training import ExperimentConfig, tiny_variant
+
+
+def get_config(variant: str = "full") -> ExperimentConfig:
+    model = LlamaConfig(max_length=512, num_layers=2, d_model=128, num_heads=2, d_ff=256, is_tied=True)
+    data = RecallData()
+    config = ExperimentConfig(model, RecallConfig(data))
+    optimizer = config.optimizer
+    optimizer.peak_learning_rate, optimizer.warmup_steps = 1e-3, 1_000
+    config.num_steps, config.eval_every, config.checkpoint_every, config.log_every = 40_000, 2_000, 2_000, 100
+    if variant == "small":
+        model.d_model, model.num_heads, model.d_ff, model.max_length = 64, 1, 128, 48
+        data.num_keys, data.num_pairs, data.max_length = 64, 8, 48
+        data.tokens_per_batch, data.eval_sequences = 64 * 48, 512
+        optimizer.peak_learning_rate, optimizer.warmup_steps = 3e-3, 200
+        config.num_steps, config.eval_every, config.checkpoint_every, config.log_every = 4_000, 500, 2_000, 500
+    elif variant == "test":
+        return tiny_variant(config)
+    elif variant != "full":
+        raise ValueError(f"unknown variant {variant!r}; there are full, small, test")
+    return config

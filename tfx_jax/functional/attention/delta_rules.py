@@ -1,0 +1,295 @@
+"""Delta rules: a state that replaces what it returned for a key, without and with decay.
+
+Their state, chunks and decoding are those of `recurrent`.
+"""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from tfx_jax.functional.attention.linear_recurrences import RETENTION, init_steps_and_rates, steps_and_rates
+from tfx_jax.functional.attention.masks import Bias, Mask, SegmentIds
+from tfx_jax.functional.attention.recurrent import (
+    Updates,
+    check_recurrent,
+    recurrent_attention,
+    recurrent_decoding,
+    to_float32,
+)
+from tfx_jax.functional.attention.spec import RecurrentDecoding
+from tfx_jax.functional.attention.wrappers import divided_as_queries, weights_on_request, zeros_where_empty
+
+
+@weights_on_request
+@divided_as_queries
+@zeros_where_empty
+def delta_rule(
+    query: Float[Array, "B T N H"],
+    key: Float[Array, "B S K H"],
+    value: Float[Array, "B S K U"],
+    bias: Bias | None = None,
+    mask: Mask | None = None,
+    *,
+    beta: Float[Array, "B S K"],
+    is_causal: bool = True,
+    scale: float | None = None,
+    block_size: int = 64,
+    segment_ids: SegmentIds | None = None,
+    dropout_rate: float = 0.0,
+    dropout_rng: Array | None = None,
+    return_weights: bool = False,
+) -> Float[Array, "B T N U"] | tuple[Float[Array, "B T N U"], Float[Array, "B N T S"]]:
+    r"""Computes o_t = scale * S_t^T q_t with S_t = S_{t-1} + b_t k_t (v_t - S_{t-1}^T k_t)^T: one key has one value.
+
+    The fast weights of Schlag et al. (2021, https://arxiv.org/abs/2102.11174, equations 23 to 25), in the form of
+    DeltaNet (Yang et al., 2024, https://arxiv.org/abs/2406.06484): queries and keys are divided by their length, and
+    b_t = sigmoid(beta_t) says how much of what the state returns for k_t is replaced.
+
+    Args:
+      query: queries, [B, T, N, H]; this and all arguments that are not named here as in `retention`.
+      key: [B, S, K, H].
+      value: [B, S, K, U].
+      bias: refused.
+      mask: padding, [B or 1, 1, 1, S].
+      beta: logits of the strength of writing, [B, S, K].
+      is_causal: must be true.
+      scale: multiplies queries of length 1; None means 1 / sqrt(H).
+      block_size: tokens of a chunk.
+      segment_ids: packed texts.
+      dropout_rate: must be 0.
+      dropout_rng: unused.
+      return_weights: also return the coefficient of each value in each output.
+
+    Returns:
+      What `retention` returns.
+
+    Raises:
+      ValueError: as `retention`, and for a gate of another shape.
+
+    >>> key, value = jnp.ones((1, 3, 1, 1)), jnp.array([2.0, 3.0, 5.0]).reshape(1, 3, 1, 1)
+    >>> jax.jit(delta_rule)(key, key, value, beta=jnp.full((1, 3, 1), 99.0)).ravel().round().tolist()
+    [2.0, 3.0, 5.0]
+    """
+    options = {"is_causal": is_causal, "block_size": block_size, "dropout_rate": dropout_rate}
+    check_recurrent("delta rule", query, key, value, bias, mask, beta=(beta, key.shape[2:3]), **options)
+    return recurrent_attention(
+        _normalized(query, scale),
+        _delta(key, beta=beta),
+        value,
+        mask,
+        segment_ids,
+        dtype=query.dtype,
+        block_size=block_size,
+        return_weights=return_weights,
+    )
+
+
+def _delta(key: Float[Array, "B S K H"], beta: Float[Array, "B S K"]) -> Updates:
+    beta = jax.nn.sigmoid(to_float32(beta))
+    return Updates(_unit(key), jnp.zeros_like(beta)[..., None], beta)
+
+
+@weights_on_request
+@divided_as_queries
+@zeros_where_empty
+def gated_delta_rule(
+    query: Float[Array, "B T N H"],
+    key: Float[Array, "B S K H"],
+    value: Float[Array, "B S K U"],
+    bias: Bias | None = None,
+    mask: Mask | None = None,
+    *,
+    beta: Float[Array, "B S K"],
+    dt: Float[Array, "B S K"],
+    log_rate_scale: Float[Array, " K"],
+    dt_bias: Float[Array, " K"],
+    is_causal: bool = True,
+    scale: float | None = None,
+    block_size: int = 64,
+    segment_ids: SegmentIds | None = None,
+    dropout_rate: float = 0.0,
+    dropout_rng: Array | None = None,
+    return_weights: bool = False,
+) -> Float[Array, "B T N U"] | tuple[Float[Array, "B T N U"], Float[Array, "B N T S"]]:
+    r"""Computes `delta_rule` of a state that decays: S_t = a_t S_{t-1} + b_t k_t (v_t - a_t S_{t-1}^T k_t)^T.
+
+    Equation 10 of "Gated Delta Networks" (Yang et al., 2024, https://arxiv.org/abs/2412.06464), with the decay
+    a_t = exp(-rate softplus(dt_t + dt_bias)) of Mamba-2, rate = exp(log_rate_scale). Qwen3-Next has a convolution
+    before it, and a norm and a gate behind it.
+
+    Args:
+      query: queries, [B, T, N, H]; this and all arguments that are not named here as in `retention`.
+      key: [B, S, K, H].
+      value: [B, S, K, U].
+      bias: refused.
+      mask: padding, [B or 1, 1, 1, S].
+      beta: logits of the strength of writing, [B, S, K].
+      dt: steps before bias and softplus, [B, S, K].
+      log_rate_scale: logarithm of the rate of forgetting, [K].
+      dt_bias: added to `dt`, [K].
+      is_causal: must be true.
+      scale: multiplies queries of length 1; None means 1 / sqrt(H).
+      block_size: tokens of a chunk.
+      segment_ids: packed texts.
+      dropout_rate: must be 0.
+      dropout_rng: unused.
+      return_weights: also return the coefficient of each value in each output.
+
+    Returns:
+      What `retention` returns.
+
+    Raises:
+      ValueError: as `retention`, and for a gate or a parameter of another shape.
+
+    >>> x, large = jnp.ones((1, 2, 1, 1)), jnp.full((1, 2, 1), 99.0)
+    >>> parameters = {"log_rate_scale": jnp.zeros(1), "dt_bias": jnp.zeros(1)}
+    >>> jax.jit(gated_delta_rule)(x, x, x, beta=large, dt=large, **parameters).ravel().round(3).tolist()
+    [1.0, 1.0]
+    """
+    options = {"is_causal": is_causal, "block_size": block_size, "dropout_rate": dropout_rate}
+    gates = {"beta": (beta, key.shape[2:3]), "dt": (dt, key.shape[2:3])}
+    check_recurrent("gated delta rule", query, key, value, bias, mask, **gates, **options)
+    return recurrent_attention(
+        _normalized(query, scale),
+        _gated_delta(key, beta=beta, dt=dt, log_rate_scale=log_rate_scale, dt_bias=dt_bias),
+        value,
+        mask,
+        segment_ids,
+        dtype=query.dtype,
+        block_size=block_size,
+        return_weights=return_weights,
+    )
+
+
+@weights_on_request
+@divided_as_queries
+@zeros_where_empty
+def kimi_delta_attention(
+    query: Float[Array, "B T N H"],
+    key: Float[Array, "B S K H"],
+    value: Float[Array, "B S K U"],
+    bias: Bias | None = None,
+    mask: Mask | None = None,
+    *,
+    beta: Float[Array, "B S K"],
+    dt: Float[Array, "B S K H"],
+    log_rate_scale: Float[Array, " K"],
+    dt_bias: Float[Array, "K H"],
+    is_causal: bool = True,
+    scale: float | None = None,
+    block_size: int = 64,
+    segment_ids: SegmentIds | None = None,
+    dropout_rate: float = 0.0,
+    dropout_rng: Array | None = None,
+    return_weights: bool = False,
+) -> Float[Array, "B T N U"] | tuple[Float[Array, "B T N U"], Float[Array, "B N T S"]]:
+    r"""Computes `gated_delta_rule` with a decay for each channel: diag(a_t) S_{t-1} instead of a_t S_{t-1}.
+
+    Equation 1 of "Kimi Linear" (2025, https://arxiv.org/abs/2510.26692).
+
+    Args:
+      query: queries, [B, T, N, H]; this and all arguments that are not named here as in `retention`.
+      key: [B, S, K, H].
+      value: [B, S, K, U].
+      bias: refused.
+      mask: padding, [B or 1, 1, 1, S].
+      beta: logits of the strength of writing, [B, S, K].
+      dt: steps before bias and softplus, [B, S, K, H].
+      log_rate_scale: logarithm of the rate of forgetting, [K].
+      dt_bias: added to `dt`, [K, H].
+      is_causal: must be true.
+      scale: multiplies queries of length 1; None means 1 / sqrt(H).
+      block_size: tokens of a chunk.
+      segment_ids: packed texts.
+      dropout_rate: must be 0.
+      dropout_rng: unused.
+      return_weights: also return the coefficient of each value in each output.
+
+    Returns:
+      What `retention` returns.
+
+    Raises:
+      ValueError: as `retention`, and for a gate or a parameter of another shape.
+
+    >>> x, large = jnp.ones((1, 2, 1, 1)), jnp.full((1, 2, 1), 99.0)
+    >>> parameters = {"log_rate_scale": jnp.zeros(1), "dt_bias": jnp.zeros((1, 1))}
+    >>> jax.jit(kimi_delta_attention)(x, x, x, beta=large, dt=99 * x, **parameters).ravel().round(3).tolist()
+    [1.0, 1.0]
+    """
+    options = {"is_causal": is_causal, "block_size": block_size, "dropout_rate": dropout_rate}
+    gates = {"beta": (beta, key.shape[2:3]), "dt": (dt, key.shape[2:])}
+    check_recurrent("Kimi delta", query, key, value, bias, mask, **gates, **options)
+    return recurrent_attention(
+        _normalized(query, scale),
+        _gated_delta(key, beta=beta, dt=dt, log_rate_scale=log_rate_scale, dt_bias=dt_bias),
+        value,
+        mask,
+        segment_ids,
+        dtype=query.dtype,
+        block_size=block_size,
+        return_weights=return_weights,
+    )
+
+
+def _gated_delta(
+    key: Float[Array, "B S K H"],
+    beta: Float[Array, "B S K"],
+    dt: Float[Array, "B S K *Z"],
+    log_rate_scale: Float[Array, " K"],
+    dt_bias: Float[Array, "K *Z"],
+) -> Updates:
+    key = _unit(key)
+    step, rate = steps_and_rates(key, dt, log_rate_scale, dt_bias)
+    log_decay = -rate * step
+    return Updates(key, log_decay if dt.ndim == 4 else log_decay[..., None], jax.nn.sigmoid(to_float32(beta)))
+
+
+def _unit(x: Float[Array, "*batch H"]) -> Float[Array, "*batch H"]:
+    """Divided by its length, in float32 at least; the constant is that of the reference implementations."""
+    x = to_float32(x)
+    return x * jax.lax.rsqrt(jnp.square(x).sum(axis=-1, keepdims=True) + 1e-6)
+
+
+def _normalized(query: Float[Array, "B T N H"], scale: float | None) -> Float[Array, "B T N H"]:
+    return _unit(query) * (query.shape[-1] ** -0.5 if scale is None else scale)
+
+
+@functools.cache
+def _decode_delta(scale: float | None = None, block_size: int = 64) -> RecurrentDecoding:
+    return recurrent_decoding(_delta, functools.partial(_normalized, scale=scale), block_size)
+
+
+@functools.cache
+def _decode_gated_delta(scale: float | None = None, block_size: int = 64) -> RecurrentDecoding:
+    return recurrent_decoding(_gated_delta, functools.partial(_normalized, scale=scale), block_size)
+
+
+DELTA_RULE = dataclasses.replace(
+    RETENTION,
+    name="delta_rule",
+    function=delta_rule,
+    reference="Schlag et al. (2021); DeltaNet: Yang et al. (2024)",
+    gates=lambda num_heads, num_kv_heads, d_k, **_: {"beta": (num_kv_heads,)},
+    decoding=_decode_delta,
+)
+GATED_DELTA_RULE = dataclasses.replace(
+    RETENTION,
+    name="gated_delta_rule",
+    function=gated_delta_rule,
+    reference="Gated DeltaNet: Yang et al. (2024), equation 10",
+    grouped_queries=False,  # parameters are of the heads of keys, of which a configuration knows no number but N
+    gates=lambda num_heads, num_kv_heads, d_k, **_: {"beta": (num_kv_heads,), "dt": (num_kv_heads,)},
+    parameters=lambda rng, num_heads, d_k, dtype, **_: init_steps_and_rates(rng, num_heads, dtype),
+    decoding=_decode_gated_delta,
+)
+KIMI_DELTA_ATTENTION = dataclasses.replace(
+    GATED_DELTA_RULE,
+    name="kimi_delta_attention",
+    function=kimi_delta_attention,
+    reference="Kimi Linear (2025), equation 1",
+    gates=lambda num_heads, num_kv_heads, d_k, **_: {"beta": (num_kv_heads,), "dt": (num_kv_heads, d_k)},
+    parameters=lambda rng, num_heads, d_k, dtype, **_: init_steps_and_rates(rng, num_heads, dtype, d_k),
+)

@@ -1,0 +1,101 @@
+"""Softmax attention that forgets: the Forgetting Transformer."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float
+
+from tfx_jax.functional.attention.dot_product import dot_product_attention
+from tfx_jax.functional.attention.masks import Bias, Mask, SegmentIds, check_shapes, pair_of_segment_ids
+from tfx_jax.functional.attention.spec import AttentionSpec
+from tfx_jax.functional.attention.wrappers import divided_as_queries, weights_on_request, zeros_where_empty
+
+
+@weights_on_request
+@divided_as_queries
+@zeros_where_empty
+def forgetting_attention(
+    query: Float[Array, "B T N H"],
+    key: Float[Array, "B S K H"],
+    value: Float[Array, "B S K U"],
+    bias: Bias | None = None,
+    mask: Mask | None = None,
+    *,
+    gate: Float[Array, "B S N"],
+    is_causal: bool = True,
+    scale: float | None = None,
+    segment_ids: SegmentIds | None = None,
+    dropout_rate: float = 0.0,
+    dropout_rng: Array | None = None,
+    return_weights: bool = False,
+) -> Float[Array, "B T N U"] | tuple[Float[Array, "B T N U"], Float[Array, "B N T S"]]:
+    r"""Computes softmax(scale * Q K^T + D + bias) V with D_ts = sum of log sigmoid(gate_j) over s < j <= t.
+
+    Equation 4 of "Forgetting Transformer" (Lin et al., 2025, https://arxiv.org/abs/2503.02130): each token lowers the
+    logits of all earlier ones by its gate. No positions are needed.
+
+    Args:
+      query: queries, [B, T, N, H], at the last T of the S positions; this and all arguments that are not named here as
+        in `dot_product_attention`.
+      key: [B, S, K, H].
+      value: [B, S, K, U].
+      bias: added to the scaled logits.
+      mask: True where a query may attend. What a mask of keys, [B, 1, 1, S], hides forgets nothing; of a mask of all
+        pairs or of heads, every token does.
+      gate: logits of the forget gates, [B, S, N].
+      is_causal: must be true: forgetting goes by the past.
+      scale: multiplies the logits; None means 1 / sqrt(H).
+      segment_ids: packed sequences; 0 is padding, which forgets nothing.
+      dropout_rate: probability in [0, 1) of dropping an attention weight.
+      dropout_rng: PRNG key.
+      return_weights: also return the weights.
+
+    Returns:
+      What `dot_product_attention` returns.
+
+    Raises:
+      ValueError: if not causal, for a gate of another shape, and as `dot_product_attention`.
+
+    >>> x = jnp.zeros((1, 3, 1, 1))
+    >>> attend = jax.jit(forgetting_attention, static_argnames="return_weights")
+    >>> (21 * attend(x, x, x, gate=x[..., 0], return_weights=True)[1])[0, 0].round().tolist()
+    [[21.0, 0.0, 0.0], [7.0, 14.0, 0.0], [3.0, 6.0, 12.0]]
+    """
+    check_shapes(query, key, value, bias, mask)
+    (b, t, n, _), s = query.shape, key.shape[1]
+    if not is_causal:
+        raise ValueError("forgetting attention is causal only, because it forgets the past: pass is_causal=True")
+    if gate.shape != (b, s, n):
+        raise ValueError(f"gate must have shape [B, S, N] = {(b, s, n)}, got {gate.shape}")
+    log_forget = jax.nn.log_sigmoid(gate.astype(np.promote_types(gate.dtype, np.float32)))
+    if mask is not None and mask.shape[1:3] == (1, 1):
+        log_forget = jnp.where(mask[:, 0, 0, :, None], log_forget, 0)
+    if segment_ids is not None:
+        is_token = pair_of_segment_ids(segment_ids, b, t, s)[1] != 0
+        log_forget = jnp.where(is_token[..., None], log_forget, 0)
+    kept = jnp.cumsum(log_forget, axis=1).swapaxes(1, 2)
+    of_queries = kept[:, :, -t:] if t <= s else jnp.pad(kept, ((0, 0), (0, 0), (t - s, 0)))
+    # The future is hidden anyway; there it would be large.
+    decay = jnp.minimum(of_queries[..., None] - kept[:, :, None], 0)
+    return dot_product_attention(
+        query,
+        key,
+        value,
+        decay if bias is None else decay + bias.astype(decay.dtype),
+        mask,
+        is_causal=True,
+        scale=scale,
+        segment_ids=segment_ids,
+        dropout_rate=dropout_rate,
+        dropout_rng=dropout_rng,
+        return_weights=return_weights,
+    )
+
+
+FORGETTING_ATTENTION = AttentionSpec(
+    name="forgetting_attention",
+    function=forgetting_attention,
+    reference="Lin et al. (2025), equation 4",
+    causal_only=True,
+    gates=lambda num_heads, num_kv_heads, d_k, **_: {"gate": (num_heads,)},
+)

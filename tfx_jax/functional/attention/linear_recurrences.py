@@ -1,0 +1,332 @@
+"""Linear attention whose state decays: retention, gated linear attention, state space duality (Mamba-2).
+
+Their state, chunks and decoding are those of `recurrent`.
+"""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.typing import DTypeLike
+from jaxtyping import Array, Float
+
+from tfx_jax.functional.attention.masks import Bias, Mask, SegmentIds
+from tfx_jax.functional.attention.recurrent import (
+    BLOCK_SIZE,
+    Updates,
+    check_recurrent,
+    check_size,
+    recurrent_attention,
+    recurrent_decoding,
+    to_float32,
+)
+from tfx_jax.functional.attention.spec import AttentionSpec, Option, RecurrentDecoding
+from tfx_jax.functional.attention.wrappers import divided_as_queries, weights_on_request, zeros_where_empty
+
+
+@weights_on_request
+@divided_as_queries
+@zeros_where_empty
+def retention(
+    query: Float[Array, "B T N H"],
+    key: Float[Array, "B S K H"],
+    value: Float[Array, "B S K U"],
+    bias: Bias | None = None,
+    mask: Mask | None = None,
+    *,
+    decay: Float[Array, " K"] | None = None,
+    is_causal: bool = True,
+    scale: float | None = None,
+    block_size: int = 64,
+    segment_ids: SegmentIds | None = None,
+    dropout_rate: float = 0.0,
+    dropout_rng: Array | None = None,
+    return_weights: bool = False,
+) -> Float[Array, "B T N U"] | tuple[Float[Array, "B T N U"], Float[Array, "B N T S"]]:
+    r"""Computes o_t = scale * S_t^T q_t with S_t = gamma_n S_{t-1} + k_t v_t^T: attention that forgets at a fixed rate.
+
+    Equations 1 to 7 of "Retentive Network" (Sun et al., 2023, https://arxiv.org/abs/2307.08621) without the rotation of
+    queries and keys; with gamma_n = exp(-slope_n) the lightning attention of MiniMax-01 (2025,
+    https://arxiv.org/abs/2501.08313). In the parallel form the weight of key s is scale * q_t . k_s gamma_n^(t - s), in
+    tokens: it may be negative, and there is no softmax. Both papers normalize the output of each head.
+
+    Args:
+      query: queries, [B, T, N, H], at the last T of the S positions.
+      key: keys, [B, S, K, H]; K divides N, query head n reads the state of key head n // (N / K).
+      value: values, [B, S, K, U].
+      bias: refused: what is added to the logit of a pair has no place in a state.
+      mask: padding, [B or 1, 1, 1, S]. Hidden keys leave the state as it is, without decay.
+      decay: gamma, [K], above 0 and at most 1; None means 1 - 2^(-5 - i), i from 0 to 3 evenly over the heads.
+      is_causal: must be true: the state knows the past.
+      scale: multiplies queries; None means 1 / sqrt(H).
+      block_size: tokens of a chunk, a power of two. Memory is linear in S * block_size and S / block_size * H * U.
+      segment_ids: packed texts, [B, T] or a pair ([B, T], [B, S]). Each starts with a state of zeros, and its tokens
+        have none of another text in between. 0 is padding.
+      dropout_rate: must be 0: no weight exists that could be dropped. Drop the output instead.
+      dropout_rng: unused, for the sake of the common signature.
+      return_weights: also return the coefficient of each value in each output, quadratic in memory.
+
+    Returns:
+      [B, T, N, U] in the dtype of `query`; with `return_weights` a pair of these and the weights, [B, N, T, S]. The
+      state is float32 (float64 for float64 inputs) whatever the inputs.
+
+    Raises:
+      ValueError: if the sizes do not fit together, the mask is of pairs, or an option is out of range.
+
+    >>> x = jnp.ones((1, 3, 1, 1))
+    >>> jax.jit(retention)(x, x, x, decay=jnp.array([0.5])).ravel().tolist()
+    [1.0, 1.5, 1.75]
+    """
+    options = {"is_causal": is_causal, "block_size": block_size, "dropout_rate": dropout_rate}
+    check_recurrent("retention", query, key, value, bias, mask, **options)
+    return recurrent_attention(
+        _scaled(query, scale),
+        _retention(key, decay=decay),
+        value,
+        mask,
+        segment_ids,
+        dtype=query.dtype,
+        block_size=block_size,
+        return_weights=return_weights,
+    )
+
+
+def _retention(key: Float[Array, "B S K H"], decay: Float[Array, " K"] | None = None) -> Updates:
+    key, num_heads = to_float32(key), key.shape[2]
+    if decay is None:
+        rates = np.linspace(0.0, 3.0, num_heads) if num_heads > 1 else np.zeros(1)
+        decay = jnp.asarray(1 - 2 ** (-5 - rates), key.dtype)
+    check_size("decay", decay, num_heads)
+    log_decay = jnp.log(decay.astype(key.dtype))[None, None, :, None]
+    return Updates(key, jnp.broadcast_to(log_decay, (*key.shape[:3], 1)))
+
+
+@weights_on_request
+@divided_as_queries
+@zeros_where_empty
+def gated_linear_attention(
+    query: Float[Array, "B T N H"],
+    key: Float[Array, "B S K H"],
+    value: Float[Array, "B S K U"],
+    bias: Bias | None = None,
+    mask: Mask | None = None,
+    *,
+    gate: Float[Array, "B S K H"],
+    temperature: float = 16.0,
+    is_causal: bool = True,
+    scale: float | None = None,
+    block_size: int = 64,
+    segment_ids: SegmentIds | None = None,
+    dropout_rate: float = 0.0,
+    dropout_rng: Array | None = None,
+    return_weights: bool = False,
+) -> Float[Array, "B T N U"] | tuple[Float[Array, "B T N U"], Float[Array, "B N T S"]]:
+    r"""Computes o_t = scale * S_t^T q_t with S_t = diag(a_t) S_{t-1} + k_t v_t^T: each channel forgets by its gate.
+
+    Section 4 of "Gated Linear Attention Transformers" (Yang et al., 2023, https://arxiv.org/abs/2312.06635), with
+    a_t = sigmoid(gate_t)^(1 / temperature).
+
+    Args:
+      query: queries, [B, T, N, H]; this and all arguments that are not named here as in `retention`.
+      key: [B, S, K, H].
+      value: [B, S, K, U].
+      bias: refused.
+      mask: padding, [B or 1, 1, 1, S].
+      gate: logits of the gates, [B, S, K, H].
+      temperature: the paper's tau: larger ones forget less.
+      is_causal: must be true.
+      scale: multiplies queries; None means 1 / sqrt(H).
+      block_size: tokens of a chunk.
+      segment_ids: packed texts.
+      dropout_rate: must be 0.
+      dropout_rng: unused.
+      return_weights: also return the coefficient of each value in each output.
+
+    Returns:
+      What `retention` returns.
+
+    Raises:
+      ValueError: as `retention`, and for a gate of another shape.
+
+    >>> x = jnp.ones((1, 3, 1, 1))
+    >>> attend = jax.jit(gated_linear_attention, static_argnames="temperature")
+    >>> attend(x, x, x, gate=0 * x, temperature=1.0).ravel().tolist()
+    [1.0, 1.5, 1.75]
+    """
+    options = {"is_causal": is_causal, "block_size": block_size, "dropout_rate": dropout_rate}
+    check_recurrent("gated linear", query, key, value, bias, mask, gate=(gate, key.shape[2:]), **options)
+    return recurrent_attention(
+        _scaled(query, scale),
+        _gated_linear(key, gate=gate, temperature=temperature),
+        value,
+        mask,
+        segment_ids,
+        dtype=query.dtype,
+        block_size=block_size,
+        return_weights=return_weights,
+    )
+
+
+def _gated_linear(key: Float[Array, "B S K H"], gate: Float[Array, "B S K H"], temperature: float = 16.0) -> Updates:
+    return Updates(to_float32(key), jax.nn.log_sigmoid(to_float32(gate)) / temperature)
+
+
+@weights_on_request
+@divided_as_queries
+@zeros_where_empty
+def state_space_duality(
+    query: Float[Array, "B T N H"],
+    key: Float[Array, "B S K H"],
+    value: Float[Array, "B S K U"],
+    bias: Bias | None = None,
+    mask: Mask | None = None,
+    *,
+    dt: Float[Array, "B S K"],
+    log_rate_scale: Float[Array, " K"],
+    dt_bias: Float[Array, " K"],
+    is_causal: bool = True,
+    scale: float | None = None,
+    block_size: int = 64,
+    segment_ids: SegmentIds | None = None,
+    dropout_rate: float = 0.0,
+    dropout_rng: Array | None = None,
+    return_weights: bool = False,
+) -> Float[Array, "B T N U"] | tuple[Float[Array, "B T N U"], Float[Array, "B N T S"]]:
+    r"""Computes y_t = S_t^T C_t with S_t = exp(-rate d_t) S_{t-1} + d_t B_t x_t^T, the state space model of Mamba-2.
+
+    Section 6 of "Transformers are SSMs" (Dao and Gu, 2024, https://arxiv.org/abs/2405.21060): C are the queries, B the
+    keys, x the values, d_t = softplus(dt_t + dt_bias) the step and rate = exp(log_rate_scale) the paper's -A. Mamba-2's
+    block has a convolution before it, and D x_t added, a gate and a norm behind it.
+
+    Args:
+      query: C, [B, T, N, H]; this and all arguments that are not named here as in `retention`.
+      key: B, [B, S, K, H].
+      value: x, [B, S, K, U].
+      bias: refused.
+      mask: padding, [B or 1, 1, 1, S].
+      dt: steps before bias and softplus, [B, S, K].
+      log_rate_scale: logarithm of the rate of forgetting, [K].
+      dt_bias: added to `dt`, [K].
+      is_causal: must be true.
+      scale: multiplies queries; None means 1.
+      block_size: tokens of a chunk.
+      segment_ids: packed texts.
+      dropout_rate: must be 0.
+      dropout_rng: unused.
+      return_weights: also return the coefficient of each value in each output.
+
+    Returns:
+      What `retention` returns.
+
+    Raises:
+      ValueError: as `retention`, and for a gate or a parameter of another shape.
+
+    >>> x, zeros = jnp.ones((1, 3, 1, 1)), jnp.zeros(1)
+    >>> dt = jnp.full((1, 3, 1), float(jnp.log(jnp.e - 1)))  # steps of length 1
+    >>> out = jax.jit(state_space_duality)(x, x, x, dt=dt, log_rate_scale=jnp.log(jnp.log(2 + zeros)), dt_bias=zeros)
+    >>> (4 * out).ravel().round().tolist()
+    [4.0, 6.0, 7.0]
+    """
+    options = {"is_causal": is_causal, "block_size": block_size, "dropout_rate": dropout_rate}
+    check_recurrent("state space", query, key, value, bias, mask, dt=(dt, key.shape[2:3]), **options)
+    return recurrent_attention(
+        _scaled(query, 1.0 if scale is None else scale),
+        _state_space(key, dt=dt, log_rate_scale=log_rate_scale, dt_bias=dt_bias),
+        value,
+        mask,
+        segment_ids,
+        dtype=query.dtype,
+        block_size=block_size,
+        return_weights=return_weights,
+    )
+
+
+def _state_space(
+    key: Float[Array, "B S K H"],
+    dt: Float[Array, "B S K"],
+    log_rate_scale: Float[Array, " K"],
+    dt_bias: Float[Array, " K"],
+) -> Updates:
+    key = to_float32(key)
+    step, rate = steps_and_rates(key, dt, log_rate_scale, dt_bias)
+    return Updates(key * step[..., None], -(rate * step)[..., None])
+
+
+def steps_and_rates(
+    key: Float[Array, "B S K H"],
+    dt: Float[Array, "B S K *Z"],
+    log_rate_scale: Float[Array, " K"],
+    dt_bias: Float[Array, "K *Z"],
+) -> tuple[Float[Array, "B S K *Z"], Float[Array, "#B #S K *#Z"]]:
+    """Returns softplus(dt + dt_bias) and exp(log_rate_scale), both in the dtype of `key`."""
+    check_size("log_rate_scale", log_rate_scale, key.shape[2])
+    check_size("dt_bias", dt_bias, *dt.shape[2:])
+    dt, log_rate, dt_bias = (x.astype(key.dtype) for x in (dt, log_rate_scale, dt_bias))
+    return jax.nn.softplus(dt + dt_bias[None, None]), jnp.exp(log_rate).reshape(1, 1, -1, *(1,) * (dt.ndim - 3))
+
+
+def init_steps_and_rates(rng: Array, num_heads: int, dtype: DTypeLike, *features: int) -> dict[str, Array]:
+    """Rates from 1 to 16 and steps from 0.001 to 0.1, as Mamba-2 starts with them."""
+    rng_rate, rng_step = jax.random.split(rng)
+    rate = jax.random.uniform(rng_rate, (num_heads,), jnp.float32, 1.0, 16.0)
+    step = jnp.exp(jax.random.uniform(rng_step, (num_heads, *features), jnp.float32, np.log(0.001), np.log(0.1)))
+    return {"log_rate_scale": jnp.log(rate).astype(dtype), "dt_bias": jnp.log(jnp.expm1(step)).astype(dtype)}
+
+
+def _scaled(query: Float[Array, "B T N H"], scale: float | None) -> Float[Array, "B T N H"]:
+    return to_float32(query) * (query.shape[-1] ** -0.5 if scale is None else scale)
+
+
+@functools.cache
+def _decode_retention(scale: float | None = None, block_size: int = 64) -> RecurrentDecoding:
+    return recurrent_decoding(_retention, functools.partial(_scaled, scale=scale), block_size)
+
+
+@functools.cache
+def _decode_gated_linear(
+    temperature: float = 16.0, scale: float | None = None, block_size: int = 64
+) -> RecurrentDecoding:
+    updates = functools.partial(_gated_linear, temperature=temperature)
+    return recurrent_decoding(updates, functools.partial(_scaled, scale=scale), block_size)
+
+
+@functools.cache
+def _decode_state_space(scale: float | None = None, block_size: int = 64) -> RecurrentDecoding:
+    query_fn = functools.partial(_scaled, scale=1.0 if scale is None else scale)
+    return recurrent_decoding(_state_space, query_fn, block_size)
+
+
+RETENTION = AttentionSpec(
+    name="retention",
+    function=retention,
+    reference="RetNet: Sun et al. (2023); lightning attention: MiniMax (2025)",
+    options={"block_size": BLOCK_SIZE},
+    causal_only=True,
+    bias=False,
+    dropout=False,
+    decoding=_decode_retention,
+)
+GATED_LINEAR_ATTENTION = dataclasses.replace(
+    RETENTION,
+    name="gated_linear_attention",
+    function=gated_linear_attention,
+    reference="Yang et al. (2023), section 4",
+    options={
+        "block_size": BLOCK_SIZE,
+        "temperature": Option("of the gates: larger ones forget less", float, at_least=1),
+    },
+    gates=lambda num_heads, num_kv_heads, d_k, **_: {"gate": (num_kv_heads, d_k)},
+    decoding=_decode_gated_linear,
+)
+STATE_SPACE_DUALITY = dataclasses.replace(
+    RETENTION,
+    name="state_space_duality",
+    function=state_space_duality,
+    reference="Mamba-2: Dao and Gu (2024), section 6",
+    grouped_queries=False,  # parameters are of the heads of keys, of which a configuration knows no number but N
+    gates=lambda num_heads, num_kv_heads, d_k, **_: {"dt": (num_kv_heads,)},
+    parameters=lambda rng, num_heads, d_k, dtype, **_: init_steps_and_rates(rng, num_heads, dtype),
+    decoding=_decode_state_space,
+)

@@ -1,0 +1,345 @@
+"""Scaled dot products with another normalization than softmax: sigmoid, entmax, top-k, stick-breaking."""
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from tfx_jax.functional.attention.dense import masked_logits, masked_softmax, weighted_values
+from tfx_jax.functional.attention.masks import Bias, Mask, SegmentIds
+from tfx_jax.functional.attention.spec import AttentionSpec, CachedDecoding, Option
+from tfx_jax.functional.attention.wrappers import divided_as_queries, weights_on_request, zeros_where_empty
+from tfx_jax.functional.layers import dropout
+
+WeightsFn = Callable[[Float[Array, "B N T S"], Mask | None], Float[Array, "B N T S"]]
+
+
+@weights_on_request
+@divided_as_queries
+@zeros_where_empty
+def sigmoid_attention(
+    query: Float[Array, "B T N H"],
+    key: Float[Array, "B S K H"],
+    value: Float[Array, "B S K U"],
+    bias: Bias | None = None,
+    mask: Mask | None = None,
+    *,
+    offset: float | None = None,
+    is_causal: bool = False,
+    scale: float | None = None,
+    segment_ids: SegmentIds | None = None,
+    dropout_rate: float = 0.0,
+    dropout_rng: Array | None = None,
+    return_weights: bool = False,
+) -> Float[Array, "B T N U"] | tuple[Float[Array, "B T N U"], Float[Array, "B N T S"]]:
+    r"""Computes sigmoid(scale * Q K^T + bias + offset) V: each key is weighed by itself.
+
+    Equation 3 of "Theory, Analysis, and Best Practices for Sigmoid Self-Attention" (Ramapuram et al., 2024,
+    https://arxiv.org/abs/2409.04431).
+
+    Args:
+      query: queries, [B, T, N, H]; this and all arguments that are not named here as in `dot_product_attention`.
+      key: [B, S, K, H].
+      value: [B, S, K, U].
+      bias: added to the scaled logits.
+      mask: True where a query may attend.
+      offset: added to all logits. None means minus the logarithm of how many keys the query sees, so that weights of
+        equal logits near 0 add up to 1. The paper has the length of the sequence instead; then later tokens would
+        change the weights of earlier ones.
+      is_causal: query t sees keys 0 .. t + S - T only.
+      scale: multiplies the logits; None means 1 / sqrt(H).
+      segment_ids: packed sequences.
+      dropout_rate: probability in [0, 1) of dropping an attention weight.
+      dropout_rng: PRNG key.
+      return_weights: also return the weights, whose sum is not 1.
+
+    Returns:
+      What `dot_product_attention` returns.
+
+    Raises:
+      ValueError: if the sizes do not fit together, or a mask is not boolean or not of rank 4.
+
+    >>> x = jnp.zeros((1, 3, 1, 1))
+    >>> jax.jit(sigmoid_attention)(x, x, x + 1).ravel().round(2).tolist()
+    [0.75, 0.75, 0.75]
+    """
+
+    def weights_fn(logits: Array, mask: Mask | None) -> Array:
+        if offset is not None:
+            return jax.nn.sigmoid(logits + offset)
+        count = jnp.full((1, 1, 1, 1), logits.shape[-1]) if mask is None else mask.sum(axis=-1, keepdims=True)
+        return jax.nn.sigmoid(logits - jnp.log(jnp.maximum(count, 1).astype(logits.dtype)))
+
+    options = {"is_causal": is_causal, "scale": scale, "segment_ids": segment_ids, "return_weights": return_weights}
+    return _attend(weights_fn, query, key, value, bias, mask, dropout_rate, dropout_rng, **options)
+
+
+@weights_on_request
+@divided_as_queries
+@zeros_where_empty
+def entmax_attention(
+    query: Float[Array, "B T N H"],
+    key: Float[Array, "B S K H"],
+    value: Float[Array, "B S K U"],
+    bias: Bias | None = None,
+    mask: Mask | None = None,
+    *,
+    alpha: float = 1.5,
+    is_causal: bool = False,
+    scale: float | None = None,
+    segment_ids: SegmentIds | None = None,
+    dropout_rate: float = 0.0,
+    dropout_rng: Array | None = None,
+    return_weights: bool = False,
+) -> Float[Array, "B T N U"] | tuple[Float[Array, "B T N U"], Float[Array, "B N T S"]]:
+    r"""Computes entmax_alpha(scale * Q K^T + bias) V: a distribution in which keys far from the best get exactly 0.
+
+    "Sparse Sequence-to-Sequence Models" (Peters et al., 2019, https://arxiv.org/abs/1905.05702); with alpha = 2 the
+    sparsemax of Martins and Astudillo (2016, https://arxiv.org/abs/1602.02068). The weights are
+    relu((alpha - 1) l - tau)^(1 / (alpha - 1)), with the tau for which they add up to 1.
+
+    Args:
+      query: queries, [B, T, N, H]; this and all arguments that are not named here as in `dot_product_attention`.
+      key: [B, S, K, H].
+      value: [B, S, K, U].
+      bias: added to the scaled logits.
+      mask: True where a query may attend.
+      alpha: 1.5, or 2 for sparsemax; softmax is the limit at 1.
+      is_causal: query t sees keys 0 .. t + S - T only.
+      scale: multiplies the logits; None means 1 / sqrt(H).
+      segment_ids: packed sequences.
+      dropout_rate: probability in [0, 1) of dropping an attention weight.
+      dropout_rng: PRNG key.
+      return_weights: also return the weights.
+
+    Returns:
+      What `dot_product_attention` returns.
+
+    Raises:
+      ValueError: for another alpha, and as `dot_product_attention`.
+
+    >>> x = jnp.arange(2.0).reshape(1, 2, 1, 1)
+    >>> attend = jax.jit(entmax_attention, static_argnames=("alpha", "return_weights"))
+    >>> attend(x, x, x, alpha=2.0, return_weights=True)[1][0, 0].tolist()
+    [[0.5, 0.5], [0.0, 1.0]]
+    """
+    if alpha not in (1.5, 2.0):
+        raise ValueError(f"alpha must be 1.5 or 2, for which entmax has a closed form, got {alpha}")
+    options = {"is_causal": is_causal, "scale": scale, "segment_ids": segment_ids, "return_weights": return_weights}
+    weights_fn = functools.partial(_masked_entmax, alpha)
+    return _attend(weights_fn, query, key, value, bias, mask, dropout_rate, dropout_rng, **options)
+
+
+def _masked_entmax(alpha: float, logits: Float[Array, "B N T S"], mask: Mask | None) -> Float[Array, "B N T S"]:
+    if mask is not None:
+        logits = jnp.where(mask, logits, 0.7 * jnp.finfo(logits.dtype).min)
+    return _entmax(alpha, logits)
+
+
+@functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
+def _entmax(alpha: float, logits: Float[Array, "*batch S"]) -> Float[Array, "*batch S"]:
+    # tau is at least the largest number minus 1: what is 2 below it has no weight, however far below it is.
+    x = jnp.maximum((alpha - 1) * (logits - logits.max(axis=-1, keepdims=True)), -2.0)
+    ordered = jnp.sort(x, axis=-1, descending=True)
+    count = jnp.arange(1, x.shape[-1] + 1).astype(x.dtype).reshape((1,) * (x.ndim - 1) + (-1,))
+    mean = jnp.cumsum(ordered, axis=-1) / count
+    if alpha == 2:
+        taus = mean - 1 / count
+    else:
+        variance = jnp.cumsum(jnp.square(ordered), axis=-1) / count - jnp.square(mean)
+        taus = mean - jnp.sqrt(jnp.maximum(1 / count - variance, 0))
+    support = (ordered >= taus).sum(axis=-1, keepdims=True)
+    tau = jnp.take_along_axis(taus, support - 1, axis=-1)
+    return jnp.maximum(x - tau, 0) ** round(1 / (alpha - 1))
+
+
+@_entmax.defjvp
+def _(alpha: float, primals: tuple[Array], tangents: tuple[Array]) -> tuple[Array, Array]:
+    weights, (tangent,) = _entmax(alpha, *primals), tangents
+    slope = (weights > 0).astype(weights.dtype) if alpha == 2 else jnp.sqrt(weights)
+    mean = (slope * tangent).sum(axis=-1, keepdims=True) / slope.sum(axis=-1, keepdims=True)
+    return weights, slope * (tangent - mean)
+
+
+@weights_on_request
+@divided_as_queries
+@zeros_where_empty
+def topk_attention(
+    query: Float[Array, "B T N H"],
+    key: Float[Array, "B S K H"],
+    value: Float[Array, "B S K U"],
+    bias: Bias | None = None,
+    mask: Mask | None = None,
+    *,
+    num_keys: int,
+    is_causal: bool = False,
+    scale: float | None = None,
+    segment_ids: SegmentIds | None = None,
+    dropout_rate: float = 0.0,
+    dropout_rng: Array | None = None,
+    return_weights: bool = False,
+) -> Float[Array, "B T N U"] | tuple[Float[Array, "B T N U"], Float[Array, "B N T S"]]:
+    r"""Computes softmax attention to the `num_keys` keys with the largest logits of each query.
+
+    "Explicit Sparse Transformer" (Zhao et al., 2019, https://arxiv.org/abs/1912.11637). All logits are computed: it is
+    as slow as dense attention, but what is far from the best has no weight.
+
+    Args:
+      query: queries, [B, T, N, H]; this and all arguments that are not named here as in `dot_product_attention`.
+      key: [B, S, K, H].
+      value: [B, S, K, U].
+      bias: added to the scaled logits.
+      mask: True where a query may attend.
+      num_keys: keys that a query reads; also those whose logit equals the last of them.
+      is_causal: query t sees keys 0 .. t + S - T only.
+      scale: multiplies the logits; None means 1 / sqrt(H).
+      segment_ids: packed sequences.
+      dropout_rate: probability in [0, 1) of dropping an attention weight.
+      dropout_rng: PRNG key.
+      return_weights: also return the weights.
+
+    Returns:
+      What `dot_product_attention` returns.
+
+    Raises:
+      ValueError: for no key, and as `dot_product_attention`.
+
+    >>> x = jnp.array([1.0, 1.0, 0.0]).reshape(1, 3, 1, 1)
+    >>> attend = jax.jit(topk_attention, static_argnames=("num_keys", "return_weights"))
+    >>> attend(x, x, x, num_keys=2, return_weights=True)[1][0, 0, 0].tolist()
+    [0.5, 0.5, 0.0]
+    """
+    if num_keys < 1:
+        raise ValueError(f"num_keys must be at least 1, got {num_keys}")
+
+    def weights_fn(logits: Array, mask: Mask | None) -> Array:
+        size = min(num_keys, logits.shape[-1])
+        lowest = jnp.asarray(-jnp.inf, logits.dtype)
+        ranked = jax.lax.stop_gradient(logits if mask is None else jnp.where(mask, logits, lowest))
+        is_kept = ranked >= jax.lax.top_k(ranked, size)[0][..., -1:]
+        return masked_softmax(logits, is_kept if mask is None else is_kept & mask)
+
+    options = {"is_causal": is_causal, "scale": scale, "segment_ids": segment_ids, "return_weights": return_weights}
+    return _attend(weights_fn, query, key, value, bias, mask, dropout_rate, dropout_rng, **options)
+
+
+@weights_on_request
+@divided_as_queries
+@zeros_where_empty
+def stick_breaking_attention(
+    query: Float[Array, "B T N H"],
+    key: Float[Array, "B S K H"],
+    value: Float[Array, "B S K U"],
+    bias: Bias | None = None,
+    mask: Mask | None = None,
+    *,
+    is_causal: bool = True,
+    scale: float | None = None,
+    segment_ids: SegmentIds | None = None,
+    dropout_rate: float = 0.0,
+    dropout_rng: Array | None = None,
+    return_weights: bool = False,
+) -> Float[Array, "B T N U"] | tuple[Float[Array, "B T N U"], Float[Array, "B N T S"]]:
+    r"""Computes w V with w_ts = b_ts prod_{j > s} (1 - b_tj), b = sigmoid(scale * Q K^T + bias): the nearest key first.
+
+    Section 2 of "Scaling Stick-Breaking Attention" (Tan et al., 2024, https://arxiv.org/abs/2410.17980): each key, from
+    the query's own back to the first, takes its part b of what the later ones left. No positions are needed. The paper
+    starts before the query's own key; hide that with a `mask` of all pairs to do the same.
+
+    Args:
+      query: queries, [B, T, N, H]; this and all arguments that are not named here as in `dot_product_attention`.
+      key: [B, S, K, H].
+      value: [B, S, K, U].
+      bias: added to the scaled logits.
+      mask: True where a query may attend. Hidden keys take nothing.
+      is_causal: must be true: the order of keys is that of the past.
+      scale: multiplies the logits; None means 1 / sqrt(H).
+      segment_ids: packed sequences.
+      dropout_rate: probability in [0, 1) of dropping an attention weight.
+      dropout_rng: PRNG key.
+      return_weights: also return the weights, whose sum is at most 1.
+
+    Returns:
+      What `dot_product_attention` returns.
+
+    Raises:
+      ValueError: if not causal, and as `dot_product_attention`.
+
+    >>> x = jnp.zeros((1, 3, 1, 1))
+    >>> attend = jax.jit(stick_breaking_attention, static_argnames="return_weights")
+    >>> attend(x, x, x, return_weights=True)[1][0, 0].tolist()
+    [[0.5, 0.0, 0.0], [0.25, 0.5, 0.0], [0.125, 0.25, 0.5]]
+    """
+    if not is_causal:
+        raise ValueError(
+            "stick-breaking attention is causal only, because it goes back from a query: pass is_causal=True"
+        )
+
+    def weights_fn(logits: Array, mask: Mask | None) -> Array:
+        passed = jax.nn.log_sigmoid(-logits)
+        if mask is not None:
+            passed = jnp.where(mask, passed, 0)
+        left = jax.lax.cumsum(passed[..., 1:], axis=3, reverse=True)
+        left = jnp.pad(left, ((0, 0), (0, 0), (0, 0), (0, 1)))
+        return jnp.exp(jax.nn.log_sigmoid(logits) + left)
+
+    options = {"is_causal": is_causal, "scale": scale, "segment_ids": segment_ids, "return_weights": return_weights}
+    return _attend(weights_fn, query, key, value, bias, mask, dropout_rate, dropout_rng, **options)
+
+
+def _attend(
+    weights_fn: WeightsFn,
+    query: Float[Array, "B T N H"],
+    key: Float[Array, "B S K H"],
+    value: Float[Array, "B S K U"],
+    bias: Bias | None,
+    mask: Mask | None,
+    dropout_rate: float,
+    dropout_rng: Array | None,
+    *,
+    return_weights: bool,
+    **options: Any,
+) -> Any:
+    """Attends with the weights of the visible pairs; what `weights_fn` gives to the others is dropped."""
+    logits, mask = masked_logits(query, key, value, bias, mask, **options)
+    weights = weights_fn(logits, mask)
+    if mask is not None:
+        weights = jnp.where(mask, weights, jnp.zeros((), weights.dtype))
+    out = weighted_values(dropout(weights, dropout_rate, dropout_rng), value).astype(query.dtype)
+    return (out, weights) if return_weights else out
+
+
+SIGMOID_ATTENTION = AttentionSpec(
+    name="sigmoid_attention",
+    function=sigmoid_attention,
+    reference="Ramapuram et al. (2024), equation 3",
+    options={"offset": Option("added to all logits; None: minus the logarithm of the number of visible keys", float)},
+    decoding=lambda **options: CachedDecoding(),
+)
+ENTMAX_ATTENTION = dataclasses.replace(
+    SIGMOID_ATTENTION,
+    name="entmax_attention",
+    function=entmax_attention,
+    reference="Peters et al. (2019); sparsemax: Martins and Astudillo (2016)",
+    options={"alpha": Option("1.5, or 2 for sparsemax", float)},
+)
+TOPK_ATTENTION = dataclasses.replace(
+    SIGMOID_ATTENTION,
+    name="topk_attention",
+    function=topk_attention,
+    reference="Zhao et al. (2019)",
+    options={"num_keys": Option("keys that a query reads", required=True, at_least=1)},
+    example=lambda length: {"num_keys": max(length // 4, 1)},
+)
+STICK_BREAKING_ATTENTION = dataclasses.replace(
+    SIGMOID_ATTENTION,
+    name="stick_breaking_attention",
+    function=stick_breaking_attention,
+    reference="Tan et al. (2024), section 2",
+    options={},
+    causal_only=True,
+)

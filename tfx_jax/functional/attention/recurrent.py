@@ -1,0 +1,312 @@
+"""Recurrent attention in chunks: the core of all attentions whose past is a matrix of constant size.
+
+For each head of keys, each token updates the state S, [H, U], and its query reads it:
+
+    S_t = diag(a_t) S_{t-1} + k_t u_t^T,    o_t = S_t^T q_t
+
+with a decay a_t in [0, 1]. Without the delta rule u_t is v_t. By the delta rule it is beta_t (v_t - S_{t-1}^T diag(a_t)
+k_t), which replaces what the state returns for k_t.
+
+Within a chunk of C tokens o is a product of matrices, [C, C] and [C, U]. A scan passes the state from chunk to chunk:
+the chunkwise form of Yang et al. (2023, https://arxiv.org/abs/2312.06635; 2024, https://arxiv.org/abs/2406.06484).
+
+A product of decays is the exponential of a sum of their logarithms. Differences of such sums would lose a slow decay
+after a fast one, and their factors would overflow. So the halves of a chunk meet at its middle, and likewise theirs.
+"""
+
+import functools
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.typing import DTypeLike
+from jaxtyping import Array, Bool, Float, Int
+
+from tfx_jax.functional.attention.masks import Bias, Mask, SegmentIds, check_shapes, pair_of_segment_ids
+from tfx_jax.functional.attention.spec import Option, RecurrentDecoding
+
+BLOCK_SIZE = Option("tokens of a chunk, a power of two", at_least=1)
+
+
+class Updates(NamedTuple):
+    """What the tokens do to the state, in float32 at least."""
+
+    key: Float[Array, "B S K H"]
+    log_decay: Float[Array, "B S K Z"]
+    """log a, at most 0, with Z = H for a decay per channel and Z = 1 for one per head."""
+    beta: Float[Array, "B S K"] | None = None
+    """The delta rule's beta; None without the delta rule, whose strength is a factor of the key."""
+
+
+def check_recurrent(
+    name: str,
+    query: Array,
+    key: Array,
+    value: Array,
+    bias: Bias | None,
+    mask: Mask | None,
+    *,
+    is_causal: bool,
+    block_size: int,
+    dropout_rate: float,
+    **gates: tuple[Array, tuple[int, ...]],
+) -> None:
+    """Raises ValueError for arguments that no recurrent attention takes; gates are arrays with their feature shapes."""
+    check_shapes(query, key, value, bias, mask)
+    if not is_causal:
+        raise ValueError(f"{name} attention is causal only, because its state knows the past: pass is_causal=True")
+    if bias is not None:
+        raise ValueError(f"{name} attention takes no bias: it never forms the logits of pairs that a bias is added to")
+    if mask is not None and mask.shape[1:3] != (1, 1):
+        raise ValueError(
+            f"{name} attention takes a padding mask only, [B, 1, 1, S], got shape {mask.shape}: its state forgets "
+            "pairs. It is always is_causal; pass segment_ids for packed texts"
+        )
+    if dropout_rate:
+        raise ValueError(f"{name} attention has no weights to drop, got dropout_rate={dropout_rate}; drop the output")
+    if block_size < 1 or block_size & (block_size - 1):
+        raise ValueError(f"block_size must be a power of two, got {block_size}")
+    for gate, (array, features) in gates.items():
+        want = *key.shape[:2], *features
+        if array.shape != want:
+            raise ValueError(f"{gate} must have shape {want}, one gate for each key, got {array.shape}")
+
+
+def check_size(name: str, parameter: Array, *shape: int) -> None:
+    """Raises ValueError for a parameter of another shape."""
+    if parameter.shape != shape:
+        raise ValueError(f"{name} must have shape {shape} for keys of {shape[0]} heads, got {parameter.shape}")
+
+
+def to_float32(x: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
+    """Returns the array in float32 at least."""
+    return x.astype(np.promote_types(x.dtype, np.float32))
+
+
+def recurrent_attention(
+    query: Float[Array, "B T N H"],
+    updates: Updates,
+    value: Float[Array, "B S K U"],
+    mask: Mask | None,
+    segment_ids: SegmentIds | None,
+    *,
+    dtype: DTypeLike,
+    block_size: int,
+    return_weights: bool,
+) -> Float[Array, "B T N U"] | tuple[Float[Array, "B T N U"], Float[Array, "B N T S"]]:
+    """Reads the state at each query, in `dtype`; the weights are what is read where the values are unit vectors."""
+    (b, t, n, _), (s, k) = query.shape, updates.key.shape[1:3]
+    chunks = _chunks(query, updates, mask, segment_ids, block_size)
+
+    def attend(values: Float[Array, "B S K Z"]) -> Float[Array, "B T N Z"]:
+        values = _split(values.astype(updates.key.dtype), chunks.write.shape[0], chunks.write.shape[3])
+        states, writes, _ = _scan(chunks, values)
+        out = jnp.einsum("PBKCGH,PBKHU->PBKCGU", chunks.query, states)
+        out = out + jnp.einsum("PBKCGS,PBKSU->PBKCGU", chunks.pairs, writes)
+        return out.transpose(1, 0, 3, 2, 4, 5).reshape(b, -1, n, values.shape[-1])[:, -t:]
+
+    out = attend(value).astype(dtype)
+    if not return_weights:
+        return out
+    unit = jnp.broadcast_to(jnp.eye(s, dtype=updates.key.dtype)[None, :, None], (b, s, k, s))
+    return out, attend(unit).transpose(0, 2, 1, 3)
+
+
+def recurrent_decoding(
+    updates_fn: Callable[..., Updates], query_fn: Callable[[Array], Array], block_size: int
+) -> RecurrentDecoding:
+    """Decoding of an attention from its updates, `updates_fn(key, **gates)`, and its queries."""
+
+    def read(key: Array, value: Array, mask: Mask | None, **gates: Array) -> Array:
+        updates = updates_fn(key, **gates)
+        (b, s, k, h), u = key.shape, value.shape[-1]
+        if not s:
+            return jnp.zeros((b, k, h, u), updates.key.dtype)
+        chunks = _chunks(jnp.zeros((b, s, 0, h)), updates, mask, None, block_size)
+        values = _split(value.astype(updates.key.dtype), chunks.write.shape[0], chunks.write.shape[3])
+        return _scan(chunks, values)[2]
+
+    def step(state: Array, query: Array, key: Array, value: Array, **gates: Array) -> tuple[Array, Array]:
+        updates = jax.tree.map(lambda x: x[:, 0], updates_fn(key, **gates))
+        (b, _, n, h), (k, u) = query.shape, value.shape[2:]
+        state = state * jnp.exp(updates.log_decay)[..., None]
+        write = value[:, 0].astype(state.dtype)
+        if updates.beta is not None:
+            write = updates.beta[..., None] * (write - jnp.einsum("BKH,BKHU->BKU", updates.key, state))
+        state = state + updates.key[..., None] * write[..., None, :]
+        heads = query_fn(query).reshape(b, k, n // k, h)
+        out = jnp.einsum("BKGH,BKHU->BKGU", heads, state)
+        return out.reshape(b, 1, n, u).astype(query.dtype), state
+
+    return RecurrentDecoding(read, step)
+
+
+class _Chunks(NamedTuple):
+    """P chunks of C tokens without their values."""
+
+    query: Float[Array, "P B K C G H"]
+    """Queries as the state before the chunk sees them."""
+    pairs: Float[Array, "P B K C G C"]
+    """Coefficients of what the chunk itself writes in what its queries read."""
+    write: Float[Array, "P B K C H"]
+    """Keys as the state after the chunk sees them."""
+    decay: Float[Array, "P B K Z"]
+    """What the chunk leaves of the state before it."""
+    solve: Float[Array, "P B K C C"] | None
+    """Of the delta rule: from values to what is written if the state is zero."""
+    erase: Float[Array, "P B K C H"] | None
+    """Of the delta rule: keys as the state before the chunk sees them, solved likewise."""
+
+
+def _scan(chunks: _Chunks, value: Float[Array, "P B K C U"]) -> tuple[Array, Array, Array]:
+    """The state before each chunk, [P, B, K, H, U], what is written, [P, B, K, C, U], and the last state."""
+    if chunks.solve is not None:
+        value = chunks.solve @ value
+
+    def step(state: Array, chunk: tuple[Array, ...]) -> tuple[Array, tuple[Array, Array]]:
+        written, write, decay, *erase = chunk
+        if erase:
+            written = written - erase[0] @ state
+        return state * decay[..., None] + write.mT @ written, (state, written)
+
+    xs = value, chunks.write, chunks.decay, *(() if chunks.erase is None else (chunks.erase,))
+    start = 0 * (chunks.write[0, :, :, 0, :, None] * value[0, :, :, 0, None, :])  # varies as they do in shard_map
+    last, (states, written) = jax.lax.scan(step, start, xs)
+    return states, written, last
+
+
+def _split(x: Float[Array, "B S K *"], num_chunks: int, block_size: int) -> Float[Array, "P B K C *"]:
+    """Chunks, padded in front, since the last query meets the last key."""
+    padding = [(0, 0)] * x.ndim
+    padding[1] = (num_chunks * block_size - x.shape[1], 0)
+    x = jnp.pad(x, padding).reshape(x.shape[0], num_chunks, block_size, *x.shape[2:])
+    return x.transpose(1, 0, 3, 2, *range(4, x.ndim))
+
+
+def _chunks(
+    query: Float[Array, "B T N H"],
+    updates: Updates,
+    mask: Mask | None,
+    segment_ids: SegmentIds | None,
+    block_size: int,
+) -> _Chunks:
+    (b, t, n, h), (s, k) = query.shape, updates.key.shape[1:3]
+    longest = max(t, s)
+    block_size = min(block_size, 1 << (longest - 1).bit_length())
+    split = functools.partial(_split, num_chunks=-(-longest // block_size), block_size=block_size)
+    visible = None if mask is None else jnp.broadcast_to(mask[:, 0, 0], (b, s))
+    if segment_ids is not None:
+        is_token = pair_of_segment_ids(segment_ids, b, t, s)[1] != 0
+        visible = is_token if visible is None else visible & is_token
+    if visible is not None:
+        # Padding neither changes nor is part of the state; selected, so that it may hold any number.
+        updates = jax.tree.map(lambda x: jnp.where(jnp.expand_dims(visible, range(2, x.ndim)), x, 0), updates)
+    key, beta = split(updates.key), None if updates.beta is None else split(updates.beta)
+    queries = split(query.reshape(b, t, k, n // k, h))
+    rows = queries if beta is None else jnp.concatenate([queries, key[..., None, :]], axis=-2)
+    runs = None
+    if segment_ids is not None:
+        assert visible is not None
+        query_runs, key_runs = _runs(*pair_of_segment_ids(segment_ids, b, t, s), visible)
+        key_runs = split(key_runs[..., None])  # 1 or more; 0 is padding in front
+        runs = jnp.broadcast_to(split(query_runs[..., None])[..., None], queries.shape[:2] + (1, *queries.shape[3:5]))
+        runs = (runs if beta is None else jnp.concatenate([runs, key_runs[..., None]], -1)), key_runs
+    pairs, solve, before, after = _pairs(rows, key, split(updates.log_decay), beta, runs)
+    decay, reads, writes = jnp.exp(before[..., -1, :]), _decayed(rows, jnp.exp(before)), key * jnp.exp(after)
+    if runs is not None:
+        last = runs[1][:, :, :, -1:]
+        previous = jnp.concatenate([jnp.zeros_like(last[:1]), last[:-1]])
+        reads = jnp.where((runs[0] == previous[..., None])[..., None], reads, 0)
+        writes = jnp.where((runs[1] == last)[..., None], writes, 0)
+        decay = jnp.where(last == previous, decay, 0)
+    if beta is None or solve is None:
+        return _Chunks(reads, pairs, writes, decay, None, None)
+    solve = solve * beta[..., None, :]
+    return _Chunks(reads[..., :-1, :], pairs[..., :-1, :], writes, decay, solve, solve @ reads[..., -1, :])
+
+
+def _runs(
+    query_ids: Int[Array, "B T"], key_ids: Int[Array, "B S"], visible: Bool[Array, "B S"]
+) -> tuple[Int[Array, "B T"], Int[Array, "B S"]]:
+    """Numbers the texts of a row from 1 in their order; a query gets -1 where its text has no key yet.
+
+    Padding belongs to the text before it.
+    """
+    t, s = query_ids.shape[1], key_ids.shape[1]
+    newest = jax.lax.cummax(jnp.where(visible, jnp.arange(s)[None], -1), axis=1)
+    ids = jnp.where(newest < 0, 0, jnp.take_along_axis(key_ids, jnp.maximum(newest, 0), axis=1))
+    changes = ids[:, 1:] != ids[:, :-1]
+    runs = 1 + jnp.cumsum(jnp.pad(changes, ((0, 0), (1, 0))).astype(jnp.int32), axis=1)
+    if t > s:
+        ids, runs = (jnp.pad(x, ((0, 0), (t - s, 0))) for x in (ids, runs))
+    is_told = (query_ids != 0) & (query_ids == ids[:, -t:])
+    return jnp.where(is_told, runs[:, -t:], -1), runs[:, -s:]
+
+
+def _decayed(rows: Float[Array, "*batch R H"], decay: Float[Array, "*batch Z"]) -> Float[Array, "*batch R H"]:
+    """Multiplies all rows by the same decay.
+
+    One by one: the sum over rows in the gradient of a broadcast decay makes programs of jaxlib 0.10.2 for CPUs crash.
+    """
+    if not rows.shape[-2]:
+        return rows
+    return jnp.stack([rows[..., row, :] * decay for row in range(rows.shape[-2])], axis=-2)
+
+
+def _pairs(
+    rows: Float[Array, "P B K C R H"],
+    key: Float[Array, "P B K C H"],
+    log_decay: Float[Array, "P B K C Z"],
+    beta: Float[Array, "P B K C"] | None,
+    runs: tuple[Int[Array, "P B #K C R"], Int[Array, "P B #K C"]] | None,
+) -> tuple[Array, Array | None, Array, Array]:
+    """Products of rows and keys at or before them, decayed in between, by doubling parts from single tokens.
+
+    Returns:
+      Products, [P, B, K, C, R, C]; where beta is given, the inverse of I + beta L, [P, B, K, C, C], with L the products
+      of the last row, which is the key, and the keys before it; sums of the logarithms from the beginning of the chunk
+      to each token and from after the token to the end, [P, B, K, C, Z].
+    """
+    length = key.shape[3]
+    # [P, B, K, parts, tokens of a part, ...]: at first each token is a part.
+    products = jnp.einsum("...RH,...H->...R", rows, key)
+    if runs is not None:
+        products = jnp.where(runs[0] == runs[1][..., None], products, 0)
+        runs = runs[0][:, :, :, :, None], runs[1][:, :, :, :, None]
+    products = products[:, :, :, :, None, :, None]
+    before, rows, key = (x[:, :, :, :, None] for x in (log_decay, rows, key))
+    after = jnp.zeros_like(before)
+    inverse = None
+    if beta is not None:
+        beta = beta[:, :, :, :, None]
+        inverse = jnp.ones_like(beta)[..., None]
+    size = 1
+
+    def halves(x: Array) -> tuple[Array, Array]:
+        x = x.reshape(*x.shape[:3], length // (2 * size), 2, size, *x.shape[5:])
+        return x[:, :, :, :, 0], x[:, :, :, :, 1]
+
+    def triangle(first: Array, corner: Array, second: Array) -> Array:
+        upper = jnp.concatenate([first, jnp.zeros_like(first)], axis=-1)
+        return jnp.concatenate([upper, jnp.concatenate([corner, second], axis=-1)], axis=4)
+
+    while size < length:
+        (before_1, before_2), (after_1, after_2) = halves(before), halves(after)
+        reads, writes = _decayed(halves(rows)[1], jnp.exp(before_2)), halves(key)[0] * jnp.exp(after_1)
+        corner = jnp.einsum("...IRH,...JH->...IRJ", reads, writes)
+        if runs is not None:
+            is_same = halves(runs[0])[1][..., None] == halves(runs[1])[0][..., None, None, :]
+            corner = jnp.where(is_same, corner, 0)
+        if beta is not None and inverse is not None:
+            (inverse_1, inverse_2), beta_2 = halves(inverse), halves(beta)[1]
+            erased = corner[..., -1, :] * beta_2[..., None]
+            inverse = triangle(inverse_1, -inverse_2 @ (erased @ inverse_1), inverse_2)
+        first, second = halves(products)
+        products = triangle(first, corner, second)
+        before = jnp.concatenate([before_1, before_2 + before_1[..., -1:, :]], axis=4)
+        after = jnp.concatenate([after_1 + before_2[..., -1:, :], after_2], axis=4)
+        size *= 2
+    products, before, after = products[:, :, :, 0], before[:, :, :, 0], after[:, :, :, 0]
+    return products, None if inverse is None else inverse[:, :, :, 0], before, after

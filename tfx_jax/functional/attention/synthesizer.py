@@ -1,0 +1,117 @@
+"""Attention without queries and keys: the random Synthesizer, whose logits are parameters."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.typing import DTypeLike
+from jaxtyping import Array, Float, Int
+
+from tfx_jax.functional.attention.dense import attention_from_logits
+from tfx_jax.functional.attention.masks import Bias, Mask, SegmentIds, check_shapes, pair_of_segment_ids
+from tfx_jax.functional.attention.spec import AttentionSpec, Option
+from tfx_jax.functional.attention.wrappers import divided_as_queries, weights_on_request, zeros_where_empty
+
+
+@weights_on_request
+@divided_as_queries
+@zeros_where_empty
+def synthesizer_attention(
+    query: Float[Array, "B T N H"],
+    key: Float[Array, "B S K H"],
+    value: Float[Array, "B S K U"],
+    bias: Bias | None = None,
+    mask: Mask | None = None,
+    *,
+    logits: Float[Array, "N L L"],
+    is_causal: bool = False,
+    scale: float | None = None,
+    segment_ids: SegmentIds | None = None,
+    dropout_rate: float = 0.0,
+    dropout_rng: Array | None = None,
+    return_weights: bool = False,
+) -> Float[Array, "B T N U"] | tuple[Float[Array, "B T N U"], Float[Array, "B N T S"]]:
+    r"""Computes softmax(scale * R + bias) V with a logit R for each pair of positions, whatever the tokens.
+
+    Section 3.1.2 of "Synthesizer" (Tay et al., 2020, https://arxiv.org/abs/2005.00743), the random variant.
+
+    Args:
+      query: of the shape of queries, [B, T, N, H]; this and all arguments that are not named here as in
+        `dot_product_attention`. Its numbers are not used, nor are those of `key`.
+      key: [B, S, K, H].
+      value: [B, S, K, U].
+      bias: added to the scaled logits.
+      mask: True where a query may attend. What a mask of keys, [B, 1, 1, S], hides has no position; a mask of all
+        pairs leaves positions as they are.
+      logits: R, [N, L, L], for positions of queries and keys, which count the tokens of a text from 0.
+      is_causal: query t sees keys 0 .. t + S - T only.
+      scale: multiplies the logits; None means 1.
+      segment_ids: packed sequences, each with its own positions; 0 is padding, which has none.
+      dropout_rate: probability in [0, 1) of dropping an attention weight.
+      dropout_rng: PRNG key.
+      return_weights: also return the weights.
+
+    Returns:
+      What `dot_product_attention` returns.
+
+    Raises:
+      ValueError: for a sequence longer than L, logits of another number of heads, and as `dot_product_attention`.
+
+    >>> x, logits = jnp.arange(2.0).reshape(1, 2, 1, 1), jnp.array([[[0.0, 99.0], [99.0, 0.0]]])
+    >>> jax.jit(synthesizer_attention)(x, x, x, logits=logits).ravel().tolist()
+    [1.0, 0.0]
+    """
+    check_shapes(query, key, value, bias, mask)
+    (b, t, n, _), s = query.shape, key.shape[1]
+    if logits.ndim != 3 or logits.shape[0] != n or logits.shape[1] != logits.shape[2]:
+        raise ValueError(f"logits must have shape [N, L, L] with N = {n}, got {logits.shape}")
+    if max(t, s) > logits.shape[1]:
+        raise ValueError(f"a sequence of {max(t, s)} tokens is longer than max_length={logits.shape[1]} of the logits")
+    logits = logits.astype(np.promote_types(query.dtype, np.float32)) * (1.0 if scale is None else scale)
+    rows, columns = _positions(mask, segment_ids, b, t, s)
+    of_pairs = logits[:, rows[:, :, None], columns[:, None]].swapaxes(0, 1)  # [B, N, T, S]
+    options = {"is_causal": is_causal, "segment_ids": segment_ids}
+    dropping = {"dropout_rate": dropout_rate, "dropout_rng": dropout_rng}
+    out, weights = attention_from_logits(of_pairs, value, bias, mask, **options, **dropping)
+    out = out.astype(query.dtype)
+    return (out, weights) if return_weights else out
+
+
+def _positions(
+    mask: Mask | None, segment_ids: SegmentIds | None, b: int, t: int, s: int
+) -> tuple[Int[Array, "B T"], Int[Array, "B S"]]:
+    """Positions of queries and keys among the tokens of their texts; the last query is at the last key."""
+    exists = jnp.ones((b, s), jnp.bool_)
+    if mask is not None and mask.shape[1:3] == (1, 1):
+        exists = jnp.broadcast_to(mask[:, 0, 0], (b, s))
+    query_ids, key_ids = jnp.ones((b, t), jnp.int32), jnp.ones((b, s), jnp.int32)
+    if segment_ids is not None:
+        query_ids, key_ids = pair_of_segment_ids(segment_ids, b, t, s)
+
+    def count(ids: Int[Array, "B X"], places: np.ndarray) -> Int[Array, "B X"]:
+        is_before = np.arange(s)[None] <= places[:, None]
+        is_counted = (ids[..., None] == key_ids[:, None]) & exists[:, None] & is_before[None]
+        return jnp.maximum(is_counted.sum(axis=-1) - 1, 0)
+
+    return count(query_ids, np.arange(t) + s - t), count(key_ids, np.arange(s))
+
+
+def _init(rng: Array, num_heads: int, d_k: int, dtype: DTypeLike, *, max_length: int) -> dict[str, Array]:
+    return {"logits": jax.random.normal(rng, (num_heads, max_length, max_length), jnp.float32).astype(dtype)}
+
+
+def _of_max_length(*arguments: Any, max_length: int, **options: Any) -> Any:
+    """`synthesizer_attention` whose logits have the size of the option."""
+    del max_length
+    return synthesizer_attention(*arguments, **options)
+
+
+SYNTHESIZER_ATTENTION = AttentionSpec(
+    name="synthesizer_attention",
+    function=_of_max_length,
+    reference="Tay et al. (2020), the random variant",
+    options={"max_length": Option("tokens of the longest sequence", required=True, at_least=1)},
+    example=lambda length: {"max_length": 2 * length},
+    parameters=_init,
+)

@@ -1,0 +1,165 @@
+"""Associative recall: a model reads pairs of a key and a value, and says the value of each key that comes again.
+
+Multi-query associative recall of "Zoology: Measuring and Improving Recall in Efficient Language Models" (Arora et al.,
+2023, https://arxiv.org/abs/2312.04927, section 4): attention with a state of constant size has to fit all pairs into
+it, which linear attention cannot and delta rules can. Every sequence is drawn from the seed, the split, the epoch and
+its number.
+"""
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, cast
+
+import numpy as np
+from flax import nnx
+from jaxtyping import Array
+
+from tfx_jax.data.batching.batches import Example, ExampleSource, LoaderOptions
+from tfx_jax.data.sources.splits import SPLITS, Split, Splits
+from tfx_jax.errors import UserError
+from tfx_jax.fields import at_least, documented
+from tfx_jax.models.config import DecoderConfig, ModelConfig, check_max_length, require_kind
+from tfx_jax.tasks.loss import LossOutput, Metric
+from tfx_jax.tasks.planning import NO_DATA, planned_batch
+from tfx_jax.tasks.sequence.duplication import duplication_loss
+from tfx_jax.tasks.task import Artifacts, EvalResult, MetricInfo, PlannedTask, TaskConfig, eval_result
+from tfx_jax.tasks.token_prediction import TokenPredictionBase
+
+DrawSequences = Callable[[int, int], "RecallSequences"]
+"""`draw(seed, epoch)` returns the sequences of a split."""
+
+
+@documented
+@dataclasses.dataclass
+class RecallData:
+    """Random pairs of keys and values, and the keys again."""
+
+    num_keys: int = at_least(1, 4_096)  # symbols that are keys; as many others are values
+    num_pairs: int = at_least(1, 64)  # of a sequence, with different keys
+    max_length: int = at_least(2, 512)  # tokens of a sequence, at least three for each pair
+    train_sequences: int = at_least(1, 16_384)  # of an epoch; each epoch has others
+    eval_sequences: int = at_least(1, 1_024)  # of the validation and of the test split, whatever the seed
+    tokens_per_batch: int = at_least(1, 16_384)  # positions of a global batch
+
+    @property
+    def vocab_size(self) -> int:
+        """0 fills the gaps; then come the keys, then the values."""
+        return 1 + 2 * self.num_keys
+
+    def draw(self, split: Split) -> DrawSequences:
+        """Returns how sequences of a split are drawn; no two splits draw the same."""
+        return lambda seed, epoch: RecallSequences(self, split, key=(seed, SPLITS.index(split), epoch))
+
+
+class RecallSequences:
+    """Sequences of associative recall, each drawn when it is asked for, as an `ExampleSource`."""
+
+    def __init__(self, data: RecallData, split: Split, *, key: Sequence[int]):
+        self._data, self._key = data, tuple(key)
+        self._count = data.train_sequences if split == "train" else data.eval_sequences
+
+    @property
+    def lengths(self) -> np.ndarray:
+        """All examples are equally long, [count] int."""
+        return np.full(self._count, self._data.max_length)
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __getitem__(self, index: int) -> Example:
+        if not 0 <= index < self._count:
+            raise IndexError(f"example {index} of {self._count}")
+        return recall_example(self._data, np.random.default_rng((*self._key, index)))
+
+
+def recall_example(data: RecallData, rng: np.random.Generator) -> Example:
+    """Draws an example: all pairs, then every key once more, in another order and with gaps in between.
+
+    Returns:
+      "inputs" and "targets", [T] int32, and "weights", [T] float32: 1 at the second occurrence of a key, where the
+      target is its value.
+
+    >>> data = RecallData(num_keys=8, num_pairs=2, max_length=8)
+    >>> example = recall_example(data, np.random.default_rng(0))
+    >>> example["inputs"].tolist(), example["targets"].tolist()
+    ([6, 11, 8, 11, 6, 0, 0, 8], [0, 0, 0, 0, 11, 0, 0, 11])
+    """
+    keys = 1 + rng.choice(data.num_keys, data.num_pairs, replace=False)
+    values = 1 + data.num_keys + rng.integers(data.num_keys, size=data.num_pairs)
+    num_read = 2 * data.num_pairs
+    inputs, targets = np.zeros((2, data.max_length), np.int32)
+    inputs[0:num_read:2], inputs[1:num_read:2] = keys, values
+    places = num_read + np.sort(rng.choice(data.max_length - num_read, data.num_pairs, replace=False))
+    order = rng.permutation(data.num_pairs)
+    inputs[places], targets[places] = keys[order], values[order]
+    weights = np.zeros(data.max_length, np.float32)
+    weights[places] = 1
+    return {"inputs": inputs, "targets": targets, "weights": weights}
+
+
+@documented
+@dataclasses.dataclass
+class RecallConfig(TaskConfig):
+    """To recall the value of each key."""
+
+    data: RecallData = dataclasses.field(default_factory=RecallData)
+
+    def validate(self, model: ModelConfig) -> None:
+        require_kind(model, "decoder", "recall")
+        data = self.data
+        if data.num_pairs > data.num_keys:
+            raise UserError(f"config.task.data.num_pairs={data.num_pairs} needs as many of num_keys={data.num_keys}")
+        if data.max_length < 3 * data.num_pairs:
+            raise UserError(
+                f"config.task.data.max_length={data.max_length} is too short for num_pairs={data.num_pairs}: a pair "
+                "and its key again are three tokens"
+            )
+        check_max_length(model, data.max_length)
+
+    def tiny(self) -> None:
+        data = self.data
+        data.num_keys, data.num_pairs, data.max_length = 16, 2, 8
+        data.train_sequences, data.eval_sequences, data.tokens_per_batch = 64, 16, 128
+
+    def splits(self) -> Splits[DrawSequences]:
+        """Returns how sequences of each split are drawn; there are all splits."""
+        return Splits(lambda split: True, self.data.draw)
+
+    def setup(self, model: DecoderConfig, splits: Splits[DrawSequences], artifacts: Artifacts) -> "RecallTask":
+        """There are no artifacts: symbols are their own ids."""
+        vocab_size = self.data.vocab_size
+        if artifacts.starts_from_model:
+            if model.vocab_size < vocab_size:
+                raise UserError(f"the model to start from has {model.vocab_size} tokens, {vocab_size} are needed")
+            vocab_size = model.vocab_size
+        return RecallTask(self, dataclasses.replace(cast(Any, model), vocab_size=vocab_size), splits, NO_DATA)
+
+    def planned(self, model: DecoderConfig, options: LoaderOptions) -> PlannedTask:
+        model = dataclasses.replace(cast(Any, model), vocab_size=self.data.vocab_size)
+        dtypes = {"inputs": np.int32, "targets": np.int32, "weights": np.float32}
+        return PlannedTask(RecallTask(self, model, NO_DATA, NO_DATA), planned_batch(self.data, options, dtypes=dtypes))
+
+
+class RecallTask(TokenPredictionBase[RecallConfig, DecoderConfig, DrawSequences]):
+    """Associative recall, other pairs in every epoch."""
+
+    metrics = (
+        MetricInfo("accuracy", "accuracy", " %", note="values of keys that come again"),
+        MetricInfo("exact_match", "exact match", " %", note="sequences whose values are all right"),
+        MetricInfo("loss", "loss", " nats", digits=4, is_loss=True),
+    )
+
+    def make_epochs(self, seed: int) -> Callable[[int], ExampleSource]:
+        draw = self._splits["train"]
+        return lambda epoch: draw(seed, epoch)
+
+    def make_eval_examples(self, split: Split) -> ExampleSource:
+        return self._splits[split](0, 0)
+
+    def loss(self, model: Any, batch: dict[str, Array], rngs: nnx.Rngs | None) -> LossOutput:
+        return duplication_loss(model, batch, rngs)  # of the positions with a weight
+
+    def result(self, sums: Mapping[str, Metric]) -> EvalResult:
+        values = {name: 100 * float(sums[name].mean) for name in ("accuracy", "exact_match")}
+        values["loss"] = float(sums["nll"].mean)
+        return eval_result(self.metrics, values, f"{sums['exact_match'].weight:,.0f} sequences")
