@@ -250,6 +250,7 @@ FORMULAS = {
     ("GPTConfig", "LanguageModelConfig"): gpt,
     ("GPTConfig", "DuplicationConfig"): gpt,
     ("LlamaConfig", "LanguageModelConfig"): llama,
+    ("LlamaConfig", "RecallConfig"): llama,
     ("ReformerConfig", "LanguageModelConfig"): reformer,
     ("TransformerXLConfig", "RecurrentLanguageModelConfig"): transformer_xl,
     ("BertConfig", "BertPretrainingConfig"): bert_pretraining,

@@ -16,9 +16,8 @@ from tests.tiers import slow_but
 from tests.training.configs import TRAININGS, default_config, title, with_values
 from tfx_jax.data.batching.batches import LoaderOptions
 from tfx_jax.generation.decoding import BeamSearch, decode
-from tfx_jax.models import T5, LlamaConfig, T5Config, Transformer, TransformerConfig
+from tfx_jax.models import T5, T5Config, Transformer, TransformerConfig
 from tfx_jax.nn.moe import ExpertsConfig
-from tfx_jax.tasks import LanguageModelConfig, TextData
 from tfx_jax.tasks.loss import LossOutput
 from tfx_jax.tasks.text.translation import translation_loss
 from tfx_jax.training.config import tiny_variant, validate
@@ -170,7 +169,6 @@ def test_equals_palm_where_both_are_defined():
 
 
 CASES = {title(classes): (classes, {}) for classes in TRAININGS}
-LLAMA = (LlamaConfig, LanguageModelConfig, TextData)
 
 
 def case(name):
@@ -179,7 +177,7 @@ def case(name):
 
 
 VARIANTS = {
-    "Llama": (LLAMA, {"num_heads": 4, "num_kv_heads": 2}),
+    "Llama, grouped queries": (case("Llama"), {"num_heads": 4, "num_kv_heads": 2}),
     "GPT, head size": (case("GPT"), {"d_k": 10, "d_ff": 24}),
     "GPT, sliding window": (case("GPT"), {"attention.name": "window", "attention.options.window": 4}),
     "GPT, chunked": (case("GPT"), {"attention.name": "chunked"}),
