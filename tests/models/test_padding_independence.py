@@ -62,39 +62,16 @@ from tfx_jax.models.config import SelfAttentionConfig, check_pattern
 from tfx_jax.models.elmo import CharacterConfig, ElmoTaggerConfig
 from tfx_jax.nn import AttentionConfig, AttentionOptions, ExpertsConfig
 
-# Attentions by a label, which is their name and what is not a default. Every name of ON_CPU has one.
-_BIGBIRD = {"block_size": 2, "num_global_blocks": 1, "num_window_blocks": 3, "num_random_blocks": 1}
-ATTENTIONS = {
-    "dense": {},
-    "chunked": {"chunk_size": 4},
-    "local": {"block_size": 4},
-    "window": {"window": 2},
-    "window block_size": {"window": 3, "block_size": 4},
-    "bigbird": _BIGBIRD,
-    "lsh": {"chunk_size": 4},
-    "lsh num_buckets": {"num_hashes": 2, "num_buckets": 4, "chunk_size": 4},
+# Attentions by a label, which is their name and what is not the example of their spec.
+ATTENTIONS = {name: SPECS[name].example(16) for name in ON_CPU} | {
     "favor": {},
     "linear": {},
-    "nystrom": {"num_landmarks": 4},
-    "hard": {},
-    "additive": {},
-    "general": {},
-    "relative": {},
-    "sigmoid": {},
-    "entmax": {},
+    "window": {"window": 2},
+    "window block_size": {"window": 3, "block_size": 4},
+    "lsh": {"chunk_size": 4},
+    "lsh num_buckets": {"num_hashes": 2, "num_buckets": 4, "chunk_size": 4},
     "entmax alpha": {"alpha": 2.0},
-    "topk": {"num_keys": 3},
-    "stick_breaking": {},
-    "talking_heads": {},
-    "differential": {},
-    "forgetting": {},
     "synthesizer": {"max_length": 40},
-    "retention": {"block_size": 4},
-    "gated_linear": {"block_size": 4},
-    "state_space_duality": {"block_size": 4},
-    "delta_rule": {"block_size": 4},
-    "gated_delta_rule": {"block_size": 4},
-    "kimi_delta": {"block_size": 4},
     "routing": {"num_clusters": 3},
     "routing window": {"num_clusters": 3, "window": 4},
     "window,dense": {"window": 2},

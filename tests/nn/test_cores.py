@@ -4,11 +4,14 @@ import functools
 
 import jax
 import numpy as np
+import pytest
 from flax import nnx
 
+from tests.attentions import ON_CPU, example
 from tests.nn.programs import draw, initial, jitted, normal, params_of
 from tfx_jax.functional import hard_attention
-from tfx_jax.nn import AttentionConfig
+from tfx_jax.functional.attention import SPECS
+from tfx_jax.nn import AttentionConfig, MultiHeadAttention
 from tfx_jax.nn.attention import decoding_of
 
 B, T, S, N, H = 2, 3, 5, 2, 4
@@ -44,6 +47,36 @@ def test_the_biases_of_the_relative_core_start_at_zero():
     assert not start["content_bias"].any()
     assert not start["position_bias"].any()
     assert start["relative_key"].any()
+
+
+@pytest.mark.parametrize("name", [name for name in ON_CPU if SPECS[name].parameters])
+def test_learned_arrays_get_gradients_in_a_layer(name):
+    """Of multi-head attention, whose gates are learned too; a first output that they do not change has none."""
+    core = example(name).make(N, H, rngs=nnx.Rngs(0))
+    layer = MultiHeadAttention(N * H, N, attention_fn=core, rngs=nnx.Rngs(1))
+    x = normal(1, B, 7, N * H)
+
+    @jitted
+    def gradients(layer, x):
+        return jax.grad(lambda layer: (layer(x, is_causal=True) ** 2).sum())(layer)
+
+    found = nnx.to_flat_state(nnx.state(gradients(layer, x).attention_fn, nnx.Param))
+    assert found
+    for _, gradient in found:
+        assert np.isfinite(gradient[...]).all()
+    assert any(np.abs(gradient[...]).max() > 0 for _, gradient in found)
+
+
+@pytest.mark.parametrize("name", [name for name in ON_CPU if SPECS[name].dropout and SPECS[name].causal])
+def test_dropout_drops(name):
+    """The same weights with the same key, others with another."""
+    core = example(name).make(N, H, rngs=nnx.Rngs(0))
+    layer = MultiHeadAttention(N * H, N, attention_fn=core, dropout_rate=0.4, rngs=nnx.Rngs(1))
+    x = normal(1, B, 7, N * H)
+    run = jitted(lambda layer, x, key: layer(x, is_causal=True, rngs=nnx.Rngs(dropout=key)))
+    first, again, other = (run(layer, x, jax.random.key(seed)) for seed in (0, 0, 1))
+    np.testing.assert_array_equal(first, again)
+    assert np.abs(first - other).max() > 1e-4
 
 
 def test_hard_attention_decodes_from_a_cache_unless_it_draws():

@@ -20,6 +20,7 @@ from tfx_jax.models import GPTConfig
 from tfx_jax.tasks.events import EventClassificationConfig
 from tfx_jax.tasks.sequence.duplication import DuplicationConfig
 from tfx_jax.tasks.sequence.long_range import LongRangeConfig
+from tfx_jax.tasks.sequence.recall import RecallConfig
 from tfx_jax.tasks.speech.speech_recognition import SpeechRecognitionConfig
 from tfx_jax.tasks.task import MetricInfo
 from tfx_jax.tasks.text.bert_pretraining import BertPretrainingConfig

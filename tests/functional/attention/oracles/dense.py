@@ -1,5 +1,6 @@
 """Equation 1 of Vaswani et al. (2017) in float64 NumPy, and what every oracle shares."""
 
+import jax.numpy as jnp
 import numpy as np
 
 
@@ -14,6 +15,14 @@ def visible(query, key, mask=True, is_causal=False):
 
 def float64(*arrays):
     return tuple(np.asarray(array, np.float64) for array in arrays)
+
+
+def numbers_of(key):
+    """What gates are made of: the keys in float32 at least; zeros for keys that an attention refuses."""
+    if not jnp.issubdtype(key.dtype, jnp.floating) or 0 in key.shape[2:]:
+        return np.zeros((*key.shape[:2], max(key.shape[2], 1), key.shape[3] or 8), np.float32)
+    is_numpy = isinstance(key, np.ndarray)  # whose float64 becomes float32 with a warning
+    return key.astype(np.float32 if is_numpy else np.promote_types(key.dtype, np.float32))
 
 
 def per_query_head(keys, num_heads):

@@ -6,7 +6,14 @@ import jax.numpy as jnp
 import numpy as np
 
 from tests.functional.attention.case import EVERYTHING, Case
-from tests.functional.attention.oracles.dense import dense_weights, float64, per_query_head, softmax_over, visible
+from tests.functional.attention.oracles.dense import (
+    dense_weights,
+    float64,
+    numbers_of,
+    per_query_head,
+    softmax_over,
+    visible,
+)
 from tfx_jax.functional import differential_attention, forgetting_attention, talking_heads_attention
 
 _random = np.random.default_rng(12)
@@ -58,7 +65,8 @@ def forgetting_weights(query, key, *, bias=0.0, mask=True, is_causal=True, scale
 
 
 def _forgetting(query, key, *arguments, **options):
-    heads = jnp.repeat(key, query.shape[2] // key.shape[2], axis=2).astype(np.promote_types(key.dtype, np.float32))
+    key_numbers = numbers_of(key)
+    heads = jnp.repeat(key_numbers, len(_TO_GATES) // key_numbers.shape[2], axis=2)
     gate = jnp.einsum("bsnh,nh->bsn", heads, _TO_GATES)
     return forgetting_attention(query, key, *arguments, gate=gate, **options)
 

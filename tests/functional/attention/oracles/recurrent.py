@@ -10,8 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from tests.functional.attention.case import EVERYTHING, Case
-from tests.functional.attention.oracles.dense import float64
-from tfx_jax import functional
+from tests.functional.attention.oracles.dense import float64, numbers_of
+from tfx_jax.functional.attention import SPECS
 
 TAKES = EVERYTHING - {"bias", "mask"}
 _random = np.random.default_rng(11)
@@ -121,8 +121,8 @@ PARAMETERS = {
 
 def attend(name, query, key, *arguments, block_size=4, **options):
     """The attention called `name` with the gates of these keys."""
-    parameters = PARAMETERS[name](key.astype(np.promote_types(key.dtype, np.float32)))
-    return getattr(functional, name)(query, key, *arguments, block_size=block_size, **parameters, **options)
+    parameters = PARAMETERS[name](numbers_of(key))
+    return SPECS[name].function(query, key, *arguments, block_size=block_size, **parameters, **options)
 
 
 WEIGHTS = {
