@@ -9,13 +9,14 @@ LABELS = ("a", "b", "c", "d")
 
 
 def scores_by_counting(predictions, references, labels):
-    f1s = []
+    f1s, recalls = [], []
     for label in labels:
         hits = sum(p == r == label for p, r in zip(predictions, references, strict=True))
         precision, recall = (hits / max(1, list(side).count(label)) for side in (predictions, references))
+        recalls += [recall] if label in references else []
         f1s.append(2 * precision * recall / (precision + recall) if hits else 0.0)
     right = sum(p == r for p, r in zip(predictions, references, strict=True))
-    return 100 * right / len(references), 100 * sum(f1s) / len(labels)
+    return 100 * right / len(references), 100 * sum(f1s) / len(labels), 100 * sum(recalls) / len(recalls)
 
 
 def test_scores():
@@ -30,11 +31,28 @@ def test_scores():
         np.testing.assert_allclose(class_scores(*map(np.array, ids), range(len(names))), expected)
 
 
-def test_a_majority_guess_has_a_low_macro_f1():
-    """9 of 10 right, but F1 is 18 / 19 for the one class and 0 for the other."""
-    accuracy, macro_f1 = class_scores(["a"] * 10, ["a"] * 9 + ["b"], LABELS[:2])
-    assert (accuracy, round(macro_f1, 3)) == (90.0, 47.368)
-    assert class_scores(["a"], ["a"], LABELS).macro_f1 == 25.0  # of four classes, three never occur
+def test_a_majority_guess_has_a_low_macro_f1_and_balanced_accuracy():
+    """9 of 10 right, but F1 is 18 / 19 for the one class and 0 for the other, and recall 1 and 0."""
+    accuracy, macro_f1, balanced_accuracy = class_scores(["a"] * 10, ["a"] * 9 + ["b"], LABELS[:2])
+    assert (accuracy, round(macro_f1, 3), balanced_accuracy) == (90.0, 47.368, 50.0)
+
+
+def test_classes_that_never_occur_lower_macro_f1_alone():
+    assert class_scores(["a"], ["a"], LABELS) == (100.0, 25.0, 100.0)
+    # c is said of an a, and is no class of the references: recall is 1/2 of a and 1 of b.
+    assert class_scores(["a", "c", "b"], ["a", "a", "b"], LABELS).balanced_accuracy == 75.0
+
+
+def test_scores_are_those_of_scikit_learn():
+    sklearn = pytest.importorskip("sklearn.metrics")
+    rng = np.random.default_rng(2)
+    references, predictions = rng.integers(0, 3, 50), rng.integers(0, 3, 50)
+    wanted = (
+        sklearn.accuracy_score(references, predictions),
+        sklearn.f1_score(references, predictions, labels=range(4), average="macro", zero_division=0),
+        sklearn.balanced_accuracy_score(references, predictions),
+    )
+    np.testing.assert_allclose(class_scores(predictions, references, range(4)), 100 * np.array(wanted))
 
 
 @pytest.mark.parametrize(

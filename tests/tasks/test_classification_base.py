@@ -63,8 +63,8 @@ def test_predictions_are_labels_and_are_compared_with_those_of_the_split(task):
     said = Told(lambda batch: (batch["place"][:, 0].astype(int) // 2, batch["label"]))  # 0, 0, 1, 1 of 0, 1, 0, 1
     assert task.predict(said, POINTS["validation"]) == ["high", "high", "low", "low"]
     metrics, summary = task.evaluate(said)
-    assert metrics == {"accuracy": 50.0, "macro_f1": pytest.approx(100 / 3)}
-    assert summary == "accuracy 50.00 %, macro F1 33.33 %, 4 points"
+    assert metrics == {"accuracy": 50.0, "macro_f1": pytest.approx(100 / 3), "balanced_accuracy": 50.0}
+    assert summary == "accuracy 50.00 %, macro F1 33.33 %, balanced accuracy 50.00 %, 4 points"
 
 
 def test_classes_and_probabilities_are_those_of_the_logits(task):

@@ -1,4 +1,4 @@
-"""Scores of predicted classes: accuracy and macro F1."""
+"""Scores of predicted classes: accuracy, macro F1 and balanced accuracy."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -12,17 +12,20 @@ class ClassScores(NamedTuple):
     Attributes:
       accuracy: share of the predictions that are right.
       macro_f1: mean over classes of the harmonic mean of precision and recall, each class alike however rare.
+      balanced_accuracy: mean recall over the classes that occur, each alike however rare.
     """
 
     accuracy: float
     macro_f1: float
+    balanced_accuracy: float
 
 
 def class_scores(predictions: Sequence[Any], references: Sequence[Any], labels: Sequence[Any]) -> ClassScores:
     """Scores predicted classes.
 
-    The values are those of scikit-learn's `accuracy_score` and of its `f1_score` with `labels` and average="macro",
-    times 100: a class that neither occurs nor is predicted has an F1 of 0.
+    The values are those of scikit-learn's `accuracy_score`, of its `f1_score` with `labels` and average="macro", and of
+    its `balanced_accuracy_score`, times 100: a class that neither occurs nor is predicted has an F1 of 0, and one that
+    does not occur has no recall, and so no part in its mean.
 
     Args:
       predictions: a class for each text, as its name or its id.
@@ -32,8 +35,8 @@ def class_scores(predictions: Sequence[Any], references: Sequence[Any], labels: 
     Raises:
       ValueError: if the sides differ in length or are empty, or a class is none of the labels.
 
-    >>> class_scores(["b", "a", "b", "a"], ["b", "a", "a", "a"], labels=["a", "b"]).accuracy
-    75.0
+    >>> class_scores(["b", "a", "b", "a"], ["b", "a", "a", "a"], labels=["a", "b"])
+    ClassScores(accuracy=75.0, macro_f1=73.33333333333334, balanced_accuracy=83.33333333333333)
     """
     if len(predictions) != len(references) or not len(references):
         raise ValueError(f"{len(predictions)} predictions cannot be scored by {len(references)} references")
@@ -46,4 +49,5 @@ def class_scores(predictions: Sequence[Any], references: Sequence[Any], labels: 
         np.bincount(classes, minlength=len(number)) for classes in (found[found == wanted], found, wanted)
     )
     f1 = 2 * correct / np.maximum(predicted + true, 1)
-    return ClassScores(100 * float((found == wanted).mean()), 100 * float(f1.mean()))
+    recall = correct[true > 0] / true[true > 0]
+    return ClassScores(*(100 * float(score) for score in ((found == wanted).mean(), f1.mean(), recall.mean())))

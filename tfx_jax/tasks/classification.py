@@ -27,7 +27,11 @@ Config = TypeVar("Config")
 Model = TypeVar("Model")
 Rows = TypeVar("Rows")
 
-CLASS_METRICS = (MetricInfo("accuracy", "accuracy", " %"), MetricInfo("macro_f1", "macro F1", " %"))
+CLASS_METRICS = (
+    MetricInfo("accuracy", "accuracy", " %"),
+    MetricInfo("macro_f1", "macro F1", " %"),
+    MetricInfo("balanced_accuracy", "balanced accuracy", " %", note="mean recall of the classes that occur"),
+)
 """The fields of `ClassScores`."""
 
 LABEL_DTYPES = {"label": np.int32, "row_weights": np.float32}

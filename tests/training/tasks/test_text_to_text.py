@@ -139,7 +139,9 @@ def test_command_line_evaluates(trained, capsys):
     workdir, result = trained
     assert main(["evaluate", f"--workdir={workdir}"]) == 0
     last = result.evaluations[-1]
-    assert capsys.readouterr().out == f"accuracy: {last['accuracy']:.2f} %\nmacro F1: {last['macro_f1']:.2f} %\n"
+    lines = [f"accuracy: {last['accuracy']:.2f} %", f"macro F1: {last['macro_f1']:.2f} %"]
+    lines.append(f"balanced accuracy: {last['balanced_accuracy']:.2f} %")
+    assert capsys.readouterr().out.splitlines() == lines
 
 
 def test_a_workdir_needs_no_training_data_to_evaluate(trained):

@@ -79,11 +79,11 @@ def label_scores(predictions: Sequence[str], references: Sequence[str], labels: 
     """`class_scores` of predictions that may be NO_LABEL, which are wrong, and count for no class.
 
     >>> label_scores(["a", "", "b", "b"], ["a", "b", "b", "b"], ["a", "b"])
-    ClassScores(accuracy=75.0, macro_f1=90.0)
+    ClassScores(accuracy=75.0, macro_f1=90.0, balanced_accuracy=83.33333333333333)
     """
-    # NO_LABEL as a class has an F1 of 0, and so is in the mean as one class too many.
-    accuracy, macro_f1 = class_scores(predictions, references, [*labels, NO_LABEL])
-    return ClassScores(accuracy, macro_f1 * ((len(labels) + 1) / len(labels)))
+    # NO_LABEL as a class has an F1 of 0, and so is in the mean as one class too many; of recalls it has none.
+    scores = class_scores(predictions, references, [*labels, NO_LABEL])
+    return scores._replace(macro_f1=scores.macro_f1 * ((len(labels) + 1) / len(labels)))
 
 
 def render_tagged(sentence: TaggedSentence, *, num_marks: int) -> Rendered:
