@@ -9,7 +9,7 @@ then all keys again, 512 tokens; two layers.
     tfx-jax train --config=recall:small --workdir=runs/linear --config.model.attention.name=linear
     tfx-jax train --config=recall:small --workdir=runs/delta --config.model.attention.name=gated_delta_rule
 
-Variants: `full`, for an accelerator; `small`, 8 pairs in 48 tokens, 4,000 steps of 64 rows, for two cores; `test`.
+Variants: `full`, for an accelerator; `small`, 6 pairs of 16 keys in 24 tokens, 1,000 steps of 128 rows, for two cores; `test`.
 """
 
 from tfx_jax.models import LlamaConfig
@@ -25,11 +25,11 @@ def get_config(variant: str = "full") -> ExperimentConfig:
     optimizer.peak_learning_rate, optimizer.warmup_steps = 1e-3, 1_000
     config.num_steps, config.eval_every, config.checkpoint_every, config.log_every = 40_000, 2_000, 2_000, 100
     if variant == "small":
-        model.d_model, model.num_heads, model.d_ff, model.max_length = 64, 1, 128, 48
-        data.num_keys, data.num_pairs, data.max_length = 64, 8, 48
-        data.tokens_per_batch, data.eval_sequences = 64 * 48, 512
+        model.d_model, model.num_heads, model.d_ff, model.max_length = 64, 1, 128, 24
+        data.num_keys, data.num_pairs, data.max_length = 16, 6, 24
+        data.tokens_per_batch, data.eval_sequences = 128 * 24, 512
         optimizer.peak_learning_rate, optimizer.warmup_steps = 3e-3, 200
-        config.num_steps, config.eval_every, config.checkpoint_every, config.log_every = 4_000, 500, 2_000, 500
+        config.num_steps, config.eval_every, config.checkpoint_every, config.log_every = 1_000, 250, 500, 250
     elif variant == "test":
         return tiny_variant(config)
     elif variant != "full":

@@ -250,7 +250,7 @@ def test_tokenizers_of_elsewhere_that_lack_tokens(missing, family, meaning, monk
 
 
 def test_a_line_without_tokens_and_nothing_to_start_with():
-    tokenizer = types.SimpleNamespace(encode=lambda line: [], bos_id=None, eos_id=None)
+    tokenizer = types.SimpleNamespace(encode_prompt=lambda line: [])
     generator: Any = types.SimpleNamespace(_tokenizer=tokenizer, continues_prompts=True)
     with pytest.raises(UserError, match="prompt 8 has no tokens, and the tokenizer has no token to start a text with"):
         TextGenerator._encode(generator, "", 8)

@@ -14,10 +14,10 @@ shared with other jobs, after its findings were fixed. One trial of lines is 1,0
 | commands | command lines from a grammar of verbs, flags and fields with wrong values | 1,803 | 0 |
 | folders | Hugging Face folders with edited fields, tensors, headers or tokenizers; read alike or rejected | 500 | 0 |
 | lines | lines of arbitrary characters; each verb writes as many lines as it reads | 100 | 0 |
-| configurations | hostile values in config.json; rejected, unless the field allows the value | 455 | 0 |
-| workdirs | pipes, devices, links and endless files in a workdir; read alike or rejected | 261 | 0 |
-| environments | locales, variables, limits and redirections around verbs; the same answer or one line | 40 | 0 |
-| texts | byte order marks, line endings, normalization, invalid UTF-8; the same text gives the same answer | 166 | 0 |
+| configurations | hostile values in config.json; rejected, unless the field allows the value | 1,000 | 0 |
+| workdirs | pipes, devices, links and endless files in a workdir; read alike or rejected | 1,000 | 0 |
+| environments | locales, variables, limits and redirections around verbs; the same answer or one line | 196 | 0 |
+| texts | byte order marks, line endings, normalization, invalid UTF-8; the same text gives the same answer | 1,000 | 0 |
 | trainings | faults of whole runs: full disks, two trainers, one of two processes dies | 0 | - |
 
 Outcomes: "same" as without the fault, one "line" that rejects it, or bad. Bad outcomes are "loss" of saved data;

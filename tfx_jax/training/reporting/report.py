@@ -143,7 +143,9 @@ def _evaluation_table(evaluations: Sequence[Evaluation], metrics: Sequence[Metri
     best = (min if metrics[0].is_loss else max)(values, default=None)
     rows = []
     for evaluation in evaluations:
-        first, *others = (metric.format(evaluation[metric.name]) for metric in metrics)
+        # Evaluations of before a metric was added lack it.
+        cells = (metric.format(evaluation[metric.name]) if metric.name in evaluation else "" for metric in metrics)
+        first, *others = cells
         is_best = evaluation[metrics[0].name] == best
         rows.append((f"{evaluation['step']:,}", f"**{first}**" if is_best else first, *others))
     titles = (f"{metric.title} ({metric.note})" if metric.note else metric.title for metric in metrics)
