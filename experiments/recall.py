@@ -1,6 +1,6 @@
-r"""Associative recall: which attentions with a state of constant size remember pairs of keys and values.
+r"""Associative recall: what attention with a state of constant size forgets of pairs of keys and values.
 
-Result: not yet run
+Result: small dense 100 % of values, every recurrent attention 29 %; full not yet run
 
 Multi-query associative recall (Arora et al., 2023, https://arxiv.org/abs/2312.04927): 64 pairs of a key and a value,
 then all keys again, 512 tokens; two layers.
@@ -8,8 +8,24 @@ then all keys again, 512 tokens; two layers.
     tfx-jax train --config=recall:small --workdir=runs/recall
     tfx-jax train --config=recall:small --workdir=runs/linear --config.model.attention.name=linear
     tfx-jax train --config=recall:small --workdir=runs/delta --config.model.attention.name=gated_delta_rule
+    tfx-jax plan --config=recall:full --topology=v5e:1x1
 
-Variants: `full`, for an accelerator; `small`, 6 pairs of 16 keys in 24 tokens, 1,000 steps of 128 rows, for two cores; `test`.
+Variants: `full`, for an accelerator; `small`, 6 pairs of 16 keys in 24 tokens, 1,000 steps of 128 rows, for two
+cores; `test`.
+
+Measured here on two AMD cores that other jobs shared, seed 0, 512 sequences for validation, after 1,000 steps:
+
+| attention | values right |
+|---|--:|
+| dense | 100.00 % |
+| linear | 28.87 % |
+| retention | 29.17 % |
+| gated_linear | 28.65 % |
+| delta_rule | 28.74 % |
+| gated_delta_rule, 500 steps | 28.16 % |
+
+With 64 keys, 8 pairs and 48 tokens, dense attention has 16.5 % after 3,000 steps: it has not found the pairs yet. The
+delta rules of the literature see the token before by a short convolution, which these models do not have.
 """
 
 from tfx_jax.models import LlamaConfig

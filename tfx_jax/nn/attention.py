@@ -7,7 +7,6 @@ Everything that configurations know of an attention comes from its `AttentionSpe
 import dataclasses
 import functools
 from collections.abc import Callable, Collection, Mapping, Sequence
-from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import jax
@@ -41,7 +40,7 @@ class KVCache(NamedTuple):
 
     key: Float[Array, "B S K H"]
     value: Float[Array, "B S K U"]
-    gates: Mapping[str, Float[Array, "B S ..."]] = MappingProxyType({})
+    gates: dict[str, Float[Array, "B S ..."]] | None = None
 
     @classmethod
     def empty(
@@ -53,7 +52,8 @@ class KVCache(NamedTuple):
 
     def append(self, newer: "KVCache") -> "KVCache":
         """Returns the cache with newer tokens behind its own."""
-        gates = {name: jnp.concatenate([self.gates[name], gate], axis=1) for name, gate in newer.gates.items()}
+        older = self.gates or {}
+        gates = {name: jnp.concatenate([older[name], gate], axis=1) for name, gate in (newer.gates or {}).items()}
         key, value = (jnp.concatenate(pair, axis=1) for pair in ((self.key, newer.key), (self.value, newer.value)))
         return KVCache(key, value, gates)
 

@@ -124,7 +124,7 @@ class FusedDecoderLayer(nnx.Module):
         if self.read_fn is None:
             return _with_room(FusedKVCache.of(past.key, past.value), room, num_beams)
         mask = None if is_past is None else is_past[:, None, None, :]
-        return self.read_fn(past.key, past.value, mask, **past.gates, **self._parameters(past.key.dtype))
+        return self.read_fn(past.key, past.value, mask, **(past.gates or {}), **self._parameters(past.key.dtype))
 
     def _parameters(self, dtype: DTypeLike) -> dict[str, Array]:
         return {} if self.learned is None else self.learned.arrays(dtype)
