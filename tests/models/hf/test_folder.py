@@ -329,8 +329,8 @@ def test_code_of_the_folder_is_not_run(folder):
     ("fields", "match"),
     [
         (
-            {"architectures": ["LlamaForCausalLM"]},
-            r"the architecture \['LlamaForCausalLM'\] is not supported; there are",
+            {"architectures": ["FalconForCausalLM"]},
+            r"the architecture \['FalconForCausalLM'\] is not supported; there are",
         ),
         ({"architectures": None, "model_type": "mamba"}, r"the architecture \['mamba'\] is not supported"),
         ({"architectures": 3}, "the architecture 3 is not supported"),

@@ -296,9 +296,9 @@ def merge_attention(
       Output and logarithm of the denominator over all parts, so that they can be merged in turn. A query without keys
       in any part has zeros and minus infinity.
 
-    >>> value = jnp.arange(4.0).reshape(2, 1, 2, 1, 1)  # two parts of two keys each
-    >>> lse = jnp.log(jnp.full((1, 1, 1), 2.0))  # of two logits of zero
-    >>> merged = merge_attention([x.mean(axis=1, keepdims=True) for x in value], [lse, lse])
+    >>> outs = np.array([0.5, 2.5], np.float32).reshape(2, 1, 1, 1, 1)  # means of two keys each
+    >>> lse = np.log(np.full((1, 1, 1), 2, np.float32))  # of two logits of zero
+    >>> merged = jax.jit(lambda outs, lse: merge_attention(list(outs), [lse, lse]))(outs, lse)
     >>> merged[0].item(), round(merged[1].item(), 4)
     (1.5, 1.3863)
     """
