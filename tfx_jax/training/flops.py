@@ -131,22 +131,35 @@ def _equation_flops(equation: Any, depends: list[bool]) -> tuple[int, list[bool]
         kernel = equation.invars[1].aval
         return products * (kernel.size // kernel.shape[params["dimension_numbers"].rhs_spec[0]]), results
     if name == "scan":
-        first, last = params["num_consts"], params["num_consts"] + params["num_carry"]
-        flops, results = _loop_flops(params["jaxpr"].jaxpr, depends, range(first, last))
+        flops, results = _loop_flops(_open(params["jaxpr"]), depends, _carried(params))
         return params["length"] * flops, results
     if name == "while":  # has no backward pass and an unknown number of turns: one is counted
         depends = depends[params["cond_nconsts"] :]
-        return _loop_flops(params["body_jaxpr"].jaxpr, depends, range(params["body_nconsts"], len(depends)))
+        return _loop_flops(_open(params["body_jaxpr"]), depends, range(params["body_nconsts"], len(depends)))
     if name == "cond":
-        branches = [_product_flops(branch.jaxpr, depends[1:]) for branch in params["branches"]]
+        branches = [_product_flops(_open(branch), depends[1:]) for branch in params["branches"]]
         return max(flops for flops, _ in branches), [
             any(column) for column in zip(*(r for _, r in branches), strict=True)
         ]
     for value in params.values():  # of jit, checkpoint, custom derivatives
-        inner = getattr(value, "jaxpr", value)
+        inner = _open(value)
         if isinstance(inner, core.Jaxpr) and (len(inner.invars), len(inner.outvars)) == (len(depends), len(results)):
             return _product_flops(inner, depends)
     return 0, results
+
+
+def _open(jaxpr: Any) -> Any:
+    """The program of a closed jaxpr, which since jax 0.12 is a jaxpr itself."""
+    return getattr(jaxpr, "jaxpr", jaxpr)
+
+
+def _carried(params: dict[str, Any]) -> range:
+    """Which arguments of a scan are its carry, behind constants and before inputs."""
+    if "num_consts" in params:
+        constants, carry = params["num_consts"], params["num_carry"]
+    else:  # since jax 0.12
+        constants, carry, _ = map(len, params["ft_in"].unpack())
+    return range(constants, constants + carry)
 
 
 def _loop_flops(body: core.Jaxpr, depends: list[bool], carried: range) -> tuple[int, list[bool]]:
