@@ -13,6 +13,7 @@ from flax import nnx
 from tfx_jax.cli import main
 from tfx_jax.cli.support import progress
 from tfx_jax.models import GPT, GPTConfig, hf
+from tfx_jax.models.hf import llama
 from tfx_jax.models.hf.folder import Fields
 
 CONFIG = GPTConfig(vocab_size=11, max_length=8, num_layers=2, d_model=4, num_heads=2)
@@ -125,6 +126,12 @@ SIZES = {
 }
 MODEL_TYPES = {"GPT2": "gpt2", "OpenAI": "openai-gpt", "Bert": "bert", "ViT": "vit", "T5": "t5", "Marian": "marian"}
 MODEL_TYPES |= {"BigBird": "big_bird", "Longformer": "longformer"}
+MODEL_TYPES |= {architecture: kind for kind, architecture in llama.MODEL_TYPES.items()}
+SIZES |= {
+    kind: {"hidden_size": 8, "num_attention_heads": 2, "num_key_value_heads": 1, "num_hidden_layers": 4}
+    | {"intermediate_size": 12}
+    for kind in llama.MODEL_TYPES
+}
 
 
 # A body with one of several heads, an encoder with a decoder, and images; GPT-2 is what the other tests convert.

@@ -253,7 +253,8 @@ def save(
         is `completed(model)`.
       path: the folder, which is made if it does not exist; what it has beside config.json and weights stays.
       dtype: in which the parameters are stored: float32, float16 or bfloat16.
-      fields: more of config.json, such as "bos_token_id"; what it says of the model itself is not changed by them.
+      fields: more of config.json, such as "bos_token_id"; what it says of the model itself is not changed by them, but
+        "architectures" chooses among those that are the same function, such as Llama and Mistral without windows.
       allow_nonfinite: whether a parameter may be NaN or infinite.
 
     Raises:
@@ -261,7 +262,11 @@ def save(
       ValueError: for a model that is of no such family or has what a folder cannot express.
     """
     model = completed(model)
-    family = next((family for family in _families_of(model) if family.fits(model.config)), None)
+    families = _families_of(model)
+    named = FAMILIES.get(str(((fields or {}).get("architectures") or [None])[0]))
+    if named in families:  # what the folder was before, where others are the same function
+        families = [named, *families]
+    family = next((family for family in families if family.fits(model.config)), None)
     if family is None:
         raise ValueError(f"a Hugging Face folder cannot say that a model has {_described(model.config)}")
     config = family.write_config(model.config)
