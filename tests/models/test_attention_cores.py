@@ -62,11 +62,18 @@ QUICK = {
     ("t5", "relative"),
     ("gpt", "window,dense"),
 }
+
+
+def takes_one_key_head(name):
+    """Whether the attentions of a pattern share one head of keys; differential attention pairs heads."""
+    return name != "differential" and all(SPECS[part].grouped_queries for part in name.split(","))
+
+
 GENERATING = [
     pytest.param(kind, name, marks=() if (kind, name) in QUICK else pytest.mark.slow)
     for kind, names in (
         ("gpt", CAUSAL + PATTERNS),
-        ("llama", [name for name in CAUSAL + PATTERNS if all(SPECS[n].grouped_queries for n in name.split(","))]),
+        ("llama", [name for name in CAUSAL + PATTERNS if takes_one_key_head(name)]),
         ("transformer", CAUSAL + PATTERNS),
         ("t5", [*WITH_BIAS, "additive,dense"]),
         *((kind, ["dense"] if "t5" in kind else ["dense", "window,dense"]) for kind in SPARSE),

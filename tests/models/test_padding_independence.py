@@ -529,7 +529,10 @@ def is_refused(family, label):
         or (not config.is_causal and any(spec.causal_only for spec in specs))
         or (config.is_causal and not all(spec.causal for spec in specs))
         or (config.has_position_bias and not all(spec.bias for spec in specs))
-        or (getattr(config, "num_kv_heads", None) == 1 and not all(spec.grouped_queries for spec in specs))
+        or (
+            getattr(config, "num_kv_heads", None) == 1
+            and (label == "differential" or not all(spec.grouped_queries for spec in specs))  # which pairs heads
+        )
         or (family == "transformer_xl" and attention.name != "relative")
         or (family == "longformer" and attention.name != "window")
     )

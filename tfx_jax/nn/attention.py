@@ -521,7 +521,7 @@ class AttentionConfig:
             if is_float32 and spec.bfloat16_only:
                 raise ValueError(f'dtype must be "bfloat16" with {name} attention')
         for attention in self.pattern():
-            _check_options(attention, num_heads, d_k)
+            _check_options(attention, num_heads, num_kv_heads or num_heads, d_k)
 
     @property
     def names(self) -> list[str]:
@@ -558,15 +558,21 @@ def _bound(name: str, options: AttentionOptions) -> AttentionFn:
 
 
 @functools.lru_cache(maxsize=256)
-def _check_options(attention: AttentionConfig, num_heads: int, d_k: int) -> None:
+def _check_options(attention: AttentionConfig, num_heads: int, num_kv_heads: int, d_k: int) -> None:
     """Lets the attention itself say what is wrong with its options, from shapes alone; kernels have none."""
     if SPECS[attention.names[0]].platform is not None:
         return
-    x, spec = jax.ShapeDtypeStruct((1, 8, num_heads, d_k), jnp.float32), SPECS[attention.names[0]]
-    sizes = {"num_heads": num_heads, "num_kv_heads": num_heads, "d_k": d_k}
+    spec = SPECS[attention.names[0]]
+    query, key = (jax.ShapeDtypeStruct((1, 8, heads, d_k), jnp.float32) for heads in (num_heads, num_kv_heads))
+    sizes = {"num_heads": num_heads, "num_kv_heads": num_kv_heads, "d_k": d_k}
     shapes = spec.gates(**sizes, **attention.options.given) if spec.gates is not None else {}
     gates = {name: jax.ShapeDtypeStruct((1, 8, *shape), jnp.float32) for name, shape in shapes.items()}
     try:
-        jax.eval_shape(lambda x, gates: attention.make(num_heads, d_k, rngs=nnx.Rngs(0))(x, x, x, **gates), x, gates)
+        jax.eval_shape(
+            lambda query, key, gates: attention.make(num_heads, d_k, rngs=nnx.Rngs(0))(query, key, key, **gates),
+            query,
+            key,
+            gates,
+        )
     except ValueError as error:
         raise ValueError(f"{attention.name} attention: {error}") from None
