@@ -322,7 +322,10 @@ class TestBest:
             {"logits_soft_cap": 30.0},
             {"sinks": jax.ShapeDtypeStruct((2,), jnp.float32)},
             {"local_window_size": 100},
-            {"key_lengths": jax.ShapeDtypeStruct((2,), jnp.int32), "query_lengths": jax.ShapeDtypeStruct((2,), int)},
+            {
+                "key_lengths": jax.ShapeDtypeStruct((2,), jnp.int32),
+                "query_lengths": jax.ShapeDtypeStruct((2,), jnp.int32),
+            },
         ],
         ids=lambda options: "".join(options),
     )
