@@ -71,7 +71,7 @@ def trained(attention, call):
     arrays = {name: x for name, x in call.items() if isinstance(x, jax.core.ShapedArray)}
     options = {name: x for name, x in call.items() if name not in arrays}
     (b, t, n, h), gates = call["query"].shape, SPECS[attention.name].gates
-    shapes = gates(num_heads=n, num_kv_heads=n, d_k=h) if gates is not None else {}
+    shapes = gates(num_heads=n, num_kv_heads=call["key"].shape[2], d_k=h) if gates is not None else {}
     arrays |= {gate: jax.typeof(np.zeros((b, t, *shape), np.float32)) for gate, shape in shapes.items()}
 
     def total(inputs, others):

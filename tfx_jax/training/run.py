@@ -15,7 +15,7 @@ from jax.sharding import Mesh
 from tfx_jax.arrays import to_host
 from tfx_jax.data.batching.batches import Batch, LoaderOptions, ProcessShard
 from tfx_jax.data.sources.splits import Split, Splits
-from tfx_jax.errors import UserError
+from tfx_jax.errors import UserError, one_line
 from tfx_jax.models.config import SelfAttentionConfig
 from tfx_jax.tasks.prediction import OnBatch, TrainedModel
 from tfx_jax.tasks.task import EvalResult, Task
@@ -43,8 +43,17 @@ class Run(Generic[AnyTask]):
         self._on_mesh: dict[Mesh, TrainedModel] = {}
 
     def make_model(self) -> Any:
-        """Makes the model, its parameters drawn by the seed of the configuration."""
-        return self.task.make_model(rngs=nnx.Rngs(params=self.config.seed))
+        """Makes the model, its parameters drawn by the seed of the configuration.
+
+        Raises:
+          UserError: for sizes and tokens that do not fit together, which the tokenizer may decide.
+        """
+        try:
+            return self.task.make_model(rngs=nnx.Rngs(params=self.config.seed))
+        except UserError:
+            raise
+        except ValueError as error:
+            raise UserError(f"config.model: {one_line(error)}") from None
 
     @functools.cached_property
     def graphdef(self) -> nnx.GraphDef[Any]:

@@ -15,13 +15,14 @@ from tests.training.configs import TRAININGS, default_config, title
 from tfx_jax.errors import UserError
 from tfx_jax.tasks.sequence.duplication import DuplicationConfig
 from tfx_jax.tasks.sequence.long_range import LongRangeConfig
+from tfx_jax.tasks.sequence.recall import RecallConfig
 from tfx_jax.training.checkpoint import artifacts
 from tfx_jax.training.checkpoint.artifacts import WorkdirArtifacts, check_artifact, read_sealed, write_sealed
 from tfx_jax.training.config import save_config, tiny_variant
 from tfx_jax.training.run import load_run, make_run
 
 # Of these nothing is kept: symbols and bytes are their own ids.
-KEEPING_NOTHING = (DuplicationConfig, LongRangeConfig)
+KEEPING_NOTHING = (DuplicationConfig, LongRangeConfig, RecallConfig)
 KEEPING = [classes for classes in TRAININGS if classes[1] not in KEEPING_NOTHING]
 
 FILES = {"labels.json": b'["no", "yes"]\n', "tokenizer/a.json": b"{}", "tokenizer/b.txt": b"a\nb\n"}
