@@ -41,7 +41,7 @@ _SIZES = {
 
 
 @documented
-@dataclasses.dataclass(unsafe_hash=True)  # a model keeps a copy of its own, as a static part
+@dataclasses.dataclass(unsafe_hash=True)  # a model keeps its own copy, as a static part
 class BertConfig:
     """Sizes of a BERT; the defaults are those of the uncased base model.
 

@@ -27,7 +27,7 @@ _LEAST = 1e-30  # of a probability whose logarithm is taken: the gradient at 0 h
 
 
 @documented
-@dataclasses.dataclass(unsafe_hash=True)  # a model keeps a copy of its own, as a static part
+@dataclasses.dataclass(unsafe_hash=True)  # a model keeps its own copy, as a static part
 class CaptionerConfig:
     """Sizes of a model that describes images (https://arxiv.org/abs/1502.03044).
 

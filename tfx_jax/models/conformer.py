@@ -27,7 +27,7 @@ _SIZES = {"Conformer-S": (16, 144, 4), "Conformer-M": (16, 256, 4), "Conformer-L
 
 
 @documented
-@dataclasses.dataclass(unsafe_hash=True)  # a model keeps a copy of its own, as a static part
+@dataclasses.dataclass(unsafe_hash=True)  # a model keeps its own copy, as a static part
 class ConformerConfig:
     """Sizes of a Conformer; the defaults are those of Conformer-S (https://arxiv.org/abs/2005.08100, table 1).
 

@@ -22,7 +22,7 @@ INITS = ("plain", "matching")
 
 
 @documented
-@dataclasses.dataclass(unsafe_hash=True)  # a model keeps a copy of its own, as a static part
+@dataclasses.dataclass(unsafe_hash=True)  # a model keeps its own copy, as a static part
 class DecomposableConfig:
     """Sizes of a decomposable attention model; the defaults are the paper's (https://arxiv.org/abs/1606.01933).
 

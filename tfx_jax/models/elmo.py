@@ -58,7 +58,7 @@ class ElmoTaggerConfig:
 
 
 @documented
-@dataclasses.dataclass(unsafe_hash=True)  # a model keeps a copy of its own, as a static part
+@dataclasses.dataclass(unsafe_hash=True)  # a model keeps its own copy, as a static part
 class ElmoConfig:
     """Sizes of an ELMo; the defaults are those of the published "original" model, of the One Billion Word corpus."""
 

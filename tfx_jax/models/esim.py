@@ -19,7 +19,7 @@ from tfx_jax.nn.recurrent import CELLS, BidirectionalLayer
 
 
 @documented
-@dataclasses.dataclass(unsafe_hash=True)  # a model keeps a copy of its own, as a static part
+@dataclasses.dataclass(unsafe_hash=True)  # a model keeps its own copy, as a static part
 class EsimConfig:
     """Sizes of an ESIM; the defaults are the paper's (https://arxiv.org/abs/1609.06038, section 4).
 

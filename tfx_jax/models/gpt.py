@@ -43,7 +43,7 @@ _SIZES = {
 
 
 @documented
-@dataclasses.dataclass(unsafe_hash=True)  # a model keeps a copy of its own, as a static part
+@dataclasses.dataclass(unsafe_hash=True)  # a model keeps its own copy, as a static part
 class GPTConfig:
     """Sizes of a GPT; the defaults are those of the smallest GPT-2."""
 

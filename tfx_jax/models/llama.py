@@ -30,7 +30,7 @@ QK_NORMS = ("none", "head", "all")
 
 
 @documented
-@dataclasses.dataclass(unsafe_hash=True)  # a model keeps a copy of its own, as a static part
+@dataclasses.dataclass(unsafe_hash=True)  # a model keeps its own copy, as a static part
 class LlamaConfig:
     """Sizes and options of a Llama; the defaults are those of Llama 2 7B (Touvron et al., 2023)."""
 

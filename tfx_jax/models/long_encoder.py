@@ -23,7 +23,7 @@ from tfx_jax.nn.stack import REMATS, scan_layers, stack_layers
 
 
 @documented
-@dataclasses.dataclass(unsafe_hash=True)  # a model keeps a copy of its own, as a static part
+@dataclasses.dataclass(unsafe_hash=True)  # a model keeps its own copy, as a static part
 class LongEncoderConfig:
     """Sizes of an encoder of long sequences; the defaults are those that the authors have for ListOps.
 

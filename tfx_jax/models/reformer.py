@@ -25,7 +25,7 @@ from tfx_jax.nn.stack import stack_layers, unstack_layers
 
 
 @documented
-@dataclasses.dataclass(unsafe_hash=True)  # a model keeps a copy of its own, as a static part
+@dataclasses.dataclass(unsafe_hash=True)  # a model keeps its own copy, as a static part
 class ReformerConfig:
     """Sizes of a Reformer; the defaults are those of the paper's three layers for enwik8, for texts of 4,096 tokens."""
 

@@ -20,7 +20,7 @@ from tfx_jax.nn.stack import REMATS, scan_layers, stack_layers
 
 
 @documented
-@dataclasses.dataclass(unsafe_hash=True)  # a model keeps a copy of its own, as a static part
+@dataclasses.dataclass(unsafe_hash=True)  # a model keeps its own copy, as a static part
 class SanCTCConfig:
     """Sizes of a SAN-CTC; the defaults are those of the paper's model (https://arxiv.org/abs/1901.10055, section 4).
 

@@ -150,7 +150,7 @@ ALIGNMENTS = ("global", "local-m", "local-p")
 
 
 @documented
-@dataclasses.dataclass(unsafe_hash=True)  # a model keeps a copy of its own, as a static part
+@dataclasses.dataclass(unsafe_hash=True)  # a model keeps its own copy, as a static part
 class Seq2SeqConfig:
     """Sizes of a recurrent encoder-decoder.
 

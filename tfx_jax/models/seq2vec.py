@@ -26,7 +26,7 @@ POOLINGS = ("additive", "dot", "mean", "structured")
 
 
 @documented
-@dataclasses.dataclass(unsafe_hash=True)  # a model keeps a copy of its own, as a static part
+@dataclasses.dataclass(unsafe_hash=True)  # a model keeps its own copy, as a static part
 class Seq2VecConfig:
     """Sizes of a model in the spirit of Rajkomar et al. (2018, https://doi.org/10.1038/s41746-018-0029-1).
 

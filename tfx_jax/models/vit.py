@@ -31,7 +31,7 @@ _SIZES = {
 
 
 @documented
-@dataclasses.dataclass(unsafe_hash=True)  # a model keeps a copy of its own, as a static part
+@dataclasses.dataclass(unsafe_hash=True)  # a model keeps its own copy, as a static part
 class ViTConfig:
     """Sizes of a Vision Transformer; the defaults are those of ViT-B/16 with the classes of ImageNet."""
 

@@ -234,12 +234,6 @@ class MultiHeadAttention(nnx.Module):
         key = with_positions(self.key(memory), self.key_norm, self.rotary, positions)
         return key, self.value(memory if value_memory is None else value_memory)
 
-    def logit_options(self) -> dict[str, Any]:
-        """Returns the options of the attention that concern its logits, as far as they are set."""
-        sinks = None if self.sinks is None else self.sinks[...]
-        options = {"scale": self.scale, "logits_soft_cap": self.logits_soft_cap, "sinks": sinks}
-        return {name: option for name, option in options.items() if option is not None}
-
     def project_gates(self, memory: Float[Array, "B S _"]) -> dict[str, Float[Array, "B S ..."]]:
         """Returns the gates that the attention takes beside keys and values, by name."""
         return {name: getattr(self, f"gate_{name}")(memory) for name in self.gate_names}
@@ -263,7 +257,7 @@ class MultiHeadAttention(nnx.Module):
         """Attends from `x` to keys and values that are projected already; options and result as in the call."""
         # Options that are not set are not passed on: not every attention has every option.
         options = {name: option for name, option in options.items() if option is not None} | dict(gates or {})
-        options |= self.logit_options()
+        options |= logit_options(self)
         if rngs is not None and self.dropout_rate:
             options |= {"dropout_rate": self.dropout_rate, "dropout_rng": rngs.dropout()}
         if rngs is not None and getattr(self.attention_fn, "has_running_statistics", False):
@@ -292,7 +286,7 @@ class RotaryConfig:
     high_frequency_factor: float = 4.0  # llama3: above this many turns it stays
     beta_fast: float = 32.0  # yarn: turns above which a wavelength stays
     beta_slow: float = 1.0  # yarn: turns below which it is divided by factor
-    attention_factor: float | None = None  # yarn, longrope: multiplies queries and keys; None: the paper's
+    attention_factor: float | None = None  # yarn: multiplies queries and keys; None: the paper's
 
     def rotate(self, x: Float[Array, "B T N H"], positions: Int[Array, "#B T"]) -> Float[Array, "B T N H"]:
         """Rotates queries or keys."""
@@ -300,6 +294,13 @@ class RotaryConfig:
         size = 2 * round(options.pop("fraction") * x.shape[-1] / 2)
         frequencies, factor = rotary_frequencies(size, **options)
         return rotary_embedding(x, positions, frequencies=frequencies, scale=factor)
+
+
+def logit_options(layer: Any) -> dict[str, Any]:
+    """Returns the options of attention that concern logits, as far as a layer sets them: scale, soft cap and sinks."""
+    sinks = None if layer.sinks is None else layer.sinks[...]
+    options = {"scale": layer.scale, "logits_soft_cap": layer.logits_soft_cap, "sinks": sinks}
+    return {name: option for name, option in options.items() if option is not None}
 
 
 def with_positions(

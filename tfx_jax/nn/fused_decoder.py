@@ -20,7 +20,15 @@ from tfx_jax.errors import UserError
 from tfx_jax.functional.attention.masks import Bias, Mask
 from tfx_jax.functional.attention.spec import CachedDecoding, RecurrentDecoding
 from tfx_jax.functional.search import BeamInvariant
-from tfx_jax.nn.attention import AttentionFn, KVCache, LearnedAttention, MultiHeadAttention, decoding_of, with_positions
+from tfx_jax.nn.attention import (
+    AttentionFn,
+    KVCache,
+    LearnedAttention,
+    MultiHeadAttention,
+    decoding_of,
+    logit_options,
+    with_positions,
+)
 from tfx_jax.nn.basic import FeedForward, Linear
 from tfx_jax.nn.fused_linear import FusedFeedForward, FusedLinear
 from tfx_jax.nn.layers import DecoderLayer, EncoderLayer, Residual
@@ -43,18 +51,10 @@ class FusedKVCache(NamedTuple):
         return cls(key.transpose(0, 2, 3, 1), value.swapaxes(1, 2))
 
     @classmethod
-    def of_stack(cls, keys: Float[Array, "L B S K H"], values: Float[Array, "L B S K U"]) -> "list[FusedKVCache]":
-        """The same for each layer of a stack."""
-        return [cls.of(*layer) for layer in zip(keys, values, strict=True)]
-
-    @classmethod
     def of_memory(cls, layers: DecoderLayer, memory: Float[Array, "B S D"]) -> "list[FusedKVCache]":
         """What each layer of a stack attends to in the encoder's output, projected once."""
-        return cls.of_stack(*map_layers(lambda layer: layer.cross_attention.project_memory(memory), layers))
-
-    def empty_like(self) -> "FusedKVCache":
-        """Of no token, with the same sizes otherwise."""
-        return FusedKVCache(self.key[..., :0], self.value[:, :, :0])
+        stacked = map_layers(lambda layer: layer.cross_attention.project_memory(memory), layers)
+        return [cls.of(*layer) for layer in zip(*stacked, strict=True)]
 
     def append(self, newest: "FusedKVCache", position: Int[Array, ""]) -> "FusedKVCache":
         """Writes those of W beams as one block: for anything else XLA would copy all of the past."""
@@ -170,9 +170,7 @@ class FusedDecoderLayer(nnx.Module):
             at = jnp.broadcast_to(position if positions is None else positions, beams)
             query = with_positions(query, self.query_norm, self.rotary, at)
             key = with_positions(key, self.key_norm, self.rotary, at)
-            options: dict[str, Any] = {"scale": self.scale, "logits_soft_cap": self.logits_soft_cap}
-            options |= {"sinks": None if self.sinks is None else self.sinks[...]}
-            options = {name: option for name, option in options.items() if option is not None}
+            options = logit_options(self)
             if self.step_fn is not None:
                 options |= {name: gate(x) for name, gate in self.gates.items()} | self._parameters(x.dtype)
                 rows = (part.reshape(*shape[:2], *part.shape[2:]) for part in (query, key, value))

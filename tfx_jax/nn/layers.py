@@ -42,7 +42,7 @@ class Residual(nnx.Module):
           dropout_rate: of the branch.
           pre_norm: whether the norm is before the sublayer instead of after the sum.
           input_norm: with `pre_norm`, whether there is a norm before the sublayer at all.
-          output_norm: whether the output of the sublayer has a norm of its own.
+          output_norm: whether the output of the sublayer is normalized.
           epsilon: of the norms.
           make_norm: makes them.
           param_dtype: of their parameters.

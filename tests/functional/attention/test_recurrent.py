@@ -179,7 +179,7 @@ def test_gates_and_parameters_of_another_shape_are_refused():
 
 @pytest.mark.slow
 def test_optimized_programs_of_channel_decays_and_grouped_queries_run():
-    """In a process of its own: the gradient of a decay that is broadcast over rows crashed it (jaxlib 0.10.2)."""
+    """In a separate process: the gradient of a decay that is broadcast over rows crashed it (jaxlib 0.10.2)."""
     code = """
 import jax
 from tfx_jax.functional import gated_linear_attention

@@ -257,12 +257,10 @@ def _normalized(query: Float[Array, "B T N H"], scale: float | None) -> Float[Ar
     return _unit(query) * (query.shape[-1] ** -0.5 if scale is None else scale)
 
 
-@functools.cache
 def _decode_delta(scale: float | None = None, block_size: int = 64) -> RecurrentDecoding:
     return recurrent_decoding(_delta, functools.partial(_normalized, scale=scale), block_size)
 
 
-@functools.cache
 def _decode_gated_delta(scale: float | None = None, block_size: int = 64) -> RecurrentDecoding:
     return recurrent_decoding(_gated_delta, functools.partial(_normalized, scale=scale), block_size)
 

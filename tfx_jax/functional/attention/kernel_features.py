@@ -460,13 +460,11 @@ def _projection(size: int, seed: int, num_features: int | None) -> Float[Array, 
     return orthogonal_features(jax.random.key(seed), num_features or 4 * size, size)
 
 
-@functools.cache
 def _decode_linear(scale: float | None = None, block_size: int = 128) -> RecurrentDecoding:
     del block_size
     return _decode(log_elu_features, scale)
 
 
-@functools.cache
 def _decode_favor(
     seed: int = 0, num_features: int | None = None, scale: float | None = None, block_size: int = 128
 ) -> RecurrentDecoding:

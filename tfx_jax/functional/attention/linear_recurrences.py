@@ -279,12 +279,10 @@ def _scaled(query: Float[Array, "B T N H"], scale: float | None) -> Float[Array,
     return to_float32(query) * (query.shape[-1] ** -0.5 if scale is None else scale)
 
 
-@functools.cache
 def _decode_retention(scale: float | None = None, block_size: int = 64) -> RecurrentDecoding:
     return recurrent_decoding(_retention, functools.partial(_scaled, scale=scale), block_size)
 
 
-@functools.cache
 def _decode_gated_linear(
     temperature: float = 16.0, scale: float | None = None, block_size: int = 64
 ) -> RecurrentDecoding:
@@ -292,7 +290,6 @@ def _decode_gated_linear(
     return recurrent_decoding(updates, functools.partial(_scaled, scale=scale), block_size)
 
 
-@functools.cache
 def _decode_state_space(scale: float | None = None, block_size: int = 64) -> RecurrentDecoding:
     query_fn = functools.partial(_scaled, scale=1.0 if scale is None else scale)
     return recurrent_decoding(_state_space, query_fn, block_size)

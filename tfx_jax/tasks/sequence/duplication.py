@@ -6,9 +6,10 @@ has to look back at the first, half a sequence away, so that an attention which 
 miss them. Nothing is read from files: every sequence is drawn from the seed, the split, the epoch and its number.
 """
 
+import abc
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, cast
+from typing import Any, ClassVar, TypeVar, cast
 
 import jax.numpy as jnp
 import numpy as np
@@ -31,8 +32,10 @@ from tfx_jax.tasks.prediction import TrainedModel
 from tfx_jax.tasks.task import Artifacts, EvalResult, MetricInfo, PlannedTask, TaskConfig, eval_result
 from tfx_jax.tasks.token_prediction import TokenPredictionBase
 
-DrawSequences = Callable[[int, int], "DuplicatedSequences"]
-"""`draw(seed, epoch)` gives the sequences of a split."""
+DrawSequences = Callable[[int, int], ExampleSource]
+"""`draw(seed, epoch)` returns the sequences of a split."""
+
+Config = TypeVar("Config", bound="DrawnConfig")
 
 
 @documented
@@ -46,6 +49,11 @@ class DuplicationData:
     eval_sequences: int = at_least(1, 1_024)  # of the validation and of the test split, whatever the seed
     tokens_per_batch: int = at_least(1, 16_384)  # positions of a global batch
 
+    @property
+    def vocab_size(self) -> int:
+        """0 and the symbols."""
+        return self.num_symbols + 1
+
     def draw(self, split: Split) -> DrawSequences:
         """Returns how sequences of a split are drawn; no two splits draw the same."""
         count = self.train_sequences if split == "train" else self.eval_sequences
@@ -57,57 +65,51 @@ class DuplicationData:
         return draw
 
 
-@documented
 @dataclasses.dataclass
-class DuplicationConfig(TaskConfig):
-    """To say a random sequence of symbols for the second time."""
+class DrawnConfig(TaskConfig):
+    """Base class of tasks on sequences of symbols that are drawn as they are needed: there are no files.
 
-    data: DuplicationData = dataclasses.field(default_factory=DuplicationData)
+    `data` has `vocab_size` and `draw(split)`; `task_class` is the task.
+    """
 
-    def validate(self, model: ModelConfig) -> None:
-        require_kind(model, "decoder", "duplication")
-        if self.data.max_length % 2:
-            raise UserError(f"config.task.data.max_length={self.data.max_length} must be even: two halves 0 w")
-        check_max_length(model, self.data.max_length)
-
-    def tiny(self) -> None:
-        data = self.data
-        data.max_length, data.train_sequences, data.eval_sequences, data.tokens_per_batch = 16, 64, 16, 256
+    task_class: ClassVar[Callable[..., Any]]
 
     def splits(self) -> Splits[DrawSequences]:
         """Returns how sequences of each split are drawn; there are all splits."""
         return Splits(lambda split: True, self.data.draw)
 
-    def setup(self, model: DecoderConfig, splits: Splits[DrawSequences], artifacts: Artifacts) -> "DuplicationTask":
+    def setup(self, model: DecoderConfig, splits: Splits[DrawSequences], artifacts: Artifacts) -> Any:
         """See `tfx_jax.tasks.task.TaskConfig`; there are no artifacts: symbols are their own ids."""
-        vocab_size = self.data.num_symbols + 1
+        vocab_size = self.data.vocab_size
         if artifacts.starts_from_model:
             if model.vocab_size < vocab_size:
                 raise UserError(f"the model to start from has {model.vocab_size} tokens, {vocab_size} are needed")
             vocab_size = model.vocab_size
-        return DuplicationTask(self, dataclasses.replace(cast(Any, model), vocab_size=vocab_size), splits, NO_DATA)
+        return self.task_class(self, dataclasses.replace(cast(Any, model), vocab_size=vocab_size), splits, NO_DATA)
 
     def planned(self, model: DecoderConfig, options: LoaderOptions) -> PlannedTask:
-        model = dataclasses.replace(cast(Any, model), vocab_size=self.data.num_symbols + 1)
+        model = dataclasses.replace(cast(Any, model), vocab_size=self.data.vocab_size)
         dtypes = {"inputs": np.int32, "targets": np.int32, "weights": np.float32}
-        return PlannedTask(
-            DuplicationTask(self, model, NO_DATA, NO_DATA), planned_batch(self.data, options, dtypes=dtypes)
-        )
+        task = self.task_class(self, model, NO_DATA, NO_DATA)
+        return PlannedTask(task, planned_batch(self.data, options, dtypes=dtypes))
 
 
-class DuplicatedSequences:
-    """Sequences 0 w 0 w, each drawn when it is asked for, as an `ExampleSource`; see `duplicate`."""
+class DrawnSequences(abc.ABC):
+    """Sequences of one length, each drawn when it is asked for, as an `ExampleSource`."""
 
-    def __init__(self, count: int, length: int, num_symbols: int, *, key: Sequence[int]):
+    def __init__(self, count: int, length: int, *, key: Sequence[int]):
         """Takes what decides the sequences.
 
         Args:
           count: how many there are.
-          length: of all of 0 w 0 w, even.
-          num_symbols: w is drawn from 1 .. num_symbols, each alike.
+          length: of each.
           key: numbers, not negative; sources of other keys have other sequences.
         """
-        self._count, self._length, self._num_symbols, self._key = count, length, num_symbols, tuple(key)
+        self._count, self._length, self._key = count, length, tuple(key)
+
+    @abc.abstractmethod
+    def draw(self, rng: np.random.Generator) -> Example:
+        """Draws a sequence."""
 
     @property
     def lengths(self) -> np.ndarray:
@@ -120,7 +122,39 @@ class DuplicatedSequences:
     def __getitem__(self, index: int) -> Example:
         if not 0 <= index < self._count:
             raise IndexError(f"example {index} of {self._count}")
-        rng = np.random.default_rng((*self._key, index))
+        return self.draw(np.random.default_rng((*self._key, index)))
+
+
+class DrawnTask(TokenPredictionBase[Config, DecoderConfig, DrawSequences]):
+    """Base class of the tasks of a `DrawnConfig`: symbols with a weight are predicted, others in every epoch."""
+
+    def make_epochs(self, seed: int) -> Callable[[int], ExampleSource]:
+        """Returns the training examples by the number of the epoch."""
+        draw = self._splits["train"]
+        return lambda epoch: draw(seed, epoch)
+
+    def make_eval_examples(self, split: Split) -> ExampleSource:
+        return self._splits[split](0, 0)
+
+    def loss(self, model: Any, batch: dict[str, Array], rngs: nnx.Rngs | None) -> LossOutput:
+        return duplication_loss(model, batch, rngs)
+
+    def result(self, sums: Mapping[str, Metric]) -> EvalResult:
+        """Returns the scores of the symbols with a weight, each given the right ones before it."""
+        values = {name: 100 * float(sums[name].mean) for name in ("accuracy", "exact_match")}
+        values["loss"] = float(sums["nll"].mean)
+        return eval_result(self.metrics, values, f"{sums['exact_match'].weight:,.0f} sequences")
+
+
+class DuplicatedSequences(DrawnSequences):
+    """Sequences 0 w 0 w; see `duplicate`."""
+
+    def __init__(self, count: int, length: int, num_symbols: int, *, key: Sequence[int]):
+        """Takes what decides the sequences: their length is of all of 0 w 0 w, and w is drawn from 1 .. num_symbols."""
+        super().__init__(count, length, key=key)
+        self._num_symbols = num_symbols
+
+    def draw(self, rng: np.random.Generator) -> Example:
         return duplicate(rng.integers(1, self._num_symbols, self._length // 2 - 1, endpoint=True))
 
 
@@ -141,7 +175,7 @@ def duplicate(word: Sequence[int] | np.ndarray) -> Example:
     return {"inputs": inputs, "targets": np.roll(inputs, -1), "weights": weights}
 
 
-class DuplicationTask(TokenPredictionBase[DuplicationConfig, DecoderConfig, DrawSequences]):
+class DuplicationTask(DrawnTask["DuplicationConfig"]):
     """Duplication of symbols, other ones in every epoch."""
 
     metrics = (
@@ -149,17 +183,6 @@ class DuplicationTask(TokenPredictionBase[DuplicationConfig, DecoderConfig, Draw
         MetricInfo("exact_match", "exact match", " %", note="sequences whose second half is entirely right"),
         MetricInfo("loss", "loss", " nats", digits=4, is_loss=True),
     )
-
-    def make_epochs(self, seed: int) -> Callable[[int], ExampleSource]:
-        """Returns the training examples by the number of the epoch."""
-        draw = self._splits["train"]
-        return lambda epoch: draw(seed, epoch)
-
-    def make_eval_examples(self, split: Split) -> ExampleSource:
-        return self._splits[split](0, 0)
-
-    def loss(self, model: Any, batch: dict[str, Array], rngs: nnx.Rngs | None) -> LossOutput:
-        return duplication_loss(model, batch, rngs)
 
     def encode(self, words: Sequence[Sequence[int]]) -> list[Example]:
         """Returns an example for each word.
@@ -178,11 +201,25 @@ class DuplicationTask(TokenPredictionBase[DuplicationConfig, DecoderConfig, Draw
         found = model.predict(predict_tokens, ExampleList(self.encode(words), by="inputs"), self.batch_spec)
         return [tokens[len(tokens) // 2 : -1] for tokens in found]
 
-    def result(self, sums: Mapping[str, Metric]) -> EvalResult:
-        """Returns the scores of the second halves, each symbol given the right ones before it."""
-        values = {name: 100 * float(sums[name].mean) for name in ("accuracy", "exact_match")}
-        values["loss"] = float(sums["nll"].mean)
-        return eval_result(self.metrics, values, f"{sums['exact_match'].weight:,.0f} sequences")
+
+@documented
+@dataclasses.dataclass
+class DuplicationConfig(DrawnConfig):
+    """To say a random sequence of symbols for the second time."""
+
+    data: DuplicationData = dataclasses.field(default_factory=DuplicationData)
+
+    task_class = DuplicationTask
+
+    def validate(self, model: ModelConfig) -> None:
+        require_kind(model, "decoder", "duplication")
+        if self.data.max_length % 2:
+            raise UserError(f"config.task.data.max_length={self.data.max_length} must be even: two halves 0 w")
+        check_max_length(model, self.data.max_length)
+
+    def tiny(self) -> None:
+        data = self.data
+        data.max_length, data.train_sequences, data.eval_sequences, data.tokens_per_batch = 16, 64, 16, 256
 
 
 def duplication_loss(model: Any, batch: dict[str, Array], rngs: nnx.Rngs | None) -> LossOutput:

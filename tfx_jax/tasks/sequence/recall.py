@@ -7,26 +7,17 @@ its number.
 """
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, cast
+from collections.abc import Sequence
 
 import numpy as np
-from flax import nnx
-from jaxtyping import Array
 
-from tfx_jax.data.batching.batches import Example, ExampleSource, LoaderOptions
-from tfx_jax.data.sources.splits import SPLITS, Split, Splits
+from tfx_jax.data.batching.batches import Example
+from tfx_jax.data.sources.splits import SPLITS, Split
 from tfx_jax.errors import UserError
 from tfx_jax.fields import at_least, documented
-from tfx_jax.models.config import DecoderConfig, ModelConfig, check_max_length, require_kind
-from tfx_jax.tasks.loss import LossOutput, Metric
-from tfx_jax.tasks.planning import NO_DATA, planned_batch
-from tfx_jax.tasks.sequence.duplication import duplication_loss
-from tfx_jax.tasks.task import Artifacts, EvalResult, MetricInfo, PlannedTask, TaskConfig, eval_result
-from tfx_jax.tasks.token_prediction import TokenPredictionBase
-
-DrawSequences = Callable[[int, int], "RecallSequences"]
-"""`draw(seed, epoch)` returns the sequences of a split."""
+from tfx_jax.models.config import ModelConfig, check_max_length, require_kind
+from tfx_jax.tasks.sequence.duplication import DrawnConfig, DrawnSequences, DrawnTask, DrawSequences
+from tfx_jax.tasks.task import MetricInfo
 
 
 @documented
@@ -51,25 +42,16 @@ class RecallData:
         return lambda seed, epoch: RecallSequences(self, split, key=(seed, SPLITS.index(split), epoch))
 
 
-class RecallSequences:
-    """Sequences of associative recall, each drawn when it is asked for, as an `ExampleSource`."""
+class RecallSequences(DrawnSequences):
+    """Sequences of associative recall; see `recall_example`."""
 
     def __init__(self, data: RecallData, split: Split, *, key: Sequence[int]):
-        self._data, self._key = data, tuple(key)
-        self._count = data.train_sequences if split == "train" else data.eval_sequences
+        count = data.train_sequences if split == "train" else data.eval_sequences
+        super().__init__(count, data.max_length, key=key)
+        self._data = data
 
-    @property
-    def lengths(self) -> np.ndarray:
-        """All examples are equally long, [count] int."""
-        return np.full(self._count, self._data.max_length)
-
-    def __len__(self) -> int:
-        return self._count
-
-    def __getitem__(self, index: int) -> Example:
-        if not 0 <= index < self._count:
-            raise IndexError(f"example {index} of {self._count}")
-        return recall_example(self._data, np.random.default_rng((*self._key, index)))
+    def draw(self, rng: np.random.Generator) -> Example:
+        return recall_example(self._data, rng)
 
 
 def recall_example(data: RecallData, rng: np.random.Generator) -> Example:
@@ -97,12 +79,24 @@ def recall_example(data: RecallData, rng: np.random.Generator) -> Example:
     return {"inputs": inputs, "targets": targets, "weights": weights}
 
 
+class RecallTask(DrawnTask["RecallConfig"]):
+    """Associative recall, other pairs in every epoch."""
+
+    metrics = (
+        MetricInfo("accuracy", "accuracy", " %", note="values of keys that come again"),
+        MetricInfo("exact_match", "exact match", " %", note="sequences whose values are all right"),
+        MetricInfo("loss", "loss", " nats", digits=4, is_loss=True),
+    )
+
+
 @documented
 @dataclasses.dataclass
-class RecallConfig(TaskConfig):
+class RecallConfig(DrawnConfig):
     """To recall the value of each key."""
 
     data: RecallData = dataclasses.field(default_factory=RecallData)
+
+    task_class = RecallTask
 
     def validate(self, model: ModelConfig) -> None:
         require_kind(model, "decoder", "recall")
@@ -120,46 +114,3 @@ class RecallConfig(TaskConfig):
         data = self.data
         data.num_keys, data.num_pairs, data.max_length = 16, 2, 8
         data.train_sequences, data.eval_sequences, data.tokens_per_batch = 64, 16, 128
-
-    def splits(self) -> Splits[DrawSequences]:
-        """Returns how sequences of each split are drawn; there are all splits."""
-        return Splits(lambda split: True, self.data.draw)
-
-    def setup(self, model: DecoderConfig, splits: Splits[DrawSequences], artifacts: Artifacts) -> "RecallTask":
-        """There are no artifacts: symbols are their own ids."""
-        vocab_size = self.data.vocab_size
-        if artifacts.starts_from_model:
-            if model.vocab_size < vocab_size:
-                raise UserError(f"the model to start from has {model.vocab_size} tokens, {vocab_size} are needed")
-            vocab_size = model.vocab_size
-        return RecallTask(self, dataclasses.replace(cast(Any, model), vocab_size=vocab_size), splits, NO_DATA)
-
-    def planned(self, model: DecoderConfig, options: LoaderOptions) -> PlannedTask:
-        model = dataclasses.replace(cast(Any, model), vocab_size=self.data.vocab_size)
-        dtypes = {"inputs": np.int32, "targets": np.int32, "weights": np.float32}
-        return PlannedTask(RecallTask(self, model, NO_DATA, NO_DATA), planned_batch(self.data, options, dtypes=dtypes))
-
-
-class RecallTask(TokenPredictionBase[RecallConfig, DecoderConfig, DrawSequences]):
-    """Associative recall, other pairs in every epoch."""
-
-    metrics = (
-        MetricInfo("accuracy", "accuracy", " %", note="values of keys that come again"),
-        MetricInfo("exact_match", "exact match", " %", note="sequences whose values are all right"),
-        MetricInfo("loss", "loss", " nats", digits=4, is_loss=True),
-    )
-
-    def make_epochs(self, seed: int) -> Callable[[int], ExampleSource]:
-        draw = self._splits["train"]
-        return lambda epoch: draw(seed, epoch)
-
-    def make_eval_examples(self, split: Split) -> ExampleSource:
-        return self._splits[split](0, 0)
-
-    def loss(self, model: Any, batch: dict[str, Array], rngs: nnx.Rngs | None) -> LossOutput:
-        return duplication_loss(model, batch, rngs)  # of the positions with a weight
-
-    def result(self, sums: Mapping[str, Metric]) -> EvalResult:
-        values = {name: 100 * float(sums[name].mean) for name in ("accuracy", "exact_match")}
-        values["loss"] = float(sums["nll"].mean)
-        return eval_result(self.metrics, values, f"{sums['exact_match'].weight:,.0f} sequences")
