@@ -12,8 +12,8 @@ from flax import nnx
 from tests.nn.programs import draw, jitted, normal
 from tfx_jax.functional import alibi_bias
 from tfx_jax.nn import DecoderLayer, EncoderLayer, FeedForward, LayerNorm, MultiHeadAttention, RMSNorm
-from tfx_jax.nn.attention import KVCache
-from tfx_jax.nn.fused_decoder import FusedDecoderLayer, FusedKVCache, fused_step, init_fused_cache
+from tfx_jax.nn.attention import KVCache, RotaryConfig
+from tfx_jax.nn.fused_decoder import FusedDecoderLayer, FusedKVCache, can_fuse, fused_step, init_fused_cache
 from tfx_jax.nn.fused_linear import FusedLinear
 from tfx_jax.nn.layers import Residual
 
@@ -295,6 +295,16 @@ def test_a_text_read_in_parts_with_a_cache_is_the_text_read_at_once(first):
     want, found = run(_encoder_layer())
     assert found[1].key.shape == (B, T, N, H)
     jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-6, atol=1e-5), found, want)
+
+
+@pytest.mark.parametrize("option", [{"logits_soft_cap": 5.0}, {"use_sinks": True}, {"rotary": RotaryConfig()}], ids=str)
+def test_a_layer_whose_cross_attention_has_more_than_a_scale_is_not_fused(option):
+    def make(own, cross):
+        attentions = _attention(rngs=nnx.Rngs(0), **own), _attention(rngs=nnx.Rngs(0), **cross)
+        return DecoderLayer(*attentions, FeedForward(D, F, rngs=nnx.Rngs(0)), functools.partial(Residual, D))
+
+    assert can_fuse(nnx.eval_shape(lambda: make(option, {})))
+    assert not can_fuse(nnx.eval_shape(lambda: make({}, option)))
 
 
 def test_steps_want_a_memory_if_and_only_if_there_is_an_encoder():

@@ -399,8 +399,15 @@ def can_fuse(layers: nnx.Module) -> bool:
         type(layers.feed_forward) in (FeedForward, MixtureOfExperts)
         and type(layers.self_attention_residual) is Residual
         and all(type(each) is MultiHeadAttention and decoding_of(each.attention_fn) for each in attentions)
-        and not any(isinstance(decoding_of(each.attention_fn), RecurrentDecoding) for each in attentions[1:])
+        and all(map(_is_plain, attentions[1:]))
     )
+
+
+def _is_plain(cross: MultiHeadAttention) -> bool:
+    """Whether attention to an encoder's output has projections and a scale alone, as the fused layer computes it."""
+    others = (cross.query_norm, cross.key_norm, cross.rotary, cross.sinks, cross.logits_soft_cap)
+    is_recurrent = isinstance(decoding_of(cross.attention_fn), RecurrentDecoding)
+    return not is_recurrent and all(other is None for other in others)
 
 
 def _decoding_of(attention: MultiHeadAttention) -> CachedDecoding | RecurrentDecoding:
