@@ -20,8 +20,11 @@ from tfx_jax.functional import (
     relative_position_bucket,
     relative_shift,
     rotary_embedding,
+    rotary_frequencies,
     sinusoidal_positions,
 )
+from tfx_jax.models import LlamaConfig
+from tfx_jax.nn.attention import RotaryConfig
 
 # Each is one program for each shape, where a call without jit compiles one for each of its operations.
 _sinusoidal = jax.jit(sinusoidal_positions, static_argnames=("d_model", "base", "is_interleaved"))
@@ -325,3 +328,19 @@ def test_arrays_in_another_layout_are_named():
         rotary_embedding(x, np.arange(5))
     with pytest.raises(ValueError, match=r"got \(6,\)$"):
         rotary_embedding(x, np.arange(6))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"scaling": "llama3", "low_frequency_factor": 4.0}, "low_frequency_factor=4.0 must be below high_frequency_f"),
+        ({"scaling": "yarn", "base": 1.0}, "yarn needs base above 1"),
+        ({"scaling": "yarn", "beta_slow": 0.0}, "positive betas"),
+        ({"scaling": "ntk"}, "scaling must be one of none, linear, llama3, yarn, got 'ntk'"),
+    ],
+)
+def test_rotary_scalings_that_divide_by_zero_are_rejected(options, message):
+    with pytest.raises(ValueError, match=message):
+        rotary_frequencies(8, **options)
+    with pytest.raises(ValueError, match=f"rotary: .*{message}"):
+        LlamaConfig(rotary=RotaryConfig(**options)).validate()

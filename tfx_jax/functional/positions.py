@@ -183,7 +183,7 @@ def rotary_frequencies(
       float32 frequencies in radians per position, [size / 2], and the `scale` of `rotary_embedding`.
 
     Raises:
-      ValueError: for an odd `size` or another scaling.
+      ValueError: for an odd `size`, another scaling, or options that divide by zero.
 
     >>> rotary_frequencies(4)[0].tolist(), rotary_frequencies(4, scaling="linear", factor=2.0)[0].tolist()
     ([1.0, 0.009999999776482582], [0.5, 0.004999999888241291])
@@ -192,6 +192,12 @@ def rotary_frequencies(
         raise ValueError(f"a rotary embedding needs an even number of features, got {size}")
     if scaling not in ROTARY_SCALINGS:
         raise ValueError(f"scaling must be one of {', '.join(ROTARY_SCALINGS)}, got {scaling!r}")
+    if scaling == "llama3" and not low_frequency_factor < high_frequency_factor:
+        raise ValueError(
+            f"low_frequency_factor={low_frequency_factor} must be below high_frequency_factor={high_frequency_factor}"
+        )
+    if scaling == "yarn" and not (base > 1 and beta_fast > 0 and beta_slow > 0):
+        raise ValueError(f"yarn needs base above 1 and positive betas, got {base}, {beta_fast} and {beta_slow}")
     pairs = np.arange(0, size, 2, dtype=np.float64)
     frequencies = base ** (-pairs / size)
     if scaling == "none":

@@ -90,6 +90,10 @@ class LlamaConfig:
             )
         if round(self.rotary.fraction * self.head_size / 2) < 1:
             raise ValueError(f"rotary.fraction={self.rotary.fraction} leaves no feature of {self.head_size} to rotate")
+        try:
+            self.rotary.frequencies(self.head_size)
+        except ValueError as error:
+            raise ValueError(f"rotary: {error}") from None
 
     def tiny(self, *, max_length: int) -> None:
         self.vocab_size, self.d_model, self.num_heads, self.num_kv_heads, self.d_ff = 1_000, 32, 4, 2, 64

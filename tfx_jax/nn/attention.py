@@ -288,11 +288,14 @@ class RotaryConfig:
     beta_slow: float = 1.0  # yarn: turns below which it is divided by factor
     attention_factor: float | None = None  # yarn: multiplies queries and keys; None: the paper's
 
+    def frequencies(self, head_size: int) -> tuple[np.ndarray, float]:
+        """Returns what `rotary_frequencies` does for heads of a size; raises ValueError as it does."""
+        options = dataclasses.asdict(self)
+        return rotary_frequencies(2 * round(options.pop("fraction") * head_size / 2), **options)
+
     def rotate(self, x: Float[Array, "B T N H"], positions: Int[Array, "#B T"]) -> Float[Array, "B T N H"]:
         """Rotates queries or keys."""
-        options = dataclasses.asdict(self)
-        size = 2 * round(options.pop("fraction") * x.shape[-1] / 2)
-        frequencies, factor = rotary_frequencies(size, **options)
+        frequencies, factor = self.frequencies(x.shape[-1])
         return rotary_embedding(x, positions, frequencies=frequencies, scale=factor)
 
 
