@@ -14,6 +14,7 @@ from tests.nn.programs import started
 from tfx_jax.errors import UserError
 from tfx_jax.functional import dot_product_attention, greedy_search, sliding_window_attention
 from tfx_jax.functional.attention import SPECS
+from tfx_jax.functional.attention.spec import RecurrentDecoding
 from tfx_jax.functional.search import beam_search
 from tfx_jax.models import (
     GPT,
@@ -343,3 +344,29 @@ def test_integers_are_refused_where_nothing_would_use_them(kind):
 def test_a_folder_is_refused_where_it_cannot_say_which_attention_a_model_has(tmp_path):
     with pytest.raises(ValueError, match="cannot say that a model has window attention"):
         hf.save(make_model("gpt", "window"), tmp_path)
+
+
+RECURRENT = [
+    name for name in CAUSAL if isinstance(decoding_of(example(name).make(2, 4, rngs=nnx.Rngs(0))), RecurrentDecoding)
+]
+
+
+@pytest.mark.parametrize("name", RECURRENT)
+def test_a_recurrent_attention_decodes_from_a_state_of_constant_size(name):
+    config = dataclasses.replace(CONFIGS["gpt"], attention=example(name), max_length=64)
+
+    def states(length):
+        def init(tokens):
+            decoder = GPT(config, rngs=nnx.Rngs(0)).decoder()
+            cache, _ = decoder.init_cache(decoder.encode(tokens), max_length=8)
+            assert cache["past"].value == [None] * config.num_layers
+            return cache["states"]
+
+        return jax.eval_shape(init, jax.ShapeDtypeStruct((1, length), jnp.int32))
+
+    assert states(3) == states(40)
+
+
+def test_the_recurrent_attentions_are_these():
+    recurrences = {"retention", "gated_linear", "delta_rule", "gated_delta_rule", "kimi_delta", "state_space_duality"}
+    assert {*RECURRENT} == recurrences | {"linear", "favor"}
