@@ -287,6 +287,7 @@ def test_what_does_not_say_its_class_is_a_translation(workdir):
 def test_a_file_names_configurations_of_models_and_tasks_alone(workdir, monkeypatch, part, path):
     """It may be anyone's: nothing else is imported for it, or called."""
     save_config(ExperimentConfig(), workdir)
+    load_config(workdir)  # the first file that a process reads imports a codec
     values = json.loads((workdir / "config.json").read_text())
     del values["sha256"]
     owner = values
