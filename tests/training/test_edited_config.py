@@ -5,6 +5,7 @@ import io
 import json
 import math
 import re
+import resource
 import sys
 import types
 
@@ -85,6 +86,18 @@ class Folder:
         return opens and refused(lambda: load_run(self.path).trained(self.params))
 
 
+@pytest.fixture
+def limited_memory():
+    """Four GiB more than now at most: a size that is allocated raises MemoryError instead of ending the machine."""
+    limits = resource.getrlimit(resource.RLIMIT_AS)
+    with open("/proc/self/statm") as statm:
+        now = int(statm.read().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (now + 2**32, limits[1]))
+    yield
+    resource.setrlimit(resource.RLIMIT_AS, limits)
+
+
+@pytest.mark.usefixtures("limited_memory")
 @pytest.mark.parametrize(
     "classes",
     [pytest.param(case, marks=[pytest.mark.slow] * (case[0] is not GPTConfig)) for case in TRAININGS],

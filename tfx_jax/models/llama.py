@@ -91,7 +91,7 @@ class LlamaConfig:
         if round(self.rotary.fraction * self.head_size / 2) < 1:
             raise ValueError(f"rotary.fraction={self.rotary.fraction} leaves no feature of {self.head_size} to rotate")
         try:
-            self.rotary.frequencies(self.head_size)
+            self.rotary.validate()
         except ValueError as error:
             raise ValueError(f"rotary: {error}") from None
 

@@ -288,6 +288,10 @@ class RotaryConfig:
     beta_slow: float = 1.0  # yarn: turns below which it is divided by factor
     attention_factor: float | None = None  # yarn: multiplies queries and keys; None: the paper's
 
+    def validate(self) -> None:
+        """Raises ValueError where `rotary_frequencies` would, whatever the size of a head."""
+        dataclasses.replace(self, fraction=1.0).frequencies(2)
+
     def frequencies(self, head_size: int) -> tuple[np.ndarray, float]:
         """Returns what `rotary_frequencies` does for heads of a size; raises ValueError as it does."""
         options = dataclasses.asdict(self)
