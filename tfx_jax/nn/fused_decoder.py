@@ -385,7 +385,7 @@ def _with_room(past: FusedKVCache, room: int, num_beams: int) -> FusedKVCache:
     return FusedKVCache(key.reshape(*key.shape[:3], -1), value.reshape(*value.shape[:2], -1, value.shape[-1]))
 
 
-def fusing_obstacle(layers: nnx.Module) -> str | None:
+def fusing_obstacle(layers: Any) -> str | None:
     """Returns why `FusedDecoderLayer` does not compute what a layer, or a stack of layers, computes; None if it does.
 
     It knows the classes of this package and the attentions that score each pair of positions by itself; of a subclass
