@@ -195,7 +195,7 @@ def test_operations_grow_as_length_to_the_three_halves():
         ({"centroids": np.ones((2, 8), np.float32)}, r"got shape \(2, 8\)"),
         ({"bias": np.zeros((1, 1, 1, 4), np.float32)}, r"bias.*\(1, 1, 1, 4\)"),
         ({"mask": np.ones((1, 1, 4, 4), bool)}, r"\(1, 1, 4, 4\).*is_causal or segment_ids"),
-        ({"segment_ids": np.ones((1, 4), np.int32)}, "routing attention cannot keep texts apart that share a row"),
+        ({"segment_ids": np.ones((1, 4), np.int32)}, "routing attention does not support packed sequences"),
         ({"value": np.ones((1, 5, 2, 8)), "key": np.ones((1, 5, 2, 8))}, "there are 4 queries and 5 keys"),
     ],
 )

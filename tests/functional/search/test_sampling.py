@@ -208,7 +208,7 @@ def test_scalar_cache_is_shared_and_compiled_once():
         ({"top_p": 0.0}, "top_p=0.0"),
         ({"top_p": 1.1}, "top_p=1.1"),
         ({"max_length": 0}, "max_length=0"),
-        ({"eos_id": PAD}, "eos_id and pad_id are both 0"),
+        ({"eos_id": PAD}, "eos_id and pad_id must differ, got 0"),
         ({"eos_id": 6}, "eos_id=6 is outside the vocabulary"),
     ],
 )
