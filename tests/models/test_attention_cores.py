@@ -289,7 +289,7 @@ def test_texts_that_share_a_row_need_an_attention_that_keeps_them_apart():
         attention = example(name)
         is_causal = SPECS[name].causal_only
         if name in ("favor", "linear", "nystrom", "bigbird", "routing"):
-            with pytest.raises(ValueError, match=f"{name} attention cannot keep texts apart"):
+            with pytest.raises(ValueError, match=f"{name} attention does not support packed sequences"):
                 attention.check(is_packed=True)
         else:
             attention.check(is_packed=True, is_causal=is_causal)
@@ -336,7 +336,7 @@ def test_a_function_is_the_same_object_for_equal_options():
 
 @pytest.mark.parametrize("kind", ["gpt", "transformer"])
 def test_integers_are_refused_where_nothing_would_use_them(kind):
-    with pytest.raises(UserError, match="int8 is for models whose attention decodes from cached keys"):
+    with pytest.raises(UserError, match="int8 needs a model whose attention decodes from a cache"):
         make_model(kind, "lsh").decoder(int8=True)
     assert make_model(kind, "lsh").decoder().fused is None
 

@@ -61,7 +61,7 @@ def init_decoder(
     return init_fused_cache(
         fused.steps,
         [step.empty_cache(batch_size, dtype) for step in fused.steps],
-        room=max_length,
+        max_new_tokens=max_length,
         num_beams=num_beams,
         memories=memories,
         memory_mask=memory.mask,

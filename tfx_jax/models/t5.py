@@ -29,7 +29,7 @@ from tfx_jax.models.padding import padding_last
 from tfx_jax.nn.attention import AttentionConfig, AttentionFn, MultiHeadAttention
 from tfx_jax.nn.basic import ACTIVATIONS, Embedding, FeedForward, RMSNorm, drop
 from tfx_jax.nn.decoding import Decoder
-from tfx_jax.nn.fused_decoder import arrange, fused_step
+from tfx_jax.nn.fused_decoder import fuse_for_decoding, fused_step
 from tfx_jax.nn.layers import DecoderLayer, EncoderLayer, Residual
 from tfx_jax.nn.moe import ExpertsConfig, MixtureOfExperts
 from tfx_jax.nn.replay import replay_step
@@ -333,7 +333,7 @@ class T5Decoder(nnx.Module):
         """Arranges the weights of the decoder; the model stays as it is, and its encoder is used where it is."""
         output = model._output()
         self.model = model
-        self.fused = arrange(model.decoder_layers, output.table[...], dtype=output.dtype, int8=int8)
+        self.fused = fuse_for_decoding(model.decoder_layers, output.table[...], dtype=output.dtype, int8=int8)
 
     @property
     def vocab_size(self) -> int:

@@ -29,7 +29,7 @@ from tfx_jax.models.padding import padding_last
 from tfx_jax.nn.attention import AttentionConfig, AttentionFn, MultiHeadAttention
 from tfx_jax.nn.basic import ACTIVATIONS, Embedding, FeedForward, LayerNorm, LearnedPositions, drop
 from tfx_jax.nn.decoding import Decoder
-from tfx_jax.nn.fused_decoder import arrange, fused_step
+from tfx_jax.nn.fused_decoder import fuse_for_decoding, fused_step
 from tfx_jax.nn.layers import DecoderLayer, EncoderLayer, Residual
 from tfx_jax.nn.moe import ExpertsConfig, MixtureOfExperts
 from tfx_jax.nn.replay import replay_step
@@ -297,7 +297,9 @@ class TransformerDecoder(nnx.Module):
         """Arranges the weights of the decoder; the model stays as it is, and its encoder is used where it is."""
         self.model = model
         embedding, bias = model.embedding, None if model.logits_bias is None else model.logits_bias[...]
-        self.fused = arrange(model.decoder_layers, embedding.table[...], bias, dtype=embedding.dtype, int8=int8)
+        self.fused = fuse_for_decoding(
+            model.decoder_layers, embedding.table[...], bias, dtype=embedding.dtype, int8=int8
+        )
 
     @property
     def vocab_size(self) -> int:
