@@ -283,7 +283,7 @@ class TestRelativeShift:
         np.testing.assert_allclose(attend(query, key, value), want, atol=1e-5)
 
     def test_errors(self):
-        with pytest.raises(ValueError, match="as many relative positions .* as queries, got 3 < 4"):
+        with pytest.raises(ValueError, match=r"as many relative positions .* as queries, got 3 < 4"):
             relative_shift(jnp.ones((4, 3)))
 
 
