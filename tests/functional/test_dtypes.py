@@ -127,7 +127,7 @@ def test_attention_over_sums_refuses_segments_in_one_line(attend):
 )
 def test_attention_without_heads_or_features_is_refused(case, shape):
     x = jax.ShapeDtypeStruct(shape, np.float32)
-    with pytest.raises(ValueError, match=rf"query must have a head and a feature.*got \({shape[0]}, "):
+    with pytest.raises(ValueError, match=rf"query must have at least one head and one feature.*got \({shape[0]}, "):
         jax.eval_shape(case.attend, x, x, x)
 
 

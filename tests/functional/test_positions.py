@@ -322,7 +322,7 @@ class TestAlibi:
 
 def test_arrays_in_another_layout_are_named():
     x = np.zeros((2, 3, 5, 4), np.float32)  # [batch, heads, length, size]
-    with pytest.raises(ValueError, match=r"must be \[batch, length, heads, size\], got 3 axes: \(3, 5, 4\)"):
+    with pytest.raises(ValueError, match=r"x must have rank 4, \[batch, length, heads, size\], got shape \(3, 5, 4\)"):
         rotary_embedding(x[0], np.arange(5))
     with pytest.raises(ValueError, match=r"got \(5,\); x must be \[batch, length, heads, size\]$"):
         rotary_embedding(x, np.arange(5))

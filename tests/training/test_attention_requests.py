@@ -123,7 +123,7 @@ def test_a_core_drops_weights_or_says_that_it_cannot(name):
 @pytest.mark.parametrize(
     ("family", "name", "values", "message"),
     [
-        ("BertConfig", "linear", {}, "config.model.attention_dropout_rate must be 0 with linear attention, which can"),
+        ("BertConfig", "linear", {}, "config.model.attention_dropout_rate must be 0 with linear attention, which has"),
         (
             "T5Config",
             "flash",

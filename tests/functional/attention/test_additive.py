@@ -119,8 +119,8 @@ class TestAdditive:
         [
             ({"w_query": W_KEY}, r"kernel of the query must have shape \[3, F\] or \[4, 3, F\].*got \(6, 8\)"),
             ({"w_key": np.ones((N, J, F), np.float32)}, r"kernel of the key must have shape \[6, F\] or \[2, 6, F\]"),
-            ({"w_key": np.ones((J, F + 1), np.float32)}, r"differ: 8 of queries, 9 of keys, v \(8,\)"),
-            ({"v": np.ones((K, F), np.float32)}, r"differ: 8 of queries, 8 of keys, v \(2, 8\)"),
+            ({"w_key": np.ones((J, F + 1), np.float32)}, r"one width F: queries have 8, keys 9, v has shape \(8,\)"),
+            ({"v": np.ones((K, F), np.float32)}, r"one width F: queries have 8, keys 8, v has shape \(2, 8\)"),
             ({"query": QUERY[0]}, r"query must have rank 4.*got shape \(5, 4, 3\)"),
             ({"query": QUERY[:, :, :3]}, "must divide 3 query heads, got 2 key heads"),
             ({"value": VALUE[:, :-1]}, r"value must have .* logits of shape \(2, 4, 5, 7\); got \(2, 6, 2, 9\)"),

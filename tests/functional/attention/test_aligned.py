@@ -129,7 +129,7 @@ def test_dropout_keeps_the_mean_and_leaves_the_weights():
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
-        ({"window": -1}, "window must not be negative.* got -1 and None"),
+        ({"window": -1}, "window must be at least 0 .* got window=-1 and sigma=None"),
         ({"sigma": 0.0}, "sigma above 0, got window=2 and sigma=0.0"),
         ({"position": POSITION[0]}, r"position must be broadcastable to \(2, 4, 5\), got shape \(4, 5\)"),
         ({"position": POSITION[..., :3]}, r"position must be broadcastable to \(2, 4, 5\), got shape \(2, 4, 3\)"),

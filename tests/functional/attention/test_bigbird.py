@@ -272,7 +272,7 @@ def test_memory_of_the_base_model_is_linear_up_to_65536_tokens():
             {"bias": np.ones((1, 1, 6, 6), np.float32)},
             r"bias must be the same for all queries, got shape \(1, 1, 6, 6\)",
         ),
-        ({"segment_ids": np.ones((2, 6), np.int32)}, "BigBird attention cannot keep texts apart that share a row"),
+        ({"segment_ids": np.ones((2, 6), np.int32)}, "BigBird attention does not support packed sequences"),
     ],
 )
 def test_what_is_impossible_is_refused(options, message):

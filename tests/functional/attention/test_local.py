@@ -172,8 +172,8 @@ def test_local_attention_takes_the_operations_of_dense_attention_over_the_number
     ("attend", "message"),
     [
         (functools.partial(local_attention, block_size=0), "block_size must be at least 1, got 0"),
-        (functools.partial(sliding_window_attention, window=-1), "window must not be negative, got -1"),
-        (functools.partial(sliding_window_attention, window=(2, -3)), r"window must not be negative, got \(2, -3\)"),
+        (functools.partial(sliding_window_attention, window=-1), "window must be at least 0, got -1"),
+        (functools.partial(sliding_window_attention, window=(2, -3)), r"window must be at least 0, got \(2, -3\)"),
         (functools.partial(sliding_window_attention, window=1, block_size=0), "block_size must be at least 1, got 0"),
     ],
 )

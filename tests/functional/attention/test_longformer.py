@@ -86,7 +86,7 @@ def test_what_cannot_be_is_refused():
     for options, message in (
         ({"is_causal": True}, "no causal form"),
         ({"global_mask": np.ones((B, 1), bool)}, r"must have shape \[B, T\] = \(3, 37\), got \(3, 1\)"),
-        ({"window": -1}, "window must not be negative"),
+        ({"window": -1}, "window must be at least 0"),
         ({"max_global_tokens": 0}, "max_global_tokens at least 1"),
         ({"mask": np.ones((B, 1, 1, T), np.int32)}, "mask must be boolean"),
     ):

@@ -443,7 +443,8 @@ def _check_options(
     if mask is not None and mask.shape[1:3] != (1, 1):
         raise ValueError(
             f"linear attention takes only a padding mask, [B, 1, 1, S], got shape {mask.shape}, because it sums over "
-            "keys for all queries at once. Pass is_causal=True for causality; put each packed sequence into its own row"
+            "keys for all queries at once. Pass is_causal=True for causality; there is no segment_ids: give each "
+            "sequence its own row"
         )
     if dropout_rate:
         raise ValueError(f"linear attention has no weights to drop, got dropout_rate={dropout_rate}; drop the output")

@@ -167,7 +167,7 @@ def sliding_window_attention(
     _check_positions(query, key, value, bias, mask)
     back, ahead = window if isinstance(window, tuple) else (window, window)
     if back < 0 or ahead < 0:
-        raise ValueError(f"window must not be negative, got {window}")
+        raise ValueError(f"window must be at least 0, got {window}")
     if block_size is not None and block_size < 1:
         raise ValueError(f"block_size must be at least 1, got {block_size}")
     (b, t), s = query.shape[:2], key.shape[1]

@@ -70,7 +70,7 @@ def check_recurrent(
     if mask is not None and mask.shape[1:3] != (1, 1):
         raise ValueError(
             f"{name} attention takes only a padding mask, [B, 1, 1, S], got shape {mask.shape}, because its state does "
-            "not keep single keys. It is always causal; pass segment_ids for packed sequences"
+            "not keep single keys. It is always is_causal; pass segment_ids for packed sequences"
         )
     if dropout_rate:
         raise ValueError(f"{name} attention has no weights to drop, got dropout_rate={dropout_rate}; drop the output")
