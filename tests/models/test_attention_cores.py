@@ -260,8 +260,8 @@ def test_encoders_read_with_every_attention(kind, name):
         ("vit", "delta_rule", "delta_rule attention is causal only, and this model is not"),
         ("gpt", "nystrom", "nystrom attention has no causal form"),
         *(("t5", name, f"{name} attention takes no bias") for name in CAUSAL if name not in WITH_BIAS),
-        ("gpt", "widnow", "attention.name='widnow' is none of dense, "),
-        ("gpt", "window,dense,dense", r"num_layers=2 is no multiple of the 3 layers of the pattern"),
+        ("gpt", "widnow", "attention.name='widnow' must be one of dense, "),
+        ("gpt", "window,dense,dense", r"num_layers=2 must be a multiple of 3, the layers of the pattern"),
     ],
 )
 def test_what_does_not_fit_is_refused_with_a_line(kind, name, message):
@@ -273,10 +273,14 @@ def test_what_does_not_fit_is_refused_with_a_line(kind, name, message):
     ("name", "options", "message"),
     [
         ("window", {}, r"window attention needs attention\.options\.window"),
-        ("dense", {"window": 3}, r"attention\.options\.window is not for dense attention, whose options: none"),
+        (
+            "dense",
+            {"window": 3},
+            r"attention\.options\.window is not an option of dense attention; its options are: none",
+        ),
         ("lsh", {"num_hashes": 3}, r"lsh attention needs attention\.options\.num_buckets"),
         ("routing", {"num_clusters": 3}, r"routing attention needs attention\.options\.window"),
-        ("lsh", {"window": 3}, r"whose options: num_hashes, num_buckets, chunk_size, seed"),
+        ("lsh", {"window": 3}, r"its options are: num_hashes, num_buckets, chunk_size, seed"),
     ],
 )
 def test_options_belong_to_their_attention(name, options, message):
@@ -316,7 +320,7 @@ def test_a_layer_that_the_fused_step_does_not_know_decodes_through_itself_and_sa
         return jnp.stack([first, second], axis=1), model(tokens[:, :6])[:, 3:5]
 
     got, want = last_two(TOKENS)
-    assert "reads all tokens before it again: Louder is not MultiHeadAttention" in caplog.text
+    assert "processes all earlier tokens again: self_attention must be MultiHeadAttention, got Louder" in caplog.text
     np.testing.assert_allclose(got, want, atol=1e-5 * float(np.abs(want).max()))
 
 

@@ -499,7 +499,7 @@ class AttentionConfig:
         set_options = self.options.given
         for name in self.names:
             if name not in SPECS:
-                raise ValueError(f"attention.name must be one of {', '.join(SPECS)}, or several, got {name!r}")
+                raise ValueError(f"attention.name={name!r} must be one of {', '.join(SPECS)}")
         known = list(dict.fromkeys(option for name in self.names for option in SPECS[name].options))
         unknown = [name for name in set_options if name not in known]
         if unknown:
