@@ -8,32 +8,18 @@ from typing import Any, ClassVar
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Float, Int
 
 from tfx_jax.fields import at_least, documented, fraction, one_of
 from tfx_jax.functional.attention.dot_product import dot_product_attention
 from tfx_jax.functional.positions import relative_position_bias
 from tfx_jax.models.config import DTYPES, layer_pattern
-from tfx_jax.models.encoder_decoder import (
-    EncoderMemory,
-    check_token_ids,
-    init_decoder,
-    input_mask,
-    named_maps,
-    replayed,
-    shift_right,
-    source_mask,
-    with_padding,
-)
-from tfx_jax.models.padding import padding_last
+from tfx_jax.models.encoder_decoder import EncoderDecoder, check_token_ids
 from tfx_jax.nn.attention import AttentionConfig, AttentionFn, MultiHeadAttention
 from tfx_jax.nn.basic import ACTIVATIONS, Embedding, FeedForward, RMSNorm, drop
-from tfx_jax.nn.decoding import Decoder
-from tfx_jax.nn.fused_decoder import arrange, fused_step
 from tfx_jax.nn.layers import DecoderLayer, EncoderLayer, Residual
 from tfx_jax.nn.moe import ExpertsConfig, MixtureOfExperts
-from tfx_jax.nn.replay import replay_step
-from tfx_jax.nn.stack import REMATS, scan_layers, stack_layers
+from tfx_jax.nn.stack import REMATS, stack_layers
 
 # Layers on either side, width, heads, head size and hidden units of each published model. T5: Raffel et al. (2020,
 # https://arxiv.org/abs/1910.10683), section 3.7. Version 1.1: the notes of its authors beside the released parameters.
@@ -147,7 +133,7 @@ class RelativeBias(nnx.Module):
         )
 
 
-class T5(nnx.Module):
+class T5(EncoderDecoder):
     """Encoder and decoder with biases for distances, norms in front of sublayers, and no offsets anywhere."""
 
     def __init__(self, config: T5Config, *, attention_fn: AttentionFn | None = None, rngs: nnx.Rngs):
@@ -237,149 +223,29 @@ class T5(nnx.Module):
         self.output_embedding = None if c.is_tied else embedding()
         self.config = copy.deepcopy(c)
 
-    def __call__(
+    def embed(
         self,
-        source: Int[Array, "B S"],
-        target: Int[Array, "B T"],
+        tokens: Int[Array, "B T"],
+        positions: Int[Array, " T"],
+        rngs: nnx.Rngs | None = None,
         *,
-        rngs: nnx.Rngs | None = None,
-        return_attention: bool = False,
-    ) -> Any:
-        """Scores every next target token, given the source and the target tokens before it (teacher forcing).
+        is_source: bool = False,
+    ) -> Float[Array, "B T D"]:
+        del positions, is_source
+        return drop(self.embedding(tokens), self.config.dropout_rate, rngs)
 
-        Args:
-          source: source tokens, `config.pad_id` where there is none: behind them, in front or in between.
-          target: target tokens to be predicted, padding behind them alone; the decoder reads them shifted right, behind
-            `config.start_id`.
-          rngs: stream `dropout`; None means evaluation.
-          return_attention: also return every attention map.
+    def position_bias(
+        self, num_queries: int, num_keys: int, offset: Int[Array, ""] | int | None = None, *, is_source: bool = False
+    ) -> Float[Array, "1 N T S"]:
+        return (self.encoder_bias if is_source else self.decoder_bias)(num_queries, num_keys, offset)
 
-        Returns:
-          float32 logits, [B, T, V]; with `return_attention` a pair of these and a dictionary with the keys
-          "encoder/0/self" [B, N, S, S], "decoder/0/self" [B, N, T, T], "decoder/0/cross" [B, N, T, S] and so on;
-          columns of padding are last.
-        """
-        source = padding_last(source, self.config.pad_id)
-        memory, encoder_maps = self._encode(source, rngs, return_attention)
-        mask = source_mask(source, self.config.pad_id)
-        inputs = shift_right(target, self.config.start_id)
-        x, decoder_maps = self._decode(inputs, memory, mask, rngs, return_attention)
-        logits = self._output().attend(drop(self._last_norm(x), self.config.dropout_rate, rngs))
-        if not return_attention:
-            return logits
-        return logits, encoder_maps | named_maps("decoder", decoder_maps)
+    def encoder_output(self, x: Float[Array, "B S D"], rngs: nnx.Rngs | None) -> Float[Array, "B S D"]:
+        return drop(self.encoder_norm(x), self.config.dropout_rate, rngs)
 
-    def _decode(
-        self,
-        inputs: Int[Array, "B T"],
-        memory: Float[Array, "B S D"],
-        memory_mask: Bool[Array, "B 1 1 S"],
-        rngs: nnx.Rngs | None = None,
-        return_weights: bool = False,
-    ) -> tuple[Float[Array, "B T D"], Any]:
-        """Returns the output of the decoder's last layer and its attention maps, stacked over layers."""
-        bias = self.decoder_bias(inputs.shape[1], inputs.shape[1])
-        token_mask = input_mask(inputs, self.config.pad_id)
-        x = drop(self.embedding(inputs), self.config.dropout_rate, rngs)
+    def last_norm(self, x: Float[Array, "B T D"], rngs: nnx.Rngs | None = None) -> Float[Array, "B T D"]:
+        """Returns the input of the output layer; a tied one has vectors of variance 1, which want it smaller."""
+        x = self.decoder_norm(x) * (self.config.d_model**-0.5 if self.config.is_tied else 1.0)
+        return drop(x, self.config.dropout_rate, rngs)
 
-        def decode(layer: DecoderLayer, x: Array, rngs: nnx.Rngs | None) -> tuple[Array, Any]:
-            options: dict[str, Any] = {"memory_mask": memory_mask, "bias": bias, "token_mask": token_mask}
-            return layer(x, memory, rngs=rngs, return_weights=return_weights, **options)
-
-        return scan_layers(decode, self.decoder_layers, x, rngs, remat=self.config.remat, unroll=self.config.unroll)
-
-    def encode(
-        self, source: Int[Array, "B S"], *, rngs: nnx.Rngs | None = None, return_attention: bool = False
-    ) -> tuple[Float[Array, "B S D"], dict[str, Array]]:
-        """Returns the encoder's output and its attention maps (an empty dictionary unless asked for).
-
-        Padding is moved behind the tokens of each row, in the output and the maps as well.
-        """
-        return self._encode(padding_last(source, self.config.pad_id), rngs, return_attention)
-
-    def _encode(
-        self, source: Int[Array, "B S"], rngs: nnx.Rngs | None = None, return_attention: bool = False
-    ) -> tuple[Float[Array, "B S D"], dict[str, Array]]:
-        """Encodes rows whose padding is behind the tokens, where columns are positions."""
-        mask = source_mask(source, self.config.pad_id)
-        bias = self.encoder_bias(source.shape[1], source.shape[1])
-        x = drop(self.embedding(source), self.config.dropout_rate, rngs)
-
-        def encode(layer: EncoderLayer, x: Array, rngs: nnx.Rngs | None) -> tuple[Array, Any]:
-            options: dict[str, Any] = {"bias": bias, "mask": mask, "token_mask": mask[:, 0, 0]}
-            return layer(x, rngs=rngs, return_weights=return_attention, **options)
-
-        x, maps = scan_layers(encode, self.encoder_layers, x, rngs, remat=self.config.remat, unroll=self.config.unroll)
-        return drop(self.encoder_norm(x), self.config.dropout_rate, rngs), named_maps("encoder", maps)
-
-    def decoder(self, *, int8: bool = False) -> Decoder:
-        """Returns the model as it decodes, see `tfx_jax.nn.decoding.DecodingModel`."""
-        return T5Decoder(self, int8=int8)
-
-    def _output(self) -> Embedding:
+    def output(self) -> Embedding:
         return self.embedding if self.output_embedding is None else self.output_embedding
-
-    def _last_norm(self, x: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
-        """What the output layer gets; the embedding, of variance 1, wants it smaller."""
-        return self.decoder_norm(x) * (self.config.d_model**-0.5 if self.config.is_tied else 1.0)
-
-
-class T5Decoder(nnx.Module):
-    """A T5 that writes, as `tfx_jax.nn.decoding.Decoder` has it; see `TransformerDecoder`."""
-
-    continues_inputs = False
-
-    def __init__(self, model: T5, *, int8: bool = False):
-        """Arranges the weights of the decoder; the model stays as it is, and its encoder is used where it is."""
-        output = model._output()
-        self.model = model
-        self.fused = arrange(model.decoder_layers, output.table[...], dtype=output.dtype, int8=int8)
-
-    @property
-    def vocab_size(self) -> int:
-        """As in the configuration."""
-        return self.model.config.vocab_size
-
-    @property
-    def pad_id(self) -> int:
-        """As in the configuration."""
-        return self.model.config.pad_id
-
-    def max_input_length(self, max_new_tokens: int) -> int | None:
-        """No limit: any distance has a bias."""
-        del max_new_tokens
-        return None
-
-    def encode(self, inputs: Int[Array, "B S"], token_mask: Bool[Array, "B S"] | None = None) -> EncoderMemory:
-        """Reads sources."""
-        source = padding_last(with_padding(inputs, token_mask, self.pad_id), self.pad_id)
-        return EncoderMemory(self.model._encode(source)[0], source_mask(source, self.pad_id))
-
-    def init_cache(
-        self, memory: EncoderMemory, *, max_length: int, num_beams: int = 1
-    ) -> tuple[dict[str, Any], Int[Array, " B"]]:
-        """Projects the memory for each layer, or keeps it for a replay; nothing is written yet."""
-        cache = init_decoder(
-            self.fused,
-            self.model.decoder_layers,
-            memory,
-            max_length=max_length,
-            num_beams=num_beams,
-            pad_id=self.pad_id,
-        )
-        return cache, jnp.full(memory.output.shape[:1], self.model.config.start_id)
-
-    def step(self, tokens: Int[Array, " R"], cache: dict[str, Any]) -> tuple[Float[Array, "R V"], dict[str, Any]]:
-        """Takes one token of each row."""
-        model, fused = self.model, self.fused
-        if fused is None:
-            score = replayed(model._decode, lambda x: model._output().attend(model._last_norm(x)))
-            return replay_step(score, tokens, cache)
-        return fused_step(
-            fused.steps,
-            lambda tokens, _: model.embedding(tokens[:, None]),
-            lambda x: fused.output(model._last_norm(x), jnp.float32)[:, 0],
-            tokens,
-            cache,
-            bias=lambda position, num_places: model.decoder_bias(1, num_places, position),
-        )

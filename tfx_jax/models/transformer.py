@@ -8,32 +8,18 @@ from typing import Any, ClassVar
 
 import jax.numpy as jnp
 from flax import nnx
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Float, Int
 
 from tfx_jax.fields import at_least, documented, fraction, one_of
 from tfx_jax.functional.layers import add_bias
 from tfx_jax.functional.positions import sinusoidal_positions
 from tfx_jax.models.config import DTYPES, layer_pattern
-from tfx_jax.models.encoder_decoder import (
-    EncoderMemory,
-    check_token_ids,
-    init_decoder,
-    input_mask,
-    named_maps,
-    replayed,
-    shift_right,
-    source_mask,
-    with_padding,
-)
-from tfx_jax.models.padding import padding_last
+from tfx_jax.models.encoder_decoder import EncoderDecoder, check_token_ids
 from tfx_jax.nn.attention import AttentionConfig, AttentionFn, MultiHeadAttention
 from tfx_jax.nn.basic import ACTIVATIONS, Embedding, FeedForward, LayerNorm, LearnedPositions, drop
-from tfx_jax.nn.decoding import Decoder
-from tfx_jax.nn.fused_decoder import arrange, fused_step
 from tfx_jax.nn.layers import DecoderLayer, EncoderLayer, Residual
 from tfx_jax.nn.moe import ExpertsConfig, MixtureOfExperts
-from tfx_jax.nn.replay import replay_step
-from tfx_jax.nn.stack import REMATS, scan_layers, stack_layers
+from tfx_jax.nn.stack import REMATS, stack_layers
 
 PAD_ID = 0
 BOS_ID = 1
@@ -111,7 +97,7 @@ class TransformerConfig:
         return Transformer(self, rngs=rngs)
 
 
-class Transformer(nnx.Module):
+class Transformer(EncoderDecoder):
     """Encoder and decoder over one shared embedding."""
 
     def __init__(self, config: TransformerConfig, *, attention_fn: AttentionFn | None = None, rngs: nnx.Rngs):
@@ -188,90 +174,15 @@ class Transformer(nnx.Module):
         self.logits_bias = nnx.Param(jnp.zeros(c.vocab_size)) if c.logits_bias else None
         self.config = copy.deepcopy(c)
 
-    def __call__(
-        self,
-        source: Int[Array, "B S"],
-        target: Int[Array, "B T"],
-        *,
-        rngs: nnx.Rngs | None = None,
-        return_attention: bool = False,
-    ) -> Any:
-        """Scores every next target token, given the source and the target tokens before it (teacher forcing).
-
-        Args:
-          source: source tokens, `config.pad_id` where there is none: behind them, in front or in between.
-          target: target tokens to be predicted, padding behind them alone; the decoder reads them shifted right, behind
-            the start token.
-          rngs: stream `dropout`; None means evaluation.
-          return_attention: also return every attention map.
-
-        Returns:
-          float32 logits, [B, T, V]; with `return_attention` a pair of these and a dictionary with the keys
-          "encoder/0/self" [B, N, S, S], "decoder/0/self" [B, N, T, T], "decoder/0/cross" [B, N, T, S] and so on;
-          columns of padding are last.
-        """
-        source = padding_last(source, self.config.pad_id)
-        memory, encoder_maps = self._encode(source, rngs, return_attention)
-        mask = source_mask(source, self.config.pad_id)
-        inputs = shift_right(target, self.config.start_id)
-        x, decoder_maps = self._decode(inputs, memory, mask, rngs, return_attention)
-        logits = self._logits(x)
-        if not return_attention:
-            return logits
-        return logits, encoder_maps | named_maps("decoder", decoder_maps)
-
-    def _decode(
-        self,
-        inputs: Int[Array, "B T"],
-        memory: Float[Array, "B S D"],
-        memory_mask: Bool[Array, "B 1 1 S"],
-        rngs: nnx.Rngs | None = None,
-        return_weights: bool = False,
-    ) -> tuple[Float[Array, "B T D"], Any]:
-        """Returns the output of the decoder's last layer and its attention maps, stacked over layers."""
-        x = self._embed(inputs, jnp.arange(inputs.shape[1]), self.target_positions, rngs)
-        token_mask = input_mask(inputs, self.config.pad_id)
-
-        def decode(layer: DecoderLayer, x: Array, rngs: nnx.Rngs | None) -> tuple[Array, Any]:
-            options: dict[str, Any] = {"memory_mask": memory_mask, "token_mask": token_mask}
-            return layer(x, memory, rngs=rngs, return_weights=return_weights, **options)
-
-        return scan_layers(decode, self.decoder_layers, x, rngs, remat=self.config.remat, unroll=self.config.unroll)
-
-    def encode(
-        self, source: Int[Array, "B S"], *, rngs: nnx.Rngs | None = None, return_attention: bool = False
-    ) -> tuple[Float[Array, "B S D"], dict[str, Array]]:
-        """Returns the encoder's output and its attention maps (an empty dictionary unless asked for).
-
-        Padding is moved behind the tokens of each row, in the output and the maps as well.
-        """
-        return self._encode(padding_last(source, self.config.pad_id), rngs, return_attention)
-
-    def _encode(
-        self, source: Int[Array, "B S"], rngs: nnx.Rngs | None = None, return_attention: bool = False
-    ) -> tuple[Float[Array, "B S D"], dict[str, Array]]:
-        """Encodes rows whose padding is behind the tokens, where columns are positions."""
-        x = self._embed(source, jnp.arange(source.shape[1]), self.source_positions, rngs)
-        mask = source_mask(source, self.config.pad_id)
-
-        def encode(layer: EncoderLayer, x: Array, rngs: nnx.Rngs | None) -> tuple[Array, Any]:
-            return layer(x, mask=mask, token_mask=mask[:, 0, 0], rngs=rngs, return_weights=return_attention)
-
-        x, maps = scan_layers(encode, self.encoder_layers, x, rngs, remat=self.config.remat, unroll=self.config.unroll)
-        return (x if self.encoder_norm is None else self.encoder_norm(x)), named_maps("encoder", maps)
-
-    def decoder(self, *, int8: bool = False) -> Decoder:
-        """Returns the model as it decodes, see `tfx_jax.nn.decoding.DecodingModel`."""
-        return TransformerDecoder(self, int8=int8)
-
-    def _embed(
+    def embed(
         self,
         tokens: Int[Array, "B T"],
         positions: Int[Array, " T"],
-        learned: LearnedPositions | None,
-        rngs: nnx.Rngs | None,
+        rngs: nnx.Rngs | None = None,
+        *,
+        is_source: bool = False,
     ) -> Float[Array, "B T D"]:
-        x = self.embedding(tokens)
+        x, learned = self.embedding(tokens), self.source_positions if is_source else self.target_positions
         if learned is None:
             is_interleaved = self.config.interleaved_sinusoids
             vectors = sinusoidal_positions(positions, x.shape[-1], is_interleaved=is_interleaved)
@@ -279,75 +190,15 @@ class Transformer(nnx.Module):
             vectors = learned(positions)
         return drop(add_bias(x, vectors), self.config.dropout_rate, rngs)
 
-    def _logits(self, x: Float[Array, "B T D"]) -> Float[Array, "B T V"]:
-        logits = self.embedding.attend(x if self.decoder_norm is None else self.decoder_norm(x))
-        return logits if self.logits_bias is None else logits + self.logits_bias[...][None, None]
+    def encoder_output(self, x: Float[Array, "B S D"], rngs: nnx.Rngs | None) -> Float[Array, "B S D"]:
+        return x if self.encoder_norm is None else self.encoder_norm(x)
 
+    def last_norm(self, x: Float[Array, "B T D"], rngs: nnx.Rngs | None = None) -> Float[Array, "B T D"]:
+        return x if self.decoder_norm is None else self.decoder_norm(x)
 
-class TransformerDecoder(nnx.Module):
-    """A Transformer that writes, as `tfx_jax.nn.decoding.Decoder` has it.
-
-    A source is encoded and projected once; a step then costs one token. Only where the attention needs all tokens at
-    every step, the model itself reads them all.
-    """
-
-    continues_inputs = False
-
-    def __init__(self, model: Transformer, *, int8: bool = False):
-        """Arranges the weights of the decoder; the model stays as it is, and its encoder is used where it is."""
-        self.model = model
-        embedding, bias = model.embedding, None if model.logits_bias is None else model.logits_bias[...]
-        self.fused = arrange(model.decoder_layers, embedding.table[...], bias, dtype=embedding.dtype, int8=int8)
+    def output(self) -> Embedding:
+        return self.embedding
 
     @property
-    def vocab_size(self) -> int:
-        """As in the configuration."""
-        return self.model.config.vocab_size
-
-    @property
-    def pad_id(self) -> int:
-        """As in the configuration."""
-        return self.model.config.pad_id
-
-    def max_input_length(self, max_new_tokens: int) -> int | None:
-        """As many as there are learned positions, which a source has apart from its target."""
-        num_learned = self.model.config.learned_positions
-        if not num_learned:
-            return None
-        return num_learned if max_new_tokens <= num_learned else 0
-
-    def encode(self, inputs: Int[Array, "B S"], token_mask: Bool[Array, "B S"] | None = None) -> EncoderMemory:
-        """Reads sources."""
-        source = padding_last(with_padding(inputs, token_mask, self.pad_id), self.pad_id)
-        return EncoderMemory(self.model._encode(source)[0], source_mask(source, self.pad_id))
-
-    def init_cache(
-        self, memory: EncoderMemory, *, max_length: int, num_beams: int = 1
-    ) -> tuple[dict[str, Any], Int[Array, " B"]]:
-        """Projects the memory for each layer, or keeps it for a replay; nothing is written yet."""
-        positions = self.model.target_positions
-        if positions is not None and max_length > positions.table.shape[0]:
-            raise ValueError(f"max_length={max_length}, but there are {positions.table.shape[0]} learned positions")
-        cache = init_decoder(
-            self.fused,
-            self.model.decoder_layers,
-            memory,
-            max_length=max_length,
-            num_beams=num_beams,
-            pad_id=self.pad_id,
-        )
-        return cache, jnp.full(memory.output.shape[:1], self.model.config.start_id)
-
-    def step(self, tokens: Int[Array, " R"], cache: dict[str, Any]) -> tuple[Float[Array, "R V"], dict[str, Any]]:
-        """Takes one token of each row."""
-        if self.fused is None:
-            return replay_step(replayed(self.model._decode, self.model._logits), tokens, cache)
-        output, norm = self.fused.output, self.model.decoder_norm
-
-        def embed(tokens: Array, position: Array) -> Array:
-            return self.model._embed(tokens[:, None], position[None], self.model.target_positions, None)
-
-        def score(x: Array) -> Array:
-            return output(x if norm is None else norm(x), jnp.float32)[:, 0]
-
-        return fused_step(self.fused.steps, embed, score, tokens, cache)
+    def max_positions(self) -> int | None:
+        return self.config.learned_positions or None
