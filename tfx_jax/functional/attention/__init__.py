@@ -77,6 +77,16 @@ from tfx_jax.functional.attention.relative import RELATIVE, relative_attention
 from tfx_jax.functional.attention.ring import ring_attention
 from tfx_jax.functional.attention.rollout import attention_rollout
 from tfx_jax.functional.attention.routing import ROUTING, routing_attention, update_centroids
+from tfx_jax.functional.attention.selected import (
+    INDEXED,
+    MOBA,
+    NATIVE_SPARSE,
+    index_scores,
+    indexed_attention,
+    moba_attention,
+    native_sparse_attention,
+)
+from tfx_jax.functional.attention.sinkhorn import SINKHORN, sinkhorn_attention
 from tfx_jax.functional.attention.spec import AttentionSpec
 from tfx_jax.functional.attention.structured import redundancy_penalty, structured_pooling
 from tfx_jax.functional.attention.synthesizer import (
@@ -125,6 +135,10 @@ SPECS = {
         DENSE_SYNTHESIZER_ATTENTION,
         STRIDED,
         FIXED,
+        SINKHORN,
+        MOBA,
+        NATIVE_SPARSE,
+        INDEXED,
     )
 }
 """All attentions that configurations name."""
@@ -163,6 +177,8 @@ __all__ = [
     "gated_linear_attention",
     "general_attention",
     "hard_attention",
+    "index_scores",
+    "indexed_attention",
     "induced_attention",
     "kernel_regression",
     "kimi_delta_attention",
@@ -173,6 +189,8 @@ __all__ = [
     "lsh_attention",
     "lsh_num_buckets",
     "merge_attention",
+    "moba_attention",
+    "native_sparse_attention",
     "nystrom_attention",
     "orthogonal_features",
     "padding_mask",
@@ -184,6 +202,7 @@ __all__ = [
     "score_function_loss",
     "segment_mask",
     "sigmoid_attention",
+    "sinkhorn_attention",
     "sliding_window_attention",
     "state_space_duality",
     "stick_breaking_attention",
