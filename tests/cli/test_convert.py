@@ -58,7 +58,7 @@ def weights_of(folder):
 
 
 def leaves(model):
-    return jax.tree.leaves(nnx.state(model))
+    return jax.tree.leaves(nnx.state(model, nnx.Param))
 
 
 def refused(capfd, arguments, message):
@@ -130,6 +130,7 @@ MODEL_TYPES |= {architecture: kind for kind, architecture in llama.MODEL_TYPES.i
 SIZES |= {
     kind: {"hidden_size": 8, "num_attention_heads": 2, "num_key_value_heads": 1, "num_hidden_layers": 4}
     | {"intermediate_size": 12}
+    | {"num_experts": 3, "num_local_experts": 3, "num_experts_per_tok": 2, "moe_intermediate_size": 10}
     for kind in llama.MODEL_TYPES
 }
 

@@ -206,6 +206,9 @@ def feed_forward(
     down_bias: Float[Array, " D"] | None = None,
     *,
     gate: Float[Array, "D F"] | None = None,
+    gate_bias: Float[Array, " F"] | None = None,
+    gate_offset: float = 0.0,
+    limit: float | None = None,
     activation_fn: Callable[[Array], Array] = jax.nn.relu,
     dropout_rate: float = 0.0,
     dropout_rng: Array | None = None,
@@ -219,6 +222,9 @@ def feed_forward(
       up_bias: b1; None means 0.
       down_bias: b2; None means 0.
       gate: multiplies the hidden units by x gate (Shazeer, 2020, https://arxiv.org/abs/2002.05202); None means by 1.
+      gate_bias: added to x gate; None means 0.
+      gate_offset: see `gated_units`.
+      limit: see `gated_units`.
       activation_fn: the paper's ReLU.
       dropout_rate: of the hidden units; the paper has none there.
       dropout_rng: PRNG key; None disables dropout.
@@ -230,10 +236,38 @@ def feed_forward(
     >>> feed_forward(array([2.0]), array([[1.0, -1.0]]), array([[3.0], [5.0]])).tolist()
     [6.0]
     """
-    hidden = activation_fn(linear(x, up, up_bias))
-    hidden = hidden if gate is None else hidden * linear(x, gate)
-    hidden = dropout(hidden, dropout_rate, dropout_rng)
-    return linear(hidden, down, down_bias)
+    factors = None if gate is None else linear(x, gate, gate_bias)
+    hidden = gated_units(
+        linear(x, up, up_bias), factors, activation_fn=activation_fn, gate_offset=gate_offset, limit=limit
+    )
+    return linear(dropout(hidden, dropout_rate, dropout_rng), down, down_bias)
+
+
+def gated_units(
+    x: Float[Array, "*batch F"],
+    gate: Float[Array, "*batch F"] | None = None,
+    *,
+    activation_fn: Callable[[Array], Array] = jax.nn.relu,
+    gate_offset: float = 0.0,
+    limit: float | None = None,
+) -> Float[Array, "*batch F"]:
+    """Computes the hidden units of `feed_forward`, activation(x) * (gate + offset).
+
+    Args:
+      x: what the activation takes, [*batch, F].
+      gate: multiplies the hidden units; None means by 1.
+      activation_fn: of `x`.
+      gate_offset: added to `gate`: 1 in gpt-oss (https://arxiv.org/abs/2508.10925).
+      limit: bounds `x` from above and `gate` on both sides: 7 in gpt-oss; None means no bound.
+
+    >>> gated_units(jax.numpy.array([9.0]), jax.numpy.array([-9.0]), gate_offset=1.0, limit=7.0).tolist()
+    [-42.0]
+    """
+    hidden = activation_fn(x if limit is None else jnp.minimum(x, limit))
+    if gate is None:
+        return hidden
+    gate = gate if limit is None else jnp.clip(gate, -limit, limit)
+    return hidden * (gate + gate_offset if gate_offset else gate)
 
 
 _LARGEST = 127

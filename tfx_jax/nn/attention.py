@@ -287,6 +287,7 @@ class RotaryConfig:
     beta_fast: float = 32.0  # yarn: turns above which a wavelength stays
     beta_slow: float = 1.0  # yarn: turns below which it is divided by factor
     attention_factor: float | None = None  # yarn: multiplies queries and keys; None: the paper's
+    is_truncated: bool = True  # yarn: whether it interpolates between whole pairs of features
 
     def validate(self) -> None:
         """Raises ValueError where `rotary_frequencies` would, whatever the size of a head."""

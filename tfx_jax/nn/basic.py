@@ -179,6 +179,7 @@ ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
     "gelu": functools.partial(jax.nn.gelu, approximate=False),
     "gelu_tanh": functools.partial(jax.nn.gelu, approximate=True),
     "swish": jax.nn.swish,
+    "quick_gelu": lambda x: x * jax.nn.sigmoid(1.702 * x),
 }
 
 
@@ -193,6 +194,8 @@ class FeedForward(nnx.Module):
         activation_fn: Callable[[Array], Array] = jax.nn.relu,
         use_bias: bool = True,
         is_gated: bool = False,
+        gate_offset: float = 0.0,
+        limit: float | None = None,
         dropout_rate: float = 0.0,
         dtype: DTypeLike = jnp.float32,
         param_dtype: DTypeLike = jnp.float32,
@@ -202,16 +205,18 @@ class FeedForward(nnx.Module):
         self.up = nnx.Param(init(rngs.params(), (d_model, d_ff), param_dtype))
         self.up_bias = nnx.Param(jnp.zeros(d_ff, param_dtype)) if use_bias else None
         self.gate = nnx.Param(init(rngs.params(), (d_model, d_ff), param_dtype)) if is_gated else None
+        self.gate_bias = nnx.Param(jnp.zeros(d_ff, param_dtype)) if is_gated and use_bias else None
         self.down = nnx.Param(init(rngs.params(), (d_ff, d_model), param_dtype))
         self.down_bias = nnx.Param(jnp.zeros(d_model, param_dtype)) if use_bias else None
         self.activation_fn = activation_fn
+        self.gate_offset, self.limit = gate_offset, limit
         self.dropout_rate = dropout_rate
         self.dtype = dtype
 
     def __call__(self, x: Float[Array, "*batch D"], *, rngs: nnx.Rngs | None = None) -> Float[Array, "*batch D"]:
         """Transforms every position alone; `rngs=None` means evaluation."""
-        biases_and_gate = (self.up_bias, self.down_bias, self.gate)
-        up_bias, down_bias, gate = (None if p is None else p[...] for p in biases_and_gate)
+        biases_and_gate = (self.up_bias, self.down_bias, self.gate, self.gate_bias)
+        up_bias, down_bias, gate, gate_bias = (None if p is None else p[...] for p in biases_and_gate)
         return feed_forward(
             x.astype(self.dtype),
             self.up[...],
@@ -219,6 +224,9 @@ class FeedForward(nnx.Module):
             up_bias,
             down_bias,
             gate=gate,
+            gate_bias=gate_bias,
+            gate_offset=self.gate_offset,
+            limit=self.limit,
             activation_fn=self.activation_fn,
             dropout_rate=self.dropout_rate,
             dropout_rng=rngs.dropout() if rngs is not None and self.dropout_rate else None,

@@ -189,7 +189,8 @@ def load(
     tensors = Tensors(folder, family.renamed)
     _check_depth(config, tensors, folder)
     try:
-        graphdef, state = nnx.split(nnx.eval_shape(lambda: family.model(config, rngs=nnx.Rngs(0))))
+        abstract = nnx.eval_shape(lambda: family.model(config, rngs=nnx.Rngs(0)))
+        graphdef, state, others = nnx.split(abstract, nnx.Param, ...)
     except (ValueError, TypeError, ZeroDivisionError) as error:
         raise UserError(f"{folder / 'config.json'}: {error}") from None
     shapes = {"/".join(map(str, path)): leaf.shape for path, leaf in nnx.to_flat_state(state)}
@@ -213,6 +214,9 @@ def load(
         raise UserError(f"{folder}: {error}") from None
     if spoilt and not allow_nonfinite:
         raise nonfinite(dict.fromkeys(spoilt), folder)
+    # What training leaves in a model beside its parameters, such as auxiliary losses, a folder does not hold.
+    for place, leaf in nnx.to_flat_state(others):
+        _set(params, "/".join(map(str, place)), jax.device_put(np.zeros(leaf.shape, leaf.dtype)))
     return nnx.merge(graphdef, params)
 
 
@@ -270,7 +274,7 @@ def save(
     if family is None:
         raise ValueError(f"a Hugging Face folder cannot say that a model has {_described(model.config)}")
     config = family.write_config(model.config)
-    state = nnx.state(model)
+    state = nnx.state(model, nnx.Param)
     params = {"/".join(map(str, path)): np.asarray(leaf[...]) for path, leaf in nnx.to_flat_state(state)}
     rows = family.rows(model.config)
     for name in sorted(params.keys() ^ {row.ours for row in rows}):
@@ -353,7 +357,7 @@ def _refuse_unknown(
     rows: Sequence[Row], names: set[str], prefix: str, shapes: dict[str, tuple[int, ...]], ignored: Sequence[str]
 ) -> None:
     """What a table does not name would be lost in silence."""
-    known = {prefix + name for row in rows for name in row.tensor_names(shapes[row.ours][0] if row.is_stack else 1)}
+    known = {prefix + name for row in rows for name in row.tensor_names(shapes[row.ours])}
     pattern = re.compile(f"({re.escape(prefix)})?({'|'.join(ignored)})") if ignored else None
     for name in sorted(names - known):
         if pattern is None or not pattern.fullmatch(name):

@@ -27,6 +27,7 @@ ACTIVATIONS = {
     "relu": "relu",
     "swish": "swish",
     "silu": "swish",
+    "quick_gelu": "quick_gelu",
 }
 
 
