@@ -70,19 +70,19 @@ class EncoderDecoder(nnx.Module):
         rngs: nnx.Rngs | None = None,
         return_attention: bool = False,
     ) -> Any:
-        """Scores every next target token, given the source and the target tokens before it (teacher forcing).
+        """Scores each target token given the source and the target tokens before it (teacher forcing).
 
         Args:
-          source: source tokens, `config.pad_id` where there is none: behind them, in front or in between.
-          target: target tokens to be predicted, padding behind them alone; the decoder reads them shifted right, behind
-            `config.start_id`.
+          source: source tokens, [B, S]; padding, `config.pad_id`, may be anywhere.
+          target: target tokens to predict, [B, T]; padding only at the end. The decoder reads them shifted right by
+            one, after `config.start_id`.
           rngs: stream `dropout`; None means evaluation.
-          return_attention: also return every attention map.
+          return_attention: whether to also return the attention maps.
 
         Returns:
-          float32 logits, [B, T, V]; with `return_attention` a pair of these and a dictionary with the keys
-          "encoder/0/self" [B, N, S, S], "decoder/0/self" [B, N, T, T], "decoder/0/cross" [B, N, T, S] and so on;
-          columns of padding are last.
+          float32 logits, [B, T, V]; with `return_attention` the pair (logits, maps), where maps has the keys
+          "encoder/0/self" [B, N, S, S], "decoder/0/self" [B, N, T, T], "decoder/0/cross" [B, N, T, S] and so on. In
+          the maps, the source's padding comes after its tokens.
         """
         source = padding_last(source, self.config.pad_id)
         memory, encoder_maps = self._encode(source, rngs, return_attention)
@@ -97,16 +97,16 @@ class EncoderDecoder(nnx.Module):
     def encode(
         self, source: Int[Array, "B S"], *, rngs: nnx.Rngs | None = None, return_attention: bool = False
     ) -> tuple[Float[Array, "B S D"], dict[str, Array]]:
-        """Returns the encoder's output and its attention maps (an empty dictionary unless asked for).
+        """Returns the encoder's output and its attention maps (empty unless `return_attention`).
 
-        Padding is moved behind the tokens of each row, in the output and the maps as well.
+        Padding is moved to the end of each sequence before encoding; outputs and maps are in that order.
         """
         return self._encode(padding_last(source, self.config.pad_id), rngs, return_attention)
 
     def _encode(
         self, source: Int[Array, "B S"], rngs: nnx.Rngs | None = None, return_attention: bool = False
     ) -> tuple[Float[Array, "B S D"], dict[str, Array]]:
-        """Encodes rows whose padding is behind the tokens, so that the column of a token is its position."""
+        """Encodes sequences whose padding is at the end; otherwise like `encode`."""
         c, length = self.config, source.shape[1]
         mask, bias = source_mask(source, c.pad_id), self.position_bias(length, length, is_source=True)
         x = self.embed(source, jnp.arange(length), rngs, is_source=True)
@@ -143,7 +143,7 @@ class EncoderDecoder(nnx.Module):
         return logits if self.logits_bias is None else logits + self.logits_bias[...][None, None]
 
     def decoder(self, *, int8: bool = False) -> Decoder:
-        """Returns the model as it decodes, see `tfx_jax.nn.decoding.DecodingModel`."""
+        """Returns a decoder with fused weights, see `tfx_jax.nn.decoding.DecodingModel`."""
         return EncoderDecoderDecoder(self, int8=int8)
 
 
@@ -155,44 +155,44 @@ class EncoderMemory(NamedTuple):
 
 
 class EncoderDecoderDecoder(nnx.Module):
-    """An encoder-decoder that generates, as `tfx_jax.nn.decoding.Decoder` has it.
+    """Decodes an `EncoderDecoder` one token at a time; implements `tfx_jax.nn.decoding.Decoder`.
 
-    A source is encoded and projected once; a step then costs one token. Only where the attention needs all tokens at
-    every step, the model itself reads them all.
+    The source is encoded and projected to keys and values once; each step then processes one token with a KV cache. If
+    the self-attention has no KV cache, each step runs the decoder over all tokens so far (`replay_step`).
     """
 
     continues_inputs = False
 
     def __init__(self, model: EncoderDecoder, *, int8: bool = False):
-        """Arranges the weights of the decoder; the model stays as it is, and its encoder reads sources."""
+        """Fuses the decoder's weights for decoding; `model` is not changed and its encoder is used directly."""
         output, bias = model.output(), None if model.logits_bias is None else model.logits_bias[...]
         self.model = model
         self.fused = arrange(model.decoder_layers, output.table[...], bias, dtype=output.dtype, int8=int8)
 
     @property
     def vocab_size(self) -> int:
-        """As in the configuration."""
+        """V, the number of tokens that `step` scores."""
         return self.model.config.vocab_size
 
     @property
     def pad_id(self) -> int:
-        """As in the configuration."""
+        """The padding token, which is never generated."""
         return self.model.config.pad_id
 
     def max_input_length(self, max_new_tokens: int) -> int | None:
-        """As many tokens as there are positions, which a source has apart from its target."""
+        """Returns the number of learned positions, None without them, 0 if `max_new_tokens` exceeds them."""
         limit = self.model.max_positions
         return limit if limit is None or max_new_tokens <= limit else 0
 
     def encode(self, inputs: Int[Array, "B S"], token_mask: Bool[Array, "B S"] | None = None) -> EncoderMemory:
-        """Reads sources."""
+        """Encodes sources, [B, S]; where `token_mask` is False, tokens count as padding."""
         source = padding_last(with_padding(inputs, token_mask, self.pad_id), self.pad_id)
         return EncoderMemory(self.model._encode(source)[0], source_mask(source, self.pad_id))
 
     def init_cache(
         self, memory: EncoderMemory, *, max_length: int, num_beams: int = 1
     ) -> tuple[dict[str, Any], Int[Array, " B"]]:
-        """Projects the memory for each layer, or keeps it for a replay; nothing is written yet."""
+        """Projects the memory to keys and values of each layer (kept as it is without a KV cache); no target yet."""
         limit, batch_size = self.model.max_positions, memory.output.shape[0]
         if limit is not None and max_length > limit:
             raise ValueError(f"max_length={max_length}, but there are {limit} learned positions")
@@ -212,7 +212,7 @@ class EncoderDecoderDecoder(nnx.Module):
         return cache, start
 
     def step(self, tokens: Int[Array, " R"], cache: dict[str, Any]) -> tuple[Float[Array, "R V"], dict[str, Any]]:
-        """Takes one token of each row."""
+        """Reads one token of each row (beam); returns logits of the next token and the new cache."""
         if self.fused is None:
             return replay_step(self._score_last, tokens, cache)
         model, output = self.model, self.fused.output

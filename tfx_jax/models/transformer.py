@@ -29,9 +29,9 @@ EOS_ID = 2
 @documented
 @dataclasses.dataclass(unsafe_hash=True)  # a model keeps its own copy, as a static part
 class TransformerConfig:
-    """Sizes of a Transformer; the defaults are the paper's base model (Table 3)."""
+    """Configuration of a Transformer; the defaults are the paper's base model (Table 3)."""
 
-    # One vocabulary for both languages; of a training, 0: by the size of its text.
+    # Size of the vocabulary that both languages share; 0: `train` chooses it by the amount of training text.
     vocab_size: int = at_least(0, 37_000)
     num_layers: int = at_least(1, 6)  # the paper's N, in the encoder and again in the decoder
     num_decoder_layers: int | None = at_least(1, None)  # None: num_layers
@@ -41,56 +41,56 @@ class TransformerConfig:
     d_v: int | None = at_least(1, None)  # None: d_k's default, d_model / num_heads
     d_ff: int = at_least(1, 2048)
     activation: str = one_of(ACTIVATIONS, "relu")
-    dropout_rate: float = fraction(0.1)  # of each sublayer's output and of the sums of embeddings and positions
-    attention_dropout_rate: float = fraction(0.0)  # of the attention weights; the paper's text has none
-    activation_dropout_rate: float = fraction(0.0)  # of the hidden units of a feed-forward layer; the paper has none
+    dropout_rate: float = fraction(0.1)  # dropout of each sublayer's output and of embeddings plus positions
+    attention_dropout_rate: float = fraction(0.0)  # dropout of attention weights; the paper's text has none
+    activation_dropout_rate: float = fraction(0.0)  # dropout of hidden feed-forward units; the paper has none
     pre_norm: bool = False  # norm(x + f(x)) as in the paper, or x + f(norm(x))
-    learned_positions: int = at_least(0, 0)  # 0: sinusoids; else the number of positions that have a learned vector
-    interleaved_sinusoids: bool = True  # a sine and its cosine side by side as in the paper, or all sines in front
-    scale_embedding: bool = True  # whether the vectors of tokens are multiplied by sqrt(d_model)
-    attention_bias: bool = False  # whether the attention's projections have offsets
-    logits_bias: bool = False  # whether the output layer has an offset for each token
-    layer_norm_epsilon: float = at_least(
-        0, 1e-5
-    )  # the paper's text has none; that of Marian, and of PyTorch's Transformer
-    attention: AttentionConfig = dataclasses.field(default_factory=AttentionConfig)  # to oneself; to a source: dense
+    learned_positions: int = at_least(0, 0)  # 0: sinusoidal positions; above 0: number of learned position vectors
+    interleaved_sinusoids: bool = True  # true: sine, cosine, sine, ... as in the paper; false: all sines first
+    scale_embedding: bool = True  # whether token vectors are multiplied by sqrt(d_model)
+    attention_bias: bool = False  # whether the projections of attention have a bias
+    logits_bias: bool = False  # whether the output layer has a bias for each token
+    # The paper does not state a value; 1e-5 is the one of Marian and of PyTorch's Transformer.
+    layer_norm_epsilon: float = at_least(0, 1e-5)
+    # Self-attention of every layer; the attention to the output of the encoder is dense.
+    attention: AttentionConfig = dataclasses.field(default_factory=AttentionConfig)
     experts: ExpertsConfig = dataclasses.field(default_factory=ExpertsConfig)
-    pad_id: int = PAD_ID  # the token that fills a row
-    start_id: int = BOS_ID  # the one that the decoder reads first
-    eos_id: int = EOS_ID  # the one that ends a sentence; used by decoding only
-    dtype: str = one_of(DTYPES, "float32")  # of the computation; parameters, logits and statistics stay float32
-    remat: str = one_of(REMATS, "none")  # what the backward pass computes again: "full" layers, all but "dots"
-    unroll: bool = False  # whether layers are compiled one by one: slow to compile, faster on a TPU, see `scan_layers`
+    pad_id: int = PAD_ID  # id of the padding token
+    start_id: int = BOS_ID  # id of the token that the decoder reads first
+    eos_id: int = EOS_ID  # id of the token that ends a sentence; used by decoding only
+    dtype: str = one_of(DTYPES, "float32")  # dtype of the computation; parameters, logits, statistics: float32
+    remat: str = one_of(REMATS, "none")  # recomputed in backward: "full" layers, or all but matrix products ("dots")
+    unroll: bool = False  # compile layers one by one, not as a loop: slower to compile, faster on TPU
 
     kind: ClassVar[str] = "encoder_decoder"
     is_causal: ClassVar[bool] = True
     has_position_bias: ClassVar[bool] = False
-    can_shard_positions: ClassVar[bool] = True  # `config.mesh.sequence` may divide them
+    can_shard_positions: ClassVar[bool] = True  # `config.mesh.sequence` may divide the positions of a sequence
 
     @classmethod
     def big(cls, **overrides: Any) -> "TransformerConfig":
-        """The paper's big model (Table 3, last row)."""
+        """Returns the configuration of the paper's big model (Table 3, last row)."""
         return cls(**{"d_model": 1024, "num_heads": 16, "d_ff": 4096, "dropout_rate": 0.3} | overrides)
 
     @classmethod
     def marian(cls, **overrides: Any) -> "TransformerConfig":
-        """The Transformer of Marian (Junczys-Dowmunt et al., 2018), as which `tfx_jax.models.hf` saves a model.
+        """Returns the configuration of Marian (Junczys-Dowmunt et al., 2018), which `tfx_jax.models.hf` exports.
 
-        The released ones of OPUS-MT (Tiedemann and Thottingal, 2020) are like this too, but for their tokens: 0 ends a
-        sentence, the last of the vocabulary starts and pads it.
+        The released OPUS-MT models (Tiedemann and Thottingal, 2020) differ only in token ids: EOS is 0, and the last
+        id of the vocabulary is both start token and padding.
         """
-        own = {"activation": "swish", "attention_bias": True, "logits_bias": True, "interleaved_sinusoids": False}
-        return cls(**own | overrides)
+        options = {"activation": "swish", "attention_bias": True, "logits_bias": True, "interleaved_sinusoids": False}
+        return cls(**options | overrides)
 
     def validate(self) -> None:
         if self.d_model % 2 and not self.learned_positions:
             raise ValueError(f"d_model must be even for sinusoidal positions, got {self.d_model}")
         if None in (self.d_k, self.d_v) and self.d_model % self.num_heads:
-            raise ValueError(f"d_model={self.d_model} is not divisible by num_heads={self.num_heads}: give d_k and d_v")
+            raise ValueError(f"d_model={self.d_model} is not divisible by num_heads={self.num_heads}: set d_k and d_v")
         self.experts.validate()
 
     def tiny(self, *, max_length: int) -> None:
-        del max_length  # positions are computed, or as many as they were
+        del max_length  # sinusoids have no limit, and `learned_positions` is left as it is
         self.vocab_size, self.num_layers, self.d_model, self.num_heads, self.d_ff = 1_000, 1, 32, 2, 64
 
     def make(self, *, rngs: nnx.Rngs) -> "Transformer":
@@ -98,25 +98,25 @@ class TransformerConfig:
 
 
 class Transformer(EncoderDecoder):
-    """Encoder and decoder over one shared embedding."""
+    """Encoder-decoder Transformer; source, target and output layer share one embedding."""
 
     def __init__(self, config: TransformerConfig, *, attention_fn: AttentionFn | None = None, rngs: nnx.Rngs):
         """Initializes the parameters.
 
         Args:
-          config: the sizes.
-          attention_fn: the self-attention of every layer, with the signature of `dot_product_attention`; None means
-            what `config.attention` names. The attention to the encoder's output is dense.
+          config: sizes and options; the model keeps a copy.
+          attention_fn: self-attention of every layer, with the signature of `dot_product_attention`; None uses
+            `config.attention`. Cross-attention, to the encoder's output, is dense.
           rngs: stream `params`.
 
         Raises:
-          ValueError: if the sizes contradict each other, the attention does not fit, or there is no such activation or
-            start token.
+          ValueError: if sizes contradict each other, the attention cannot be causal, the activation is unknown, or
+            `pad_id` or `start_id` is outside the vocabulary.
         """
         c = config
         c.validate()
         if c.activation not in ACTIVATIONS:
-            raise ValueError(f"activation={c.activation!r} is none of {', '.join(ACTIVATIONS)}")
+            raise ValueError(f"activation must be one of {', '.join(ACTIVATIONS)}, got {c.activation!r}")
         check_token_ids(c)
         c.attention.check(is_causal=True)
         dtype = jnp.dtype(c.dtype)
@@ -131,8 +131,8 @@ class Transformer(EncoderDecoder):
             dtype=dtype,
         )
 
-        def self_attention(own: AttentionConfig, rngs: nnx.Rngs) -> MultiHeadAttention:
-            core = attention_fn or own.make(c.num_heads, c.d_k or c.d_model // c.num_heads, rngs=rngs)
+        def self_attention(layer_attention: AttentionConfig, rngs: nnx.Rngs) -> MultiHeadAttention:
+            core = attention_fn or layer_attention.make(c.num_heads, c.d_k or c.d_model // c.num_heads, rngs=rngs)
             return attention(attention_fn=core, rngs=rngs)
 
         def feed_forward(is_sparse: bool, rngs: nnx.Rngs) -> FeedForward | MixtureOfExperts:
@@ -150,12 +150,12 @@ class Transformer(EncoderDecoder):
         )
         norm = functools.partial(LayerNorm, c.d_model, epsilon=c.layer_norm_epsilon)
 
-        def encoder_layer(own: AttentionConfig, is_sparse: bool, rngs: nnx.Rngs) -> EncoderLayer:
-            return EncoderLayer(self_attention(own, rngs), feed_forward(is_sparse, rngs), residual)
+        def encoder_layer(layer_attention: AttentionConfig, is_sparse: bool, rngs: nnx.Rngs) -> EncoderLayer:
+            return EncoderLayer(self_attention(layer_attention, rngs), feed_forward(is_sparse, rngs), residual)
 
-        def decoder_layer(own: AttentionConfig, is_sparse: bool, rngs: nnx.Rngs) -> DecoderLayer:
+        def decoder_layer(layer_attention: AttentionConfig, is_sparse: bool, rngs: nnx.Rngs) -> DecoderLayer:
             return DecoderLayer(
-                self_attention(own, rngs), attention(rngs=rngs), feed_forward(is_sparse, rngs), residual
+                self_attention(layer_attention, rngs), attention(rngs=rngs), feed_forward(is_sparse, rngs), residual
             )
 
         scale = math.sqrt(c.d_model) if c.scale_embedding else 1.0
