@@ -14,6 +14,7 @@ from tfx_jax.fields import at_least, check_fields, documented, fraction, one_of,
 from tfx_jax.files import check_store
 from tfx_jax.models.config import ModelConfig, SelfAttentionConfig, check_pattern
 from tfx_jax.models.transformer import TransformerConfig
+from tfx_jax.nn.lora import LoraConfig
 from tfx_jax.nn.moe import ExpertsConfig
 from tfx_jax.tasks.task import TaskConfig
 from tfx_jax.tasks.text.translation import TranslationConfig
@@ -63,6 +64,8 @@ class ExperimentConfig:
     model: ModelConfig = dataclasses.field(default_factory=TransformerConfig)
     task: TaskConfig = dataclasses.field(default_factory=TranslationConfig)
     init_from: str = ""  # a training's workdir or Hugging Face folder, whose tokenizer, sizes and parameters are taken
+    lora: LoraConfig = dataclasses.field(default_factory=LoraConfig)
+    frozen: str = ""  # regular expression that occurs in the paths of parameters that stay as they are; empty: none
     optimizer: OptimizerConfig = dataclasses.field(default_factory=OptimizerConfig)
     mesh: MeshConfig = dataclasses.field(default_factory=MeshConfig)
     accumulate: int = at_least(1, 1)  # parts of a batch that are worked through one after the other, to save memory
@@ -108,7 +111,7 @@ def tiny_variant(config: ExperimentConfig) -> ExperimentConfig:
     """Turns any experiment into its `test` variant: seconds on one CPU, on built-in data, saving often."""
     config.task.tiny()
     config.model.tiny(max_length=config.task.data.max_length)
-    config.init_from = ""
+    config.init_from, config.lora = "", LoraConfig()
     config.num_steps, config.checkpoint_every, config.eval_every, config.log_every = 6, 2, 0, 2
     return config
 
@@ -264,6 +267,8 @@ def validate(config: ExperimentConfig) -> ExperimentConfig:
         raise UserError('config.optimizer.weight_decay is not for "adam": choose config.optimizer.name="adamw"')
     if optimizer.schedule != "inverse_sqrt" and optimizer.peak_learning_rate is None:
         raise UserError(f'config.optimizer.schedule="{optimizer.schedule}" needs config.optimizer.peak_learning_rate')
+    if config.lora.rank and not config.init_from:
+        raise UserError("config.lora.rank needs config.init_from: adapters change a model that was trained before")
     if config.spike_factor and not config.spike_factor > 1:
         raise UserError(f"config.spike_factor must be 0 or above 1, got {config.spike_factor}")
     if every % config.checkpoint_every and (not config.eval_every or every % config.eval_every):
