@@ -3,6 +3,7 @@
 import functools
 import math
 from collections.abc import Callable
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -30,9 +31,17 @@ def lookup(table: Float[Array, "V D"], ids: Int[Array, "*shape"]) -> Float[Array
     return jnp.asarray(table).at[ids].get(mode="fill", fill_value=jnp.nan, wrap_negative_indices=False)
 
 
+class LowRankSum(NamedTuple):
+    """A matrix that is the sum of one and a product, W + A B, as `linear` takes it; the sum is never made."""
+
+    kernel: Float[Array, "*in_and_out"]
+    a: Float[Array, "*in R"]
+    b: Float[Array, "R *out"]
+
+
 def linear(
     x: Float[Array, "*batch_and_in"],
-    kernel: Float[Array, "*in_and_out"],
+    kernel: Float[Array, "*in_and_out"] | LowRankSum,
     bias: Float[Array, "*out"] | None = None,
     *,
     num_axes: int = 1,
@@ -46,7 +55,8 @@ def linear(
 
     Args:
       x: [*batch, *in], of which the last `num_axes` are summed over.
-      kernel: W, [*in, *out], in the dtype of `x` or one of more precision.
+      kernel: W, [*in, *out], in the dtype of `x` or one of more precision; or W + A B (LoRA: Hu et al., 2021,
+        https://arxiv.org/abs/2106.09685).
       bias: b, [*out]; None means 0.
       num_axes: how many axes *in is.
 
@@ -57,6 +67,9 @@ def linear(
     >>> gradient(jnp.ones((2, 1))).dtype
     dtype('float32')
     """
+    if isinstance(kernel, LowRankSum):
+        y = linear(x, kernel.kernel, bias, num_axes=num_axes)
+        return y + linear(linear(x, kernel.a, num_axes=num_axes), kernel.b)
     if x.dtype == kernel.dtype:
         y = _product(x, kernel, tuple(range(num_axes)), x.dtype)
         return y if bias is None else add_bias(y, bias)
@@ -200,12 +213,12 @@ def rms_norm(
 
 def feed_forward(
     x: Float[Array, "*batch D"],
-    up: Float[Array, "D F"],
-    down: Float[Array, "F D"],
+    up: Float[Array, "D F"] | LowRankSum,
+    down: Float[Array, "F D"] | LowRankSum,
     up_bias: Float[Array, " F"] | None = None,
     down_bias: Float[Array, " D"] | None = None,
     *,
-    gate: Float[Array, "D F"] | None = None,
+    gate: Float[Array, "D F"] | LowRankSum | None = None,
     gate_bias: Float[Array, " F"] | None = None,
     gate_offset: float = 0.0,
     limit: float | None = None,
@@ -217,7 +230,7 @@ def feed_forward(
 
     Args:
       x: [*batch, D].
-      up: the paper's W1.
+      up: the paper's W1; it, `down` and `gate` as `linear` takes them.
       down: W2.
       up_bias: b1; None means 0.
       down_bias: b2; None means 0.
