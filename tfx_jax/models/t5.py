@@ -3,6 +3,7 @@
 import copy
 import dataclasses
 import functools
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 import jax
@@ -25,7 +26,7 @@ from tfx_jax.models.encoder_decoder import (
     source_mask,
     with_padding,
 )
-from tfx_jax.models.padding import padding_last
+from tfx_jax.models.padding import hide_padding, padding_last
 from tfx_jax.nn.attention import AttentionConfig, AttentionFn, MultiHeadAttention
 from tfx_jax.nn.basic import ACTIVATIONS, Embedding, FeedForward, RMSNorm, drop
 from tfx_jax.nn.decoding import Decoder
@@ -67,6 +68,7 @@ class T5Config:
     is_gated: bool = False  # whether hidden units are multiplied by a second projection (Shazeer, 2020)
     is_tied: bool = True  # the output layer is the embedding, of x / sqrt(d_model); or it has a matrix of its own
     num_buckets: int = at_least(1, 32)  # of distances, see `tfx_jax.functional.relative_position_bucket`
+    layers_have_biases: bool = False  # whether each layer has biases of its own (UMT5), or a side's layers share them
     max_distance: int = at_least(1, 128)  # tokens, from which on all distances share a bucket
     dropout_rate: float = fraction(0.1)  # of inputs, sublayers' and last outputs, attention weights, hidden units
     norm_epsilon: float = at_least(0, 1e-6)
@@ -125,26 +127,48 @@ class T5Config:
 
 
 class RelativeBias(nnx.Module):
-    """A learned number for every head and bucket of distances, one table for all layers of a side."""
+    """A learned number for every head and bucket of distances, one table for all layers of a side or one for each."""
 
-    def __init__(self, config: T5Config, *, is_bidirectional: bool, rngs: nnx.Rngs):
+    def __init__(self, config: T5Config, *, num_layers: int, is_bidirectional: bool, rngs: nnx.Rngs):
         init = nnx.initializers.normal(config.d_model**-0.5)
-        self.table = nnx.Param(init(rngs.params(), (config.num_buckets, config.num_heads), jnp.float32))
+        shape = (config.num_buckets, config.num_heads)
+        shape = (num_layers, *shape) if config.layers_have_biases else shape
+        self.table = nnx.Param(init(rngs.params(), shape, jnp.float32))
         self.max_distance = config.max_distance
         self.is_bidirectional = is_bidirectional
 
     def __call__(
         self, num_queries: int, num_keys: int, offset: Int[Array, ""] | int | None = None
+    ) -> Float[Array, "L N T S"]:
+        """What to add to the scores of attention, once or for each layer; `offset` keys precede the first query."""
+        bias = functools.partial(self.of, num_queries=num_queries, num_keys=num_keys, offset=offset)
+        table = self.table[...]
+        return bias(table) if table.ndim == 2 else jax.vmap(bias)(table)[:, 0]
+
+    def of(
+        self,
+        table: Float[Array, "buckets N"],
+        num_queries: int,
+        num_keys: int,
+        offset: Int[Array, ""] | int | None = None,
     ) -> Float[Array, "1 N T S"]:
-        """What to add to the scores of attention; `offset` keys precede the first query."""
+        """What a table adds to the scores."""
         return relative_position_bias(
-            self.table[...],
+            table,
             num_queries,
             num_keys,
             offset=offset,
             max_distance=self.max_distance,
             is_bidirectional=self.is_bidirectional,
         )
+
+    def by_layer(self, length: int) -> tuple[Any, Callable[[Array | None], Float[Array, "1 N T T"]]]:
+        """The tables that layers are given, None for none, and what makes a layer's bias of its own."""
+        table = self.table[...]
+        if table.ndim == 3:
+            return table, lambda own: self.of(own, length, length)
+        bias = self.of(table, length, length)
+        return None, lambda _: bias
 
 
 class T5(nnx.Module):
@@ -227,11 +251,11 @@ class T5(nnx.Module):
 
         embedding = functools.partial(Embedding, c.vocab_size, c.d_model, scale=1.0, dtype=dtype, rngs=rngs)
         self.embedding = embedding(init_stddev=1.0)
-        self.encoder_bias = RelativeBias(c, is_bidirectional=True, rngs=rngs)
+        self.encoder_bias = RelativeBias(c, num_layers=c.num_layers, is_bidirectional=True, rngs=rngs)
         self.encoder_layers = stack_layers(layer_pattern(encoder_layer, c.attention, c.experts), c.num_layers, rngs)
         self.encoder_norm = RMSNorm(c.d_model, epsilon=c.norm_epsilon)
-        self.decoder_bias = RelativeBias(c, is_bidirectional=False, rngs=rngs)
         depth = c.num_layers if c.num_decoder_layers is None else c.num_decoder_layers
+        self.decoder_bias = RelativeBias(c, num_layers=depth, is_bidirectional=False, rngs=rngs)
         self.decoder_layers = stack_layers(layer_pattern(decoder_layer, c.attention, c.experts), depth, rngs)
         self.decoder_norm = RMSNorm(c.d_model, epsilon=c.norm_epsilon)
         self.output_embedding = None if c.is_tied else embedding()
@@ -278,15 +302,16 @@ class T5(nnx.Module):
         return_weights: bool = False,
     ) -> tuple[Float[Array, "B T D"], Any]:
         """Returns the output of the decoder's last layer and its attention maps, stacked over layers."""
-        bias = self.decoder_bias(inputs.shape[1], inputs.shape[1])
+        tables, bias_of = self.decoder_bias.by_layer(inputs.shape[1])
         token_mask = input_mask(inputs, self.config.pad_id)
         x = drop(self.embedding(inputs), self.config.dropout_rate, rngs)
 
-        def decode(layer: DecoderLayer, x: Array, rngs: nnx.Rngs | None) -> tuple[Array, Any]:
-            options: dict[str, Any] = {"memory_mask": memory_mask, "bias": bias, "token_mask": token_mask}
+        def decode(layer: DecoderLayer, x: Array, rngs: nnx.Rngs | None, own: Any = None) -> tuple[Array, Any]:
+            options: dict[str, Any] = {"memory_mask": memory_mask, "bias": bias_of(own), "token_mask": token_mask}
             return layer(x, memory, rngs=rngs, return_weights=return_weights, **options)
 
-        return scan_layers(decode, self.decoder_layers, x, rngs, remat=self.config.remat, unroll=self.config.unroll)
+        options: dict[str, Any] = {"remat": self.config.remat, "unroll": self.config.unroll}
+        return scan_layers(decode, self.decoder_layers, x, rngs, inputs=tables, **options)
 
     def encode(
         self, source: Int[Array, "B S"], *, rngs: nnx.Rngs | None = None, return_attention: bool = False
@@ -301,16 +326,7 @@ class T5(nnx.Module):
         self, source: Int[Array, "B S"], rngs: nnx.Rngs | None = None, return_attention: bool = False
     ) -> tuple[Float[Array, "B S D"], dict[str, Array]]:
         """Encodes rows whose padding is behind the tokens, where columns are positions."""
-        mask = source_mask(source, self.config.pad_id)
-        bias = self.encoder_bias(source.shape[1], source.shape[1])
-        x = drop(self.embedding(source), self.config.dropout_rate, rngs)
-
-        def encode(layer: EncoderLayer, x: Array, rngs: nnx.Rngs | None) -> tuple[Array, Any]:
-            options: dict[str, Any] = {"bias": bias, "mask": mask, "token_mask": mask[:, 0, 0]}
-            return layer(x, rngs=rngs, return_weights=return_attention, **options)
-
-        x, maps = scan_layers(encode, self.encoder_layers, x, rngs, remat=self.config.remat, unroll=self.config.unroll)
-        return drop(self.encoder_norm(x), self.config.dropout_rate, rngs), named_maps("encoder", maps)
+        return _encode(self, source, source_mask(source, self.config.pad_id), rngs, return_attention)
 
     def decoder(self, *, int8: bool = False) -> Decoder:
         """Returns the model as it decodes, see `tfx_jax.nn.decoding.DecodingModel`."""
@@ -322,6 +338,62 @@ class T5(nnx.Module):
     def _last_norm(self, x: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
         """What the output layer gets; the embedding, of variance 1, wants it smaller."""
         return self.decoder_norm(x) * (self.config.d_model**-0.5 if self.config.is_tied else 1.0)
+
+
+class T5Encoder(nnx.Module):
+    """The encoder of a T5 alone: a vector for each token."""
+
+    def __init__(self, config: T5Config, *, attention_fn: AttentionFn | None = None, rngs: nnx.Rngs):
+        """Initializes the parameters; arguments and errors are those of a `T5`."""
+        model = T5(config, attention_fn=attention_fn, rngs=rngs)
+        self.embedding, self.encoder_bias = model.embedding, model.encoder_bias
+        self.encoder_layers, self.encoder_norm = model.encoder_layers, model.encoder_norm
+        self.config = model.config
+
+    def __call__(
+        self,
+        tokens: Int[Array, "B T"],
+        *,
+        token_mask: Bool[Array, "B T"] | None = None,
+        rngs: nnx.Rngs | None = None,
+        return_attention: bool = False,
+    ) -> Any:
+        """Reads texts; every token sees all those of its row.
+
+        Args:
+          tokens: ids, [B, T].
+          token_mask: which of the tokens exist, padding may be on either side; None: those that are not
+            `config.pad_id`.
+          rngs: stream `dropout`; None means evaluation.
+          return_attention: also return every attention map.
+
+        Returns:
+          [B, T, D]; with `return_attention` a pair of it and {"encoder/0/self": [B, N, T, T], ...}. The vectors of
+          padding are arbitrary.
+        """
+        mask = tokens != self.config.pad_id if token_mask is None else token_mask
+        x, maps = _encode(self, hide_padding(tokens, mask), mask[:, None, None, :], rngs, return_attention)
+        return (x, maps) if return_attention else x
+
+
+def _encode(
+    model: T5 | T5Encoder,
+    source: Int[Array, "B S"],
+    mask: Bool[Array, "B 1 1 S"],
+    rngs: nnx.Rngs | None,
+    return_attention: bool,
+) -> tuple[Float[Array, "B S D"], dict[str, Array]]:
+    """Runs an encoder; returns its output and its attention maps."""
+    c = model.config
+    tables, bias_of = model.encoder_bias.by_layer(source.shape[1])
+    x = drop(model.embedding(source), c.dropout_rate, rngs)
+
+    def encode(layer: EncoderLayer, x: Array, rngs: nnx.Rngs | None, own: Any = None) -> tuple[Array, Any]:
+        options: dict[str, Any] = {"bias": bias_of(own), "mask": mask, "token_mask": mask[:, 0, 0]}
+        return layer(x, rngs=rngs, return_weights=return_attention, **options)
+
+    x, maps = scan_layers(encode, model.encoder_layers, x, rngs, inputs=tables, remat=c.remat, unroll=c.unroll)
+    return drop(model.encoder_norm(x), c.dropout_rate, rngs), named_maps("encoder", maps)
 
 
 class T5Decoder(nnx.Module):

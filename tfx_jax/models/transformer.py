@@ -1,4 +1,7 @@
-"""The encoder-decoder Transformer of "Attention Is All You Need" (Vaswani et al., 2017)."""
+"""The encoder-decoder Transformer of "Attention Is All You Need" (Vaswani et al., 2017), and its relatives by options.
+
+These are Marian, BART, mBART, PEGASUS and M2M-100, whose Hugging Face folders `tfx_jax.models.hf.load` reads.
+"""
 
 import copy
 import dataclasses
@@ -47,6 +50,7 @@ class TransformerConfig:
 
     # One vocabulary for both languages; of a training, 0: by the size of its text.
     vocab_size: int = at_least(0, 37_000)
+    source_vocab_size: int | None = at_least(1, None)  # of an embedding of the sources' own; None: one for both
     num_layers: int = at_least(1, 6)  # the paper's N, in the encoder and again in the decoder
     num_decoder_layers: int | None = at_least(1, None)  # None: num_layers
     d_model: int = at_least(1, 512)
@@ -60,8 +64,12 @@ class TransformerConfig:
     activation_dropout_rate: float = fraction(0.0)  # of the hidden units of a feed-forward layer; the paper has none
     pre_norm: bool = False  # norm(x + f(x)) as in the paper, or x + f(norm(x))
     learned_positions: int = at_least(0, 0)  # 0: sinusoids; else the number of positions that have a learned vector
+    first_position: int = at_least(0, 0)  # number of the first token: 2 in BART, mBART and M2M-100
     interleaved_sinusoids: bool = True  # a sine and its cosine side by side as in the paper, or all sines in front
+    sinusoids_reach_base: bool = False  # whether the longest wavelength is 10,000 * 2 pi, as in M2M-100
     scale_embedding: bool = True  # whether the vectors of tokens are multiplied by sqrt(d_model)
+    embedding_norm: bool = False  # whether the sum of embeddings and positions is normalized, as in BART
+    is_tied: bool = True  # whether the output layer is the targets' embedding, or has a matrix of its own
     attention_bias: bool = False  # whether the attention's projections have offsets
     logits_bias: bool = False  # whether the output layer has an offset for each token
     layer_norm_epsilon: float = at_least(
@@ -174,6 +182,11 @@ class Transformer(nnx.Module):
 
         scale = math.sqrt(c.d_model) if c.scale_embedding else 1.0
         self.embedding = Embedding(c.vocab_size, c.d_model, scale=scale, dtype=dtype, rngs=rngs)
+        own = functools.partial(Embedding, d_model=c.d_model, scale=scale, dtype=dtype, rngs=rngs)
+        self.source_embedding = None if c.source_vocab_size is None else own(c.source_vocab_size)
+        self.output_embedding = None if c.is_tied else own(c.vocab_size)
+        self.source_embedding_norm = norm() if c.embedding_norm else None
+        self.target_embedding_norm = norm() if c.embedding_norm else None
         self.encoder_layers = stack_layers(layer_pattern(encoder_layer, c.attention, c.experts), c.num_layers, rngs)
         self.decoder_layers = stack_layers(
             layer_pattern(decoder_layer, c.attention, c.experts),
@@ -182,7 +195,7 @@ class Transformer(nnx.Module):
         )
         self.encoder_norm = norm() if c.pre_norm else None
         self.decoder_norm = norm() if c.pre_norm else None
-        learned = functools.partial(LearnedPositions, c.learned_positions, c.d_model)
+        learned = functools.partial(LearnedPositions, c.first_position + c.learned_positions, c.d_model)
         self.source_positions = learned(rngs=rngs) if c.learned_positions else None
         self.target_positions = learned(rngs=rngs) if c.learned_positions else None
         self.logits_bias = nnx.Param(jnp.zeros(c.vocab_size)) if c.logits_bias else None
@@ -229,7 +242,7 @@ class Transformer(nnx.Module):
         return_weights: bool = False,
     ) -> tuple[Float[Array, "B T D"], Any]:
         """Returns the output of the decoder's last layer and its attention maps, stacked over layers."""
-        x = self._embed(inputs, jnp.arange(inputs.shape[1]), self.target_positions, rngs)
+        x = self._embed_target(inputs, jnp.arange(inputs.shape[1]), rngs)
         token_mask = input_mask(inputs, self.config.pad_id)
 
         def decode(layer: DecoderLayer, x: Array, rngs: nnx.Rngs | None) -> tuple[Array, Any]:
@@ -251,7 +264,9 @@ class Transformer(nnx.Module):
         self, source: Int[Array, "B S"], rngs: nnx.Rngs | None = None, return_attention: bool = False
     ) -> tuple[Float[Array, "B S D"], dict[str, Array]]:
         """Encodes rows whose padding is behind the tokens, where columns are positions."""
-        x = self._embed(source, jnp.arange(source.shape[1]), self.source_positions, rngs)
+        embedding = self.embedding if self.source_embedding is None else self.source_embedding
+        positions = jnp.arange(source.shape[1])
+        x = self._embed(embedding(source), positions, self.source_positions, self.source_embedding_norm, rngs)
         mask = source_mask(source, self.config.pad_id)
 
         def encode(layer: EncoderLayer, x: Array, rngs: nnx.Rngs | None) -> tuple[Array, Any]:
@@ -264,23 +279,37 @@ class Transformer(nnx.Module):
         """Returns the model as it decodes, see `tfx_jax.nn.decoding.DecodingModel`."""
         return TransformerDecoder(self, int8=int8)
 
+    def _embed_target(
+        self, inputs: Int[Array, "B T"], positions: Int[Array, " T"], rngs: nnx.Rngs | None = None
+    ) -> Float[Array, "B T D"]:
+        x = self.embedding(inputs)
+        return self._embed(x, positions, self.target_positions, self.target_embedding_norm, rngs)
+
     def _embed(
         self,
-        tokens: Int[Array, "B T"],
+        x: Float[Array, "B T D"],
         positions: Int[Array, " T"],
         learned: LearnedPositions | None,
+        norm: LayerNorm | None,
         rngs: nnx.Rngs | None,
     ) -> Float[Array, "B T D"]:
-        x = self.embedding(tokens)
+        positions = self.config.first_position + positions
         if learned is None:
-            is_interleaved = self.config.interleaved_sinusoids
-            vectors = sinusoidal_positions(positions, x.shape[-1], is_interleaved=is_interleaved)
+            options = {
+                "is_interleaved": self.config.interleaved_sinusoids,
+                "reaches_base": self.config.sinusoids_reach_base,
+            }
+            vectors = sinusoidal_positions(positions, x.shape[-1], **options)
         else:
             vectors = learned(positions)
-        return drop(add_bias(x, vectors), self.config.dropout_rate, rngs)
+        x = add_bias(x, vectors)
+        return drop(x if norm is None else norm(x), self.config.dropout_rate, rngs)
+
+    def _output(self) -> Embedding:
+        return self.embedding if self.output_embedding is None else self.output_embedding
 
     def _logits(self, x: Float[Array, "B T D"]) -> Float[Array, "B T V"]:
-        logits = self.embedding.attend(x if self.decoder_norm is None else self.decoder_norm(x))
+        logits = self._output().attend(x if self.decoder_norm is None else self.decoder_norm(x))
         return logits if self.logits_bias is None else logits + self.logits_bias[...][None, None]
 
 
@@ -296,7 +325,7 @@ class TransformerDecoder(nnx.Module):
     def __init__(self, model: Transformer, *, int8: bool = False):
         """Arranges the weights of the decoder; the model stays as it is, and its encoder is used where it is."""
         self.model = model
-        embedding, bias = model.embedding, None if model.logits_bias is None else model.logits_bias[...]
+        embedding, bias = model._output(), None if model.logits_bias is None else model.logits_bias[...]
         self.fused = arrange(model.decoder_layers, embedding.table[...], bias, dtype=embedding.dtype, int8=int8)
 
     @property
@@ -325,9 +354,9 @@ class TransformerDecoder(nnx.Module):
         self, memory: EncoderMemory, *, max_length: int, num_beams: int = 1
     ) -> tuple[dict[str, Any], Int[Array, " B"]]:
         """Projects the memory for each layer, or keeps it for a replay; nothing is written yet."""
-        positions = self.model.target_positions
-        if positions is not None and max_length > positions.table.shape[0]:
-            raise ValueError(f"max_length={max_length}, but there are {positions.table.shape[0]} learned positions")
+        num_learned = self.model.config.learned_positions
+        if num_learned and max_length > num_learned:
+            raise ValueError(f"max_length={max_length}, but there are {num_learned} learned positions")
         cache = init_decoder(
             self.fused,
             self.model.decoder_layers,
@@ -345,7 +374,7 @@ class TransformerDecoder(nnx.Module):
         output, norm = self.fused.output, self.model.decoder_norm
 
         def embed(tokens: Array, position: Array) -> Array:
-            return self.model._embed(tokens[:, None], position[None], self.model.target_positions, None)
+            return self.model._embed_target(tokens[:, None], position[None])
 
         def score(x: Array) -> Array:
             return output(x if norm is None else norm(x), jnp.float32)[:, 0]

@@ -47,6 +47,9 @@ class ViTConfig:
     activation: str = one_of(ACTIVATIONS, "gelu")  # "gelu" is the exact one
     layer_norm_epsilon: float = at_least(0, 1e-6)
     attention: AttentionConfig = dataclasses.field(default_factory=AttentionConfig)  # of every layer
+    # Whether a body without a head has a linear layer with tanh over the class token's vector: the hidden layer that
+    # the paper's classifier has in pre-training and loses afterwards.
+    has_pooler: bool = True
     labels: tuple[str, ...] = tuple(f"LABEL_{index}" for index in range(1000))  # names of the classes
     problem_type: str | None = None  # Hugging Face's word for the loss of a classifier; nothing here depends on it
     dtype: str = one_of(DTYPES, "float32")  # of the computation; parameters, logits and statistics stay float32
@@ -130,7 +133,6 @@ class ViT(nnx.Module):
         self,
         config: ViTConfig,
         *,
-        use_pooler: bool = True,
         attention_fn: AttentionFn | None = None,
         rngs: nnx.Rngs,
     ):
@@ -138,8 +140,6 @@ class ViT(nnx.Module):
 
         Args:
           config: the sizes.
-          use_pooler: whether there is a linear layer with tanh over the class token's vector: the hidden layer that
-            the paper's classifier has in pre-training and loses afterwards.
           attention_fn: the attention of every layer, with the signature of `dot_product_attention`; None means what
             `config.attention` names.
           rngs: stream `params`.
@@ -182,7 +182,7 @@ class ViT(nnx.Module):
         self.positions = LearnedPositions(1 + num_rows * num_columns, c.d_model, init_stddev=0.02, rngs=rngs)
         self.encoder_layers = stack_layers(layer_pattern(make_layer, c.attention), c.num_layers, rngs)
         self.norm = LayerNorm(c.d_model, epsilon=c.layer_norm_epsilon)
-        self.pooler = nnx.Linear(c.d_model, c.d_model, dtype=dtype, rngs=rngs) if use_pooler else None
+        self.pooler = nnx.Linear(c.d_model, c.d_model, dtype=dtype, rngs=rngs) if c.has_pooler else None
         self.config = copy.deepcopy(c)
 
     def __call__(
@@ -244,7 +244,7 @@ class ViTClassifier(nnx.Module):
         """Initializes the parameters; arguments and errors are those of a `ViT`, and there must be labels."""
         if not config.labels:
             raise ValueError("a model that classifies needs labels, but its configuration has none")
-        self.vit = ViT(config, use_pooler=False, attention_fn=attention_fn, rngs=rngs)
+        self.vit = ViT(dataclasses.replace(config, has_pooler=False), attention_fn=attention_fn, rngs=rngs)
         zeros = nnx.initializers.zeros_init()
         self.classifier = nnx.Linear(
             config.d_model, len(config.labels), kernel_init=zeros, dtype=jnp.float32, rngs=rngs
