@@ -17,6 +17,7 @@ from tfx_jax.functional.attention import SPECS, AttentionSpec
 from tfx_jax.functional.attention.spec import CachedDecoding, SeesBack, SeesBlock, unbound
 
 LENGTH = 16  # tokens of the examples
+_PAPERS = "[From paper to function](papers.md) also lists the functions that configurations do not name."
 FAMILIES = {
     "Exact": "is_exact",
     "Limited to some pairs": ("local", "window", "bigbird", "lsh", "routing"),
@@ -60,7 +61,7 @@ def index(text: str) -> str:
             lines += [summary, "", f"*{inline(spec.reference)}*", ":::", ""]
         lines += ["::::", ""]
     entries = ["```{toctree}", ":hidden:", "", *(f"attention/{name}" for name in SPECS), "papers", "```"]
-    return text.replace("<!-- catalogue -->", "\n".join([*lines, _overview(), "", *entries]))
+    return text.replace("<!-- catalogue -->", "\n".join([_PAPERS, "", *lines, _overview(), "", *entries]))
 
 
 def families() -> dict[str, list[str]]:
