@@ -266,8 +266,8 @@ def _page(spec: AttentionSpec, images: pathlib.Path) -> str:
     if spec.options:
         lines += ["| option | type | |", "| --- | --- | --- |"]
         for name, option in spec.options.items():
-            limits = [f"at least {option.at_least:g}"] if option.at_least is not None else []
-            limits += [f"at most {option.at_most:g}"] if option.at_most is not None else []
+            limits = [f"at least {option.at_least}"] if option.at_least is not None else []
+            limits += [f"at most {option.at_most}"] if option.at_most is not None else []
             said = "; ".join([option.help, *(["required"] if option.required else []), *limits])
             lines.append(f"| `{name}` | `{option.kind.__name__}` | {cell(inline(said))} |")
     return "\n".join(lines)

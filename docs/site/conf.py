@@ -10,7 +10,6 @@ templates_path: list[str] = []
 myst_enable_extensions = ["colon_fence"]
 myst_heading_anchors = 4
 nitpicky = True
-suppress_warnings = ["misc.highlighting_failure"]
 
 html_theme = "sphinx_book_theme"
 html_title = "tfx_jax"
