@@ -5,7 +5,7 @@ import re
 
 from docs.site.api import Pages
 from docs.site.markdown import code_link
-from docs.site.symbols import REPOSITORY, ROOT
+from docs.site.symbols import PACKAGES, REPOSITORY, ROOT
 
 FILES = {
     "docs/index.md": "index",
@@ -58,6 +58,9 @@ def _target(path: str, anchor: str, file: str) -> str:
     experiment = re.fullmatch(r"experiments/(\w+)\.py", place)
     if experiment:
         return f"experiments.md#{experiment[1]}"
+    package = re.fullmatch(r"tfx_jax/(.+)/__init__\.py", place)
+    if package and package[1].replace("/", ".") in PACKAGES:
+        return f"api/{package[1].replace('/', '.')}/index.md{anchor}"
     if not (ROOT / place).exists():  # a page that the generator writes
         return path + anchor
     kind = "tree" if (ROOT / place).is_dir() else "blob"
