@@ -5,19 +5,16 @@ python -m docs.site check docs/_build/html
 """
 
 import pathlib
-import shutil
 import sys
 import time
 
 from docs.site import api, check, hand_written
-from docs.site.symbols import ROOT
 
 
 def write(folder: pathlib.Path) -> list[str]:
     """Writes all pages as Markdown; returns what is missing."""
     from docs.site import catalogue, settings  # these import the library, which a check does without
 
-    shutil.rmtree(folder, ignore_errors=True)
     pages = hand_written.pages() | api.pages() | settings.pages()
     pages |= catalogue.pages(folder / "images" / "attention")
     pages["attention"] = catalogue.index(pages["attention"])
@@ -25,8 +22,12 @@ def write(folder: pathlib.Path) -> list[str]:
     for name, text in pages.items():
         path = folder / f"{name}.md"
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text.strip() + "\n", encoding="utf-8")
-    shutil.copy(ROOT / "docs" / "attention.png", folder / "images")
+        text = text.strip() + "\n"
+        if not path.exists() or path.read_text(encoding="utf-8") != text:  # Sphinx builds what is newer
+            path.write_text(text, encoding="utf-8")
+    for path in folder.rglob("*.md"):
+        if path.relative_to(folder).with_suffix("").as_posix() not in pages:
+            path.unlink()
     return api.missing()
 
 

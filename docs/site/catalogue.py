@@ -19,21 +19,20 @@ from tfx_jax.functional.attention.spec import CachedDecoding, SeesBack, SeesBloc
 LENGTH = 16  # tokens of the examples
 _PAPERS = "[From paper to function](papers.md) also lists the functions that configurations do not name."
 FAMILIES = {
-    "Exact": "is_exact",
-    "Limited to some pairs": ("local", "window", "bigbird", "lsh", "routing"),
-    "Other scores": ("additive", "general", "relative", "synthesizer", "hard"),
-    "Other normalizations": (
-        "entmax",
-        "sigmoid",
-        "stick_breaking",
-        "topk",
-        "differential",
-        "talking_heads",
-        "forgetting",
+    "Exact": (),
+    "Limited to some pairs": (
+        *("local", "window", "strided", "fixed", "bigbird"),  # by position
+        *("lsh", "routing", "sinkhorn", "moba", "native_sparse", "indexed"),  # by content
     ),
-    "Approximations": ("favor", "linear", "nystrom"),
-    "Recurrent, with a state of constant size": "recurrent",
+    "Low rank, latent, random features": ("favor", "linear", "linformer", "nystrom", "induced", "latent"),
+    "Recurrent, with a state of constant size": (),
+    "Other normalizations": (
+        *("entmax", "sigmoid", "stick_breaking", "topk"),
+        *("differential", "talking_heads", "forgetting"),
+    ),
+    "Other scores": (),
 }
+"""Families in the order of the catalogue. `families` finds the members of those without names."""
 
 
 def pages(images: pathlib.Path) -> Pages:
@@ -65,17 +64,13 @@ def index(text: str) -> str:
 
 
 def families() -> dict[str, list[str]]:
-    """Returns the names of all attentions by family; whatever no family names is in the last one that fits."""
+    """Returns the names of all attentions by family."""
     result: dict[str, list[str]] = {title: [] for title in FAMILIES}
+    named = {name: title for title, names in FAMILIES.items() for name in names}
     for name, spec in SPECS.items():
-        if spec.is_exact:
-            title = "Exact"
-        else:
-            title = next(
-                (title for title, names in FAMILIES.items() if name in names),
-                "Recurrent, with a state of constant size",
-            )
-        result[title].append(name)
+        is_recurrent = "state of constant size" in decoding(spec)
+        other = "Recurrent, with a state of constant size" if is_recurrent else "Other scores"
+        result["Exact" if spec.is_exact else named.get(name, other)].append(name)
     return result
 
 

@@ -33,6 +33,7 @@ from tfx_jax.nn.attention import (
 from tfx_jax.nn.basic import FeedForward, Linear
 from tfx_jax.nn.fused_linear import FusedFeedForward, FusedLinear
 from tfx_jax.nn.layers import DecoderLayer, EncoderLayer, Residual
+from tfx_jax.nn.lora import merged
 from tfx_jax.nn.moe import MixtureOfExperts
 from tfx_jax.nn.stack import LayerGroup, map_layers, unstack_layers
 
@@ -80,6 +81,7 @@ class FusedDecoderLayer(nnx.Module):
           layer: what was trained; it stays as it is.
           int8: whether products with weights are of integers, see `tfx_jax.functional.int8_product`.
         """
+        layer = merged(layer)
         own, feed_forward = layer.self_attention, layer.feed_forward
         product = functools.partial(FusedLinear, dtype=feed_forward.dtype, int8=int8)
         self.query_key_value = product(*_joined(own.query, own.key, own.value))
