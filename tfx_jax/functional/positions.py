@@ -18,7 +18,12 @@ from tfx_jax.functional.layers import lookup
 
 
 def sinusoidal_positions(
-    positions: Int[Array, "*shape"], d_model: int, *, base: float = 10_000.0, is_interleaved: bool = True
+    positions: Int[Array, "*shape"],
+    d_model: int,
+    *,
+    base: float = 10_000.0,
+    is_interleaved: bool = True,
+    reaches_base: bool = False,
 ) -> Float[Array, "*shape D"]:
     r"""Encodes each position as sines and cosines of geometrically spaced wavelengths, 2 pi to base * 2 pi.
 
@@ -32,6 +37,8 @@ def sinusoidal_positions(
       base: the paper's 10,000.
       is_interleaved: whether sines and cosines alternate as in the paper; otherwise all sines come first, as in the
         authors' code and in Marian. For weights trained from scratch the order does not matter.
+      reaches_base: whether the longest wavelength is base * 2 pi, as in the authors' code and in M2M-100: frequencies
+        base^(-i / (d / 2 - 1)). Otherwise frequencies are those of the paper, which end one step before it.
 
     Returns:
       float32 [*shape, D], with an error of at most 3e-7 + 7.4e-10 * position: 2e-5 at position 30,000, where angles
@@ -46,17 +53,24 @@ def sinusoidal_positions(
     """
     if d_model < 2 or d_model % 2:
         raise ValueError(f"d_model must be even for sinusoidal positions, got {d_model}")
-    angle = _angles(positions, d_model, base)
+    angle = _angles(positions, d_model, base, num_steps=max(d_model // 2 - 1, 1) if reaches_base else None)
     if not is_interleaved:
         return jnp.concatenate([jnp.sin(angle), jnp.cos(angle)], axis=-1)
     return jnp.stack([jnp.sin(angle), jnp.cos(angle)], axis=-1).reshape(*positions.shape, d_model)
 
 
 def _angles(
-    positions: Int[Array, "*shape"], d_model: int, base: float, dtype: np.dtype | type = np.float32
+    positions: Int[Array, "*shape"],
+    d_model: int,
+    base: float,
+    dtype: np.dtype | type = np.float32,
+    num_steps: int | None = None,
 ) -> Float[Array, "*shape angles"]:
-    """Returns d_model / 2 angles, position times angular frequency; modulo 2 pi unless `dtype` is float64."""
-    frequencies = float(base) ** (-np.arange(0, d_model, 2) / d_model)
+    """Returns d_model / 2 angles, position times angular frequency; modulo 2 pi unless `dtype` is float64.
+
+    Frequencies fall from 1 by a factor of base^(-1 / num_steps) each; None means d_model / 2 steps.
+    """
+    frequencies = float(base) ** (-np.arange(0, d_model, 2) / (2 * num_steps if num_steps else d_model))
     frequencies = np.expand_dims(frequencies, tuple(range(positions.ndim)))
     if dtype == np.float64:
         return positions[..., None].astype(dtype) * frequencies
@@ -163,6 +177,7 @@ def rotary_frequencies(
     beta_fast: float = 32.0,
     beta_slow: float = 1.0,
     attention_factor: float | None = None,
+    is_truncated: bool = True,
 ) -> tuple[np.ndarray, float]:
     r"""Computes the frequencies of `rotary_embedding`, base^(-2i / size), with published scalings for long sequences.
 
@@ -182,6 +197,7 @@ def rotary_frequencies(
       beta_fast: for "yarn", number of turns above which a frequency is unchanged.
       beta_slow: for "yarn", number of turns below which a frequency is divided by `factor`.
       attention_factor: for "yarn", the returned `scale`; None means 0.1 log(factor) + 1.
+      is_truncated: for "yarn", whether the interpolation starts and ends at whole pairs; False in gpt-oss.
 
     Returns:
       float32 frequencies in radians per position, [size / 2], and the `scale` of `rotary_embedding`.
@@ -221,7 +237,8 @@ def rotary_frequencies(
             size * np.log(original_max_length / (turns * 2 * np.pi)) / (2 * np.log(base))
             for turns in (beta_fast, beta_slow)
         )
-        low, high = max(np.floor(fast_pair), 0), min(np.ceil(slow_pair), size - 1)
+        low, high = (np.floor(fast_pair), np.ceil(slow_pair)) if is_truncated else (fast_pair, slow_pair)
+        low, high = max(low, 0), min(high, size - 1)
         unscaled_share = 1 - np.clip((pairs / 2 - low) / max(high - low, 0.001), 0, 1)
         scale = 0.1 * np.log(factor) + 1 if attention_factor is None else attention_factor
     mixed = frequencies * unscaled_share + frequencies / factor * (1 - unscaled_share)

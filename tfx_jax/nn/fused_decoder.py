@@ -34,6 +34,7 @@ from tfx_jax.nn.attention import (
 from tfx_jax.nn.basic import FeedForward, Linear
 from tfx_jax.nn.fused_linear import FusedFeedForward, FusedLinear
 from tfx_jax.nn.layers import DecoderLayer, EncoderLayer, Residual
+from tfx_jax.nn.lora import merged
 from tfx_jax.nn.moe import MixtureOfExperts
 from tfx_jax.nn.stack import LayerGroup, map_layers, unstack_layers
 
@@ -82,6 +83,7 @@ class FusedDecoderLayer(nnx.Module):
           layer: the trained layer; it is not changed.
           int8: whether weights are quantized to int8, see `tfx_jax.functional.int8_product`.
         """
+        layer = merged(layer)
         attention, feed_forward = layer.self_attention, layer.feed_forward
         linear = functools.partial(FusedLinear, dtype=feed_forward.dtype, int8=int8)
         self.query_key_value = linear(*_joined(attention.query, attention.key, attention.value))
@@ -333,7 +335,7 @@ def fused_step(
     tokens: Int[Array, " R"],
     cache: dict[str, Any],
     *,
-    bias: Callable[[Int[Array, ""], int], Float[Array, "1 N 1 S"]] | None = None,
+    bias: Callable[[Int[Array, ""], int], Float[Array, "L N 1 S"]] | None = None,
 ) -> tuple[Float[Array, "R V"], dict[str, Any]]:
     """Processes one token per row through all layers, as `tfx_jax.nn.decoding.Decoder.step` does.
 
@@ -345,7 +347,7 @@ def fused_step(
       tokens: the newest token of each row.
       cache: the cache from `init_fused_cache` or from the previous step.
       bias: called as `bias(position, length)` with the token's index in the cache and the cache's length; returns the
-        bias of the self-attention.
+        bias of the self-attention, with a leading axis of layers or of size 1.
 
     Returns:
       Logits and the new cache.
@@ -369,11 +371,14 @@ def fused_step(
         return (is_of_beam & is_seen[:, None, :, None]).reshape(batch_size, 1, num_beams, -1)
 
     masks = {is_visible: mask(is_visible) for is_visible in dict.fromkeys(step.is_visible for step in steps)}
-    beam_bias = None if bias is None else jnp.repeat(bias(position, length), num_beams, axis=-1)
+    biases: list[Array | None] = [None] * len(steps)
+    if bias is not None:
+        layer_biases = jnp.repeat(bias(position, length), num_beams, axis=-1)
+        biases = [layer_biases[index % len(layer_biases)][None] for index in range(len(steps))]
     x = embed(tokens, position if constants.positions is None else jnp.repeat(newest[:, 0], num_beams))
     pasts, states = [], []
-    for step, layer_cache, state, memory in zip(
-        steps, cache["past"].value, cache["states"], constants.memories, strict=True
+    for step, layer_cache, state, memory, layer_bias in zip(
+        steps, cache["past"].value, cache["states"], constants.memories, biases, strict=True
     ):
         x, extended = step(
             x,
@@ -382,7 +387,7 @@ def fused_step(
             masks[step.is_visible],
             memory,
             constants.memory_mask,
-            beam_bias,
+            layer_bias,
             positions=newest,
         )
         pasts.append(None if layer_cache is None else extended)

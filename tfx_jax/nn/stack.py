@@ -15,7 +15,12 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array
 
+from tfx_jax.nn.lora import Frozen
+
 Layer = TypeVar("Layer", bound=nnx.Module)
+
+_CHANGING = nnx.Not(nnx.Any(nnx.Param, Frozen))
+"""Variables of a layer that a training step may change by itself, such as running statistics."""
 
 
 class LayerGroup(nnx.Module):
@@ -70,6 +75,7 @@ def scan_layers(
     rngs: nnx.Rngs | None,
     *,
     inputs: Any = None,
+    repeats: int = 1,
     remat: str = "none",
     unroll: bool = False,
 ) -> tuple[Array, Any]:
@@ -81,6 +87,8 @@ def scan_layers(
       x: the input of the first layer; all layers keep its shape and dtype.
       rngs: stream `dropout`, split for the layers; None means evaluation.
       inputs: further inputs of each layer, such as its cache: any pytree, stacked along a leading layer axis.
+      repeats: how many times `x` passes through the whole stack, with separate dropout in each pass: for ALBERT, whose
+        layers share their parameters. The extras are those of all passes, in order.
       remat: what the backward pass recomputes instead of storing it (Chen et al., 2016). "none": nothing. "full": the
         whole layer from its input. "dots": all but the results of matrix products with weights, which are expensive.
       unroll: whether to compile the layers one after the other instead of as a loop. The compile time grows with their
@@ -95,8 +103,19 @@ def scan_layers(
       The output of the last layer and the extras, stacked along a leading layer axis; see `per_layer`.
 
     Raises:
-      ValueError: if `remat` is unknown.
+      ValueError: if `remat` is unknown, or `repeats` is above 1 for layers with running statistics.
     """
+    if repeats > 1:
+        if jax.tree.leaves(nnx.state(layers, nnx.Not(nnx.Param))):
+            raise ValueError("layers with running statistics cannot share their parameters")
+
+        def again(x: Array, key: Array | None) -> tuple[Array, Any]:
+            rngs = None if key is None else nnx.Rngs(dropout=key)
+            return scan_layers(fn, layers, x, rngs, inputs=inputs, remat=remat)
+
+        keys = None if rngs is None else jax.random.split(rngs.dropout(), repeats)
+        x, extras = jax.lax.scan(again, x, keys, length=repeats, unroll=unroll)
+        return x, jax.tree.map(lambda extra: extra.reshape(-1, *extra.shape[2:]), extras)
     members = _members(layers)
     keys = None if rngs is None else jax.random.split(rngs.dropout(), _num_groups(layers) * len(members))
 
@@ -104,7 +123,7 @@ def scan_layers(
         layer, key, layer_inputs = layer_arguments
         further = () if layer_inputs is None else (layer_inputs,)
         x, extra = fn(layer, x, None if key is None else nnx.Rngs(dropout=key), *further)
-        return x, (extra, None if key is None else nnx.state(layer, nnx.Not(nnx.Param)))
+        return x, (extra, None if key is None else nnx.state(layer, _CHANGING))
 
     run_layer = _rematerialized(run_layer, remat)
 

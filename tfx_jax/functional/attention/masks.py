@@ -10,8 +10,11 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 Bias = Float[Array, "#B #N #T #S"]
+"""Added to the scaled logits of each pair of query and key."""
 Mask = Bool[Array, "#B #N #T #S"]
+"""True where a query may attend to a key."""
 SegmentIds = Int[Array, "B T"] | tuple[Int[Array, "B T"], Int[Array, "B S"]]
+"""Numbers of the texts that are packed into one row, of all tokens or of (queries, keys); 0 is padding."""
 Window = int | tuple[int, int]
 """How many positions a query sees on each side, besides its own; a pair is (left, right)."""
 ScoreMod = Callable[..., Float[Array, "B N T S"]]
@@ -206,6 +209,45 @@ def refuse_segment_ids(segment_ids: SegmentIds | None, attention: str) -> None:
         raise ValueError(
             f"{attention} does not support packed sequences: pass segment_ids=None and give each sequence its own row"
         )
+
+
+def refuse_pairs(
+    attention: str,
+    shared: str,
+    bias: Bias | None,
+    mask: Mask | None,
+    is_causal: bool,
+    segment_ids: SegmentIds | None,
+) -> None:
+    """Raises ValueError for options that differ between queries, for attentions whose queries share means of keys.
+
+    Args:
+      attention: name of the attention, first in the message.
+      shared: what the queries share, a plural such as "landmarks".
+      bias: must be None.
+      mask: must be None or hide the same keys from all queries and heads, [#B, 1, 1, #S].
+      is_causal: must be False.
+      segment_ids: must be None.
+    """
+    refuse_segment_ids(segment_ids, attention)
+    if bias is not None:
+        raise ValueError(f"{attention} takes no bias, because it never computes the logits of pairs: pass bias=None")
+    if mask is not None and mask.shape[1:3] != (1, 1):
+        raise ValueError(
+            f"{attention} takes only a padding mask, [B, 1, 1, S], got shape {mask.shape}, because all queries share the "
+            f"{shared}. It has neither is_causal nor segment_ids: give each sequence its own row"
+        )
+    if is_causal:
+        raise ValueError(
+            f"{attention} has no causal form, because {shared} are means that include future tokens: pass is_causal=False"
+        )
+
+
+def visible_keys(mask: Mask | None, batch: int, num_keys: int) -> Bool[Array, "B S"]:
+    """Which keys a mask of keys alone, [#B, 1, 1, #S], lets all queries see."""
+    if mask is None:
+        return jnp.ones((batch, num_keys), jnp.bool_)
+    return jnp.broadcast_to(mask[:, 0, 0], (batch, num_keys))
 
 
 _LAYOUT = "; the layout of query, key and value is [batch, length, heads, size], not [batch, heads, length, size]"
