@@ -34,7 +34,9 @@ def test_errors_say_what_fits():
         ): "has no causal form, because projected keys are means that include future",
         lambda: induced_attention(*arrays, inducing=inducing[1:]): r"N, H = \(4, 8\), got \(3, 3, 8\)",
         lambda: induced_attention(*arrays, EYE[None, None], inducing=inducing): "induced attention takes no bias",
-        lambda: induced_attention(*arrays, inducing=inducing, is_causal=True): "has no causal form: inducing points",
+        lambda: induced_attention(
+            *arrays, inducing=inducing, is_causal=True
+        ): "has no causal form, because inducing points",
         lambda: dense_synthesizer_attention(
             *arrays, **DENSE | {"logits": DENSE["logits"][..., :5], "logits_bias": DENSE["logits_bias"][..., :5]}
         ): "6 tokens is longer than max_length=5",
