@@ -10,7 +10,7 @@ from jaxtyping import Array, Bool, Float, Int
 from tfx_jax.models.padding import padding_last
 from tfx_jax.nn.basic import Embedding
 from tfx_jax.nn.decoding import Decoder
-from tfx_jax.nn.fused_decoder import FusedKVCache, arrange, fused_step, init_fused_cache
+from tfx_jax.nn.fused_decoder import FusedKVCache, fuse_for_decoding, fused_step, init_fused_cache
 from tfx_jax.nn.layers import DecoderLayer, EncoderLayer
 from tfx_jax.nn.replay import at_last, init_replay, replay_step
 from tfx_jax.nn.stack import scan_layers
@@ -195,7 +195,7 @@ class EncoderDecoderDecoder(nnx.Module):
         """Fuses the decoder's weights for decoding; `model` is not changed and its encoder is used directly."""
         output, bias = model.output(), None if model.logits_bias is None else model.logits_bias[...]
         self.model = model
-        self.fused = arrange(model.decoder_layers, output.table[...], bias, dtype=output.dtype, int8=int8)
+        self.fused = fuse_for_decoding(model.decoder_layers, output.table[...], bias, dtype=output.dtype, int8=int8)
 
     @property
     def vocab_size(self) -> int:
@@ -232,7 +232,7 @@ class EncoderDecoderDecoder(nnx.Module):
         cache = init_fused_cache(
             steps,
             [step.empty_cache(batch_size, memories[0].key.dtype) for step in steps],
-            room=max_length,
+            max_new_tokens=max_length,
             num_beams=num_beams,
             memories=memories,
             memory_mask=memory.mask,
