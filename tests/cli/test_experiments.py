@@ -57,10 +57,10 @@ def test_a_copy_is_the_same_and_overwrites_nothing(capsys):
     [
         (["transformer_dmeo"], "there is no experiment 'transformer_dmeo': did you mean transformer_demo or "),
         (["--copy=wmt14"], "'wmt14': did you mean transformer_wmt14_ende or transformer_wmt14_enfr?"),
-        (["xyzzy"], "there is no experiment 'xyzzy': tfx-jax experiments lists them"),
-        ([""], "there is no experiment '': tfx-jax experiments lists them"),
+        (["xyzzy"], "there is no experiment 'xyzzy': run tfx-jax experiments to list the names"),
+        ([""], "there is no experiment '': run tfx-jax experiments to list the names"),
         (["gone/mine.py"], "gone/mine.py does not exist\n"),
-        (["transformer_demo", "--copy=transformer_demo"], "give either NAME, to read its note, or --copy=NAME"),
+        (["transformer_demo", "--copy=transformer_demo"], "give either NAME, to print its lab note, or --copy=NAME"),
     ],
 )
 def test_mistakes_cost_one_line(capsys, arguments, message):

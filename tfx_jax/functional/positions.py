@@ -18,7 +18,12 @@ from tfx_jax.functional.layers import lookup
 
 
 def sinusoidal_positions(
-    positions: Int[Array, "*shape"], d_model: int, *, base: float = 10_000.0, is_interleaved: bool = True
+    positions: Int[Array, "*shape"],
+    d_model: int,
+    *,
+    base: float = 10_000.0,
+    is_interleaved: bool = True,
+    reaches_base: bool = False,
 ) -> Float[Array, "*shape D"]:
     r"""Encodes each position as sines and cosines of geometrically spaced wavelengths, 2 pi to base * 2 pi.
 
@@ -32,6 +37,8 @@ def sinusoidal_positions(
       base: the paper's 10,000.
       is_interleaved: whether a sine and its cosine are side by side as in the paper; else all sines come first, as in
         its authors' code and in Marian. For weights trained from scratch the order does not matter.
+      reaches_base: whether the longest wavelength is base * 2 pi itself, as in the authors' code and in M2M-100:
+        frequencies base^(-i / (d / 2 - 1)); else those of the paper, which end one step before it.
 
     Returns:
       float32 [*shape, D], within 3e-7 + 7.4e-10 * position of the exact value: 2e-5 at position 30,000, where angles
@@ -46,17 +53,24 @@ def sinusoidal_positions(
     """
     if d_model < 2 or d_model % 2:
         raise ValueError(f"d_model must be even for sinusoidal positions, got {d_model}")
-    angle = _angles(positions, d_model, base)
+    angle = _angles(positions, d_model, base, num_steps=max(d_model // 2 - 1, 1) if reaches_base else None)
     if not is_interleaved:
         return jnp.concatenate([jnp.sin(angle), jnp.cos(angle)], axis=-1)
     return jnp.stack([jnp.sin(angle), jnp.cos(angle)], axis=-1).reshape(*positions.shape, d_model)
 
 
 def _angles(
-    positions: Int[Array, "*shape"], d_model: int, base: float, dtype: np.dtype | type = np.float32
+    positions: Int[Array, "*shape"],
+    d_model: int,
+    base: float,
+    dtype: np.dtype | type = np.float32,
+    num_steps: int | None = None,
 ) -> Float[Array, "*shape angles"]:
-    """Position times angular frequency, modulo 2 pi where that is float32: d_model / 2 of them."""
-    frequencies = float(base) ** (-np.arange(0, d_model, 2) / d_model)
+    """Position times angular frequency, modulo 2 pi where that is float32: d_model / 2 of them.
+
+    From 1 down to 1 / base it is `num_steps` steps; None means d_model / 2.
+    """
+    frequencies = float(base) ** (-np.arange(0, d_model, 2) / (2 * num_steps if num_steps else d_model))
     frequencies = np.expand_dims(frequencies, tuple(range(positions.ndim)))
     if dtype == np.float64:
         return positions[..., None].astype(dtype) * frequencies
@@ -160,6 +174,7 @@ def rotary_frequencies(
     beta_fast: float = 32.0,
     beta_slow: float = 1.0,
     attention_factor: float | None = None,
+    is_truncated: bool = True,
 ) -> tuple[np.ndarray, float]:
     r"""Computes the frequencies of `rotary_embedding`, base^(-2i / size), with the published ways to scale them.
 
@@ -178,6 +193,7 @@ def rotary_frequencies(
       beta_fast: for "yarn", turns above which a frequency stays.
       beta_slow: for "yarn", turns below which it is divided by `factor`.
       attention_factor: for "yarn", the `scale` of `rotary_embedding`; None means 0.1 log(factor) + 1.
+      is_truncated: for "yarn", whether the pairs between which it interpolates are whole ones; not so in gpt-oss.
 
     Returns:
       float32 frequencies in radians per position, [size / 2], and the `scale` of `rotary_embedding`.
@@ -214,7 +230,8 @@ def rotary_frequencies(
             size * np.log(original_max_length / (turns * 2 * np.pi)) / (2 * np.log(base))
             for turns in (beta_fast, beta_slow)
         ]
-        low, high = max(np.floor(pair_of[0]), 0), min(np.ceil(pair_of[1]), size - 1)
+        low, high = (np.floor(pair_of[0]), np.ceil(pair_of[1])) if is_truncated else pair_of
+        low, high = max(low, 0), min(high, size - 1)
         kept = 1 - np.clip((pairs / 2 - low) / max(high - low, 0.001), 0, 1)
         scale = 0.1 * np.log(factor) + 1 if attention_factor is None else attention_factor
     return (frequencies * kept + frequencies / factor * (1 - kept)).astype(np.float32), float(scale)

@@ -6,6 +6,7 @@ with one matrix where the inputs are the same, transposed as they are read, and 
 """
 
 import functools
+import logging
 import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, cast
@@ -32,6 +33,7 @@ from tfx_jax.nn.attention import (
 from tfx_jax.nn.basic import FeedForward, Linear
 from tfx_jax.nn.fused_linear import FusedFeedForward, FusedLinear
 from tfx_jax.nn.layers import DecoderLayer, EncoderLayer, Residual
+from tfx_jax.nn.lora import merged
 from tfx_jax.nn.moe import MixtureOfExperts
 from tfx_jax.nn.stack import LayerGroup, map_layers, unstack_layers
 
@@ -79,6 +81,7 @@ class FusedDecoderLayer(nnx.Module):
           layer: what was trained; it stays as it is.
           int8: whether products with weights are of integers, see `tfx_jax.functional.int8_product`.
         """
+        layer = merged(layer)
         own, feed_forward = layer.self_attention, layer.feed_forward
         product = functools.partial(FusedLinear, dtype=feed_forward.dtype, int8=int8)
         self.query_key_value = product(*_joined(own.query, own.key, own.value))
@@ -229,15 +232,18 @@ def arrange(
       int8: whether products with weights are of integers, see `tfx_jax.functional.int8_product`.
 
     Returns:
-      None if the attention needs all tokens at every step, so that the model itself decodes.
+      None if the attention needs all tokens at every step, so that the model itself decodes; a warning says why.
 
     Raises:
       UserError: if integers are asked of such a model.
     """
-    if can_fuse(layers):
+    if (obstacle := fusing_obstacle(layers)) is None:
         return _arrange(layers, table, bias, dtype=dtype, int8=int8)
     if int8:
-        raise UserError("int8 is for models whose attention decodes from cached keys and values: leave it out")
+        raise UserError(
+            f"int8 is for models whose attention decodes from cached keys and values: leave it out ({obstacle})"
+        )
+    _warn_of_slow_decoding(obstacle)
     return None
 
 
@@ -324,7 +330,7 @@ def fused_step(
     tokens: Int[Array, " R"],
     cache: dict[str, Any],
     *,
-    bias: Callable[[Int[Array, ""], int], Float[Array, "1 N 1 S"]] | None = None,
+    bias: Callable[[Int[Array, ""], int], Float[Array, "L N 1 S"]] | None = None,
 ) -> tuple[Float[Array, "R V"], dict[str, Any]]:
     """Takes one token a row through all layers, as `tfx_jax.nn.decoding.Decoder.step` does.
 
@@ -335,7 +341,8 @@ def fused_step(
       score: from the output of the last layer to float32 logits.
       tokens: the newest of each row.
       cache: of `init_fused_cache`.
-      bias: from the place of a token, and how many there are, to the bias of its attention to all places.
+      bias: from the place of a token, and how many there are, to the bias of its attention to all places: one for each
+        layer, or one for all.
 
     Returns:
       Logits and the next step's cache.
@@ -358,14 +365,17 @@ def fused_step(
         return (is_own & is_seen[:, None, :, None]).reshape(batch_size, 1, num_beams, -1)
 
     masks = {is_visible: mask(is_visible) for is_visible in dict.fromkeys(step.is_visible for step in steps)}
-    place_bias = None if bias is None else jnp.repeat(bias(position, num_places), num_beams, axis=-1)
+    biases: list[Array | None] = [None] * len(steps)
+    if bias is not None:
+        place_bias = jnp.repeat(bias(position, num_places), num_beams, axis=-1)
+        biases = [place_bias[index % len(place_bias)][None] for index in range(len(steps))]
     x = embed(tokens, position if given.positions is None else jnp.repeat(newest[:, 0], num_beams))
     pasts, states = [], []
-    for step, layer_past, state, memory in zip(
-        steps, cache["past"].value, cache["states"], given.memories, strict=True
+    for step, layer_past, state, memory, own_bias in zip(
+        steps, cache["past"].value, cache["states"], given.memories, biases, strict=True
     ):
         own = state if layer_past is None else layer_past
-        of_memory = memory, given.memory_mask, place_bias
+        of_memory = memory, given.memory_mask, own_bias
         x, longer = step(x, own, position, masks[step.is_visible], *of_memory, positions=newest)
         pasts.append(None if layer_past is None else longer)
         states.append(longer if layer_past is None else None)
@@ -381,26 +391,43 @@ def _with_room(past: FusedKVCache, room: int, num_beams: int) -> FusedKVCache:
     return FusedKVCache(key.reshape(*key.shape[:3], -1), value.reshape(*value.shape[:2], -1, value.shape[-1]))
 
 
-def can_fuse(layers: nnx.Module) -> bool:
-    """Returns whether `FusedDecoderLayer` computes what a layer, or a stack of layers, computes.
+def fusing_obstacle(layers: Any) -> str | None:
+    """Returns why `FusedDecoderLayer` does not compute what a layer, or a stack of layers, computes; None if it does.
 
     It knows the classes of this package and the attentions that score each pair of positions by itself; of a subclass
     it knows nothing.
     """
     if type(layers) is LayerGroup:
-        return all(map(can_fuse, layers.layers))
-    if type(layers) is EncoderLayer:
-        attentions = [layers.self_attention]
-    elif type(layers) is DecoderLayer:
-        attentions = [layers.self_attention, layers.cross_attention]
-    else:
-        return False
-    return (
-        type(layers.feed_forward) in (FeedForward, MixtureOfExperts)
-        and type(layers.self_attention_residual) is Residual
-        and all(type(each) is MultiHeadAttention and decoding_of(each.attention_fn) for each in attentions)
-        and all(map(_is_plain, attentions[1:]))
-    )
+        return next(filter(None, map(fusing_obstacle, layers.layers)), None)
+    known = {
+        "": (EncoderLayer, DecoderLayer),
+        "feed_forward": (FeedForward, MixtureOfExperts),
+        "self_attention_residual": (Residual,),
+        "self_attention": (MultiHeadAttention,),
+        "cross_attention": (MultiHeadAttention,),
+    }
+    for name, kinds in known.items():
+        part = getattr(layers, name, None) if name else layers
+        if part is not None and type(part) not in kinds:
+            return f"{type(part).__name__} is not {' or '.join(kind.__name__ for kind in kinds)}"
+    for attention in (layers.self_attention, getattr(layers, "cross_attention", None)):
+        if attention is not None and decoding_of(attention.attention_fn) is None:
+            return f"{_name_of(attention.attention_fn)} has no form for one token (`AttentionSpec.decoding`)"
+    if isinstance(layers, DecoderLayer) and not _is_plain(layers.cross_attention):
+        return "attention to the encoder's output has more than projections and a scale"
+    return None
+
+
+def _name_of(attention_fn: Any) -> str:
+    if isinstance(attention_fn, LearnedAttention):
+        return f"{attention_fn.name} attention"
+    function = getattr(attention_fn, "func", attention_fn)  # of a partial
+    return getattr(function, "__name__", type(function).__name__)
+
+
+@functools.cache
+def _warn_of_slow_decoding(obstacle: str) -> None:
+    logging.warning("each new token reads all tokens before it again: %s", obstacle)
 
 
 def _is_plain(cross: MultiHeadAttention) -> bool:
