@@ -93,7 +93,7 @@ class AdaptedTensors(Tensors):
             self._pairs.setdefault(name, {})[match[2]] = array.astype(np.float32)
             self._scales[name] = _scale(fields, module)
         for name, pair in self._pairs.items():
-            shapes = [pair[which].shape if which in pair else () for which in "AB"]
+            shapes: list[tuple[int, ...]] = [pair[which].shape if which in pair else () for which in "AB"]
             wanted = self.shapes[name][::-1] if self._is_transposed else self.shapes[name]
             if [*map(len, shapes)] != [2, 2] or shapes[0][0] != shapes[1][1] or (shapes[1][0], shapes[0][1]) != wanted:
                 raise UserError(f"{adapter / WEIGHTS}: lora_A {shapes[0]} and lora_B {shapes[1]} do not fit {name}")
