@@ -11,7 +11,6 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float, Int
 
 from tfx_jax.functional.layers import (
-    LowRankSum,
     dropout,
     feed_forward,
     layer_norm,
