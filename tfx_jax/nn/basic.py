@@ -3,7 +3,6 @@
 import functools
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -68,11 +67,9 @@ class Linear(nnx.Module):
         return linear(x.astype(self.dtype), matrix_of(self, "kernel"), bias, num_axes=len(self.in_features))
 
 
-def matrix_of(module: nnx.Module, name: str) -> Any:
-    """Returns a matrix of a module, with the adapter that `tfx_jax.nn.lora` may have put beside it, or None."""
+def matrix_of(module: nnx.Module, name: str) -> Array | LowRankSum:
+    """Returns a matrix of a module, with the adapter that `tfx_jax.nn.lora` may have put beside it."""
     param, adapter = getattr(module, name), getattr(module, f"{name}_adapter", None)
-    if param is None:
-        return None
     return param[...] if adapter is None else adapter.beside(param[...])
 
 
@@ -242,7 +239,7 @@ class FeedForward(nnx.Module):
             matrix_of(self, "down"),
             up_bias,
             down_bias,
-            gate=matrix_of(self, "gate"),
+            gate=None if self.gate is None else matrix_of(self, "gate"),
             gate_bias=gate_bias,
             gate_offset=self.gate_offset,
             limit=self.limit,
