@@ -21,6 +21,7 @@ from tfx_jax.training.config import validate
 ROOT = pathlib.Path(__file__).parents[1]
 GUIDE = "docs/guide.md"
 PAGES = ["README.md", GUIDE, "docs/formats.md", "docs/results.md", "docs/from_laptop_to_pod.md", "docs/speed.md"]
+PAGES.append("docs/models.md")
 BLOCK = re.compile(r"^```(\w*)(?: (\S+))?\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
