@@ -162,7 +162,7 @@ class RelativeBias(nnx.Module):
             is_bidirectional=self.is_bidirectional,
         )
 
-    def by_layer(self, length: int) -> tuple[Any, Callable[[Array | None], Float[Array, "1 N T T"]]]:
+    def by_layer(self, length: int) -> tuple[Any, Callable[[Any], Float[Array, "1 N T T"]]]:
         """The tables that layers are given, None for none, and what makes a layer's bias of its own."""
         table = self.table[...]
         if table.ndim == 3:

@@ -54,7 +54,7 @@ def read_config(architecture: str, fields: Fields) -> T5Config:
     model, own, defaults = ARCHITECTURES[architecture]
     fields.require(is_decoder=False)
     num_decoder_layers = 1  # of an encoder alone
-    options = {"is_tied": True} | own
+    options: dict[str, Any] = {"is_tied": True} | own
     if model is T5:
         fields.require(is_encoder_decoder=True)
         num_decoder_layers = fields.optional("num_decoder_layers", int)
