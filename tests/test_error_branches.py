@@ -316,8 +316,8 @@ def _fails(arguments, capfd):
     ("arguments", "message"),
     [
         (["bench", "data", "--config=gpt_duplication:test", "--steps=1"], "bench data measures pairs of texts"),
-        (["train", "--config=mine.py", "--workdir=w"], "defines no get_config(variant): it is not an experiment file"),
-        (["train", "--config=other.py", "--workdir=w"], "other.py returns a int, not an ExperimentConfig"),
+        (["train", "--config=mine.py", "--workdir=w"], "defines no get_config(variant): write that function"),
+        (["train", "--config=other.py", "--workdir=w"], "other.py must return an ExperimentConfig, got a int"),
         (
             ["train", "--config=transformer_demo:test", "--workdir=w", "--coordinator=localhost:1"],
             "--num-processes and --process-id missing: --coordinator, --num-processes, --process-id go together",
@@ -351,4 +351,4 @@ def test_models_that_neither_read_nor_hear(capfd, monkeypatch):
     line = "tfx-jax transcribe: tones learned from synthetic frames: it hears no sounds"
     assert _fails(["transcribe", "--workdir=tones", "a.wav"], capfd) == line
     line = _fails(["attend", "--workdir=tones", "--image=a.png", "--output=b.png"], capfd)
-    assert line.endswith("tones holds no model of images: --image is for those that describe or classify")
+    assert "--image needs a model that captions or classifies images" in line

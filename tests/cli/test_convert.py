@@ -59,7 +59,7 @@ def weights_of(folder):
 
 
 def leaves(model):
-    return jax.tree.leaves(nnx.state(model))
+    return jax.tree.leaves(nnx.state(model, nnx.Param))
 
 
 def refused(capfd, arguments, message):
@@ -141,6 +141,7 @@ MODEL_TYPES |= {architecture: kind for kind, architecture in llama.MODEL_TYPES.i
 SIZES |= {
     kind: {"hidden_size": 8, "num_attention_heads": 2, "num_key_value_heads": 1, "num_hidden_layers": 4}
     | {"intermediate_size": 12}
+    | {"num_experts": 3, "num_local_experts": 3, "num_experts_per_tok": 2, "moe_intermediate_size": 10}
     for kind in llama.MODEL_TYPES
 }
 
@@ -201,7 +202,7 @@ def test_without_json_standard_output_is_empty(source, tmp_path, capfd):
     assert main(["convert", f"--model={source}", f"--output={tmp_path}/output"]) == 0
     out, err = capfd.readouterr()
     assert out == ""
-    assert err.splitlines()[1].endswith("read back, the same")
+    assert err.splitlines()[1].endswith("verified by reading it back")
 
 
 def test_converting_what_was_converted_changes_nothing(source, tmp_path, capfd):
@@ -227,7 +228,7 @@ def test_another_model_is_overwritten_on_demand_only(source, tmp_path, capfd, na
     output.mkdir()
     (output / name).write_text("precious")
     arguments = [f"--model={source}", f"--output={output}"]
-    refused(capfd, arguments, f"has a {name} already: name another folder, or add --overwrite")
+    refused(capfd, arguments, f"already contains {name}: name another folder, or add --overwrite")
     assert [path.name for path in output.iterdir()] == [name]
     assert (output / name).read_text() == "precious"
     (output / "tokenizer.json").write_text("of another model")
@@ -278,13 +279,13 @@ def test_what_does_not_read_back_is_an_error(source, tmp_path, capfd, monkeypatc
         (path / "model.safetensors").write_bytes(data)
 
     monkeypatch.setattr(hf, "save", flip)
-    refused(capfd, [f"--model={source}", f"--output={tmp_path}/output"], "does not read back as it was written")
+    refused(capfd, [f"--model={source}", f"--output={tmp_path}/output"], "differs from the model when read back")
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--output=out"], "give either --model=FOLDER or --workdir=FOLDER"),
+        (["--output=out"], "give exactly one of --model=FOLDER and --workdir=FOLDER"),
         (["--model=./nowhere", "--output=out"], "nowhere/config.json does not exist"),
         (
             ["--model=nowhere", "--output=out"],

@@ -41,8 +41,8 @@ def test_the_page_of_models_is_what_is_printed(capsys):
     """And what is printed names every architecture once, with what its class can do."""
     assert main(["experiments", "--models"]) == 0
     printed = capsys.readouterr().out
-    assert printed == (FOLDER.parent / "docs" / "models.md").read_text(), (
-        "run tfx-jax experiments --models > docs/models.md"
+    assert printed == (FOLDER.parent / "docs" / "hugging_face.md").read_text(), (
+        "run tfx-jax experiments --models > docs/hugging_face.md"
     )
     rows = [line.strip("| ").split(" | ") for line in printed.splitlines() if line.startswith("| ")][2:]
     assert {name: columns for name, *columns in rows} == {
@@ -87,12 +87,12 @@ def test_a_copy_is_the_same_and_overwrites_nothing(capsys):
     ("arguments", "message"),
     [
         (["transformer_dmeo"], "there is no experiment 'transformer_dmeo': did you mean transformer_demo or "),
-        (["--models", "transformer_demo"], "--models lists Hugging Face models: leave NAME and --copy out"),
+        (["--models", "transformer_demo"], "--models lists Hugging Face models: omit NAME and --copy"),
         (["--copy=wmt14"], "'wmt14': did you mean transformer_wmt14_ende or transformer_wmt14_enfr?"),
-        (["xyzzy"], "there is no experiment 'xyzzy': tfx-jax experiments lists them"),
-        ([""], "there is no experiment '': tfx-jax experiments lists them"),
+        (["xyzzy"], "there is no experiment 'xyzzy': run tfx-jax experiments to list the names"),
+        ([""], "there is no experiment '': run tfx-jax experiments to list the names"),
         (["gone/mine.py"], "gone/mine.py does not exist\n"),
-        (["transformer_demo", "--copy=transformer_demo"], "give either NAME, to read its note, or --copy=NAME"),
+        (["transformer_demo", "--copy=transformer_demo"], "give either NAME, to print its lab note, or --copy=NAME"),
     ],
 )
 def test_mistakes_cost_one_line(capsys, arguments, message):

@@ -432,20 +432,20 @@ def test_tpu_vm_installs_and_starts_on_every_host(tmp_path, programs, capfd):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([], "no target; there are local, tpu-vm, xpk, jobset, slurm"),
-        (["-n", "2", "--", *TRAIN], "no target"),
-        (["--", *TRAIN], "no target"),
-        (["pod", "--", *TRAIN], "unknown target 'pod'; there are local"),
-        (["local", "-n", "2"], "nothing to launch: put a verb and its arguments behind --, as in tfx-jax launch"),
+        ([], "launch needs a target; use one of local, tpu-vm, xpk, jobset, slurm"),
+        (["-n", "2", "--", *TRAIN], "launch needs a target"),
+        (["--", *TRAIN], "launch needs a target"),
+        (["pod", "--", *TRAIN], "unknown target 'pod'; use one of local"),
+        (["local", "-n", "2"], "nothing to launch: put a verb and its arguments after --, as in tfx-jax launch"),
         (["local", "-n", "2", "--"], "nothing to launch"),
         (["local", "-n", "2", "train", "--config=a"], "unrecognized arguments: train --config=a"),
-        (["local", "-n", "2", "--", "fly"], "unknown verb 'fly' behind --; there are train, evaluate"),
-        (["local", "-n", "2", "--", "launch", "local"], "unknown verb 'launch' behind --"),
+        (["local", "-n", "2", "--", "fly"], "unknown verb 'fly' after --; use one of train, evaluate"),
+        (["local", "-n", "2", "--", "launch", "local"], "unknown verb 'launch' after --"),
         (["local", "-n", "2", "--", "translate"], "run tfx-jax translate alone"),
-        (["local", "-n", "0", "--", *TRAIN], '"0" is not a whole number of at least 1'),
-        (["local", "-n", "two", "--", *TRAIN], '"two" is not a whole number'),
+        (["local", "-n", "0", "--", *TRAIN], 'must be a whole number from 1 to 2,147,483,647, got "0"'),
+        (["local", "-n", "two", "--", *TRAIN], 'must be a whole number from 1 to 2,147,483,647, got "two"'),
         (["local", "--", *TRAIN], "the following arguments are required: -n/--num-processes"),
-        (["local", "-n", "2", "--output=x", "--", *TRAIN], "--output goes with --dry-run"),
+        (["local", "-n", "2", "--output=x", "--", *TRAIN], "--output needs --dry-run"),
         (["local", "-n", "2", "--dry-run", "--output=no/x", "--", *TRAIN], "cannot write --output=no/x: No such file"),
         (["tpu-vm", "--name=my-tpu", "--", *TRAIN], "required: --zone"),
         (["tpu-vm", "--name=my-tpu", "--zone=z", "--source=.", "--", *TRAIN], "--source=. has no pyproject.toml"),
@@ -484,7 +484,7 @@ def test_missing_programs_are_named(target, program, capfd, tmp_path, monkeypatc
     assert main(["launch", target, *OPTIONS[target], "--", *TRAIN]) == 2
     out, err = capfd.readouterr()
     assert (out, err.count("\n")) == ("", 1)
-    assert f"{program} is not installed here: install it, or write the launch down with --dry-run" in err
+    assert f"{program} is not installed here: install it, or write the commands to a file with --dry-run" in err
 
 
 @pytest.mark.parametrize("target", TARGETS)

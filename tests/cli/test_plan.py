@@ -105,11 +105,11 @@ class TestTooLarge:
     [
         (["--topology=v5e:3x5"], "unknown topology v5e:3x5: there are v4:2x2x1"),
         (["--topology=h100:8"], "unknown topology h100:8: GPUs (h100, h200) are slices x nodes x at most 8"),
-        (["--topology=cpu:none"], "--topology=cpu:none: cpu:8 is eight simulated devices of one slice"),
-        (["--topology=cpu:8", "--slices=2"], "cpu:8 is eight simulated devices of one slice"),
-        (["--topology=cpu:8", "--price=much"], '"much" is no price'),
+        (["--topology=cpu:none"], "--topology=cpu:none: simulated devices have the form cpu:N"),
+        (["--topology=cpu:8", "--slices=2"], "simulated devices have the form cpu:N"),
+        (["--topology=cpu:8", "--price=much"], '"much" is not a price'),
         (["--topology=cpu:8", "--config.mesh.data=16"], "does not fit 8 devices"),
-        (["--topology=cpu:9"], "this process has 8 devices already"),
+        (["--topology=cpu:9"], "this process already has 8 devices, fewer than 9"),
     ],
 )
 def test_mistakes_are_one_line(capsys, arguments, message):

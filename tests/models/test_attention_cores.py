@@ -32,7 +32,7 @@ from tfx_jax.models import (
 from tfx_jax.models.vit import ViT, ViTConfig
 from tfx_jax.nn import AttentionConfig, AttentionOptions, ExpertsConfig, MultiHeadAttention
 from tfx_jax.nn.attention import decoding_of
-from tfx_jax.nn.fused_decoder import can_fuse
+from tfx_jax.nn.fused_decoder import fusing_obstacle
 
 V, LENGTH, PROMPT = 13, 12, 5
 WITH_BIAS = [name for name in CAUSAL if SPECS[name].bias]
@@ -259,6 +259,8 @@ def test_encoders_read_with_every_attention(kind, name):
         ("bert", "retention", "retention attention is causal only, and this model is not"),
         ("vit", "delta_rule", "delta_rule attention is causal only, and this model is not"),
         ("gpt", "nystrom", "nystrom attention has no causal form"),
+        ("gpt", "linformer", "linformer attention has no causal form"),
+        ("bert", "native_sparse", "native_sparse attention is causal only, and this model is not"),
         *(("t5", name, f"{name} attention takes no bias") for name in CAUSAL if name not in WITH_BIAS),
         ("gpt", "widnow", "attention.name='widnow' is none of dense, "),
         ("gpt", "window,dense,dense", r"num_layers=2 is no multiple of the 3 layers of the pattern"),
@@ -288,7 +290,7 @@ def test_texts_that_share_a_row_need_an_attention_that_keeps_them_apart():
     for name in ON_CPU:
         attention = example(name)
         is_causal = SPECS[name].causal_only
-        if name in ("favor", "linear", "nystrom", "bigbird", "routing"):
+        if not SPECS[name].segments:
             with pytest.raises(ValueError, match=f"{name} attention cannot keep texts apart"):
                 attention.check(is_packed=True)
         else:
@@ -302,12 +304,11 @@ class Louder(MultiHeadAttention):
         return 2 * super().attend(x, key, value, **options)
 
 
-def test_a_layer_that_the_fused_step_does_not_know_decodes_through_itself():
+def test_a_layer_that_the_fused_step_does_not_know_decodes_through_itself_and_says_so(caplog):
     graphdef, params = nnx.split(make_model("gpt", "dense"))
     model = nnx.merge(graphdef, params)
-    assert can_fuse(model.decoder_layers)
+    assert fusing_obstacle(model.decoder_layers) is None
     model.decoder_layers.self_attention.__class__ = Louder
-    assert not can_fuse(model.decoder_layers)
 
     @jax.jit
     def last_two(tokens):
@@ -317,6 +318,7 @@ def test_a_layer_that_the_fused_step_does_not_know_decodes_through_itself():
         return jnp.stack([first, second], axis=1), model(tokens[:, :6])[:, 3:5]
 
     got, want = last_two(TOKENS)
+    assert "reads all tokens before it again: Louder is not MultiHeadAttention" in caplog.text
     np.testing.assert_allclose(got, want, atol=1e-5 * float(np.abs(want).max()))
 
 

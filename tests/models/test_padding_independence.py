@@ -72,6 +72,8 @@ ATTENTIONS = {name: SPECS[name].example(16) for name in ON_CPU} | {
     "lsh num_buckets": {"num_hashes": 2, "num_buckets": 4, "chunk_size": 4},
     "entmax alpha": {"alpha": 2.0},
     "synthesizer": {"max_length": 40},
+    "dense_synthesizer": {"max_length": 40},
+    "linformer": {"max_length": 40, "num_projected": 5},
     "routing": {"num_clusters": 3},
     "routing window": {"num_clusters": 3, "window": 4},
     "window,dense": {"window": 2},

@@ -13,7 +13,7 @@ from tests.nn.programs import draw, jitted, normal
 from tfx_jax.functional import alibi_bias
 from tfx_jax.nn import DecoderLayer, EncoderLayer, FeedForward, LayerNorm, MultiHeadAttention, RMSNorm
 from tfx_jax.nn.attention import KVCache, RotaryConfig
-from tfx_jax.nn.fused_decoder import FusedDecoderLayer, FusedKVCache, can_fuse, fused_step, init_fused_cache
+from tfx_jax.nn.fused_decoder import FusedDecoderLayer, FusedKVCache, fused_step, fusing_obstacle, init_fused_cache
 from tfx_jax.nn.fused_linear import FusedLinear
 from tfx_jax.nn.layers import Residual
 
@@ -303,8 +303,9 @@ def test_a_layer_whose_cross_attention_has_more_than_a_scale_is_not_fused(option
         attentions = _attention(rngs=nnx.Rngs(0), **own), _attention(rngs=nnx.Rngs(0), **cross)
         return DecoderLayer(*attentions, FeedForward(D, F, rngs=nnx.Rngs(0)), functools.partial(Residual, D))
 
-    assert can_fuse(nnx.eval_shape(lambda: make(option, {})))
-    assert not can_fuse(nnx.eval_shape(lambda: make({}, option)))
+    assert fusing_obstacle(nnx.eval_shape(lambda: make(option, {}))) is None
+    obstacle = fusing_obstacle(nnx.eval_shape(lambda: make({}, option)))
+    assert obstacle == "attention to the encoder's output has more than projections and a scale"
 
 
 def test_steps_want_a_memory_if_and_only_if_there_is_an_encoder():

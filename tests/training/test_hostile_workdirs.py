@@ -131,7 +131,7 @@ def test_a_training_writes_through_no_link(workdir, tmp_path, name):
     (tmp_path / "elsewhere").mkdir()
     shutil.rmtree(workdir / name, ignore_errors=True)
     (workdir / name).symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(UserError, match=rf"workdir/{name} is a symbolic link, through which nothing is written"):
+    with pytest.raises(UserError, match=rf"workdir/{name} is a symbolic link, and tfx_jax does not write through"):
         make_workdir(workdir)
     assert not any((tmp_path / "elsewhere").iterdir())
 

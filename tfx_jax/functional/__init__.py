@@ -54,6 +54,7 @@ from tfx_jax.functional.moe import (
     router_z_loss,
     top_1_routing,
     top_2_routing,
+    top_k_routing,
 )
 from tfx_jax.functional.positions import (
     alibi_bias,
@@ -119,6 +120,7 @@ __all__ = attention.__all__ + [
     "t5_score_mod",
     "top_1_routing",
     "top_2_routing",
+    "top_k_routing",
     "with_repetition_penalty",
     "z_loss",
 ]

@@ -3,6 +3,7 @@
 import functools
 import math
 from collections.abc import Callable
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -30,9 +31,17 @@ def lookup(table: Float[Array, "V D"], ids: Int[Array, "*shape"]) -> Float[Array
     return jnp.asarray(table).at[ids].get(mode="fill", fill_value=jnp.nan, wrap_negative_indices=False)
 
 
+class LowRankSum(NamedTuple):
+    """A matrix that is the sum of one and a product, W + A B, as `linear` takes it; the sum is never made."""
+
+    kernel: Float[Array, "*in_and_out"]
+    a: Float[Array, "*in R"]
+    b: Float[Array, "R *out"]
+
+
 def linear(
     x: Float[Array, "*batch_and_in"],
-    kernel: Float[Array, "*in_and_out"],
+    kernel: Float[Array, "*in_and_out"] | LowRankSum,
     bias: Float[Array, "*out"] | None = None,
     *,
     num_axes: int = 1,
@@ -46,7 +55,8 @@ def linear(
 
     Args:
       x: [*batch, *in], of which the last `num_axes` are summed over.
-      kernel: W, [*in, *out], in the dtype of `x` or one of more precision.
+      kernel: W, [*in, *out], in the dtype of `x` or one of more precision; or W + A B (LoRA: Hu et al., 2021,
+        https://arxiv.org/abs/2106.09685).
       bias: b, [*out]; None means 0.
       num_axes: how many axes *in is.
 
@@ -57,6 +67,9 @@ def linear(
     >>> gradient(jnp.ones((2, 1))).dtype
     dtype('float32')
     """
+    if isinstance(kernel, LowRankSum):
+        y = linear(x, kernel.kernel, bias, num_axes=num_axes)
+        return y + linear(linear(x, kernel.a, num_axes=num_axes), kernel.b)
     if x.dtype == kernel.dtype:
         y = _product(x, kernel, tuple(range(num_axes)), x.dtype)
         return y if bias is None else add_bias(y, bias)
@@ -200,12 +213,15 @@ def rms_norm(
 
 def feed_forward(
     x: Float[Array, "*batch D"],
-    up: Float[Array, "D F"],
-    down: Float[Array, "F D"],
+    up: Float[Array, "D F"] | LowRankSum,
+    down: Float[Array, "F D"] | LowRankSum,
     up_bias: Float[Array, " F"] | None = None,
     down_bias: Float[Array, " D"] | None = None,
     *,
-    gate: Float[Array, "D F"] | None = None,
+    gate: Float[Array, "D F"] | LowRankSum | None = None,
+    gate_bias: Float[Array, " F"] | None = None,
+    gate_offset: float = 0.0,
+    limit: float | None = None,
     activation_fn: Callable[[Array], Array] = jax.nn.relu,
     dropout_rate: float = 0.0,
     dropout_rng: Array | None = None,
@@ -214,11 +230,14 @@ def feed_forward(
 
     Args:
       x: [*batch, D].
-      up: the paper's W1.
+      up: the paper's W1; it, `down` and `gate` as `linear` takes them.
       down: W2.
       up_bias: b1; None means 0.
       down_bias: b2; None means 0.
       gate: multiplies the hidden units by x gate (Shazeer, 2020, https://arxiv.org/abs/2002.05202); None means by 1.
+      gate_bias: added to x gate; None means 0.
+      gate_offset: see `gated_units`.
+      limit: see `gated_units`.
       activation_fn: the paper's ReLU.
       dropout_rate: of the hidden units; the paper has none there.
       dropout_rng: PRNG key; None disables dropout.
@@ -230,10 +249,38 @@ def feed_forward(
     >>> feed_forward(array([2.0]), array([[1.0, -1.0]]), array([[3.0], [5.0]])).tolist()
     [6.0]
     """
-    hidden = activation_fn(linear(x, up, up_bias))
-    hidden = hidden if gate is None else hidden * linear(x, gate)
-    hidden = dropout(hidden, dropout_rate, dropout_rng)
-    return linear(hidden, down, down_bias)
+    factors = None if gate is None else linear(x, gate, gate_bias)
+    hidden = gated_units(
+        linear(x, up, up_bias), factors, activation_fn=activation_fn, gate_offset=gate_offset, limit=limit
+    )
+    return linear(dropout(hidden, dropout_rate, dropout_rng), down, down_bias)
+
+
+def gated_units(
+    x: Float[Array, "*batch F"],
+    gate: Float[Array, "*batch F"] | None = None,
+    *,
+    activation_fn: Callable[[Array], Array] = jax.nn.relu,
+    gate_offset: float = 0.0,
+    limit: float | None = None,
+) -> Float[Array, "*batch F"]:
+    """Computes the hidden units of `feed_forward`, activation(x) * (gate + offset).
+
+    Args:
+      x: what the activation takes, [*batch, F].
+      gate: multiplies the hidden units; None means by 1.
+      activation_fn: of `x`.
+      gate_offset: added to `gate`: 1 in gpt-oss (https://arxiv.org/abs/2508.10925).
+      limit: bounds `x` from above and `gate` on both sides: 7 in gpt-oss; None means no bound.
+
+    >>> gated_units(jax.numpy.array([9.0]), jax.numpy.array([-9.0]), gate_offset=1.0, limit=7.0).tolist()
+    [-42.0]
+    """
+    hidden = activation_fn(x if limit is None else jnp.minimum(x, limit))
+    if gate is None:
+        return hidden
+    gate = gate if limit is None else jnp.clip(gate, -limit, limit)
+    return hidden * (gate + gate_offset if gate_offset else gate)
 
 
 _LARGEST = 127

@@ -174,6 +174,7 @@ def rotary_frequencies(
     beta_fast: float = 32.0,
     beta_slow: float = 1.0,
     attention_factor: float | None = None,
+    is_truncated: bool = True,
 ) -> tuple[np.ndarray, float]:
     r"""Computes the frequencies of `rotary_embedding`, base^(-2i / size), with the published ways to scale them.
 
@@ -192,6 +193,7 @@ def rotary_frequencies(
       beta_fast: for "yarn", turns above which a frequency stays.
       beta_slow: for "yarn", turns below which it is divided by `factor`.
       attention_factor: for "yarn", the `scale` of `rotary_embedding`; None means 0.1 log(factor) + 1.
+      is_truncated: for "yarn", whether the pairs between which it interpolates are whole ones; not so in gpt-oss.
 
     Returns:
       float32 frequencies in radians per position, [size / 2], and the `scale` of `rotary_embedding`.
@@ -228,7 +230,8 @@ def rotary_frequencies(
             size * np.log(original_max_length / (turns * 2 * np.pi)) / (2 * np.log(base))
             for turns in (beta_fast, beta_slow)
         ]
-        low, high = max(np.floor(pair_of[0]), 0), min(np.ceil(pair_of[1]), size - 1)
+        low, high = (np.floor(pair_of[0]), np.ceil(pair_of[1])) if is_truncated else pair_of
+        low, high = max(low, 0), min(high, size - 1)
         kept = 1 - np.clip((pairs / 2 - low) / max(high - low, 0.001), 0, 1)
         scale = 0.1 * np.log(factor) + 1 if attention_factor is None else attention_factor
     return (frequencies * kept + frequencies / factor * (1 - kept)).astype(np.float32), float(scale)

@@ -27,11 +27,11 @@ POOLERS = {"tanh": jnp.tanh, "gelu": ACTIVATIONS["gelu"], "relu": ACTIVATIONS["r
 """Activations of the layer over the first token's vector: of BERT, ELECTRA and DistilBERT."""
 
 INITS = ("paper", "matching")
-"""Ways to draw the parameters, see `BertConfig.init`."""
+"""Schemes of initialization, see `BertConfig`."""
 
-# Vocabulary, layers, width and heads of each published model; a head has 64 numbers and d_ff is 4 * d_model in all.
-# Base and large: Devlin et al. (2019), section 3. The small ones: Turc et al. (2019), table 1, with the names that
-# Google gave them afterwards. The vocabularies are those of the released files.
+# vocab_size, num_layers, d_model and num_heads of each published model; heads have size 64 and d_ff is 4 * d_model.
+# Base and large: Devlin et al. (2019), section 3. Smaller models: Turc et al. (2019), table 1, with the names that
+# Google gave them later. Vocabulary sizes are those of the released files.
 _SIZES = {
     "bert-tiny": (30_522, 2, 128, 2),
     "bert-mini": (30_522, 4, 256, 4),
@@ -49,21 +49,22 @@ _SIZES = {
 @documented
 @dataclasses.dataclass(unsafe_hash=True)  # a model keeps its own copy, as a static part
 class BertConfig:
-    """Sizes of a BERT; the defaults are those of the uncased base model.
+    """Configuration of a BERT; the defaults are the uncased base model.
 
-    `init` says how parameters are drawn, offsets 0 and gains 1 in any case. "paper" is the authors' program: normal,
-    deviation 0.02, matrices cut off at two deviations. "matching" is for a model that has little text to learn from,
-    above all one that compares two texts: from the start, every head attends to what is like the token itself. The
-    deviation is d_model**-0.5, which keeps the size of what goes through a matrix; the keys' matrices are the queries';
-    and positions and segments have a fifth of it, so that they do not hide the tokens.
+    `init` chooses the initialization; biases start at 0 and norm scales at 1 in both schemes. "paper" follows the
+    authors' program: normal with standard deviation 0.02, matrices truncated at two standard deviations. "matching" is
+    for models trained on little text, above all those that compare two texts: from the start, each head attends to
+    tokens that resemble the query's token. Its standard deviation is d_model**-0.5, so that a matrix preserves the norm
+    of its input. Key matrices are copies of the query matrices. Position and segment vectors have a fifth of that
+    deviation, so that token vectors dominate their sum.
     """
 
     vocab_size: int = at_least(0, 30_522)
-    num_segments: int = at_least(0, 2)  # 0: tokens do not say which text they are of, as in DistilBERT
-    max_length: int = at_least(1, 512)  # tokens: the learned positions
-    rotary: RotaryConfig | None = None  # turns queries and keys instead of learned positions: ModernBERT
+    num_segments: int = at_least(0, 2)  # number of token types; 0: the model has no token_type_ids, as DistilBERT
+    max_length: int = at_least(1, 512)  # longest sequence in tokens; positions are learned
+    rotary: RotaryConfig | None = None  # rotates queries and keys instead of learned positions: ModernBERT
     window_rotary_base: float | None = None  # rotary base of layers with window attention; None: as the others
-    first_position: int = at_least(0, 0)  # row of the table of positions that the first token has; 2 in Longformer
+    first_position: int = at_least(0, 0)  # index of the first token in the table of positions; 2 in Longformer
     num_layers: int = at_least(1, 12)
     first_layer: bool = False  # whether one more layer is in front, dense and without a norm before its attention
     pre_norm: bool = False  # norm(x + f(x)), or x + f(norm(x)) with one more norm at the end
@@ -74,22 +75,22 @@ class BertConfig:
     embedding_size: int | None = at_least(1, None)  # of embeddings, below a projection to d_model; None: d_model
     num_heads: int = at_least(1, 12)
     d_ff: int | None = at_least(1, None)  # None: 4 * d_model
-    dropout_rate: float = fraction(0.1)  # of each sublayer's output and of the sums of the three embeddings
-    attention_dropout_rate: float = fraction(0.1)  # of the attention weights
-    has_pooler: bool = True  # whether a body without a head has a linear layer over the first token's vector
-    pooler_activation: str = one_of(POOLERS, "tanh")  # of that layer, also where it is part of a head
-    is_tied: bool = True  # whether the scores of masked tokens are products with the embedding, or have a matrix
-    head_dropout_rate: float | None = fraction(None)  # of what classifiers read; None: dropout_rate
-    activation: str = one_of(ACTIVATIONS, "gelu")  # "gelu" is the exact one
+    dropout_rate: float = fraction(0.1)  # dropout of each sublayer's output and of the sum of the three embeddings
+    attention_dropout_rate: float = fraction(0.1)  # dropout of attention weights
+    has_pooler: bool = True  # whether a model without a head has a linear layer over the first token's vector
+    pooler_activation: str = one_of(POOLERS, "tanh")  # activation of that layer, also where it is part of a head
+    is_tied: bool = True  # true: logits of masked tokens use the embedding; false: a separate output matrix
+    head_dropout_rate: float | None = fraction(None)  # dropout before a classifier or tagger; None: dropout_rate
+    activation: str = one_of(ACTIVATIONS, "gelu")  # "gelu" is exact; "gelu_tanh" approximates it
     layer_norm_epsilon: float = at_least(0, 1e-12)
-    attention: AttentionConfig = dataclasses.field(default_factory=AttentionConfig)  # of every layer
-    max_global_tokens: int = at_least(0, 0)  # beside "window" attention, with projections of their own: Longformer
+    attention: AttentionConfig = dataclasses.field(default_factory=AttentionConfig)  # attention of every layer
+    max_global_tokens: int = at_least(0, 0)  # above 0: a Longformer, "window" attention plus so many global tokens
     labels: tuple[str, ...] = ("LABEL_0", "LABEL_1")  # names of the classes, for models that classify
-    problem_type: str | None = None  # Hugging Face's word for the loss of a classifier; nothing here depends on it
-    dtype: str = one_of(DTYPES, "float32")  # of the computation; parameters, logits and statistics stay float32
-    init: str = one_of(INITS, "paper")  # how parameters are drawn, see above
-    remat: str = one_of(REMATS, "none")  # what the backward pass computes again: "full" layers, all but "dots"
-    unroll: bool = False  # whether layers are compiled one by one: slow to compile, faster on a TPU, see `scan_layers`
+    problem_type: str | None = None  # kept for export to Hugging Face, which chooses a loss by it; unused here
+    dtype: str = one_of(DTYPES, "float32")  # dtype of the computation; parameters, logits, statistics: float32
+    init: str = one_of(INITS, "paper")  # initialization, see above
+    remat: str = one_of(REMATS, "none")  # recomputed in backward: "full" layers, or all but matrix products ("dots")
+    unroll: bool = False  # compile layers one by one, not as a loop: slower to compile, faster on TPU
 
     kind: ClassVar[str] = "bert"
     is_causal: ClassVar[bool] = False
@@ -97,10 +98,10 @@ class BertConfig:
 
     @classmethod
     def published(cls, name: str, **overrides: Any) -> "BertConfig":
-        """The sizes of a published model: "bert-tiny", "bert-base-uncased", "bert-large-cased" and so on.
+        """Returns the configuration of a published model such as "bert-tiny", "bert-base-uncased", "bert-large-cased".
 
         Raises:
-          ValueError: for another name.
+          ValueError: if `name` is unknown; the message lists the names.
         """
         if name not in _SIZES:
             raise ValueError(f"no published BERT is called {name!r}; there are {', '.join(_SIZES)}")
@@ -114,7 +115,7 @@ class BertConfig:
             raise ValueError(f"d_model={self.d_model} is not divisible by num_heads={self.num_heads}")
         if self.max_global_tokens and self.attention.name != "window":
             raise ValueError(
-                f"max_global_tokens={self.max_global_tokens} is for window attention, not for {self.attention.name}"
+                f"max_global_tokens={self.max_global_tokens} needs attention.name='window', got {self.attention.name!r}"
             )
 
         if self.rotary is not None:
@@ -132,11 +133,11 @@ class BertConfig:
 
 
 class BertOutput(NamedTuple):
-    """What a text becomes.
+    """Outputs of the encoder.
 
     Attributes:
-      sequence: a vector for each token, [B, T, D].
-      pooled: one for the whole text, made from that of its first token, [B, D]; None without a pooler.
+      sequence: the last layer's vector of each token, [B, T, D].
+      pooled: output of the pooler, tanh of a linear map of the first token's vector, [B, D]; None without a pooler.
     """
 
     sequence: Float[Array, "B T D"]
@@ -144,17 +145,18 @@ class BertOutput(NamedTuple):
 
 
 class GlobalAttention(MultiHeadAttention):
-    """Attention in a window, beside global tokens that have projections of their own (Beltagy et al., 2020)."""
+    """Sliding-window attention plus global tokens with separate projections (Beltagy et al., 2020)."""
 
     def __init__(self, d_model: int, num_heads: int, *, max_global_tokens: int, window: int, **options: Any):
-        """Initializes the projections; options are those of `MultiHeadAttention`."""
+        """Initializes both sets of projections; `options` are those of `MultiHeadAttention`."""
         attend = functools.partial(longformer_attention, window=window, max_global_tokens=max_global_tokens)
         super().__init__(d_model, num_heads, attention_fn=attend, **options)
-        again = MultiHeadAttention(d_model, num_heads, **options)
-        self.global_query, self.global_key, self.global_value = again.query, again.key, again.value
+        global_attention = MultiHeadAttention(d_model, num_heads, **options)
+        self.global_query, self.global_key = global_attention.query, global_attention.key
+        self.global_value = global_attention.value
 
     def attend(self, x: Array, key: Array, value: Array, *, global_mask: Any = None, **options: Any) -> Any:
-        """As of `MultiHeadAttention`, with the tokens that are global, [B, T]; None means none."""
+        """Adds `global_mask` to `MultiHeadAttention.attend`: True for global tokens, [B, T]; None means none."""
         if global_mask is not None:
             projected = {name: getattr(self, name)(x) for name in ("global_query", "global_key", "global_value")}
             options |= {"global_mask": global_mask, **projected}
@@ -168,7 +170,7 @@ class Bert(nnx.Module):
     attention a BigBird (Zaheer et al., 2020, https://arxiv.org/abs/2007.14062).
 
     Attributes:
-      name_below_heads: by which the models of `tfx_jax.models.bert` have it.
+      name_below_heads: the attribute under which `BertWithHead` holds its encoder.
     """
 
     name_below_heads = "bert"
@@ -183,21 +185,21 @@ class Bert(nnx.Module):
         """Initializes the parameters.
 
         Args:
-          config: the sizes.
-          attention_fn: the attention of every layer, with the signature of `dot_product_attention`; None means what
-            `config.attention` names.
+          config: sizes and options; the model keeps a copy.
+          attention_fn: attention of every layer, with the signature of `dot_product_attention`; None uses
+            `config.attention`.
           rngs: stream `params`.
 
         Raises:
-          ValueError: if the sizes contradict each other, or there is no such activation or init.
+          ValueError: if sizes contradict each other, or `activation`, `init` or the attention's options are invalid.
         """
         c = config
         c.validate()
         c.attention.check()
         if c.init not in INITS:
-            raise ValueError(f"init={c.init!r} is none of {', '.join(INITS)}")
+            raise ValueError(f"init must be one of {', '.join(INITS)}, got {c.init!r}")
         if c.activation not in ACTIVATIONS:
-            raise ValueError(f"activation={c.activation!r} is none of {', '.join(ACTIVATIONS)}")
+            raise ValueError(f"activation must be one of {', '.join(ACTIVATIONS)}, got {c.activation!r}")
         dtype = jnp.dtype(c.dtype)
         make_norm = functools.partial(LayerNorm, epsilon=c.layer_norm_epsilon, use_bias=c.use_bias)
         residual = functools.partial(
@@ -209,16 +211,16 @@ class Bert(nnx.Module):
             make_norm=make_norm,
         )
 
-        def make_layer(own: AttentionConfig, rngs: nnx.Rngs) -> EncoderLayer:
+        def make_layer(layer_attention: AttentionConfig, rngs: nnx.Rngs) -> EncoderLayer:
             options: dict[str, Any] = {"use_bias": c.use_bias, "dropout_rate": c.attention_dropout_rate}
-            is_window = own.name == "window" and c.window_rotary_base is not None
+            is_window = layer_attention.name == "window" and c.window_rotary_base is not None
             options["rotary"] = RotaryConfig(base=c.window_rotary_base or 0.0) if is_window else c.rotary
             options |= {"dtype": dtype, "rngs": rngs}
             if c.max_global_tokens:
-                window = {"window": own.options.window or 0, "max_global_tokens": c.max_global_tokens}
+                window = {"window": layer_attention.options.window or 0, "max_global_tokens": c.max_global_tokens}
                 attention = GlobalAttention(c.d_model, c.num_heads, **window, **options)
             else:
-                core = attention_fn or own.make(c.num_heads, c.d_model // c.num_heads, rngs=rngs)
+                core = attention_fn or layer_attention.make(c.num_heads, c.d_model // c.num_heads, rngs=rngs)
                 attention = MultiHeadAttention(c.d_model, c.num_heads, attention_fn=core, **options)
             d_ff = 4 * c.d_model if c.d_ff is None else c.d_ff
             feed_forward = FeedForward(
@@ -238,12 +240,12 @@ class Bert(nnx.Module):
                 attention.key.kernel[...] = attention.query.kernel[...]
             return EncoderLayer(attention, feed_forward, residual)
 
-        of_tokens = _init_stddev(c)
-        beside = {"init_stddev": of_tokens / 5 if c.init == "matching" else of_tokens, "rngs": rngs}
+        token_stddev = _init_stddev(c)
+        added = {"init_stddev": token_stddev / 5 if c.init == "matching" else token_stddev, "rngs": rngs}
         size = c.embedding_size or c.d_model
-        self.embedding = Embedding(c.vocab_size, size, init_stddev=of_tokens, dtype=dtype, rngs=rngs)
-        self.token_types = Embedding(c.num_segments, size, dtype=dtype, **beside) if c.num_segments else None
-        learned = functools.partial(LearnedPositions, c.first_position + c.max_length, size, **beside)
+        self.embedding = Embedding(c.vocab_size, size, init_stddev=token_stddev, dtype=dtype, rngs=rngs)
+        self.token_types = Embedding(c.num_segments, size, dtype=dtype, **added) if c.num_segments else None
+        learned = functools.partial(LearnedPositions, c.first_position + c.max_length, size, **added)
         self.positions = learned() if c.rotary is None else None
         self.norm = make_norm(size)
         project = functools.partial(Linear, size, c.d_model, kernel_init=_matrix_init(c), dtype=dtype, rngs=rngs)
@@ -268,29 +270,29 @@ class Bert(nnx.Module):
         rngs: nnx.Rngs | None = None,
         return_attention: bool = False,
     ) -> Any:
-        """Reads texts; every token sees all those of its row.
+        """Encodes sequences with bidirectional self-attention.
 
         Args:
-          tokens: ids, [B, T]: "[CLS] a text [SEP]" or "[CLS] a text [SEP] another [SEP]".
-          token_type_ids: 0 for the tokens of the first text and 1 for those of the second; None means one text.
-          token_mask: which of the tokens exist, padding may be on either side; None means all.
-          positions: of each token; None counts the tokens that exist.
-          global_mask: which tokens see all and are seen by all, where `config.max_global_tokens` says that some may;
-            None means none.
+          tokens: ids, [B, T]: "[CLS] text [SEP]" or "[CLS] text [SEP] second text [SEP]".
+          token_type_ids: 0 for tokens of the first text and 1 for tokens of the second, [B, T]; None means all 0.
+          token_mask: True for tokens, False for padding (on either side), [B, T]; None means no padding.
+          positions: position of each token, [B, T]; None counts tokens from 0, without padding.
+          global_mask: True for tokens that attend to all tokens and that all tokens attend to, [B, T]. It needs
+            `config.max_global_tokens` > 0; None means none.
           rngs: stream `dropout`; None means evaluation.
-          return_attention: also return every attention map.
+          return_attention: whether to also return the attention maps.
 
         Returns:
-          A `BertOutput`; with `return_attention` a pair of it and {"encoder/0/self": [B, N, T, T], ...}. The vectors
-          of padding are arbitrary. The pooler takes the first token of each row.
+          A `BertOutput`; with `return_attention` the pair (output, {"encoder/0/self": [B, N, T, T], ...}). Vectors at
+          padding are arbitrary. The pooler reads the first token that is not padding.
 
         Raises:
-          ValueError: if T is more than the model's max_length, or there cannot be global tokens.
+          ValueError: if T exceeds `config.max_length`, or `global_mask` is given and `config.max_global_tokens` is 0.
         """
         if tokens.shape[1] > self.config.max_length:
             raise ValueError(f"{tokens.shape[1]} tokens, but the model has max_length={self.config.max_length}")
         if global_mask is not None and not self.config.max_global_tokens:
-            raise ValueError("there is a global_mask, but the model has max_global_tokens=0")
+            raise ValueError("global_mask needs a model with max_global_tokens above 0, got max_global_tokens=0")
         if positions is None:
             positions = jnp.arange(tokens.shape[1])[None] if token_mask is None else count(token_mask)
         if token_type_ids is not None and self.token_types is None:
@@ -328,7 +330,7 @@ class Bert(nnx.Module):
 
 
 def _first(x: Float[Array, "B T D"], token_mask: Bool[Array, "B T"] | None) -> Float[Array, "B D"]:
-    """Returns the vector of the first token of each row."""
+    """Returns the vector of the first token of each sequence that is not padding."""
     if token_mask is None:
         return x[:, 0]
     return jnp.take_along_axis(x, jnp.argmax(token_mask, axis=1)[:, None, None], axis=1)[:, 0]
@@ -337,7 +339,7 @@ def _first(x: Float[Array, "B T D"], token_mask: Bool[Array, "B T"] | None) -> F
 def make_dense(
     config: BertConfig, d_out: int, *, use_bias: bool = True, dtype: Any = jnp.float32, rngs: nnx.Rngs
 ) -> Linear:
-    """A linear layer over the model's vectors that starts as all others of it."""
+    """Returns a linear layer from `config.d_model` to `d_out`, initialized like the encoder's matrices."""
     init = _matrix_init(config)
     return Linear(config.d_model, d_out, use_bias=use_bias, kernel_init=init, dtype=dtype, rngs=rngs)
 
@@ -351,11 +353,11 @@ def _matrix_init(config: BertConfig) -> nnx.Initializer:
 
 
 class PretrainingLogits(NamedTuple):
-    """Of the two tasks of pre-training.
+    """Logits of the two pre-training tasks.
 
     Attributes:
-      masked_lm: of every token of the vocabulary, [B, T, V].
-      next_sentence: [B, 2]; 0: the second text follows the first, 1: it is another.
+      masked_lm: logits over the vocabulary at each position, [B, T, V].
+      next_sentence: logits of class 0, the second text follows the first, and class 1, it is a random one, [B, 2].
     """
 
     masked_lm: Float[Array, "B T V"]
@@ -363,16 +365,16 @@ class PretrainingLogits(NamedTuple):
 
 
 class SpanLogits(NamedTuple):
-    """Where an answer starts, [B, T], and where its last token is, [B, T]."""
+    """Logits of the answer's first token, [B, T], and of its last token (inclusive), [B, T]."""
 
     start: Float[Array, "B T"]
     end: Float[Array, "B T"]
 
 
 class MaskedLMHead(nnx.Module):
-    """Dense layer, activation and norm, then the product with the embedding and an offset for each token.
+    """Dense layer, activation and norm, then the product with the embedding plus a bias for each vocabulary entry.
 
-    The embedding is that of the tokens unless `config.is_tied` is false.
+    With `config.is_tied` the embedding is that of the tokens.
     """
 
     def __init__(self, config: BertConfig, *, rngs: nnx.Rngs):
@@ -386,16 +388,16 @@ class MaskedLMHead(nnx.Module):
         self.activation_fn = ACTIVATIONS[config.activation]
 
     def __call__(self, x: Float[Array, "B T D"], embedding: Embedding) -> Float[Array, "B T V"]:
-        """Scores every token of the vocabulary; `x` may be those positions alone whose tokens are to be predicted."""
+        """Returns logits over the vocabulary; `x` may hold only the positions to predict."""
         x = self.norm(self.activation_fn(self.dense(x)))
         output = embedding if self.output_embedding is None else self.output_embedding
         return output.attend(x) + self.bias[...][None, None]
 
 
 class BertWithHead(nnx.Module):
-    """A BERT, as `bert`, and what scores its output: a subclass says what that is in `_make_head` and `_score`.
+    """A `Bert` encoder in `self.bert` with an output head: subclasses define `_make_head` and `_score`.
 
-    `tagger.load_encoder(masked_lm)` puts a pre-trained body below another head.
+    `tagger.load_encoder(masked_lm)` copies a pre-trained encoder into a model with another head.
     """
 
     use_pooler = False
@@ -405,13 +407,13 @@ class BertWithHead(nnx.Module):
         """Initializes the parameters.
 
         Args:
-          config: the sizes; `labels` are those of a classifier or tagger.
-          attention_fn: the attention of every layer, with the signature of `dot_product_attention`; None means what
-            `config.attention` names.
+          config: sizes and options; `labels` are the classes of a classifier or tagger.
+          attention_fn: attention of every layer, with the signature of `dot_product_attention`; None uses
+            `config.attention`.
           rngs: stream `params`.
 
         Raises:
-          ValueError: as a `Bert`, and if a classifier has no labels.
+          ValueError: as for `Bert`, and if a classifier or tagger has no `config.labels`.
         """
         body = dataclasses.replace(config, has_pooler=self.use_pooler)
         self.bert = Bert(body, attention_fn=attention_fn, rngs=rngs)
@@ -429,10 +431,10 @@ class BertWithHead(nnx.Module):
         rngs: nnx.Rngs | None = None,
         return_attention: bool = False,
     ) -> Any:
-        """Scores texts: float32 logits as the class says; with `return_attention` a pair of these and the maps.
+        """Returns float32 logits, whose shape the class states; with `return_attention` the pair (logits, maps).
 
-        Arguments and maps are those of a `Bert`. Of a Longformer that classifies, the first token is global unless
-        `global_mask` says otherwise.
+        Arguments and maps are those of `Bert`. In a Longformer classifier without `global_mask`, the first token is
+        global.
         """
         if global_mask is None and self.first_is_global and self.config.max_global_tokens:
             first = (
@@ -453,21 +455,24 @@ class BertWithHead(nnx.Module):
         return (logits, maps) if return_attention else logits
 
     def load_encoder(self, other: "Bert | BertWithHead") -> None:
-        """Gives the body the parameters of another, which stays as it is; dropout, dtype and attention remain its own.
+        """Copies the parameters of `other`'s encoder into `self.bert`; `other` is not changed.
 
-        A pooler is left out that this head does not read, and stays as it was drawn if the other has none.
+        This model keeps its own dropout rates, dtype and attention. The pooler is copied only if both models have one;
+        otherwise this model keeps its initial values.
 
         Args:
-          other: a body of the same sizes, or what has one.
+          other: an encoder of the same sizes, or a model with a head over one.
 
         Raises:
-          ValueError: if the sizes differ.
+          ValueError: if the shapes of parameters differ.
         """
-        body = other if isinstance(other, Bert) else other.bert
-        mine, taken = (nnx.to_pure_dict(nnx.state(module)) for module in (self.bert, body))
-        params = {name: taken.get(name, drawn) for name, drawn in mine.items()}
-        if jax.tree.map(jnp.shape, params) != jax.tree.map(jnp.shape, mine):
-            raise ValueError(f"{body.config} is a body of other sizes than {self.bert.config}")
+        encoder = other if isinstance(other, Bert) else other.bert
+        own_params, other_params = (nnx.to_pure_dict(nnx.state(module)) for module in (self.bert, encoder))
+        params = {name: other_params.get(name, own) for name, own in own_params.items()}
+        if jax.tree.map(jnp.shape, params) != jax.tree.map(jnp.shape, own_params):
+            raise ValueError(
+                f"the encoders must have parameters of the same shapes, got {encoder.config} for {self.bert.config}"
+            )
         self.bert = nnx.merge(nnx.graphdef(self.bert), params)
 
     def _make_head(self, config: BertConfig, rngs: nnx.Rngs) -> None:
@@ -478,7 +483,7 @@ class BertWithHead(nnx.Module):
 
 
 class BertMaskedLM(BertWithHead):
-    """Says which token stands at a position, hidden or not: logits [B, T, V]."""
+    """Predicts the original token of each position, masked or not: logits [B, T, V]."""
 
     def _make_head(self, config: BertConfig, rngs: nnx.Rngs) -> None:
         self.masked_lm = MaskedLMHead(config, rngs=rngs)
@@ -488,7 +493,7 @@ class BertMaskedLM(BertWithHead):
 
 
 class BertNextSentence(BertWithHead):
-    """Says whether the second text follows the first, class 0, or is another, class 1: logits [B, 2]."""
+    """Predicts whether the second text follows the first (class 0) or is a random one (class 1): logits [B, 2]."""
 
     use_pooler = True
 
@@ -500,7 +505,7 @@ class BertNextSentence(BertWithHead):
 
 
 class BertPretraining(BertWithHead):
-    """Both tasks of pre-training at once: `PretrainingLogits`."""
+    """Masked language modeling and next-sentence prediction over one encoder; returns `PretrainingLogits`."""
 
     use_pooler = True
 
@@ -526,7 +531,7 @@ class BertReplacedTokens(BertWithHead):
 
 
 class BertClassifier(BertWithHead):
-    """Gives a text, or a pair of them, one of `config.labels`: logits [B, labels]."""
+    """Classifies a text or a pair of texts into `config.labels`: logits [B, C], C = number of labels."""
 
     use_pooler = True
     first_is_global = True
@@ -539,7 +544,7 @@ class BertClassifier(BertWithHead):
 
 
 class BertTagger(BertWithHead):
-    """Gives every token one of `config.labels`: logits [B, T, labels]."""
+    """Classifies every token into `config.labels`: logits [B, T, C], C = number of labels."""
 
     def _make_head(self, config: BertConfig, rngs: nnx.Rngs) -> None:
         self.classifier = _make_classifier(config, rngs)
@@ -549,7 +554,7 @@ class BertTagger(BertWithHead):
 
 
 class BertQuestionAnswering(BertWithHead):
-    """Finds the answer to a question in a text, as a span of its tokens: `SpanLogits`."""
+    """Finds the answer to a question as a span of the text's tokens; returns `SpanLogits`."""
 
     def _make_head(self, config: BertConfig, rngs: nnx.Rngs) -> None:
         self.span = make_dense(config, 2, rngs=rngs)
@@ -561,7 +566,7 @@ class BertQuestionAnswering(BertWithHead):
 
 def _make_classifier(config: BertConfig, rngs: nnx.Rngs) -> Linear:
     if not config.labels:
-        raise ValueError("a model that classifies needs labels, but its configuration has none")
+        raise ValueError("a classifier or tagger needs labels, got none: set labels to the names of the classes")
     return make_dense(config, len(config.labels), rngs=rngs)
 
 

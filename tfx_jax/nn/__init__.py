@@ -10,10 +10,12 @@ from tfx_jax.nn.basic import Embedding, FeedForward, LayerNorm, LearnedPositions
 from tfx_jax.nn.decoding import Decoder, DecodingModel
 from tfx_jax.nn.distribution import Distribution, distributed
 from tfx_jax.nn.layers import DecoderLayer, EncoderLayer
+from tfx_jax.nn.lora import Adapter, Frozen, LoraConfig, adapt, merged
 from tfx_jax.nn.moe import ExpertsConfig, MixtureOfExperts
 from tfx_jax.nn.stack import scan_layers, stack_layers, unstack_layers
 
 __all__ = [
+    "Adapter",
     "AttentionConfig",
     "AttentionOptions",
     "AuxiliaryLoss",
@@ -25,14 +27,18 @@ __all__ = [
     "EncoderLayer",
     "ExpertsConfig",
     "FeedForward",
+    "Frozen",
     "LayerNorm",
     "LearnedPositions",
     "Linear",
+    "LoraConfig",
     "MixtureOfExperts",
     "MultiHeadAttention",
     "RMSNorm",
     "StepMetric",
+    "adapt",
     "distributed",
+    "merged",
     "scan_layers",
     "stack_layers",
     "unstack_layers",

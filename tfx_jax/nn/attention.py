@@ -25,6 +25,7 @@ from tfx_jax.functional.attention.spec import CachedDecoding, RecurrentDecoding,
 from tfx_jax.functional.positions import ROTARY_SCALINGS, rotary_embedding, rotary_frequencies
 from tfx_jax.nn.basic import Linear
 from tfx_jax.nn.distribution import current_distribution
+from tfx_jax.nn.lora import Frozen
 
 AttentionFn = Callable[..., Any]
 """A callable with the signature of `tfx_jax.functional.dot_product_attention`."""
@@ -287,6 +288,7 @@ class RotaryConfig:
     beta_fast: float = 32.0  # yarn: turns above which a wavelength stays
     beta_slow: float = 1.0  # yarn: turns below which it is divided by factor
     attention_factor: float | None = None  # yarn: multiplies queries and keys; None: the paper's
+    is_truncated: bool = True  # yarn: whether it interpolates between whole pairs of features
 
     def validate(self) -> None:
         """Raises ValueError where `rotary_frequencies` would, whatever the size of a head."""
@@ -370,7 +372,10 @@ class LearnedAttention(nnx.Module):
     def arrays(self, dtype: DTypeLike) -> dict[str, Array]:
         """Returns the parameters, in a dtype, and the state, as the attention takes them."""
         variables = {name: x for name, x in vars(self).items() if isinstance(x, nnx.Variable)}
-        return {name: x[...].astype(dtype) if isinstance(x, nnx.Param) else x[...] for name, x in variables.items()}
+        return {
+            name: x[...].astype(dtype) if isinstance(x, (nnx.Param, Frozen)) else x[...]
+            for name, x in variables.items()
+        }
 
 
 def spec_of(attention_fn: AttentionFn) -> AttentionSpec | None:

@@ -3,6 +3,7 @@
 import functools
 import math
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -10,7 +11,15 @@ from flax import nnx
 from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float, Int
 
-from tfx_jax.functional.layers import dropout, feed_forward, layer_norm, linear, linear_logits, lookup, rms_norm
+from tfx_jax.functional.layers import (
+    dropout,
+    feed_forward,
+    layer_norm,
+    linear,
+    linear_logits,
+    lookup,
+    rms_norm,
+)
 from tfx_jax.functional.positions import learned_positions
 
 _LECUN_NORMAL = nnx.initializers.lecun_normal()
@@ -47,6 +56,7 @@ class Linear(nnx.Module):
         self.in_features = (in_features,) if isinstance(in_features, int) else tuple(in_features)
         out = (out_features,) if isinstance(out_features, int) else tuple(out_features)
         matrix = kernel_init(rngs.params(), (math.prod(self.in_features), math.prod(out)), param_dtype)
+        self.out_features = out
         self.kernel = nnx.Param(matrix.reshape(*self.in_features, *out))
         self.bias = nnx.Param(nnx.initializers.zeros(rngs.params(), out, param_dtype)) if use_bias else None
         self.dtype = dtype
@@ -54,7 +64,15 @@ class Linear(nnx.Module):
     def __call__(self, x: Float[Array, "*batch_and_in"]) -> Float[Array, "*batch_and_out"]:
         """Maps the last axes."""
         bias = None if self.bias is None else self.bias[...]
-        return linear(x.astype(self.dtype), self.kernel[...], bias, num_axes=len(self.in_features))
+        return linear(x.astype(self.dtype), matrix_of(self, "kernel"), bias, num_axes=len(self.in_features))
+
+
+def matrix_of(module: nnx.Module, name: str) -> Any:
+    """Returns a matrix of a module, with the adapter that `tfx_jax.nn.lora` may have put beside it, or None."""
+    param, adapter = getattr(module, name), getattr(module, f"{name}_adapter", None)
+    if param is None:
+        return None
+    return param[...] if adapter is None else adapter.beside(param[...])
 
 
 class Embedding(nnx.Module):
@@ -179,6 +197,7 @@ ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
     "gelu": functools.partial(jax.nn.gelu, approximate=False),
     "gelu_tanh": functools.partial(jax.nn.gelu, approximate=True),
     "swish": jax.nn.swish,
+    "quick_gelu": lambda x: x * jax.nn.sigmoid(1.702 * x),
 }
 
 
@@ -193,6 +212,8 @@ class FeedForward(nnx.Module):
         activation_fn: Callable[[Array], Array] = jax.nn.relu,
         use_bias: bool = True,
         is_gated: bool = False,
+        gate_offset: float = 0.0,
+        limit: float | None = None,
         dropout_rate: float = 0.0,
         dtype: DTypeLike = jnp.float32,
         param_dtype: DTypeLike = jnp.float32,
@@ -202,23 +223,28 @@ class FeedForward(nnx.Module):
         self.up = nnx.Param(init(rngs.params(), (d_model, d_ff), param_dtype))
         self.up_bias = nnx.Param(jnp.zeros(d_ff, param_dtype)) if use_bias else None
         self.gate = nnx.Param(init(rngs.params(), (d_model, d_ff), param_dtype)) if is_gated else None
+        self.gate_bias = nnx.Param(jnp.zeros(d_ff, param_dtype)) if is_gated and use_bias else None
         self.down = nnx.Param(init(rngs.params(), (d_ff, d_model), param_dtype))
         self.down_bias = nnx.Param(jnp.zeros(d_model, param_dtype)) if use_bias else None
         self.activation_fn = activation_fn
+        self.gate_offset, self.limit = gate_offset, limit
         self.dropout_rate = dropout_rate
         self.dtype = dtype
 
     def __call__(self, x: Float[Array, "*batch D"], *, rngs: nnx.Rngs | None = None) -> Float[Array, "*batch D"]:
         """Transforms every position alone; `rngs=None` means evaluation."""
-        biases_and_gate = (self.up_bias, self.down_bias, self.gate)
-        up_bias, down_bias, gate = (None if p is None else p[...] for p in biases_and_gate)
+        biases = (self.up_bias, self.down_bias, self.gate_bias)
+        up_bias, down_bias, gate_bias = (None if p is None else p[...] for p in biases)
         return feed_forward(
             x.astype(self.dtype),
-            self.up[...],
-            self.down[...],
+            matrix_of(self, "up"),
+            matrix_of(self, "down"),
             up_bias,
             down_bias,
-            gate=gate,
+            gate=matrix_of(self, "gate"),
+            gate_bias=gate_bias,
+            gate_offset=self.gate_offset,
+            limit=self.limit,
             activation_fn=self.activation_fn,
             dropout_rate=self.dropout_rate,
             dropout_rng=rngs.dropout() if rngs is not None and self.dropout_rate else None,

@@ -6,6 +6,7 @@ with one matrix where the inputs are the same, transposed as they are read, and 
 """
 
 import functools
+import logging
 import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, cast
@@ -32,6 +33,7 @@ from tfx_jax.nn.attention import (
 from tfx_jax.nn.basic import FeedForward, Linear
 from tfx_jax.nn.fused_linear import FusedFeedForward, FusedLinear
 from tfx_jax.nn.layers import DecoderLayer, EncoderLayer, Residual
+from tfx_jax.nn.lora import merged
 from tfx_jax.nn.moe import MixtureOfExperts
 from tfx_jax.nn.stack import LayerGroup, map_layers, unstack_layers
 
@@ -79,6 +81,7 @@ class FusedDecoderLayer(nnx.Module):
           layer: what was trained; it stays as it is.
           int8: whether products with weights are of integers, see `tfx_jax.functional.int8_product`.
         """
+        layer = merged(layer)
         own, feed_forward = layer.self_attention, layer.feed_forward
         product = functools.partial(FusedLinear, dtype=feed_forward.dtype, int8=int8)
         self.query_key_value = product(*_joined(own.query, own.key, own.value))
@@ -229,15 +232,18 @@ def arrange(
       int8: whether products with weights are of integers, see `tfx_jax.functional.int8_product`.
 
     Returns:
-      None if the attention needs all tokens at every step, so that the model itself decodes.
+      None if the attention needs all tokens at every step, so that the model itself decodes; a warning says why.
 
     Raises:
       UserError: if integers are asked of such a model.
     """
-    if can_fuse(layers):
+    if (obstacle := fusing_obstacle(layers)) is None:
         return _arrange(layers, table, bias, dtype=dtype, int8=int8)
     if int8:
-        raise UserError("int8 is for models whose attention decodes from cached keys and values: leave it out")
+        raise UserError(
+            f"int8 is for models whose attention decodes from cached keys and values: leave it out ({obstacle})"
+        )
+    _warn_of_slow_decoding(obstacle)
     return None
 
 
@@ -385,26 +391,43 @@ def _with_room(past: FusedKVCache, room: int, num_beams: int) -> FusedKVCache:
     return FusedKVCache(key.reshape(*key.shape[:3], -1), value.reshape(*value.shape[:2], -1, value.shape[-1]))
 
 
-def can_fuse(layers: nnx.Module) -> bool:
-    """Returns whether `FusedDecoderLayer` computes what a layer, or a stack of layers, computes.
+def fusing_obstacle(layers: Any) -> str | None:
+    """Returns why `FusedDecoderLayer` does not compute what a layer, or a stack of layers, computes; None if it does.
 
     It knows the classes of this package and the attentions that score each pair of positions by itself; of a subclass
     it knows nothing.
     """
     if type(layers) is LayerGroup:
-        return all(map(can_fuse, layers.layers))
-    if type(layers) is EncoderLayer:
-        attentions = [layers.self_attention]
-    elif type(layers) is DecoderLayer:
-        attentions = [layers.self_attention, layers.cross_attention]
-    else:
-        return False
-    return (
-        type(layers.feed_forward) in (FeedForward, MixtureOfExperts)
-        and type(layers.self_attention_residual) is Residual
-        and all(type(each) is MultiHeadAttention and decoding_of(each.attention_fn) for each in attentions)
-        and all(map(_is_plain, attentions[1:]))
-    )
+        return next(filter(None, map(fusing_obstacle, layers.layers)), None)
+    known = {
+        "": (EncoderLayer, DecoderLayer),
+        "feed_forward": (FeedForward, MixtureOfExperts),
+        "self_attention_residual": (Residual,),
+        "self_attention": (MultiHeadAttention,),
+        "cross_attention": (MultiHeadAttention,),
+    }
+    for name, kinds in known.items():
+        part = getattr(layers, name, None) if name else layers
+        if part is not None and type(part) not in kinds:
+            return f"{type(part).__name__} is not {' or '.join(kind.__name__ for kind in kinds)}"
+    for attention in (layers.self_attention, getattr(layers, "cross_attention", None)):
+        if attention is not None and decoding_of(attention.attention_fn) is None:
+            return f"{_name_of(attention.attention_fn)} has no form for one token (`AttentionSpec.decoding`)"
+    if isinstance(layers, DecoderLayer) and not _is_plain(layers.cross_attention):
+        return "attention to the encoder's output has more than projections and a scale"
+    return None
+
+
+def _name_of(attention_fn: Any) -> str:
+    if isinstance(attention_fn, LearnedAttention):
+        return f"{attention_fn.name} attention"
+    function = getattr(attention_fn, "func", attention_fn)  # of a partial
+    return getattr(function, "__name__", type(function).__name__)
+
+
+@functools.cache
+def _warn_of_slow_decoding(obstacle: str) -> None:
+    logging.warning("each new token reads all tokens before it again: %s", obstacle)
 
 
 def _is_plain(cross: MultiHeadAttention) -> bool:

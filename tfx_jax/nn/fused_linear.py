@@ -7,7 +7,7 @@ from flax import nnx
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
-from tfx_jax.functional.layers import int8_product, quantize_rows
+from tfx_jax.functional.layers import gated_units, int8_product, quantize_rows
 from tfx_jax.nn.basic import FeedForward
 
 
@@ -39,14 +39,20 @@ class FusedFeedForward(nnx.Module):
     def __init__(self, feed_forward: FeedForward, *, int8: bool):
         product = functools.partial(FusedLinear, dtype=feed_forward.dtype, int8=int8)
         self.up = product(feed_forward.up[...], _value(feed_forward.up_bias))
-        self.gate = None if feed_forward.gate is None else product(feed_forward.gate[...])
+        self.gate = (
+            None if feed_forward.gate is None else product(feed_forward.gate[...], _value(feed_forward.gate_bias))
+        )
         self.down = product(feed_forward.down[...], _value(feed_forward.down_bias))
-        self.activation_fn = feed_forward.activation_fn
+        self.units_fn = functools.partial(
+            gated_units,
+            activation_fn=feed_forward.activation_fn,
+            gate_offset=feed_forward.gate_offset,
+            limit=feed_forward.limit,
+        )
 
     def __call__(self, x: Float[Array, "*rows D"]) -> Float[Array, "*rows D"]:
         """Transforms every position alone."""
-        hidden = self.activation_fn(self.up(x))
-        return self.down(hidden if self.gate is None else hidden * self.gate(x))
+        return self.down(self.units_fn(self.up(x), None if self.gate is None else self.gate(x)))
 
 
 def _value(param: nnx.Param[Array] | None) -> Array | None:

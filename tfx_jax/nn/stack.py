@@ -15,7 +15,12 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array
 
+from tfx_jax.nn.lora import Frozen
+
 Layer = TypeVar("Layer", bound=nnx.Module)
+
+_CHANGING = nnx.Not(nnx.Any(nnx.Param, Frozen))
+"""Variables of a layer that a training step may change by itself, such as running statistics."""
 
 
 class LayerGroup(nnx.Module):
@@ -117,7 +122,7 @@ def scan_layers(
     def one(x: Array, of_layer: tuple[nnx.Module, Array | None, Any]) -> tuple[Array, Any]:
         layer, key, given = of_layer
         x, extra = fn(layer, x, None if key is None else nnx.Rngs(dropout=key), *(() if given is None else (given,)))
-        return x, (extra, None if key is None else nnx.state(layer, nnx.Not(nnx.Param)))
+        return x, (extra, None if key is None else nnx.state(layer, _CHANGING))
 
     one = _rematerialized(one, remat)
 

@@ -1,10 +1,12 @@
 """The attentions that `bench` measures: those of `SPECS`, each with the options of its `example`, and a few more."""
 
 import functools
+import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 from jaxtyping import Array
 
@@ -41,8 +43,12 @@ def _from_spec(name: str) -> Measured:
 def _with_gates(
     core: Callable[..., Any], shapes: dict[str, tuple[int, ...]], query: Array, key: Array, *args: Any, **options: Any
 ) -> Any:
-    """Attends with gates that are numbers of the keys: all of them, or the first of each head."""
-    gates = {name: key if len(shape) == 2 else key[..., 0] for name, shape in shapes.items()}
+    """Attends with gates that are numbers of the keys, as many as there are or repeated."""
+    flat = key.reshape(*key.shape[:2], -1)
+    gates = {
+        name: flat[..., np.arange(math.prod(shape)) % flat.shape[-1]].reshape(*key.shape[:2], *shape)
+        for name, shape in shapes.items()
+    }
     return core(query, key, *args, **gates, **options)
 
 

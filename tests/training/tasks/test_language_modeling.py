@@ -172,9 +172,9 @@ def test_generate_goes_on_with_a_workdir(trained, monkeypatch, capsys):
     assert status == 0
     assert [line[:5] for line in out.splitlines()] == ["a and", "b" + out.splitlines()[1][1:5]]
     for options, message in (
-        ([], "give either --model=FOLDER or --workdir=FOLDER"),
-        (["--model=x", f"--workdir={workdir}"], "give either --model=FOLDER or --workdir=FOLDER"),
-        (["--model=x", "--step=3"], "--step chooses a checkpoint of a --workdir"),
+        ([], "give exactly one of --model=FOLDER and --workdir=FOLDER"),
+        (["--model=x", f"--workdir={workdir}"], "give exactly one of --model=FOLDER and --workdir=FOLDER"),
+        (["--model=x", "--step=3"], "--step needs --workdir: it chooses a checkpoint of a training run"),
         ([f"--workdir={workdir}", "--step=7"], "has no checkpoint of step 7; there are 6, 12"),
     ):
         status, _, err = generate(*options)

@@ -265,5 +265,5 @@ class TestTranscribe:
         out, err = capsys.readouterr()
         assert out == "\n\n"
         long, none = err.splitlines()[-2:]
-        assert long == f"error: {files[0]} takes 2.0 seconds, and the model was trained on up to 1.0: cut it"
+        assert long == f"error: {files[0]} lasts 2.0 seconds, but the model was trained on at most 1.0: cut the file"
         assert none.startswith(f"error: {files[1]} cannot be read: ")

@@ -416,3 +416,16 @@ def masked_softmax(logits: Float[Array, "B N T S"], mask: Mask | None) -> Float[
     # Finite also for the gradient.
     weights = jax.nn.softmax(jnp.where(mask, logits, hidden_logit(logits.dtype)), axis=-1)
     return jnp.where(mask, weights, jnp.zeros((), weights.dtype))
+
+
+def among_largest(scores: Float[Array, "*rows S"], mask: Bool[Array, "*#rows S"] | None, size: int) -> Array:
+    """Which scores of a row are among the `size` largest that the mask shows; those equal to the last of them are too.
+
+    >>> jax.jit(among_largest, static_argnums=(1, 2))(jnp.array([3.0, 1.0, 2.0]), None, 2).tolist()
+    [True, False, True]
+    """
+    scores = jax.lax.stop_gradient(scores)
+    if mask is not None:
+        scores = jnp.where(mask, scores, jnp.asarray(-jnp.inf, scores.dtype))
+    is_kept = scores >= jax.lax.top_k(scores, min(size, scores.shape[-1]))[0][..., -1:]
+    return is_kept if mask is None else is_kept & mask

@@ -9,7 +9,6 @@ batch: large products of static shape, which is what accelerators are good at.
 import functools
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
@@ -17,7 +16,7 @@ from tfx_jax.functional.attention.blocks import attend_in_blocks, check_over_key
 from tfx_jax.functional.attention.dot_product import decode_densely
 from tfx_jax.functional.attention.masks import Bias, Mask, SegmentIds
 from tfx_jax.functional.attention.spec import AttentionSpec, CachedDecoding, Option, SeesBack, SeesBlock
-from tfx_jax.functional.attention.token_order import TokenOrder, attend_in_order, order_tokens
+from tfx_jax.functional.attention.token_order import TokenOrder, attend_in_order, order_tokens, positions_of
 from tfx_jax.functional.attention.wrappers import divided_as_queries, weights_on_request, zeros_where_empty
 
 SMALLEST_BLOCK = 32
@@ -202,10 +201,7 @@ def _number_blocks(order: TokenOrder, block_size: int) -> tuple[Int[Array, "B T"
     """Numbers the blocks of all segments from 1; padding is 0."""
     query_ids, key_ids = order.segment_ids
     t, s = query_ids.shape[1], key_ids.shape[1]
-    places = jnp.arange(s)[None]
-    is_first = jnp.pad(key_ids[:, 1:] != key_ids[:, :-1], ((0, 0), (1, 0)), constant_values=True)
-    first = jax.lax.cummax(jnp.where(is_first, places, 0), axis=1)  # place of the first token of the segment
-    numbers = jnp.cumsum((places - first) % block_size == 0, axis=1, dtype=jnp.int32)
+    numbers = jnp.cumsum(positions_of(key_ids) % block_size == 0, axis=1, dtype=jnp.int32)
     numbers = jnp.where(key_ids == 0, 0, numbers)
     return jnp.where(query_ids == key_ids[:, s - t :], numbers[:, s - t :], 0), numbers
 

@@ -10,8 +10,11 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 Bias = Float[Array, "#B #N #T #S"]
+"""Added to the scaled logits of each pair of query and key."""
 Mask = Bool[Array, "#B #N #T #S"]
+"""True where a query may attend to a key."""
 SegmentIds = Int[Array, "B T"] | tuple[Int[Array, "B T"], Int[Array, "B S"]]
+"""Numbers of the texts that are packed into one row, of all tokens or of (queries, keys); 0 is padding."""
 Window = int | tuple[int, int]
 """How many positions a query sees on each side besides its own, or to the left and to the right."""
 ScoreMod = Callable[..., Float[Array, "B N T S"]]
@@ -203,6 +206,43 @@ def refuse_segment_ids(segment_ids: SegmentIds | None, attention: str) -> None:
         raise ValueError(
             f"{attention} cannot keep texts apart that share a row, so it takes no segment_ids: unpack them"
         )
+
+
+def refuse_pairs(
+    attention: str,
+    shared: str,
+    bias: Bias | None,
+    mask: Mask | None,
+    is_causal: bool,
+    segment_ids: SegmentIds | None,
+) -> None:
+    """Raises ValueError for an option of pairs, where all queries share something that is made of all keys.
+
+    Args:
+      attention: its name, first in the message.
+      shared: what they share, a plural.
+      bias: refused.
+      mask: refused unless it hides the same keys from all queries and heads, [#B, 1, 1, #S].
+      is_causal: refused.
+      segment_ids: refused.
+    """
+    refuse_segment_ids(segment_ids, attention)
+    if bias is not None:
+        raise ValueError(f"{attention} takes no bias: it never forms the logits of pairs that a bias is added to")
+    if mask is not None and mask.shape[1:3] != (1, 1):
+        raise ValueError(
+            f"{attention} takes a padding mask only, [B, 1, 1, S], got shape {mask.shape}: all queries share the "
+            f"{shared}. It has neither is_causal nor segment_ids: give each text its own row"
+        )
+    if is_causal:
+        raise ValueError(f"{attention} has no causal form: {shared} are means over the future too")
+
+
+def visible_keys(mask: Mask | None, batch: int, num_keys: int) -> Bool[Array, "B S"]:
+    """Which keys a mask of keys alone, [#B, 1, 1, #S], lets all queries see."""
+    if mask is None:
+        return jnp.ones((batch, num_keys), jnp.bool_)
+    return jnp.broadcast_to(mask[:, 0, 0], (batch, num_keys))
 
 
 _LAYOUT = "; the layout of query, key and value is [batch, length, heads, size], not [batch, heads, length, size]"

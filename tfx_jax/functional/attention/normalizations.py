@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from tfx_jax.functional.attention.dense import masked_logits, masked_softmax, weighted_values
+from tfx_jax.functional.attention.dense import among_largest, masked_logits, masked_softmax, weighted_values
 from tfx_jax.functional.attention.masks import Bias, Mask, SegmentIds
 from tfx_jax.functional.attention.spec import AttentionSpec, CachedDecoding, Option
 from tfx_jax.functional.attention.wrappers import divided_as_queries, weights_on_request, zeros_where_empty
@@ -217,11 +217,7 @@ def topk_attention(
         raise ValueError(f"num_keys must be at least 1, got {num_keys}")
 
     def weights_fn(logits: Array, mask: Mask | None) -> Array:
-        size = min(num_keys, logits.shape[-1])
-        lowest = jnp.asarray(-jnp.inf, logits.dtype)
-        ranked = jax.lax.stop_gradient(logits if mask is None else jnp.where(mask, logits, lowest))
-        is_kept = ranked >= jax.lax.top_k(ranked, size)[0][..., -1:]
-        return masked_softmax(logits, is_kept if mask is None else is_kept & mask)
+        return masked_softmax(logits, among_largest(logits, mask, num_keys))
 
     options = {"is_causal": is_causal, "scale": scale, "segment_ids": segment_ids, "return_weights": return_weights}
     return _attend(weights_fn, query, key, value, bias, mask, dropout_rate, dropout_rng, **options)

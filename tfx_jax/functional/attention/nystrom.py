@@ -6,7 +6,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float
 
 from tfx_jax.functional.attention.dense import attention_from_logits, dot_product_logits, dot_product_weights
-from tfx_jax.functional.attention.masks import check_shapes, refuse_segment_ids
+from tfx_jax.functional.attention.masks import check_shapes, refuse_pairs, visible_keys
 from tfx_jax.functional.attention.spec import AttentionSpec, Option
 from tfx_jax.functional.attention.wrappers import divided_as_queries, weights_on_request, zeros_where_empty
 
@@ -89,9 +89,14 @@ def nystrom_attention(
     b, t = query.shape[:2]
     if key.shape[1] != t:
         raise ValueError(f"landmarks are of one sequence, but there are {t} queries and {key.shape[1]} keys")
-    refuse_segment_ids(segment_ids, "Nyström attention")
-    _check_options(bias, mask, is_causal, num_landmarks, num_iterations, dropout_rate)
-    visible = jnp.ones((b, t), jnp.bool_) if mask is None else jnp.broadcast_to(mask[:, 0, 0], (b, t))
+    refuse_pairs("Nyström attention", "landmarks", bias, mask, is_causal, segment_ids)
+    if num_landmarks < 1 or num_iterations < 0:
+        raise ValueError(
+            f"num_landmarks must be at least 1, num_iterations not negative: {num_landmarks} and {num_iterations}"
+        )
+    if dropout_rate:
+        raise ValueError(f"Nyström attention has no weights to drop, got dropout_rate={dropout_rate}; drop the output")
+    visible = visible_keys(mask, b, t)
     is_of = _segments(visible, min(num_landmarks, t))
     is_landmark = is_of.any(axis=1)
 
@@ -145,31 +150,6 @@ def _means(x: Float[Array, "B T N H"], is_of: Bool[Array, "B T M"]) -> Float[Arr
     member = is_of.astype(x.dtype)
     sums = jnp.einsum("BTM,BTNH->BMNH", member, x)
     return sums / jnp.maximum(member.sum(axis=1), 1)[..., None, None]
-
-
-def _check_options(
-    bias: Array | None,
-    mask: Array | None,
-    is_causal: bool,
-    num_landmarks: int,
-    num_iterations: int,
-    dropout_rate: float,
-) -> None:
-    if bias is not None:
-        raise ValueError("Nyström attention takes no bias: it never forms the logits of pairs that a bias is added to")
-    if mask is not None and mask.shape[1:3] != (1, 1):
-        raise ValueError(
-            f"Nyström attention takes a padding mask only, [B, 1, 1, T], got shape {mask.shape}: all queries share the "
-            "landmarks. It has neither is_causal nor segment_ids: give each text its own row"
-        )
-    if is_causal:
-        raise ValueError("Nyström attention has no causal form: landmarks are means over the future too")
-    if num_landmarks < 1 or num_iterations < 0:
-        raise ValueError(
-            f"num_landmarks must be at least 1, num_iterations not negative: {num_landmarks} and {num_iterations}"
-        )
-    if dropout_rate:
-        raise ValueError(f"Nyström attention has no weights to drop, got dropout_rate={dropout_rate}; drop the output")
 
 
 NYSTROM = AttentionSpec(

@@ -1,5 +1,6 @@
-"""Attention without queries and keys: the random Synthesizer, whose logits are parameters."""
+"""Attention without products of queries and keys: Synthesizers, whose logits are parameters or made of a token."""
 
+import dataclasses
 from typing import Any
 
 import jax
@@ -68,9 +69,90 @@ def synthesizer_attention(
         raise ValueError(f"logits must have shape [N, L, L] with N = {n}, got {logits.shape}")
     if max(t, s) > logits.shape[1]:
         raise ValueError(f"a sequence of {max(t, s)} tokens is longer than max_length={logits.shape[1]} of the logits")
-    logits = logits.astype(np.promote_types(query.dtype, np.float32)) * (1.0 if scale is None else scale)
+    logits = jnp.asarray(logits, np.promote_types(query.dtype, np.float32)) * (1.0 if scale is None else scale)
     rows, columns = _positions(mask, segment_ids, b, t, s)
     of_pairs = logits[:, rows[:, :, None], columns[:, None]].swapaxes(0, 1)  # [B, N, T, S]
+    options = {"is_causal": is_causal, "segment_ids": segment_ids}
+    dropping = {"dropout_rate": dropout_rate, "dropout_rng": dropout_rng}
+    out, weights = attention_from_logits(of_pairs, value, bias, mask, **options, **dropping)
+    out = out.astype(query.dtype)
+    return (out, weights) if return_weights else out
+
+
+@weights_on_request
+@divided_as_queries
+@zeros_where_empty
+def dense_synthesizer_attention(
+    query: Float[Array, "B T N H"],
+    key: Float[Array, "B S K H"],
+    value: Float[Array, "B S K U"],
+    bias: Bias | None = None,
+    mask: Mask | None = None,
+    *,
+    hidden: Float[Array, "N H H"],
+    hidden_bias: Float[Array, "N H"],
+    logits: Float[Array, "N H L"],
+    logits_bias: Float[Array, "N L"],
+    is_causal: bool = False,
+    scale: float | None = None,
+    segment_ids: SegmentIds | None = None,
+    dropout_rate: float = 0.0,
+    dropout_rng: Array | None = None,
+    return_weights: bool = False,
+) -> Float[Array, "B T N U"] | tuple[Float[Array, "B T N U"], Float[Array, "B N T S"]]:
+    r"""Computes softmax(scale * (relu(Q W + b) W' + b') + bias) V: each token says how much it reads of each position.
+
+    Equations 1 to 3 of "Synthesizer" (Tay et al., 2020, https://arxiv.org/abs/2005.00743), the dense variant, with the
+    queries of a head as its input.
+
+    Args:
+      query: [B, T, N, H]; this and all arguments that are not named here as in `dot_product_attention`.
+      key: [B, S, K, H]. Its numbers are not used.
+      value: [B, S, K, U].
+      bias: added to the scaled logits.
+      mask: True where a query may attend. What a mask of keys, [B, 1, 1, S], hides has no position; a mask of all
+        pairs leaves positions as they are.
+      hidden: W, [N, H, H].
+      hidden_bias: b, [N, H].
+      logits: W', [N, H, L], for positions of keys, which count the tokens of a text from 0.
+      logits_bias: b', [N, L].
+      is_causal: query t sees keys 0 .. t + S - T only.
+      scale: multiplies the logits; None means 1.
+      segment_ids: packed sequences, each with its own positions; 0 is padding, which has none.
+      dropout_rate: probability in [0, 1) of dropping an attention weight.
+      dropout_rng: PRNG key.
+      return_weights: also return the weights.
+
+    Returns:
+      What `dot_product_attention` returns.
+
+    Raises:
+      ValueError: for more than L keys, parameters of other shapes, and as `dot_product_attention`.
+
+    >>> x, one = jnp.arange(2.0).reshape(1, 2, 1, 1), jnp.ones((1, 1, 1))
+    >>> parameters = {"hidden": one, "hidden_bias": one[0], "logits": 99 * jnp.array([[[-1.0, 1.0]]])}
+    >>> jax.jit(dense_synthesizer_attention)(x, x, x, **parameters, logits_bias=jnp.zeros((1, 2))).ravel().tolist()
+    [1.0, 1.0]
+    """
+    check_shapes(query, key, value, bias, mask)
+    (b, t, n, h), s = query.shape, key.shape[1]
+    length = logits.shape[-1]
+    for name, x, want in (
+        ("hidden", hidden, (n, h, h)),
+        ("hidden_bias", hidden_bias, (n, h)),
+        ("logits", logits, (n, h, length)),
+        ("logits_bias", logits_bias, (n, length)),
+    ):
+        if x.shape != want:
+            raise ValueError(f"{name} must have shape {want}, got {x.shape}")
+    if s > length:
+        raise ValueError(f"a sequence of {s} tokens is longer than max_length={length} of the logits")
+    dtype = np.promote_types(query.dtype, np.float32)
+    columns = _positions(mask, segment_ids, b, t, s)[1]
+    inner = jnp.einsum("BTNH,NHD->BNTD", query.astype(dtype), hidden.astype(dtype))
+    inner = jax.nn.relu(inner + hidden_bias.astype(dtype)[None, :, None])
+    of_positions = jnp.einsum("BNTD,NDL->BNTL", inner, logits.astype(dtype)) + logits_bias.astype(dtype)[None, :, None]
+    of_pairs = jnp.take_along_axis(of_positions, columns[:, None, None], axis=-1) * (1.0 if scale is None else scale)
     options = {"is_causal": is_causal, "segment_ids": segment_ids}
     dropping = {"dropout_rate": dropout_rate, "dropout_rng": dropout_rng}
     out, weights = attention_from_logits(of_pairs, value, bias, mask, **options, **dropping)
@@ -114,4 +196,30 @@ SYNTHESIZER_ATTENTION = AttentionSpec(
     options={"max_length": Option("tokens of the longest sequence", required=True, at_least=1)},
     example=lambda length: {"max_length": 2 * length},
     parameters=_init,
+)
+
+
+def _init_dense(rng: Array, num_heads: int, d_k: int, dtype: DTypeLike, *, max_length: int) -> dict[str, Array]:
+    """Glorot's normal numbers, and biases of zero."""
+    sizes = {"hidden": d_k, "logits": max_length}
+    arrays = {}
+    for (name, size), key in zip(sizes.items(), jax.random.split(rng), strict=True):
+        noise = jax.random.normal(key, (num_heads, d_k, size), jnp.float32)
+        arrays[name] = ((2 / (d_k + size)) ** 0.5 * noise).astype(dtype)
+        arrays[f"{name}_bias"] = jnp.zeros((num_heads, size), dtype)
+    return arrays
+
+
+def _dense_of_max_length(*arguments: Any, max_length: int, **options: Any) -> Any:
+    """`dense_synthesizer_attention` whose logits have the size of the option."""
+    del max_length
+    return dense_synthesizer_attention(*arguments, **options)
+
+
+DENSE_SYNTHESIZER_ATTENTION = dataclasses.replace(
+    SYNTHESIZER_ATTENTION,
+    name="dense_synthesizer",
+    function=_dense_of_max_length,
+    reference="Tay et al. (2020), equations 1 to 3",
+    parameters=_init_dense,
 )

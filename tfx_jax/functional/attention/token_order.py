@@ -124,6 +124,48 @@ def attend_in_order(
     return order.restore(outputs)
 
 
+def attend_to_tokens(
+    attend: Callable[..., Any],
+    query: Num[Array, "B T N H"],
+    key: Num[Array, "B S K H"],
+    value: Num[Array, "B S K U"],
+    bias: Bias | None,
+    mask: Mask | None,
+    segment_ids: SegmentIds | None,
+    **gates: Shaped[Array, "B S ..."],
+) -> Any:
+    """Calls `attend(query, key, value, bias, mask, segment_ids=..., **gates)` on tokens without padding in between.
+
+    The queries of the call are at the last T of its S columns, and gates belong to the keys.
+
+    Raises:
+      ValueError: if there are more queries than keys.
+    """
+    (b, t), s = query.shape[:2], key.shape[1]
+    if t > s:
+        raise ValueError(f"the {t} queries must be the last positions of the keys, of which there are {s}")
+    order = order_tokens(mask, segment_ids, b, t, s)
+    if order is None:
+        return attend(query, key, value, bias, mask, segment_ids=None, **gates)
+    in_order = {name: order.of_keys(gate) for name, gate in gates.items()}
+
+    def attend_with_gates(*arrays: Any, **options: Any) -> Any:
+        return attend(*arrays, **options, **in_order)
+
+    return attend_in_order(attend_with_gates, query, key, value, bias, mask, order)
+
+
+def positions_of(key_ids: Int[Array, "B S"]) -> Int[Array, "B S"]:
+    """Counts the tokens of each segment from 0, where those of a segment are side by side.
+
+    >>> jax.jit(positions_of)(jnp.array([[7, 7, 3, 3, 3, 0]])).tolist()
+    [[0, 1, 0, 1, 2, 0]]
+    """
+    places = jnp.arange(key_ids.shape[1])[None]
+    is_first = jnp.pad(key_ids[:, 1:] != key_ids[:, :-1], ((0, 0), (1, 0)), constant_values=True)
+    return places - jax.lax.cummax(jnp.where(is_first, places, 0), axis=1)
+
+
 def _take(x: Shaped[Array, "B ..."], order: Int[Array, "B _"], axis: int) -> Shaped[Array, "B ..."]:
     """Reorders an axis, each row in its own way."""
 

@@ -27,6 +27,7 @@ ACTIVATIONS = {
     "relu": "relu",
     "swish": "swish",
     "silu": "swish",
+    "quick_gelu": "quick_gelu",
 }
 
 
@@ -243,16 +244,21 @@ class Tensors:
             raise UserError(f"{self._folder / file} is damaged or cut short ({error}): fetch it again") from None
 
 
-def write_folder(folder: epath.PathLike, config: dict[str, Any], tensors: dict[str, np.ndarray]) -> None:
-    """Writes config.json and the tensors, each file at once or not at all.
+def write_folder(
+    folder: epath.PathLike,
+    config: dict[str, Any],
+    tensors: dict[str, np.ndarray],
+    names: tuple[str, str] = ("config.json", _WEIGHTS),
+) -> None:
+    """Writes the configuration and the tensors to files of these names, each file at once or not at all.
 
     Raises:
       UserError: if the disk does not allow it.
     """
     folder = pathlib.Path(folder)
     contents = {
-        _WEIGHTS: lambda path: safetensors.numpy.save_file(tensors, path, metadata={"format": "pt"}),
-        "config.json": lambda path: path.write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8"),
+        names[1]: lambda path: safetensors.numpy.save_file(tensors, path, metadata={"format": "pt"}),
+        names[0]: lambda path: path.write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8"),
     }
     try:
         folder.mkdir(parents=True, exist_ok=True)
