@@ -57,7 +57,7 @@ SPEECH = (ConformerConfig, SpeechRecognitionConfig, RecordedSpeech)
         (
             None,
             {"mesh.sequence": 2, "model.attention.name": "window", "model.attention.options.window": 3},
-            "config.mesh.sequence=2 divides positions, which window attention does not allow: leave it at 1",
+            "config.mesh.sequence=2 shards positions, which window attention does not support: leave it at 1",
         ),
         (
             None,
@@ -174,7 +174,7 @@ def test_files_that_are_folders_or_empty(tmp_path):
     [
         ("exists", OSError(36, "File name too long"), "w cannot be used (File name too long): name another folder"),
         ("exists", RuntimeError("no\nanswer"), "w cannot be reached (no answer)"),
-        ("mkdir", OSError(30, "Read-only file system"), "w cannot be made (Read-only file system): take another --"),
+        ("mkdir", OSError(30, "Read-only file system"), "w cannot be created (Read-only file system): use another --"),
         ("mkdir", RuntimeError("no\nanswer"), "w cannot be reached (no answer)"),
     ],
 )
@@ -346,9 +346,11 @@ def test_models_that_neither_read_nor_hear(capfd, monkeypatch):
     for verb in ("transcribe", "attend", "support.options"):
         monkeypatch.setattr(f"tfx_jax.cli.{verb}.load_model", lambda *_, **__: (run, {}))
     run.trained = lambda params: params
-    with pytest.raises(UserError, match="digits holds a model without a tokenizer: it neither reads nor writes text"):
+    with pytest.raises(
+        UserError, match="digits holds a model without a tokenizer, but text needs one: name another run"
+    ):
         load_trained(types.SimpleNamespace(workdir="digits"))
-    line = "tfx-jax transcribe: tones learned from synthetic frames: it hears no sounds"
+    line = "tfx-jax transcribe: tones was trained on synthetic frames, not on audio: name a run of recorded speech"
     assert _fails(["transcribe", "--workdir=tones", "a.wav"], capfd) == line
     line = _fails(["attend", "--workdir=tones", "--image=a.png", "--output=b.png"], capfd)
     assert "--image needs a model that captions or classifies images" in line

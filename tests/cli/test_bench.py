@@ -170,7 +170,7 @@ def test_compilation_cache_is_off_meanwhile(tmp_path, capfd):
 @pytest.mark.parametrize(
     ("arguments", "named"),
     [
-        ([], "what is to be measured? there are train, step, decode, attention, data"),
+        ([], "name what to measure: one of train, step, decode, attention, data"),
         (["speed"], "cannot measure 'speed'; there are train"),
         (["train", "--model=huge"], "--model: invalid choice: 'huge'"),
         (["train", "--batch=0"], 'must be a whole number from 1 to 2,147,483,647, got "0"'),

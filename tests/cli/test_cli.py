@@ -371,7 +371,7 @@ def test_damage_beside_the_checkpoints_is_named_and_nothing_is_made_or_lost(text
     (copy / file).unlink()
     if (verb, file) != (["train"], "config.json"):  # which the command line tells again
         message = fails_with(capfd, command)
-        assert re.search(f"copy/{file} is missing, and the checkpoints|copy has no config.json", message)
+        assert re.search(f"copy/{file} is missing, but the checkpoints|copy has no config.json", message)
         assert "delete" not in message
     after = {path: path.read_bytes() for path in copy.rglob("*") if path.is_file() and path.name != "train.lock"}
     assert after == {path: content for path, content in before.items() if path != copy / file}

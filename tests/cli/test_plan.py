@@ -35,7 +35,7 @@ def test_a_guess_is_called_one():
     seconds = {"memory": 1e-3, "network": 0.0, "compute": 1e-3, "cycles": 2e-3, "kernels": 3e-3}
     plan = planning.Plan({}, 1, "TPU v5 lite", 1, {"x": (1, 1)}, (1, 1), fits=True, tokens=1, seconds=seconds)
     *_, bound, prediction = verb.described(plan)
-    assert bound.endswith("kernels 3.00 ms; kernels by an estimate of ours, at half the peak)")
+    assert bound.endswith("kernels 3.00 ms; custom kernels are estimated at half the peak)")
     assert prediction.startswith("prediction   5.00 ms a step")
 
 

@@ -73,7 +73,7 @@ def test_defaults_are_the_base_model_and_valid():
         (
             "optimizer.weight_decay",
             0.1,
-            'optimizer.weight_decay is not for "adam": choose config.optimizer.name="adamw"',
+            'optimizer.weight_decay must be 0 for "adam": use config.optimizer.name="adamw"',
         ),
         ("optimizer.clip_norm", -1.0, "optimizer.clip_norm must be at least 0, got -1.0"),
         ("task.z_loss", -1.0, "task.z_loss must be at least 0, got -1.0"),
@@ -233,7 +233,7 @@ def of_text(**values):
         ),
         (
             of(T5Config(), SpanCorruptionConfig(), **{"mesh.sequence": 2}),
-            "mesh.sequence=2 divides positions, which a SpanCorruptionConfig does not allow: leave it at 1",
+            "mesh.sequence=2 shards positions, which SpanCorruptionConfig does not support: leave it at 1",
         ),
         (
             of(Seq2SeqConfig(variant="bahdanau"), TranslationConfig(), **{"model.alignment": "local-p"}),

@@ -142,7 +142,7 @@ def test_who_answers_as_jax_does_is_process_0_and_others_are_not():
     ],
 )
 def test_which_errors_mean_that_a_process_is_gone(error, is_lost):
-    assert distributed._is_of_a_connection(error) is is_lost
+    assert distributed._is_connection_error(error) is is_lost
 
 
 def test_the_last_line_of_a_process_is_safe_to_print(monkeypatch, capfd):
@@ -156,7 +156,9 @@ def test_gathering_alone_changes_nothing():
 
 
 def test_another_process_must_see_the_same_configuration(tmp_path):
-    with pytest.raises(UserError, match=r"has no config\.json, which process 0 has just written: .* must be shared"):
+    with pytest.raises(
+        UserError, match=r"has no config\.json, which process 0 has just written: .* that all processes share"
+    ):
         check_config(tiny_config("text"), tmp_path)
     save_config(tiny_config("text"), tmp_path)
     check_config(tiny_config("text"), tmp_path)

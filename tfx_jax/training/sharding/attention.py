@@ -45,7 +45,7 @@ def check_kernels(attention: AttentionConfig, mesh: Mesh) -> None:
             )
 
 
-def computable(attention: AttentionConfig, platform: str) -> AttentionConfig:
+def with_supported_kernels(attention: AttentionConfig, platform: str) -> AttentionConfig:
     """The same values on any platform: instead of a kernel that it has not, the formula that the kernel computes."""
     names = [name if SPECS[name].platform in (None, platform) else "dense" for name in attention.names]
     return dataclasses.replace(attention, name=",".join(names))

@@ -224,13 +224,13 @@ def abort_together() -> Iterator[None]:
             leave(str(error), 2)
         if isinstance(error, KeyboardInterrupt):
             leave("interrupted", 130)
-        if _is_of_a_connection(error):
+        if _is_connection_error(error):
             leave(f"lost another process ({_first_line(error)}): start all of them again to go on", RESTART)
         traceback.print_exc()
         leave(f"{type(error).__name__}: {_first_line(error)}", 1)
 
 
-def _is_of_a_connection(error: BaseException) -> bool:
+def _is_connection_error(error: BaseException) -> bool:
     """Whether a collective failed; one that fails as it is started, and not later, raises a ValueError."""
     text = str(error)
     return "RESOURCE_EXHAUSTED" not in text and (isinstance(error, jax.errors.JaxRuntimeError) or "Gloo" in text)

@@ -170,7 +170,7 @@ def _dividing(mesh: Mesh, size: int, axes: tuple[str, ...]) -> tuple[str, ...] |
     return axes if parts > 1 and size % parts == 0 else None
 
 
-def loss_on(mesh: Mesh, loss_fn: LossFn) -> LossFn:
+def gather_embeddings(mesh: Mesh, loss_fn: LossFn) -> LossFn:
     """Makes the loss of a model that is trained on a mesh.
 
     Under FSDP, the embedding is gathered before the model runs, a layer's matrices when its turn comes. The embedding
@@ -197,7 +197,7 @@ def loss_on(mesh: Mesh, loss_fn: LossFn) -> LossFn:
 
 
 @functools.cache  # equal for equal meshes, so what JAX has traced for one is found again
-def distribution_on(mesh: Mesh) -> Distribution:
+def make_distribution(mesh: Mesh) -> Distribution:
     """Returns how attention and experts run on a mesh; a training step enters `tfx_jax.nn.distributed` with it.
 
     Evaluation and decoding enter nothing: rows and positions of their batches need not divide evenly, so where
@@ -239,7 +239,7 @@ def shard_training(
     graphdef, first_state = init_state(make_model, optimizer, make_carry=make_carry)
     shapes = jax.eval_shape(first_state)
     shardings = state_shardings(shapes, mesh)
-    loss_fn, distribution = loss_on(mesh, loss_fn), distribution_on(mesh)
+    loss_fn, distribution = gather_embeddings(mesh, loss_fn), make_distribution(mesh)
     step_fn = jit_update(graphdef, loss_fn, optimizer, shardings, distribution=distribution, **options)
     return TrainSetup(step_fn, jax.jit(first_state, out_shardings=shardings), with_shardings(shapes, shardings))
 
@@ -336,7 +336,7 @@ def take_batch_shard(rows: np.ndarray, index: Any, mesh: Mesh, process_index: in
     return rows[first : first + size, *index[1:]]
 
 
-def spread_rows(mesh: Mesh, batch: Batch) -> Batch:
+def shard_whole_batch(mesh: Mesh, batch: Batch) -> Batch:
     """Spreads the rows of a batch, which every process has whole, over the mesh, where they divide evenly."""
 
     def spread(rows: np.ndarray) -> jax.Array | np.ndarray:
