@@ -115,7 +115,7 @@ def _spelled(text):
         (lambda: parse_tree("  "), "the tree is empty"),
         (
             lambda: _attend_in_a_ring(None, linear_attention, None, None, None),
-            "config.mesh.sequence divides positions, which is for dense attention only: leave it at 1",
+            "config.mesh.sequence shards positions, which only dense attention supports: leave it at 1",
         ),
         (
             lambda: EventClassificationTask.attention(

@@ -96,7 +96,7 @@ def test_numbers_that_are_none(fails, flag, message):
 @pytest.mark.parametrize("port", ["0", "65536", "99999", "x", ""])
 def test_ports_that_are_none(fails, port):
     flags = [f"--coordinator=localhost:{port}", "--num-processes=2", "--process-id=0"]
-    line = f"--coordinator=localhost:{port} is not HOST:PORT, a port being 1 to 65535"
+    line = f"--coordinator=localhost:{port} must be HOST:PORT with a port from 1 to 65535"
     assert fails([*TRAIN, "--workdir=w", *flags]) == line
 
 

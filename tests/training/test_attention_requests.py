@@ -154,7 +154,7 @@ def test_the_line_names_what_to_change(family, name, values, message):
 def test_kernels_are_refused_where_they_do_not_run_before_anything_is_traced():
     for name, needed in (("splash", "TPU"), ("cudnn", "GPU")):
         config = tiny("GPTConfig", name, dtype="bfloat16")
-        message = f'config.model.attention.name="{name}" needs a {needed}, and this is a cpu: "chunked" runs anywhere'
+        message = f'config.model.attention.name="{name}" needs a {needed}, but the devices are cpu: '
         with pytest.raises(UserError, match=re.escape(message)):
             plan_step(config, jax.devices()[:1])
 
