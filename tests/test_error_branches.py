@@ -315,7 +315,7 @@ def _fails(arguments, capfd):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["bench", "data", "--config=gpt_duplication:test", "--steps=1"], "bench data measures pairs of texts"),
+        (["bench", "data", "--config=gpt_duplication:test", "--steps=1"], "bench data needs pairs of texts"),
         (["train", "--config=mine.py", "--workdir=w"], "defines no get_config(variant): write that function"),
         (["train", "--config=other.py", "--workdir=w"], "other.py must return an ExperimentConfig, got a int"),
         (

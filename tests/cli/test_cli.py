@@ -248,7 +248,7 @@ def test_attend_draws_a_pair_and_its_own_translation(workdir, tmp_path, capfd):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["fly"], "unknown verb 'fly'; there are train, experiments, evaluate, translate, "),
+        (["fly"], "unknown verb 'fly'; use one of train, experiments, evaluate, translate, "),
         (["train", "--workdir=w"], "the following arguments are required: --config"),
         (["train", "--config=missing.py", "--workdir=w"], "missing.py does not exist"),
         (["train", "--config=transformer_deom", "--workdir=w"], "did you mean transformer_demo"),

@@ -41,7 +41,7 @@ def test_simulated_devices_have_a_program_and_no_prediction():
 def test_the_vocabulary_has_to_be_said():
     config = tiny()
     config.model.vocab_size = 0
-    with pytest.raises(UserError, match=r"config\.model\.vocab_size=0 follows from a text"):
+    with pytest.raises(UserError, match=r"config\.model\.vocab_size=0 is derived from the data"):
         plan_training(config, jax.devices())
 
 
