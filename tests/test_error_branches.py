@@ -64,11 +64,11 @@ SPEECH = (ConformerConfig, SpeechRecognitionConfig, RecordedSpeech)
             {"keep_every": 5, "checkpoint_every": 3},
             "config.keep_every=5 must be a multiple of checkpoint_every=3",
         ),
-        (SPEECH, {"task.data.min_digits": 3, "task.data.max_digits": 2}, "max_digits=2 is less than min_digits=3"),
+        (SPEECH, {"task.data.min_digits": 3, "task.data.max_digits": 2}, "max_digits=2 must be at least min_digits=3"),
         (
             VIT,
             {"model.image_size": 16, "task.data.image_size": 8},
-            "config.model.image_size=16 is not config.task.data",
+            "config.model.image_size=16 must equal config.task.data",
         ),
         (
             VIT,
@@ -91,7 +91,7 @@ SPEECH = (ConformerConfig, SpeechRecognitionConfig, RecordedSpeech)
                 "model.num_channels": 2,
                 "task.data.num_channels": 2,
             },
-            "config.task.data.num_channels=2 must be 3, red, green and blue, or 1, gray",
+            "config.task.data.num_channels=2 must be 3 (RGB) or 1 (gray)",
         ),
     ],
 )
@@ -134,7 +134,7 @@ def _spelled(text):
             lambda: DuplicationConfig(DuplicationData(num_symbols=9)).setup(
                 GPTConfig(vocab_size=9), None, types.SimpleNamespace(starts_from_model=True)
             ),
-            "the model to start from has 9 tokens, 10 are needed",
+            "the initial model has 9 tokens, but the task needs 10",
         ),
         (
             lambda: changed(**{"task.data.dataset": "files", "task.data.train_source": "a.en"}).task.splits()["train"],
@@ -190,7 +190,7 @@ def test_labels_that_read_alike():
         as_written = staticmethod(_spelled)
         labels_as_written = TextToTextTask.labels_as_written
 
-    with pytest.raises(UserError, match="'card_arrival' and 'Card arrival' read alike in words: rename one"):
+    with pytest.raises(UserError, match="'card_arrival' and 'Card arrival' have the same text in words: rename one"):
         TextToTextTask._check_labels(Task())
 
 
@@ -257,7 +257,7 @@ def test_a_line_without_tokens_and_nothing_to_start_with():
 
 
 def test_a_model_to_start_from_without_a_tokenizer(tmp_path):
-    with pytest.raises(UserError, match=r"has no tokenizer: config.init_from takes a workdir or Hugging Face folder"):
+    with pytest.raises(UserError, match=r"has no tokenizer: config.init_from must be a workdir or Hugging Face folder"):
         artifacts._copy_tokenizer(epath.Path(tmp_path), epath.Path(tmp_path / "to"))
 
 
@@ -270,7 +270,7 @@ def test_a_model_to_start_from_that_has_nothing_in_common(monkeypatch):
 
 def test_labels_that_are_damaged(tmp_path):
     (tmp_path / "labels.json").write_text('["a", ')
-    with pytest.raises(UserError, match=r"labels.json is damaged \(.*\): put back a copy"):
+    with pytest.raises(UserError, match=r"labels.json is damaged \(.*\): restore a copy"):
         artifacts.setup_json(WorkdirArtifacts(tmp_path, can_make=False), "labels.json", list)
 
 

@@ -50,7 +50,8 @@ def test_several_processes_may_load_libtpu_at_once(tpu_devices):
 def test_topology_that_does_not_exist_is_one_line():
     with pytest.raises(
         UserError,
-        match=r"^unknown topology v5e:3x5: use one of v4:2x2x1, .*, tpu7x:8x8x8, or for GPUs a name such as h100:1x8x8$",
+        match=r"^unknown topology v5e:3x5: use one of v4:2x2x1, .*, tpu7x:8x8x8, or for GPUs a name such as "
+        r"h100:1x8x8$",
     ):
         topologies.tpu_devices("v5e:3x5")
 

@@ -93,7 +93,11 @@ def test_defaults_are_the_base_model_and_valid():
             "de",
             'task.data.dataset="grammar" is English to Japanese, not en to de: leave its languages out, or .*',
         ),
-        ("task.data.tokens_per_batch", 255, "task.data.tokens_per_batch=255 holds no sentence of max_length=256"),
+        (
+            "task.data.tokens_per_batch",
+            255,
+            "task.data.tokens_per_batch=255 must be at least max_length=256, the size of one sentence",
+        ),
         (
             "model.learned_positions",
             300,
@@ -200,7 +204,7 @@ def of_text(**values):
         (of_text(**{"task.data.validation_share": 1.0}), r"task.data.validation_share must be in \[0, 1\)"),
         (
             of_text(**{"task.data.validation_share": 0.1, "task.data.validation_file": "x"}),
-            "task.data.validation_file and validation_share exclude each other: set one",
+            "task.data.validation_file and validation_share must not both be set",
         ),
         (
             of(BertConfig(), BertPretrainingConfig(), **{"model.init": "x"}),
@@ -208,11 +212,11 @@ def of_text(**values):
         ),
         (
             of(BertConfig(), BertPretrainingConfig(), **{"task.data.max_length": 7}),
-            "task.data.max_length=7 is too short for pairs: 8 will do",
+            "task.data.max_length=7 must be at least 8, for pairs of segments",
         ),
         (
             of(BertConfig(), ClassificationConfig(), **{"task.data.first_column": "a"}),
-            "task.data.first_column, second_column and label_column go",
+            "task.data.first_column, second_column and label_column must",
         ),
         (
             of(BertConfig(), ClassificationConfig(), **{"task.data.dataset": "x"}),
@@ -253,7 +257,10 @@ def of_text(**values):
             'model.coverage=1.0 is of an additive score alone, variant="bahdanau" or "luong" with score="concat"',
         ),
         (of_text(**{"mesh.tensor": 3}), "mesh.tensor=3 does not divide config.model.num_heads=2"),
-        (of_text(**{"task.data.tokens_per_batch": 63}), "task.data.tokens_per_batch=63 holds no row of max_length=64"),
+        (
+            of_text(**{"task.data.tokens_per_batch": 63}),
+            "task.data.tokens_per_batch=63 must be at least max_length=64, the size of one row",
+        ),
         (of_text(**{"optimizer.schedule": "cosine"}), 'optimizer.schedule="cosine" needs config.optimizer.peak'),
     ],
 )

@@ -66,7 +66,7 @@ class Operation(NamedTuple):
     """A line of source code and the compiler's estimate of its cycles."""
 
     source: str
-    """File, line and JAX operation, such as "tfx_jax/nn/layers.py:95 dot_general"; the operation if there is no file."""
+    """File, line and JAX operation, such as "tfx_jax/nn/layers.py:95 dot_general"; or only the operation."""
     cycles: int
     """Cycles on one device in one run of the program."""
 
@@ -176,7 +176,7 @@ def _called(line: str, operation: str, bodies: dict[str, list[str]]) -> Iterator
 
 
 def _turns(bodies: dict[str, list[str]], condition: str) -> int:
-    """Returns the iterations of a loop without a known trip count: the limit that its counter is compared with, or 1."""
+    """Returns the iterations of a loop without a known trip count: the limit compared with its counter, else 1."""
     lines = bodies[condition]
     for line in lines:
         if fused := re.search(r"ROOT .* calls=%?([\w.-]+)", line):

@@ -117,7 +117,7 @@ def test_several_files_are_read_in_their_order_and_divided_as_one(folder):
     tokenizer = make_tokenizer(["one two three four five six"], "words")
     stream = token_stream(tokenizer, data.load("train"), documents="file")
     assert tokenizer.pieces(stream) == ["four", "five", "six", "</s>", "one", "two"]
-    with pytest.raises(UserError, match=r"no file is named .*c-\*\.txt$"):
+    with pytest.raises(UserError, match=r"no file matches .*c-\*\.txt$"):
         TextData("files", str(folder), "b-1.txt,c-*.txt").load("train")
 
 

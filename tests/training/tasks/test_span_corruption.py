@@ -177,5 +177,5 @@ def test_a_tokenizer_without_sentinels_is_refused(trained, tmp_path):
     for file in folder.iterdir():
         text = file.read_text().replace("<extra_id_7>", "<other>")
         (tmp_path / "tokenizer" / file.name).write_text(text)
-    with pytest.raises(UserError, match=r"the last 100 tokens of the tokenizer of .* are not T5's sentinels"):
+    with pytest.raises(UserError, match=r"the last 100 tokens of the tokenizer of .* must be T5's sentinels"):
         make_run(tiny_config(), tmp_path)

@@ -125,7 +125,7 @@ def test_a_corpus_of_several_files(folder):
     for names, message in (
         (("part-*.en", "part-0.de"), r"train_source names 2 files and train_target 1: each file of one must be the"),
         (("part-0.en,part-1.en", "part-1.de,part-0.de"), r"part-0\.en has 1 lines and .*part-1\.de has 2: line i of"),
-        (("part-*.en", "part-*.fr"), r"^no file is named .*part-\*\.fr$"),
+        (("part-*.en", "part-*.fr"), r"^no file matches .*part-\*\.fr$"),
         (("part-0.tsv,part-0.en", ""), "train_target names no file; only a .tsv holds both sides"),
     ):
         with pytest.raises(UserError, match=message):
