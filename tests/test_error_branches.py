@@ -128,7 +128,7 @@ def _spelled(text):
         ),
         (
             lambda: SentencePairTask.attention(types.SimpleNamespace(), None, "a dog", "  "),
-            "a pair needs its second sentence: --target=SENTENCE",
+            "a pair needs a second sentence: give --target=SENTENCE",
         ),
         (
             lambda: DuplicationConfig(DuplicationData(num_symbols=9)).setup(
@@ -138,7 +138,7 @@ def _spelled(text):
         ),
         (
             lambda: changed(**{"task.data.dataset": "files", "task.data.train_source": "a.en"}).task.splits()["train"],
-            "config.task.data.train_target names no file; only a .tsv holds both sides",
+            "config.task.data.train_target is missing: name the target file; only a .tsv has both sides",
         ),
         (lambda: find_workdir(""), "--workdir is empty: name a folder"),
         (

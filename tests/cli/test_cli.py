@@ -271,7 +271,7 @@ def test_attend_draws_a_pair_and_its_own_translation(workdir, tmp_path, capfd):
             ["train", f"--config={EXPERIMENT}", "--workdir=w", "--config.num_steps"],
             "--config.num_steps has no value",
         ),
-        (["train", f"--config={EXPERIMENT}", "--workdir=w", "--profile=7:7"], "--profile=7:7 is not START:STOP"),
+        (["train", f"--config={EXPERIMENT}", "--workdir=w", "--profile=7:7"], "--profile=7:7 must be START:STOP"),
         (["translate", "--workdir=nowhere"], "nowhere has no config.json"),
         (["translate", "--workdir=nowhere", "--beam=0"], 'must be a whole number from 1 to 2,147,483,647, got "0"'),
         (["evaluate", "--workdir=nowhere", "--source=a"], "--source and --reference must be given together"),

@@ -142,7 +142,7 @@ FILES = {"task.data.dataset": "files", "task.data.source_language": "en", "task.
         ),
         (
             {"task.data.target_language": "German"},
-            r"task.data.target_language must be the code .*, got 'German': it says what",
+            r"task.data.target_language must be the code .*, got 'German': it is the",
         ),
         (
             {"task.data.train_source": "my.de"},

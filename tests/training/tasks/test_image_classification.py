@@ -22,7 +22,7 @@ from tfx_jax.models import ViTConfig
 from tfx_jax.tasks.vision.image_classification import (
     Digits,
     ImageClassificationConfig,
-    changed,
+    augment,
     image_classification_loss,
     normalized,
 )
@@ -147,7 +147,7 @@ class TestChanges:
 
     def drawn(self, rows=400, **options):
         images = np.broadcast_to(self.IMAGE, (rows, *self.IMAGE.shape))
-        return np.asarray(jax.jit(functools.partial(changed, **options))(images, jax.random.key(0)))
+        return np.asarray(jax.jit(functools.partial(augment, **options))(images, jax.random.key(0)))
 
     def expected(self, down, right, is_mirrored):
         image = self.IMAGE[:, ::-1] if is_mirrored else self.IMAGE
