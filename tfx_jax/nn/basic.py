@@ -3,6 +3,7 @@
 import functools
 import math
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -67,7 +68,7 @@ class Linear(nnx.Module):
         return linear(x.astype(self.dtype), matrix_of(self, "kernel"), bias, num_axes=len(self.in_features))
 
 
-def matrix_of(module: nnx.Module, name: str) -> Array | LowRankSum:
+def matrix_of(module: nnx.Module, name: str) -> Any:
     """Returns a matrix of a module, with the adapter that `tfx_jax.nn.lora` may have put beside it."""
     param, adapter = getattr(module, name), getattr(module, f"{name}_adapter", None)
     return param[...] if adapter is None else adapter.beside(param[...])
