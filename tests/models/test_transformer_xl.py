@@ -216,5 +216,5 @@ def test_what_is_refused():
     config.attention = type(config.attention)("dense")
     with pytest.raises(ValueError, match=r'attention\.name="dense": a Transformer-XL has "relative" attention alone'):
         config.validate()
-    with pytest.raises(UserError, match="no products of integers"):
+    with pytest.raises(UserError, match="does not support int8"):
         make_model().decoder(int8=True)

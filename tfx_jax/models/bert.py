@@ -41,7 +41,7 @@ _SIZES = {
 
 
 @documented
-@dataclasses.dataclass(unsafe_hash=True)  # a model keeps its own copy, as a static part
+@dataclasses.dataclass(unsafe_hash=True)  # hashable: a model keeps a copy as static metadata
 class BertConfig:
     """Configuration of a BERT; the defaults are the uncased base model.
 

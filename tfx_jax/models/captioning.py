@@ -27,7 +27,7 @@ _LEAST = 1e-30  # of a probability whose logarithm is taken: the gradient at 0 h
 
 
 @documented
-@dataclasses.dataclass(unsafe_hash=True)  # a model keeps its own copy, as a static part
+@dataclasses.dataclass(unsafe_hash=True)  # hashable: a model keeps a copy as static metadata
 class CaptionerConfig:
     """Sizes of a model that describes images (https://arxiv.org/abs/1502.03044).
 
@@ -47,10 +47,10 @@ class CaptionerConfig:
     variant: str = one_of(VARIANTS, "soft")
     soft_share: float = fraction(0.5)  # of "hard": of the training images so many get the expected feature all the same
     dropout_rate: float = fraction(0.0)  # of embeddings and of the layer before the logits
-    pad_id: int = at_least(0, 0)  # the token that fills a row
-    start_id: int = at_least(0, 1)  # the one that the decoder reads first
-    eos_id: int = at_least(0, 2)  # the one that ends a caption; used by decoding only
-    dtype: str = one_of(DTYPES, "float32")  # of products; parameters, states and logits stay float32
+    pad_id: int = at_least(0, 0)  # id of the padding token
+    start_id: int = at_least(0, 1)  # id of the token that the decoder reads first
+    eos_id: int = at_least(0, 2)  # id of the token that ends a caption; used by decoding only
+    dtype: str = one_of(DTYPES, "float32")  # dtype of matrix products; parameters, states, logits: float32
 
     kind: ClassVar[str] = "captioner"
 
@@ -64,7 +64,7 @@ class CaptionerConfig:
             )
 
     def tiny(self, *, max_length: int) -> None:
-        del max_length  # a recurrence has no end
+        del max_length  # a recurrent network has no maximum length
         self.vocab_size, self.channels, self.d_model = 1_000, (8, 16, 16), 32
 
     def make(self, *, rngs: nnx.Rngs) -> "Captioner":
@@ -122,7 +122,7 @@ class Captioner(nnx.Module):
         """Initializes the parameters.
 
         Args:
-          config: the sizes.
+          config: sizes and options; the model keeps a copy.
           rngs: stream `params`.
 
         Raises:
@@ -275,21 +275,21 @@ class Captioner(nnx.Module):
     def decoder(self, *, int8: bool = False) -> Decoder:
         """Returns the model itself, see `tfx_jax.nn.decoding.DecodingModel`."""
         if int8:
-            raise UserError("a Captioner has no products of integers: leave int8 out")
+            raise UserError("a Captioner does not support int8: leave int8 out")
         return self
 
     @property
     def vocab_size(self) -> int:
-        """As in the configuration."""
+        """V, the number of tokens that `step` scores."""
         return self.config.vocab_size
 
     @property
     def pad_id(self) -> int:
-        """As in the configuration."""
+        """The padding token, which is never generated."""
         return self.config.pad_id
 
     def max_input_length(self, max_new_tokens: int) -> int | None:
-        """No limit."""
+        """Returns None: inputs may have any length."""
         del max_new_tokens
         return None
 
@@ -318,7 +318,7 @@ class Captioner(nnx.Module):
         return cache, jnp.full(memory.keys.shape[:1], self.config.start_id)
 
     def step(self, tokens: Int[Array, " R"], cache: dict[str, Any]) -> tuple[Float[Array, "R V"], dict[str, Any]]:
-        """Takes one token of each row."""
+        """Reads one token of each row (beam); returns logits of the next token and the new cache."""
         words = self.embedding(tokens)
         state, looked = self._advance(
             cache["memory"].value, cache["state"], narrow_product(words, self._of(self.kernel))

@@ -27,15 +27,15 @@ _SIZES = {"Conformer-S": (16, 144, 4), "Conformer-M": (16, 256, 4), "Conformer-L
 
 
 @documented
-@dataclasses.dataclass(unsafe_hash=True)  # a model keeps its own copy, as a static part
+@dataclasses.dataclass(unsafe_hash=True)  # hashable: a model keeps a copy as static metadata
 class ConformerConfig:
     """Sizes of a Conformer; the defaults are those of Conformer-S (https://arxiv.org/abs/2005.08100, table 1).
 
     What differs from the paper: there, an LSTM writes (a transducer); here, as in later work with this encoder, CTC.
     """
 
-    vocab_size: int = at_least(0, 29)  # labels, among them the blank, which is 0; a task sets how many it has
-    num_features: int = at_least(1, 80)  # of a frame
+    vocab_size: int = at_least(0, 29)  # labels including the blank, which is 0; set by the task
+    num_features: int = at_least(1, 80)  # features of a frame
     num_layers: int = at_least(1, 16)
     d_model: int = at_least(1, 144)
     num_heads: int = at_least(1, 4)
@@ -57,7 +57,7 @@ class ConformerConfig:
         """The sizes of a published model: "Conformer-S", "Conformer-M" or "Conformer-L".
 
         Raises:
-          ValueError: for another name.
+          ValueError: if `name` is unknown; the message lists the names.
         """
         if name not in _SIZES:
             raise ValueError(f"no published Conformer is called {name!r}; there are {', '.join(_SIZES)}")
@@ -71,8 +71,7 @@ class ConformerConfig:
             raise ValueError(f"d_model={self.d_model} must be even for sinusoidal positions")
 
     def tiny(self, *, max_length: int) -> None:
-        """See `tfx_jax.models.config.ModelConfig`; positions are not learned, so that any length will do."""
-        del max_length
+        del max_length  # positions are not learned, so any length is possible
         self.num_features, self.kernel_size = 8, 3
         self.num_layers, self.d_model, self.num_heads, self.d_ff = 1, 32, 2, 64
 
@@ -223,26 +222,26 @@ class Conformer(nnx.Module):
         """Initializes the parameters.
 
         Args:
-          config: the sizes.
-          attention_fn: the attention of every layer, with the signature of `dot_product_attention`; None means what
-            `config.attention` names.
+          config: sizes and options; the model keeps a copy.
+          attention_fn: attention of every layer, with the signature of `dot_product_attention`; None uses
+            `config.attention`.
           rngs: stream `params`.
 
         Raises:
-          ValueError: if the sizes contradict each other.
+          ValueError: if sizes contradict each other.
         """
         c = config
         c.validate()
         c.attention.check()
         dtype = jnp.dtype(c.dtype)
 
-        def make_layer(own: AttentionConfig, rngs: nnx.Rngs) -> ConformerLayer:
+        def make_layer(layer_attention: AttentionConfig, rngs: nnx.Rngs) -> ConformerLayer:
             attention = MultiHeadAttention(
                 c.d_model,
                 c.num_heads,
                 use_bias=True,
                 dropout_rate=c.attention_dropout_rate,
-                attention_fn=attention_fn or own.make(c.num_heads, c.d_model // c.num_heads, rngs=rngs),
+                attention_fn=attention_fn or layer_attention.make(c.num_heads, c.d_model // c.num_heads, rngs=rngs),
                 dtype=dtype,
                 rngs=rngs,
             )
@@ -281,7 +280,7 @@ class Conformer(nnx.Module):
           frames: [B, T, F], T of any size; what stands behind the frames of a row means nothing.
           num_frames: how many there are in each row, [B]; 0 for a row that is none.
           rngs: stream `dropout`; None means evaluation.
-          return_attention: also return every attention map.
+          return_attention: whether to also return the attention maps.
 
         Returns:
           Logits of the labels, float32 [B, S, V] with S = ceil(T / 4), of which the first ceil(num_frames / 4) of each

@@ -22,7 +22,7 @@ INITS = ("plain", "matching")
 
 
 @documented
-@dataclasses.dataclass(unsafe_hash=True)  # a model keeps its own copy, as a static part
+@dataclasses.dataclass(unsafe_hash=True)  # hashable: a model keeps a copy as static metadata
 class DecomposableConfig:
     """Sizes of a decomposable attention model; the defaults are the paper's (https://arxiv.org/abs/1606.01933).
 
@@ -44,18 +44,17 @@ class DecomposableConfig:
     max_distance: int = at_least(0, 10)  # of words in a sentence, beyond which all share a bias
     dropout_rate: float = fraction(0.2)  # of what each layer of F, G, H and F_intra reads
     init: str = one_of(INITS, "plain")
-    labels: tuple[str, ...] = ()  # the classes; a task sets them
-    pad_id: int = at_least(0, 0)  # the token that fills a row
+    labels: tuple[str, ...] = ()  # names of the classes; set by the task
+    pad_id: int = at_least(0, 0)  # id of the padding token
     dtype: str = one_of(DTYPES, "float32")  # dtype of the computation; parameters, weights, logits: float32
 
     kind: ClassVar[str] = "sentence_pair"
 
     def validate(self) -> None:
-        """See `tfx_jax.models.config.ModelConfig`; any sizes go together."""
+        """Accepts any combination of sizes."""
 
     def tiny(self, *, max_length: int) -> None:
-        """See `tfx_jax.models.config.ModelConfig`; sentences may have any length."""
-        del max_length
+        del max_length  # sentences may have any length
         self.vocab_size, self.d_embedding, self.d_model, self.d_ff = 500, 32, 16, 16
 
     def make(self, *, rngs: nnx.Rngs) -> "DecomposableAttention":
@@ -85,7 +84,7 @@ class DecomposableAttention(nnx.Module):
         """Initializes the parameters.
 
         Args:
-          config: the sizes.
+          config: sizes and options; the model keeps a copy.
           rngs: stream `params`.
 
         Raises:
@@ -94,7 +93,7 @@ class DecomposableAttention(nnx.Module):
         c = config
         c.validate()
         if not c.labels:
-            raise ValueError("a classifier needs labels, of which the configuration has none")
+            raise ValueError("a classifier needs labels, got none: set labels to the names of the classes")
         dtype, width = jnp.dtype(c.dtype), 2 * c.d_model if c.intra_attention else c.d_model
         norm = 3.0 if c.init == "matching" else 1.0
         stddev = norm * c.d_embedding**-0.5

@@ -43,7 +43,7 @@ _SIZES = {
 
 
 @documented
-@dataclasses.dataclass(unsafe_hash=True)  # a model keeps its own copy, as a static part
+@dataclasses.dataclass(unsafe_hash=True)  # hashable: a model keeps a copy as static metadata
 class GPTConfig:
     """Sizes of a GPT; the defaults are those of the smallest GPT-2."""
 
@@ -77,7 +77,7 @@ class GPTConfig:
         GPT-3's layers alternate between dense and banded attention; these are dense.
 
         Raises:
-          ValueError: for another name.
+          ValueError: if `name` is unknown; the message lists the names.
         """
         if name not in _SIZES:
             raise ValueError(f"no published GPT is called {name!r}; there are {', '.join(_SIZES)}")
@@ -109,9 +109,9 @@ class GPT(LanguageModel):
         """Initializes the parameters as GPT-2 does: normal, 0.02, residual projections 0.02 / sqrt(2 L).
 
         Args:
-          config: the sizes.
-          attention_fn: the attention of every layer, with the signature of `dot_product_attention`; None means what
-            `config.attention` names.
+          config: sizes and options; the model keeps a copy.
+          attention_fn: attention of every layer, with the signature of `dot_product_attention`; None uses
+            `config.attention`.
           rngs: stream `params`.
 
         Raises:
@@ -134,7 +134,7 @@ class GPT(LanguageModel):
             make_norm=make_norm,
         )
 
-        def make_layer(own: AttentionConfig, is_sparse: bool, rngs: nnx.Rngs) -> EncoderLayer:
+        def make_layer(layer_attention: AttentionConfig, is_sparse: bool, rngs: nnx.Rngs) -> EncoderLayer:
             d_k = c.d_model // c.num_heads if c.d_k is None else c.d_k
             attention = MultiHeadAttention(
                 c.d_model,
@@ -142,7 +142,7 @@ class GPT(LanguageModel):
                 d_k=c.d_k,
                 use_bias=c.use_bias,
                 dropout_rate=c.attention_dropout_rate,
-                attention_fn=attention_fn or own.make(c.num_heads, d_k, rngs=rngs),
+                attention_fn=attention_fn or layer_attention.make(c.num_heads, d_k, rngs=rngs),
                 dtype=dtype,
                 rngs=rngs,
             )

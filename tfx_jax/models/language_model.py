@@ -63,7 +63,7 @@ class LanguageModel(nnx.Module):
           positions: of each token; None counts the tokens that exist.
           segment_ids: of packed texts, which do not see each other; give `positions` too, or they count on.
           rngs: stream `dropout`; None means evaluation.
-          return_attention: also return every attention map.
+          return_attention: whether to also return the attention maps.
 
         Returns:
           float32 logits, [B, T, V]; with `return_attention` a pair of these and {"decoder/0/self": [B, N, T, T], ...}.
@@ -148,7 +148,7 @@ class LanguageModelDecoder(nnx.Module):
 
     @property
     def vocab_size(self) -> int:
-        """As in the configuration."""
+        """V, the number of tokens that `step` scores."""
         return self.model.config.vocab_size
 
     def max_input_length(self, max_new_tokens: int) -> int:
@@ -188,7 +188,7 @@ class LanguageModelDecoder(nnx.Module):
         return cache, memory.last
 
     def step(self, tokens: Int[Array, " R"], cache: dict[str, Any]) -> tuple[Float[Array, "R V"], dict[str, Any]]:
-        """Takes one token of each row."""
+        """Reads one token of each row (beam); returns logits of the next token and the new cache."""
         if self.fused is None:
             return replay_step(self._score_last, tokens, cache)
         model, output = self.model, self.fused.output

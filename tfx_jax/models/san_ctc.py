@@ -20,15 +20,15 @@ from tfx_jax.nn.stack import REMATS, scan_layers, stack_layers
 
 
 @documented
-@dataclasses.dataclass(unsafe_hash=True)  # a model keeps its own copy, as a static part
+@dataclasses.dataclass(unsafe_hash=True)  # hashable: a model keeps a copy as static metadata
 class SanCTCConfig:
     """Sizes of a SAN-CTC; the defaults are those of the paper's model (https://arxiv.org/abs/1901.10055, section 4).
 
     What differs from the paper: layers are pre-norm, so that small models train without a long warm-up.
     """
 
-    vocab_size: int = at_least(0, 29)  # labels, among them the blank, which is 0; a task sets how many it has
-    num_features: int = at_least(1, 80)  # of a frame
+    vocab_size: int = at_least(0, 29)  # labels including the blank, which is 0; set by the task
+    num_features: int = at_least(1, 80)  # features of a frame
     subsampling: int = at_least(1, 3)  # frames that are stacked into one step
     num_layers: int = at_least(1, 10)
     d_model: int = at_least(1, 512)
@@ -52,8 +52,7 @@ class SanCTCConfig:
             raise ValueError(f"d_model={self.d_model} must be even for sinusoidal positions")
 
     def tiny(self, *, max_length: int) -> None:
-        """See `tfx_jax.models.config.ModelConfig`; positions are not learned, so that any length will do."""
-        del max_length
+        del max_length  # positions are not learned, so any length is possible
         self.num_features, self.subsampling = 8, 2
         self.num_layers, self.d_model, self.num_heads, self.d_ff = 1, 32, 2, 64
 
@@ -72,13 +71,13 @@ class SanCTC(nnx.Module):
         """Initializes the parameters.
 
         Args:
-          config: the sizes.
-          attention_fn: the attention of every layer, with the signature of `dot_product_attention`; None means what
-            `config.attention` names.
+          config: sizes and options; the model keeps a copy.
+          attention_fn: attention of every layer, with the signature of `dot_product_attention`; None uses
+            `config.attention`.
           rngs: stream `params`.
 
         Raises:
-          ValueError: if the sizes contradict each other.
+          ValueError: if sizes contradict each other.
         """
         c = config
         c.validate()
@@ -86,12 +85,12 @@ class SanCTC(nnx.Module):
         dtype = jnp.dtype(c.dtype)
         residual = functools.partial(Residual, c.d_model, dropout_rate=c.dropout_rate, pre_norm=True)
 
-        def make_layer(own: AttentionConfig, rngs: nnx.Rngs) -> EncoderLayer:
+        def make_layer(layer_attention: AttentionConfig, rngs: nnx.Rngs) -> EncoderLayer:
             attention = MultiHeadAttention(
                 c.d_model,
                 c.num_heads,
                 dropout_rate=c.attention_dropout_rate,
-                attention_fn=attention_fn or own.make(c.num_heads, c.d_model // c.num_heads, rngs=rngs),
+                attention_fn=attention_fn or layer_attention.make(c.num_heads, c.d_model // c.num_heads, rngs=rngs),
                 dtype=dtype,
                 rngs=rngs,
             )
@@ -118,7 +117,7 @@ class SanCTC(nnx.Module):
           frames: [B, T, F], T of any size; what stands behind the frames of a row means nothing.
           num_frames: how many there are in each row, [B]; 0 for a row that is none.
           rngs: stream `dropout`; None means evaluation.
-          return_attention: also return every attention map.
+          return_attention: whether to also return the attention maps.
 
         Returns:
           Logits of the labels, float32 [B, S, V] with S = ceil(T / subsampling), of which the first

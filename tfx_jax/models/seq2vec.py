@@ -26,7 +26,7 @@ POOLINGS = ("additive", "dot", "mean", "structured")
 
 
 @documented
-@dataclasses.dataclass(unsafe_hash=True)  # a model keeps its own copy, as a static part
+@dataclasses.dataclass(unsafe_hash=True)  # hashable: a model keeps a copy as static metadata
 class Seq2VecConfig:
     """Sizes of a model in the spirit of Rajkomar et al. (2018, https://doi.org/10.1038/s41746-018-0029-1).
 
@@ -53,11 +53,10 @@ class Seq2VecConfig:
     kind: ClassVar[str] = "events"
 
     def validate(self) -> None:
-        """See `tfx_jax.models.config.ModelConfig`; any sizes go together."""
+        """Accepts any combination of sizes."""
 
     def tiny(self, *, max_length: int) -> None:
-        """See `tfx_jax.models.config.ModelConfig`; there may be any number of events."""
-        del max_length
+        del max_length  # there may be any number of events
         self.d_model, self.d_ff, self.num_knots = 16, 8, 5
 
     def make(self, *, rngs: nnx.Rngs) -> "Seq2Vec":
@@ -81,7 +80,7 @@ class Seq2Vec(nnx.Module):
         """Initializes the parameters.
 
         Args:
-          config: the sizes.
+          config: sizes and options; the model keeps a copy.
           rngs: stream `params`.
         """
         c = config

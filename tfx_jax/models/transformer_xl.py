@@ -23,7 +23,7 @@ from tfx_jax.nn.stack import REMATS, scan_layers, stack_layers
 
 
 @documented
-@dataclasses.dataclass(unsafe_hash=True)  # a model keeps its own copy, as a static part
+@dataclasses.dataclass(unsafe_hash=True)  # hashable: a model keeps a copy as static metadata
 class TransformerXLConfig:
     """Sizes of a Transformer-XL; the defaults are the 12 layers of 41 M parameters on enwik8 (table 2)."""
 
@@ -140,7 +140,7 @@ class TransformerXL(nnx.Module):
         """Initializes the parameters.
 
         Args:
-          config: the sizes.
+          config: sizes and options; the model keeps a copy.
           rngs: stream `params`.
         """
         c = config
@@ -229,7 +229,7 @@ class TransformerXL(nnx.Module):
     def decoder(self, *, int8: bool = False) -> "TransformerXLDecoder":
         """Returns the model as it decodes, see `tfx_jax.nn.decoding.DecodingModel`."""
         if int8:
-            raise UserError("a Transformer-XL has no products of integers: leave int8 out")
+            raise UserError("a Transformer-XL does not support int8: leave int8 out")
         return TransformerXLDecoder(self)
 
 
@@ -249,7 +249,7 @@ class TransformerXLDecoder(nnx.Module):
 
     @property
     def vocab_size(self) -> int:
-        """As in the configuration."""
+        """V, the number of tokens that `step` scores."""
         return self.model.config.vocab_size
 
     def max_input_length(self, max_new_tokens: int) -> None:
