@@ -1,4 +1,4 @@
-"""What models with an encoder and a decoder have in common."""
+"""Functions shared by encoder-decoder models."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
@@ -12,14 +12,14 @@ from tfx_jax.nn.replay import at_last, init_replay
 
 
 class EncoderMemory(NamedTuple):
-    """An encoder's output, and which of it exists."""
+    """An encoder's output and its padding mask (True for tokens)."""
 
     output: Float[Array, "B S D"]
     mask: Bool[Array, "B 1 1 S"]
 
 
 class TokenIds(Protocol):
-    """Special tokens of a configuration."""
+    """Configuration with special token ids."""
 
     vocab_size: int
     pad_id: int
@@ -27,10 +27,10 @@ class TokenIds(Protocol):
 
 
 def check_token_ids(config: TokenIds) -> None:
-    """Checks that special tokens have a vector.
+    """Checks that `pad_id` and `start_id` are in the vocabulary.
 
     Raises:
-      ValueError: if one is outside the vocabulary.
+      ValueError: if one of them is not.
     """
     for name in ("pad_id", "start_id"):
         if not 0 <= getattr(config, name) < config.vocab_size:
@@ -38,7 +38,7 @@ def check_token_ids(config: TokenIds) -> None:
 
 
 def with_padding(tokens: Int[Array, "B S"], token_mask: Bool[Array, "B S"] | None, pad_id: int) -> Int[Array, "B S"]:
-    """Puts a model's own padding where no token exists."""
+    """Replaces tokens by `pad_id` where `token_mask` is False."""
     return tokens if token_mask is None else jnp.where(token_mask, tokens, pad_id)
 
 
@@ -51,7 +51,10 @@ def init_decoder(
     num_beams: int,
     pad_id: int,
 ) -> dict[str, Any]:
-    """Makes the empty cache of a decoder that reads an encoder's output; of a replay where it is not `fused`."""
+    """Returns the empty cache of a decoder with cross-attention to `memory`.
+
+    It is a KV cache, or for `fused=None` (an attention without KV cache) the cache of `replay_step`.
+    """
     if fused is None:
         batch_size = memory.output.shape[0]
         tokens = jnp.full((batch_size, max_length), pad_id, jnp.int32)
@@ -69,14 +72,15 @@ def init_decoder(
 
 
 def replayed(decode: Callable[..., Any], score: Callable[[Array], Array]) -> Callable[..., Array]:
-    """Makes a decoder of whole targets into what `replay_step` calls; the beams of a sentence share its memory.
+    """Returns the function that `replay_step` calls to score the next token, from a decoder of whole targets.
 
     Args:
-      decode: from tokens, an encoder's output and its mask to a pair, first the output of the decoder's last layer.
-      score: from that to logits.
+      decode: `decode(tokens, memory_output, memory_mask)` returns a pair whose first item is the last layer's output.
+      score: computes logits from that output.
     """
 
     def score_last(tokens: Array, lengths: Array, memory: EncoderMemory) -> Array:
+        # Each beam needs a copy of its sentence's memory.
         num_beams = tokens.shape[0] // memory.output.shape[0]
         x, _ = decode(tokens, *(jnp.repeat(array, num_beams, axis=0) for array in memory))
         return score(at_last(x, lengths))[:, 0]
@@ -85,17 +89,17 @@ def replayed(decode: Callable[..., Any], score: Callable[[Array], Array]) -> Cal
 
 
 def source_mask(source: Int[Array, "B S"], pad_id: int) -> Bool[Array, "B 1 1 S"]:
-    """Hides padding tokens from every query."""
+    """Returns the mask that hides padding from every query."""
     return (source != pad_id)[:, None, None, :]
 
 
 def input_mask(inputs: Int[Array, "B T"], pad_id: int) -> Bool[Array, "B T"]:
-    """Which of the tokens that a decoder reads exist; the first does, even where padding starts a target."""
+    """Returns True for tokens of a decoder's input; always for the first, because `start_id` may equal `pad_id`."""
     return (inputs != pad_id).at[:, 0].set(True)
 
 
 def shift_right(target: Int[Array, "B T"], start_id: int) -> Int[Array, "B T"]:
-    """What a decoder reads to predict `target`.
+    """Returns the decoder's input for predicting `target`: shifted right by one, after `start_id`.
 
     >>> shift_right(jnp.array([[5, 6, 2]]), 1).tolist()
     [[1, 5, 6]]
@@ -104,7 +108,7 @@ def shift_right(target: Int[Array, "B T"], start_id: int) -> Int[Array, "B T"]:
 
 
 def named_maps(prefix: str, maps: dict[str, Array] | None) -> dict[str, Array]:
-    """Splits maps stacked over layers into one entry for each layer and kind."""
+    """Splits attention maps stacked over layers into entries such as "encoder/0/self"."""
     return {
         f"{prefix}/{index}/{kind}": weights
         for kind, stacked in (maps or {}).items()

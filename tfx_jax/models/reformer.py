@@ -16,7 +16,7 @@ from tfx_jax.functional.attention.lsh import lsh_attention, lsh_num_buckets
 from tfx_jax.functional.layers import add_bias
 from tfx_jax.functional.reversible import reversible_stack
 from tfx_jax.models.config import DTYPES
-from tfx_jax.models.padding import count, hide_padding, left_aligned
+from tfx_jax.models.padding import hide_padding, left_aligned, positions_from_mask
 from tfx_jax.nn.basic import ACTIVATIONS, Embedding, FeedForward, LayerNorm, LearnedPositions, Linear, drop
 from tfx_jax.nn.decoding import Decoder
 from tfx_jax.nn.distribution import current_distribution
@@ -215,7 +215,7 @@ class Reformer(nnx.Module):
         if tokens.shape[1] > self.config.max_length:
             raise ValueError(f"{tokens.shape[1]} tokens, but the model has max_length={self.config.max_length}")
         if positions is None:
-            positions = jnp.arange(tokens.shape[1])[None] if token_mask is None else count(token_mask)
+            positions = jnp.arange(tokens.shape[1])[None] if token_mask is None else positions_from_mask(token_mask)
         mask = None if token_mask is None else token_mask[:, None, None, :]
         if segment_ids is not None:
             token_mask = segment_ids != 0 if token_mask is None else token_mask & (segment_ids != 0)
@@ -323,6 +323,9 @@ class ReformerDecoder(nnx.Module):
         """Returns the logits after the last of the first `lengths` tokens of each row."""
         model, exists = self.model, jnp.arange(tokens.shape[1])[None] < lengths[:, None]
         streams = model._run(
-            model._embed(hide_padding(tokens, exists), count(exists), None), exists[:, None, None], None, None
+            model._embed(hide_padding(tokens, exists), positions_from_mask(exists), None),
+            exists[:, None, None],
+            None,
+            None,
         )
         return model._score(at_last(streams, lengths))[:, 0]
