@@ -211,7 +211,7 @@ def test_bfloat16_keeps_the_streams_in_float32():
 def test_sizes_that_cannot_be_are_refused():
     for values, message in (
         ({"num_heads": 5}, "d_model=12 is not divisible by num_heads=5"),
-        ({"num_buckets": 3}, "num_buckets=3 must be even, or 1"),
+        ({"num_buckets": 3}, "num_buckets=3 must be even or 1"),
     ):
         with pytest.raises(ValueError, match=message):
             nnx.eval_shape(lambda values=values: Reformer(dataclasses.replace(CONFIG, **values), rngs=nnx.Rngs(0)))

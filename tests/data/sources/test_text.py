@@ -115,7 +115,9 @@ def test_a_file_that_changes_while_it_is_in_use_is_an_error(tmp_path):
     assert pairs[1]["target"] == "d"
     (tmp_path / "a.ja").write_text("d\nc\n")
     os.utime(tmp_path / "a.ja", ns=(1, 1))  # as a clock of coarse ticks might not tell
-    with pytest.raises(UserError, match=r"a\.ja was changed while it was in use: start again, and leave it as it is$"):
+    with pytest.raises(
+        UserError, match=r"a\.ja was changed while it was in use: start again, and do not edit it meanwhile$"
+    ):
         pairs[1]
 
 

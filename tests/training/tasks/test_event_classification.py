@@ -114,7 +114,7 @@ def test_shares_belong_to_their_events(pooling, hops, files, tmp_path, draw_mode
         ("HR,died\n1,0\n2,1\n", r"dev\.csv: no column 'pH', which the training split has$"),
         ("HR,pH,died,x,name\n1,2,0,3,\n1,2,1,3,\n", r"dev\.csv: the training split has no column 'x': exclude it$"),
         (OTHER.replace(",1\n", ",0\n"), r"dev\.csv has the label 0 alone: its AUROC needs records of both$"),
-        (OTHER.replace("99", "high"), r"dev\.csv, line 3, column 'HR': 'high' is no number; exclude the column"),
+        (OTHER.replace("99", "high"), r"dev\.csv, line 3, column 'HR': 'high' is not a number; exclude the column"),
         ("", r"dev\.csv is empty$"),
     ],
 )
