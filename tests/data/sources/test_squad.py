@@ -99,7 +99,7 @@ def test_names_used_twice(tmp_path):
         ("[" * 100_000, r"a\.json is not in SQuAD's format .it is nested too deep.$"),
         (
             '{"data": [' + "[]," * 400_000 + "[]]}",
-            r"a\.json has more than 1,000,000 bytes, too much to",
+            r"a\.json has more than 1,000,000 bytes, the limit for files",
         ),
     ],
     ids=["deep", "large"],
