@@ -245,7 +245,7 @@ def of_text(**values):
         ),
         (
             of(Seq2SeqConfig(variant="bahdanau"), TranslationConfig(), **{"model.alignment": "local-p"}),
-            'model.alignment="local-p" is of variant="luong" alone, got variant="bahdanau"',
+            'model.alignment="local-p" needs variant="luong", got variant="bahdanau"',
         ),
         (
             of(Seq2SeqConfig(), TranslationConfig(), **{"model.alignment": "local"}),
@@ -258,7 +258,7 @@ def of_text(**values):
         ),
         (
             of(Seq2SeqConfig(score="dot"), TranslationConfig(), **{"model.coverage": 1.0}),
-            'model.coverage=1.0 is of an additive score alone, variant="bahdanau" or "luong" with score="concat"',
+            'model.coverage=1.0 needs an additive score, variant="bahdanau" or variant="luong" with score="concat"',
         ),
         (of_text(**{"mesh.tensor": 3}), "mesh.tensor=3 does not divide config.model.num_heads=2"),
         (
