@@ -154,7 +154,7 @@ def test_what_experts_cannot_be_is_one_line(overrides, message):
 
 
 def test_a_mesh_that_divides_positions_wants_dense_attention():
-    with pytest.raises(UserError, match=r"config\.mesh\.sequence=2 divides positions, which window attention does not"):
+    with pytest.raises(UserError, match=r"config\.mesh\.sequence=2 shards positions, which window attention does not"):
         configured(
             "model.attention.name=window",
             "model.attention.options.window=3",

@@ -239,8 +239,8 @@ def refuse_pairs(
         )
     if is_causal:
         raise ValueError(
-            f"{attention} has no causal form, because {shared} are means that include future tokens: pass "
-            "is_causal=False"
+            f"{attention} has no causal form, because {shared} are means that include future tokens: "
+            "pass is_causal=False"
         )
 
 
