@@ -79,7 +79,7 @@ def test_a_copy_is_the_same_and_overwrites_nothing(capsys):
     copy = pathlib.Path("transformer_demo.py")
     assert copy.read_bytes() == (FOLDER / copy).read_bytes()
     copy.write_text("# edited\n")
-    assert "transformer_demo.py exists already" in fails_with(capsys, "--copy=transformer_demo")
+    assert "transformer_demo.py already exists" in fails_with(capsys, "--copy=transformer_demo")
     assert copy.read_text() == "# edited\n"
 
 
@@ -107,7 +107,7 @@ def test_name_and_path_are_the_same_experiment(variant):
 
 
 def test_path_that_is_not_here_names_the_one_that_is_installed():
-    with pytest.raises(UserError, match=r"^experiments/transformer_demo.py does not exist; say transformer_demo for"):
+    with pytest.raises(UserError, match=r"^experiments/transformer_demo.py does not exist; write transformer_demo for"):
         load_config_file("experiments/transformer_demo.py:test")
     shutil.copytree(FOLDER, "experiments")
     assert load_config_file("experiments/transformer_demo.py:test") == load_config_file("transformer_demo:test")

@@ -17,7 +17,7 @@ from tfx_jax.fields import at_least, documented, fraction, one_of
 from tfx_jax.functional.attention.longformer import longformer_attention
 from tfx_jax.functional.layers import add_bias
 from tfx_jax.models.config import DTYPES, layer_pattern
-from tfx_jax.models.padding import count, hide_padding
+from tfx_jax.models.padding import hide_padding, positions_from_mask
 from tfx_jax.nn.attention import AttentionConfig, AttentionFn, MultiHeadAttention, RotaryConfig
 from tfx_jax.nn.basic import ACTIVATIONS, Embedding, FeedForward, LayerNorm, LearnedPositions, Linear, drop
 from tfx_jax.nn.layers import EncoderLayer, Residual
@@ -47,7 +47,7 @@ _SIZES = {
 
 
 @documented
-@dataclasses.dataclass(unsafe_hash=True)  # a model keeps its own copy, as a static part
+@dataclasses.dataclass(unsafe_hash=True)  # hashable: a model keeps a copy as static metadata
 class BertConfig:
     """Configuration of a BERT; the defaults are the uncased base model.
 
@@ -294,7 +294,7 @@ class Bert(nnx.Module):
         if global_mask is not None and not self.config.max_global_tokens:
             raise ValueError("global_mask needs a model with max_global_tokens above 0, got max_global_tokens=0")
         if positions is None:
-            positions = jnp.arange(tokens.shape[1])[None] if token_mask is None else count(token_mask)
+            positions = jnp.arange(tokens.shape[1])[None] if token_mask is None else positions_from_mask(token_mask)
         if token_type_ids is not None and self.token_types is None:
             raise ValueError("there are token_type_ids, but the model has num_segments=0")
         token_type_ids = jnp.zeros_like(tokens) if token_type_ids is None else hide_padding(token_type_ids, token_mask)

@@ -34,7 +34,7 @@ _SIZES = {
 
 
 @documented
-@dataclasses.dataclass(unsafe_hash=True)  # a model keeps its own copy, as a static part
+@dataclasses.dataclass(unsafe_hash=True)  # hashable: a model keeps a copy as static metadata
 class ViTConfig:
     """Configuration of a Vision Transformer; the defaults are ViT-B/16 with the 1,000 classes of ImageNet."""
 

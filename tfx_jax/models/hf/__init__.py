@@ -32,6 +32,7 @@ from tfx_jax.models.hf import bert, bigbird, gpt, llama, longformer, marian, mod
 from tfx_jax.models.hf.encoders import ENCODERS
 from tfx_jax.models.hf.folder import Fields, Tensors, read_json, write_folder
 from tfx_jax.models.hf.names import Row, read_params, stored_as, write_params
+from tfx_jax.models.hf.peft import is_adapter
 from tfx_jax.models.t5 import T5
 from tfx_jax.models.transformer import Transformer
 from tfx_jax.models.vit import ViT
@@ -290,7 +291,7 @@ def base_folder(path: epath.PathLike) -> epath.Path:
       UserError: if there is none.
     """
     folder = local_folder(path)
-    return local_folder(peft.base_of(folder)) if peft.is_adapter(folder) else folder
+    return local_folder(peft.base_of(folder)) if is_adapter(folder) else folder
 
 
 def end_ids(path: epath.PathLike) -> tuple[int, ...]:
