@@ -224,7 +224,7 @@ def test_labels_with_gaps_are_refused(tmp_path, id2label):
         ({"add_cross_attention": True}, "add_cross_attention is True"),
         ({"position_embedding_type": "relative_key"}, "position_embedding_type is 'relative_key', but only 'absolute'"),
         ({"tie_word_embeddings": False}, "the tensor cls.predictions.decoder.* is missing"),
-        ({"hidden_act": "quick_gelu"}, "hidden_act is 'quick_gelu', but only gelu_new, "),
+        ({"hidden_act": "hard_swish"}, "hidden_act is 'hard_swish', but only gelu_new, "),
         ({"num_attention_heads": 3}, "d_model=8 is not divisible by num_heads=3"),
         ({"hidden_size": "8"}, "hidden_size is '8', not of type int"),
         ({"vocab_size": 14}, r"embeddings.word_embeddings.weight has shape \[13, 8\], but \[14, 8\] is needed"),

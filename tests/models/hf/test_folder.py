@@ -337,8 +337,8 @@ def test_code_of_the_folder_is_not_run(folder):
         ({"architectures": 3}, "the architecture 3 is not supported"),
         ({"architectures": [["BertModel"]]}, r"the architecture \[\['BertModel'\]\] is not supported"),
         (
-            {"activation_function": "quick_gelu"},
-            "activation_function is 'quick_gelu', but only gelu_new, .* are supported",
+            {"activation_function": "hard_swish"},
+            "activation_function is 'hard_swish', but only gelu_new, .* are supported",
         ),
         (
             {"scale_attn_by_inverse_layer_idx": True},

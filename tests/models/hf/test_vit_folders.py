@@ -93,7 +93,7 @@ def test_a_body_is_read_out_of_a_classifier_with_a_pooler(tmp_path):
     ("cls", "fields", "message"),
     [
         (ViTClassifier, {"qkv_bias": False}, "qkv_bias is False, but only True is supported"),
-        (ViTClassifier, {"hidden_act": "quick_gelu"}, "hidden_act is 'quick_gelu', but only"),
+        (ViTClassifier, {"hidden_act": "hard_swish"}, "hidden_act is 'hard_swish', but only"),
         (ViTClassifier, {"image_size": [12, 12]}, r"image_size is \[12, 12\], not of type int"),
         (ViTClassifier, {"image_size": 13}, r"images of \(13, 13\) pixels do not divide into patches of patch_size=4"),
         (ViTClassifier, {"image_size": 16}, r"position_embeddings has shape \[1, 10, 8\], but \[1, 17, 8\] is needed"),
