@@ -18,7 +18,12 @@ from tfx_jax.functional.layers import lookup
 
 
 def sinusoidal_positions(
-    positions: Int[Array, "*shape"], d_model: int, *, base: float = 10_000.0, is_interleaved: bool = True
+    positions: Int[Array, "*shape"],
+    d_model: int,
+    *,
+    base: float = 10_000.0,
+    is_interleaved: bool = True,
+    reaches_base: bool = False,
 ) -> Float[Array, "*shape D"]:
     r"""Encodes each position as sines and cosines of geometrically spaced wavelengths, 2 pi to base * 2 pi.
 
@@ -32,6 +37,8 @@ def sinusoidal_positions(
       base: the paper's 10,000.
       is_interleaved: whether a sine and its cosine are side by side as in the paper; else all sines come first, as in
         its authors' code and in Marian. For weights trained from scratch the order does not matter.
+      reaches_base: whether the longest wavelength is base * 2 pi itself, as in the authors' code and in M2M-100:
+        frequencies base^(-i / (d / 2 - 1)); else those of the paper, which end one step before it.
 
     Returns:
       float32 [*shape, D], within 3e-7 + 7.4e-10 * position of the exact value: 2e-5 at position 30,000, where angles
@@ -46,17 +53,24 @@ def sinusoidal_positions(
     """
     if d_model < 2 or d_model % 2:
         raise ValueError(f"d_model must be even for sinusoidal positions, got {d_model}")
-    angle = _angles(positions, d_model, base)
+    angle = _angles(positions, d_model, base, num_steps=max(d_model // 2 - 1, 1) if reaches_base else None)
     if not is_interleaved:
         return jnp.concatenate([jnp.sin(angle), jnp.cos(angle)], axis=-1)
     return jnp.stack([jnp.sin(angle), jnp.cos(angle)], axis=-1).reshape(*positions.shape, d_model)
 
 
 def _angles(
-    positions: Int[Array, "*shape"], d_model: int, base: float, dtype: np.dtype | type = np.float32
+    positions: Int[Array, "*shape"],
+    d_model: int,
+    base: float,
+    dtype: np.dtype | type = np.float32,
+    num_steps: int | None = None,
 ) -> Float[Array, "*shape angles"]:
-    """Position times angular frequency, modulo 2 pi where that is float32: d_model / 2 of them."""
-    frequencies = float(base) ** (-np.arange(0, d_model, 2) / d_model)
+    """Position times angular frequency, modulo 2 pi where that is float32: d_model / 2 of them.
+
+    From 1 down to 1 / base it is `num_steps` steps; None means d_model / 2.
+    """
+    frequencies = float(base) ** (-np.arange(0, d_model, 2) / (2 * num_steps if num_steps else d_model))
     frequencies = np.expand_dims(frequencies, tuple(range(positions.ndim)))
     if dtype == np.float64:
         return positions[..., None].astype(dtype) * frequencies

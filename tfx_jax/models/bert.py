@@ -1,4 +1,7 @@
-"""BERT (Devlin et al., 2019), its variants with sparse attention, and its heads."""
+"""BERT (Devlin et al., 2019), the encoders that differ from it by options, and their heads.
+
+These are RoBERTa, DistilBERT, ELECTRA and ALBERT, and Longformer and BigBird with their sparse attention.
+"""
 
 import copy
 import dataclasses
@@ -19,6 +22,9 @@ from tfx_jax.nn.attention import AttentionConfig, AttentionFn, MultiHeadAttentio
 from tfx_jax.nn.basic import ACTIVATIONS, Embedding, FeedForward, LayerNorm, LearnedPositions, Linear, drop
 from tfx_jax.nn.layers import EncoderLayer, Residual
 from tfx_jax.nn.stack import REMATS, scan_layers, stack_layers
+
+POOLERS = {"tanh": jnp.tanh, "gelu": ACTIVATIONS["gelu"], "relu": ACTIVATIONS["relu"]}
+"""Activations of the layer over the first token's vector: of BERT, ELECTRA and DistilBERT."""
 
 INITS = ("paper", "matching")
 """Schemes of initialization, see `BertConfig`."""
@@ -54,15 +60,20 @@ class BertConfig:
     """
 
     vocab_size: int = at_least(0, 30_522)
-    num_segments: int = at_least(0, 2)
+    num_segments: int = at_least(0, 2)  # number of token types; 0: the model has no token_type_ids, as DistilBERT
     max_length: int = at_least(1, 512)  # longest sequence in tokens; positions are learned
     first_position: int = at_least(0, 0)  # index of the first token in the table of positions; 2 in Longformer
     num_layers: int = at_least(1, 12)
+    share_layers: bool = False  # whether all layers have the same parameters: ALBERT
     d_model: int = at_least(1, 768)
+    embedding_size: int | None = at_least(1, None)  # of embeddings, below a projection to d_model; None: d_model
     num_heads: int = at_least(1, 12)
     d_ff: int | None = at_least(1, None)  # None: 4 * d_model
     dropout_rate: float = fraction(0.1)  # dropout of each sublayer's output and of the sum of the three embeddings
     attention_dropout_rate: float = fraction(0.1)  # dropout of attention weights
+    has_pooler: bool = True  # whether a model without a head has a linear layer over the first token's vector
+    pooler_activation: str = one_of(POOLERS, "tanh")  # activation of that layer, also where it is part of a head
+    is_tied: bool = True  # true: logits of masked tokens use the embedding; false: a separate output matrix
     head_dropout_rate: float | None = fraction(None)  # dropout before a classifier or tagger; None: dropout_rate
     activation: str = one_of(ACTIVATIONS, "gelu")  # "gelu" is exact; "gelu_tanh" approximates it
     layer_norm_epsilon: float = at_least(0, 1e-12)
@@ -100,6 +111,9 @@ class BertConfig:
             raise ValueError(
                 f"max_global_tokens={self.max_global_tokens} needs attention.name='window', got {self.attention.name!r}"
             )
+
+        if self.share_layers and len(self.attention.names) > 1:
+            raise ValueError(f"share_layers is for layers of one attention, not for {self.attention.name}")
 
     def tiny(self, *, max_length: int) -> None:
         self.vocab_size, self.num_layers, self.d_model, self.num_heads, self.d_ff = 1_000, 1, 32, 2, 64
@@ -153,7 +167,6 @@ class Bert(nnx.Module):
         self,
         config: BertConfig,
         *,
-        use_pooler: bool = True,
         attention_fn: AttentionFn | None = None,
         rngs: nnx.Rngs,
     ):
@@ -161,7 +174,6 @@ class Bert(nnx.Module):
 
         Args:
           config: sizes and options; the model keeps a copy.
-          use_pooler: whether to add the pooler, a linear layer with tanh over the first token's vector.
           attention_fn: attention of every layer, with the signature of `dot_product_attention`; None uses
             `config.attention`.
           rngs: stream `params`.
@@ -199,12 +211,16 @@ class Bert(nnx.Module):
 
         token_stddev = _init_stddev(c)
         added = {"init_stddev": token_stddev / 5 if c.init == "matching" else token_stddev, "rngs": rngs}
-        self.embedding = Embedding(c.vocab_size, c.d_model, init_stddev=token_stddev, dtype=dtype, rngs=rngs)
-        self.token_types = Embedding(c.num_segments, c.d_model, dtype=dtype, **added)
-        self.positions = LearnedPositions(c.first_position + c.max_length, c.d_model, **added)
-        self.norm = LayerNorm(c.d_model, epsilon=c.layer_norm_epsilon)
-        self.encoder_layers = stack_layers(layer_pattern(make_layer, c.attention), c.num_layers, rngs)
-        self.pooler = make_dense(c, c.d_model, dtype=dtype, rngs=rngs) if use_pooler else None
+        size = c.embedding_size or c.d_model
+        self.embedding = Embedding(c.vocab_size, size, init_stddev=token_stddev, dtype=dtype, rngs=rngs)
+        self.token_types = Embedding(c.num_segments, size, dtype=dtype, **added) if c.num_segments else None
+        self.positions = LearnedPositions(c.first_position + c.max_length, size, **added)
+        self.norm = LayerNorm(size, epsilon=c.layer_norm_epsilon)
+        project = functools.partial(Linear, size, c.d_model, kernel_init=_matrix_init(c), dtype=dtype, rngs=rngs)
+        self.projection = None if c.embedding_size is None else project()
+        num_layers = 1 if c.share_layers else c.num_layers
+        self.encoder_layers = stack_layers(layer_pattern(make_layer, c.attention), num_layers, rngs)
+        self.pooler = make_dense(c, c.d_model, dtype=dtype, rngs=rngs) if c.has_pooler else None
         self.config = copy.deepcopy(c)
 
     def __call__(
@@ -243,18 +259,28 @@ class Bert(nnx.Module):
             raise ValueError("global_mask needs a model with max_global_tokens above 0, got max_global_tokens=0")
         if positions is None:
             positions = jnp.arange(tokens.shape[1])[None] if token_mask is None else count(token_mask)
+        if token_type_ids is not None and self.token_types is None:
+            raise ValueError("there are token_type_ids, but the model has num_segments=0")
         token_type_ids = jnp.zeros_like(tokens) if token_type_ids is None else hide_padding(token_type_ids, token_mask)
-        x = self.embedding(hide_padding(tokens, token_mask)) + self.token_types(token_type_ids)
+        x = self.embedding(hide_padding(tokens, token_mask))
+        x = x if self.token_types is None else x + self.token_types(token_type_ids)
         x = self.norm(add_bias(x, self.positions(self.config.first_position + hide_padding(positions, token_mask))))
         x = drop(x, self.config.dropout_rate, rngs)
+        x = x if self.projection is None else self.projection(x)
         mask = None if token_mask is None else token_mask[:, None, None, :]
 
         def encode(layer: EncoderLayer, x: Array, rngs: nnx.Rngs | None) -> tuple[Array, Any]:
             options: dict[str, Any] = {} if global_mask is None else {"global_mask": global_mask}
             return layer(x, mask=mask, rngs=rngs, return_weights=return_attention, **options)
 
-        x, maps = scan_layers(encode, self.encoder_layers, x, rngs, remat=self.config.remat, unroll=self.config.unroll)
-        output = BertOutput(x, None if self.pooler is None else jnp.tanh(self.pooler(_first(x, token_mask))))
+        options: dict[str, Any] = {"remat": self.config.remat, "unroll": self.config.unroll}
+        if self.config.share_layers:
+            options["repeats"] = self.config.num_layers
+        x, maps = scan_layers(encode, self.encoder_layers, x, rngs, **options)
+        output = BertOutput(x, None)
+        if self.pooler is not None:
+            pooled = POOLERS[self.config.pooler_activation](self.pooler(_first(x, token_mask)))
+            output = BertOutput(x, pooled)
         if not return_attention:
             return output
         return output, {f"encoder/{index}/self": weights for index, weights in enumerate(maps["self"])}
@@ -300,18 +326,25 @@ class SpanLogits(NamedTuple):
 
 
 class MaskedLMHead(nnx.Module):
-    """Dense layer, activation and norm, then the product with the embedding plus a bias for each vocabulary entry."""
+    """Dense layer, activation and norm, then the product with the embedding plus a bias for each vocabulary entry.
+
+    With `config.is_tied` the embedding is that of the tokens.
+    """
 
     def __init__(self, config: BertConfig, *, rngs: nnx.Rngs):
-        self.dense = make_dense(config, config.d_model, dtype=jnp.dtype(config.dtype), rngs=rngs)
-        self.norm = LayerNorm(config.d_model, epsilon=config.layer_norm_epsilon)
+        size = config.embedding_size or config.d_model
+        self.dense = make_dense(config, size, dtype=jnp.dtype(config.dtype), rngs=rngs)
+        self.norm = LayerNorm(size, epsilon=config.layer_norm_epsilon)
+        options: dict[str, Any] = {"init_stddev": _init_stddev(config), "dtype": jnp.dtype(config.dtype)}
+        self.output_embedding = None if config.is_tied else Embedding(config.vocab_size, size, **options, rngs=rngs)
         self.bias = nnx.Param(jnp.zeros(config.vocab_size))
         self.activation_fn = ACTIVATIONS[config.activation]
 
     def __call__(self, x: Float[Array, "B T D"], embedding: Embedding) -> Float[Array, "B T V"]:
         """Returns logits over the vocabulary; `x` may hold only the positions to predict."""
         x = self.norm(self.activation_fn(self.dense(x)))
-        return embedding.attend(x) + self.bias[...][None, None]
+        output = embedding if self.output_embedding is None else self.output_embedding
+        return output.attend(x) + self.bias[...][None, None]
 
 
 class BertWithHead(nnx.Module):
@@ -335,7 +368,8 @@ class BertWithHead(nnx.Module):
         Raises:
           ValueError: as for `Bert`, and if a classifier or tagger has no `config.labels`.
         """
-        self.bert = Bert(config, use_pooler=self.use_pooler, attention_fn=attention_fn, rngs=rngs)
+        body = dataclasses.replace(config, has_pooler=self.use_pooler)
+        self.bert = Bert(body, attention_fn=attention_fn, rngs=rngs)
         self._make_head(config, rngs)
         self.config = copy.deepcopy(config)
 
@@ -436,6 +470,17 @@ class BertPretraining(BertWithHead):
         return PretrainingLogits(
             self.masked_lm(output.sequence, self.bert.embedding), self.next_sentence(output.pooled)
         )
+
+
+class BertReplacedTokens(BertWithHead):
+    """Says of every token whether a generator put it there instead of the text's own: logits [B, T], ELECTRA's task."""
+
+    def _make_head(self, config: BertConfig, rngs: nnx.Rngs) -> None:
+        self.dense = make_dense(config, config.d_model, dtype=jnp.dtype(config.dtype), rngs=rngs)
+        self.is_replaced = make_dense(config, 1, rngs=rngs)
+
+    def _score(self, output: BertOutput, rngs: nnx.Rngs | None) -> Float[Array, "B T"]:
+        return self.is_replaced(ACTIVATIONS[self.config.activation](self.dense(output.sequence)))[..., 0]
 
 
 class BertClassifier(BertWithHead):

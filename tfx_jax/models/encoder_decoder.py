@@ -1,5 +1,6 @@
 """`EncoderDecoder`: what the Transformer, T5 and their like share, and how they decode."""
 
+from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 
 import jax.numpy as jnp
@@ -19,7 +20,8 @@ class EncoderDecoder(nnx.Module):
     """Two stacks of layers: an encoder of sources, and a causal decoder of targets that also attends to its output.
 
     A subclass has `config`, `encoder_layers` and `decoder_layers`, and defines what surrounds the layers: `embed`,
-    `encoder_output`, `last_norm`, `output` and, where it has them, `logits_bias`, `position_bias` and `max_positions`.
+    `encoder_output`, `last_norm` and `output`; where it has them also `logits_bias`, `max_positions`, and
+    `layer_biases` with `step_bias`.
     """
 
     config: Any
@@ -50,12 +52,23 @@ class EncoderDecoder(nnx.Module):
         """Returns the vectors of the output layer."""
         raise NotImplementedError
 
-    def position_bias(
-        self, num_queries: int, num_keys: int, offset: Int[Array, ""] | int | None = None, *, is_source: bool = False
-    ) -> Float[Array, "1 N T S"] | None:
-        """Returns the bias of the logits of self-attention; `offset` keys precede the first query."""
-        del num_queries, num_keys, offset, is_source
-        return None
+    def layer_biases(
+        self, length: int, *, is_source: bool
+    ) -> tuple[Any, Callable[[Any], Float[Array, "1 N T T"] | None]]:
+        """Returns how layers compute the bias of their self-attention logits for sequences of a length.
+
+        Returns:
+          What each layer is given, stacked over layers (None for nothing), and a function from that to the bias.
+        """
+        del length, is_source
+        return None, lambda _: None
+
+    def step_bias(self, position: Int[Array, ""], num_keys: int) -> Float[Array, "L N 1 S"]:
+        """Returns the bias of the decoder's self-attention for the query at `position`, one or one for each layer.
+
+        It is called only if `config.has_position_bias`.
+        """
+        raise NotImplementedError
 
     @property
     def max_positions(self) -> int | None:
@@ -107,16 +120,7 @@ class EncoderDecoder(nnx.Module):
         self, source: Int[Array, "B S"], rngs: nnx.Rngs | None = None, return_attention: bool = False
     ) -> tuple[Float[Array, "B S D"], dict[str, Array]]:
         """Encodes sequences whose padding is at the end; otherwise like `encode`."""
-        c, length = self.config, source.shape[1]
-        mask, bias = source_mask(source, c.pad_id), self.position_bias(length, length, is_source=True)
-        x = self.embed(source, jnp.arange(length), rngs, is_source=True)
-
-        def layer_fn(layer: EncoderLayer, x: Array, rngs: nnx.Rngs | None) -> tuple[Array, Any]:
-            options: dict[str, Any] = {"bias": bias, "mask": mask, "token_mask": mask[:, 0, 0]}
-            return layer(x, rngs=rngs, return_weights=return_attention, **options)
-
-        x, maps = scan_layers(layer_fn, self.encoder_layers, x, rngs, remat=c.remat, unroll=c.unroll)
-        return self.encoder_output(x, rngs), named_maps("encoder", maps)
+        return run_encoder(self, source, source_mask(source, self.config.pad_id), rngs, return_attention)
 
     def decode(
         self,
@@ -128,14 +132,14 @@ class EncoderDecoder(nnx.Module):
     ) -> tuple[Float[Array, "B T D"], Any]:
         """Returns the output of the decoder's last layer and its attention maps, stacked over layers."""
         c, length = self.config, inputs.shape[1]
-        token_mask, bias = input_mask(inputs, c.pad_id), self.position_bias(length, length)
+        token_mask, (given, bias_of) = input_mask(inputs, c.pad_id), self.layer_biases(length, is_source=False)
         x = self.embed(inputs, jnp.arange(length), rngs)
 
-        def layer_fn(layer: DecoderLayer, x: Array, rngs: nnx.Rngs | None) -> tuple[Array, Any]:
-            options: dict[str, Any] = {"memory_mask": memory.mask, "bias": bias, "token_mask": token_mask}
+        def layer_fn(layer: DecoderLayer, x: Array, rngs: nnx.Rngs | None, given: Any = None) -> tuple[Array, Any]:
+            options: dict[str, Any] = {"memory_mask": memory.mask, "bias": bias_of(given), "token_mask": token_mask}
             return layer(x, memory.output, rngs=rngs, return_weights=return_weights, **options)
 
-        return scan_layers(layer_fn, self.decoder_layers, x, rngs, remat=c.remat, unroll=c.unroll)
+        return scan_layers(layer_fn, self.decoder_layers, x, rngs, inputs=given, remat=c.remat, unroll=c.unroll)
 
     def logits(self, x: Float[Array, "B T D"], rngs: nnx.Rngs | None = None) -> Float[Array, "B T V"]:
         """Returns float32 logits, from the output of the decoder's last layer."""
@@ -145,6 +149,30 @@ class EncoderDecoder(nnx.Module):
     def decoder(self, *, int8: bool = False) -> Decoder:
         """Returns a decoder with fused weights, see `tfx_jax.nn.decoding.DecodingModel`."""
         return EncoderDecoderDecoder(self, int8=int8)
+
+
+def run_encoder(
+    model: Any,
+    source: Int[Array, "B S"],
+    mask: Bool[Array, "B 1 1 S"],
+    rngs: nnx.Rngs | None,
+    return_attention: bool,
+) -> tuple[Float[Array, "B S D"], dict[str, Array]]:
+    """Runs the encoder of an `EncoderDecoder`, or of a model with the same methods for its encoder.
+
+    Returns:
+      The encoder's output and its attention maps (empty unless `return_attention`).
+    """
+    c, length = model.config, source.shape[1]
+    given, bias_of = model.layer_biases(length, is_source=True)
+    x = model.embed(source, jnp.arange(length), rngs, is_source=True)
+
+    def layer_fn(layer: EncoderLayer, x: Array, rngs: nnx.Rngs | None, given: Any = None) -> tuple[Array, Any]:
+        options: dict[str, Any] = {"bias": bias_of(given), "mask": mask, "token_mask": mask[:, 0, 0]}
+        return layer(x, rngs=rngs, return_weights=return_attention, **options)
+
+    x, maps = scan_layers(layer_fn, model.encoder_layers, x, rngs, inputs=given, remat=c.remat, unroll=c.unroll)
+    return model.encoder_output(x, rngs), named_maps("encoder", maps)
 
 
 class EncoderMemory(NamedTuple):
@@ -223,11 +251,8 @@ class EncoderDecoderDecoder(nnx.Module):
         def score(x: Array) -> Array:
             return output(model.last_norm(x), jnp.float32)[:, 0]
 
-        def bias(position: Array, num_places: int) -> Any:
-            return model.position_bias(1, num_places, position)
-
-        has_bias = model.config.has_position_bias
-        return fused_step(self.fused.steps, embed, score, tokens, cache, bias=bias if has_bias else None)
+        bias = model.step_bias if model.config.has_position_bias else None
+        return fused_step(self.fused.steps, embed, score, tokens, cache, bias=bias)
 
     def _score_last(
         self, tokens: Int[Array, "R C"], lengths: Int[Array, " R"], memory: EncoderMemory

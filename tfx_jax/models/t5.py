@@ -3,18 +3,20 @@
 import copy
 import dataclasses
 import functools
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Bool, Float, Int
 
 from tfx_jax.fields import at_least, documented, fraction, one_of
 from tfx_jax.functional.attention.dot_product import dot_product_attention
 from tfx_jax.functional.positions import relative_position_bias
 from tfx_jax.models.config import DTYPES, layer_pattern
-from tfx_jax.models.encoder_decoder import EncoderDecoder, check_token_ids
+from tfx_jax.models.encoder_decoder import EncoderDecoder, check_token_ids, run_encoder
+from tfx_jax.models.padding import hide_padding
 from tfx_jax.nn.attention import AttentionConfig, AttentionFn, MultiHeadAttention
 from tfx_jax.nn.basic import ACTIVATIONS, Embedding, FeedForward, RMSNorm, drop
 from tfx_jax.nn.layers import DecoderLayer, EncoderLayer, Residual
@@ -53,6 +55,7 @@ class T5Config:
     is_gated: bool = False  # whether hidden units are multiplied by a second projection (Shazeer, 2020)
     is_tied: bool = True  # true: logits are embedding times x / sqrt(d_model); false: separate output matrix
     num_buckets: int = at_least(1, 32)  # buckets of distances, see `tfx_jax.functional.relative_position_bucket`
+    layers_have_biases: bool = False  # true: each layer has its own table of biases (UMT5); false: one for all layers
     max_distance: int = at_least(1, 128)  # distance in tokens from which on all distances share a bucket
     # Dropout of embeddings, sublayers' outputs, attention weights, hidden units and the outputs of both stacks.
     dropout_rate: float = fraction(0.1)
@@ -114,26 +117,48 @@ class T5Config:
 
 
 class RelativeBias(nnx.Module):
-    """Learned bias for each head and bucket of distances; encoder and decoder have one table each, for all layers."""
+    """Learned bias for each head and bucket of distances; encoder and decoder have one table each, or one a layer."""
 
-    def __init__(self, config: T5Config, *, is_bidirectional: bool, rngs: nnx.Rngs):
+    def __init__(self, config: T5Config, *, num_layers: int, is_bidirectional: bool, rngs: nnx.Rngs):
         init = nnx.initializers.normal(config.d_model**-0.5)
-        self.table = nnx.Param(init(rngs.params(), (config.num_buckets, config.num_heads), jnp.float32))
+        shape = (config.num_buckets, config.num_heads)
+        shape = (num_layers, *shape) if config.layers_have_biases else shape
+        self.table = nnx.Param(init(rngs.params(), shape, jnp.float32))
         self.max_distance = config.max_distance
         self.is_bidirectional = is_bidirectional
 
     def __call__(
         self, num_queries: int, num_keys: int, offset: Int[Array, ""] | int | None = None
+    ) -> Float[Array, "L N T S"]:
+        """Returns the bias to add to attention logits, one or one a layer; `offset` keys precede the first query."""
+        bias = functools.partial(self.of, num_queries=num_queries, num_keys=num_keys, offset=offset)
+        table = self.table[...]
+        return bias(table) if table.ndim == 2 else jax.vmap(bias)(table)[:, 0]
+
+    def of(
+        self,
+        table: Float[Array, "buckets N"],
+        num_queries: int,
+        num_keys: int,
+        offset: Int[Array, ""] | int | None = None,
     ) -> Float[Array, "1 N T S"]:
-        """Returns the bias to add to attention logits; `offset` keys precede the first query (None: S - T)."""
+        """Returns the bias that one table adds to the attention logits."""
         return relative_position_bias(
-            self.table[...],
+            table,
             num_queries,
             num_keys,
             offset=offset,
             max_distance=self.max_distance,
             is_bidirectional=self.is_bidirectional,
         )
+
+    def by_layer(self, length: int) -> tuple[Any, Callable[[Any], Float[Array, "1 N T T"]]]:
+        """Returns `EncoderDecoder.layer_biases` for sequences of a length."""
+        table = self.table[...]
+        if table.ndim == 3:
+            return table, lambda own: self.of(own, length, length)
+        bias = self.of(table, length, length)
+        return None, lambda _: bias
 
 
 class T5(EncoderDecoder):
@@ -219,11 +244,11 @@ class T5(EncoderDecoder):
 
         embedding = functools.partial(Embedding, c.vocab_size, c.d_model, scale=1.0, dtype=dtype, rngs=rngs)
         self.embedding = embedding(init_stddev=1.0)
-        self.encoder_bias = RelativeBias(c, is_bidirectional=True, rngs=rngs)
+        self.encoder_bias = RelativeBias(c, num_layers=c.num_layers, is_bidirectional=True, rngs=rngs)
         self.encoder_layers = stack_layers(layer_pattern(encoder_layer, c.attention, c.experts), c.num_layers, rngs)
         self.encoder_norm = RMSNorm(c.d_model, epsilon=c.norm_epsilon)
-        self.decoder_bias = RelativeBias(c, is_bidirectional=False, rngs=rngs)
         depth = c.num_layers if c.num_decoder_layers is None else c.num_decoder_layers
+        self.decoder_bias = RelativeBias(c, num_layers=depth, is_bidirectional=False, rngs=rngs)
         self.decoder_layers = stack_layers(layer_pattern(decoder_layer, c.attention, c.experts), depth, rngs)
         self.decoder_norm = RMSNorm(c.d_model, epsilon=c.norm_epsilon)
         self.output_embedding = None if c.is_tied else embedding()
@@ -240,18 +265,57 @@ class T5(EncoderDecoder):
         del positions, is_source
         return drop(self.embedding(tokens), self.config.dropout_rate, rngs)
 
-    def position_bias(
-        self, num_queries: int, num_keys: int, offset: Int[Array, ""] | int | None = None, *, is_source: bool = False
-    ) -> Float[Array, "1 N T S"]:
-        return (self.encoder_bias if is_source else self.decoder_bias)(num_queries, num_keys, offset)
+    def layer_biases(self, length: int, *, is_source: bool) -> tuple[Any, Callable[[Any], Float[Array, "1 N T T"]]]:
+        return (self.encoder_bias if is_source else self.decoder_bias).by_layer(length)
+
+    def step_bias(self, position: Int[Array, ""], num_keys: int) -> Float[Array, "L N 1 S"]:
+        return self.decoder_bias(1, num_keys, position)
 
     def encoder_output(self, x: Float[Array, "B S D"], rngs: nnx.Rngs | None) -> Float[Array, "B S D"]:
         return drop(self.encoder_norm(x), self.config.dropout_rate, rngs)
 
     def last_norm(self, x: Float[Array, "B T D"], rngs: nnx.Rngs | None = None) -> Float[Array, "B T D"]:
-        """Returns the input of the output layer; a tied one has vectors of variance 1, which want it smaller."""
+        """Returns the input of the output layer, divided by sqrt(d_model) for a tied embedding (variance 1)."""
         x = self.decoder_norm(x) * (self.config.d_model**-0.5 if self.config.is_tied else 1.0)
         return drop(x, self.config.dropout_rate, rngs)
 
     def output(self) -> Embedding:
         return self.embedding if self.output_embedding is None else self.output_embedding
+
+
+class T5Encoder(nnx.Module):
+    """The encoder of a T5 without its decoder: a vector for each token."""
+
+    def __init__(self, config: T5Config, *, attention_fn: AttentionFn | None = None, rngs: nnx.Rngs):
+        """Initializes the parameters; arguments and errors are those of a `T5`."""
+        model = T5(config, attention_fn=attention_fn, rngs=rngs)
+        self.embedding, self.encoder_bias = model.embedding, model.encoder_bias
+        self.encoder_layers, self.encoder_norm = model.encoder_layers, model.encoder_norm
+        self.config = model.config
+
+    embed, layer_biases, encoder_output = T5.embed, T5.layer_biases, T5.encoder_output
+
+    def __call__(
+        self,
+        tokens: Int[Array, "B T"],
+        *,
+        token_mask: Bool[Array, "B T"] | None = None,
+        rngs: nnx.Rngs | None = None,
+        return_attention: bool = False,
+    ) -> Any:
+        """Encodes texts; every token sees all tokens of its sequence.
+
+        Args:
+          tokens: token ids, [B, T].
+          token_mask: [B, T], True where a token exists; padding may be on either side. None: all tokens but
+            `config.pad_id`.
+          rngs: stream `dropout`; None means evaluation.
+          return_attention: whether to also return the attention maps.
+
+        Returns:
+          [B, T, D]; with `return_attention` the pair (vectors, maps), where maps has the keys "encoder/0/self"
+          [B, N, T, T] and so on. The vectors of padding are arbitrary.
+        """
+        mask = tokens != self.config.pad_id if token_mask is None else token_mask
+        x, maps = run_encoder(self, hide_padding(tokens, mask), mask[:, None, None, :], rngs, return_attention)
+        return (x, maps) if return_attention else x

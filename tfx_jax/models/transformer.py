@@ -1,4 +1,7 @@
-"""The encoder-decoder Transformer of "Attention Is All You Need" (Vaswani et al., 2017)."""
+"""The encoder-decoder Transformer of "Attention Is All You Need" (Vaswani et al., 2017), and its relatives by options.
+
+These are Marian, BART, mBART, PEGASUS and M2M-100, whose Hugging Face folders `tfx_jax.models.hf.load` reads.
+"""
 
 import copy
 import dataclasses
@@ -33,6 +36,7 @@ class TransformerConfig:
 
     # Size of the vocabulary that both languages share; 0: `train` chooses it by the amount of training text.
     vocab_size: int = at_least(0, 37_000)
+    source_vocab_size: int | None = at_least(1, None)  # None: sources use the vocabulary and embedding of targets
     num_layers: int = at_least(1, 6)  # the paper's N, in the encoder and again in the decoder
     num_decoder_layers: int | None = at_least(1, None)  # None: num_layers
     d_model: int = at_least(1, 512)
@@ -46,8 +50,12 @@ class TransformerConfig:
     activation_dropout_rate: float = fraction(0.0)  # dropout of hidden feed-forward units; the paper has none
     pre_norm: bool = False  # norm(x + f(x)) as in the paper, or x + f(norm(x))
     learned_positions: int = at_least(0, 0)  # 0: sinusoidal positions; above 0: number of learned position vectors
+    first_position: int = at_least(0, 0)  # position of the first token: 2 in BART, mBART and M2M-100
     interleaved_sinusoids: bool = True  # true: sine, cosine, sine, ... as in the paper; false: all sines first
+    sinusoids_reach_base: bool = False  # true: the longest wavelength is 10,000 * 2 pi, as in M2M-100
     scale_embedding: bool = True  # whether token vectors are multiplied by sqrt(d_model)
+    embedding_norm: bool = False  # whether embeddings plus positions are normalized, as in BART
+    is_tied: bool = True  # true: logits use the embedding of the targets; false: a separate output matrix
     attention_bias: bool = False  # whether the projections of attention have a bias
     logits_bias: bool = False  # whether the output layer has a bias for each token
     # The paper does not state a value; 1e-5 is the one of Marian and of PyTorch's Transformer.
@@ -160,6 +168,11 @@ class Transformer(EncoderDecoder):
 
         scale = math.sqrt(c.d_model) if c.scale_embedding else 1.0
         self.embedding = Embedding(c.vocab_size, c.d_model, scale=scale, dtype=dtype, rngs=rngs)
+        own = functools.partial(Embedding, d_model=c.d_model, scale=scale, dtype=dtype, rngs=rngs)
+        self.source_embedding = None if c.source_vocab_size is None else own(c.source_vocab_size)
+        self.output_embedding = None if c.is_tied else own(c.vocab_size)
+        self.source_embedding_norm = norm() if c.embedding_norm else None
+        self.target_embedding_norm = norm() if c.embedding_norm else None
         self.encoder_layers = stack_layers(layer_pattern(encoder_layer, c.attention, c.experts), c.num_layers, rngs)
         self.decoder_layers = stack_layers(
             layer_pattern(decoder_layer, c.attention, c.experts),
@@ -168,7 +181,7 @@ class Transformer(EncoderDecoder):
         )
         self.encoder_norm = norm() if c.pre_norm else None
         self.decoder_norm = norm() if c.pre_norm else None
-        learned = functools.partial(LearnedPositions, c.learned_positions, c.d_model)
+        learned = functools.partial(LearnedPositions, c.first_position + c.learned_positions, c.d_model)
         self.source_positions = learned(rngs=rngs) if c.learned_positions else None
         self.target_positions = learned(rngs=rngs) if c.learned_positions else None
         self.logits_bias = nnx.Param(jnp.zeros(c.vocab_size)) if c.logits_bias else None
@@ -182,13 +195,21 @@ class Transformer(EncoderDecoder):
         *,
         is_source: bool = False,
     ) -> Float[Array, "B T D"]:
-        x, learned = self.embedding(tokens), self.source_positions if is_source else self.target_positions
+        own = self.source_embedding if is_source else None
+        x = (self.embedding if own is None else own)(tokens)
+        positions = self.config.first_position + positions
+        learned = self.source_positions if is_source else self.target_positions
         if learned is None:
-            is_interleaved = self.config.interleaved_sinusoids
-            vectors = sinusoidal_positions(positions, x.shape[-1], is_interleaved=is_interleaved)
+            options = {
+                "is_interleaved": self.config.interleaved_sinusoids,
+                "reaches_base": self.config.sinusoids_reach_base,
+            }
+            vectors = sinusoidal_positions(positions, x.shape[-1], **options)
         else:
             vectors = learned(positions)
-        return drop(add_bias(x, vectors), self.config.dropout_rate, rngs)
+        norm = self.source_embedding_norm if is_source else self.target_embedding_norm
+        x = add_bias(x, vectors)
+        return drop(x if norm is None else norm(x), self.config.dropout_rate, rngs)
 
     def encoder_output(self, x: Float[Array, "B S D"], rngs: nnx.Rngs | None) -> Float[Array, "B S D"]:
         return x if self.encoder_norm is None else self.encoder_norm(x)
@@ -197,7 +218,7 @@ class Transformer(EncoderDecoder):
         return x if self.decoder_norm is None else self.decoder_norm(x)
 
     def output(self) -> Embedding:
-        return self.embedding
+        return self.embedding if self.output_embedding is None else self.output_embedding
 
     @property
     def max_positions(self) -> int | None:

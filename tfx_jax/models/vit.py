@@ -46,7 +46,10 @@ class ViTConfig:
     attention_dropout_rate: float = fraction(0.0)  # dropout of attention weights
     activation: str = one_of(ACTIVATIONS, "gelu")  # "gelu" is exact; "gelu_tanh" approximates it
     layer_norm_epsilon: float = at_least(0, 1e-6)
-    attention: AttentionConfig = dataclasses.field(default_factory=AttentionConfig)  # attention of every layer
+    attention: AttentionConfig = dataclasses.field(default_factory=AttentionConfig)  # of every layer
+    # Whether a body without a head has a linear layer with tanh over the class token's vector: the hidden layer that
+    # the paper's classifier has in pre-training and loses afterwards.
+    has_pooler: bool = True
     labels: tuple[str, ...] = tuple(f"LABEL_{index}" for index in range(1000))  # names of the classes
     problem_type: str | None = None  # kept for export to Hugging Face, which chooses a loss by it; unused here
     dtype: str = one_of(DTYPES, "float32")  # dtype of the computation; parameters, logits, statistics: float32
@@ -130,7 +133,6 @@ class ViT(nnx.Module):
         self,
         config: ViTConfig,
         *,
-        use_pooler: bool = True,
         attention_fn: AttentionFn | None = None,
         rngs: nnx.Rngs,
     ):
@@ -138,8 +140,6 @@ class ViT(nnx.Module):
 
         Args:
           config: sizes and options; the model keeps a copy.
-          use_pooler: whether to add a linear layer with tanh over the class token's vector: the hidden layer that the
-            paper's classifier has in pre-training and drops for fine-tuning.
           attention_fn: attention of every layer, with the signature of `dot_product_attention`; None uses
             `config.attention`.
           rngs: stream `params`.
@@ -182,7 +182,7 @@ class ViT(nnx.Module):
         self.positions = LearnedPositions(1 + num_rows * num_columns, c.d_model, init_stddev=0.02, rngs=rngs)
         self.encoder_layers = stack_layers(layer_pattern(make_layer, c.attention), c.num_layers, rngs)
         self.norm = LayerNorm(c.d_model, epsilon=c.layer_norm_epsilon)
-        self.pooler = nnx.Linear(c.d_model, c.d_model, dtype=dtype, rngs=rngs) if use_pooler else None
+        self.pooler = nnx.Linear(c.d_model, c.d_model, dtype=dtype, rngs=rngs) if c.has_pooler else None
         self.config = copy.deepcopy(c)
 
     def __call__(
@@ -247,7 +247,7 @@ class ViTClassifier(nnx.Module):
         """Initializes the parameters; arguments and errors are those of `ViT`, and empty `labels` are an error."""
         if not config.labels:
             raise ValueError("a classifier needs labels, got none: set labels to the names of the classes")
-        self.vit = ViT(config, use_pooler=False, attention_fn=attention_fn, rngs=rngs)
+        self.vit = ViT(dataclasses.replace(config, has_pooler=False), attention_fn=attention_fn, rngs=rngs)
         zeros = nnx.initializers.zeros_init()
         self.classifier = nnx.Linear(
             config.d_model, len(config.labels), kernel_init=zeros, dtype=jnp.float32, rngs=rngs

@@ -330,7 +330,7 @@ def fused_step(
     tokens: Int[Array, " R"],
     cache: dict[str, Any],
     *,
-    bias: Callable[[Int[Array, ""], int], Float[Array, "1 N 1 S"]] | None = None,
+    bias: Callable[[Int[Array, ""], int], Float[Array, "L N 1 S"]] | None = None,
 ) -> tuple[Float[Array, "R V"], dict[str, Any]]:
     """Takes one token a row through all layers, as `tfx_jax.nn.decoding.Decoder.step` does.
 
@@ -341,7 +341,8 @@ def fused_step(
       score: from the output of the last layer to float32 logits.
       tokens: the newest of each row.
       cache: of `init_fused_cache`.
-      bias: from the place of a token, and how many there are, to the bias of its attention to all places.
+      bias: from the place of a token, and how many there are, to the bias of its attention to all places: one for each
+        layer, or one for all.
 
     Returns:
       Logits and the next step's cache.
@@ -364,14 +365,17 @@ def fused_step(
         return (is_own & is_seen[:, None, :, None]).reshape(batch_size, 1, num_beams, -1)
 
     masks = {is_visible: mask(is_visible) for is_visible in dict.fromkeys(step.is_visible for step in steps)}
-    place_bias = None if bias is None else jnp.repeat(bias(position, num_places), num_beams, axis=-1)
+    biases: list[Array | None] = [None] * len(steps)
+    if bias is not None:
+        place_bias = jnp.repeat(bias(position, num_places), num_beams, axis=-1)
+        biases = [place_bias[index % len(place_bias)][None] for index in range(len(steps))]
     x = embed(tokens, position if given.positions is None else jnp.repeat(newest[:, 0], num_beams))
     pasts, states = [], []
-    for step, layer_past, state, memory in zip(
-        steps, cache["past"].value, cache["states"], given.memories, strict=True
+    for step, layer_past, state, memory, own_bias in zip(
+        steps, cache["past"].value, cache["states"], given.memories, biases, strict=True
     ):
         own = state if layer_past is None else layer_past
-        of_memory = memory, given.memory_mask, place_bias
+        of_memory = memory, given.memory_mask, own_bias
         x, longer = step(x, own, position, masks[step.is_visible], *of_memory, positions=newest)
         pasts.append(None if layer_past is None else longer)
         states.append(longer if layer_past is None else None)

@@ -75,6 +75,7 @@ def scan_layers(
     rngs: nnx.Rngs | None,
     *,
     inputs: Any = None,
+    repeats: int = 1,
     remat: str = "none",
     unroll: bool = False,
 ) -> tuple[Array, Any]:
@@ -86,6 +87,8 @@ def scan_layers(
       x: the input of the first layer; every layer keeps its shape and dtype.
       rngs: stream `dropout`, from which each layer gets its own; None means evaluation.
       inputs: what each layer is given besides, such as its cache, stacked along a leading layer axis: any pytree.
+      repeats: how many times `x` goes through the whole stack, each time with dropout of its own: ALBERT's layers,
+        which share their parameters. Extras are then of all passes, first pass first.
       remat: what the backward pass computes again instead of keeping it (Chen et al., 2016): nothing; "full", all of a
         layer from its input; or "dots", all but the results of matrix products with weights, which are dear to compute.
       unroll: whether to compile the layers one after the other instead of as a loop: the time to compile grows with
@@ -100,8 +103,19 @@ def scan_layers(
       The output of the last layer and the extras, stacked along a leading layer axis.
 
     Raises:
-      ValueError: if `remat` is none of the three.
+      ValueError: if `remat` is none of the three; for `repeats` of layers with running statistics.
     """
+    if repeats > 1:
+        if jax.tree.leaves(nnx.state(layers, nnx.Not(nnx.Param))):
+            raise ValueError("layers with running statistics cannot share their parameters")
+
+        def again(x: Array, key: Array | None) -> tuple[Array, Any]:
+            rngs = None if key is None else nnx.Rngs(dropout=key)
+            return scan_layers(fn, layers, x, rngs, inputs=inputs, remat=remat)
+
+        keys = None if rngs is None else jax.random.split(rngs.dropout(), repeats)
+        x, extras = jax.lax.scan(again, x, keys, length=repeats, unroll=unroll)
+        return x, jax.tree.map(lambda extra: extra.reshape(-1, *extra.shape[2:]), extras)
     members = _members(layers)
     keys = None if rngs is None else jax.random.split(rngs.dropout(), _num_groups(layers) * len(members))
 

@@ -164,7 +164,7 @@ def _carried(params: dict[str, Any]) -> range:
 
 
 def _loop_flops(body: core.Jaxpr, depends: list[bool], carried: range) -> tuple[int, list[bool]]:
-    """Counts one iteration of a loop. A carry that depends on a parameter later on counts as dependent from the start."""
+    """Counts one iteration of a loop. A carry that ever depends on a parameter counts as dependent from the start."""
     while True:
         flops, results = _product_flops(body, depends)
         later = [*depends]

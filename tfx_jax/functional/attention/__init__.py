@@ -49,6 +49,7 @@ from tfx_jax.functional.attention.kernel_features import (
     orthogonal_features,
 )
 from tfx_jax.functional.attention.kernel_regression import kernel_regression
+from tfx_jax.functional.attention.latent import LATENT, latent_attention
 from tfx_jax.functional.attention.linear_recurrences import (
     GATED_LINEAR_ATTENTION,
     RETENTION,
@@ -139,6 +140,7 @@ SPECS = {
         MOBA,
         NATIVE_SPARSE,
         INDEXED,
+        LATENT,
     )
 }
 """All attentions that configurations name."""
@@ -182,6 +184,7 @@ __all__ = [
     "induced_attention",
     "kernel_regression",
     "kimi_delta_attention",
+    "latent_attention",
     "linear_attention",
     "linformer_attention",
     "local_attention",

@@ -77,7 +77,7 @@ def linformer_attention(
     visible = visible_keys(mask, b, s)
     position = jnp.maximum(jnp.cumsum(visible, axis=1) - 1, 0)
     of_keys, of_values = (
-        jnp.where(visible[..., None], x.astype(dtype).T[position], 0)  # [B, S, M]
+        jnp.where(visible[..., None], jnp.asarray(x, dtype).T[position], 0)  # [B, S, M]
         for x in (key_projection, value_projection)
     )
     keys = jnp.einsum("BSM,BSKH->BMKH", of_keys, key.astype(dtype))

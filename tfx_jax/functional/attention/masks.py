@@ -10,8 +10,11 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 Bias = Float[Array, "#B #N #T #S"]
+"""Added to the scaled logits of each pair of query and key."""
 Mask = Bool[Array, "#B #N #T #S"]
+"""True where a query may attend to a key."""
 SegmentIds = Int[Array, "B T"] | tuple[Int[Array, "B T"], Int[Array, "B S"]]
+"""Numbers of the texts that are packed into one row, of all tokens or of (queries, keys); 0 is padding."""
 Window = int | tuple[int, int]
 """How many positions a query sees on each side besides its own, or to the left and to the right."""
 ScoreMod = Callable[..., Float[Array, "B N T S"]]

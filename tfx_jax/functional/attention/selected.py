@@ -201,7 +201,7 @@ def native_sparse_attention(
         if x.shape != want:
             raise ValueError(f"{name} must have shape {want}, got {x.shape}")
     dtype = np.promote_types(query.dtype, np.float32)
-    of_keys, of_values, offsets = (x.astype(dtype) for x in (key_mix, value_mix, key_positions))
+    of_keys, of_values, offsets = (jnp.asarray(x, dtype) for x in (key_mix, value_mix, key_positions))
 
     def attend(query: Array, key: Array, value: Array, bias: None, mask: None, *, segment_ids: Any, gate: Array) -> Any:
         position, first = _blocks(segment_ids, b, s, size)

@@ -69,7 +69,7 @@ def synthesizer_attention(
         raise ValueError(f"logits must have shape [N, L, L] with N = {n}, got {logits.shape}")
     if max(t, s) > logits.shape[1]:
         raise ValueError(f"a sequence of {max(t, s)} tokens is longer than max_length={logits.shape[1]} of the logits")
-    logits = logits.astype(np.promote_types(query.dtype, np.float32)) * (1.0 if scale is None else scale)
+    logits = jnp.asarray(logits, np.promote_types(query.dtype, np.float32)) * (1.0 if scale is None else scale)
     rows, columns = _positions(mask, segment_ids, b, t, s)
     of_pairs = logits[:, rows[:, :, None], columns[:, None]].swapaxes(0, 1)  # [B, N, T, S]
     options = {"is_causal": is_causal, "segment_ids": segment_ids}

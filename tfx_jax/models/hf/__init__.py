@@ -7,10 +7,11 @@
 There is one table of names for each family, beside this file. Nothing that a folder holds is executed.
 """
 
+import dataclasses
 import functools
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -23,15 +24,18 @@ from jax.typing import DTypeLike
 from tfx_jax.errors import UserError
 from tfx_jax.fields import check_fields
 from tfx_jax.hub import local_folder
+from tfx_jax.models.bert import Bert
 from tfx_jax.models.config import DTYPES
 from tfx_jax.models.finite import is_finite, nonfinite
 from tfx_jax.models.gpt import GPT
 from tfx_jax.models.hf import bert, bigbird, gpt, llama, longformer, marian, peft, t5, vit
+from tfx_jax.models.hf.encoders import ENCODERS
 from tfx_jax.models.hf.folder import Fields, Tensors, read_json, write_folder
 from tfx_jax.models.hf.names import Row, read_params, stored_as, write_params
 from tfx_jax.models.hf.peft import is_adapter
 from tfx_jax.models.t5 import T5
 from tfx_jax.models.transformer import Transformer
+from tfx_jax.models.vit import ViT
 from tfx_jax.nn.lora import adapters_of, merged
 
 
@@ -44,6 +48,7 @@ class Family(NamedTuple):
       write_config: back, to the fields; "architectures" among them.
       rows: the table of names, for a configuration.
       rows_of: from the fields of a folder to its `rows`, where they say more than the configuration keeps.
+      completed_config: from a configuration and the names of all tensors to the configuration, where they say more.
       prefix: what the names of a whole model have in front of those in the table; a bare body lacks it.
       ignored: patterns of tensors that say nothing of their own: copies of tied matrices, constant masks; or belong to
         another architecture that is saved in the same file.
@@ -58,6 +63,7 @@ class Family(NamedTuple):
     write_config: Callable[[Any], dict[str, Any]]
     rows: Callable[[Any], Sequence[Row]]
     rows_of: Callable[[Fields], Callable[[Any], Sequence[Row]]] | None = None
+    completed_config: Callable[[Any, Collection[str]], Any] | None = None
     prefix: str = ""
     ignored: Sequence[str] = ()
     copies: Sequence[tuple[str, str]] = ()
@@ -77,28 +83,46 @@ _GPT2 = Family(
     completed=gpt.with_offsets,
 )
 _GPT1 = _GPT2._replace(read_config=gpt.read_gpt1_config, copies=((r"lm_head\.weight", "tokens_embed.weight"),))
-_T5 = Family(
-    T5,
-    t5.read_config,
-    t5.write_config,
-    t5.rows,
-    t5.rows_of,
-    ignored=(
-        r"(encoder|decoder)\.embed_tokens\.weight",
-        r"lm_head\.weight",
-        r"decoder\.block\.0\.layer\.1\.EncDecAttention\.relative_attention_bias\.weight",  # of no use to anyone
-    ),
-    copies=((r"(encoder|decoder)\.embed_tokens\.weight|lm_head\.weight", "shared.weight"),),
-)
-_MARIAN = Family(
-    Transformer,
-    marian.read_config,
-    marian.write_config,
-    marian.rows,
-    completed=marian.as_marian,
-    ignored=(r"model\.(encoder|decoder)\.embed_(tokens|positions)\.weight", r"lm_head\.weight"),
-    copies=((r"model\.(encoder|decoder)\.embed_tokens\.weight|lm_head\.weight", "model.shared.weight"),),
-)
+
+
+def _t5(architecture: str) -> Family:
+    """A family of `t5`."""
+    model = t5.ARCHITECTURES[architecture][0]
+    return Family(
+        model,
+        functools.partial(t5.read_config, architecture),
+        functools.partial(t5.write_config, architecture),
+        functools.partial(t5.rows, architecture),
+        functools.partial(t5.rows_of, architecture),
+        ignored=(
+            r"(encoder|decoder)\.embed_tokens\.weight",
+            r"lm_head\.weight",
+            r"decoder\.block\.0\.layer\.1\.EncDecAttention\.relative_attention_bias\.weight",  # of no use to anyone
+            *([] if model is T5 else [r"decoder\..*"]),
+        ),
+        copies=((r"(encoder|decoder)\.embed_tokens\.weight|lm_head\.weight", "shared.weight"),)
+        if model is T5
+        else ((r"encoder\.embed_tokens\.weight", "shared.weight"),),
+        fits=functools.partial(t5.fits, architecture),
+    )
+
+
+def _transformer(architecture: str) -> Family:
+    """A family of `marian`, whose models are all of one class."""
+    return Family(
+        Transformer,
+        functools.partial(marian.read_config, architecture),
+        functools.partial(marian.write_config, architecture),
+        marian.rows,
+        completed_config=None if architecture == "MarianMTModel" else marian.completed_config,
+        completed=marian.as_marian,
+        ignored=(r"model\.(encoder|decoder)\.embed_(tokens|positions)\.weight", r"lm_head\.weight"),
+        copies=(
+            (r"model\.(encoder|decoder)\.embed_tokens\.weight|lm_head\.weight", "model.shared.weight"),
+            (r"lm_head\.weight", "model.decoder.embed_tokens.weight"),
+        ),
+        fits=functools.partial(marian.fits, architecture),
+    )
 
 
 def _with_heads(module: Any, architecture: str) -> Family:
@@ -110,11 +134,25 @@ def _with_heads(module: Any, architecture: str) -> Family:
         functools.partial(module.read_config, architecture),
         functools.partial(module.write_config, architecture),
         functools.partial(module.rows, architecture),
+        completed_config=_with_pooler(functools.partial(module.rows, architecture)) if model in _BODIES else None,
         ignored=module.IGNORED,
         copies=module.COPIES if is_masked_lm else (),
         renamed=module.renamed(architecture),
         fits=module.fits,
     )
+
+
+_BODIES = (Bert, ViT)
+
+
+def _with_pooler(rows: Callable[[Any], Sequence[Row]]) -> Callable[[Any, Collection[str]], Any]:
+    """Of a body, whether it has a pooler is known by its tensors alone."""
+
+    def complete(config: Any, names: Collection[str]) -> Any:
+        poolers = [row for row in rows(dataclasses.replace(config, has_pooler=True)) if row.ours.startswith("pooler/")]
+        return dataclasses.replace(config, has_pooler=any(row.theirs in names for row in poolers))
+
+    return complete
 
 
 def _llama(architecture: str) -> Family:
@@ -130,15 +168,16 @@ def _llama(architecture: str) -> Family:
     )
 
 
+_MODULES = (bert, *ENCODERS, bigbird, longformer, vit)
+
 # By the name in "architectures" or, in a folder without that, by "model_type". Of those with one class, the first is
 # what a model is saved as that does not say otherwise.
 FAMILIES: dict[str, Family] = {
     "GPT2LMHeadModel": _GPT2,
     "OpenAIGPTLMHeadModel": _GPT1,
-    **{name: _with_heads(module, name) for module in (bert, bigbird, longformer, vit) for name in module.HEADS},
-    "T5ForConditionalGeneration": _T5,
-    "T5WithLMHeadModel": _T5,  # as it was called once
-    "MarianMTModel": _MARIAN,
+    **{name: _with_heads(module, name) for module in _MODULES for name in module.HEADS},
+    **{name: _t5(name) for name in t5.ARCHITECTURES},
+    **{name: _transformer(name) for name in marian.ARCHITECTURES},
     **{name: _llama(name) for name in llama.ARCHITECTURES},
 }
 _BY_MODEL_TYPE = {
@@ -148,9 +187,10 @@ _BY_MODEL_TYPE = {
     "big_bird": "BigBirdModel",
     "longformer": "LongformerModel",
     "vit": "ViTModel",
-    "t5": "T5ForConditionalGeneration",
-    "marian": "MarianMTModel",
+    **t5.MODEL_TYPES,
+    **marian.MODEL_TYPES,
     **llama.MODEL_TYPES,
+    **{encoder.MODEL_TYPE: next(iter(encoder.HEADS)) for encoder in ENCODERS},
 }
 
 
@@ -374,6 +414,8 @@ def _open(folder: epath.Path, architecture: str | None) -> tuple[Family, Any]:
     config = family.read_config(fields)
     if family.rows_of is not None:
         family = family._replace(rows=family.rows_of(fields))
+    if family.completed_config is not None:
+        config = family.completed_config(config, Tensors(folder, family.renamed).shapes)
     check_fields(config, f"{path}: the model's configuration")
     return family, config
 

@@ -176,7 +176,7 @@ def read_params(
     All names and shapes are checked before anything is read.
 
     Args:
-      rows: one for each parameter.
+      rows: one for each parameter; of several, which are written alike, the first is read.
       tensors: of the folder.
       prefix: what the names of the folder lack or have at the front of those in the table.
       shapes: of our parameters, by path.
@@ -186,6 +186,7 @@ def read_params(
       UserError: for a tensor that is missing or has another shape.
     """
     places: dict[str, list[str]] = {}
+    rows = list({row.ours: row for row in reversed(rows)}.values())[::-1]
     for row in rows:
         shape = shapes[row.ours]
         names = [prefix + name for name in row.tensor_names(shape)]
