@@ -14,6 +14,7 @@ import importlib
 import importlib.metadata
 import os
 import platform
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -113,9 +114,9 @@ def _through_torch(function: Callable[..., Any]) -> Any:
 
     def call(arrays: Any, options: dict[str, Any]) -> Any:
         leaves = [tensor(array) for array in arrays]
-        query, key, value = (leaf.transpose(1, 2) for leaf in leaves[:3])
         for leaf in leaves:
             leaf.requires_grad_(leaf.is_floating_point())
+        query, key, value = (leaf.transpose(1, 2) for leaf in leaves[:3])
         mask = leaves[3] if len(leaves) > 3 else None
         return leaves, function(query, key, value, attn_mask=mask, **options).transpose(1, 2)
 
@@ -180,6 +181,7 @@ def main() -> None:
         "--packages", nargs="*", default=list(PACKAGES), choices=list(PACKAGES), help="these alone (all)"
     )
     arguments = parser.parse_args()
+    sys.argv = sys.argv[:1]  # tokamax reads flags of its own from it
     table = ["| package | passed | refused | unsupported | wrong |", "|---|--:|--:|--:|--:|"]
     details = []
     for package in arguments.packages:

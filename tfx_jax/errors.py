@@ -51,6 +51,6 @@ def one_line(error: BaseException) -> str:
     return printable(" ".join(str(error).split()), 200) or type(error).__name__
 
 
-def is_of_store(error: BaseException) -> bool:
+def is_store_error(error: BaseException) -> bool:
     """Returns whether the client of a remote store (gs://, s3://) raised the error."""
     return type(error).__module__.partition(".")[0] in _CLIENTS

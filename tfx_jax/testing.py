@@ -82,7 +82,8 @@ class _Subject:
         def call(query: Any, key: Any, value: Any, arrays: dict[str, Any]) -> Any:
             return self._function(query, key, value, **arrays, **static)
 
-        return (jax.jit(call) if is_jitted else call)(query, key, value, arrays)
+        inputs = jax.tree.map(jnp.asarray, (query, key, value, arrays))
+        return (jax.jit(call) if is_jitted else call)(*inputs)
 
 
 _CASES: dict[str, Callable[[_Subject], str | None]] = {}

@@ -14,6 +14,7 @@ FILES = {
     "docs/attention.md": "attention",
     "docs/models.md": "models",
     "docs/formats.md": "formats",
+    "docs/conformance.md": "conformance",
     "docs/results.md": "results",
     "docs/speed.md": "speed",
     "docs/from_laptop_to_pod.md": "from_laptop_to_pod",

@@ -170,11 +170,11 @@ def test_compilation_cache_is_off_meanwhile(tmp_path, capfd):
 @pytest.mark.parametrize(
     ("arguments", "named"),
     [
-        ([], "what is to be measured? there are train, step, decode, attention, data"),
-        (["speed"], "cannot measure 'speed'; there are train"),
+        ([], "name what to measure: one of train, step, decode, attention, data"),
+        (["speed"], "cannot measure 'speed'; use one of train"),
         (["train", "--model=huge"], "--model: invalid choice: 'huge'"),
         (["train", "--batch=0"], 'must be a whole number from 1 to 2,147,483,647, got "0"'),
-        (["train", "--batch=12"], "8 devices cannot share a batch of 12 rows equally"),
+        (["train", "--batch=12"], "batch=12 must be a multiple of the 8 devices"),
         (["train", "--rows=8"], "unknown argument --rows=8; see tfx-jax bench train --help"),
         (["train", "--dtype=float16"], "--dtype: invalid choice: 'float16'"),
         (["decode", "--beam=-1"], 'must be a whole number from 1 to 2,147,483,647, got "-1"'),

@@ -44,7 +44,7 @@ def test_folders_that_cannot_be(fails, verb, tmp_path):
 def test_a_folder_of_somebody_else(fails, tmp_path, monkeypatch):
     (tmp_path / "closed").mkdir()
     monkeypatch.setattr(os, "access", lambda path, mode: pathlib.Path(path).name != "closed")  # root may write anywhere
-    line = "closed cannot be written into: take another --workdir, or change its permissions"
+    line = "closed is not writable: use another --workdir, or change its permissions"
     assert fails([*TRAIN, "--workdir=closed"]) == line
 
 
@@ -96,7 +96,7 @@ def test_numbers_that_are_none(fails, flag, message):
 @pytest.mark.parametrize("port", ["0", "65536", "99999", "x", ""])
 def test_ports_that_are_none(fails, port):
     flags = [f"--coordinator=localhost:{port}", "--num-processes=2", "--process-id=0"]
-    line = f"--coordinator=localhost:{port} is not HOST:PORT, a port being 1 to 65535"
+    line = f"--coordinator=localhost:{port} must be HOST:PORT with a port from 1 to 65535"
     assert fails([*TRAIN, "--workdir=w", *flags]) == line
 
 

@@ -106,7 +106,7 @@ def test_the_model_is_the_same(source, tmp_path, capfd, dtype):
     assert found["output"] == str(output)
     assert set(found["files"]) == names
     assert found["left_out"] == ["h.0.attn.bias"]
-    assert err.splitlines()[2].endswith("or of another architecture): h.0.attn.bias")
+    assert err.splitlines()[2].endswith("or parts of another architecture): h.0.attn.bias")
     assert f"GPT2LMHeadModel: {NUM_PARAMETERS:,} parameters; {found['bytes_before']:,} bytes before, " in err
     assert (
         f"{found['bytes_after']:,} as {dtype}\n{output}: config.json, model.safetensors, tokenizer_config.json" in err
@@ -135,7 +135,9 @@ MODEL_TYPES |= {name: name.partition("T5")[0].lower() + "t5" for name in t5.ARCH
 SIZES |= {kind: SIZES["t5"] for kind in t5.MODEL_TYPES}
 MODEL_TYPES |= {architecture: kind for kind, architecture in marian.MODEL_TYPES.items()}
 SIZES |= {kind: {**SIZES["marian"], "pad_token_id": 1} for kind in marian.MODEL_TYPES if kind != "marian"}
-MODEL_TYPES |= {"BigBird": "big_bird", "Longformer": "longformer"}
+SIZES["deit"] = SIZES["vit"]
+SIZES["modernbert"] = SIZES["bert"] | {"num_hidden_layers": 4}
+MODEL_TYPES |= {"DeiT": "deit", "ModernBert": "modernbert", "BigBird": "big_bird", "Longformer": "longformer"}
 MODEL_TYPES |= {architecture: kind for kind, architecture in llama.MODEL_TYPES.items()}
 SIZES |= {
     kind: {"hidden_size": 8, "num_attention_heads": 2, "num_key_value_heads": 1, "num_hidden_layers": 4}
@@ -304,7 +306,7 @@ def test_mistakes_cost_one_line(capfd, tmp_path, monkeypatch, arguments, message
 
 def test_an_output_that_cannot_be(source, tmp_path, capfd):
     (tmp_path / "file").write_text("")
-    refused(capfd, [f"--model={source}", f"--output={tmp_path}/file"], "file is a file, not a folder")
+    refused(capfd, [f"--model={source}", f"--output={tmp_path}/file"], "file is a file: name a folder")
     refused(capfd, [f"--model={source}", f"--output={tmp_path}/file/below"], "cannot write to")
 
 

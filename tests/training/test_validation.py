@@ -46,7 +46,7 @@ def test_defaults_are_the_base_model_and_valid():
         (
             "model.activation",
             "tanh",
-            'model.activation must be "relu" or "gelu" or "gelu_tanh" or "swish", got \'tanh\'',
+            'model.activation must be "relu" or "gelu" or "gelu_tanh" or "swish" or "quick_gelu", got \'tanh\'',
         ),
         ("num_steps", 0, "num_steps must be at least 1, got 0"),
         ("log_every", 0, "log_every must be at least 1, got 0"),
@@ -77,7 +77,7 @@ def test_defaults_are_the_base_model_and_valid():
         (
             "optimizer.weight_decay",
             0.1,
-            'optimizer.weight_decay is not for "adam": choose config.optimizer.name="adamw"',
+            'optimizer.weight_decay must be 0 for "adam": use config.optimizer.name="adamw"',
         ),
         ("optimizer.clip_norm", -1.0, "optimizer.clip_norm must be at least 0, got -1.0"),
         ("task.z_loss", -1.0, "task.z_loss must be at least 0, got -1.0"),
@@ -97,7 +97,11 @@ def test_defaults_are_the_base_model_and_valid():
             "de",
             'task.data.dataset="grammar" is English to Japanese, not en to de: leave its languages out, or .*',
         ),
-        ("task.data.tokens_per_batch", 255, "task.data.tokens_per_batch=255 holds no sentence of max_length=256"),
+        (
+            "task.data.tokens_per_batch",
+            255,
+            "task.data.tokens_per_batch=255 must be at least max_length=256, the size of one sentence",
+        ),
         (
             "model.learned_positions",
             300,
@@ -142,7 +146,7 @@ FILES = {"task.data.dataset": "files", "task.data.source_language": "en", "task.
         ),
         (
             {"task.data.target_language": "German"},
-            r"task.data.target_language must be the code .*, got 'German': it says what",
+            r"task.data.target_language must be the code .*, got 'German': it is the",
         ),
         (
             {"task.data.train_source": "my.de"},
@@ -204,7 +208,7 @@ def of_text(**values):
         (of_text(**{"task.data.validation_share": 1.0}), r"task.data.validation_share must be in \[0, 1\)"),
         (
             of_text(**{"task.data.validation_share": 0.1, "task.data.validation_file": "x"}),
-            "task.data.validation_file and validation_share exclude each other: set one",
+            "task.data.validation_file and validation_share must not both be set",
         ),
         (
             of(BertConfig(), BertPretrainingConfig(), **{"model.init": "x"}),
@@ -212,11 +216,11 @@ def of_text(**values):
         ),
         (
             of(BertConfig(), BertPretrainingConfig(), **{"task.data.max_length": 7}),
-            "task.data.max_length=7 is too short for pairs: 8 will do",
+            "task.data.max_length=7 must be at least 8, for pairs of segments",
         ),
         (
             of(BertConfig(), ClassificationConfig(), **{"task.data.first_column": "a"}),
-            "task.data.first_column, second_column and label_column go",
+            "task.data.first_column, second_column and label_column must",
         ),
         (
             of(BertConfig(), ClassificationConfig(), **{"task.data.dataset": "x"}),
@@ -237,11 +241,11 @@ def of_text(**values):
         ),
         (
             of(T5Config(), SpanCorruptionConfig(), **{"mesh.sequence": 2}),
-            "mesh.sequence=2 divides positions, which a SpanCorruptionConfig does not allow: leave it at 1",
+            "mesh.sequence=2 shards positions, which SpanCorruptionConfig does not support: leave it at 1",
         ),
         (
             of(Seq2SeqConfig(variant="bahdanau"), TranslationConfig(), **{"model.alignment": "local-p"}),
-            'model.alignment="local-p" is of variant="luong" alone, got variant="bahdanau"',
+            'model.alignment="local-p" needs variant="luong", got variant="bahdanau"',
         ),
         (
             of(Seq2SeqConfig(), TranslationConfig(), **{"model.alignment": "local"}),
@@ -254,10 +258,13 @@ def of_text(**values):
         ),
         (
             of(Seq2SeqConfig(score="dot"), TranslationConfig(), **{"model.coverage": 1.0}),
-            'model.coverage=1.0 is of an additive score alone, variant="bahdanau" or "luong" with score="concat"',
+            'model.coverage=1.0 needs an additive score, variant="bahdanau" or variant="luong" with score="concat"',
         ),
         (of_text(**{"mesh.tensor": 3}), "mesh.tensor=3 does not divide config.model.num_heads=2"),
-        (of_text(**{"task.data.tokens_per_batch": 63}), "task.data.tokens_per_batch=63 holds no row of max_length=64"),
+        (
+            of_text(**{"task.data.tokens_per_batch": 63}),
+            "task.data.tokens_per_batch=63 must be at least max_length=64, the size of one row",
+        ),
         (of_text(**{"optimizer.schedule": "cosine"}), 'optimizer.schedule="cosine" needs config.optimizer.peak'),
     ],
 )

@@ -13,7 +13,7 @@ from typing import Any
 from tfx_jax import __version__
 from tfx_jax.cli.support import process
 from tfx_jax.cli.support.large_pages import restart_with_large_pages
-from tfx_jax.errors import UserError, is_of_store, one_line, printable
+from tfx_jax.errors import UserError, is_store_error, one_line, printable
 
 VERBS = {
     "train": "train an experiment, or resume it",
@@ -165,7 +165,7 @@ def _line(error: Exception) -> str | None:
     """Returns the one-line message of an error the user can fix; None for any other, which is a bug of tfx_jax."""
     if isinstance(error, UserError):
         return str(error)
-    if is_of_store(error):
+    if is_store_error(error):
         return f"a remote store cannot be reached ({one_line(error)}): check the network and rerun the same command"
     if isinstance(error, OSError):  # a file error that no other code has explained
         place = printable(str(error.filename)) if error.filename else "a file"

@@ -1,7 +1,7 @@
 """Flax NNX modules: each owns parameters and calls `tfx_jax.functional`.
 
-Modules hold `nnx.Param` and Python values only. Randomness comes in at the call (`rngs=None` means evaluation), caches
-go in and come out, so a module is a pytree that `jax.jit`, `jax.grad`, `jax.vmap` and `jax.lax.scan` take as it is.
+Modules hold variables and Python values only. Random keys (`rngs=None` means evaluation) and caches are arguments and
+results of calls, so a module is a pytree that can be passed to `jax.jit`, `jax.grad`, `jax.vmap` and `jax.lax.scan`.
 """
 
 from tfx_jax.nn.attention import AttentionConfig, AttentionOptions, MultiHeadAttention

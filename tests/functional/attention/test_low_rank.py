@@ -31,7 +31,7 @@ def test_errors_say_what_fits():
         ): "6 keys is longer than max_length=5",
         lambda: linformer_attention(
             *arrays, key_projection=EYE, value_projection=EYE, is_causal=True
-        ): "has no causal form: projected keys are means over the future too",
+        ): "has no causal form, because projected keys are means that include future",
         lambda: induced_attention(*arrays, inducing=inducing[1:]): r"N, H = \(4, 8\), got \(3, 3, 8\)",
         lambda: induced_attention(*arrays, EYE[None, None], inducing=inducing): "induced attention takes no bias",
         lambda: induced_attention(*arrays, inducing=inducing, is_causal=True): "has no causal form: inducing points",

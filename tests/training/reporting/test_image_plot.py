@@ -27,7 +27,7 @@ def test_each_map_has_the_image_lit_where_it_was_looked_at():
     np.testing.assert_array_equal(red[:3, 3:6], image[:3, 3:6])
     np.testing.assert_allclose(red[:, 6:], image[:, 6:] * (0.25 + 0.75 / 2), atol=1)
     np.testing.assert_allclose(red[3:, :6], image[3:, :6] * 0.25, atol=1)
-    with pytest.raises(ValueError, match=r"^1 titles, but 2 maps$"):
+    with pytest.raises(ValueError, match=r"^got 1 titles for 2 maps"):
         plot_maps(image, ["red"], weights)
 
 

@@ -25,7 +25,7 @@ from tfx_jax.models import ViTConfig
 from tfx_jax.tasks.vision.image_classification import (
     Digits,
     ImageClassificationConfig,
-    changed,
+    augment,
     image_classification_loss,
     normalized,
 )
@@ -102,7 +102,7 @@ class TestData:
     @pytest.mark.parametrize(
         ("make", "message"),
         [
-            (lambda root: None, r"there is no folder .*train$"),
+            (lambda root: None, r"there is no folder .*train: name one"),
             (lambda root: (root / "train").mkdir(), r"train has no folder for each class, such as .*cat$"),
             (lambda root: (root / "train" / "cat").mkdir(parents=True), r"cat has no image, a file that ends with one"),
         ],
@@ -126,7 +126,7 @@ class TestData:
     @pytest.mark.parametrize(
         ("values", "message"),
         [
-            ({"model.image_size": 96}, r"^config.model.image_size=96 is not config.task.data.image_size=48$"),
+            ({"model.image_size": 96}, r"^config.model.image_size=96 must equal config.task.data.image_size=48$"),
             (
                 {"model.num_channels": 1, "task.data.num_channels": 1},
                 r"^config.task.data.num_channels=1 must be 3, those of shapes$",
@@ -135,7 +135,7 @@ class TestData:
                 {"model.image_size": 24, "task.data.image_size": 24},
                 r"^config.task.data.image_size=24 must be 48, the size of shapes$",
             ),
-            ({"task.data.max_shift": 48}, r"max_shift=48 would move images of 48 pixels away$"),
+            ({"task.data.max_shift": 48}, r"max_shift=48 must be less than image_size=48$"),
             ({"model.patch_size": 7}, r"image_size=48 is not divisible by patch_size=7$"),
         ],
     )
@@ -151,7 +151,7 @@ class TestChanges:
 
     def drawn(self, rows=400, **options):
         images = np.broadcast_to(self.IMAGE, (rows, *self.IMAGE.shape))
-        return np.asarray(jax.jit(functools.partial(changed, **options))(images, jax.random.key(0)))
+        return np.asarray(jax.jit(functools.partial(augment, **options))(images, jax.random.key(0)))
 
     def expected(self, down, right, is_mirrored):
         image = self.IMAGE[:, ::-1] if is_mirrored else self.IMAGE
@@ -268,7 +268,7 @@ class TestTraining:
         (tmp_path / "val" / "bright").mkdir(parents=True)
         PIL.Image.new("L", (8, 8)).save(tmp_path / "val" / "bright" / "1.png")
         run.config.task.data.data_dir = str(tmp_path)
-        with pytest.raises(UserError, match=r"^the label 'bright' is none of the 2 of the training split$"):
+        with pytest.raises(UserError, match=r"^the label 'bright' does not occur in the training split \(2 labels\)$"):
             run.task.rows("validation")
 
 

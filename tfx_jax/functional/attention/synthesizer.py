@@ -33,31 +33,32 @@ def synthesizer_attention(
     dropout_rng: Array | None = None,
     return_weights: bool = False,
 ) -> Float[Array, "B T N U"] | tuple[Float[Array, "B T N U"], Float[Array, "B N T S"]]:
-    r"""Computes softmax(scale * R + bias) V with a logit R for each pair of positions, whatever the tokens.
+    r"""Computes softmax(scale * R + bias) V with a learned logit R for each pair of positions, independent of tokens.
 
     Section 3.1.2 of "Synthesizer" (Tay et al., 2020, https://arxiv.org/abs/2005.00743), the random variant.
 
     Args:
-      query: of the shape of queries, [B, T, N, H]; this and all arguments that are not named here as in
-        `dot_product_attention`. Its numbers are not used, nor are those of `key`.
+      query: [B, T, N, H]; only the shapes and dtypes of `query` and `key` are used. Arguments without explanation are
+        those of `dot_product_attention`.
       key: [B, S, K, H].
       value: [B, S, K, U].
       bias: added to the scaled logits.
-      mask: True where a query may attend. What a mask of keys, [B, 1, 1, S], hides has no position; a mask of all
-        pairs leaves positions as they are.
-      logits: R, [N, L, L], for positions of queries and keys, which count the tokens of a text from 0.
+      mask: True where a query may attend. Tokens that a padding mask, [B, 1, 1, S], hides are not counted in positions;
+        a mask of pairs does not change positions.
+      logits: R, [N, L, L], indexed by the positions of query and key, which count the tokens of a sequence from 0.
       is_causal: query t sees keys 0 .. t + S - T only.
       scale: multiplies the logits; None means 1.
-      segment_ids: packed sequences, each with its own positions; 0 is padding, which has none.
+      segment_ids: packed sequences; positions start at 0 in each. 0 is padding.
       dropout_rate: probability in [0, 1) of dropping an attention weight.
       dropout_rng: PRNG key.
       return_weights: also return the weights.
 
     Returns:
-      What `dot_product_attention` returns.
+      The same results as `dot_product_attention`.
 
     Raises:
-      ValueError: for a sequence longer than L, logits of another number of heads, and as `dot_product_attention`.
+      ValueError: if a sequence is longer than L, the logits have the wrong shape, or in the cases of
+        `dot_product_attention`.
 
     >>> x, logits = jnp.arange(2.0).reshape(1, 2, 1, 1), jnp.array([[[0.0, 99.0], [99.0, 0.0]]])
     >>> jax.jit(synthesizer_attention)(x, x, x, logits=logits).ravel().tolist()
@@ -68,13 +69,15 @@ def synthesizer_attention(
     if logits.ndim != 3 or logits.shape[0] != n or logits.shape[1] != logits.shape[2]:
         raise ValueError(f"logits must have shape [N, L, L] with N = {n}, got {logits.shape}")
     if max(t, s) > logits.shape[1]:
-        raise ValueError(f"a sequence of {max(t, s)} tokens is longer than max_length={logits.shape[1]} of the logits")
+        raise ValueError(
+            f"sequences must have at most max_length={logits.shape[1]} tokens, the size of the logits, got {max(t, s)}"
+        )
     logits = jnp.asarray(logits, np.promote_types(query.dtype, np.float32)) * (1.0 if scale is None else scale)
     rows, columns = _positions(mask, segment_ids, b, t, s)
-    of_pairs = logits[:, rows[:, :, None], columns[:, None]].swapaxes(0, 1)  # [B, N, T, S]
+    pair_logits = logits[:, rows[:, :, None], columns[:, None]].swapaxes(0, 1)  # [B, N, T, S]
     options = {"is_causal": is_causal, "segment_ids": segment_ids}
     dropping = {"dropout_rate": dropout_rate, "dropout_rng": dropout_rng}
-    out, weights = attention_from_logits(of_pairs, value, bias, mask, **options, **dropping)
+    out, weights = attention_from_logits(pair_logits, value, bias, mask, **options, **dropping)
     out = out.astype(query.dtype)
     return (out, weights) if return_weights else out
 
@@ -163,7 +166,7 @@ def dense_synthesizer_attention(
 def _positions(
     mask: Mask | None, segment_ids: SegmentIds | None, b: int, t: int, s: int
 ) -> tuple[Int[Array, "B T"], Int[Array, "B S"]]:
-    """Positions of queries and keys among the tokens of their texts; the last query is at the last key."""
+    """Returns the positions of queries and keys within their sequences; the last query is at the last key."""
     exists = jnp.ones((b, s), jnp.bool_)
     if mask is not None and mask.shape[1:3] == (1, 1):
         exists = jnp.broadcast_to(mask[:, 0, 0], (b, s))
@@ -171,8 +174,8 @@ def _positions(
     if segment_ids is not None:
         query_ids, key_ids = pair_of_segment_ids(segment_ids, b, t, s)
 
-    def count(ids: Int[Array, "B X"], places: np.ndarray) -> Int[Array, "B X"]:
-        is_before = np.arange(s)[None] <= places[:, None]
+    def count(ids: Int[Array, "B X"], columns: np.ndarray) -> Int[Array, "B X"]:
+        is_before = np.arange(s)[None] <= columns[:, None]
         is_counted = (ids[..., None] == key_ids[:, None]) & exists[:, None] & is_before[None]
         return jnp.maximum(is_counted.sum(axis=-1) - 1, 0)
 
@@ -183,17 +186,17 @@ def _init(rng: Array, num_heads: int, d_k: int, dtype: DTypeLike, *, max_length:
     return {"logits": jax.random.normal(rng, (num_heads, max_length, max_length), jnp.float32).astype(dtype)}
 
 
-def _of_max_length(*arguments: Any, max_length: int, **options: Any) -> Any:
-    """`synthesizer_attention` whose logits have the size of the option."""
+def _ignore_max_length(*arguments: Any, max_length: int, **options: Any) -> Any:
+    """Calls `synthesizer_attention`; `max_length` is an option of the initializer only."""
     del max_length
     return synthesizer_attention(*arguments, **options)
 
 
 SYNTHESIZER_ATTENTION = AttentionSpec(
     name="synthesizer",
-    function=_of_max_length,
+    function=_ignore_max_length,
     reference="Tay et al. (2020), the random variant",
-    options={"max_length": Option("tokens of the longest sequence", required=True, at_least=1)},
+    options={"max_length": Option("length of the longest sequence, in tokens", required=True, at_least=1)},
     example=lambda length: {"max_length": 2 * length},
     parameters=_init,
 )
