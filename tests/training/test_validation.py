@@ -46,7 +46,7 @@ def test_defaults_are_the_base_model_and_valid():
         (
             "model.activation",
             "tanh",
-            'model.activation must be "relu" or "gelu" or "gelu_tanh" or "swish", got \'tanh\'',
+            'model.activation must be "relu" or "gelu" or "gelu_tanh" or "swish" or "quick_gelu", got \'tanh\'',
         ),
         ("num_steps", 0, "num_steps must be at least 1, got 0"),
         ("log_every", 0, "log_every must be at least 1, got 0"),
