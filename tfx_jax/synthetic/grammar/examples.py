@@ -108,7 +108,7 @@ def _examples(
     size: int,
     seed: int,
 ) -> list[Example]:
-    """The first examples that could be made, and outside training did not repeat an earlier one."""
+    """Returns the first `size` examples that `make` succeeds in making; outside training without repetitions."""
     check_request(split, size, what)
     examples: list[Example] = []
     seen: set[str] = set()
